@@ -1,4 +1,4 @@
-//! `journeyman queue`: the embedded queue on its own, until told to go.
+//! `journeyman queue`: runs the embedded queue until SIGTERM or SIGINT.
 
 use std::path::PathBuf;
 
@@ -11,18 +11,12 @@ use crate::config::{Environment, schema, secrets};
 use crate::observe::log;
 use crate::queue::{self, Auth, Db, RegisteredClient, StartError};
 
-/// `journeyman queue`
 #[derive(Debug, Args)]
 pub(super) struct QueueArgs {
     #[command(flatten)]
     settings: ConfigArgs<QueueFlags>,
 }
 
-/// Runs it.
-///
-/// # Errors
-///
-/// A configuration that cannot be used; a file, folder or address that cannot be had.
 pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> ExitResult {
     let loaded = arguments.settings.load(&environment.without_controller_variables())?;
     log::start(&loaded.config.log, log::color_from_environment(environment));
@@ -31,26 +25,26 @@ pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> Exit
     if config.clients.is_empty() && config.auth == schema::Auth::Checked {
         return Err(Failure::new(
             Exit::Config,
-            "nobody could call this queue: there is no [queue.clients.NAME]; \
-             JOURNEYMAN__QUEUE__CLIENTS__ME__ACCESS_TOKEN=… makes a client `me`",
+            "the queue has no clients: add [queue.clients.NAME], or set \
+             JOURNEYMAN__QUEUE__CLIENTS__ME__ACCESS_TOKEN=… for a client `me`",
         ));
     }
-    let failed = |error| Failure::new(Exit::HostUnusable, format!("no signals can be received: {error}"));
+    let failed = |error| Failure::new(Exit::HostUnusable, format!("cannot install signal handlers: {error}"));
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
     let running = queue::start(queue_config(config, environment)?).await.map_err(|error| start_failure(&error))?;
-    tracing::info!(root_url = running.root_url(), db = %config.db, "the queue listens; it is for one machine");
+    tracing::info!(root_url = running.root_url(), db = %config.db, "queue listening");
     let failed = tokio::select! {
         _ = term.recv() => None,
         _ = int.recv() => None,
         failed = running.failed() => Some(failed),
     };
     if let Some(failed) = failed {
-        tracing::error!(error = %failed, "the queue ends");
-        // Without a stop in good order: there is nothing left that could be kept.
+        tracing::error!(error = %failed, "queue failed");
+        // No graceful stop: the store is gone.
         return Err(Failure::from_error(Exit::Internal, &failed));
     }
-    tracing::info!("the queue stops");
+    tracing::info!("queue stopping");
     running.stop().await;
     Ok(Exit::Success)
 }

@@ -1,6 +1,6 @@
-//! The poll-and-delete half against Azurite, Microsoft's emulator of Azure Queue Storage.
+//! Polling and deleting against Azurite, Microsoft's emulator of Azure Queue Storage.
 //!
-//! A gremlin answers pollTaskUrls with signed URLs that are made here, as a queue service would make them.
+//! A gremlin answers pollTaskUrls with URLs signed here, as a queue service does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,10 +16,10 @@ use serde_json::json;
 use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 use crate::gremlin::{self, Gremlin};
 
-/// The account that every Azurite has, and its published key.
+/// The default account of Azurite and its published key.
 const ACCOUNT: &str = "devstoreaccount1";
 const KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
-/// How long a message stays hidden here; whole seconds are all there is.
+/// Visibility timeout; Azure has whole seconds only.
 const HIDDEN_S: u32 = 1;
 
 pub(crate) fn adapter() -> Adapter {
@@ -76,7 +76,7 @@ impl Rig for Azurite {
 }
 
 fn client() -> reqwest::Client {
-    // Already installed is what is wanted.
+    // Fails if already installed.
     rustls::crypto::ring::default_provider().install_default().ok();
     reqwest::Client::builder().no_proxy().build().expect("a client can be made")
 }
@@ -87,7 +87,7 @@ fn hmac(text: &str) -> String {
     STANDARD.encode(key.sign(text.as_bytes()).expect("it can be signed"))
 }
 
-/// The parameters of a signed URL that may receive and delete, as the queue service of 2019 made them.
+/// The parameters of a signed URL that may receive and delete, as the queue service of 2019 issued them.
 fn sas(queue: &str) -> String {
     let at =
         |minutes| (Timestamp::now() + SignedDuration::from_mins(minutes)).strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
@@ -116,7 +116,7 @@ struct AzuriteBench {
 }
 
 impl AzuriteBench {
-    /// A call with the account's own key.
+    /// A call signed with the account key.
     async fn call(&self, method: &str, below: &str, body: &str) {
         let path = format!("/{ACCOUNT}/{}{below}", self.queue);
         let at = gremlin::date(0);
@@ -180,7 +180,7 @@ impl Bench for AzuriteBench {
     }
 
     fn pass(&self, _span: Span) -> Fut<'_, ()> {
-        // Azurite keeps its own time; who wants to see a message again asks until it is there.
+        // Azurite has its own clock; cases poll until the message reappears.
         Box::pin(async {})
     }
 

@@ -1,4 +1,4 @@
-//! The embedded queue, in both dialects, on a clock that is moved by hand.
+//! The embedded queue in both dialects, on a manual clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use journeyman::source::taskcluster::{Credentials, Dialect};
 use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 use crate::service::{Service, ServiceBench, fresh_task_queue};
 
-// Together well under the 15 minutes that a signature may be off: signatures are made by the host's clock.
+// Signatures use the host's clock, so the sum must stay below the tolerated 15 minutes.
 const LEASE: Duration = Duration::from_secs(60);
 const HIDDEN: Duration = Duration::from_secs(30);
 

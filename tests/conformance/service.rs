@@ -1,4 +1,4 @@
-//! A Taskcluster queue service, whoever runs it: cases create their own tasks there, in a task queue of their own.
+//! A real Taskcluster queue service; each case uses its own task queue.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 
 use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec, Waits};
 
-/// As long as the signed URLs of every Taskcluster hide a received message.
+/// The visibility timeout of the signed URLs of every Taskcluster.
 const HIDDEN: Duration = Duration::from_secs(300);
-/// How often a service is asked whether it has noticed that a claim is over.
+/// Poll interval for an expired claim.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// A real service, named by the environment.
+/// A service configured by the environment.
 pub(crate) fn adapter() -> Adapter {
     let variable = |name: &str| std::env::var(format!("JOURNEYMAN_TEST_{name}")).ok().filter(|value| !value.is_empty());
     let all = (variable("ROOT_URL"), variable("CLIENT_ID"), variable("ACCESS_TOKEN"), variable("PROTOCOL"));
@@ -41,7 +41,7 @@ pub(crate) fn adapter() -> Adapter {
 
 struct RealService {
     service: Service,
-    /// The task queue to use, where the credentials allow no other. Cases then share it, one after the other.
+    /// The only task queue that the credentials allow; cases then share it one after the other.
     task_queue: Option<String>,
 }
 
@@ -76,7 +76,6 @@ impl Rig for RealService {
     }
 }
 
-/// A service and who we are there.
 #[derive(Clone)]
 pub(crate) struct Service {
     pub(crate) root_url: String,
@@ -84,7 +83,7 @@ pub(crate) struct Service {
     pub(crate) dialect: Dialect,
 }
 
-/// A task queue that nobody else uses.
+/// An unused task queue.
 pub(crate) fn fresh_task_queue() -> String {
     let fresh = uuid::Uuid::new_v4().simple().to_string();
     format!("jm-test/{}", &fresh[..16])
@@ -102,7 +101,6 @@ impl Service {
         }
     }
 
-    /// A bench on this task queue.
     pub(crate) fn bench(&self, task_queue: String) -> ServiceBench {
         let api = Api::new(self.api()).expect("the address is good");
         ServiceBench { service: self.clone(), api, task_queue, created: Mutex::default() }
@@ -117,7 +115,7 @@ pub(crate) struct ServiceBench {
 }
 
 impl ServiceBench {
-    /// Until when the runs of this bench's tasks are claimed, those that are.
+    /// `takenUntil` of the claimed runs of this bench.
     async fn claimed_until(&self) -> Vec<Timestamp> {
         let tasks = self.created.lock().expect("no case has panicked").clone();
         let mut until = Vec::new();
@@ -137,7 +135,7 @@ impl ServiceBench {
 fn slugid() -> TaskId {
     use base64::Engine as _;
     let mut bytes = *uuid::Uuid::new_v4().as_bytes();
-    // A slug never starts with a dash.
+    // A task id never starts with a dash.
     bytes[0] &= 0x7f;
     TaskId::parse(&base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes)).expect("a good id")
 }
@@ -214,7 +212,7 @@ impl Bench for ServiceBench {
     }
 
     fn garbage(&self) -> Fut<'_, ()> {
-        panic!("nobody can do this to a real service");
+        panic!("not possible with a real service");
     }
 
     fn pass(&self, span: Span) -> Fut<'_, ()> {
@@ -226,7 +224,7 @@ impl Bench for ServiceBench {
                     let lease = self.claimed_until().await.iter().map(left).max().expect("something is claimed");
                     tokio::time::sleep(lease * 2 / 3).await;
                 }
-                // The service says when it has noticed; the bound is that of the case.
+                // The case has its own timeout.
                 Span::ALease => {
                     while let Some(lease) = self.claimed_until().await.iter().map(left).max() {
                         tokio::time::sleep(lease.max(LOOK)).await;

@@ -134,7 +134,7 @@ async fn finish(folder: &Path, root_url: &str, protocol: &str, api: &Api, tasks:
 }
 
 fn root_url(queue: &mut Process) -> String {
-    let line = queue.until("the queue listens").expect("the queue starts");
+    let line = queue.until("queue listening").expect("the queue starts");
     let line: Value = serde_json::from_str(&line).expect("a line of JSON");
     let found = line.pointer("/fields/root_url").or_else(|| line.get("root_url")).and_then(Value::as_str);
     found.expect("an address").to_owned()
@@ -211,7 +211,7 @@ async fn a_queue_killed_at_any_line_of_its_worker_loses_nothing() {
         worker.lines(lines);
         queue.kill();
         queue = Process::queue(folder.path(), &listen);
-        queue.until("the queue listens").expect("the queue starts again on its port");
+        queue.until("queue listening").expect("the queue starts again on its port");
     }
     drop(worker);
     finish(folder.path(), &root_url, "claim-work", &api, &tasks).await;

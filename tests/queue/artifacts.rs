@@ -1,22 +1,21 @@
-//! Artifacts: what is put is what is got, whole and unchanged, and only through signed addresses.
+//! Artifacts: upload, download and expiry through signed URLs.
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::client::{Answer, Api, iso};
-use super::place::Place;
+use super::test_queue::TestQueue;
 
-/// A running task, the credentials of its claim, and the artifacts' path.
 struct Run {
     worker: Api,
     path: String,
     task: String,
 }
 
-async fn running(place: &Place) -> Run {
-    let task = place.api.create("p/w", json!({})).await;
-    let claims = place.api.claim_work("p/w", "w1", 1).await;
-    let worker = place.api.with(&claims[0]["credentials"]);
+async fn running(server: &TestQueue) -> Run {
+    let task = server.api.create("p/w", json!({})).await;
+    let claims = server.api.claim_work("p/w", "w1", 1).await;
+    let worker = server.api.with(&claims[0]["credentials"]);
     Run { worker, path: format!("task/{task}/runs/0/artifacts"), task }
 }
 
@@ -31,36 +30,35 @@ async fn put(api: &Api, url: &str, kind: &str, body: Vec<u8>) -> Answer {
     api.send(api.http.put(url).header("content-type", kind).body(body)).await
 }
 
-/// Follows an artifact to its content.
 async fn content(api: &Api, path: &str) -> Answer {
     let found = api.get(path).await;
     assert_eq!(found.status, 303, "{}", found.text);
-    let url = found.json()["url"].as_str().expect("a place").to_owned();
+    let url = found.json()["url"].as_str().expect("a URL").to_owned();
     assert_eq!(found.headers["location"], url.as_str());
     api.send(api.http.get(url)).await
 }
 
 #[tokio::test]
-async fn what_is_put_through_the_signed_address_is_what_is_got() {
-    let place = Place::new().await;
-    let run = running(&place).await;
+async fn uploaded_content_is_downloaded_unchanged() {
+    let server = TestQueue::new().await;
+    let run = running(&server).await;
     let name = "public/logs/odd name+%.log";
     let made = run.declare(name, json!({"storageType": "s3", "contentType": "text/plain"})).await.expect(200);
     let url = made["putUrl"].as_str().expect("an address");
     let body: String = (0..200_000).map(|line| format!("line {line}\n")).collect();
-    assert_eq!(put(&place.api, url, "text/plain", body.clone().into()).await.status, 200);
-    let got = content(&place.api, &format!("{}/{}", run.path, urlencoding::encode(name))).await;
+    assert_eq!(put(&server.api, url, "text/plain", body.clone().into()).await.status, 200);
+    let got = content(&server.api, &format!("{}/{}", run.path, urlencoding::encode(name))).await;
     assert_eq!((got.status, got.headers["content-type"].to_str().ok()), (200, Some("text/plain")));
     assert!(got.text == body, "{} bytes were put and {} got", body.len(), got.text.len());
-    let latest = content(&place.api, &format!("task/{}/artifacts/{}", run.task, urlencoding::encode(name))).await;
+    let latest = content(&server.api, &format!("task/{}/artifacts/{}", run.task, urlencoding::encode(name))).await;
     assert_eq!(latest.text.len(), body.len());
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn an_address_that_was_tampered_with_or_has_run_out_is_refused() {
-    let place = Place::new().await;
-    let run = running(&place).await;
+async fn modified_and_expired_urls_are_rejected() {
+    let server = TestQueue::new().await;
+    let run = running(&server).await;
     let made = run.declare("public/x", json!({"storageType": "s3", "contentType": "text/plain"})).await.expect(200);
     let url = made["putUrl"].as_str().expect("an address");
     for wrong in [
@@ -69,32 +67,32 @@ async fn an_address_that_was_tampered_with_or_has_run_out_is_refused() {
         url.replace("sig=", "sig=A"),
         url.replace("end=1", "end=2"),
     ] {
-        assert_eq!(put(&place.api, &wrong, "text/plain", Vec::new()).await.status, 403, "{wrong}");
+        assert_eq!(put(&server.api, &wrong, "text/plain", Vec::new()).await.status, 403, "{wrong}");
     }
-    assert_eq!(put(&place.api, url, "text/html", Vec::new()).await.status, 403);
-    assert_eq!(place.api.send(place.api.http.get(url)).await.status, 403);
-    place.advance(45 * 60 + 1).await;
-    assert_eq!(put(&place.api, url, "text/plain", Vec::new()).await.status, 403);
-    place.running.stop().await;
+    assert_eq!(put(&server.api, url, "text/html", Vec::new()).await.status, 403);
+    assert_eq!(server.api.send(server.api.http.get(url)).await.status, 403);
+    server.advance(45 * 60 + 1).await;
+    assert_eq!(put(&server.api, url, "text/plain", Vec::new()).await.status, 403);
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn an_artifact_over_the_limit_is_refused_and_leaves_nothing_behind() {
-    let place = Place::with(|settings| settings.artifact_bytes_max = 1_000).await;
-    let run = running(&place).await;
+async fn an_artifact_over_the_size_limit_is_rejected_and_removed() {
+    let server = TestQueue::with(|settings| settings.artifact_bytes_max = 1_000).await;
+    let run = running(&server).await;
     let made = run.declare("public/x", json!({"storageType": "s3", "contentType": "text/plain"})).await.expect(200);
     let url = made["putUrl"].as_str().expect("an address");
-    assert_eq!(put(&place.api, url, "text/plain", vec![b'x'; 1_001]).await.status, 413);
-    assert_eq!(put(&place.api, url, "text/plain", vec![b'x'; 1_000]).await.status, 200);
-    let incoming = place.folder.path().join("artifacts/incoming");
+    assert_eq!(put(&server.api, url, "text/plain", vec![b'x'; 1_001]).await.status, 413);
+    assert_eq!(put(&server.api, url, "text/plain", vec![b'x'; 1_000]).await.status, 200);
+    let incoming = server.folder.path().join("artifacts/incoming");
     assert_eq!(std::fs::read_dir(incoming).expect("the folder is there").count(), 0);
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
 async fn an_object_is_uploaded_by_a_signed_address_and_held_against_its_digest() {
-    let place = Place::new().await;
-    let run = running(&place).await;
+    let server = TestQueue::new().await;
+    let run = running(&server).await;
     let made = run.declare("public/o", json!({"storageType": "object", "contentType": "text/plain"})).await.expect(200);
     let (name, upload) = (made["name"].as_str().expect("a name"), &made["uploadId"]);
     let uploader = run.worker.with(&made["credentials"]);
@@ -120,26 +118,26 @@ async fn an_object_is_uploaded_by_a_signed_address_and_held_against_its_digest()
     let only_id = json!({"uploadId": unfinished["uploadId"]});
     let artifact = format!("{}/public%2Fo", run.path);
     assert_eq!(run.worker.queue("PUT", &artifact, Some(&only_id)).await.refusal(400).0, "InputError");
-    assert_eq!(put(&place.api, &url, "text/plain", b"hello".to_vec()).await.status, 200);
+    assert_eq!(put(&server.api, &url, "text/plain", b"hello".to_vec()).await.status, 200);
     let wrong = uploader.call("POST", &path, Some(&finish(&"0".repeat(64)))).await;
     assert_eq!(wrong.refusal(400).0, "InputError");
     uploader.call("POST", &path, Some(&finish(&digest))).await.expect(200);
     // Until it is finished it is not there.
-    assert_eq!(place.api.get(&artifact).await.refusal(404).0, "ResourceNotFound");
+    assert_eq!(server.api.get(&artifact).await.refusal(404).0, "ResourceNotFound");
     run.worker.queue("PUT", &artifact, Some(&only_id)).await.expect(204);
     run.worker.queue("PUT", &artifact, Some(&only_id)).await.expect(204);
-    assert_eq!(content(&place.api, &artifact).await.text, "hello");
-    place.running.stop().await;
+    assert_eq!(content(&server.api, &artifact).await.text, "hello");
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_declaration_may_be_repeated_or_extended_and_a_reference_may_become_a_link() {
-    let place = Place::new().await;
-    let run = running(&place).await;
+async fn create_artifact_is_idempotent_and_a_reference_may_become_a_link() {
+    let server = TestQueue::new().await;
+    let run = running(&server).await;
     let log = json!({"storageType": "s3", "contentType": "text/plain"});
     run.declare("public/a", log.clone()).await.expect(200);
     run.declare("public/a", log.clone()).await.expect(200);
-    place.advance(10).await;
+    server.advance(10).await;
     run.declare("public/a", log).await.expect(200);
     let live = json!({"storageType": "reference", "contentType": "text/plain", "url": "http://host/live"});
     run.declare("public/live", live.clone()).await.expect(200);
@@ -148,60 +146,60 @@ async fn a_declaration_may_be_repeated_or_extended_and_a_reference_may_become_a_
     let link = json!({"storageType": "link", "artifact": "public/a"});
     run.declare("public/live", link).await.expect(200);
     assert_eq!(run.declare("public/live", live).await.refusal(409).0, "RequestConflict");
-    let found = place.api.get(&format!("{}/public%2Flive", run.path)).await;
+    let found = server.api.get(&format!("{}/public%2Flive", run.path)).await;
     assert_eq!(found.headers["x-taskcluster-artifact-storage-type"], "s3");
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn links_that_lead_in_a_circle_are_refused() {
-    let place = Place::new().await;
-    let run = running(&place).await;
+async fn link_cycles_are_rejected() {
+    let server = TestQueue::new().await;
+    let run = running(&server).await;
     run.declare("public/a", json!({"storageType": "link", "artifact": "public/b"})).await.expect(200);
     run.declare("public/b", json!({"storageType": "link", "artifact": "public/a"})).await.expect(200);
-    let (code, line) = place.api.get(&format!("{}/public%2Fa", run.path)).await.refusal(400);
+    let (code, line) = server.api.get(&format!("{}/public%2Fa", run.path)).await.refusal(400);
     assert_eq!((code.as_str(), line.as_str()), ("InputError", "Artifact leads to a link cycle"));
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn after_an_exception_artifacts_are_taken_for_25_minutes() {
-    let place = Place::new().await;
-    let run = running(&place).await;
+async fn artifacts_are_accepted_for_25_minutes_after_an_exception() {
+    let server = TestQueue::new().await;
+    let run = running(&server).await;
     let gone = json!({"reason": "internal-error"});
-    place.api.post(&format!("task/{}/runs/0/exception", run.task), gone).await.expect(200);
+    server.api.post(&format!("task/{}/runs/0/exception", run.task), gone).await.expect(200);
     let log = || json!({"storageType": "s3", "contentType": "text/plain"});
-    place.advance(24 * 60).await;
+    server.advance(24 * 60).await;
     run.declare("public/a", log()).await.expect(200);
-    place.advance(61).await;
-    let late = Run { worker: place.api.clone(), ..run };
+    server.advance(61).await;
+    let late = Run { worker: server.api.clone(), ..run };
     assert_eq!(late.declare("public/b", log()).await.refusal(409).0, "RequestConflict");
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn an_expired_artifact_is_gone_with_its_content() {
-    let place = Place::new().await;
-    let run = running(&place).await;
+async fn an_expired_artifact_is_removed_with_its_content() {
+    let server = TestQueue::new().await;
+    let run = running(&server).await;
     let made = run.declare("public/x", json!({"storageType": "s3", "contentType": "text/plain"})).await.expect(200);
     let url = made["putUrl"].as_str().expect("an address").to_owned();
-    assert_eq!(put(&place.api, &url, "text/plain", b"x".to_vec()).await.status, 200);
-    let folder = place.folder.path().join("artifacts").join(&run.task);
+    assert_eq!(put(&server.api, &url, "text/plain", b"x".to_vec()).await.status, 200);
+    let folder = server.folder.path().join("artifacts").join(&run.task);
     let stored = || std::fs::read_dir(&folder).map_or(0, Iterator::count);
     assert_eq!(stored(), 1);
-    place.advance(601).await;
-    assert!([404, 410].contains(&place.api.get(&format!("{}/public%2Fx", run.path)).await.status));
-    place.advance(601).await;
+    server.advance(601).await;
+    assert!([404, 410].contains(&server.api.get(&format!("{}/public%2Fx", run.path)).await.status));
+    server.advance(601).await;
     assert_eq!(stored(), 0);
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn an_artifact_of_a_run_that_nobody_claimed_cannot_be() {
-    let place = Place::new().await;
-    let task = place.api.create("p/w", json!({})).await;
-    let run = Run { worker: place.api.clone(), path: format!("task/{task}/runs/0/artifacts"), task };
+async fn artifacts_of_unclaimed_runs_are_rejected() {
+    let server = TestQueue::new().await;
+    let task = server.api.create("p/w", json!({})).await;
+    let run = Run { worker: server.api.clone(), path: format!("task/{task}/runs/0/artifacts"), task };
     let answer = run.declare("public/x", json!({"storageType": "s3", "contentType": "text/plain"})).await;
     assert_eq!(answer.refusal(400).0, "InputError");
-    place.running.stop().await;
+    server.running.stop().await;
 }

@@ -1,14 +1,13 @@
-//! The older dialect: signed URLs, messages, receipts. What the storage service answers is recorded in
-//! `fixtures/azure-queue`; ours has the same statuses, codes and elements.
+//! The Azure dialect: signed URLs, messages and pop receipts, with the statuses, codes and elements recorded in
+//! `fixtures/azure-queue`.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::client::{Answer, Api};
-use super::place::Place;
+use super::test_queue::TestQueue;
 
-/// A message as a poll brings it.
 struct Message {
     id: String,
     receipt: String,
@@ -23,7 +22,6 @@ impl Message {
     }
 }
 
-/// The signed URLs of one queue.
 struct Urls {
     poll: String,
     delete: String,
@@ -72,7 +70,7 @@ async fn poll(api: &Api, url: &str) -> Vec<Message> {
         .collect()
 }
 
-/// The status and code of a refusal, held against the recorded one of that name.
+/// Compares an error response with a recorded one.
 fn assert_recorded(answer: &Answer, recorded: &str) {
     let path = format!("{}/fixtures/azure-queue/{recorded}.http.txt", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
@@ -96,8 +94,8 @@ fn bare(xml: &str) -> String {
 
 #[tokio::test]
 async fn seven_queues_are_signed_for_half_an_hour_the_most_urgent_first() {
-    let place = Place::new().await;
-    let reply = place.api.get("poll-task-url/lp/lw").await.expect(200);
+    let server = TestQueue::new().await;
+    let reply = server.api.get("poll-task-url/lp/lw").await.expect(200);
     let first = reply["queues"][0]["signedPollUrl"].as_str().expect("a URL");
     let (path, query) = first.split_once('?').expect("a query");
     assert!(path.ends_with("/queue-bj5kzlu3ip4tismbqvlg2kug-zpjh5g3wy6wyllr7g3f6pdsu-7/messages"), "{path}");
@@ -110,14 +108,14 @@ async fn seven_queues_are_signed_for_half_an_hour_the_most_urgent_first() {
     assert_eq!(reply["expires"], "2026-11-21T10:50:44.549Z");
     let last = reply["queues"][6]["signedDeleteUrl"].as_str().expect("a URL");
     assert!(last.contains("-1/messages/{{messageId}}?popreceipt={{popReceipt}}&sv="), "{last}");
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn every_pending_run_has_one_message_and_its_claim_and_delete_are_the_workers_business() {
-    let place = Place::new().await;
-    let api = &place.api;
-    // One task is there before anybody asks for the URLs, one comes after.
+async fn every_pending_run_has_one_message() {
+    let server = TestQueue::new().await;
+    let api = &server.api;
+    // One task is older than the poll URLs, one newer.
     let early = api.create("lp/lw", json!({"priority": "high"})).await;
     let urls = urls(api).await;
     let late = api.create("lp/lw", json!({"priority": "high"})).await;
@@ -140,13 +138,13 @@ async fn every_pending_run_has_one_message_and_its_claim_and_delete_are_the_work
     api.post(&format!("task/{early}/runs/0/exception"), again).await.expect(200);
     let found = poll(api, &high.poll).await;
     assert_eq!((found[0].task(), &found[0].body["runId"]), (early.as_str(), &json!(1)));
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn no_more_messages_come_than_were_asked_for_and_one_where_nothing_was_said() {
-    let place = Place::new().await;
-    let api = &place.api;
+async fn a_poll_returns_at_most_the_requested_messages_and_one_by_default() {
+    let server = TestQueue::new().await;
+    let api = &server.api;
     let lowest = urls(api).await.remove(6);
     for _ in 0..40 {
         api.create("lp/lw", json!({})).await;
@@ -156,42 +154,42 @@ async fn no_more_messages_come_than_were_asked_for_and_one_where_nothing_was_sai
         assert_eq!(poll(api, &format!("{}&numofmessages={most}", lowest.poll)).await.len(), most);
     }
     assert_eq!(poll(api, &format!("{}&numofmessages=32", lowest.poll)).await.len(), 1);
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn an_empty_queue_is_told_in_one_element() {
-    let place = Place::new().await;
-    let answer = raw(&place.api, "GET", &urls(&place.api).await[0].poll).await;
+async fn an_empty_queue_is_one_xml_element() {
+    let server = TestQueue::new().await;
+    let answer = raw(&server.api, "GET", &urls(&server.api).await[0].poll).await;
     assert_recorded(&answer, "01-empty");
     assert!(answer.headers.contains_key("x-ms-request-id") && answer.headers.contains_key("date"));
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_received_message_is_hidden_comes_back_and_then_only_its_last_receipt_counts() {
-    let place = Place::new().await;
-    let api = &place.api;
+async fn a_hidden_message_reappears_and_only_its_latest_receipt_is_valid() {
+    let server = TestQueue::new().await;
+    let api = &server.api;
     let lowest = urls(api).await.remove(6);
     let task = api.create("lp/lw", json!({})).await;
     let first = poll(api, &lowest.poll).await.remove(0);
     assert!(poll(api, &lowest.poll).await.is_empty());
-    place.advance(301).await;
+    server.advance(301).await;
     let second = poll(api, &lowest.poll).await.remove(0);
     assert_eq!((second.task(), second.dequeued, &second.id), (task.as_str(), 2, &first.id));
     let stale = lowest.delete(&first.id, &urlencoding::encode(&first.receipt));
     assert_recorded(&raw(api, "DELETE", &stale).await, "11-delete-stale-popreceipt-after-redelivery");
-    // A receipt outlives the time that its message was hidden, as long as nobody received it again.
-    place.advance(301).await;
+    // A receipt stays valid after the visibility timeout until the message is received again.
+    server.advance(301).await;
     let fresh = lowest.delete(&second.id, &urlencoding::encode(&second.receipt));
     assert_recorded(&raw(api, "DELETE", &fresh).await, "04-delete-ok");
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_receipt_with_a_bare_plus_is_refused_and_slashes_and_equals_signs_are_not() {
-    let place = Place::new().await;
-    let api = &place.api;
+async fn a_receipt_with_an_unencoded_plus_is_rejected() {
+    let server = TestQueue::new().await;
+    let api = &server.api;
     let lowest = urls(api).await.remove(6);
     for _ in 0..32 {
         api.create("lp/lw", json!({})).await;
@@ -216,16 +214,16 @@ async fn a_receipt_with_a_bare_plus_is_refused_and_slashes_and_equals_signs_are_
         if plus && slash {
             break;
         }
-        place.advance(2).await;
+        server.advance(2).await;
     }
     assert!(plus && slash, "no receipt with a plus, or none with a slash, in 100 rounds");
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_url_that_was_tampered_with_or_is_out_of_its_time_is_refused() {
-    let place = Place::new().await;
-    let api = &place.api;
+async fn modified_and_expired_urls_are_rejected() {
+    let server = TestQueue::new().await;
+    let api = &server.api;
     let urls = urls(api).await;
     let url = &urls[0].poll;
     let refused = |recorded: &'static str, url: String| async move {
@@ -242,29 +240,29 @@ async fn a_url_that_was_tampered_with_or_is_out_of_its_time_is_refused() {
     assert_recorded(&raw(api, "POST", url).await, "15-sas-wrong-permission");
     let wrong = urls[0].delete("555af783-2fcb-4126-a3cd-42af2c6fe133", "x");
     assert_recorded(&raw(api, "DELETE", &wrong).await, "05-delete-again-404");
-    place.advance(1_801).await;
+    server.advance(1_801).await;
     refused("12-sas-expired-403", url.clone()).await;
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_wrong_receipt_is_refused_and_the_message_stays() {
-    let place = Place::new().await;
-    let api = &place.api;
+async fn a_wrong_receipt_does_not_delete_the_message() {
+    let server = TestQueue::new().await;
+    let api = &server.api;
     let lowest = urls(api).await.remove(6);
     api.create("lp/lw", json!({})).await;
     let found = poll(api, &lowest.poll).await.remove(0);
     let wrong = raw(api, "DELETE", &lowest.delete(&found.id, "AgAAAAMAAAAAAAAAYYmdgp953QE%3D")).await;
     assert_recorded(&wrong, "03-delete-wrong-popreceipt");
-    place.advance(301).await;
+    server.advance(301).await;
     assert_eq!(poll(api, &lowest.poll).await.len(), 1);
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn work_taken_by_todays_dialect_has_no_message_left_in_the_older_one() {
-    let place = Place::new().await;
-    let api = &place.api;
+async fn claim_work_removes_the_message_of_a_run() {
+    let server = TestQueue::new().await;
+    let api = &server.api;
     let lowest = urls(api).await.remove(6);
     let task = api.create("lp/lw", json!({})).await;
     let found = poll(api, &lowest.poll).await.remove(0);
@@ -274,24 +272,23 @@ async fn work_taken_by_todays_dialect_has_no_message_left_in_the_older_one() {
     assert_eq!((code.as_str(), line.as_str()), ("RequestConflict", "Run 0 was already claimed by another worker."));
     let delete = lowest.delete(&found.id, &urlencoding::encode(&found.receipt));
     assert_recorded(&raw(api, "DELETE", &delete).await, "05-delete-again-404");
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn the_same_workers_claim_can_be_repeated_and_stays_the_same() {
-    let place = Place::new().await;
-    let api = &place.api;
+async fn claim_task_is_idempotent_for_the_same_worker() {
+    let server = TestQueue::new().await;
+    let api = &server.api;
     let task = api.create("lp/lw", json!({})).await;
     let claim = |id: &str| api_claim(api.clone(), task.clone(), id.to_owned());
     let first = claim("w1").await.expect(200);
-    place.advance(60).await;
+    server.advance(60).await;
     let again = claim("w1").await.expect(200);
     assert_eq!(first["takenUntil"], again["takenUntil"]);
     assert_eq!(claim("w2").await.refusal(409).0, "RequestConflict");
-    // Its credentials are good for what the claim is for.
     let worker = api.with(&again["credentials"]);
     worker.bare_post(&format!("task/{task}/runs/0/reclaim")).await.expect(200);
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 async fn api_claim(api: Api, task: String, worker: String) -> Answer {

@@ -1,4 +1,4 @@
-//! A client of the queue as plain as can be: it signs a request and reads the answer, and knows no call by name.
+//! A minimal Hawk client of the queue.
 
 use std::sync::Once;
 use std::time::{Duration, UNIX_EPOCH};
@@ -10,22 +10,19 @@ use journeyman::queue::QueueClock;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-/// A client with its credentials.
 #[derive(Clone)]
 pub(crate) struct Api {
     pub(crate) root: String,
     pub(crate) id: String,
     pub(crate) token: String,
-    /// The certificate of temporary credentials.
     pub(crate) certificate: Option<Value>,
     pub(crate) authorized_scopes: Option<Vec<String>>,
     pub(crate) clock: QueueClock,
     pub(crate) http: reqwest::Client,
-    /// How far its own clock is off, in seconds.
+    /// Error of its clock, in seconds.
     pub(crate) skew: i64,
 }
 
-/// An answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -38,13 +35,12 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
     }
 
-    /// The JSON of an answer that has to be this status.
     pub(crate) fn expect(self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", self.text);
         if self.text.is_empty() { Value::Null } else { self.json() }
     }
 
-    /// The code of a refusal that has to be this status, and the line that matters of its message.
+    /// The code of an error response and its message without the trailer.
     pub(crate) fn refusal(&self, status: u16) -> (String, String) {
         assert_eq!(self.status, status, "{}", self.text);
         let body = self.json();
@@ -64,7 +60,7 @@ pub(crate) fn http() -> reqwest::Client {
 }
 
 impl Api {
-    /// The same client with the credentials of a claim or an upload.
+    /// The same client with other credentials.
     pub(crate) fn with(&self, credentials: &Value) -> Self {
         let text = |name: &str| credentials[name].as_str().expect("credentials are texts").to_owned();
         let certificate = serde_json::from_str(&text("certificate")).expect("a certificate is JSON");
@@ -75,7 +71,6 @@ impl Api {
         format!("{}{}", self.root, path)
     }
 
-    /// The `Authorization` header of a request.
     pub(crate) fn header(&self, method: &str, path: &str, hash: Option<&[u8]>) -> String {
         let authority = self.root.trim_start_matches("http://");
         let (host, port) = authority.rsplit_once(':').expect("the root has a port");
@@ -118,13 +113,11 @@ impl Api {
         }
     }
 
-    /// Makes a signed call.
     pub(crate) async fn call(&self, method: &str, path: &str, body: Option<&Value>) -> Answer {
         let header = self.header(method, path, None);
         self.send(self.request(method, path, body).header("authorization", header)).await
     }
 
-    /// Makes a signed call below the queue's API.
     pub(crate) async fn queue(&self, method: &str, path: &str, body: Option<&Value>) -> Answer {
         self.call(method, &format!("/api/queue/v1/{path}"), body).await
     }
@@ -141,12 +134,11 @@ impl Api {
         self.queue("GET", path, None).await
     }
 
-    /// Makes a call without a signature.
     pub(crate) async fn anonymous(&self, method: &str, path: &str, body: Option<&Value>) -> Answer {
         self.send(self.request(method, &format!("/api/queue/v1/{path}"), body)).await
     }
 
-    /// Creates a task, `change`d from the plainest one, and answers with its id.
+    /// Creates a minimal task with `change` applied, and returns its id.
     pub(crate) async fn create(&self, queue: &str, change: Value) -> String {
         let id = slugid();
         let body = self.definition(queue, change);
@@ -154,7 +146,6 @@ impl Api {
         id
     }
 
-    /// The definition of a plain task of a queue.
     pub(crate) fn definition(&self, queue: &str, change: Value) -> Value {
         let now = self.clock.unix_millis();
         let mut body = json!({
@@ -172,7 +163,6 @@ impl Api {
         self.get(&format!("task/{task}/status")).await.expect(200)["status"].take()
     }
 
-    /// Asks for work and answers with the claims.
     pub(crate) async fn claim_work(&self, queue: &str, worker: &str, tasks: u64) -> Vec<Value> {
         let body = json!({"workerGroup": "wg", "workerId": worker, "tasks": tasks});
         let mut reply = self.post(&format!("claim-work/{}", queue.replace('/', "%2F")), body).await.expect(200);

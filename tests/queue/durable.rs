@@ -1,5 +1,5 @@
-//! What was answered is there after a kill: the queue runs in a process of its own, is killed without warning while
-//! calls are under way, and is started again on the same file.
+//! Answered calls survive SIGKILL: the queue runs in a child process, is killed with calls in flight, and restarts on the
+//! same database.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -10,11 +10,11 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::client::{Api, http, slugid};
-use super::place::Place;
+use super::test_queue::TestQueue;
 
 const DB: &str = "JOURNEYMAN_TEST_QUEUE_DB";
 
-/// The queue's process. Not a test of its own: `Killed::start` starts this binary again with this name.
+/// Not a test: `Killed::start` starts this binary again with this name as the queue process.
 #[test]
 #[ignore = "it is started by the others, as a process of its own"]
 fn the_queue_that_is_killed() {
@@ -72,64 +72,64 @@ impl Killed {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_answered_before_a_kill_is_there_after_it() {
+async fn answered_calls_survive_a_kill() {
     let folder = tempfile::tempdir().expect("a folder");
     let db = folder.path().join("queue.db");
     let queue = Killed::start(&db);
     let api = queue.api.clone();
-    // Eight callers create, claim and report until the queue is gone; each notes what it was told.
+    // Eight callers create, claim and report until the queue is killed; each records the responses.
     let mut callers = JoinSet::new();
     for caller in 0..8 {
         callers.spawn(busy(api.clone(), caller));
     }
-    // Somebody's 40th task is there: the queue is in the middle of it.
+    // One caller has created 40 tasks: the queue is busy.
     while api.get("task-queues/p%2Fw0/claimed?limit=1000").await.expect(200)["tasks"].as_array().map_or(0, Vec::len)
         < 20
     {}
     queue.kill();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     while let Some(notes) = callers.join_next().await {
-        told.extend(notes.expect("a caller does not panic"));
+        reported.extend(notes.expect("a caller does not panic"));
     }
-    assert!(told.len() > 40, "only {} answers came before the kill", told.len());
+    assert!(reported.len() > 40, "only {} answers came before the kill", reported.len());
     let again = Killed::start(&db);
-    for Told { task, state } in told {
+    for Reported { task, state } in reported {
         let now = again.api.status(&task).await["state"].as_str().unwrap_or_default().to_owned();
-        // What was under way when the queue was killed may have happened too.
+        // The call in flight at the kill may have been committed too.
         let may = match state {
             "pending" => ["pending", "running", "running"],
             "running" => ["running", "completed", "completed"],
             _ => ["completed"; 3],
         };
-        assert!(may.contains(&now.as_str()), "{task} was told to be {state} and is {now}");
+        assert!(may.contains(&now.as_str()), "{task} was reported as {state} and is {now}");
     }
-    // And it goes on: what is pending can be claimed.
+    // Pending tasks can still be claimed.
     again.api.create("p/other", json!({})).await;
     assert_eq!(again.api.claim_work("p/other", "w1", 1).await.len(), 1);
     again.kill();
 }
 
-struct Told {
+struct Reported {
     task: String,
     state: &'static str,
 }
 
-/// Creates, claims and reports until an answer fails to come. Every second claim is left running.
-async fn busy(api: Api, caller: usize) -> Vec<Told> {
+/// Creates, claims and reports until a call fails. Every second claim stays running.
+async fn busy(api: Api, caller: usize) -> Vec<Reported> {
     let queue = format!("p/w{caller}");
-    let mut told: Vec<Told> = Vec::new();
+    let mut reported: Vec<Reported> = Vec::new();
     for round in 0.. {
         let task = slugid();
         let body = api.definition(&queue, json!({}));
         if !answered(&api, "PUT", &format!("task/{task}"), Some(body)).await {
             break;
         }
-        told.push(Told { task: task.clone(), state: "pending" });
+        reported.push(Reported { task: task.clone(), state: "pending" });
         let claim = json!({"workerGroup": "wg", "workerId": "w1"});
         if !answered(&api, "POST", &format!("task/{task}/runs/0/claim"), Some(claim)).await {
             break;
         }
-        let last = told.last_mut().expect("it was just pushed");
+        let last = reported.last_mut().expect("it was just pushed");
         last.state = "running";
         if round % 2 == 0 {
             if !answered(&api, "POST", &format!("task/{task}/runs/0/completed"), None).await {
@@ -138,7 +138,7 @@ async fn busy(api: Api, caller: usize) -> Vec<Told> {
             last.state = "completed";
         }
     }
-    told
+    reported
 }
 
 async fn answered(api: &Api, method: &str, path: &str, body: Option<serde_json::Value>) -> bool {
@@ -155,28 +155,28 @@ async fn answered(api: &Api, method: &str, path: &str, body: Option<serde_json::
 }
 
 #[tokio::test]
-async fn a_second_queue_on_the_same_file_is_refused_with_a_reason() {
+async fn a_second_queue_on_the_same_database_fails_to_start() {
     let folder = tempfile::tempdir().expect("a folder");
     let db = Db::File(folder.path().join("queue.db"));
-    let first = Place::with(|settings| settings.db = db.clone()).await;
+    let first = TestQueue::with(|settings| settings.db = db.clone()).await;
     let second = start(Config::new(db, folder.path().join("artifacts"))).await;
-    let told = second.expect_err("the file is in use").to_string();
-    assert!(told.contains("is another queue running on it"), "{told}");
+    let reported = second.expect_err("the file is in use").to_string();
+    assert!(reported.contains("is another queue using it"), "{reported}");
     first.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_queue_started_again_knows_its_tasks_its_claims_and_its_credentials() {
+async fn tasks_claims_and_credentials_survive_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");
     let db = Db::File(folder.path().join("queue.db"));
-    let first = Place::with(|settings| settings.db = db.clone()).await;
+    let first = TestQueue::with(|settings| settings.db = db.clone()).await;
     first.api.get("poll-task-url/p/w").await.expect(200);
     let pending = first.api.create("p/w", json!({"priority": "low"})).await;
     let running = first.api.create("p/w", json!({"priority": "high"})).await;
     let claims = first.api.claim_work("p/w", "w1", 1).await;
     first.running.stop().await;
 
-    let second = Place::with(|settings| settings.db = db.clone()).await;
+    let second = TestQueue::with(|settings| settings.db = db.clone()).await;
     let worker = second.api.with(&claims[0]["credentials"]);
     worker.bare_post(&format!("task/{running}/runs/0/reclaim")).await.expect(200);
     assert_eq!(second.api.get("pending/p%2Fw").await.expect(200)["pendingTasks"], 1);
@@ -189,16 +189,16 @@ async fn a_queue_started_again_knows_its_tasks_its_claims_and_its_credentials() 
 }
 
 #[tokio::test]
-async fn many_calls_share_a_commit_and_each_gets_its_own_answer() {
+async fn calls_that_share_a_commit_get_separate_results() {
     let folder = tempfile::tempdir().expect("a folder");
     let db = Db::File(folder.path().join("queue.db"));
-    let place = Place::with(|settings| settings.db = db).await;
-    let taken = place.api.create("p/w", json!({})).await;
+    let server = TestQueue::with(|settings| settings.db = db).await;
+    let taken = server.api.create("p/w", json!({})).await;
     let mut calls = JoinSet::new();
     for call in 0..64 {
-        let (api, taken) = (place.api.clone(), taken.clone());
+        let (api, taken) = (server.api.clone(), taken.clone());
         calls.spawn(async move {
-            // Every fourth call is refused, in the midst of those that are not.
+            // Every fourth call is rejected.
             let task = if call % 4 == 0 { taken } else { slugid() };
             let body = api.definition("p/w", json!({"retries": 1}));
             api.queue("PUT", &format!("task/{task}"), Some(&body)).await.status
@@ -207,26 +207,26 @@ async fn many_calls_share_a_commit_and_each_gets_its_own_answer() {
     let statuses = calls.join_all().await;
     assert_eq!(statuses.iter().filter(|status| **status == 409).count(), 16);
     assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 48);
-    assert_eq!(place.api.get("pending/p%2Fw").await.expect(200)["pendingTasks"], 49);
-    place.running.stop().await;
+    assert_eq!(server.api.get("pending/p%2Fw").await.expect(200)["pendingTasks"], 49);
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn nobody_but_its_owner_can_read_what_the_queue_keeps() {
+async fn files_of_the_queue_are_readable_by_their_owner_only() {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("queue.db");
     let artifacts = folder.path().join("a/b");
-    let place = Place::with(|settings| {
+    let server = TestQueue::with(|settings| {
         settings.db = Db::File(file.clone());
         settings.artifacts = artifacts.clone();
     })
     .await;
-    place.api.create("p/w", json!({})).await;
+    server.api.create("p/w", json!({})).await;
     let journal = folder.path().join("queue.db-wal");
     for path in [&file, &journal, &artifacts] {
         let mode = std::fs::metadata(path).expect("it is there").permissions().mode();
         assert_eq!(mode & 0o077, 0, "{path:?} has {mode:o}");
     }
-    place.running.stop().await;
+    server.running.stop().await;
 }

@@ -1,4 +1,4 @@
-//! The life of a task: created, waited for, claimed, extended, reported, canceled, run again.
+//! The life cycle of a task: create, claim, reclaim, report, cancel, rerun.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,71 +7,71 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::client::{Api, iso};
-use super::place::Place;
+use super::test_queue::TestQueue;
 
 #[tokio::test]
-async fn a_task_is_created_claimed_reclaimed_and_reported_with_the_credentials_of_its_claim() {
-    let place = Place::new().await;
-    let task = place.api.create("p/w", json!({"scopes": ["project:x"]})).await;
-    let claims = place.api.claim_work("p/w", "w1", 4).await;
+async fn a_claim_is_reclaimed_and_reported_with_its_credentials() {
+    let server = TestQueue::new().await;
+    let task = server.api.create("p/w", json!({"scopes": ["project:x"]})).await;
+    let claims = server.api.claim_work("p/w", "w1", 4).await;
     assert_eq!(claims.len(), 1);
-    let worker = place.api.with(&claims[0]["credentials"]);
+    let worker = server.api.with(&claims[0]["credentials"]);
     let again = worker.bare_post(&format!("task/{task}/runs/0/reclaim")).await.expect(200);
-    let worker = place.api.with(&again["credentials"]);
+    let worker = server.api.with(&again["credentials"]);
     let done = worker.bare_post(&format!("task/{task}/runs/0/completed")).await.expect(200);
     assert_eq!(done["status"]["state"], "completed");
     let twice = worker.bare_post(&format!("task/{task}/runs/0/completed")).await.expect(200);
     assert_eq!(done, twice);
     assert_eq!(worker.bare_post(&format!("task/{task}/runs/0/failed")).await.refusal(409).0, "RequestConflict");
-    assert_eq!(place.api.status(&task).await["state"], "completed");
-    place.running.stop().await;
+    assert_eq!(server.api.status(&task).await["state"], "completed");
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn the_same_definition_again_is_the_same_task_and_another_one_is_refused() {
-    let place = Place::new().await;
-    let body = place.api.definition("p/w", json!({}));
+async fn create_task_is_idempotent_for_the_same_definition() {
+    let server = TestQueue::new().await;
+    let body = server.api.definition("p/w", json!({}));
     let task = super::client::slugid();
     let path = format!("task/{task}");
-    let first = place.api.queue("PUT", &path, Some(&body)).await.expect(200);
-    let again = place.api.queue("PUT", &path, Some(&body)).await.expect(200);
+    let first = server.api.queue("PUT", &path, Some(&body)).await.expect(200);
+    let again = server.api.queue("PUT", &path, Some(&body)).await.expect(200);
     assert_eq!(first, again);
-    assert_eq!(place.api.claim_work("p/w", "w1", 4).await.len(), 1);
-    let other = place.api.definition("p/w", json!({"retries": 3}));
-    assert_eq!(place.api.queue("PUT", &path, Some(&other)).await.refusal(409).0, "RequestConflict");
-    place.running.stop().await;
+    assert_eq!(server.api.claim_work("p/w", "w1", 4).await.len(), 1);
+    let other = server.api.definition("p/w", json!({"retries": 3}));
+    assert_eq!(server.api.queue("PUT", &path, Some(&other)).await.refusal(409).0, "RequestConflict");
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn work_is_handed_out_by_urgency_and_then_by_age() {
-    let place = Place::new().await;
+async fn tasks_are_claimed_by_priority_and_then_by_age() {
+    let server = TestQueue::new().await;
     let mut tasks = Vec::new();
     for priority in ["low", "highest", "low", "very-low", "highest"] {
-        tasks.push(place.api.create("p/w", json!({"priority": priority})).await);
-        place.advance(1).await;
+        tasks.push(server.api.create("p/w", json!({"priority": priority})).await);
+        server.advance(1).await;
     }
-    let claims = place.api.claim_work("p/w", "w1", 4).await;
+    let claims = server.api.claim_work("p/w", "w1", 4).await;
     let order: Vec<_> = claims.iter().map(|claim| claim["status"]["taskId"].as_str().unwrap()).collect();
     assert_eq!(order, [&tasks[1], &tasks[4], &tasks[0], &tasks[2]]);
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_request_that_waits_is_answered_by_the_task_that_comes() {
-    // The wait is longer than any test; what ends it is the task.
-    let place = Place::with(|settings| settings.long_poll = Duration::from_secs(600)).await;
-    let (api, other) = (place.api.clone(), place.api.clone());
+async fn a_long_poll_returns_a_new_task() {
+    // The wait is longer than any test.
+    let server = TestQueue::with(|settings| settings.long_poll = Duration::from_secs(600)).await;
+    let (api, other) = (server.api.clone(), server.api.clone());
     let waits = async move { api.claim_work("p/w", "w1", 1).await };
     let comes = async move { other.create("p/w", json!({})).await };
     let (claims, task) = tokio::join!(waits, comes);
     assert_eq!(claims[0]["status"]["taskId"], task.as_str());
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn many_who_wait_share_the_work_and_nobody_gets_the_same() {
-    let place = Place::with(|settings| settings.long_poll = Duration::from_secs(600)).await;
-    let api = Arc::new(place.api.clone());
+async fn each_task_goes_to_one_of_many_long_polls() {
+    let server = TestQueue::with(|settings| settings.long_poll = Duration::from_secs(600)).await;
+    let api = Arc::new(server.api.clone());
     let mut waiting = tokio::task::JoinSet::new();
     for worker in 0..16 {
         let api = Arc::clone(&api);
@@ -90,190 +90,191 @@ async fn many_who_wait_share_the_work_and_nobody_gets_the_same() {
     got.sort();
     tasks.sort();
     assert_eq!(got, tasks);
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn who_waits_in_vain_gets_an_empty_list() {
-    let place = Place::new().await;
-    assert_eq!(place.api.claim_work("p/w", "w1", 1).await, Vec::<Value>::new());
-    place.running.stop().await;
+async fn a_long_poll_without_work_returns_an_empty_list() {
+    let server = TestQueue::new().await;
+    assert_eq!(server.api.claim_work("p/w", "w1", 1).await, Vec::<Value>::new());
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_queue_that_stops_answers_those_who_wait() {
-    let place = Place::with(|settings| settings.long_poll = Duration::from_secs(600)).await;
-    let (api, other) = (place.api.clone(), place.api.clone());
+async fn a_stopping_queue_answers_long_polls() {
+    let server = TestQueue::with(|settings| settings.long_poll = Duration::from_secs(600)).await;
+    let (api, other) = (server.api.clone(), server.api.clone());
     let waits = async move { api.claim_work("p/w", "w1", 1).await };
-    let running = place.running;
+    let running = server.running;
     let stops = async move {
-        heard_of(&other, "w1").await;
+        wait_for_worker(&other, "w1").await;
         running.stop().await;
     };
     let (claims, ()) = tokio::join!(waits, stops);
     assert_eq!(claims, Vec::<Value>::new());
 }
 
-/// Returns once the queue has heard of a worker, so once its request for work has been read.
-async fn heard_of(api: &Api, worker: &str) {
+/// Returns once the queue has read a request for work of this worker.
+async fn wait_for_worker(api: &Api, worker: &str) {
     while api.get(&format!("provisioners/p/worker-types/w/workers/wg/{worker}")).await.status != 200 {
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn a_connection_that_is_dropped_while_it_waits_leaves_no_claim_behind() {
-    let place = Place::with(|settings| settings.long_poll = Duration::from_secs(600)).await;
+async fn a_dropped_long_poll_leaves_no_claim() {
+    let server = TestQueue::with(|settings| settings.long_poll = Duration::from_secs(600)).await;
     let body = json!({"workerGroup": "wg", "workerId": "gone"}).to_string();
     let path = "/api/queue/v1/claim-work/p%2Fw";
-    let header = place.api.header("POST", path, None);
-    let host = place.api.root.trim_start_matches("http://");
+    let header = server.api.header("POST", path, None);
+    let host = server.api.root.trim_start_matches("http://");
     let request = format!(
         "POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\nauthorization: {header}\r\n\
          content-length: {}\r\n\r\n{body}",
         body.len()
     );
-    let mut stream = tokio::net::TcpStream::connect(place.running.address()).await.unwrap();
+    let mut stream = tokio::net::TcpStream::connect(server.running.address()).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
-    heard_of(&place.api, "gone").await;
+    wait_for_worker(&server.api, "gone").await;
     drop(stream);
-    let task = place.api.create("p/w", json!({})).await;
-    // Whether the queue learnt of the loss before or after it had claimed for the lost worker, the task is free again.
-    let claims = place.api.claim_work("p/w", "w2", 1).await;
+    let task = server.api.create("p/w", json!({})).await;
+    // The task is free whether the queue noticed the loss before or after it claimed for the lost worker.
+    let claims = server.api.claim_work("p/w", "w2", 1).await;
     assert_eq!(claims[0]["status"]["taskId"], task.as_str());
     assert_eq!(claims[0]["runId"], 0);
     assert_eq!(claims[0]["status"]["runs"].as_array().unwrap().len(), 1);
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_claim_that_nobody_extends_expires_and_the_task_runs_again() {
-    let place = Place::new().await;
-    let task = place.api.create("p/w", json!({"retries": 1})).await;
-    place.api.claim_work("p/w", "w1", 1).await;
-    place.advance(1_204).await;
-    assert_eq!(place.api.status(&task).await["state"], "running");
-    place.advance(2).await;
-    let status = place.api.status(&task).await;
+async fn an_expired_claim_is_retried() {
+    let server = TestQueue::new().await;
+    let task = server.api.create("p/w", json!({"retries": 1})).await;
+    server.api.claim_work("p/w", "w1", 1).await;
+    server.advance(1_204).await;
+    assert_eq!(server.api.status(&task).await["state"], "running");
+    server.advance(2).await;
+    let status = server.api.status(&task).await;
     assert_eq!((&status["state"], &status["retriesLeft"]), (&json!("pending"), &json!(0)));
     assert_eq!(status["runs"][0]["reasonResolved"], "claim-expired");
     assert_eq!(status["runs"][1]["reasonCreated"], "retry");
-    place.api.claim_work("p/w", "w1", 1).await;
-    place.advance(1_206).await;
-    let status = place.api.status(&task).await;
+    server.api.claim_work("p/w", "w1", 1).await;
+    server.advance(1_206).await;
+    let status = server.api.status(&task).await;
     assert_eq!((&status["state"], status["runs"].as_array().map(Vec::len)), (&json!("exception"), Some(2)));
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
 async fn a_reclaimed_claim_does_not_expire() {
-    let place = Place::new().await;
-    let task = place.api.create("p/w", json!({})).await;
-    place.api.claim_work("p/w", "w1", 1).await;
+    let server = TestQueue::new().await;
+    let task = server.api.create("p/w", json!({})).await;
+    server.api.claim_work("p/w", "w1", 1).await;
     for _ in 0..3 {
-        place.advance(900).await;
-        place.api.bare_post(&format!("task/{task}/runs/0/reclaim")).await.expect(200);
+        server.advance(900).await;
+        server.api.bare_post(&format!("task/{task}/runs/0/reclaim")).await.expect(200);
     }
-    assert_eq!(place.api.status(&task).await["runs"].as_array().map(Vec::len), Some(1));
-    place.running.stop().await;
+    assert_eq!(server.api.status(&task).await["runs"].as_array().map(Vec::len), Some(1));
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_deadline_resolves_what_waits_and_what_runs() {
-    let place = Place::new().await;
-    let soon = json!({"deadline": iso(place.clock.unix_millis() + 60_000)});
-    let running = place.api.create("p/w", soon.clone()).await;
-    place.api.claim_work("p/w", "w1", 1).await;
-    let waiting = place.api.create("p/w", soon).await;
-    place.advance(66).await;
+async fn the_deadline_resolves_pending_and_running_tasks() {
+    let server = TestQueue::new().await;
+    let soon = json!({"deadline": iso(server.clock.unix_millis() + 60_000)});
+    let running = server.api.create("p/w", soon.clone()).await;
+    server.api.claim_work("p/w", "w1", 1).await;
+    let waiting = server.api.create("p/w", soon).await;
+    server.advance(66).await;
     for task in [running, waiting] {
-        assert_eq!(place.api.status(&task).await["runs"][0]["reasonResolved"], "deadline-exceeded");
+        assert_eq!(server.api.status(&task).await["runs"][0]["reasonResolved"], "deadline-exceeded");
     }
-    assert_eq!(place.api.get("pending/p%2Fw").await.expect(200)["pendingTasks"], 0);
-    place.running.stop().await;
+    assert_eq!(server.api.get("pending/p%2Fw").await.expect(200)["pendingTasks"], 0);
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_resolved_task_can_be_run_again_and_a_canceled_one_too() {
-    let place = Place::new().await;
-    let task = place.api.create("p/w", json!({"retries": 2})).await;
-    let canceled = place.api.bare_post(&format!("task/{task}/cancel")).await.expect(200);
+async fn a_canceled_task_can_be_rerun() {
+    let server = TestQueue::new().await;
+    let task = server.api.create("p/w", json!({"retries": 2})).await;
+    let canceled = server.api.bare_post(&format!("task/{task}/cancel")).await.expect(200);
     assert_eq!(canceled["status"]["runs"][0]["reasonResolved"], "canceled");
-    assert_eq!(place.api.claim_work("p/w", "w1", 1).await.len(), 0);
-    let again = place.api.bare_post(&format!("task/{task}/rerun")).await.expect(200);
+    assert_eq!(server.api.claim_work("p/w", "w1", 1).await.len(), 0);
+    let again = server.api.bare_post(&format!("task/{task}/rerun")).await.expect(200);
     assert_eq!(again["status"]["runs"][1]["reasonCreated"], "rerun");
-    assert_eq!(place.api.claim_work("p/w", "w1", 1).await[0]["runId"], 1);
-    place.running.stop().await;
+    assert_eq!(server.api.claim_work("p/w", "w1", 1).await[0]["runId"], 1);
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_task_waits_for_those_it_depends_on() {
-    let place = Place::new().await;
-    let first = place.api.create("p/first", json!({})).await;
-    let second = place.api.create("p/second", json!({"dependencies": [first]})).await;
-    assert_eq!(place.api.status(&second).await["state"], "unscheduled");
-    place.api.claim_work("p/first", "w1", 1).await;
-    place.api.bare_post(&format!("task/{first}/runs/0/completed")).await.expect(200);
-    assert_eq!(place.api.status(&second).await["state"], "pending");
-    let third = place.api.create("p/second", json!({"dependencies": [first]})).await;
-    assert_eq!(place.api.status(&third).await["state"], "pending");
-    let body = place.api.definition("p/second", json!({"dependencies": ["XJOIQcqPRgykTZR_00-b1w"]}));
-    let answer = place.api.queue("PUT", &format!("task/{}", super::client::slugid()), Some(&body)).await;
+async fn a_task_waits_for_its_dependencies() {
+    let server = TestQueue::new().await;
+    let first = server.api.create("p/first", json!({})).await;
+    let second = server.api.create("p/second", json!({"dependencies": [first]})).await;
+    assert_eq!(server.api.status(&second).await["state"], "unscheduled");
+    server.api.claim_work("p/first", "w1", 1).await;
+    server.api.bare_post(&format!("task/{first}/runs/0/completed")).await.expect(200);
+    assert_eq!(server.api.status(&second).await["state"], "pending");
+    let third = server.api.create("p/second", json!({"dependencies": [first]})).await;
+    assert_eq!(server.api.status(&third).await["state"], "pending");
+    let body = server.api.definition("p/second", json!({"dependencies": ["XJOIQcqPRgykTZR_00-b1w"]}));
+    let answer = server.api.queue("PUT", &format!("task/{}", super::client::slugid()), Some(&body)).await;
     assert_eq!(answer.refusal(400).0, "InputError");
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_dependency_that_failed_lets_go_only_those_that_do_not_mind() {
-    let place = Place::new().await;
-    let first = place.api.create("p/first", json!({})).await;
-    let easy = place.api.create("p/second", json!({"dependencies": [first], "requires": "all-resolved"})).await;
+async fn a_failed_dependency_unblocks_only_all_resolved_tasks() {
+    let server = TestQueue::new().await;
+    let first = server.api.create("p/first", json!({})).await;
+    let easy = server.api.create("p/second", json!({"dependencies": [first], "requires": "all-resolved"})).await;
     let words = json!({"requires": "all-resolved"});
-    let strict = place.api.create("p/second", json!({"dependencies": [first], "payload": words, "extra": words})).await;
-    place.api.claim_work("p/first", "w1", 1).await;
-    place.api.bare_post(&format!("task/{first}/runs/0/failed")).await.expect(200);
-    assert_eq!(place.api.status(&strict).await["state"], "unscheduled");
-    assert_eq!(place.api.status(&easy).await["state"], "pending");
-    let forced = place.api.bare_post(&format!("task/{strict}/schedule")).await.expect(200);
+    let strict =
+        server.api.create("p/second", json!({"dependencies": [first], "payload": words, "extra": words})).await;
+    server.api.claim_work("p/first", "w1", 1).await;
+    server.api.bare_post(&format!("task/{first}/runs/0/failed")).await.expect(200);
+    assert_eq!(server.api.status(&strict).await["state"], "unscheduled");
+    assert_eq!(server.api.status(&easy).await["state"], "pending");
+    let forced = server.api.bare_post(&format!("task/{strict}/schedule")).await.expect(200);
     assert_eq!(forced["status"]["state"], "pending");
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_worker_in_the_same_process_can_wait_for_news() {
-    let place = Place::new().await;
-    let mut news = place.running.pending();
+async fn pending_notifies_when_a_task_is_created() {
+    let server = TestQueue::new().await;
+    let mut news = server.running.pending();
     news.mark_unchanged();
-    place.api.create("p/w", json!({})).await;
+    server.api.create("p/w", json!({})).await;
     news.changed().await.unwrap();
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn listings_come_in_pages() {
-    let place = Place::new().await;
+async fn listings_are_paged() {
+    let server = TestQueue::new().await;
     for _ in 0..5 {
-        place.api.create("p/w", json!({})).await;
+        server.api.create("p/w", json!({})).await;
     }
-    place.api.claim_work("p/w", "w1", 3).await;
-    assert_eq!(pages(&place.api, "task-queues/p%2Fw/claimed", 2).await, [2, 1]);
-    assert_eq!(pages(&place.api, "task-queues/p/w/pending", 1).await, [1, 1]);
-    assert_eq!(pages(&place.api, "journeyman/tasks", 2).await, [2, 2, 1]);
-    place.running.stop().await;
+    server.api.claim_work("p/w", "w1", 3).await;
+    assert_eq!(pages(&server.api, "task-queues/p%2Fw/claimed", 2).await, [2, 1]);
+    assert_eq!(pages(&server.api, "task-queues/p/w/pending", 1).await, [1, 1]);
+    assert_eq!(pages(&server.api, "journeyman/tasks", 2).await, [2, 2, 1]);
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn an_answer_holds_no_more_than_a_worker_reads() {
-    let place = Place::new().await;
+async fn responses_stay_within_the_size_that_a_worker_reads() {
+    let server = TestQueue::new().await;
     for _ in 0..3 {
-        place.api.create("p/w", json!({"payload": {"x": "y".repeat(5 << 20)}})).await;
+        server.api.create("p/w", json!({"payload": {"x": "y".repeat(5 << 20)}})).await;
     }
-    assert_eq!(pages(&place.api, "task-queues/p/w/pending", 3).await, [2, 1]);
-    assert_eq!(place.api.claim_work("p/w", "w1", 3).await.len(), 2);
-    assert_eq!(place.api.claim_work("p/w", "w1", 3).await.len(), 1);
-    assert_eq!(pages(&place.api, "task-queues/p%2Fw/claimed", 3).await, [2, 1]);
-    assert_eq!(pages(&place.api, "journeyman/tasks", 3).await, [2, 1]);
-    place.running.stop().await;
+    assert_eq!(pages(&server.api, "task-queues/p/w/pending", 3).await, [2, 1]);
+    assert_eq!(server.api.claim_work("p/w", "w1", 3).await.len(), 2);
+    assert_eq!(server.api.claim_work("p/w", "w1", 3).await.len(), 1);
+    assert_eq!(pages(&server.api, "task-queues/p%2Fw/claimed", 3).await, [2, 1]);
+    assert_eq!(pages(&server.api, "journeyman/tasks", 3).await, [2, 1]);
+    server.running.stop().await;
 }
 
 async fn pages(api: &Api, path: &str, limit: usize) -> Vec<usize> {
@@ -289,28 +290,28 @@ async fn pages(api: &Api, path: &str, limit: usize) -> Vec<usize> {
 }
 
 #[tokio::test]
-async fn what_has_expired_is_forgotten() {
-    let place = Place::new().await;
-    let end = iso(place.clock.unix_millis() + 3_700_000);
-    let task = place.api.create("p/w", json!({"expires": end})).await;
-    place.advance(3_650).await;
-    assert_eq!(place.api.status(&task).await["state"], "exception");
-    place.advance(700).await;
-    assert_eq!(place.api.get(&format!("task/{task}/status")).await.refusal(404).0, "ResourceNotFound");
-    place.running.stop().await;
+async fn expired_tasks_are_removed() {
+    let server = TestQueue::new().await;
+    let end = iso(server.clock.unix_millis() + 3_700_000);
+    let task = server.api.create("p/w", json!({"expires": end})).await;
+    server.advance(3_650).await;
+    assert_eq!(server.api.status(&task).await["state"], "exception");
+    server.advance(700).await;
+    assert_eq!(server.api.get(&format!("task/{task}/status")).await.refusal(404).0, "ResourceNotFound");
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_request_body_without_an_end_is_cut_off() {
-    let place = Place::new().await;
-    let body = place.api.definition("p/w", json!({"payload": {"x": "y".repeat(11 << 20)}}));
-    let answer = place.api.queue("PUT", &format!("task/{}", super::client::slugid()), Some(&body)).await;
+async fn an_oversized_body_is_rejected() {
+    let server = TestQueue::new().await;
+    let body = server.api.definition("p/w", json!({"payload": {"x": "y".repeat(11 << 20)}}));
+    let answer = server.api.queue("PUT", &format!("task/{}", super::client::slugid()), Some(&body)).await;
     assert_eq!(answer.refusal(413).0, "InputTooLarge");
-    let mut stream = tokio::net::TcpStream::connect(place.running.address()).await.unwrap();
+    let mut stream = tokio::net::TcpStream::connect(server.running.address()).await.unwrap();
     stream.write_all(b"GET /api/queue/v1/ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();
     assert!(text.starts_with("HTTP/1.1 200 OK") && text.contains(r#""alive":true"#), "{text}");
     assert!(text.to_ascii_lowercase().contains("\r\ndate: "), "{text}");
-    place.running.stop().await;
+    server.running.stop().await;
 }

@@ -1,4 +1,4 @@
-//! The embedded queue, called over HTTP as any client calls it.
+//! The embedded queue over HTTP.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
@@ -9,6 +9,6 @@ mod client;
 mod durable;
 mod golden;
 mod life;
-mod place;
+mod limits;
 mod record;
-mod strangers;
+mod test_queue;

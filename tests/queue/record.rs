@@ -1,8 +1,7 @@
-//! Recorded exchanges (`fixtures/`), and what is the same in two answers but for ids and times.
+//! Recorded exchanges (`fixtures/`) and a comparison that ignores ids and times.
 
 use serde_json::{Map, Value};
 
-/// A recorded request with its answer.
 pub(crate) struct Record {
     pub(crate) name: String,
     pub(crate) method: String,
@@ -44,8 +43,8 @@ impl Record {
     }
 }
 
-/// A JSON text with every id, time, secret and address replaced by the name of its kind.
-pub(crate) fn alike(text: &str) -> Value {
+/// Replaces every id, time, secret and URL by a placeholder.
+pub(crate) fn normalize(text: &str) -> Value {
     if text.is_empty() {
         return Value::Null;
     }
@@ -58,7 +57,7 @@ fn value(key: &str, found: Value) -> Value {
         ("start" | "expiry", Value::Number(_)) => "<millis>".into(),
         ("putUrl", Value::String(_)) => "<signed address>".into(),
         ("url", Value::String(url)) if url.starts_with("http://127.0.0.1") => "<signed address>".into(),
-        ("certificate", Value::String(text)) => alike(&text),
+        ("certificate", Value::String(text)) => normalize(&text),
         (_, Value::String(text)) => words(&text).into(),
         (_, Value::Array(items)) => Value::Array(items.into_iter().map(|item| value("", item)).collect()),
         (_, Value::Object(fields)) => {
@@ -72,7 +71,6 @@ fn value(key: &str, found: Value) -> Value {
     }
 }
 
-/// A text with its ids and times replaced.
 fn words(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -104,7 +102,7 @@ fn address(text: &str) -> Option<(&'static str, usize)> {
     Some(("<root>", text.len() - rest.len() + digits))
 }
 
-/// `2026-11-21T10:20:44.549Z`, with the kind of its end kept.
+/// `2026-11-21T10:20:44.549Z`; the placeholder shows the kind of offset.
 fn time(text: &str) -> Option<(&'static str, usize)> {
     let bytes = text.as_bytes();
     let fits = bytes.len() >= 20

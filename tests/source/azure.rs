@@ -1,4 +1,4 @@
-//! The poll half of the Azure-style dialect: what goes over the wire, and what each answer asks for.
+//! The polling half of the Azure dialect: requests on the wire and classified responses.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -28,12 +28,11 @@ fn queues_by(base: &str, lanes: usize, key: &str) -> Act {
     say(200, &json!({ "queues": queues, "expires": expires }))
 }
 
-/// pollTaskUrls with this many queues, all of them at `base`.
+/// A pollTaskUrls response with this many queues, all at `base`.
 pub(crate) fn queues(base: &str, lanes: usize) -> Act {
     queues_by(base, lanes, "k1")
 }
 
-/// A source that has found its queues.
 pub(crate) async fn opened(gremlin: &Gremlin) -> Taskcluster {
     let source = source(&gremlin.url(), Dialect::Azure);
     source.open().await.expect("the queues are found");
@@ -52,7 +51,7 @@ fn list(messages: &[String]) -> Act {
     answer(200, "application/xml", body)
 }
 
-/// A slugid that starts with this.
+/// A slugid with this prefix.
 fn slugid(start: &str) -> String {
     format!("{start:A<8}QACAAAAAAAAAAA")
 }
@@ -68,7 +67,7 @@ fn storage_error(status: u16, code: &str) -> Act {
 }
 
 #[tokio::test]
-async fn queues_are_found_in_order_and_used_until_five_minutes_before_they_end() {
+async fn signed_urls_are_used_until_five_minutes_before_they_expire() {
     let gremlin = Gremlin::start(|url| vec![queues(url, 7)]).await;
     let found = source(&gremlin.url(), Dialect::Azure).open().await.expect("the queues are found");
     assert_eq!(found.priority_queues, 7);
@@ -78,7 +77,7 @@ async fn queues_are_found_in_order_and_used_until_five_minutes_before_they_end()
 }
 
 #[tokio::test]
-async fn the_number_of_messages_is_appended_and_no_byte_of_the_url_is_touched() {
+async fn numofmessages_is_appended_and_the_url_is_unchanged() {
     let gremlin = Gremlin::start(|url| vec![queues(url, 2), list(&[])]).await;
     let source = opened(&gremlin).await;
     source.poll(PriorityQueue(1), 7).await.expect("the list is read");
@@ -92,7 +91,7 @@ async fn the_number_of_messages_is_appended_and_no_byte_of_the_url_is_touched() 
 }
 
 #[tokio::test]
-async fn a_batch_keeps_its_order_its_receipts_and_its_doubles() {
+async fn a_batch_keeps_order_receipts_and_duplicates() {
     let twice = message("m-1", "AgAA+/==", &about("A"));
     let batch = [twice.clone(), message("m-2", "r", "!!!"), message("m-3", "&lt;r&#43;&gt;", &about("B")), twice];
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), list(&batch)]).await;
@@ -106,7 +105,7 @@ async fn a_batch_keeps_its_order_its_receipts_and_its_doubles() {
 }
 
 #[tokio::test]
-async fn more_messages_than_asked_for_are_left_to_come_back() {
+async fn surplus_messages_are_left_in_the_queue() {
     let batch: Vec<_> = (0..6).map(|number| message(&format!("m-{number}"), "r", &about("A"))).collect();
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), list(&batch)]).await;
     let batch = opened(&gremlin).await.poll(PriorityQueue(0), 4).await.expect("the list is read");
@@ -114,7 +113,7 @@ async fn more_messages_than_asked_for_are_left_to_come_back() {
 }
 
 #[tokio::test]
-async fn each_refusal_of_a_poll_asks_for_the_right_thing() {
+async fn poll_errors_are_classified() {
     let expected = [
         (400, "OutOfRangeQueryParameterValue", Refusal::Rejected),
         (403, "AuthenticationFailed", Refusal::Stale),
@@ -132,14 +131,14 @@ async fn each_refusal_of_a_poll_asks_for_the_right_thing() {
 }
 
 #[tokio::test]
-async fn a_lane_that_was_never_found_is_stale() {
+async fn an_unknown_queue_is_stale() {
     let source = source("http://127.0.0.1:1", Dialect::Azure);
     assert_eq!(discreet(source.poll(PriorityQueue(0), 1).await).refusal, Refusal::Stale);
     assert_eq!(discreet(source.delete(PriorityQueue(0), "i", "r").await).refusal, Refusal::Stale);
 }
 
 #[tokio::test]
-async fn a_delete_puts_id_and_encoded_receipt_in_their_places_and_touches_no_other_byte() {
+async fn a_delete_substitutes_id_and_receipt_and_nothing_else() {
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), answer(204, "", "")]).await;
     opened(&gremlin).await.delete(PriorityQueue(0), "7790fece-964b", "AgAA+b/A==").await.expect("it is deleted");
     let rest = "sv=2015-04-05&se=2026-11-21T10%3A54%3A04Z&sp=p&sig=CANARY%2Bk1%2F%3D";
@@ -151,7 +150,7 @@ async fn a_delete_puts_id_and_encoded_receipt_in_their_places_and_touches_no_oth
 }
 
 #[tokio::test]
-async fn each_answer_to_a_delete_asks_for_the_right_thing() {
+async fn delete_responses_are_classified() {
     let expected = [
         (200, "", Ok(())),
         (204, "", Ok(())),
@@ -173,7 +172,7 @@ async fn each_answer_to_a_delete_asks_for_the_right_thing() {
 }
 
 #[tokio::test]
-async fn a_proxys_page_does_not_pass_for_a_deleted_message() {
+async fn an_html_page_is_not_a_successful_delete() {
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), answer(404, "text/html", "<html>?</html>")]).await;
     assert_eq!(discreet(opened(&gremlin).await.delete(PriorityQueue(0), "i", "r").await).refusal, Refusal::Stale);
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), answer(200, "text/html", "<html>?</html>")]).await;
@@ -181,7 +180,7 @@ async fn a_proxys_page_does_not_pass_for_a_deleted_message() {
 }
 
 #[tokio::test]
-async fn a_delete_after_the_urls_were_renewed_uses_the_new_one_with_the_old_receipt() {
+async fn a_delete_after_url_renewal_uses_the_new_url_and_the_old_receipt() {
     let script = |url: &str| {
         vec![
             queues_by(url, 1, "k1"),
@@ -201,7 +200,7 @@ async fn a_delete_after_the_urls_were_renewed_uses_the_new_one_with_the_old_rece
 }
 
 #[tokio::test]
-async fn urls_that_lead_where_no_queue_is_are_refused() {
+async fn urls_of_unknown_hosts_are_rejected() {
     let expires = "2099-01-01T00:00:00Z";
     for elsewhere in [
         "http://169.254.169.254",
@@ -224,7 +223,7 @@ async fn urls_that_lead_where_no_queue_is_are_refused() {
 }
 
 #[tokio::test]
-async fn hosts_of_azure_and_named_ones_are_accepted() {
+async fn azure_hosts_and_configured_hosts_are_accepted() {
     let open = |base: &'static str, hosts: Vec<String>| async move {
         let queues = json!({ "queues": [urls(base, 0, "k")], "expires": "2099-01-01T00:00:00Z" });
         let gremlin = Gremlin::start(|_| vec![say(200, &queues)]).await;
@@ -236,12 +235,12 @@ async fn hosts_of_azure_and_named_ones_are_accepted() {
     assert!(open("http://storage.internal:10001", vec!["storage.internal".into()]).await);
     assert!(!open("http://storage.internal:10001", vec![".internal.example".into()]).await);
     assert!(!open("https://acc.queue.core.windows.net", Vec::new()).await);
-    // Not even by name: that is where a cloud keeps a host's own credentials.
+    // Metadata services are rejected even if configured.
     assert!(!open("http://169.254.169.254", vec!["169.254.169.254".into()]).await);
 }
 
 #[tokio::test]
-async fn answers_of_poll_task_urls_that_nothing_can_be_polled_with_are_tried_again() {
+async fn invalid_poll_task_urls_responses_are_retried() {
     let pair = urls("http://127.0.0.1", 0, "k");
     let bare = json!({ "signedPollUrl": "http://127.0.0.1/q?s", "signedDeleteUrl": "http://127.0.0.1/q?s" });
     let far = "2099-01-01T00:00:00Z";
@@ -259,7 +258,7 @@ async fn answers_of_poll_task_urls_that_nothing_can_be_polled_with_are_tried_aga
 }
 
 #[tokio::test]
-async fn there_is_nothing_to_recover_where_claims_are_idempotent() {
+async fn the_azure_dialect_needs_no_recovery() {
     let source = source("http://127.0.0.1:1", Dialect::Azure);
     assert!(source.recover(&[], &[]).await.expect("no call is made").grants.is_empty());
 }

@@ -1,4 +1,4 @@
-//! What is signed and sent around a claim, and what each answer asks for.
+//! Claim calls: what is signed and sent, and how responses are classified.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn message() -> Message {
 }
 
 #[tokio::test]
-async fn a_poll_asks_for_what_is_free_and_brings_claims() {
+async fn a_poll_requests_the_free_slots_and_returns_claims() {
     let (gremlin, _, claim) = claimed(|_| vec![]).await;
     assert_eq!(claim.run(), &run("T", 0));
     let asked = &gremlin.asked()[0];
@@ -40,7 +40,7 @@ async fn a_poll_asks_for_what_is_free_and_brings_claims() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_not_one_costs_the_others_nothing() {
+async fn an_invalid_claim_does_not_affect_the_others() {
     let mut foreign = claim("F", 0);
     foreign["workerId"] = json!("w2");
     let mut timeless = claim("L", 0);
@@ -58,7 +58,7 @@ async fn a_claim_that_is_not_one_costs_the_others_nothing() {
 }
 
 #[tokio::test]
-async fn more_claims_than_asked_for_are_brought_up_to_the_protocols_limit() {
+async fn surplus_claims_are_accepted_up_to_the_protocol_limit() {
     let tasks = |count| (0..count).map(|run| claim("T", run)).collect::<Vec<_>>();
     let gremlin = Gremlin::start(|_| vec![say(200, &json!({ "tasks": tasks(5) }))]).await;
     let batch = poll(&source(&gremlin.url(), Dialect::ClaimWork)).await.expect("the poll is answered");
@@ -66,11 +66,11 @@ async fn more_claims_than_asked_for_are_brought_up_to_the_protocols_limit() {
     let gremlin = Gremlin::start(|_| vec![say(200, &json!({ "tasks": tasks(33) }))]).await;
     let refused = discreet(poll(&source(&gremlin.url(), Dialect::ClaimWork)).await);
     assert_eq!(refused.refusal, RETRY);
-    assert!(refused.message.contains("only 4 were asked for"), "{refused}");
+    assert!(refused.message.contains("asked for 4"), "{refused}");
 }
 
 #[tokio::test]
-async fn a_lease_is_counted_on_the_services_clock_alone() {
+async fn the_lease_is_computed_from_the_services_clock() {
     for shift_s in [-3 * 3600, 0, 3 * 3600] {
         let mut granted = claim("T", 0);
         let until = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(shift_s + 1200);
@@ -86,7 +86,7 @@ async fn a_lease_is_counted_on_the_services_clock_alone() {
 }
 
 #[tokio::test]
-async fn a_signature_refused_for_our_clock_is_made_by_the_services_from_then_on() {
+async fn after_a_stale_timestamp_requests_are_signed_with_the_services_time() {
     let said = json!({ "code": "AuthenticationFailed", "message": "Unauthorized: Stale timestamp" }).to_string();
     let headers = [("content-type", "application/json"), ("date", &date(3 * 3600))];
     let stale = answer_with(401, &headers, said);
@@ -100,12 +100,12 @@ async fn a_signature_refused_for_our_clock_is_made_by_the_services_from_then_on(
     let signed: Vec<_> = gremlin.asked().iter().map(|asked| signer(asked).ts.expect("a time")).collect();
     let ahead = signed[1].duration_since(signed[0]).expect("the second is later").as_secs();
     assert!((3 * 3600 - 60..=3 * 3600 + 60).contains(&ahead), "{ahead}");
-    // That did not help, so ours is used again.
+    // That did not help, so the local time is used again.
     assert!(signed[2] < signed[1]);
 }
 
 #[tokio::test]
-async fn a_claim_of_a_message_carries_who_we_are() {
+async fn claim_task_sends_the_worker_identity() {
     let gremlin = Gremlin::start(|_| vec![say(200, &claim("T", 0))]).await;
     let grant = source(&gremlin.url(), Dialect::Azure).claim(&message()).await.expect("it is granted");
     assert_eq!(grant.run, run("T", 0));
@@ -115,7 +115,7 @@ async fn a_claim_of_a_message_carries_who_we_are() {
 }
 
 #[tokio::test]
-async fn each_refusal_of_a_claim_asks_for_the_right_thing() {
+async fn claim_task_errors_are_classified() {
     let expected = [
         (400, Refusal::Rejected),
         (401, Refusal::Denied),
@@ -139,7 +139,7 @@ async fn each_refusal_of_a_claim_asks_for_the_right_thing() {
 }
 
 #[tokio::test]
-async fn a_grant_of_something_else_is_not_taken() {
+async fn a_grant_for_another_run_is_rejected() {
     let mut foreign = claim("T", 0);
     foreign["workerGroup"] = json!("other");
     for body in [claim("U", 0), claim("T", 1), foreign, json!({}), json!([])] {
@@ -168,7 +168,7 @@ async fn a_reclaim_replaces_the_credentials_of_every_later_call() {
 }
 
 #[tokio::test]
-async fn each_refusal_of_a_reclaim_is_definite_only_where_the_run_is_gone() {
+async fn reclaim_errors_are_definite_only_if_the_run_is_gone_or_denied() {
     let expected = [
         (400, RETRY),
         (401, Refusal::Denied),
@@ -183,13 +183,13 @@ async fn each_refusal_of_a_reclaim_is_definite_only_where_the_run_is_gone() {
         let (gremlin, source, claim) = claimed(|_| vec![error(status, "Code")]).await;
         let refused = discreet(source.reclaim(&claim).await);
         assert_eq!(refused.refusal, refusal, "{status}: {refused}");
-        // Whatever the answer, nobody else's credentials are tried behind the caller's back.
+        // The adapter does not retry with other credentials.
         assert_eq!(gremlin.asked().len(), 2);
     }
 }
 
 #[tokio::test]
-async fn each_outcome_is_reported_in_the_queues_words() {
+async fn each_outcome_is_reported_by_its_call() {
     let exception = |reason| (Outcome::Exception(reason), "exception");
     let outcomes = [
         (Outcome::Completed, "completed"),
@@ -213,7 +213,7 @@ async fn each_outcome_is_reported_in_the_queues_words() {
 }
 
 #[tokio::test]
-async fn each_refusal_of_a_report_asks_for_the_right_thing() {
+async fn report_errors_are_classified() {
     let expected =
         [(400, Refusal::Rejected), (401, Refusal::Denied), (404, Refusal::Gone), (409, Refusal::Gone), (500, RETRY)];
     for (status, refusal) in expected {
@@ -224,7 +224,7 @@ async fn each_refusal_of_a_report_asks_for_the_right_thing() {
 }
 
 #[tokio::test]
-async fn a_report_is_accepted_by_the_queue_and_by_nobody_on_the_way() {
+async fn a_report_is_accepted_only_by_the_queue() {
     let page = answer_with(200, &[("content-type", "text/html")], b"<html>please log in</html>");
     for answer in [page, say(200, &json!({})), say(200, &json!({ "status": { "taskId": "U" } }))] {
         let (_gremlin, source, claim) = claimed(|_| vec![answer]).await;
@@ -233,7 +233,7 @@ async fn a_report_is_accepted_by_the_queue_and_by_nobody_on_the_way() {
 }
 
 #[tokio::test]
-async fn a_payload_that_is_json_and_cannot_be_read_is_a_claim_all_the_same_and_says_why() {
+async fn a_claim_with_an_unreadable_payload_is_granted_with_the_reason() {
     let deep = format!("{}{}", "[".repeat(500), "]".repeat(500));
     for payload in [r#"{"command":[["echo","CANARY\ud800"]]}"#, r#"{"a":1e999}"#, &deep] {
         let tasks = |entry: serde_json::Value| {
@@ -256,7 +256,7 @@ async fn a_payload_that_is_json_and_cannot_be_read_is_a_claim_all_the_same_and_s
 }
 
 #[tokio::test]
-async fn a_run_that_is_not_running_for_us_is_canceled() {
+async fn a_run_that_this_worker_does_not_run_is_canceled() {
     let seen = |state: &str, id: &str| json!({ "runId": 0, "state": state, "workerGroup": "wg", "workerId": id });
     let expected = [(seen("running", "w1"), false), (seen("running", "w2"), true), (seen("exception", "w1"), true)];
     for (run, canceled) in expected {
@@ -277,8 +277,8 @@ fn listed(task: &str, id: &str) -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn what_was_claimed_under_our_name_when_we_had_asked_for_nothing_is_left_alone_and_counted() {
-    // By the service's clock, which is hours away from ours.
+async fn claims_made_outside_the_poll_windows_are_counted_and_not_taken_over() {
+    // The service's clock is hours off.
     let shift_s = 3 * 3600;
     let at = |ago: i64| (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(shift_s - ago)).to_string();
     let claimed = |task: &str, when: Option<String>| {
@@ -301,11 +301,11 @@ async fn what_was_claimed_under_our_name_when_we_had_asked_for_nothing_is_left_a
     let found = source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &asked).await.expect("it is answered");
     let runs: Vec<String> = found.grants.iter().map(|grant| grant.run.to_string()).collect();
     assert_eq!((runs, found.foreign_claims), (vec!["lost/0".to_owned()], 3));
-    assert_eq!(gremlin.asked().len(), 2, "nobody else's lease is touched");
+    assert_eq!(gremlin.asked().len(), 2, "foreign claims are not reclaimed");
 }
 
 #[tokio::test]
-async fn a_claim_whose_reply_was_lost_is_found_page_by_page_and_taken_over() {
+async fn claims_with_a_lost_response_are_found_on_all_pages_and_taken_over() {
     let token = "a/b+c&d=";
     let first = json!({ "tasks": [listed("A", "w2"), listed("H", "w1")], "continuationToken": token });
     let mut bare = listed("O", "w1");
@@ -336,7 +336,7 @@ async fn a_claim_whose_reply_was_lost_is_found_page_by_page_and_taken_over() {
 }
 
 #[tokio::test]
-async fn what_was_taken_over_is_kept_though_another_could_not_be() {
+async fn a_failed_takeover_does_not_drop_the_others() {
     let page = json!({ "tasks": [listed("O", "w1"), listed("P", "w1")] });
     let script = vec![say(200, &page), say(200, &reclaim("O", 0, "adopted")), error(500, "InternalServerError")];
     let gremlin = Gremlin::start(|_| script).await;
@@ -347,7 +347,7 @@ async fn what_was_taken_over_is_kept_though_another_could_not_be() {
 }
 
 #[tokio::test]
-async fn a_listing_that_never_ends_is_left() {
+async fn an_endless_listing_is_cut() {
     let page = json!({ "tasks": [], "continuationToken": "again" });
     let gremlin = Gremlin::start(|_| vec![say(200, &page)]).await;
     let grants = source(&gremlin.url(), Dialect::ClaimWork)
@@ -360,7 +360,7 @@ async fn a_listing_that_never_ends_is_left() {
 }
 
 #[tokio::test]
-async fn missing_scopes_for_taking_over_are_named() {
+async fn missing_scopes_for_recovery_are_named() {
     let page = json!({ "tasks": [listed("O", "w1")] });
     for script in [vec![error(403, "InsufficientScopes")], vec![say(200, &page), error(403, "InsufficientScopes")]] {
         let gremlin = Gremlin::start(|_| script).await;
@@ -376,7 +376,7 @@ async fn missing_scopes_for_taking_over_are_named() {
 }
 
 #[tokio::test]
-async fn settings_that_break_the_protocols_limits_are_refused_by_name() {
+async fn settings_beyond_protocol_limits_are_rejected_by_name() {
     let long = "x".repeat(23);
     let refusal = |change: &dyn Fn(&mut journeyman::source::taskcluster::Config)| {
         let mut settings = settings("http://127.0.0.1:1", Dialect::Azure);
@@ -394,7 +394,7 @@ async fn settings_that_break_the_protocols_limits_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn what_describes_a_source_holds_no_secret() {
+async fn the_description_of_a_source_has_no_secret() {
     let described = source("http://127.0.0.1:1", Dialect::ClaimWork).describe();
     assert_eq!(described, "Taskcluster (claim-work) at http://127.0.0.1:1, queue prov/wt");
 }

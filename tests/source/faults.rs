@@ -1,5 +1,5 @@
-//! Every way in which an answer can fail to come, for a long poll and for an ordinary call: nothing definite is
-//! learnt, memory and time stay bounded, and the sentence says what to look at.
+//! Network faults during a long poll and an ordinary call: nothing definite is learned, memory and time stay bounded, and
+//! the message says what to check.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::azure::{opened, queues};
 use crate::gremlin::{self, Act, Gremlin, answer, answer_with, head};
-use crate::support::{discreet, impatient, poll, settings, source};
+use crate::support::{discreet, poll, settings, source, with_short_timeouts};
 
 const RETRY: Refusal = Refusal::Retry { retry_after: None };
 
@@ -22,20 +22,20 @@ fn unfinished(announced: usize) -> Vec<u8> {
     bytes
 }
 
-/// The refusals of claimWork, and of the poll of an Azure queue, under the same fault.
+/// The errors of claimWork and of an Azure poll under the same fault.
 async fn both(act: Act) -> [CallError; 2] {
     let gremlin = Gremlin::start(|_| vec![act.clone()]).await;
-    // Only an answer that never ends is given up soon: another has the time it needs on a busy machine.
+    // Short timeouts only for endless responses; others may be slow on a busy machine.
     let endless = matches!(act, Act::Silence | Act::SayAndDrip(_));
-    let given = if endless { impatient } else { source };
+    let given = if endless { with_short_timeouts } else { source };
     let claim_work = discreet(poll(&given(&gremlin.url(), Dialect::ClaimWork)).await);
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), act]).await;
-    let azure = less_patient_azure(&gremlin).await;
+    let azure = azure_with_short_timeouts(&gremlin).await;
     [claim_work, discreet(azure.poll(PriorityQueue(0), 4).await)]
 }
 
-async fn less_patient_azure(gremlin: &Gremlin) -> Taskcluster {
-    // Opening is not what is tested: it has the time it needs on a busy machine.
+async fn azure_with_short_timeouts(gremlin: &Gremlin) -> Taskcluster {
+    // Opening is not under test and may be slow on a busy machine.
     let mut settings = settings(&gremlin.url(), Dialect::Azure);
     settings.api.timeouts.call = Duration::from_secs(10);
     let source = Taskcluster::new(settings).expect("the settings are good");
@@ -43,9 +43,8 @@ async fn less_patient_azure(gremlin: &Gremlin) -> Taskcluster {
     source
 }
 
-/// What comes of it, where anything does.
 async fn in_time<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(60), work).await.expect("it is not waited for without end")
+    tokio::time::timeout(Duration::from_secs(60), work).await.expect("the call ends")
 }
 
 fn all_retry(refusals: [CallError; 2], hint: &str) {
@@ -56,7 +55,7 @@ fn all_retry(refusals: [CallError; 2], hint: &str) {
 }
 
 #[tokio::test]
-async fn a_refused_connection_is_tried_again() {
+async fn a_refused_connection_is_retried() {
     let source = source(&gremlin::nobody().await, Dialect::ClaimWork);
     let refused = discreet(poll(&source).await);
     assert_eq!(refused.refusal, RETRY);
@@ -64,22 +63,22 @@ async fn a_refused_connection_is_tried_again() {
 }
 
 #[tokio::test]
-async fn a_reset_in_the_middle_of_a_body_is_tried_again() {
+async fn a_reset_within_a_body_is_retried() {
     all_retry(both(Act::SayAndReset(unfinished(1000))).await, "connection failed");
 }
 
 #[tokio::test]
-async fn a_truncated_body_is_tried_again() {
+async fn a_truncated_body_is_retried() {
     all_retry(both(Act::Say(unfinished(1000))).await, "connection failed");
 }
 
 #[tokio::test]
-async fn a_body_that_drips_for_ever_is_given_up_in_time() {
+async fn an_endless_slow_body_times_out() {
     all_retry(in_time(both(Act::SayAndDrip(unfinished(1 << 19)))).await, "in time");
 }
 
 #[tokio::test]
-async fn silence_is_given_up_in_time() {
+async fn silence_times_out() {
     all_retry(in_time(both(Act::Silence)).await, "in time");
 }
 
@@ -89,33 +88,33 @@ async fn a_body_of_a_gigabyte_is_not_read() {
     let gremlin = Gremlin::start(|_| vec![Act::SayAndFlood(announced.clone())]).await;
     let refused = discreet(poll(&source(&gremlin.url(), Dialect::ClaimWork)).await);
     assert_eq!(refused.refusal, RETRY);
-    assert!(refused.message.contains("longer than"), "{refused}");
-    // What is in flight when the connection is closed is a matter of socket buffers, not of ours.
+    assert!(refused.message.contains("exceeds"), "{refused}");
+    // Socket buffers decide how much is in flight when the connection is closed.
     assert!(gremlin.sent() < 16 << 20, "{} bytes were taken", gremlin.sent());
 }
 
 #[tokio::test]
-async fn an_endless_body_is_read_up_to_its_bound() {
+async fn an_endless_body_is_read_up_to_the_limit() {
     let endless = head(200, &[("content-type", "application/xml")]);
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), Act::SayAndFlood(endless)]).await;
     let source = opened(&gremlin).await;
     let refused = discreet(source.poll(PriorityQueue(0), 4).await);
     assert_eq!(refused.refusal, RETRY);
-    assert!(refused.message.contains("longer than 1048576 bytes"), "{refused}");
+    assert!(refused.message.contains("exceeds 1048576 bytes"), "{refused}");
     assert!(gremlin.sent() < 16 << 20, "{} bytes were taken", gremlin.sent());
 }
 
 #[tokio::test]
-async fn a_web_page_in_place_of_the_answer_is_tried_again() {
+async fn a_web_page_is_retried() {
     let page = "<!DOCTYPE html><html><body>Welcome to the airport</body></html>";
     let [claim_work, azure] = both(answer(200, "text/html", page)).await;
     assert_eq!((claim_work.refusal, azure.refusal), (RETRY, RETRY));
-    assert!(claim_work.message.contains("not the JSON"), "{claim_work}");
-    assert!(azure.message.contains("cannot be read") && azure.message.contains("proxy"), "{azure}");
+    assert!(claim_work.message.contains("unexpected JSON"), "{claim_work}");
+    assert!(azure.message.contains("invalid response") && azure.message.contains("proxy"), "{azure}");
 }
 
 #[tokio::test]
-async fn a_list_of_messages_is_read_whatever_its_content_type() {
+async fn a_message_list_may_have_any_content_type() {
     let list = "<QueueMessagesList/>";
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), answer(200, "text/plain", list)]).await;
     let batch = opened(&gremlin).await.poll(PriorityQueue(0), 4).await.expect("the list is read");
@@ -123,7 +122,7 @@ async fn a_list_of_messages_is_read_whatever_its_content_type() {
 }
 
 #[tokio::test]
-async fn a_proxys_error_page_is_tried_again() {
+async fn a_proxys_error_page_is_retried() {
     for status in [502, 503, 504] {
         let [claim_work, azure] = both(answer(status, "text/html", "<html>Bad Gateway</html>")).await;
         assert_eq!((claim_work.refusal, azure.refusal), (RETRY, RETRY));
@@ -132,7 +131,7 @@ async fn a_proxys_error_page_is_tried_again() {
 }
 
 #[tokio::test]
-async fn a_redirect_is_never_followed() {
+async fn redirects_are_not_followed() {
     for status in [301, 302, 303, 307, 308] {
         let elsewhere = Gremlin::start(|_| vec![gremlin::json(200, &json!({ "tasks": [] }))]).await;
         let location = elsewhere.url();
@@ -141,13 +140,13 @@ async fn a_redirect_is_never_followed() {
         assert!(elsewhere.asked().is_empty(), "{status} was followed");
         for refused in refusals {
             assert_eq!(refused.refusal, RETRY, "{status}: {refused}");
-            assert!(refused.message.contains("redirect, which is never followed"), "{refused}");
+            assert!(refused.message.contains("redirect, which is not followed"), "{refused}");
         }
     }
 }
 
 #[tokio::test]
-async fn compression_is_not_asked_for_and_not_undone() {
+async fn compression_is_neither_requested_nor_decoded() {
     let headers = [("content-type", "application/json"), ("content-encoding", "gzip")];
     let bomb = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 0xab, 0xae, 5, 0, 0x43, 0xbf, 0xa6, 0xa3, 2, 0, 0, 0];
     let gremlin = Gremlin::start(|_| vec![answer_with(200, &headers, bomb)]).await;
@@ -157,7 +156,7 @@ async fn compression_is_not_asked_for_and_not_undone() {
 }
 
 #[tokio::test]
-async fn a_pace_that_is_too_fast_says_so_and_for_how_long() {
+async fn retry_after_is_kept() {
     let headers = [("content-type", "application/json"), ("retry-after", "7")];
     let after = Some(Duration::from_secs(7));
     for refused in both(answer_with(429, &headers, "{}")).await {
@@ -169,7 +168,7 @@ async fn a_pace_that_is_too_fast_says_so_and_for_how_long() {
 }
 
 #[tokio::test]
-async fn hostile_xml_is_refused_before_it_grows() {
+async fn hostile_xml_is_rejected_before_expansion() {
     let nested = format!("<QueueMessagesList>{}", "<a>".repeat(100_000));
     let entities = "<!DOCTYPE l [<!ENTITY a \"aaaaaaaaaa\">]><QueueMessagesList>&a;</QueueMessagesList>";
     let not_utf8 = [&b"<QueueMessagesList>"[..], &[0xff, 0xfe]].concat();
@@ -179,6 +178,6 @@ async fn hostile_xml_is_refused_before_it_grows() {
         let gremlin = Gremlin::start(|url| vec![queues(url, 1), answer(200, "application/xml", body)]).await;
         let refused = discreet(opened(&gremlin).await.poll(PriorityQueue(0), 4).await);
         assert_eq!(refused.refusal, RETRY, "{refused}");
-        assert!(refused.message.contains("cannot be read"), "{refused}");
+        assert!(refused.message.contains("invalid response"), "{refused}");
     }
 }

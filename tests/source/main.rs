@@ -1,4 +1,4 @@
-//! The Taskcluster source against a server that misbehaves, and what it sends, byte for byte.
+//! The Taskcluster source against a misbehaving server.
 #![allow(missing_docs, reason = "tests are named by what they show")]
 #![allow(clippy::expect_used, clippy::panic, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,4 @@
-//! What the tests of this room share: sources that talk to a gremlin, and answers as a queue gives them.
+//! Shared helpers: sources connected to a gremlin, and responses of a queue.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::gremlin::{self, Act, Gremlin};
 
-/// Part of every secret of these tests; it must never be seen in a text of ours.
+/// Part of every secret in these tests; must appear in no message.
 pub(crate) const CANARY: &str = "CANARY";
 
 pub(crate) fn settings(root_url: &str, dialect: Dialect) -> Config {
@@ -39,8 +39,8 @@ pub(crate) fn source(root_url: &str, dialect: Dialect) -> Taskcluster {
     Taskcluster::new(settings(root_url, dialect)).expect("the settings are good")
 }
 
-/// As [`source`], giving up soon: for answers that never come to an end.
-pub(crate) fn impatient(root_url: &str, dialect: Dialect) -> Taskcluster {
+/// As [`source`], with short timeouts, for endless responses.
+pub(crate) fn with_short_timeouts(root_url: &str, dialect: Dialect) -> Taskcluster {
     let mut settings = settings(root_url, dialect);
     let soon = Duration::from_millis(200);
     settings.api.timeouts = Timeouts { call: soon, long_poll: soon, ..Timeouts::default() };
@@ -55,14 +55,14 @@ fn in_seconds(seconds: i64) -> String {
     (Timestamp::now() + SignedDuration::from_secs(seconds)).to_string()
 }
 
-/// A claim as the queue grants it for 20 minutes from now.
+/// A claim for 20 minutes from now.
 pub(crate) fn claim(task: &str, run: u32) -> Value {
     let mut claim = reclaim(task, run, "first");
     claim["task"] = json!({ "payload": {}, "expires": "2030-01-01T00:00:00.000Z" });
     claim
 }
 
-/// A reclaim as the queue grants it for 20 minutes from now, with credentials of this name.
+/// A reclaim for 20 minutes from now, with credentials of this name.
 pub(crate) fn reclaim(task: &str, run: u32, credentials: &str) -> Value {
     json!({
         "status": { "taskId": task, "runs": [] },
@@ -78,19 +78,19 @@ pub(crate) fn reclaim(task: &str, run: u32, credentials: &str) -> Value {
     })
 }
 
-/// An error as every Taskcluster service words it.
+/// An error response of a Taskcluster service.
 pub(crate) fn error(status: u16, code: &str) -> Act {
     let message = format!("It is so.\n\n---\n\n* statusCode: {status}");
     let info = json!({ "payload": { "secret": CANARY } });
     gremlin::json(status, &json!({ "code": code, "message": message, "requestInfo": info }))
 }
 
-/// Claims run `T/0` from a gremlin that plays `then` afterwards.
+/// Claims run `T/0` from a gremlin that continues with the script `then`.
 pub(crate) async fn claimed(then: impl FnOnce(&str) -> Vec<Act>) -> (Gremlin, Taskcluster, Claim) {
     claimed_by(then, |_| {}).await
 }
 
-/// As [`claimed`], with other settings.
+/// As [`claimed`], with changed settings.
 pub(crate) async fn claimed_by(
     then: impl FnOnce(&str) -> Vec<Act>,
     change: impl FnOnce(&mut Config),
@@ -117,7 +117,7 @@ pub(crate) async fn poll(source: &Taskcluster) -> Result<PollBatch, CallError> {
     source.poll(journeyman::domain::id::PriorityQueue(0), 4).await
 }
 
-/// Checks that a refusal gives nothing away, and hands it on.
+/// Checks that an error reveals no secret, and returns it.
 pub(crate) fn discreet<T>(answer: Result<T, CallError>) -> CallError {
     let refused = answer.err().expect("the call is refused");
     let shown = format!("{refused} {refused:?}");

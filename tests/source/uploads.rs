@@ -1,4 +1,4 @@
-//! How artifacts are announced and sent.
+//! Artifact uploads.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn large() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_file_goes_to_a_fresh_url_each_time_whole_and_with_its_length_and_type() {
+async fn each_attempt_sends_the_whole_file_to_a_fresh_url() {
     let script = |url: &str| vec![s3(url, "first"), error(503, "SlowDown"), s3(url, "second"), answer(200, "", "")];
     let (gremlin, source, claim) = claimed(script).await;
     let content = large();
@@ -57,7 +57,7 @@ async fn a_file_goes_to_a_fresh_url_each_time_whole_and_with_its_length_and_type
 }
 
 #[tokio::test]
-async fn an_empty_file_is_sent_as_one() {
+async fn an_empty_file_is_uploaded() {
     let (gremlin, source, claim) = claimed(|url| vec![s3(url, "x"), answer(200, "", "")]).await;
     source.upload(&claim, &artifact(file(b""))).await.expect("it is stored");
     let put = gremlin.asked().remove(2);
@@ -65,17 +65,17 @@ async fn an_empty_file_is_sent_as_one() {
 }
 
 #[tokio::test]
-async fn a_file_that_became_shorter_is_said_so() {
+async fn a_truncated_file_is_reported() {
     let (_gremlin, source, claim) = claimed(|url| vec![s3(url, "x"), Act::Silence]).await;
     let ArtifactBody::File { file, bytes, content_type } = file(b"0123456789") else { unreachable!() };
     file.set_len(4).expect("a file can be cut");
     let refused = discreet(source.upload(&claim, &artifact(ArtifactBody::File { file, bytes, content_type })).await);
     assert_eq!(refused.refusal, Refusal::Rejected);
-    assert!(refused.message.contains("ends at byte 4, though 10"), "{refused}");
+    assert!(refused.message.contains("truncated at byte 4 of 10"), "{refused}");
 }
 
 #[tokio::test]
-async fn each_refusal_of_storage_asks_for_the_right_thing() {
+async fn storage_errors_are_classified() {
     let throttled = Refusal::Throttled { retry_after: None };
     for (status, refusal) in [
         (400, RETRY),
@@ -93,7 +93,7 @@ async fn each_refusal_of_storage_asks_for_the_right_thing() {
 }
 
 #[tokio::test]
-async fn each_refusal_of_an_announcement_asks_for_the_right_thing() {
+async fn create_artifact_errors_are_classified() {
     for (status, refusal) in
         [(400, Refusal::Rejected), (403, Refusal::Denied), (404, Refusal::Gone), (409, Refusal::Gone), (500, RETRY)]
     {
@@ -105,16 +105,16 @@ async fn each_refusal_of_an_announcement_asks_for_the_right_thing() {
 }
 
 #[tokio::test]
-async fn an_upload_url_that_leads_to_the_hosts_own_credentials_is_refused() {
+async fn an_upload_url_of_a_metadata_service_is_rejected() {
     let bad = say(200, &json!({ "putUrl": "http://169.254.169.254/latest", "contentType": "text/plain" }));
     let (_gremlin, source, claim) = claimed(|_| vec![bad]).await;
     let refused = discreet(source.upload(&claim, &artifact(file(b"x"))).await);
-    assert!(refused.message.contains("may not be spoken to"), "{refused}");
+    assert!(refused.message.contains("not allowed"), "{refused}");
 }
 
 #[tokio::test]
-async fn a_name_that_leads_to_a_private_address_is_refused_until_it_is_allowed() {
-    // The queue is at 127.0.0.1, which is the configured host; this is another one.
+async fn a_host_with_a_private_address_is_rejected_unless_allowed() {
+    // The configured host is 127.0.0.1; this is another one.
     let named = |url: &str| vec![s3(&url.replace("127.0.0.1", "localhost"), "place"), answer(200, "", "")];
     let (gremlin, source, claim) = claimed(named).await;
     let refused = discreet(source.upload(&claim, &artifact(file(b"x"))).await);
@@ -130,7 +130,7 @@ async fn a_name_that_leads_to_a_private_address_is_refused_until_it_is_allowed()
 }
 
 #[tokio::test]
-async fn links_references_and_errors_are_announced_alone() {
+async fn links_references_and_errors_need_one_call() {
     let link = ArtifactBody::Link { target: "public/b".into(), content_type: "text/plain".into() };
     let reference = ArtifactBody::Reference { url: "https://x.example".into(), content_type: "text/plain".into() };
     let missing = ArtifactBody::Error { reason: "file-missing-on-worker", message: "It is not there.".into() };
@@ -157,7 +157,7 @@ async fn links_references_and_errors_are_announced_alone() {
 }
 
 #[tokio::test]
-async fn an_artifact_may_say_itself_when_it_expires() {
+async fn an_artifact_may_have_its_own_expiry() {
     let (gremlin, source, claim) = claimed(|url| vec![s3(url, "x"), answer(200, "", "")]).await;
     let mut artifact = artifact(file(b"x"));
     artifact.expires = Some("2027-01-01T00:00:00Z".into());
@@ -192,7 +192,7 @@ async fn stored_object(script: Vec<Act>, content: &[u8]) -> (Gremlin, Result<(),
 }
 
 #[tokio::test]
-async fn a_small_object_travels_inside_the_request() {
+async fn a_small_object_is_sent_inline() {
     let inline = say(200, &json!({ "uploadMethod": { "dataInline": true } }));
     let script = vec![inline, say(200, &json!({})), answer(204, "", "")];
     let (gremlin, stored) = stored_object(script, b"hello object").await;
@@ -212,7 +212,7 @@ async fn a_small_object_travels_inside_the_request() {
 }
 
 #[tokio::test]
-async fn a_large_object_is_put_where_the_object_service_says() {
+async fn a_large_object_is_sent_to_the_put_url() {
     let storage = Gremlin::start(|_| vec![answer(200, "", "")]).await;
     let put_url = json!({
         "url": format!("{}/bucket?sig={CANARY}", storage.url()),
@@ -233,7 +233,7 @@ async fn a_large_object_is_put_where_the_object_service_says() {
 }
 
 #[tokio::test]
-async fn an_object_that_nobody_takes_is_tried_again() {
+async fn an_object_without_an_accepted_method_is_retried() {
     let (_gremlin, stored) = stored_object(vec![say(200, &json!({ "uploadMethod": {} }))], b"x").await;
     assert_eq!(discreet(stored).refusal, RETRY);
 }

@@ -1,4 +1,4 @@
-//! `journeyman task create`: from a command line, a payload or a whole definition to a task in the queue.
+//! `journeyman task create`: creates a task from a command line, a payload or a definition.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -16,68 +16,58 @@ use crate::domain::id::TaskId;
 use crate::limits::TASK_DEFINITION_BYTES_MAX;
 use crate::source::taskcluster::formats::{format_time, new_task_id};
 
-/// `task create`
 #[derive(Debug, Args)]
 pub struct CreateArgs {
-    /// What to run, for the `command` handler: a program and its arguments
+    /// Program and arguments, for the `command` handler
     #[arg(value_name = "PROGRAM", last = true)]
     program: Vec<String>,
-    /// The payload as JSON, `@FILE` for a file, `-` for standard input
+    /// Payload as JSON, `@FILE` to read a file, `-` to read standard input
     #[arg(long, value_name = "JSON", conflicts_with = "program")]
     payload: Option<String>,
-    /// The whole definition as JSON, `@FILE` for a file, `-` for standard input; what is missing is filled in
+    /// Definition as JSON, `@FILE` to read a file, `-` to read standard input; missing properties are filled in
     #[arg(long, value_name = "JSON", conflicts_with_all = ["program", "payload"])]
     definition: Option<String>,
-    /// Which queue [default: that of `journeyman dev`]
+    /// Task queue [default: the one of `journeyman dev`]
     #[arg(long, value_name = "PROVISIONER/WORKER-TYPE")]
     queue: Option<Queue>,
-    /// A name for people
+    /// Name of the task
     #[arg(long)]
     name: Option<String>,
-    /// Which of the waiting tasks is claimed first [default: that of the queue, lowest]
+    /// Priority among pending tasks [default: lowest]
     #[arg(long, value_enum)]
     priority: Option<Priority>,
-    /// How often the task may be retried [default: that of the queue, 5]
+    /// Maximum number of retries [default: 5]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=49))]
     retries: Option<u8>,
-    /// How long the task has from now on until it is given up
+    /// Time until the deadline of the task
     #[arg(long, value_name = "TIME", default_value = "1h")]
     deadline: Span,
-    /// How long the program may run
+    /// Maximum run time of the program
     #[arg(long, value_name = "TIME", default_value = "10m")]
     max_run_time: Span,
-    /// The id of the task [default: a fresh one]
+    /// Task id [default: a new one]
     #[arg(long, value_name = "TASK", value_parser = super::parse_task_id)]
     task_id: Option<TaskId>,
-    /// Wait until it is resolved; exit code 0 when it completed
+    /// Wait until the task is resolved; exit code 0 if it completed
     #[arg(long)]
     wait: bool,
-    /// How to print it
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
 }
 
-/// Priorities, from the first to be claimed to the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Priority {
-    /// Before all others
     Highest,
-    /// 2nd
     VeryHigh,
-    /// 3rd
     High,
-    /// 4th
     Medium,
-    /// 5th
     Low,
-    /// 6th
     VeryLow,
-    /// After all others
     Lowest,
 }
 
 impl Priority {
-    /// The queue's word for it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -92,11 +82,6 @@ impl Priority {
     }
 }
 
-/// Runs it.
-///
-/// # Errors
-///
-/// What the queue refuses, and what cannot be made a definition of.
 pub async fn run(create: CreateArgs, client: &QueueClient) -> ExitResult {
     let task = create.task_id.clone().unwrap_or_else(new_task_id);
     let definition = create.definition(client)?;
@@ -134,7 +119,7 @@ impl CreateArgs {
         let deadline = SignedDuration::try_from(self.deadline.0)
             .ok()
             .and_then(|span| now.checked_add(span).ok())
-            .ok_or_else(|| Failure::new(Exit::Usage, "--deadline is too far away"))?;
+            .ok_or_else(|| Failure::new(Exit::Usage, "--deadline is too large"))?;
         let mut fill = |name: &str, value: Value| {
             definition.entry(name).or_insert(value);
         };
@@ -146,7 +131,7 @@ impl CreateArgs {
             json!({
                 "name": name.unwrap_or_else(|| "task".to_owned()),
                 "description": "created by journeyman task create",
-                "owner": "nobody@example.com",
+                "owner": "unknown@example.com",
                 "source": "https://example.com/journeyman",
             }),
         );
@@ -159,15 +144,16 @@ impl CreateArgs {
         Ok(Value::Object(definition))
     }
 
-    /// Both eras understand provisioner id and worker type; a task queue id is today's only.
+    /// Uses provisionerId and workerType, which the Azure dialect also has; it has no taskQueueId.
     fn fill_queue(&self, definition: &mut Map<String, Value>, client: &QueueClient) -> Result<(), Failure> {
-        let named = ["taskQueueId", "provisionerId", "workerType"].iter().any(|name| definition.contains_key(*name));
-        if named && self.queue.is_none() {
+        let has_queue =
+            ["taskQueueId", "provisionerId", "workerType"].iter().any(|name| definition.contains_key(*name));
+        if has_queue && self.queue.is_none() {
             return Ok(());
         }
-        let of_dev = || client.task_queue.as_deref().and_then(|queue| queue.parse().ok());
-        let Some(queue): Option<Queue> = self.queue.clone().or_else(of_dev) else {
-            return Err(Failure::new(Exit::Usage, "which queue? name it with --queue PROVISIONER/WORKER-TYPE"));
+        let dev_queue = || client.task_queue.as_deref().and_then(|queue| queue.parse().ok());
+        let Some(queue): Option<Queue> = self.queue.clone().or_else(dev_queue) else {
+            return Err(Failure::new(Exit::Usage, "no task queue: set --queue PROVISIONER/WORKER-TYPE"));
         };
         definition.remove("taskQueueId");
         definition.insert("provisionerId".to_owned(), json!(queue.provisioner()));
@@ -182,18 +168,14 @@ impl CreateArgs {
         if self.program.is_empty() {
             return Err(Failure::new(
                 Exit::Usage,
-                "what should it do? `journeyman task create -- /bin/echo hello`, or --payload, or --definition",
+                "no payload: pass a program (`journeyman task create -- /bin/echo hello`), --payload or --definition",
             ));
         }
         Ok(json!({ "command": [self.program], "maxRunTime": self.max_run_time.0.as_secs().max(1) }))
     }
 }
 
-/// Reads a JSON text as it is given on a command line: itself, `@FILE`, or `-` for standard input.
-///
-/// # Errors
-///
-/// What cannot be read or is too large.
+/// Reads a JSON argument: the text itself, `@FILE`, or `-` for standard input.
 pub(in crate::cli) fn read_json_arg(text: &str, what: &str) -> Result<String, Failure> {
     let from: Box<dyn std::io::Read> = match text.strip_prefix('@') {
         _ if text == "-" => Box::new(std::io::stdin().lock()),
@@ -207,7 +189,7 @@ pub(in crate::cli) fn read_json_arg(text: &str, what: &str) -> Result<String, Fa
         .read_to_string(&mut text)
         .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot read the {what}: {error}")))?;
     if text.len() as u64 > TASK_DEFINITION_BYTES_MAX {
-        return Err(Failure::new(Exit::Usage, format!("the {what} is over 1 MiB, which no queue accepts")));
+        return Err(Failure::new(Exit::Usage, format!("the {what} exceeds the 1 MiB that queues accept")));
     }
     Ok(text)
 }
@@ -215,10 +197,9 @@ pub(in crate::cli) fn read_json_arg(text: &str, what: &str) -> Result<String, Fa
 fn parse_object(text: &str, what: &str) -> Result<Map<String, Value>, Failure> {
     match serde_json::from_str(text) {
         Ok(Value::Object(object)) => Ok(object),
-        Ok(_) => Err(Failure::new(Exit::Usage, format!("the {what} has to be a JSON object, {{…}}"))),
-        Err(error) => Err(Failure::new(
-            Exit::Usage,
-            format!("the {what} is not JSON: {error}; a file is named with `@` before its name"),
-        )),
+        Ok(_) => Err(Failure::new(Exit::Usage, format!("the {what} is not a JSON object"))),
+        Err(error) => {
+            Err(Failure::new(Exit::Usage, format!("the {what} is not JSON: {error}; to read a file, write @FILE")))
+        }
     }
 }

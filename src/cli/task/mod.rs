@@ -1,5 +1,4 @@
-//! `journeyman task`: create, look at, wait for, read, cancel and list tasks of any queue that speaks the
-//! Taskcluster API.
+//! `journeyman task`: creates, shows, waits for, cancels and lists tasks of any Taskcluster queue, and prints their logs.
 
 pub mod create;
 pub mod status;
@@ -18,10 +17,8 @@ use crate::limits::{TASK_LIST_PAGES_MAX, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN}
 use crate::source::CallError;
 use status::{TaskState, TaskStatus};
 
-/// The artifact that a task's log is found under.
 pub const LOG_ARTIFACT: &str = "public/logs/live.log";
 
-/// What to do with tasks.
 #[derive(Debug, Args)]
 pub struct TaskArgs {
     #[command(flatten)]
@@ -32,26 +29,26 @@ pub struct TaskArgs {
 
 #[derive(Debug, Subcommand)]
 enum TaskCommand {
-    /// Create a task; its id is printed
+    /// Create a task and print its id
     Create(create::CreateArgs),
-    /// Show how tasks are
+    /// Show the status of tasks
     Status(TaskIdsArgs),
-    /// Wait until tasks are resolved; exit code 0 when all of them completed
+    /// Wait until tasks are resolved; exit code 0 if all of them completed
     Wait(WaitArgs),
     /// Print the log of a task
     Log(LogArgs),
-    /// Cancel tasks; exit code 0 when all of them are canceled
+    /// Cancel tasks; exit code 0 if all of them are canceled
     Cancel(TaskIdsArgs),
-    /// List the tasks of a queue that wait or run
+    /// List the pending and running tasks of a queue
     List(ListArgs),
 }
 
 #[derive(Debug, Args)]
 struct TaskIdsArgs {
-    /// The tasks
+    /// Task ids
     #[arg(value_name = "TASK", required = true, value_parser = parse_task_id)]
     tasks: Vec<TaskId>,
-    /// How to print it
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
 }
@@ -60,30 +57,30 @@ struct TaskIdsArgs {
 struct WaitArgs {
     #[command(flatten)]
     ids: TaskIdsArgs,
-    /// How long to wait at most
+    /// Maximum time to wait
     #[arg(long, value_name = "TIME", default_value = "1h")]
     timeout: Span,
 }
 
 #[derive(Debug, Args)]
 struct LogArgs {
-    /// The task
+    /// Task id
     #[arg(value_name = "TASK", value_parser = parse_task_id)]
     task: TaskId,
-    /// Which run; the last one where it is not given
+    /// Run number [default: the last run]
     #[arg(long, value_name = "RUN")]
     run: Option<u32>,
-    /// Wait until the run is resolved; the log is stored then
+    /// Wait until the run is resolved and its log is uploaded
     #[arg(long)]
     wait: bool,
 }
 
 #[derive(Debug, Args)]
 struct ListArgs {
-    /// Which queue [default: that of `journeyman dev`]
+    /// Task queue [default: the one of `journeyman dev`]
     #[arg(long, value_name = "PROVISIONER/WORKER-TYPE")]
     queue: Option<Queue>,
-    /// How to print it
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
 }
@@ -92,11 +89,6 @@ fn parse_task_id(text: &str) -> Result<TaskId, String> {
     TaskId::parse(text).ok_or_else(|| "a task id is printable ASCII without space and slash".to_owned())
 }
 
-/// Runs it.
-///
-/// # Errors
-///
-/// See [`QueueClient::call_failure`].
 pub async fn run(arguments: TaskArgs, environment: &Environment) -> ExitResult {
     let client = arguments.target.client(environment)?;
     match arguments.command {
@@ -120,7 +112,7 @@ pub async fn run(arguments: TaskArgs, environment: &Environment) -> ExitResult {
     }
 }
 
-/// Cancels each, whatever became of the one before it.
+/// Cancels each task, also after an error.
 async fn cancel(client: &QueueClient, named: &TaskIdsArgs) -> ExitResult {
     let (mut statuses, mut refused) = (Vec::new(), None);
     for task in &named.tasks {
@@ -136,17 +128,13 @@ async fn cancel(client: &QueueClient, named: &TaskIdsArgs) -> ExitResult {
     print_statuses(&statuses, named.output)?;
     let mut exit = refused.unwrap_or(Exit::Success);
     for status in statuses.iter().filter(|status| !status.is_canceled()) {
-        output::print_stderr(&format!(
-            "{} is {} already, so there is nothing to cancel",
-            status.task,
-            status.summary()
-        ));
+        output::print_stderr(&format!("{} is already {} and cannot be canceled", status.task, status.summary()));
         exit = Exit::Failed;
     }
     Ok(exit)
 }
 
-/// Those that can be had up to the first that cannot, and why that cannot.
+/// The statuses up to the first error, and that error.
 async fn fetch_statuses(client: &QueueClient, tasks: &[TaskId]) -> (Vec<TaskStatus>, Option<Failure>) {
     let mut statuses = Vec::new();
     for task in tasks {
@@ -158,11 +146,7 @@ async fn fetch_statuses(client: &QueueClient, tasks: &[TaskId]) -> (Vec<TaskStat
     (statuses, None)
 }
 
-/// Asks until every task is resolved. What is transient is asked again for as long as the time lasts.
-///
-/// # Errors
-///
-/// A definite refusal, or [`Exit::Failed`] where the time is over.
+/// Polls until every task is resolved; transient errors are retried until the timeout.
 pub async fn wait_for(client: &QueueClient, tasks: &[TaskId], timeout: Span) -> Result<Vec<TaskStatus>, Failure> {
     let waited = tokio::time::timeout(timeout.0, async {
         let mut pause = TASK_WAIT_POLL_MIN;
@@ -218,9 +202,9 @@ async fn print_log(client: &QueueClient, log: &LogArgs) -> ExitResult {
         Err(CallError { refusal: Refusal::Gone, .. }) => return Err(absent()),
         Err(refused) => return Err(client.call_failure(refused)),
     };
-    let mut shown = output::UntrustedOutput::to_stdout();
-    while let Some(piece) = download.next_chunk().await.map_err(|refused| client.call_failure(refused))? {
-        shown.print(&piece)?;
+    let mut out = output::UntrustedOutput::to_stdout();
+    while let Some(chunk) = download.next_chunk().await.map_err(|refused| client.call_failure(refused))? {
+        out.print(&chunk)?;
     }
     Ok(Exit::Success)
 }
@@ -228,7 +212,7 @@ async fn print_log(client: &QueueClient, log: &LogArgs) -> ExitResult {
 async fn list_queue(client: &QueueClient, list: ListArgs) -> ExitResult {
     let named = list.queue.map(|queue| queue.to_string());
     let Some(queue) = named.or_else(|| client.task_queue.clone()) else {
-        return Err(Failure::new(Exit::Usage, "which queue? name it with --queue PROVISIONER/WORKER-TYPE"));
+        return Err(Failure::new(Exit::Usage, "no task queue: set --queue PROVISIONER/WORKER-TYPE"));
     };
     let mut entries = Vec::new();
     for listing in [Listing::Claimed, Listing::Pending] {
@@ -253,7 +237,7 @@ async fn list_queue(client: &QueueClient, list: ListArgs) -> ExitResult {
             };
             output::json(&serde_json::json!({ "claimed": of(Listing::Claimed), "pending": of(Listing::Pending) }))?;
         }
-        Format::Table if entries.is_empty() => output::line(&format!("nothing waits or runs in {queue}"))?,
+        Format::Table if entries.is_empty() => output::line(&format!("no pending or running tasks in {queue}"))?,
         Format::Table => {
             let text = |entry: &serde_json::Value, path: &str| {
                 entry.pointer(path).and_then(serde_json::Value::as_str).unwrap_or("-").to_owned()

@@ -1,28 +1,20 @@
-//! A task's status as the queue answers it, read tolerantly and written for a person.
+//! Parses the task status of a queue and formats it for users.
 
 use std::fmt::Write as _;
-
 use std::time::Duration;
 
 use jiff::{SignedDuration, SpanRound, Timestamp, Unit};
 use serde_json::Value;
 
-/// How a task is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskState {
-    /// Waits for something before it may run.
     Unscheduled,
-    /// Waits for a worker.
     Pending,
-    /// Runs.
     Running,
-    /// Succeeded.
     Completed,
-    /// Did not succeed.
     Failed,
-    /// Ended otherwise.
     Exception,
-    /// A word that is not known here.
+    /// A state unknown to this version.
     Other,
 }
 
@@ -40,45 +32,35 @@ impl TaskState {
     }
 }
 
-/// One run of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunStatus {
-    /// Its number, from 0.
     pub number: u32,
-    /// How it is.
     pub state: TaskState,
-    /// The queue's word for how it is.
+    /// The state as the queue spells it.
     pub state_text: String,
-    /// Why it was resolved, in the queue's words.
+    /// `reasonResolved`.
     pub reason: Option<String>,
-    /// Who has it.
+    /// `GROUP/ID`.
     pub worker: Option<String>,
-    /// When it was started.
     pub started_at: Option<Timestamp>,
     resolved_at: Option<Timestamp>,
-    /// Until when it is claimed.
     pub taken_until: Option<Timestamp>,
 }
 
-/// A task's status.
 #[derive(Debug, Clone)]
 pub struct TaskStatus {
-    /// The task.
     pub task: String,
-    /// How it is.
     pub state: TaskState,
     state_text: String,
     queue: String,
-    /// How many times it may still be retried.
     pub retries_left: Option<u64>,
-    /// Its runs, in order.
     pub runs: Vec<RunStatus>,
-    /// What the queue answered.
+    /// The response of the queue.
     pub raw: Value,
 }
 
 impl TaskStatus {
-    /// Reads what the queue answered. What is missing is left out.
+    /// Missing properties are left out.
     #[must_use]
     pub fn read(raw: &Value) -> Self {
         let text = |name: &str| raw.get(name).and_then(Value::as_str).unwrap_or("").to_owned();
@@ -98,36 +80,34 @@ impl TaskStatus {
         }
     }
 
-    /// Whether nothing will happen to it any more.
     #[must_use]
     pub fn is_resolved(&self) -> bool {
         matches!(self.state, TaskState::Completed | TaskState::Failed | TaskState::Exception)
     }
 
-    /// Whether its end is that it was canceled.
     #[must_use]
     pub fn is_canceled(&self) -> bool {
         self.runs.last().and_then(|run| run.reason.as_deref()) == Some("canceled")
     }
 
-    /// State and, while it runs, how long the claim lasts from `now`.
+    /// The state and, while running, the rest of the lease.
     #[must_use]
     pub fn short_summary(&self, now: Timestamp) -> String {
         let claimed = self.runs.last().filter(|run| run.state == TaskState::Running).and_then(|run| run.taken_until);
         match claimed {
-            Some(until) => format!("running, claim ends in {} s", until.duration_since(now).as_secs().max(0)),
+            Some(until) => format!("running, claim expires in {} s", until.duration_since(now).as_secs().max(0)),
             None => self.summary(),
         }
     }
 
-    /// State and, where that says more, the reason.
+    /// The state and a reason that differs from it.
     #[must_use]
     pub fn summary(&self) -> String {
         let reason = self.runs.last().and_then(|run| run.reason.as_ref()).filter(|reason| **reason != self.state_text);
         reason.map_or_else(|| self.state_text.clone(), |reason| format!("{} {reason}", self.state_text))
     }
 
-    /// Why a run, or the last one, has no log, and what to do about it.
+    /// Why a run (by default the last one) has no log, and what to do.
     #[must_use]
     pub fn missing_log_reason(&self, run: Option<u32>) -> String {
         let (task, queue) = (&self.task, &self.queue);
@@ -138,39 +118,38 @@ impl TaskStatus {
         let Some(found) = wanted else {
             return match (run, self.state, self.runs.last()) {
                 (Some(number), _, Some(last)) => {
-                    format!("{task} has no run {number}; its last is {}", last.number)
+                    format!("{task} has no run {number}; the last run is {}", last.number)
                 }
-                (_, TaskState::Unscheduled, _) => format!(
-                    "{task} is unscheduled: it waits for the tasks it depends on, or to be scheduled, and has no run yet"
-                ),
-                _ => format!("{task} is {} and never ran, so there is no log", self.summary()),
+                (_, TaskState::Unscheduled, _) => {
+                    format!("{task} is unscheduled: it waits for its dependencies and has no run yet")
+                }
+                _ => format!("{task} is {} and has no run, so there is no log", self.summary()),
             };
         };
         let earlier = match found.number.checked_sub(1) {
-            Some(before) => format!("; `--run {before}` shows the run before it"),
+            Some(before) => format!("; `--run {before}` shows the previous run"),
             None => String::new(),
         };
-        let (run, words) = (format!("{task}/{}", found.number), found.summary());
+        let (run, summary) = (format!("{task}/{}", found.number), found.summary());
         match found.state {
             TaskState::Pending | TaskState::Unscheduled => format!(
-                "{run} is pending: no worker of {queue} has claimed it yet. Is one running? --wait waits for its log{earlier}"
+                "{run} is pending: no worker of {queue} has claimed it yet. Is one running? --wait waits for the log{earlier}"
             ),
             TaskState::Running => {
-                format!("{run} is running, and its log is stored when it ends. --wait waits for that{earlier}")
+                format!("{run} is running; its log is uploaded at the end. --wait waits for it{earlier}")
             }
             TaskState::Exception if found.started_at.is_none() => {
-                format!("{run} ended as {words} before a worker started it, so there is no log{earlier}")
+                format!("{run} is {summary} and was never started, so there is no log{earlier}")
             }
             TaskState::Exception => format!(
-                "{run} ended as {words} and has no log: its worker had not begun it, is stopping it and may still store one, or was lost{earlier}"
+                "{run} is {summary} and has no log: the worker did not start it, is still uploading the log, or was lost{earlier}"
             ),
             TaskState::Completed | TaskState::Failed | TaskState::Other => {
-                format!("{run} is {words} and has no log: its worker stored none, or it has expired{earlier}")
+                format!("{run} is {summary} and has no log: none was uploaded, or it has expired{earlier}")
             }
         }
     }
 
-    /// For a person.
     #[must_use]
     pub fn describe(&self) -> String {
         let mut out = String::new();
@@ -184,7 +163,7 @@ impl TaskStatus {
 }
 
 impl RunStatus {
-    /// Whether it was claimed for longer than one claim of this length.
+    /// Whether the lease was extended beyond one claim of this length.
     #[must_use]
     pub fn was_extended(&self, claim: Duration) -> bool {
         let (Some(started), Some(until)) = (self.started_at, self.taken_until) else { return false };
@@ -239,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn why_there_is_no_log_says_what_is_so_and_what_to_do() {
+    fn the_reason_for_a_missing_log_names_the_next_step() {
         let why = |state: &str, runs: Value, run: Option<u32>| {
             let raw = serde_json::json!({ "taskId": "abc", "taskQueueId": "a/b", "state": state, "runs": runs });
             TaskStatus::read(&raw).missing_log_reason(run)
@@ -247,18 +226,18 @@ mod tests {
         let run = |state: &str, started: Option<&str>, reason: Option<&str>| serde_json::json!({ "runId": 0, "state": state, "started": started, "reasonResolved": reason });
         let began = Some("2026-11-21T10:20:44.5Z");
         let second = serde_json::json!({ "runId": 1, "state": "pending" });
-        for (text, words) in [
+        for (text, parts) in [
             (why("unscheduled", serde_json::json!([]), None), &["is unscheduled", "depends on"][..]),
-            (why("exception", serde_json::json!([]), None), &["abc is exception and never ran"]),
+            (why("exception", serde_json::json!([]), None), &["abc is exception and has no run"]),
             (why("pending", serde_json::json!([run("pending", None, None)]), None), &["no worker of a/b", "--wait"]),
             (why("running", serde_json::json!([run("running", began, None)]), None), &["abc/0 is running", "--wait"]),
             (
                 why("exception", serde_json::json!([run("exception", None, Some("canceled"))]), None),
-                &["exception (canceled) before a worker started it"],
+                &["exception (canceled) and was never started"],
             ),
             (
                 why("exception", serde_json::json!([run("exception", began, Some("claim-expired"))]), None),
-                &["exception (claim-expired)", "may still store one, or was lost"],
+                &["exception (claim-expired)", "was lost"],
             ),
             (
                 why("completed", serde_json::json!([run("completed", began, Some("completed"))]), None),
@@ -266,16 +245,19 @@ mod tests {
             ),
             (
                 why("pending", serde_json::json!([run("exception", began, Some("claim-expired")), second]), None),
-                &["abc/1 is pending", "`--run 0` shows the run before it"],
+                &["abc/1 is pending", "`--run 0` shows the previous run"],
             ),
-            (why("running", serde_json::json!([run("running", began, None)]), Some(7)), &["no run 7; its last is 0"]),
+            (
+                why("running", serde_json::json!([run("running", began, None)]), Some(7)),
+                &["no run 7; the last run is 0"],
+            ),
         ] {
-            assert!(words.iter().all(|words| text.contains(words)), "{text}");
+            assert!(parts.iter().all(|part| text.contains(part)), "{text}");
         }
     }
 
     #[test]
-    fn a_status_of_either_era_is_read() {
+    fn statuses_of_both_dialects_are_parsed() {
         let modern = serde_json::json!({
             "taskId": "abc", "taskQueueId": "a/b", "provisionerId": "a", "workerType": "b", "state": "exception",
             "retriesLeft": 0,

@@ -56,7 +56,7 @@ pub enum ArtifactStorage {
     /// The queue's own bucket.
     #[default]
     S3,
-    /// The object service. Queues of the Azure dialect do not have it.
+    /// The object service. Not known to Azure-style queues.
     Object,
 }
 

@@ -1,4 +1,4 @@
-//! What a caller may make the queue hold: little before it has proved itself, and all callers together within a bound.
+//! Limits on what callers may make the queue hold, before and after authentication.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,13 +11,12 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::client::{Api, slugid};
-use super::place::Place;
+use super::test_queue::TestQueue;
 
-async fn connect(place: &Place) -> TcpStream {
-    TcpStream::connect(place.running.address()).await.expect("the queue listens")
+async fn connect(server: &TestQueue) -> TcpStream {
+    TcpStream::connect(server.running.address()).await.expect("the queue listens")
 }
 
-/// The head of a `PUT` with a body of so many bytes.
 fn head(api: &Api, path: &str, authorization: &str, length: usize) -> String {
     let host = api.root.trim_start_matches("http://");
     format!(
@@ -26,7 +25,6 @@ fn head(api: &Api, path: &str, authorization: &str, length: usize) -> String {
     )
 }
 
-/// Reads to the end of an answer's head.
 async fn answer_head(stream: &mut TcpStream) -> String {
     let mut text = Vec::new();
     while !text.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -37,97 +35,97 @@ async fn answer_head(stream: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn a_caller_who_cannot_sign_is_refused_before_its_body_is_read() {
-    let place = Place::new().await;
+async fn an_unauthenticated_caller_is_rejected_before_its_body_is_read() {
+    let server = TestQueue::new().await;
     let path = format!("/api/queue/v1/task/{}", slugid());
-    let forger = Api { token: "not the token".to_owned(), ..place.api.clone() };
-    let mut stream = connect(&place).await;
-    stream.write_all(head(&place.api, &path, &forger.header("PUT", &path, None), 9 << 20).as_bytes()).await.unwrap();
-    let told = answer_head(&mut stream).await;
-    assert!(told.starts_with("http/1.1 401 ") && told.contains("connection: close"), "{told}");
-    place.running.stop().await;
+    let forger = Api { token: "not the token".to_owned(), ..server.api.clone() };
+    let mut stream = connect(&server).await;
+    stream.write_all(head(&server.api, &path, &forger.header("PUT", &path, None), 9 << 20).as_bytes()).await.unwrap();
+    let response = answer_head(&mut stream).await;
+    assert!(response.starts_with("http/1.1 401 ") && response.contains("connection: close"), "{response}");
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_stranger_gets_one_answer_a_connection_and_a_client_as_many_as_it_likes() {
-    let place = Place::new().await;
-    let ping = place.api.anonymous("GET", "ping", None).await;
+async fn an_unauthenticated_connection_serves_one_request() {
+    let server = TestQueue::new().await;
+    let ping = server.api.anonymous("GET", "ping", None).await;
     assert_eq!(ping.headers["connection"], "close");
-    assert!(!place.api.get("ping").await.headers.contains_key("connection"));
-    place.running.stop().await;
+    assert!(!server.api.get("ping").await.headers.contains_key("connection"));
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn strangers_who_say_nothing_make_room_for_a_client() {
-    let place = Place::new().await;
+async fn idle_unauthenticated_connections_do_not_block_clients() {
+    let server = TestQueue::new().await;
     let mut silent = Vec::new();
     for _ in 0..200 {
-        let mut stream = connect(&place).await;
+        let mut stream = connect(&server).await;
         stream.write_all(b"GET /api/queue/v1/ping HTTP/1.1\r\nx: ").await.unwrap();
         silent.push(stream);
     }
-    // More than were let in stand before it, and each crowd inside is sent away after a second.
-    place.api.create("p/w", json!({})).await;
+    // More than the limit are ahead of it; all accepted ones are evicted after a second.
+    server.api.create("p/w", json!({})).await;
     let mut byte = [0];
-    assert!(matches!(silent[0].read(&mut byte).await, Ok(0) | Err(_)), "the first was told to go");
-    place.running.stop().await;
+    assert!(matches!(silent[0].read(&mut byte).await, Ok(0) | Err(_)), "the first was closed");
+    server.running.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stranger_whose_head_does_not_end_is_left() {
-    let place = Place::new().await;
-    let mut stream = connect(&place).await;
+async fn an_unfinished_request_head_times_out() {
+    let server = TestQueue::new().await;
+    let mut stream = connect(&server).await;
     let began = tokio::time::Instant::now();
     stream.write_all(b"GET /api/queue/v1/ping HTTP/1.1\r\nx: ").await.unwrap();
     assert!(matches!(stream.read(&mut [0]).await, Ok(0) | Err(_)), "no answer is due");
     assert!(began.elapsed() <= Duration::from_secs(31), "{:?}", began.elapsed());
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_whose_body_does_not_end_is_told_so() {
-    let place = Place::new().await;
+async fn an_unfinished_body_times_out_with_a_response() {
+    let server = TestQueue::new().await;
     let path = format!("/api/queue/v1/task/{}", slugid());
-    let mut stream = connect(&place).await;
+    let mut stream = connect(&server).await;
     let began = tokio::time::Instant::now();
-    stream.write_all(head(&place.api, &path, &place.api.header("PUT", &path, None), 100).as_bytes()).await.unwrap();
+    stream.write_all(head(&server.api, &path, &server.api.header("PUT", &path, None), 100).as_bytes()).await.unwrap();
     stream.write_all(b"{").await.unwrap();
     assert!(answer_head(&mut stream).await.starts_with("http/1.1 400 "));
     assert!(began.elapsed() <= Duration::from_secs(61), "{:?}", began.elapsed());
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn each_call_has_a_bound_for_its_body() {
-    let place = Place::new().await;
-    let task = place.api.create("p/w", json!({})).await;
+async fn each_call_has_a_body_limit() {
+    let server = TestQueue::new().await;
+    let task = server.api.create("p/w", json!({})).await;
     let padded = |bytes: usize| json!({"x": "y".repeat(bytes)});
     let large = padded(100_000);
     let path = format!("task/{task}/cancel");
-    assert_eq!(place.api.queue("POST", &path, Some(&large)).await.refusal(413).0, "InputTooLarge");
-    assert_eq!(place.api.anonymous("POST", &path, Some(&padded(20_000))).await.refusal(413).0, "InputTooLarge");
-    place.api.create("p/w", json!({"payload": padded(9 << 20)})).await;
-    place.running.stop().await;
+    assert_eq!(server.api.queue("POST", &path, Some(&large)).await.refusal(413).0, "InputTooLarge");
+    assert_eq!(server.api.anonymous("POST", &path, Some(&padded(20_000))).await.refusal(413).0, "InputTooLarge");
+    server.api.create("p/w", json!({"payload": padded(9 << 20)})).await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn bodies_beyond_what_may_be_held_at_once_are_told_to_come_again() {
-    let place = Place::new().await;
-    let body = place.api.definition("p/w", json!({"payload": {"x": "y".repeat(10_000_000)}})).to_string();
+async fn bodies_beyond_the_total_budget_are_rejected_with_retry_after() {
+    let server = TestQueue::new().await;
+    let body = server.api.definition("p/w", json!({"payload": {"x": "y".repeat(10_000_000)}})).to_string();
     let (most, last) = body.split_at(body.len() - 1);
     // Seven times 10 MB are more than 64 MiB, and six times are less.
     let mut sent = JoinSet::new();
     let (go, going) = watch::channel(());
     for _ in 0..7 {
         let path = format!("/api/queue/v1/task/{}", slugid());
-        let head = head(&place.api, &path, &place.api.header("PUT", &path, None), body.len());
-        let mut stream = connect(&place).await;
+        let head = head(&server.api, &path, &server.api.header("PUT", &path, None), body.len());
+        let mut stream = connect(&server).await;
         let (most, last, mut going) = (most.to_owned(), last.to_owned(), going.clone());
         sent.spawn(async move {
             stream.write_all(head.as_bytes()).await.unwrap();
             stream.write_all(most.as_bytes()).await.unwrap();
             tokio::select! {
-                // Only a refusal comes before the body has ended.
+                // Only an error response arrives before the end of the body.
                 _ = stream.readable() => {}
                 _ = going.changed() => stream.write_all(last.as_bytes()).await.unwrap(),
             }
@@ -137,26 +135,26 @@ async fn bodies_beyond_what_may_be_held_at_once_are_told_to_come_again() {
     let refused = sent.join_next().await.unwrap().unwrap();
     assert!(refused.starts_with("http/1.1 503 ") && refused.contains("retry-after: 1"), "{refused}");
     go.send_replace(());
-    for told in sent.join_all().await {
-        assert!(told.starts_with("http/1.1 200 "), "{told}");
+    for response in sent.join_all().await {
+        assert!(response.starts_with("http/1.1 200 "), "{response}");
     }
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn heads_have_a_bound_too() {
-    let place = Place::new().await;
+async fn request_heads_are_limited() {
+    let server = TestQueue::new().await;
     for line in ["x: y\r\n".repeat(200), format!("x: {}\r\n", "y".repeat(40_000))] {
-        let mut stream = connect(&place).await;
+        let mut stream = connect(&server).await;
         let head = format!("GET /api/queue/v1/ping HTTP/1.1\r\nhost: x\r\n{line}\r\n");
         stream.write_all(head.as_bytes()).await.unwrap();
         assert!(answer_head(&mut stream).await.starts_with("http/1.1 431 "));
     }
-    place.running.stop().await;
+    server.running.stop().await;
 }
 
 #[tokio::test]
-async fn a_queue_that_checks_nobody_is_not_started_where_others_reach_it() {
+async fn an_open_queue_starts_on_loopback_only() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = || Config::new(Db::Memory, folder.path().to_owned());
     let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
@@ -165,7 +163,7 @@ async fn a_queue_that_checks_nobody_is_not_started_where_others_reach_it() {
         Config { auth: Auth::Open, public_root_url: Some("https://queue.example.com".to_owned()), ..settings() },
     ];
     for settings in outside {
-        let refused = start(settings).await.expect_err("everybody could do everything");
+        let refused = start(settings).await.expect_err("authentication is off");
         assert!(matches!(refused, StartError::UnauthenticatedAddress(_)), "{refused}");
         assert!(refused.to_string().contains("open-to-network"), "{refused}");
     }
@@ -179,7 +177,7 @@ async fn a_queue_that_checks_nobody_is_not_started_where_others_reach_it() {
 }
 
 #[tokio::test]
-async fn spans_that_are_too_short_to_work_with_are_refused_by_name() {
+async fn durations_below_the_minimum_are_rejected_by_name() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = || Config::new(Db::Memory, folder.path().to_owned());
     let nothing = Duration::ZERO;

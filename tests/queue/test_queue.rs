@@ -1,4 +1,4 @@
-//! A queue of a test's own.
+//! A queue for one test.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use tempfile::TempDir;
 
 use super::client::{Api, http};
 
-/// A running queue, its clock, and a client that may do everything.
-pub(crate) struct Place {
+/// A queue with its clock and a client that has all scopes.
+pub(crate) struct TestQueue {
     pub(crate) running: RunningQueue,
     pub(crate) clock: QueueClock,
     pub(crate) api: Api,
     pub(crate) folder: TempDir,
 }
 
-/// 2026-11-21T10:20:44.549Z, when most of the exchanges were recorded.
+/// 2026-11-21T10:20:44.549Z, the time of most recordings.
 pub(crate) const RECORDED: i64 = 1_795_256_444_549;
 
 pub(crate) const ROOT: &str = "static/journeyman/root";
 const TOKEN: &str = "a-token-of-44-characters-or-any-other-number";
 
-impl Place {
-    /// A queue in memory, at the recorded time, changed from the usual by `change`.
+impl TestQueue {
+    /// An in-memory queue at the recorded time, with `change` applied to its configuration.
     pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Self {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let clock = QueueClock::manual(RECORDED);
@@ -33,7 +33,7 @@ impl Place {
             scopes: vec!["*".to_owned()],
         }];
         settings.clock = clock.clone();
-        // Long enough to tell a wait from an answer, short enough for a test that waits one out.
+        // Short, because some tests wait for it to pass.
         settings.long_poll = Duration::from_millis(200);
         change(&mut settings);
         let clock = settings.clock.clone();
@@ -55,7 +55,7 @@ impl Place {
         Self::with(|_| {}).await
     }
 
-    /// Moves the clock and lets the queue notice.
+    /// Moves the clock and resolves what is due.
     pub(crate) async fn advance(&self, seconds: u64) {
         self.clock.advance(Duration::from_secs(seconds));
         self.running.tick().await;
