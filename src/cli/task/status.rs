@@ -227,7 +227,7 @@ mod tests {
         let began = Some("2026-11-21T10:20:44.5Z");
         let second = serde_json::json!({ "runId": 1, "state": "pending" });
         for (text, parts) in [
-            (why("unscheduled", serde_json::json!([]), None), &["is unscheduled", "depends on"][..]),
+            (why("unscheduled", serde_json::json!([]), None), &["is unscheduled", "dependencies"][..]),
             (why("exception", serde_json::json!([]), None), &["abc is exception and has no run"]),
             (why("pending", serde_json::json!([run("pending", None, None)]), None), &["no worker of a/b", "--wait"]),
             (why("running", serde_json::json!([run("running", began, None)]), None), &["abc/0 is running", "--wait"]),
