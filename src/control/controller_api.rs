@@ -1,5 +1,4 @@
-//! The controller's end of the control socket: it can be looked at, and told what people want of its pools. What comes by HTTP
-//! is understood by the same [`PoolHandles`].
+//! Control socket of the controller: status, commands and the poison queue. The HTTP server uses the same [`PoolHandles`].
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -26,64 +25,46 @@ use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{CONTROL_CONNECTIONS_MAX, CONTROL_TIMEOUT};
 use crate::worker::Note;
-
-/// The socket's name in the folder of the first pool, where no other path is set.
 pub const SOCKET_NAME: &str = "controller.sock";
 
-/// The socket of the controller whose first pool has this folder.
 #[must_use]
 pub fn socket_in(folder: &Path) -> PathBuf {
     folder.join(SOCKET_NAME)
 }
 
-/// Which controller answers, and how it looks. The answer to `GET /v1/controller`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ControllerStatusReply {
-    /// Its version.
     pub version: String,
-    /// Its process.
     pub pid: u32,
-    /// How it looks.
     #[serde(flatten)]
     pub snapshot: ControllerStatus,
 }
 
-/// Body of `POST /v1/commands`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoolCommandRequest {
-    /// Which pool; absent where there is only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// The command.
     pub command: PoolCommand,
-    /// Who says so, and why.
     #[serde(default = "unknown_author")]
     pub note: Note,
 }
 
 fn unknown_author() -> Note {
-    Note::of("somebody")
+    Note::of("unknown")
 }
 
 impl PoolCommandRequest {
-    /// Reads one.
-    ///
-    /// # Errors
-    ///
-    /// What is wrong with it, for people.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         serde_json::from_slice(body).map_err(|error| {
             let text = format!(
-                "a controller can be told to pause, to resume, to scale a group, to drain a worker and to retry; this is none of \
-                 these: {error}"
+                "not a command; a controller accepts pause, resume, scale, drain (a worker) and retry: {error}"
             );
             ApiError(StatusCode::BAD_REQUEST, text)
         })
     }
 }
 
-/// The controllers of all pools of this process.
 #[derive(Debug, Clone)]
 pub struct PoolHandles {
     controls: Vec<ControllerHandle>,
@@ -92,17 +73,11 @@ pub struct PoolHandles {
 }
 
 impl PoolHandles {
-    /// These, from now on.
     #[must_use]
     pub fn new(controls: Vec<ControllerHandle>, clock: Clock) -> Self {
         Self { controls, clock, started_at: clock.now() }
     }
 
-    /// How they look now; `None` once one of them has gone.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
     pub async fn snapshot(&self) -> Option<ControllerStatusReply> {
         let mut pools = Vec::with_capacity(self.controls.len());
         for control in &self.controls {
@@ -119,24 +94,16 @@ impl PoolHandles {
 }
 
 impl PoolHandles {
-    /// Gives an order to one of them.
-    ///
-    /// # Errors
-    ///
-    /// Why it is not obeyed.
     pub async fn apply(&self, ordered: PoolCommandRequest) -> Result<CommandReply, ApiError> {
         let PoolCommandRequest { pool, command, note } = ordered;
         let names = || self.controls.iter().map(|control| control.pool.as_str()).collect::<Vec<_>>().join(", ");
         let control = match (&pool, &*self.controls) {
             (Some(name), controls) => controls.iter().find(|control| control.pool == *name).ok_or_else(|| {
-                ApiError(StatusCode::NOT_FOUND, format!("there is no pool {name:?}; there are: {}", names()))
+                ApiError(StatusCode::NOT_FOUND, format!("no pool {name:?}; the pools are {}", names()))
             })?,
             (None, [only]) => only,
             (None, _) => {
-                return Err(ApiError(
-                    StatusCode::BAD_REQUEST,
-                    format!("`pool` has to say which is meant: {}", names()),
-                ));
+                return Err(ApiError(StatusCode::BAD_REQUEST, format!("`pool` is required, one of {}", names())));
             }
         };
         let by = if note.text.is_empty() { note.by } else { format!("{}: {}", note.by, note.text) };
@@ -150,21 +117,18 @@ impl PoolHandles {
             CommandError::Conflict(text) => ApiError(StatusCode::CONFLICT, text),
         })
     }
-
-    /// The one of this name, or all.
     pub(super) fn select(&self, name: Option<&str>) -> Result<Vec<&ControllerHandle>, ApiError> {
         let named: Vec<&ControllerHandle> =
             self.controls.iter().filter(|control| name.is_none_or(|name| control.pool == name)).collect();
         if named.is_empty() {
             let pools = self.controls.iter().map(|control| control.pool.as_str()).collect::<Vec<_>>().join(", ");
-            let text = format!("there is no pool {}; there is {pools}", name.unwrap_or_default());
+            let text = format!("no pool {}; the pools are {pools}", name.unwrap_or_default());
             return Err(ApiError(StatusCode::NOT_FOUND, text));
         }
         Ok(named)
     }
 }
 
-/// What a connection has.
 #[derive(Clone)]
 struct AppState {
     pools: PoolHandles,
@@ -177,7 +141,6 @@ impl FromRef<AppState> for PoolHandles {
     }
 }
 
-/// Answers until it is dropped; the socket's file goes with it.
 pub async fn serve(socket: Socket, pools: PoolHandles, reload: Arc<ReloadFn>) -> Infallible {
     let (reloads, asked) = mpsc::channel(CONTROL_CONNECTIONS_MAX);
     let router = Router::new()
@@ -186,7 +149,7 @@ pub async fn serve(socket: Socket, pools: PoolHandles, reload: Arc<ReloadFn>) ->
         .route("/v1/poison", get(poison_api::handle_list).post(poison_api::handle_action))
         .route("/v1/poison/body", get(poison_api::handle_body))
         .fallback(async || {
-            let text = "a controller answers here; `journeyman controller status` asks it";
+            let text = "this is the socket of a controller; use `journeyman controller status`";
             ApiError(StatusCode::NOT_FOUND, text.to_owned())
         })
         .with_state(AppState { pools, reload_requests: reloads });
@@ -194,7 +157,7 @@ pub async fn serve(socket: Socket, pools: PoolHandles, reload: Arc<ReloadFn>) ->
 }
 
 pub(super) fn controller_exited() -> ApiError {
-    ApiError(StatusCode::SERVICE_UNAVAILABLE, "the controller has gone".to_owned())
+    ApiError(StatusCode::SERVICE_UNAVAILABLE, "the controller has stopped".to_owned())
 }
 
 fn timed_out(_: Elapsed) -> ApiError {
@@ -222,7 +185,6 @@ async fn handle_command(
     Ok(Json(CommandReply { message }))
 }
 
-/// Whether it is what `journeyman reload` tells a worker.
 fn is_reload(body: &[u8]) -> bool {
     serde_json::from_slice::<super::WorkerCommandRequest>(body)
         .is_ok_and(|request| request.command == super::WorkerCommand::Reload)

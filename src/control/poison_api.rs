@@ -1,4 +1,4 @@
-//! What was put aside in a pool, on the control socket of its controller and, with the token, over HTTP: seen, tried once more, dropped.
+//! Requests about the poison queue, by the control socket or HTTP.
 
 use std::collections::BTreeMap;
 
@@ -15,31 +15,19 @@ use super::worker_api::ApiError;
 use crate::controller::ControllerHandle;
 use crate::controller::poison_queue::{PoisonAction, PoisonError, PoisonList, PoisonOutcome, PoisonSelection};
 use crate::limits::CONTROLLER_POISON_TIMEOUT;
-
-/// The answer to `GET /v1/poison`: what was put aside, by the name of its pool.
 pub type Inventories = BTreeMap<String, PoisonList>;
 
-/// What `POST /v1/poison` takes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoisonActionRequest {
-    /// The pool; it may be left out where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// Which requests.
     pub selection: PoisonSelection,
-    /// What becomes of them.
     pub action: PoisonAction,
-    /// Who says so.
     pub by: String,
 }
 
 impl PoisonActionRequest {
-    /// Reads one.
-    ///
-    /// # Errors
-    ///
-    /// What is wrong with it, for people.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         serde_json::from_slice(body).map_err(|error| {
             let text = format!(
@@ -50,14 +38,12 @@ impl PoisonActionRequest {
     }
 }
 
-/// Which pool.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PoolQuery {
     pool: Option<String>,
 }
 
-/// Which request.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PoisonedRequestQuery {
@@ -66,11 +52,6 @@ pub(super) struct PoisonedRequestQuery {
 }
 
 impl PoolHandles {
-    /// What was put aside in the pool of this name, or in all of them.
-    ///
-    /// # Errors
-    ///
-    /// Why that cannot be said.
     pub async fn inventories(&self, pool: Option<&str>) -> Result<Inventories, ApiError> {
         let mut inventories = Inventories::new();
         for control in self.select(pool)? {
@@ -79,11 +60,6 @@ impl PoolHandles {
         Ok(inventories)
     }
 
-    /// Has requests tried once more, or dropped.
-    ///
-    /// # Errors
-    ///
-    /// Why it is not done. Some may be done by then.
     pub async fn apply_poison_action(
         &self,
         PoisonActionRequest { pool, selection, action, by }: PoisonActionRequest,
@@ -117,7 +93,7 @@ fn select_one<'a>(pools: &'a PoolHandles, name: Option<&str>) -> Result<&'a Cont
     let mut named = pools.select(name)?.into_iter();
     match (named.next(), named.next()) {
         (Some(control), None) => Ok(control),
-        _ => Err(ApiError(StatusCode::BAD_REQUEST, "there are several pools: name one of them".to_owned())),
+        _ => Err(ApiError(StatusCode::BAD_REQUEST, "`pool` is required: there are several".to_owned())),
     }
 }
 

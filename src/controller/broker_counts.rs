@@ -1,4 +1,4 @@
-//! What workers hold, as the broker's management interface counts it.
+//! Polls how many requests workers hold, as the management interface counts them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,37 +12,30 @@ use crate::domain::group::load::LoadCounts;
 use crate::domain::time::Instant;
 use crate::limits::{CONTROLLER_COUNTS_INTERVAL, CONTROLLER_COUNTS_TTL};
 
-/// What was counted at one moment, or why nothing was.
 pub(super) type CountResult = Result<Vec<(Key, management::QueueCounts)>, String>;
 
-/// What is known of it.
 #[derive(Default)]
 pub(super) struct BrokerCounts {
     last: Option<(Instant, BTreeMap<Key, LoadCounts>)>,
-    /// Why nothing is counted.
     error: Option<String>,
-    /// Queues that go by somebody else's policy, as far as that was said.
     foreign_policies: BTreeSet<Key>,
 }
 
 impl BrokerCounts {
-    /// What is held of a key, where it was counted not long ago.
     pub(super) fn fresh(&self, key: &Key, now: Instant) -> Option<LoadCounts> {
         let (at, counts) = self.last.as_ref()?;
         if now.since(*at) < CONTROLLER_COUNTS_TTL { counts.get(key).copied() } else { None }
     }
 
-    /// Whether anything was counted at all.
     pub(super) const fn is_empty(&self) -> bool {
         self.last.is_none()
     }
 
-    /// Takes in what was counted, and says what has changed about that. `policy` is what its queues should go by.
     pub(super) fn update(&mut self, told: &CountResult, policy: Option<&str>, now: Instant) {
         match told {
             Ok(counted) => {
                 if self.error.take().is_some() {
-                    tracing::info!("what workers hold is counted by the broker again");
+                    tracing::info!("queue counts of the management interface are available again");
                 }
                 self.check_policies(counted, policy);
                 let counts = counted.iter().map(|(key, counted)| (key.clone(), unacknowledged(counted)));
@@ -50,7 +43,7 @@ impl BrokerCounts {
             }
             Err(why) => {
                 if self.error.is_none() {
-                    tracing::warn!("what workers hold is not counted by the broker, and goes by their reports: {why}");
+                    tracing::warn!("no queue counts from the management interface, using worker reports: {why}");
                 }
                 self.error = Some(why.clone());
             }
@@ -65,7 +58,7 @@ impl BrokerCounts {
             } else if counted.policy.is_some() && self.foreign_policies.insert(key.clone()) {
                 tracing::warn!(
                     %key, policy = counted.policy,
-                    "its queue goes by this policy of somebody else's and not by {ours}: time, length and limits may be others"
+                    "a foreign policy overrides {ours} for this queue: TTL, length and limits may differ"
                 );
             }
         }
@@ -80,7 +73,6 @@ const fn unacknowledged(counted: &management::QueueCounts) -> LoadCounts {
     }
 }
 
-/// Asks again and again, for as long as somebody wants to know.
 pub(super) async fn poll_broker_counts(management: &Management, names: &QueueNames, told: mpsc::Sender<CountResult>) {
     loop {
         let counted = management.queue_counts(&names.request_queue_prefix()).await;

@@ -1,4 +1,4 @@
-//! What people order of the controller of a pool, and what it says to that.
+//! Operator commands of a pool: pause, resume, scale, drain, retry.
 
 use std::time::Duration;
 
@@ -13,68 +13,47 @@ use crate::domain::group::{KEY_BYTES_MAX, Key};
 use crate::domain::time::Instant;
 use crate::limits::{COMMAND_DURATION_MAX, CONTROLLER_GROUPS_MAX};
 
-/// What can be ordered of a pool.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum PoolCommand {
-    /// Start nobody and tell nobody to go, in one group or in all of them.
     Pause {
-        /// Which group; absent for the whole pool.
         #[serde(default)]
         key: Option<String>,
-        /// For how long; absent for until it is resumed.
         #[serde(default)]
         seconds: Option<f64>,
     },
-    /// Take a pause back; that of the whole pool takes those of its groups with it.
     Resume {
-        /// Which group; absent for the whole pool.
         #[serde(default)]
         key: Option<String>,
     },
-    /// Other numbers of workers than those of the configuration, for a time. A group that is not there is made where `min` is more
-    /// than nobody.
     Scale {
-        /// Which group.
         key: String,
-        /// So many at least; absent for that of the configuration.
         #[serde(default)]
         min: Option<u32>,
-        /// So many at most; absent for that of the configuration.
         #[serde(default)]
         max: Option<u32>,
-        /// For how long; 0 takes such an order back.
         seconds: f64,
     },
-    /// Tell a worker to go: it finishes what it holds. Another one takes its place where one is wanted.
     Drain {
-        /// Its name.
         worker: String,
     },
-    /// Forget that workers of a group did not last, and start the next one now.
     Retry {
-        /// Which group.
         key: String,
     },
 }
 
-/// Why an order is not obeyed, as a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommandError {
-    /// There is nothing of that name.
     NotFound(String),
-    /// It cannot be meant.
     Invalid(String),
-    /// It cannot be done as things stand.
     Conflict(String),
 }
 
 impl Controller {
-    /// Obeys. Answers with what comes of it.
     pub(super) fn apply(&mut self, order: PoolCommand, by: &str) -> Result<String, CommandError> {
         let now = self.clock.now();
         if self.role == Role::Standby {
-            let text = "it stands by: another controller has this pool, and that one can be told";
+            let text = "standby: another controller holds this pool; send the command to that one";
             return Err(CommandError::Conflict(text.to_owned()));
         }
         let said = match order {
@@ -84,9 +63,12 @@ impl Controller {
                 let whom = self.target_name(key.as_ref());
                 self.check_override_limit()?;
                 self.overrides.pause(key, Pause { until, note: by.into() });
-                let long =
-                    if until.is_some() { "until the time is over or it is resumed" } else { "until it is resumed" };
-                format!("{whom} is paused: nobody is started or told to go {long}")
+                let long = if until.is_some() {
+                    "until the time is over or the pause is resumed"
+                } else {
+                    "until it is resumed"
+                };
+                format!("{whom} is paused {long}: no worker is started or stopped")
             }
             PoolCommand::Resume { key } => {
                 let key = key.map(|key| self.existing_key(&key)).transpose()?;
@@ -100,29 +82,26 @@ impl Controller {
             }
             PoolCommand::Scale { key, min, max, seconds } => self.apply_scale(&key, min, max, seconds, by, now)?,
             PoolCommand::Drain { .. } if self.role == Role::Disconnected => {
-                let text =
-                    "there is no broker at present, and another controller may have this pool: nobody is told to go";
+                let text = "no connection to the broker, and another controller may hold the pool";
                 return Err(CommandError::Conflict(text.to_owned()));
             }
             PoolCommand::Drain { worker } => {
                 if !self.workers.drain(&worker) {
-                    let text = format!("pool {} has no worker {worker} that could be told to go", self.config.pool);
+                    let text = format!("pool {} has no worker {worker}", self.config.pool);
                     return Err(CommandError::NotFound(text));
                 }
-                format!("worker {worker} is told to go, and finishes what it holds")
+                format!("draining worker {worker}: it finishes what it holds")
             }
             PoolCommand::Retry { key } => {
                 let key = self.existing_key(&key)?;
                 let whom = self.target_name(Some(&key));
                 if !self.workers.reset_failures(&key) {
-                    return Err(CommandError::Conflict(format!(
-                        "no worker of {whom} is waited for: the last ones did last"
-                    )));
+                    return Err(CommandError::Conflict(format!("{whom} has no failures to reset")));
                 }
-                format!("that workers of {whom} did not last is forgotten, and the next one starts now")
+                format!("failures of {whom} are reset; the next worker starts now")
             }
         };
-        tracing::info!(pool = self.config.pool, "an order of {by}: {said}");
+        tracing::info!(pool = self.config.pool, "command of {by}: {said}");
         if self.role == Role::Active {
             self.plan();
         }
@@ -142,9 +121,9 @@ impl Controller {
         let whom = self.target_name(Some(&key));
         let until = expires_at(seconds, now)?;
         if until == now {
-            let text = format!("no other numbers were ordered of {whom}");
+            let text = format!("{whom} has no scale override");
             return if self.overrides.clear_scale(&key) {
-                Ok(format!("{whom} has the numbers of the configuration again"))
+                Ok(format!("{whom} has its configured limits again"))
             } else {
                 Err(CommandError::Conflict(text))
             };
@@ -152,15 +131,15 @@ impl Controller {
         if let DriverKind::Kubernetes(cluster) = &self.config.driver.kind
             && matches!(cluster.scaling, Scaling::Keda { .. })
         {
-            return Err(CommandError::Conflict("KEDA decides how many workers a group has".to_owned()));
+            return Err(CommandError::Conflict("KEDA scales the groups of this pool".to_owned()));
         }
         if min.is_none() && max.is_none() {
-            return Err(CommandError::Invalid("`min` or `max` has to say how many workers are meant".to_owned()));
+            return Err(CommandError::Invalid("`min` or `max` is required".to_owned()));
         }
         if let (Some(min), Some(max)) = (min, max)
             && min > max
         {
-            return Err(CommandError::Invalid(format!("at least {min} and at most {max} cannot both be")));
+            return Err(CommandError::Invalid(format!("`min` {min} is larger than `max` {max}")));
         }
         if min.unwrap_or_default() == 0 {
             self.existing_key(key.as_str())?;
@@ -174,36 +153,34 @@ impl Controller {
         self.overrides.scale(key, numbers);
         let (span, configured) = (until.since(now).as_secs(), self.config.scaling.limits);
         let over = if max.is_none() && limits.max > configured.max {
-            format!(", over the {} of `max`", configured.max)
+            format!(" (configured `max`: {})", configured.max)
         } else if min.is_none() && limits.min < configured.min {
-            format!(", under the {} of `min`", configured.min)
+            format!(" (configured `min`: {})", configured.min)
         } else {
             String::new()
         };
         Ok(format!("{whom} has {} to {} workers for {span} s{over}", limits.min, limits.max))
     }
 
-    /// A key that can be one here.
     fn parse_key(&self, text: &str) -> Result<Key, CommandError> {
         let key = Key::new(text).filter(|key| self.config.names.request_queue(key).is_some());
         key.ok_or_else(|| {
-            CommandError::Invalid(format!("a key has {KEY_BYTES_MAX} bytes at most, and its queue's name too"))
+            CommandError::Invalid(format!("a key has at most {KEY_BYTES_MAX} bytes, and so has the name of its queue"))
         })
     }
 
-    /// The key of a group that is there.
     fn existing_key(&self, text: &str) -> Result<Key, CommandError> {
         let key = self.parse_key(text)?;
         let there = self.pool.keys().chain(self.workers.keys()).any(|known| *known == key)
             || self.overrides.scale_of(&key).is_some()
             || self.overrides.pause_of(&key).is_some();
-        let text = || format!("pool {} has no group {text:?}: nobody has asked under that key", self.config.pool);
+        let text = || format!("pool {} has no group {text:?}", self.config.pool);
         if there { Ok(key) } else { Err(CommandError::NotFound(text())) }
     }
 
     fn check_override_limit(&self) -> Result<(), CommandError> {
         let full = self.overrides.count() >= CONTROLLER_GROUPS_MAX;
-        let text = || format!("{CONTROLLER_GROUPS_MAX} orders are in force already");
+        let text = || format!("there are {CONTROLLER_GROUPS_MAX} pauses and overrides already");
         if full { Err(CommandError::Conflict(text())) } else { Ok(()) }
     }
 
@@ -214,7 +191,6 @@ impl Controller {
         }
     }
 
-    /// A pause, for those who look.
     pub(super) fn pause_status(pause: &Pause, now: Instant) -> status::PauseStatus {
         let left = pause.until.map(|until| until.since(now).as_secs_f64());
         status::PauseStatus { by: pause.note.to_string(), remaining_seconds: left }
@@ -224,7 +200,7 @@ impl Controller {
 fn expires_at(seconds: f64, now: Instant) -> Result<Instant, CommandError> {
     if !(0.0..=COMMAND_DURATION_MAX.as_secs_f64()).contains(&seconds) {
         let most = COMMAND_DURATION_MAX.as_secs();
-        return Err(CommandError::Invalid(format!("a span has to be between 0 and {most} seconds")));
+        return Err(CommandError::Invalid(format!("a duration is between 0 and {most} seconds")));
     }
     Ok(now.plus(status::seconds_to_duration(seconds)))
 }

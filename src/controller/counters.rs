@@ -1,8 +1,7 @@
-//! What is counted where several hands count.
+//! Counters of a pool.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that rises, and may fall again.
 #[derive(Debug, Default)]
 pub(super) struct AtomicCount(AtomicU64);
 
@@ -12,7 +11,7 @@ impl AtomicCount {
     }
 
     pub(super) fn decrement(&self) {
-        // It may have been cleared before what was under way had heard of that.
+        // It may have been reset while a task still held one.
         let less = |count: u64| Some(count.saturating_sub(1));
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok();
     }
@@ -26,10 +25,8 @@ impl AtomicCount {
     }
 }
 
-/// The counts of one pool.
 #[derive(Debug, Default)]
 pub(super) struct PoolCounters {
-    /// Orphans that this connection brought and that are still in hand.
     pub(super) orphans: AtomicCount,
     pub(super) forwarded: AtomicCount,
     pub(super) dead_letters: AtomicCount,

@@ -1,4 +1,4 @@
-//! Dead letters: each is answered, and those that have ended their workers are put aside first.
+//! Consumes dead letters: answers each with an error, and moves those that killed their workers to the poison queue.
 
 use std::sync::Arc;
 
@@ -18,7 +18,6 @@ use crate::domain::group::Key;
 use crate::domain::time::Instant;
 use crate::limits::{CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_WORKER_EXIT_TIMEOUT};
 
-/// Answers what nobody else will, and hands on what has ended its workers.
 pub(super) async fn process_dead_letters(
     settings: &ControllerConfig,
     connection: &Connection,
@@ -40,13 +39,13 @@ pub(super) async fn process_dead_letters(
             };
             let obituary = DeadLetterReason::from_delivery(&letter);
             if obituary.is_poison() {
-                // As many as there can be have room. Where nobody listens any more, this is over as well.
+                // The channel has room for the prefetch; a closed channel ends the session.
                 killers.send(letter).await.ok();
             } else {
                 tracing::info!(
                     reason = obituary.reason,
                     queue = obituary.queue,
-                    "a request is answered for its workers"
+                    "answered a dead letter with an error"
                 );
                 let answers = Arc::clone(&answers);
                 going.spawn(async move { Ok(answers.reject(letter, obituary).await?) });
@@ -57,15 +56,12 @@ pub(super) async fn process_dead_letters(
     answering.await.err().unwrap_or_else(|| stream_ended("dead letters"))
 }
 
-/// A dead letter that has ended its workers, and what is known of that.
 pub(super) struct PoisonCandidate {
     request: HeldRequest,
     attempts: Option<u64>,
     last_failure: Option<WorkerFailure>,
 }
 
-/// Puts requests aside that have ended their workers: the broker has the copy, then the client its answer, and then they are
-/// acknowledged. One that the inventory does not take is handed back.
 pub(super) async fn fill_poison_queue(
     channel: Channel,
     answers: Arc<ErrorReplier>,
@@ -84,12 +80,12 @@ pub(super) async fn fill_poison_queue(
             let Some(PoisonCandidate { request: letter, attempts: tries, last_failure: death }) = killer else { break };
             let delivery = &letter.delivery;
             if !poison_message::move_to_poison_queue(&channel, names, delivery, tries, death.as_ref()).await? {
-                // As many as there can be have room.
+                // The channel has room for the prefetch.
                 back.send(letter).await.ok();
                 continue;
             }
             let (key, worker) = (original_key(names, delivery), death.as_ref().map(|death| death.worker.as_str()));
-            tracing::warn!(key, worker, "a request under which workers end is put aside, and answered");
+            tracing::warn!(key, worker, "moved a request that kills its workers to the poison queue");
             tally.poison_requests.increment();
             let answers = Arc::clone(&answers);
             going.spawn(async move {
@@ -99,15 +95,14 @@ pub(super) async fn fill_poison_queue(
         }
         Ok::<_, SessionError>(())
     };
-    putting.await.err().unwrap_or_else(|| stream_ended("requests to put aside"))
+    putting.await.err().unwrap_or_else(|| stream_ended("poison requests"))
 }
 
 impl Controller {
-    /// Has requests put aside that have ended their workers, each once it is known which.
     pub(super) fn move_due_poison(&mut self, due: &mpsc::Sender<PoisonCandidate>) {
         let (names, now) = (&self.config.names, self.clock.now());
         let key = |waiting: &HeldRequest| names.parse_routing_key(&original_key(names, &waiting.delivery));
-        // The broker tells of the end of a worker before its driver does.
+        // The dead letter arrives before the driver reports the exit.
         let waits = |waiting: &HeldRequest, key: Option<&Key>| {
             let earliest = waiting.since.minus(CONTROLLER_RECONCILE_INTERVAL);
             self.workers.starts_workers()
@@ -119,18 +114,17 @@ impl Controller {
             .partition(|waiting| now < waiting.not_before || waits(waiting, key(waiting).as_ref()));
         for letter in ready {
             let death = key(&letter).and_then(|key| Some(self.workers.last_failure(&key)?.1.clone()));
-            // A limit is on how often it comes back, not on how often it is handed out.
+            // The limit counts redeliveries, not deliveries.
             let tries = self.config.queue_options.delivery_limit.map(|limit| u64::from(limit) + 1);
-            // As many as there can be have room; otherwise the connection is over, and the broker has them.
+            // The channel has room for the prefetch; if it is closed, the session is over and the broker redelivers.
             drop(due.try_send(PoisonCandidate { request: letter, attempts: tries, last_failure: death }));
         }
         self.session.poison_pending = later;
     }
 
-    /// The inventory did not take one.
     pub(super) fn on_poison_queue_refused(&mut self, letter: HeldRequest, now: Instant) {
         let queue = self.config.names.poison_queue();
-        let what = format!("the queue {queue} does not take a request that ended its workers, which is tried again");
+        let what = format!("the queue {queue} rejects a poison request, retrying");
         tracing::warn!(key = original_key(&self.config.names, &letter.delivery), "{what}");
         self.last_error = Some(RecordedError { at: now, message: what });
         self.session

@@ -1,4 +1,4 @@
-//! Answers in the place of workers: why there is one, and what it says.
+//! Error replies that the controller publishes instead of a worker.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -23,94 +23,72 @@ use crate::limits::{
     CONTROLLER_ORPHAN_TIMEOUT, CONTROLLER_QUEUE_DECLARE_SLOW, CONTROLLER_QUEUE_FULL_WAITING_MAX,
 };
 
-/// The queue that a dead letter died in first.
 const DIED_IN: &str = "x-first-death-queue";
 
-/// Why a request is answered by the controller.
 pub(super) struct DeadLetterReason {
-    /// In one word, such as `expired`.
     pub(super) reason: String,
-    /// For people.
     pub(super) message: String,
-    /// The queue that it died in.
     pub(super) queue: Option<String>,
 }
 
 impl DeadLetterReason {
-    /// As the broker tells of a dead letter.
     pub(super) fn from_delivery(delivery: &Delivery) -> Self {
         let table = delivery.properties.headers().as_ref();
         let said = |name| table.and_then(|table| headers::text(table, name)).map(str::to_owned);
         let reason = said("x-first-death-reason").unwrap_or_else(|| "unknown".to_owned());
         let message = match reason.as_str() {
-            "expired" => "no worker took the request before its time was over",
+            "expired" => "the request expired before a worker took it",
             "maxlen" => "too many requests wait for this key",
-            "delivery_limit" => "every worker that took the request ended before it had answered",
-            "rejected" => "a worker refused the request",
-            _ => "the request was given up",
+            "delivery_limit" => "every worker that took the request exited before it replied",
+            "rejected" => "a worker rejected the request",
+            _ => "the request was dead-lettered",
         };
         Self { message: message.to_owned(), queue: said(DIED_IN), reason }
     }
 
-    /// A request whose queue has not taken it.
     pub(super) fn for_queue(queue: QueueCondition) -> Self {
         let (reason, message) = match queue {
             QueueCondition::Missing => {
-                let what = "the queue of its key could not be made, or not within";
+                let what = "the queue of its key could not be declared within";
                 ("no-queue", format!("{what} {CONTROLLER_ORPHAN_TIMEOUT:?}"))
             }
             QueueCondition::Full => ("maxlen", "too many requests wait for this key".to_owned()),
             QueueCondition::Unconfirmed => {
-                let what = "the queue of its key has confirmed nothing for";
+                let what = "the queue of its key did not confirm a request within";
                 ("publish-timeout", format!("{what} {CONTROLLER_ORPHAN_TIMEOUT:?}"))
             }
         };
         Self { reason: reason.to_owned(), message, queue: None }
     }
 
-    /// A request that takes the room of others while its queue does not take it.
     pub(super) fn for_crowded_queue(queue: QueueCondition) -> Self {
         let many = format!(
-            "more than {CONTROLLER_QUEUE_FULL_WAITING_MAX} requests have waited for the queue of its key, some for"
+            "the controller is full, and more than {CONTROLLER_QUEUE_FULL_WAITING_MAX} requests wait for the queue of this key, some for more than"
         );
-        Self {
-            message: format!("{many} {CONTROLLER_QUEUE_DECLARE_SLOW:?}, and take the room of others"),
-            ..Self::for_queue(queue)
-        }
+        Self { message: format!("{many} {CONTROLLER_QUEUE_DECLARE_SLOW:?}"), ..Self::for_queue(queue) }
     }
 
-    /// A request that went round in circles.
     pub(super) fn for_loop() -> Self {
         Self {
             reason: "no-queue".to_owned(),
-            message: format!(
-                "the request came back {CONTROLLER_HOPS_MAX} times, since its key has no queue that lasts"
-            ),
+            message: format!("the request returned to the orphan queue {CONTROLLER_HOPS_MAX} times"),
             queue: None,
         }
     }
 
-    /// Whether it may have killed who worked on it.
     pub(super) fn is_poison(&self) -> bool {
         self.reason == "delivery_limit"
     }
 }
 
-/// Answers requests in the place of workers.
 pub(super) struct ErrorReplier {
     channel: Channel,
     names: QueueNames,
-    /// What its status says.
     status: Vec<u8>,
     counters: Arc<PoolCounters>,
 }
 
 impl ErrorReplier {
-    /// Over a channel of its own.
-    ///
-    /// # Errors
-    ///
-    /// What the broker says.
     pub(super) async fn open(
         connection: &Connection,
         settings: &ControllerConfig,
@@ -120,22 +98,11 @@ impl ErrorReplier {
         Ok(Arc::new(Self { channel: open_confirm_channel(connection).await?, names, status, counters: tally }))
     }
 
-    /// Answers a request, and acknowledges it then.
-    ///
-    /// # Errors
-    ///
-    /// As [`ErrorReplier::reply`].
     pub(super) async fn reject(self: Arc<Self>, delivery: Delivery, obituary: DeadLetterReason) -> lapin::Result<()> {
         self.reply(&delivery, &obituary).await?;
         delivery.acker.ack(BasicAckOptions::default()).await.map(drop)
     }
 
-    /// Answers a request; somebody else acknowledges it. An answer that its queue refuses again and again is given up, as that of a
-    /// worker is, and so is one that is not confirmed. Both take their time: others are answered beside it.
-    ///
-    /// # Errors
-    ///
-    /// Where the channel fails.
     pub(super) async fn reply(&self, delivery: &Delivery, obituary: &DeadLetterReason) -> lapin::Result<()> {
         if let Some(reply_to) = delivery.properties.reply_to().clone() {
             let (body, properties) = self.render(delivery, obituary);
@@ -145,7 +112,7 @@ impl ErrorReplier {
                 let publishing = self.channel.basic_publish("".into(), reply_to.clone(), options, &body, properties);
                 match timeout(AMQP_CALL_TIMEOUT, publishing.await?).await {
                     Ok(Ok(Confirmation::Nack(_))) if tries == CONTROLLER_ANSWER_ATTEMPTS_MAX => {
-                        tracing::warn!(tries, "an answer in a worker's place is given up: its queue refuses it");
+                        tracing::warn!(tries, "gave up an error reply: its queue rejects it");
                         break;
                     }
                     Ok(Ok(Confirmation::Nack(_))) => {
@@ -155,9 +122,7 @@ impl ErrorReplier {
                     Ok(Ok(Confirmation::Ack(_) | Confirmation::NotRequested)) => break,
                     Ok(Err(error)) => return Err(error),
                     Err(_) => {
-                        tracing::warn!(
-                            "an answer in a worker's place is given up: it is not confirmed in {AMQP_CALL_TIMEOUT:?}"
-                        );
+                        tracing::warn!("gave up an error reply: not confirmed within {AMQP_CALL_TIMEOUT:?}");
                         break;
                     }
                 }
@@ -167,7 +132,6 @@ impl ErrorReplier {
         Ok(())
     }
 
-    /// What its client is answered.
     fn render(&self, delivery: &Delivery, obituary: &DeadLetterReason) -> (Vec<u8>, BasicProperties) {
         let body = serde_json::json!({
             "type": format!("journeyman:dead_letter:{}", obituary.reason),
@@ -187,7 +151,6 @@ impl ErrorReplier {
     }
 }
 
-/// Answers requests that will have no queue, until nobody brings any more.
 pub(super) async fn reject_undeliverable(
     answers: Arc<ErrorReplier>,
     mut condemned: mpsc::Receiver<(Delivery, DeadLetterReason)>,
@@ -210,7 +173,6 @@ pub(super) async fn reject_undeliverable(
     }
 }
 
-/// What is done beside each other, as much of it as the broker hands out at once. It ends with this.
 #[derive(Default)]
 pub(super) struct TaskSet(JoinSet<Result<(), SessionError>>);
 
@@ -219,11 +181,6 @@ impl TaskSet {
         self.0.spawn(work);
     }
 
-    /// The first that fails, if there is anything; `None` where nothing goes on.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
     pub(super) async fn next_error(&mut self) -> Option<SessionError> {
         while let Some(done) = self.0.join_next().await {
             match done {
@@ -236,7 +193,6 @@ impl TaskSet {
     }
 }
 
-/// What a request came under, as its client may have written it.
 pub(super) fn original_key(names: &QueueNames, delivery: &Delivery) -> String {
     let table = delivery.properties.headers().as_ref();
     let died_in = table.and_then(|table| headers::text(table, DIED_IN));

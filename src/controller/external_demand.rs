@@ -1,7 +1,4 @@
-//! Demand that comes from elsewhere than AMQP: what waits in a queue of Taskcluster, and what its workers hold.
-//!
-//! Counts are asked for again and again, and the last ones stand until others come: a queue that does not answer takes nobody
-//! their worker.
+//! Demand from Taskcluster queues: pending and claimed tasks, polled.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -18,18 +15,12 @@ use crate::limits::{DEMAND_CLAIMED_MAX, TASK_LIST_PAGES_MAX};
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
 
-/// A queue whose tasks are done by the workers of a group.
 #[derive(Clone)]
 pub struct DemandSource {
-    /// As people call it.
     pub name: String,
-    /// The key of the group.
     pub key: Key,
-    /// Who can tell.
     pub api: Api,
-    /// The task queue.
     pub task_queue: String,
-    /// How often it is asked.
     pub interval: Duration,
 }
 
@@ -40,18 +31,12 @@ impl std::fmt::Debug for DemandSource {
 }
 
 impl DemandSource {
-    /// Counts once.
-    ///
-    /// # Errors
-    ///
-    /// Where the queue does not tell.
     pub(super) async fn poll_once(&self) -> Result<DemandCounts, CallError> {
         count_tasks(&self.api, &self.task_queue, &mut ClaimedCount::Available).await
     }
 }
 
 impl DemandCounts {
-    /// On top of what the group's own queue holds.
     pub(super) fn add_to(self, load: Load) -> Load {
         match self.claimed {
             Some(claimed) => {
@@ -63,16 +48,12 @@ impl DemandCounts {
     }
 }
 
-/// What was counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DemandCounts {
-    /// Tasks that nobody has claimed.
     pub(super) pending: u32,
-    /// Tasks that are claimed; `None` where we may not know.
     pub(super) claimed: Option<u32>,
 }
 
-/// What came of a count.
 pub(super) struct DemandReport {
     name: String,
     key: Key,
@@ -80,18 +61,14 @@ pub(super) struct DemandReport {
     counts: Result<DemandCounts, CallError>,
 }
 
-/// What is known of a demand.
 pub(super) struct DemandState {
     pub(super) key: Key,
     pub(super) counts: Option<DemandCounts>,
-    /// Why they are not newer, where that is so.
     pub(super) error: Option<String>,
 }
 
-/// Counts until nobody listens.
 pub(super) async fn poll_demand(demand: DemandSource, to: mpsc::Sender<DemandReport>) -> Option<Infallible> {
     let DemandSource { name, key, api, task_queue, interval: every } = demand;
-    // That it may not be known is said once, and not asked again.
     let mut claims = ClaimedCount::Available;
     loop {
         let counts = count_tasks(&api, &task_queue, &mut claims).await;
@@ -114,7 +91,11 @@ async fn count_tasks(api: &Api, task_queue: &str, claims: &mut ClaimedCount) -> 
     match count_claimed(api, task_queue).await {
         Ok(claimed) => Ok(DemandCounts { pending, claimed: Some(claimed) }),
         Err(refused) if matches!(refused.refusal, Refusal::Denied | Refusal::Gone | Refusal::Rejected) => {
-            tracing::warn!(task_queue, "claimed tasks are not counted, only those that wait: {}", refused.message);
+            tracing::warn!(
+                task_queue,
+                "not allowed to list claimed tasks, counting pending tasks only: {}",
+                refused.message
+            );
             *claims = ClaimedCount::Forbidden;
             Ok(DemandCounts { pending, claimed: None })
         }
@@ -136,7 +117,6 @@ async fn count_claimed(api: &Api, task_queue: &str) -> Result<u32, CallError> {
 }
 
 impl Controller {
-    /// Takes in what was counted.
     pub(super) fn on_demand_report(&mut self, counted: DemandReport) {
         let DemandReport { name, key, interval: every, counts } = counted;
         let now = self.clock.now();
@@ -145,12 +125,12 @@ impl Controller {
         match counts {
             Ok(counts) => {
                 if known.error.take().is_some() {
-                    tracing::info!(demand = name, "its queue answers again");
+                    tracing::info!(demand = name, "task counts are available again");
                 }
                 known.counts = Some(counts);
                 let claimed = counts.claimed.unwrap_or_default();
                 if counts.pending > 0 || claimed > 0 {
-                    // It is heard of again only then.
+                    // The next count comes only after `interval`.
                     self.pool.handle(Event::Demand { key: key.clone(), extra: every }, now);
                 }
                 self.workers.on_claimed_count(&key, claimed, now);
@@ -158,15 +138,14 @@ impl Controller {
             Err(refused) => {
                 let why = refused.message;
                 if known.error.is_none() {
-                    tracing::warn!(demand = name, "its queue cannot be asked, and the last counts stand: {why}");
+                    tracing::warn!(demand = name, "cannot count tasks, keeping the last counts: {why}");
                 }
-                self.last_error = Some(RecordedError { at: now, message: format!("the demand {name}: {why}") });
+                self.last_error = Some(RecordedError { at: now, message: format!("demand {name}: {why}") });
                 known.error = Some(why);
             }
         }
     }
 
-    /// What was counted of a group elsewhere, on top of what its own queue holds.
     pub(super) fn add_demand(&self, key: &Key, load: Load) -> Load {
         let counted = self.demands.values().filter(|known| known.key == *key).filter_map(|known| known.counts);
         counted.fold(load, |load, counts| counts.add_to(load))

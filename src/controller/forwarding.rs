@@ -1,4 +1,4 @@
-//! Orphans that go on from here: published again, confirmed, and acknowledged then.
+//! Forwards orphan requests to the requests exchange and acknowledges them once the broker confirms.
 
 use std::collections::BTreeMap;
 use std::future::Future as _;
@@ -24,60 +24,45 @@ use crate::limits::{
     CONTROLLER_BATCH_MAX, CONTROLLER_HOPS_MAX, CONTROLLER_ORPHAN_TIMEOUT, CONTROLLER_RECONCILE_INTERVAL,
 };
 
-/// The delivery mode of what is kept on disk.
 pub(super) const PERSISTENT: u8 = 2;
-/// How often a request came to the orphans.
 const HOPS: &str = "x-journeyman-hops";
-/// Which of those that were sent over this channel it is.
 const PUBLISH_NUMBER: &str = "x-journeyman-batch";
 
-/// A request without a queue.
 pub(super) struct OrphanRequest {
     pub(super) key: Key,
-    /// Since when it is in hand.
     pub(super) since: Instant,
-    /// What its queue was like when it was last tried.
     pub(super) queue: QueueCondition,
     pub(super) delivery: Delivery,
 }
 
-/// How often it was an orphan before.
 pub(super) fn hops(delivery: &Delivery) -> u64 {
     delivery.properties.headers().as_ref().and_then(|table| headers::number(table, HOPS)).unwrap_or_default()
 }
 
-/// Whether it goes round in circles.
 pub(super) fn is_looping(delivery: &Delivery) -> bool {
     hops(delivery) >= CONTROLLER_HOPS_MAX
 }
 
-/// A channel on which the broker confirms.
 pub(super) async fn open_confirm_channel(connection: &Connection) -> lapin::Result<Channel> {
     let channel = connection.create_channel().await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
     Ok(channel)
 }
 
-/// The next delivery; `None` where there will be none.
 pub(super) async fn next_delivery(consumer: &mut Consumer) -> Option<lapin::Result<Delivery>> {
     std::future::poll_fn(|context| Pin::new(&mut *consumer).poll_next(context)).await
 }
 
-/// The next delivery, where it is here already. That there will be none is told only once.
 pub(super) fn try_next_delivery(consumer: &mut Consumer) -> Poll<Option<lapin::Result<Delivery>>> {
     Pin::new(consumer).poll_next(&mut Context::from_waker(Waker::noop()))
 }
 
-/// One that was published and is not confirmed yet.
 struct UnconfirmedPublish {
     number: u64,
     orphan: OrphanRequest,
     confirm: Pin<Box<PublisherConfirm>>,
 }
 
-/// Publishes orphans as they were to the exchange of requests, until nobody brings more or the channel fails. Those that the
-/// broker has are acknowledged; those that it does not take, or that came back, are handed back. One of which the broker says
-/// nothing is waited for as long as the channel stands, for it may have it; others of its key are handed back meanwhile.
 pub(super) async fn forward_orphans(
     channel: Channel,
     names: &QueueNames,
@@ -114,11 +99,11 @@ pub(super) async fn forward_orphans(
                     tracing::warn!(
                         count,
                         oldest = oldest.map(|oldest| oldest.orphan.key.as_str()),
-                        "the broker does not confirm requests that were forwarded; they are waited for"
+                        "the broker does not confirm forwarded requests"
                     );
                 }
                 for orphan in forwarding.drain_timed_out(now) {
-                    // As many as there can be have room. Where nobody listens any more, this is over as well.
+                    // The channel has room for the prefetch; a closed channel ends the session.
                     back.send(OrphanRequest { queue: QueueCondition::Unconfirmed, ..orphan }).await.ok();
                 }
             }
@@ -140,9 +125,6 @@ pub(super) async fn forward_orphans(
     }
 }
 
-/// Those that the broker has spoken of, one at least, and all that it had spoken of before it spoke of the last of them.
-///
-/// Cancel safe.
 async fn next_confirmations(
     sent: &mut Vec<UnconfirmedPublish>,
 ) -> Vec<(UnconfirmedPublish, lapin::Result<Confirmation>)> {
@@ -166,7 +148,6 @@ async fn next_confirmations(
     .await
 }
 
-/// One that the broker has spoken of.
 struct ConfirmedPublish {
     number: u64,
     orphan: OrphanRequest,
@@ -194,11 +175,8 @@ fn collect_returns(
     Ok(all)
 }
 
-/// Which of those that were confirmed came back. lapin hands the returns that it has to whichever are confirmed next, the oldest
-/// first: a return says by a header which one it is of, and may be handed to one that is confirmed earlier, or later.
 #[derive(Debug, Default)]
 struct ReturnTracker {
-    /// Whose return each was handed that was handed one.
     return_of: BTreeMap<u64, u64>,
 }
 
@@ -207,13 +185,10 @@ impl ReturnTracker {
         self.return_of.insert(number, of);
     }
 
-    /// Whether one that is confirmed came back; `None` while that is not known. `is_open` says of which the broker has not spoken.
     fn was_returned(&self, number: u64, is_open: impl Fn(u64) -> bool) -> Option<bool> {
         if self.return_of.values().any(|of| *of == number) {
             return Some(true);
         }
-        // Whoever was handed another's return may have its own still waiting. When one is handed none, none waits, and that of
-        // any that was confirmed before has been handed to somebody.
         let mut at = number;
         for _ in 0..=self.return_of.len() {
             match self.return_of.get(&at) {
@@ -225,7 +200,6 @@ impl ReturnTracker {
         None
     }
 
-    /// Takes out those of which it is known by now, with whether they came back.
     fn decide(
         &mut self,
         undecided: &mut Vec<ConfirmedPublish>,
@@ -254,8 +228,8 @@ async fn complete(
     for (ConfirmedPublish { mut orphan, was_nacked: was_refused, .. }, came_back) in decided {
         orphan.queue = if was_refused && !came_back { QueueCondition::Full } else { QueueCondition::Missing };
         if was_refused || came_back {
-            tracing::debug!(key = %orphan.key, "a request could not be forwarded; it stays an orphan");
-            // As many as there can be have room. Where nobody listens any more, this is over as well.
+            tracing::debug!(key = %orphan.key, "cannot forward a request, keeping it as an orphan");
+            // The channel has room for the prefetch; a closed channel ends the session.
             back.send(orphan).await.ok();
         } else {
             orphan.delivery.acker.ack(BasicAckOptions::default()).await?;
@@ -266,14 +240,13 @@ async fn complete(
     Ok(())
 }
 
-/// Its properties, but for what the broker would not take from us.
 fn forward_properties(delivery: &Delivery, number: u64) -> BasicProperties {
     let mut table = delivery.properties.headers().clone().unwrap_or_default();
     table.insert(HOPS.into(), integer(hops(delivery) + 1));
     table.insert(PUBLISH_NUMBER.into(), integer(number));
     let mut properties = delivery.properties.clone().with_headers(table);
     if properties.user_id().is_some() {
-        // It has to be who publishes.
+        // The broker requires user-id to match the publisher.
         properties = without_user_id(&properties);
     }
     properties
@@ -283,7 +256,6 @@ pub(super) fn integer(number: u64) -> AMQPValue {
     AMQPValue::LongLongInt(i64::try_from(number).unwrap_or(i64::MAX))
 }
 
-/// There is no way to take a property away.
 pub(super) fn without_user_id(from: &BasicProperties) -> BasicProperties {
     let mut to = BasicProperties::default();
     macro_rules! copy {
@@ -306,7 +278,6 @@ pub(super) fn without_user_id(from: &BasicProperties) -> BasicProperties {
 mod tests {
     use super::*;
 
-    /// Hands returns out as lapin does: the oldest to each that is confirmed, whichever that is.
     fn handed(returned: &[u64], confirmed: &[u64]) -> ReturnTracker {
         let mut returns = ReturnTracker::default();
         for (of, number) in returned.iter().zip(confirmed) {
@@ -317,7 +288,6 @@ mod tests {
 
     #[test]
     fn one_whose_return_was_handed_to_another_is_not_taken_for_forwarded_before_that_is_seen() {
-        // 5 and 6 came back. 6 is confirmed first, with the return of 5.
         let mut returns = handed(&[5], &[6]);
         assert_eq!(returns.was_returned(6, |number| number == 5), None);
         returns.record(5, 6);

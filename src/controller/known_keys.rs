@@ -1,4 +1,4 @@
-//! Which keys there are queues for, written down: a later controller would not hear of what comes to them.
+//! Persists the keys that have queues: the broker does not report requests that arrive in them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -6,13 +6,10 @@ use std::path::PathBuf;
 
 use crate::domain::group::Key;
 
-// Not the record of a worker, whose names end otherwise.
 const KEYS: &str = "keys";
 const KEYS_FRESH: &str = "keys.new";
 
-/// The keys of one pool.
 pub(super) struct KnownKeys {
-    /// `None` where nothing is written down.
     folder: Option<PathBuf>,
     written: BTreeSet<Key>,
 }
@@ -22,7 +19,6 @@ impl KnownKeys {
         Self { folder, written: BTreeSet::new() }
     }
 
-    /// What an earlier controller has written down.
     pub(super) fn load(&self) -> Vec<Key> {
         let Some(folder) = &self.folder else { return Vec::new() };
         let bytes = std::fs::read(folder.join(KEYS)).unwrap_or_default();
@@ -30,10 +26,9 @@ impl KnownKeys {
         keys.iter().filter_map(|key| Key::new(key)).collect()
     }
 
-    /// Writes them down where they have changed.
     pub(super) fn store<'a>(&mut self, keys: impl Iterator<Item = &'a Key> + Clone) {
         let Some(folder) = &self.folder else { return };
-        // They come in their order, as these do.
+        // Both are sorted.
         if keys.clone().eq(&self.written) {
             return;
         }
@@ -44,7 +39,7 @@ impl KnownKeys {
             .and_then(|bytes| std::fs::write(&fresh, bytes))
             .and_then(|()| std::fs::rename(&fresh, &path));
         if let Err(error) = written {
-            tracing::warn!(%error, path = %path.display(), "which keys there are queues for cannot be written down");
+            tracing::warn!(%error, path = %path.display(), "cannot store the known keys");
         }
         self.written = keys.cloned().collect();
     }

@@ -1,9 +1,5 @@
-//! A controller of worker groups: makes the queues that requests of a pool need, starts workers for their keys, and takes both
-//! away when nobody needs them.
-//!
-//! Which groups are wanted, what follows from it, and how many workers each has is decided in [`crate::domain::group`]. One
-//! loop carries that out; what waits for the broker waits beside it. Whoever holds the lock queue of a pool is its controller,
-//! any other one stands by. Workers outlive the controller, and the next one finds them again.
+//! The controller: declares the queues of a pool, starts workers by demand, and removes both when idle. Decisions are in
+//! [`crate::domain::group`]. The exclusive lock queue of a pool elects one active controller; others are on standby.
 
 mod broker_counts;
 pub mod commands;
@@ -67,40 +63,26 @@ use session_state::SessionState;
 use status::Role;
 use workers::WorkerSet;
 
-/// What a controller of one pool has to know.
 #[derive(Debug, Clone)]
 pub struct ControllerConfig {
-    /// The pool, as people call it.
     pub pool: String,
-    /// The broker.
     pub broker: Broker,
-    /// Its management interface, where it may be asked.
     pub management: Option<Management>,
-    /// Its address as workers are given it, with user and password.
     pub uri: SecretString,
-    /// What things are called.
     pub names: QueueNames,
-    /// How requests are kept.
     pub queue_options: QueueOptions,
-    /// How long groups stay, and how many workers they have.
     pub scaling: ScalingConfig,
-    /// Who starts its workers.
     pub driver: DriverConfig,
-    /// What else than requests its workers are for.
     pub demands: Vec<DemandSource>,
-    /// The `x-status` of answers that the controller gives in a worker's place.
     pub dead_letter_status: String,
 }
 
-/// Asks the controller of one pool, and tells it.
 #[derive(Debug, Clone)]
 pub struct ControllerHandle {
-    /// The pool.
     pub pool: String,
     requests: mpsc::Sender<ControllerRequest>,
 }
 
-/// Where what is asked arrives.
 #[derive(Debug)]
 pub struct ControllerInbox(mpsc::Receiver<ControllerRequest>);
 
@@ -112,88 +94,45 @@ enum ControllerRequest {
     Poison(PoisonRequest),
 }
 
-/// What can be changed while a controller runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScalingConfig {
-    /// How long groups stay. What has begun is counted by the old ones.
     pub delays: tracker::TrackerPolicy,
-    /// How many workers a group has.
     pub limits: scale::ScaleLimits,
-    /// How many all groups have together; `None` is any number.
     pub budget: Option<scale::WorkerBudget>,
 }
 
 impl ControllerHandle {
-    /// For the controller of this pool.
     #[must_use]
     pub fn new(pool: &str) -> (Self, ControllerInbox) {
         let (asks, asked) = mpsc::channel(CONTROLLER_STATUS_REQUESTS_MAX);
         (Self { pool: pool.to_owned(), requests: asks }, ControllerInbox(asked))
     }
 
-    /// How it looks now; `None` once it has gone.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
     pub async fn status(&self) -> Option<status::PoolStatus> {
         let (sender, looked) = oneshot::channel();
         self.requests.send(ControllerRequest::Status(sender)).await.ok()?;
         looked.await.ok()
     }
 
-    /// Orders something of it, by whom and why. Answers with what comes of it; `None` once it has gone.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe; whether it is obeyed is not known then.
     pub async fn command(&self, order: PoolCommand, by: String) -> Option<Result<String, CommandError>> {
         let (sender, said) = oneshot::channel();
         self.requests.send(ControllerRequest::Command(order, by, sender)).await.ok()?;
         said.await.ok()
     }
 
-    /// Changes what can be changed. It is heeded from its next look on.
     pub async fn reconfigure(&self, tuning: ScalingConfig) {
-        // One that has gone heeds nothing.
+        // The controller may have exited.
         self.requests.send(ControllerRequest::Reconfigure(tuning)).await.ok();
     }
 
-    /// What has been put aside; `None` once the controller has gone.
-    ///
-    /// # Errors
-    ///
-    /// Where this controller does not have the pool, or the broker does not let it look.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
     pub async fn list_poison(&self) -> Option<Result<PoisonList, PoisonError>> {
         self.poison_request(PoisonRequest::List).await
     }
 
-    /// The body of a request that was put aside; `None` once the controller has gone.
-    ///
-    /// # Errors
-    ///
-    /// As [`ControllerHandle::list_poison`], and where there is no such request.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
     pub async fn poison_body(&self, id: &str) -> Option<Result<Vec<u8>, PoisonError>> {
         self.poison_request(|answer| PoisonRequest::Body(id.to_owned(), answer)).await
     }
 
-    /// Tries requests once more that were put aside, or drops them; `None` once the controller has gone. `by` is who says so.
-    ///
-    /// # Errors
-    ///
-    /// As [`ControllerHandle::list_poison`]. Some may be done by then.
-    ///
-    /// # Cancel safety
-    ///
-    /// What has begun is finished.
     pub async fn resolve_poison(
         &self,
         which: PoisonSelection,
@@ -209,48 +148,35 @@ impl ControllerHandle {
     ) -> Option<Result<T, PoisonError>> {
         let (sender, granted) = oneshot::channel();
         self.requests.send(ControllerRequest::Poison(wish(sender))).await.ok()?;
-        Some(granted.await.unwrap_or_else(|_| Err(PoisonError::Failed("it was lost meanwhile".to_owned()))))
+        Some(granted.await.unwrap_or_else(|_| Err(PoisonError::Failed("the connection was lost".to_owned()))))
     }
 }
 
-/// Something that ended badly.
 #[derive(Debug, Clone)]
 struct RecordedError {
     at: Instant,
     message: String,
 }
 
-/// The controller of one pool.
 struct Controller {
     config: ControllerConfig,
     clock: Clock,
     pool: Pool,
     workers: WorkerSet,
-    /// The attempts to have the broker.
     backoff: Backoff,
     role: Role,
     role_since: Instant,
     session: SessionState,
     overrides: Overrides,
-    /// By their names.
     demands: BTreeMap<String, DemandState>,
     counters: Arc<PoolCounters>,
-    /// Why there is no connection.
     disconnect_reason: Option<String>,
-    /// The last thing that went wrong.
     last_error: Option<RecordedError>,
     requests: mpsc::Receiver<ControllerRequest>,
-    /// Who grants wishes about what was put aside, while there is a connection.
     poison_requests: Option<mpsc::Sender<PoisonRequest>>,
-    /// What was last found of the policies that say what is asked of queues.
     policy_result: Option<policies::PolicyCheck>,
 }
 
-/// Controls the pool until it is told to leave. Workers and queues stay as they are then.
-///
-/// # Errors
-///
-/// Where what its driver needs on this host cannot be had.
 pub async fn run(settings: ControllerConfig, asks: ControllerInbox, leave: CancellationToken) -> io::Result<()> {
     let clock = Clock::boot();
     let seed = uuid::Uuid::new_v4().as_u64_pair().0;
@@ -287,12 +213,11 @@ pub async fn run(settings: ControllerConfig, asks: ControllerInbox, leave: Cance
     tokio::select! {
         () = controlling => Ok(()),
         () = leave.cancelled() => Ok(()),
-        Some(_) = drivers.join_next() => Err(io::Error::other("who starts its workers has ended")),
+        Some(_) = drivers.join_next() => Err(io::Error::other("the driver task ended")),
     }
 }
 
 impl Controller {
-    /// The connection is over. Answers with when the next one is tried.
     fn on_disconnected(&mut self, over: SessionError, jitter: &mut Jitter) -> Instant {
         let (SessionError { reason: why }, now) = (over, self.clock.now());
         self.pool.handle(Event::Disconnected, now);
@@ -302,11 +227,14 @@ impl Controller {
         self.set_role(Role::Disconnected);
         if self.backoff.tries() == 0 {
             self.counters.broker_disconnects.increment();
-            tracing::warn!(pool = self.config.pool, "the broker is lost: {why}; workers go on, and it is tried again");
+            tracing::warn!(
+                pool = self.config.pool,
+                "lost connection to the broker: {why}; workers keep running, reconnecting"
+            );
         } else {
-            tracing::debug!(pool = self.config.pool, "still no broker: {why}");
+            tracing::debug!(pool = self.config.pool, "still not connected to the broker: {why}");
         }
-        self.last_error = Some(RecordedError { at: now, message: format!("the broker: {why}") });
+        self.last_error = Some(RecordedError { at: now, message: format!("broker: {why}") });
         self.disconnect_reason = Some(why);
         now.plus(self.backoff.wait(POLL_RETRY, None, jitter))
     }
@@ -323,8 +251,6 @@ impl Controller {
         }
     }
 
-    /// Sees to it that something is done, and meanwhile to who asks and to what is said of its workers: a broker that is slow
-    /// keeps nobody from looking.
     async fn run_while<T>(&mut self, doing: impl Future<Output = T>) -> T {
         let mut doing = std::pin::pin!(doing);
         loop {
@@ -337,7 +263,6 @@ impl Controller {
         }
     }
 
-    /// Waits until it is known who is there, though not for ever: without workers, too, requests are forwarded.
     async fn wait_for_workers(&mut self) {
         let until = self.clock.now().plus(CONTROLLER_WORKERS_TIMEOUT);
         while !self.workers.has_listed() {
@@ -351,7 +276,6 @@ impl Controller {
         }
     }
 
-    /// Its driver has said something.
     fn on_driver_event(&mut self, news: DriverEvent) {
         let now = self.clock.now();
         match self.workers.on_driver_event(news, now) {
@@ -360,7 +284,7 @@ impl Controller {
                     self.pool.handle(Event::QueueFound(key), now);
                 }
             }
-            // The session asks for them as it begins.
+            // The session reads them when it becomes active.
             Ok(_) => {}
             Err(what) => self.last_error = Some(RecordedError { at: now, message: what }),
         }
@@ -368,18 +292,18 @@ impl Controller {
 
     fn forward_poison_request(&self, wish: PoisonRequest) {
         let Some(wishes) = self.poison_requests.as_ref().filter(|_| self.role == Role::Active) else {
-            let why = self.role.inactive_reason().unwrap_or("it has no connection");
+            let why = self.role.inactive_reason().unwrap_or("no connection");
             return wish.refuse(PoisonError::NotActive(why.to_owned()));
         };
         if let Err(full) = wishes.try_send(wish) {
-            let why = format!("{CONTROLLER_POISON_REQUESTS_MAX} others look at what was put aside");
+            let why = format!("{CONTROLLER_POISON_REQUESTS_MAX} requests about the poison queue are pending");
             full.into_inner().refuse(PoisonError::Failed(why));
         }
     }
 
     fn handle(&mut self, ask: ControllerRequest) {
         match ask {
-            // Who has asked may have gone.
+            // The caller may have timed out.
             ControllerRequest::Status(answer) => drop(answer.send(self.snapshot(self.clock.now()))),
             ControllerRequest::Command(order, by, answer) => drop(answer.send(self.apply(order, &by))),
             ControllerRequest::Reconfigure(ScalingConfig { delays, limits, budget }) => {

@@ -1,20 +1,16 @@
-//! Any text in few characters, and back: a mark and two digits stand for each byte that may not stand for itself. Queues have
-//! one mark, what systems of containers and units call things another, and both are read in the same way.
+//! Encodes any text in the alphabet of queue names (`%3D`) or of object names (`-3d`), and decodes it.
 
 use sha2::{Digest as _, Sha256};
 
-/// Who may stand for itself, and what marks the rest.
 pub(super) struct NameEncoding {
     escape: u8,
     digits: &'static [u8; 16],
     is_plain: fn(u8) -> bool,
 }
 
-/// In the names of queues, as existing clients and workers know it: `%3D`.
 pub(super) const QUEUE_NAME: NameEncoding =
     NameEncoding { escape: b'%', digits: b"0123456789ABCDEF", is_plain: |byte| byte.is_ascii_alphanumeric() };
 
-/// In the names of units, containers, and objects of a cluster, which know no capital letters: `-3d`.
 pub(super) const OBJECT_NAME: NameEncoding = NameEncoding {
     escape: b'-',
     digits: b"0123456789abcdef",
@@ -35,7 +31,6 @@ impl NameEncoding {
         written
     }
 
-    /// `None` where the text is in no such form.
     pub(super) fn decode(&self, text: &str) -> Option<Vec<u8>> {
         let (mut bytes, mut read) = (text.bytes(), Vec::with_capacity(text.len()));
         while let Some(byte) = bytes.next() {
@@ -55,18 +50,12 @@ fn hex_digit(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|half| u8::try_from(half).ok())
 }
 
-/// What each name begins with, so that it begins with a letter.
 const PREFIX: &str = "jm";
-/// Between the parts of a name. No written part holds it: a mark is followed by two digits.
 const SEPARATOR: &str = "--";
-/// A part without a character: a name may end with it.
 const EMPTY: &str = "-z";
-/// Before the hash of a name that was too long.
 const HASH: &str = "-x";
 const HASH_DIGITS: usize = 20;
 
-/// The name of what has these parts (a pool, a key, a worker): lower-case letters, digits and `-`, a letter first and no `-`
-/// last, at most `most` bytes, which is at least 32. What does not fit is cut, and ends with a hash of the whole.
 pub(super) fn object_name(parts: &[&str], most: usize) -> String {
     let mut name = PREFIX.to_owned();
     for part in parts {
@@ -82,20 +71,19 @@ pub(super) fn object_name(parts: &[&str], most: usize) -> String {
         .flat_map(|byte| [byte >> 4, byte & 15])
         .map(|half| char::from(OBJECT_NAME.digits[usize::from(half)]));
     name.truncate(most.saturating_sub(HASH.len() + HASH_DIGITS));
-    // What is before the hash ends with no mark, so that the two make nothing else.
+    // No dash before the hash, which would read as an escape.
     name.truncate(name.trim_end_matches('-').len());
     name.push_str(HASH);
     name.extend(digits.take(HASH_DIGITS));
     name
 }
 
-/// The parts of a name; `None` where it is none, or was too long.
 pub(super) fn parse_object_name(name: &str) -> Option<Vec<String>> {
     let mut rest = name.strip_prefix(PREFIX)?;
     let mut parts = Vec::new();
     while !rest.is_empty() {
         rest = rest.strip_prefix(SEPARATOR)?;
-        // As far as the next two marks in a row; two digits follow each one before.
+        // Up to the next separator; an escape is always followed by two digits.
         let mut end = 0;
         while end < rest.len() && !rest[end..].starts_with(SEPARATOR) {
             end += if rest[end..].starts_with(EMPTY) {
@@ -172,7 +160,7 @@ mod tests {
         #[test]
         fn what_is_no_name_is_none(text in "(jm)?[a-z0-9-]{0,30}\\PC{0,3}") {
             if let Some(found) = parse_object_name(&text) {
-                // Capital digits and the like are read, too; what is written is one of what is read alike.
+                // Capital digits decode, too, and encode in lower case.
                 let again = object_name(&found.iter().map(String::as_str).collect::<Vec<_>>(), usize::MAX);
                 prop_assert_eq!(parse_object_name(&again), Some(found));
             }

@@ -1,8 +1,4 @@
-//! What a controller would start and stop, from what the broker and this host have at the moment. Nothing is made, taken from a
-//! queue, or told to anybody.
-//!
-//! Where a controller answers, groups and workers are as it sees them. Where none does, they are what one would find that is
-//! started now: the workers of this host and the queues of the keys that were written down.
+//! Computes what another configuration would start and stop, from the state of a running controller.
 
 use std::collections::BTreeMap;
 
@@ -25,76 +21,46 @@ use crate::host::clock::Clock;
 use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_GROUPS_MAX};
 use crate::source::CallError;
 
-/// What would be done about a pool. The keys are stable: `journeyman controller plan -o json` shows them as they are.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PoolPlan {
-    /// The pool.
     pub pool: String,
-    /// Its broker, without user and password.
     pub broker: String,
-    /// Whether a controller has the pool.
     pub controlled: PoolOwner,
-    /// Requests under keys without a queue; absent where their queue has not been made. Which keys they have is not known before
-    /// they are taken, so the groups that they ask for are not among those here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub orphans: Option<u32>,
-    /// Requests that wait to be answered in a worker's place.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dead_letters: Option<u32>,
-    /// Whether workers are started here at all.
     pub starts_workers: bool,
-    /// In the order of their keys.
     pub groups: Vec<GroupPlan>,
 }
 
-/// Who has a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PoolOwner {
-    /// The controller that answers here.
     Here,
-    /// Another one: what is started here stands by until that has gone.
     Elsewhere,
-    /// Nobody.
     Nowhere,
 }
 
-/// What would be done about a group.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GroupPlan {
-    /// Its key.
     pub key: String,
-    /// What is wanted of it.
     pub phase: GroupPhase,
-    /// Its queue; absent where there is none, or none that could be asked: it would be made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueueDepth>,
-    /// The workers that are there.
     pub workers: u32,
-    /// How many it would have.
     pub wanted: u32,
-    /// How many would be started at once.
     pub start: u32,
-    /// Who would be told to go.
     pub stop: Vec<String>,
-    /// Why.
     pub reasons: Vec<String>,
 }
 
-/// What a queue holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct QueueDepth {
-    /// Requests that no worker holds.
     pub ready: u32,
-    /// How many consume.
     pub consumers: u32,
 }
 
-/// Looks, and decides as a controller with these settings would.
-///
-/// # Errors
-///
-/// Where the broker cannot be asked.
 pub async fn plan(
     settings: &ControllerConfig,
     seen: Option<&status::PoolStatus>,
@@ -122,7 +88,7 @@ pub async fn plan(
         let Some(name) = settings.names.request_queue(key) else { continue };
         if let QueueProbe::Present(queue) = eyes.probe(&name).await? {
             draft.load = Load { ready: queue.ready, ..Load::default() };
-            // What waits is asked for.
+            // Waiting requests are demand.
             if queue.ready > 0 {
                 draft.phase = Some(group::GroupPhase::Active);
             }
@@ -131,7 +97,7 @@ pub async fn plan(
     }
     for demand in &settings.demands {
         let counts = demand.poll_once().await.map_err(|refused| CallError {
-            message: format!("the demand {} cannot be counted: {}", demand.name, refused.message),
+            message: format!("demand {}: cannot count tasks: {}", demand.name, refused.message),
             ..refused
         })?;
         let draft = drafts.entry(demand.key.clone()).or_insert_with(|| draft(&demand.key, settings));
@@ -146,7 +112,7 @@ pub async fn plan(
     };
     let orphans = depth(eyes.probe(&settings.names.orphan_queue()).await?);
     let dead_letters = depth(eyes.probe(&settings.names.dead_letter_queue()).await?);
-    // Nothing waits for the broker's word that the connection is over.
+    // No need to wait for the close.
     drop(connection.close(200, "done".into()).await);
     let groups: Vec<GroupInput> = drafts.into_values().collect();
     let starts_workers = !matches!(settings.driver.kind, DriverKind::None);
@@ -198,7 +164,6 @@ fn draft(key: &Key, settings: &ControllerConfig) -> GroupInput {
     }
 }
 
-/// As the controller sees them that answers.
 fn groups_from_status(
     pool: &status::PoolStatus,
     settings: &ControllerConfig,
@@ -229,19 +194,16 @@ fn groups_from_status(
     pool.groups.iter().filter_map(of).collect()
 }
 
-/// As a controller would find them that is started now: each for a whole life.
 async fn groups_from_host(settings: &ControllerConfig, now: Instant) -> Result<BTreeMap<Key, GroupInput>, CallError> {
     let posting = &settings.driver;
     let found = driver::list_once(posting).await;
-    let found =
-        found.map_err(|DriverError(why)| retryable(format!("it is not known which workers are there: {why}")))?;
+    let found = found.map_err(|DriverError(why)| retryable(format!("cannot list the workers: {why}")))?;
     let starts_workers = !matches!(posting.kind, DriverKind::None);
     let known = KnownKeys::new(starts_workers.then(|| posting.folder.clone())).load();
     let mut drafts: BTreeMap<Key, GroupInput> =
         known.into_iter().map(|key| (key.clone(), draft(&key, settings))).collect();
     for ListedWorker { id, key, state: standing } in found {
         let draft = drafts.entry(key.clone()).or_insert_with(|| draft(&key, settings));
-        // What one that was found does nobody knows yet.
         let doing = if standing == WorkerState::Stopping { WorkerActivity::Stopping } else { WorkerActivity::Busy };
         draft.workers.push(GroupWorker { id: id.into(), activity: doing, started_at: now });
     }
@@ -255,11 +217,9 @@ async fn groups_from_host(settings: &ControllerConfig, now: Instant) -> Result<B
 enum QueueProbe {
     Present(QueueDepth),
     Missing,
-    /// It is somebody else's alone.
     Locked,
 }
 
-/// Looks at queues. Each that is not there costs a channel.
 struct QueueProber<'a> {
     connection: &'a Connection,
     channel: Option<Channel>,
@@ -276,7 +236,7 @@ impl QueueProber<'_> {
             self.channel = Some(channel);
             looked
         };
-        let slow = |_| retryable(format!("the broker did not answer in {AMQP_CALL_TIMEOUT:?}"));
+        let slow = |_| retryable(format!("no reply from the broker within {AMQP_CALL_TIMEOUT:?}"));
         match timeout(AMQP_CALL_TIMEOUT, looking).await.map_err(slow)? {
             Ok(StepResult::Contents { ready, consumers }) => Ok(QueueProbe::Present(QueueDepth { ready, consumers })),
             Ok(StepResult::Done | StepResult::NotFound | StepResult::Failed) => Ok(QueueProbe::Missing),

@@ -1,7 +1,4 @@
-//! Requests that are put aside since their workers ended under them: what is written down with each, and how it is read.
-//!
-//! The queue `POOL-poison` is their inventory; [`super::poison_queue`] goes through it. A copy there is the request as it was, with
-//! headers of ours that say why it is there. Workers that put requests into it themselves use some of the same headers.
+//! Headers of requests in the poison queue: which worker exited while it held the request, and how.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -25,70 +22,44 @@ use crate::limits::{
 };
 use crate::redact;
 
-/// What a copy is called.
 const ID: &str = "x-journeyman-poison-id";
-/// What the request came under, as its client wrote it.
 const KEY: &str = "x-journeyman-key";
-/// Why it is there.
 const REASON: &str = "x-journeyman-reason";
-/// Which queue it came from.
 const SOURCE_QUEUE: &str = "x-journeyman-queue";
-/// How often it was tried.
 const ATTEMPTS: &str = "x-journeyman-attempts";
-/// When it was put aside.
 const POISONED_AT: &str = "x-journeyman-poisoned-at";
-/// How often it was put aside, this time included.
 const POISON_COUNT: &str = "x-journeyman-poison-count";
-/// How long it was to wait at most, in milliseconds.
 const EXPIRATION: &str = "x-journeyman-expiration";
-/// The worker that ended under it, how that ended, and its last words.
 const WORKER: &str = "x-journeyman-worker";
 const WORKER_EXIT: &str = "x-journeyman-worker-exit";
 const WORKER_LOG: &str = "x-journeyman-worker-log";
 
-/// What ours begin with.
 const OWN_PREFIX: &str = "x-journeyman-";
-/// What a broker writes of a dead letter, and of how often a message was delivered.
 const BROKER_PREFIXES: [&str; 4] = ["x-death", "x-first-death-", "x-last-death-", "x-delivery-count"];
-/// How much of a digest names a copy that nobody has named.
 const ID_DIGITS: usize = 12;
 
-/// A request that was put aside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PoisonedRequest {
-    /// What it is called here.
     pub id: String,
-    /// What it came under; absent where that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Why it was put aside.
     pub reason: String,
-    /// How often it was tried, as far as that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts: Option<u64>,
-    /// When it was put aside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poisoned_at: Option<String>,
-    /// How often it was put aside, this time included.
     pub poison_count: u64,
-    /// The worker that ended last under its key, as far as that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
-    /// How that ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_exit: Option<String>,
-    /// The last lines of its log.
     #[serde(default)]
     pub worker_log: Vec<String>,
-    /// The size of its body.
     pub body_bytes: usize,
-    /// Its properties.
     pub properties: BTreeMap<String, String>,
-    /// Those of its headers that are text or numbers.
     pub headers: BTreeMap<String, String>,
 }
 
-/// What is known of the end of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WorkerFailure {
     pub(super) worker: String,
@@ -97,7 +68,6 @@ pub(super) struct WorkerFailure {
 }
 
 impl WorkerFailure {
-    /// It ended so, and said this at last.
     pub(super) fn new(worker: &str, how: &str, words: &str) -> Self {
         let words = redact::text(words);
         let most = usize::try_from(DRIVER_LOG_TAIL_BYTES_MAX).unwrap_or(usize::MAX);
@@ -109,21 +79,14 @@ impl WorkerFailure {
     }
 }
 
-/// As many bytes of its beginning as are kept: a broker takes no headers of any size.
 fn head(text: &str, most: usize) -> Cow<'_, str> {
     String::from_utf8_lossy(text.as_bytes().get(..most).unwrap_or(text.as_bytes()))
 }
 
-/// As many of its end.
 fn tail(text: &str, most: usize) -> Cow<'_, str> {
     String::from_utf8_lossy(text.as_bytes().get(text.len().saturating_sub(most)..).unwrap_or_default())
 }
 
-/// Puts a dead letter aside. Answers with whether the broker has the copy, or its queue has refused it.
-///
-/// # Errors
-///
-/// Where the channel fails, or there is no such queue.
 pub(super) async fn move_to_poison_queue(
     channel: &Channel,
     names: &QueueNames,
@@ -136,13 +99,12 @@ pub(super) async fn move_to_poison_queue(
     let queue = names.poison_queue();
     let publishing = channel.basic_publish("".into(), queue.as_str().into(), options, &delivery.data, properties);
     match publishing.await?.await? {
-        Confirmation::Ack(Some(_)) => Err(SessionError { reason: format!("there is no queue {queue} any more") }),
+        Confirmation::Ack(Some(_)) => Err(SessionError { reason: format!("the queue {queue} was deleted") }),
         Confirmation::Nack(_) => Ok(false),
         Confirmation::Ack(None) | Confirmation::NotRequested => Ok(true),
     }
 }
 
-/// The properties of the copy.
 fn poison_properties(
     delivery: &Delivery,
     names: &QueueNames,
@@ -154,7 +116,7 @@ fn poison_properties(
     let empty = FieldTable::default();
     let before = delivery.properties.headers().as_ref().unwrap_or(&empty);
     let times = headers::number(before, POISON_COUNT).unwrap_or_default().saturating_add(1);
-    // Those that a worker has noted were of an earlier copy.
+    // Attempts that a worker noted belong to an earlier copy.
     let noted = headers::number(before, ATTEMPTS);
     let tries = noted.or(tries).map(|_| noted.unwrap_or_default().saturating_add(tries.unwrap_or_default()));
     let mut table = without_own_headers(before);
@@ -187,7 +149,6 @@ fn poison_properties(
     without_user_id(&delivery.properties).with_headers(table).with_delivery_mode(PERSISTENT)
 }
 
-/// The properties of a request that is to be tried once more as if it had never been.
 pub(super) fn requeue_properties(copy: &Delivery) -> BasicProperties {
     let empty = FieldTable::default();
     let before = copy.properties.headers().as_ref().unwrap_or(&empty);
@@ -202,7 +163,6 @@ pub(super) fn requeue_properties(copy: &Delivery) -> BasicProperties {
     }
 }
 
-/// How long a dead letter was to wait at most: a broker takes that from its properties, and notes it with how it died.
 fn original_expiration(table: &FieldTable) -> Option<&str> {
     let Some(AMQPValue::FieldArray(deaths)) = table.inner().get("x-death") else { return None };
     deaths.as_slice().iter().find_map(|death| {
@@ -225,7 +185,6 @@ fn is_own_header(name: &str) -> bool {
     name.starts_with(OWN_PREFIX) || BROKER_PREFIXES.iter().any(|brokers| name.starts_with(brokers))
 }
 
-/// What a copy came under, as a client would write it.
 pub(super) fn key(copy: &Delivery, names: &QueueNames) -> Option<String> {
     let table = copy.properties.headers().as_ref()?;
     if let Some(key) = headers::text(table, KEY) {
@@ -234,7 +193,6 @@ pub(super) fn key(copy: &Delivery, names: &QueueNames) -> Option<String> {
     names.parse_queue_name(headers::text(table, SOURCE_QUEUE)?).map(|key| names.encoded_key(&key))
 }
 
-/// What a copy is called.
 pub(super) fn id(copy: &Delivery) -> String {
     let given = copy.properties.headers().as_ref().and_then(|table| headers::text(table, ID));
     given.map_or_else(
@@ -248,7 +206,6 @@ pub(super) fn id(copy: &Delivery) -> String {
     )
 }
 
-/// Reads what is known of a copy.
 pub(super) fn describe(copy: &Delivery, names: &QueueNames) -> PoisonedRequest {
     let empty = FieldTable::default();
     let table = copy.properties.headers().as_ref().unwrap_or(&empty);
@@ -280,7 +237,7 @@ pub(super) fn describe(copy: &Delivery, names: &QueueNames) -> PoisonedRequest {
 fn properties(from: &BasicProperties) -> BTreeMap<String, String> {
     let text = |value: &Option<ShortString>| value.as_ref().map(|value| value.as_str().to_owned());
     let reply_to = text(from.reply_to()).map(|reply_to| {
-        // The rest of it is all that somebody needs to answer in a worker's place.
+        // The suffix is a capability to answer in a worker's place.
         const DIRECT: &str = "amq.rabbitmq.reply-to";
         if reply_to.starts_with(DIRECT) { DIRECT.to_owned() } else { reply_to }
     });
@@ -367,7 +324,6 @@ mod tests {
         assert_eq!(table.inner().keys().map(ShortString::as_str).collect::<Vec<_>>(), [POISON_COUNT, "x-rpc-path"]);
         assert_eq!((again.user_id(), again.correlation_id().as_ref().map(ShortString::as_str)), (&None, Some("c")));
         assert_eq!(again.expiration().as_ref().map(ShortString::as_str), Some("60000"));
-        // It came back.
         aside.properties = again;
         let mut back = letter();
         back.properties = poison_properties(&aside, &names, None, None, jiff::Timestamp::UNIX_EPOCH);

@@ -1,8 +1,4 @@
-//! What the broker is asked to do with the queues of a pool by policies, where its management interface is there.
-//!
-//! A policy holds for queues that are there already, and may be changed; arguments of a queue stay for as long as it does. So what
-//! may change goes by policy where that is possible. Where dead letters go is an argument in any case, and said once more here for
-//! queues that somebody else has made.
+//! Keeps the RabbitMQ policies of a pool. A policy applies to existing queues and can change; queue arguments cannot.
 
 use std::future::pending;
 use std::pin::Pin;
@@ -15,26 +11,20 @@ use super::topology::{QueueOptions, QueueType};
 use crate::amqp::management::{BrokerPolicy, Management, PolicyResult, escape_regex};
 use crate::limits::CONTROLLER_POLICIES_INTERVAL;
 
-/// That of other tools is 0 as a rule. It is what the known controller has.
 const PRIORITY: i64 = 10;
 
-/// The policy of a pool's queues. The known controller has one of the same name, which this one replaces.
 pub(super) fn queue_policy_name(names: &QueueNames) -> String {
     format!("{}queues", names.request_queue_prefix())
 }
 
-/// What came of a look at the policies of a pool: whether they had to be made, or why they are not what they should be.
 pub(super) type PolicyCheck = Result<PolicyChange, String>;
 
-/// Whether policies had to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PolicyChange {
     Unchanged,
     Applied,
 }
 
-/// Looks at the policies of a pool again and again: somebody may take them away, and the management interface may not be there at
-/// first.
 pub(super) struct PolicyReconciler<'a> {
     current: Option<Pin<Box<dyn Future<Output = PolicyCheck> + Send + 'a>>>,
     management: Option<&'a Management>,
@@ -43,17 +33,11 @@ pub(super) struct PolicyReconciler<'a> {
 }
 
 impl<'a> PolicyReconciler<'a> {
-    /// The first is begun when it is waited for. Without a management interface there is none.
     pub(super) fn new(management: Option<&'a Management>, names: &'a QueueNames, queue_options: QueueOptions) -> Self {
         let first = management.map(|management| Box::pin(apply_policies(management, names, queue_options)) as _);
         Self { current: first, management, names, queue_options }
     }
 
-    /// Waits for the next one.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: a look that was begun is gone on with.
     pub(super) async fn next(&mut self) -> PolicyCheck {
         let (Some(under_way), Some(management)) = (&mut self.current, self.management) else {
             return pending().await;
@@ -76,7 +60,7 @@ async fn apply_policies(management: &Management, names: &QueueNames, keeping: Qu
         match management.ensure_policy(&name, &policy).await.map_err(|why| why.to_string())? {
             PolicyResult::Unchanged => {}
             PolicyResult::Applied => made = PolicyChange::Applied,
-            PolicyResult::Mismatch(how) => return Err(format!("the policy {name} is not what it should be: {how}")),
+            PolicyResult::Mismatch(how) => return Err(format!("policy {name} differs from the requested one: {how}")),
         }
     }
     Ok(made)

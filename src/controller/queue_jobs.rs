@@ -1,4 +1,4 @@
-//! Jobs about request queues, some at once, beside the loop.
+//! Runs queue operations and depth checks concurrently.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -23,14 +23,12 @@ pub(super) enum QueueJobKind {
     Depth(StepResult),
 }
 
-/// What came of a job, and why where it failed.
 pub(super) struct QueueJobResult {
     pub(super) key: Key,
     pub(super) kind: QueueJobKind,
     pub(super) error: Option<String>,
 }
 
-/// What several hands share.
 struct QueueJobRunner<'a> {
     connection: &'a Connection,
     names: &'a QueueNames,
@@ -39,14 +37,10 @@ struct QueueJobRunner<'a> {
     steps: tokio::sync::Mutex<mpsc::Receiver<(Key, QueueStep)>>,
     depths: tokio::sync::Mutex<mpsc::Receiver<Key>>,
     results: mpsc::Sender<QueueJobResult>,
-    /// Whose queues somebody else has made.
     external_queues: Mutex<BTreeSet<Key>>,
-    /// Channels on which a step about a queue was not done in time. It may be yet: the next one about that queue has to come after it.
     stuck_channels: Mutex<BTreeMap<Key, Channel>>,
 }
 
-/// Does what is to be done about queues, some of it at once: the broker takes its time for each. There is one step about each queue
-/// at a time, as the rules have it, and whoever waits for one is a request: looks have hands of their own.
 pub(super) async fn run_queue_jobs(
     connection: &Connection,
     names: &QueueNames,
@@ -106,8 +100,6 @@ impl QueueJobRunner<'_> {
         }
     }
 
-    /// Carries out a step about the queue of a key, or looks into it. A channel on which nothing was heard in time is not kept: a step
-    /// may yet be done there, and the next one about that queue has to come after it.
     async fn attempt(
         &self,
         kept: &mut Option<Channel>,
@@ -137,7 +129,6 @@ impl QueueJobRunner<'_> {
         })
     }
 
-    /// This channel, or another one where it is closed.
     async fn ensure_open(&self, channel: Option<Channel>) -> Result<Channel, SessionError> {
         match channel.filter(|channel| channel.status().connected()) {
             Some(open) => Ok(open),
@@ -145,7 +136,6 @@ impl QueueJobRunner<'_> {
         }
     }
 
-    /// On this channel, or on one in its place.
     async fn step(&self, open: &mut Channel, key: &Key, step: QueueStep) -> lapin::Result<StepResult> {
         let Self { connection, names, queue_options: keeping, argument_source: said, .. } = *self;
         let whose = if lock(&self.external_queues).contains(key) { Owner::External } else { Owner::Controller };
@@ -153,13 +143,13 @@ impl QueueJobRunner<'_> {
             Err(error) if step == QueueStep::Bind && amqp::reply_code(&error) == Some(PRECONDITION_FAILED) => {
                 if lock(&self.external_queues).insert(key.clone()) {
                     let why = amqp::error_text(&error);
-                    tracing::warn!(%key, "its queue was made otherwise, and is taken as it is: {why}");
+                    tracing::warn!(%key, "the queue exists with other arguments; adopting it: {why}");
                 }
                 *open = connection.create_channel().await?;
                 topology::adopt_queue(open, names, key).await
             }
             other => {
-                // It is gone, or was made here: one that could not be deleted is still what it was.
+                // A queue that could not be deleted keeps its owner.
                 let is_done = matches!(other, Ok(StepResult::Done | StepResult::NotFound));
                 if is_done && matches!(step, QueueStep::Bind | QueueStep::Delete) {
                     lock(&self.external_queues).remove(key);
@@ -177,7 +167,7 @@ impl QueueJobRunner<'_> {
     ) -> Result<(), SessionError> {
         let JobAttempt { answer, error: why } = tried?;
         if let Some(why) = &why {
-            tracing::warn!(%key, "a step about its queue failed: {why}");
+            tracing::warn!(%key, "queue operation failed: {why}");
         }
         self.results
             .send(QueueJobResult { key, kind: done(answer), error: why })
@@ -188,7 +178,6 @@ impl QueueJobRunner<'_> {
 
 struct JobAttempt {
     answer: StepResult,
-    /// Why it failed.
     error: Option<String>,
 }
 
@@ -198,7 +187,7 @@ impl JobAttempt {
     }
 }
 
-const NO_REPLY: &str = "the broker has not answered in time";
+const NO_REPLY: &str = "no reply from the broker in time";
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)

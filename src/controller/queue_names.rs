@@ -1,25 +1,17 @@
-//! What the exchanges and queues of a pool are called.
-//!
-//! The document and its known implementation differ. The implementation's names are those that existing clients and workers
-//! look for: there a pool and a key stand in names with every byte that is no ASCII letter or digit as `%XX`, and clients
-//! send their keys in that form.
+//! Names of exchanges and queues. Every byte of a pool or key that is not an ASCII letter or digit is written as `%XX`.
 
 use super::name_encoding;
 use crate::amqp::REPLACEMENT_CHAR;
 use crate::domain::group::Key;
 use crate::limits::AMQP_NAME_BYTES_MAX;
 
-/// Whose names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NamingScheme {
-    /// Those of the known implementation.
     #[default]
     Osrdyne,
-    /// Those of the document: keys are written as they are.
     Specification,
 }
 
-/// The names of one pool.
 #[derive(Debug, Clone)]
 pub struct QueueNames {
     pool: String,
@@ -27,7 +19,6 @@ pub struct QueueNames {
 }
 
 impl QueueNames {
-    /// Those of `pool`.
     #[must_use]
     pub fn new(pool: &str, scheme: NamingScheme) -> Self {
         let pool = match scheme {
@@ -37,7 +28,6 @@ impl QueueNames {
         Self { pool, scheme }
     }
 
-    /// Whether AMQP has room for them.
     #[must_use]
     pub fn are_valid(&self) -> bool {
         let longest =
@@ -45,19 +35,16 @@ impl QueueNames {
         longest.iter().all(|name| name.len() <= AMQP_NAME_BYTES_MAX)
     }
 
-    /// Where requests are published.
     #[must_use]
     pub fn requests_exchange(&self) -> String {
         format!("{}-req-xchg", self.pool)
     }
 
-    /// Where requests go whose key has no queue.
     #[must_use]
     pub fn orphan_exchange(&self) -> String {
         format!("{}-orphan-xchg", self.pool)
     }
 
-    /// Where requests go that no worker will have.
     #[must_use]
     pub fn dead_letter_exchange(&self) -> String {
         match self.scheme {
@@ -66,19 +53,16 @@ impl QueueNames {
         }
     }
 
-    /// Where workers report.
     #[must_use]
     pub fn activity_exchange(&self) -> String {
         format!("{}-activity-xchg", self.pool)
     }
 
-    /// The queue behind [`QueueNames::orphan_exchange`].
     #[must_use]
     pub fn orphan_queue(&self) -> String {
         format!("{}-orphan", self.pool)
     }
 
-    /// The queue behind [`QueueNames::dead_letter_exchange`].
     #[must_use]
     pub fn dead_letter_queue(&self) -> String {
         match self.scheme {
@@ -87,38 +71,32 @@ impl QueueNames {
         }
     }
 
-    /// The queue behind [`QueueNames::activity_exchange`].
     #[must_use]
     pub fn activity_queue(&self) -> String {
         format!("{}-activity", self.pool)
     }
 
-    /// Requests that killed who worked on them.
     #[must_use]
     pub fn poison_queue(&self) -> String {
         format!("{}-poison", self.pool)
     }
 
-    /// Whoever holds it is the controller of the pool.
     #[must_use]
     pub fn lock_queue(&self) -> String {
         format!("{}-controller", self.pool)
     }
 
-    /// What the names of request queues begin with.
     #[must_use]
     pub fn request_queue_prefix(&self) -> String {
         format!("{}-req-", self.pool)
     }
 
-    /// The request queue of a key; `None` where its name would be too long.
     #[must_use]
     pub fn request_queue(&self, key: &Key) -> Option<String> {
         let name = format!("{}{}", self.request_queue_prefix(), self.encoded_key(key));
         (name.len() <= AMQP_NAME_BYTES_MAX).then_some(name)
     }
 
-    /// The key as workers are told it.
     #[must_use]
     pub fn encoded_key(&self, key: &Key) -> String {
         match self.scheme {
@@ -127,31 +105,26 @@ impl QueueNames {
         }
     }
 
-    /// What a client may write for the key: as it is, and in the form of names.
     #[must_use]
     pub fn bindings(&self, key: &Key) -> Vec<String> {
         let escaped = self.encoded_key(key);
         if escaped == key.as_str() { vec![escaped] } else { vec![key.as_str().to_owned(), escaped] }
     }
 
-    /// The key that a client means by a routing key; `None` where it is no text, or cannot be the name of a queue as it is.
     #[must_use]
     pub fn parse_routing_key(&self, routing_key: &str) -> Option<Key> {
-        // Something of it was no text.
+        // lapin replaced invalid UTF-8.
         if routing_key.contains(REPLACEMENT_CHAR) {
             return None;
         }
         match self.scheme {
             NamingScheme::Osrdyne => Key::new(&unescaped(routing_key)?),
-            // No environment holds a zero, and a broker drops the ends of lines from the name of a queue.
             NamingScheme::Specification => {
                 Key::new(routing_key).filter(|key| !key.as_str().contains(['\0', '\r', '\n']))
             }
         }
     }
 
-    /// What a request came under, as its client may have written it. What a worker has put back comes under the name of its queue
-    /// from then on: where it died says better whose it is.
     #[must_use]
     pub fn original_key(&self, routing_key: &str, died_in: Option<&str>) -> String {
         match died_in.and_then(|queue| self.parse_queue_name(queue)) {
@@ -160,7 +133,6 @@ impl QueueNames {
         }
     }
 
-    /// The key of a request queue; `None` where it is none of this pool.
     #[must_use]
     pub fn parse_queue_name(&self, queue: &str) -> Option<Key> {
         let key = self.parse_routing_key(queue.strip_prefix(&self.request_queue_prefix())?)?;
@@ -172,8 +144,6 @@ fn escaped(text: &str) -> String {
     name_encoding::QUEUE_NAME.encode(text)
 }
 
-/// The other way. What is in no such form, to the letter, is what it is: its queue is bound under the one form and the other, and a third
-/// would never reach it. `None` where it would not be text.
 fn unescaped(text: &str) -> Option<String> {
     match name_encoding::QUEUE_NAME.decode(text) {
         Some(bytes) => {

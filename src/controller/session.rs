@@ -1,4 +1,5 @@
-//! One connection to the broker: the lock, the pool's exchanges and queues, and what comes by them.
+//! One connection to the broker: takes the pool lock, declares the topology, and runs the active controller until the connection
+//! fails.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -38,7 +39,6 @@ use crate::limits::{
     CONTROLLER_STANDBY_INTERVAL, DEMAND_COUNTS_MAX,
 };
 
-/// It cannot go on.
 pub(super) struct SessionError {
     pub(super) reason: String,
 }
@@ -49,7 +49,6 @@ impl From<lapin::Error> for SessionError {
     }
 }
 
-/// What a session has its messages by.
 struct SessionChannels {
     orphans: Consumer,
     reports: Consumer,
@@ -57,7 +56,6 @@ struct SessionChannels {
     poison: Channel,
 }
 
-/// Controls the pool for as long as the connection lasts.
 pub(super) async fn run_session(controller: &mut Controller, epoch: u64) -> SessionError {
     let settings = controller.config.clone();
     let name = format!("journeyman controller of {}", settings.pool);
@@ -89,7 +87,11 @@ async fn run_active(
     controller.backoff.reset();
     controller.disconnect_reason = None;
     controller.set_role(Role::Active);
-    tracing::info!(pool = settings.pool, broker = settings.broker.display_url(), "this is the controller of the pool");
+    tracing::info!(
+        pool = settings.pool,
+        broker = settings.broker.display_url(),
+        "acquired the pool; this controller is active"
+    );
 
     let (steps, to_do) = mpsc::channel(CONTROLLER_QUEUE_STEPS_QUEUED_MAX);
     let (depths, to_measure) = mpsc::channel(CONTROLLER_QUEUE_STEPS_QUEUED_MAX);
@@ -155,7 +157,7 @@ async fn run_active(
             Some(counted) = counted.recv() => controller.on_demand_report(counted),
             Some(ask) = controller.requests.recv() => controller.handle(ask),
             news = controller.workers.next_event() => controller.on_driver_event(news),
-            // Before what comes from outside: a flood of that must hold up nothing that was begun.
+            // Before external input: a flood must not delay work in progress.
             over = &mut working => return Err(over),
             over = &mut forwarding => {
                 over?;
@@ -172,7 +174,7 @@ async fn run_active(
             () = &mut granting => return Err(stream_ended("wishes")),
             _ = look.tick() => {
                 for given_up in controller.on_tick() {
-                    // As many as there can be in hand have room.
+                    // The channel has room for CONTROLLER_ORPHANS_MAX.
                     drop(condemned.try_send(given_up));
                 }
                 controller.move_due_poison(&aside);
@@ -188,7 +190,7 @@ async fn run_active(
             Some(delivery) = killed.recv() => controller.session.hold_poison(delivery, clock.now()),
             orphan = next_delivery(&mut orphans) => {
                 let mut here = Poll::Ready(orphan);
-                // As many as there can be in hand: those that are here already cost one plan together.
+                // One plan for all deliveries at hand.
                 while let Poll::Ready(orphan) = here {
                     let delivery = orphan.ok_or_else(|| stream_ended("orphans"))??;
                     tally.orphans.increment();
@@ -201,7 +203,7 @@ async fn run_active(
             report = next_delivery(&mut reports) => {
                 let mut delivery = report.ok_or_else(|| stream_ended("reports"))??;
                 controller.on_report(&delivery);
-                // Those that are here already cost one look at the groups, and one acknowledgement, together.
+                // One acknowledgement for all reports at hand.
                 for _ in 1..CONTROLLER_REPORTS_BATCH_MAX {
                     let Poll::Ready(more) = try_next_delivery(&mut reports) else { break };
                     delivery = more.ok_or_else(|| stream_ended("reports"))??;
@@ -210,7 +212,6 @@ async fn run_active(
                 delivery.acker.ack(BasicAckOptions { multiple: true }).await?;
             }
         }
-        // What there is no room for waits in its rules, until one of those that are under way is done.
         while steps.capacity() > 0
             && let Some(effect) = controller.pool.next_effect()
         {
@@ -222,13 +223,13 @@ async fn run_active(
                     }
                 }
                 Effect::Reactivated { key, ready } => {
-                    tracing::warn!(%key, ready, "its queue was to go, and holds requests: the group goes on");
+                    tracing::warn!(%key, ready, "the queue to delete holds requests; the group is active again");
                 }
             }
         }
         controller.session.release_bound(&controller.pool, &ready, clock.now());
         controller.workers.store_known_keys(controller.pool.keys());
-        // A plan looks at every group: of many changes each does not have its own.
+        // A plan visits every group, so changes are debounced.
         let generation = controller.pool.tracker().generation();
         if generation != planned && clock.now() >= planned_at.plus(CONTROLLER_PLAN_DEBOUNCE) {
             controller.plan();
@@ -238,19 +239,17 @@ async fn run_active(
 }
 
 impl Controller {
-    /// A job about a queue is done.
     fn on_queue_job(&mut self, epoch: Epoch, finished: QueueJobResult) {
         let (QueueJobResult { key, kind: done, error: why }, now) = (finished, self.clock.now());
         if let QueueJobKind::Depth(_) = done {
             self.session.depth_checks.remove(&key);
         }
         if let Some(why) = why {
-            self.last_error =
-                Some(RecordedError { at: now, message: format!("a step about the queue of {key}: {why}") });
+            self.last_error = Some(RecordedError { at: now, message: format!("queue operation for key {key}: {why}") });
         }
         match done {
             QueueJobKind::Step(step, answer) => {
-                // First: what waits for its queue must not find that given up in the moment in which it is there.
+                // First, so that a group with held requests is not released in the moment its queue is bound.
                 if self.session.has_held(&key) {
                     self.pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
                 }
@@ -264,14 +263,13 @@ impl Controller {
             }
             QueueJobKind::Depth(StepResult::Contents { ready, .. }) => {
                 let held = self.session.counts.fresh(&key, now).map_or(0, |counted| counted.unacknowledged);
-                // What waits is asked for: its workers may only be slow to come up.
+                // Waiting requests are demand: workers may only be slow to start.
                 if ready > 0 || held > 0 {
                     self.pool.handle(Event::QueueCounted { key: key.clone(), ready, in_progress: held }, now);
                 }
                 self.session.depths.insert(key, DepthSample { ready, at: now });
             }
             QueueJobKind::Depth(StepResult::NotFound) => self.pool.handle(Event::Unroutable(key), now),
-            // Others are looked into meanwhile.
             QueueJobKind::Depth(StepResult::Failed) => {
                 self.session.depth_backoff.insert(key, now.plus(CONTROLLER_QUEUE_CHECK_RETRY_DELAY));
             }
@@ -279,7 +277,6 @@ impl Controller {
         }
     }
 
-    /// A worker has reported.
     fn on_report(&mut self, report: &Delivery) {
         let Some(key) = self.config.names.parse_routing_key(report.routing_key.as_str()) else { return };
         let table = report.properties.headers().as_ref();
@@ -289,7 +286,7 @@ impl Controller {
         if let (Some(id), Some(event)) = (text("x-worker-id"), text("x-event")) {
             self.workers.on_report(id, event, now);
         }
-        // Anybody may report: it makes no more groups than requests may.
+        // Any client can publish reports, so the group limit applies.
         if let Some(extra) = self.session.reports.admit(&key, now)
             && !is_group_limit_reached(&self.pool, &key)
         {
@@ -297,7 +294,6 @@ impl Controller {
         }
     }
 
-    /// Tells the rules who is there. Answers with the orphans that have waited too long.
     fn on_tick(&mut self) -> Vec<(Delivery, DeadLetterReason)> {
         let now = self.clock.now();
         self.overrides.expire(now);
@@ -319,8 +315,6 @@ impl Controller {
         self.session.expire_orphans(&self.pool, room_is_left, now)
     }
 
-    /// Asks what is in queues that are due, in the order of their keys and from the one on at which there was no room the last time.
-    /// Answers with the first that there is none for.
     fn request_depths(&mut self, depths: &mpsc::Sender<Key>, from: Option<Key>) -> Option<Key> {
         let (now, attended) = (self.clock.now(), self.workers.keys_with_idle_workers(self.clock.now()));
         let due = |key: &&Key| {
@@ -370,14 +364,12 @@ impl Controller {
         self.workers.plan(self.pool.tracker(), &loads, &self.overrides, now);
     }
 
-    /// The broker has counted, or not.
     fn on_broker_counts(&mut self, told: &broker_counts::CountResult) {
         let (now, first) = (self.clock.now(), self.session.counts.is_empty());
         let policy = self.has_policies().then(|| policies::queue_policy_name(&self.config.names));
         self.session.counts.update(told, policy.as_deref(), now);
         for (key, counted) in told.iter().flatten() {
-            // Queues that nobody here remembers: they were made by a controller elsewhere, or by somebody else. Later on one that is
-            // still counted may have been deleted meanwhile.
+            // Unknown queues on the first count were declared by another controller. Later they may be stale.
             if first && self.pool.progress(key).is_none() {
                 self.pool.handle(Event::QueueFound(key.clone()), now);
             }
@@ -388,15 +380,13 @@ impl Controller {
         }
     }
 
-    /// Makes the pool's policies, where that is possible at once: whoever takes a pool over has requests that wait. Answers with what is
-    /// left to be said of each queue as long as this connection lasts.
     async fn reconcile_policies(&mut self, looks: &mut policies::PolicyReconciler<'_>) -> ArgumentSource {
         self.policy_result = None;
         if self.config.management.is_none() {
             return ArgumentSource::Declaration;
         }
         let unanswered =
-            || Err(format!("the management interface has not answered in {CONTROLLER_POLICIES_TIMEOUT:?}"));
+            || Err(format!("no reply from the management interface within {CONTROLLER_POLICIES_TIMEOUT:?}"));
         let look = self.run_while(timeout(CONTROLLER_POLICIES_TIMEOUT, looks.next())).await;
         self.on_policy_result(look.unwrap_or_else(|_| unanswered()));
         if self.has_policies() { ArgumentSource::Policy } else { ArgumentSource::Declaration }
@@ -406,33 +396,26 @@ impl Controller {
         matches!(self.policy_result, Some(Ok(_)))
     }
 
-    /// The pool's policies were looked at. What is said of them is said once.
     fn on_policy_result(&mut self, look: policies::PolicyCheck) {
         let (pool, before) = (&self.config.pool, self.policy_result.as_ref());
         match &look {
             Err(why) if before.is_some_and(|before| before.as_ref().err() == Some(why)) => {}
             Err(why) => {
                 if before.is_some_and(Result::is_ok) {
-                    tracing::warn!(pool, "whether time, length and limits of queues still hold is not known: {why}");
+                    tracing::warn!(pool, "cannot check the policies of the pool: {why}");
                 } else {
                     tracing::warn!(
                         pool,
-                        "time, length and limits hold for queues that are made from now on only: {why}"
+                        "cannot apply policies, so TTL, length and limits hold for new queues only: {why}"
                     );
                 }
                 self.last_error = Some(RecordedError { at: self.clock.now(), message: format!("policies: {why}") });
             }
             Ok(_) if before.is_some_and(Result::is_err) => {
-                tracing::info!(
-                    pool,
-                    "time, length and limits hold for all queues now: its policies are what they should be"
-                );
+                tracing::info!(pool, "policies applied: TTL, length and limits hold for all queues");
             }
             Ok(policies::PolicyChange::Applied) if before.is_some() => {
-                tracing::warn!(
-                    pool,
-                    "somebody has changed the pool's policies or taken them away; they are made again"
-                );
+                tracing::warn!(pool, "the policies of the pool were changed or deleted; applied them again");
             }
             Ok(_) => {}
         }
@@ -440,16 +423,15 @@ impl Controller {
     }
 }
 
-/// Makes the pool's exchanges and queues, and listens to them.
 async fn declare_topology(
     settings: &ControllerConfig,
     connection: &Connection,
 ) -> Result<SessionChannels, SessionError> {
     let names = &settings.names;
     let channel = connection.create_channel().await?;
-    timeout(AMQP_CALL_TIMEOUT, topology::declare(&channel, names, settings.queue_options))
-        .await
-        .map_err(|_| SessionError { reason: format!("the pool's queues were not made in {AMQP_CALL_TIMEOUT:?}") })??;
+    timeout(AMQP_CALL_TIMEOUT, topology::declare(&channel, names, settings.queue_options)).await.map_err(|_| {
+        SessionError { reason: format!("declaring the queues of the pool took more than {AMQP_CALL_TIMEOUT:?}") }
+    })??;
     Ok(SessionChannels {
         orphans: consume(connection, &names.orphan_queue(), Some(CONTROLLER_ORPHANS_MAX)).await?,
         reports: consume(connection, &names.activity_queue(), None).await?,
@@ -458,7 +440,6 @@ async fn declare_topology(
     })
 }
 
-/// Makes the exchange of requests, or takes it as it is where a policy says the rest.
 async fn declare_requests_exchange(
     controller: &mut Controller,
     settings: &ControllerConfig,
@@ -466,12 +447,13 @@ async fn declare_requests_exchange(
     looks: &mut policies::PolicyReconciler<'_>,
 ) -> Result<(), SessionError> {
     let (names, keeping) = (&settings.names, settings.queue_options);
-    let silent = |_| SessionError { reason: format!("the exchange of requests was not made in {AMQP_CALL_TIMEOUT:?}") };
+    let silent =
+        |_| SessionError { reason: format!("declaring the requests exchange took more than {AMQP_CALL_TIMEOUT:?}") };
     let declaring = async { topology::declare_requests(&connection.create_channel().await?, names, keeping).await };
     match controller.run_while(timeout(AMQP_CALL_TIMEOUT, declaring)).await.map_err(silent)? {
         Err(error) if settings.management.is_some() && amqp::reply_code(&error) == Some(PRECONDITION_FAILED) => {
             if !controller.has_policies() {
-                // Where it was made otherwise, all depends on what a policy says.
+                // An exchange with other arguments works only with the policy.
                 let look = controller.run_while(looks.next()).await;
                 controller.on_policy_result(look);
             }
@@ -479,7 +461,7 @@ async fn declare_requests_exchange(
                 return Err(error.into());
             }
             let why = amqp::error_text(&error);
-            tracing::warn!("the exchange of requests was made otherwise, and is taken as it is: {why}");
+            tracing::warn!("the requests exchange exists with other arguments; adopting it: {why}");
             let taking = async { topology::adopt_requests_exchange(&connection.create_channel().await?, names).await };
             Ok(controller.run_while(timeout(AMQP_CALL_TIMEOUT, taking)).await.map_err(silent)??)
         }
@@ -488,11 +470,9 @@ async fn declare_requests_exchange(
 }
 
 pub(super) fn stream_ended(what: &str) -> SessionError {
-    SessionError { reason: format!("no more {what} come") }
+    SessionError { reason: format!("the stream of {what} ended") }
 }
 
-/// Waits until this is the controller of the pool. Whoever holds the queue is; it goes with its connection, and everything that
-/// was sent by it was done before.
 async fn acquire_lock(
     controller: &mut Controller,
     connection: &Connection,
@@ -509,7 +489,7 @@ async fn acquire_lock(
             Ok(channel) => return Ok(channel),
             Err(error) if amqp::reply_code(&error) == Some(amqp::RESOURCE_LOCKED) => {
                 if controller.role != Role::Standby {
-                    tracing::info!("another controller has this pool; this one stands by");
+                    tracing::info!("another controller holds the pool; standing by");
                     controller.set_role(Role::Standby);
                     controller.disconnect_reason = None;
                     controller.backoff.reset();

@@ -1,5 +1,4 @@
-//! What a connection brought and is still in hand: orphans whose queue is not there yet, dead letters that are to be put aside,
-//! and what is known of queues.
+//! Requests and queue facts that the controller holds for the lifetime of one connection.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,59 +21,43 @@ use crate::limits::{
     CONTROLLER_QUEUE_DECLARE_SLOW, CONTROLLER_QUEUE_FULL_WAITING_MAX, CONTROLLER_RECONCILE_INTERVAL,
 };
 
-/// Whether there is no room for a group of this key.
 pub(super) fn is_group_limit_reached(pool: &Pool, key: &Key) -> bool {
     pool.tracker().desired(key).is_none() && pool.tracker().groups().count() >= CONTROLLER_GROUPS_MAX
 }
 
-/// What is known of the queue that a request is to reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum QueueCondition {
-    /// It was not there.
     Missing,
-    /// It has refused it.
     Full,
-    /// It does not confirm what was sent before.
     Unconfirmed,
 }
 
-/// One that waits, and since when.
 pub(super) struct HeldRequest {
     pub(super) since: Instant,
-    /// Nothing is done with it before.
     pub(super) not_before: Instant,
     pub(super) queue: QueueCondition,
     pub(super) delivery: Delivery,
 }
 
-/// What was found in a queue.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DepthSample {
     pub(super) ready: u32,
     pub(super) at: Instant,
 }
 
-/// What this connection brought.
 #[derive(Default)]
 pub(super) struct SessionState {
-    /// Orphans whose queue is not there yet.
     held: BTreeMap<Key, Vec<HeldRequest>>,
-    /// What waits in each queue, as far as it was looked into.
     pub(super) depths: BTreeMap<Key, DepthSample>,
-    /// Queues that are being looked into.
     pub(super) depth_checks: BTreeSet<Key>,
-    /// Queues into which could not be looked, and until when that is not tried again.
     pub(super) depth_backoff: BTreeMap<Key, Instant>,
-    /// What each group had to do when it was last decided about.
     pub(super) loads: BTreeMap<Key, Load>,
     pub(super) counts: BrokerCounts,
     pub(super) reports: ReportThrottle,
-    /// Dead letters that are answered and still to be put aside.
     pub(super) poison_pending: Vec<HeldRequest>,
 }
 
 impl SessionState {
-    /// Takes an orphan in. Answers with one that will have no queue.
     pub(super) fn hold_orphan(
         &mut self,
         names: &QueueNames,
@@ -85,7 +68,7 @@ impl SessionState {
         let key =
             names.parse_routing_key(delivery.routing_key.as_str()).filter(|key| names.request_queue(key).is_some());
         let Some(key) = key else {
-            let message = "the key is too long for the name of a queue, or holds what no such name can".to_owned();
+            let message = "the key is not UTF-8, or too long for the name of a queue".to_owned();
             return Some(Box::new((
                 delivery,
                 DeadLetterReason { reason: "invalid-key".to_owned(), message, queue: None },
@@ -97,7 +80,7 @@ impl SessionState {
             .as_ref()
             .is_some_and(|table| headers::wire_bytes(table) > CONTROLLER_HEADERS_BYTES_MAX)
         {
-            let message = format!("its headers are larger than {CONTROLLER_HEADERS_BYTES_MAX} bytes");
+            let message = format!("the headers are larger than {CONTROLLER_HEADERS_BYTES_MAX} bytes");
             return Some(Box::new((
                 delivery,
                 DeadLetterReason { reason: "headers-too-large".to_owned(), message, queue: None },
@@ -107,7 +90,7 @@ impl SessionState {
             return Some(Box::new((delivery, DeadLetterReason::for_loop())));
         }
         if is_group_limit_reached(pool, &key) {
-            let message = format!("there are {CONTROLLER_GROUPS_MAX} groups already");
+            let message = format!("the pool has {CONTROLLER_GROUPS_MAX} groups already");
             return Some(Box::new((
                 delivery,
                 DeadLetterReason { reason: "too-many-groups".to_owned(), message, queue: None },
@@ -126,13 +109,10 @@ impl SessionState {
         None
     }
 
-    /// Takes in a dead letter that is to be put aside.
     pub(super) fn hold_poison(&mut self, delivery: Delivery, now: Instant) {
         self.poison_pending.push(HeldRequest { since: now, not_before: now, queue: QueueCondition::Missing, delivery });
     }
 
-    /// Those that have waited too long, or whose queue cannot be made: they would take the room of others. Where there is no room left,
-    /// too many of one key have to go as well.
     pub(super) fn expire_orphans(
         &mut self,
         pool: &Pool,
@@ -155,8 +135,6 @@ impl SessionState {
         over
     }
 
-    /// Takes one in again that could not be forwarded: its queue may be full, or gone. Answers with one for which a full queue has
-    /// too many waiting here already: they would take the room of others.
     pub(super) fn hold_returned(
         &mut self,
         pool: &mut Pool,
@@ -179,21 +157,18 @@ impl SessionState {
         None
     }
 
-    /// The keys under which something waits for a queue.
     pub(super) fn held_keys(&self) -> impl Iterator<Item = &Key> {
         self.held.keys()
     }
 
-    /// Whether something waits for the queue of this key.
     pub(super) fn has_held(&self, key: &Key) -> bool {
         self.held.contains_key(key)
     }
 
-    /// Forwards those whose queue is there.
     pub(super) fn release_bound(&mut self, pool: &Pool, ready: &mpsc::Sender<OrphanRequest>, now: Instant) {
         for (key, waiting) in self.held.iter_mut().filter(|(key, _)| pool.is_bound(key)) {
             for HeldRequest { since, queue, delivery, .. } in waiting.extract_if(.., |one| one.not_before <= now) {
-                // As many as there can be have room; otherwise the connection is over, and the broker has them.
+                // The channel has room for the prefetch; if it is closed, the session is over and the broker redelivers.
                 drop(ready.try_send(OrphanRequest { key: key.clone(), since, queue, delivery }));
             }
         }

@@ -1,4 +1,4 @@
-//! The view of a pool, put together from what the rules say and what the session remembers.
+//! Builds the status of a pool.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,7 +14,6 @@ use crate::domain::group::{self, Key, scale};
 use crate::domain::time::Instant;
 
 impl Controller {
-    /// How it looks.
     pub(super) fn snapshot(&self, now: Instant) -> PoolStatus {
         let mut keys: BTreeSet<&Key> = self.pool.keys().collect();
         keys.extend(self.workers.keys());
@@ -126,7 +125,6 @@ fn demand_status(name: &str, known: &DemandState) -> DemandStatus {
     }
 }
 
-/// A worker, counted.
 fn worker_status(worker: scale::GroupWorker, counts: &mut WorkerCounts, now: Instant) -> WorkerStatus {
     let (doing, count) = match worker.activity {
         scale::WorkerActivity::Starting => (WorkerActivity::Starting, &mut counts.starting),
@@ -142,7 +140,6 @@ fn error_status(ended: &RecordedError, now: Instant) -> ErrorStatus {
     ErrorStatus { message: ended.message.clone(), seconds_ago: seconds(now.since(ended.at)) }
 }
 
-/// Milliseconds are enough for people.
 fn seconds(span: Duration) -> f64 {
     (span.as_secs_f64() * 1e3).round() / 1e3
 }

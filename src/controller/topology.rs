@@ -1,4 +1,4 @@
-//! Makes the exchanges and queues of a pool, and those of its groups.
+//! Declares, adopts and deletes exchanges and queues.
 
 use std::convert::Infallible;
 
@@ -14,66 +14,47 @@ use crate::domain::group::Key;
 use crate::domain::group::pool::{QueueStep, StepResult};
 use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_TOPOLOGY_INTERVAL};
 
-/// How requests are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum QueueType {
-    /// Classic queues in memory, as existing workers know them. A restart of the broker loses what is in them.
     #[default]
     Classic,
-    /// Quorum queues on disk.
     Quorum,
 }
 
-/// What becomes of requests that wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QueueOptions {
-    /// How they are kept.
     pub queue_type: QueueType,
-    /// How long one may wait, in milliseconds; `None` is for ever.
     pub message_ttl: Option<u32>,
-    /// How many may wait; `None` is any number.
     pub max_length: Option<u32>,
-    /// How often a quorum queue hands one out again; `None` is as the broker has it.
     pub delivery_limit: Option<u32>,
 }
 
-/// What is said of a queue when it is declared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ArgumentSource {
-    /// All of it: nobody else says it.
     Declaration,
-    /// What a policy does not say.
     Policy,
 }
 
-/// Who has made a queue, and with it of which kind it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// It is as this controller makes them.
     Controller,
-    /// It was taken as it is, of whichever kind.
     External,
 }
 
-/// Declares what a pool has as a whole.
-///
-/// # Errors
-///
-/// What the broker says; it closes the channel with it.
 pub(super) async fn declare(channel: &Channel, names: &QueueNames, keeping: QueueOptions) -> lapin::Result<()> {
     let durable = keeping.queue_type == QueueType::Quorum;
     let exchange = ExchangeDeclareOptions { durable, ..ExchangeDeclareOptions::default() };
     for name in [names.orphan_exchange(), names.dead_letter_exchange(), names.activity_exchange()] {
         channel.exchange_declare(name.into(), ExchangeKind::Fanout, exchange, FieldTable::default()).await?;
     }
-    // Of these each outlives the controller, so that nothing is lost while there is none.
+    // Durable, so that requests survive while no controller runs.
     let queue = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-    // Whatever kind is the usual one there: a quorum queue drops what was looked at too often.
+    // Not quorum, which would drop what is fetched and returned too often.
     let classic = amqp::header_table([("x-queue-type", text("classic"))]);
     for name in [names.orphan_queue(), names.dead_letter_queue(), names.poison_queue()] {
         channel.queue_declare(name.into(), queue, classic.clone()).await?;
     }
-    // Reports of old are worth nothing.
+    // Old reports are worthless.
     let reports = QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
     channel.queue_declare(names.activity_queue().into(), reports, FieldTable::default()).await?;
     for (queue, exchange) in [
@@ -87,11 +68,6 @@ pub(super) async fn declare(channel: &Channel, names: &QueueNames, keeping: Queu
     Ok(())
 }
 
-/// Declares the exchange of requests.
-///
-/// # Errors
-///
-/// What the broker says; it closes the channel with it.
 pub(super) async fn declare_requests(
     channel: &Channel,
     names: &QueueNames,
@@ -103,7 +79,6 @@ pub(super) async fn declare_requests(
     channel.exchange_declare(names.requests_exchange().into(), ExchangeKind::Direct, exchange, orphans).await
 }
 
-/// Makes again what somebody takes away while the controller is at work, for as long as it is polled. What cannot be made is told of.
 pub(super) async fn restore_deleted(connection: &Connection, names: &QueueNames, keeping: QueueOptions) -> Infallible {
     let mut said = None;
     loop {
@@ -111,12 +86,12 @@ pub(super) async fn restore_deleted(connection: &Connection, names: &QueueNames,
         let making = async {
             if !has_exchanges(connection, names).await? {
                 let exchange = names.requests_exchange();
-                tracing::warn!(exchange, "somebody has deleted an exchange of the pool; all of them are made again");
+                tracing::warn!(exchange, "an exchange of the pool was deleted; declaring all of them again");
             }
             let channel = connection.create_channel().await?;
             declare(&channel, names, keeping).await?;
             match declare_requests(&channel, names, keeping).await {
-                // It was made otherwise, and taken as it is.
+                // Adopted with other arguments.
                 Err(error) if amqp::reply_code(&error) == Some(PRECONDITION_FAILED) => Ok(()),
                 Err(error) => Err(error),
                 Ok(()) => channel.close(REPLY_SUCCESS, "OK".into()).await,
@@ -124,10 +99,10 @@ pub(super) async fn restore_deleted(connection: &Connection, names: &QueueNames,
         };
         let why = match timeout(AMQP_CALL_TIMEOUT, making).await {
             Ok(made) => made.err().map(|error| amqp::error_text(&error)),
-            Err(_) => Some(format!("not done in {AMQP_CALL_TIMEOUT:?}")),
+            Err(_) => Some(format!("timed out after {AMQP_CALL_TIMEOUT:?}")),
         };
         if let Some(why) = why.as_ref().filter(|why| said.as_ref() != Some(*why)) {
-            tracing::warn!("what the pool needs at the broker may be missing, and cannot be made: {why}");
+            tracing::warn!("cannot declare the exchanges and queues of the pool: {why}");
         }
         said = why;
     }
@@ -147,11 +122,6 @@ async fn has_exchanges(connection: &Connection, names: &QueueNames) -> lapin::Re
     channel.close(REPLY_SUCCESS, "OK".into()).await.map(|()| true)
 }
 
-/// Takes the exchange of requests as somebody else has made it.
-///
-/// # Errors
-///
-/// What the broker says; it closes the channel with it.
 pub(super) async fn adopt_requests_exchange(channel: &Channel, names: &QueueNames) -> lapin::Result<()> {
     let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
     channel
@@ -159,11 +129,6 @@ pub(super) async fn adopt_requests_exchange(channel: &Channel, names: &QueueName
         .await
 }
 
-/// Does a step about the queue of a key.
-///
-/// # Errors
-///
-/// What the broker says; it closes the channel with it.
 pub(super) async fn run_step(
     channel: &Channel,
     names: &QueueNames,
@@ -172,7 +137,7 @@ pub(super) async fn run_step(
     key: &Key,
     (step, whose): (QueueStep, Owner),
 ) -> lapin::Result<StepResult> {
-    // One whose name would be too long was answered long before.
+    // Requests with too long a key are rejected on arrival.
     let Some(queue) = names.request_queue(key) else { return Ok(StepResult::NotFound) };
     let done = match step {
         QueueStep::Bind => declare_queue(channel, names, keeping, said, key, &queue).await.map(|()| StepResult::Done),
@@ -187,26 +152,25 @@ pub(super) async fn run_step(
         }
         QueueStep::Inspect => inspect_queue(channel, &queue).await,
         QueueStep::Delete => {
-            // A quorum queue knows no such conditions: asking for them closes the connection. It was looked at just before.
+            // Quorum queues do not support the conditions (the connection would close); it was inspected just before.
             let conditional = keeping.queue_type == QueueType::Classic && whose == Owner::Controller;
             let options = QueueDeleteOptions { if_empty: conditional, if_unused: conditional, ..Default::default() };
             channel.queue_delete(queue.as_str().into(), options).await.map(|_| StepResult::Done)
         }
     };
     match done {
-        // Of a queue that was to be made it says that something else is missing.
+        // For Bind, 404 means that the exchange is missing.
         Err(error) if step != QueueStep::Bind && amqp::reply_code(&error) == Some(amqp::NOT_FOUND) => {
             Ok(StepResult::NotFound)
         }
         Err(error) if step == QueueStep::Delete && amqp::reply_code(&error) == Some(PRECONDITION_FAILED) => {
-            tracing::debug!(%key, "its queue is not empty, or somebody consumes from it: {}", amqp::error_text(&error));
+            tracing::debug!(%key, "the queue is not empty or has consumers: {}", amqp::error_text(&error));
             Ok(StepResult::Contents { ready: 0, consumers: 1 })
         }
         other => other,
     }
 }
 
-/// The reply code about what is there and otherwise.
 pub(super) const PRECONDITION_FAILED: u16 = 406;
 
 async fn declare_queue(
@@ -235,11 +199,6 @@ async fn declare_queue(
     bind(channel, names, key, queue).await
 }
 
-/// Takes the queue of a key as somebody else has made it.
-///
-/// # Errors
-///
-/// What the broker says; it closes the channel with it.
 pub(super) async fn adopt_queue(channel: &Channel, names: &QueueNames, key: &Key) -> lapin::Result<StepResult> {
     let Some(queue) = names.request_queue(key) else { return Ok(StepResult::NotFound) };
     inspect_queue(channel, &queue).await?;
@@ -255,11 +214,6 @@ async fn bind(channel: &Channel, names: &QueueNames, key: &Key, queue: &str) -> 
     Ok(())
 }
 
-/// Asks what is in a queue.
-///
-/// # Errors
-///
-/// What the broker says; it closes the channel with it, also where there is no such queue.
 pub(super) async fn inspect_queue(channel: &Channel, queue: &str) -> lapin::Result<StepResult> {
     let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     let queue = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;

@@ -1,4 +1,4 @@
-//! The workers of a pool: who is there, what each is known to do, and who is started and told to go.
+//! The workers of a pool: what is known of each, and which are started and stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -25,27 +25,20 @@ use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{CONTROLLER_BUSY_TTL, CONTROLLER_WORKER_STABLE_AFTER};
 
-/// What is known of a worker.
 struct TrackedWorker {
     key: Key,
     started_at: Instant,
     ready_at: Option<Instant>,
-    /// When it last reported a request.
     last_report_at: Option<Instant>,
     stopping: bool,
 }
 
-/// The workers of a pool; none where somebody else starts them.
 pub(super) struct WorkerSet {
     pool: String,
-    /// Who starts and stops them; `None` where nobody here does.
     driver: Option<DriverHandle>,
-    /// The look that has to be answered before anything is decided: until then it is not known who is there.
     awaited_list: u64,
     is_listed: bool,
-    /// Whether this controller has the pool. Where it has not, workers come and go by somebody else's will.
     is_active: bool,
-    /// Why it is not known who is there.
     list_error: Option<String>,
     workers: BTreeMap<String, TrackedWorker>,
     restarts: BTreeMap<Key, RestartBackoff>,
@@ -55,20 +48,16 @@ pub(super) struct WorkerSet {
     names: QueueNames,
     variables: BTreeMap<String, String>,
     known_keys: KnownKeys,
-    /// What was decided last of each group.
     decisions: BTreeMap<Key, ScaleDecision>,
-    /// How the last worker of each group ended that was not told to.
     last_failures: BTreeMap<Key, LastFailure>,
     counters: Arc<PoolCounters>,
 }
 
-/// The last worker of a group that ended without being told to, or could not be started.
 struct LastFailure {
     error: RecordedError,
     worker: Option<WorkerFailure>,
 }
 
-/// What those who look see of a group.
 #[derive(Default)]
 pub(super) struct GroupSnapshot<'a> {
     pub(super) workers: Vec<GroupWorker>,
@@ -78,11 +67,6 @@ pub(super) struct GroupSnapshot<'a> {
 }
 
 impl WorkerSet {
-    /// Has its driver begin, which finds those that an earlier controller has started.
-    ///
-    /// # Errors
-    ///
-    /// Where what the driver needs on this host cannot be had.
     pub(super) fn start(
         settings: &ControllerConfig,
         tally: Arc<PoolCounters>,
@@ -117,7 +101,6 @@ impl WorkerSet {
         })
     }
 
-    /// This controller has the pool from now on. What another one did a moment ago has to be seen before anything is done.
     pub(super) fn activate(&mut self) {
         self.is_active = true;
         if let Some(driver) = &mut self.driver {
@@ -127,32 +110,24 @@ impl WorkerSet {
         }
     }
 
-    /// Another one has the pool.
     pub(super) fn stand_down(&mut self) {
         self.is_active = false;
         self.suspend_driver();
     }
 
-    /// Another one may have the pool, and may tell somebody else.
     pub(super) fn suspend_driver(&self) {
         if let Some(driver) = &self.driver {
             driver.set_active(false);
         }
     }
 
-    /// Whether it is known who is there.
     pub(super) const fn has_listed(&self) -> bool {
         self.is_listed
     }
 
-    /// What its driver has to say.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
     pub(super) async fn next_event(&mut self) -> DriverEvent {
         match &mut self.driver {
-            // The controller ends where its driver has.
+            // The controller exits when its driver task ends.
             Some(driver) => match driver.next_event().await {
                 Some(news) => news,
                 None => std::future::pending().await,
@@ -161,7 +136,6 @@ impl WorkerSet {
         }
     }
 
-    /// How many there are of each key; also of those that have none any more.
     pub(super) fn counts(&self, keys: &BTreeSet<Key>) -> BTreeMap<Key, u32> {
         let mut counts: BTreeMap<Key, u32> = keys.iter().map(|key| (key.clone(), 0)).collect();
         for member in self.workers.values() {
@@ -170,37 +144,30 @@ impl WorkerSet {
         counts
     }
 
-    /// The keys that an earlier controller had queues for, as far as that is known.
     pub(super) fn load_known_keys(&self) -> Vec<Key> {
         self.known_keys.load()
     }
 
-    /// Writes them down where they have changed.
     pub(super) fn store_known_keys<'a>(&mut self, keys: impl Iterator<Item = &'a Key> + Clone) {
         self.known_keys.store(keys);
     }
 
-    /// Other numbers, from the next plan on.
     pub(super) const fn reconfigure(&mut self, limits: ScaleLimits, budget: Option<WorkerBudget>) {
         (self.limits, self.budget) = (limits, budget);
     }
 
-    /// Whether it starts any.
     pub(super) const fn starts_workers(&self) -> bool {
         self.driver.is_some()
     }
 
-    /// How many there may be.
     pub(super) const fn budget(&self) -> Option<WorkerBudget> {
         self.budget
     }
 
-    /// The keys of those who are there.
     pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
         self.workers.values().map(|member| &member.key)
     }
 
-    /// Every group, for those who look.
     pub(super) fn snapshot(&self, now: Instant) -> BTreeMap<&Key, GroupSnapshot<'_>> {
         let mut seen: BTreeMap<&Key, GroupSnapshot<'_>> = BTreeMap::new();
         for (key, decision) in &self.decisions {
@@ -216,7 +183,6 @@ impl WorkerSet {
         seen
     }
 
-    /// Tells one to go. Whether there is one that could be told.
     pub(super) fn drain(&mut self, id: &str) -> bool {
         let (Some(driver), Some(member)) = (&self.driver, self.workers.get_mut(id)) else { return false };
         if !member.stopping {
@@ -225,7 +191,6 @@ impl WorkerSet {
         member.stopping
     }
 
-    /// So many of a key are at work at least, as the queue says that they claim from: who does not report is known by that.
     pub(super) fn on_claimed_count(&mut self, key: &Key, count: u32, now: Instant) {
         let of_key = || self.workers.values().filter(|member| member.key == *key && !member.stopping);
         let ready = of_key().filter(|member| member.ready_at.is_some()).count();
@@ -237,18 +202,16 @@ impl WorkerSet {
         }
     }
 
-    /// Forgets that workers of a key did not last. Whether that is so.
     pub(super) fn reset_failures(&mut self, key: &Key) -> bool {
         let restarts = self.restarts.get_mut(key).filter(|restarts| restarts.consecutive_failures() > 0);
         restarts.map(RestartBackoff::reset).is_some()
     }
 
-    /// What a worker has reported.
     pub(super) fn on_report(&mut self, id: &str, event: &str, now: Instant) {
         let Some(member) = self.workers.get_mut(id) else { return };
         match event {
             "started" => {}
-            // One that holds nothing any more says so again.
+            // A worker reports `ready` again once it holds nothing.
             "ready" => {
                 member.ready_at.get_or_insert(now);
                 member.last_report_at = None;
@@ -260,43 +223,37 @@ impl WorkerSet {
         }
     }
 
-    /// When the last worker of a group ended that was not told to, and what is known of it.
     pub(super) fn last_failure(&self, key: &Key) -> Option<(Instant, &WorkerFailure)> {
         let last = self.last_failures.get(key)?;
         Some((last.error.at, last.worker.as_ref()?))
     }
 
-    /// Its driver has said something. Answers with the keys of workers that were found.
-    ///
-    /// # Errors
-    ///
-    /// What is wrong with the driver, where that was not so before.
     pub(super) fn on_driver_event(&mut self, news: DriverEvent, now: Instant) -> Result<Vec<Key>, String> {
         match news {
             DriverEvent::Started(id) => {
                 if let Some(TrackedWorker { key, .. }) = self.workers.get(&id) {
                     self.counters.workers_started.increment();
                     let (wanted, why) = self.decisions.get(key).map_or_else(Default::default, describe);
-                    tracing::info!(worker = id, %key, "a worker is started, of {wanted}: {why}");
+                    tracing::info!(worker = id, %key, "worker started, {wanted} wanted: {why}");
                 }
             }
             DriverEvent::StartFailed { id, error: DriverError(why) } => {
                 if let Some(TrackedWorker { key, .. }) = self.workers.remove(&id) {
-                    tracing::error!(%key, "a worker cannot be started: {why}");
-                    self.record_failure(&key, WorkerEnd::NeverReady, format!("it cannot be started: {why}"), None, now);
+                    tracing::error!(%key, "failed to start a worker: {why}");
+                    self.record_failure(&key, WorkerEnd::NeverReady, format!("failed to start: {why}"), None, now);
                 }
             }
             DriverEvent::Listed { number, changes: Ok(changes) } => {
                 self.is_listed |= number >= self.awaited_list;
                 if self.list_error.take().is_some() {
-                    tracing::info!(pool = self.pool, "it is known again which workers are there");
+                    tracing::info!(pool = self.pool, "workers can be listed again");
                 }
                 return Ok(self.apply_changes(changes, now));
             }
             DriverEvent::Listed { changes: Err(DriverError(why)), .. } => {
-                let what = format!("it is not known which workers are there: {why}");
+                let what = format!("cannot list the workers: {why}");
                 if self.list_error.replace(why).is_none() {
-                    tracing::warn!(pool = self.pool, "{what}; they go on, and it is asked again");
+                    tracing::warn!(pool = self.pool, "{what}; they keep running, retrying");
                     return Err(what);
                 }
             }
@@ -321,7 +278,7 @@ impl WorkerSet {
                 WorkerChange::Discovered { id, key } => {
                     found += 1;
                     keys.push(key.clone());
-                    // It was ready for somebody else, or will say so.
+                    // Treated as busy until it reports.
                     let member = TrackedWorker {
                         key,
                         started_at: now,
@@ -339,10 +296,10 @@ impl WorkerSet {
                 WorkerChange::Exited { id, key, exit: end, requested: told } => self.on_exit(&id, key, &end, told, now),
             }
         }
-        // As many as were promised are there by their own names.
+        // Resolved pending workers appear under their platform names.
         let earlier = found.saturating_sub(kept);
         if earlier > 0 {
-            tracing::info!(pool = self.pool, workers = earlier, "workers of an earlier controller go on");
+            tracing::info!(pool = self.pool, workers = earlier, "adopted running workers");
         }
         keys
     }
@@ -351,26 +308,25 @@ impl WorkerSet {
         let member = self.workers.remove(id);
         let Death { reason: how, log, log_tail: last_words } = death;
         if !self.is_active {
-            return tracing::debug!(worker = id, "a worker of another controller has gone: {how}");
+            return tracing::debug!(worker = id, "worker of another controller exited: {how}");
         }
         if told {
-            return tracing::info!(worker = id, %key, "a worker has gone as it was told: {how}");
+            return tracing::info!(worker = id, %key, "worker stopped: {how}");
         }
-        let what = log.as_ref().map_or_else(|| how.clone(), |log| format!("{how}; its log is {log}"));
+        let what = log.as_ref().map_or_else(|| how.clone(), |log| format!("{how}; log: {log}"));
         let worker = Some(WorkerFailure::new(id, how, last_words));
         let Some(member) = member else {
-            // For how long it lasted nobody knows.
+            // Its lifetime is unknown.
             self.counters.workers_failed.increment();
             self.last_failures
                 .insert(key.clone(), LastFailure { error: RecordedError { at: now, message: what }, worker });
-            return tracing::warn!(worker = id, %key, "a worker of an earlier controller has ended: {how}");
+            return tracing::warn!(worker = id, %key, "worker of a previous controller exited: {how}");
         };
         let end = member.ready_at.map_or(WorkerEnd::NeverReady, |ready| WorkerEnd::AfterReady(now.since(ready)));
-        let short_lives = self.record_failure(&key, end, what, worker, now);
-        tracing::warn!(worker = id, %key, short_lives, "a worker has ended: {how}");
+        let consecutive_failures = self.record_failure(&key, end, what, worker, now);
+        tracing::warn!(worker = id, %key, consecutive_failures, "worker exited: {how}");
     }
 
-    /// One has come to an end that nobody wanted. Answers with how many in a row did not last.
     fn record_failure(
         &mut self,
         key: &Key,
@@ -384,22 +340,20 @@ impl WorkerSet {
         let failing = restarts.is_failing();
         restarts.on_worker_ended(end, now);
         if restarts.is_failing() && !failing {
-            let text = "[alert operator] the workers of this key do not last; the last one";
-            tracing::error!(alert = "group-fails", %key, "{text}: {what}");
+            let text = "[alert operator] workers of this key keep failing; last failure";
+            tracing::error!(alert = "workers-crash-looping", %key, "{text}: {what}");
         }
-        let short_lives = restarts.consecutive_failures();
+        let consecutive_failures = restarts.consecutive_failures();
         self.last_failures.insert(key.clone(), LastFailure { error: RecordedError { at: now, message: what }, worker });
-        short_lives
+        consecutive_failures
     }
 
-    /// The keys under which somebody waits for requests; `None` where nobody here starts workers, whom nobody waits for then.
     pub(super) fn keys_with_idle_workers(&self, now: Instant) -> Option<BTreeSet<&Key>> {
         self.driver.as_ref()?;
         let idle = self.workers.iter().filter(|(id, member)| member.status(id, now).activity == WorkerActivity::Idle);
         Some(idle.map(|(_, member)| &member.key).collect())
     }
 
-    /// How many of each key hold requests, or may.
     pub(super) fn busy_by_key(&self, now: Instant) -> BTreeMap<Key, u32> {
         let mut busy = BTreeMap::new();
         for (_, member) in
@@ -410,7 +364,6 @@ impl WorkerSet {
         busy
     }
 
-    /// Brings the workers to what is wanted of their groups.
     pub(super) fn plan(&mut self, tracker: &Tracker, loads: &BTreeMap<Key, Load>, orders: &Overrides, now: Instant) {
         if !self.is_listed {
             return;
@@ -449,7 +402,7 @@ impl WorkerSet {
         let (wanted, why) = describe(decision);
         let Some(driver) = &self.driver else {
             if self.decisions.get(&decision.key).map_or(0, |last| last.desired) != wanted {
-                tracing::info!(key = %decision.key, wanted, "workers are wanted, and none is started here: {why}");
+                tracing::info!(key = %decision.key, wanted, "workers are wanted, but this pool has no driver: {why}");
             }
             return;
         };
@@ -457,7 +410,7 @@ impl WorkerSet {
             if let Some(member) = self.workers.get_mut(&**id)
                 && driver.stop(id)
             {
-                tracing::info!(worker = &**id, key = %decision.key, "a worker is told to go: {why}");
+                tracing::info!(worker = &**id, key = %decision.key, "stopping worker: {why}");
                 member.stopping = true;
             }
         }
@@ -485,7 +438,6 @@ impl WorkerSet {
     }
 }
 
-/// How many, and why.
 fn describe(decision: &ScaleDecision) -> (u32, String) {
     (decision.desired, decision.reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
 }

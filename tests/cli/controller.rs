@@ -17,7 +17,7 @@ fn without_broker(folder: &Path, more: &str) -> Server {
     let text = format!("[pool.core]\nfolder = \"pool\"\n{more}");
     std::fs::write(folder.join("journeyman.toml"), text).expect("the file can be written");
     let mut controller = Server::start(journeyman(folder).arg("controller").env("WORKER_AMQP_URI", NO_BROKER));
-    controller.logs("the broker is lost");
+    controller.logs("lost connection to the broker");
     controller
 }
 
@@ -26,7 +26,7 @@ fn who_asks_a_controller_that_is_not_there_is_told_what_to_do() {
     let folder = tempfile::tempdir().expect("a folder");
     let said = run(journeyman(folder.path()).args(["controller", "status"]), "");
     assert_eq!(said.code, 30, "{}", said.err);
-    assert!(said.err.contains("there is no [pool.NAME]") && said.err.contains("--socket PATH"), "{}", said.err);
+    assert!(said.err.contains("no [pool.NAME] is configured") && said.err.contains("--socket PATH"), "{}", said.err);
     std::fs::write(folder.path().join("journeyman.toml"), "[pool.core]\nfolder = \"pool\"\n").expect("it is written");
     for more in [["--config", "journeyman.toml"], ["--socket", "pool/controller.sock"]] {
         let said = run(journeyman(folder.path()).args(["controller", "status"]).args(more), "");
@@ -45,7 +45,7 @@ fn a_controller_without_a_broker_says_so_and_why_and_no_secret() {
     assert_eq!(table.code, 0, "{}", table.err);
     for part in [
         "pool core  DISCONNECTED",
-        "nothing is started or stopped: the broker cannot be reached, tried ",
+        "no worker is started or stopped: the broker cannot be reached, tried ",
         "127.0.0.1:1",
     ] {
         assert!(table.out.contains(part), "{part}: {}", table.out);
@@ -60,10 +60,10 @@ fn a_controller_without_a_broker_says_so_and_why_and_no_secret() {
     assert!(!json.contains("secret-canary-5") && !table.out.contains("secret-canary-5"), "{json}");
     let said = run(journeyman(here).args(["controller", "poison", "list"]), "");
     assert_eq!(said.code, 1, "{}", said.err);
-    assert!(said.err.contains("the broker cannot be reached; the controller that has the pool"), "{}", said.err);
+    assert!(said.err.contains("the broker cannot be reached; ask the controller that holds the pool"), "{}", said.err);
     // It is no worker.
     let said = run(journeyman(here).args(["status", "--socket", "pool/controller.sock"]), "");
-    assert!(said.err.contains("`journeyman controller status` asks it"), "{}", said.err);
+    assert!(said.err.contains("use `journeyman controller status`"), "{}", said.err);
     controller.signal(Signal::TERM);
     assert_eq!(controller.ends().code, 0);
     assert!(!here.join("pool/controller.sock").exists());
@@ -87,7 +87,7 @@ fn a_controller_without_a_broker_lives_and_is_not_ready() {
     let mut controller = Server::start(journeyman(folder.path()).arg("controller").env("WORKER_AMQP_URI", NO_BROKER));
     let line = controller.logs("health, metrics and state: http://");
     let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address").to_owned();
-    controller.logs("the broker is lost");
+    controller.logs("lost connection to the broker");
     assert!(get(&address, "/livez").starts_with("HTTP/1.1 200"));
     let ready = get(&address, "/readyz");
     assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
@@ -102,7 +102,7 @@ fn a_controller_without_a_broker_lives_and_is_not_ready() {
     }
     assert!(get(&address, "/status").contains("\"role\": \"disconnected\""));
     let page = get(&address, "/");
-    assert!(page.starts_with("HTTP/1.1 200") && page.contains("Nothing is started or stopped: the broker"), "{page}");
+    assert!(page.starts_with("HTTP/1.1 200") && page.contains("No worker is started or stopped: the broker"), "{page}");
     assert!(!page.contains("secret-canary-5"), "{page}");
     let other = get(&address, "/other");
     assert!(other.starts_with("HTTP/1.1 404") && other.contains("/readyz?verbose"), "{other}");

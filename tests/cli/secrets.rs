@@ -239,7 +239,7 @@ fn what_a_pool_gives_its_workers_is_shown_nowhere() {
     let mut command = journeyman(folder.path());
     command.arg("controller").env("WORKER_AMQP_URI", "amqp://me:uri-canary-7@127.0.0.1:1/");
     let mut controller = Server::start(&mut command);
-    controller.logs("the broker is lost");
+    controller.logs("lost connection to the broker");
     controller.signal(Signal::TERM);
     let said = controller.ends();
     assert!(said.code == 0 && said.err.contains("[redacted]"), "{}", said.err);

@@ -73,7 +73,7 @@ fn group(key: &str, phase: GroupPhase, workers: &[WorkerActivity]) -> GroupStatu
         },
         worker_list: workers.iter().enumerate().map(member).collect(),
         wanted: Some(u32::try_from(workers.len()).unwrap()),
-        reasons: vec!["the load needs 0".to_owned(), "1 at least".to_owned()],
+        reasons: vec!["the load needs 0".to_owned(), "raised to min = 1".to_owned()],
         waiting_for: None,
         waiting_seconds: None,
         restart_backoff_seconds: None,
@@ -101,12 +101,12 @@ pub(crate) fn busy() -> ControllerStatusReply {
         &[WorkerActivity::Busy, WorkerActivity::Busy, WorkerActivity::Starting],
     );
     warm.ready = Some(5);
-    warm.reasons = vec!["the load needs 5".to_owned(), "3 at most".to_owned()];
+    warm.reasons = vec!["the load needs 5".to_owned(), "limited by max = 3".to_owned()];
     let mut unbound = group("17", GroupPhase::Unbound, &[WorkerActivity::Idle]);
     unbound.next_phase_seconds = Some(83.0);
     let mut going = group("9", GroupPhase::Deleting, &[WorkerActivity::Stopping]);
-    (going.wanted, going.reasons) = (Some(0), vec!["nobody needs the group".to_owned()]);
-    going.waiting_for = Some("its queue goes when its last worker has ended".to_owned());
+    (going.wanted, going.reasons) = (Some(0), vec!["the group is not needed".to_owned()]);
+    going.waiting_for = Some("the queue is deleted after its last worker exits".to_owned());
     core.groups = vec![unbound, going, warm];
     core.workers = WorkerCounts { starting: 1, idle: 1, busy: 2, stopping: 1 };
     (core.max_total, core.generation, core.orphans_held) = (Some(10), 12, 2);
@@ -133,13 +133,12 @@ pub(crate) fn failing() -> ControllerStatusReply {
     (fails.ready, fails.wanted, fails.consecutive_failures, fails.failing) = (Some(7), Some(1), 6, true);
     fails.restart_backoff_seconds = Some(40.0);
     fails.last_exit = Some(ErrorStatus {
-        message: "exit status: 1; its log is 6f4dd4e7-5d0f-4f0e-8f37-21c2d1a2ab00.log".to_owned(),
+        message: "exit status: 1; log: 6f4dd4e7-5d0f-4f0e-8f37-21c2d1a2ab00.log".to_owned(),
         seconds_ago: 12.0,
     });
     let mut slow = group("", GroupPhase::Active, &[WorkerActivity::Starting]);
     (slow.consecutive_failures, slow.restart_backoff_seconds) = (1, None);
-    slow.last_exit =
-        Some(ErrorStatus { message: "signal: 9 (SIGKILL); its log is a.log".to_owned(), seconds_ago: 75.0 });
+    slow.last_exit = Some(ErrorStatus { message: "signal: 9 (SIGKILL); log: a.log".to_owned(), seconds_ago: 75.0 });
     slow.waiting_for = Some("its queue is made again".to_owned());
     slow.waiting_seconds = Some(12.0);
     core.groups = vec![slow, group("well", GroupPhase::Active, &[WorkerActivity::Idle]), fails];
@@ -152,7 +151,7 @@ pub(crate) fn failing() -> ControllerStatusReply {
     };
     core.observed_generation = 8;
     core.last_error =
-        Some(ErrorStatus { message: "a step about the queue of 42: not done in 30s".to_owned(), seconds_ago: 75.0 });
+        Some(ErrorStatus { message: "queue operation for key 42: timed out after 30s".to_owned(), seconds_ago: 75.0 });
     status(vec![core])
 }
 
@@ -205,12 +204,12 @@ async fn the_page_of_a_controller_says_of_each_group_why_and_of_each_pool_what_i
     for part in [
         "<title>5 workers · core, elsewhere</title>",
         "2 busy",
-        "the load needs 5, 3 at most",
-        "1 put aside as poison",
+        "the load needs 5, limited by max = 3",
+        "1 moved to the poison queue",
         "170 forwarded",
-        "its queue goes when its last worker has ended",
-        "somebody else starts them",
-        "9 of 12 reached",
+        "the queue is deleted after its last worker exits",
+        "not started by this controller",
+        "9 of 12 applied",
     ] {
         assert!(page.body.contains(part), "{part}: {}", page.body);
     }
@@ -219,9 +218,7 @@ async fn the_page_of_a_controller_says_of_each_group_why_and_of_each_pool_what_i
 
     server.show(failing());
     let page = get(server.address, "/still").await.body;
-    for part in
-        ["<title>1 failing · core</title>", "6 workers in a row did not last", "the next starts in ", "exit status: 1"]
-    {
+    for part in ["<title>1 failing · core</title>", "6 workers in a row failed", "next start in ", "exit status: 1"] {
         assert!(page.contains(part), "{part}: {page}");
     }
     assert!(page.contains("the empty key") && !page.contains("<script"), "{page}");
@@ -230,7 +227,7 @@ async fn the_page_of_a_controller_says_of_each_group_why_and_of_each_pool_what_i
     let page = get(server.address, "/").await.body;
     for part in [
         "<title>standby · core, far</title>",
-        "it stands by: another controller has this pool",
+        "standby: another controller holds this pool",
         "the broker cannot be reached, tried 4 times: connection refused",
     ] {
         assert!(page.contains(part), "{part}: {page}");
@@ -244,7 +241,7 @@ async fn a_page_of_very_many_groups_shows_those_in_trouble_and_says_how_many_mor
     many.snapshot.pools[0].groups.splice(0..0, (0..1_000).map(of));
     let server = Server::start(many).await;
     let page = get(server.address, "/").await.body;
-    assert!(page.contains("6 workers in a row did not last") && page.contains("and 803 more"), "{}", page.len());
+    assert!(page.contains("6 workers in a row failed") && page.contains("and 803 more"), "{}", page.len());
     assert!(page.len() < 400_000, "{}", page.len());
 }
 
@@ -269,7 +266,7 @@ async fn the_page_of_a_controller_refreshes_itself_and_runs_nothing_that_a_key_s
     assert!(page.contains("<title>1 failing"), "nothing else does: {page}");
     assert!(page.contains("&lt;script&gt;document.title"), "{page}");
     let page = dom(&chromium, Scripts::Off, &address, 1_000).await;
-    for part in ["id=\"state\">as of ", "6 workers in a row did not last", "content=\"10\""] {
+    for part in ["id=\"state\">as of ", "6 workers in a row failed", "content=\"10\""] {
         assert!(page.contains(part), "it is whole without scripts: {part}: {page}");
     }
 }

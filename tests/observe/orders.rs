@@ -38,7 +38,7 @@ impl CommandSink for Obedient {
 
     fn apply_poison_action(&self, settle: PoisonActionRequest) -> CommandFuture<PoisonOutcome> {
         self.0.lock().unwrap().push(serde_json::to_value(settle).unwrap());
-        let not = [("0123456789ab".to_owned(), "there is no such request".to_owned())].into();
+        let not = [("0123456789ab".to_owned(), "no such request".to_owned())].into();
         Box::pin(std::future::ready(Ok(PoisonOutcome {
             succeeded: vec!["5f0c2b7d91aa".to_owned()],
             failed: not,
@@ -227,12 +227,12 @@ async fn the_document_has_every_path_and_every_answer_is_as_it_says() {
 async fn the_page_has_orders_only_where_a_token_is_configured_and_shows_none_by_itself() {
     let (server, _) = obedient().await;
     let page = get(server.address, "/").await.body;
-    assert!(page.contains("give orders") && page.contains("data-command"), "{page}");
+    assert!(page.contains("send commands") && page.contains("data-command"), "{page}");
     assert!(!page.contains(TOKEN) && !page.contains("<form"), "{page}");
     let still = get(server.address, "/still").await.body;
-    assert!(!still.contains("give orders") && !still.contains("data-command"), "{still}");
+    assert!(!still.contains("send commands") && !still.contains("data-command"), "{still}");
     let without = render(&busy(), Refresh::Auto, CommandButtons::Hidden, jiff::Timestamp::now()).html;
-    assert!(!without.contains("give orders") && !without.contains("data-command"), "{without}");
+    assert!(!without.contains("send commands") && !without.contains("data-command"), "{without}");
 }
 
 /// What a person would do: show the token, order three things, and give a wrong one.

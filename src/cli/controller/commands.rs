@@ -1,4 +1,4 @@
-//! What people tell a controller: `pause`, `resume`, `scale`, `drain` and `retry`.
+//! `journeyman controller pause|resume|scale|drain|retry`.
 
 use clap::{Args, Subcommand};
 
@@ -14,21 +14,20 @@ use crate::worker::Note;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum PoolSubcommand {
-    /// Start nobody and tell nobody to go, in a group or in the whole pool
+    /// Start and stop no workers, in a group or in the whole pool
     ///
-    /// Requests go on to be forwarded, and workers that are there go on to answer them. What was ordered is forgotten with the
-    /// controller: one that takes over knows nothing of it.
+    /// Requests are still forwarded, and running workers still answer them. A restart of the controller ends the pause.
     Pause {
         /// Only this group [default: the whole pool]
         #[arg(long, value_name = "KEY")]
         key: Option<String>,
-        /// Resume by itself after so long [default: until `journeyman controller resume`]
+        /// Resume after this time [default: until `journeyman controller resume`]
         #[arg(long = "for", value_name = "TIME")]
         span: Option<Span>,
         #[command(flatten)]
         to: PoolCommandArgs,
     },
-    /// Take a pause back
+    /// End a pause
     Resume {
         /// Only this group [default: the whole pool, with all its groups]
         #[arg(long, value_name = "KEY")]
@@ -36,34 +35,34 @@ pub(super) enum PoolSubcommand {
         #[command(flatten)]
         to: PoolCommandArgs,
     },
-    /// Give a group other numbers of workers for a time
+    /// Override the limits of a group for a time
     ///
-    /// With `--min` a group is made and kept that nobody asks, so that its workers are warm.
+    /// With `--min`, the group is created even without requests, so that its workers are warm.
     Scale {
         /// The group
         #[arg(long, value_name = "KEY")]
         key: String,
-        /// So many workers at least [default: as configured]
+        /// Minimum number of workers [default: as configured]
         #[arg(long, value_name = "COUNT")]
         min: Option<u32>,
-        /// So many at most [default: as configured]
+        /// Maximum number of workers [default: as configured]
         #[arg(long, value_name = "COUNT")]
         max: Option<u32>,
-        /// For how long; `0s` takes it back
+        /// How long; `0s` removes the override
         #[arg(long = "for", value_name = "TIME", default_value = "1h")]
         span: Span,
         #[command(flatten)]
         to: PoolCommandArgs,
     },
-    /// Tell a worker to go: it finishes what it holds, and another one takes its place where one is wanted
+    /// Stop a worker after it has finished what it holds; it is replaced if the group needs it
     Drain {
-        /// Its name, as `journeyman controller status -o json` and the page show it
+        /// Worker ID, as `journeyman controller status -o json` shows it
         #[arg(value_name = "WORKER")]
         worker: String,
         #[command(flatten)]
         to: PoolCommandArgs,
     },
-    /// Forget that workers of a group did not last, and start the next one now
+    /// Reset the failures of a group and start its next worker now
     Retry {
         /// The group
         #[arg(long, value_name = "KEY")]
@@ -73,24 +72,18 @@ pub(super) enum PoolSubcommand {
     },
 }
 
-/// To whom it is said, and why.
 #[derive(Debug, Args)]
 pub(super) struct PoolCommandArgs {
-    /// Which pool [default: the only one]
+    /// Pool [default: the only one]
     #[arg(long, value_name = "POOL")]
     pool: Option<String>,
-    /// Why, for whoever looks at the controller or its log
+    /// Reason, shown in the status and the log
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     note: String,
     #[command(flatten)]
     target: ControllerTargetArgs,
 }
 
-/// Gives an order.
-///
-/// # Errors
-///
-/// Where there is no controller, or it does not obey.
 pub(super) async fn run(command: PoolSubcommand, environment: &Environment) -> ExitResult {
     let seconds = |span: Span| span.0.as_secs_f64();
     let (command, to) = match command {

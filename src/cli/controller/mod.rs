@@ -1,4 +1,4 @@
-//! `journeyman controller`: keeps worker groups by demand.
+//! `journeyman controller`: runs the controller, or sends a command to a running one.
 
 mod commands;
 mod plan;
@@ -49,26 +49,19 @@ pub(super) struct ControllerArgs {
 
 #[derive(Debug, Subcommand)]
 enum ControllerCommand {
-    /// Show which groups there are, why they have so many workers, and what is in the way
+    /// Show the groups, their workers, and what they wait for
     Status(status::ControllerStatusArgs),
     #[command(flatten)]
     Order(commands::PoolSubcommand),
-    /// Show what would be started and stopped, and why, without doing it
+    /// Show what this configuration would start and stop, without doing it
     ///
-    /// It looks at the broker and at this host, and changes nothing. Where a controller answers at its socket, groups and workers are
-    /// as that one sees them, and the numbers are those of this configuration; where none does, they are what one would find that is
-    /// started now.
+    /// Groups and workers are those of the running controller; the limits are those of this configuration.
     Plan(plan::PlanArgs),
-    /// Requests that were put aside since their workers ended under them
+    /// Requests that killed their workers
     #[command(subcommand)]
     Poison(poison::PoisonCommand),
 }
 
-/// Runs it, or asks one that runs.
-///
-/// # Errors
-///
-/// A configuration that cannot be used, a folder that cannot be had, or nobody to ask.
 pub(super) async fn run(arguments: ControllerArgs, environment: &Environment) -> ExitResult {
     match arguments.command {
         Some(ControllerCommand::Status(arguments)) => status::run(arguments, environment).await,
@@ -90,7 +83,7 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
     let settings = config.pool.iter().map(|(name, pool)| pool_config(name, pool, &config, environment));
     let settings = settings.collect::<Result<Vec<_>, Failure>>()?;
     close_inherited_fds_on_exec();
-    let failed = |error| Failure::new(Exit::HostUnusable, format!("no signals can be received: {error}"));
+    let failed = |error| Failure::new(Exit::HostUnusable, format!("cannot install signal handlers: {error}"));
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
     let orders_of = http_commands(&config, environment)?;
@@ -113,7 +106,7 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
         }
     };
     let answers = serve_control_socket(socket, seen.clone(), reload_hook(&reloader))?;
-    // Whoever reads that a pool is controlled may ask at once.
+    // The socket answers before a pool reports that it is active.
     let mut pools = JoinSet::new();
     for (settings, asks) in to_run {
         pools.spawn(controller::run(settings, asks, leave.clone()));
@@ -122,21 +115,21 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
         _ = term.recv() => {}
         _ = int.recv() => {}
         Some(ended) = pools.join_next() => return match ended {
-            Ok(Err(error)) => Err(Failure::new(Exit::HostUnusable, format!("a pool cannot be controlled: {error}"))),
-            Ok(Ok(())) | Err(_) => Err(Failure::new(Exit::Internal, "a pool is no longer controlled")),
+            Ok(Err(error)) => Err(Failure::new(Exit::HostUnusable, format!("cannot control a pool: {error}"))),
+            Ok(Ok(())) | Err(_) => Err(Failure::new(Exit::Internal, "the controller of a pool ended unexpectedly")),
         },
-        () = answers => return Err(Failure::new(Exit::Internal, "the control socket is no longer answered")),
-        () = pages => return Err(Failure::new(Exit::Internal, "the state is no longer served")),
-        () = hup => return Err(Failure::new(Exit::Internal, "signals are no longer received")),
+        () = answers => return Err(Failure::new(Exit::Internal, "the control socket ended unexpectedly")),
+        () = pages => return Err(Failure::new(Exit::Internal, "the HTTP server ended unexpectedly")),
+        () = hup => return Err(Failure::new(Exit::Internal, "the signal handler ended unexpectedly")),
     }
-    tracing::info!("the controller leaves; workers and queues stay as they are");
+    tracing::info!("controller stopped; workers keep running");
     leave.cancel();
     while pools.join_next().await.is_some() {}
     Ok(Exit::Success)
 }
 
 fn no_pools() -> Failure {
-    let text = "there is no [pool.NAME], so there is nothing to control; `journeyman guide controller` shows one";
+    let text = "no [pool.NAME] is configured; `journeyman guide controller` shows an example";
     Failure::new(Exit::Config, text)
 }
 
@@ -148,14 +141,13 @@ fn snapshot_provider(pools: &PoolHandles) -> Arc<observe::controller_http::Contr
     })
 }
 
-/// What orders over HTTP need, and where they go.
 fn http_commands(
     config: &Config,
     environment: &Environment,
 ) -> Result<impl FnOnce(&PoolHandles) -> CommandApi + use<>, Failure> {
     let token = secrets::http_token(&config.http, environment)?;
     if token.as_ref().is_some_and(|token| token.reveal().len() < TOKEN_BYTES_MIN) {
-        let text = format!("the token of `http.token_file` has less than {TOKEN_BYTES_MIN} bytes: it could be guessed");
+        let text = format!("the token of `http.token_file` is shorter than {TOKEN_BYTES_MIN} bytes");
         return Err(Failure::new(Exit::Config, text));
     }
     Ok(move |pools: &PoolHandles| CommandApi {
@@ -172,13 +164,12 @@ fn reload_hook(reloader: &Arc<Reloader>) -> Arc<ReloadFn> {
     })
 }
 
-/// Where a controller can be asked, and whether somebody has said so.
 struct SocketLocation {
     path: PathBuf,
     is_configured: bool,
 }
 
-/// Where a controller of this configuration can be asked; `None` where it has no pool.
+/// `None` if no pool is configured.
 fn control_socket(config: &Config) -> Option<SocketLocation> {
     let (_, first) = config.pool.first_key_value()?;
     let named = config.control.socket.as_ref().map(|socket| socket.0.clone());
@@ -188,12 +179,7 @@ fn control_socket(config: &Config) -> Option<SocketLocation> {
     })
 }
 
-/// Answers on the control socket for as long as it is polled. One that another controller of this host has is had when that one
-/// has gone.
-///
-/// # Errors
-///
-/// Where a socket that was asked for cannot be had.
+/// Waits for the socket if another controller of this host holds it.
 fn serve_control_socket(
     place: SocketLocation,
     pools: PoolHandles,
@@ -202,7 +188,7 @@ fn serve_control_socket(
     let SocketLocation { path, is_configured: named } = place;
     let first = match Socket::listen(&path) {
         Err(error) if named && error.kind() != io::ErrorKind::AddrInUse => {
-            return Err(Failure::new(Exit::HostUnusable, format!("the control socket cannot be had: {error}")));
+            return Err(Failure::new(Exit::HostUnusable, format!("cannot listen on the control socket: {error}")));
         }
         first => first,
     };
@@ -214,7 +200,7 @@ fn serve_control_socket(
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                     if !said {
                         let path = path.display();
-                        tracing::info!(%path, "another process answers at the control socket; this one does when it has gone");
+                        tracing::info!(%path, "another process listens on the control socket; waiting for it to exit");
                         said = true;
                     }
                     tokio::time::sleep(CONTROLLER_STANDBY_INTERVAL).await;
@@ -222,7 +208,7 @@ fn serve_control_socket(
                 }
                 Err(error) => {
                     tracing::warn!(
-                        "nobody can ask this controller for its state: {error}; `control.socket` names another"
+                        "cannot listen on the control socket: {error}; `control.socket` configures another path"
                     );
                     return std::future::pending().await;
                 }
@@ -231,7 +217,7 @@ fn serve_control_socket(
     })
 }
 
-/// Each pool has a folder of its own, whatever it is called: what lies in it is taken for workers of the pool.
+/// Each pool has its own folder, since everything in it is taken for workers of the pool.
 fn pool_dir_name(pool: &str) -> String {
     // A name may be `..`.
     urlencoding::encode(pool).replace('.', "%2E")
@@ -252,9 +238,7 @@ pub(in crate::cli) fn pool_config(
     if !names.are_valid() {
         return Err(Failure::new(
             Exit::Config,
-            format!(
-                "[pool.{name}]: with this name those of its exchanges are too long for AMQP; give it a shorter one"
-            ),
+            format!("[pool.{name}]: the name is too long: the names of its exchanges exceed the limit of AMQP"),
         ));
     }
     let ttl = u32::try_from(pool.message_ttl.0.as_millis()).unwrap_or(u32::MAX);
@@ -281,7 +265,6 @@ pub(in crate::cli) fn pool_config(
     })
 }
 
-/// Who starts the workers of a pool.
 fn driver_config(name: &str, pool: &PoolConfig) -> Result<controller::DriverConfig, Failure> {
     let means = match pool.driver {
         PoolDriver::Subprocess if pool.command.is_empty() => controller::DriverKind::None,
@@ -315,17 +298,16 @@ fn driver_config(name: &str, pool: &PoolConfig) -> Result<controller::DriverConf
     })
 }
 
-/// Where the pods of a pool are, and what they are made of.
 fn kubernetes_config(name: &str, pool: &PoolConfig) -> Result<controller::KubernetesConfig, Failure> {
     let of = &pool.kubernetes;
     let template = of.template.as_ref().map(|File(path)| {
         let read = || Ok(serde_json::from_slice(&std::fs::read(path)?)?);
         read().map_err(|error: io::Error| {
-            let text = format!("[pool.{name}]: {} cannot be used as a pod template: {error}", path.display());
+            let text = format!("[pool.{name}]: cannot use {} as a pod template: {error}", path.display());
             Failure::new(Exit::Config, text)
         })
     });
-    // A pod finds them there.
+    // Mounted into every pod.
     let usual = |given: &Option<File>, name: &str| {
         let is_tls = of.server.parts().scheme() == "https";
         let own = || PathBuf::from("/var/run/secrets/kubernetes.io/serviceaccount").join(name);
@@ -349,7 +331,6 @@ fn kubernetes_config(name: &str, pool: &PoolConfig) -> Result<controller::Kubern
     })
 }
 
-/// The queues of elsewhere that a pool has workers for.
 fn demand_configs(
     pool: &str,
     config: &Config,
@@ -379,7 +360,6 @@ fn demand_configs(
     config.demand.iter().filter(|(_, demand)| demand.pool == pool).map(of).collect()
 }
 
-/// What can be changed while a controller runs.
 fn pool_tuning(pool: &PoolConfig) -> controller::ScalingConfig {
     // There a whole group is one worker to us, and somebody else decides how many it has.
     let is_counted_elsewhere =

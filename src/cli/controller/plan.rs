@@ -167,11 +167,11 @@ mod tests {
         };
         let mut cold = group("42", GroupPhase::Active);
         (cold.wanted, cold.start) = (1, 1);
-        cold.reasons = vec!["the load needs 0".to_owned(), "1 at least".to_owned()];
+        cold.reasons = vec!["the load needs 0".to_owned(), "raised to min = 1".to_owned()];
         let mut going = group("b\u{1b}[2J", GroupPhase::Deleting);
         (going.workers, going.stop) = (1, vec!["6f4dd4e7".to_owned()]);
         going.queue = Some(QueueDepth { ready: 0, consumers: 1 });
-        going.reasons = vec!["nobody needs the group".to_owned()];
+        going.reasons = vec!["the group is not needed".to_owned()];
         let mut plan = PoolPlan {
             pool: "core".to_owned(),
             broker: "amqp://mq:5672/%2f".to_owned(),

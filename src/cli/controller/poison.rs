@@ -15,24 +15,22 @@ use crate::control::poison_api::{Inventories, PoisonActionRequest};
 use crate::controller::poison_message::PoisonedRequest;
 use crate::controller::poison_queue::{self, PoisonAction, PoisonOutcome};
 
-/// Where they are.
 #[derive(Debug, Args)]
 pub(super) struct PoisonTargetArgs {
-    /// The pool [default: the only one there is]
+    /// Pool [default: the only one]
     #[arg(long, short, value_name = "NAME")]
     pool: Option<String>,
     #[command(flatten)]
     target: ControllerTargetArgs,
 }
 
-/// Which of them.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(super) struct RequestSelection {
-    /// The requests, as `list` shows them
+    /// IDs, as `list` shows them
     #[arg(value_name = "ID")]
     ids: Vec<String>,
-    /// All that are there
+    /// All requests
     #[arg(long)]
     all: bool,
 }
@@ -40,38 +38,37 @@ pub(super) struct RequestSelection {
 /// `journeyman controller poison`
 #[derive(Debug, Subcommand)]
 pub(super) enum PoisonCommand {
-    /// List what was put aside, the oldest first
+    /// List the poison queue, the oldest request first
     List {
         #[command(flatten)]
         place: PoisonTargetArgs,
-        /// How to answer
+        /// Output format
         #[arg(long, short, value_enum, default_value_t = Format::Table)]
         output: Format,
     },
-    /// Show what is known of a request: its properties, which worker ended last under its key, and that one's last words
+    /// Show a request: its properties, and the exit and the log of the last worker of its key
     Show {
-        /// The request, as `list` shows it
+        /// ID, as `list` shows it
         id: String,
         #[command(flatten)]
         place: PoisonTargetArgs,
-        /// How to answer
+        /// Output format
         #[arg(long, short, value_enum, default_value_t = Format::Table)]
         output: Format,
-        /// Write its body, and nothing else, to standard output
+        /// Write only the body to standard output
         #[arg(long, conflicts_with = "output")]
         body: bool,
     },
-    /// Try requests once more under their keys, as if they had never been tried
+    /// Publish requests again under their keys, with a fresh delivery count
     ///
-    /// Each is at its new place before it leaves the old one. Its client was answered when it was put aside, and is answered
-    /// once more where it still waits.
+    /// A request leaves the poison queue once the broker has confirmed the new copy. Its client was already sent an error.
     Requeue {
         #[command(flatten)]
         chosen: RequestSelection,
         #[command(flatten)]
         place: PoisonTargetArgs,
     },
-    /// Drop requests for good
+    /// Delete requests from the poison queue
     Discard {
         #[command(flatten)]
         chosen: RequestSelection,
@@ -80,11 +77,6 @@ pub(super) enum PoisonCommand {
     },
 }
 
-/// Asks the controller.
-///
-/// # Errors
-///
-/// Where it does not have the pool, or there is no such request.
 pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> ExitResult {
     match command {
         PoisonCommand::List { place: PoisonTargetArgs { pool, target: which }, output } => {
@@ -103,7 +95,7 @@ pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> Ex
             let seen = client.list_poison(pool.as_deref()).await.map_err(controller_failure)?;
             let found = seen.values().flat_map(|inventory| &inventory.requests).find(|entry| entry.id == id);
             let Some(entry) = found else {
-                return Err(Failure::new(Exit::Failed, format!("no request that was put aside is called {id}")));
+                return Err(Failure::new(Exit::Failed, format!("no request {id} in the poison queue")));
             };
             match output {
                 Format::Json => output::json(&serde_json::to_value(entry).unwrap_or_default())?,
@@ -158,13 +150,13 @@ fn outcome_message(settled: &PoisonOutcome, fate: PoisonAction) -> String {
         _ = writeln!(out, "{}: not {what}: {}", strip_control_chars(id), strip_control_chars(why));
     }
     if settled.not_scanned > 0 {
-        _ = writeln!(out, "{} more are there; say it again", settled.not_scanned);
+        _ = writeln!(out, "{} more were not scanned; repeat the command", settled.not_scanned);
     }
     out
 }
 
 fn list_table(seen: &Inventories) -> String {
-    let head = ["ID", "POOL", "KEY", "REASON", "TRIES", "PUT ASIDE", "WORKER", "ENDED", "BYTES"];
+    let head = ["ID", "POOL", "KEY", "REASON", "ATTEMPTS", "MOVED AT", "WORKER", "EXIT", "BYTES"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     let mut more = 0;
     let or_none = |text: &Option<String>| text.as_deref().map_or_else(|| "-".to_owned(), strip_control_chars);
@@ -185,7 +177,7 @@ fn list_table(seen: &Inventories) -> String {
         }));
     }
     if rows.len() == 1 {
-        return "nothing was put aside\n".to_owned();
+        return "the poison queue is empty\n".to_owned();
     }
     let mut out = align_columns(rows);
     if more > 0 {
@@ -203,18 +195,18 @@ fn details_table(entry: &PoisonedRequest) -> String {
     row("id", Some(entry.id.clone()));
     row("key", entry.key.clone());
     row("reason", Some(entry.reason.clone()));
-    row("tries", entry.attempts.map(|tries| tries.to_string()));
-    let times = if entry.poison_count > 1 { format!(", for the {}. time", entry.poison_count) } else { String::new() };
-    row("put aside", entry.poisoned_at.as_ref().map(|at| format!("{at}{times}")));
+    row("attempts", entry.attempts.map(|tries| tries.to_string()));
+    let times = if entry.poison_count > 1 { format!(", {} times", entry.poison_count) } else { String::new() };
+    row("moved at", entry.poisoned_at.as_ref().map(|at| format!("{at}{times}")));
     row("worker", entry.worker.clone());
-    row("ended", entry.worker_exit.clone());
+    row("exit", entry.worker_exit.clone());
     row("body", Some(format!("{} bytes; --body writes it", entry.body_bytes)));
     for (name, value) in entry.properties.iter().chain(&entry.headers) {
         row(name, Some(value.clone()));
     }
     let mut out = align_columns(rows);
     if !entry.worker_log.is_empty() {
-        out.push_str("  last lines of the worker's log\n");
+        out.push_str("  last lines of the worker log\n");
     }
     for line in &entry.worker_log {
         // Writing to a String cannot fail.
@@ -256,20 +248,20 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         let text = details_table(&entry());
-        for part in ["for the 2. time", "512 bytes; --body writes it", "/echo", "    loading\n    out of memory\n"] {
+        for part in ["2 times", "512 bytes; --body writes it", "/echo", "    loading\n    out of memory\n"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert_eq!(
             list_table(&Inventories::from([("core".to_owned(), PoisonList::default())])),
-            "nothing was put aside\n"
+            "the poison queue is empty\n"
         );
     }
 
     #[test]
     fn what_was_not_done_is_said_of_each() {
-        let not = BTreeMap::from([("b".to_owned(), "there is no such request".to_owned())]);
+        let not = BTreeMap::from([("b".to_owned(), "no such request".to_owned())]);
         let settled = PoisonOutcome { succeeded: vec!["a".to_owned()], failed: not, not_scanned: 2 };
-        let text = "1 requeued\nb: not requeued: there is no such request\n2 more are there; say it again\n";
+        let text = "1 requeued\nb: not requeued: no such request\n2 more were not scanned; repeat the command\n";
         assert_eq!(outcome_message(&settled, PoisonAction::Requeue), text);
     }
 }

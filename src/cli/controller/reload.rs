@@ -1,5 +1,4 @@
-//! Reading the configuration again while a controller runs: all of it is accepted or none, and what only a restart can
-//! change is said by name.
+//! Reloads the configuration of a running controller: all of it or nothing. Keys that need a restart are reported.
 
 use std::future::Future;
 use std::io;
@@ -13,18 +12,14 @@ use crate::config::pool::PoolConfig;
 use crate::config::{Config, Environment};
 use crate::controller::ControllerHandle;
 use crate::observe::log;
-
-/// What reads the configuration again.
 pub(super) struct Reloader {
     settings: ConfigArgs<ControllerFlags>,
     environment: Environment,
     controls: Vec<ControllerHandle>,
-    /// What the controller works with.
     running: Mutex<Config>,
 }
 
 impl Reloader {
-    /// For a controller that was started with `running`.
     pub(super) fn new(
         settings: ConfigArgs<ControllerFlags>,
         environment: Environment,
@@ -33,14 +28,8 @@ impl Reloader {
     ) -> Self {
         Self { settings, environment, controls, running: Mutex::new(running) }
     }
-
-    /// Reads it again. Answers with what has changed, and what waits for a restart.
-    ///
-    /// # Errors
-    ///
-    /// Everything that is wrong with it; nothing has changed then.
     pub(super) async fn reload(&self) -> Result<String, String> {
-        // One after the other, each as a whole.
+        // Held, so that reloads do not overlap.
         let mut running = self.running.lock().await;
         let new = self.settings.load(&self.environment).map_err(|failure| failure.message)?.config;
         let before = running.clone();
@@ -59,18 +48,12 @@ impl Reloader {
         tracing::info!("configuration read again; {said}");
         Ok(said)
     }
-
-    /// Reads it again at every HUP. Never resolves.
-    ///
-    /// # Errors
-    ///
-    /// Where no handler can be installed.
     pub(super) fn on_hangup(&self) -> io::Result<impl Future<Output = ()>> {
         on_hangup(async move || self.reload().await)
     }
 }
 
-/// The variables of workers that have other values, which nothing shows.
+// Values of variables are never shown.
 fn changed_variables(running: &Config, new: &Config) -> Vec<String> {
     let of_pool = |(name, pool): (&String, &PoolConfig)| {
         let before = running.pool.get(name).map(|before| &before.env);
@@ -83,7 +66,6 @@ fn changed_variables(running: &Config, new: &Config) -> Vec<String> {
     new.pool.iter().flat_map(of_pool).collect()
 }
 
-/// The keys that take effect while a controller runs.
 fn apply_reloadable(running: &mut Config, new: &Config) {
     for (name, pool) in &mut running.pool {
         let Some(new) = new.pool.get(name) else { continue };

@@ -1,4 +1,4 @@
-//! A controller's status as a person reads it.
+//! `journeyman controller status`: prints the status of a controller.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -20,7 +20,6 @@ use crate::controller::status::{
     DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, WorkerCounts,
 };
 
-/// Which controller.
 #[derive(Debug, Args)]
 pub(super) struct ControllerTargetArgs {
     /// The controller's control socket [env: JOURNEYMAN_SOCKET] [default: that of the configuration]
@@ -32,7 +31,6 @@ pub(super) struct ControllerTargetArgs {
 }
 
 impl ControllerTargetArgs {
-    /// The way to it.
     pub(super) fn client(self, environment: &Environment) -> Result<ControlClient, Failure> {
         let socket = match self.socket.or_else(|| environment.get(SOCKET_VARIABLE).map(PathBuf::from)) {
             Some(socket) => socket,
@@ -47,19 +45,14 @@ impl ControllerTargetArgs {
 pub(super) struct ControllerStatusArgs {
     #[command(flatten)]
     target: ControllerTargetArgs,
-    /// How to answer
+    /// Output format
     #[arg(long, short, value_enum, default_value_t = Format::Table)]
     output: Format,
-    /// Show it again and again, every so often
+    /// Repeat at this interval
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
     watch: Option<Span>,
 }
 
-/// Asks a controller.
-///
-/// # Errors
-///
-/// Where there is none, or it does not answer as it should.
 pub(super) async fn run(arguments: ControllerStatusArgs, environment: &Environment) -> ExitResult {
     let client = arguments.target.client(environment)?;
     let look = async || {
@@ -73,7 +66,7 @@ pub(super) async fn run(arguments: ControllerStatusArgs, environment: &Environme
 }
 
 fn socket_from_config(file: Option<PathBuf>, environment: &Environment) -> Result<PathBuf, Failure> {
-    let hint = "It names the controller's socket; `--socket PATH` does without it.";
+    let hint = "The configuration names the socket of the controller; or use `--socket PATH`.";
     let told = |failure: Failure| Failure { message: format!("{}\n\n{hint}", failure.message), ..failure };
     let loaded =
         ConfigArgs::<NoFlags>::from_file(file).load(&environment.without_controller_variables()).map_err(told)?;
@@ -88,12 +81,11 @@ pub(super) fn controller_failure(error: Error) -> Failure {
             socket.display()
         ),
         Error::Forbidden(socket) => {
-            format!("{} may not be used by this user: it is for the controller's own user and group", socket.display())
+            format!("permission denied for {}: only the user and group of the controller may use it", socket.display())
         }
         Error::NoResponse { socket, pid: Some(pid) } => format!(
-            "{}: process {pid} listens there, and has not answered. Where `ps -o stat= -p {pid}` shows a T it is stopped, and \
-             `kill -CONT {pid}` lets it go on; otherwise it hangs: `kill -KILL {pid}`; its workers go on, and the next start \
-             finds them",
+            "{}: no reply from process {pid}. If `ps -o stat= -p {pid}` shows T, the process is stopped: `kill -CONT {pid}`. Otherwise \
+             it hangs: `kill -KILL {pid}`; its workers keep running, and the next controller adopts them",
             socket.display()
         ),
         Error::NoResponse { pid: None, .. }
@@ -107,7 +99,6 @@ pub(super) fn controller_failure(error: Error) -> Failure {
     Failure { message, ..Failure::from(error) }
 }
 
-/// The whole of it.
 fn render(status: &ControllerStatusReply) -> String {
     let view = &status.snapshot;
     let mut out = String::new();
@@ -138,26 +129,32 @@ fn render_pool(pool: &PoolStatus) -> String {
         _ = writeln!(out, "  {label:LABEL_WIDTH$}  {text}");
     };
     if let Some(why) = inactive_reason(pool) {
-        line("", &format!("nothing is started or stopped: {why}"));
+        line("", &format!("no worker is started or stopped: {why}"));
     }
     if let Some(paused) = &pool.paused {
-        line("", &format!("nobody is started or told to go: {}", pause_text(paused)));
+        line("", &pause_text(paused));
     }
     line("workers", &workers_text(pool));
     for demand in &pool.external_demands {
         line("demand", &demand_text(demand));
     }
     let counts = pool.counters;
-    line("orphans", &format!("{} in hand   {} forwarded", pool.orphans_held, counts.orphans_forwarded));
+    line("orphans", &format!("{} held   {} forwarded", pool.orphans_held, counts.orphans_forwarded));
     line(
-        "answered",
-        &format!("{} in a worker's place   {} put aside as poison", counts.dead_letters, counts.poison_requests),
+        "errors",
+        &format!(
+            "{} answered with an error   {} moved to the poison queue",
+            counts.dead_letters, counts.poison_requests
+        ),
     );
     let behind =
         if pool.observed_generation < pool.generation { format!(" of {}", pool.generation) } else { String::new() };
     line(
-        "steps",
-        &format!("change {}{behind} reached   {} failed", pool.observed_generation, counts.queue_operation_failures),
+        "queues",
+        &format!(
+            "generation {}{behind} applied   {} operations failed",
+            pool.observed_generation, counts.queue_operation_failures
+        ),
     );
     if let Some(error) = &pool.last_error {
         line("last error", &error_text(error));
@@ -167,7 +164,6 @@ fn render_pool(pool: &PoolStatus) -> String {
     out
 }
 
-/// The width of the first column.
 const LABEL_WIDTH: usize = 10;
 
 fn inactive_reason(pool: &PoolStatus) -> Option<String> {
@@ -182,9 +178,9 @@ fn inactive_reason(pool: &PoolStatus) -> Option<String> {
 
 fn workers_text(pool: &PoolStatus) -> String {
     if !pool.starts_workers {
-        return "started by somebody else, who is not seen here".to_owned();
+        return "not started by this controller".to_owned();
     }
-    let budget = pool.max_total.map_or_else(String::new, |budget| format!("   the budget is {budget}"));
+    let budget = pool.max_total.map_or_else(String::new, |budget| format!("   at most {budget}"));
     format!(
         "{}   {} started   {} failed{budget}",
         worker_counts(pool.workers),
@@ -227,7 +223,7 @@ fn error_text(fault: &ErrorStatus) -> String {
 
 fn group_table(pool: &PoolStatus) -> String {
     if pool.groups.is_empty() {
-        return "  none: nobody has asked under any key\n".to_owned();
+        return "  none\n".to_owned();
     }
     let head = ["KEY", "PHASE", "NEXT", "READY", "HELD", "WORKERS", "WANTED", "WHY"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
@@ -254,7 +250,7 @@ fn group_table(pool: &PoolStatus) -> String {
     align_columns(rows)
 }
 
-/// So much of a key is shown in a table; `-o json` has the whole of it.
+/// `-o json` shows whole keys.
 const KEY_CHARS_MAX: usize = 48;
 
 fn truncate_key(key: &str) -> String {
@@ -264,7 +260,6 @@ fn truncate_key(key: &str) -> String {
     key.chars().take(KEY_CHARS_MAX - 1).chain(['…']).collect()
 }
 
-/// Why it has as many workers as it has, and what is in the way of more.
 fn group_reasons(group: &GroupStatus) -> String {
     let mut why = Vec::new();
     if let Some(paused) = &group.paused {
@@ -284,12 +279,12 @@ fn group_reasons(group: &GroupStatus) -> String {
         let lives = if group.consecutive_failures == 1 { "worker" } else { "workers in a row" };
         let pause = group
             .restart_backoff_seconds
-            .map_or_else(String::new, |left| format!(", the next starts in {}", format_seconds(left)));
-        let fails = if group.failing { "FAILS: " } else { "" };
-        why.push(format!("{fails}{} {lives} did not last{pause}", group.consecutive_failures));
+            .map_or_else(String::new, |left| format!(", next start in {}", format_seconds(left)));
+        let fails = if group.failing { "FAILING: " } else { "" };
+        why.push(format!("{fails}{} {lives} failed{pause}", group.consecutive_failures));
     }
     if let Some(ended) = group.last_exit.as_ref().filter(|_| group.consecutive_failures > 0) {
-        why.push(format!("the last one {}", error_text(ended)));
+        why.push(format!("last failure {}", error_text(ended)));
     }
     if let Some(waits) = &group.waiting_for {
         let left = group.waiting_seconds.map_or_else(String::new, |left| format!(" in {}", format_seconds(left)));
@@ -358,18 +353,17 @@ mod tests {
         warm.next_phase_seconds = Some(571.0);
         (warm.ready, warm.unacknowledged, warm.wanted) = (Some(5), Some(2), Some(3));
         warm.workers = WorkerCounts { starting: 1, idle: 0, busy: 2, stopping: 0 };
-        warm.reasons = vec!["the load needs 5".to_owned(), "3 at most".to_owned()];
+        warm.reasons = vec!["the load needs 5".to_owned(), "limited by max = 3".to_owned()];
         let mut failing = group("b\u{1b}[2J", GroupPhase::Unbound);
         failing.next_phase_seconds = Some(3.0);
         (failing.ready, failing.wanted) = (Some(0), Some(1));
-        failing.reasons = vec!["the load needs 0".to_owned(), "1 at least".to_owned()];
+        failing.reasons = vec!["the load needs 0".to_owned(), "raised to min = 1".to_owned()];
         (failing.consecutive_failures, failing.failing, failing.restart_backoff_seconds) = (6, true, Some(40.0));
-        failing.last_exit =
-            Some(ErrorStatus { message: "exit status: 1; its log is x.log".to_owned(), seconds_ago: 12.0 });
+        failing.last_exit = Some(ErrorStatus { message: "exit status: 1; log: x.log".to_owned(), seconds_ago: 12.0 });
         let mut going = group("c", GroupPhase::Deleting);
         going.workers.stopping = 1;
-        going.reasons = vec!["nobody needs the group".to_owned()];
-        going.waiting_for = Some("its queue goes when its last worker has ended".to_owned());
+        going.reasons = vec!["the group is not needed".to_owned()];
+        going.waiting_for = Some("the queue is deleted after its last worker exits".to_owned());
         let mut core = pool("core", Role::Active, vec![warm, failing, going]);
         (core.max_total, core.observed_generation, core.orphans_held) = (Some(10), 8, 2);
         core.workers = WorkerCounts { starting: 1, idle: 0, busy: 2, stopping: 1 };
@@ -385,7 +379,7 @@ mod tests {
             broker_disconnects: 0,
         };
         core.last_error = Some(ErrorStatus {
-            message: "a step about the queue of 42: not done in 30s".to_owned(),
+            message: "queue operation for key 42: timed out after 30s".to_owned(),
             seconds_ago: 75.0,
         });
         let pools = vec![

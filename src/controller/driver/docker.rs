@@ -1,7 +1,4 @@
-//! Workers as containers of a Docker daemon, or of one that speaks as it does: one container a worker.
-//!
-//! Whose a container is, is in its labels; its name is for people. Docker does not remove one that has ended: its exit status
-//! and its last lines are read first.
+//! Driver: workers as containers of a Docker-compatible daemon, found by their labels.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -23,31 +20,23 @@ use crate::controller::name_encoding;
 use crate::domain::group::Key;
 use crate::limits::{CONTAINER_NAME_BYTES_MAX, DRIVER_CALL_TIMEOUT, DRIVER_LOG_TAIL_BYTES_MAX, DRIVER_POLL_INTERVAL};
 
-/// What containers are made of.
 #[derive(Debug, Clone)]
 pub struct DockerConfig {
-    /// Where the daemon is: `unix://…` or `http://…`.
     pub host: String,
-    /// The image, which is there already.
     pub image: String,
-    /// What is run in it; what the image says where this is empty.
     pub command: Vec<String>,
-    /// The network they are in; the daemon's own choice where there is none.
     pub network: Option<String>,
 }
 
-/// The workers of one pool that a daemon runs.
 pub(super) struct DockerDriver {
     config: DockerConfig,
     pool: String,
-    /// It is asked first which version of its language it speaks.
     client: OnceCell<Docker>,
 }
 
 const POOL: &str = "journeyman.pool";
 const KEY: &str = "journeyman.key";
 const WORKER: &str = "journeyman.worker";
-/// How many digits of a worker's id are in the name of its container.
 const ID_DIGITS: usize = 12;
 
 impl DockerDriver {
@@ -66,7 +55,9 @@ impl DockerDriver {
             client?.negotiate_version().await
         };
         let client = self.client.get_or_try_init(connect).await;
-        client.map_err(|error| DriverError(format!("{} cannot be asked: {}", self.config.host, error_chain(&error))))
+        client.map_err(|error| {
+            DriverError(format!("cannot reach the Docker daemon at {}: {}", self.config.host, error_chain(&error)))
+        })
     }
 
     fn container_name(&self, id: &str, key: &Key) -> String {
@@ -74,7 +65,6 @@ impl DockerDriver {
         name_encoding::object_name(&[&self.pool, key.as_str(), &digits], CONTAINER_NAME_BYTES_MAX)
     }
 
-    /// How it has ended; `None` where it is not there any more.
     async fn exit_of(&self, client: &Docker, id: &str) -> Result<Option<WorkerExit>, DriverError> {
         let state = match client.inspect_container(id, None).await {
             Err(Error::DockerResponseServerError { status_code: 404, .. }) => return Ok(None),
@@ -82,12 +72,12 @@ impl DockerDriver {
         };
         let mut how = format!("exit status: {}", state.exit_code.unwrap_or_default());
         if state.oom_killed == Some(true) {
-            how.push_str("; it had no more memory");
+            how.push_str("; out of memory");
         }
         if let Some(error) = state.error.filter(|error| !error.is_empty()) {
             how = format!("{how}; {error}");
         }
-        // Once it is forgotten its log is gone with it.
+        // Removing the container removes its log.
         Ok(Some(WorkerExit { reason: how, log: None, log_tail: log_tail(client, id).await }))
     }
 
@@ -101,9 +91,9 @@ impl DockerDriver {
         let (Some(id), Some(key)) = (of(WORKER), of(KEY).and_then(Key::new)) else { return Ok(None) };
         let Some(container_id) = container.id.filter(|_| of(POOL) == Some(&self.pool)) else { return Ok(None) };
         let standing = match container.state.unwrap_or(State::EMPTY) {
-            // Whoever made it was stopped before it was started.
+            // The controller stopped between create and start.
             State::CREATED => {
-                WorkerState::Exited(WorkerExit { reason: "it was never started".to_owned(), ..WorkerExit::default() })
+                WorkerState::Exited(WorkerExit { reason: "created, never started".to_owned(), ..WorkerExit::default() })
             }
             State::EXITED | State::DEAD => match self.exit_of(client, &container_id).await? {
                 Some(end) => WorkerState::Exited(end),
@@ -148,7 +138,7 @@ impl Driver for DockerDriver {
         let options = CreateContainerOptionsBuilder::new().name(&name).build();
         client.create_container(Some(options), container).await?;
         if let Err(error) = client.start_container(&name, None).await {
-            // What cannot be removed is found by the next list.
+            // The next list finds it if this fails.
             self.stop(id, key, StopMode::Remove).await.ok();
             return Err(error.into());
         }
@@ -167,7 +157,7 @@ impl Driver for DockerDriver {
             }
         };
         match stopped {
-            // It is not there, does not run, or is being removed.
+            // Not found, not running, or being removed.
             Err(Error::DockerResponseServerError { status_code: 404 | 409, .. }) => Ok(()),
             other => Ok(other?),
         }
@@ -193,7 +183,6 @@ impl From<Error> for DriverError {
     }
 }
 
-/// What the daemon says, and what it said that of.
 fn error_chain(error: &Error) -> String {
     let mut said = error.to_string();
     let mut source = std::error::Error::source(error);

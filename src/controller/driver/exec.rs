@@ -1,4 +1,4 @@
-//! Workers that a site's own commands list, start and stop: one line of JSON in, lines of JSON out.
+//! Driver: workers that a site's own commands list, start and stop, by JSON lines.
 
 use std::time::Duration;
 
@@ -10,24 +10,18 @@ use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec,
 use crate::domain::group::Key;
 use crate::limits::DRIVER_POLL_INTERVAL;
 
-/// A site's own commands: programs and their arguments.
 #[derive(Debug, Clone)]
 pub struct ExecConfig {
-    /// Says who is there.
     pub list: Vec<String>,
-    /// Starts one.
     pub start: Vec<String>,
-    /// Tells one to go.
     pub stop: Vec<String>,
 }
 
-/// The workers of one pool that these commands know of.
 pub(super) struct ExecDriver {
     pub(super) commands: ExecConfig,
     pub(super) pool: String,
 }
 
-/// A worker, as the list of a site has it.
 #[derive(Debug, Deserialize)]
 struct ExecListEntry {
     pool: String,
@@ -35,7 +29,6 @@ struct ExecListEntry {
     key: String,
     #[serde(default)]
     stopping: bool,
-    /// How it has ended, if it has.
     exit: Option<String>,
     log: Option<String>,
     #[serde(default)]
@@ -43,14 +36,13 @@ struct ExecListEntry {
 }
 
 impl ExecDriver {
-    /// One that the list does not show would count as gone, so that all of it is understood or none.
     fn parse_list(&self, said: &str) -> Result<Vec<ListedWorker>, DriverError> {
         let lines = said.lines().filter(|line| !line.trim().is_empty()).enumerate();
         let read = lines.map(|(at, line)| {
-            let odd = |what: &str| DriverError(format!("line {} of the list is no worker: {what}", at + 1));
+            let odd = |what: &str| DriverError(format!("line {} of the list is not a worker: {what}", at + 1));
             let ExecListEntry { pool, id, key, stopping, exit, log, log_tail } =
                 serde_json::from_str(line).map_err(|error| odd(&error.to_string()))?;
-            let key = Key::new(&key).ok_or_else(|| odd("its key is too long"))?;
+            let key = Key::new(&key).ok_or_else(|| odd("the key is too long"))?;
             let standing = match exit {
                 Some(how) => WorkerState::Exited(WorkerExit { reason: how, log, log_tail }),
                 None if stopping => WorkerState::Stopping,

@@ -1,8 +1,5 @@
-//! How workers of a pool come into being and go. Each driver is asked the same: who is there, start one, tell one to go.
-//!
-//! What a driver does may take long, and its answer may be lost. So it works in a task of its own, behind channels with a limit,
-//! and is asked again and again who is there: its list alone says that a worker has come or gone ([`reconciler`]). A start whose
-//! answer was lost is found by the next list, and what was not told to go is told again.
+//! Drivers start, list and stop the workers of a pool. Only a list proves that a worker runs or has exited ([`reconciler`]): a
+//! call may time out after it took effect.
 
 #[cfg(test)]
 mod conformance;
@@ -46,48 +43,32 @@ use stop_requests::StopRequests;
 use subprocess::SubprocessDriver;
 use systemd::SystemdDriver;
 
-/// Who starts the workers of a pool, and how.
 #[derive(Debug, Clone)]
 pub enum DriverKind {
-    /// Nobody here: it is said what would be started.
     None,
-    /// Processes of this host.
     Subprocess(SubprocessConfig),
-    /// Whatever the site's own commands start.
     Exec(ExecConfig),
-    /// Instances of a template unit.
     Systemd(SystemdConfig),
-    /// Containers of a daemon.
     Docker(DockerConfig),
-    /// Pods of a cluster.
     Kubernetes(Box<KubernetesConfig>),
 }
 
-/// What every driver has to know.
 #[derive(Debug, Clone)]
 pub struct DriverConfig {
-    /// Whose workers they are. Those of another pool are none of its business, wherever it meets them.
     pub pool: String,
-    /// Who starts them.
     pub kind: DriverKind,
-    /// What workers find in their environment besides what they are told of their work.
     pub env: BTreeMap<String, String>,
-    /// A folder of the pool's own: logs, and what workers are found again by.
     pub folder: PathBuf,
-    /// How long one has between being told to end and being killed.
     pub termination_grace: Duration,
 }
 
-/// A worker to start.
 #[derive(Clone)]
 pub(super) struct WorkerSpec {
     pub(super) id: String,
     pub(super) key: Key,
-    /// Its environment. There are secrets in it.
     pub(super) variables: BTreeMap<String, String>,
 }
 
-/// A worker that a driver knows of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ListedWorker {
     pub(super) id: String,
@@ -95,51 +76,34 @@ pub(super) struct ListedWorker {
     pub(super) state: WorkerState,
 }
 
-/// What a driver knows of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum WorkerState {
-    /// It is there.
     Running,
-    /// It is there, and was told to go.
     Stopping,
-    /// One was promised that has no name of its own yet: it will come under another one.
     Pending,
-    /// It has ended, and is not forgotten yet.
     Exited(WorkerExit),
 }
 
-/// Who says what workers are called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WorkerIdSource {
-    /// Whoever has them started.
     Controller,
-    /// Where they are started: one that was started is a promise until it is there under its own name.
     Platform,
 }
 
-/// How one has ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct WorkerExit {
-    /// For people.
     pub(super) reason: String,
-    /// Where its log is; `None` where nobody knows.
     pub(super) log: Option<String>,
-    /// What it said last; nothing where nobody knows.
     pub(super) log_tail: String,
 }
 
-/// How one is told to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StopMode {
-    /// It may finish what it holds.
     Terminate,
-    /// Its time is over.
     Kill,
-    /// It has ended: what is left of it may go.
     Remove,
 }
 
-/// What did not work, for people. Whatever it is, it is tried again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DriverError(pub(super) String);
 
@@ -149,64 +113,44 @@ impl From<io::Error> for DriverError {
     }
 }
 
-/// Starts and stops workers. It may be called for several at once, but has one list under way at a time.
 trait Driver: Send + Sync + 'static {
-    /// How often it is asked who is there.
     const LIST_INTERVAL: Duration;
 
-    /// Who names its workers.
     fn worker_id_source(&self) -> WorkerIdSource {
         WorkerIdSource::Controller
     }
 
-    /// Whether this controller has the pool. One that has not lists, and changes nothing meanwhile.
     fn set_active(&self, _in_charge: bool) {}
 
-    /// Those of this pool.
     fn list(&self) -> impl Future<Output = Result<Vec<ListedWorker>, DriverError>> + Send;
 
-    /// Starts one. It may be there although this failed.
     fn start(&self, assignment: WorkerSpec) -> impl Future<Output = Result<(), DriverError>> + Send;
 
-    /// Tells one to go. That one is not there is no trouble.
     fn stop(&self, id: String, key: Key, stop: StopMode) -> impl Future<Output = Result<(), DriverError>> + Send;
 }
 
-/// What the staff tells its driver.
 enum DriverCommand {
     Start(WorkerSpec),
     Stop(String),
-    /// To ask who is there at once, and to say so under this number.
     List(u64),
 }
 
-/// What a driver has to say.
 #[derive(Debug)]
 pub(super) enum DriverEvent {
-    /// A worker was started.
     Started(String),
-    /// A worker was not started.
     StartFailed { id: String, error: DriverError },
-    /// It was asked who is there. It knows of everything until then, or cannot say.
     Listed { number: u64, changes: Result<Vec<WorkerChange>, DriverError> },
 }
 
-/// What is other than at the last look.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum WorkerChange {
-    /// One is there that this controller has not started.
     Discovered { id: String, key: Key },
-    /// One is promised.
     Pending { id: String, key: Key },
-    /// A promise is there no longer: it was kept under another name, or somebody has taken it back.
     PendingResolved { id: String },
-    /// One goes that this controller has not told to.
     Stopping { id: String },
-    /// One has ended. Whether it was told to.
     Exited { id: String, key: Key, exit: WorkerExit, requested: bool },
 }
 
-/// The staff's end of the line.
 pub(super) struct DriverHandle {
     commands: mpsc::Sender<DriverCommand>,
     events: mpsc::Receiver<DriverEvent>,
@@ -215,44 +159,30 @@ pub(super) struct DriverHandle {
 }
 
 impl DriverHandle {
-    /// Has one started. `false` where too much is to be done already: then it is nobody's until the next plan.
     pub(super) fn start(&self, assignment: WorkerSpec) -> bool {
         self.commands.try_send(DriverCommand::Start(assignment)).is_ok()
     }
 
-    /// Has one told to go. `false` as above.
     pub(super) fn stop(&self, id: &str) -> bool {
         self.commands.try_send(DriverCommand::Stop(id.to_owned())).is_ok()
     }
 
-    /// This controller has the pool, or another one has: then what is left of workers that have ended is left to that.
     pub(super) fn set_active(&self, in_charge: bool) {
         self.active.send_replace(in_charge);
     }
 
-    /// Asks who is there now. The answer has this number, or a later one.
     pub(super) fn request_list(&mut self) -> u64 {
         self.lists_requested += 1;
-        // Where there is no room it looks by itself before long, if under an earlier number: whoever waits asks again.
+        // With a full channel the next periodic list answers instead.
         self.commands.try_send(DriverCommand::List(self.lists_requested)).ok();
         self.lists_requested
     }
 
-    /// What it says next.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
     pub(super) async fn next_event(&mut self) -> Option<DriverEvent> {
         self.events.recv().await
     }
 }
 
-/// Starts a driver. It works for as long as the set is there; `None` where nobody starts workers.
-///
-/// # Errors
-///
-/// Where what it needs on this host cannot be had.
 pub(super) fn start_driver(
     posting: &DriverConfig,
     clock: Clock,
@@ -282,16 +212,10 @@ pub(super) fn start_driver(
     }))
 }
 
-/// Asks once who is there, and nothing else: no folder is made, and nobody is told anything.
-///
-/// # Errors
-///
-/// Where that is not told.
 pub(super) async fn list_once(posting: &DriverConfig) -> Result<Vec<ListedWorker>, DriverError> {
     let DriverConfig { pool, kind: means, folder, termination_grace: grace, .. } = posting.clone();
     let found = match means {
         DriverKind::None => Ok(Vec::new()),
-        // One that may not be looked at is none that is not there.
         DriverKind::Subprocess(_) if matches!(folder.try_exists(), Ok(false)) => Ok(Vec::new()),
         DriverKind::Subprocess(program) => with_timeout(SubprocessDriver::for_listing(program, folder).list()).await,
         DriverKind::Exec(commands) => with_timeout(ExecDriver { commands, pool }.list()).await,
@@ -299,7 +223,6 @@ pub(super) async fn list_once(posting: &DriverConfig) -> Result<Vec<ListedWorker
         DriverKind::Kubernetes(cluster) => with_timeout(KubernetesDriver::new(*cluster, pool, grace)?.list()).await,
         DriverKind::Systemd(template) => with_timeout(SystemdDriver::new(template, pool, folder).list()).await,
     };
-    // What has ended is there no more.
     found.map(|found| found.into_iter().filter(|found| !matches!(found.state, WorkerState::Exited(_))).collect())
 }
 
@@ -318,7 +241,6 @@ fn spawn_driver(
     DriverHandle { commands: orders, events: news, lists_requested: 0, active: in_charge }
 }
 
-/// What came of a call.
 enum DriverCallResult {
     Listed { number: u64, found: Result<Vec<ListedWorker>, DriverError> },
     Started { id: String, result: Result<(), DriverError> },
@@ -335,7 +257,6 @@ async fn run_driver<D: Driver>(
     let mut calls: JoinSet<DriverCallResult> = JoinSet::new();
     let mut look = interval(D::LIST_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The number of a look that somebody waits for, and of the one under way.
     let (mut asked, mut answered, mut under_way) = (0, 0, None);
     loop {
         let busy = calls.len() >= DRIVER_CALLS_MAX;
@@ -347,7 +268,7 @@ async fn run_driver<D: Driver>(
                         under_way = None;
                         answered = number;
                         let in_charge = *charge.borrow();
-                        // Another one may have had the pool meanwhile, and have told some.
+                        // Another controller may have stopped some meanwhile.
                         told.reload();
                         roster.set_active(in_charge, clock.now());
                         let changes = found.map(|mut found| {
@@ -373,20 +294,19 @@ async fn run_driver<D: Driver>(
                         let is_news = roster.on_stopped(&id, stop, result.is_ok());
                         match (stop, result) {
                             (_, Err(DriverError(why))) if is_news => {
-                                tracing::warn!(worker = id, "a worker cannot be told to go, which is tried again: {why}");
+                                tracing::warn!(worker = id, "cannot stop the worker, retrying: {why}");
                             }
                             (StopMode::Terminate, Ok(())) => told.add(&id),
                             (StopMode::Kill, Ok(())) if is_news => {
-                                tracing::warn!(worker = id, "a worker was still there `termination_grace` after it was told to go, and is killed");
+                                tracing::warn!(worker = id, "the worker did not exit within `termination_grace`; killing it");
                             }
                             (StopMode::Kill | StopMode::Remove, Ok(())) | (_, Err(_)) => {}
                         }
                         None
                     }
                     Err(error) => match error.try_into_panic() {
-                        // Whose fault it is ends with it, and the controller with that.
+                        // A panic in a driver is a bug: the controller dies with it.
                         Ok(panic) => std::panic::resume_unwind(panic),
-                        // Everything ends.
                         Err(_) => return,
                     },
                 };
@@ -450,6 +370,6 @@ fn spawn_list<D: Driver>(
 async fn with_timeout<T>(call: impl Future<Output = Result<T, DriverError>>) -> Result<T, DriverError> {
     match timeout(DRIVER_CALL_TIMEOUT, call).await {
         Ok(result) => result,
-        Err(_) => Err(DriverError(format!("not done in {DRIVER_CALL_TIMEOUT:?}"))),
+        Err(_) => Err(DriverError(format!("timed out after {DRIVER_CALL_TIMEOUT:?}"))),
     }
 }

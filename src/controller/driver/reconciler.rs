@@ -1,7 +1,4 @@
-//! Who is there, as the lists of a driver say: what has changed since the last one, and who is to be told to go.
-//!
-//! A worker that was started is missed only by a list that began after its start was done; one that nobody here has started
-//! is taken in. No clock, no call: the task around it makes those.
+//! Compares the lists of a driver with the expected workers, and decides which stop calls are due.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -12,7 +9,6 @@ use crate::domain::time::Instant;
 
 struct ExpectedWorker {
     key: Key,
-    /// The first list that has to show it; `None` while it is being started.
     expected_from_list: Option<u64>,
     is_pending: bool,
     termination: Option<Termination>,
@@ -20,20 +16,15 @@ struct ExpectedWorker {
 
 struct Termination {
     kill_at: Instant,
-    /// It has been told.
     is_requested: bool,
-    /// The list after which it was last told, or was to be.
     last_attempt_list: Option<u64>,
     in_progress: bool,
-    /// How it was told last, and whether that worked.
     last_result: Option<(StopMode, bool)>,
 }
 
-/// What is left of one that has ended.
 #[derive(Clone, Copy)]
 struct Cleanup {
     in_progress: bool,
-    /// The first list that says whether it is still to be forgotten.
     settled_from_list: u64,
     has_failed: bool,
 }
@@ -41,14 +32,10 @@ struct Cleanup {
 pub(super) struct Reconciler {
     termination_grace: Duration,
     id_source: WorkerIdSource,
-    /// Whether what is left of those who have ended is to be forgotten: whoever has the pool reads first how they ended.
     active: bool,
-    /// How many lists have begun.
     lists_started: u64,
     workers: BTreeMap<String, ExpectedWorker>,
-    /// Those that have ended, of whom something is left.
     cleanup_queue: VecDeque<(String, Key)>,
-    /// Those of them, those that a call is under way for, and those of whom a list may still speak.
     cleanups: BTreeMap<String, Cleanup>,
 }
 
@@ -65,7 +52,6 @@ impl Reconciler {
         }
     }
 
-    /// Whether this controller has the pool. Whoever was to be told meanwhile is told now, and has all of its time.
     pub(super) fn set_active(&mut self, in_charge: bool, now: Instant) {
         if in_charge && !self.active {
             let leaving = self.workers.values_mut().filter_map(|worker| worker.termination.as_mut());
@@ -76,12 +62,10 @@ impl Reconciler {
         self.active = in_charge;
     }
 
-    /// Whether one is there, as far as is known, or something of it is.
     pub(super) fn is_known(&self, id: &str) -> bool {
         self.workers.contains_key(id) || self.cleanups.contains_key(id)
     }
 
-    /// One is about to be started.
     pub(super) fn on_start_requested(&mut self, assignment: &WorkerSpec) {
         let is_promise = self.id_source == WorkerIdSource::Platform;
         let worker = ExpectedWorker {
@@ -93,22 +77,19 @@ impl Reconciler {
         self.workers.insert(assignment.id.clone(), worker);
     }
 
-    /// It was.
     pub(super) fn on_started(&mut self, id: &str) {
         if let Some(worker) = self.workers.get_mut(id) {
             worker.expected_from_list = Some(self.lists_started + 1);
         }
     }
 
-    /// It was not, as far as is known. If it is there after all, a list shows it.
     pub(super) fn on_start_failed(&mut self, id: &str) {
         self.workers.remove(id);
-        // What may be left of it is no news.
+        // An exited remainder of a failed start is not reported.
         let burial = Cleanup { in_progress: false, settled_from_list: self.lists_started + 1, has_failed: false };
         self.cleanups.insert(id.to_owned(), burial);
     }
 
-    /// One is to go. Its time begins now.
     pub(super) fn request_stop(&mut self, id: &str, now: Instant) {
         let kill_at = now.plus(self.termination_grace);
         if let Some(worker) = self.workers.get_mut(id) {
@@ -122,8 +103,6 @@ impl Reconciler {
         }
     }
 
-    /// Somebody who is to be told now, and how. Each is told once, and once more after each list that still shows it where that
-    /// did not work or where its time is over. Only who has the pool tells anybody anything.
     pub(super) fn next_stop(&mut self, now: Instant) -> Option<(String, Key, StopMode)> {
         if !self.active {
             return None;
@@ -143,7 +122,6 @@ impl Reconciler {
         })
     }
 
-    /// One was told, or could not be. Whether that is news: it is tried again after each list.
     pub(super) fn on_stopped(&mut self, id: &str, stop: StopMode, done: bool) -> bool {
         match stop {
             StopMode::Remove => {
@@ -163,12 +141,10 @@ impl Reconciler {
         }
     }
 
-    /// A list begins.
     pub(super) const fn on_list_started(&mut self) {
         self.lists_started += 1;
     }
 
-    /// The list that began last.
     pub(super) fn on_listed(&mut self, found: Vec<ListedWorker>, now: Instant) -> Vec<WorkerChange> {
         let (mut changes, mut there, mut over) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
         for ListedWorker { id, key, state: standing } in found {
@@ -202,13 +178,13 @@ impl Reconciler {
                                 last_result: None,
                             }
                         });
-                        // What was asked has come through, whatever was answered.
+                        // The stop took effect whatever the call returned.
                         leaving.is_requested = true;
                     }
                 }
                 WorkerState::Exited(end) => {
-                    // Of one that is just being started a list speaks that has begun when that was done: before, a container is
-                    // there that does not run.
+                    // A list that began before the start returned may show a created
+                    // container that does not run yet.
                     let is_early = |worker: &ExpectedWorker| {
                         worker.expected_from_list.is_none_or(|from| from > self.lists_started)
                     };
@@ -219,7 +195,7 @@ impl Reconciler {
                     over.insert(id.clone());
                     let known = self.workers.remove(&id);
                     let is_new = self.active && self.schedule_cleanup(&id, &key);
-                    // One that was promised may have come and gone between two lists, and any while nobody looked.
+                    // A pending worker may have started and exited between two lists.
                     let is_news = is_new && known.is_none();
                     if is_news && self.id_source == WorkerIdSource::Platform {
                         changes.push(WorkerChange::Discovered { id: id.clone(), key: key.clone() });
@@ -242,7 +218,7 @@ impl Reconciler {
                 continue;
             }
             let told = worker.termination.is_some();
-            let end = WorkerExit { reason: "it is not there any more".to_owned(), ..WorkerExit::default() };
+            let end = WorkerExit { reason: "no longer listed".to_owned(), ..WorkerExit::default() };
             changes.push(WorkerChange::Exited { id, key: worker.key, exit: end, requested: told });
         }
         let looks = self.lists_started;
@@ -250,7 +226,6 @@ impl Reconciler {
         changes
     }
 
-    /// What is left of one that has ended is to be forgotten. Whether it was not before.
     fn schedule_cleanup(&mut self, id: &str, key: &Key) -> bool {
         let before = self.cleanups.get(id).copied();
         if before.is_none_or(|burial| !burial.in_progress && self.lists_started >= burial.settled_from_list) {
@@ -314,12 +289,8 @@ mod tests {
         roster.on_started("a");
         assert_eq!(roster.on_listed(Vec::new(), at(0)), []);
         assert_eq!(listed(&mut roster, &[there("a")]), []);
-        let gone = WorkerChange::Exited {
-            id: "a".to_owned(),
-            key: key(),
-            exit: end("it is not there any more"),
-            requested: false,
-        };
+        let gone =
+            WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("no longer listed"), requested: false };
         assert_eq!(listed(&mut roster, &[]), [gone]);
         assert_eq!(listed(&mut roster, &[]), []);
     }
@@ -330,7 +301,7 @@ mod tests {
         roster.on_start_requested(&assignment("a"));
         roster.on_list_started();
         roster.on_started("a");
-        assert_eq!(roster.on_listed(vec![ended("a", "it was never started")], at(0)), []);
+        assert_eq!(roster.on_listed(vec![ended("a", "created, never started")], at(0)), []);
         assert_eq!(due(&mut roster, 0), None, "nothing of it is to be forgotten");
         let gone = WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("3"), requested: false };
         assert_eq!(listed(&mut roster, &[ended("a", "3")]), [gone]);
@@ -384,12 +355,8 @@ mod tests {
         assert_eq!(listed(&mut roster, &[going()]), []);
         assert_eq!(due(&mut roster, 59), None);
         assert_eq!(due(&mut roster, 60), Some(("a".to_owned(), StopMode::Kill)));
-        let gone = WorkerChange::Exited {
-            id: "a".to_owned(),
-            key: key(),
-            exit: end("it is not there any more"),
-            requested: true,
-        };
+        let gone =
+            WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("no longer listed"), requested: true };
         assert_eq!(listed(&mut roster, &[]), [gone]);
     }
 
@@ -410,12 +377,8 @@ mod tests {
             WorkerChange::PendingResolved { id: "d~0".to_owned() },
         ];
         assert_eq!(listed(&mut roster, &[there("pod")]), then);
-        let gone = WorkerChange::Exited {
-            id: "pod".to_owned(),
-            key: key(),
-            exit: end("it is not there any more"),
-            requested: false,
-        };
+        let gone =
+            WorkerChange::Exited { id: "pod".to_owned(), key: key(), exit: end("no longer listed"), requested: false };
         assert_eq!(listed(&mut roster, &[]), [gone]);
     }
 
@@ -423,7 +386,6 @@ mod tests {
     fn what_is_left_of_one_that_has_ended_is_forgotten_until_no_list_shows_it() {
         let mut roster = roster(WorkerIdSource::Controller);
         let forget = Some(("a".to_owned(), StopMode::Remove));
-        // It ended while nobody looked, which is told once.
         let gone = WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("3"), requested: false };
         assert_eq!(listed(&mut roster, &[ended("a", "3")]), std::slice::from_ref(&gone));
         assert_eq!(listed(&mut roster, &[ended("a", "3")]), []);

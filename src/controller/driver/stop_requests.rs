@@ -1,6 +1,5 @@
-//! Who was told to go, written down for the next controller: a worker that is told a second time hands back what it runs.
-//!
-//! A file for each, so that two controllers that both write for a moment cost neither what the other has written.
+//! Records which workers were asked to stop. A second TERM makes a worker release what it runs, so the next controller must not
+//! send one.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -9,18 +8,12 @@ use std::path::{Path, PathBuf};
 use super::{ListedWorker, WorkerChange, WorkerState};
 use crate::controller::name_encoding;
 
-/// What their names end with.
 const EXTENSION: &str = "told";
 
 fn path(folder: &Path, id: &str) -> PathBuf {
     folder.join(format!("{}.{EXTENSION}", name_encoding::QUEUE_NAME.encode(id)))
 }
 
-/// Whether one was told, by this controller or an earlier one.
-///
-/// # Errors
-///
-/// Where that cannot be seen.
 pub(super) fn is_stop_requested(folder: &Path, id: &str) -> io::Result<bool> {
     path(folder, id).try_exists()
 }
@@ -35,11 +28,10 @@ impl StopRequests {
         Self { folder: folder.to_owned(), ids: BTreeSet::new() }
     }
 
-    /// Takes over what another controller has written. Where that cannot be read, what is known stays.
     pub(super) fn reload(&mut self) {
         match self.read_folder() {
             Ok(ids) => self.ids = ids,
-            Err(error) => tracing::debug!(%error, "which workers were told to go cannot be read"),
+            Err(error) => tracing::debug!(%error, "cannot read the stop requests"),
         }
     }
 
@@ -57,27 +49,24 @@ impl StopRequests {
         Ok(ids)
     }
 
-    /// One was told.
     pub(super) fn add(&mut self, id: &str) {
         if self.ids.insert(id.to_owned())
             && let Err(error) = std::fs::write(self.path(id), "")
         {
-            tracing::warn!(%error, worker = id, "that it was told to go cannot be written down");
+            tracing::warn!(%error, worker = id, "cannot record the stop request");
         }
     }
 
-    /// Forgets all but these.
     pub(super) fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
         let gone: Vec<String> = self.ids.iter().filter(|id| !is_there(id)).cloned().collect();
         for id in gone {
             self.ids.remove(&id);
             if let Err(error) = std::fs::remove_file(self.path(&id)) {
-                tracing::debug!(%error, worker = id, "that it was told to go is still written down");
+                tracing::debug!(%error, worker = id, "cannot remove the stop request");
             }
         }
     }
 
-    /// Says so of those that are there.
     pub(super) fn mark_stopping(&self, found: &mut [ListedWorker]) {
         for found in found.iter_mut().filter(|found| found.state == WorkerState::Running) {
             if self.ids.contains(&found.id) {
@@ -86,7 +75,6 @@ impl StopRequests {
         }
     }
 
-    /// Says so of those that have ended.
     pub(super) fn mark_requested(&self, changes: &mut [WorkerChange]) {
         for change in changes {
             if let WorkerChange::Exited { id, requested: told, .. } = change {

@@ -1,5 +1,4 @@
-//! Workers as processes of this host: each in a process group of its own, and in a control group where the host has them, with a
-//! log of its own, and written down, so that the next controller finds those that a controller left.
+//! Driver: workers as process groups of this host, each in its own cgroup where cgroups v2 are available.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -23,10 +22,8 @@ use crate::host::process::{self, ProcessStat};
 use crate::host::program_path::find_program;
 use crate::limits::{CONTROLLER_RECONCILE_INTERVAL, DRIVER_START_RECORD_TIMEOUT};
 
-/// What is started.
 #[derive(Debug, Clone)]
 pub struct SubprocessConfig {
-    /// The program and its arguments.
     pub command: Vec<String>,
 }
 
@@ -38,20 +35,16 @@ enum WorkerProcess {
 struct LocalWorker {
     record: WorkerRecord,
     process: WorkerProcess,
-    /// It was told to go, and has its time for that: whoever it has started, too.
     is_stopping: bool,
     exit: Option<WorkerExit>,
 }
 
-/// The workers of one pool on this host.
 pub(super) struct SubprocessDriver {
     config: SubprocessConfig,
     folder: PathBuf,
     records: WorkerRecords,
     logs: WorkerLogs,
-    /// Where there are control groups.
     groups: Option<WorkerCgroups>,
-    /// Whether anything is to be changed: another controller may have the pool.
     active: AtomicBool,
     boot: String,
     state: Mutex<State>,
@@ -60,18 +53,13 @@ pub(super) struct SubprocessDriver {
 #[derive(Default)]
 struct State {
     workers: BTreeMap<String, LocalWorker>,
-    /// Those that are just being started here.
     starting: BTreeSet<String>,
-    /// When the folder had last changed as it was last read; `None` where it may have since.
     records_read_at: Option<SystemTime>,
-    /// No control group is there that nothing is written down of.
     is_cleaned: bool,
-    /// Control groups of workers that are gone. What was killed in one may take a moment to be gone, too.
     dying_groups: Vec<WorkerCgroup>,
 }
 
 impl State {
-    /// Takes the control group away, now or when what was killed in it is gone.
     fn kill_group(&mut self, folder: Option<PathBuf>) {
         if let Some(folder) = folder {
             let group = WorkerCgroup::at(folder);
@@ -84,7 +72,6 @@ impl State {
 }
 
 impl SubprocessDriver {
-    /// To see who is there, and nothing else.
     pub(super) fn for_listing(config: SubprocessConfig, folder: PathBuf) -> Self {
         let (records, logs) = (WorkerRecords::new(folder.clone()), WorkerLogs::new(folder.clone()));
         let (active, state) = (AtomicBool::new(false), Mutex::default());
@@ -95,12 +82,12 @@ impl SubprocessDriver {
         let groups = WorkerCgroups::probe(&format!("{pool} {}", folder.display()));
         match &groups {
             Ok(_) => {
-                tracing::info!(pool, "each worker is in a control group, by which all that it has started goes with it")
+                tracing::info!(pool, "each worker runs in its own cgroup, so all of its processes stop with it")
             }
             Err(why) => {
                 tracing::warn!(
                     pool,
-                    "workers have process groups alone, and what one puts elsewhere may outlive it: {why}"
+                    "no cgroups, so processes that leave a worker's process group may outlive it: {why}"
                 );
             }
         }
@@ -115,7 +102,6 @@ impl SubprocessDriver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in those that were written down by somebody else.
     fn load_records(&self, state: &mut State) -> io::Result<()> {
         let changed = self.records.modified_at()?;
         if state.records_read_at == Some(changed) {
@@ -132,13 +118,11 @@ impl SubprocessDriver {
                 RecordFile::Pending(..) | RecordFile::Unreadable(_) => {}
             }
         }
-        // What changes within a tick of the file system's clock does not show.
         let is_old = changed.elapsed().is_ok_and(|age| age > MTIME_GRANULARITY);
         state.records_read_at = (is_old && !is_open).then_some(changed);
         Ok(())
     }
 
-    /// Takes in one that was started by an earlier controller, or by the one that has the pool.
     fn adopt(&self, state: &mut State, record: WorkerRecord, acts: bool) -> io::Result<()> {
         let is_told = is_stop_requested(&self.folder, &record.id)?;
         let end = if self.is_running(&record)? || (is_told && self.has_running_group(&record)?) {
@@ -151,16 +135,15 @@ impl SubprocessDriver {
                 self.records.remove(&record.id);
                 return Ok(());
             }
-            let how = if record.boot == self.boot { "while no controller saw it" } else { "with its host" };
-            Some(self.exit_of(&record.id, format!("it ended {how}")))
+            let how =
+                if record.boot == self.boot { "while no controller was running" } else { "when the host restarted" };
+            Some(self.exit_of(&record.id, format!("exited {how}")))
         };
         let worker = LocalWorker { process: WorkerProcess::Adopted, is_stopping: is_told, exit: end, record };
         state.workers.insert(worker.record.id.clone(), worker);
         Ok(())
     }
 
-    /// An earlier controller was about to start one, and did not live to say which process it is. Whether that is known now: it is
-    /// there, or will not be.
     fn resolve_pending(&self, state: &mut State, begun: PendingStart, age: Duration) -> io::Result<bool> {
         let is_this_boot = begun.boot == self.boot;
         if let Some(ProcessStat { pid, start_ticks: started, .. }) =
@@ -168,7 +151,7 @@ impl SubprocessDriver {
         {
             let record = begun.started(pid, started);
             self.records.store(&record)?;
-            tracing::info!(worker = begun.id, pid, "it was started by a controller that did not live to say so");
+            tracing::info!(worker = begun.id, pid, "adopted a worker whose start was interrupted");
             self.adopt(state, record, true)?;
             return Ok(true);
         }
@@ -188,9 +171,8 @@ impl SubprocessDriver {
         Ok(record.boot == self.boot && start_ticks(record.pid)? == Some(record.started))
     }
 
-    /// Whether any of those is there that were told to go together with a worker that has ended itself.
     fn has_running_group(&self, record: &WorkerRecord) -> io::Result<bool> {
-        // Its number may be somebody else's by now.
+        // The pid may be reused.
         let is_others = ProcessStat::try_read(record.pid)?.is_some_and(|leader| leader.start_ticks != record.started);
         if record.boot != self.boot || is_others {
             return Ok(false);
@@ -199,7 +181,6 @@ impl SubprocessDriver {
         Ok(ProcessStat::read_all()?.iter().any(of_group))
     }
 
-    /// Ends what is in control groups that nothing is written down of.
     fn kill_unrecorded_groups(&self, state: &mut State) {
         let Some(groups) = self.groups.as_ref().filter(|_| !state.is_cleaned) else { return };
         let is_known = |id: &str, state: &State| {
@@ -208,7 +189,7 @@ impl SubprocessDriver {
         };
         for (id, folder) in groups.older_than(DRIVER_START_RECORD_TIMEOUT) {
             if !is_known(&id, state) {
-                tracing::warn!(worker = id, "nothing is written down of it, and it is ended");
+                tracing::warn!(worker = id, "killing a cgroup without a worker record");
                 state.kill_group(Some(folder));
             }
         }
@@ -223,7 +204,6 @@ impl SubprocessDriver {
             state.dying_groups.retain(|group| !group.try_remove());
             self.kill_unrecorded_groups(&mut state);
         } else {
-            // Whoever has the pool has seen the end of these, and forgotten them.
             let is_over = |life: &mut WorkerProcess| match life {
                 WorkerProcess::Child { child, .. } => !matches!(child.try_wait(), Ok(None)),
                 WorkerProcess::Adopted => true,
@@ -232,7 +212,6 @@ impl SubprocessDriver {
         }
         let mut found = Vec::with_capacity(state.workers.len());
         for LocalWorker { record, process: life, is_stopping: is_told, exit: end } in state.workers.values_mut() {
-            // A key that is none was written by somebody else.
             let Some(key) = Key::new(&record.key) else { continue };
             if end.is_some() {
                 found.push(ListedWorker { id: record.id.clone(), key, state: state_of(end) });
@@ -244,11 +223,10 @@ impl SubprocessDriver {
                     Ok(Some(status)) => Some(status.to_string()),
                     Err(error) => Some(error.to_string()),
                 },
-                WorkerProcess::Adopted => (!self.is_running(record)?).then(|| "it is not there any more".to_owned()),
+                WorkerProcess::Adopted => (!self.is_running(record)?).then(|| "the process is gone".to_owned()),
             };
-            // Another controller may have told it.
             *is_told = *is_told || (how.is_some() && is_stop_requested(&self.folder, &record.id)?);
-            // A shell that was told to go ends before the worker that it has started.
+            // A shell that does not `exec` its last program exits before that does.
             let goes_on = how.is_some() && *is_told && self.has_running_group(record)?;
             let how = how.filter(|_| !goes_on);
             if acts {
@@ -259,7 +237,6 @@ impl SubprocessDriver {
             }
             let seen = how.map(|how| self.exit_of(&record.id, how));
             found.push(ListedWorker { id: record.id.clone(), key, state: state_of(&seen) });
-            // Whoever has the pool by then ends what is left.
             if acts {
                 *end = seen;
             }
@@ -267,19 +244,14 @@ impl SubprocessDriver {
         Ok(found)
     }
 
-    /// A control group for a worker, where there are any and the shell by which it is entered passes on what the worker is told.
     fn make_group(&self, id: &str, variables: &BTreeMap<String, String>) -> Option<WorkerCgroup> {
         let groups = self.groups.as_ref()?;
         if let Some(name) = variables.keys().find(|name| !containment::passes_on(name)) {
-            tracing::warn!(
-                worker = id,
-                name,
-                "it has a process group alone: no shell passes on a variable of this name"
-            );
+            tracing::warn!(worker = id, name, "no cgroup for this worker: no shell passes on a variable of this name");
             return None;
         }
         let made = groups.create(id);
-        made.inspect_err(|error| tracing::warn!(worker = id, "it has a process group alone: {error}")).ok()
+        made.inspect_err(|error| tracing::warn!(worker = id, "no cgroup for this worker: {error}")).ok()
     }
 
     fn start_worker(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
@@ -287,7 +259,7 @@ impl SubprocessDriver {
         let Some((program, arguments)) = self.config.command.split_first() else {
             return Err(DriverError("no command is configured".to_owned()));
         };
-        // A shell that does not find it could say so only in the log.
+        // Fail the start with a clear error; the shim could report it only in the log.
         let own = || inherited_variables().find(|(name, _)| *name == "PATH")?.1.into_string().ok();
         let path = variables.get("PATH").cloned().or_else(own);
         find_program(program, &path.into_iter().map(|path| ("PATH".to_owned(), path)).collect(), Path::new(""))?;
@@ -321,7 +293,7 @@ impl SubprocessDriver {
         variables: BTreeMap<String, String>,
     ) -> Result<LocalWorker, DriverError> {
         let log = self.logs.open(&begun.id)?;
-        // Whoever finds this written down looks for it.
+        // Recorded before the spawn, so that the next controller searches for it.
         self.records.store_pending(begun)?;
         let mut command = match &group {
             Some(group) => {
@@ -336,14 +308,14 @@ impl SubprocessDriver {
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         let StartedChild { child, registration: known } = children::start_child(None, || command.spawn(), Child::id)?;
         let pid = child.id().and_then(|id| i32::try_from(id).ok());
-        let Some(pid) = pid else { return Err(DriverError("it ended at once".to_owned())) };
+        let Some(pid) = pid else { return Err(DriverError("exited at once".to_owned())) };
         let written = || {
-            // One that has ended already is found so by the next list.
+            // The next list reports a worker that has exited already.
             let record = begun.started(pid, start_ticks(pid)?.unwrap_or_default());
             self.records.store(&record).map(|()| record)
         };
         let record = written().inspect_err(|_| {
-            // It has a group of its own, and no request yet that it would not give back.
+            // It holds no request yet.
             if let Some(group) = Pid::from_raw(pid) {
                 kill_process_group(group, Signal::KILL).ok();
             }
@@ -385,7 +357,6 @@ impl Driver for SubprocessDriver {
 
     fn set_active(&self, in_charge: bool) {
         if self.active.swap(in_charge, Ordering::AcqRel) != in_charge {
-            // What was left to the other one is to be seen.
             let mut state = self.state();
             (state.records_read_at, state.is_cleaned) = (None, false);
         }
@@ -404,10 +375,8 @@ impl Driver for SubprocessDriver {
     }
 }
 
-/// A change of a folder within so short a time of another one may not show in its time.
 const MTIME_GRANULARITY: Duration = Duration::from_millis(100);
 
-/// What a program that is started here keeps of the controller's own environment.
 pub(super) fn inherited_variables() -> impl Iterator<Item = (&'static str, std::ffi::OsString)> {
     ["PATH", "HOME", "LANG", "USER"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)))
 }
@@ -416,7 +385,6 @@ fn state_of(end: &Option<WorkerExit>) -> WorkerState {
     end.clone().map_or(WorkerState::Running, WorkerState::Exited)
 }
 
-/// What a worker that has ended has left goes with it. A number that somebody else has by now is none of our business.
 fn kill_remaining(record: &WorkerRecord) -> io::Result<()> {
     if start_ticks(record.pid)?.is_none() {
         signal_group(record, Signal::KILL);
@@ -425,7 +393,6 @@ fn kill_remaining(record: &WorkerRecord) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends all that a worker has started, wherever that has gone.
 fn kill_cgroup(record: &WorkerRecord) {
     if let Some(folder) = &record.group {
         WorkerCgroup::at(folder.clone()).kill();
@@ -437,12 +404,10 @@ fn signal_group(record: &WorkerRecord, signal: Signal) {
         && let Err(error) = kill_process_group(group, signal)
         && error != rustix::io::Errno::SRCH
     {
-        tracing::warn!(worker = record.id, %error, "a worker cannot be told");
+        tracing::warn!(worker = record.id, %error, "cannot signal the worker");
     }
 }
 
-/// The process that was started as the worker of this name: it leads its group, and was told so. The first, where it has started
-/// others that were told the same.
 fn find_by_worker_id(id: &str) -> io::Result<Option<ProcessStat>> {
     let leads = |stat: &ProcessStat| stat.state == process::ProcessState::Running && stat.pid == stat.group;
     let is_it = |stat: &ProcessStat| {
@@ -456,7 +421,6 @@ fn boot_id() -> String {
     boot.into()
 }
 
-/// When a process was started; `None` where it is not there, or is only waited for.
 fn start_ticks(pid: i32) -> io::Result<Option<u64>> {
     Ok(ProcessStat::try_read(pid)?
         .filter(|stat| stat.state == process::ProcessState::Running)

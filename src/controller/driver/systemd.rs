@@ -1,7 +1,4 @@
-//! Workers as instances of a template unit, by `systemctl`: the service manager holds, logs and kills them.
-//!
-//! What one is told is in a file that its unit reads. That file says whose worker an instance is, too, so that pools may share
-//! a template; where it is lost, the name of the instance says it.
+//! Driver: workers as instances of a systemd template unit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -20,32 +17,25 @@ use crate::controller::name_encoding;
 use crate::domain::group::Key;
 use crate::limits::{DRIVER_POLL_INTERVAL, UNIT_NAME_BYTES_MAX};
 
-/// A template unit.
 #[derive(Debug, Clone)]
 pub struct SystemdConfig {
-    /// Its name without `@.service`.
     pub unit: String,
-    /// What speaks to its service manager: `systemctl`, and what goes before its verbs.
     pub systemctl: Vec<String>,
 }
 
-/// The workers of one pool that a service manager runs.
 pub(super) struct SystemdDriver {
     config: SystemdConfig,
     pool: String,
     folder: PathBuf,
-    /// Instances that are being started: their files are there, and they need not be.
     starting: Mutex<BTreeSet<String>>,
 }
 
-/// Whose worker an instance is.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct InstanceRecord {
     id: String,
     key: String,
 }
 
-/// A unit, as `systemctl list-units` has it.
 #[derive(Debug, Deserialize)]
 struct ListedUnit {
     unit: String,
@@ -74,7 +64,6 @@ impl SystemdDriver {
         self.starting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was written down by whoever has started them; of those that are just being started nothing.
     fn records(&self) -> io::Result<BTreeMap<String, InstanceRecord>> {
         let starting = self.starting().clone();
         let mut records = BTreeMap::new();
@@ -94,33 +83,31 @@ impl SystemdDriver {
         Ok(records)
     }
 
-    /// Whose an instance is that nothing was written down of.
     fn parse_instance_name(&self, instance: &str) -> Option<InstanceRecord> {
         let [pool, key, id] = <[String; 3]>::try_from(name_encoding::parse_object_name(instance)?).ok()?;
         (pool == self.pool).then_some(InstanceRecord { id, key })
     }
 
-    /// What there is of one that is not active.
     async fn inactive_state(&self, unit: &str) -> WorkerState {
         let ask = ["show", unit, "--property=Job,Result,ExecMainCode,ExecMainStatus"];
         let shown = run_checked(&self.systemctl(&ask), b"").await.unwrap_or_default();
         let said: BTreeMap<&str, &str> = shown.lines().filter_map(|line| line.split_once('=')).collect();
         let of = |name| said.get(name).copied().unwrap_or_default();
         if !["", "0"].contains(&of("Job")) {
-            // It is about to be started.
+            // A queued job means that it is about to start.
             return WorkerState::Running;
         }
         let how = match (of("Result"), of("ExecMainCode"), of("ExecMainStatus")) {
-            ("", ..) => "it has ended".to_owned(),
-            // As `waitid` counts them: it exited, or was killed.
+            ("", ..) => "exited".to_owned(),
+            // ExecMainCode has the values of waitid(2): 1 exited, 2 killed, 3 dumped.
             (result, "1", status) => format!("exit status: {status} ({result})"),
             (result, "2" | "3", signal) => format!("signal: {signal} ({result})"),
             (result, ..) => result.to_owned(),
         };
-        // A unit that is not active is told so by an exit status.
+        // `systemctl status` fails for an inactive unit.
         let last = ["status", "--lines=20", "--output=cat", "--full", "--no-pager", unit];
         let said = run(&self.systemctl(&last), b"").await.map(|ran| ran.stdout).unwrap_or_default();
-        // Its lines of the journal come after what is known of the unit.
+        // The journal lines follow the first empty line.
         let last_words = said.split_once("\n\n").map_or("", |(_, lines)| lines).trim().to_owned();
         WorkerState::Exited(WorkerExit {
             reason: how,
@@ -136,7 +123,6 @@ impl SystemdDriver {
         self.write_file(&format!("{instance}.env"), environment_file(&assignment.variables).as_bytes())
     }
 
-    /// Whoever reads it finds the whole of it. It is for nobody else.
     fn write_file(&self, name: &str, text: &[u8]) -> io::Result<()> {
         let fresh = self.folder.join(format!("{name}.new"));
         let mut options = std::fs::OpenOptions::new();
@@ -148,13 +134,12 @@ impl SystemdDriver {
         for kind in ["env", "json"] {
             let path = self.folder.join(format!("{instance}.{kind}"));
             if let Err(error) = std::fs::remove_file(&path) {
-                tracing::debug!(%error, path = %path.display(), "a file of a worker cannot be removed");
+                tracing::debug!(%error, path = %path.display(), "cannot remove a file of a worker");
             }
         }
     }
 }
 
-/// An instance is being started for as long as it is there.
 struct StartGuard<'a> {
     driver: &'a SystemdDriver,
     instance: &'a str,
@@ -182,7 +167,7 @@ impl Driver for SystemdDriver {
         let listed = self.systemctl(&["list-units", "--all", "--full", "--no-pager", "--output=json", &pattern]);
         let said = run_checked(&listed, b"").await?;
         let units: Vec<ListedUnit> = serde_json::from_str(&said)
-            .map_err(|error| DriverError(format!("what systemctl says is no list of units: {error}")))?;
+            .map_err(|error| DriverError(format!("systemctl did not print a list of units: {error}")))?;
         let mut found = Vec::new();
         let (start, end) = (format!("{}@", self.config.unit), ".service");
         for ListedUnit { unit, active } in units {
@@ -198,15 +183,11 @@ impl Driver for SystemdDriver {
             };
             found.push(ListedWorker { id: record.id, key, state: standing });
         }
-        // A unit that has ended well is not kept by anybody.
+        // systemd unloads a unit that exited with success.
         for (instance, InstanceRecord { id, key }) in records {
             let Some(key) = Key::new(&key) else { continue };
             let log = Some(format!("`journalctl --unit {}`", self.unit_name(&instance)));
-            let end = WorkerExit {
-                reason: "it has ended, and its unit has not failed".to_owned(),
-                log,
-                ..WorkerExit::default()
-            };
+            let end = WorkerExit { reason: "exited with success".to_owned(), log, ..WorkerExit::default() };
             found.push(ListedWorker { id, key, state: WorkerState::Exited(end) });
         }
         Ok(found)
@@ -214,7 +195,7 @@ impl Driver for SystemdDriver {
 
     async fn start(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
         let instance = self.instance_name(&assignment.id, &assignment.key);
-        // Where it is not known what became of it, the next list finds its files and its unit, or its files alone.
+        // If the call fails midway, the next list finds the files and the unit, or the files alone.
         let _starting = StartGuard::new(self, &instance);
         self.write(&instance, &assignment)?;
         let started = run_checked(&self.systemctl(&["start", "--no-block", &self.unit_name(&instance)]), b"").await;
@@ -231,7 +212,7 @@ impl Driver for SystemdDriver {
             StopMode::Terminate => run_checked(&self.systemctl(&["stop", "--no-block", &unit]), b"").await.map(drop),
             StopMode::Kill => run_checked(&self.systemctl(&["kill", "--signal=SIGKILL", &unit]), b"").await.map(drop),
             StopMode::Remove => {
-                // It has nothing to forget where it did not fail.
+                // Fails for a unit that did not fail.
                 run(&self.systemctl(&["reset-failed", &unit]), b"").await?;
                 self.remove(&instance);
                 Ok(())
@@ -240,13 +221,12 @@ impl Driver for SystemdDriver {
     }
 }
 
-/// Variables as `EnvironmentFile=` reads them.
 fn environment_file(variables: &BTreeMap<String, String>) -> String {
     let mut file = String::new();
     for (name, value) in variables {
         let value: String =
             value.chars().flat_map(|c| "\"\\`$".contains(c).then_some('\\').into_iter().chain([c])).collect();
-        // Writing to a string does not fail.
+        // Writing to a String cannot fail.
         writeln!(file, "{name}=\"{value}\"").ok();
     }
     file

@@ -1,4 +1,4 @@
-//! What the workers of this host say, a file each, within limits: nobody else turns these files over.
+//! Log files of the workers of this host, bounded in size and number.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -6,10 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::limits::{DRIVER_ENDED_LOGS_MAX, DRIVER_LOG_BYTES_KEPT, DRIVER_LOG_BYTES_MAX, DRIVER_LOG_TAIL_BYTES_MAX};
 
-/// What a log begins with of which something was cut.
-const TRUNCATION_MARK: &[u8] = b"[what was said before was cut]\n";
+const TRUNCATION_MARK: &[u8] = b"[truncated]\n";
 
-/// The logs of one pool.
 pub(super) struct WorkerLogs {
     folder: PathBuf,
 }
@@ -19,7 +17,6 @@ impl WorkerLogs {
         Self { folder }
     }
 
-    /// What the log of a worker is called.
     pub(super) fn file_name(id: &str) -> String {
         format!("{id}.log")
     }
@@ -28,28 +25,24 @@ impl WorkerLogs {
         self.folder.join(Self::file_name(id))
     }
 
-    /// Begins one. Whoever writes to it does so at its end, wherever that is by then.
     pub(super) fn open(&self, id: &str) -> io::Result<File> {
         OpenOptions::new().create(true).append(true).open(self.path(id))
     }
 
-    /// The end of one; nothing where there is none.
     pub(super) fn tail(&self, id: &str) -> String {
         let words = read_tail(&self.path(id), DRIVER_LOG_TAIL_BYTES_MAX);
         String::from_utf8_lossy(&words.unwrap_or_default()).into_owned()
     }
 
-    /// Cuts one that has become too long. What is written meanwhile may be lost.
     pub(super) fn truncate(&self, id: &str) {
         let path = self.path(id);
         if std::fs::metadata(&path).is_ok_and(|about| about.len() > DRIVER_LOG_BYTES_MAX)
             && let Err(error) = truncate_file(&path)
         {
-            tracing::warn!(worker = id, %error, "the log of a worker is too long and cannot be cut");
+            tracing::warn!(worker = id, %error, "cannot truncate the log of a worker");
         }
     }
 
-    /// Removes the oldest of those that `is_ended` says nobody writes to any more, but for so many.
     pub(super) fn prune(&self, is_ended: impl Fn(&str) -> bool) {
         let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|entry| entry.path());
         let logs = entries.filter(|path| path.extension().is_some_and(|kind| kind == "log"));
@@ -59,13 +52,12 @@ impl WorkerLogs {
         ended.sort_unstable();
         for (_, path) in ended.iter().rev().skip(DRIVER_ENDED_LOGS_MAX) {
             if let Err(error) = std::fs::remove_file(path) {
-                tracing::debug!(%error, path = %path.display(), "an old log cannot be removed");
+                tracing::debug!(%error, path = %path.display(), "cannot remove an old log");
             }
         }
     }
 }
 
-/// The end of a file.
 fn read_tail(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut file = File::open(path)?;
     let from = file.metadata()?.len().saturating_sub(most);
@@ -77,7 +69,7 @@ fn read_tail(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 
 fn truncate_file(path: &Path) -> io::Result<()> {
     let kept = read_tail(path, DRIVER_LOG_BYTES_KEPT)?;
-    // From the beginning of a line.
+    // Keep whole lines.
     let from = kept.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
     let mut file = OpenOptions::new().append(true).open(path)?;
     file.set_len(0)?;

@@ -1,4 +1,4 @@
-//! Orders over HTTP, and what was put aside: only for who shows the token.
+//! Commands and the poison queue over HTTP, by bearer token.
 
 use std::future::Future;
 use std::hint::black_box;
@@ -18,18 +18,12 @@ use crate::control::poison_api::{Inventories, PoisonActionRequest};
 use crate::control::worker_api::ApiError;
 use crate::controller::poison_queue::PoisonOutcome;
 use crate::observe::server::{AuthRequest, AuthRoute, Operation, response};
-
-/// Who orders go to.
 pub trait CommandSink: Send + Sync {
-    /// Gives an order.
     fn send_command(&self, ordered: PoolCommandRequest) -> CommandFuture<CommandReply>;
-    /// Looks at what was put aside in the pool of this name, or in all of them.
     fn inventories(&self, pool: Option<String>) -> CommandFuture<Inventories>;
-    /// Has requests tried once more, or dropped.
     fn apply_poison_action(&self, settle: PoisonActionRequest) -> CommandFuture<PoisonOutcome>;
 }
 
-/// What is said to it, which is under way.
 pub type CommandFuture<T> = Pin<Box<dyn Future<Output = Result<T, ApiError>> + Send>>;
 
 impl CommandSink for PoolHandles {
@@ -49,7 +43,6 @@ impl CommandSink for PoolHandles {
     }
 }
 
-/// The token that orders need. It is not kept.
 #[derive(Clone, Copy)]
 pub struct BearerToken([u8; 32]);
 
@@ -60,13 +53,12 @@ impl std::fmt::Debug for BearerToken {
 }
 
 impl BearerToken {
-    /// This one.
     #[must_use]
     pub fn new(text: &str) -> Self {
         Self(Sha256::digest(text).into())
     }
 
-    /// Whether it is this one. How long that takes depends on neither.
+    // In constant time.
     fn matches(&self, shown: &str) -> bool {
         let shown: [u8; 32] = Sha256::digest(shown).into();
         let differing = self.0.iter().zip(shown).fold(0, |bits, (own, other)| black_box(bits | (own ^ other)));
@@ -74,12 +66,9 @@ impl BearerToken {
     }
 }
 
-/// Who may give orders, and to whom they go.
 #[derive(Clone)]
 pub struct CommandApi {
-    /// What they need; `None` where nobody can give any.
     pub token: Option<BearerToken>,
-    /// Where they go.
     pub sink: Arc<dyn CommandSink>,
 }
 
@@ -90,7 +79,6 @@ impl std::fmt::Debug for CommandApi {
 }
 
 impl CommandApi {
-    /// What is behind the door for those who have the token.
     pub(super) fn into_routes(self) -> Vec<AuthRoute> {
         let (orders, poison) = (self.clone(), self);
         let order = move |asked| {
@@ -107,20 +95,16 @@ impl CommandApi {
         ]
     }
 
-    /// What is answered to an order.
     async fn handle_command(&self, asked: AuthRequest) -> Response<Body> {
         let answered = async {
             match self.authenticate(asked)? {
                 Operation::Write(body) => self.sink.send_command(PoolCommandRequest::parse(&body)?).await,
-                Operation::Read(_) => {
-                    Err(ApiError(StatusCode::METHOD_NOT_ALLOWED, "orders are posted here".to_owned()))
-                }
+                Operation::Read(_) => Err(ApiError(StatusCode::METHOD_NOT_ALLOWED, "use POST for commands".to_owned())),
             }
         };
         json_response(answered.await)
     }
 
-    /// What is answered about what was put aside.
     async fn handle_poison(&self, asked: AuthRequest) -> Response<Body> {
         match self.authenticate(asked) {
             Ok(Operation::Read(query)) => {
@@ -136,7 +120,7 @@ impl CommandApi {
 
     fn authenticate(&self, asked: AuthRequest) -> Result<Operation, ApiError> {
         let Some(token) = &self.token else {
-            let text = "nobody can give orders here: `http.token_file` names no token; `journeyman controller` gives them on its host";
+            let text = "commands are disabled: `http.token_file` is not set; use `journeyman controller` on this host";
             return Err(ApiError(StatusCode::FORBIDDEN, text.to_owned()));
         };
         let shown = asked.authorization.as_deref().and_then(|shown| {
@@ -146,11 +130,11 @@ impl CommandApi {
         match shown {
             Some(shown) if token.matches(shown) => Ok(asked.operation),
             Some(_) => {
-                tracing::warn!("an order with another token than that of `http.token_file` was refused");
-                Err(ApiError(StatusCode::UNAUTHORIZED, "this is not the token of `http.token_file`".to_owned()))
+                tracing::warn!("rejected a command with a wrong token");
+                Err(ApiError(StatusCode::UNAUTHORIZED, "wrong token: expected that of `http.token_file`".to_owned()))
             }
             None => {
-                let text = "an order needs the token of `http.token_file`, as `Authorization: Bearer TOKEN`";
+                let text = "a command needs the token of `http.token_file`: `Authorization: Bearer TOKEN`";
                 Err(ApiError(StatusCode::UNAUTHORIZED, text.to_owned()))
             }
         }
@@ -173,7 +157,6 @@ fn json(answer: &impl Serialize) -> String {
     serde_json::to_string(answer).unwrap_or_default() + "\n"
 }
 
-/// The pool that a query names.
 fn pool_from_query(query: &str) -> Option<String> {
     url::form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "pool").map(|(_, pool)| pool.into_owned())
 }

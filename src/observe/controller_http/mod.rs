@@ -1,15 +1,15 @@
-//! Health, metrics and state of a controller over HTTP, and orders from who has the token.
+//! HTTP server of a controller: health, metrics, status, pages, and commands by token.
 //!
-//! | path | answers with |
+//! | path | serves |
 //! | --- | --- |
-//! | `/livez` | 200 where the loop of each pool answers in time, with a broker or without |
-//! | `/readyz` | 200 where it controls every pool; `?verbose` names each |
+//! | `/livez` | 200 if the loop of each pool replies in time, even without a broker |
+//! | `/readyz` | 200 if every pool is active; `?verbose` lists them |
 //! | `/metrics` | OpenMetrics |
-//! | `/` | the page, which refreshes itself; `/still` does not |
-//! | `/openapi.json` | all of this, described |
-//! | `/v1/commands` | what came of an order that was posted |
-//! | `/v1/poison` | what was put aside; posted to it: what came of that |
-//! | `/status`, `/status.json` | JSON, as `journeyman controller status -o json` shows it |
+//! | `/` | the page, refreshed; `/still` is static |
+//! | `/openapi.json` | the API description |
+//! | `/v1/commands` | POST: a command |
+//! | `/v1/poison` | GET: the poison queue; POST: requeue or discard |
+//! | `/status`, `/status.json` | the JSON of `journeyman controller status -o json` |
 
 pub mod commands;
 mod metrics;
@@ -33,13 +33,9 @@ use crate::controller::status::{PoolStatus, Role};
 use crate::limits::HTTP_SNAPSHOT_TIMEOUT;
 use commands::CommandApi;
 pub use metrics::markdown;
-
-/// Looks at the controller: `None` once it has gone.
 pub type ControllerSnapshotFn = dyn Fn() -> ControllerSnapshotFuture + Send + Sync;
-/// A look that is under way.
 pub type ControllerSnapshotFuture = Pin<Box<dyn Future<Output = Option<ControllerStatusReply>> + Send>>;
 
-/// Answers until it is dropped.
 pub async fn serve(door: HttpListener, look: Arc<ControllerSnapshotFn>, orders: CommandApi) -> Infallible {
     let acts = if orders.token.is_some() { CommandButtons::Shown } else { CommandButtons::Hidden };
     let site = Routes {
@@ -65,9 +61,9 @@ async fn handle_get(
     }
     let status = match timeout(HTTP_SNAPSHOT_TIMEOUT, look()).await {
         Ok(Some(status)) => status,
-        Ok(None) => return response(StatusCode::SERVICE_UNAVAILABLE, TEXT, "the controller has gone\n".to_owned()),
+        Ok(None) => return response(StatusCode::SERVICE_UNAVAILABLE, TEXT, "the controller has stopped\n".to_owned()),
         Err(_) => {
-            let text = format!("the controller's loop did not answer within {HTTP_SNAPSHOT_TIMEOUT:?}\n");
+            let text = format!("no reply from the controller within {HTTP_SNAPSHOT_TIMEOUT:?}\n");
             return response(StatusCode::SERVICE_UNAVAILABLE, TEXT, text);
         }
     };
@@ -76,7 +72,7 @@ async fn handle_get(
         "/readyz" => readiness_response(&readiness_checks(&status), query),
         "/metrics" => match metrics::text(status) {
             Ok(text) => response(StatusCode::OK, openmetrics::CONTENT_TYPE, text),
-            Err(_) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "the metrics cannot be written\n".to_owned()),
+            Err(_) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "cannot write the metrics\n".to_owned()),
         },
         "/" => page::controller::render(&status, Refresh::Auto, acts, jiff::Timestamp::now()).into_response(),
         "/still" => page::controller::render(&status, Refresh::Never, CommandButtons::Hidden, jiff::Timestamp::now())

@@ -1,5 +1,4 @@
-//! What a controller answers over HTTP, as OpenAPI 3.1: the routes are written here, and what JSON looks like comes from the types
-//! that it is made of.
+//! OpenAPI 3.1 description of the HTTP API of a controller.
 
 use schemars::JsonSchema;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
@@ -10,18 +9,10 @@ use crate::control::controller_api::{ControllerStatusReply, PoolCommandRequest};
 use crate::control::poison_api::{Inventories, PoisonActionRequest};
 use crate::controller::poison_queue::PoisonOutcome;
 use crate::observe::openmetrics;
-
-/// Where orders are posted.
 pub(super) const COMMANDS_PATH: &str = "/v1/commands";
-
-/// Where what was put aside is looked at, and settled.
 pub(super) const POISON_PATH: &str = "/v1/poison";
-
-/// Every path that anybody can look at.
 pub(super) const PATHS: &[&str] =
     &["/livez", "/readyz", "/metrics", "/", "/still", "/status", "/status.json", "/openapi.json"];
-
-/// The document.
 #[must_use]
 pub fn document() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| {
@@ -35,7 +26,7 @@ pub fn document() -> Value {
         paths.insert((*path).to_owned(), json!({ "get": get_operation(path, &status) }));
     }
     let order = json!({
-        "summary": "Give an order: pause, resume, scale, drain a worker, retry",
+        "summary": "Send a command: pause, resume, scale, drain a worker, retry",
         "security": [{ "token": [] }],
         "requestBody": { "required": true, "content": { "application/json": { "schema": schema_ref::<PoolCommandRequest>(&mut schemas) } } },
         "responses": command_responses(&schema_ref::<CommandReply>(&mut schemas), &schema_ref::<CommandReply>(&mut schemas)),
@@ -47,7 +38,7 @@ pub fn document() -> Value {
         "info": {
             "title": "journeyman controller",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Anybody who can reach it may look. Orders, and what was put aside, need the token of `http.token_file`.",
+            "description": "Reading the status needs no token. Commands and the poison queue need the token of `http.token_file`.",
         },
         "paths": paths,
         "components": {
@@ -64,25 +55,25 @@ fn schema_ref<T: JsonSchema>(schemas: &mut SchemaGenerator) -> Value {
 fn get_operation(path: &str, status: &Value) -> Value {
     let plain = json!({ "type": "string" });
     let (summary, media, schema) = match path {
-        "/livez" => ("Whether the loop of each pool answers in time", "text/plain", &plain),
-        "/readyz" => ("Whether it controls every pool", "text/plain", &plain),
+        "/livez" => ("Whether the loop of each pool replies in time", "text/plain", &plain),
+        "/readyz" => ("Whether every pool is active", "text/plain", &plain),
         "/metrics" => ("OpenMetrics", media(openmetrics::CONTENT_TYPE), &plain),
-        "/" => ("A page for a browser, which refreshes itself", "text/html", &plain),
-        "/still" => ("The same page, which does not", "text/html", &plain),
+        "/" => ("HTML page, refreshed", "text/html", &plain),
+        "/still" => ("HTML page, static", "text/html", &plain),
         "/openapi.json" => ("This document", "application/json", &json!({ "type": "object" })),
-        _ => ("Pools, groups, workers and what is in the way", "application/json", status),
+        _ => ("Pools, groups and workers", "application/json", status),
     };
     let mut said = json!({
         "summary": summary,
         "responses": {
             "200": { "description": summary, "content": { media: { "schema": schema } } },
-            "503": { "description": "It does not answer, or is not ready", "content": { "text/plain": { "schema": plain } } },
+            "503": { "description": "No reply, or not ready", "content": { "text/plain": { "schema": plain } } },
         },
     });
     if path == "/readyz"
         && let Some(said) = said.as_object_mut()
     {
-        let name = json!([{ "name": "verbose", "in": "query", "allowEmptyValue": true, "schema": plain, "description": "Each pool by name" }]);
+        let name = json!([{ "name": "verbose", "in": "query", "allowEmptyValue": true, "schema": plain, "description": "List the pools" }]);
         said.insert("parameters".to_owned(), name);
     }
     said
@@ -92,13 +83,13 @@ fn poison_operations(schemas: &mut SchemaGenerator) -> Value {
     let (refused, pool) = (schema_ref::<CommandReply>(schemas), json!({ "type": "string" }));
     json!({
         "get": {
-            "summary": "The requests that were put aside since their workers ended under them",
+            "summary": "List the poison queue",
             "security": [{ "token": [] }],
-            "parameters": [{ "name": "pool", "in": "query", "schema": pool, "description": "This pool alone" }],
+            "parameters": [{ "name": "pool", "in": "query", "schema": pool, "description": "Only this pool" }],
             "responses": command_responses(&schema_ref::<Inventories>(schemas), &refused),
         },
         "post": {
-            "summary": "Try them once more, or drop them",
+            "summary": "Requeue or discard requests",
             "security": [{ "token": [] }],
             "requestBody": { "required": true, "content": { "application/json": { "schema": schema_ref::<PoisonActionRequest>(schemas) } } },
             "responses": command_responses(&schema_ref::<PoisonOutcome>(schemas), &refused),
@@ -106,24 +97,22 @@ fn poison_operations(schemas: &mut SchemaGenerator) -> Value {
     })
 }
 
-/// A media type without what belongs to it.
 fn media(full: &'static str) -> &'static str {
     full.split(';').next().unwrap_or(full)
 }
 
-/// What comes of what needs the token.
 fn command_responses(answer: &Value, refused: &Value) -> Value {
     let codes = [
-        ("200", "It is obeyed"),
-        ("400", "It cannot be meant"),
-        ("401", "The token is missing or is another one"),
-        ("403", "No token is configured, so nobody can give orders"),
-        ("404", "There is nothing of that name"),
-        ("409", "It cannot be done as things stand"),
-        ("413", "It is far too large"),
-        ("415", "It is not JSON"),
-        ("502", "The broker did not do it"),
-        ("504", "The controller did not answer in time"),
+        ("200", "Done"),
+        ("400", "Invalid request"),
+        ("401", "Missing or wrong token"),
+        ("403", "No token is configured"),
+        ("404", "Not found"),
+        ("409", "Not possible in the current state"),
+        ("413", "Too large"),
+        ("415", "Not JSON"),
+        ("502", "The broker refused"),
+        ("504", "No reply from the controller in time"),
     ];
     let said = |(code, why): (&str, &str)| {
         let schema = if code == "200" { answer } else { refused };

@@ -5,7 +5,7 @@
   const use = document.getElementById("use");
   const said = document.getElementById("said");
   const aside = document.getElementById("aside");
-  // It is kept nowhere else, and goes with the page.
+  // Kept in this page only.
   let token = "";
 
   function tell(text, well) {
@@ -18,11 +18,11 @@
     field.value = "";
     document.body.classList.toggle("may", token !== "");
     field.hidden = use.hidden = true;
-    ask.textContent = token === "" ? "give orders" : "no more orders";
+    ask.textContent = token === "" ? "send commands" : "forget the token";
     if (token === "") aside.replaceChildren();
   }
 
-  // What is answered to those who have the token, or an error that says why not.
+  // Sends an authenticated request.
   async function call(path, body) {
     const answer = await fetch(path, {
       method: body ? "POST" : "GET",
@@ -64,15 +64,15 @@
     return button;
   }
 
-  // A request that was put aside, as a row.
+  // A row of the poison queue.
   function row(pool, entry) {
     const key = entry.key === undefined ? "not known" : entry.key === "" ? "the empty key" : entry.key;
-    const tried = (entry.attempts === undefined ? "" : entry.attempts + " attempts") + (entry.poison_count > 1 ? ", put aside " + entry.poison_count + " times" : "");
+    const tried = (entry.attempts === undefined ? "" : entry.attempts + " attempts") + (entry.poison_count > 1 ? ", " + entry.poison_count + " times in the poison queue" : "");
     const worker = entry.worker === undefined ? [made("span", "not known", { className: "dim" })]
       : [made("code", entry.worker), made("small", entry.worker_exit ?? "")];
     if (entry.worker_log.length > 0) {
       const log = made("details", "");
-      log.append(made("summary", "last words"), made("pre", entry.worker_log.join("\n")));
+      log.append(made("summary", "log"), made("pre", entry.worker_log.join("\n")));
       worker.push(log);
     }
     const these = { pool, selection: { ids: [entry.id] } };
@@ -80,7 +80,7 @@
       ["request", [made("code", entry.id), made("small", entry.body_bytes + " bytes")]],
       ["key", [made("code", key)]],
       ["reason", [entry.reason, made("small", tried)]],
-      ["put aside", [entry.poisoned_at === undefined ? "–" : made("time", new Date(entry.poisoned_at).toLocaleString(), { dateTime: entry.poisoned_at })]],
+      ["moved at", [entry.poisoned_at === undefined ? "–" : made("time", new Date(entry.poisoned_at).toLocaleString(), { dateTime: entry.poisoned_at })]],
       ["worker", worker],
       ["", [button("requeue", { ...these, action: "requeue" }), " ",
         button("discard", { ...these, action: "discard" }, "Discard " + entry.id + "? This cannot be undone.")]],
@@ -97,17 +97,17 @@
 
   async function show(pool) {
     const { requests, not_scanned } = (await call("/v1/poison?pool=" + encodeURIComponent(pool)))[pool];
-    const title = made("h2", "Put aside in ");
-    title.append(made("code", pool), " ", button("requeue all", { pool, selection: "all", action: "requeue" }, "Try all of them once more?"),
+    const title = made("h2", "Poison queue of ");
+    title.append(made("code", pool), " ", button("requeue all", { pool, selection: "all", action: "requeue" }, "Requeue all of them?"),
       " ", button("discard all", { pool, selection: "all", action: "discard" }, "Discard all of them? This cannot be undone."), " ",
       made("button", "close", { type: "button", onclick: () => aside.replaceChildren() }));
     if (requests.length === 0) {
-      aside.replaceChildren(title, made("p", "Nothing is put aside: no request has ended its workers.", { className: "empty" }));
+      aside.replaceChildren(title, made("p", "The poison queue is empty.", { className: "empty" }));
       return;
     }
     const table = document.createElement("table");
     const head = table.createTHead().insertRow();
-    for (const name of ["request", "key", "reason", "put aside", "worker that ended under it", ""]) head.append(made("th", name));
+    for (const name of ["request", "key", "reason", "moved at", "last worker", ""]) head.append(made("th", name));
     table.createTBody().append(...requests.map((entry) => row(pool, entry)));
     const rest = not_scanned > 0 ? [made("p", not_scanned + " more were not scanned", { className: "dim" })] : [];
     aside.replaceChildren(title, table, ...rest);
@@ -131,7 +131,7 @@
       } else if (button.dataset.settle) await settle(button);
       else await send(button);
     } catch (error) {
-      tell("this did not work: " + error.message, false);
+      tell("failed: " + error.message, false);
     }
     button.disabled = false;
   }

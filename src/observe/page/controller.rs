@@ -1,4 +1,4 @@
-//! The page of a controller: its pools, their groups and workers, and what is in the way.
+//! HTML page of a controller.
 
 mod buttons;
 
@@ -15,7 +15,6 @@ use crate::controller::status::{
 };
 use crate::limits::PAGE_GROUPS_MAX;
 
-/// The page as the controller looks at `now`.
 #[must_use]
 pub fn render(status: &ControllerStatusReply, refresh: Refresh, acts: CommandButtons, now: Timestamp) -> HtmlPage {
     let (pools, clock) = (&status.snapshot.pools, SnapshotClock { now });
@@ -26,7 +25,7 @@ pub fn render(status: &ControllerStatusReply, refresh: Refresh, acts: CommandBut
         main: html! { @for pool in pools { section { (pool_section(pool, acts, clock)) } } },
         links: html! {
             a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
-            a href="/status.json" { "JSON" } " · " a href="/still" { "this page, standing still" }
+            a href="/status.json" { "JSON" } " · " a href="/still" { "static page" }
         },
         buttons: acts,
         version: status.version.clone(),
@@ -35,7 +34,6 @@ pub fn render(status: &ControllerStatusReply, refresh: Refresh, acts: CommandBut
     build_page(parts, refresh, clock)
 }
 
-/// What most needs a look, for somebody with many tabs.
 fn title(pools: &[PoolStatus]) -> String {
     if let Some(pool) = pools.iter().find(|pool| pool.role != Role::Active) {
         return pool.role.as_str().to_owned();
@@ -62,7 +60,7 @@ fn pool_section(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -
             @if pool.role != Role::Disconnected { p.warn { "last error, " (error_text(error, clock)) } }
         }
         @if let Some(paused) = &pool.paused {
-            p.warn { "nobody is started or told to go: " (pause_text(paused, clock)) }
+            p.warn { (pause_text(paused, clock)) }
         }
         (facts(pool))
         h3 { "Groups" }
@@ -70,7 +68,6 @@ fn pool_section(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -
     }
 }
 
-/// What it is to the pool, and what needs a look.
 fn headline(pool: &PoolStatus, clock: SnapshotClock) -> Markup {
     let failing = failing(pool);
     let mood = match pool.role {
@@ -85,11 +82,11 @@ fn headline(pool: &PoolStatus, clock: SnapshotClock) -> Markup {
             strong { (pool.role.as_str()) }
             "for " (clock.time_tag(-pool.seconds_in_role, &format_seconds(pool.seconds_in_role))) ". "
             @match pool.role.inactive_reason() {
-                Some(why) => { "Nothing is started or stopped: " (why) }
-                None if failing == 1 => { "The workers of one group do not last" }
-                None if failing > 1 => { "The workers of " (failing) " groups do not last" }
+                Some(why) => { "No worker is started or stopped: " (why) }
+                None if failing == 1 => { "The workers of one group keep failing" }
+                None if failing > 1 => { "The workers of " (failing) " groups keep failing" }
                 None if pool.paused.is_some() => { "It is paused" }
-                None => { "Groups are kept by demand" }
+                None => { "Groups follow demand" }
             }
             @if let Some(error) = pool.broker.error.as_ref().filter(|_| pool.role == Role::Disconnected) {
                 ", tried " (pool.broker.consecutive_failures) " times: " (error)
@@ -114,38 +111,38 @@ fn facts(pool: &PoolStatus) -> Markup {
                     (pool.workers.total())
                     @if let Some(budget) = pool.max_total { " of " (budget) }
                     small { (worker_counts(pool.workers)) }
-                } @else { "–" small { "somebody else starts them" } }
+                } @else { "–" small { "not started by this controller" } }
             } }
-            div { dt { "requests that wait" } dd { (ready) small { "that no worker holds" } } }
+            div { dt { "ready requests" } dd { (ready) small { "not held by a worker" } } }
             @for demand in &pool.external_demands {
                 div { dt { "demand " (demand.name) " for " (demand.key) }
                     dd { @match demand.pending { Some(pending) => { (pending) " pending" }, None => { "not counted" } }
                         @if let Some(claimed) = demand.claimed { small { (claimed) " claimed" } }
                         @if let Some(why) = &demand.error { small.warn { (why) } } } }
             }
-            div { dt { "orphans in hand" } dd { (pool.orphans_held) small { (counts.orphans_forwarded) " forwarded" } } }
+            div { dt { "orphans held" } dd { (pool.orphans_held) small { (counts.orphans_forwarded) " forwarded" } } }
             div { dt { "dead letters" } dd { (counts.dead_letters) " answered"
-                small class=(if counts.poison_requests > 0 { "warn" } else { "" }) { (counts.poison_requests) " put aside as poison" } } }
+                small class=(if counts.poison_requests > 0 { "warn" } else { "" }) { (counts.poison_requests) " moved to the poison queue" } } }
             div { dt { "workers started" } dd { (counts.workers_started)
                 small class=(if counts.workers_failed > 0 { "warn" } else { "" }) { (counts.workers_failed) " failed" } } }
-            div { dt { "changes" } dd {
-                (pool.observed_generation) @if pool.observed_generation < pool.generation { " of " (pool.generation) } " reached"
-                small class=(steps_failed) { (counts.queue_operation_failures) " steps failed" }
+            div { dt { "generation" } dd {
+                (pool.observed_generation) @if pool.observed_generation < pool.generation { " of " (pool.generation) } " applied"
+                small class=(steps_failed) { (counts.queue_operation_failures) " queue operations failed" }
             } }
             div { dt { "broker" } dd {
                 @if pool.broker.connected { "connected" } @else { span.bad { "not connected" } }
-                small { (broker_losses_text(counts.broker_disconnects)) }
+                small { (disconnects_text(counts.broker_disconnects)) }
             } }
-            div { dt { "reports of workers" } dd { (counts.activity_reports) } }
+            div { dt { "activity reports" } dd { (counts.activity_reports) } }
         }
     }
 }
 
-fn broker_losses_text(times: u64) -> String {
+fn disconnects_text(times: u64) -> String {
     match times {
-        0 => "never lost".to_owned(),
-        1 => "lost once".to_owned(),
-        times => format!("lost {times} times"),
+        0 => "no disconnects".to_owned(),
+        1 => "1 disconnect".to_owned(),
+        times => format!("{times} disconnects"),
     }
 }
 
@@ -162,27 +159,27 @@ fn no_groups(pool: &PoolStatus) -> Markup {
         div.empty {
             @match pool.role {
                 Role::Active => {
-                    p { "No group is there: nobody has asked under any key." }
-                    p { code { "journeyman call --pool " (pool.name) " --key KEY --path /PATH '{}'" } " asks under one." }
+                    p { "No groups: no request has arrived yet." }
+                    p { code { "journeyman call --pool " (pool.name) " --key KEY --path /PATH '{}'" } " sends one." }
                 }
-                Role::Standby => p { "The groups are shown by the controller that has the pool." }
-                Role::Starting | Role::Disconnected => p { "No group is known as long as the broker does not answer." }
+                Role::Standby => p { "The active controller shows the groups." }
+                Role::Starting | Role::Disconnected => p { "Groups are unknown until the broker is connected." }
             }
         }
     }
 }
 
-/// Those in trouble first, then those with work.
+// Failing groups first, then those with work.
 fn groups(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
     let mut groups: Vec<&GroupStatus> = pool.groups.iter().collect();
     groups.sort_by_key(|group| (!group.failing, group.consecutive_failures == 0, Reverse(group.ready)));
     let more = groups.len().saturating_sub(PAGE_GROUPS_MAX);
     html! {
         table {
-            thead { tr { th { "key" } th { "phase" } th { "waiting" } th { "workers" } th { "wanted, and why" } th { "in the way" } } }
+            thead { tr { th { "key" } th { "phase" } th { "waiting" } th { "workers" } th { "wanted" } th { "waiting for" } } }
             tbody { @for group in groups.into_iter().take(PAGE_GROUPS_MAX) { (row(pool, group, acts, clock)) } }
         }
-        @if more > 0 { p.dim { "and " (more) " more with less to tell; " a href="/status.json" { "JSON" } " has all of them" } }
+        @if more > 0 { p.dim { "and " (more) " more; " a href="/status.json" { "JSON" } " has all" } }
     }
 }
 
@@ -207,7 +204,7 @@ fn row(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: Snap
                 @match group.wanted { Some(wanted) => { (wanted) }, None => { "–" } }
                 small { (group.reasons.join(", ")) }
             }
-            td data-label="in the way" {
+            td data-label="waiting for" {
                 (blockers(pool, group, clock))
                 @if acts == CommandButtons::Shown { (buttons::group_buttons(pool, group)) }
             }
@@ -215,7 +212,6 @@ fn row(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: Snap
     }
 }
 
-/// Each by its name where somebody wants to know.
 fn workers(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
     html! {
         details data-name=(format!("{} {}", pool.name, group.key)) {
@@ -225,7 +221,7 @@ fn workers(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: 
                     li {
                         code { (worker.id) } " "
                         span class=(if worker.state == WorkerActivity::Stopping { "warn" } else { "dim" }) { (worker.state.as_str()) }
-                        ", here for " (clock.time_tag(-worker.age_seconds, &format_seconds(worker.age_seconds)))
+                        ", up " (clock.time_tag(-worker.age_seconds, &format_seconds(worker.age_seconds)))
                         @if acts == CommandButtons::Shown && worker.state != WorkerActivity::Stopping { " " (buttons::worker_buttons(pool, worker)) }
                     }
                 }
@@ -235,7 +231,7 @@ fn workers(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: 
 }
 
 fn blockers(pool: &PoolStatus, group: &GroupStatus, clock: SnapshotClock) -> Markup {
-    // That of the whole pool is said of the pool.
+    // A pause of the pool is shown with the pool.
     let paused = group.paused.as_ref().filter(|_| pool.paused.is_none());
     let nothing = group.consecutive_failures == 0
         && group.waiting_for.is_none()
@@ -246,18 +242,18 @@ fn blockers(pool: &PoolStatus, group: &GroupStatus, clock: SnapshotClock) -> Mar
         @if let Some(paused) = paused { p.warn { (pause_text(paused, clock)) } }
         @if let Some(scaled) = &group.scale_override {
             p {
-                @if let Some(min) = scaled.min { (min) " at least" }
+                @if let Some(min) = scaled.min { "at least " (min) }
                 @if let (Some(_), Some(_)) = (scaled.min, scaled.max) { ", " }
-                @if let Some(max) = scaled.max { (max) " at most" }
+                @if let Some(max) = scaled.max { "at most " (max) }
                 " for " (clock.ahead(scaled.remaining_seconds)) small { "by " (scaled.by) }
             }
         }
         @if group.consecutive_failures > 0 {
             p class=(if group.failing { "bad" } else { "warn" }) {
-                (group.consecutive_failures) @if group.consecutive_failures == 1 { " worker" } @else { " workers in a row" } " did not last"
-                @if let Some(left) = group.restart_backoff_seconds { "; the next starts in " (clock.ahead(left)) }
+                (group.consecutive_failures) @if group.consecutive_failures == 1 { " worker" } @else { " workers in a row" } " failed"
+                @if let Some(left) = group.restart_backoff_seconds { "; next start in " (clock.ahead(left)) }
             }
-            @if let Some(end) = &group.last_exit { small { "the last one " (error_text(end, clock)) } }
+            @if let Some(end) = &group.last_exit { small { "last failure " (error_text(end, clock)) } }
         }
         @if let Some(waits) = &group.waiting_for {
             p { (waits) @if let Some(left) = group.waiting_seconds { " in " (clock.ahead(left)) } }

@@ -15,7 +15,7 @@ async fn a_controller_that_stood_by_finds_the_workers_that_were_started_meanwhil
     first.says(READY).await;
     let socket = pool.folder.path().join("second.sock");
     let mut second = pool.controller(&format!("{echo}[control]\nsocket = \"{}\"\n", socket.display()));
-    second.says("this one stands by").await;
+    second.says("standing by").await;
     pool.ask("a", "1").await;
     assert!(pool.client.answer("1").await.partial);
     assert_eq!(pool.client.answer("1").await.status(), "ok");
@@ -29,7 +29,7 @@ async fn a_controller_that_stood_by_finds_the_workers_that_were_started_meanwhil
         until(&socket, "it has decided", |seen| seen["role"] == "active" && seen["groups"][0]["wanted"] == 1).await;
     let workers = &seen["groups"][0]["workers"];
     let count: u64 = ["starting", "idle", "busy"].iter().filter_map(|name| workers[name].as_u64()).sum();
-    assert_eq!((count, second.log().matches("a worker is started").count()), (1, 0), "{seen}");
+    assert_eq!((count, second.log().matches("worker started").count()), (1, 0), "{seen}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,12 +56,12 @@ async fn the_commands_of_a_site_start_a_worker_that_answers_and_outlives_its_con
     assert_eq!(pool.client.answer("1").await.status(), "ok");
     first.signal(Signal::KILL);
     let mut second = pool.controller(&pool_section);
-    second.says("workers of an earlier controller go on").await;
+    second.says("adopted running workers").await;
     second.says(READY).await;
     pool.ask("a b", "2").await;
     assert!(pool.client.answer("2").await.partial);
     assert_eq!(pool.client.answer("2").await.status(), "ok");
-    assert_eq!(second.log().matches("a worker is started").count(), 0, "{}", second.log());
+    assert_eq!(second.log().matches("worker started").count(), 0, "{}", second.log());
     kill_noted(here);
 }
 
@@ -84,11 +84,11 @@ async fn where_nobody_starts_workers_it_is_said_how_many_would_be() {
     let mut controller = pool.controller("driver = \"noop\"\nmin = 2\nmax = 3\n");
     controller.says(READY).await;
     pool.ask("a", "1").await;
-    controller.says("workers are wanted, and none is started here").await;
+    controller.says("workers are wanted, but this pool has no driver").await;
     let socket = pool.folder.path().join("workers/controller.sock");
     let seen = until(&socket, "it has decided", |seen| seen["groups"][0]["wanted"] == 2).await;
     assert_eq!((&seen["starts_workers"], &seen["counters"]["workers_started"]), (&false.into(), &0.into()), "{seen}");
-    assert!(seen["groups"][0]["reasons"].to_string().contains("2 at least"), "{seen}");
+    assert!(seen["groups"][0]["reasons"].to_string().contains("raised to min = 2"), "{seen}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -99,9 +99,9 @@ async fn a_group_whose_workers_cannot_even_be_started_is_an_alert_and_said_in_it
     let mut controller = pool.controller(&format!("driver = \"exec\"\n[pool.{}.exec]\n{commands}", pool.name));
     controller.says(READY).await;
     pool.ask("a", "1").await;
-    controller.says("the workers of this key do not last; the last one: it cannot be started: no room").await;
+    controller.says("workers of this key keep failing; last failure: failed to start: no room").await;
     let socket = pool.folder.path().join("workers/controller.sock");
     let seen = until(&socket, "it fails", |seen| seen["groups"][0]["failing"] == true).await;
     let last = seen["groups"][0]["last_exit"]["message"].as_str().unwrap_or_default();
-    assert_eq!(last, "it cannot be started: no room (exit status: 1)", "{seen}");
+    assert_eq!(last, "failed to start: no room (exit status: 1)", "{seen}");
 }

@@ -132,7 +132,7 @@ async fn b09_a_request_that_its_queue_does_not_take_stays_an_orphan_until_it_doe
     let mut controller = pool.controller("");
     controller.says(READY).await;
     pool.ask("k", "second").await;
-    controller.says("its queue was made otherwise, and is taken as it is").await;
+    controller.says("the queue exists with other arguments; adopting it").await;
     pool.sees("it is in hand", |seen| seen["orphans_held"] == 1 && group(seen, "k")["ready"] == 1).await;
     let id = async || {
         let got = pool.client.get(&queue).await;
@@ -155,7 +155,7 @@ async fn b10_a_worker_that_died_is_started_again() {
     let first = pool.workers_there();
     let pid = first.first().and_then(|pid| Pid::from_raw(i32::try_from(*pid).ok()?)).expect("a worker");
     kill_process_group(pid, Signal::KILL).expect("it is there");
-    controller.says("a worker has ended").await;
+    controller.says("worker exited").await;
     pool.ask("a", "2").await;
     pool.answered("2").await;
     assert_ne!(pool.workers_there(), first);
@@ -184,7 +184,7 @@ async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_a
     let before = pool.workers_there();
     broker.remembers_its_queues();
     broker.kill();
-    controller.says("the broker is lost").await;
+    controller.says("lost connection to the broker").await;
     let broker = tokio::task::spawn_blocking(move || {
         broker.up();
         broker

@@ -30,7 +30,7 @@ async fn a_plan_of_a_pool_that_nobody_has_says_what_a_request_would_start_and_ma
     assert_eq!((&planned["controlled"], planned.get("orphans")), (&"nowhere".into(), None), "{planned}");
     let group = &planned["groups"][0];
     assert_eq!((&group["key"], &group["start"], &group["wanted"]), (&"a b".into(), &2.into(), &2.into()), "{planned}");
-    assert_eq!(group["reasons"], json!(["the load needs 0", "2 at least"]), "{planned}");
+    assert_eq!(group["reasons"], json!(["the load needs 0", "raised to min = 2"]), "{planned}");
     for queue in [format!("{}-orphan", pool.name), format!("{}-req-a%20b", pool.name)] {
         assert_eq!(pool.depth(&queue).await, None, "{queue} is not there");
     }

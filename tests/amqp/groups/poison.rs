@@ -109,7 +109,7 @@ async fn b04_a_request_that_is_put_aside_says_which_worker_ended_under_it_and_is
     let answer = pool.client.answer("1").await;
     assert_eq!((answer.status(), answer.json()), ("ok", "mended".into()));
     assert_eq!(pool.put_aside(0).await, Vec::<Value>::new());
-    controller.says("what was put aside is tried once more").await;
+    controller.says("poison request requeued").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -127,8 +127,8 @@ async fn of_what_was_put_aside_some_may_go_and_what_cannot_be_done_is_said() {
     let said = poison(&pool.socket(), &["requeue", "r1", "nobody", odd]).await;
     let text = String::from_utf8_lossy(&said.stdout);
     assert_eq!(said.status.code(), Some(1), "{text}");
-    assert!(text.starts_with("1 requeued\n") && text.contains("nobody: not requeued: there is no such"), "{text}");
-    assert!(text.contains(&format!("{odd}: not requeued: nothing says under which key it came")), "{text}");
+    assert!(text.starts_with("1 requeued\n") && text.contains("nobody: not requeued: no such"), "{text}");
+    assert!(text.contains(&format!("{odd}: not requeued: its key is unknown")), "{text}");
     assert_eq!(
         done(&pool.socket(), &["discard", "r3"]).await,
         "1 discarded
@@ -146,7 +146,7 @@ async fn of_what_was_put_aside_some_may_go_and_what_cannot_be_done_is_said() {
         "4 discarded
 "
     );
-    assert_eq!(done(&pool.socket(), &["list"]).await, "nothing was put aside\n");
+    assert_eq!(done(&pool.socket(), &["list"]).await, "the poison queue is empty\n");
     let said = poison(&pool.socket(), &["show", "r3"]).await;
     assert_eq!(said.status.code(), Some(1), "{said:?}");
 }
@@ -187,11 +187,11 @@ async fn a_controller_that_stands_by_says_who_knows_of_what_was_put_aside() {
     first.says(READY).await;
     let own = pool.folder.path().join("second.sock");
     let mut second = pool.controller(&format!("[control]\nsocket = \"{}\"\n", own.display()));
-    second.says("this one stands by").await;
+    second.says("standing by").await;
     let said = poison(&own, &["list"]).await;
     let text = String::from_utf8_lossy(&said.stderr);
-    assert!(said.status.code() == Some(1) && text.contains("the controller that has the pool can be asked"), "{text}");
+    assert!(said.status.code() == Some(1) && text.contains("ask the controller that holds the pool"), "{text}");
     // Requests of a client are none of its business.
     assert!(pool.publish("k", Client::properties("1", "/echo")).await);
-    assert_eq!(done(&pool.socket(), &["list"]).await, "nothing was put aside\n");
+    assert_eq!(done(&pool.socket(), &["list"]).await, "the poison queue is empty\n");
 }

@@ -103,9 +103,9 @@ async fn an_interface_that_does_not_answer_is_told_of_and_queues_say_themselves_
     let Some(pool) = Pool::new().await else { return };
     let nobody = "[amqp]\nmanagement_url = \"http://127.0.0.1:1\"\n";
     let mut controller = pool.controller(&format!("message_ttl = \"200ms\"\n{nobody}"));
-    controller.says("time, length and limits hold for queues that are made from now on only").await;
+    controller.says("cannot apply policies, so TTL, length and limits hold for new queues only").await;
     controller.says(READY).await;
-    controller.says("what workers hold is not counted by the broker, and goes by their reports").await;
+    controller.says("no queue counts from the management interface").await;
     pool.ask("k", "1").await;
     assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "expired");
 }
@@ -117,7 +117,7 @@ async fn an_interface_that_takes_its_time_holds_nobody_up() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let management = format!("[amqp]\nmanagement_url = \"http://{}\"\n", silent.local_addr().expect("its address"));
     let mut controller = pool.controller(&format!("message_ttl = \"200ms\"\n{management}"));
-    controller.says("the management interface has not answered in 2s").await;
+    controller.says("no reply from the management interface within 2s").await;
     controller.says(READY).await;
     assert!(!controller.log().contains("timed out"), "{}", controller.log());
     pool.ask("k", "1").await;
@@ -130,7 +130,7 @@ async fn policies_that_somebody_takes_away_are_made_again() {
     let mut controller = pool.controller(&by_management());
     controller.says(READY).await;
     pool.without_policies().await;
-    controller.says("somebody has changed the pool's policies or taken them away; they are made again").await;
+    controller.says("the policies of the pool were changed or deleted; applied them again").await;
     for name in ["queues", "xchg"] {
         get(&format!("policies/%2F/{}-req-{name}", pool.name)).await;
     }
@@ -147,7 +147,7 @@ async fn a_policy_of_somebody_elses_that_counts_more_is_told_of() {
     let mut controller = pool.controller(&by_management());
     controller.says(READY).await;
     pool.ask("k", "1").await;
-    controller.says("its queue goes by this policy of somebody else's").await;
+    controller.says("a foreign policy overrides").await;
     assert!(controller.log().contains(&format!("{}-other", pool.name)), "{}", controller.log());
     leaves(controller).await;
     api(reqwest::Method::DELETE, &other, None).await;

@@ -91,7 +91,7 @@ async fn a_key_whose_queue_confirms_nothing_takes_no_room_from_others_and_what_i
         publishing.await.expect("it is published").await.expect("it is confirmed");
     }
     pool.ask("good", "good").await;
-    controller.says("the broker does not confirm requests that were forwarded").await;
+    controller.says("the broker does not confirm forwarded requests").await;
     pool.until(&format!("{}-req-good", pool.name), Some((1, 0))).await;
     let many = |seen: &Value| seen["counters"]["dead_letters"].as_u64() > Some(400);
     pool.sees("those that it has no room for are answered", many).await;
@@ -121,7 +121,7 @@ async fn exchanges_that_somebody_deletes_are_made_again_while_the_connection_las
         let deleting = pool.client.channel.exchange_delete(name.into(), ExchangeDeleteOptions::default());
         deleting.await.expect("it is deleted");
     }
-    controller.says("all of them are made again").await;
+    controller.says("declaring all of them again").await;
     let exchange = format!("{}-req-xchg", pool.name);
     let there = async {
         loop {
@@ -185,7 +185,7 @@ async fn an_answer_that_its_queue_refuses_is_given_up_and_holds_up_no_other() {
         assert!(pool.publish("nobody", properties).await);
     }
     pool.ask("nobody", "2").await;
-    controller.says("its queue refuses it").await;
+    controller.says("gave up an error reply: its queue rejects it").await;
     assert_eq!(pool.client.answer("2").await.json()["context"]["reason"], "expired");
     pool.until(&format!("{}-deadletter", pool.name), Some((0, 1))).await;
 }
@@ -200,7 +200,7 @@ async fn what_is_poison_is_put_aside_though_the_place_for_it_is_gone() {
     let channel = &pool.client.channel;
     channel.queue_delete(poison.as_str().into(), QueueDeleteOptions::default()).await.expect("it is deleted");
     pool.ask("a", "1").await;
-    controller.says("there is no queue").await;
+    controller.says(" was deleted").await;
     pool.until(&poison, Some((1, 0))).await;
     let answer = pool.client.answer("1").await;
     assert_eq!(answer.json()["context"]["reason"], "delivery_limit", "{:?}", answer.json());
@@ -220,7 +220,7 @@ async fn what_the_inventory_refuses_stays_a_dead_letter_until_it_takes_it_and_is
     let mut controller = pool.controller(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{killer}"));
     controller.says(READY).await;
     pool.ask("a", "1").await;
-    controller.says("does not take a request that ended its workers").await;
+    controller.says("rejects a poison request").await;
     api(reqwest::Method::DELETE, &full, None).await;
     pool.until(&poison, Some((1, 0))).await;
     let answer = pool.client.answer("1").await;

@@ -63,7 +63,7 @@ async fn status_says_why_a_group_has_so_many_workers_and_what_came_of_its_reques
     assert_eq!((&group["key"], &group["phase"], &group["wanted"]), (&"a b".into(), &"active".into(), &1.into()));
     assert!(group["next_phase_seconds"].as_f64().is_some_and(|left| left > 300.0 && left <= 601.0), "{group}");
     let reasons = group["reasons"].to_string();
-    assert!(["the load needs", "1 at least", "1 at most"].iter().any(|reason| reasons.contains(reason)), "{reasons}");
+    assert!(["the load needs", "raised to min = 1", "limited by max = 1"].iter().any(|reason| reasons.contains(reason)), "{reasons}");
     let table = status(&socket, &[]).await;
     for part in [&format!("pool {}  ACTIVE", pool.name), "a b", "unbound in ", "1 forwarded", "WHY"] {
         assert!(table.contains(part), "{part}: {table}");
@@ -77,16 +77,16 @@ async fn status_says_that_workers_do_not_last_and_where_the_log_of_the_last_one_
     let mut controller = pool.controller("command = [\"/bin/false\"]\n");
     controller.says(READY).await;
     pool.ask("a", "1").await;
-    controller.says("a worker has ended").await;
+    controller.says("worker exited").await;
     let socket = pool.folder.path().join("workers/controller.sock");
     let seen = until(&socket, "the end is seen", |seen| seen["groups"][0]["consecutive_failures"] != 0).await;
     let last = seen["groups"][0]["last_exit"]["message"].as_str().unwrap_or_default();
     // It may be over before it can be written down.
-    let ended = last.starts_with("exit status: 1; its log is ") && last.ends_with(".log");
-    assert!(ended || last == "it cannot be started: it ended at once", "{seen}");
+    let ended = last.starts_with("exit status: 1; log: ") && last.ends_with(".log");
+    assert!(ended || last == "failed to start: exited at once", "{seen}");
     until(&socket, "its request waits", |seen| seen["groups"][0]["ready"] == 1).await;
     let table = status(&socket, &[]).await;
-    assert!(table.contains("did not last") && table.contains("; the last one "), "{table}");
+    assert!(table.contains(" failed") && table.contains("; last failure "), "{table}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,12 +98,12 @@ async fn a_controller_that_stands_by_says_so_and_answers_at_the_socket_of_the_on
     until(&shared, "the first one controls", |seen| seen["role"] == "active").await;
     let own = pool.folder.path().join("second.sock");
     let mut second = pool.controller(&format!("[control]\nsocket = \"{}\"\n", own.display()));
-    second.says("this one stands by").await;
+    second.says("standing by").await;
     until(&own, "the second one stands by", |seen| seen["role"] == "standby").await;
     let table = status(&own, &[]).await;
-    assert!(table.contains("STANDBY") && table.contains("nothing is started or stopped"), "{table}");
+    assert!(table.contains("STANDBY") && table.contains("no worker is started or stopped"), "{table}");
     let mut third = pool.controller("");
-    third.says("another process answers at the control socket").await;
+    third.says("another process listens on the control socket").await;
     first.signal(Signal::KILL);
     drop(first);
     // The first one's socket is the third one's then; which of both has the pool, the broker says.
@@ -170,11 +170,11 @@ async fn a_controller_is_ready_while_it_has_its_pool_and_not_while_it_stands_by(
     let sample = format!("journeyman_controller_orphans_forwarded_total{{pool=\"{}\"}} 1.0", pool.name);
     assert!(metrics.contains(&sample), "{metrics}");
     let mut second = pool.controller(http);
-    second.says("this one stands by").await;
+    second.says("standing by").await;
     let of_second = address(&mut second).await;
     let ready = get(&of_second, "/readyz").await;
     assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
-    assert!(ready.contains("it stands by: another controller has this pool"), "{ready}");
+    assert!(ready.contains("standby: another controller holds this pool"), "{ready}");
     first.signal(Signal::KILL);
     second.says(READY).await;
     assert!(get(&of_second, "/readyz").await.starts_with("HTTP/1.1 200"));

@@ -1,4 +1,4 @@
-//! The API of a cluster, as its reference describes it: objects as JSON under their paths.
+//! Client of the Kubernetes API.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,6 @@ use super::KubernetesConfig;
 use crate::controller::driver::DriverError;
 use crate::limits::{DRIVER_CALL_TIMEOUT, DRIVER_OUTPUT_BYTES_MAX};
 
-/// A kind of objects: the group and version they are of, and what they are called together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ResourceKind(&'static str, &'static str);
 
@@ -21,7 +20,6 @@ pub(super) const SCALED_OBJECTS: ResourceKind = ResourceKind("apis/keda.sh/v1alp
 pub(super) const TRIGGER_AUTHENTICATIONS: ResourceKind =
     ResourceKind("apis/keda.sh/v1alpha1", "triggerauthentications");
 
-/// One namespace of a cluster.
 pub(super) struct KubernetesApi {
     http: reqwest::Client,
     server: String,
@@ -29,12 +27,9 @@ pub(super) struct KubernetesApi {
     token_file: Option<PathBuf>,
 }
 
-/// What came of a call.
 pub(super) enum ApiResult {
     Done(Value),
-    /// There is no such object.
     NotFound,
-    /// It is there already, or is not what it was when it was read.
     Conflict,
 }
 
@@ -42,7 +37,7 @@ impl KubernetesApi {
     pub(super) fn new(cluster: &KubernetesConfig) -> Result<Self, DriverError> {
         crate::host::crypto_provider::install_crypto_provider();
         let unusable = |file: &std::path::Path, error: &dyn std::fmt::Display| {
-            DriverError(format!("{} cannot be used: {error}", file.display()))
+            DriverError(format!("cannot use {}: {error}", file.display()))
         };
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("journeyman/", env!("CARGO_PKG_VERSION")))
@@ -54,12 +49,11 @@ impl KubernetesApi {
             let certificates = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| unusable(path, &error))?;
             builder = builder.tls_certs_only(certificates);
         }
-        let http = builder.build().map_err(|error| DriverError(format!("no client can be made: {error}")))?;
+        let http = builder.build().map_err(|error| DriverError(format!("cannot build an HTTP client: {error}")))?;
         let (server, namespace) = (cluster.server.trim_end_matches('/').to_owned(), cluster.namespace.clone());
         Ok(Self { http, server, namespace, token_file: cluster.token_file.clone() })
     }
 
-    /// Those that have this label.
     pub(super) async fn list(&self, kind: ResourceKind, label: &str, value: &str) -> Result<Vec<Value>, DriverError> {
         let selector = urlencoding::encode(&format!("{label}={value}")).into_owned();
         let path = format!("{}?labelSelector={selector}", self.collection_path(kind));
@@ -69,7 +63,7 @@ impl KubernetesApi {
                 Some(_) | None => Err(DriverError(format!("{path} has no items"))),
             },
             ApiResult::Done(_) | ApiResult::NotFound | ApiResult::Conflict => {
-                Err(DriverError(format!("{path} is no list")))
+                Err(DriverError(format!("{path} is not a list")))
             }
         }
     }
@@ -85,7 +79,6 @@ impl KubernetesApi {
         self.call(Method::POST, &self.collection_path(kind), Some(("application/json", object))).await
     }
 
-    /// Changes parts of an object; one that its `resourceVersion` names only while that is still so.
     pub(super) async fn patch(&self, kind: ResourceKind, name: &str, change: &Value) -> Result<ApiResult, DriverError> {
         let body = Some(("application/merge-patch+json", change));
         self.call(Method::PATCH, &self.object_path(kind, name), body).await
@@ -103,7 +96,6 @@ impl KubernetesApi {
         format!("{}/{name}", self.collection_path(kind))
     }
 
-    /// The last lines that a pod has said; nothing where they cannot be had.
     pub(super) async fn log_tail(&self, pod: &str) -> String {
         let path = format!("{}/log?tailLines=20", self.object_path(PODS, pod));
         match self.fetch(Method::GET, &path, None).await {
@@ -136,7 +128,7 @@ impl KubernetesApi {
         let lost = |error: reqwest::Error| trouble(&root_cause(&error.without_url()));
         let mut request = self.http.request(method.clone(), format!("{}{path}", self.server));
         if let Some(file) = &self.token_file {
-            // It is another one every hour or so.
+            // Kubernetes rotates the token about every hour.
             let token = tokio::fs::read_to_string(file).await;
             request = request.bearer_auth(token.map_err(|error| trouble(&format!("the token: {error}")))?.trim());
         }
@@ -149,14 +141,13 @@ impl KubernetesApi {
         while let Some(piece) = answer.chunk().await.map_err(lost)? {
             bytes.extend_from_slice(&piece);
             if bytes.len() > DRIVER_OUTPUT_BYTES_MAX {
-                return Err(trouble("its answer is too long"));
+                return Err(trouble("the response is too large"));
             }
         }
         Ok((status, bytes))
     }
 }
 
-/// The last cause: what is above it says no more than that a request was sent.
 fn root_cause(error: &dyn std::error::Error) -> String {
     let mut last = error;
     while let Some(cause) = last.source() {

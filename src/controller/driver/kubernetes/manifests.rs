@@ -1,4 +1,4 @@
-//! The objects of a group, as they are written into a cluster.
+//! Kubernetes objects of a group: Deployment, Secret, and those of KEDA.
 
 use std::collections::BTreeMap;
 
@@ -10,24 +10,19 @@ use crate::controller::name_encoding;
 use crate::domain::group::Key;
 use crate::limits::{DEPLOYMENT_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
 
-/// Whose an object is: of the pool's name what may stand in a label, and all of it and of the key in notes.
 pub(super) const POOL: &str = "journeyman/pool";
 const GROUP: &str = "journeyman/group";
 const KEY: &str = "journeyman/key";
-/// The worker that stands for a group whose number of pods somebody else decides.
 const WORKER: &str = "journeyman/worker";
 
-/// The group of a key.
 pub(super) fn deployment_name(pool: &str, key: &Key) -> String {
     name_encoding::object_name(&[pool, key.as_str()], DEPLOYMENT_NAME_BYTES_MAX)
 }
 
-/// What the label of a pool's objects is.
 pub(super) fn pool_label(pool: &str) -> String {
     name_encoding::object_name(&[pool], OBJECT_NAME_BYTES_MAX)
 }
 
-/// The key of an object of this pool; `None` where it is no such object.
 pub(super) fn key_of(object: &Value, pool: &str) -> Option<Key> {
     let notes = &object["metadata"]["annotations"];
     (notes[POOL] == pool).then(|| notes[KEY].as_str().and_then(Key::new)).flatten()
@@ -45,7 +40,6 @@ pub(super) fn name_of(object: &Value) -> Option<&str> {
     object["metadata"]["name"].as_str()
 }
 
-/// A group that is about to be made.
 pub(super) struct GroupManifests<'a> {
     pub(super) cluster: &'a KubernetesConfig,
     pub(super) pool: &'a str,
@@ -58,7 +52,6 @@ impl GroupManifests<'_> {
         deployment_name(self.pool, &self.assignment.key)
     }
 
-    /// Each making of a group has a secret of its own: one that is being removed with an earlier making is none of it.
     pub(super) fn secret_name(&self) -> String {
         let WorkerSpec { id, key, .. } = self.assignment;
         name_encoding::object_name(&[self.pool, key.as_str(), &id.replace('-', "")], OBJECT_NAME_BYTES_MAX)
@@ -78,11 +71,10 @@ impl GroupManifests<'_> {
         json!({ "app.kubernetes.io/managed-by": "journeyman", POOL: pool_label(self.pool), GROUP: self.name() })
     }
 
-    /// What its workers are told: there is the broker's password in it.
     pub(super) fn secret(&self) -> Value {
         let mut told: BTreeMap<&str, &str> =
             self.assignment.variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        // Each pod has one of its own.
+        // Each pod has its own.
         told.remove("WORKER_ID");
         json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": self.metadata(&self.secret_name()), "stringData": told,
@@ -108,7 +100,7 @@ impl GroupManifests<'_> {
             pod["spec"]["serviceAccountName"] = json!(account);
         }
         let mut whole = template.clone().unwrap_or_else(|| json!({}));
-        // What is the site's own of the first container stays.
+        // Other fields of the template's first container stay.
         let mut first = whole.pointer_mut("/spec/containers/0").map(Value::take).unwrap_or_default();
         merge(&mut first, container);
         let others = whole.pointer("/spec/containers").and_then(Value::as_array).cloned().unwrap_or_default();
@@ -124,7 +116,6 @@ impl GroupManifests<'_> {
         })
     }
 
-    /// What KEDA needs to decide how many pods there are: the queue, and who may look at it.
     pub(super) fn trigger_authentication(&self) -> Value {
         json!({
             "apiVersion": "keda.sh/v1alpha1", "kind": "TriggerAuthentication", "metadata": self.metadata(&self.name()),
@@ -152,7 +143,6 @@ impl GroupManifests<'_> {
     }
 }
 
-/// The one over the other: tables as deep as both are, all else as the upper one has it.
 fn merge(lower: &mut Value, upper: Value) {
     match (lower, upper) {
         (Value::Object(lower), Value::Object(upper)) => {

@@ -1,8 +1,5 @@
-//! Workers as pods of a cluster: a Deployment for each key.
-//!
-//! How many pods one has is decided here, or by KEDA. Here each pod is a worker, and is called as its pod is; since a cluster
-//! makes pods in its own time, a worker that was started is a promise of the Deployment until its pod is there. With KEDA the
-//! whole Deployment is one worker: it is made when the group is needed, and removed when it is not.
+//! Driver: workers as pods, one Deployment per key. Scaled by the controller (a pod is a worker) or by KEDA (the Deployment is
+//! the worker).
 
 mod api;
 mod manifests;
@@ -20,55 +17,32 @@ use crate::limits::DRIVER_POLL_INTERVAL;
 use api::{ApiResult, DEPLOYMENTS, KubernetesApi, PODS, SCALED_OBJECTS, SECRETS, TRIGGER_AUTHENTICATIONS};
 use manifests::{GroupManifests, POOL, deployment_name, group_of, key_of, name_of, pool_label, worker_of};
 
-/// Where pods are, and what they are made of.
 #[derive(Debug, Clone)]
 pub struct KubernetesConfig {
-    /// The address of the API.
     pub server: String,
-    /// The namespace of everything that is made.
     pub namespace: String,
-    /// Where the token is that it is asked with.
     pub token_file: Option<PathBuf>,
-    /// Who vouches for the server (PEM); this system's choice where it is not said.
     pub ca_file: Option<PathBuf>,
-    /// The image of a worker.
     pub image: String,
-    /// What is run in it; what the image says where this is empty.
     pub command: Vec<String>,
-    /// Whose rights workers have.
     pub service_account: Option<String>,
-    /// What the site says of pods besides: a pod template, of which names, labels and variables are ours.
     pub template: Option<Value>,
-    /// Who decides how many pods a group has.
     pub scaling: Scaling,
 }
 
-/// Who decides how many pods a group has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scaling {
-    /// This controller.
     Controller,
-    /// KEDA, by the length of the queue.
-    Keda {
-        /// So many at least.
-        min: u32,
-        /// So many at most.
-        max: u32,
-        /// How many requests one is for.
-        per_worker: u32,
-    },
+    Keda { min: u32, max: u32, per_worker: u32 },
 }
 
-/// Makes the next worker the one that goes where a Deployment gets fewer.
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// The workers of one pool in a cluster.
 pub(super) struct KubernetesDriver {
     config: KubernetesConfig,
     pool: String,
     termination_grace: Duration,
     api: KubernetesApi,
-    /// Held while a group is changed: what is written depends on what was read.
     write_lock: Mutex<()>,
 }
 
@@ -78,8 +52,6 @@ impl KubernetesDriver {
         Ok(Self { config: cluster, pool, termination_grace: grace, api, write_lock: Mutex::new(()) })
     }
 
-    /// Those whose number is decided here: pods, and what is promised of them. Pods are asked for first: where one is told to go
-    /// meanwhile, it is counted and not promised, and not the other way round.
     async fn list_pods(&self) -> Result<Vec<ListedWorker>, DriverError> {
         let (mut found, mut live) = (Vec::new(), BTreeMap::<String, u64>::new());
         for pod in self.api.list(PODS, POOL, &pool_label(&self.pool)).await? {
@@ -118,27 +90,26 @@ impl KubernetesDriver {
         let how = match (state["exitCode"].as_i64(), reason) {
             (Some(code), Some(reason)) => format!("exit status: {code} ({reason})"),
             (Some(code), None) => format!("exit status: {code}"),
-            (None, reason) => reason.unwrap_or("its pod has ended").to_owned(),
+            (None, reason) => reason.unwrap_or("the pod has ended").to_owned(),
         };
         WorkerExit { reason: how, log: None, log_tail: self.api.log_tail(name).await }
     }
 
-    /// Makes a group: first what its pods are told, so that none waits for that.
     async fn create_group(&self, new: &GroupManifests<'_>) -> Result<(), DriverError> {
-        expect_success(self.api.create(SECRETS, &new.secret()).await?, "its secret")?;
+        expect_success(self.api.create(SECRETS, &new.secret()).await?, "the Secret")?;
         let made = match self.api.create(DEPLOYMENTS, &new.deployment()).await {
-            Ok(answer) => expect_success(answer, "its Deployment"),
+            Ok(answer) => expect_success(answer, "the Deployment"),
             Err(why) => Err(why),
         };
         let deployment = match made {
             Ok(deployment) => deployment,
             Err(why) => {
-                // What cannot be removed is in nobody's way.
+                // A leftover Secret is overwritten by the next start.
                 self.api.delete(SECRETS, &new.secret_name(), &json!({})).await.ok();
                 return Err(why);
             }
         };
-        // The rest goes when the Deployment does.
+        // Owner references delete the rest together with the Deployment.
         let owner = json!({ "metadata": { "ownerReferences": [{
             "apiVersion": "apps/v1", "kind": "Deployment", "name": new.name(), "uid": deployment["metadata"]["uid"],
         }] } });
@@ -159,24 +130,21 @@ impl KubernetesDriver {
         Ok(())
     }
 
-    /// One of an earlier making may still be there: it is removed with its own Deployment, and this is tried again.
     async fn create_owned(&self, kind: api::ResourceKind, object: &Value) -> Result<(), DriverError> {
-        expect_success(self.api.create(kind, object).await?, "an object of KEDA").map(drop)
+        expect_success(self.api.create(kind, object).await?, "a KEDA object").map(drop)
     }
 
     async fn delete_group(&self, group: &str) -> Result<(), DriverError> {
         self.api.delete(DEPLOYMENTS, group, &json!({ "propagationPolicy": "Background" })).await
     }
 
-    /// Changes the number of pods of a group.
     async fn resize(&self, deployment: &Value, replicas: u64) -> Result<(), DriverError> {
         let Some(name) = name_of(deployment) else { return Ok(()) };
         let version = &deployment["metadata"]["resourceVersion"];
         let change = json!({ "metadata": { "resourceVersion": version }, "spec": { "replicas": replicas } });
-        expect_success(self.api.patch(DEPLOYMENTS, name, &change).await?, "its Deployment").map(drop)
+        expect_success(self.api.patch(DEPLOYMENTS, name, &change).await?, "the Deployment").map(drop)
     }
 
-    /// Takes one pod away: this one, where the cluster does as it is told.
     async fn remove_pod(&self, id: &str, key: &Key) -> Result<(), DriverError> {
         let _one = self.write_lock.lock().await;
         let group = deployment_name(&self.pool, key);
@@ -193,7 +161,6 @@ impl KubernetesDriver {
     }
 }
 
-/// Between the name of a Deployment and the number of a pod that it has promised. No pod has it in its name.
 const PENDING_MARK: char = '~';
 
 fn replicas(deployment: &Value) -> u64 {
@@ -203,8 +170,8 @@ fn replicas(deployment: &Value) -> u64 {
 fn expect_success(answer: ApiResult, what: &str) -> Result<Value, DriverError> {
     match answer {
         ApiResult::Done(object) => Ok(object),
-        ApiResult::NotFound => Err(DriverError(format!("{what} is not known to the cluster"))),
-        ApiResult::Conflict => Err(DriverError(format!("{what} is there already, or was just changed"))),
+        ApiResult::NotFound => Err(DriverError(format!("{what} was not found"))),
+        ApiResult::Conflict => Err(DriverError(format!("{what} exists already, or was changed meanwhile"))),
     }
 }
 
@@ -240,7 +207,7 @@ impl Driver for KubernetesDriver {
         match (self.api.get(DEPLOYMENTS, &new.name()).await?, cluster.scaling) {
             (None, _) => self.create_group(&new).await,
             (Some(deployment), Scaling::Controller) => self.resize(&deployment, replicas(&deployment) + 1).await,
-            (Some(_), Scaling::Keda { .. }) => Err(DriverError("the group is there already".to_owned())),
+            (Some(_), Scaling::Keda { .. }) => Err(DriverError("the group exists already".to_owned())),
         }
     }
 

@@ -1,11 +1,10 @@
-//! The buttons of a controller's page. None shows itself before somebody has given the token, and none works without scripts.
+//! Buttons of the controller page. They are hidden until a token is entered.
 
 use maud::{Markup, html};
 use serde_json::json;
 
 use crate::controller::status::{GroupStatus, PoolStatus, Role, WorkerStatus};
 
-/// Pauses and resumes all of it.
 pub(super) fn pool_buttons(pool: &PoolStatus) -> Markup {
     if pool.role == Role::Standby {
         return html! {};
@@ -14,16 +13,15 @@ pub(super) fn pool_buttons(pool: &PoolStatus) -> Markup {
         span.act {
             @if pool.paused.is_some() { (button(pool, &json!({ "resume": {} }), "resume", "")) }
             @else {
-                (button(pool, &json!({ "pause": {} }), "pause", "Pause the whole pool? Nobody is started or told to go until it is resumed."))
+                (button(pool, &json!({ "pause": {} }), "pause", "Pause the whole pool? No worker is started or stopped until it is resumed."))
             }
             @if pool.role == Role::Active {
-                " " button type="button" data-poison=(pool.name) { "what was put aside" }
+                " " button type="button" data-poison=(pool.name) { "poison queue" }
             }
         }
     }
 }
 
-/// What can be ordered of a group.
 pub(super) fn group_buttons(pool: &PoolStatus, group: &GroupStatus) -> Markup {
     if pool.role == Role::Standby || !pool.starts_workers {
         return html! {};
@@ -39,19 +37,19 @@ pub(super) fn group_buttons(pool: &PoolStatus, group: &GroupStatus) -> Markup {
                 (button(pool, &json!({ "pause": { "key": key } }), "pause", ""))
             }
             @if group.consecutive_failures > 0 {
-                " " (button(pool, &json!({ "retry": { "key": key } }), "start again now", ""))
+                " " (button(pool, &json!({ "retry": { "key": key } }), "retry now", ""))
             }
             details data-name=(format!("numbers {} {key}", pool.name)) {
-                summary { "other numbers" }
+                summary { "scale" }
                 div.numbers data-pool=(pool.name) data-key=(key) {
                     input name="min" type="number" min="0" placeholder="min" aria-label="at least" value=(number(scaled.and_then(|scaled| scaled.min)));
                     " to "
                     input name="max" type="number" min="0" placeholder="max" aria-label="at most" value=(number(scaled.and_then(|scaled| scaled.max)));
                     " for "
                     input name="minutes" type="number" min="0" value="60" aria-label="minutes";
-                    " min " button type="button" { "order" }
+                    " min " button type="button" { "apply" }
                     @if scaled.is_some() {
-                        " " (button(pool, &json!({ "scale": { "key": key, "seconds": 0 } }), "take back", ""))
+                        " " (button(pool, &json!({ "scale": { "key": key, "seconds": 0 } }), "reset", ""))
                     }
                 }
             }
@@ -59,12 +57,11 @@ pub(super) fn group_buttons(pool: &PoolStatus, group: &GroupStatus) -> Markup {
     }
 }
 
-/// Tells a worker to go.
 pub(super) fn worker_buttons(pool: &PoolStatus, worker: &WorkerStatus) -> Markup {
     if pool.role == Role::Standby {
         return html! {};
     }
-    let ask = format!("Tell {} to go? It finishes what it holds.", worker.id);
+    let ask = format!("Drain {}? It finishes what it holds.", worker.id);
     html! { span.act { (button(pool, &json!({ "drain": { "worker": worker.id } }), "drain", &ask)) } }
 }
 
