@@ -25,6 +25,7 @@ use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{CONTROL_CONNECTIONS_MAX, CONTROL_TIMEOUT};
 use crate::worker::Note;
+
 pub const SOCKET_NAME: &str = "controller.sock";
 
 #[must_use]

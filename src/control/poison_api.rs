@@ -15,6 +15,7 @@ use super::worker_api::ApiError;
 use crate::controller::ControllerHandle;
 use crate::controller::poison_queue::{PoisonAction, PoisonError, PoisonList, PoisonOutcome, PoisonSelection};
 use crate::limits::CONTROLLER_POISON_TIMEOUT;
+
 pub type Inventories = BTreeMap<String, PoisonList>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

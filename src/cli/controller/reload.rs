@@ -12,6 +12,7 @@ use crate::config::pool::PoolConfig;
 use crate::config::{Config, Environment};
 use crate::controller::ControllerHandle;
 use crate::observe::log;
+
 pub(super) struct Reloader {
     settings: ConfigArgs<ControllerFlags>,
     environment: Environment,
@@ -115,7 +116,7 @@ mod tests {
         new.pool.insert("second".to_owned(), PoolConfig::default());
         let before = running.clone();
         apply_reloadable(&mut running, &new);
-        assert_eq!(changed_keys(&before, &running), ["pool.core.max_total", "pool.core.max", "pool.core.unbind_delay"]);
+        assert_eq!(changed_keys(&before, &running), ["pool.core.max", "pool.core.max_total", "pool.core.unbind_delay"]);
         let later = changed_keys(&running, &new);
         assert!(later.contains(&"pool.core.command".to_owned()), "{later:?}");
         assert!(later.contains(&"pool.second (new)".to_owned()), "{later:?}");

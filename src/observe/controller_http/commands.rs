@@ -18,6 +18,7 @@ use crate::control::poison_api::{Inventories, PoisonActionRequest};
 use crate::control::worker_api::ApiError;
 use crate::controller::poison_queue::PoisonOutcome;
 use crate::observe::server::{AuthRequest, AuthRoute, Operation, response};
+
 pub trait CommandSink: Send + Sync {
     fn send_command(&self, ordered: PoolCommandRequest) -> CommandFuture<CommandReply>;
     fn inventories(&self, pool: Option<String>) -> CommandFuture<Inventories>;

@@ -33,6 +33,7 @@ use crate::controller::status::{PoolStatus, Role};
 use crate::limits::HTTP_SNAPSHOT_TIMEOUT;
 use commands::CommandApi;
 pub use metrics::markdown;
+
 pub type ControllerSnapshotFn = dyn Fn() -> ControllerSnapshotFuture + Send + Sync;
 pub type ControllerSnapshotFuture = Pin<Box<dyn Future<Output = Option<ControllerStatusReply>> + Send>>;
 

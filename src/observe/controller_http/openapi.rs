@@ -9,6 +9,7 @@ use crate::control::controller_api::{ControllerStatusReply, PoolCommandRequest};
 use crate::control::poison_api::{Inventories, PoisonActionRequest};
 use crate::controller::poison_queue::PoisonOutcome;
 use crate::observe::openmetrics;
+
 pub(super) const COMMANDS_PATH: &str = "/v1/commands";
 pub(super) const POISON_PATH: &str = "/v1/poison";
 pub(super) const PATHS: &[&str] =

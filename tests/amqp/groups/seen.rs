@@ -63,7 +63,10 @@ async fn status_says_why_a_group_has_so_many_workers_and_what_came_of_its_reques
     assert_eq!((&group["key"], &group["phase"], &group["wanted"]), (&"a b".into(), &"active".into(), &1.into()));
     assert!(group["next_phase_seconds"].as_f64().is_some_and(|left| left > 300.0 && left <= 601.0), "{group}");
     let reasons = group["reasons"].to_string();
-    assert!(["the load needs", "raised to min = 1", "limited by max = 1"].iter().any(|reason| reasons.contains(reason)), "{reasons}");
+    assert!(
+        ["the load needs", "raised to min = 1", "limited by max = 1"].iter().any(|reason| reasons.contains(reason)),
+        "{reasons}"
+    );
     let table = status(&socket, &[]).await;
     for part in [&format!("pool {}  ACTIVE", pool.name), "a b", "unbound in ", "1 forwarded", "WHY"] {
         assert!(table.contains(part), "{part}: {table}");
