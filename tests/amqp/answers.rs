@@ -59,7 +59,7 @@ async fn whatever_becomes_of_a_request_its_author_reads_it() {
     assert_eq!((own.status(), own.body.as_slice()), ("not_found", &b"no such train"[..]));
     for (path, kind, words) in [
         ("/failed", "journeyman:failed", "the train is late"),
-        ("/unavailable", "journeyman:unavailable", "no map"),
+        ("/unavailable", "journeyman:resource_unavailable", "no map"),
         ("/malformed", "journeyman:malformed_request", "not what it should be"),
         ("/panics", "journeyman:internal_error", "panicked"),
     ] {
@@ -143,13 +143,13 @@ async fn a_client_that_has_gone_is_counted_and_costs_nothing() {
     let worker = Running::start(queue(&client), 1, act);
     // One at a time is asked after, and that costs a channel: the next one may go without.
     let mut gone = 0;
-    while worker.tally("clients_gone").await < 1 {
+    while worker.tally("clients_absent").await < 1 {
         gone += 1;
         leaves_before_its_answer(&client, &mut gate).await;
         worker.completed(gone).await;
     }
     // An address that never was one.
-    while worker.tally("clients_gone").await < 2 {
+    while worker.tally("clients_absent").await < 2 {
         gone += 1;
         let odd = Client::properties("b", "/b").with_reply_to("amq.rabbitmq.reply-to.nonsense".into());
         gate.go.add_permits(1);
@@ -157,13 +157,13 @@ async fn a_client_that_has_gone_is_counted_and_costs_nothing() {
         assert_eq!(gate.enters().await, "b");
         worker.completed(gone).await;
     }
-    let before = worker.tally("clients_gone").await;
+    let before = worker.tally("clients_absent").await;
     // A queue that is not there, and never was.
     let nowhere = Client::properties("c", "/c").with_reply_to("jm-test-nowhere".into());
     gate.go.add_permits(1);
     assert!(client.publish(nowhere, b"c").await);
     assert_eq!(gate.enters().await, "c");
-    worker.counts("clients_gone", before + 1).await;
+    worker.counts("clients_absent", before + 1).await;
     gate.go.add_permits(1);
     assert_eq!(client.call("/d", b"d").await.body, b"d");
     worker.drained().await;
@@ -196,12 +196,12 @@ async fn a_client_that_leaves_with_its_answer_has_not_gone() {
     }
     // Once the count has moved, whatever was asked before is known.
     let mut gone = 0;
-    while worker.tally("clients_gone").await == 0 {
+    while worker.tally("clients_absent").await == 0 {
         gone += 1;
         leaves_before_its_answer(&client, &mut gate).await;
         worker.completed(CLIENTS + gone).await;
     }
-    let counted = worker.tally("clients_gone").await;
+    let counted = worker.tally("clients_absent").await;
     // The broker serves channels apart from each other: on a busy host it may be asked too late once in a while. Were it asked after
     // the answer, nearly all of them would be counted.
     assert!(counted <= gone + CLIENTS / 10, "{counted} were counted, and {gone} had gone");
@@ -315,7 +315,7 @@ async fn an_answer_that_the_broker_cannot_take_is_replaced_by_an_error() {
     settings.message_bytes_max = 256 << 20;
     let worker = Running::start(settings, 1, act);
     let answer = client.call("/huge", b"null").await;
-    assert_eq!((answer.status(), &answer.json()["type"]), ("core_error", &"journeyman:answer_refused".into()));
+    assert_eq!((answer.status(), &answer.json()["type"]), ("core_error", &"journeyman:reply_refused".into()));
     worker.drained().await;
     client.until_depth(0, 0).await;
     client.delete_queue().await;
@@ -333,7 +333,7 @@ async fn i18_an_answer_that_its_queue_refuses_is_sent_again_and_its_request_is_h
         let control = worker.control.clone();
         async move {
             within("the broker refuses the answer", async {
-                while control.status().await.expect("it works").sources[0].tallies["nacked"] < 2 {
+                while control.status().await.expect("it works").sources[0].tallies["replies_nacked"] < 2 {
                     tokio::task::yield_now().await;
                 }
             })
@@ -378,11 +378,11 @@ async fn a_request_whose_answer_is_refused_for_too_long_is_acknowledged_without_
     let worker = Running::start(settings, 1, echo());
     // One that a handler has seen, and one that none is to see.
     for (body, count) in [("short", 1), ("longer than ten bytes", 2)] {
-        let refused = worker.tally("nacked").await;
+        let refused = worker.tally("replies_nacked").await;
         let to_the_full = Client::properties("a", "/a").with_reply_to(full.as_str().into());
         assert!(client.publish(to_the_full, body.as_bytes()).await);
-        worker.counts("unanswered", count).await;
-        assert!(worker.tally("nacked").await >= refused + 2, "it was sent again before");
+        worker.counts("replies_given_up", count).await;
+        assert!(worker.tally("replies_nacked").await >= refused + 2, "it was sent again before");
     }
     // Its slot is free.
     assert_eq!(client.call("/a", b"b").await.body, b"b");

@@ -189,7 +189,7 @@ async fn crashes(client: &Client, exhausted: &OnAttemptsExhausted) -> usize {
                 worker.control.abort().await;
                 assert_eq!(worker.ended().await, ExitReason::Aborted);
             }
-            () = worker.counts("exhausted", 1) => {
+            () = worker.counts("attempts_exhausted", 1) => {
                 worker.drained().await;
                 return tries;
             }
@@ -365,8 +365,8 @@ async fn a_request_that_nothing_of_was_run_goes_back_as_often_as_it_takes() {
         let worker = Running::start(settings, 1, act);
         assert_eq!(client.call("/work", b"1").await.body, b"at last", "{kind:?}");
         assert_eq!(tries.load(std::sync::atomic::Ordering::Relaxed), 6, "{kind:?}");
-        assert_eq!(worker.tally("exhausted").await, 0, "{kind:?}");
-        assert!(worker.tally("handed_back").await >= 5, "{kind:?}: more often where it waited for nobody");
+        assert_eq!(worker.tally("attempts_exhausted").await, 0, "{kind:?}");
+        assert!(worker.tally("requeued").await >= 5, "{kind:?}: more often where it waited for nobody");
         worker.drained().await;
         client.until_depth(0, 0).await;
         client.delete_queue().await;
@@ -409,7 +409,7 @@ async fn what_waited_here_for_nobody_goes_back_without_counting_as_a_try() {
             source.pause();
             client.until_depth(0, 0).await;
         }
-        assert_eq!(source.metrics()["exhausted"], 0, "{kind:?}");
+        assert_eq!(source.metrics()["attempts_exhausted"], 0, "{kind:?}");
         client.delete_queue().await;
     }
 }
@@ -473,7 +473,7 @@ async fn a_request_whose_channel_is_gone_when_it_is_acknowledged_is_counted() {
     let source = AmqpSource::new(settings);
     publish(&client, &["1"]).await;
     let counted = async {
-        while source.metrics()["unacknowledged"] == 0 {
+        while source.metrics()["acks_failed"] == 0 {
             source.open().await.expect("nothing is held");
             let grant = taken(&source).await;
             // Nothing comes any more, so that the end of the channel is seen only when somebody looks.
@@ -536,7 +536,7 @@ async fn a_request_that_came_back_to_a_full_queue_is_tried_though_nothing_can_be
         assert_eq!(client.answer(id).await.body, b"at last");
     }
     assert_eq!(tries.load(std::sync::atomic::Ordering::Relaxed), 3);
-    assert_eq!((worker.tally("noted").await, worker.tally("exhausted").await), (0, 0));
+    assert_eq!((worker.tally("attempts_recorded").await, worker.tally("attempts_exhausted").await), (0, 0));
     worker.drained().await;
     client.until_depth(0, 0).await;
     client.delete_queue().await;

@@ -39,7 +39,7 @@ async fn a_lost_connection_ends_what_runs_and_it_runs_again_and_is_answered_once
         client.until_depth(0, 1).await;
         let counts = worker.control.counts();
         assert_eq!((counts.lost, counts.completed), (1, 1), "{kind:?}");
-        assert_eq!(worker.tally("answers").await, 1);
+        assert_eq!(worker.tally("replies").await, 1);
         worker.drained().await;
         client.delete_queue().await;
     }
@@ -127,7 +127,7 @@ async fn a_broker_that_lets_nobody_publish_holds_an_answer_up_and_no_more() {
     assert_eq!(client.answer("a").await.body, b"a");
     worker.completed(1).await;
     client.until_depth(0, 1).await;
-    assert_eq!((worker.tally("answers").await, worker.control.counts().completed), (1, 1));
+    assert_eq!((worker.tally("replies").await, worker.control.counts().completed), (1, 1));
     worker.drained().await;
     drop(own);
 }

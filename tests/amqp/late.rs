@@ -110,7 +110,7 @@ async fn what_comes_when_a_worker_is_paused_goes_back_without_counting_as_a_try(
         within("a poll has it", comes.recv()).await.expect("the worker lives");
         worker.control.command(Command::Pause { span: None }, Note::of("the test")).await;
         may.add_permits(2);
-        worker.counts("handed_back", 1).await;
+        worker.counts("requeued", 1).await;
         client.until_depth(1, 0).await;
         worker.control.command(Command::Resume, Note::of("the test")).await;
         assert_eq!(client.answer("1").await.body, b"{\"echo\":1}", "{kind:?}");

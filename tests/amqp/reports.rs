@@ -44,7 +44,7 @@ async fn a_request_whose_answer_is_on_its_way_is_not_handed_back() {
     source.open().await.expect("there is a queue");
     let grant = taken(&source).await;
     // What nobody asked for in time went back.
-    let before = source.metrics()["handed_back"];
+    let before = source.metrics()["requeued"];
     wire.set(Way::Stall);
     begin(&source, &grant, Outcome::Completed).await;
     let mut back = source.report(&grant.claim, SHUTDOWN);
@@ -56,7 +56,7 @@ async fn a_request_whose_answer_is_on_its_way_is_not_handed_back() {
     assert_eq!(client.answer("1").await.body, b"null");
     source.pause();
     client.until_depth(0, 0).await;
-    assert_eq!((source.metrics()["answers"], source.metrics()["handed_back"]), (1, before));
+    assert_eq!((source.metrics()["replies"], source.metrics()["requeued"]), (1, before));
     source.close().await;
     client.delete_queue().await;
 }
@@ -76,7 +76,7 @@ async fn an_acknowledgement_that_was_not_waited_for_is_none_that_failed() {
     }
     let grant = taken(&source).await;
     source.report(&grant.claim, Outcome::Completed).await.expect("it came back once");
-    assert_eq!(source.metrics()["unacknowledged"], 0);
+    assert_eq!(source.metrics()["acks_failed"], 0);
     source.pause();
     client.until_depth(0, 0).await;
     source.close().await;
@@ -110,13 +110,13 @@ async fn a_source_that_nobody_needed_for_a_while_is_in_no_trouble() {
     // It waits for a poll, and the poll has it in time.
     publish(&client, &["1"]).await;
     let first = taken(&source).await;
-    let sessions = source.metrics()["sessions"];
+    let sessions = source.metrics()["consumers_started"];
     let idle =
         tokio::time::timeout(AMQP_UNPOLLED_REQUEUE_DELAY + Duration::from_secs(1), source.poll(PriorityQueue(0), 1))
             .await;
     assert!(idle.is_err(), "nobody is missed");
     source.report(&first.claim, Outcome::Completed).await.expect("it is settled");
-    assert_eq!(source.metrics()["sessions"], sessions);
+    assert_eq!(source.metrics()["consumers_started"], sessions);
     // As while its worker is paused.
     source.pause();
     client.until_depth(0, 0).await;

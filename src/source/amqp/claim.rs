@@ -180,7 +180,7 @@ impl RequestClaim {
                 wrong("malformed_request", "the request is malformed")
             }
             Outcome::Exception(ExceptionReason::ResourceUnavailable) => {
-                wrong("unavailable", "something it needs cannot be had")
+                wrong("resource_unavailable", "something it needs cannot be had")
             }
             Outcome::Exception(ExceptionReason::InternalError) => wrong("internal_error", "the worker is at fault"),
             Outcome::Exception(ExceptionReason::WorkerShutdown) if self.replies.is_not_started() => {
@@ -228,7 +228,7 @@ impl RequestClaim {
         self.await_acknowledged(state).await?;
         match plan {
             SettlePlan::Reply(_) => crash_point("request-acknowledged"),
-            SettlePlan::RepublishFresh | SettlePlan::Requeue => self.context.counters.handed_back.increment(),
+            SettlePlan::RepublishFresh | SettlePlan::Requeue => self.context.counters.requeued.increment(),
             SettlePlan::Republish { .. } | SettlePlan::DeadLetter => {}
         }
         self.mark_settled(state, *outcome);
@@ -314,7 +314,7 @@ impl RequestClaim {
     }
 
     fn alert_poison_copy_lost(&self, refused: &CallError) {
-        tracing::error!(alert = "not-kept", claim.run = %self.run, "[alert operator] a request that was given up could not be kept: {}", refused.message);
+        tracing::error!(alert = "poison-copy-failed", claim.run = %self.run, "[alert operator] a request that was given up could not be kept: {}", refused.message);
     }
 
     /// Whether nothing is left to be done for it.
@@ -334,14 +334,14 @@ impl RequestClaim {
         };
         let properties = |reply: &Reply| last_reply_properties(reply, &self.properties);
         match self.publish_once(state, to.clone(), properties(reply), &reply.body, PublishKind::Reply).await {
-            Ok(PublishResult::Confirmed) => self.context.counters.answers.increment(),
-            Ok(PublishResult::Returned) => self.context.counters.clients_gone.increment(),
+            Ok(PublishResult::Confirmed) => self.context.counters.replies.increment(),
+            Ok(PublishResult::Returned) => self.context.counters.clients_absent.increment(),
             Ok(PublishResult::Nacked) => return self.on_reply_refused(state, &to),
             // It is this answer that the broker cannot take, such as for its size: no repetition helps, but a shorter one may.
             Err(fault) if is_channel_error(&fault) => {
                 tracing::warn!(claim.run = %self.run, error = amqp::error_text(&fault), "an answer cannot be sent; an error goes in its place");
                 let reply = error_reply(
-                    "answer_refused",
+                    "reply_refused",
                     &format!("the answer could not be sent: {}", amqp::error_text(&fault)),
                     None,
                 );
@@ -360,7 +360,7 @@ impl RequestClaim {
 
     /// Its queue is full, or an answer may not come in. A slot that waits for that is no use to anybody else.
     fn on_reply_refused(&self, state: &mut State, to: &ShortString) -> Result<(), CallError> {
-        self.context.counters.nacked.increment();
+        self.context.counters.replies_nacked.increment();
         let since = *state.reply_refused_since.get_or_insert_with(tokio::time::Instant::now);
         if self.context.refused_replies.is_retry_over(since) {
             self.context.refused_replies.give_up(&self.run, to.as_str());
@@ -467,7 +467,7 @@ impl RequestClaim {
 
     /// The claim is lost, whatever was published: it will be handed out again.
     pub(super) fn unacknowledged_error(&self, why: &str) -> CallError {
-        self.context.counters.unacknowledged.increment();
+        self.context.counters.acks_failed.increment();
         self.call_error(Refusal::Gone, why)
     }
 
@@ -485,7 +485,7 @@ impl Drop for RequestClaim {
         }
         self.session.mark_settled(&self.run);
         if self.use_tag_once().is_some_and(|tag| self.session.requeue(tag)) {
-            self.context.counters.handed_back.increment();
+            self.context.counters.requeued.increment();
         }
     }
 }

@@ -31,27 +31,27 @@ counters! {
     /// Connections made.
     connections,
     /// Consumers started.
-    sessions,
+    consumers_started,
     /// Answers that a queue has taken.
-    answers,
+    replies,
     /// Partial answers that a queue has taken.
-    partial_answers,
+    partial_replies,
     /// Answers that nobody waited for any more.
-    clients_gone,
+    clients_absent,
     /// Answers that the broker refused.
-    nacked,
+    replies_nacked,
     /// Requests that were acknowledged without an answer, since its queue refused it for too long.
-    unanswered,
+    replies_given_up,
     /// Requests that were given back.
-    handed_back,
+    requeued,
     /// Requests whose channel was gone when they were to be acknowledged.
-    unacknowledged,
+    acks_failed,
     /// Requests that had been handed out before.
     redelivered,
     /// Copies that note an attempt.
-    noted,
+    attempts_recorded,
     /// Requests that were tried too often.
-    exhausted,
+    attempts_exhausted,
     /// Requests whose time was over before they were started.
     expired,
     /// Requests that are too large.

@@ -64,7 +64,7 @@ impl Disposition {
             }
             Self::Step(AttemptAction::Republish { attempt }) => {
                 part.settle(INTERNAL, SettlePlan::Republish { attempts: *attempt }).await?;
-                tally.noted.increment();
+                tally.attempts_recorded.increment();
             }
             Self::Step(AttemptAction::Exhausted { attempts }) => {
                 let reason = format!(
@@ -73,10 +73,10 @@ impl Disposition {
                 );
                 give_up(part, exhausted, reason, *attempts).await?;
                 tracing::error!(
-                    alert = "exhausted", claim.run = %part.run,
+                    alert = "attempts-exhausted", claim.run = %part.run,
                     "[alert operator] a request was tried {attempts} times and is given up; what it does to its workers their logs say"
                 );
-                tally.exhausted.increment();
+                tally.attempts_exhausted.increment();
             }
             Self::ReturnUnclaimed(plan) => {
                 part.settle(Outcome::Exception(ExceptionReason::WorkerShutdown), plan.clone()).await?

@@ -182,7 +182,7 @@ impl AmqpSourceInner {
         let tag = format!("{name}.{epoch}");
         let session::OpenedSession { session, consumer, presence_checks: questions } =
             Session::open(broker, connection, queue, &tag, prefetch, epoch).await?;
-        self.counters.sessions.increment();
+        self.counters.consumers_started.increment();
         tracing::debug!(queue = queue.as_str(), epoch, prefetch, "consuming");
         self.spawn(ReplyClients::count_absent(
             Arc::downgrade(&session.reply_clients),
@@ -477,7 +477,7 @@ impl Source for AmqpSource {
                         why.as_deref().unwrap_or("no reason was given")
                     );
                     give_up(part, queue_facts::exhausted_action(&self.inner.config).await, reason, attempts).await?;
-                    self.inner.counters.exhausted.increment();
+                    self.inner.counters.attempts_exhausted.increment();
                     Ok(())
                 }
                 SettlePlan::RepublishFresh => part.settle(outcome, self.inner.return_plan(part)).await,

@@ -29,10 +29,10 @@ impl RefusedReplies {
     }
 
     pub(super) fn give_up(&self, run: &Run, queue: &str) {
-        self.counters.unanswered.increment();
+        self.counters.replies_given_up.increment();
         if self.is_alert_due() {
             tracing::error!(
-                alert = "unanswered", claim.run = %run, answer.queue = queue,
+                alert = "reply-given-up", claim.run = %run, reply.queue = queue,
                 "[alert operator] the queue {queue} has refused the answer to a request for {:?}, which is acknowledged without one: \
                  is that queue full, and does anybody read it? others may follow without a word",
                 self.retry_max

@@ -118,7 +118,7 @@ impl ReplyClients {
             let Some(PresenceCheck { address, presence: answer }) = questions.recv().await else { return };
             let Some(clients) = this.upgrade() else { return };
             match timeout(AMQP_CALL_TIMEOUT, connection::while_connected(&clients.connection, answer)).await {
-                Ok(Ok(ClientPresence::Absent)) => tally.clients_gone.increment(),
+                Ok(Ok(ClientPresence::Absent)) => tally.clients_absent.increment(),
                 Ok(Ok(ClientPresence::Present(channel))) => clients.record_present(&address, channel),
                 Ok(Err(_)) | Err(_) => {}
             }

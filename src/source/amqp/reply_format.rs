@@ -44,11 +44,11 @@ impl PartialReplySink for PartialReplySender {
                     if is_direct_reply_to(&to)
                         && matches!(self.session.reply_clients.is_present(&to).await, Ok(false)) =>
                 {
-                    self.context.counters.clients_gone.increment();
+                    self.context.counters.clients_absent.increment();
                     Err(refused(Refusal::Gone, "nobody waits for it any more"))
                 }
                 Ok(PublishResult::Confirmed) => {
-                    self.context.counters.partial_answers.increment();
+                    self.context.counters.partial_replies.increment();
                     Ok(())
                 }
                 Ok(PublishResult::Returned) => Err(refused(Refusal::Gone, "nobody waits for it any more")),
