@@ -1,12 +1,11 @@
-//! Headers as others write them: the same text comes as a byte array, as a long string or as a short one, by which
-//! library its author uses.
-#![expect(clippy::wildcard_enum_match_arm, reason = "of the types that a header may have, these count")]
+//! Reads headers of any AMQP type: client libraries send the same text as byte array, long string or short string.
+#![expect(clippy::wildcard_enum_match_arm, reason = "the other header types have no such value")]
 
 use std::borrow::Cow;
 
 use lapin::types::{AMQPValue, FieldTable};
 
-/// A header's text, of whatever type, where it is text in UTF-8.
+/// A header as text, if it is UTF-8.
 #[must_use]
 pub fn text<'a>(table: &'a FieldTable, name: &str) -> Option<&'a str> {
     match table.inner().get(name)? {
@@ -17,7 +16,7 @@ pub fn text<'a>(table: &'a FieldTable, name: &str) -> Option<&'a str> {
     }
 }
 
-/// A header's whole number, of whatever width, where it is not negative.
+/// A header as a whole number, if it is not negative.
 #[must_use]
 pub fn number(table: &FieldTable, name: &str) -> Option<u64> {
     match table.inner().get(name)? {
@@ -33,8 +32,7 @@ pub fn number(table: &FieldTable, name: &str) -> Option<u64> {
     }
 }
 
-/// Every header that can be written as text, in the order of their names: text, numbers, `true` and `false`. Tables, lists and
-/// bytes that are no UTF-8 cannot.
+/// Every header that has a textual form, by name: texts, numbers and booleans.
 pub fn text_entries(table: &FieldTable) -> impl Iterator<Item = (&str, Cow<'_, str>)> {
     table.inner().iter().filter_map(|(name, value)| {
         let written = text(table, name.as_str()).map(Cow::Borrowed).or_else(|| scalar_text(value).map(Cow::Owned))?;
@@ -59,7 +57,7 @@ fn scalar_text(value: &AMQPValue) -> Option<String> {
     }
 }
 
-/// About how many bytes they take on the wire: no less.
+/// An upper bound of the table's size on the wire.
 #[must_use]
 pub fn wire_bytes(table: &FieldTable) -> usize {
     const NAME: usize = 1;
@@ -84,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_read_from_each_type_that_it_comes_in_and_from_no_other() {
+    fn text_is_read_from_every_text_type() {
         let mut table = FieldTable::default();
         table.insert("x".into(), AMQPValue::ByteArray(b"/echo".to_vec().into()));
         table.insert("s".into(), AMQPValue::LongString("/echo".into()));
@@ -92,8 +90,8 @@ mod tests {
         table.insert("number".into(), AMQPValue::LongInt(7));
         table.insert("void".into(), AMQPValue::Void);
         assert_eq!((text(&table, "x"), text(&table, "s")), (Some("/echo"), Some("/echo")));
-        for odd in ["binary", "number", "void", "missing"] {
-            assert_eq!(text(&table, odd), None, "{odd}");
+        for name in ["binary", "number", "void", "missing"] {
+            assert_eq!(text(&table, name), None, "{name}");
         }
         table.insert("half".into(), AMQPValue::Double(0.5));
         table.insert("yes".into(), AMQPValue::Boolean(true));
@@ -104,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_take_as_much_as_is_in_them() {
+    fn the_size_bound_includes_nested_tables() {
         let mut inner = FieldTable::default();
         inner.insert("name".into(), AMQPValue::LongString("x".repeat(100).as_str().into()));
         let mut table = FieldTable::default();
@@ -116,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_read_in_every_width_and_never_below_zero() {
+    fn a_number_is_read_in_every_width_unless_negative() {
         let mut table = FieldTable::default();
         table.insert("a".into(), AMQPValue::ShortShortInt(1));
         table.insert("b".into(), AMQPValue::LongLongInt(2));

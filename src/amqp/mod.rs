@@ -1,8 +1,7 @@
-//! The way to an AMQP 0-9-1 broker: its address, TLS, and one connection at a time.
+//! Connections to an AMQP 0-9-1 broker: address, TLS, login.
 //!
-//! It knows nothing of requests, reports or queues. lapin's own recovery is not used: it gives no sign of a connection that
-//! was lost and made again, so that what was delivered before is acknowledged in vain and runs twice. Who asks for a
-//! connection here gets a new one, and knows it.
+//! lapin's own recovery is not used. It reconnects silently, so that deliveries of the lost connection are acknowledged in vain and
+//! run twice. A caller of [`Broker::connect`] knows that its connection is a new one.
 
 pub mod headers;
 pub mod management;
@@ -31,46 +30,46 @@ pub use lapin;
 pub use short_string::{NameTooLong, to_short_string, to_short_string_or_none};
 pub use utf8_sanitizer::REPLACEMENT_CHAR;
 
-/// What it takes to reach a broker.
+/// How to reach a broker.
 #[derive(Debug, Clone)]
 pub struct BrokerConfig {
     /// `amqp://user:password@host:port/vhost`, or `amqps://`.
     pub uri: SecretString,
-    /// What TLS needs besides this system's own certificates.
+    /// TLS files besides the system's certificates.
     pub tls: TlsFiles,
 }
 
-/// Files of TLS, all in PEM.
+/// TLS files in PEM format.
 #[derive(Debug, Clone, Default)]
 pub struct TlsFiles {
-    /// Who may vouch for the broker. Where it is named, nobody else may.
+    /// Certificates of the CAs that may sign the broker's certificate; the system's CAs otherwise.
     pub ca: Option<PathBuf>,
-    /// Who we are.
+    /// The client certificate.
     pub client: Option<ClientCertificate>,
 }
 
 /// A client certificate.
 #[derive(Debug, Clone)]
 pub struct ClientCertificate {
-    /// It, and those that vouch for it.
+    /// The certificate and its intermediates.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
 }
 
-/// Why settings cannot be used. Holds no password.
+/// A broker configuration that cannot be used. Holds no password.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidBrokerConfig(String);
 
-/// A broker that connections can be made to.
+/// A broker to connect to.
 #[derive(Clone)]
 pub struct Broker {
     uri: AMQPUri,
-    /// Its address does not say how often each side has to be heard.
+    /// The address sets no heartbeat.
     is_default_heartbeat: bool,
     display_url: String,
-    /// No log shows the password for as long as there is something that logs in with it.
+    /// Redacts the password in all logs for as long as a clone of this broker exists.
     _redaction: Arc<redact::HiddenSecrets>,
     #[cfg(feature = "amqps")]
     tls: Option<tls::TlsClient>,
@@ -87,29 +86,31 @@ impl Broker {
     ///
     /// # Errors
     ///
-    /// What cannot be used, without the address.
+    /// [`InvalidBrokerConfig`], without the address.
     pub fn new(settings: &BrokerConfig) -> Result<Self, InvalidBrokerConfig> {
-        // The templates of one controller end it with a semicolon.
+        // osrdyne's templates end it with a semicolon.
         let text = settings.uri.expose_secret().trim().trim_end_matches(';');
-        // What is taken for a host would be asked for by name, and shown.
+        // The second part would be taken for a host name, resolved, and logged.
         if text.matches('@').count() > 1 {
-            let what = "it has more than one `@`: in a user, a password or a vhost it is written %40";
-            return Err(InvalidBrokerConfig(format!("the AMQP address cannot be read ({what}, `/` %2F and `:` %3A)")));
+            let what = "it has more than one `@`: in a user, a password or a vhost write %40";
+            return Err(InvalidBrokerConfig(format!("invalid AMQP address ({what}, %2F for `/` and %3A for `:`)")));
         }
         let mut uri: AMQPUri = text.parse().map_err(|what: String| {
-            // One of the reasons quotes the address, and the password in it.
-            let what = if what.starts_with("Invalid URL") { "it is no URL" } else { what.as_str() };
-            InvalidBrokerConfig(format!("the AMQP address cannot be read ({what}); one is amqp://host:5672/vhost, with user:password@ before the host"))
+            // One of these messages quotes the address, and the password in it.
+            let what = if what.starts_with("Invalid URL") { "not a URL" } else { what.as_str() };
+            InvalidBrokerConfig(format!(
+                "invalid AMQP address ({what}); the format is amqp://user:password@host:5672/vhost"
+            ))
         })?;
-        // To the letter a slash and nothing after it is a vhost without a name. Nobody has one, and everybody means the usual one.
+        // Strictly, a trailing slash is a vhost with an empty name; in practice it means the default vhost.
         if uri.vhost.is_empty() {
             "/".clone_into(&mut uri.vhost);
         }
         to_short_string("the vhost of the AMQP address", &uri.vhost)
             .map_err(|error| InvalidBrokerConfig(error.to_string()))?;
-        let is_usual = uri.query.heartbeat.is_none();
+        let is_default_heartbeat = uri.query.heartbeat.is_none();
         uri.query.heartbeat.get_or_insert(AMQP_HEARTBEAT);
-        let shown = format!(
+        let display_url = format!(
             "{}://{}:{}/{}",
             uri.scheme,
             uri.authority.host,
@@ -128,15 +129,14 @@ impl Broker {
         Ok(Self {
             _redaction: Arc::new(redact::hide([uri.authority.userinfo.password.as_str()])),
             uri,
-            is_default_heartbeat: is_usual,
-            display_url: shown,
+            is_default_heartbeat,
+            display_url,
             #[cfg(feature = "amqps")]
             tls,
         })
     }
 
-    /// The same, whose connections end when nothing was heard on them for about two times so many seconds, unless its address says
-    /// how many.
+    /// Sets the heartbeat unless the address does. A connection ends after about two heartbeats without traffic.
     #[must_use]
     pub const fn with_default_heartbeat(mut self, seconds: u16) -> Self {
         if self.is_default_heartbeat {
@@ -145,17 +145,17 @@ impl Broker {
         self
     }
 
-    /// The address without who we are.
+    /// The address without user and password.
     #[must_use]
     pub fn display_url(&self) -> &str {
         &self.display_url
     }
 
-    /// Makes a connection, which the broker shows as `name`.
+    /// Opens a connection, named `name` at the broker.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Denied`] where the broker does not let us in, [`Refusal::Retry`] otherwise.
+    /// [`Refusal::Denied`] where the broker rejects the login, [`Refusal::Retry`] otherwise.
     ///
     /// # Cancel safety
     ///
@@ -166,16 +166,16 @@ impl Broker {
             properties = properties.with_client_property(key.into(), value.into());
         }
         let broker = self.clone();
-        let wires = async move |uri: AMQPUri, _| {
+        let open = async move |uri: AMQPUri, _| {
             let stream = broker.open_stream(&uri).await.map_err(lapin::Error::from)?;
             Ok(AsyncTcpStream::Plain(stream))
         };
-        let connecting = Connection::connector(self.uri.clone(), stream::runtime(), wires, properties);
+        let connecting = Connection::connector(self.uri.clone(), stream::runtime(), open, properties);
         match tokio::time::timeout(AMQP_CONNECT_TIMEOUT, connecting).await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(error)) => Err(self.call_error("connect", &error)),
             Err(_) => {
-                Err(retry_error(format!("connect to {}: not done in {AMQP_CONNECT_TIMEOUT:?}", self.display_url)))
+                Err(retry_error(format!("connect to {}: timed out after {AMQP_CONNECT_TIMEOUT:?}", self.display_url)))
             }
         }
     }
@@ -190,7 +190,7 @@ impl Broker {
         Ok(stream.into())
     }
 
-    /// What an error of lapin's asks for. The sentence names the operation and the broker.
+    /// Converts an error of lapin's; the message names the operation and the broker.
     #[must_use]
     pub fn call_error(&self, operation: &str, error: &lapin::Error) -> CallError {
         CallError {
@@ -200,7 +200,6 @@ impl Broker {
     }
 }
 
-/// Nothing definite was learnt.
 #[must_use]
 pub fn retry_error(what: String) -> CallError {
     CallError { refusal: Refusal::Retry { retry_after: None }, message: what }
@@ -210,48 +209,47 @@ fn refusal(error: &lapin::Error) -> Refusal {
     if reply_code(error) == Some(ACCESS_REFUSED) { Refusal::Denied } else { Refusal::Retry { retry_after: None } }
 }
 
-/// The reply code of a broker that does not let somebody in, or not do something.
+/// Reply code: no permission.
 pub const ACCESS_REFUSED: u16 = 403;
-/// The reply code about what is not there.
+/// Reply code: no such queue, exchange or vhost.
 pub const NOT_FOUND: u16 = 404;
 
-/// The reply code about what is somebody else's alone.
+/// Reply code: an exclusive queue of another connection.
 pub const RESOURCE_LOCKED: u16 = 405;
 
-/// The broker's own code and text, where it gave one.
+/// The broker's reply code and text, or lapin's own text.
 #[must_use]
 pub fn error_text(error: &lapin::Error) -> String {
-    protocol_error(error).map_or_else(|| error.to_string(), |said| format!("{} {}", said.get_id(), said.get_message()))
+    protocol_error(error)
+        .map_or_else(|| error.to_string(), |fault| format!("{} {}", fault.get_id(), fault.get_message()))
 }
 
-/// The code that the broker gave, if it did.
 #[must_use]
 pub fn reply_code(error: &lapin::Error) -> Option<u16> {
     protocol_error(error).map(lapin::protocol::AMQPError::get_id)
 }
 
 fn protocol_error(error: &lapin::Error) -> Option<&lapin::protocol::AMQPError> {
-    if let ErrorKind::ProtocolError(said) = error.kind() { Some(said) } else { None }
+    if let ErrorKind::ProtocolError(fault) = error.kind() { Some(fault) } else { None }
 }
 
-/// Whether the broker does not let anybody publish at present, for want of memory or disk.
+/// Whether the broker blocks publishing, for want of memory or disk.
 #[must_use]
 pub fn is_blocked(connection: &Connection) -> bool {
     connection.status().blocked()
 }
 
-/// Closes a connection in an orderly way, within `within`.
+/// Closes a connection cleanly, within `within`.
 pub async fn close(connection: &Connection, within: Duration) {
     let closing = connection.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into());
     match tokio::time::timeout(within, closing).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(error = error_text(&error), "an AMQP connection was not closed in order"),
+        Ok(Err(error)) => tracing::debug!(error = error_text(&error), "an AMQP connection was not closed cleanly"),
         Err(_) => tracing::debug!("an AMQP connection was not closed in time"),
     }
 }
 
-/// Something of a connection that is being set up: closed when it is dropped, unless somebody keeps it. lapin alone would hold
-/// on to it, with whatever was asked for on it.
+/// Closes a channel or connection when dropped, unless it is disarmed: lapin would keep it open, with its consumers.
 pub(crate) struct CloseOnDrop<T: StartClose>(Option<T>);
 
 impl<T: StartClose> CloseOnDrop<T> {
@@ -272,7 +270,6 @@ impl<T: StartClose> Drop for CloseOnDrop<T> {
     }
 }
 
-/// What can be told to close without waiting for it.
 pub(crate) trait StartClose {
     fn start_close(&self);
 }
@@ -289,12 +286,11 @@ impl StartClose for &Connection {
     }
 }
 
-/// An order is given when it is first polled; what comes of it nobody waits for.
+/// Sends a frame without waiting for the reply: lapin sends on the first poll.
 pub(crate) fn poll_once(what: impl Future) {
     let _sent = std::pin::pin!(what).poll(&mut Context::from_waker(Waker::noop()));
 }
 
-/// A table of headers.
 #[must_use]
 pub fn header_table(entries: impl IntoIterator<Item = (&'static str, AMQPValue)>) -> FieldTable {
     let mut table = FieldTable::default();
@@ -314,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_without_a_vhost_means_the_usual_one() {
+    fn an_address_without_a_vhost_has_the_default_one() {
         for (uri, vhost) in [
             ("amqp://host", "/"),
             ("amqp://host/", "/"),
@@ -335,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_and_a_password_are_read_with_their_escapes_and_never_shown() {
+    fn user_and_password_are_unescaped_and_never_displayed() {
         for (uri, user, password) in [
             ("amqp://host/", "guest", "guest"),
             ("amqp://me:secret@host/", "me", "secret"),
@@ -350,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_in_no_log_for_as_long_as_somebody_logs_in_with_it() {
+    fn a_password_is_redacted_while_its_broker_exists() {
         let line = "login with broker-canary/17 or broker-canary%2F17";
         let broker = read("amqp://me:broker-canary%2F17@host/");
         let kept = broker.clone();
@@ -361,8 +357,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_said_without_it() {
-        for odd in [
+    fn an_invalid_address_is_reported_without_the_password() {
+        for invalid in [
             "",
             "host:5672",
             "me:secret@host",
@@ -370,10 +366,10 @@ mod tests {
             "amqp://me:secret@host:notaport/",
             "amqp://me:se@cr/secret@host/",
         ] {
-            let settings = BrokerConfig { uri: SecretString::from(odd), tls: TlsFiles::default() };
+            let settings = BrokerConfig { uri: SecretString::from(invalid), tls: TlsFiles::default() };
             let error = Broker::new(&settings).unwrap_err().to_string();
-            assert!(error.contains("cannot be read") && !error.contains("secret"), "{odd}: {error}");
-            assert_eq!(redact::text(&error), error, "what it should look like is shown");
+            assert!(error.contains("invalid AMQP address") && !error.contains("secret"), "{invalid}: {error}");
+            assert_eq!(redact::text(&error), error, "the format is not redacted");
         }
         let uri = SecretString::from(format!("amqp://me:secret@host/{}", "v".repeat(256)));
         let error = Broker::new(&BrokerConfig { uri, tls: TlsFiles::default() }).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Who the broker is, and who we are, by certificates.
+//! TLS to the broker, with client certificates.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,6 @@ use tokio_util::compat::TokioAsyncReadCompatExt as _;
 use super::stream::BrokerStream;
 use super::{InvalidBrokerConfig, TlsFiles};
 
-/// What encrypts a connection.
 #[derive(Clone)]
 pub(super) struct TlsClient {
     connector: TlsConnector,
@@ -23,11 +22,11 @@ pub(super) struct TlsClient {
 }
 
 impl TlsClient {
-    /// Reads the files. Where a CA is named, nobody else's word counts; otherwise that of this system's does.
+    /// Reads the files. A configured CA replaces the system's.
     pub(super) fn new(host: &str, files: &TlsFiles) -> Result<Self, InvalidBrokerConfig> {
         crate::host::crypto_provider::install_crypto_provider();
         let host = ServerName::try_from(host.to_owned())
-            .map_err(|_| InvalidBrokerConfig(format!("`{host}` is not a name that a certificate could be for")))?;
+            .map_err(|_| InvalidBrokerConfig(format!("`{host}` is not a valid host name for a certificate")))?;
         let builder = match &files.ca {
             Some(path) => {
                 let mut roots = RootCertStore::empty();
@@ -39,7 +38,7 @@ impl TlsClient {
             }
             None => ClientConfig::builder()
                 .with_platform_verifier()
-                .map_err(|error| InvalidBrokerConfig(format!("this system's certificates cannot be used: {error}")))?,
+                .map_err(|error| InvalidBrokerConfig(format!("cannot use the system's certificates: {error}")))?,
         };
         let config = match &files.client {
             Some(own) => {
@@ -48,7 +47,7 @@ impl TlsClient {
                     InvalidBrokerConfig(format!("{} holds no private key (PEM): {error}", own.key.display()))
                 })?;
                 builder.with_client_auth_cert(chain, key).map_err(|error| {
-                    InvalidBrokerConfig(format!("{} and its key cannot be used: {error}", own.certificate.display()))
+                    InvalidBrokerConfig(format!("cannot use {} with its key: {error}", own.certificate.display()))
                 })?
             }
             None => builder.with_no_client_auth(),
@@ -56,7 +55,6 @@ impl TlsClient {
         Ok(Self { connector: TlsConnector::from(Arc::new(config)), host })
     }
 
-    /// Encrypts.
     pub(super) async fn connect(&self, stream: TcpStream) -> io::Result<BrokerStream> {
         let stream = self.connector.connect(self.host.clone(), stream).await?;
         Ok(stream.compat().into())
@@ -64,8 +62,8 @@ impl TlsClient {
 }
 
 fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, InvalidBrokerConfig> {
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-    read.map_err(|error| {
-        InvalidBrokerConfig(format!("{} cannot be read as certificates (PEM): {error}", PathBuf::from(path).display()))
+    let certificates = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    certificates.map_err(|error| {
+        InvalidBrokerConfig(format!("cannot read certificates (PEM) from {}: {error}", PathBuf::from(path).display()))
     })
 }

@@ -1,9 +1,9 @@
-//! What a broker sends, made readable: names that are no text would end the connection, and come again over the next one.
+//! Replaces invalid UTF-8 from the broker before lapin parses it.
 //!
-//! A broker takes any bytes for a routing key or the name of a header, and lapin reads nothing but UTF-8. So each byte of such a name
-//! that is no text is replaced by [`REPLACEMENT_CHAR`], on the way from the wire to lapin. Nothing else is touched, and no length changes.
+//! RabbitMQ accepts any bytes as routing keys and header names, and lapin closes the connection over names that are not UTF-8; the
+//! redelivered message would close the next one too. Each invalid byte is replaced by [`REPLACEMENT_CHAR`]; lengths do not change.
 
-/// Stands for a byte that is no text. It is what ASCII has for that.
+/// Replaces an invalid byte: ASCII's SUB.
 pub const REPLACEMENT_CHAR: char = '\u{1a}';
 
 const METHOD: u8 = 1;
@@ -12,24 +12,24 @@ const BODY: u8 = 3;
 const HEARTBEAT: u8 = 8;
 /// Type, channel and size.
 const FRAME_HEAD: usize = 7;
-/// No frame of these kinds is larger: brokers agree on 128 KiB.
+/// The largest frame of these kinds: RabbitMQ negotiates 128 KiB.
 const FRAME_BYTES_MAX: usize = 1 << 20;
-/// How deep tables are looked into.
+/// How deep nested tables are parsed.
 const DEPTH_MAX: u32 = 16;
 
-/// Looks at what comes, frame by frame.
+/// A parser of AMQP frames.
 #[derive(Debug, Default)]
 pub(super) struct Utf8Sanitizer {
-    /// The beginning of a frame that is not there as a whole.
+    /// An incomplete frame.
     frame: Vec<u8>,
-    /// What is left of a frame that is passed on as it is.
+    /// Remaining bytes of a frame that passes unchanged.
     rest: usize,
-    /// It is not AMQP, or no AMQP that is known here: everything is passed on as it is.
+    /// Not AMQP, or not a known version: everything passes unchanged.
     strange: bool,
 }
 
 impl Utf8Sanitizer {
-    /// Takes what has come, and puts what can be passed on behind `out`.
+    /// Takes input, and appends output to `out`.
     pub(super) fn feed(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) {
         while !bytes.is_empty() {
             if self.strange {
@@ -53,7 +53,7 @@ impl Utf8Sanitizer {
         }
     }
 
-    /// What came last, where nothing more does.
+    /// The remaining output at the end of the input.
     pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
         out.append(&mut self.frame);
     }
@@ -67,7 +67,6 @@ impl Utf8Sanitizer {
         usize::try_from(size).unwrap_or(usize::MAX - FRAME_HEAD - 1)
     }
 
-    /// There is a head, or all of it.
     fn look(&mut self, out: &mut Vec<u8>) {
         let kind = self.frame.first().copied().unwrap_or_default();
         if self.frame.len() == FRAME_HEAD {
@@ -78,14 +77,14 @@ impl Utf8Sanitizer {
             }
         } else if let Some(payload) = self.frame.get_mut(FRAME_HEAD..) {
             let mut names = Names { left: payload };
-            // What cannot be read is passed on as it is.
+            // An unreadable frame passes unchanged.
             let _read = if kind == METHOD { names.of_method() } else { names.of_header() };
         }
         out.append(&mut self.frame);
     }
 }
 
-/// Goes through a payload and mends its names.
+/// A cursor over a payload that replaces names.
 struct Names<'a> {
     left: &'a mut [u8],
 }
@@ -111,32 +110,32 @@ impl Names<'_> {
         const BASIC: u64 = 60;
         let (class, method) = (self.number::<2>()?, self.number::<2>()?);
         match (class, method) {
-            // basic.return: the code, its text
+            // basic.return: reply code, reply text
             (BASIC, 50) => {
                 self.take(2)?;
                 self.name()?;
             }
-            // basic.deliver: the consumer, the tag, whether it comes again
+            // basic.deliver: consumer tag, delivery tag, redelivered
             (BASIC, 60) => {
                 self.name()?;
                 self.take(9)?;
             }
-            // basic.get-ok: the tag, whether it comes again
+            // basic.get-ok: delivery tag, redelivered
             (BASIC, 71) => drop(self.take(9)?),
-            // connection.close and channel.close: the code, and a text that names what it is about and is cut where it is too long
+            // connection.close and channel.close: reply code, and a reply text that RabbitMQ cuts without regard to characters
             (10, 50) | (20, 40) => {
                 self.take(2)?;
                 return self.name();
             }
             _ => return Some(()),
         }
-        // The exchange, and the routing key.
+        // Exchange and routing key.
         self.name()?;
         self.name()
     }
 
     fn of_header(&mut self) -> Option<()> {
-        // The class, its weight, and the size of the body.
+        // Class, weight, body size.
         self.take(12)?;
         let flags = self.number::<2>()?;
         for bit in (2..16).rev() {
@@ -145,7 +144,7 @@ impl Names<'_> {
             }
             match bit {
                 13 => self.table(DEPTH_MAX)?,
-                // Delivery mode, priority; the time.
+                // Delivery mode, priority; timestamp.
                 12 | 11 => drop(self.take(1)?),
                 6 => drop(self.take(8)?),
                 _ => self.name()?,
@@ -166,7 +165,7 @@ impl Names<'_> {
 
     fn value(&mut self, depth: u32) -> Option<()> {
         let kind = self.take(1)?.first_mut()?;
-        // What is deeper than anybody means it would cost lapin its stack: it is bytes from here on, which have their length as well.
+        // lapin would overflow its stack on deeper tables, so their type becomes byte array, which has a length as well.
         if depth == 0 && matches!(kind, b'F' | b'A') {
             *kind = b'x';
         }
@@ -196,14 +195,14 @@ impl Names<'_> {
     }
 }
 
-/// Makes text of what is none.
+/// Replaces invalid UTF-8 in a name.
 fn mend(name: &mut [u8]) {
     let mut from = 0;
     while let Some(Err(error)) = name.get(from..).map(std::str::from_utf8) {
         let start = from + error.valid_up_to();
         let end = error.error_len().map_or(name.len(), |length| start + length);
-        let Some(odd) = name.get_mut(start..end) else { return };
-        odd.fill(REPLACEMENT_CHAR as u8);
+        let Some(invalid) = name.get_mut(start..end) else { return };
+        invalid.fill(REPLACEMENT_CHAR as u8);
         from = end;
     }
 }
@@ -251,12 +250,12 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_no_text_become_some_and_nothing_else_is_touched_however_it_comes() {
+    fn only_names_that_are_not_utf_8_change_however_the_input_is_split() {
         let odd = b"a\xff\xc3";
         let all = |name: &[u8]| [deliver(name), header(name), frame(BODY, odd), frame(HEARTBEAT, b"")].concat();
         for piece in 1..80 {
             let seen = passed(&all(odd), piece);
-            // Values are bytes, and bodies too.
+            // Values and bodies are bytes.
             let expected: Vec<u8> = all(b"a\x1a\x1a");
             assert_eq!(seen.len(), expected.len());
             let changed = seen.iter().zip(all(odd)).filter(|(one, other)| **one != *other).count();
@@ -267,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_with_which_a_broker_closes_is_text() {
+    fn a_cut_close_text_becomes_utf_8() {
         for (class, method) in [(10, 50), (20, 40)] {
             let close =
                 |text: &[u8]| frame(METHOD, &[&[0, class, 0, method, 1, 0x96][..], &name(text), &[0; 4]].concat());
@@ -276,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_deeper_than_anybody_means_it_is_bytes_and_what_comes_after_it_is_mended() {
+    fn too_deep_tables_become_byte_arrays_and_the_rest_is_still_replaced() {
         let nested = |kind: u8, depth: usize| {
             (0..depth).fold(Vec::new(), |inside, _| {
                 [&[kind][..], &u32::try_from(inside.len()).unwrap().to_be_bytes(), &inside].concat()
@@ -298,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_passed_on_as_it_is() {
+    fn unknown_protocols_pass_unchanged() {
         let other = b"AMQP\x00\x00\x09\x01 and \xff more";
         assert_eq!(passed(other, 5), other);
         let short = frame(METHOD, &[0, 60, 0, 60, 200]);
@@ -310,7 +309,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_lost_or_made_longer_whatever_comes(bytes in proptest::collection::vec(any::<u8>(), 0..400), piece in 1..50_usize) {
+        fn any_input_keeps_its_length(bytes in proptest::collection::vec(any::<u8>(), 0..400), piece in 1..50_usize) {
             prop_assert_eq!(passed(&bytes, piece).len(), bytes.len());
             let framed = [deliver(&bytes[..bytes.len().min(255)]), frame(HEADER, &bytes), deliver(b"k")].concat();
             let seen = passed(&framed, piece);

@@ -1,8 +1,8 @@
-//! Has the work of one queue done by another: a request of an AMQP queue becomes a task, a task becomes a request.
+//! Connects two queues: a request of an AMQP queue becomes a task, and a task becomes a request.
 //!
-//! A bridge is a worker whose handlers run nothing themselves. Lease, reclaim, drain, journal and report are the worker's
-//! own; a handler here only hands on, waits, and brings back what came of it. What it hands on is named after what it was
-//! given, so that work which is given again finds what was begun, and begins nothing anew.
+//! A bridge is a worker whose handlers forward what they get and wait for the result. Leases, drain, journal and reports are those of
+//! the worker. The id of what a handler creates derives from what it was given, so that a redelivered request, or a task that is run
+//! again, finds what already exists.
 
 pub mod requests_to_tasks;
 pub mod tasks_to_requests;
@@ -14,49 +14,46 @@ use crate::domain::backoff::{Backoff, Policy};
 use crate::domain::jitter::Jitter;
 use crate::handler::Request;
 
-/// What the other side is given.
+/// What a task payload holds of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BridgeForm {
-    /// The whole request as a [`Request`] document: what a program is given of a request, it is given of the task too.
+    /// The whole request as a [`Request`] document, as `program` handlers get it.
     Whole,
-    /// What the body of the request says in JSON, as the payload of the task; and the other way round.
+    /// The JSON body of the request.
     Body,
 }
 
-/// What is not as it has to be to become the other.
-const NOT_JSON: &str = "the body is not JSON, and JSON is what the payload of a task is";
+const NOT_JSON: &str = "the body is not JSON, which a task payload has to be";
 
-/// The payload of the task that a request becomes.
 fn task_payload(request: &Request, form: BridgeForm) -> Result<Value, &'static str> {
     match form {
         BridgeForm::Whole => serde_json::to_value(request).map_err(|_| NOT_JSON),
         BridgeForm::Body => match &request.json {
             Some(json) => Ok(json.clone()),
-            // What is too long to be read for everybody is read here.
+            // `json` is missing for bodies that are too long to be parsed for every handler.
             None => serde_json::from_slice(&request.body_bytes()).map_err(|_| NOT_JSON),
         },
     }
 }
 
-/// The request that a task becomes.
 fn request_from_payload(payload: Value, form: BridgeForm) -> Result<Request, String> {
     match form {
         BridgeForm::Whole => serde_json::from_value(payload).map_err(|error| {
-            // serde_json may quote the payload; only the place is told.
-            format!("payload: it is no request (line {}, column {})", error.line(), error.column())
+            // serde_json may quote the payload, so only the position is reported.
+            format!("payload: not a request (line {}, column {})", error.line(), error.column())
         }),
         BridgeForm::Body => Ok(Request { body: Some(payload.to_string()), ..Request::default() }),
     }
 }
 
-/// What is sent for a request; where to, under which name and how long it may take is said by who sends it.
+/// The message for a request, without address, id and timeouts.
 fn rpc_request(request: Request) -> RpcRequest {
     let body = request_body(&request);
     let Request { path, headers, content_type, content_encoding, .. } = request;
     RpcRequest { path, body, headers, content_type, content_encoding, ..RpcRequest::default() }
 }
 
-/// What is sent as the body: `body` or `bodyBase64`, or `json` where there is neither.
+/// The body of the message: `body` or `bodyBase64`, otherwise `json`.
 fn request_body(request: &Request) -> Vec<u8> {
     match &request.json {
         Some(json) if request.body.is_none() && request.body_base64.is_none() => json.to_string().into_bytes(),
@@ -64,7 +61,7 @@ fn request_body(request: &Request) -> Vec<u8> {
     }
 }
 
-/// A row of waits, spread so that what was begun together does not ask together.
+/// Waits with backoff and jitter, so that requests which arrived together do not retry together.
 struct RetryTimer {
     backoff: Backoff,
     jitter: Jitter,
@@ -89,41 +86,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_comes_through_both_bridges_as_it_was() {
+    fn a_request_passes_both_bridges_unchanged() {
         for bytes in [&b"{\"x\":1}"[..], b"text", b"", &[0xff, 0]] {
-            let mut one = Request {
+            let mut request = Request {
                 path: Some("/echo".to_owned()),
                 content_type: Some("text/plain".to_owned()),
                 content_encoding: Some("gzip".to_owned()),
                 ..Request::default()
             };
-            one.set_body(bytes, 64);
-            let other =
-                request_from_payload(task_payload(&one, BridgeForm::Whole).unwrap(), BridgeForm::Whole).unwrap();
-            assert_eq!(&other, &one);
-            let sent = rpc_request(other);
-            assert_eq!((sent.path, sent.body), (one.path, bytes.to_vec()));
-            assert_eq!((sent.content_type, sent.content_encoding), (one.content_type, one.content_encoding));
+            request.set_body(bytes, 64);
+            let copy =
+                request_from_payload(task_payload(&request, BridgeForm::Whole).unwrap(), BridgeForm::Whole).unwrap();
+            assert_eq!(&copy, &request);
+            let sent = rpc_request(copy);
+            assert_eq!((sent.path, sent.body), (request.path, bytes.to_vec()));
+            assert_eq!((sent.content_type, sent.content_encoding), (request.content_type, request.content_encoding));
         }
     }
 
     #[test]
     fn a_body_becomes_a_payload_and_a_payload_a_body() {
-        let mut one = Request::default();
-        one.set_body(b"{\"command\":[[\"true\"]]}", 4);
-        assert!(one.json.is_none(), "it is longer than what is read for everybody");
-        let made = task_payload(&one, BridgeForm::Body).unwrap();
-        assert_eq!(made, json!({"command": [["true"]]}));
-        assert_eq!(request_body(&request_from_payload(made, BridgeForm::Body).unwrap()), one.body_bytes());
-        one.set_body(b"no json", 64);
-        assert_eq!(task_payload(&one, BridgeForm::Body), Err(NOT_JSON));
+        let mut request = Request::default();
+        request.set_body(b"{\"command\":[[\"true\"]]}", 4);
+        assert!(request.json.is_none(), "the body is longer than what is parsed");
+        let converted = task_payload(&request, BridgeForm::Body).unwrap();
+        assert_eq!(converted, json!({"command": [["true"]]}));
+        assert_eq!(request_body(&request_from_payload(converted, BridgeForm::Body).unwrap()), request.body_bytes());
+        request.set_body(b"no json", 64);
+        assert_eq!(task_payload(&request, BridgeForm::Body), Err(NOT_JSON));
     }
 
     #[test]
-    fn a_task_may_write_the_body_as_json_and_is_told_what_is_no_request() {
-        let made = request_from_payload(json!({"path": "/echo", "json": {"x": 1}}), BridgeForm::Whole).unwrap();
-        assert_eq!((made.path.as_deref(), request_body(&made)), (Some("/echo"), b"{\"x\":1}".to_vec()));
+    fn a_task_may_give_the_body_as_json_and_an_invalid_request_is_reported() {
+        let converted = request_from_payload(json!({"path": "/echo", "json": {"x": 1}}), BridgeForm::Whole).unwrap();
+        assert_eq!((converted.path.as_deref(), request_body(&converted)), (Some("/echo"), b"{\"x\":1}".to_vec()));
         let error = request_from_payload(json!({"path": {"secret": 1}}), BridgeForm::Whole).unwrap_err();
-        assert!(error.contains("no request") && !error.contains("secret"), "{error}");
+        assert!(error.contains("not a request") && !error.contains("secret"), "{error}");
     }
 }

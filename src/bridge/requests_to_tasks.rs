@@ -1,7 +1,7 @@
-//! Requests as tasks: each request becomes a task of a Taskcluster queue, and how that is resolved becomes the answer.
+//! Requests as tasks: creates a task of a Taskcluster queue for each request, and replies with its result.
 //!
-//! The id of the task is made of the request's idempotency key. A request that is delivered again, to this bridge or to
-//! another one, finds the task that it has become and waits for that.
+//! The task id derives from the request's idempotency key. A request that is redelivered, to this bridge or another one, finds its
+//! task and waits for it.
 
 use std::fmt;
 use std::time::Duration;
@@ -24,57 +24,56 @@ use crate::source::taskcluster::Api;
 use crate::source::taskcluster::formats::{format_time, task_id_from_bytes};
 use crate::source::{CallError, Reply};
 
-/// What a task leaves behind for whoever asked.
+/// The artifact that becomes the reply.
 pub(super) const RESULT_ARTIFACT: &str = "public/result.json";
 const RETRY_POLICY: Policy = Policy { first: BRIDGE_RETRY_MIN, max: BRIDGE_RETRY_MAX };
 const POLL_POLICY: Policy = Policy { first: BRIDGE_POLL_MIN, max: BRIDGE_POLL_MAX };
 
-/// Where requests go.
+/// Settings of [`RequestsToTasks`].
 #[derive(Clone)]
 pub struct Config {
-    /// The deployment.
+    /// The Taskcluster deployment.
     pub api: Api,
-    /// The queue of the tasks.
+    /// The queue that the tasks are created for.
     pub task_queue: Queue,
-    /// Where requests come from. The same key of two origins is two tasks.
+    /// The queue that the requests come from; a part of the task id.
     pub origin: String,
-    /// What the payload of a task is.
+    /// What the payload of a task holds.
     pub form: BridgeForm,
-    /// How long a task has, from when the request is taken, where its author waits no shorter.
+    /// The longest time that a task has, from its request's claim to its deadline.
     pub max_run_time: Duration,
 }
 
-/// Turns requests into tasks.
+/// Creates a task for each request.
 #[derive(Clone)]
 pub struct RequestsToTasks(Config);
 
 impl RequestsToTasks {
-    /// Nothing is sent yet.
+    /// A handler with these settings.
     #[must_use]
-    pub const fn new(settings: Config) -> Self {
-        Self(settings)
+    pub const fn new(config: Config) -> Self {
+        Self(config)
     }
 }
 
-/// A task to be made.
+/// A task to be created.
 pub struct PreparedTask {
-    task: TaskId,
+    id: TaskId,
     idempotency_key: String,
     definition: Value,
 }
 
 impl fmt::Debug for PreparedTask {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Plan({})", self.task)
+        write!(out, "PreparedTask({})", self.id)
     }
 }
 
-/// How a task was resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum TaskResult {
-    /// In which run.
+    /// The run that completed.
     Completed(u32),
-    /// How else.
+    /// What happened instead.
     Unsuccessful(String),
 }
 
@@ -83,33 +82,34 @@ impl PayloadHandler for RequestsToTasks {
     type Prepared = PreparedTask;
 
     fn describe(&self) -> String {
-        format!("hands requests on to {} as tasks", self.0.task_queue)
+        format!("forwards requests to {} as tasks", self.0.task_queue)
     }
 
     async fn prepare(&self, request: Request, context: &Context) -> Result<PreparedTask, PrepareError> {
         let payload =
             task_payload(&request, self.0.form).map_err(|what| PrepareError::Malformed(vec![what.to_owned()]))?;
         let key = request.idempotency_key.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
-        let patience = request.seconds_left.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        let time = patience.unwrap_or(self.0.max_run_time).min(self.0.max_run_time);
+        let remaining = request.seconds_left.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let time = remaining.unwrap_or(self.0.max_run_time).min(self.0.max_run_time);
         let definition = self.definition(&request, &key, payload, time, context);
-        let definition = definition.ok_or_else(|| PrepareError::Internal("its deadline is too far away".to_owned()))?;
-        Ok(PreparedTask { task: task_id(&self.0.origin, &key), idempotency_key: key, definition })
+        let definition =
+            definition.ok_or_else(|| PrepareError::Internal("the task's deadline is out of range".to_owned()))?;
+        Ok(PreparedTask { id: task_id(&self.0.origin, &key), idempotency_key: key, definition })
     }
 
-    async fn execute(&self, plan: PreparedTask, context: &Context) -> Result<(), ExecuteError> {
+    async fn execute(&self, task: PreparedTask, context: &Context) -> Result<(), ExecuteError> {
         tokio::select! {
-            ended = self.create_and_wait(&plan, context) => ended,
-            order = context.canceled() => {
-                // The task goes on when the request is only handed back: whoever takes it next finds the task.
-                if order.cause == CancelCause::Canceled {
-                    let left = context.time_until(order.deadline);
-                    let canceled = tokio::time::timeout(left, self.0.api.cancel_task(&plan.task)).await;
+            ended = self.create_and_wait(&task, context) => ended,
+            cancel = context.canceled() => {
+                // A release leaves the task running: the worker that claims the request next finds it.
+                if cancel.cause == CancelCause::Canceled {
+                    let remaining = context.time_until(cancel.deadline);
+                    let canceled = tokio::time::timeout(remaining, self.0.api.cancel_task(&task.id)).await;
                     if !matches!(canceled, Ok(Ok(_))) {
-                        context.log().write_note(&format!("task {} was not canceled", plan.task));
+                        context.log().write_note(&format!("cannot cancel task {}", task.id));
                     }
                 }
-                Err(ExecuteError::Intermittent(format!("task {} goes on without this bridge", plan.task)))
+                Err(ExecuteError::Intermittent(format!("task {} keeps running without this bridge", task.id)))
             }
         }
     }
@@ -141,7 +141,7 @@ impl RequestsToTasks {
             "payload": payload,
             "metadata": {
                 "name": request.path.as_deref().filter(|path| !path.is_empty()).unwrap_or("request"),
-                "description": format!("a request of {}, handed on by journeyman bridge", self.0.origin),
+                "description": format!("request from {}, created by journeyman bridge", self.0.origin),
                 "owner": "nobody@example.com",
                 "source": "https://example.com/journeyman",
             },
@@ -149,53 +149,53 @@ impl RequestsToTasks {
         }))
     }
 
-    async fn create_and_wait(&self, plan: &PreparedTask, context: &Context) -> Result<(), ExecuteError> {
-        self.create(plan, context).await?;
-        context.set_progress(&format!("waits for task {}", plan.task));
-        match self.wait_until_resolved(plan, context).await? {
+    async fn create_and_wait(&self, task: &PreparedTask, context: &Context) -> Result<(), ExecuteError> {
+        self.create(task, context).await?;
+        context.set_progress(&format!("waiting for task {}", task.id));
+        match self.wait_until_resolved(task, context).await? {
             TaskResult::Completed(run) => {
-                let run = Run { task: plan.task.clone(), run };
-                let answer = self.fetch_result(&run, context).await?;
-                let answered = context.set_reply(answer);
-                answered.map_err(|error| ExecuteError::Failed(format!("task {}: {error}", plan.task)))
+                let run = Run { task: task.id.clone(), run };
+                let reply = self.fetch_result(&run, context).await?;
+                let result = context.set_reply(reply);
+                result.map_err(|error| ExecuteError::Failed(format!("task {}: {error}", task.id)))
             }
-            TaskResult::Unsuccessful(how) => Err(ExecuteError::Failed(format!("task {} {how}", plan.task))),
+            TaskResult::Unsuccessful(how) => Err(ExecuteError::Failed(format!("task {} {how}", task.id))),
         }
     }
 
-    /// Makes the task, or finds it made.
-    async fn create(&self, plan: &PreparedTask, context: &Context) -> Result<(), ExecuteError> {
-        let mut waits = RetryTimer::new(RETRY_POLICY);
+    /// Creates the task, or finds it.
+    async fn create(&self, task: &PreparedTask, context: &Context) -> Result<(), ExecuteError> {
+        let mut retry = RetryTimer::new(RETRY_POLICY);
         loop {
-            match self.0.api.create_task(&plan.task, plan.definition.clone()).await {
+            match self.0.api.create_task(&task.id, task.definition.clone()).await {
                 Ok(_) => return Ok(()),
-                Err(CallError { refusal: Refusal::Gone, .. }) => return self.verify_existing(plan, context).await,
+                Err(CallError { refusal: Refusal::Gone, .. }) => return self.verify_existing(task, context).await,
                 Err(CallError { refusal: Refusal::Rejected, message: what }) => return Err(ExecuteError::Failed(what)),
-                Err(refused) => wait_before_retry(&mut waits, &refused, context).await,
+                Err(refused) => wait_before_retry(&mut retry, &refused, context).await,
             }
         }
     }
 
-    /// A task of this id that is another one was made by an earlier delivery, with other times.
-    async fn verify_existing(&self, plan: &PreparedTask, context: &Context) -> Result<(), ExecuteError> {
-        let mut waits = RetryTimer::new(RETRY_POLICY);
+    /// The task id exists with another definition: an earlier delivery created the task, with other times.
+    async fn verify_existing(&self, task: &PreparedTask, context: &Context) -> Result<(), ExecuteError> {
+        let mut retry = RetryTimer::new(RETRY_POLICY);
         loop {
-            match self.0.api.task_definition(&plan.task).await {
-                Ok(found) if found["extra"]["journeyman"]["bridge"] == plan.idempotency_key.as_str() => return Ok(()),
+            match self.0.api.task_definition(&task.id).await {
+                Ok(found) if found["extra"]["journeyman"]["bridge"] == task.idempotency_key.as_str() => return Ok(()),
                 Ok(_) => {
-                    let what = format!("task {} exists and is not of this request", plan.task);
+                    let what = format!("task {} exists and belongs to another request", task.id);
                     return Err(ExecuteError::Internal(what));
                 }
-                Err(refused) if is_transient(&refused) => wait_before_retry(&mut waits, &refused, context).await,
+                Err(refused) if is_transient(&refused) => wait_before_retry(&mut retry, &refused, context).await,
                 Err(refused) => return Err(ExecuteError::Failed(refused.message)),
             }
         }
     }
 
-    async fn wait_until_resolved(&self, plan: &PreparedTask, context: &Context) -> Result<TaskResult, ExecuteError> {
+    async fn wait_until_resolved(&self, task: &PreparedTask, context: &Context) -> Result<TaskResult, ExecuteError> {
         let (mut watch, mut retry) = (RetryTimer::new(POLL_POLICY), RetryTimer::new(RETRY_POLICY));
         loop {
-            match self.0.api.task_status(&plan.task).await {
+            match self.0.api.task_status(&task.id).await {
                 Ok(status) => match parse_status(&status) {
                     Some(end) => return Ok(end),
                     None => watch.wait(None).await,
@@ -206,22 +206,25 @@ impl RequestsToTasks {
         }
     }
 
-    /// The answer: what the task left behind as its result, or which task it was.
+    /// The reply: the task's result artifact, or the task's id where it has none.
     async fn fetch_result(&self, run: &Run, context: &Context) -> Result<Reply, ExecuteError> {
-        let mut waits = RetryTimer::new(RETRY_POLICY);
+        let mut retry = RetryTimer::new(RETRY_POLICY);
         let kind = Some("application/json".to_owned());
         loop {
             match self.download_result(run).await {
                 Ok(Some(bytes)) => return Ok(Reply { content_type: kind, ..Reply::ok(bytes) }),
                 Ok(None) => {
-                    let what = format!("task {}: its result is larger than {BRIDGE_RESULT_BYTES_MAX} bytes", run.task);
+                    let what = format!(
+                        "task {}: its result is larger than the limit of {BRIDGE_RESULT_BYTES_MAX} bytes",
+                        run.task
+                    );
                     return Err(ExecuteError::Failed(what));
                 }
                 Err(CallError { refusal: Refusal::Gone, .. }) => {
                     let body = json!({"taskId": run.task.as_str(), "runId": run.run, "state": "completed"});
                     return Ok(Reply { content_type: kind, ..Reply::ok(body.to_string().into_bytes()) });
                 }
-                Err(refused) if is_transient(&refused) => wait_before_retry(&mut waits, &refused, context).await,
+                Err(refused) if is_transient(&refused) => wait_before_retry(&mut retry, &refused, context).await,
                 Err(refused) => return Err(ExecuteError::Failed(refused.message)),
             }
         }
@@ -241,7 +244,7 @@ impl RequestsToTasks {
     }
 }
 
-/// Whether waiting helps. Credentials may be mended while the request waits; nothing is lost by that.
+/// Whether to retry. Denied counts: credentials may be corrected while the request waits.
 const fn is_transient(refused: &CallError) -> bool {
     match refused.refusal {
         Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Denied | Refusal::Stale => true,
@@ -249,19 +252,19 @@ const fn is_transient(refused: &CallError) -> bool {
     }
 }
 
-async fn wait_before_retry(waits: &mut RetryTimer, refused: &CallError, context: &Context) {
+async fn wait_before_retry(retry: &mut RetryTimer, refused: &CallError, context: &Context) {
     let asked = match refused.refusal {
         Refusal::Retry { retry_after: after } | Refusal::Throttled { retry_after: after } => after,
         Refusal::Denied | Refusal::Stale | Refusal::Gone | Refusal::Rejected => None,
     };
     if refused.refusal == Refusal::Denied {
-        tracing::warn!(claim.run = %context.task().run, "a request waits, since the queue it goes to refuses us: {}", refused.message);
+        tracing::warn!(claim.run = %context.task().run, "retrying a request whose queue denies access: {}", refused.message);
     }
-    context.set_progress(&format!("waits: {}", refused.message));
-    waits.wait(asked).await;
+    context.set_progress(&format!("retrying: {}", refused.message));
+    retry.wait(asked).await;
 }
 
-/// `None` while there is more to wait for.
+/// `None` until the task is resolved.
 fn parse_status(status: &Value) -> Option<TaskResult> {
     let runs = status["runs"].as_array().map_or(&[][..], Vec::as_slice);
     let last = runs.last();
@@ -275,7 +278,7 @@ fn parse_status(status: &Value) -> Option<TaskResult> {
     }
 }
 
-/// The id of the task that a request becomes.
+/// The id of the task for a request.
 fn task_id(origin: &str, key: &str) -> TaskId {
     let mut digest = Sha256::new();
     for part in ["journeyman bridge", origin, key] {
@@ -292,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_request_is_always_the_same_task_and_of_another_origin_another() {
+    fn the_task_id_derives_from_origin_and_key() {
         let one = task_id("requests", "key");
         assert_eq!(one, task_id("requests", "key"));
         for other in [task_id("requests", "yek"), task_id("elsewhere", "key"), task_id("request", "skey")] {
@@ -302,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_says_whether_there_is_more_to_wait_for() {
+    fn a_status_is_parsed_once_the_task_is_resolved() {
         let of = |state: &str, runs: Value| parse_status(&json!({"state": state, "runs": runs}));
         for open in ["unscheduled", "pending", "running", "", "news"] {
             assert_eq!(of(open, json!([])), None);

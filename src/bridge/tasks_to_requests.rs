@@ -1,7 +1,7 @@
-//! Tasks as requests: each task becomes a request to an AMQP worker group, and the answer becomes its outcome.
+//! Tasks as requests: sends a request to an AMQP worker group for each task, and resolves the task by the reply.
 //!
-//! The message is named after the task, so that a worker which is asked again knows it. Answers come to the connection that
-//! asked; when that is lost the request is sent once more.
+//! The message id derives from the task id, so that a worker recognizes a repeated request. Replies arrive on the connection that sent
+//! the request; when it is lost, the request is sent again.
 
 use std::time::Duration;
 
@@ -14,38 +14,38 @@ use crate::client::{ReplyPosition, RpcClient, RpcError, RpcReply, RpcRequest};
 use crate::domain::backoff::Policy;
 use crate::handler::artifact::{ArtifactDeclaration, ArtifactKind};
 use crate::handler::{Context, ExecuteError, PayloadHandler, PrepareError};
-use crate::limits::{BRIDGE_PARTIAL_ANSWERS_MAX, BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN};
+use crate::limits::{BRIDGE_PARTIAL_REPLIES_MAX, BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN};
 
-/// The content of an answer that is no JSON.
+/// The artifact for a reply that is not JSON.
 const RAW_RESULT_ARTIFACT: &str = "public/result";
 const RETRY_POLICY: Policy = Policy { first: BRIDGE_RETRY_MIN, max: BRIDGE_RETRY_MAX };
 
-/// Where tasks go.
+/// Settings of [`TasksToRequests`].
 #[derive(Debug)]
 pub struct Config {
-    /// Who asks.
+    /// The client that sends the requests.
     pub client: RpcClient,
-    /// Where requests are published; empty for a queue itself.
+    /// The exchange; empty for a queue.
     pub exchange: String,
-    /// Under which key.
+    /// The routing key.
     pub routing_key: String,
-    /// Where tasks come from, as a part of the name of each message.
+    /// The root URL that the tasks come from; a part of the message id.
     pub origin: String,
-    /// What the payload of a task is.
+    /// What the payload of a task holds.
     pub form: BridgeForm,
-    /// How long an answer may take, all attempts together.
+    /// How long to wait for the reply, over all attempts.
     pub max_run_time: Duration,
 }
 
-/// Turns tasks into requests.
+/// Sends a request for each task.
 #[derive(Debug)]
 pub struct TasksToRequests(Config);
 
 impl TasksToRequests {
-    /// Nothing is sent yet.
+    /// A handler with these settings.
     #[must_use]
-    pub const fn new(settings: Config) -> Self {
-        Self(settings)
+    pub const fn new(config: Config) -> Self {
+        Self(config)
     }
 }
 
@@ -56,9 +56,9 @@ impl PayloadHandler for TasksToRequests {
     fn describe(&self) -> String {
         let Config { exchange, routing_key: key, .. } = &self.0;
         if exchange.is_empty() {
-            format!("hands tasks on to the queue {key} as requests")
+            format!("forwards tasks to the queue {key} as requests")
         } else {
-            format!("hands tasks on to {exchange} under {key} as requests")
+            format!("forwards tasks to {exchange} with the key {key} as requests")
         }
     }
 
@@ -82,7 +82,7 @@ impl PayloadHandler for TasksToRequests {
         tokio::select! {
             ended = self.request_until_reply(call, context) => ended,
             _ = context.canceled() => {
-                Err(ExecuteError::Intermittent("the request may go on without this bridge".to_owned()))
+                Err(ExecuteError::Intermittent("the request may keep running without this bridge".to_owned()))
             }
         }
     }
@@ -91,25 +91,25 @@ impl PayloadHandler for TasksToRequests {
 impl TasksToRequests {
     async fn request_until_reply(&self, mut call: RpcRequest, context: &Context) -> Result<(), ExecuteError> {
         let until = Instant::now() + self.0.max_run_time;
-        let mut waits = RetryTimer::new(RETRY_POLICY);
-        let mut kept = PartialReplies::default();
+        let mut retry = RetryTimer::new(RETRY_POLICY);
+        let mut partial_replies = PartialReplies::default();
         loop {
             call.timeout = until.saturating_duration_since(Instant::now());
-            context.set_progress("waits for the answer");
-            match self.request_once(&call, &mut kept, context).await? {
-                Ok(answer) => return store_last_reply(&answer, context).await,
+            context.set_progress("waiting for the reply");
+            match self.request_once(&call, &mut partial_replies, context).await? {
+                Ok(reply) => return store_last_reply(&reply, context).await,
                 Err(RpcError::TimedOut(_)) => {
-                    return Err(ExecuteError::Failed(format!("no answer within {:?}", self.0.max_run_time)));
+                    return Err(ExecuteError::Failed(format!("no reply within {:?}", self.0.max_run_time)));
                 }
                 Err(error @ (RpcError::TooLarge { .. } | RpcError::NameTooLong(_))) => {
                     return Err(ExecuteError::Failed(error.to_string()));
                 }
                 Err(error) => {
-                    context.log().write_note(&format!("the request is sent once more in a while: {error}"));
-                    context.set_progress(&format!("waits: {error}"));
+                    context.log().write_note(&format!("sending the request again later: {error}"));
+                    context.set_progress(&format!("retrying: {error}"));
                     tokio::select! {
-                        () = waits.wait(None) => {}
-                        // The next one says that the time is over.
+                        () = retry.wait(None) => {}
+                        // The next attempt times out at once.
                         () = tokio::time::sleep_until(until) => {}
                     }
                 }
@@ -120,18 +120,18 @@ impl TasksToRequests {
     async fn request_once(
         &self,
         call: &RpcRequest,
-        kept: &mut PartialReplies,
+        partial_replies: &mut PartialReplies,
         context: &Context,
     ) -> Result<Result<RpcReply, RpcError>, ExecuteError> {
-        let mut answers = match self.0.client.stream(call).await {
-            Ok(answers) => answers,
+        let mut replies = match self.0.client.stream(call).await {
+            Ok(replies) => replies,
             Err(error) => return Ok(Err(error)),
         };
-        kept.restart();
+        partial_replies.restart();
         loop {
-            match answers.next().await {
-                Some(Ok(answer)) if answer.position == ReplyPosition::Last => return Ok(Ok(answer)),
-                Some(Ok(part)) => kept.store(&part, context).await?,
+            match replies.next().await {
+                Some(Ok(reply)) if reply.position == ReplyPosition::Last => return Ok(Ok(reply)),
+                Some(Ok(reply)) => partial_replies.store(&reply, context).await?,
                 Some(Err(error)) => return Ok(Err(error)),
                 None => return Ok(Err(RpcError::ConnectionLost)),
             }
@@ -139,7 +139,7 @@ impl TasksToRequests {
     }
 }
 
-/// The partial answers that were kept, over all attempts: what came again is not kept twice.
+/// The partial replies that were stored, over all attempts: repeated ones are not stored again.
 #[derive(Debug, Default)]
 struct PartialReplies {
     stored_count: usize,
@@ -151,41 +151,45 @@ impl PartialReplies {
         self.received_count = 0;
     }
 
-    async fn store(&mut self, part: &RpcReply, context: &Context) -> Result<(), ExecuteError> {
+    async fn store(&mut self, reply: &RpcReply, context: &Context) -> Result<(), ExecuteError> {
         self.received_count += 1;
         if self.received_count <= self.stored_count {
             return Ok(());
         }
         self.stored_count = self.received_count;
-        if self.stored_count > BRIDGE_PARTIAL_ANSWERS_MAX {
-            if self.stored_count == BRIDGE_PARTIAL_ANSWERS_MAX + 1 {
+        if self.stored_count > BRIDGE_PARTIAL_REPLIES_MAX {
+            if self.stored_count == BRIDGE_PARTIAL_REPLIES_MAX + 1 {
                 context
                     .log()
-                    .write_note(&format!("only the first {BRIDGE_PARTIAL_ANSWERS_MAX} partial answers are kept"));
+                    .write_note(&format!("storing only the first {BRIDGE_PARTIAL_REPLIES_MAX} partial replies"));
             }
             return Ok(());
         }
-        let name = format!("public/parts/{:04}{}", self.stored_count, if is_json(&part.body) { ".json" } else { "" });
-        declare_artifact(&name, &format!("part-{}", self.stored_count), &part.body, context).await
+        let name = format!(
+            "public/partial-replies/{:04}{}",
+            self.stored_count,
+            if is_json(&reply.body) { ".json" } else { "" }
+        );
+        declare_artifact(&name, &format!("part-{}", self.stored_count), &reply.body, context).await
     }
 }
 
-async fn store_last_reply(answer: &RpcReply, context: &Context) -> Result<(), ExecuteError> {
-    let name = if is_json(&answer.body) { RESULT_ARTIFACT } else { RAW_RESULT_ARTIFACT };
-    if !answer.body.is_empty() {
-        declare_artifact(name, "answer", &answer.body, context).await?;
+async fn store_last_reply(reply: &RpcReply, context: &Context) -> Result<(), ExecuteError> {
+    let name = if is_json(&reply.body) { RESULT_ARTIFACT } else { RAW_RESULT_ARTIFACT };
+    if !reply.body.is_empty() {
+        declare_artifact(name, "reply", &reply.body, context).await?;
     }
-    if answer.is_ok() {
+    if reply.is_ok() {
         return Ok(());
     }
-    let status = answer.status.as_deref().unwrap_or("no status");
-    let why = answer.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
-    Err(ExecuteError::Failed(format!("it was answered with {status}{why}; the answer is the artifact {name}")))
+    let status = reply.status.as_deref().unwrap_or("no status");
+    let why = reply.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
+    Err(ExecuteError::Failed(format!("the reply has the status {status}{why}; see the artifact {name}")))
 }
 
 async fn declare_artifact(name: &str, file: &str, bytes: &[u8], context: &Context) -> Result<(), ExecuteError> {
     let path = context.workdir().join(file);
-    let host = |error: std::io::Error| ExecuteError::Host(format!("an answer cannot be stored: {error}"));
+    let host = |error: std::io::Error| ExecuteError::Host(format!("cannot store a reply: {error}"));
     tokio::fs::write(&path, bytes).await.map_err(host)?;
     let kind = if is_json(bytes) { "application/json" } else { "application/octet-stream" };
     let what = ArtifactKind::File { path: file.into(), content_type: Some(kind.to_owned()) };

@@ -1,4 +1,4 @@
-//! Makes what speaks AMQP of a configuration.
+//! Builds AMQP brokers, sources and activity reports from the configuration.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -18,46 +18,46 @@ use crate::handler::DynHandler;
 use crate::source::amqp::{AmqpSource, AmqpSourceConfig, MaxRunTime, OnAttemptsExhausted, PayloadForm};
 use crate::worker::{Control, SourceBinding};
 
-/// Where RabbitMQ is that nobody has configured.
+/// A RabbitMQ on this machine with its default user.
 pub(super) const BROKER_URI_DEFAULT: &str = "amqp://guest:guest@127.0.0.1:5672/%2f";
 
-/// The broker.
+/// Builds the broker.
 ///
 /// # Errors
 ///
-/// [`Exit::Config`] where its address or a certificate cannot be used.
+/// [`Exit::Config`] where the address or a certificate is invalid.
 pub(super) fn build_broker(config: &schema::Amqp, environment: &Environment) -> Result<Broker, Failure> {
     let uri = secrets::amqp_uri(config, environment)?;
-    let own = config.certificate_file.as_ref().zip(config.key_file.as_ref());
-    if let Some((_, key)) = own
+    let client = config.certificate_file.as_ref().zip(config.key_file.as_ref());
+    if let Some((_, key)) = client
         && secrets::is_world_readable(&key.0)
     {
-        tracing::warn!(path = %key.0.display(), "every user of this machine can read this private key; chmod 600 hides it");
+        tracing::warn!(path = %key.0.display(), "every user of this machine can read this private key; restrict it by chmod 600");
     }
     let settings = amqp::BrokerConfig {
         uri: SecretString::from(uri.as_ref().map_or(BROKER_URI_DEFAULT, |uri| uri.reveal())),
         tls: TlsFiles {
             ca: config.ca_file.as_ref().map(|file| file.0.clone()),
-            client: own
+            client: client
                 .map(|(certificate, key)| ClientCertificate { certificate: certificate.0.clone(), key: key.0.clone() }),
         },
     };
     Broker::new(&settings).map_err(|error| Failure::new(Exit::Config, format!("amqp: {error}")))
 }
 
-/// Where the broker may tell how long it waits; `None` where it is not asked.
+/// Builds the client of the management interface; `None` where it is not configured.
 pub(super) fn build_management(config: &schema::Amqp, broker: &Broker) -> Result<Option<Management>, Failure> {
     let Some(base) = &config.management_url else { return Ok(None) };
     let made = Management::new(broker, base.as_str(), config.ca_file.as_ref().map(|file| file.0.as_path()));
     made.map(Some).map_err(|error| Failure::new(Exit::Config, format!("amqp.management_url: {error}")))
 }
 
-/// What the controller calls this worker.
+/// The worker's id in activity reports.
 pub(super) fn worker_id(config: &Config, name: &WorkerIdentity) -> String {
     config.amqp.worker_id.clone().unwrap_or_else(|| name.id.clone())
 }
 
-/// The exchange that activity is reported to; `None` where it is not.
+/// The exchange for activity reports; `None` where there are none.
 pub(super) fn activity_exchange(config: &Config) -> Option<String> {
     let of_requests = config.source.values().any(|source| source.kind == SourceKind::Amqp);
     let built_in = || of_requests.then(|| format!("{}-activity-xchg", config.amqp.pool));
@@ -68,13 +68,13 @@ fn warn_without_worker_key(exchange: String, config: &Config) -> String {
     if config.amqp.worker_key.is_none() {
         tracing::warn!(
             exchange,
-            "activity is reported under an empty routing key, which tells a controller nothing: set `amqp.worker_key` (WORKER_KEY)"
+            "activity is reported with an empty routing key, so a controller cannot attribute it: set `amqp.worker_key` (WORKER_KEY)"
         );
     }
     exchange
 }
 
-/// Reports to the controller of AMQP workers for as long as it is polled, where there is one to be told.
+/// Builds the future that reports activity, which never ends.
 ///
 /// # Errors
 ///
@@ -94,50 +94,53 @@ pub(super) fn report_activity(
         }),
         None => None,
     };
-    let pulse = control.liveness();
+    let liveness = control.liveness();
     Ok(async move {
         match settings {
-            Some(settings) => activity::report(settings, pulse).await,
+            Some(settings) => activity::report(settings, liveness).await,
             None => std::future::pending().await,
         }
     })
 }
 
-/// The queue of a source of requests.
+/// The queue of an AMQP source.
 pub(super) fn requests_queue(source: &Source, config: &Config) -> String {
     let amqp = &config.amqp;
     let named = source.requests_queue.as_ref().or(amqp.requests_queue.as_ref());
     named.cloned().unwrap_or_else(|| format!("{}-req-{}", amqp.pool, amqp.worker_key.as_deref().unwrap_or_default()))
 }
 
-/// What is done with requests.
+/// The handler of a request source, and what the source has to know of it.
 pub(super) struct RequestHandling {
-    /// By whom.
     pub handler: Arc<dyn DynHandler>,
-    /// What it is given of a request.
     pub form: PayloadForm,
-    /// How long it may take.
     pub max_run_time: MaxRunTime,
 }
 
 impl RequestHandling {
-    /// That of a handler which the configuration names.
+    /// For a handler of the configuration.
     pub(super) fn from_config(config: &Config, name: &str, handler: Arc<dyn DynHandler>) -> Self {
         let built_in = schema::Handler::default();
-        let wanted = config.handler.get(name);
-        let is_command = wanted.map_or(name == COMMAND, |handler| handler.kind == HandlerKind::Command);
+        let handler_config = config.handler.get(name);
+        let is_command = handler_config.map_or(name == COMMAND, |handler| handler.kind == HandlerKind::Command);
         let form = if is_command { PayloadForm::Body } else { PayloadForm::Whole };
-        let (longest, usual) = (wanted.unwrap_or(&built_in).max_run_time.0, built_in.max_run_time.0);
-        let set = longest != usual || config.amqp.consumer_timeout != schema::Amqp::default().consumer_timeout;
+        let (max_run_time, default_max_run_time) =
+            (handler_config.unwrap_or(&built_in).max_run_time.0, built_in.max_run_time.0);
+        let is_configured = max_run_time != default_max_run_time
+            || config.amqp.consumer_timeout != schema::Amqp::default().consumer_timeout;
         Self {
             handler,
             form,
-            max_run_time: if set { MaxRunTime::Configured(longest) } else { MaxRunTime::Default(longest) },
+            max_run_time: if is_configured {
+                MaxRunTime::Configured(max_run_time)
+            } else {
+                MaxRunTime::Default(max_run_time)
+            },
         }
     }
 }
 
-/// A source of requests and what runs them.
+/// Builds an AMQP source with its handler.
 ///
 /// # Errors
 ///
@@ -150,12 +153,12 @@ pub(super) fn source_binding(
     work: RequestHandling,
     environment: &Environment,
 ) -> Result<SourceBinding, Failure> {
-    let RequestHandling { handler, form, max_run_time: longest } = work;
+    let RequestHandling { handler, form, max_run_time } = work;
     let amqp = &config.amqp;
     let key = amqp.worker_key.clone().unwrap_or_default();
     let queue = requests_queue(source, config);
     let worker_id = worker_id(config, name);
-    let patience = Some(amqp.consumer_timeout.0).filter(|span| !span.is_zero());
+    let consumer_timeout = Some(amqp.consumer_timeout.0).filter(|span| !span.is_zero());
     let broker = build_broker(amqp, environment)?;
     let settings = AmqpSourceConfig {
         payload_form: form,
@@ -165,9 +168,9 @@ pub(super) fn source_binding(
             (schema::OnAttemptsExhausted::Reply, None) => OnAttemptsExhausted::Reply,
             (schema::OnAttemptsExhausted::DeadLetter, None) => OnAttemptsExhausted::DeadLetter,
         },
-        consumer_timeout: patience,
+        consumer_timeout,
         management: build_management(amqp, &broker)?,
-        max_run_time: longest,
+        max_run_time,
         message_bytes_max: amqp.max_message_size.0,
         ..AmqpSourceConfig::new(broker, &queue, &worker_id)
     };

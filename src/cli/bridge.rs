@@ -1,4 +1,4 @@
-//! `journeyman bridge`: has the work of one queue done by another.
+//! `journeyman bridge`: a worker whose handlers forward to another queue.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::handler::{self, DynHandler};
 use crate::source::amqp;
 use crate::worker::{SourceBinding, Worker};
 
-/// Runs it.
+/// Runs the command.
 ///
 /// # Errors
 ///
@@ -23,31 +23,33 @@ pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> Exi
     Box::pin(worker::run_with(build_worker, arguments, environment)).await
 }
 
-/// A worker that hands on what it claims.
 fn build_worker(config: &Config, environment: &Environment) -> Result<Worker, Failure> {
     if config.bridge.is_empty() {
         return Err(Failure::new(
             Exit::Config,
-            "there is no [bridge.NAME], so there is nothing to hand on; `journeyman guide bridge` shows one",
+            "the configuration has no [bridge.NAME], so there is nothing to forward; `journeyman guide bridge` shows one",
         ));
     }
     worker_setup::redact_secrets(config, environment);
     let name = WorkerIdentity::from_config(config);
-    let feeds: Result<Vec<SourceBinding>, Failure> =
-        config.bridge.iter().map(|(named, bridge)| source_binding(named, bridge, config, &name, environment)).collect();
-    Ok(Worker::new(worker_setup::worker_config(config), feeds?))
+    let bindings: Result<Vec<SourceBinding>, Failure> = config
+        .bridge
+        .iter()
+        .map(|(bridge_name, bridge)| source_binding(bridge_name, bridge, config, &name, environment))
+        .collect();
+    Ok(Worker::new(worker_setup::worker_config(config), bindings?))
 }
 
 fn source_binding(
-    named: &str,
+    bridge_name: &str,
     bridge: &Bridge,
     config: &Config,
     name: &WorkerIdentity,
     environment: &Environment,
 ) -> Result<SourceBinding, Failure> {
-    // The configuration was refused already where a source is not there or of the wrong kind.
+    // `config::rules` has rejected missing sources and wrong kinds.
     let source = |name: &str| {
-        let missing = || Failure::new(Exit::Config, format!("[bridge.{named}]: there is no [source.{name}]"));
+        let missing = || Failure::new(Exit::Config, format!("[bridge.{bridge_name}]: [source.{name}] does not exist"));
         config.source.get(name).ok_or_else(missing)
     };
     let (from, to) = (source(&bridge.from)?, source(&bridge.to)?);
@@ -55,7 +57,7 @@ fn source_binding(
         Form::Whole => bridge::BridgeForm::Whole,
         Form::Body => bridge::BridgeForm::Body,
     };
-    let longest = bridge.max_run_time.0;
+    let max_run_time = bridge.max_run_time.0;
     match (from.tasks(), to.tasks()) {
         (None, Some(tasks)) => {
             let handler: Arc<dyn DynHandler> =
@@ -64,12 +66,12 @@ fn source_binding(
                     task_queue: tasks.task_queue.clone(),
                     origin: amqp_setup::requests_queue(from, config),
                     form,
-                    max_run_time: longest,
+                    max_run_time,
                 }));
             let work = RequestHandling {
                 handler,
                 form: amqp::PayloadForm::Whole,
-                max_run_time: amqp::MaxRunTime::Configured(longest),
+                max_run_time: amqp::MaxRunTime::Configured(max_run_time),
             };
             amqp_setup::source_binding(&bridge.from, from, config, name, work, environment)
         }
@@ -85,26 +87,25 @@ fn source_binding(
                     routing_key: key,
                     origin: tasks.root_url.as_str().to_owned(),
                     form,
-                    max_run_time: longest,
+                    max_run_time,
                 }));
-            worker_setup::source_binding(&bridge.from, from, tasks, name, handler, environment).map(|(feed, _)| feed)
+            worker_setup::source_binding(&bridge.from, from, tasks, name, handler, environment)
+                .map(|(binding, _)| binding)
         }
-        (None, None) | (Some(_), Some(_)) => Err(Failure::new(
-            Exit::Config,
-            format!("[bridge.{named}] leads from one source to another of the same kind"),
-        )),
+        (None, None) | (Some(_), Some(_)) => {
+            Err(Failure::new(Exit::Config, format!("[bridge.{bridge_name}] connects two sources of the same kind")))
+        }
     }
 }
 
-/// Where requests are published.
 struct PublishTarget {
     exchange: String,
     key: String,
 }
 
 impl PublishTarget {
-    /// A queue that is named is published to as it is; otherwise the pool's exchange finds it, and its controller starts who
-    /// works for the key.
+    /// A named queue is published to directly. Otherwise the pool's exchange routes by the key, and the pool's controller starts workers
+    /// for it.
     fn from_config(to: &Source, config: &Config) -> Self {
         match to.requests_queue.as_ref().or(config.amqp.requests_queue.as_ref()) {
             Some(queue) => Self { exchange: String::new(), key: queue.clone() },

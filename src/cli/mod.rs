@@ -61,7 +61,7 @@ enum CliCommand {
     Dev(Box<dev::DevArgs>),
     /// Claim and run tasks until told to go
     Worker(worker::WorkerArgs),
-    /// Have the work of one queue done by another: requests as tasks, tasks as requests
+    /// Forward requests as tasks, or tasks as requests
     Bridge(worker::WorkerArgs),
     /// Start, scale and stop groups of AMQP workers by demand
     Controller(controller::ControllerArgs),
@@ -88,7 +88,7 @@ enum CliCommand {
     Queue(queue::QueueArgs),
     /// Create, watch, read, cancel and list tasks
     Task(task::TaskArgs),
-    /// Ask a worker group over AMQP
+    /// Call a worker group over AMQP
     Call(call::CallArgs),
     /// Show and test handlers
     #[command(subcommand)]

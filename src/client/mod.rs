@@ -1,8 +1,8 @@
-//! Asks the workers of a pool, over AMQP: a request goes to an exchange under a key, and the answers come back.
+//! An RPC client for worker groups over AMQP: publishes requests and receives the replies.
 //!
-//! One connection carries thousands of calls at once. It is made by the first call, and made again by the next one after it
-//! was lost; calls that were under way then fail, since nobody can tell whether they were worked at. Answers come by direct
-//! reply-to, so they last as long as the connection.
+//! One connection carries thousands of concurrent calls. The first call opens it, and the first call after a loss opens a new one; calls
+//! that were pending on the lost connection fail, since their requests may or may not have run. Replies use direct reply-to, so they
+//! last as long as the connection.
 
 mod session;
 
@@ -22,31 +22,30 @@ use session::{Event, Session};
 /// A request.
 #[derive(Clone, Default)]
 pub struct RpcRequest {
-    /// Where it is published: `{pool}-req-xchg` for a pool.
+    /// The exchange; `{pool}-req-xchg` for a pool.
     pub exchange: String,
-    /// Which worker group it is for.
+    /// The routing key: which worker group the request is for.
     pub routing_key: String,
-    /// What is asked for, for workers that tell requests apart by it (`x-rpc-path`).
+    /// The method, for workers with several (`x-rpc-path`).
     pub path: Option<String>,
-    /// What it says. JSON for most workers.
+    /// The body; JSON for most workers.
     pub body: Vec<u8>,
-    /// What kind of content that is, where the worker is to know (`content-type`).
+    /// The media type of the body (`content-type`).
     pub content_type: Option<String>,
-    /// How the content is encoded, where it is (`content-encoding`).
+    /// The encoding of the body (`content-encoding`).
     pub content_encoding: Option<String>,
-    /// How long the last answer may take, from now, or the broker's word where no answer is awaited.
+    /// How long to wait for the last reply, or for the confirm where no reply is awaited.
     pub timeout: Duration,
-    /// How long the broker keeps the request for somebody to take it. `None` is for as long as `timeout`, or without end where no
-    /// answer is awaited.
+    /// How long the request may wait in its queue. Without it: `timeout`, or unlimited where no reply is awaited.
     pub message_ttl: Option<Duration>,
-    /// More headers, as text.
+    /// More headers.
     pub headers: BTreeMap<String, String>,
-    /// The same whenever the same is asked again, so that whoever works at it knows; nothing where that is never meant.
+    /// An id that is equal whenever the same request is sent again, so that the worker recognizes it.
     pub message_id: Option<String>,
 }
 
 impl RpcRequest {
-    /// Whether it can be sent at all.
+    /// Checks that the request can be sent.
     ///
     /// # Errors
     ///
@@ -55,13 +54,13 @@ impl RpcRequest {
         if self.body.len() > CALL_BODY_BYTES_MAX {
             return Err(RpcError::TooLarge { bytes: self.body.len() });
         }
-        amqp::to_short_string("the name of the exchange", &self.exchange)?;
-        amqp::to_short_string("the key", &self.routing_key)?;
+        amqp::to_short_string("the exchange name", &self.exchange)?;
+        amqp::to_short_string("the routing key", &self.routing_key)?;
         amqp::to_short_string("the message id", self.message_id.as_deref().unwrap_or_default())?;
         amqp::to_short_string("the content type", self.content_type.as_deref().unwrap_or_default())?;
         amqp::to_short_string("the content encoding", self.content_encoding.as_deref().unwrap_or_default())?;
         for name in self.headers.keys() {
-            amqp::to_short_string("the name of a header", name)?;
+            amqp::to_short_string("the header name", name)?;
         }
         Ok(())
     }
@@ -69,27 +68,27 @@ impl RpcRequest {
 
 impl std::fmt::Debug for RpcRequest {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Call({} to {}, {} bytes)", self.routing_key, self.exchange, self.body.len())
+        write!(out, "RpcRequest({} to {}, {} bytes)", self.routing_key, self.exchange, self.body.len())
     }
 }
 
-/// Whether more answers follow.
+/// Whether more replies follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyPosition {
     /// More follow.
     Partial,
-    /// It is the last one.
+    /// This is the last reply.
     Last,
 }
 
-/// An answer.
+/// A reply.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RpcReply {
-    /// How it went (`x-status`): `ok`, or a word for what went wrong. `None` where whoever answered did not say.
+    /// The status (`x-status`): `ok`, or another word for an error. `None` where the reply has none.
     pub status: Option<String>,
-    /// Why the request was dead-lettered, where the answer is not a worker's own.
+    /// Why the request was dead-lettered, where the controller replied in place of a worker.
     pub reason: Option<String>,
-    /// What it says.
+    /// The body.
     pub body: Vec<u8>,
     /// Whether more follow.
     pub position: ReplyPosition,
@@ -97,28 +96,28 @@ pub struct RpcReply {
 
 impl std::fmt::Debug for RpcReply {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { status, reason, body, position: part } = self;
-        write!(out, "Answer({status:?}, {reason:?}, {} bytes, {part:?})", body.len())
+        let Self { status, reason, body, position } = self;
+        write!(out, "RpcReply({status:?}, {reason:?}, {} bytes, {position:?})", body.len())
     }
 }
 
 impl RpcReply {
-    /// Whether all is well.
+    /// Whether the status is `ok`.
     #[must_use]
     pub fn is_ok(&self) -> bool {
         self.status.as_deref() == Some("ok")
     }
 }
 
-/// Why a call has no answer. No text holds the request.
+/// Why a call has no reply. No message holds the body of the request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RpcError {
-    /// There is no such exchange.
-    #[error("there is no exchange `{0}`: the pool does not exist, or its controller has not run yet")]
+    /// The exchange does not exist.
+    #[error("exchange `{0}` does not exist: is the pool's name correct, and is its controller running?")]
     ExchangeNotFound(String),
-    /// Nobody takes requests under this key. It was not worked at.
+    /// No queue is bound to this key. The request did not run.
     #[error(
-        "nobody takes requests under the key `{key}` at `{exchange}`: no worker group is there, and no controller starts one"
+        "no queue for the key `{key}` at the exchange `{exchange}`: the worker group does not exist, and no controller creates it"
     )]
     Unroutable {
         /// The exchange.
@@ -126,36 +125,36 @@ pub enum RpcError {
         /// The key.
         key: String,
     },
-    /// The broker did not take it, such as for a full queue. It was not worked at.
-    #[error("the broker did not take the request: its queue is full, or could not store it")]
+    /// The broker refused the request. It did not run.
+    #[error("the broker refused the request: its queue is full")]
     Nacked,
-    /// There was no last answer in time. It may still be worked at.
-    #[error("no answer within {0:?}")]
+    /// The last reply did not arrive in time. The request may still run.
+    #[error("no reply within {0:?}")]
     TimedOut(Duration),
-    /// The connection was lost. The request may have been worked at, and may still be.
-    #[error("the connection to the broker was lost before the answer came; the request may have been worked at")]
+    /// The connection was lost. The request may have run, and may still run.
+    #[error("the connection to the broker was lost before the reply arrived; the request may have run")]
     ConnectionLost,
-    /// Partial answers came faster than they were taken.
-    #[error("partial answers came faster than they were taken; the rest was dropped")]
+    /// The caller did not read the partial replies fast enough.
+    #[error("partial replies arrived faster than they were read; the remaining ones were dropped")]
     Overrun,
-    /// The body is larger than a broker takes.
-    #[error("the request has {bytes} bytes, and {CALL_BODY_BYTES_MAX} can be sent")]
+    /// The body is too large for a broker.
+    #[error("the request has {bytes} bytes; the limit is {CALL_BODY_BYTES_MAX}")]
     TooLarge {
-        /// What it has.
+        /// Its size.
         bytes: usize,
     },
-    /// A name in it is longer than what can be sent.
+    /// A name in the request is too long for AMQP.
     #[error(transparent)]
     NameTooLong(#[from] NameTooLong),
-    /// The broker does not let us in, or not publish there.
+    /// The broker rejected the login or has no permission to publish.
     #[error("{0}")]
     Denied(String),
-    /// The broker cannot be reached, or broke off.
+    /// The broker cannot be reached, or closed the connection.
     #[error("{0}")]
     Unreachable(String),
 }
 
-/// Asks the workers of pools.
+/// A client for the requests of worker groups.
 #[derive(Debug)]
 pub struct RpcClient {
     broker: Broker,
@@ -166,7 +165,7 @@ pub struct RpcClient {
 }
 
 impl RpcClient {
-    /// A client that is not connected yet. The broker shows its connection as `name`.
+    /// A client that connects with its first call, as `name`.
     #[must_use]
     pub fn new(broker: Broker, name: impl Into<String>) -> Self {
         Self {
@@ -178,26 +177,26 @@ impl RpcClient {
         }
     }
 
-    /// How many answers came that no call waited for any more: second ones, and those that came too late.
+    /// Replies that arrived after their call had ended.
     #[must_use]
     pub fn late_replies(&self) -> u64 {
         self.late_replies.load(Ordering::Relaxed)
     }
 
-    /// Sends a request, and waits for the last answer.
+    /// Sends a request and waits for the last reply.
     ///
     /// # Errors
     ///
-    /// See [`RpcError`]. An answer that says no is no error.
+    /// See [`RpcError`]. A reply with an error status is `Ok`.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: the answer is dropped when it comes. The request may be worked at all the same.
+    /// Cancel safe: the reply is dropped when it arrives. The request may run nevertheless.
     pub async fn call(&self, call: &RpcRequest) -> Result<RpcReply, RpcError> {
-        let mut answers = self.stream(call).await?;
+        let mut replies = self.stream(call).await?;
         loop {
-            match answers.next().await {
-                Some(Ok(answer)) if answer.position == ReplyPosition::Last => return Ok(answer),
+            match replies.next().await {
+                Some(Ok(reply)) if reply.position == ReplyPosition::Last => return Ok(reply),
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error),
                 None => return Err(RpcError::ConnectionLost),
@@ -205,28 +204,26 @@ impl RpcClient {
         }
     }
 
-    /// Sends a request. Its answers are had from what is returned, partial ones too.
-    ///
-    /// More than [`CALLS_MAX`] calls at once wait for each other.
+    /// Sends a request, and returns its replies, partial ones too. More than [`CALLS_MAX`] concurrent calls wait.
     ///
     /// # Errors
     ///
-    /// See [`RpcError`]; what becomes known later comes in the place of an answer.
+    /// See [`RpcError`]; later errors arrive in place of a reply.
     ///
     /// # Cancel safety
     ///
     /// As [`RpcClient::call`].
     pub async fn stream(&self, call: &RpcRequest) -> Result<RpcReplies, RpcError> {
-        let until = Instant::now() + call.timeout;
+        let deadline = Instant::now() + call.timeout;
         let sending = async {
-            let ReadySession { session, permit: room } = self.ready_session(call, until).await?;
+            let ReadySession { session, permit } = self.ready_session(call, deadline).await?;
             let pending = session.send(call, &self.broker).await?;
-            Ok(RpcReplies { pending, state: State::Open, deadline: until, timeout: call.timeout, _permit: room })
+            Ok(RpcReplies { pending, state: State::Open, deadline, timeout: call.timeout, _permit: permit })
         };
-        timeout_at(until, sending).await.unwrap_or(Err(RpcError::TimedOut(call.timeout)))
+        timeout_at(deadline, sending).await.unwrap_or(Err(RpcError::TimedOut(call.timeout)))
     }
 
-    /// Sends a request that nobody waits for an answer to. Returns when the broker has it.
+    /// Sends a request without awaiting a reply. Returns once the broker has confirmed it.
     ///
     /// # Errors
     ///
@@ -234,14 +231,14 @@ impl RpcClient {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe; whether the broker has it is not known then.
+    /// Cancel safe; whether the broker has the request is unknown then.
     pub async fn send(&self, call: &RpcRequest) -> Result<(), RpcError> {
-        let until = Instant::now() + call.timeout;
+        let deadline = Instant::now() + call.timeout;
         let sending = async {
-            let ready = self.ready_session(call, until).await?;
+            let ready = self.ready_session(call, deadline).await?;
             ready.session.send_detached(call, &self.broker).await
         };
-        timeout_at(until, sending).await.unwrap_or(Err(RpcError::TimedOut(call.timeout)))
+        timeout_at(deadline, sending).await.unwrap_or(Err(RpcError::TimedOut(call.timeout)))
     }
 
     /// As [`RpcClient::send`], without waiting for the broker's word that it has it: whether anybody takes requests under the key, and
@@ -255,24 +252,24 @@ impl RpcClient {
     ///
     /// Cancel safe; whether it was sent is not known then.
     pub async fn send_unconfirmed(&self, call: &RpcRequest) -> Result<(), RpcError> {
-        let until = Instant::now() + call.timeout;
+        let deadline = Instant::now() + call.timeout;
         let sending = async {
-            let ready = self.ready_session(call, until).await?;
+            let ready = self.ready_session(call, deadline).await?;
             ready.session.send_unconfirmed(call, &self.broker).await
         };
-        timeout_at(until, sending).await.unwrap_or(Err(RpcError::TimedOut(call.timeout)))
+        timeout_at(deadline, sending).await.unwrap_or(Err(RpcError::TimedOut(call.timeout)))
     }
 
-    async fn ready_session(&self, call: &RpcRequest, until: Instant) -> Result<ReadySession, RpcError> {
+    async fn ready_session(&self, call: &RpcRequest, deadline: Instant) -> Result<ReadySession, RpcError> {
         call.validate()?;
-        let room = Arc::clone(&self.call_permits).acquire_owned().await.map_err(|_| RpcError::ConnectionLost)?;
-        let silent = || {
-            let what = "the broker lets us connect and has said nothing";
+        let permit = Arc::clone(&self.call_permits).acquire_owned().await.map_err(|_| RpcError::ConnectionLost)?;
+        let no_response = || {
+            let what = "connected to the broker, which did not respond";
             RpcError::Unreachable(format!("{what} within {:?}; the request was not sent", call.timeout))
         };
-        // What waits around this gives up at the same time, and asks first what has come of it.
-        let session = timeout_at(until, self.session()).await.unwrap_or_else(|_| Err(silent()))?;
-        Ok(ReadySession { session, permit: room })
+        // The enclosing timeout has the same deadline and polls this future first.
+        let session = timeout_at(deadline, self.session()).await.unwrap_or_else(|_| Err(no_response()))?;
+        Ok(ReadySession { session, permit })
     }
 
     async fn session(&self) -> Result<Arc<Session>, RpcError> {
@@ -295,7 +292,6 @@ impl RpcClient {
     }
 }
 
-/// What a call needs.
 struct ReadySession {
     session: Arc<Session>,
     permit: OwnedSemaphorePermit,
@@ -307,7 +303,7 @@ enum State {
     Ended,
 }
 
-/// The answers to a request, in the order in which they come.
+/// The replies to a request, in order of arrival.
 #[derive(Debug)]
 pub struct RpcReplies {
     pending: session::PendingCall,
@@ -318,7 +314,7 @@ pub struct RpcReplies {
 }
 
 impl RpcReplies {
-    /// The next answer, or why there is none; `None` after the last one.
+    /// Returns the next reply, or why there is none; `None` after the last reply.
     ///
     /// # Cancel safety
     ///
@@ -328,11 +324,11 @@ impl RpcReplies {
             return None;
         }
         match timeout_at(self.deadline, self.pending.next()).await {
-            Ok(Event::Reply(answer)) => {
-                if answer.position == ReplyPosition::Last {
+            Ok(Event::Reply(reply)) => {
+                if reply.position == ReplyPosition::Last {
                     self.state = State::Ended;
                 }
-                Some(Ok(answer))
+                Some(Ok(reply))
             }
             Ok(Event::Failed(error)) => self.end_with(error),
             Err(_) => self.end_with(RpcError::TimedOut(self.timeout)),

@@ -1,4 +1,4 @@
-//! One connection: it publishes requests, and hands each answer, return and confirm to the call that it is about.
+//! One connection: publishes requests, and delivers each reply, return and confirm to its call.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -17,10 +17,10 @@ use tokio::time::Instant;
 
 use super::{ReplyPosition, RpcError, RpcReply, RpcRequest};
 use crate::amqp::{self, Broker, CloseOnDrop, headers};
-use crate::limits::{ANSWERS_QUEUED_MAX, CALLS_MAX, EXCHANGE_CACHE_TTL};
+use crate::limits::{CALLS_MAX, EXCHANGE_CACHE_TTL, REPLIES_QUEUED_MAX};
 use crate::source::CallError;
 
-/// Where a broker puts answers for whoever consumes from it on the same channel.
+/// The pseudo-queue of direct replies.
 const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";
 
 /// What happened to a call.
@@ -30,7 +30,7 @@ pub(super) enum Event {
     Failed(RpcError),
 }
 
-/// A call that an answer is awaited to. Dropping it forgets the call.
+/// A call that awaits replies. Dropping it forgets the call.
 #[derive(Debug)]
 pub(super) struct PendingCall {
     id: String,
@@ -51,7 +51,7 @@ impl Drop for PendingCall {
     }
 }
 
-/// The calls under way, by correlation id.
+/// The pending calls, by correlation id.
 #[derive(Debug)]
 struct PendingCalls {
     by_id: Mutex<HashMap<String, CallEntry>>,
@@ -70,32 +70,31 @@ impl PendingCalls {
         self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells a call. One that is over is not there any more.
+    /// Delivers an event. A call that has ended is no longer registered.
     fn deliver(&self, id: &str, event: Event) {
         let mut calls = self.lock();
-        let Some(waiting) = calls.get(id) else {
+        let Some(entry) = calls.get(id) else {
             if matches!(event, Event::Reply(_)) {
                 self.late_replies.fetch_add(1, Ordering::Relaxed);
             }
             return;
         };
-        if waiting.events.try_send(event).is_err() {
-            // The sender is dropped: what is in the channel is still read, and then its end.
+        if entry.events.try_send(event).is_err() {
+            // Dropping the sender: the caller still reads what is in the channel, and then its end.
             calls.remove(id);
         }
     }
 }
 
-/// A connection that stands, or stood.
+/// A connection, open or lost.
 pub(super) struct Session {
     connection: Connection,
     channel: Channel,
-    /// Where one request at a time is published, so that a return is that request's: lapin hands a return to whichever
-    /// confirm comes next.
+    /// Publishes one request at a time, so that a return belongs to it: lapin attaches a return to whichever confirm comes next.
     detached_channel: tokio::sync::Mutex<Channel>,
     calls: Arc<PendingCalls>,
     confirms: mpsc::Sender<UnconfirmedRequest>,
-    /// When an exchange was last seen.
+    /// When each exchange was last known to exist.
     exchanges_seen: Mutex<HashMap<String, Instant>>,
     status: watch::Receiver<SessionStatus>,
     _dispatcher: JoinSet<()>,
@@ -113,7 +112,6 @@ enum SessionStatus {
     Closed,
 }
 
-/// A request that was published and is not confirmed yet.
 struct UnconfirmedRequest {
     id: String,
     confirm: PublisherConfirm,
@@ -125,7 +123,7 @@ struct ConfirmResult {
 }
 
 impl Session {
-    pub(super) async fn open(broker: &Broker, name: &str, strays: Arc<AtomicU64>) -> Result<Self, CallError> {
+    pub(super) async fn open(broker: &Broker, name: &str, late_replies: Arc<AtomicU64>) -> Result<Self, CallError> {
         let connection = broker.connect(name).await?;
         let opening = async {
             let channel = connection.create_channel().await?;
@@ -133,27 +131,28 @@ impl Session {
             let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
             let consumer =
                 channel.basic_consume(DIRECT_REPLY_TO.into(), "".into(), options, FieldTable::default()).await?;
-            let alone = connection.create_channel().await?;
-            alone.confirm_select(ConfirmSelectOptions::default()).await?;
-            lapin::Result::Ok((channel, consumer, alone))
+            let detached_channel = connection.create_channel().await?;
+            detached_channel.confirm_select(ConfirmSelectOptions::default()).await?;
+            lapin::Result::Ok((channel, consumer, detached_channel))
         };
-        // Who calls may lose patience meanwhile.
-        let unwanted = CloseOnDrop::new(&connection);
-        let (channel, consumer, alone) = opening.await.map_err(|error| broker.call_error("open a channel", &error))?;
-        unwanted.disarm();
-        let calls = Arc::new(PendingCalls { by_id: Mutex::default(), late_replies: strays });
+        // The caller may stop waiting meanwhile.
+        let guard = CloseOnDrop::new(&connection);
+        let (channel, consumer, detached_channel) =
+            opening.await.map_err(|error| broker.call_error("open a channel", &error))?;
+        guard.disarm();
+        let calls = Arc::new(PendingCalls { by_id: Mutex::default(), late_replies });
         let (confirms, sent) = mpsc::channel(CALLS_MAX);
-        let (lost, stands) = watch::channel(SessionStatus::Open);
+        let (ended, status) = watch::channel(SessionStatus::Open);
         let mut dispatcher = JoinSet::new();
-        dispatcher.spawn(dispatch(consumer, sent, Arc::clone(&calls), lost));
+        dispatcher.spawn(dispatch(consumer, sent, Arc::clone(&calls), ended));
         Ok(Self {
             connection,
             channel,
-            detached_channel: tokio::sync::Mutex::new(alone),
+            detached_channel: tokio::sync::Mutex::new(detached_channel),
             calls,
             confirms,
             exchanges_seen: Mutex::default(),
-            status: stands,
+            status,
             _dispatcher: dispatcher,
         })
     }
@@ -162,14 +161,14 @@ impl Session {
         *self.status.borrow() == SessionStatus::Open && self.connection.status().connected()
     }
 
-    /// Publishes a request that answers are awaited to.
+    /// Publishes a request that awaits replies.
     pub(super) async fn send(self: Arc<Self>, call: &RpcRequest, broker: &Broker) -> Result<PendingCall, RpcError> {
         self.check_exchange(&call.exchange, broker).await?;
         let id = uuid::Uuid::new_v4().to_string();
-        let (events, receiver) = mpsc::channel(ANSWERS_QUEUED_MAX);
-        let waiting = CallEntry { events, exchange: call.exchange.clone(), routing_key: call.routing_key.clone() };
-        self.calls.lock().insert(id.clone(), waiting);
-        // From here on the call is forgotten when this is dropped.
+        let (events, receiver) = mpsc::channel(REPLIES_QUEUED_MAX);
+        let entry = CallEntry { events, exchange: call.exchange.clone(), routing_key: call.routing_key.clone() };
+        self.calls.lock().insert(id.clone(), entry);
+        // From here on, dropping this future forgets the call.
         let pending = PendingCall { id: id.clone(), events: receiver, session: Arc::clone(&self) };
         let properties = request_properties(call, call.message_ttl.or(Some(call.timeout)))?;
         let properties = properties.with_correlation_id(id.as_str().into()).with_reply_to(DIRECT_REPLY_TO.into());
@@ -178,7 +177,7 @@ impl Session {
         Ok(pending)
     }
 
-    /// Publishes a request that nobody waits for an answer to, and returns when the broker has it.
+    /// Publishes a request that awaits no reply, and returns once it is confirmed.
     pub(super) async fn send_detached(&self, call: &RpcRequest, broker: &Broker) -> Result<(), RpcError> {
         self.check_exchange(&call.exchange, broker).await?;
         let channel = self.detached_channel.lock().await;
@@ -202,39 +201,37 @@ impl Session {
         closing.await.map_err(|_| RpcError::ConnectionLost)
     }
 
-    /// Whether the exchange is there. Asked now and then, on a channel of its own: publishing to one that is not would close the
-    /// channel that all answers come by, which is what one that was just deleted still does.
+    /// Checks that the exchange exists, at most once in [`EXCHANGE_CACHE_TTL`], on another channel: publishing to a missing exchange closes
+    /// the channel, and with it the replies of all calls.
     async fn check_exchange(&self, exchange: &str, broker: &Broker) -> Result<(), RpcError> {
-        let known = || self.exchanges_seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_fresh = || known().get(exchange).is_some_and(|seen| seen.elapsed() < EXCHANGE_CACHE_TTL);
+        let seen = || self.exchanges_seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_fresh = || seen().get(exchange).is_some_and(|seen| seen.elapsed() < EXCHANGE_CACHE_TTL);
         if exchange.is_empty() || is_fresh() {
             return Ok(());
         }
-        let name = amqp::to_short_string("the name of the exchange", exchange)?;
-        let looking = async {
+        let name = amqp::to_short_string("the exchange name", exchange)?;
+        let checking = async {
             let channel = self.connection.create_channel().await?;
             let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
             let kind = ExchangeKind::Direct;
             channel.exchange_declare(name.clone(), kind, options, FieldTable::default()).await?;
             channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()).await
         };
-        match looking.await {
+        match checking.await {
             Ok(()) => {
-                known().insert(exchange.to_owned(), Instant::now());
+                seen().insert(exchange.to_owned(), Instant::now());
                 Ok(())
             }
             Err(error) => Err(match amqp::reply_code(&error) {
                 Some(amqp::NOT_FOUND) => RpcError::ExchangeNotFound(exchange.to_owned()),
-                Some(amqp::ACCESS_REFUSED) => {
-                    RpcError::Denied(broker.call_error("look for the exchange", &error).message)
-                }
-                _ => RpcError::Unreachable(broker.call_error("look for the exchange", &error).message),
+                Some(amqp::ACCESS_REFUSED) => RpcError::Denied(broker.call_error("check the exchange", &error).message),
+                _ => RpcError::Unreachable(broker.call_error("check the exchange", &error).message),
             }),
         }
     }
 }
 
-/// Those of a request that is to outlast its author, and a restart of the broker.
+/// The properties of a request that outlives its client and a restart of the broker.
 fn persistent_properties(call: &RpcRequest) -> Result<BasicProperties, RpcError> {
     const PERSISTENT: u8 = 2;
     request_properties(call, call.message_ttl).map(|properties| properties.with_delivery_mode(PERSISTENT))
@@ -243,7 +240,7 @@ fn persistent_properties(call: &RpcRequest) -> Result<BasicProperties, RpcError>
 fn request_properties(call: &RpcRequest, expires: Option<Duration>) -> Result<BasicProperties, RpcError> {
     let mut table = FieldTable::default();
     for (name, text) in &call.headers {
-        table.insert(amqp::to_short_string("the name of a header", name)?, AMQPValue::LongString(text.as_str().into()));
+        table.insert(amqp::to_short_string("the header name", name)?, AMQPValue::LongString(text.as_str().into()));
     }
     if let Some(path) = &call.path {
         table.insert("x-rpc-path".into(), AMQPValue::ByteArray(path.as_bytes().to_vec().into()));
@@ -269,18 +266,18 @@ async fn publish(
     call: &RpcRequest,
     properties: BasicProperties,
 ) -> Result<PublisherConfirm, RpcError> {
-    let exchange = amqp::to_short_string("the name of the exchange", &call.exchange)?;
-    let key = amqp::to_short_string("the key", &call.routing_key)?;
+    let exchange = amqp::to_short_string("the exchange name", &call.exchange)?;
+    let key = amqp::to_short_string("the routing key", &call.routing_key)?;
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
     channel.basic_publish(exchange, key, options, &call.body, properties).await.map_err(|_| RpcError::ConnectionLost)
 }
 
-/// Until the connection is lost or nobody holds it any more.
+/// Runs until the connection is lost or the session is dropped.
 async fn dispatch(
     mut consumer: Consumer,
     mut sent: mpsc::Receiver<UnconfirmedRequest>,
     calls: Arc<PendingCalls>,
-    lost: watch::Sender<SessionStatus>,
+    ended: watch::Sender<SessionStatus>,
 ) {
     let mut confirms = JoinSet::new();
     loop {
@@ -298,7 +295,7 @@ async fn dispatch(
             },
         }
     }
-    lost.send_replace(SessionStatus::Closed);
+    ended.send_replace(SessionStatus::Closed);
     calls.lock().clear();
 }
 
@@ -307,13 +304,13 @@ fn on_delivery(calls: &PendingCalls, delivery: Delivery) {
     let none = FieldTable::default();
     let table = delivery.properties.headers().as_ref().unwrap_or(&none);
     let partial = table.inner().get("x-non-terminating-response") == Some(&AMQPValue::Boolean(true));
-    let answer = RpcReply {
+    let reply = RpcReply {
         status: headers::text(table, "x-status").map(str::to_owned),
         reason: headers::text(table, "x-reason").map(str::to_owned),
         position: if partial { ReplyPosition::Partial } else { ReplyPosition::Last },
         body: delivery.data,
     };
-    calls.deliver(&id, Event::Reply(answer));
+    calls.deliver(&id, Event::Reply(reply));
 }
 
 fn on_confirmed(calls: &PendingCalls, id: &str, confirmation: Confirmation) {
@@ -329,13 +326,13 @@ fn on_confirmed(calls: &PendingCalls, id: &str, confirmation: Confirmation) {
     }
 }
 
-/// The message says which call it is: lapin may have given it to another one's confirm.
+/// The correlation id says which call it is about: lapin may attach the return to the confirm of another one.
 fn on_returned(calls: &PendingCalls, returned: &BasicReturnMessage) {
     let Some(id) = returned.delivery.properties.correlation_id() else { return };
     let error = calls
         .lock()
         .get(id.as_str())
-        .map(|waiting| RpcError::Unroutable { exchange: waiting.exchange.clone(), key: waiting.routing_key.clone() });
+        .map(|entry| RpcError::Unroutable { exchange: entry.exchange.clone(), key: entry.routing_key.clone() });
     if let Some(error) = error {
         calls.deliver(id.as_str(), Event::Failed(error));
     }
@@ -346,17 +343,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_says_what_its_body_is() {
+    fn content_type_and_encoding_become_properties() {
         let mut call = RpcRequest {
             content_type: Some("application/json".to_owned()),
             content_encoding: Some("gzip".to_owned()),
             ..RpcRequest::default()
         };
-        let said = request_properties(&call, None).unwrap();
-        assert_eq!(said.content_type().as_ref().map(|kind| kind.as_str()), Some("application/json"));
-        assert_eq!(said.content_encoding().as_ref().map(|encoding| encoding.as_str()), Some("gzip"));
-        let silent = request_properties(&RpcRequest::default(), None).unwrap();
-        assert!(silent.content_type().is_none() && silent.content_encoding().is_none());
+        let properties = request_properties(&call, None).unwrap();
+        assert_eq!(properties.content_type().as_ref().map(|kind| kind.as_str()), Some("application/json"));
+        assert_eq!(properties.content_encoding().as_ref().map(|encoding| encoding.as_str()), Some("gzip"));
+        let without = request_properties(&RpcRequest::default(), None).unwrap();
+        assert!(without.content_type().is_none() && without.content_encoding().is_none());
         call.content_encoding = Some("x".repeat(256));
         assert!(matches!(call.validate(), Err(RpcError::NameTooLong(_))));
     }

@@ -1,43 +1,43 @@
-//! Bounds of requests: their queues, their clients, services beside the tasks, and the bridge.
+//! Limits of AMQP: request queues, RPC clients, sidecar services, and the bridge.
 
 use std::time::Duration;
 
-/// How long a connection to an AMQP broker may take, TLS and login included.
+/// Timeout of a connection to a broker, TLS and login included.
 pub const AMQP_CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often each side of an AMQP connection shows that it is there, in seconds, where the address does not say.
+/// Heartbeat of AMQP connections in seconds, where the address sets none.
 pub const AMQP_HEARTBEAT: u16 = 30;
 /// How long a poll of a request queue waits.
 pub const AMQP_LONG_POLL_WAIT: Duration = Duration::from_secs(20);
-/// How long a request may be worked at between two looks whether its channel still stands.
+/// Lease of a request: the interval of checks whether its channel is open.
 pub const AMQP_LEASE: Duration = Duration::from_secs(600);
-/// How long requests that were handed to this worker may wait for a poll before they go back to the others.
+/// How long prefetched requests wait for a poll before they are requeued.
 pub const AMQP_UNPOLLED_REQUEUE_DELAY: Duration = Duration::from_secs(2);
-/// How long a call to a broker may take besides a connection.
+/// Timeout of a call to a broker.
 pub const AMQP_CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a step of an orderly goodbye to a broker may take.
+/// Timeout of each step of closing a connection.
 pub const AMQP_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The largest message that is taken or sent, unless configured: RabbitMQ's own bound before 4.0.
+/// Default of `amqp.max_message_size`: RabbitMQ's limit before 4.0.
 pub const AMQP_MESSAGE_BYTES_MAX: u64 = 128 << 20;
-/// How long a client takes an exchange for granted that it has seen.
+/// How long a client relies on having seen an exchange.
 pub const EXCHANGE_CACHE_TTL: Duration = Duration::from_secs(1);
 /// How long a request rests that a service was too busy for, unless it says how long.
 pub const SERVICE_RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
 /// The longest of such rests, whatever a service says.
 pub const SERVICE_RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
-/// The longest name that AMQP has room for: of a queue, an exchange, a key, a header, a media type.
+/// Longest name in AMQP: of a queue, exchange, key, header or media type.
 pub const AMQP_NAME_BYTES_MAX: usize = 255;
-/// How often a request is tried, unless configured.
+/// Default of `max_attempts`.
 pub const AMQP_ATTEMPTS_MAX: u32 = 5;
-/// How often a channel is looked at that is consumed from no more while requests of it are worked at.
+/// Interval of checks of a channel or connection whose end is not reported.
 pub const AMQP_CHANNEL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// How long an answer is sent again that its queue refuses, since that is full.
-pub const AMQP_ANSWER_RETRY_MAX: Duration = Duration::from_secs(60);
-/// For how long it counts that the queue of requests has refused a copy.
+/// How long a reply is retried that its queue refuses.
+pub const AMQP_REPLY_RETRY_MAX: Duration = Duration::from_secs(60);
+/// How long a refused copy marks the request queue as full.
 pub const AMQP_QUEUE_FULL_TTL: Duration = Duration::from_secs(60);
-/// The pause before such an answer is sent again to a request that no handler has seen.
-pub const AMQP_ANSWER_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// How often an alert says that requests were acknowledged without an answer.
-pub const AMQP_UNANSWERED_ALERT_INTERVAL: Duration = Duration::from_secs(60);
+/// Pause before a refused reply is retried, for requests that no handler sees.
+pub const AMQP_REPLY_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Interval of alerts about replies that were given up.
+pub const AMQP_REPLY_GIVEN_UP_ALERT_INTERVAL: Duration = Duration::from_secs(60);
 /// How many clients may be asked after at once, whether they still wait for their answers: an address that is nobody's costs the channel
 /// that it is asked for on.
 pub const AMQP_CLIENT_PROBES_MAX: usize = 1;
@@ -45,37 +45,37 @@ pub const AMQP_CLIENT_PROBES_MAX: usize = 1;
 pub const AMQP_CLIENT_PROBE_TTL: Duration = Duration::from_secs(1);
 /// How many such clients are remembered.
 pub const AMQP_CLIENTS_CACHED_MAX: usize = 64;
-/// How many calls of one client may be under way at once; more wait.
+/// Concurrent calls of one client; more wait.
 pub const CALLS_MAX: usize = 16_384;
-/// The largest request of a client: RabbitMQ's own bound before 4.0.
+/// Largest request of a client: RabbitMQ's limit before 4.0.
 pub const CALL_BODY_BYTES_MAX: usize = 128 << 20;
-/// How long `journeyman call` waits for an answer unless it is told otherwise.
-pub const CALL_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// How much of an answer's own words `journeyman call` repeats in its error.
+/// Default of `journeyman call --timeout`.
+pub const RPC_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+/// How much of a reply's message `journeyman call` quotes in its error.
 pub const CALL_REASON_CHARS_MAX: usize = 500;
-/// How much of a request's body counts for what tells requests apart; its length counts whatever it is.
+/// How much of a body enters the idempotency key; its length always does.
 pub const IDEMPOTENCY_BODY_BYTES_MAX: usize = 64 << 10;
-/// The waits of a bridge between attempts at what did not go through.
+/// First wait of a bridge before a retry.
 pub const BRIDGE_RETRY_MIN: Duration = Duration::from_millis(500);
-/// The longest of them.
+/// Longest wait of a bridge before a retry.
 pub const BRIDGE_RETRY_MAX: Duration = Duration::from_secs(30);
-/// The first wait between two looks of a bridge at a task.
+/// First wait between two status calls for a task.
 pub const BRIDGE_POLL_MIN: Duration = Duration::from_millis(100);
-/// The longest one.
+/// Longest wait between two status calls for a task.
 pub const BRIDGE_POLL_MAX: Duration = Duration::from_secs(5);
-/// How long a task that was a request is kept after its deadline, for a request that comes again.
+/// How long a task is kept after its deadline, for a request that is redelivered.
 pub const BRIDGE_TASK_RETENTION: Duration = Duration::from_secs(24 * 3600);
-/// The largest result of a task that becomes an answer.
+/// Largest task result that becomes a reply.
 pub const BRIDGE_RESULT_BYTES_MAX: usize = 16 << 20;
-/// How many partial answers are kept with a task.
-pub const BRIDGE_PARTIAL_ANSWERS_MAX: usize = 500;
-/// How long a broker's management interface may take to answer.
+/// Partial replies that are stored with a task.
+pub const BRIDGE_PARTIAL_REPLIES_MAX: usize = 500;
+/// Timeout of a call to the management interface.
 pub const AMQP_MANAGEMENT_TIMEOUT: Duration = Duration::from_secs(20);
-/// How much of its answer is read.
+/// Largest response of the management interface.
 pub const AMQP_MANAGEMENT_BYTES_MAX: usize = 1 << 20;
-/// How many queues it is asked about at once.
+/// Queues per page of the management interface.
 pub const AMQP_MANAGEMENT_PAGE_QUEUES: u32 = 500;
-/// How many of them are counted in all.
+/// Queues that are counted in all.
 pub const AMQP_MANAGEMENT_QUEUES_MAX: u32 = 10_000;
 /// How long connecting to a service beside the tasks may take; it is on this host as a rule.
 pub const SERVICE_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -312,7 +312,7 @@ pub const REQUEST_JSON_BYTES_MAX: usize = 1 << 20;
 /// The shortest time between two reports of a task that goes on that may be set.
 pub const ACTIVITY_REPEAT_MIN: Duration = Duration::from_secs(2);
 /// How many answers to one call may wait to be taken.
-pub const ANSWERS_QUEUED_MAX: usize = 256;
+pub const REPLIES_QUEUED_MAX: usize = 256;
 /// The longest name of a container: it is a host's name, too.
 pub const CONTAINER_NAME_BYTES_MAX: usize = 63;
 /// The longest name of a Deployment: those of its pods, which are names of hosts, are 17 characters longer.

@@ -337,7 +337,7 @@ async fn a_task_becomes_a_request_and_its_answer_the_outcome() {
     let none = place.task(json!({"path": 7})).await;
     assert_eq!(place.resolved(&good).await["state"], "completed");
     assert_eq!(place.artifact(&good, 0, "public/result.json").await, b"{\"x\":1}");
-    assert_eq!(place.artifact(&good, 0, "public/parts/0001.json").await, b"[\"soon\"]");
+    assert_eq!(place.artifact(&good, 0, "public/partial-replies/0001.json").await, b"[\"soon\"]");
     assert_eq!(place.resolved(&bad).await["state"], "failed");
     let why = place.artifact(&bad, 0, "public/result.json").await;
     assert!(String::from_utf8(why).expect("text").contains("it will not"));
@@ -444,7 +444,7 @@ async fn a_bridge_waits_for_the_other_side_and_says_so() {
     place.client.delete_queue().await;
     let bridge = place.bridge(0, "builds", "requests", "");
     let task = place.task(json!({"json": 1})).await;
-    place.says("nobody takes requests").await;
+    place.says("no queue for the key").await;
     place.client.declare(Kind::Durable, &place.client.queue).await;
     let worker = echo();
     assert_eq!(place.resolved(&task).await["state"], "completed");
@@ -460,7 +460,7 @@ async fn a_bridge_waits_for_the_other_side_and_says_so() {
     let shut = std::thread::spawn(move || drop(listener.accept()));
     let bridge = Process::start("bridge", place.folder.path(), 1, &config, &place.uri, &[]);
     assert!(place.client.publish(Client::properties("a", "/echo"), b"1").await);
-    place.says("waits: createTask").await;
+    place.says("retrying: createTask").await;
     shut.join().expect("it was asked");
     bridge.signal(Signal::QUIT);
     bridge.ends().await;
@@ -474,7 +474,7 @@ async fn a_bridge_that_leads_nowhere_is_refused_with_its_place() {
     let amqp =
         "[source.a]\nkind = \"amqp\"\nrequests_queue = \"a\"\n[source.b]\nkind = \"amqp\"\nrequests_queue = \"b\"\n";
     for (text, words) in [
-        (String::new(), "there is no [bridge.NAME]"),
+        (String::new(), "no [bridge.NAME]"),
         (format!("{amqp}[bridge.x]\nfrom = \"a\"\nto = \"b\"\n"), "of the same kind"),
         (format!("{amqp}[bridge.x]\nfrom = \"aa\"\nto = \"b\"\n"), "did you mean `a`?"),
         (format!("{amqp}[bridge.x]\nfrom = \"a\"\n"), "needs `to`"),

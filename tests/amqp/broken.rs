@@ -200,7 +200,7 @@ async fn a_call_has_time_a_certificate_of_its_own_and_need_not_be_confirmed() {
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let (code, said) = call(&["--timeout", "0s"]).await;
-    assert!(code == Some(2) && said.contains("no answer comes in no time"), "{code:?} {said}");
+    assert!(code == Some(2) && said.contains("0 leaves no time"), "{code:?} {said}");
     let (code, said) = call(&["--amqp-certificate", "own.pem"]).await;
     assert!(code == Some(2) && said.contains("--amqp-key"), "{code:?} {said}");
     assert_eq!(call(&["--detach", "--no-confirm", "7"]).await, (Some(0), String::new()));
@@ -278,7 +278,7 @@ async fn names_that_are_too_long_are_refused_and_cost_nobody_else_anything() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(
         (output.status.code(), said.as_str()),
-        (Some(1), "error: the key has 256 bytes, and AMQP has room for 255\n")
+        (Some(1), "error: the routing key has 256 bytes, and AMQP has room for 255\n")
     );
     // A worker's key.
     let folder = tempfile::tempdir().expect("a folder");

@@ -363,7 +363,7 @@ async fn the_command_prints_the_answer_and_says_why_one_is_not_good() {
     let body = br#"{"type":"dead_letter","message":"it was not worked at in time","context":{"reason":"expired"}}"#;
     let (code, out, err) = command(&dead, &uri, &[], &[("x-status", word("core_error"))], body).await;
     assert_eq!((code, out.as_bytes()), (1, [&body[..], b"\n"].concat().as_slice()));
-    assert_eq!(err, "error: the answer is core_error (expired): it was not worked at in time\n");
+    assert_eq!(err, "error: the reply is core_error (expired): it was not worked at in time\n");
     let none = Pool::new(&broker, FieldTable::default()).await;
     let (code, out, err) = command(&none, &uri, &["--detach", "--", "-1"], &ok(), b"").await;
     assert_eq!((code, out.as_str(), err.as_str()), (0, "", ""));
@@ -397,6 +397,6 @@ async fn a_broker_that_accepts_and_says_nothing_was_sent_nothing() {
     let (called, sent) = tokio::join!(client.call(&call), client.send(&call));
     for error in [called.map(|_| ()), sent].map(|said| said.expect_err("nobody answers")) {
         let RpcError::Unreachable(what) = &error else { panic!("{error:?}") };
-        assert!(what.contains("said nothing within 300ms") && what.contains("was not sent"), "{what}");
+        assert!(what.contains("did not respond within 300ms") && what.contains("was not sent"), "{what}");
     }
 }

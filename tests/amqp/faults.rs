@@ -111,7 +111,7 @@ async fn a_broker_that_lets_nobody_publish_holds_an_answer_up_and_no_more() {
     within("the status says so", async {
         loop {
             let view = worker.control.status().await.expect("it works");
-            if view.sources[0].what.contains("lets nobody publish") {
+            if view.sources[0].what.contains("blocks publishing") {
                 return assert_eq!(view.tasks.len(), 1, "it is held");
             }
             tokio::task::yield_now().await;

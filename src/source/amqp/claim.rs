@@ -27,20 +27,19 @@ use super::refused_replies::RefusedReplies;
 use super::reply_format::{PartialReplySender, error_reply, last_reply_properties};
 use super::session::{AckKind, Session};
 
-/// Why a request is in the poison queue.
+/// Header of a message in the poison queue: why it is there.
 const REASON_HEADER: &str = "x-journeyman-reason";
-/// Which queue it came from.
+/// Header of a message in the poison queue: the queue that it came from.
 const ORIGIN_QUEUE_HEADER: &str = "x-journeyman-queue";
 
-/// A claim on a request.
 pub(super) struct RequestClaim {
     pub(super) run: Run,
     pub(super) session: Arc<Session>,
     pub(super) delivered_at: Instant,
-    /// The same by the clock of timers.
+    /// The same on the clock of tokio's timers.
     pub(super) received_at: tokio::time::Instant,
     delivery_tag: DeliveryTag,
-    /// The broker is told of a delivery once: of what it does not know any more a second word would cost the channel.
+    /// A delivery is settled once: settling an unknown delivery tag closes the channel.
     is_tag_used: AtomicBool,
     queue: ShortString,
     pub(super) properties: BasicProperties,
@@ -51,64 +50,56 @@ pub(super) struct RequestClaim {
     pub(super) is_settled: AtomicBool,
 }
 
-/// What the claims of a source have in common.
+/// What all claims of a source share.
 #[derive(Clone)]
 pub(super) struct SourceContext {
     pub(super) counters: Arc<AmqpSourceCounters>,
     pub(super) refused_replies: Arc<RefusedReplies>,
-    /// Whether its queue takes copies.
     pub(super) backpressure: Arc<Backpressure>,
 }
 
 type PublishFuture = Pin<Box<dyn Future<Output = lapin::Result<PublishResult>> + Send>>;
-/// Resolves to whether the broker was told.
+/// Resolves to whether the acknowledgement was sent.
 type AckFuture = Pin<Box<dyn Future<Output = lapin::Result<bool>> + Send>>;
 
-/// How far settling it is. What is under way is kept over a call that was dropped, so that nothing is published twice.
+/// Progress of the settlement. A future that is under way survives the call that started it, so that nothing is published twice.
 #[derive(Default)]
 pub(super) struct State {
     settling: Option<Arc<Settling>>,
     publishing: Option<PublishFuture>,
     published: Option<PublishResult>,
-    /// The broker is being told what becomes of it, which can be begun once.
+    /// The acknowledgement that is being sent; started once.
     acknowledging: Option<AckFuture>,
-    /// Since when its answer is refused.
     reply_refused_since: Option<tokio::time::Instant>,
-    /// Since when a copy of it is refused.
     copy_refused_since: Option<tokio::time::Instant>,
-    /// A copy is in the queue for those that were given up.
     is_poison_copy_stored: bool,
     pub(super) settled_as: Option<Outcome>,
 }
 
-/// How it began to be settled. What is asked for later cannot call back what was sent: somebody would have it twice.
+/// How the settlement began. A later report cannot change it: the client would get two replies.
 struct Settling {
     outcome: Outcome,
     plan: SettlePlan,
 }
 
-/// What is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PublishKind {
     Reply,
     Copy,
 }
 
-/// What is done with a request in the end.
+/// What settles a request.
 #[derive(Debug, Clone)]
 pub(super) enum SettlePlan {
-    /// Answer, where somebody waits, and acknowledge.
+    /// Publish the reply, if the request has a `reply_to`, and acknowledge.
     Reply(Reply),
-    /// Give it back to the queue, where it was.
+    /// Reject with requeue.
     Requeue,
-    /// Put a copy of it into the queue as if it had not been handed out, and acknowledge: nothing of it has run.
+    /// Publish a copy to the queue with the same number of attempts, and acknowledge: the request has not started.
     RepublishFresh,
-    /// Put a copy into the queue whose header says how often it was tried, and acknowledge.
-    Republish {
-        /// What the header says.
-        attempts: u32,
-    },
-    /// Let the broker dead-letter it, or drop it where no policy says otherwise.
+    /// Publish a copy to the queue that records the attempts in a header, and acknowledge.
+    Republish { attempts: u32 },
+    /// Reject without requeue: the broker dead-letters the request, or drops it where no dead letter exchange is set.
     DeadLetter,
 }
 
@@ -117,11 +108,11 @@ impl RequestClaim {
         run: Run,
         delivery: ReceivedDelivery,
         session: Arc<Session>,
-        most: usize,
+        max: usize,
         context: SourceContext,
     ) -> Self {
         let ReceivedDelivery { delivery_tag, properties, body, queue, delivered_at, received_at } = delivery;
-        let partial = PartialReplySender {
+        let partial_replies = PartialReplySender {
             session: Arc::clone(&session),
             reply_to: properties.reply_to().clone(),
             correlation_id: properties.correlation_id().clone(),
@@ -138,7 +129,7 @@ impl RequestClaim {
             queue,
             properties,
             body,
-            replies: Results::new(partial, most),
+            replies: Results::new(partial_replies, max),
             context,
             state: Mutex::default(),
             is_settled: AtomicBool::new(false),
@@ -149,7 +140,7 @@ impl RequestClaim {
         self.replies.clone()
     }
 
-    /// Whether the broker lets nobody publish.
+    /// Whether the broker blocks publishing.
     pub(super) fn is_blocked(&self) -> bool {
         self.session.is_blocked()
     }
@@ -162,9 +153,9 @@ impl RequestClaim {
         self.body.len()
     }
 
-    /// What an outcome asks for. `attempts` is how often it was tried, this time included.
+    /// The plan for an outcome.
     pub(super) fn plan_for(&self, outcome: Outcome) -> SettlePlan {
-        // A handler that says itself what is wrong is believed; one that says all is well and then fails is not.
+        // The handler's own error reply counts; an `ok` reply of a handler that failed does not.
         let own = self.replies.final_reply();
         let refusal = own.clone().filter(|reply| reply.status != ReplyStatus::OK);
         let wrong = |kind: &str, otherwise: &str| {
@@ -180,9 +171,9 @@ impl RequestClaim {
                 wrong("malformed_request", "the request is malformed")
             }
             Outcome::Exception(ExceptionReason::ResourceUnavailable) => {
-                wrong("resource_unavailable", "something it needs cannot be had")
+                wrong("resource_unavailable", "a resource that the request needs is unavailable")
             }
-            Outcome::Exception(ExceptionReason::InternalError) => wrong("internal_error", "the worker is at fault"),
+            Outcome::Exception(ExceptionReason::InternalError) => wrong("internal_error", "the worker failed"),
             Outcome::Exception(ExceptionReason::WorkerShutdown) if self.replies.is_not_started() => {
                 SettlePlan::RepublishFresh
             }
@@ -193,12 +184,12 @@ impl RequestClaim {
         }
     }
 
-    /// Settles it. Repeating it goes on where it was, and is harmless once it is done.
+    /// Settles the request. A repeated call continues where the previous one stopped; once settled it does nothing.
     pub(super) async fn settle(&self, outcome: Outcome, plan: SettlePlan) -> Result<(), CallError> {
         let mut state = self.state.lock().await;
         if state.settled_as.is_none() {
-            let begun = Arc::clone(state.settling.get_or_insert_with(|| Arc::new(Settling { outcome, plan })));
-            if let Err(refused) = self.continue_settling(&mut state, &begun).await {
+            let settling = Arc::clone(state.settling.get_or_insert_with(|| Arc::new(Settling { outcome, plan })));
+            if let Err(refused) = self.continue_settling(&mut state, &settling).await {
                 (state.settling, state.published) = (None, None);
                 return Err(refused);
             }
@@ -218,7 +209,7 @@ impl RequestClaim {
             if let Some(lost) = self.session.lost_reason() {
                 return Err(self.call_error(Refusal::Gone, &lost));
             }
-            // Somebody else has it by now, and would answer a second time.
+            // The broker has redelivered the request; this reply would be a second one.
             if self.session.is_lost() {
                 return Err(self.call_error(Refusal::Gone, "its channel is closed"));
             }
@@ -235,7 +226,7 @@ impl RequestClaim {
         Ok(())
     }
 
-    /// Publishes what the plan asks for. Says what the broker is told then.
+    /// Publishes what the plan asks for, and returns how to settle the delivery.
     async fn publish_plan(&self, state: &mut State, plan: &SettlePlan) -> Result<AckKind, CallError> {
         match plan {
             SettlePlan::Reply(reply) => {
@@ -247,7 +238,7 @@ impl RequestClaim {
                     if !self.is_copy_retry_over(state) {
                         return Err(refused);
                     }
-                    // The slot that waits for room in a full queue is one that makes none there.
+                    // Holding the slot would keep the worker from emptying the full queue.
                     return Ok(AckKind::Requeue);
                 }
                 crash_point("request-copied");
@@ -264,18 +255,18 @@ impl RequestClaim {
         Ok(AckKind::Acknowledge)
     }
 
-    /// Whether its queue has refused copies of it for as long as is waited for that.
+    /// Whether the queue has refused copies of this request for `reply_retry_max`.
     fn is_copy_retry_over(&self, state: &State) -> bool {
         state.copy_refused_since.is_some_and(|since| self.context.refused_replies.is_retry_over(since))
     }
 
-    /// Puts a copy into its own queue whose header says how often it was tried.
+    /// Publishes a copy to the request queue that records the attempts.
     async fn republish(&self, state: &mut State, attempts: u32) -> Result<(), CallError> {
         let properties = delivery::republish_properties(&self.properties, attempts, self.received_at.elapsed());
         self.publish_copy(state, self.queue.clone(), properties).await
     }
 
-    /// Puts a copy into another queue, with the reason. A queue that is not there is told of, and keeps nothing.
+    /// Publishes a copy to the poison queue, with the reason. A missing poison queue raises an alert and loses the copy.
     pub(super) async fn store_poison_copy(&self, queue: &str, reason: &str, attempts: u32) -> Result<(), CallError> {
         let mut state = self.state.lock().await;
         if state.is_poison_copy_stored || state.settled_as.is_some() {
@@ -289,7 +280,7 @@ impl RequestClaim {
         headers.insert(REASON_HEADER.into(), AMQPValue::LongString(reason.into()));
         headers.insert(ORIGIN_QUEUE_HEADER.into(), AMQPValue::LongString(self.queue.as_str().into()));
         let properties = properties.with_headers(headers);
-        let copied = match amqp::to_short_string("the name of the queue for them", queue) {
+        let copied = match amqp::to_short_string("the name of the poison queue", queue) {
             Ok(queue) => self.publish_copy(&mut state, queue, properties).await,
             Err(error) => Err(self.call_error(Refusal::Rejected, &error.to_string())),
         };
@@ -299,7 +290,7 @@ impl RequestClaim {
                 self.alert_poison_copy_lost(&refused);
             }
             Err(refused) => {
-                // It is refused again for as long as an answer would be.
+                // Retried for as long as a refused reply.
                 if !self.is_copy_retry_over(&state) {
                     state.reply_refused_since = state.reply_refused_since.or(state.copy_refused_since);
                     return Err(refused);
@@ -307,17 +298,16 @@ impl RequestClaim {
                 self.alert_poison_copy_lost(&refused);
             }
         }
-        // Its own queue is another one, and so is that of its answer.
+        // The state of this copy says nothing of the request queue or of the reply.
         (state.published, state.copy_refused_since, state.reply_refused_since) = (None, None, None);
         state.is_poison_copy_stored = true;
         Ok(())
     }
 
     fn alert_poison_copy_lost(&self, refused: &CallError) {
-        tracing::error!(alert = "poison-copy-failed", claim.run = %self.run, "[alert operator] a request that was given up could not be kept: {}", refused.message);
+        tracing::error!(alert = "poison-copy-failed", claim.run = %self.run, "[alert operator] a request was given up and could not be moved to the poison queue: {}", refused.message);
     }
 
-    /// Whether nothing is left to be done for it.
     pub(super) fn is_settled(&self) -> bool {
         self.is_settled.load(Ordering::Relaxed)
     }
@@ -337,12 +327,12 @@ impl RequestClaim {
             Ok(PublishResult::Confirmed) => self.context.counters.replies.increment(),
             Ok(PublishResult::Returned) => self.context.counters.clients_absent.increment(),
             Ok(PublishResult::Nacked) => return self.on_reply_refused(state, &to),
-            // It is this answer that the broker cannot take, such as for its size: no repetition helps, but a shorter one may.
+            // The broker refuses this reply, such as for its size: retrying does not help, a short error reply may.
             Err(fault) if is_channel_error(&fault) => {
-                tracing::warn!(claim.run = %self.run, error = amqp::error_text(&fault), "an answer cannot be sent; an error goes in its place");
+                tracing::warn!(claim.run = %self.run, error = amqp::error_text(&fault), "the broker refused a reply; replacing it by an error reply");
                 let reply = error_reply(
                     "reply_refused",
-                    &format!("the answer could not be sent: {}", amqp::error_text(&fault)),
+                    &format!("the broker refused the reply: {}", amqp::error_text(&fault)),
                     None,
                 );
                 match self.publish_once(state, to.clone(), properties(&reply), &reply.body, PublishKind::Reply).await {
@@ -358,7 +348,7 @@ impl RequestClaim {
         Ok(())
     }
 
-    /// Its queue is full, or an answer may not come in. A slot that waits for that is no use to anybody else.
+    /// The reply queue is full or may not be written to. Waiting would keep the slot busy, so the reply is given up in the end.
     fn on_reply_refused(&self, state: &mut State, to: &ShortString) -> Result<(), CallError> {
         self.context.counters.replies_nacked.increment();
         let since = *state.reply_refused_since.get_or_insert_with(tokio::time::Instant::now);
@@ -366,10 +356,10 @@ impl RequestClaim {
             self.context.refused_replies.give_up(&self.run, to.as_str());
             return Ok(());
         }
-        Err(self.call_error(Refusal::Retry { retry_after: None }, "the broker refused the answer"))
+        Err(self.call_error(Refusal::Retry { retry_after: None }, "the broker refused the reply"))
     }
 
-    /// Whether its answer was refused, or what is kept of it.
+    /// Whether the reply, or the copy for the poison queue, was refused.
     pub(super) async fn is_reply_refused(&self) -> bool {
         self.state.lock().await.reply_refused_since.is_some()
     }
@@ -392,7 +382,7 @@ impl RequestClaim {
             Ok(PublishResult::Nacked) => {
                 self.record_copy_result(&queue, Republishing::Refused);
                 state.copy_refused_since.get_or_insert_with(tokio::time::Instant::now);
-                retry("the broker refused a copy of it: its queue is full")
+                retry("the broker refused a copy of it: the queue is full")
             }
             Err(fault) if is_channel_error(&fault) => {
                 self.record_copy_result(&queue, Republishing::Refused);
@@ -402,14 +392,14 @@ impl RequestClaim {
         }
     }
 
-    /// What a queue has made of a copy, where it is that of the requests.
+    /// Copies to other queues say nothing of the request queue.
     fn record_copy_result(&self, queue: &ShortString, copies: Republishing) {
         if *queue == self.queue {
             self.context.backpressure.record(copies);
         }
     }
 
-    /// Publishes, or waits on for what is being published, or says what became of it.
+    /// Publishes, or continues to, or returns the earlier result.
     async fn publish_once(
         &self,
         state: &mut State,
@@ -422,23 +412,23 @@ impl RequestClaim {
             return Ok(published);
         }
         let publishing = state.publishing.get_or_insert_with(|| {
-            let (outlet, body) = (Arc::clone(&self.session.publisher), Arc::clone(body));
+            let (publisher, body) = (Arc::clone(&self.session.publisher), Arc::clone(body));
             if what == PublishKind::Reply {
                 self.session.reply_clients.check_before_reply(&key);
             }
             match what {
-                PublishKind::Reply => Box::pin(outlet.publish_reply(key, properties, body)),
-                PublishKind::Copy => Box::pin(outlet.publish_copy(key, properties, body)),
+                PublishKind::Reply => Box::pin(publisher.publish_reply(key, properties, body)),
+                PublishKind::Copy => Box::pin(publisher.publish_copy(key, properties, body)),
             }
         });
         let ended = publishing.await;
         state.publishing = None;
-        // What was refused is published anew.
+        // A refused message is published again.
         state.published = ended.as_ref().ok().copied().filter(|published| *published != PublishResult::Nacked);
         ended
     }
 
-    /// To be polled at once.
+    /// Starts when first polled.
     fn acknowledge(&self, last: AckKind) -> AckFuture {
         let (session, tag) = (Arc::clone(&self.session), self.use_tag_once());
         Box::pin(async move {
@@ -449,23 +439,23 @@ impl RequestClaim {
         })
     }
 
-    /// Its tag, for the first who asks.
+    /// The delivery tag, to the first caller only.
     fn use_tag_once(&self) -> Option<DeliveryTag> {
         (!self.is_tag_used.swap(true, Ordering::AcqRel)).then_some(self.delivery_tag)
     }
 
     async fn await_acknowledged(&self, state: &mut State) -> Result<(), CallError> {
-        let Some(telling) = &mut state.acknowledging else { return Ok(()) };
-        let told = telling.await;
+        let Some(acknowledging) = &mut state.acknowledging else { return Ok(()) };
+        let acknowledged = acknowledging.await;
         state.acknowledging = None;
-        match told {
+        match acknowledged {
             Ok(true) => Ok(()),
             Ok(false) => Err(self.unacknowledged_error("its channel is closed")),
             Err(error) => Err(self.unacknowledged_error(&amqp::error_text(&error))),
         }
     }
 
-    /// The claim is lost, whatever was published: it will be handed out again.
+    /// The claim is lost whatever was published: the broker redelivers the request.
     pub(super) fn unacknowledged_error(&self, why: &str) -> CallError {
         self.context.counters.acks_failed.increment();
         self.call_error(Refusal::Gone, why)
@@ -477,7 +467,7 @@ impl RequestClaim {
 }
 
 impl Drop for RequestClaim {
-    /// What nobody settled goes back at once, instead of when its channel ends.
+    /// Requeues what was not settled, without waiting for the end of the channel.
     fn drop(&mut self) {
         self.session.release_claim();
         if self.is_settled.load(Ordering::Relaxed) {
@@ -490,7 +480,7 @@ impl Drop for RequestClaim {
     }
 }
 
-/// What is kept of a delivery.
+/// The parts of a delivery that a claim keeps.
 pub(super) struct ReceivedDelivery {
     pub(super) delivery_tag: DeliveryTag,
     pub(super) properties: BasicProperties,
@@ -500,12 +490,17 @@ pub(super) struct ReceivedDelivery {
     pub(super) received_at: tokio::time::Instant,
 }
 
-/// Something is wrong with what was published, and not with the way there.
+/// Whether the fault lies in the message, not in the connection.
 fn is_channel_error(error: &lapin::Error) -> bool {
     error.is_amqp_soft_error()
 }
 
-/// How long a claim may be trusted that was just brought: as long as its channel is looked after, and never past the broker's patience.
-pub(super) fn initial_lease(delivered: Instant, now: Instant, patience: Option<Duration>, most: Duration) -> Duration {
-    patience.map_or(most, |patience| patience.saturating_sub(now.since(delivered)).min(most))
+/// The lease of a new claim: `max`, and never past the broker's consumer_timeout.
+pub(super) fn initial_lease(
+    delivered: Instant,
+    now: Instant,
+    consumer_timeout: Option<Duration>,
+    max: Duration,
+) -> Duration {
+    consumer_timeout.map_or(max, |consumer_timeout| consumer_timeout.saturating_sub(now.since(delivered)).min(max))
 }

@@ -1,4 +1,4 @@
-//! What a source of requests is told, and what is said of it at the start.
+//! The settings of a request source.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -6,39 +6,39 @@ use std::time::Duration;
 use crate::amqp::Broker;
 use crate::amqp::management::Management;
 use crate::domain::consumer_timeout;
-use crate::limits::{AMQP_ANSWER_RETRY_MAX, AMQP_ATTEMPTS_MAX, AMQP_MESSAGE_BYTES_MAX};
+use crate::limits::{AMQP_ATTEMPTS_MAX, AMQP_MESSAGE_BYTES_MAX, AMQP_REPLY_RETRY_MAX};
 
 use super::delivery::PayloadForm;
 
-/// What a request source is made of.
+/// Settings of an [`AmqpSource`](super::AmqpSource).
 #[derive(Debug, Clone)]
 pub struct AmqpSourceConfig {
-    /// Where the queue is.
+    /// The broker that has the queue.
     pub broker: Broker,
-    /// The queue. It is consumed from, and never declared.
+    /// The queue; consumed from, never declared.
     pub queue: String,
-    /// What the broker shows this worker as.
+    /// The name of the connection at the broker.
     pub connection_name: String,
-    /// What handlers are given of a request.
+    /// What handlers get of a request.
     pub payload_form: PayloadForm,
-    /// How often a request is tried; `None` is without end.
+    /// How often a request is tried; `None` is unlimited.
     pub max_attempts: Option<NonZeroU32>,
-    /// What becomes of a request that was tried so often.
+    /// What happens to a request after its last attempt.
     pub on_attempts_exhausted: OnAttemptsExhausted,
-    /// How long the broker lets a delivery be unacknowledged, where it does not tell itself; `None` is without end.
+    /// The broker's consumer_timeout, where the management interface does not report it; `None` is unlimited.
     pub consumer_timeout: Option<Duration>,
-    /// Where the broker may tell; `None` where it is not asked.
+    /// The management interface; `None` where it is not queried.
     pub management: Option<Management>,
-    /// How long a handler lets a request run; for a warning.
+    /// The handler's run time limit, for a warning.
     pub max_run_time: MaxRunTime,
-    /// The largest message that is taken or sent, in bytes.
+    /// The largest message that is received or sent, in bytes.
     pub message_bytes_max: u64,
-    /// How long an answer is sent again that its queue refuses; then its request is acknowledged without one.
+    /// How long a refused reply is retried; then its request is acknowledged without a reply.
     pub reply_retry_max: Duration,
 }
 
 impl AmqpSourceConfig {
-    /// A queue of this broker, with built-in rules.
+    /// A queue of this broker with default settings.
     #[must_use]
     pub fn new(broker: Broker, queue: &str, name: &str) -> Self {
         Self {
@@ -52,52 +52,52 @@ impl AmqpSourceConfig {
             management: None,
             max_run_time: MaxRunTime::Unknown,
             message_bytes_max: AMQP_MESSAGE_BYTES_MAX,
-            reply_retry_max: AMQP_ANSWER_RETRY_MAX,
+            reply_retry_max: AMQP_REPLY_RETRY_MAX,
         }
     }
 }
 
-/// How long a handler lets a request run.
+/// The handler's run time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaxRunTime {
-    /// Nobody knows.
+    /// No limit is known.
     Unknown,
-    /// So long, and neither that nor how long the broker waits was set by anybody: only the broker's own word is held against it.
+    /// Both this limit and `consumer_timeout` are defaults: compared only with a timeout that the broker reports.
     Default(Duration),
-    /// So long.
+    /// This limit or `consumer_timeout` is configured.
     Configured(Duration),
 }
 
-/// Who says how long a broker waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TimeoutOrigin {
     Broker,
     Config,
 }
 
-/// What becomes of a request that was tried too often.
+/// What happens to a request after its last attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OnAttemptsExhausted {
-    /// Its author is told.
+    /// The client gets an error reply.
     Reply,
-    /// It is dead-lettered, as the broker's policy says.
+    /// The broker dead-letters it by its policy.
     DeadLetter,
-    /// A copy is kept in this queue, and its author is told.
+    /// A copy goes to this queue, and the client gets an error reply.
     PoisonQueue(String),
 }
 
 impl AmqpSourceConfig {
-    /// Says so where requests may run longer than the broker waits.
-    pub(super) fn warn_if_too_short(&self, patience: Option<Duration>, word: TimeoutOrigin) {
-        let longest = match (self.max_run_time, word) {
-            (MaxRunTime::Configured(longest), _) | (MaxRunTime::Default(longest), TimeoutOrigin::Broker) => longest,
+    pub(super) fn warn_if_too_short(&self, timeout: Option<Duration>, origin: TimeoutOrigin) {
+        let max_run_time = match (self.max_run_time, origin) {
+            (MaxRunTime::Configured(max_run_time), _) | (MaxRunTime::Default(max_run_time), TimeoutOrigin::Broker) => {
+                max_run_time
+            }
             (MaxRunTime::Unknown, _) | (MaxRunTime::Default(_), TimeoutOrigin::Config) => return,
         };
-        let Some(patience) = patience else { return };
-        if patience < longest {
+        let Some(timeout) = timeout else { return };
+        if timeout < max_run_time {
             tracing::warn!(
                 queue = self.queue,
-                "requests may run for {longest:?} and the broker takes them back after {patience:?}: raise its \
+                "requests may run for {max_run_time:?} and the broker requeues them after {timeout:?}: raise its \
                  consumer_timeout and `amqp.consumer_timeout`, or lower `max_run_time` of the handler"
             );
         }

@@ -13,7 +13,6 @@ use crate::source::CallError;
 use super::counters::AmqpSourceCounters;
 use super::lock;
 
-/// A connection that is made anew when it was lost.
 pub(super) struct SharedConnection {
     broker: Broker,
     name: String,
@@ -26,12 +25,10 @@ impl SharedConnection {
         Self { broker, name: name.to_owned(), current: Mutex::default(), counters }
     }
 
-    /// The connection there is.
     pub(super) fn current(&self) -> Option<Arc<Connection>> {
         lock(&self.current).clone().filter(|connection| connection.status().connected())
     }
 
-    /// The same, or a new one.
     pub(super) async fn get_or_connect(&self) -> Result<Arc<Connection>, CallError> {
         if let Some(known) = self.current() {
             return Ok(known);
@@ -43,7 +40,6 @@ impl SharedConnection {
     }
 }
 
-/// Goes on for as long as this connection stands.
 pub(super) async fn while_connected<T>(
     connection: &Connection,
     work: impl Future<Output = lapin::Result<T>>,
@@ -51,13 +47,13 @@ pub(super) async fn while_connected<T>(
     while_open(|| connection.status().connected(), work).await
 }
 
-/// Goes on for as long as the connection stands. What is asked of one at the moment of its end is at times never answered.
-async fn while_open<T>(stands: impl Fn() -> bool, work: impl Future<Output = lapin::Result<T>>) -> lapin::Result<T> {
+/// Runs `work` until the connection is lost: lapin leaves some calls unanswered that are made while a connection ends.
+async fn while_open<T>(is_open: impl Fn() -> bool, work: impl Future<Output = lapin::Result<T>>) -> lapin::Result<T> {
     let mut work = std::pin::pin!(work);
     loop {
         match timeout(AMQP_CHANNEL_CHECK_INTERVAL, work.as_mut()).await {
             Ok(ended) => return ended,
-            Err(_) if stands() => {}
+            Err(_) if is_open() => {}
             Err(_) => return Err(io::Error::other("the connection was lost").into()),
         }
     }
@@ -69,10 +65,10 @@ mod tests {
     use std::cell::Cell;
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_connection_never_answers_ends_soon_after_it() {
-        let (looks, began) = (Cell::new(0), tokio::time::Instant::now());
-        let stands = || looks.replace(looks.get() + 1) < 100;
-        let ended = while_open(stands, std::future::pending::<lapin::Result<()>>()).await;
+    async fn a_call_without_an_answer_ends_soon_after_its_connection() {
+        let (checks, began) = (Cell::new(0), tokio::time::Instant::now());
+        let is_open = || checks.replace(checks.get() + 1) < 100;
+        let ended = while_open(is_open, std::future::pending::<lapin::Result<()>>()).await;
         assert!(ended.is_err_and(|error| error.to_string().contains("the connection was lost")));
         assert_eq!(began.elapsed(), 101 * AMQP_CHANNEL_CHECK_INTERVAL);
     }

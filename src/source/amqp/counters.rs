@@ -1,9 +1,8 @@
-//! What a request queue's consumer counts besides claims.
+//! Counters of a request source besides its claims.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that grows.
 #[derive(Debug, Default)]
 pub(super) struct Counter(AtomicU64);
 
@@ -19,8 +18,8 @@ macro_rules! counters {
         pub(super) struct AmqpSourceCounters { $($(#[$doc])* pub(super) $name: Counter),+ }
 
         impl AmqpSourceCounters {
-            /// Every number by its name.
-            pub(super) fn read(&self) -> BTreeMap<&'static str, u64> {
+            /// Every counter by its name, which is a label in the metrics.
+            pub(super) fn snapshot(&self) -> BTreeMap<&'static str, u64> {
                 BTreeMap::from([$((stringify!($name), self.$name.0.load(Ordering::Relaxed))),+])
             }
         }
@@ -28,32 +27,26 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Connections made.
     connections,
-    /// Consumers started.
     consumers_started,
-    /// Answers that a queue has taken.
+    /// Last replies that a queue or a client took.
     replies,
-    /// Partial answers that a queue has taken.
     partial_replies,
-    /// Answers that nobody waited for any more.
+    /// Replies whose client, or reply queue, was gone.
     clients_absent,
-    /// Answers that the broker refused.
+    /// Replies that the broker refused.
     replies_nacked,
-    /// Requests that were acknowledged without an answer, since its queue refused it for too long.
+    /// Requests that were acknowledged without a reply, since its queue refused it for too long.
     replies_given_up,
-    /// Requests that were given back.
     requeued,
-    /// Requests whose channel was gone when they were to be acknowledged.
+    /// Requests whose channel was closed before they were acknowledged.
     acks_failed,
-    /// Requests that had been handed out before.
+    /// Deliveries that were delivered before.
     redelivered,
-    /// Copies that note an attempt.
+    /// Copies that record an attempt.
     attempts_recorded,
-    /// Requests that were tried too often.
     attempts_exhausted,
-    /// Requests whose time was over before they were started.
+    /// Requests whose `expiration` passed before they started.
     expired,
-    /// Requests that are too large.
     too_large,
 }

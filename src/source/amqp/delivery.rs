@@ -1,4 +1,4 @@
-//! A delivery as a task: what a message says, and what is to be done with it. Pure.
+//! A delivery as a task: reads messages, and makes the properties of copies. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,25 +17,24 @@ use crate::domain::id::{Run, TASK_ID_BYTES_MAX, TaskId};
 use crate::handler::Request;
 use crate::limits::{IDEMPOTENCY_BODY_BYTES_MAX, REQUEST_JSON_BYTES_MAX};
 
-/// Which method is asked for.
+/// The method that the client calls.
 pub(super) const PATH_HEADER: &str = "x-rpc-path";
-/// How often a request was tried before; ours.
+/// Attempts before this delivery.
 pub(super) const ATTEMPTS_HEADER: &str = "x-journeyman-attempts";
-/// What a quorum queue counts.
+/// The delivery count of a quorum queue.
 const DELIVERY_COUNT_HEADER: &str = "x-delivery-count";
-/// Headers that would send a copy elsewhere too.
+/// Headers by which the broker would route a copy to other queues too.
 const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
 
-/// What a handler is given of a request.
+/// What a handler gets of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PayloadForm {
-    /// All of it, see [`Request`].
+    /// The whole request as a [`Request`].
     Whole,
-    /// What its body says in JSON, for a handler whose payloads have a shape of their own.
+    /// The body as JSON, for handlers whose payloads have their own schema.
     Body,
 }
 
-/// What is known of earlier deliveries of a message.
 pub(super) fn attempt_history(delivery: &Delivery) -> DeliveryHistory {
     let empty = FieldTable::default();
     let table = delivery.properties.headers().as_ref().unwrap_or(&empty);
@@ -44,38 +43,37 @@ pub(super) fn attempt_history(delivery: &Delivery) -> DeliveryHistory {
     DeliveryHistory { header_count: count(ATTEMPTS_HEADER), broker_count: count(DELIVERY_COUNT_HEADER), kind: arrival }
 }
 
-/// How long its author waits, from when it was received.
+/// The message's `expiration`, counted from when it was received.
 pub(super) fn message_ttl(properties: &BasicProperties) -> Option<Duration> {
     let text = properties.expiration().as_ref()?;
     text.as_str().trim().parse().ok().map(Duration::from_millis)
 }
 
-/// The properties of a copy that takes a message's place, noting `attempts`. Of its time, `held` is over.
+/// The properties of a copy that replaces a message, with `attempts` recorded and `held` subtracted from its time to live.
 pub(super) fn republish_properties(properties: &BasicProperties, attempts: u32, held: Duration) -> BasicProperties {
     let copy = copy_properties(properties, attempts);
     match message_ttl(properties) {
-        // None would have the broker drop it before anybody could say so to its author.
-        Some(patience) => {
-            let left = patience.saturating_sub(held).as_millis().max(1).to_string();
-            copy.with_expiration(left.as_str().into())
+        // At 0 the broker would drop the copy, and the client would get no reply.
+        Some(ttl) => {
+            let remaining = ttl.saturating_sub(held).as_millis().max(1).to_string();
+            copy.with_expiration(remaining.as_str().into())
         }
         None => copy,
     }
 }
 
-/// The properties of a copy that is kept for as long as nobody takes it.
+/// The properties of a copy that does not expire.
 pub(super) fn copy_properties(properties: &BasicProperties, attempts: u32) -> BasicProperties {
-    let mut table = properties.headers().clone().unwrap_or_default();
-    let mut kept = FieldTable::default();
-    for (name, value) in table.inner() {
+    let original = properties.headers().clone().unwrap_or_default();
+    let mut headers = FieldTable::default();
+    for (name, value) in original.inner() {
         if !ROUTING_HEADERS.contains(&name.as_str()) && name.as_str() != DELIVERY_COUNT_HEADER {
-            kept.insert(name.clone(), value.clone());
+            headers.insert(name.clone(), value.clone());
         }
     }
-    kept.insert(ATTEMPTS_HEADER.into(), AMQPValue::LongUInt(attempts));
-    table = kept;
-    // The broker refuses a user id that is not ours, and closes the channel.
-    let mut copy = BasicProperties::default().with_headers(table);
+    headers.insert(ATTEMPTS_HEADER.into(), AMQPValue::LongUInt(attempts));
+    // The broker closes the channel over a user id that is not ours.
+    let mut copy = BasicProperties::default().with_headers(headers);
     macro_rules! keep {
         ($($get:ident $set:ident),*) => { $(if let Some(value) = properties.$get() { copy = copy.$set(value.clone()); })* };
     }
@@ -94,16 +92,16 @@ pub(super) fn copy_properties(properties: &BasicProperties, attempts: u32) -> Ba
     copy
 }
 
-/// The name of a delivery: its author's, as far as it can be one, and a number that no other delivery of this process has.
-/// Two requests may carry the same correlation id, and one may be handed out twice.
+/// The run id of a delivery: its correlation id as far as that is a task id, and a number that is unique in this process, since
+/// clients may reuse correlation ids and the broker may redeliver.
 pub(super) fn run_id(properties: &BasicProperties, number: u64, attempt: u32) -> Run {
-    let given = properties.correlation_id().as_ref().map_or("", |id| id.as_str());
-    let clean: String = given.chars().filter(|char| char.is_ascii_graphic() && *char != '/').collect();
+    let id = properties.correlation_id().as_ref().map_or("", |id| id.as_str());
+    let clean: String = id.chars().filter(|char| char.is_ascii_graphic() && *char != '/').collect();
     let clean = clean.trim_start_matches('.');
-    let named = if clean.is_empty() { "request" } else { clean };
+    let name_part = if clean.is_empty() { "request" } else { clean };
     let number = format!(".{number}");
-    let most = TASK_ID_BYTES_MAX - number.len();
-    let name = format!("{}{number}", &named[..named.len().min(most)]);
+    let max_bytes = TASK_ID_BYTES_MAX - number.len();
+    let name = format!("{}{number}", &name_part[..name_part.len().min(max_bytes)]);
     Run { task: TaskId::parse(&name).unwrap_or_else(|| fallback_task_id(&number)), run: attempt }
 }
 
@@ -112,9 +110,9 @@ fn fallback_task_id(number: &str) -> TaskId {
     TaskId::parse(&format!("request{number}")).expect("letters, a dot and digits are a task id")
 }
 
-/// What tells a request apart from every other, at each of its deliveries: the id of its message, or where its answer goes
-/// with the correlation id; `None` where its author gave neither. The body counts too, since authors may start their
-/// numbers over.
+/// The same for every delivery of a request, and different for every other request: a digest of the message id, or of the reply
+/// address with the correlation id; `None` where the request has neither. The body counts too, since a client may restart its
+/// numbering.
 fn idempotency_key(delivery: &Delivery) -> Option<String> {
     let properties = &delivery.properties;
     let text =
@@ -127,7 +125,7 @@ fn idempotency_key(delivery: &Delivery) -> Option<String> {
         (None, None) => return None,
     };
     let mut digest = Sha256::new();
-    // The routing key does not count: a copy is published under another one.
+    // The routing key does not count: copies are published under another one.
     for part in &names {
         digest.update(part.len().to_be_bytes());
         digest.update(part);
@@ -138,7 +136,6 @@ fn idempotency_key(delivery: &Delivery) -> Option<String> {
     Some(URL_SAFE_NO_PAD.encode(digest.finalize()))
 }
 
-/// The definition of the task.
 pub(super) fn task_definition(delivery: &Delivery, form: PayloadForm) -> Value {
     let properties = &delivery.properties;
     let empty = FieldTable::default();
@@ -164,7 +161,7 @@ pub(super) fn task_definition(delivery: &Delivery, form: PayloadForm) -> Value {
             request.set_body(&delivery.data, REQUEST_JSON_BYTES_MAX);
             request.into_value()
         }
-        // What is no JSON fits no schema, and is said to be malformed.
+        // A body that is not JSON becomes null, which no schema accepts.
         PayloadForm::Body => {
             extra["request"] = serde_json::to_value(request).unwrap_or_default();
             serde_json::from_slice(&delivery.data).unwrap_or_default()
@@ -183,7 +180,7 @@ mod tests {
     use super::*;
     use crate::domain::delivery_attempts::{AttemptAction, Republishing};
 
-    /// A message as `fixtures/amqp` has recorded it.
+    /// A message that `fixtures/amqp` recorded.
     fn recorded(text: &str) -> Delivery {
         let recorded: Value = serde_json::from_str(text).unwrap();
         let body = recorded["body"].as_str().unwrap().as_bytes().to_vec();
@@ -208,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_recorded_requests_are_read_as_they_were_meant() {
+    fn recorded_requests_become_tasks() {
         for (text, id) in [
             (
                 include_str!("../../../fixtures/amqp/request-warm-as-seen-by-worker.json"),
@@ -241,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_known_again_at_each_delivery_and_taken_for_no_other() {
+    fn the_idempotency_key_is_equal_for_redeliveries_and_differs_for_other_requests() {
         let with = |message: &str, reply: &str, correlation: &str, body: &str, again: bool| {
             let mut delivery = Delivery::mock(1, "".into(), "k".into(), again, body.as_bytes().to_vec());
             let properties = BasicProperties::default().with_reply_to(reply.into());
@@ -254,7 +251,7 @@ mod tests {
         };
         let first = with("", "there", "1", "{}", false);
         assert!(first.is_some());
-        assert_eq!(first, with("", "there", "1", "{}", true), "a delivery that comes again, and a copy");
+        assert_eq!(first, with("", "there", "1", "{}", true), "a redelivery, and a copy");
         for other in [
             with("", "elsewhere", "1", "{}", false),
             with("", "there", "2", "{}", false),
@@ -270,11 +267,11 @@ mod tests {
             with("m", "elsewhere", "2", "{}", false),
             "a message has one id"
         );
-        assert_eq!(with("", "there", "", "{}", false), None, "nothing tells it apart");
+        assert_eq!(with("", "there", "", "{}", false), None, "there is nothing to identify it by");
     }
 
     #[test]
-    fn what_an_author_says_of_the_body_is_passed_on_in_both_forms() {
+    fn content_type_and_encoding_reach_the_handler_in_both_forms() {
         let body = &[0x1f, 0x8b];
         let mut delivery = Delivery::mock(1, "".into(), "k".into(), false, body.to_vec());
         let properties = BasicProperties::default().with_content_type("application/json".into());
@@ -282,22 +279,25 @@ mod tests {
         let whole = task_definition(&delivery, PayloadForm::Whole);
         let request: Request = serde_json::from_value(whole["payload"].clone()).unwrap();
         assert_eq!(request.body_bytes(), body);
-        for said in [&whole["payload"], &task_definition(&delivery, PayloadForm::Body)["extra"]["request"]] {
-            assert_eq!((&said["contentType"], &said["contentEncoding"]), (&json!("application/json"), &json!("gzip")));
+        for request in [&whole["payload"], &task_definition(&delivery, PayloadForm::Body)["extra"]["request"]] {
+            assert_eq!(
+                (&request["contentType"], &request["contentEncoding"]),
+                (&json!("application/json"), &json!("gzip"))
+            );
         }
-        let silent = Delivery::mock(1, "".into(), "k".into(), false, b"1".to_vec());
-        assert!(task_definition(&silent, PayloadForm::Whole)["payload"].get("contentEncoding").is_none());
+        let plain = Delivery::mock(1, "".into(), "k".into(), false, b"1".to_vec());
+        assert!(task_definition(&plain, PayloadForm::Whole)["payload"].get("contentEncoding").is_none());
     }
 
     #[test]
-    fn a_count_of_tries_is_read_whatever_its_author_has_made_of_it() {
+    fn the_attempts_header_is_read_from_every_type() {
         let of = |value: AMQPValue| {
             let mut delivery = Delivery::mock(1, "".into(), "k".into(), false, Vec::new());
             let mut table = FieldTable::default();
             table.insert(ATTEMPTS_HEADER.into(), value);
             delivery.properties = BasicProperties::default().with_headers(table);
             let step = attempt_history(&delivery).next_action(NonZeroU32::new(3), Republishing::Accepted);
-            // What is said of it everywhere else takes any number, too.
+            // The run id accepts any count.
             run_id(&delivery.properties, 1, attempt_history(&delivery).attempts()).to_string();
             step
         };
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_made_of_whatever_a_client_calls_its_request() {
+    fn every_correlation_id_yields_a_run_id() {
         let named =
             |id: &str| run_id(&BasicProperties::default().with_correlation_id(id.into()), 1, 0).task.to_string();
         assert_eq!(named("a/b c"), "abc.1");
@@ -341,14 +341,14 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_keeps_what_its_author_said_and_nothing_that_would_go_astray() {
+    fn a_copy_keeps_the_properties_without_routing_headers_and_user_id() {
         let mut table = FieldTable::default();
         table.insert("CC".into(), AMQPValue::LongString("elsewhere".into()));
         table.insert(DELIVERY_COUNT_HEADER.into(), AMQPValue::LongLongInt(4));
         table.insert(PATH_HEADER.into(), AMQPValue::ByteArray(b"/echo".to_vec().into()));
         let original = BasicProperties::default()
             .with_headers(table)
-            .with_user_id("somebody".into())
+            .with_user_id("another-user".into())
             .with_reply_to("there".into())
             .with_expiration("1500".into());
         let copy = republish_properties(&original, 2, Duration::from_millis(400));
@@ -357,16 +357,16 @@ mod tests {
         assert_eq!(headers::text(table, PATH_HEADER), Some("/echo"));
         assert!(table.inner().len() == 2 && copy.user_id().is_none());
         assert_eq!(copy.reply_to().as_ref().map(ToString::to_string).as_deref(), Some("there"));
-        assert_eq!(message_ttl(&copy), Some(Duration::from_millis(1100)), "it was held for a while");
+        assert_eq!(message_ttl(&copy), Some(Duration::from_millis(1100)), "400 ms of it are over");
         assert_eq!(
             message_ttl(&republish_properties(&original, 2, Duration::from_secs(9))),
             Some(Duration::from_millis(1))
         );
-        assert_eq!(message_ttl(&copy_properties(&original, 2)), None, "whoever looks at what was given up has time");
+        assert_eq!(message_ttl(&copy_properties(&original, 2)), None, "a copy in the poison queue does not expire");
     }
 
     #[test]
-    fn headers_of_unknown_types_and_an_odd_expiration_cost_nothing() {
+    fn unusable_headers_and_expirations_are_ignored() {
         let mut delivery = Delivery::mock(1, "".into(), "k".into(), true, vec![0xff]);
         let mut table = FieldTable::default();
         table.insert(PATH_HEADER.into(), AMQPValue::Double(1.5));

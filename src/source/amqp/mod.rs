@@ -1,8 +1,8 @@
-//! Requests of an AMQP 0-9-1 queue, as RabbitMQ serves them.
+//! A source of requests from an AMQP 0-9-1 queue (RabbitMQ).
 //!
-//! A delivery is a claim, and its lease is the channel that brought it: while that stands, the broker gives the request to
-//! nobody else. A poll waits for deliveries, a reclaim looks whether the channel stands, a report publishes the answer and
-//! acknowledges. What the broker does without being asked (a lost connection, a deleted queue) is told as [`SourceEvent`].
+//! A delivery is a claim, and its lease is the channel that brought it: while the channel is open, the broker hands the request to
+//! no other consumer. A poll waits for deliveries, a reclaim checks the channel, a report publishes the reply and acknowledges.
+//! A lost connection and a deleted queue arrive as [`SourceEvent`]s.
 
 mod backpressure;
 mod claim;
@@ -54,10 +54,10 @@ use refused_replies::RefusedReplies;
 use reply_clients::ReplyClients;
 use session::{PendingDelivery, Session};
 
-/// More requests than are ever settled beside the calls at once.
+/// A bound of the settlements that run outside of reports: more than a broker delivers to one consumer (65,535).
 const BACKGROUND_SETTLES_MAX: u32 = 1 << 17;
 
-/// A queue of requests.
+/// A request queue.
 pub struct AmqpSource {
     inner: Arc<AmqpSourceInner>,
 }
@@ -68,8 +68,8 @@ struct AmqpSourceInner {
     connection: Arc<SharedConnection>,
     queue_facts: QueueFacts,
     session: Mutex<Option<Arc<Session>>>,
-    /// Those before, for as long as claims of them are held, and the last one until there is another: leave of them may still have
-    /// to be taken, and their payloads may be there when their connection is not.
+    /// Earlier sessions whose claims are still held, and the last one until its successor is open: a payload may outlive its
+    /// connection.
     previous_sessions: Mutex<Vec<Arc<Session>>>,
     last_epoch: AtomicU64,
     prefetch: AtomicU16,
@@ -77,16 +77,16 @@ struct AmqpSourceInner {
     counters: Arc<AmqpSourceCounters>,
     refused_replies: Arc<RefusedReplies>,
     backpressure: Arc<Backpressure>,
-    /// Held by whoever settles a request beside the calls: by a copy, and then the original.
+    /// One permit for each settlement that runs outside of a report.
     settle_permits: Arc<Semaphore>,
-    /// What goes on beside the calls; it ends with the source.
+    /// Background tasks; dropped with the source.
     tasks: Mutex<JoinSet<()>>,
 }
 
-/// How many requests were handed to this process, whichever queue they are of: no two of them are called the same.
+/// Deliveries to this process, over all queues: makes run ids unique.
 static DELIVERIES_TOTAL: AtomicU64 = AtomicU64::new(0);
 
-/// News that waits to be read. At most one entry for each claim held.
+/// Events that were not received yet; bounded by one for each claim held.
 #[derive(Default)]
 pub(crate) struct EventQueue {
     pending: Mutex<VecDeque<SourceEvent>>,
@@ -94,8 +94,8 @@ pub(crate) struct EventQueue {
 }
 
 impl EventQueue {
-    fn push(&self, news: SourceEvent) {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(news);
+    fn push(&self, event: SourceEvent) {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(event);
         self.pushed.notify_one();
     }
 
@@ -103,7 +103,7 @@ impl EventQueue {
         loop {
             let next = self.pending.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             match next {
-                Some(news) => return news,
+                Some(event) => return event,
                 None => self.pushed.notified().await,
             }
         }
@@ -115,26 +115,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl AmqpSource {
-    /// A source that is not connected yet.
+    /// A source that connects with its first poll.
     #[must_use]
-    pub fn new(settings: AmqpSourceConfig) -> Self {
-        let tally: Arc<AmqpSourceCounters> = Arc::default();
-        let AmqpSourceConfig { broker, connection_name: name, .. } = &settings;
-        let unanswered = RefusedReplies::new(settings.reply_retry_max, Arc::clone(&tally));
+    pub fn new(config: AmqpSourceConfig) -> Self {
+        let counters: Arc<AmqpSourceCounters> = Arc::default();
+        let AmqpSourceConfig { broker, connection_name: name, .. } = &config;
+        let refused_replies = RefusedReplies::new(config.reply_retry_max, Arc::clone(&counters));
         Self {
             inner: Arc::new(AmqpSourceInner {
-                connection: Arc::new(SharedConnection::new(broker.clone(), name, Arc::clone(&tally))),
-                queue_facts: QueueFacts::new(&settings),
-                config: settings,
+                connection: Arc::new(SharedConnection::new(broker.clone(), name, Arc::clone(&counters))),
+                queue_facts: QueueFacts::new(&config),
+                config,
                 clock: Clock::boot(),
                 session: Mutex::default(),
                 previous_sessions: Mutex::default(),
                 last_epoch: AtomicU64::new(0),
                 prefetch: AtomicU16::new(1),
                 events: Arc::default(),
-                refused_replies: Arc::new(unanswered),
+                refused_replies: Arc::new(refused_replies),
                 backpressure: Arc::default(),
-                counters: tally,
+                counters,
                 settle_permits: Arc::new(Semaphore::new(BACKGROUND_SETTLES_MAX as usize)),
                 tasks: Mutex::default(),
             }),
@@ -147,7 +147,7 @@ impl AmqpSourceInner {
         let mut tasks = lock(&self.tasks);
         while let Some(ended) = tasks.try_join_next() {
             if let Err(error) = ended {
-                tracing::error!(%error, "a part of a source of requests panicked; its requests come back");
+                tracing::error!(%error, "a task of a request source panicked; the broker redelivers its requests");
             }
         }
         tasks.spawn(task);
@@ -171,35 +171,35 @@ impl AmqpSourceInner {
             lock(&self.previous_sessions).extend(current.take());
         }
         let AmqpSourceConfig { broker, queue, connection_name: name, .. } = &self.config;
-        let queue = &amqp::to_short_string("the name of the queue", queue)
-            .map_err(|error| amqp::retry_error(error.to_string()))?;
+        let queue =
+            &amqp::to_short_string("the queue name", queue).map_err(|error| amqp::retry_error(error.to_string()))?;
         let connection = self.connection.get_or_connect().await?;
-        // Asked only now: a new connection is made where the one before is known to be lost.
+        // Checked after connecting: a new connection is only opened once the previous one is known to be lost.
         self.check_lost_sessions()?;
         self.queue_facts.refresh(&self.config, &connection).await;
         let epoch = self.last_epoch.fetch_add(1, Ordering::Relaxed) + 1;
         let prefetch = self.prefetch.load(Ordering::Relaxed);
         let tag = format!("{name}.{epoch}");
-        let session::OpenedSession { session, consumer, presence_checks: questions } =
+        let session::OpenedSession { session, consumer, presence_checks } =
             Session::open(broker, connection, queue, &tag, prefetch, epoch).await?;
         self.counters.consumers_started.increment();
         tracing::debug!(queue = queue.as_str(), epoch, prefetch, "consuming");
         self.spawn(ReplyClients::count_absent(
             Arc::downgrade(&session.reply_clients),
-            questions,
+            presence_checks,
             Arc::clone(&self.counters),
         ));
-        let (pumped, inner) = (Arc::clone(&session), Arc::downgrade(self));
-        self.spawn(Arc::clone(&session).run(consumer, Arc::clone(&self.events), move |waiting| {
+        let (owner, inner) = (Arc::clone(&session), Arc::downgrade(self));
+        self.spawn(Arc::clone(&session).run(consumer, Arc::clone(&self.events), move |pending| {
             if let Some(inner) = inner.upgrade() {
-                inner.return_unclaimed(&pumped, waiting);
+                inner.return_unclaimed(&owner, pending);
             }
         }));
         *lock(&self.session) = Some(session);
         Ok(opened)
     }
 
-    /// I6: what a lost connection or channel had brought comes again by the next one, and must not meet itself here.
+    /// I6: the broker redelivers what a lost channel had brought, and the new delivery must not run beside the payload of the old one.
     fn check_lost_sessions(&self) -> Result<(), CallError> {
         let mut earlier = lock(&self.previous_sessions);
         earlier.retain(|session| session.held_claims() > 0);
@@ -208,8 +208,8 @@ impl AmqpSourceInner {
         if held == 0 {
             return Ok(());
         }
-        let what = format!("{held} requests of a connection or channel that was lost are still being ended");
-        Err(CallError { refusal: Refusal::Retry { retry_after: None }, message: what })
+        let message = format!("{held} requests of a lost connection are still being ended");
+        Err(CallError { refusal: Refusal::Retry { retry_after: None }, message })
     }
 
     async fn poll(self: &Arc<Self>, max: u8) -> Result<PollBatch, CallError> {
@@ -225,21 +225,21 @@ impl AmqpSourceInner {
         waited.unwrap_or_else(|_| Ok(PollBatch::default()))
     }
 
-    /// Where to ask. One that was left while nobody asked, or dismissed, is followed by another one at once: a source that shares its
-    /// slots with others would use up its turn with that, again and again.
+    /// Opens a session where there is none or the current one is retired. At once, without a failed poll: a source that shares its slots
+    /// with others would spend its turn on the failure.
     async fn current_session(self: &Arc<Self>) -> Result<Arc<Session>, CallError> {
         let current = || lock(&self.session).clone();
-        let is_left = current().is_none_or(|session| {
+        let is_over = current().is_none_or(|session| {
             if session.prefetch != self.prefetch.load(Ordering::Relaxed) {
                 session.retire("the number of slots has changed");
             }
             session.is_retired()
         });
-        if is_left {
+        if is_over {
             self.open().await?;
         }
-        let what = || "the queue is not consumed from yet".to_owned();
-        current().ok_or_else(|| CallError { refusal: Refusal::Stale, message: what() })
+        let message = || "the queue has no consumer yet".to_owned();
+        current().ok_or_else(|| CallError { refusal: Refusal::Stale, message: message() })
     }
 
     async fn wait_for_grants(
@@ -249,47 +249,47 @@ impl AmqpSourceInner {
         began: Instant,
     ) -> Result<PollBatch, CallError> {
         loop {
-            let meets = self.check_lost_sessions().is_err();
-            let taken =
-                if meets || session.is_stopped() { Vec::new() } else { session.drain_pending(usize::from(max)) };
-            if taken.is_empty() {
+            let must_wait = self.check_lost_sessions().is_err();
+            let deliveries =
+                if must_wait || session.is_stopped() { Vec::new() } else { session.drain_pending(usize::from(max)) };
+            if deliveries.is_empty() {
                 if let Some(what) = session.end_reason() {
-                    // One that was left is no trouble: the next poll has another one.
+                    // A retired session is no error: the next poll opens another one.
                     let is_none = session.is_stopped() || session.is_retired();
                     let ended = self.on_session_ended(session, what);
                     return if is_none { Ok(PollBatch::default()) } else { Err(ended) };
                 }
                 let arrived = session.arrived.notified();
-                if meets {
-                    // Nobody tells when the last of them has ended.
+                if must_wait {
+                    // No event reports the end of the last lost claim.
                     drop(timeout(AMQP_CHANNEL_CHECK_INTERVAL, arrived).await);
                 } else {
                     arrived.await;
                 }
                 continue;
             }
-            let grants: Vec<Grant> = taken.into_iter().filter_map(|one| self.admit(session, one, began)).collect();
+            let grants: Vec<Grant> = deliveries.into_iter().filter_map(|one| self.admit(session, one, began)).collect();
             if !grants.is_empty() {
                 return Ok(PollBatch { grants, ..PollBatch::default() });
             }
         }
     }
 
-    /// What follows the end of a session: a new one at once, or after a while where the connection was lost, so that a broker
-    /// that comes back is not met by everybody at once.
-    fn on_session_ended(&self, session: &Arc<Session>, what: String) -> CallError {
+    /// A session that was retired is replaced at once; one that was lost after a pause, so that the workers of a restarted broker do not
+    /// all reconnect at the same moment.
+    fn on_session_ended(&self, session: &Arc<Session>, message: String) -> CallError {
         let mut current = lock(&self.session);
         if current.as_ref().is_some_and(|current| current.epoch == session.epoch) {
             lock(&self.previous_sessions).extend(current.take());
         }
         let refusal =
             if session.lost_reason().is_some() { Refusal::Retry { retry_after: None } } else { Refusal::Stale };
-        CallError { refusal, message: what }
+        CallError { refusal, message }
     }
 
-    /// Makes a grant of a delivery, or deals with it aside.
-    fn admit(self: &Arc<Self>, session: &Arc<Session>, waiting: PendingDelivery, began: Instant) -> Option<Grant> {
-        let PendingDelivery { delivery, received_at: since } = &waiting;
+    /// Makes a grant of a delivery, or settles it without a handler.
+    fn admit(self: &Arc<Self>, session: &Arc<Session>, pending: PendingDelivery, began: Instant) -> Option<Grant> {
+        let PendingDelivery { delivery, received_at: since } = &pending;
         let (since, AmqpSourceConfig { payload_form: form, max_attempts, .. }) = (*since, &self.config);
         if delivery.redelivered {
             self.counters.redelivered.increment();
@@ -303,32 +303,32 @@ impl AmqpSourceInner {
         let task =
             (fits && matches!(step, AttemptAction::Try { .. })).then(|| delivery::task_definition(delivery, *form));
         let now = self.clock.now();
-        let part = self.new_claim(session, waiting, attempt, now);
-        if delivery::message_ttl(part.properties()).is_some_and(|patience| since.elapsed() >= patience) {
-            self.dispose(part, Disposition::Expired);
+        let claim = self.new_claim(session, pending, attempt, now);
+        if delivery::message_ttl(claim.properties()).is_some_and(|ttl| since.elapsed() >= ttl) {
+            self.dispose(claim, Disposition::Expired);
             return None;
         }
         let Some(task) = task else {
-            self.dispose(part, if fits { Disposition::Step(step) } else { Disposition::TooLarge });
+            self.dispose(claim, if fits { Disposition::Step(step) } else { Disposition::TooLarge });
             return None;
         };
         let lease = now.since(began)
-            + claim::initial_lease(part.delivered_at, now, self.queue_facts.consumer_timeout(), AMQP_LEASE);
-        let (run, replies) = (part.run.clone(), Some(part.replies()));
+            + claim::initial_lease(claim.delivered_at, now, self.queue_facts.consumer_timeout(), AMQP_LEASE);
+        let (run, replies) = (claim.run.clone(), Some(claim.replies()));
         Some(Grant {
             run: run.clone(),
             lease,
             task,
             payload_error: None,
-            claim: Claim::new(run, part),
+            claim: Claim::new(run, claim),
             results: replies,
         })
     }
 
-    fn new_claim(&self, session: &Arc<Session>, waiting: PendingDelivery, attempt: u32, now: Instant) -> RequestClaim {
-        let PendingDelivery { delivery, received_at: since } = waiting;
+    fn new_claim(&self, session: &Arc<Session>, pending: PendingDelivery, attempt: u32, now: Instant) -> RequestClaim {
+        let PendingDelivery { delivery, received_at: since } = pending;
         let run = delivery::run_id(&delivery.properties, DELIVERIES_TOTAL.fetch_add(1, Ordering::Relaxed), attempt);
-        let taken = ReceivedDelivery {
+        let delivery = ReceivedDelivery {
             delivery_tag: delivery.delivery_tag,
             properties: delivery.properties,
             body: delivery.data.into(),
@@ -336,37 +336,36 @@ impl AmqpSourceInner {
             delivered_at: now.minus(since.elapsed()),
             received_at: since,
         };
-        RequestClaim::new(run, taken, Arc::clone(session), self.message_bytes_max(), self.source_context())
+        RequestClaim::new(run, delivery, Arc::clone(session), self.message_bytes_max(), self.source_context())
     }
 
-    /// The largest request.
     fn message_bytes_max(&self) -> usize {
         usize::try_from(self.config.message_bytes_max).unwrap_or(usize::MAX)
     }
 
-    /// Nobody has looked at it, which is no attempt.
-    fn return_unclaimed(self: &Arc<Self>, session: &Arc<Session>, waiting: PendingDelivery) {
-        let attempt = delivery::attempt_history(&waiting.delivery).attempts();
-        let part = self.new_claim(session, waiting, attempt, self.clock.now());
-        let plan = self.return_plan(&part);
-        self.dispose(part, Disposition::ReturnUnclaimed(plan));
+    /// The request was not looked at, so this is no attempt.
+    fn return_unclaimed(self: &Arc<Self>, session: &Arc<Session>, pending: PendingDelivery) {
+        let attempt = delivery::attempt_history(&pending.delivery).attempts();
+        let claim = self.new_claim(session, pending, attempt, self.clock.now());
+        let plan = self.return_plan(&claim);
+        self.dispose(claim, Disposition::ReturnUnclaimed(plan));
     }
 
-    /// How what was not begun goes back. Where nothing is counted it need not lose its place, and where nobody may publish a copy
-    /// would wait for as long.
-    fn return_plan(&self, part: &RequestClaim) -> SettlePlan {
+    /// How a request that has not started is returned. A copy keeps the number of attempts; where attempts are not limited, or the broker
+    /// blocks publishing, the original is requeued and keeps its place.
+    fn return_plan(&self, claim: &RequestClaim) -> SettlePlan {
         let counts = self.config.max_attempts.is_some();
-        if counts && !part.is_blocked() { SettlePlan::RepublishFresh } else { SettlePlan::Requeue }
+        if counts && !claim.is_blocked() { SettlePlan::RepublishFresh } else { SettlePlan::Requeue }
     }
 
-    /// Deals with a request that no handler is to see. At most as many at once as were handed to us.
-    fn dispose(self: &Arc<Self>, part: RequestClaim, what: Disposition) {
-        let (tally, inner) = (Arc::clone(&self.counters), Arc::downgrade(self));
-        let copying = Arc::clone(&self.settle_permits);
+    /// Settles a request that no handler sees. Bounded by what the broker delivers to one consumer.
+    fn dispose(self: &Arc<Self>, claim: RequestClaim, what: Disposition) {
+        let (counters, inner) = (Arc::clone(&self.counters), Arc::downgrade(self));
+        let permits = Arc::clone(&self.settle_permits);
         self.spawn(async move {
-            let Ok(_copying) = copying.acquire().await else { return };
-            let run = part.run.clone();
-            // A source that is gone has given its requests back.
+            let Ok(_permit) = permits.acquire().await else { return };
+            let run = claim.run.clone();
+            // A source that was dropped has requeued its requests.
             let Some(inner) = inner.upgrade() else { return };
             let exhausted = match what {
                 Disposition::Step(AttemptAction::Exhausted { .. }) => {
@@ -378,7 +377,7 @@ impl AmqpSourceInner {
                 | Disposition::ReturnUnclaimed(_) => OnAttemptsExhausted::Reply,
             };
             drop(inner);
-            if let Err(refused) = what.apply(part, &tally, exhausted).await {
+            if let Err(refused) = what.apply(claim, &counters, exhausted).await {
                 tracing::warn!(claim.run = %run, next = %refused.refusal, "{}", refused.message);
             }
         });
@@ -387,7 +386,7 @@ impl AmqpSourceInner {
     fn claim_of<'a>(&self, claim: &'a Claim) -> Result<&'a RequestClaim, CallError> {
         claim.part::<RequestClaim>().ok_or_else(|| CallError {
             refusal: Refusal::Rejected,
-            message: format!("the claim on {} is none of this source", claim.run()),
+            message: format!("the claim on {} is of another source", claim.run()),
         })
     }
 }
@@ -399,7 +398,7 @@ impl Source for AmqpSource {
         format!(
             "AMQP queue {queue} at {}{}",
             broker.display_url(),
-            if blocked { ", which lets nobody publish at present" } else { "" }
+            if blocked { ", which blocks publishing at present" } else { "" }
         )
     }
 
@@ -425,8 +424,8 @@ impl Source for AmqpSource {
     }
 
     fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant> {
-        let what = format!("requests are claimed by polls, and {} is a message", message.id);
-        Box::pin(async { Err(CallError { refusal: Refusal::Rejected, message: what }) })
+        let message = format!("requests are claimed by polls; {} is a message", message.id);
+        Box::pin(async { Err(CallError { refusal: Refusal::Rejected, message }) })
     }
 
     fn delete<'a>(&'a self, _lane: PriorityQueue, _id: &'a str, _receipt: &'a str) -> SourceFuture<'a, ()> {
@@ -439,24 +438,24 @@ impl Source for AmqpSource {
 
     /// The broker requeued what a previous process held when its connection ended.
     fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
-        let what = format!("request {run} was given up when its worker ended");
-        Box::pin(async { Err(CallError { refusal: Refusal::Gone, message: what }) })
+        let message = format!("request {run} was requeued when the connection of the previous process ended");
+        Box::pin(async { Err(CallError { refusal: Refusal::Gone, message }) })
     }
 
     fn reclaim<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, Duration> {
         Box::pin(async {
-            let part = self.inner.claim_of(claim)?;
+            let claim = self.inner.claim_of(claim)?;
             let gone =
-                |what: &str| CallError { refusal: Refusal::Gone, message: format!("reclaim {}: {what}", part.run) };
-            if part.is_settled() {
-                return Err(gone("it is settled"));
+                |what: &str| CallError { refusal: Refusal::Gone, message: format!("reclaim {}: {what}", claim.run) };
+            if claim.is_settled() {
+                return Err(gone("it is already settled"));
             }
             let patience = self.inner.queue_facts.consumer_timeout();
-            match part.session.lost_reason() {
+            match claim.session.lost_reason() {
                 Some(what) => Err(gone(&what)),
-                None if part.session.is_lost() => Err(gone("its channel is closed")),
+                None if claim.session.is_lost() => Err(gone("its channel is closed")),
                 None => Ok(consumer_timeout::extension_length(
-                    self.inner.clock.now().since(part.delivered_at),
+                    self.inner.clock.now().since(claim.delivered_at),
                     patience,
                     AMQP_LEASE,
                 )),
@@ -466,37 +465,38 @@ impl Source for AmqpSource {
 
     fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> SourceFuture<'a, ()> {
         Box::pin(async move {
-            let part = self.inner.claim_of(claim)?;
-            match part.plan_for(outcome) {
+            let claim = self.inner.claim_of(claim)?;
+            match claim.plan_for(outcome) {
                 SettlePlan::Republish { attempts }
                     if self.inner.config.max_attempts.is_some_and(|max| attempts >= max.get()) =>
                 {
-                    let why = part.replies().failure_reason();
+                    let why = claim.replies().failure_reason();
                     let reason = format!(
-                        "it was tried {attempts} times, and each time its handler asked for another: {}",
+                        "the request was tried {attempts} times, and each time its handler asked for another attempt: {}",
                         why.as_deref().unwrap_or("no reason was given")
                     );
-                    give_up(part, queue_facts::exhausted_action(&self.inner.config).await, reason, attempts).await?;
+                    give_up(claim, queue_facts::exhausted_action(&self.inner.config).await, reason, attempts).await?;
                     self.inner.counters.attempts_exhausted.increment();
                     Ok(())
                 }
-                SettlePlan::RepublishFresh => part.settle(outcome, self.inner.return_plan(part)).await,
+                SettlePlan::RepublishFresh => claim.settle(outcome, self.inner.return_plan(claim)).await,
                 plan @ (SettlePlan::Reply(_)
                 | SettlePlan::Requeue
                 | SettlePlan::Republish { .. }
-                | SettlePlan::DeadLetter) => part.settle(outcome, plan).await,
+                | SettlePlan::DeadLetter) => claim.settle(outcome, plan).await,
             }
         })
     }
 
     fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
         Box::pin(async move {
-            // Logs are read while the request runs; nobody keeps them.
+            // Logs are served while the request runs, and not stored.
             if artifact.name.starts_with("public/logs/") {
                 return Ok(());
             }
-            let what = format!("request {} has no artifacts: {} can go into its answer", claim.run(), artifact.name);
-            Err(CallError { refusal: Refusal::Rejected, message: what })
+            let message =
+                format!("request {} has no artifacts: {} can be part of its reply", claim.run(), artifact.name);
+            Err(CallError { refusal: Refusal::Rejected, message })
         })
     }
 
@@ -515,7 +515,7 @@ impl Source for AmqpSource {
     }
 
     fn metrics(&self) -> BTreeMap<&'static str, u64> {
-        self.inner.counters.read()
+        self.inner.counters.snapshot()
     }
 
     fn pause(&self) {
@@ -524,7 +524,7 @@ impl Source for AmqpSource {
         }
     }
 
-    /// What was acknowledged last may still be on its way: a connection that breaks would bring it back.
+    /// Waits for acknowledgements that are still on their way: a broken connection would cause a redelivery.
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {
             let earlier = std::mem::take(&mut *lock(&self.inner.previous_sessions));
@@ -533,10 +533,10 @@ impl Source for AmqpSource {
                 sessions.filter(|session| !session.is_lost()).map(|session| async move { session.close().await });
             let mut closing: JoinSet<()> = closing.collect();
             while closing.join_next().await.is_some() {}
-            // A copy whose original is not settled yet would be one too many.
+            // A copy whose original is not settled is a duplicate.
             let all = self.inner.settle_permits.acquire_many(BACKGROUND_SETTLES_MAX);
             if timeout(AMQP_CLOSE_TIMEOUT, all).await.is_err() {
-                tracing::debug!("requests that are put back are not waited for any longer; some may run twice");
+                tracing::debug!("requests were still being requeued when the source closed; some may run twice");
             }
             self.inner.settle_permits.close();
             if let Some(connection) = self.inner.connection.current() {
@@ -547,8 +547,8 @@ impl Source for AmqpSource {
 
     fn is_canceled<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, bool> {
         Box::pin(async {
-            let part = self.inner.claim_of(claim)?;
-            Ok(part.session.lost_reason().is_some())
+            let claim = self.inner.claim_of(claim)?;
+            Ok(claim.session.lost_reason().is_some())
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The way out of a session: answers and copies, each confirmed, on channels apart from that of its deliveries.
+//! Publishes replies and copies for a session, with confirms, on channels apart from that of the deliveries.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -13,44 +13,40 @@ use crate::host::crash_points::crash_point;
 use super::reply_clients::is_direct_reply_to;
 use super::{connection, lock};
 
-/// What became of a message that was published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PublishResult {
     /// A queue has it.
     Confirmed,
-    /// There is no queue for it.
+    /// No queue matches the key.
     Returned,
-    /// The broker did not want it.
+    /// The broker refused it.
     Nacked,
 }
 
-/// Where a session publishes.
 pub(super) struct Publisher {
     connection: Arc<Connection>,
     reply_channel: Mutex<Channel>,
-    /// Held by whoever makes another channel for answers.
+    /// Held while a new reply channel is opened.
     reopening: tokio::sync::Mutex<()>,
-    /// Where one copy at a time is published; empty before the first one, and after one that nobody waited for.
+    /// Publishes one copy at a time. `None` before the first one, and after one whose result was not awaited.
     copy_channel: tokio::sync::Mutex<Option<Channel>>,
 }
 
 impl Publisher {
-    /// `answers` is a channel on which the broker confirms.
-    pub(super) fn new(connection: Arc<Connection>, answers: Channel) -> Self {
+    /// `reply_channel` is in confirm mode.
+    pub(super) fn new(connection: Arc<Connection>, reply_channel: Channel) -> Self {
         Self {
             connection,
-            reply_channel: Mutex::new(answers),
+            reply_channel: Mutex::new(reply_channel),
             reopening: tokio::sync::Mutex::default(),
             copy_channel: tokio::sync::Mutex::default(),
         }
     }
 
-    /// Publishes an answer by way of the default exchange, and waits until the broker has confirmed. Of several answers on their
-    /// way, lapin gives a return to whichever is confirmed next: how many came back is told, and not which.
+    /// Publishes a reply through the default exchange and waits for the confirm. lapin attaches a return to whichever confirm comes next, so
+    /// of concurrent replies the number of returns is known, and not which reply was returned.
     ///
-    /// # Cancel safety
-    ///
-    /// Not cancel safe: it may or may not have been published.
+    /// Not cancel safe: the reply may have been published.
     pub(super) async fn publish_reply(
         self: Arc<Self>,
         key: ShortString,
@@ -66,11 +62,7 @@ impl Publisher {
         self.while_connected(publishing).await
     }
 
-    /// Publishes what must not be taken for stored when it came back, one at a time, so that a return is its own.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`Publisher::publish_reply`].
+    /// Publishes a copy whose return has to be its own, so one at a time. Not cancel safe.
     pub(super) async fn publish_copy(
         self: Arc<Self>,
         key: ShortString,
@@ -79,13 +71,13 @@ impl Publisher {
     ) -> lapin::Result<PublishResult> {
         run_to_completion(async move {
             let publishing = async {
-                let mut place = self.copy_channel.lock().await;
-                let channel = match place.take().filter(|channel| channel.status().connected()) {
+                let mut copy_channel = self.copy_channel.lock().await;
+                let channel = match copy_channel.take().filter(|channel| channel.status().connected()) {
                     Some(channel) => channel,
                     None => open_confirm_channel(&self.connection).await?,
                 };
                 let ended = await_confirm(send(&channel, key, properties, body).await?).await;
-                *place = Some(channel);
+                *copy_channel = Some(channel);
                 ended
             };
             self.while_connected(publishing).await
@@ -93,16 +85,15 @@ impl Publisher {
         .await
     }
 
-    /// The channel for what is published. Apart from that of the deliveries: what is wrong with one answer closes it, and must
-    /// not cost every other request.
+    /// The broker closes the channel over one faulty reply, which must not cost the deliveries, so replies have their own.
     async fn open_reply_channel(self: &Arc<Self>) -> lapin::Result<Channel> {
         if let Some(channel) = self.current_reply_channel() {
             return Ok(channel);
         }
         let this = Arc::clone(self);
         run_to_completion(async move {
-            let making = async {
-                let _one = this.reopening.lock().await;
+            let opening = async {
+                let _reopening = this.reopening.lock().await;
                 if let Some(channel) = this.current_reply_channel() {
                     return Ok(channel);
                 }
@@ -110,14 +101,14 @@ impl Publisher {
                 *lock(&this.reply_channel) = channel.clone();
                 Ok(channel)
             };
-            this.while_connected(making).await
+            this.while_connected(opening).await
         })
         .await
     }
 
     fn current_reply_channel(&self) -> Option<Channel> {
-        let answers = lock(&self.reply_channel);
-        answers.status().connected().then(|| answers.clone())
+        let reply_channel = lock(&self.reply_channel);
+        reply_channel.status().connected().then(|| reply_channel.clone())
     }
 
     async fn while_connected<T>(&self, work: impl Future<Output = lapin::Result<T>>) -> lapin::Result<T> {
@@ -125,32 +116,31 @@ impl Publisher {
     }
 }
 
-/// Goes on while whoever wants it waits for something else, until they want it no more: others may wait for what it holds.
+/// Runs to the end while the caller waits for something else: other tasks may wait for the lock that it holds.
 async fn run_to_completion<T: Send + 'static>(
     work: impl Future<Output = lapin::Result<T>> + Send + 'static,
 ) -> lapin::Result<T> {
-    let mut going = JoinSet::new();
-    going.spawn(work);
-    match going.join_next().await {
+    let mut tasks = JoinSet::new();
+    tasks.spawn(work);
+    match tasks.join_next().await {
         Some(Ok(ended)) => ended,
         Some(Err(error)) => Err(io::Error::other(error).into()),
-        None => Err(io::Error::other("it was not begun").into()),
+        None => Err(io::Error::other("the task did not start").into()),
     }
 }
 
-/// Publishes by way of the default exchange. What is sent is let go before it is confirmed: it may be large.
+/// Publishes through the default exchange. The body is freed before the confirm: it may be large.
 pub(super) async fn send(
     channel: &Channel,
     key: ShortString,
     properties: BasicProperties,
     body: Arc<[u8]>,
 ) -> lapin::Result<PublisherConfirm> {
-    // RabbitMQ returns each message to a direct reply address, whether it was delivered or not, body and all.
+    // RabbitMQ returns each mandatory message to a direct reply-to address, delivered or not.
     let options = BasicPublishOptions { mandatory: !is_direct_reply_to(&key), ..BasicPublishOptions::default() };
     channel.basic_publish("".into(), key, options, &body, properties).await
 }
 
-/// What became of it.
 pub(super) async fn await_confirm(confirm: PublisherConfirm) -> lapin::Result<PublishResult> {
     Ok(match confirm.await? {
         Confirmation::Ack(None) | Confirmation::NotRequested => PublishResult::Confirmed,
@@ -159,7 +149,6 @@ pub(super) async fn await_confirm(confirm: PublisherConfirm) -> lapin::Result<Pu
     })
 }
 
-/// A channel on which the broker confirms.
 pub(super) async fn open_confirm_channel(connection: &Connection) -> lapin::Result<Channel> {
     let channel = connection.create_channel().await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;

@@ -1,4 +1,4 @@
-//! What the broker's management interface says of a queue: how long it waits for an answer, and whether dead letters go anywhere.
+//! Facts of a queue from the broker's management interface: its consumer_timeout, and whether it has a dead letter exchange.
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -10,23 +10,21 @@ use super::lock;
 use crate::amqp::management::ManagementError;
 use crate::domain::consumer_timeout::QueueTimeout;
 
-/// What is known of them.
 pub(super) struct QueueFacts {
-    /// How long the broker lets a delivery be unacknowledged, as far as that is known.
+    /// How long the broker lets a delivery be unacknowledged; `None` is unlimited.
     consumer_timeout: Mutex<Option<Duration>>,
-    /// What was last looked at for a warning.
+    /// The last timeout that was compared with `max_run_time`.
     warned_timeout: Mutex<Option<Option<Duration>>>,
-    /// The connection whose broker was asked for that.
     queried_connection: Mutex<Weak<Connection>>,
 }
 
 impl QueueFacts {
-    pub(super) fn new(settings: &AmqpSourceConfig) -> Self {
-        if settings.management.is_none() {
-            settings.warn_if_too_short(settings.consumer_timeout, TimeoutOrigin::Config);
+    pub(super) fn new(config: &AmqpSourceConfig) -> Self {
+        if config.management.is_none() {
+            config.warn_if_too_short(config.consumer_timeout, TimeoutOrigin::Config);
         }
         Self {
-            consumer_timeout: Mutex::new(settings.consumer_timeout),
+            consumer_timeout: Mutex::new(config.consumer_timeout),
             warned_timeout: Mutex::default(),
             queried_connection: Mutex::default(),
         }
@@ -36,64 +34,66 @@ impl QueueFacts {
         *lock(&self.consumer_timeout)
     }
 
-    /// Asks the broker how long it waits, once for each connection.
-    pub(super) async fn refresh(&self, settings: &AmqpSourceConfig, connection: &Arc<Connection>) {
-        let Some(management) = &settings.management else { return };
+    /// Queries the management interface, once for each connection.
+    pub(super) async fn refresh(&self, config: &AmqpSourceConfig, connection: &Arc<Connection>) {
+        let Some(management) = &config.management else { return };
         if lock(&self.queried_connection).ptr_eq(&Arc::downgrade(connection)) {
             return;
         }
-        let AmqpSourceConfig { queue, consumer_timeout, .. } = settings;
-        let says = match management.describe_queue(queue).await {
-            Ok(told) => {
-                if settings.on_attempts_exhausted == OnAttemptsExhausted::DeadLetter && !told.dead_letters {
+        let AmqpSourceConfig { queue, consumer_timeout, .. } = config;
+        let broker_timeout = match management.describe_queue(queue).await {
+            Ok(facts) => {
+                if config.on_attempts_exhausted == OnAttemptsExhausted::DeadLetter && !facts.dead_letters {
                     tracing::warn!(queue, "{}", no_dead_letter_warning(queue));
                 }
-                told.timeout()
+                facts.timeout()
             }
-            // It is asked again when there is one.
+            // The queue is queried again once it exists.
             Err(ManagementError::NotFound) => return,
             Err(ManagementError::Failed(why)) => {
                 tracing::warn!(
                     queue,
-                    "how long the broker lets requests of {queue} be worked at cannot be asked, so `amqp.consumer_timeout` counts: {why}"
+                    "cannot query the consumer_timeout of {queue}, using `amqp.consumer_timeout`: {why}"
                 );
                 QueueTimeout::BrokerDefault
             }
         };
         *lock(&self.queried_connection) = Arc::downgrade(connection);
-        let patience = says.or_configured(*consumer_timeout);
-        *lock(&self.consumer_timeout) = patience;
-        tracing::info!(queue, ?patience, ?says, "how long the broker waits for an answer");
-        // Once, and again where it has changed.
-        if lock(&self.warned_timeout).replace(patience) != Some(patience) {
-            settings.warn_if_too_short(
-                patience,
-                if says == QueueTimeout::BrokerDefault { TimeoutOrigin::Config } else { TimeoutOrigin::Broker },
+        let timeout = broker_timeout.or_configured(*consumer_timeout);
+        *lock(&self.consumer_timeout) = timeout;
+        tracing::info!(queue, consumer_timeout = ?timeout, ?broker_timeout, "consumer_timeout of the queue");
+        if lock(&self.warned_timeout).replace(timeout) != Some(timeout) {
+            config.warn_if_too_short(
+                timeout,
+                if broker_timeout == QueueTimeout::BrokerDefault {
+                    TimeoutOrigin::Config
+                } else {
+                    TimeoutOrigin::Broker
+                },
             );
         }
     }
 }
 
-/// What becomes of a request that was tried too often. Asked anew each time, for policies change: what nobody would get is
-/// better answered.
-pub(super) async fn exhausted_action(settings: &AmqpSourceConfig) -> OnAttemptsExhausted {
-    let AmqpSourceConfig { on_attempts_exhausted: exhausted, management, queue, .. } = settings;
-    match (exhausted, management) {
+/// What happens after the last attempt. Queried anew each time, since policies change: without a dead letter exchange the broker would
+/// drop the request.
+pub(super) async fn exhausted_action(config: &AmqpSourceConfig) -> OnAttemptsExhausted {
+    let AmqpSourceConfig { on_attempts_exhausted, management, queue, .. } = config;
+    match (on_attempts_exhausted, management) {
         (OnAttemptsExhausted::DeadLetter, Some(management)) => match management.describe_queue(queue).await {
-            Ok(told) if !told.dead_letters => {
+            Ok(facts) if !facts.dead_letters => {
                 tracing::warn!(queue, "{}", no_dead_letter_warning(queue));
                 OnAttemptsExhausted::Reply
             }
             Ok(_) | Err(_) => OnAttemptsExhausted::DeadLetter,
         },
-        (exhausted, _) => exhausted.clone(),
+        (on_attempts_exhausted, _) => on_attempts_exhausted.clone(),
     }
 }
 
-/// Warns where `on_attempts_exhausted = "dead-letter"` it would lose requests.
 fn no_dead_letter_warning(queue: &str) -> String {
     format!(
-        "`on_attempts_exhausted` is \"dead-letter\", and the queue {queue} has no dead letter exchange: a request that is given up is answered \
-         instead; name one by a policy or an argument of the queue, or set `poison_queue`"
+        "`on_attempts_exhausted` is \"dead-letter\", and the queue {queue} has no dead letter exchange: replying to requests that are given up \
+         instead; set one by a policy or an argument of the queue, or set `poison_queue`"
     )
 }

@@ -1,4 +1,4 @@
-//! Requests whose answer is refused by its queue again and again: when they are given up, and who hears of it.
+//! Replies that their queue keeps refusing: how long they are retried, and the alert when they are given up.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::domain::id::Run;
-use crate::limits::AMQP_UNANSWERED_ALERT_INTERVAL;
+use crate::limits::AMQP_REPLY_GIVEN_UP_ALERT_INTERVAL;
 
 use super::counters::AmqpSourceCounters;
 use super::lock;
@@ -14,7 +14,6 @@ use super::lock;
 pub(super) struct RefusedReplies {
     retry_max: Duration,
     counters: Arc<AmqpSourceCounters>,
-    /// When it was last said.
     last_alert_at: Mutex<Option<Instant>>,
 }
 
@@ -23,7 +22,6 @@ impl RefusedReplies {
         Self { retry_max, counters, last_alert_at: Mutex::default() }
     }
 
-    /// Whether an answer that was first refused then is not sent again.
     pub(super) fn is_retry_over(&self, since: Instant) -> bool {
         since.elapsed() >= self.retry_max
     }
@@ -33,18 +31,18 @@ impl RefusedReplies {
         if self.is_alert_due() {
             tracing::error!(
                 alert = "reply-given-up", claim.run = %run, reply.queue = queue,
-                "[alert operator] the queue {queue} has refused the answer to a request for {:?}, which is acknowledged without one: \
-                 is that queue full, and does anybody read it? others may follow without a word",
+                "[alert operator] the reply queue {queue} has refused a reply for {:?}; its request is acknowledged without one: \
+                 is the queue full, and does a client consume from it? (reported once a minute at most)",
                 self.retry_max
             );
         }
     }
 
     fn is_alert_due(&self) -> bool {
-        let (now, mut said) = (Instant::now(), lock(&self.last_alert_at));
-        let is_due = said.is_none_or(|last| now.duration_since(last) >= AMQP_UNANSWERED_ALERT_INTERVAL);
+        let (now, mut last_alert_at) = (Instant::now(), lock(&self.last_alert_at));
+        let is_due = last_alert_at.is_none_or(|last| now.duration_since(last) >= AMQP_REPLY_GIVEN_UP_ALERT_INTERVAL);
         if is_due {
-            *said = Some(now);
+            *last_alert_at = Some(now);
         }
         is_due
     }
@@ -56,14 +54,14 @@ mod tests {
     use tokio::time::advance;
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_is_sent_again_for_a_while_and_its_loss_is_said_once_a_minute() {
-        let unanswered = RefusedReplies::new(Duration::from_secs(60), Arc::default());
-        let (since, mut said) = (Instant::now(), 0);
+    async fn a_refused_reply_is_retried_for_a_while_and_its_loss_is_reported_once_a_minute() {
+        let replies = RefusedReplies::new(Duration::from_secs(60), Arc::default());
+        let (since, mut alerts) = (Instant::now(), 0);
         for second in 0..180 {
-            assert_eq!(unanswered.is_retry_over(since), second >= 60);
-            said += u32::from(unanswered.is_alert_due());
+            assert_eq!(replies.is_retry_over(since), second >= 60);
+            alerts += u32::from(replies.is_alert_due());
             advance(Duration::from_secs(1)).await;
         }
-        assert_eq!(said, 3);
+        assert_eq!(alerts, 3);
     }
 }

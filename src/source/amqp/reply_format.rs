@@ -1,4 +1,4 @@
-//! Answers as they are on the wire, and the way of those that others follow.
+//! Replies on the wire, and the sender of partial ones.
 
 use std::sync::Arc;
 
@@ -15,12 +15,9 @@ use super::publisher::PublishResult;
 use super::reply_clients::is_direct_reply_to;
 use super::session::Session;
 
-/// How it went.
 const STATUS_HEADER: &str = "x-status";
-/// Whether more answers follow.
 const PARTIAL_HEADER: &str = "x-non-terminating-response";
 
-/// Sends partial answers.
 pub(super) struct PartialReplySender {
     pub(super) session: Arc<Session>,
     pub(super) reply_to: Option<ShortString>,
@@ -31,9 +28,9 @@ pub(super) struct PartialReplySender {
 impl PartialReplySink for PartialReplySender {
     fn send(&self, reply: Reply) -> SourceFuture<'_, ()> {
         Box::pin(async move {
-            let refused = |refusal, what: &str| CallError { refusal, message: format!("a partial answer: {what}") };
+            let refused = |refusal, what: &str| CallError { refusal, message: format!("partial reply: {what}") };
             let Some(to) = self.reply_to.clone() else {
-                return Err(refused(Refusal::Gone, "nobody waits for an answer"));
+                return Err(refused(Refusal::Gone, "the request has no reply_to"));
             };
             if let Some(lost) = self.session.lost_reason() {
                 return Err(refused(Refusal::Gone, &lost));
@@ -45,13 +42,13 @@ impl PartialReplySink for PartialReplySender {
                         && matches!(self.session.reply_clients.is_present(&to).await, Ok(false)) =>
                 {
                     self.context.counters.clients_absent.increment();
-                    Err(refused(Refusal::Gone, "nobody waits for it any more"))
+                    Err(refused(Refusal::Gone, "the client is gone"))
                 }
                 Ok(PublishResult::Confirmed) => {
                     self.context.counters.partial_replies.increment();
                     Ok(())
                 }
-                Ok(PublishResult::Returned) => Err(refused(Refusal::Gone, "nobody waits for it any more")),
+                Ok(PublishResult::Returned) => Err(refused(Refusal::Gone, "the reply queue does not exist")),
                 Ok(PublishResult::Nacked) => {
                     Err(refused(Refusal::Retry { retry_after: None }, "the broker refused it"))
                 }
@@ -61,7 +58,6 @@ impl PartialReplySink for PartialReplySender {
     }
 }
 
-/// Whether an answer is followed by others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReplyPosition {
     Partial,
@@ -78,14 +74,14 @@ fn reply_properties(reply: &Reply, correlation_id: Option<ShortString>, more: Re
     if let Some(id) = correlation_id {
         properties = properties.with_correlation_id(id);
     }
-    // It fits: what does not is refused where a handler says it.
+    // Results rejects a content type that is too long.
     if let Some(kind) = reply.content_type.as_deref().and_then(amqp::to_short_string_or_none) {
         properties = properties.with_content_type(kind);
     }
     properties
 }
 
-/// The properties of the last answer to a request. It lives as long as its request: it may wait in a queue, too.
+/// The properties of the last reply. It is as persistent as its request.
 pub(super) fn last_reply_properties(reply: &Reply, request: &BasicProperties) -> BasicProperties {
     let properties = reply_properties(reply, request.correlation_id().clone(), ReplyPosition::Last);
     match *request.delivery_mode() {
@@ -94,7 +90,7 @@ pub(super) fn last_reply_properties(reply: &Reply, request: &BasicProperties) ->
     }
 }
 
-/// An answer that a client reads as an error.
+/// A reply that reports an error.
 pub(super) fn error_reply(kind: &str, message: &str, attempts: Option<u32>) -> Reply {
     let context = attempts.map_or_else(|| json!({}), |attempts| json!({ "attempts": attempts }));
     let body = json!({ "type": format!("journeyman:{kind}"), "message": message, "context": context, "cause": null });
