@@ -1,4 +1,4 @@
-//! `journeyman handler`: the schema of a handler's payloads, and whether a program keeps the handler contract.
+//! `journeyman handler`: prints the schema of a handler's payloads and tests programs against the handler contract.
 
 use std::path::{Path, PathBuf};
 
@@ -15,19 +15,19 @@ use crate::config::values::Span;
 use crate::handler::contract_test::{self, ContractReport, ProgramTest, ServiceTest};
 use crate::handler::program::{self, Program};
 
-/// What to do with handlers.
+/// Inspect and test handlers.
 #[derive(Debug, Subcommand)]
 pub(super) enum HandlerCommand {
     /// Print the JSON Schema of a handler's payloads
     Schema(HandlerSchemaArgs),
-    /// Run a program or a service against the handler contract; exit code 0 when it breaks no rule
+    /// Test a program or a service against the handler contract; exits 0 if every rule passes
     Test(HandlerTestArgs),
 }
 
 /// `handler schema`
 #[derive(Debug, Args)]
 pub(super) struct HandlerSchemaArgs {
-    /// Which handler of the configuration
+    /// Name of a handler in the configuration
     #[arg(value_name = "NAME", default_value = COMMAND)]
     name: String,
     #[command(flatten)]
@@ -40,19 +40,19 @@ pub(super) struct HandlerTestArgs {
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required_unless_present = "service", trailing_var_arg = true, value_hint = ValueHint::CommandWithArguments)]
     exec: Vec<String>,
-    /// A handler of kind `http` of the configuration, in the place of a program: its service is started, asked and ended
+    /// Test the service of a handler of kind `http` in the configuration instead of a program
     #[arg(long, value_name = "NAME", conflicts_with_all = ["exec", "schema", "check"])]
     service: Option<String>,
-    /// A payload that it completes: JSON, `@FILE`, or `-` for standard input [default: `{}`, unless a bad one is given]
+    /// A payload that it completes: JSON, `@FILE`, or `-` for standard input [default: `{}`, without --bad-payload]
     #[arg(long, value_name = "JSON")]
     payload: Option<String>,
-    /// A payload that it refuses
+    /// A payload that it rejects
     #[arg(long, value_name = "JSON")]
     bad_payload: Option<String>,
     /// File with the JSON Schema of its payloads
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     schema: Option<PathBuf>,
-    /// A program that checks a payload before it is run; may be the same
+    /// A program that checks a payload before it runs; may be PROGRAM
     #[arg(long, value_name = "PROGRAM")]
     check: Option<String>,
     /// Time limit of a run
@@ -62,11 +62,6 @@ pub(super) struct HandlerTestArgs {
     settings: ConfigArgs<NoFlags>,
 }
 
-/// Runs it.
-///
-/// # Errors
-///
-/// A configuration or a payload that cannot be used, a folder that cannot be made.
 pub(super) async fn run(command: HandlerCommand, environment: &Environment) -> ExitResult {
     match command {
         HandlerCommand::Schema(schema) => {
@@ -86,11 +81,11 @@ pub(super) async fn run(command: HandlerCommand, environment: &Environment) -> E
 async fn test_service(test: HandlerTestArgs, name: &str, environment: &Environment) -> ExitResult {
     let loaded = test.settings.load(environment)?;
     config_args::print_warnings(&loaded);
-    let wanted = loaded.config.handler.get(name).filter(|handler| handler.kind == HandlerKind::Http);
-    let wanted = wanted.ok_or_else(|| {
-        Failure::new(Exit::Config, format!("there is no [handler.{name}] of kind `http` in the configuration"))
+    let handler = loaded.config.handler.get(name).filter(|handler| handler.kind == HandlerKind::Http);
+    let handler = handler.ok_or_else(|| {
+        Failure::new(Exit::Config, format!("no [handler.{name}] of kind `http` in the configuration"))
     })?;
-    let service = worker_setup::build_http_handler(name, wanted, environment)?;
+    let service = worker_setup::build_http_handler(name, handler, environment)?;
     let payload = test.payload.map(|text| parse_payload(&text, "payload")).transpose()?;
     let bad_payload = test.bad_payload.map(|text| parse_payload(&text, "bad payload")).transpose()?;
     let plan = ServiceTest { service, payload, bad_payload, timeout: test.timeout.0 };
@@ -101,17 +96,17 @@ async fn test_service(test: HandlerTestArgs, name: &str, environment: &Environme
 }
 
 async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitResult {
-    let settings = program::ProgramConfig {
+    let config = program::ProgramConfig {
         check: test.check.map(|check| vec![check]),
         schema: test.schema,
         env: crate::handler::environment::select(&["PATH".to_owned(), "LANG".to_owned()], environment.pairs()),
         ..program::ProgramConfig::new("test", test.exec)
     };
-    let program = Program::new(settings).map_err(|error| Failure::from_error(Exit::Config, &error))?;
+    let program = Program::new(config).map_err(|error| Failure::from_error(Exit::Config, &error))?;
     let payload = test.payload.map(|text| parse_payload(&text, "payload")).transpose()?;
     let bad_payload = test.bad_payload.map(|text| parse_payload(&text, "bad payload")).transpose()?;
-    let untold = payload.is_none() && bad_payload.is_none();
-    let payload = if untold { Some(json!({})) } else { payload };
+    let use_default = payload.is_none() && bad_payload.is_none();
+    let payload = if use_default { Some(json!({})) } else { payload };
     let plan = ProgramTest {
         program,
         payload,
@@ -122,13 +117,13 @@ async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitR
     let folder = create_temp_dir()?;
     let report = contract_test::check_program(&plan, &folder).await.map_err(|error| dir_failure(&folder, &error))?;
     output::print(&report.to_string())?;
-    if untold {
-        output::print_stderr("it was tried with the payload {}; --payload and --bad-payload give it others");
+    if use_default {
+        output::print_stderr("tested with the payload {}; use --payload and --bad-payload for others");
     }
     print_logs_and_exit(&report, &folder)
 }
 
-/// A folder for the tasks and the logs.
+/// Creates a directory for the tasks and the logs.
 fn create_temp_dir() -> Result<PathBuf, Failure> {
     let folder = std::env::temp_dir().join(format!("journeyman-handler-test-{}", uuid::Uuid::new_v4().simple()));
     std::fs::create_dir(&folder).map_err(|error| dir_failure(&folder, &error))?;
@@ -136,7 +131,7 @@ fn create_temp_dir() -> Result<PathBuf, Failure> {
 }
 
 fn dir_failure(folder: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(Exit::HostUnusable, format!("cannot use the folder {}: {error}", folder.display()))
+    Failure::new(Exit::HostUnusable, format!("cannot use the directory {}: {error}", folder.display()))
 }
 
 fn print_logs_and_exit(report: &ContractReport, folder: &Path) -> ExitResult {
@@ -153,6 +148,6 @@ fn print_logs_and_exit(report: &ContractReport, folder: &Path) -> ExitResult {
 
 fn parse_payload(text: &str, what: &str) -> Result<Value, Failure> {
     serde_json::from_str(&read_json_arg(text, what)?).map_err(|error| {
-        Failure::new(Exit::Usage, format!("the {what} is not JSON: {error}; a file is named with `@` before its name"))
+        Failure::new(Exit::Usage, format!("the {what} is not JSON: {error}; use @FILE to read it from a file"))
     })
 }

@@ -1,9 +1,8 @@
-//! What a task leaves behind: handlers declare it while they run, and it is opened when they have ended.
+//! Artifacts: handlers declare them while a payload runs; [`Artifacts::collect`] opens them after it has ended.
 //!
-//! A declaration names a path below the task's folder, not a file: whether it is there, is a regular file, and is small
-//! enough comes out when [`Artifacts::collect`] goes through them, one at a time. By then the payload's processes are gone,
-//! but what they left may be arranged to lead elsewhere, so files are opened by [`super::safe_open`]. This file uploads
-//! nothing.
+//! A declaration names a path below the task directory. Whether the path is a regular file of an acceptable size is checked
+//! when it is collected. A payload may leave symbolic links that lead elsewhere, so files are opened by
+//! [`super::safe_open`].
 
 use std::cmp::Ordering;
 use std::collections::HashSet;
@@ -19,21 +18,21 @@ use crate::limits::{
 
 use super::{artifact_collector::ArtifactCollector, log};
 
-/// Why a declared artifact is not there, in the words of the Taskcluster queue.
+/// Why a declared artifact is missing, in the terms of the Taskcluster queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArtifactErrorReason {
-    /// There is no such file.
+    /// The file does not exist.
     Missing,
-    /// It is no regular file, or the path to it goes through a symbolic link.
+    /// The path is not a regular file, or goes through a symbolic link.
     Irregular,
-    /// It is larger than [`crate::limits::ARTIFACT_BYTES_MAX`].
+    /// The file is larger than [`crate::limits::ARTIFACT_BYTES_MAX`].
     TooLarge,
-    /// The worker may not or cannot read it.
+    /// The worker cannot read the file.
     Unreadable,
 }
 
 impl ArtifactErrorReason {
-    /// The reason as the queue spells it.
+    /// Returns the reason as the queue spells it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -45,22 +44,22 @@ impl ArtifactErrorReason {
     }
 }
 
-/// What a declaration stands for.
+/// The content of a declared artifact.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ArtifactKind {
     /// A regular file.
     File {
-        /// Below the task's folder.
+        /// The path below the task directory.
         path: PathBuf,
-        /// Its media type; guessed from the path's extension if not given.
+        /// Its media type; by default guessed from the path's extension.
         content_type: Option<String>,
     },
-    /// Every regular file in a folder and the folders in it, each under the declared name, `/`, and its path there.
+    /// All regular files in a directory and its subdirectories, named NAME/PATH.
     Directory {
-        /// Below the task's folder.
+        /// The path below the task directory.
         path: PathBuf,
     },
-    /// Bytes the handler has in memory.
+    /// Bytes in memory.
     Inline {
         /// The content.
         bytes: Vec<u8>,
@@ -69,23 +68,23 @@ pub enum ArtifactKind {
     },
     /// Another artifact of the same run.
     Link {
-        /// That artifact's name.
+        /// The name of that artifact.
         target: String,
         /// Its media type.
         content_type: String,
     },
-    /// A place elsewhere.
+    /// A URL.
     Reference {
-        /// The place.
+        /// The URL.
         url: String,
         /// Its media type.
         content_type: String,
     },
-    /// Something that could not be made.
+    /// An artifact that could not be created.
     Error {
-        /// Why.
+        /// The reason.
         reason: ArtifactErrorReason,
-        /// A sentence for the task's author.
+        /// A message for the task's author.
         message: String,
     },
 }
@@ -93,45 +92,45 @@ pub enum ArtifactKind {
 /// Whether a task may succeed without an artifact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Optionality {
-    /// A completed task is failed if it is missing.
+    /// If it is missing, the task fails.
     #[default]
     Required,
-    /// It is left out where it is not there or the queue refuses it, with a line in the log.
+    /// If it is missing or the queue rejects it, the log has a line and the task may succeed.
     Optional,
 }
 
-/// One thing that a task wants to leave behind.
+/// A declared artifact.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArtifactDeclaration {
     /// Printable ASCII, such as `public/build/target.tar.gz`.
     pub name: String,
-    /// What it is.
+    /// The content.
     pub kind: ArtifactKind,
-    /// When it may be thrown away (RFC 3339), not later than the task; `None` is when the task expires.
+    /// When it expires (RFC 3339), not later than the task; `None` is with the task.
     pub expires: Option<String>,
-    /// Whether it must be there.
+    /// Whether the task may succeed without it.
     pub optionality: Optionality,
 }
 
 impl ArtifactDeclaration {
-    /// Declares `what` under `name`: required, and kept as long as the task.
+    /// Declares a required artifact that expires with the task.
     pub fn new(name: impl Into<String>, kind: ArtifactKind) -> Self {
         let mut name = name.into();
         if matches!(kind, ArtifactKind::Directory { .. }) {
-            // The names of its files go on with a slash of their own.
+            // The names of its files add a slash.
             name.truncate(name.trim_end_matches('/').len());
         }
         Self { name, kind, expires: None, optionality: Optionality::default() }
     }
 
-    /// Sets when it may be thrown away.
+    /// Sets when it expires.
     #[must_use]
     pub fn expires(mut self, expires: impl Into<String>) -> Self {
         self.expires = Some(expires.into());
         self
     }
 
-    /// Lets the task succeed without it: where it is not there, or the queue refuses it.
+    /// Lets the task succeed if the artifact is missing or the queue rejects it.
     #[must_use]
     pub const fn optional(mut self) -> Self {
         self.optionality = Optionality::Optional;
@@ -139,30 +138,30 @@ impl ArtifactDeclaration {
     }
 }
 
-/// A declaration that can never become an artifact.
+/// An invalid declaration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeclarationError {
-    /// The name does not fit the queue.
+    /// The queue accepts no such name.
     #[error(
-        "artifact name {0:?}: use 1 to {ARTIFACT_NAME_BYTES_MAX} printable ASCII characters, and no empty, '.' or '..' part between slashes"
+        "artifact name {0:?}: use 1 to {ARTIFACT_NAME_BYTES_MAX} printable ASCII characters, without empty, '.' or '..' segments"
     )]
     Name(String),
-    /// The name belongs to the worker.
-    #[error("artifact name {0:?} is the task's own log; choose another")]
+    /// The name is reserved for the task's log.
+    #[error("artifact name {0:?} is reserved for the task's log; choose another")]
     Reserved(String),
-    /// The path leads out of the task's folder, or is empty or too long.
-    #[error("artifact path {0:?}: use a path below the task's folder, relative and without '..'")]
+    /// The path leads outside the task directory, is empty or is too long.
+    #[error("artifact path {0:?}: use a relative path below the task directory, without '..'")]
     Path(PathBuf),
-    /// The time is not one.
+    /// The time is invalid.
     #[error("artifact expires {0:?}: use a time such as 2030-01-31T12:00:00Z")]
     Expires(String),
-    /// The media type is none that a header can hold.
+    /// The media type is not a valid header value.
     #[error(
         "artifact content type {0:?}: use 1 to {ARTIFACT_CONTENT_TYPE_BYTES_MAX} printable ASCII characters, such as text/plain"
     )]
     ContentType(String),
-    /// The place elsewhere is none.
-    #[error("artifact url {0:?}: use an address that begins with http:// or https://")]
+    /// The URL is invalid.
+    #[error("artifact url {0:?}: use a URL that begins with http:// or https://")]
     Url(String),
     /// Another declaration has the name.
     #[error("artifact name {0:?} is declared twice")]
@@ -170,14 +169,12 @@ pub enum DeclarationError {
     /// There are too many.
     #[error("more than {ARTIFACTS_MAX} artifacts are declared")]
     TooMany,
-    /// There is too much in memory.
-    #[error(
-        "artifacts handed over in memory exceed {ARTIFACTS_IN_MEMORY_BYTES_MAX} bytes in all; write a file and declare that"
-    )]
+    /// The artifacts in memory are too large.
+    #[error("artifacts in memory exceed {ARTIFACTS_IN_MEMORY_BYTES_MAX} bytes in total; declare files instead")]
     TooLargeInMemory,
 }
 
-/// The artifacts a task has declared. Clones share them.
+/// The declared artifacts of a task. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Artifacts {
     declared: Arc<Mutex<DeclarationList>>,
@@ -191,13 +188,13 @@ struct DeclarationList {
 }
 
 impl Artifacts {
-    /// None yet.
+    /// Creates an empty set.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Declares a regular file, `path` relative to the task's folder.
+    /// Declares a regular file; `path` is relative to the task directory.
     ///
     /// # Errors
     ///
@@ -207,7 +204,7 @@ impl Artifacts {
         self.declare(ArtifactDeclaration::new(name, ArtifactKind::File { path, content_type }))
     }
 
-    /// Declares all regular files of a folder, `path` relative to the task's folder.
+    /// Declares all regular files of a directory; `path` is relative to the task directory.
     ///
     /// # Errors
     ///
@@ -217,12 +214,11 @@ impl Artifacts {
         self.declare(ArtifactDeclaration::new(name, ArtifactKind::Directory { path }))
     }
 
-    /// Declares anything.
+    /// Declares an artifact.
     ///
     /// # Errors
     ///
-    /// Where it can never become an artifact: the name or the path is not valid, a name comes twice (folders may share
-    /// one), or there are too many.
+    /// If a field is invalid, the name is taken (directories may share one), or there are too many artifacts.
     pub fn declare(&self, declaration: ArtifactDeclaration) -> Result<(), DeclarationError> {
         validate(&declaration)?;
         let mut declared = self.lock();
@@ -244,24 +240,24 @@ impl Artifacts {
         Ok(())
     }
 
-    /// How many declarations there are.
+    /// Returns the number of declarations.
     #[must_use]
     pub fn len(&self) -> usize {
         self.lock().list.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether nothing is declared.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Goes through what is declared, in that order, opening one file at a time; what is declared from here on is not
-    /// part of it. Blocks on the file system, so call it and the iterator off the async threads.
+    /// Iterates over the artifacts declared so far and opens one file at a time. Call it and the iterator on a blocking
+    /// thread.
     ///
     /// # Errors
     ///
-    /// Where `workdir` itself cannot be opened and is needed.
+    /// If a file or directory is declared and `workdir` cannot be opened.
     pub fn collect(&self, workdir: &Path) -> io::Result<ArtifactCollector> {
         let list = self.lock().list.clone();
         ArtifactCollector::new(list, workdir)
@@ -272,12 +268,8 @@ impl Artifacts {
     }
 }
 
-/// Checks all of a declaration that can be checked without its file.
-///
-/// # Errors
-///
-/// See [`DeclarationError`].
-pub fn validate(declaration: &ArtifactDeclaration) -> Result<(), DeclarationError> {
+/// Checks a declaration without its file.
+fn validate(declaration: &ArtifactDeclaration) -> Result<(), DeclarationError> {
     validate_name(&declaration.name)?;
     match &declaration.kind {
         ArtifactKind::File { path, .. } | ArtifactKind::Directory { path } => validate_path(path)?,
@@ -307,7 +299,7 @@ pub fn validate(declaration: &ArtifactDeclaration) -> Result<(), DeclarationErro
     }
 }
 
-/// A space around it would be lost on the way, and what is signed would not be what is sent.
+/// Proxies trim surrounding spaces, which would invalidate a signature.
 pub(super) fn is_valid_content_type(kind: &str) -> bool {
     let fits = (1..=ARTIFACT_CONTENT_TYPE_BYTES_MAX).contains(&kind.len());
     fits && kind == kind.trim() && kind.bytes().all(|byte| (b' '..=b'~').contains(&byte))
@@ -328,7 +320,7 @@ fn validate_content_type(kind: &str) -> Result<(), DeclarationError> {
 /// [`DeclarationError::Name`], or [`DeclarationError::Reserved`] for the task's own log.
 pub fn validate_name(name: &str) -> Result<(), DeclarationError> {
     let fits = (1..=ARTIFACT_NAME_BYTES_MAX).contains(&name.len());
-    // An address with such a segment is rewritten on its way, and would lead elsewhere.
+    // HTTP clients normalize such segments, so the URL would lead elsewhere.
     let plain = name.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
     if !fits || !plain || !name.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
         return Err(DeclarationError::Name(name.to_owned()));
@@ -350,7 +342,7 @@ fn validate_path(path: &Path) -> Result<(), DeclarationError> {
     }
 }
 
-/// The media type that a path's extension stands for; `application/octet-stream` where it stands for none.
+/// Guesses the media type from a path's extension; `application/octet-stream` for an unknown one.
 #[must_use]
 pub fn guess_content_type(path: &Path) -> String {
     let extension = path.extension().and_then(|extension| extension.to_str());
@@ -358,14 +350,13 @@ pub fn guess_content_type(path: &Path) -> String {
         return log::CONTENT_TYPE.to_owned();
     }
     let guess = mime_guess::from_path(path).first_or_octet_stream();
-    // Browsers take text without a charset for Latin-1.
+    // Browsers decode text without a charset as Latin-1.
     if guess.type_() == mime_guess::mime::TEXT && guess.get_param("charset").is_none() {
         return format!("{guess}; charset=utf-8");
     }
     guess.to_string()
 }
 
-/// A file in memory that holds `bytes`.
 pub(super) fn memory_file(bytes: &[u8]) -> io::Result<File> {
     use std::os::unix::fs::FileExt;
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
@@ -374,15 +365,15 @@ pub(super) fn memory_file(bytes: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whether an artifact's `expires` is later than that of its task's definition, where both are times.
+/// Returns whether an artifact's `expires` is later than that of its task, if both are valid.
 #[must_use]
 pub fn expires_after_task(expires: &str, definition: &serde_json::Value) -> bool {
     compare_expiry(expires, "expires", definition).is_some_and(Ordering::is_gt)
 }
 
-/// Why no artifact of this task can have this `expires`, whenever the task runs; `None` where it can.
+/// Returns why an artifact of this task cannot have this `expires`; `None` if it can.
 ///
-/// A task is run until its deadline, and what expires by then is refused by the queue, or not, as the clock has it.
+/// The queue rejects an artifact that has expired when it is uploaded, which may be as late as the task's deadline.
 #[must_use]
 pub fn expiry_conflict(expires: &str, definition: &serde_json::Value) -> Option<&'static str> {
     if expires_after_task(expires, definition) {

@@ -1,7 +1,6 @@
-//! Goes through declared artifacts and opens their files, one at a time.
+//! Iterates over declared artifacts and opens their files, one at a time.
 //!
-//! Decides nothing about the task: that a required artifact is missing is told by [`CollectedArtifact::Missing`], and what follows
-//! from it is up to the runtime.
+//! The worker decides what a missing artifact means for the task.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -20,31 +19,26 @@ use super::artifact::{self, ArtifactDeclaration, ArtifactErrorReason, ArtifactKi
 use super::log;
 use super::safe_open::{self, PathKind, PathResolver};
 
-/// What became of one file or declaration. A sentence is for the task's log.
 #[derive(Debug)]
 pub enum CollectedArtifact {
-    /// Ready to be uploaded, and whether the task may succeed without it.
+    /// Ready to be uploaded.
     Found(Artifact, Optionality),
-    /// Required, and not to be had: a completed task becomes a failed one.
+    /// A required artifact is missing. `error` is the artifact to upload in its place; `None` if its name is invalid.
     Missing {
-        /// Tells the same to whoever asks for the artifact; `None` where not even its name is valid.
         error: Option<Artifact>,
-        /// What is missing, and why.
         message: String,
     },
-    /// Left out without harm.
     Skipped {
-        /// What is left out, and why.
         message: String,
     },
 }
 
-/// The artifacts of a task, one after the other. Holds no file open but the one it hands out.
+/// Holds at most one file open: the one it returned last.
 #[derive(Debug)]
 pub struct ArtifactCollector {
     declared: std::vec::IntoIter<ArtifactDeclaration>,
     root: Option<OwnedFd>,
-    /// Files and folders below the declaration at hand, the next one last.
+    /// Files and directories of the current declaration, the next one last.
     pending_paths: Vec<PendingPath>,
     used_names: HashSet<String>,
     resolver: PathResolver,
@@ -73,19 +67,18 @@ impl ArtifactCollector {
             matches!(declaration.kind, ArtifactKind::File { .. } | ArtifactKind::Directory { .. })
         };
         let root = list.iter().any(on_disk).then(|| safe_open::open_root(workdir)).transpose()?;
-        // A declared file wins over one of the same name that a folder brings along.
-        let folder = |declaration: &&ArtifactDeclaration| !matches!(declaration.kind, ArtifactKind::Directory { .. });
-        let seen = list.iter().filter(folder).map(|declaration| declaration.name.clone()).collect();
+        // A declared file takes precedence over a file of the same name in a declared directory.
+        let is_named = |declaration: &&ArtifactDeclaration| !matches!(declaration.kind, ArtifactKind::Directory { .. });
+        let used_names = list.iter().filter(is_named).map(|declaration| declaration.name.clone()).collect();
         Ok(Self {
             declared: list.into_iter(),
             root,
             pending_paths: Vec::new(),
-            used_names: seen,
+            used_names,
             resolver: PathResolver::Kernel,
         })
     }
 
-    /// Chooses how paths are walked; [`PathResolver::Kernel`] unless told.
     #[must_use]
     pub const fn resolver(mut self, walk: PathResolver) -> Self {
         self.resolver = walk;
@@ -93,9 +86,9 @@ impl ArtifactCollector {
     }
 
     fn collect_declaration(&mut self, declaration: ArtifactDeclaration) -> Option<CollectedArtifact> {
-        let ArtifactDeclaration { name, kind: what, expires, optionality: need } = declaration;
-        let found = |name, expires, body| Some(CollectedArtifact::Found(Artifact { name, expires, body }, need));
-        let (path, kind, content_type) = match what {
+        let ArtifactDeclaration { name, kind, expires, optionality } = declaration;
+        let found = |name, expires, body| Some(CollectedArtifact::Found(Artifact { name, expires, body }, optionality));
+        let (path, kind, content_type) = match kind {
             ArtifactKind::File { path, content_type } => (path, PathKind::File, content_type),
             ArtifactKind::Directory { path } => (path, PathKind::Directory, None),
             ArtifactKind::Link { target, content_type } => {
@@ -109,35 +102,35 @@ impl ArtifactCollector {
                 return found(name, expires, error_body(reason, message));
             }
             ArtifactKind::Inline { bytes, content_type } => {
-                return Some(collect_inline(name, expires, &bytes, content_type, need));
+                return Some(collect_inline(name, expires, &bytes, content_type, optionality));
             }
         };
-        self.pending_paths.push(PendingPath { name, path, kind, depth: 0, content_type, expires, optionality: need });
+        self.pending_paths.push(PendingPath { name, path, kind, depth: 0, content_type, expires, optionality });
         None
     }
 
     fn collect_path(&mut self, entry: PendingPath) -> Option<CollectedArtifact> {
-        let need = entry.optionality;
+        let optionality = entry.optionality;
         let outcome = match entry.kind {
             PathKind::File => self.open_file(&entry).map(Some),
             PathKind::Directory => self.list_directory(&entry).map(|()| None),
         };
         match outcome {
-            Ok(artifact) => artifact.map(|artifact| CollectedArtifact::Found(artifact, need)),
-            Err(refused) => Some(missing_artifact(entry, refused)),
+            Ok(artifact) => artifact.map(|artifact| CollectedArtifact::Found(artifact, optionality)),
+            Err(error) => Some(missing_artifact(entry, error)),
         }
     }
 
     fn open_file(&self, entry: &PendingPath) -> Result<Artifact, PathError> {
         let file = File::from(self.open_path(entry)?);
-        let about = file.metadata().map_err(|error| unreadable_path(&error))?;
-        if !about.is_file() {
-            return path_error(ArtifactErrorReason::Irregular, "it is not a regular file");
+        let metadata = file.metadata().map_err(|error| unreadable_path(&error))?;
+        if !metadata.is_file() {
+            return path_error(ArtifactErrorReason::Irregular, "not a regular file");
         }
-        let bytes = about.len();
+        let bytes = metadata.len();
         if bytes > ARTIFACT_BYTES_MAX {
-            let why = format!("it has {bytes} bytes, and {ARTIFACT_BYTES_MAX} is the most");
-            return path_error(ArtifactErrorReason::TooLarge, why);
+            let message = format!("{bytes} bytes exceed the limit of {ARTIFACT_BYTES_MAX}");
+            return path_error(ArtifactErrorReason::TooLarge, message);
         }
         let content_type = entry.content_type.clone().unwrap_or_else(|| artifact::guess_content_type(&entry.path));
         Ok(Artifact {
@@ -147,35 +140,34 @@ impl ArtifactCollector {
         })
     }
 
-    /// Puts what a folder holds before everything that is still to come, in the order of the names.
     fn list_directory(&mut self, entry: &PendingPath) -> Result<(), PathError> {
         if entry.depth >= ARTIFACT_DEPTH_MAX {
-            let why = format!("folders nest deeper than {ARTIFACT_DEPTH_MAX}");
-            return path_error(ArtifactErrorReason::Irregular, why);
+            let message = format!("directories nest deeper than {ARTIFACT_DEPTH_MAX} levels");
+            return path_error(ArtifactErrorReason::Irregular, message);
         }
         let descriptor = self.open_path(entry)?;
         let listing = Dir::read_from(&descriptor).map_err(|error| unreadable_path(&error.into()))?;
-        let mut inside = Vec::new();
+        let mut entries = Vec::new();
         for item in listing {
             let item = item.map_err(|error| unreadable_path(&error.into()))?;
             let name = item.file_name().to_bytes();
             if name == b"." || name == b".." {
                 continue;
             }
-            if inside.len() + self.pending_paths.len() + self.used_names.len() >= ARTIFACTS_MAX {
-                let why = format!("the task's folders hold more than {ARTIFACTS_MAX} files");
-                return path_error(ArtifactErrorReason::Irregular, why);
+            if entries.len() + self.pending_paths.len() + self.used_names.len() >= ARTIFACTS_MAX {
+                let message = format!("the task's directories contain more than {ARTIFACTS_MAX} files");
+                return path_error(ArtifactErrorReason::Irregular, message);
             }
-            inside.push(entry.child(&descriptor, &item));
+            entries.push(entry.child(&descriptor, &item));
         }
-        inside.sort_by(|left, right| right.path.cmp(&left.path));
-        self.pending_paths.append(&mut inside);
+        entries.sort_by(|left, right| right.path.cmp(&left.path));
+        self.pending_paths.append(&mut entries);
         Ok(())
     }
 
     fn open_path(&self, entry: &PendingPath) -> Result<OwnedFd, PathError> {
         let Some(root) = &self.root else {
-            return path_error(ArtifactErrorReason::Unreadable, "the task's folder is not open");
+            return path_error(ArtifactErrorReason::Unreadable, "the task directory is not open");
         };
         safe_open::open(root.as_fd(), &entry.path, entry.kind, self.resolver)
             .map_err(|error| classify_open_error(&error, entry.kind))
@@ -193,7 +185,7 @@ impl PendingPath {
         Self {
             name: format!("{}/{}", self.name, name.to_string_lossy()),
             path: self.path.join(name),
-            // Only a hint: what is opened is judged again by its descriptor.
+            // Only a hint: the open descriptor is checked again.
             kind: if kind == FileType::Directory { PathKind::Directory } else { PathKind::File },
             depth: self.depth + 1,
             ..self.clone()
@@ -223,24 +215,20 @@ impl Iterator for ArtifactCollector {
 }
 
 impl ArtifactCollector {
-    /// A file that a folder brought along, but whose name cannot be used.
+    /// Rejects a file of a declared directory whose name is invalid or taken.
     fn reject_name(&mut self, entry: &PendingPath) -> Option<CollectedArtifact> {
         if entry.depth == 0 || entry.kind == PathKind::Directory {
             return None;
         }
         if let Err(error) = artifact::validate_name(&entry.name) {
-            let sentence = format!("{error}; the file is not uploaded");
+            let message = format!("{error}; the file is not uploaded");
             return Some(match entry.optionality {
-                Optionality::Required => CollectedArtifact::Missing { error: None, message: sentence },
-                Optionality::Optional => CollectedArtifact::Skipped { message: sentence },
+                Optionality::Required => CollectedArtifact::Missing { error: None, message },
+                Optionality::Optional => CollectedArtifact::Skipped { message },
             });
         }
         (!self.used_names.insert(entry.name.clone())).then(|| CollectedArtifact::Skipped {
-            message: format!(
-                "artifact {}: another one has the same name; {} is left out",
-                entry.name,
-                entry.path.display()
-            ),
+            message: format!("artifact {}: the name is taken; {} is not uploaded", entry.name, entry.path.display()),
         })
     }
 }
@@ -248,7 +236,7 @@ impl ArtifactCollector {
 fn file_type_of(folder: &OwnedFd, item: &rustix::fs::DirEntry) -> FileType {
     let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
     rustix::fs::statat(folder, item.file_name(), flags)
-        .map_or(FileType::Unknown, |about| FileType::from_raw_mode(about.st_mode))
+        .map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode))
 }
 
 fn collect_inline(
@@ -256,30 +244,30 @@ fn collect_inline(
     expires: Option<String>,
     bytes: &[u8],
     content_type: String,
-    need: Optionality,
+    optionality: Optionality,
 ) -> CollectedArtifact {
     match artifact::memory_file(bytes) {
         Ok(file) => {
             let body = ArtifactBody::File { file: Arc::new(file), bytes: bytes.len() as u64, content_type };
-            CollectedArtifact::Found(Artifact { name, expires, body }, need)
+            CollectedArtifact::Found(Artifact { name, expires, body }, optionality)
         }
         Err(error) => {
-            let sentence = format!("artifact {name}: {error}");
-            let body = error_body(ArtifactErrorReason::Unreadable, sentence.clone());
-            CollectedArtifact::Missing { error: Some(Artifact { name, expires, body }), message: sentence }
+            let message = format!("artifact {name}: {error}");
+            let body = error_body(ArtifactErrorReason::Unreadable, message.clone());
+            CollectedArtifact::Missing { error: Some(Artifact { name, expires, body }), message }
         }
     }
 }
 
-fn missing_artifact(entry: PendingPath, refused: PathError) -> CollectedArtifact {
-    let PendingPath { name, path, expires, optionality: need, .. } = entry;
-    let sentence = format!("artifact {name}: {}: {}", path.display(), refused.message);
-    if need == Optionality::Optional {
-        return CollectedArtifact::Skipped { message: sentence };
+fn missing_artifact(entry: PendingPath, error: PathError) -> CollectedArtifact {
+    let PendingPath { name, path, expires, optionality, .. } = entry;
+    let message = format!("artifact {name}: {}: {}", path.display(), error.message);
+    if optionality == Optionality::Optional {
+        return CollectedArtifact::Skipped { message };
     }
-    let body = error_body(refused.reason, sentence.clone());
+    let body = error_body(error.reason, message.clone());
     let error = artifact::validate_name(&name).is_ok().then_some(Artifact { name, expires, body });
-    CollectedArtifact::Missing { error, message: sentence }
+    CollectedArtifact::Missing { error, message }
 }
 
 fn error_body(reason: ArtifactErrorReason, mut message: String) -> ArtifactBody {
@@ -287,31 +275,28 @@ fn error_body(reason: ArtifactErrorReason, mut message: String) -> ArtifactBody 
     ArtifactBody::Error { reason: reason.as_str(), message }
 }
 
-fn path_error<T>(absent: ArtifactErrorReason, why: impl Into<String>) -> Result<T, PathError> {
-    let why = why.into();
-    Err(PathError { reason: absent, message: why })
+fn path_error<T>(reason: ArtifactErrorReason, message: impl Into<String>) -> Result<T, PathError> {
+    Err(PathError { reason, message: message.into() })
 }
 
 fn unreadable_path(error: &io::Error) -> PathError {
-    let (absent, why) = (ArtifactErrorReason::Unreadable, error.to_string());
-    PathError { reason: absent, message: why }
+    PathError { reason: ArtifactErrorReason::Unreadable, message: error.to_string() }
 }
 
 fn classify_open_error(error: &io::Error, kind: PathKind) -> PathError {
-    let (absent, why) = match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::NOENT) => (ArtifactErrorReason::Missing, "there is no such file or folder"),
+    let (reason, message) = match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::NOENT) => (ArtifactErrorReason::Missing, "no such file or directory"),
         Some(Errno::NOTDIR) => match kind {
-            PathKind::File => (ArtifactErrorReason::Missing, "a part of the path is no folder"),
-            PathKind::Directory => (ArtifactErrorReason::Irregular, "it is not a folder"),
+            PathKind::File => (ArtifactErrorReason::Missing, "a component of the path is not a directory"),
+            PathKind::Directory => (ArtifactErrorReason::Irregular, "not a directory"),
         },
         Some(Errno::LOOP) => {
             (ArtifactErrorReason::Irregular, "the path goes through a symbolic link, which is not followed")
         }
-        Some(Errno::XDEV) => (ArtifactErrorReason::Irregular, "the path leads out of the task's folder"),
-        Some(Errno::NXIO | Errno::NODEV) => (ArtifactErrorReason::Irregular, "it is not a regular file"),
+        Some(Errno::XDEV) => (ArtifactErrorReason::Irregular, "the path leads outside the task directory"),
+        Some(Errno::NXIO | Errno::NODEV) => (ArtifactErrorReason::Irregular, "not a regular file"),
         Some(Errno::ACCESS | Errno::PERM) => (ArtifactErrorReason::Unreadable, "permission denied"),
         Some(_) | None => return unreadable_path(error),
     };
-    let why = why.to_owned();
-    PathError { reason: absent, message: why }
+    PathError { reason, message: message.to_owned() }
 }

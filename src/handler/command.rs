@@ -1,11 +1,10 @@
-//! The built-in handler `command`: runs the argument vectors that a task brings, as users of generic-worker write them.
+//! The built-in handler `command`: runs the argument vectors in a task's payload, in the format of generic-worker.
 //!
-//! Commands run one after the other in the task's folder, and the first that does not exit with 0 ends the task. All of
-//! them together have `maxRunTime`. A payload that cannot work is refused before anything of it runs; that includes a
-//! first command whose program is not there, since nothing could have put it there. A later command may have been made
-//! by an earlier one, so if that is not there the task failed.
+//! Commands run one after the other in the task directory; the first that does not exit with 0 ends the task. `maxRunTime`
+//! limits all commands together. A missing program of the first command makes the payload malformed. A missing program of
+//! a later command makes the task fail, because an earlier command may have created it.
 //!
-//! There are no mounts, caches or features here: such keys are violations of the schema.
+//! Mounts, caches and features are not supported: such keys violate the schema.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -31,21 +30,17 @@ use super::program::{PhaseResult, run_with_messages};
 use super::program_messages::ProgramReport;
 use super::{CancelCause, Context, ExecuteError, PayloadHandler, PrepareError, host_errors};
 
-/// What the commands of a request find in their environment of it: all but its body, as JSON.
+/// Holds the request without its body, as JSON.
 const REQUEST_VARIABLE: &str = "REQUEST";
 
-/// What the operator decides about `command`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandConfig {
-    /// Variables of the worker's environment that are passed on; see [`environment::select`].
     pub env: Variables,
-    /// The `maxRunTime` of tasks that name none; `None` requires them to.
+    /// The `maxRunTime` of a task that has none; `None` requires tasks to have one.
     pub default_run_time: Option<Duration>,
-    /// The longest `maxRunTime` a task may ask for.
     pub max_run_time: Option<Duration>,
-    /// From the order to end until processes are killed.
     pub termination_grace: Duration,
-    /// Names of variables whose values the task's log does not show; see [`redact::is_secret_name`].
+    /// Names of variables whose values are redacted; see [`redact::is_secret_name`].
     pub redact_env: Vec<String>,
 }
 
@@ -61,13 +56,12 @@ impl Default for CommandConfig {
     }
 }
 
-/// The handler.
 #[derive(Debug, Default)]
 pub struct Command {
     config: CommandConfig,
 }
 
-/// What a task says.
+/// The payload of the `command` handler.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CommandPayload {
@@ -77,19 +71,19 @@ pub struct CommandPayload {
     /// Variables for all commands.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// How long all commands together may take, in seconds.
+    /// Time limit for all commands together, in seconds.
     #[serde(default, deserialize_with = "deserialize_whole_number")]
     #[schemars(range(min = 1, max = 4_294_967_295_u64))]
     pub max_run_time: Option<u32>,
-    /// Files to keep.
+    /// Files to upload as artifacts.
     #[serde(default)]
     pub artifacts: Vec<PayloadArtifact>,
-    /// What exit statuses mean, other than 0 for success.
+    /// Exit statuses with a special meaning.
     #[serde(default)]
     pub on_exit_status: OnExitStatus,
 }
 
-/// A whole number, as JSON Schema has it: 60.0 is one.
+/// Accepts 60.0, which is an integer in JSON Schema.
 fn deserialize_whole_number<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     let Some(number) = Option::<serde_json::Number>::deserialize(from)? else { return Ok(None) };
     let float =
@@ -98,52 +92,50 @@ fn deserialize_whole_number<'de, D: serde::Deserializer<'de>>(from: D) -> Result
     whole.map(Some).ok_or_else(|| serde::de::Error::custom("a whole number of seconds"))
 }
 
-/// A file or folder to keep.
+/// A file or directory to upload.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PayloadArtifact {
-    /// What it is.
+    /// The kind of artifact.
     #[serde(rename = "type")]
     pub kind: PayloadArtifactType,
-    /// Where it is, below the task's folder.
+    /// Path below the task directory.
     #[schemars(length(min = 1))]
     pub path: String,
-    /// The artifact's name; the path if not given.
+    /// Name of the artifact; by default the path.
     #[serde(default)]
     pub name: Option<String>,
-    /// When it may be thrown away (RFC 3339), not before the task's deadline and not later than the task; with the task if
-    /// not given.
+    /// When the artifact expires (RFC 3339), between the task's deadline and the task's `expires`; by default with the task.
     #[serde(default)]
     pub expires: Option<String>,
-    /// The media type of a file; guessed from its extension if not given.
+    /// Media type of a file; by default guessed from its extension.
     #[serde(default)]
     pub content_type: Option<String>,
-    /// Lets the task succeed without it: where it is not there, or the queue refuses it.
+    /// Whether the task may succeed if the artifact is missing or the queue rejects it.
     #[serde(default)]
     pub optional: bool,
 }
 
-/// What an artifact is made of.
+/// The kind of artifact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PayloadArtifactType {
     /// One regular file.
     File,
-    /// All regular files in a folder and below.
+    /// All regular files in a directory and its subdirectories.
     Directory,
 }
 
-/// What exit statuses mean.
+/// Exit statuses with a special meaning.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OnExitStatus {
-    /// The task is worth another run.
+    /// Exit statuses that retry the task.
     #[serde(default)]
     #[schemars(inner(range(min = 1, max = 255)))]
     pub retry: BTreeSet<i32>,
 }
 
-/// A payload that can be run.
 #[derive(Debug)]
 pub struct PreparedCommands {
     commands: Vec<Vec<String>>,
@@ -154,23 +146,22 @@ pub struct PreparedCommands {
 }
 
 impl Command {
-    /// The handler with these settings.
     #[must_use]
     pub const fn new(config: CommandConfig) -> Self {
         Self { config }
     }
 
-    fn resolve_run_time(&self, asked: Option<u32>, wrong: &mut Vec<String>) -> Duration {
-        let asked = asked.map(|seconds| Duration::from_secs(seconds.into()));
-        let Some(run_time) = asked.or(self.config.default_run_time) else {
-            wrong.push("payload/maxRunTime: give the time in seconds; this worker has no default".to_owned());
+    fn resolve_run_time(&self, seconds: Option<u32>, violations: &mut Vec<String>) -> Duration {
+        let requested = seconds.map(|seconds| Duration::from_secs(seconds.into()));
+        let Some(run_time) = requested.or(self.config.default_run_time) else {
+            violations.push("payload/maxRunTime: give the time in seconds; this worker has no default".to_owned());
             return Duration::ZERO;
         };
-        if let Some(most) = self.config.max_run_time.filter(|most| run_time > *most) {
-            wrong.push(format!(
+        if let Some(max) = self.config.max_run_time.filter(|max| run_time > *max) {
+            violations.push(format!(
                 "payload/maxRunTime: {} s is more than the {} s this worker allows",
                 run_time.as_secs(),
-                most.as_secs()
+                max.as_secs()
             ));
         }
         run_time
@@ -186,25 +177,25 @@ impl PayloadHandler for Command {
     }
 
     async fn prepare(&self, payload: CommandPayload, context: &Context) -> Result<PreparedCommands, PrepareError> {
-        let mut wrong = Vec::new();
-        let run_time = self.resolve_run_time(payload.max_run_time, &mut wrong);
+        let mut violations = Vec::new();
+        let run_time = self.resolve_run_time(payload.max_run_time, &mut violations);
         for (name, value) in &payload.env {
             if let Some(why) = environment::variable_error(name, value) {
-                wrong.push(format!("payload/env/{name}: {why}"));
+                violations.push(format!("payload/env/{name}: {why}"));
             }
         }
         for (number, argv) in payload.command.iter().enumerate() {
             if argv.iter().any(|argument| argument.contains('\0')) {
-                wrong.push(format!("payload/command/{number}: NUL bytes cannot be passed on"));
+                violations.push(format!("payload/command/{number}: an argument contains a NUL byte"));
             }
             if let Some(long) = argv.iter().position(|argument| argument.len() > ARGUMENT_BYTES_MAX) {
-                wrong.push(format!(
-                    "payload/command/{number}/{long}: it is longer than the {ARGUMENT_BYTES_MAX} bytes that can be passed on; \
-                     put it into a file"
+                violations.push(format!(
+                    "payload/command/{number}/{long}: longer than the {ARGUMENT_BYTES_MAX} bytes that Linux allows for an \
+                     argument; use a file"
                 ));
             }
         }
-        let artifacts = validate_artifacts(payload.artifacts, context, &mut wrong);
+        let artifacts = validate_artifacts(payload.artifacts, context, &mut violations);
         let mut env = environment::for_payload(&self.config.env, payload.env, context);
         if context.results().is_some() {
             let request = &context.task().definition["extra"]["request"];
@@ -212,18 +203,18 @@ impl PayloadHandler for Command {
         }
         let secrets = env.iter().filter(|(name, _)| redact::is_secret_name(name, &self.config.redact_env));
         for (_, value) in secrets {
-            // What is too short to be hidden is too short to be a secret.
-            if let Err(why @ AddSecretError::LimitReached) = context.log().add_secret(value) {
-                context.log().write_note(&format!("a variable named like a secret: {why}"));
+            // A value too short to be redacted is too short to be a secret.
+            if let Err(error @ AddSecretError::LimitReached) = context.log().add_secret(value) {
+                context.log().write_note(&format!("variable named like a secret: {error}"));
             }
         }
         if let Some(program) = payload.command.first().and_then(|argv| argv.first())
             && let Err(error) = find_program(program, &env, context.workdir())
         {
-            wrong.push(format!("payload/command/0: {error}"));
+            violations.push(format!("payload/command/0: {error}"));
         }
-        if !wrong.is_empty() {
-            return Err(PrepareError::Malformed(wrong));
+        if !violations.is_empty() {
+            return Err(PrepareError::Malformed(violations));
         }
         Ok(PreparedCommands {
             commands: payload.command,
@@ -234,13 +225,13 @@ impl PayloadHandler for Command {
         })
     }
 
-    async fn execute(&self, ready: PreparedCommands, context: &Context) -> Result<(), ExecuteError> {
+    async fn execute(&self, prepared: PreparedCommands, context: &Context) -> Result<(), ExecuteError> {
         let started = Instant::now();
         let log = context.log();
         log.write_note(&format!("task {}", context.task().run));
-        let outcome = self.run(&ready, context, started).await;
-        // Whatever the commands did, what they left is kept.
-        for artifact in ready.artifacts {
+        let outcome = self.run(&prepared, context, started).await;
+        // A failed task uploads its artifacts too.
+        for artifact in prepared.artifacts {
             if let Err(error) = context.artifacts().declare(artifact) {
                 log.write_note(&error.to_string());
             }
@@ -255,18 +246,18 @@ impl PayloadHandler for Command {
 }
 
 impl Command {
-    async fn run(&self, ready: &PreparedCommands, context: &Context, started: Instant) -> Result<(), ExecuteError> {
-        for (number, argv) in ready.commands.iter().enumerate() {
-            let left = ready.run_time.saturating_sub(started.elapsed());
-            if let Some(order) = context.cancellation() {
-                return Err(stopped_early(number, EndCause::Canceled(order), ready));
+    async fn run(&self, prepared: &PreparedCommands, context: &Context, started: Instant) -> Result<(), ExecuteError> {
+        for (number, argv) in prepared.commands.iter().enumerate() {
+            let remaining = prepared.run_time.saturating_sub(started.elapsed());
+            if let Some(cancellation) = context.cancellation() {
+                return Err(stopped_early(number, EndCause::Canceled(cancellation), prepared));
             }
-            if left.is_zero() {
-                return Err(stopped_early(number, EndCause::RunTime, ready));
+            if remaining.is_zero() {
+                return Err(stopped_early(number, EndCause::RunTime, prepared));
             }
-            let spoken = self.run_one(number, argv, ready, left, context).await?;
-            execute_result(number, &spoken.end, ready)?;
-            spoken.report.check_reply(&format!("command {number}"))?;
+            let result = self.run_one(number, argv, prepared, remaining, context).await?;
+            execute_result(number, &result.end, prepared)?;
+            result.report.check_reply(&format!("command {number}"))?;
         }
         Ok(())
     }
@@ -275,43 +266,46 @@ impl Command {
         &self,
         number: usize,
         argv: &[String],
-        ready: &PreparedCommands,
-        left: Duration,
+        prepared: &PreparedCommands,
+        run_time: Duration,
         context: &Context,
     ) -> Result<PhaseResult, ExecuteError> {
         let log = context.log();
         log.write_note(&format!("executing command {number}: {}", shell_quoted(argv)));
-        let began = Instant::now();
+        let started = Instant::now();
         let (channel, writer) = reply_channel(context).map_err(|error| start_error(number, &error))?;
         let launch = Launch {
             argv,
-            env: &ready.env,
+            env: &prepared.env,
             workdir: context.workdir(),
             input: Input::Null,
             message_channel: writer,
             scope: context.scope(),
         };
         let running = RunningProcess::start(launch).await.map_err(|error| start_error(number, &error))?;
-        let bounds = RunLimits { run_time: Some(left), termination_grace: self.config.termination_grace };
-        let spoken = match channel {
-            Some(channel) => run_with_messages(running, &channel, b"", bounds, context).await,
-            None => running
-                .finish(bounds, context)
-                .await
-                .map(|ended| PhaseResult { end: ended, report: ProgramReport::default() }),
+        let limits = RunLimits { run_time: Some(run_time), termination_grace: self.config.termination_grace };
+        let result = match channel {
+            Some(channel) => run_with_messages(running, &channel, b"", limits, context).await,
+            None => {
+                running.finish(limits, context).await.map(|end| PhaseResult { end, report: ProgramReport::default() })
+            }
         };
-        let spoken = spoken
-            .map_err(|error| ExecuteError::Internal(format!("command {number}: its end was not seen: {error}")))?;
-        let ended = &spoken.end;
-        for remark in &ended.notes {
-            log.write_note(&format!("command {number}: {remark}"));
+        let result = result.map_err(|error| {
+            ExecuteError::Internal(format!("command {number}: cannot wait for the process: {error}"))
+        })?;
+        for note in &result.end.notes {
+            log.write_note(&format!("command {number}: {note}"));
         }
-        log.write_note(&format!("command {number}: {}, after {}", ended.status, format_seconds(began.elapsed())));
-        Ok(spoken)
+        log.write_note(&format!(
+            "command {number}: {}, after {}",
+            result.end.status,
+            format_seconds(started.elapsed())
+        ));
+        Ok(result)
     }
 }
 
-/// What commands say of the answer to a request, on their descriptor 3; nothing where nobody waits for one.
+/// Descriptor 3 of the commands, for a task that is a request.
 fn reply_channel(context: &Context) -> io::Result<(Option<pipe::Receiver>, Option<OwnedFd>)> {
     if context.results().is_none() {
         return Ok((None, None));
@@ -320,36 +314,32 @@ fn reply_channel(context: &Context) -> io::Result<(Option<pipe::Receiver>, Optio
     Ok((Some(pipe::Receiver::from_owned_fd(reader)?), Some(writer)))
 }
 
-/// Decides what the end of a command means. Pure.
-fn execute_result(number: usize, ended: &ProcessEnd, ready: &PreparedCommands) -> Result<(), ExecuteError> {
-    if !ended.survivors.is_empty() || ended.status == ProcessStatus::Stuck {
+fn execute_result(number: usize, end: &ProcessEnd, prepared: &PreparedCommands) -> Result<(), ExecuteError> {
+    if !end.survivors.is_empty() || end.status == ProcessStatus::Stuck {
         return Err(ExecuteError::Internal(format!(
-            "command {number}: processes are left that could not be killed: {:?}",
-            ended.survivors
+            "command {number}: processes survived SIGKILL: {:?}",
+            end.survivors
         )));
     }
-    match (ended.cause, ended.status) {
-        (cause @ (EndCause::RunTime | EndCause::Canceled(_)), _) => Err(stopped_early(number, cause, ready)),
+    match (end.cause, end.status) {
+        (cause @ (EndCause::RunTime | EndCause::Canceled(_)), _) => Err(stopped_early(number, cause, prepared)),
         (EndCause::Exceeded(exceeded), _) => Err(ExecuteError::Failed(format!("command {number}: {exceeded}"))),
-        (EndCause::Exited, _) if ended.exceeded_disk_limit() => {
-            Err(ExecuteError::Failed(format!("command {number}: {}", ended.describe())))
+        (EndCause::Exited, _) if end.exceeded_disk_limit() => {
+            Err(ExecuteError::Failed(format!("command {number}: {}", end.describe())))
         }
         (EndCause::Exited, ProcessStatus::Code(0)) => Ok(()),
-        (EndCause::Exited, ProcessStatus::Code(code)) if ready.retry_statuses.contains(&code) => {
-            Err(ExecuteError::Intermittent(format!(
-                "command {number}: exit status {code}, which the task wants to be retried"
-            )))
-        }
-        (EndCause::Exited, _) => Err(ExecuteError::Failed(format!("command {number}: {}", ended.describe()))),
+        (EndCause::Exited, ProcessStatus::Code(code)) if prepared.retry_statuses.contains(&code) => Err(
+            ExecuteError::Intermittent(format!("command {number}: exit status {code}, listed in onExitStatus.retry")),
+        ),
+        (EndCause::Exited, _) => Err(ExecuteError::Failed(format!("command {number}: {}", end.describe()))),
     }
 }
 
-/// A command that was stopped, or was not even started.
-fn stopped_early(number: usize, cause: EndCause, ready: &PreparedCommands) -> ExecuteError {
+fn stopped_early(number: usize, cause: EndCause, prepared: &PreparedCommands) -> ExecuteError {
     let why = match cause {
-        EndCause::Canceled(order) => cancel_message(order.cause).to_owned(),
+        EndCause::Canceled(cancellation) => cancel_message(cancellation.cause).to_owned(),
         EndCause::Exited | EndCause::Exceeded(_) | EndCause::RunTime => {
-            format!("stopped after maxRunTime, {} s", ready.run_time.as_secs())
+            format!("stopped after maxRunTime, {} s", prepared.run_time.as_secs())
         }
     };
     ExecuteError::Failed(format!("command {number}: {why}"))
@@ -357,16 +347,16 @@ fn stopped_early(number: usize, cause: EndCause, ready: &PreparedCommands) -> Ex
 
 pub(super) const fn cancel_message(cause: CancelCause) -> &'static str {
     match cause {
-        CancelCause::ClaimLost => "stopped: the task is canceled or no longer this worker's",
-        CancelCause::Shutdown => "stopped: the worker has to go",
-        CancelCause::Released => "stopped: handed back by those who run the worker",
-        CancelCause::Canceled => "stopped: canceled by those who run the worker",
+        CancelCause::ClaimLost => "stopped: the task was canceled or its claim was lost",
+        CancelCause::Shutdown => "stopped: the worker is shutting down",
+        CancelCause::Released => "stopped: released by an operator",
+        CancelCause::Canceled => "stopped: canceled by an operator",
     }
 }
 
-/// What cannot be executed is the task's own fault; what the host cannot give is not.
+/// A program that cannot be executed is the task's fault; a host out of resources is not.
 fn start_error(number: usize, error: &io::Error) -> ExecuteError {
-    let sentence = format!("command {number} could not be started: {error}");
+    let message = format!("cannot start command {number}: {error}");
     let of_task = [
         Errno::NOENT,
         Errno::ACCESS,
@@ -379,51 +369,50 @@ fn start_error(number: usize, error: &io::Error) -> ExecuteError {
         Errno::ISDIR,
     ];
     match error.raw_os_error() {
-        Some(_) if host_errors::is_host_error(error) => ExecuteError::Host(sentence),
-        Some(code) if of_task.iter().all(|errno| errno.raw_os_error() != code) => ExecuteError::Internal(sentence),
-        Some(_) => ExecuteError::Failed(sentence),
+        Some(_) if host_errors::is_host_error(error) => ExecuteError::Host(message),
+        Some(code) if of_task.iter().all(|errno| errno.raw_os_error() != code) => ExecuteError::Internal(message),
+        Some(_) => ExecuteError::Failed(message),
         None if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
-            ExecuteError::Failed(sentence)
+            ExecuteError::Failed(message)
         }
-        // What is to be around it cannot be had.
-        None => ExecuteError::Host(sentence),
+        // The process scope cannot be set up.
+        None => ExecuteError::Host(message),
     }
 }
 
 fn validate_artifacts(
-    wanted: Vec<PayloadArtifact>,
+    artifacts: Vec<PayloadArtifact>,
     context: &Context,
-    wrong: &mut Vec<String>,
+    violations: &mut Vec<String>,
 ) -> Vec<ArtifactDeclaration> {
-    // Declared for good only when the commands have run; this finds names that come twice, and counts.
+    // The artifacts are declared after the commands have run; this finds duplicate names and too many artifacts before.
     let trial = Artifacts::new();
     let mut declarations = Vec::new();
-    for (number, wanted) in wanted.into_iter().enumerate() {
-        let declaration = to_declaration(wanted);
+    for (number, artifact) in artifacts.into_iter().enumerate() {
+        let declaration = to_declaration(artifact);
         if let Err(error) = trial.declare(declaration.clone()) {
-            wrong.push(format!("payload/artifacts/{number}: {error}"));
+            violations.push(format!("payload/artifacts/{number}: {error}"));
         } else if let Some(expires) = &declaration.expires
             && let Some(why) = artifact::expiry_conflict(expires, &context.task().definition)
         {
-            wrong.push(format!("payload/artifacts/{number}/expires: {why}"));
+            violations.push(format!("payload/artifacts/{number}/expires: {why}"));
         }
         declarations.push(declaration);
     }
     declarations
 }
 
-fn to_declaration(wanted: PayloadArtifact) -> ArtifactDeclaration {
-    let path = PathBuf::from(&wanted.path);
-    let what = match wanted.kind {
-        PayloadArtifactType::File => ArtifactKind::File { path, content_type: wanted.content_type },
+fn to_declaration(artifact: PayloadArtifact) -> ArtifactDeclaration {
+    let path = PathBuf::from(&artifact.path);
+    let kind = match artifact.kind {
+        PayloadArtifactType::File => ArtifactKind::File { path, content_type: artifact.content_type },
         PayloadArtifactType::Directory => ArtifactKind::Directory { path },
     };
-    let name = wanted.name.unwrap_or(wanted.path);
-    let need = if wanted.optional { Optionality::Optional } else { Optionality::Required };
-    ArtifactDeclaration { name, kind: what, expires: wanted.expires, optionality: need }
+    let name = artifact.name.unwrap_or(artifact.path);
+    let optionality = if artifact.optional { Optionality::Optional } else { Optionality::Required };
+    ArtifactDeclaration { name, kind, expires: artifact.expires, optionality }
 }
 
-/// An argument vector as somebody would type it into a shell.
 fn shell_quoted(argv: &[String]) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_=/.,:+@%".contains(&byte);
     let quoted = argv.iter().map(|argument| {
@@ -441,13 +430,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_shown_so_that_it_can_be_typed_again() {
+    fn a_logged_command_is_quoted_for_a_shell() {
         let argv = ["sh", "-c", "echo 'a b' > c", ""].map(str::to_owned);
         assert_eq!(shell_quoted(&argv), r"sh -c 'echo '\''a b'\'' > c' ''");
     }
 
     #[test]
-    fn a_whole_number_is_one_however_it_is_written() {
+    fn max_run_time_accepts_every_form_of_an_integer() {
         let read = |number: &str| {
             let text = format!(r#"{{"command":[["true"]],"maxRunTime":{number}}}"#);
             serde_json::from_str::<CommandPayload>(&text).map(|payload| payload.max_run_time)
@@ -462,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_cannot_give_is_not_the_tasks_fault() {
+    fn an_exhausted_host_is_not_the_tasks_fault() {
         let error = |errno: Errno| io::Error::from_raw_os_error(errno.raw_os_error());
         assert!(matches!(start_error(0, &error(Errno::AGAIN)), ExecuteError::Host(_)));
         assert!(matches!(start_error(0, &error(Errno::MFILE)), ExecuteError::Host(_)));

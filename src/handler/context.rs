@@ -1,4 +1,4 @@
-//! What a handler is told of its task, and what it may do while it runs.
+//! The context of a running task: its definition, task directory, log, artifacts, replies and cancellation.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,41 +23,41 @@ use super::log::TaskLog;
 /// The task as a handler sees it.
 #[derive(Debug, Clone)]
 pub struct TaskInfo {
-    /// Task and attempt.
+    /// The task and its run.
     pub run: Run,
     /// The name of the source in the configuration.
     pub source: String,
-    /// The whole definition as its creator wrote it, payload included.
+    /// The whole task definition, payload included.
     pub definition: serde_json::Value,
-    /// What a payload process finds in its environment on top of what the handler adds: `TASK_ID`, `RUN_ID` and the like.
+    /// Variables that the source adds to the environment of payload processes.
     pub env: BTreeMap<String, String>,
 }
 
 /// Why a payload has to end early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CancelCause {
-    /// The claim is no longer ours: canceled, resolved elsewhere, or the lease ran out. Nothing will be reported.
+    /// The claim was lost: the task was canceled or resolved elsewhere, or the lease expired. Nothing is reported.
     ClaimLost,
-    /// The worker has to go. `worker-shutdown` will be reported.
+    /// The worker shuts down. Reported as `worker-shutdown`.
     Shutdown,
-    /// Those who run the worker hand this one task back. `worker-shutdown` will be reported.
+    /// An operator released the claim. Reported as `worker-shutdown`.
     Released,
-    /// Those who run the worker canceled this one task. `internal-error` will be reported.
+    /// An operator canceled the task on this worker. Reported as `internal-error`.
     Canceled,
 }
 
-/// The order to end early.
+/// A request to end the payload early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cancellation {
-    /// Why.
+    /// Why the payload has to end.
     pub cause: CancelCause,
-    /// When what is left is killed, on the worker's clock.
+    /// When the worker kills the payload, on the worker's clock.
     pub deadline: Instant,
-    /// How long that is from when the order was given.
+    /// The time between the request and the deadline.
     pub termination_grace: std::time::Duration,
 }
 
-/// What a handler is given with a payload. Cheap to clone.
+/// The context in which a handler runs a payload. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Context {
     inner: Arc<ContextInner>,
@@ -71,7 +71,7 @@ pub struct Context {
 struct ContextInner {
     task: TaskInfo,
     workdir: PathBuf,
-    /// How making it went; empty until somebody asked for it.
+    /// The result of creating `workdir`; empty until the first use.
     workdir_result: OnceLock<io::Result<()>>,
     log: TaskLog,
     artifacts: Artifacts,
@@ -82,8 +82,7 @@ struct ContextInner {
 }
 
 impl Context {
-    /// Puts a context together. `workdir` is made when it is first asked for. The senders stay with whoever runs the
-    /// handler.
+    /// Creates a context. `workdir` is created when it is first used.
     #[must_use]
     pub fn new(
         task: TaskInfo,
@@ -91,7 +90,7 @@ impl Context {
         log: TaskLog,
         artifacts: Artifacts,
         cancel: watch::Receiver<Option<Cancellation>>,
-        lease_ends: watch::Receiver<Instant>,
+        expires_at: watch::Receiver<Instant>,
         clock: Clock,
     ) -> Self {
         Self {
@@ -103,7 +102,7 @@ impl Context {
                 artifacts,
                 progress: Mutex::default(),
                 cancel,
-                expires_at: lease_ends,
+                expires_at,
                 clock,
             }),
             scope: ProcessScope::without_cookie(),
@@ -141,69 +140,67 @@ impl Context {
         folder.and(log)
     }
 
-    /// The same with an enclosure around the task's processes.
+    /// Runs the task's processes in `scope`.
     #[must_use]
-    pub fn in_scope(self, enclosure: ProcessScope) -> Self {
-        Self { scope: enclosure, ..self }
+    pub fn in_scope(self, scope: ProcessScope) -> Self {
+        Self { scope, ..self }
     }
 
-    /// The same for a request, whose author waits for answers.
+    /// Sends replies to `results`, for a task that is a request.
     #[must_use]
-    pub fn with_results(self, replies: Option<Results>) -> Self {
-        Self { results: replies, ..self }
+    pub fn with_results(self, results: Option<Results>) -> Self {
+        Self { results, ..self }
     }
 
-    /// The same for a task whose payload cannot be read, with why.
-    pub(crate) fn with_payload_error(self, why: Option<String>) -> Self {
-        Self { payload_error: why.map(Into::into), ..self }
+    pub(crate) fn with_payload_error(self, error: Option<String>) -> Self {
+        Self { payload_error: error.map(Into::into), ..self }
     }
 
-    /// Why the payload cannot be read, where it cannot.
     pub(crate) fn payload_error(&self) -> Option<&str> {
         self.payload_error.as_deref()
     }
 
-    /// Where answers go; `None` where nobody waits for any.
+    /// Returns where replies go; `None` if the task is not a request.
     #[must_use]
     pub const fn results(&self) -> Option<&Results> {
         self.results.as_ref()
     }
 
-    /// Sets the answer to a request, which is sent when the payload has ended well; one with another status than `ok` also
-    /// when it has not. A later one replaces it. Without one the answer is `null`, or an error. Does nothing for a task that is
-    /// no request.
+    /// Sets the final reply to a request; a later call replaces it. Does nothing for a task that is not a request.
+    ///
+    /// The worker sends the reply after the payload succeeded. A reply whose status is not `ok` is sent after a failure as
+    /// well. Without a reply the worker sends `null` after success and an error after failure.
     ///
     /// # Errors
     ///
-    /// Where it is too large to be sent; what was set before stays.
+    /// If the reply is too large; the reply set before stays.
     pub fn set_reply(&self, reply: Reply) -> Result<(), ReplyError> {
-        self.results.as_ref().map_or(Ok(()), |replies| replies.set_final(reply))
+        self.results.as_ref().map_or(Ok(()), |results| results.set_final(reply))
     }
 
-    /// Sends a partial answer to a request at once, and returns when it is on its way for sure. Does nothing for a task that is
-    /// no request.
+    /// Sends a partial reply to a request and returns when the broker has confirmed it. Does nothing for a task that is not
+    /// a request.
     ///
     /// # Errors
     ///
-    /// [`Gone`](crate::domain::refusal::Refusal::Gone) where nobody waits for it any more: whoever answers a stream may stop
-    /// then. Others may be tried again.
+    /// [`Gone`](crate::domain::refusal::Refusal::Gone) if the client no longer waits; a streaming handler may stop then.
+    /// Other errors may be retried.
     pub async fn send_partial_reply(&self, reply: Reply) -> Result<(), CallError> {
         match &self.results {
-            Some(replies) => replies.send_partial(reply).await,
+            Some(results) => results.send_partial(reply).await,
             None => Ok(()),
         }
     }
 
-    /// The task.
+    /// Returns the task.
     #[must_use]
     pub fn task(&self) -> &TaskInfo {
         &self.inner.task
     }
 
-    /// The task's own folder. It is empty at the start, and removed at the end.
+    /// Returns the task directory. It is empty at the start and removed at the end.
     ///
-    /// It is made by the first call, so that a handler without files costs the disk nothing. Where it cannot be made the
-    /// task is handed back, whatever its handler says.
+    /// The first call creates it. If that fails, the worker releases the task, whatever the handler returns.
     #[must_use]
     pub fn workdir(&self) -> &Path {
         self.inner.workdir_result.get_or_init(|| match &self.spares {
@@ -213,92 +210,91 @@ impl Context {
         &self.inner.workdir
     }
 
-    /// What is around the processes of the task. Unless somebody said otherwise, nothing but their process groups.
+    /// Returns the scope that contains the task's processes; by default only their process groups.
     #[must_use]
     pub const fn scope(&self) -> &ProcessScope {
         &self.scope
     }
 
-    /// How making the folder went; `None` where nobody asked for it.
+    /// `None` if the task directory was never used.
     pub(crate) fn workdir_result(&self) -> Option<&io::Result<()>> {
         self.inner.workdir_result.get()
     }
 
-    /// The task's log.
+    /// Returns the task's log.
     #[must_use]
     pub fn log(&self) -> &TaskLog {
         &self.inner.log
     }
 
-    /// What the task leaves behind; uploaded by the runtime when the payload has ended.
+    /// Returns the task's artifacts. The worker uploads them after the payload has ended.
     #[must_use]
     pub fn artifacts(&self) -> &Artifacts {
         &self.inner.artifacts
     }
 
-    /// Says how far the task is, for those who look at the worker. Cut at [`PROGRESS_CHARS_MAX`].
+    /// Sets the progress text that `journeyman status` shows, cut to [`PROGRESS_CHARS_MAX`] characters.
     pub fn set_progress(&self, text: &str) {
         let text: String = text.chars().filter(|char| !char.is_control()).take(PROGRESS_CHARS_MAX).collect();
         *self.inner.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
     }
 
-    /// What was said last of how far the task is.
+    /// Returns the last progress text.
     #[must_use]
     pub fn progress(&self) -> Option<String> {
         self.inner.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// When the claim runs out if it is not extended, on the worker's clock.
+    /// Returns when the claim expires unless it is reclaimed, on the worker's clock.
     #[must_use]
     pub fn expires_at(&self) -> Instant {
         *self.inner.expires_at.borrow()
     }
 
-    /// How long it is until `then`; zero where that has passed.
+    /// Returns the time until `deadline`; zero if it has passed.
     #[must_use]
-    pub fn time_until(&self, then: Instant) -> std::time::Duration {
-        then.since(self.inner.clock.now())
+    pub fn time_until(&self, deadline: Instant) -> std::time::Duration {
+        deadline.since(self.inner.clock.now())
     }
 
-    /// The time on the worker's clock.
     pub(crate) fn now(&self) -> Instant {
         self.inner.clock.now()
     }
 
-    /// As [`Context::expires_at`], to wait for its changes.
+    /// Watches [`Context::expires_at`] for changes.
     #[must_use]
     pub fn watch_expires_at(&self) -> watch::Receiver<Instant> {
         self.inner.expires_at.clone()
     }
 
-    /// The order to end early, if it was given.
+    /// Returns the request to end early, if there is one.
     #[must_use]
     pub fn cancellation(&self) -> Option<Cancellation> {
         *self.inner.cancel.borrow()
     }
 
-    /// Resolves when what is left of the payload is to be killed: at the deadline of the order to end early, which a
-    /// later order may bring forward. Never, if no order is given.
+    /// Resolves when the payload must be killed: at the deadline of the cancellation, which a later cancellation may bring
+    /// forward. Pending forever without a cancellation.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub async fn kill_due(&self) {
-        let mut orders = self.inner.cancel.clone();
+        let mut cancel = self.inner.cancel.clone();
         loop {
-            let order = *orders.borrow_and_update();
+            let cancellation = *cancel.borrow_and_update();
             let due = async {
-                match order {
-                    Some(order) => self.inner.clock.sleep_until(order.deadline).await,
+                match cancellation {
+                    Some(cancellation) => self.inner.clock.sleep_until(cancellation.deadline).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 () = due => return,
-                changed = orders.changed() => if changed.is_err() {
-                    // Nobody is left to bring it forward.
-                    match order {
-                        Some(order) => return self.inner.clock.sleep_until(order.deadline).await,
+                changed = cancel.changed() => if changed.is_err() {
+                    // The sender is gone: the deadline no longer changes.
+                    match cancellation {
+                        Some(cancellation) => return self.inner.clock.sleep_until(cancellation.deadline).await,
                         None => std::future::pending::<()>().await,
                     }
                 },
@@ -306,7 +302,7 @@ impl Context {
         }
     }
 
-    /// Resolves when the order to end early is given; never, if it is not.
+    /// Resolves when the payload has to end early.
     ///
     /// # Cancel safety
     ///
@@ -314,8 +310,8 @@ impl Context {
     pub async fn canceled(&self) -> Cancellation {
         let mut cancel = self.inner.cancel.clone();
         loop {
-            if let Some(order) = *cancel.borrow_and_update() {
-                return order;
+            if let Some(cancellation) = *cancel.borrow_and_update() {
+                return cancellation;
             }
             if cancel.changed().await.is_err() {
                 std::future::pending::<()>().await;

@@ -1,5 +1,4 @@
-//! The environment a payload's processes start with. It begins empty: nothing of the worker's own is passed on but what
-//! the operator named.
+//! The environment of payload processes: only variables that the operator allows pass from the worker.
 
 use std::collections::BTreeMap;
 
@@ -8,34 +7,33 @@ use crate::limits::ARGUMENT_BYTES_MAX;
 
 use super::Context;
 
-/// The variables that are passed on unless the operator names others.
+/// The default of `env_allow`.
 pub const ENV_ALLOW_DEFAULT: [&str; 3] = ["PATH", "LANG", "TZ"];
 
-/// Names and values.
 pub type Variables = BTreeMap<String, String>;
 
-/// Picks the named variables out of the worker's own.
-pub fn select(names: &[String], worker: impl IntoIterator<Item = (String, String)>) -> Variables {
-    worker.into_iter().filter(|(name, _)| names.iter().any(|kept| kept == name)).collect()
+/// Selects the named variables.
+pub fn select(names: &[String], variables: impl IntoIterator<Item = (String, String)>) -> Variables {
+    variables.into_iter().filter(|(name, _)| names.iter().any(|selected| selected == name)).collect()
 }
 
-/// What a process of this task gets, each line over the one before: a `PATH`; the task's folder as `HOME`; what the operator
-/// passes on; and what no payload can say otherwise: `TASK_ID`, `RUN_ID` and `TASK_WORKDIR`, and what the source adds.
+/// The environment of a task without variables of its payload.
 #[must_use]
-pub fn for_task(passed_on: &Variables, context: &Context) -> Variables {
-    for_payload(passed_on, Variables::new(), context)
+pub fn for_task(allowed: &Variables, context: &Context) -> Variables {
+    for_payload(allowed, Variables::new(), context)
 }
 
-/// As [`for_task`], with what the payload sets over what the operator passes on.
+/// Each set overrides the one before: `PATH` and `HOME`; `allowed`, from the worker; `payload`; then what no payload can
+/// override: `TASK_ID`, `RUN_ID`, the variables of the source, and `TASK_WORKDIR`.
 #[must_use]
-pub fn for_payload(passed_on: &Variables, payload: Variables, context: &Context) -> Variables {
+pub fn for_payload(allowed: &Variables, payload: Variables, context: &Context) -> Variables {
     let workdir = context.workdir().to_string_lossy().into_owned();
     let task = context.task();
     let mut variables = Variables::new();
     let mut set = |name: &str, value: String| variables.insert(name.to_owned(), value);
     set("PATH", PATH_DEFAULT.to_owned());
     set("HOME", workdir.clone());
-    for (name, value) in passed_on {
+    for (name, value) in allowed {
         set(name, value.clone());
     }
     for (name, value) in payload {
@@ -50,15 +48,15 @@ pub fn for_payload(passed_on: &Variables, payload: Variables, context: &Context)
     variables
 }
 
-/// Why a variable cannot be set, if it cannot.
+/// Why a variable cannot be set; `None` if it can.
 #[must_use]
 pub fn variable_error(name: &str, value: &str) -> Option<&'static str> {
     if name.is_empty() || name.contains('=') {
-        Some("a name must not be empty or hold '='")
+        Some("a name must not be empty or contain '='")
     } else if name.contains('\0') || value.contains('\0') {
-        Some("NUL bytes cannot be passed on")
+        Some("it contains a NUL byte")
     } else if name.len() + 1 + value.len() > ARGUMENT_BYTES_MAX {
-        Some("with its name it is longer than the 131071 bytes that can be passed on; put it into a file")
+        Some("name and value are longer than the 131071 bytes that Linux allows; use a file")
     } else {
         None
     }

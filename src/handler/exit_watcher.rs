@@ -1,4 +1,4 @@
-//! Sees processes end without reaping them, and finds out whether a group is empty.
+//! Waits for child processes to exit without reaping them, and for process groups to become empty.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::host::process::{PROCESS_POLL_INTERVAL, ProcessStat, ProcessState, open_pidfd, wait_for_exit};
 
-/// Tells when a child has ended, and leaves it to be reaped.
 #[derive(Debug)]
 pub(super) struct ExitWatcher {
     child: Pid,
@@ -25,8 +24,7 @@ enum WatchMethod {
 }
 
 impl ExitWatcher {
-    /// Watches a child that has not been reaped: by a descriptor, or by `SIGCHLD` where the kernel has none (before
-    /// Linux 5.3, and in some sandboxes).
+    /// Watches an unreaped child by pidfd, or by `SIGCHLD` before Linux 5.3 and in sandboxes without pidfd.
     pub(super) fn of(child: Pid) -> io::Result<Self> {
         match open_pidfd(child) {
             Ok(descriptor) => Ok(Self { child, method: WatchMethod::Descriptor(descriptor) }),
@@ -35,13 +33,10 @@ impl ExitWatcher {
     }
 
     fn by_signal(child: Pid) -> io::Result<Self> {
-        let by = WatchMethod::Signal(signal(SignalKind::child())?);
-        Ok(Self { child, method: by })
+        let method = WatchMethod::Signal(signal(SignalKind::child())?);
+        Ok(Self { child, method })
     }
 
-    /// Resolves when the child has ended, again and again.
-    ///
-    /// Cancel safe.
     pub(super) async fn exited(&mut self) {
         while !has_exited(self.child) {
             match &mut self.method {
@@ -65,24 +60,23 @@ fn has_exited(child: Pid) -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
     match rustix::process::waitid(WaitId::Pid(child), options) {
         Ok(status) => status.is_some(),
-        // No longer our child: somebody reaped it.
+        // Already reaped.
         Err(error) => error == Errno::CHILD,
     }
 }
 
-/// Resolves when the leader has ended and its group holds no other process that runs. Where there is no `/proc` to look
-/// at, never.
+/// Resolves when the leader has exited and no other process of its group runs. Pending forever without `/proc`.
 pub(super) async fn group_exited(leader_exit: &mut ExitWatcher, leader: Pid) {
     leader_exit.exited().await;
     wait_until_empty(leader).await;
 }
 
-/// The processes of the group that are still there after `patience`. To be called when the leader was reaped.
-pub(super) async fn survivors(group: Pid, patience: Duration) -> Vec<i32> {
+/// The processes of the group that still run after `wait`. Call it after the leader was reaped.
+pub(super) async fn survivors(group: Pid, wait: Duration) -> Vec<i32> {
     if rustix::process::test_kill_process_group(group) == Err(Errno::SRCH) {
         return Vec::new();
     }
-    match tokio::time::timeout(patience, wait_until_empty(group)).await {
+    match tokio::time::timeout(wait, wait_until_empty(group)).await {
         Ok(()) => Vec::new(),
         Err(_) => running_members(group).unwrap_or_default(),
     }
@@ -102,7 +96,7 @@ async fn wait_until_empty(group: Pid) {
     }
 }
 
-/// The running processes of a group, its leader included; those that ended and wait to be reaped are not among them.
+/// The running processes of a group; zombies do not count.
 fn running_members(group: Pid) -> io::Result<Vec<i32>> {
     let of_group = |stat: &ProcessStat| stat.group == group.as_raw_pid() && stat.state == ProcessState::Running;
     Ok(ProcessStat::read_all()?.into_iter().filter(of_group).map(|stat| stat.pid).collect())
@@ -113,7 +107,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn where_the_kernel_has_no_descriptors_the_signal_tells_of_the_end() {
+    async fn an_exit_is_seen_by_signal_without_pidfd() {
         let mut child = tokio::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let pid = Pid::from_raw(child.id().unwrap().cast_signed()).unwrap();
         let mut exit = ExitWatcher::by_signal(pid).unwrap();

@@ -1,16 +1,15 @@
-//! A task's log: streamed to disk, and capped by keeping its start and its end.
+//! A task's log: streamed to disk, redacted, and limited in size by keeping its head and its tail.
 //!
-//! Nothing is written before the first byte, so a task without a log touches no disk. Bytes go to the file until it
-//! holds [`LogLimits::head_bytes`]; what follows goes round in a second, nameless file of [`LogLimits::tail_bytes`], and
-//! is put behind the head when the log is finished, with a line between them that says how much is missing. A disk that
-//! does not take the log never fails the task and never holds it up: the first error ends the writing, what comes after
-//! is counted, and a line says so.
+//! The first write creates the file. Bytes go to the file until it holds [`LogLimits::head_bytes`]; later bytes go to a
+//! ring of [`LogLimits::tail_bytes`] in an unlinked file, which [`TaskLog::finish`] appends to the head after a line that
+//! says how many bytes were omitted. A write error never fails or delays the task: the first error ends the writing, later
+//! bytes are counted, and the log ends with a line that says so.
 //!
-//! Secrets are replaced on the way, see [`redact`]. What may be the beginning of one is held back until more comes, until
-//! nothing has come for [`REDACT_HOLD_MAX`], or until the log is finished.
+//! Secrets are replaced before they are stored, see [`redact`]. Bytes that may be the beginning of a secret are held back
+//! until more bytes come, until nothing was written for [`REDACT_HOLD_MAX`], or until the log is finished.
 //!
-//! This file neither reads the log again nor uploads it. To follow a log, read the file at
-//! [`TaskLog::path`] as [`TaskLog::wait_for_growth`] tells; between the end of the head and the end of the task it does not grow.
+//! To follow a log, read the file at [`TaskLog::path`] after each [`TaskLog::wait_for_growth`]. The file does not grow
+//! between the end of the head and the end of the task.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -32,11 +31,11 @@ use crate::limits::{
 };
 use crate::redact::{self, Patterns, RedactFilter, SecretSet};
 
-/// The artifact that a task's log becomes.
+/// The name of the artifact that holds a task's log.
 pub const BACKING_NAME: &str = "public/logs/live_backing.log";
-/// The artifact that links to [`BACKING_NAME`].
+/// The name of the artifact that links to [`BACKING_NAME`].
 pub const LIVE_NAME: &str = "public/logs/live.log";
-/// The media type of both.
+/// The media type of both artifacts.
 pub const CONTENT_TYPE: &str = "text/plain; charset=utf-8";
 
 /// How much of a log is kept.
@@ -54,16 +53,16 @@ impl Default for LogLimits {
     }
 }
 
-/// A log that has been finished: an open file, to be read with positioned reads.
+/// A finished log as an open file. Clones share the file offset, so use positioned reads.
 #[derive(Debug, Clone)]
 pub struct FinishedLog {
     /// The file.
     pub file: Arc<File>,
-    /// How many bytes of it are the log.
+    /// The length of the log.
     pub bytes: u64,
 }
 
-/// A task's log. Clones write to the same file; a single [`TaskLog::write`] is never torn apart by another.
+/// A task's log. Clones write to the same file; a single [`TaskLog::write`] is never interleaved with another.
 #[derive(Debug, Clone)]
 pub struct TaskLog {
     shared: Arc<LogShared>,
@@ -75,7 +74,7 @@ struct LogShared {
     limits: LogLimits,
     spares: Option<Spares>,
     state: Mutex<State>,
-    /// Apart from the state, whose lock is held while a disk takes its time.
+    // Outside `state`, whose lock is held while a slow disk takes a write.
     written: AtomicBool,
     bytes_stored: AtomicU64,
     finished: AtomicBool,
@@ -87,20 +86,17 @@ struct State {
     head: Option<Arc<File>>,
     head_bytes: u64,
     ring: Option<File>,
-    /// All that ever went into the ring, overwritten bytes included.
+    /// All bytes that went into the ring, overwritten ones included.
     ring_bytes: u64,
-    /// All that was ever offered.
     bytes_offered: u64,
     fault: Option<WriteFault>,
     finished: Option<FinishedLog>,
     filter: RedactFilter,
-    /// What this log alone hides.
     task_secrets: Option<Box<SecretSet>>,
-    /// Hands out what the filter holds back when nothing follows.
+    /// Flushes the filter after [`REDACT_HOLD_MAX`] without a write.
     idle_flush: Option<AbortOnDropHandle<()>>,
-    /// How often something was written.
     write_count: u64,
-    /// Lines of the worker's that come after what is held back.
+    /// Notes of the worker that follow the bytes held back.
     pending_notes: Vec<u8>,
 }
 
@@ -111,7 +107,7 @@ struct WriteFault {
 }
 
 impl TaskLog {
-    /// A log that will be at `path`. An existing file there is overwritten; a symbolic link is not followed.
+    /// Creates a log at `path`. An existing file is overwritten; a symbolic link is not followed.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, limits: LogLimits) -> Self {
         Self::with(path.into(), limits, None)
@@ -137,15 +133,15 @@ impl TaskLog {
         }
     }
 
-    /// Where the file is, once something was written.
+    /// Returns the path of the file, which the first write creates.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.shared.path
     }
 
-    /// Appends bytes, without the secrets in them. After [`TaskLog::finish`] they are thrown away.
+    /// Appends bytes, with secrets replaced. Bytes after [`TaskLog::finish`] are discarded.
     ///
-    /// Blocks for as long as the page cache takes them.
+    /// Blocks until the page cache has the bytes.
     pub fn write(&self, bytes: &[u8]) {
         let mut state = self.state();
         if bytes.is_empty() || state.finished.is_some() {
@@ -153,21 +149,21 @@ impl TaskLog {
         }
         self.shared.written.store(true, Ordering::Relaxed);
         state.write_count += 1;
-        let mut told = Vec::with_capacity(bytes.len());
-        let State { filter, task_secrets: own, .. } = &mut *state;
-        redact::stream(filter, own.as_deref(), bytes, &mut told);
+        let mut redacted = Vec::with_capacity(bytes.len());
+        let State { filter, task_secrets, .. } = &mut *state;
+        redact::stream(filter, task_secrets.as_deref(), bytes, &mut redacted);
         if state.filter.held_back() > 0 && state.idle_flush.is_none() {
             state.idle_flush = self.spawn_idle_flush();
         }
-        self.emit(&mut state, &told);
+        self.emit(&mut state, &redacted);
     }
 
-    /// Stores what the filter lets go, and what waited for it: where nothing is held back any more, or else after a line.
-    fn emit(&self, state: &mut State, told: &[u8]) {
-        let end_of_line = || told.iter().rposition(|byte| *byte == b'\n').map(|at| at + 1);
+    /// Stores filtered bytes, and the pending notes once nothing is held back or a line has ended.
+    fn emit(&self, state: &mut State, redacted: &[u8]) {
+        let end_of_line = || redacted.iter().rposition(|byte| *byte == b'\n').map(|at| at + 1);
         let (before, after) = match state.filter.held_back() {
-            0 => (told, &[][..]),
-            _ => told.split_at(end_of_line().unwrap_or_default()),
+            0 => (redacted, &[][..]),
+            _ => redacted.split_at(end_of_line().unwrap_or_default()),
         };
         self.store(state, before);
         if state.filter.held_back() == 0 || !before.is_empty() {
@@ -177,25 +173,25 @@ impl TaskLog {
         self.store(state, after);
     }
 
-    /// Hides a text in this log from here on, in all the ways it may be encoded.
+    /// Redacts a secret and its encodings in everything written from here on.
     ///
     /// # Errors
     ///
-    /// Where it is too short to be told from ordinary text, or one secret too many.
+    /// See [`AddSecretError`].
     pub fn add_secret(&self, secret: &str) -> Result<(), AddSecretError> {
         if secret.trim().chars().count() < REDACT_SECRET_CHARS_MIN {
             return Err(AddSecretError::TooShort);
         }
         let mut state = self.state();
-        let own = state.task_secrets.get_or_insert_with(|| Box::new(SecretSet::new(Patterns::Excluded)));
-        if own.bytes() + secret.len() > REDACT_TASK_BYTES_MAX {
+        let secrets = state.task_secrets.get_or_insert_with(|| Box::new(SecretSet::new(Patterns::Excluded)));
+        if secrets.bytes() + secret.len() > REDACT_TASK_BYTES_MAX {
             return Err(AddSecretError::LimitReached);
         }
-        own.add(secret);
+        secrets.add(secret);
         Ok(())
     }
 
-    /// What this log hides besides what every log does.
+    /// The secrets that only this log redacts.
     pub(crate) fn task_secrets(&self) -> Option<Box<SecretSet>> {
         self.state().task_secrets.clone()
     }
@@ -229,7 +225,7 @@ impl TaskLog {
         Handle::try_current().ok().map(|runtime| AbortOnDropHandle::new(runtime.spawn(idle)))
     }
 
-    /// Appends a line of the handler's: the text, then a line end.
+    /// Appends a line written by the handler.
     pub fn write_line(&self, text: &str) {
         let mut line = Vec::with_capacity(text.len() + 1);
         line.extend_from_slice(text.as_bytes());
@@ -237,9 +233,8 @@ impl TaskLog {
         self.write(&line);
     }
 
-    /// Appends a line of the worker's, marked as such and with the time of day. Control characters are escaped, and
-    /// what is longer than [`LOG_NOTE_BYTES_MAX`] is cut, so that no text can pass for another line. It comes after what the
-    /// filter holds back of the payload's own, or where that takes long, after a line of it.
+    /// Appends a line written by the worker, marked with `[journeyman TIME]`. Control characters are escaped and the text is
+    /// cut to [`LOG_NOTE_BYTES_MAX`], so that no text can imitate another line.
     pub fn write_note(&self, text: &str) {
         let now = jiff::Timestamp::now();
         let line = format!("[journeyman {now:.3}] {}\n", printable(text));
@@ -247,7 +242,7 @@ impl TaskLog {
         if state.finished.is_some() {
             return;
         }
-        // By itself, so that neither what a payload has begun hides it nor it what a payload has begun.
+        // Filtered separately from the payload's stream, so that neither affects the other.
         let line = redact::bytes(line.as_bytes(), state.task_secrets.as_deref());
         self.shared.written.store(true, Ordering::Relaxed);
         let waits = state.filter.held_back() > 0 && state.pending_notes.len() < LOG_NOTES_PENDING_BYTES_MAX;
@@ -258,26 +253,25 @@ impl TaskLog {
         }
     }
 
-    /// How many bytes the log has until now, without those that are held back. Does not wait for a write that a slow disk
-    /// holds up.
+    /// Returns how many bytes the log has, without those held back. Does not wait for a write in progress.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.shared.bytes_stored.load(Ordering::Acquire)
     }
 
-    /// Whether nothing was written yet. Does not wait for a write that a slow disk holds up.
+    /// Returns whether nothing was written yet. Does not wait for a write in progress.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.shared.written.load(Ordering::Relaxed)
     }
 
-    /// Whether it is finished. Does not wait, as [`TaskLog::bytes`].
+    /// Returns whether the log is finished. Does not wait for a write in progress.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.shared.finished.load(Ordering::Acquire)
     }
 
-    /// Resolves when the log has more than `bytes`, or the log is finished: for those who follow it.
+    /// Resolves when the log has more than `bytes` bytes or is finished.
     ///
     /// # Cancel safety
     ///
@@ -294,7 +288,7 @@ impl TaskLog {
         }
     }
 
-    /// How many of these will be missing in the finished log, if nothing more comes.
+    /// Returns how many bytes [`TaskLog::finish`] would omit.
     #[must_use]
     pub fn bytes_dropped(&self) -> u64 {
         let state = self.state();
@@ -308,22 +302,22 @@ impl TaskLog {
         }
     }
 
-    /// Ends the log and hands it over, or `None` where nothing was ever written. May be repeated.
+    /// Ends the log and returns it; `None` if nothing was ever written. Repeated calls return the same log.
     ///
-    /// Blocks while the tail (16 MiB by default) is copied behind the head; call it off the async threads where
-    /// [`TaskLog::bytes_dropped`] or a large [`TaskLog::bytes`] says that there is a tail.
+    /// Blocks while the tail (16 MiB by default) is appended to the head; call it on a blocking thread if
+    /// [`TaskLog::bytes`] is large.
     ///
     /// # Errors
     ///
-    /// Where not even the line that says what went wrong can be stored anywhere.
+    /// If no file can hold the log.
     pub fn finish(&self) -> io::Result<Option<FinishedLog>> {
         let mut state = self.state();
         if state.finished.is_none() {
             state.idle_flush = None;
-            let mut told = Vec::new();
-            let State { filter, task_secrets: own, .. } = &mut *state;
-            redact::end_stream(filter, own.as_deref(), &mut told);
-            self.emit(&mut state, &told);
+            let mut redacted = Vec::new();
+            let State { filter, task_secrets, .. } = &mut *state;
+            redact::end_stream(filter, task_secrets.as_deref(), &mut redacted);
+            self.emit(&mut state, &redacted);
         }
         if state.bytes_offered == 0 {
             return Ok(None);
@@ -337,11 +331,11 @@ impl TaskLog {
         Ok(state.finished.clone())
     }
 
-    /// Deletes the file. Files that are already open stay readable; a file that is not there is a success.
+    /// Deletes the file; a missing file is a success. Open files stay readable.
     ///
     /// # Errors
     ///
-    /// Whatever the file system says.
+    /// The error of the file system.
     pub fn remove(&self) -> io::Result<()> {
         match std::fs::remove_file(&self.shared.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -367,29 +361,26 @@ impl TaskLog {
         }
     }
 
-    // A panic of another writer leaves counters that are at worst too low; the log goes on.
+    // A panic of another writer leaves counters that are at worst too low, so the log continues.
     fn state(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Why a text is not hidden.
+/// Why a secret is not redacted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AddSecretError {
-    /// It could not be told from ordinary text.
-    #[error("it is not hidden: it has fewer than {REDACT_SECRET_CHARS_MIN} characters")]
+    /// The secret is too short to be distinguished from ordinary text.
+    #[error("secret not redacted: it has fewer than {REDACT_SECRET_CHARS_MIN} characters")]
     TooShort,
-    /// The task's secrets are too many, or too long.
-    #[error(
-        "it is not hidden: the task's secrets take more than {REDACT_TASK_BYTES_MAX} bytes with all their encodings"
-    )]
+    /// The task's secrets take too much memory.
+    #[error("secret not redacted: the task's secrets and their encodings exceed {REDACT_TASK_BYTES_MAX} bytes")]
     LimitReached,
 }
 
-/// Runs while something is held back.
 async fn flush_when_idle(log: Weak<LogShared>) {
-    let writes = || log.upgrade().map(|shared| TaskLog { shared }.state().write_count);
-    while let Some(before) = writes() {
+    let write_count = || log.upgrade().map(|shared| TaskLog { shared }.state().write_count);
+    while let Some(before) = write_count() {
         tokio::time::sleep(REDACT_HOLD_MAX).await;
         let Some(shared) = log.upgrade() else { return };
         let log = TaskLog { shared };
@@ -397,11 +388,10 @@ async fn flush_when_idle(log: Weak<LogShared>) {
         if state.write_count != before && state.filter.held_back() > 0 {
             continue;
         }
-        let mut told = Vec::new();
-        state.filter.flush(&mut told);
-        // The next one that holds something back starts another.
+        let mut redacted = Vec::new();
+        state.filter.flush(&mut redacted);
         state.idle_flush = None;
-        return log.emit(&mut state, &told);
+        return log.emit(&mut state, &redacted);
     }
 }
 
@@ -433,7 +423,7 @@ impl State {
             self.ring_bytes += bytes.len() as u64;
             return Ok(());
         }
-        // Of a single huge write only the last lap can stay.
+        // Only the last `size` bytes of a large write can remain.
         let skipped = bytes.len().saturating_sub(to_usize(size));
         self.ring_bytes += skipped as u64;
         bytes = bytes.get(skipped..).unwrap_or_default();
@@ -469,17 +459,15 @@ impl State {
         let Some(fault) = &self.fault else {
             return Ok(FinishedLog { file: head, bytes: self.head_bytes });
         };
-        let marker = format!(
-            "\n[journeyman] the log ends here: {} bytes could not be stored: {}\n",
-            fault.bytes_lost, fault.error
-        );
+        let marker =
+            format!("\n[journeyman] log truncated: {} bytes could not be written: {}\n", fault.bytes_lost, fault.error);
         append_marker(head, self.head_bytes, marker.as_bytes())
     }
 
     fn append_tail(&mut self, head: &File, limits: LogLimits) -> io::Result<()> {
         let overwritten = self.overwritten(limits);
         if overwritten > 0 {
-            let marker = format!("\n[journeyman] {overwritten} bytes of the log are left out here\n");
+            let marker = format!("\n[journeyman] {overwritten} bytes omitted\n");
             write_counted(head, self.head_bytes, marker.as_bytes(), &mut self.head_bytes)?;
         }
         let Some(ring) = &self.ring else {
@@ -500,7 +488,7 @@ impl State {
     }
 }
 
-/// Puts the marker behind the log; on a full disk over its last bytes; and if there is no place at all, into memory.
+/// Appends the marker; overwrites the last bytes on a full disk; falls back to a file in memory.
 fn append_marker(file: Arc<File>, bytes: u64, marker: &[u8]) -> io::Result<FinishedLog> {
     let (mut end, length) = (bytes, marker.len() as u64);
     if write_counted(&file, bytes, marker, &mut end).is_ok() {
@@ -519,15 +507,15 @@ fn append_marker(file: Arc<File>, bytes: u64, marker: &[u8]) -> io::Result<Finis
     Ok(FinishedLog { file: Arc::new(memory), bytes: content.len() as u64 })
 }
 
-/// Writes all of `bytes` at `at`, and counts in `count` what was taken even where the rest was not.
+/// Writes `bytes` at `at` and adds the bytes written to `count`, after an error as well.
 fn write_counted(file: &File, at: u64, bytes: &[u8], count: &mut u64) -> io::Result<()> {
     let mut done = 0;
     while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
         match file.write_at(rest, at + done as u64) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(taken) => {
-                done += taken;
-                *count += taken as u64;
+            Ok(written) => {
+                done += written;
+                *count += written as u64;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
@@ -559,7 +547,7 @@ fn create_log_file(path: &Path) -> io::Result<File> {
     }
 }
 
-/// A file beside the log that has no name, so that nothing of it is left behind whatever happens.
+/// Creates an unlinked file, so that a crash leaves nothing behind.
 fn create_unlinked(log: &Path) -> io::Result<File> {
     let mut path = log.as_os_str().to_owned();
     path.push(".tail");
@@ -577,7 +565,7 @@ fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// The text on one line, without control characters, and not longer than [`LOG_NOTE_BYTES_MAX`].
+/// Escapes control characters and cuts the text to [`LOG_NOTE_BYTES_MAX`].
 pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len().min(LOG_NOTE_BYTES_MAX));
     for character in text.chars() {
@@ -594,7 +582,7 @@ pub(crate) fn printable(text: &str) -> String {
     out
 }
 
-/// Shortens a text to at most `bytes_max` bytes, and never within a character.
+/// Cuts a text to at most `bytes_max` bytes at a character boundary.
 pub(crate) fn truncate_at_char(text: &mut String, bytes_max: usize) {
     let mut end = bytes_max.min(text.len());
     while !text.is_char_boundary(end) {

@@ -1,24 +1,34 @@
-//! What runs a payload: the port that users implement.
+//! The handler port: runs payloads, in Rust or as a program or service in any language.
 //!
-//! In Rust a handler is a [`PayloadHandler`]; a program in any language is one through `program`, and `command` runs
-//! the argument vectors that a task brings. The runtime owns the lease, the log and the report; a handler only says
-//! whether the payload can work, and how it ended.
+//! A handler in Rust implements [`PayloadHandler`]. The handler kind `program` runs a program in any language, `http`
+//! forwards to a service, and `command` runs the argument vectors in a task's payload. The worker owns the lease, the log
+//! and the report; the handler decides whether a payload can run and how it ended.
 
 pub mod artifact;
+#[doc(hidden)]
 pub mod artifact_collector;
+#[doc(hidden)]
 pub mod command;
 pub mod context;
+#[doc(hidden)]
 pub mod contract_test;
+#[doc(hidden)]
 pub mod environment;
 mod exit_watcher;
+#[doc(hidden)]
 pub mod host_errors;
+#[doc(hidden)]
 pub mod http;
 pub mod log;
+#[doc(hidden)]
 pub mod payload_schema;
 pub mod process;
+#[doc(hidden)]
 pub mod program;
+#[doc(hidden)]
 pub mod program_messages;
 pub mod request;
+#[doc(hidden)]
 pub mod safe_open;
 pub mod sidecar;
 
@@ -35,66 +45,72 @@ pub use context::{CancelCause, Cancellation, Context, TaskInfo};
 pub use request::Request;
 pub use sidecar::SidecarContext;
 
-/// Why a payload is not started. Each sentence goes into the task's log.
+/// Why a payload is not started. The message goes into the task's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PrepareError {
-    /// The payload can never work; the sentences say what is wrong and where. Reported as `malformed-payload`.
+    /// The payload can never run; each message names a place and what is wrong there. Reported as `malformed-payload`.
     Malformed(Vec<String>),
-    /// Something it declares cannot be had at present. Reported as `resource-unavailable`.
+    /// A resource that the payload declares is not available. Reported as `resource-unavailable`.
     Unavailable(String),
-    /// The handler is at fault. Reported as `internal-error`.
+    /// The handler failed. Reported as `internal-error`.
     Internal(String),
-    /// The host is at fault: no disk, no memory, no more processes or files. The task is handed back, as `worker-shutdown`,
-    /// which the queue retries, and the worker claims nothing until its host was found fit.
+    /// The host failed: out of disk, memory, processes or files. The worker releases the task as `worker-shutdown`, which
+    /// the queue retries, and claims nothing until its host check passes.
     Host(String),
-    /// What runs it is not there at present. The task is handed back, as `worker-shutdown`, which the queue retries.
+    /// The handler's service is down. The worker releases the task as `worker-shutdown`, which the queue retries.
     ServiceDown(String),
 }
 
-/// Why a payload that was started did not succeed. The sentence goes into the task's log.
+/// Why a started payload did not succeed. The message goes into the task's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExecuteError {
     /// The task's own code failed. Reported as `failed`.
     Failed(String),
-    /// It failed in a way that the task declared worth another run. Reported as `intermittent-task`.
+    /// The task failed in a way that it declared worth a retry. Reported as `intermittent-task`.
     Intermittent(String),
-    /// Something it declares could not be had. Reported as `resource-unavailable`.
+    /// A resource that the payload declares was not available. Reported as `resource-unavailable`.
     Unavailable(String),
-    /// The handler broke. Reported as `internal-error`.
+    /// The handler failed. Reported as `internal-error`.
     Internal(String),
-    /// The host could not run it: no disk, no memory, no more processes or files. As [`PrepareError::Host`].
+    /// The host failed, as in [`PrepareError::Host`].
     Host(String),
-    /// What runs it was not there, and nothing of it ran. As [`PrepareError::ServiceDown`].
+    /// The handler's service was down and ran nothing, as in [`PrepareError::ServiceDown`].
     ServiceDown(String),
 }
 
-/// Where a handler runs.
+/// Which threads a handler runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunsOn {
-    /// On threads that only handlers use: it may compute, and block, and costs no other task its claim.
+    /// Threads for handlers only, which may block.
     OwnThreads,
-    /// On the threads that keep leases, which saves a word to another thread and one back: a tenth of a millisecond that a short
-    /// request notices. Each step of it has to be over within a millisecond; one that blocks holds up every lease of the worker.
+    /// The threads that keep leases: each step must end within a millisecond.
     LeaseThreads,
 }
 
 /// A kind of payload and how to run it.
 ///
-/// A panic in either method becomes `internal-error` and costs no other task anything.
+/// A panic in any method is reported as `internal-error` and affects no other task.
 pub trait PayloadHandler: Send + Sync + 'static {
-    /// The payload's shape. Its JSON Schema is checked before `prepare`, and shown by `journeyman handler schema`.
+    /// The shape of the payload. The worker validates a payload against its JSON Schema before it calls `prepare`;
+    /// `journeyman handler schema` prints the schema.
     type Payload: DeserializeOwned + schemars::JsonSchema + Send + 'static;
-    /// What `prepare` hands to `execute`; often the payload itself.
+    /// What `prepare` passes to `execute`; often the payload itself.
     type Prepared: Send + 'static;
 
-    /// One line for those who look at the worker: what it is.
+    /// Describes the handler on one line, for `journeyman status`.
     fn describe(&self) -> String {
         std::any::type_name::<Self>().to_owned()
     }
 
     /// Checks and fetches what the payload declares, before any task code runs.
     ///
-    /// Dropped when the task has to end early, so it must leave nothing behind that its drop does not clean up.
+    /// # Errors
+    ///
+    /// [`PrepareError`] decides how the task is reported.
+    ///
+    /// # Cancel safety
+    ///
+    /// The worker drops the future when the task has to end early. Dropping it must clean up what it made.
     fn prepare(
         &self,
         payload: Self::Payload,
@@ -103,49 +119,57 @@ pub trait PayloadHandler: Send + Sync + 'static {
 
     /// Runs the payload to its end.
     ///
-    /// When [`Context::canceled`] resolves, it has until [`Cancellation::deadline`] to end what it started; then it is
-    /// dropped, and its drop must end what is left.
+    /// Start processes by [`process::RunningProcess`] within [`Context::scope`]: the worker then kills them, and every
+    /// process that they started, when the claim ends. A handler that starts processes by other means has to wait for
+    /// them and end them itself; what they leave running may be killed with any claim.
     ///
-    /// Processes are best started by [`process::RunningProcess`] within [`Context::scope`]: they end with the claim, and so does
-    /// what they leave behind. Those that it starts by other means are its own to wait for and to end, and what they leave
-    /// running may be killed with any claim.
+    /// # Errors
+    ///
+    /// [`ExecuteError`] decides how the task is reported.
+    ///
+    /// # Cancel safety
+    ///
+    /// After [`Context::canceled`] resolves, the handler has until [`Cancellation::deadline`] to end the payload. The
+    /// worker then drops the future, which must end the rest.
     fn execute(
         &self,
         prepared: Self::Prepared,
         context: &Context,
     ) -> impl Future<Output = Result<(), ExecuteError>> + Send;
 
-    /// Where it runs.
+    /// Selects the threads to run on.
     fn runs_on(&self) -> RunsOn {
         RunsOn::OwnThreads
     }
 
-    /// What it keeps there beside its tasks, by a name that can be a file's; `None` is nothing.
+    /// Names the sidecar of this handler; the name must be a valid file name. `None` if it has no sidecar.
     fn sidecar_name(&self) -> Option<String> {
         None
     }
 
-    /// Keeps there what its tasks need, such as a service that they are forwarded to, until `SidecarContext::stop` resolves. Called
-    /// once, before the first task, where [`PayloadHandler::sidecar_name`] says so: nothing is claimed for this handler until
-    /// [`SidecarContext::set_status`] was told that tasks can come, and while it says that they cannot.
-    fn run_sidecar(&self, lent: SidecarContext) -> impl Future<Output = ()> + Send {
-        drop(lent);
+    /// Runs the sidecar, such as the service that tasks are forwarded to, until [`SidecarContext::stop_requested`]
+    /// resolves.
+    ///
+    /// The worker calls this once, before the first task, if [`PayloadHandler::sidecar_name`] returns a name. It claims
+    /// nothing for this handler while the status set by [`SidecarContext::set_status`] is not up.
+    fn run_sidecar(&self, sidecar: SidecarContext) -> impl Future<Output = ()> + Send {
+        drop(sidecar);
         std::future::ready(())
     }
 }
 
-/// A future that a handler made.
+/// A future returned by a handler.
 pub type HandlerFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A handler whose types are known only to itself, as the runtime holds it.
+/// A handler with its payload types erased, as the worker holds it.
 pub trait DynHandler: Send + Sync + 'static {
-    /// One line for those who look at the worker: what it is.
+    /// As [`PayloadHandler::describe`].
     fn describe(&self) -> String;
 
-    /// The JSON Schema of the payload.
+    /// Returns the JSON Schema of the payload.
     fn schema(&self) -> serde_json::Value;
 
-    /// Checks the payload against the schema, then prepares it.
+    /// Validates the payload against the schema, then prepares it.
     fn prepare<'a>(
         &'a self,
         payload: &'a serde_json::Value,
@@ -163,24 +187,22 @@ pub trait DynHandler: Send + Sync + 'static {
     }
 
     /// As [`PayloadHandler::run_sidecar`].
-    fn run_sidecar(&self, lent: SidecarContext) -> HandlerFuture<'_, ()> {
-        drop(lent);
+    fn run_sidecar(&self, sidecar: SidecarContext) -> HandlerFuture<'_, ()> {
+        drop(sidecar);
         Box::pin(std::future::ready(()))
     }
 }
 
-/// A payload that is ready to be started.
+/// A payload that is ready to run.
 pub trait PreparedPayload: Send {
-    /// Runs it to its end.
+    /// Runs the payload to its end.
     fn execute<'a>(self: Box<Self>, context: &'a Context) -> HandlerFuture<'a, Result<(), ExecuteError>>;
 }
 
-/// Makes a [`DynHandler`] of a [`PayloadHandler`].
+/// Erases the payload types of a [`PayloadHandler`].
 pub fn erase<H: PayloadHandler>(handler: H) -> Arc<dyn DynHandler> {
-    let schema = serde_json::Value::from(schemars::schema_for!(H::Payload));
-    let checked = PayloadSchema::new(schema);
-    let handler = Arc::new(handler);
-    Arc::new(ErasedHandler { handler, schema: checked })
+    let schema = PayloadSchema::new(serde_json::Value::from(schemars::schema_for!(H::Payload)));
+    Arc::new(ErasedHandler { handler: Arc::new(handler), schema })
 }
 
 struct ErasedHandler<H> {
@@ -199,7 +221,7 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
     }
 
     fn schema(&self) -> serde_json::Value {
-        self.schema.as_ref().map_or_else(|unusable| unusable.schema.clone(), |checked| checked.schema().clone())
+        self.schema.as_ref().map_or_else(|invalid| invalid.schema.clone(), |valid| valid.schema().clone())
     }
 
     fn prepare<'a>(
@@ -208,13 +230,13 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
         context: &'a Context,
     ) -> HandlerFuture<'a, Result<Box<dyn PreparedPayload>, PrepareError>> {
         Box::pin(async move {
-            let checked = self.schema.as_ref().map_err(|unusable| PrepareError::Internal(unusable.to_string()))?;
-            checked.validate(payload)?;
-            // The message of a failure here may quote the payload, so only its place is told.
+            let schema = self.schema.as_ref().map_err(|invalid| PrepareError::Internal(invalid.to_string()))?;
+            schema.validate(payload)?;
+            // serde's message may quote the payload, so it is not logged.
             let payload = H::Payload::deserialize(payload).map_err(|error| deserialize_error::<H>(&error))?;
             let prepared = self.handler.prepare(payload, context).await?;
-            let handler = Arc::clone(&self.handler);
-            let ready: Box<dyn PreparedPayload> = Box::new(ErasedPayload { handler, prepared });
+            let ready: Box<dyn PreparedPayload> =
+                Box::new(ErasedPayload { handler: Arc::clone(&self.handler), prepared });
             Ok(ready)
         })
     }
@@ -227,8 +249,8 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
         self.handler.sidecar_name()
     }
 
-    fn run_sidecar(&self, lent: SidecarContext) -> HandlerFuture<'_, ()> {
-        Box::pin(self.handler.run_sidecar(lent))
+    fn run_sidecar(&self, sidecar: SidecarContext) -> HandlerFuture<'_, ()> {
+        Box::pin(self.handler.run_sidecar(sidecar))
     }
 }
 
@@ -242,7 +264,7 @@ impl<H: PayloadHandler> PreparedPayload for ErasedPayload<H> {
 }
 
 fn deserialize_error<H: PayloadHandler>(error: &serde_json::Error) -> PrepareError {
-    let kind = std::any::type_name::<H::Payload>();
-    tracing::debug!(kind, category = ?error.classify(), "a payload fits its schema and cannot be read");
-    PrepareError::Malformed(vec![format!("payload: it fits the schema, but cannot be read as {kind}")])
+    let payload_type = std::any::type_name::<H::Payload>();
+    tracing::debug!(payload_type, error_category = ?error.classify(), "payload matches its schema but cannot be deserialized");
+    PrepareError::Malformed(vec![format!("payload: matches the schema but cannot be read as {payload_type}")])
 }

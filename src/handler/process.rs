@@ -1,11 +1,10 @@
-//! Payload processes: started in a group of their own, and ended as a group.
+//! Payload processes: starts them in a process group of their own and ends the whole group.
 //!
-//! The leader's exit does not end a payload: its group must be empty. Until then the leader is left unreaped, so that the
-//! group's number cannot belong to anybody else when it is signaled. Standard output and error are one pipe, read as
-//! bytes into the task's log in the order they were written; nothing is held back, so a line without end costs nothing.
+//! A payload ends when its process group is empty, not when the leader exits. Until then the leader is not reaped, so that
+//! the kernel cannot reuse the group's number. Standard output and standard error share one pipe, which is copied to the
+//! task's log in the order of the writes.
 //!
-//! What a payload moves out of its group (`setsid`) is the business of the [`ProcessScope`] it is started in: it belongs to
-//! the payload as well, and has to be gone before the payload's end is told.
+//! The [`ProcessScope`] contains processes that leave the group by `setsid`; they too must be gone before the payload ends.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -39,49 +38,49 @@ use super::exit_watcher::{self, ExitWatcher};
 use super::log::TaskLog;
 use super::{Cancellation, Context};
 
-/// What is to be started.
+/// A process to start.
 #[derive(Debug)]
 pub struct Launch<'a> {
     /// The program and its arguments.
     pub argv: &'a [String],
-    /// The whole environment.
+    /// The complete environment.
     pub env: &'a Variables,
-    /// The folder it starts in.
+    /// The working directory.
     pub workdir: &'a Path,
-    /// What it can read.
+    /// Standard input.
     pub input: Input,
-    /// What it finds as descriptor 3.
+    /// Descriptor 3.
     pub message_channel: Option<OwnedFd>,
-    /// What is around it and whatever it starts.
+    /// The scope that contains the process and its descendants.
     pub scope: &'a ProcessScope,
 }
 
-/// What a process finds as standard input.
+/// The standard input of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
-    /// Nothing.
+    /// `/dev/null`.
     Null,
-    /// What is written to [`RunningProcess::input`].
+    /// A pipe, written through [`RunningProcess::input`].
     Pipe,
 }
 
-/// How long a process may take.
+/// Time limits of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunLimits {
-    /// Until it is told to end; `None` is as long as the claim lasts.
+    /// Time until SIGTERM; `None` for no limit.
     pub run_time: Option<Duration>,
-    /// From then until it is killed.
+    /// Time between SIGTERM and SIGKILL.
     pub termination_grace: Duration,
 }
 
-/// How the leader of a group ended.
+/// How the leader of a process group ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessStatus {
-    /// By itself.
+    /// It exited with this status.
     Code(i32),
-    /// By a signal.
+    /// This signal ended it.
     Signal(i32),
-    /// Not at all, although it was killed.
+    /// It survived SIGKILL.
     Stuck,
 }
 
@@ -93,52 +92,52 @@ impl std::fmt::Display for ProcessStatus {
                 Some(signal) => out.write_str(&format!("{signal:?}").trim_matches('"').replace("Signal::", "SIG")),
                 None => write!(out, "signal {number}"),
             },
-            Self::Stuck => out.write_str("not ended although it was killed"),
+            Self::Stuck => out.write_str("survived SIGKILL"),
         }
     }
 }
 
-/// Why a payload ended when it did.
+/// Why a payload ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndCause {
     /// Its leader exited.
     Exited,
-    /// It had used up its time.
+    /// Its run time expired.
     RunTime,
-    /// It went beyond a limit that the worker itself watches.
+    /// It exceeded a limit that the worker enforces.
     Exceeded(LimitExceeded),
-    /// The task had to end early.
+    /// The worker canceled it.
     Canceled(Cancellation),
 }
 
-/// How much it takes to end a payload.
+/// Whether a payload had to be killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopEffort {
-    /// It ended, or did as it was told within its grace.
+    /// It exited by itself, or within its termination grace.
     Graceful,
-    /// It, or a part of it, was killed.
+    /// The payload or a part of it was killed.
     Killed,
 }
 
 /// How a payload ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessEnd {
-    /// What became of its leader.
+    /// How its leader ended.
     pub status: ProcessStatus,
     /// Why it ended.
     pub cause: EndCause,
-    /// How much it took to end it.
+    /// Whether it had to be killed.
     pub effort: StopEffort,
-    /// Lines for the task's log about what it left behind.
+    /// Notes for the task's log.
     pub notes: Vec<String>,
-    /// Processes of it that are still there, although they were killed.
+    /// Processes that survived SIGKILL.
     pub survivors: Vec<i32>,
-    /// The limit that it came up against.
+    /// The limit that it reached.
     pub limit_exceeded: Option<LimitExceeded>,
 }
 
 impl ProcessEnd {
-    /// How its leader ended, and the limit that may be why.
+    /// Describes how the leader ended, and the limit that may have caused it.
     #[must_use]
     pub fn describe(&self) -> String {
         match self.limit_exceeded {
@@ -147,26 +146,26 @@ impl ProcessEnd {
         }
     }
 
-    /// Whether its folder was too large at its end.
+    /// Returns whether the task directory exceeded its limit.
     #[must_use]
     pub const fn exceeded_disk_limit(&self) -> bool {
         matches!(self.limit_exceeded, Some(LimitExceeded::Disk { .. }))
     }
 }
 
-/// A started process. Dropping it kills its group and what is around it.
+/// A running process. Dropping it kills its process group and its scope.
 #[derive(Debug)]
 pub struct RunningProcess {
-    // Dropped in this order: the group is killed, then what is around it, and the leader is reaped last. See `Group`.
+    // Dropped in this order: kills the group, then the scope, then reaps the leader. See `ProcessGroup`.
     group: ProcessGroup,
     entry: ScopedProcess,
     child: Child,
     exit_watcher: ExitWatcher,
     output: pipe::Receiver,
-    /// Where its standard input is written, if it has one.
+    /// The writing end of its standard input, for [`Input::Pipe`].
     pub input: Option<ChildStdin>,
-    // Dropped last: until the leader is reaped, or left to be, it is no orphan.
-    _known: ChildRegistration,
+    // Dropped last: until the leader is reaped it must not be taken for an orphan.
+    _registration: ChildRegistration,
 }
 
 /// A process group whose leader has not been reaped.
@@ -184,7 +183,7 @@ impl ProcessGroup {
         match rustix::process::kill_process_group(self.leader, signal) {
             Ok(()) | Err(Errno::SRCH) => {}
             Err(error) => {
-                tracing::warn!(group = self.leader.as_raw_pid(), ?signal, %error, "a payload's group cannot be signaled");
+                tracing::warn!(process_group = self.leader.as_raw_pid(), ?signal, %error, "cannot signal the process group of a payload");
             }
         }
     }
@@ -197,24 +196,24 @@ impl Drop for ProcessGroup {
 }
 
 impl RunningProcess {
-    /// Starts a process, and sees it become the payload.
+    /// Starts a process and waits until it has executed its program.
     ///
     /// # Errors
     ///
-    /// What the operating system said; nothing is left running then.
+    /// The error of the operating system. No process is left running.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future kills what it has started.
+    /// Dropping the future kills the process.
     pub async fn start(launch: Launch<'_>) -> io::Result<Self> {
         launch.scope.ensure_recorded().await?;
         let (output, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let entry = launch.scope.admit_process()?;
         let PreparedCommand { mut command, shim } = build_command(launch, &entry, writer)?;
         let started = children::start_child(entry.orphan_cookie(), || command.spawn(), Child::id);
-        // The command holds our copies of the writing ends.
+        // Closes this process's copies of the pipes' writing ends.
         drop(command);
-        let StartedChild { mut child, registration: known } = started?;
+        let StartedChild { mut child, registration } = started?;
         let leader = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).ok_or(Errno::SRCH)?;
         let group = ProcessGroup { leader, reaped: false };
         entry.on_started(leader.as_raw_pid());
@@ -226,7 +225,7 @@ impl RunningProcess {
             output: pipe::Receiver::from_owned_fd(output)?,
             input: child.stdin.take(),
             child,
-            _known: known,
+            _registration: registration,
         };
         match shim {
             Some(shim) => running.await_exec(shim).await,
@@ -234,51 +233,51 @@ impl RunningProcess {
         }
     }
 
-    /// Waits until the forerunner has become the payload, or has said why it could not.
+    /// Waits until the exec shim has executed the payload or reported an error.
     async fn await_exec(mut self, shim: ExecShim) -> io::Result<Self> {
-        let failed = match timeout(PROCESS_START_TIMEOUT, shim.await_exec()).await {
-            Ok(failed) => failed,
+        let error = match timeout(PROCESS_START_TIMEOUT, shim.await_exec()).await {
+            Ok(error) => error,
             Err(_) => Some(io::Error::other(format!("not started within {}", format_seconds(PROCESS_START_TIMEOUT)))),
         };
-        let Some(failed) = failed else { return Ok(self) };
+        let Some(error) = error else { return Ok(self) };
         self.group.signal(Signal::KILL);
         if timeout(PROCESS_KILL_TIMEOUT, self.child.wait()).await.is_ok() {
             self.group.reaped = true;
         }
-        Err(failed)
+        Err(error)
     }
 
-    /// The number of the group, which is that of its leader.
+    /// Returns the process group id, which is the leader's process id.
     #[must_use]
     pub const fn group(&self) -> i32 {
         self.group.leader.as_raw_pid()
     }
 
-    /// Sees the payload to its end: by itself, or by TERM, the grace, and KILL to the whole group.
+    /// Waits until the payload has ended. At its time limit, or when it is canceled, it gets SIGTERM and, after the
+    /// termination grace, SIGKILL.
     ///
     /// # Errors
     ///
-    /// Where the exit status cannot be had.
+    /// If the exit status cannot be read.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future kills the group.
-    pub async fn finish(mut self, bounds: RunLimits, context: &Context) -> io::Result<ProcessEnd> {
+    pub async fn finish(mut self, limits: RunLimits, context: &Context) -> io::Result<ProcessEnd> {
         let log = context.log();
         let mut pump = OutputPump { output: &self.output, log, state: PumpState::Open };
-        let (mut remarks, mut effort) = (Vec::new(), StopEffort::Graceful);
-        let cause = pump.pump_while(wait_for_end(&mut self.exit_watcher, bounds, context)).await;
+        let (mut notes, mut effort) = (Vec::new(), StopEffort::Graceful);
+        let cause = pump.pump_while(wait_for_end(&mut self.exit_watcher, limits, context)).await;
         if cause == EndCause::Exited {
             if timeout(PROCESS_OUTPUT_DRAIN, pump.drain()).await.is_err() {
                 effort = StopEffort::Killed;
-                remarks.push(
-                    "processes in the background held the output open; those of the payload's group were killed"
-                        .to_owned(),
+                notes.push(
+                    "background processes held the output open; the payload's process group was killed".to_owned(),
                 );
             }
         } else {
             self.group.signal(Signal::TERM);
-            // What has stopped itself hears no order.
+            // A stopped process does not handle SIGTERM until it continues.
             self.group.signal(Signal::CONT);
             self.entry.terminate_outside_group(self.group.leader.as_raw_pid());
             let gone = async {
@@ -289,8 +288,8 @@ impl RunningProcess {
                 }
                 self.entry.wait_exited().await;
             };
-            let grace = effective_grace(cause, bounds.termination_grace, context);
-            // An order may come, or be brought forward, while we wait.
+            let grace = effective_grace(cause, limits.termination_grace, context);
+            // A cancellation may arrive, or its deadline may move forward, during the grace.
             let ended = async {
                 tokio::select! {
                     biased;
@@ -301,12 +300,12 @@ impl RunningProcess {
             };
             if !pump.pump_while(ended).await {
                 effort = StopEffort::Killed;
-                remarks.push(format!("not ended {} after it was told to, and killed", format_seconds(grace)));
+                notes.push(format!("did not exit within {} of SIGTERM; killed", format_seconds(grace)));
             }
         }
         self.group.signal(Signal::KILL);
         self.entry.kill();
-        // The kernel passes over a leader that has left its group and whose first thread has ended.
+        // A signal to the group misses a leader that has left the group and whose first thread has exited.
         self.child.start_kill().ok();
         let dead = timeout(PROCESS_KILL_TIMEOUT, self.exit_watcher.exited());
         let status = match pump.pump_while(dead).await {
@@ -319,78 +318,78 @@ impl RunningProcess {
         };
         let survivors = pump.pump_while(survivors(self.group.leader, &self.entry)).await;
         if timeout(PROCESS_OUTPUT_DRAIN, pump.drain()).await.is_err() {
-            remarks.push(
-                "a process outside the payload's group holds the output open; what it writes is no longer read"
-                    .to_owned(),
+            notes.push(
+                "a process outside the payload's group holds the output open; the worker stops reading it".to_owned(),
             );
         }
         if !survivors.is_empty() {
-            remarks.push(format!("processes that could not be killed: {survivors:?}"));
+            notes.push(format!("processes survived SIGKILL: {survivors:?}"));
         }
-        let exceeded = limit_exceeded(cause, &self.entry, context).await;
-        remarks.extend(exceeded.map(|exceeded| exceeded.to_string()));
-        Ok(ProcessEnd { status, cause, effort, notes: remarks, survivors, limit_exceeded: exceeded })
+        let limit_exceeded = limit_exceeded(cause, &self.entry, context).await;
+        notes.extend(limit_exceeded.map(|limit| limit.to_string()));
+        Ok(ProcessEnd { status, cause, effort, notes, survivors, limit_exceeded })
     }
 }
 
-/// What is to be started, and where word of it comes from.
 struct PreparedCommand {
     command: Command,
     shim: Option<ExecShim>,
 }
 
-/// A process that is to become the payload.
+/// The worker's end of an exec shim that will execute the payload.
 struct ExecShim {
     socket: UnixStream,
     environment: Vec<u8>,
 }
 
 impl ExecShim {
-    /// Gives it the payload's environment, and waits for its word; `None` where it has become the payload.
+    /// Sends the payload's environment and waits until the shim has executed the payload (`None`) or failed.
     async fn await_exec(mut self) -> Option<io::Error> {
-        // One that fails early may still have said why.
-        let given = match self.socket.write_all(&self.environment).await {
+        // A shim that failed early may still have reported an error, so a failed write is not returned yet.
+        let sent = match self.socket.write_all(&self.environment).await {
             Ok(()) => self.socket.shutdown().await,
             failed => failed,
         };
-        let (mut said, mut buffer) = (Vec::new(), [0; SHIM_MESSAGE_BYTES_MAX]);
-        let heard = loop {
+        let (mut message, mut buffer) = (Vec::new(), [0; SHIM_MESSAGE_BYTES_MAX]);
+        let received = loop {
             match self.socket.read(&mut buffer).await {
                 Ok(0) => break Ok(()),
-                Ok(taken) => said.extend_from_slice(buffer.get(..taken).unwrap_or_default()),
+                Ok(bytes) => message.extend_from_slice(buffer.get(..bytes).unwrap_or_default()),
                 Err(error) => break Err(error),
             }
-            // Its word is the last that is said.
-            said.drain(..said.len().saturating_sub(SHIM_MESSAGE_BYTES_MAX));
+            // The dynamic loader may write first; the shim's report comes last.
+            message.drain(..message.len().saturating_sub(SHIM_MESSAGE_BYTES_MAX));
         };
-        // Not the task's fault, so without a number that says so.
-        let cut_off = |error| io::Error::other(format!("it ended before it could become the payload: {error}"));
-        ShimError::parse(&said).or_else(|| given.and(heard).err().map(cut_off))
+        // Without an errno, so that it is not taken for the task's fault.
+        let broken = |error| io::Error::other(format!("the exec shim ended before it executed the payload: {error}"));
+        ShimError::parse(&message).or_else(|| sent.and(received).err().map(broken))
     }
 }
 
 fn build_command(launch: Launch<'_>, entry: &ScopedProcess, writer: OwnedFd) -> io::Result<PreparedCommand> {
-    let (program, arguments) =
-        launch.argv.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no program is named"))?;
-    let place = find_program(program, launch.env, launch.workdir)?;
+    let (program, arguments) = launch
+        .argv
+        .split_first()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the argument vector is empty"))?;
+    let path = find_program(program, launch.env, launch.workdir)?;
     let cookie = launch.scope.cookie().map(|cookie| (COOKIE_VARIABLE, cookie));
-    let (mut command, shim) = match entry.launch_method(&place, program) {
+    let (mut command, shim) = match entry.launch_method(&path, program) {
         LaunchMethod::Direct => {
-            let mut command = Command::new(place);
+            let mut command = Command::new(path);
             command.arg0(program).stdout(writer.try_clone()?).stderr(writer);
             command.env_clear().envs(launch.env);
             (command, None)
         }
-        LaunchMethod::ViaShim(before) => {
-            // The dynamic loader would act on the payload's environment before the forerunner's first line.
-            let ours = |(name, _): &(&str, &str)| cookie.is_some() && *name == COOKIE_VARIABLE;
+        LaunchMethod::ViaShim(shim_arguments) => {
+            // Sent over a socket: the dynamic loader would apply the payload's environment to the shim itself.
+            let is_cookie = |(name, _): &(&str, &str)| cookie.is_some() && *name == COOKIE_VARIABLE;
             let variables = launch.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-            let environment = encode_environment(variables.filter(|variable| !ours(variable)).chain(cookie))?;
-            let (socket, its) = UnixStream::pair()?;
-            let its = its.into_std()?;
-            its.set_nonblocking(false)?;
+            let environment = encode_environment(variables.filter(|variable| !is_cookie(variable)).chain(cookie))?;
+            let (socket, shim_socket) = UnixStream::pair()?;
+            let shim_socket = shim_socket.into_std()?;
+            shim_socket.set_nonblocking(false)?;
             let mut command = Command::new(shim_path());
-            command.env_clear().arg0(SHIM).args(before).stdout(writer).stderr(OwnedFd::from(its));
+            command.env_clear().arg0(SHIM).args(shim_arguments).stdout(writer).stderr(OwnedFd::from(shim_socket));
             (command, Some(ExecShim { socket, environment }))
         }
     };
@@ -427,14 +426,14 @@ async fn limit_exceeded(cause: EndCause, entry: &ScopedProcess, context: &Contex
     is_larger_than(context.workdir().to_owned(), bytes).await.then_some(LimitExceeded::Disk { bytes })
 }
 
-async fn wait_for_end(exit: &mut ExitWatcher, bounds: RunLimits, context: &Context) -> EndCause {
-    let over = async {
-        match bounds.run_time {
+async fn wait_for_end(exit: &mut ExitWatcher, limits: RunLimits, context: &Context) -> EndCause {
+    let run_time_over = async {
+        match limits.run_time {
             Some(span) => sleep(span).await,
             None => std::future::pending().await,
         }
     };
-    let outgrows = async {
+    let disk_exceeded = async {
         match context.scope().disk_limit() {
             Some(bytes) => {
                 wait_larger_than(context.workdir().to_owned(), bytes, DISK_USAGE_INTERVAL).await;
@@ -446,19 +445,20 @@ async fn wait_for_end(exit: &mut ExitWatcher, bounds: RunLimits, context: &Conte
     tokio::select! {
         biased;
         () = exit.exited() => EndCause::Exited,
-        order = context.canceled() => EndCause::Canceled(order),
-        () = over => EndCause::RunTime,
-        exceeded = outgrows => EndCause::Exceeded(exceeded),
+        cancellation = context.canceled() => EndCause::Canceled(cancellation),
+        () = run_time_over => EndCause::RunTime,
+        exceeded = disk_exceeded => EndCause::Exceeded(exceeded),
     }
 }
 
-/// What an order leaves may be shorter than the grace, and at its end we are no longer there to see anything.
+/// The configured grace, or less where the cancellation leaves less: the worker drops this future at the deadline, so the
+/// payload is killed a margin earlier.
 fn effective_grace(cause: EndCause, configured: Duration, context: &Context) -> Duration {
     match cause {
         EndCause::Exited | EndCause::RunTime | EndCause::Exceeded(_) => configured,
-        EndCause::Canceled(order) => {
-            let left = context.time_until(order.deadline);
-            configured.min(left - PROCESS_KILL_MARGIN.min(left / 4))
+        EndCause::Canceled(cancellation) => {
+            let remaining = context.time_until(cancellation.deadline);
+            configured.min(remaining - PROCESS_KILL_MARGIN.min(remaining / 4))
         }
     }
 }
@@ -472,13 +472,13 @@ fn process_status(status: std::process::ExitStatus) -> ProcessStatus {
     }
 }
 
-/// A span for a reader, such as `1.250s`.
+/// Formats a duration as `1.250s`.
 #[must_use]
 pub fn format_seconds(span: Duration) -> String {
     format!("{:.3}s", span.as_secs_f64())
 }
 
-/// Moves output into the log.
+/// Copies output to the log.
 struct OutputPump<'a> {
     output: &'a pipe::Receiver,
     log: &'a TaskLog,
@@ -492,9 +492,9 @@ enum PumpState {
 }
 
 impl OutputPump<'_> {
-    /// Until nobody can write any more.
+    /// Copies until every writing end is closed.
     ///
-    /// Cancel safe: nothing is read that is not written to the log at once.
+    /// Cancel safe: bytes that were read are written to the log at once.
     async fn drain(&mut self) {
         while self.state == PumpState::Open {
             if self.output.readable().await.is_err() {
@@ -505,7 +505,7 @@ impl OutputPump<'_> {
         }
     }
 
-    /// While something else happens.
+    /// Copies until `other` resolves.
     async fn pump_while<T>(&mut self, other: impl Future<Output = T>) -> T {
         let mut other = std::pin::pin!(other);
         loop {
@@ -517,15 +517,15 @@ impl OutputPump<'_> {
         }
     }
 
-    // The buffer lives on the stack for the length of this call, so a payload that is silent costs no memory.
+    // Not async, so that a silent payload holds no buffer.
     fn read(&mut self) {
         let mut buffer = [0; PROCESS_READ_BYTES];
         match self.output.try_read(&mut buffer) {
             Ok(0) => self.state = PumpState::Ended,
-            Ok(taken) => self.log.write(buffer.get(..taken).unwrap_or_default()),
+            Ok(bytes) => self.log.write(buffer.get(..bytes).unwrap_or_default()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                self.log.write_note(&format!("the output can no longer be read: {error}"));
+                self.log.write_note(&format!("cannot read the output: {error}"));
                 self.state = PumpState::Ended;
             }
         }

@@ -1,32 +1,32 @@
-//! Any language: a program that the operator names is a handler.
+//! The handler kind `program`: runs a program in any language, by the protocol `stdio-json/1`.
 //!
 //! # Protocol `stdio-json/1`
 //!
-//! **In.** One JSON document on standard input, then its end:
+//! **Input.** One JSON document on standard input, then end of file:
 //!
 //! ```json
 //! {"protocol": "stdio-json/1", "phase": "run", "payload": {}, "task": {}, "taskId": "fN1SbArXTPSVFNUvaOlinQ",
 //!  "attempt": 0, "source": "local", "lease": {"secondsLeft": 1200.0}, "workdir": "/…"}
 //! ```
 //!
-//! `task` is the task's definition without its payload. The lease is extended while the program runs.
+//! `task` is the task's definition without its payload. The worker reclaims the task while the program runs.
 //!
-//! **Log.** Standard output and error, byte for byte.
+//! **Log.** Standard output and standard error.
 //!
-//! **Out.** JSON lines on descriptor 3: `artifact`, `directory`, `result`, `link`, `reference`, `error`, `step`,
-//! `progress`, `redact`, and `answer` for a request; see [`program_messages`](super::program_messages). A program that has nothing to say need not know of it.
-//! `redact` comes before the output that holds the secret: what is written to both at once is taken from here first.
+//! **Messages.** Optional JSON lines on descriptor 3: `artifact`, `directory`, `result`, `link`, `reference`, `error`,
+//! `step`, `progress`, `redact`, and `answer` for a request; see [`program_messages`](super::program_messages). A program
+//! sends `redact` before it prints the secret: the worker reads descriptor 3 before the output.
 //!
-//! **Outcome.** The exit status. 0 is completed. The environment names the others, so that no program needs to know a
-//! number: `JOURNEYMAN_EXIT_FAILED`, `…_RETRY` (worth another run), `…_UNAVAILABLE` (something it declares could not be
-//! had), `…_INTERNAL` (the handler broke). Any other status, and any signal, is failed.
+//! **Outcome.** The exit status; 0 is completed. The environment names the other statuses: `JOURNEYMAN_EXIT_FAILED`,
+//! `…_RETRY` (retry the task), `…_UNAVAILABLE` (a declared resource is not available), `…_INTERNAL` (the handler failed).
+//! Any other status, and any signal, is failed.
 //!
-//! **Refusing a payload.** A malformed payload is one that was never started, so this is said before: by the schema, and
-//! by an optional `check` program. That is run with the same document, `phase` and `JOURNEYMAN_PHASE` being `check`, and
-//! may exit with `JOURNEYMAN_EXIT_MALFORMED` and tell why in `{"type": "reason", "text": "…"}` lines. It may be the same
-//! program. Once the phase is `run`, that status is a failure like any other.
+//! **Rejecting a payload.** A malformed payload must be rejected before it starts: by the schema, or by the optional
+//! `check` program. The worker runs `check` with the same document, with `phase` and `JOURNEYMAN_PHASE` set to `check`. It
+//! may exit with `JOURNEYMAN_EXIT_MALFORMED` and send `{"type": "reason", "text": "…"}` lines. `check` may be the same
+//! program as `exec`. In the phase `run` that status is a failure like any other.
 //!
-//! **Ending early.** `SIGTERM` to the program's group; after the grace, `SIGKILL`.
+//! **Cancellation.** `SIGTERM` to the program's process group; after the termination grace, `SIGKILL`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -51,44 +51,33 @@ use super::process::{EndCause, Input, Launch, ProcessEnd, ProcessStatus, RunLimi
 use super::program_messages::{MessageReader, ProgramReport};
 use super::{Context, DynHandler, ExecuteError, HandlerFuture, PrepareError, PreparedPayload, host_errors};
 
-/// The protocol's name.
 pub const PROTOCOL: &str = "stdio-json/1";
 
-/// The exit statuses that mean something, by the names of `sysexits.h` where it has one.
+/// Exit statuses, by the names of `sysexits.h` where it has one.
 pub mod status {
-    /// The task's own fault.
     pub const FAILED: i32 = 1;
-    /// The payload can never work (`EX_DATAERR`).
+    /// `EX_DATAERR`
     pub const MALFORMED: i32 = 65;
-    /// Something the payload declares cannot be had (`EX_UNAVAILABLE`).
+    /// `EX_UNAVAILABLE`
     pub const UNAVAILABLE: i32 = 69;
-    /// The handler broke (`EX_SOFTWARE`).
+    /// `EX_SOFTWARE`
     pub const INTERNAL: i32 = 70;
-    /// Worth another run (`EX_TEMPFAIL`).
+    /// `EX_TEMPFAIL`
     pub const RETRY: i32 = 75;
 }
 
-/// What the operator says of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramConfig {
-    /// The handler's name in the configuration.
     pub name: String,
-    /// The program and its arguments. A name is looked for in `PATH`, a path is taken from the worker's own folder.
     pub exec: Vec<String>,
-    /// What checks a payload before it is run.
     pub check: Option<Vec<String>>,
-    /// A file with the payload's JSON Schema; without one, every payload fits.
     pub schema: Option<PathBuf>,
-    /// Variables of the worker's environment that are passed on; see [`environment::select`].
     pub env: Variables,
-    /// How long a payload may run; `None` is as long as the claim lasts.
     pub max_run_time: Option<Duration>,
-    /// From the order to end until processes are killed.
     pub termination_grace: Duration,
 }
 
 impl ProgramConfig {
-    /// A program without a check, a schema or a limit in time.
     pub fn new(name: impl Into<String>, exec: Vec<String>) -> Self {
         Self {
             name: name.into(),
@@ -102,30 +91,15 @@ impl ProgramConfig {
     }
 }
 
-/// Why a program cannot be a handler.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramConfigError {
-    /// Nothing to run is named.
     #[error("handler {name}: `{key}` is empty; name a program and its arguments")]
-    Empty {
-        /// The handler.
-        name: String,
-        /// `exec` or `check`.
-        key: &'static str,
-    },
-    /// The schema cannot be read or used.
-    #[error("handler {name}: schema {}: {message}", path.display())]
-    Schema {
-        /// The handler.
-        name: String,
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        message: String,
-    },
+    Empty { name: String, key: &'static str },
+    #[error("handler {name}: cannot use schema {}: {message}", path.display())]
+    Schema { name: String, path: PathBuf, message: String },
 }
 
-/// A program as a handler. Clones share it.
+/// Clones share the program.
 #[derive(Debug, Clone)]
 pub struct Program {
     inner: Arc<ProgramInner>,
@@ -138,97 +112,85 @@ struct ProgramInner {
 }
 
 impl Program {
-    /// Reads the schema, and makes paths independent of the folder that the program will start in.
-    ///
-    /// # Errors
-    ///
-    /// See [`ProgramConfigError`]. Whether the program is there is seen when it is needed.
-    pub fn new(mut settings: ProgramConfig) -> Result<Self, ProgramConfigError> {
-        settings.exec = absolute_program(&settings.name, "exec", settings.exec)?;
-        let check = settings.check.take().map(|check| absolute_program(&settings.name, "check", check));
-        settings.check = check.transpose()?;
-        let schema = match &settings.schema {
+    /// Reads the schema and makes program paths absolute, because the program starts in another directory.
+    pub fn new(mut config: ProgramConfig) -> Result<Self, ProgramConfigError> {
+        config.exec = absolute_program(&config.name, "exec", config.exec)?;
+        let check = config.check.take().map(|check| absolute_program(&config.name, "check", check));
+        config.check = check.transpose()?;
+        let schema = match &config.schema {
             Some(path) => {
-                let wrong = |what| ProgramConfigError::Schema {
-                    name: settings.name.clone(),
-                    path: path.clone(),
-                    message: what,
-                };
-                PayloadSchema::new(read_schema(path).map_err(wrong)?).map_err(|error| wrong(error.to_string()))?
+                let invalid =
+                    |message| ProgramConfigError::Schema { name: config.name.clone(), path: path.clone(), message };
+                PayloadSchema::new(read_schema(path).map_err(invalid)?).map_err(|error| invalid(error.to_string()))?
             }
             None => PayloadSchema::new(Value::Bool(true)).map_err(|error| ProgramConfigError::Schema {
-                name: settings.name.clone(),
+                name: config.name.clone(),
                 path: PathBuf::new(),
                 message: error.to_string(),
             })?,
         };
-        Ok(Self { inner: Arc::new(ProgramInner { config: settings, schema }) })
+        Ok(Self { inner: Arc::new(ProgramInner { config, schema }) })
     }
 
-    /// What the operator said.
     #[must_use]
     pub fn config(&self) -> &ProgramConfig {
         &self.inner.config
     }
 
-    /// Runs a payload that was prepared, for who wants to know more of its end than the verdict.
     pub(super) async fn run_for_test(
         &self,
         payload: &Value,
-        bounds: RunLimits,
+        limits: RunLimits,
         context: &Context,
     ) -> Result<PhaseResult, ExecuteError> {
-        self.inner.run(payload, bounds, context).await
+        self.inner.run(payload, limits, context).await
     }
 }
 
 impl ProgramInner {
     async fn run_check(&self, argv: &[String], payload: &Value, context: &Context) -> Result<(), PrepareError> {
-        let bounds = RunLimits { run_time: Some(PROGRAM_CHECK_TIMEOUT), termination_grace: Duration::ZERO };
-        let internal =
-            |text: String| PrepareError::Internal(format!("the check of handler {}: {text}", self.config.name));
-        let spoken = self.run_phase(ProgramPhase::Check, argv, payload, bounds, context);
-        let PhaseResult { end: ended, report: ProgramReport { mut reasons, .. } } =
-            spoken.await.map_err(|error| match host_errors::is_host_error(&error) {
-                true => PrepareError::Host(format!("the check of handler {}: {error}", self.config.name)),
+        let limits = RunLimits { run_time: Some(PROGRAM_CHECK_TIMEOUT), termination_grace: Duration::ZERO };
+        let internal = |text: String| PrepareError::Internal(format!("check of handler {}: {text}", self.config.name));
+        let result = self.run_phase(ProgramPhase::Check, argv, payload, limits, context);
+        let PhaseResult { end, report: ProgramReport { mut reasons, .. } } =
+            result.await.map_err(|error| match host_errors::is_host_error(&error) {
+                true => PrepareError::Host(format!("check of handler {}: {error}", self.config.name)),
                 false => internal(error.to_string()),
             })?;
         if reasons.is_empty() {
-            reasons.push(format!("payload: the check of handler {} refuses it; the log tells why", self.config.name));
+            reasons.push(format!("payload: rejected by the check of handler {}; see the log", self.config.name));
         }
-        match (ended.cause, ended.status) {
+        match (end.cause, end.status) {
             (EndCause::Exited, ProcessStatus::Code(0)) => Ok(()),
             (EndCause::Exited, ProcessStatus::Code(status::MALFORMED)) => Err(PrepareError::Malformed(reasons)),
             (EndCause::Exited, ProcessStatus::Code(status::UNAVAILABLE)) => {
                 Err(PrepareError::Unavailable(reasons.join("; ")))
             }
-            (EndCause::RunTime, _) => Err(internal(format!("not done after {} s", PROGRAM_CHECK_TIMEOUT.as_secs()))),
+            (EndCause::RunTime, _) => Err(internal(format!("timed out after {} s", PROGRAM_CHECK_TIMEOUT.as_secs()))),
             (EndCause::Exceeded(exceeded), _) => Err(internal(exceeded.to_string())),
-            (EndCause::Canceled(_), _) => Err(internal("stopped before it was done".to_owned())),
-            (EndCause::Exited, ended) => Err(internal(ended.to_string())),
+            (EndCause::Canceled(_), _) => Err(internal("stopped early".to_owned())),
+            (EndCause::Exited, status) => Err(internal(status.to_string())),
         }
     }
 
-    /// Runs the payload itself.
-    async fn run(&self, payload: &Value, bounds: RunLimits, context: &Context) -> Result<PhaseResult, ExecuteError> {
-        let spoken = self.run_phase(ProgramPhase::Run, &self.config.exec, payload, bounds, context);
-        spoken.await.map_err(|error| {
-            let sentence = format!("handler {} could not be run: {error}", self.config.name);
+    async fn run(&self, payload: &Value, limits: RunLimits, context: &Context) -> Result<PhaseResult, ExecuteError> {
+        let result = self.run_phase(ProgramPhase::Run, &self.config.exec, payload, limits, context);
+        result.await.map_err(|error| {
+            let message = format!("cannot run handler {}: {error}", self.config.name);
             if host_errors::is_host_error(&error) {
-                ExecuteError::Host(sentence)
+                ExecuteError::Host(message)
             } else {
-                ExecuteError::Internal(sentence)
+                ExecuteError::Internal(message)
             }
         })
     }
 
-    /// Runs the program through one phase, with all that is said both ways.
     async fn run_phase(
         &self,
         phase: ProgramPhase,
         argv: &[String],
         payload: &Value,
-        bounds: RunLimits,
+        limits: RunLimits,
         context: &Context,
     ) -> io::Result<PhaseResult> {
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
@@ -244,11 +206,11 @@ impl ProgramInner {
         };
         let running = RunningProcess::start(launch).await?;
         let document = input_document(phase, payload, context).to_string();
-        let spoken = run_with_messages(running, &channel, document.as_bytes(), bounds, context).await?;
-        for remark in &spoken.end.notes {
-            context.log().write_note(remark);
+        let result = run_with_messages(running, &channel, document.as_bytes(), limits, context).await?;
+        for note in &result.end.notes {
+            context.log().write_note(note);
         }
-        Ok(spoken)
+        Ok(result)
     }
 
     fn environment(&self, phase: ProgramPhase, context: &Context) -> Variables {
@@ -266,36 +228,37 @@ impl ProgramInner {
     }
 }
 
-/// Sees a process to its end, with all that is said both ways.
+/// Runs a process to its end while it reads its document and sends messages.
 pub(super) async fn run_with_messages(
     mut running: RunningProcess,
     channel: &pipe::Receiver,
     document: &[u8],
-    bounds: RunLimits,
+    limits: RunLimits,
     context: &Context,
 ) -> io::Result<PhaseResult> {
     let input = running.input.take();
-    let mut listener = MessageReader::new(context);
-    let ended = {
-        let mut end = std::pin::pin!(running.finish(bounds, context));
-        // Neither a program that does not read nor one that does not close its side keeps the other from ending.
-        let mut talk = std::pin::pin!(async {
-            tokio::join!(write_input(input, document), read_messages(channel, &mut listener));
+    let mut reader = MessageReader::new(context);
+    let end = {
+        let mut finish = std::pin::pin!(running.finish(limits, context));
+        // A program need neither read its input nor close descriptor 3.
+        let mut exchange = std::pin::pin!(async {
+            tokio::join!(write_input(input, document), read_messages(channel, &mut reader));
         });
-        // Lines first: one of them may say what the output that follows must not show.
+        // Messages before output: a `redact` message applies to the output that follows it.
         tokio::select! {
             biased;
-            () = &mut talk => end.await,
-            ended = &mut end => ended,
+            () = &mut exchange => finish.await,
+            end = &mut finish => end,
         }
     }?;
-    if timeout(PROCESS_OUTPUT_DRAIN, read_messages(channel, &mut listener)).await.is_err() {
-        context.log().write_note("something outside the payload's group holds descriptor 3 open; it is no longer read");
+    if timeout(PROCESS_OUTPUT_DRAIN, read_messages(channel, &mut reader)).await.is_err() {
+        context
+            .log()
+            .write_note("a process outside the payload's group holds descriptor 3 open; the worker stops reading it");
     }
-    Ok(PhaseResult { end: ended, report: listener.finish() })
+    Ok(PhaseResult { end, report: reader.finish() })
 }
 
-/// What a program is asked to do.
 #[derive(Debug, Clone, Copy)]
 enum ProgramPhase {
     Check,
@@ -311,7 +274,6 @@ impl ProgramPhase {
     }
 }
 
-/// How a phase went.
 pub(super) struct PhaseResult {
     pub(super) end: ProcessEnd,
     pub(super) report: ProgramReport,
@@ -323,10 +285,10 @@ struct PreparedProgram {
 }
 
 impl DynHandler for Program {
-    /// Without its arguments, which may hold anything.
+    /// Omits the arguments, which may contain secrets.
     fn describe(&self) -> String {
         let ProgramConfig { name, exec, .. } = &self.inner.config;
-        format!("{name}, the program {}", exec.first().map_or("", String::as_str))
+        format!("{name} (program, {})", exec.first().map_or("", String::as_str))
     }
 
     fn schema(&self) -> Value {
@@ -339,21 +301,21 @@ impl DynHandler for Program {
         context: &'a Context,
     ) -> HandlerFuture<'a, Result<Box<dyn PreparedPayload>, PrepareError>> {
         Box::pin(async move {
-            let ProgramInner { config: settings, schema } = &*self.inner;
+            let ProgramInner { config, schema } = &*self.inner;
             schema.validate(payload)?;
-            let env = environment::for_task(&settings.env, context);
-            for argv in [Some(&settings.exec), settings.check.as_ref()].into_iter().flatten() {
+            let env = environment::for_task(&config.env, context);
+            for argv in [Some(&config.exec), config.check.as_ref()].into_iter().flatten() {
                 let program = argv.first().map_or("", String::as_str);
-                // It was there when the worker started, and another host may have it still.
+                // The program existed when the worker started; another host may still have it.
                 find_program(program, &env, context.workdir())
-                    .map_err(|error| PrepareError::Host(format!("handler {}: {error}", settings.name)))?;
+                    .map_err(|error| PrepareError::Host(format!("handler {}: {error}", config.name)))?;
             }
-            if let Some(check) = &settings.check {
+            if let Some(check) = &config.check {
                 self.inner.run_check(check, payload, context).await?;
             }
-            let ready: Box<dyn PreparedPayload> =
+            let prepared: Box<dyn PreparedPayload> =
                 Box::new(PreparedProgram { program: Arc::clone(&self.inner), payload: payload.clone() });
-            Ok(ready)
+            Ok(prepared)
         })
     }
 }
@@ -361,45 +323,44 @@ impl DynHandler for Program {
 impl PreparedPayload for PreparedProgram {
     fn execute<'a>(self: Box<Self>, context: &'a Context) -> HandlerFuture<'a, Result<(), ExecuteError>> {
         Box::pin(async move {
-            let settings = &self.program.config;
-            let bounds = RunLimits { run_time: settings.max_run_time, termination_grace: settings.termination_grace };
-            let spoken = self.program.run(&self.payload, bounds, context).await?;
-            execute_result(&spoken.end, settings)?;
-            spoken.report.check_reply(&format!("handler {}", settings.name))
+            let config = &self.program.config;
+            let limits = RunLimits { run_time: config.max_run_time, termination_grace: config.termination_grace };
+            let result = self.program.run(&self.payload, limits, context).await?;
+            execute_result(&result.end, config)?;
+            result.report.check_reply(&format!("handler {}", config.name))
         })
     }
 }
 
-/// Decides what the end of a program means. Pure.
-pub(super) fn execute_result(ended: &ProcessEnd, settings: &ProgramConfig) -> Result<(), ExecuteError> {
-    let name = &settings.name;
-    let sentence = |text: &str| format!("handler {name}: {text}");
-    if !ended.survivors.is_empty() || ended.status == ProcessStatus::Stuck {
-        return Err(ExecuteError::Internal(sentence("processes are left that could not be killed")));
+pub(super) fn execute_result(end: &ProcessEnd, config: &ProgramConfig) -> Result<(), ExecuteError> {
+    let name = &config.name;
+    let message = |text: &str| format!("handler {name}: {text}");
+    if !end.survivors.is_empty() || end.status == ProcessStatus::Stuck {
+        return Err(ExecuteError::Internal(message("processes survived SIGKILL")));
     }
-    let said = ended.describe();
-    Err(match (ended.cause, ended.status) {
+    let status = end.describe();
+    Err(match (end.cause, end.status) {
         (EndCause::RunTime, _) => {
-            let most = settings.max_run_time.unwrap_or_default().as_secs();
-            ExecuteError::Failed(sentence(&format!("stopped after {most} s, the most this worker allows")))
+            let seconds = config.max_run_time.unwrap_or_default().as_secs();
+            ExecuteError::Failed(message(&format!("stopped after {seconds} s, the most this worker allows")))
         }
-        (EndCause::Canceled(order), _) => ExecuteError::Failed(sentence(cancel_message(order.cause))),
-        (EndCause::Exceeded(exceeded), _) => ExecuteError::Failed(sentence(&exceeded.to_string())),
-        (EndCause::Exited, _) if ended.exceeded_disk_limit() => ExecuteError::Failed(sentence(&said)),
+        (EndCause::Canceled(cancellation), _) => ExecuteError::Failed(message(cancel_message(cancellation.cause))),
+        (EndCause::Exceeded(exceeded), _) => ExecuteError::Failed(message(&exceeded.to_string())),
+        (EndCause::Exited, _) if end.exceeded_disk_limit() => ExecuteError::Failed(message(&status)),
         (EndCause::Exited, ProcessStatus::Code(0)) => return Ok(()),
         (EndCause::Exited, ProcessStatus::Code(status::RETRY)) => {
-            ExecuteError::Intermittent(sentence(&format!("{said}, worth another run")))
+            ExecuteError::Intermittent(message(&format!("{status}, retry requested")))
         }
         (EndCause::Exited, ProcessStatus::Code(status::UNAVAILABLE)) => {
-            ExecuteError::Unavailable(sentence(&format!("{said}, something it needs could not be had")))
+            ExecuteError::Unavailable(message(&format!("{status}, resource unavailable")))
         }
         (EndCause::Exited, ProcessStatus::Code(status::INTERNAL)) => {
-            ExecuteError::Internal(sentence(&format!("{said}, it broke")))
+            ExecuteError::Internal(message(&format!("{status}, internal error")))
         }
         (EndCause::Exited, ProcessStatus::Code(status::MALFORMED)) => {
-            ExecuteError::Failed(sentence(&format!("{said}, which refuses a payload only while it is checked")))
+            ExecuteError::Failed(message(&format!("{status}, which rejects a payload only in the phase `check`")))
         }
-        (EndCause::Exited, _) => ExecuteError::Failed(sentence(&said)),
+        (EndCause::Exited, _) => ExecuteError::Failed(message(&status)),
     })
 }
 
@@ -422,26 +383,24 @@ fn input_document(phase: ProgramPhase, payload: &Value, context: &Context) -> Va
     })
 }
 
-/// Writes the document. A program that does not read it, or not to its end, is free to do so.
+/// A program may exit without reading its document.
 async fn write_input(input: Option<ChildStdin>, document: &[u8]) {
     if let Some(mut input) = input
         && let Err(error) = input.write_all(document).await
     {
-        tracing::debug!(%error, "a program did not read its document");
+        tracing::debug!(%error, "program did not read its document");
     }
 }
 
-/// Reads lines until nobody can write any more.
-///
-/// Cancel safe: nothing is read that is not heeded at once.
-async fn read_messages(channel: &pipe::Receiver, listener: &mut MessageReader<'_>) {
-    // One may still be on its way, where the last look was given up.
-    listener.send_partials().await;
+/// Cancel safe: every byte that is read is handled at once.
+async fn read_messages(channel: &pipe::Receiver, reader: &mut MessageReader<'_>) {
+    // A dropped call may have left a partial reply unsent.
+    reader.send_partials().await;
     while channel.readable().await.is_ok() {
-        if let ReadResult::End = read_available(channel, listener) {
+        if let ReadResult::End = read_available(channel, reader) {
             return;
         }
-        listener.send_partials().await;
+        reader.send_partials().await;
     }
 }
 
@@ -450,12 +409,12 @@ enum ReadResult {
     End,
 }
 
-/// Apart from whatever waits, so that no wait keeps the buffer.
-fn read_available(channel: &pipe::Receiver, listener: &mut MessageReader<'_>) -> ReadResult {
+/// Not async, so that no future holds the buffer.
+fn read_available(channel: &pipe::Receiver, reader: &mut MessageReader<'_>) -> ReadResult {
     let mut buffer = [0; PROGRAM_READ_BYTES];
     match channel.try_read(&mut buffer) {
         Ok(0) => return ReadResult::End,
-        Ok(taken) => listener.push(buffer.get(..taken).unwrap_or_default()),
+        Ok(bytes) => reader.push(buffer.get(..bytes).unwrap_or_default()),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
         Err(_) => return ReadResult::End,
     }
@@ -479,7 +438,7 @@ fn read_schema(path: &Path) -> Result<Value, String> {
     let mut text = String::new();
     file.take(SCHEMA_BYTES_MAX + 1).read_to_string(&mut text).map_err(|error| error.to_string())?;
     if text.len() as u64 > SCHEMA_BYTES_MAX {
-        return Err(format!("it is larger than {SCHEMA_BYTES_MAX} bytes"));
+        return Err(format!("larger than {SCHEMA_BYTES_MAX} bytes"));
     }
     serde_json::from_str(&text).map_err(|error| error.to_string())
 }

@@ -1,4 +1,4 @@
-//! A request as a payload: what a handler is given of a message that somebody waits for an answer to.
+//! A request as the payload of a task.
 
 use std::collections::BTreeMap;
 
@@ -7,58 +7,57 @@ use base64::engine::general_purpose::STANDARD;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A request. In Rust it is a [`PayloadHandler::Payload`](super::PayloadHandler::Payload), in any other language the
-/// `payload` of the document on standard input.
+/// A request: a [`PayloadHandler::Payload`](super::PayloadHandler::Payload) in Rust, and the `payload` of the document on
+/// standard input for a program.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Request {
-    /// What is asked for, from the header `x-rpc-path`.
+    /// The requested path, from the header `x-rpc-path`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// What it was published under.
+    /// The routing key it was published with.
     pub routing_key: String,
-    /// What tells the answer apart; it is copied to it anyway.
+    /// The correlation id; the worker copies it to the reply.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub correlation_id: Option<String>,
-    /// The same at each delivery of this request, and of no other as far as its author tells them apart. A request may be
-    /// delivered twice; what must not happen twice is done under this key.
+    /// A key that is the same at each delivery of this request. A request may be delivered twice; use the key for effects
+    /// that must not happen twice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idempotency_key: Option<String>,
-    /// All headers that are text, numbers, or `true` and `false`, as text. Others are left out.
+    /// Headers whose value is a string, a number or a boolean, as strings. Other headers are omitted.
     pub headers: BTreeMap<String, String>,
-    /// Its media type, where its author said.
+    /// The media type of the body.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,
-    /// How the body is encoded, such as `gzip`, where its author said. It is handed over as it came.
+    /// The encoding of the body, such as `gzip`. The worker does not decode it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content_encoding: Option<String>,
-    /// How long its author waits, counted from when it was received.
+    /// How many seconds the client waits, counted from when the worker received the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds_left: Option<f64>,
-    /// The body, where it is text.
+    /// The body, if it is UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
-    /// The body in base64, where it is not.
+    /// The body in base64, if it is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub body_base64: Option<String>,
-    /// What the body says, where it is JSON of at most 1 MiB. Alone, it is the body.
+    /// The parsed body, if it is JSON of at most 1 MiB. Without `body` and `bodyBase64`, it is the body.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub json: Option<serde_json::Value>,
 }
 
 impl Request {
-    /// Takes a body in, in every form that it has.
-    pub(crate) fn set_body(&mut self, body: &[u8], json_most: usize) {
+    pub(crate) fn set_body(&mut self, body: &[u8], json_bytes_max: usize) {
         match std::str::from_utf8(body) {
             Ok(text) => {
-                self.json = (body.len() <= json_most).then(|| serde_json::from_str(text).ok()).flatten();
+                self.json = (body.len() <= json_bytes_max).then(|| serde_json::from_str(text).ok()).flatten();
                 self.body = Some(text.to_owned());
             }
             Err(_) => self.body_base64 = Some(STANDARD.encode(body)),
         }
     }
 
-    /// As a payload. What is long is moved, not copied.
+    /// Moves the body instead of copying it.
     pub(crate) fn into_value(mut self) -> serde_json::Value {
         let (body, json) = (self.body.take(), self.json.take());
         let mut value = serde_json::to_value(self).unwrap_or_default();
@@ -69,7 +68,7 @@ impl Request {
         value
     }
 
-    /// The body, byte for byte.
+    /// Returns the bytes of the body.
     #[must_use]
     pub fn body_bytes(&self) -> Vec<u8> {
         match (&self.body, &self.body_base64, &self.json) {
@@ -80,7 +79,7 @@ impl Request {
         }
     }
 
-    /// What `body_base64` stands for; `None` where there is none, or it is no base64.
+    /// Decodes `body_base64`; `None` if it is missing or not base64.
     #[must_use]
     pub fn decoded_body(&self) -> Option<Vec<u8>> {
         STANDARD.decode(self.body_base64.as_ref()?).ok()
@@ -92,11 +91,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_is_had_back_byte_for_byte_whatever_it_is() {
+    fn body_bytes_returns_the_body_that_was_set() {
         for (body, text, json) in [
             (&b"{\"x\":1}"[..], true, true),
             (b"null", true, true),
-            (b"no json", true, false),
+            (b"not json", true, false),
             (b"", true, false),
             (&[0xff, 0, 1], false, false),
         ] {
@@ -110,15 +109,15 @@ mod tests {
     }
 
     #[test]
-    fn a_task_may_give_its_body_as_json_and_misspells_nothing_in_silence() {
+    fn a_body_may_be_given_as_json_and_unknown_keys_are_rejected() {
         let request: Request = serde_json::from_str(r#"{"path": "/x", "json": {"a": 1}}"#).unwrap();
         assert_eq!(request.body_bytes(), b"{\"a\":1}");
         assert!(serde_json::from_str::<Request>(r#"{"bodi": "x"}"#).is_err());
-        assert_eq!(Request { body_base64: Some("no base64!".to_owned()), ..Request::default() }.decoded_body(), None);
+        assert_eq!(Request { body_base64: Some("not base64!".to_owned()), ..Request::default() }.decoded_body(), None);
     }
 
     #[test]
-    fn json_that_is_too_large_is_left_as_text() {
+    fn json_above_the_limit_is_not_parsed() {
         let mut request = Request::default();
         request.set_body(b"[1,2,3]", 6);
         assert_eq!((request.body.as_deref(), request.json), (Some("[1,2,3]"), None));

@@ -1,8 +1,7 @@
-//! Opens a path below a folder that somebody else may be changing at this very moment.
+//! Opens a path below a directory while other processes may change the directory.
 //!
-//! No component may be a symbolic link, and nothing outside the folder can be reached, whatever is swapped meanwhile:
-//! the kernel's `openat2` sees to it, or, where there is none, each component is opened by itself. What a path leads to
-//! is judged by its open descriptor only. Mount points and hard links are not looked at.
+//! No component may be a symbolic link, and no path leads outside the directory, even if components are swapped during
+//! the call. Callers check the type of a file on the open descriptor. Mount points and hard links are not checked.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,21 +10,15 @@ use std::path::{Component, Path};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// How a path is walked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathResolver {
-    /// By the kernel, and by component where the kernel cannot.
     Kernel,
-    /// By component.
     Components,
 }
 
-/// What a path has to lead to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathKind {
-    /// Something to read. A named pipe does not block; whether it is a regular file is for the caller to see.
     File,
-    /// A folder to list.
     Directory,
 }
 
@@ -39,26 +32,15 @@ impl PathKind {
     }
 }
 
-/// Opens the folder that paths are looked up in.
-///
-/// # Errors
-///
-/// Whatever the file system says; a symbolic link is not followed.
 pub fn open_root(folder: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(folder, PathKind::Directory.flags(), Mode::empty())?)
 }
 
-/// Opens `path` below `root`. An empty path and `.` are `root` itself.
-///
-/// # Errors
-///
-/// `ELOOP` or `ENOTDIR` where a component is a symbolic link, `EXDEV` where the path leads out, and whatever else the
-/// file system says.
 pub fn open(root: BorrowedFd<'_>, path: &Path, kind: PathKind, walk: PathResolver) -> io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     if walk == PathResolver::Kernel {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        // The kernel gives up with EAGAIN when something is renamed meanwhile; by component it cannot happen.
+        // openat2 returns EAGAIN when a component is renamed during the call.
         match rustix::fs::openat2(root, path, kind.flags(), Mode::empty(), resolve) {
             Err(Errno::NOSYS | Errno::PERM | Errno::AGAIN) => {}
             opened => return Ok(opened?),
@@ -67,12 +49,11 @@ pub fn open(root: BorrowedFd<'_>, path: &Path, kind: PathKind, walk: PathResolve
     open_by_component(root, path, kind)
 }
 
-/// Why a path was not opened, for people.
 #[must_use]
 pub fn open_error_message(error: &io::Error) -> String {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::XDEV) => "it leads out of the task's folder".to_owned(),
-        Some(Errno::LOOP) => "a symbolic link is not followed".to_owned(),
+        Some(Errno::XDEV) => "the path leads outside the task directory".to_owned(),
+        Some(Errno::LOOP) => "the path goes through a symbolic link, which is not followed".to_owned(),
         Some(_) | None => error.to_string(),
     }
 }

@@ -1,4 +1,4 @@
-//! What a handler keeps there beside its tasks, for as long as its worker works: a service that they are forwarded to.
+//! Sidecars: long-running processes of a handler that live as long as the worker, such as a service for its tasks.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,16 +20,16 @@ use crate::limits::SERVICE_LOG_BYTES_MAX;
 
 pub use crate::domain::service_supervisor::ServiceAvailability;
 
-/// What is known of what runs beside the tasks.
+/// The status of a sidecar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SidecarStatus {
-    /// Whether tasks can be forwarded.
+    /// Whether the worker may claim tasks for the handler.
     pub availability: ServiceAvailability,
-    /// What it does, or why it is not there, for people. No secrets.
+    /// What the sidecar does or why it is down, for `journeyman status`. Must contain no secrets.
     pub message: String,
-    /// How often it was started again.
+    /// How often it was restarted.
     pub restart_count: u64,
-    /// Where its log is, if it has one.
+    /// The path of its log, if it has one.
     pub log_path: Option<PathBuf>,
 }
 
@@ -37,14 +37,14 @@ impl Default for SidecarStatus {
     fn default() -> Self {
         Self {
             availability: ServiceAvailability::Down,
-            message: "it is being started".to_owned(),
+            message: "starting".to_owned(),
             restart_count: 0,
             log_path: None,
         }
     }
 }
 
-/// What the worker lends to a handler that keeps something there beside its tasks.
+/// What the worker provides to a sidecar.
 #[derive(Debug)]
 pub struct SidecarContext {
     folder: PathBuf,
@@ -54,130 +54,131 @@ pub struct SidecarContext {
     stop: watch::Receiver<bool>,
 }
 
-/// The other side of a [`SidecarContext`].
+/// The worker's side of a [`SidecarContext`].
 #[derive(Debug)]
 pub struct SidecarHandle {
-    /// What is said of it. Closed when it has ended.
+    /// The status of the sidecar; closed after it has ended.
     pub status: watch::Receiver<SidecarStatus>,
-    /// Set to end it.
+    /// Set to `true` to stop the sidecar.
     pub stop: watch::Sender<bool>,
 }
 
 impl SidecarContext {
-    /// Lends what is needed, and the folder `folder`, which need not exist.
+    /// Creates a context and its handle. `folder` need not exist.
     #[must_use]
     pub fn channel(folder: PathBuf, clock: Clock, containment: Containment) -> (Self, SidecarHandle) {
-        let (word, heard) = watch::channel(SidecarStatus::default());
-        let (over, told) = watch::channel(false);
-        (Self { folder, clock, containment, status: word, stop: told }, SidecarHandle { status: heard, stop: over })
+        let (status, status_receiver) = watch::channel(SidecarStatus::default());
+        let (stop_sender, stop) = watch::channel(false);
+        let handle = SidecarHandle { status: status_receiver, stop: stop_sender };
+        (Self { folder, clock, containment, status, stop }, handle)
     }
 
-    /// The worker's clock.
+    /// Returns the worker's clock.
     #[must_use]
     pub const fn clock(&self) -> Clock {
         self.clock
     }
 
-    /// A folder of its own, which this makes where it is missing.
+    /// Returns a directory for the sidecar, creating it if it is missing.
     ///
     /// # Errors
     ///
-    /// Where it cannot be made.
+    /// If the directory cannot be created.
     pub fn folder(&self, name: &str) -> io::Result<PathBuf> {
         let folder = self.folder.join(name);
         crate::host::work_dir::create_task_dir(&folder)?;
         Ok(folder)
     }
 
-    /// Where the log of what runs under this name is. That of the life before has `.before` at its end.
+    /// Returns the path of the log of a process. The log of the previous process has the suffix `.previous`.
     #[must_use]
     pub fn log_path(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{name}.log"))
     }
 
-    /// Says how it is, and so whether tasks may be claimed.
-    pub fn set_status(&self, word: SidecarStatus) {
-        self.status.send_if_modified(|last| {
-            let news = *last != word;
-            *last = word;
-            news
+    /// Sets the status, which decides whether the worker claims tasks for the handler.
+    pub fn set_status(&self, status: SidecarStatus) {
+        self.status.send_if_modified(|current| {
+            let changed = *current != status;
+            *current = status;
+            changed
         });
     }
 
-    /// Resolves when the worker goes, and what runs has to end.
+    /// Resolves when the sidecar has to stop.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub async fn stop_requested(&self) {
-        let mut over = self.stop.clone();
-        // Where nobody is left to say so, it is over as well.
-        drop(over.wait_for(|over| *over).await);
+        let mut stop = self.stop.clone();
+        // An error means that the worker's side is gone: stop then too.
+        drop(stop.wait_for(|stop| *stop).await);
     }
 
-    /// What a process is started with that is to run beside the tasks: an enclosure, a log and an end of its own. It is
-    /// written down by what it is found again, should this worker be killed.
+    /// Prepares a process of the sidecar: a process scope, a log, and a record by which the next worker finds the process if
+    /// this worker is killed.
     ///
     /// # Errors
     ///
-    /// Where that cannot be written down, or the folder cannot be made.
+    /// If the record cannot be written or the directory cannot be created.
     pub fn prepare_process(&self, name: &str) -> io::Result<SidecarProcess> {
         let folder = self.folder(name)?;
         let path = self.log_path(name);
-        let mut before = path.clone().into_os_string();
-        before.push(".before");
-        match std::fs::rename(&path, before) {
+        let mut previous = path.clone().into_os_string();
+        previous.push(".previous");
+        match std::fs::rename(&path, previous) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        let enclosure = self.containment.new_scope();
-        // I27: what nobody has written down would outlive this worker.
-        let remains = Arc::new(ServiceRecord::create(&self.folder, name, enclosure.name())?);
-        let witness = Arc::clone(&remains);
-        let enclosure = enclosure.on_leader(move |leader| witness.record_leader(leader));
-        let task = TaskId::parse("service").ok_or_else(|| io::Error::other("the service has no valid name"))?;
+        let scope = self.containment.new_scope();
+        // I27: an unrecorded process would outlive a killed worker.
+        let record = Arc::new(ServiceRecord::create(&self.folder, name, scope.name())?);
+        let leader_record = Arc::clone(&record);
+        let scope = scope.on_leader(move |leader| leader_record.record_leader(leader));
+        let task = TaskId::parse("service").ok_or_else(|| io::Error::other("invalid task id"))?;
         let task = TaskInfo {
             run: Run { task, run: 0 },
             source: String::new(),
             definition: serde_json::Value::Null,
             env: BTreeMap::new(),
         };
-        let (cancel, orders) = watch::channel(None);
-        // No claim is behind it, and so no lease.
+        let (cancel, cancellations) = watch::channel(None);
+        // A sidecar has no claim and therefore no lease.
         let (_, lease) = watch::channel(Instant::ORIGIN);
         let log = TaskLog::new(path, LOG_LIMITS);
-        let context = Context::new(task, folder, log, Artifacts::new(), orders, lease, self.clock).in_scope(enclosure);
-        Ok(SidecarProcess { context, cancel, record: remains })
+        let context =
+            Context::new(task, folder, log, Artifacts::new(), cancellations, lease, self.clock).in_scope(scope);
+        Ok(SidecarProcess { context, cancel, record })
     }
 }
 
 const LOG_LIMITS: LogLimits =
     LogLimits { head_bytes: SERVICE_LOG_BYTES_MAX / 4 * 3, tail_bytes: SERVICE_LOG_BYTES_MAX / 4 };
 
-/// One life of it.
+/// A process of a sidecar.
 #[derive(Debug)]
 pub struct SidecarProcess {
-    /// For [`process::Running`](super::process::RunningProcess).
+    /// The context for [`RunningProcess`](super::process::RunningProcess).
     pub context: Context,
     cancel: watch::Sender<Option<Cancellation>>,
     record: Arc<ServiceRecord>,
 }
 
 impl SidecarProcess {
-    /// Where it runs.
+    /// Returns its working directory.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.context.workdir()
     }
 
-    /// Tells it to end, and kills it when the grace is over.
-    pub fn stop(&self, grace: Duration, clock: Clock) {
-        let order =
-            Cancellation { cause: CancelCause::Shutdown, deadline: clock.now().plus(grace), termination_grace: grace };
-        self.cancel.send_replace(Some(order));
+    /// Sends SIGTERM, and SIGKILL after the grace.
+    pub fn stop(&self, termination_grace: Duration, clock: Clock) {
+        let (cause, deadline) = (CancelCause::Shutdown, clock.now().plus(termination_grace));
+        self.cancel.send_replace(Some(Cancellation { cause, deadline, termination_grace }));
     }
 
-    /// It has ended, and nothing of it is left.
+    /// Removes its record, after all its processes have ended.
     pub fn remove_record(&self) {
         self.record.remove();
     }

@@ -41,14 +41,14 @@ const BAD: [(&str, &str, &str); 11] = [
     ("/line", "longer than 65536 bytes", "longer than 65536 bytes"),
     ("/missing", "No such file", "No such file"),
     ("/large", "and 200000 can be sent", "and 200000 can be sent"),
-    ("/status", "the status is no word", "the status is no word"),
-    ("/key", "an answer has no `jsn`", "an answer has no `jsn`"),
+    ("/status", "`status` must be", "`status` must be"),
+    ("/key", "unknown key `jsn`", "unknown key `jsn`"),
     ("/two", "more than one of `json`", "more than one of `json`"),
-    ("/cut", "EOF while parsing", "it is no JSON, or is cut off"),
+    ("/cut", "EOF while parsing", "not JSON"),
     ("/flood", "more than 20000 lines", "more than 20000 lines"),
     ("/type", "the content type of an answer has 300 bytes", "the content type of an answer has 300 bytes"),
     ("/part", "the content type of an answer has 300 bytes", "the content type of an answer has 300 bytes"),
-    ("/kind", "unknown variant", "it says nothing known"),
+    ("/kind", "unknown variant", "unknown message type"),
 ];
 
 fn worker(folder: &std::path::Path, config: &std::path::Path, uri: &str, more: &[(&str, &str)]) -> Process {

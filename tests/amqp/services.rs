@@ -141,7 +141,7 @@ fn is_gone(pid: Pid) -> bool {
 async fn echoes(uri: &str, exec: &[String]) {
     let scene = Scene::new(uri.to_owned(), exec, "").await;
     let mut worker = scene.worker();
-    worker.says("a service is up").await;
+    worker.says("service is up").await;
     let client = &scene.client;
     let answer = client.call("/echo", b"{\"x\": 1}").await;
     assert_eq!((answer.status(), answer.partial), ("ok", false));
@@ -215,7 +215,7 @@ async fn a_request_whose_service_is_killed_is_answered_by_its_next_life() {
     let scene = Scene::odd(uri, "").await;
     let (mut waiting, mut go) = (scene.pipe("waiting"), scene.pipe("go"));
     let mut worker = scene.worker();
-    worker.says("a service is up").await;
+    worker.says("service is up").await;
     scene.ask("a", "/wait", b"1").await;
     waiting.hears(&worker).await;
     kill_process(scene.lives()[0], Signal::KILL).expect("it runs");
@@ -232,7 +232,7 @@ async fn a_service_that_broke_off_is_no_try_until_it_is_well_again() {
     let Some(uri) = shared_uri() else { return };
     let scene = Scene::odd(uri, "health_timeout = \"2s\"").await;
     let mut worker = scene.worker();
-    worker.says("a service is up").await;
+    worker.says("service is up").await;
     let answer = scene.client.call("/stop", b"2").await;
     assert_eq!((answer.status(), answer.body.as_slice()), ("ok", &b"2"[..]), "{}", worker.log());
     assert_eq!(scene.lives().len(), 2);
@@ -244,7 +244,7 @@ async fn a_request_that_kills_its_service_each_time_is_given_up_and_its_author_t
     let Some(uri) = shared_uri() else { return };
     let scene = Scene::odd(uri, "").await;
     let mut worker = scene.worker();
-    worker.says("a service is up").await;
+    worker.says("service is up").await;
     scene.ask("a", "/die", b"1").await;
     let answer = scene.client.answer("a").await;
     let said = answer.json();
@@ -273,7 +273,7 @@ async fn nothing_is_taken_off_the_queue_while_the_service_is_not_there() {
     scene.ask("b", "/wait", b"1").await;
     waiting.hears(&worker).await;
     std::fs::write(scene.service().join("ill"), "").expect("it is written");
-    worker.says("was no longer well").await;
+    worker.says("service unhealthy").await;
     std::fs::remove_file(scene.service().join("ill")).expect("it is there");
     // Its service was ended under it: it is tried again.
     waiting.hears(&worker).await;

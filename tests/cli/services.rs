@@ -207,7 +207,7 @@ fn echoes(exec: &[String], listens: &str) {
     let scene = Scene::new(&format!("{place}\nhealth = \"/health\"\nexec = {exec}\n"));
     let mut worker = scene.worker();
     let group = worker.logs("a service is started");
-    worker.logs("a service is up");
+    worker.logs("service is up");
     let id = scene.create(r#"{"path": "/echo", "json": {"x": 1}}"#);
     assert!(scene.completes(&id), "{}", scene.task(&["log", &id]).out);
     let answer: serde_json::Value = serde_json::from_str(&scene.answer(&id)).expect("JSON");
@@ -252,7 +252,7 @@ fn a_service_sees_what_it_is_given_of_the_workers_environment_and_nothing_else()
     let mut command = journeyman(scene.here());
     command.arg("worker").env("GIVEN", "yes").env("KEPT", "a secret");
     let mut worker = Server::start(&mut command);
-    worker.logs("a service is up");
+    worker.logs("service is up");
     let text = std::fs::read_to_string(scene.service().join("environment")).expect("it is there");
     let mut names: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
     // What the shell itself adds, and the cookie.
@@ -267,12 +267,12 @@ fn a_service_that_is_killed_in_the_midst_of_a_request_is_started_again_and_the_t
     let scene = Scene::odd("");
     let (waiting, go) = (scene.pipe("waiting"), scene.pipe("go"));
     let mut worker = scene.worker();
-    worker.logs("a service is up");
+    worker.logs("service is up");
     let id = scene.create(r#"{"path": "/wait"}"#);
     hears(&waiting);
     kill_process(scene.lives()[0], Signal::KILL).expect("it runs");
     worker.logs("it ended (SIGKILL)");
-    worker.logs("a service is up");
+    worker.logs("service is up");
     hears(&waiting);
     let seen = scene.status();
     assert_eq!(
@@ -297,11 +297,11 @@ fn nothing_is_claimed_for_a_service_that_never_gets_well_and_everybody_is_told_w
     let mut worker = scene.worker_with(&["--set", "http.listen=127.0.0.1:0"]);
     let id = scene.create(r#"{"path": "/echo", "body": "x"}"#);
     let at = worker.logs("http://127.0.0.1:");
-    worker.logs("alert=\"service\"");
+    worker.logs("alert=\"sidecar-crash-loop\"");
     let seen = scene.status();
     assert_eq!((seen["blocked"].as_str(), seen["counts"]["claims"].as_u64()), (Some("service"), Some(0)), "{seen}");
     let why = seen["not_claiming"].as_str().expect("why");
-    assert!(why.contains("the service of handler echo is not there") && why.contains("was not well within"), "{why}");
+    assert!(why.contains("the service of handler echo is not there") && why.contains("not healthy within"), "{why}");
     assert!(why.contains("work/services/echo.log"), "{why}");
     let table = scene.steer(&["status"]).out;
     assert!(table.contains("services\n  echo  DOWN") && table.contains("waiting for its service"), "{table}");
@@ -310,7 +310,7 @@ fn nothing_is_claimed_for_a_service_that_never_gets_well_and_everybody_is_told_w
     assert!(metrics.contains("journeyman_sidecar_up{handler=\"echo\"} 0"), "{metrics}");
     assert!(metrics.contains("journeyman_claiming_blocked{reason=\"service\"} 1"), "{metrics}");
     scene.unflag("never");
-    worker.logs("a service is up");
+    worker.logs("service is up");
     assert!(scene.completes(&id));
     assert_eq!(scene.runs(&id), ["completed"]);
     stops(worker);
@@ -321,11 +321,11 @@ fn a_service_that_crashes_at_its_start_says_so_with_its_status_and_its_log() {
     let scene = Scene::odd("");
     scene.flag("crash");
     let mut worker = scene.worker();
-    worker.logs("alert=\"service\"");
+    worker.logs("alert=\"sidecar-crash-loop\"");
     let seen = scene.status();
     let why = seen["services"][0]["what"].as_str().expect("why");
     assert!(why.contains("exit status 3") && why.contains("times in a row"), "{why}");
-    let log = std::fs::read_to_string(scene.here().join("work/services/echo.log.before")).expect("a log");
+    let log = std::fs::read_to_string(scene.here().join("work/services/echo.log.previous")).expect("a log");
     assert!(log.contains("the map cannot be loaded"), "{log}");
     stops(worker);
 }
@@ -334,11 +334,11 @@ fn a_service_that_crashes_at_its_start_says_so_with_its_status_and_its_log() {
 fn a_service_that_is_no_longer_well_is_ended_and_started_again() {
     let scene = Scene::odd("");
     let mut worker = scene.worker();
-    worker.logs("a service is up");
+    worker.logs("service is up");
     scene.flag("ill");
-    worker.logs("a service was no longer well");
+    worker.logs("service unhealthy");
     scene.unflag("ill");
-    worker.logs("a service is up");
+    worker.logs("service is up");
     assert_eq!(scene.lives().len(), 2);
     assert!(is_gone(scene.lives()[0]));
     stops(worker);
@@ -349,7 +349,7 @@ fn a_worker_that_is_told_to_end_finishes_its_requests_before_its_service_is_told
     let scene = Scene::odd("");
     let (waiting, go, ended) = (scene.pipe("waiting"), scene.pipe("go"), scene.pipe("ended"));
     let mut worker = scene.worker();
-    worker.logs("a service is up");
+    worker.logs("service is up");
     let id = scene.create(r#"{"path": "/wait"}"#);
     hears(&waiting);
     worker.signal(Signal::TERM);
@@ -368,7 +368,7 @@ fn a_task_that_is_handed_back_drops_its_connection() {
     let scene = Scene::odd("");
     let (waiting, dropped) = (scene.pipe("waiting"), scene.pipe("dropped"));
     let mut worker = scene.worker();
-    worker.logs("a service is up");
+    worker.logs("service is up");
     let id = scene.create(r#"{"path": "/hang"}"#);
     hears(&waiting);
     scene.steer(&["pause"]);
@@ -388,14 +388,14 @@ fn what_a_killed_worker_has_left_of_its_service_is_killed_by_the_next_one() {
         let (waiting, go) = (scene.pipe("waiting"), scene.pipe("go"));
         let set = format!("host.containment={containment}");
         let mut first = scene.worker_with(&["--set", &set]);
-        first.logs("a service is up");
+        first.logs("service is up");
         let id = scene.create(r#"{"path": "/wait"}"#);
         hears(&waiting);
         first.signal(Signal::KILL);
         first.ends();
         assert!(!is_gone(scene.lives()[0]), "{containment}: nobody has ended it yet");
         let mut second = scene.worker_with(&["--set", &set]);
-        second.logs("a service is up");
+        second.logs("service is up");
         assert!(is_gone(scene.lives()[0]), "{containment}");
         hears(&waiting);
         std::fs::write(&go, "go").expect("the service waits");
@@ -406,7 +406,7 @@ fn what_a_killed_worker_has_left_of_its_service_is_killed_by_the_next_one() {
 }
 
 #[test]
-fn a_service_is_tried_by_hand() {
+fn handler_test_tests_a_service() {
     let scene = Scene::odd("");
     let said = run(
         journeyman(scene.here()).env("TMPDIR", scene.here()).args([
@@ -422,10 +422,10 @@ fn a_service_is_tried_by_hand() {
         "",
     );
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
-    let all = "ok        is there and well\nok        answers a good payload with 2xx\nok        answers a bad payload with an error\n\
-               ok        ends within its grace when it is told to\n";
+    let all = "pass     starts and becomes healthy\npass     answers a good payload with 2xx\npass     answers a bad payload with an error\n\
+               pass     exits within its termination grace after SIGTERM\n";
     assert_eq!(said.out, all, "{}", said.err);
-    // Now one that is not well.
+    // A service that never becomes healthy.
     let program = scene.here().join("sleeps");
     std::fs::write(&program, "#!/bin/sh\necho no map\nexec sleep 1000\n").expect("it is written");
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -436,7 +436,7 @@ fn a_service_is_tried_by_hand() {
     let said = run(&mut command, "");
     assert_eq!(said.code, 1, "{}{}", said.out, said.err);
     assert!(
-        said.out.contains("BROKEN    is there and well\n          it was started, and does not answer yet"),
+        said.out.contains("FAIL     starts and becomes healthy\n         started, not healthy yet"),
         "{}",
         said.out
     );

@@ -19,13 +19,13 @@ async fn check(script: &str, grace: Duration) -> ContractReport {
     check_program(&plan, folder.path()).await.unwrap()
 }
 
-fn broken(report: &ContractReport) -> Vec<&'static str> {
+fn failed(report: &ContractReport) -> Vec<&'static str> {
     let cases = report.rules.iter().filter(|case| matches!(case.outcome, RuleOutcome::Failed(_)));
     cases.map(|case| case.rule).collect()
 }
 
 #[tokio::test]
-async fn a_program_that_keeps_the_contract_passes_all_of_it() {
+async fn a_program_that_follows_the_contract_passes_every_rule() {
     let report = check(
         "echo working; sleep 8; echo x >x; echo '{\"type\":\"artifact\",\"name\":\"x\",\"path\":\"x\"}' >&3",
         Duration::from_secs(10),
@@ -34,11 +34,11 @@ async fn a_program_that_keeps_the_contract_passes_all_of_it() {
     assert!(report.passed(), "{report}");
     assert!(report.rules.iter().all(|case| case.outcome == RuleOutcome::Passed), "{report}");
     assert_eq!(report.rules.len(), 8);
-    assert_eq!(report.to_string().lines().next(), Some("ok        refuses a bad payload before it is started"));
+    assert_eq!(report.to_string().lines().next(), Some("pass     rejects a bad payload before it starts"));
 }
 
 #[tokio::test]
-async fn what_a_program_does_not_keep_is_named() {
+async fn every_violated_rule_is_reported() {
     let report = check(
         "sleep 600 & echo nonsense >&3; echo '{\"type\":\"artifact\",\"name\":\"x\",\"path\":\"x\"}' >&3; exit 4",
         Duration::from_secs(10),
@@ -46,26 +46,26 @@ async fn what_a_program_does_not_keep_is_named() {
     .await;
     assert!(!report.passed());
     assert_eq!(
-        broken(&report),
+        failed(&report),
         [
             "completes a good payload",
             "leaves no process behind",
-            "says on descriptor 3 what can be understood",
-            "leaves every artifact it declares"
+            "writes only valid messages to descriptor 3",
+            "produces every declared artifact"
         ],
         "{report}"
     );
 }
 
 #[tokio::test]
-async fn a_program_that_ignores_the_order_to_end_is_found_out() {
+async fn a_program_that_ignores_sigterm_fails_the_termination_rule() {
     let script = "trap '' TERM; echo ready; i=0; while [ $i -lt 60 ]; do sleep 0.1; i=$((i+1)); done";
     let report = check(script, Duration::from_millis(300)).await;
-    assert_eq!(broken(&report), ["ends within its grace when it is told to"], "{report}");
+    assert_eq!(failed(&report), ["exits within its termination grace after SIGTERM"], "{report}");
 }
 
 #[tokio::test]
-async fn a_program_that_takes_anything_is_told_how_to_refuse() {
+async fn a_program_that_accepts_everything_fails_the_rejection_rule() {
     let plan = ProgramTest {
         program: Program::new(ProgramConfig::new("test", vec!["true".to_owned()])).unwrap(),
         payload: None,
@@ -75,7 +75,7 @@ async fn a_program_that_takes_anything_is_told_how_to_refuse() {
     };
     let folder = tempfile::tempdir().unwrap();
     let report = check_program(&plan, folder.path()).await.unwrap();
-    assert_eq!(broken(&report), ["refuses a bad payload before it is started"]);
+    assert_eq!(failed(&report), ["rejects a bad payload before it starts"]);
     assert!(report.to_string().contains("schema"), "{report}");
     assert!(matches!(report.rules[1].outcome, RuleOutcome::NotTested(_)));
 }

@@ -185,7 +185,7 @@ async fn a_first_program_that_is_not_there_is_refused_and_a_later_one_fails() {
     let bench = Bench::new();
     let went = bench.run(&*handler(), json!({"command": [["true"], ["./made-by-nobody"]], "maxRunTime": 9})).await;
     let Went::Ran(Err(ExecuteError::Failed(sentence))) = went else { panic!("{went:?}") };
-    assert_eq!(sentence, "command 1 could not be started: ./made-by-nobody: no such file");
+    assert_eq!(sentence, "cannot start command 1: ./made-by-nobody: no such file");
 }
 
 #[tokio::test]

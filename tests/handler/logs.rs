@@ -19,7 +19,7 @@ fn text(log: &TaskLog) -> String {
 }
 
 fn left_out(bytes: usize) -> Vec<u8> {
-    format!("\n[journeyman] {bytes} bytes of the log are left out here\n").into_bytes()
+    format!("\n[journeyman] {bytes} bytes omitted\n").into_bytes()
 }
 
 proptest! {
@@ -99,7 +99,7 @@ fn a_full_disk_costs_the_log_and_says_so_and_nothing_else() {
     log.write_line("two");
     assert_eq!(log.bytes_dropped(), 8);
     let text = text(&log);
-    assert!(text.contains("8 bytes could not be stored"), "{text}");
+    assert!(text.contains("8 bytes could not be written"), "{text}");
     assert!(text.contains("No space left on device"), "{text}");
 }
 
@@ -114,7 +114,7 @@ fn a_tail_that_cannot_be_stored_leaves_the_head_and_a_marker() {
     assert_eq!(log.bytes_dropped(), 40);
     let text = text(&log);
     assert!(text.starts_with(&"h".repeat(50)), "{text}");
-    assert!(text.contains("40 bytes could not be stored"), "{text}");
+    assert!(text.contains("40 bytes could not be written"), "{text}");
     assert!(!text.contains('Q'), "{text}");
 }
 
@@ -125,7 +125,7 @@ fn a_folder_that_cannot_be_made_is_told_in_the_log_itself() {
     File::create(&file).unwrap();
     let log = TaskLog::new(file.join("log"), SMALL);
     log.write_line("something");
-    assert!(text(&log).contains("10 bytes could not be stored: Not a directory"));
+    assert!(text(&log).contains("10 bytes could not be written: Not a directory"));
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn a_link_in_the_place_of_the_log_is_not_followed() {
     std::os::unix::fs::symlink(&victim, folder.path().join("log")).unwrap();
     let log = TaskLog::new(folder.path().join("log"), SMALL);
     log.write_line("something");
-    assert!(text(&log).contains("could not be stored"));
+    assert!(text(&log).contains("could not be written"));
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
 }
 

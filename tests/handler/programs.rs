@@ -109,7 +109,7 @@ async fn lines_on_descriptor_3_become_artifacts_and_log_lines() {
     assert_eq!(artifacts[1].expires, None);
     assert_eq!(content(&artifacts[2]), r#"{"n":[1,2]}"#);
     let log = bench.log();
-    for line in [r"step: two\nlines", "progress: 1 of 2: half", "public/dir: kept as long as the task"] {
+    for line in [r"step: two\nlines", "progress: 1 of 2: half", "public/dir: expires with the task"] {
         assert!(log.contains(line), "{line} is not in {log}");
     }
 }
@@ -132,7 +132,7 @@ async fn what_a_program_asks_to_hide_is_in_none_of_its_output() {
             && log.contains("step: with [redacted]"),
         "{log}"
     );
-    assert!(log.contains("line 2, is ignored: it is not hidden"), "{log}");
+    assert!(log.contains("line 2: ignored: secret not redacted"), "{log}");
 }
 
 #[tokio::test]
@@ -148,7 +148,7 @@ async fn lines_that_mean_nothing_are_told_and_change_nothing() {
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
     let log = bench.log();
     for number in 1..=4 {
-        assert!(log.contains(&format!("descriptor 3, line {number}, is ignored: ")), "{log}");
+        assert!(log.contains(&format!("descriptor 3, line {number}: ignored: ")), "{log}");
     }
     assert!(log.contains("step: still heard"), "{log}");
     assert!(bench.context.artifacts().is_empty());

@@ -1,15 +1,14 @@
-//! One request on its way to the service, and the answer on its way back.
+//! Forwards one request to the service and relays the reply.
 //!
-//! What the service is asked: `POST BASE/PATH` with the body. Headers of ours say which task it is (`x-task-id`, `x-run-id`),
-//! what it was published as (`x-correlation-id`, `x-rpc-path`, `x-worker-key`), what it is at every delivery
-//! (`idempotency-key`), how many seconds its author still waits
-//! (`x-seconds-left`), and where it belongs in a trace (`traceparent`). Of its own headers those are passed on that the
-//! operator names, and never one that is ours or about the connection.
+//! The worker sends `POST BASE/PATH` with the body of the request. It adds the task (`x-task-id`, `x-run-id`), how the request
+//! was published (`x-correlation-id`, `x-rpc-path`, `x-worker-key`), its `idempotency-key`, how many seconds the client
+//! still waits (`x-seconds-left`), and the trace context (`traceparent`). It forwards the configured headers of the request,
+//! except those above and those of the connection.
 //!
-//! What it answers: 2xx is completed; 429 and 503 ask for another run, after the pause they name in `retry-after`; every other code is failed. A redirect is not
-//! followed. The body is the answer, and its status `ok` or `core_error`, or what the service says in `x-status`. Where the
-//! body is of the type `application/x-ndjson`, each line is a partial answer, sent when it is there, and what follows the
-//! last line's end is the last answer.
+//! A 2xx response completes the task; 429 and 503 retry it, after the delay in `retry-after`; any other status, redirects
+//! included, fails it. The body is the reply. The reply's status is `ok` or `core_error`, or that in the header `x-status`.
+//! If the body is `application/x-ndjson`, each line is a partial reply, sent at once, and the text after the last line end is
+//! the final reply.
 
 use std::path::Path;
 
@@ -32,26 +31,19 @@ use crate::limits::{
 };
 use crate::source::{Reply, ReplyStatus, Results};
 
-/// What comes of an attempt.
 pub(super) enum ForwardResult {
-    /// The service has seen it.
+    /// The service has answered.
     Done(Result<(), ExecuteError>),
-    /// It has, and has too much to do.
     Busy {
-        /// A sentence.
         message: String,
-        /// How long it wants to be left alone.
         retry_after: Duration,
     },
-    /// Nobody has.
     NotConnected,
 }
 
-/// The artifact that the answer to a task becomes which nobody waits for.
+/// Holds the response to a task that is not a request.
 const ANSWER_ARTIFACT: &str = "public/answer";
-/// Its file.
 const ANSWER_FILE: &str = "answer";
-/// The type of answers that come line by line.
 const NDJSON: &str = "application/x-ndjson";
 
 const TASK_ID_HEADER: &str = "x-task-id";
@@ -64,9 +56,8 @@ const SECONDS_LEFT_HEADER: &str = "x-seconds-left";
 const TRACEPARENT_HEADER: &str = "traceparent";
 const STATUS_HEADER: &str = "x-status";
 
-/// What headers begin with by which workers and controllers note something on a request.
+/// Headers by which workers and controllers annotate requests.
 const RESERVED_HEADER_PREFIX: &str = "x-journeyman-";
-/// What nobody else says: ours, and what is about a connection.
 const RESERVED_HEADERS: [&str; 18] = [
     TASK_ID_HEADER,
     RUN_ID_HEADER,
@@ -89,13 +80,13 @@ const RESERVED_HEADERS: [&str; 18] = [
 ];
 
 impl HttpInner {
-    /// The address of a path of the service: on no other host, and not above the base; `None` where it would be.
+    /// `None` if the path would leave the base URL.
     pub(super) fn resolve_url(&self, path: &str) -> Option<Url> {
         let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
         let path = path.trim_start_matches('/');
-        // As a reader of addresses takes them.
-        let odd = |piece: &str| matches!(piece.to_ascii_lowercase().replace("%2e", ".").as_str(), "." | "..");
-        if path.split('/').any(odd) || path.chars().any(|char| char == '\\' || char.is_control()) {
+        // URL parsers treat `%2e` as a dot.
+        let is_dots = |segment: &str| matches!(segment.to_ascii_lowercase().replace("%2e", ".").as_str(), "." | "..");
+        if path.split('/').any(is_dots) || path.chars().any(|char| char == '\\' || char.is_control()) {
             return None;
         }
         let mut url = self.base.clone();
@@ -104,14 +95,14 @@ impl HttpInner {
             url.set_path(&format!("{base}/{path}"));
         }
         url.set_query(query);
-        let stays =
+        let is_below =
             url.origin() == self.base.origin() && url.path().starts_with(self.base.path().trim_end_matches('/'));
-        stays.then_some(url)
+        is_below.then_some(url)
     }
 
     fn request_headers(
         &self,
-        AddressedRequest { request, deadline: until, .. }: &AddressedRequest,
+        AddressedRequest { request, deadline, .. }: &AddressedRequest,
         context: &Context,
     ) -> HeaderMap {
         let mut headers = HeaderMap::new();
@@ -140,9 +131,9 @@ impl HttpInner {
                 insert_header(&mut headers, name, value);
             }
         }
-        if let Some(until) = until {
-            let left = until.saturating_duration_since(Instant::now());
-            insert_header(&mut headers, SECONDS_LEFT_HEADER, &format!("{:.3}", left.as_secs_f64()));
+        if let Some(deadline) = deadline {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            insert_header(&mut headers, SECONDS_LEFT_HEADER, &format!("{:.3}", remaining.as_secs_f64()));
         }
         if let Some(trace) = context.task().env.get("TRACEPARENT") {
             insert_header(&mut headers, TRACEPARENT_HEADER, trace);
@@ -160,181 +151,184 @@ impl HttpInner {
             && self.config.forward_headers.iter().any(named)
     }
 
-    /// Sends it, and takes the answer in.
     pub(super) async fn forward(
         &self,
-        ready: &AddressedRequest,
+        request: &AddressedRequest,
         context: &Context,
     ) -> Result<ForwardResult, ExecuteError> {
-        let (headers, body) = (self.request_headers(ready, context), ready.request.body_bytes());
-        let began = Instant::now();
-        let asking = self.client.post(ready.url.clone()).headers(headers).body(body).send();
-        let at_work = self.track_request();
-        let response = match asking.await {
+        let (headers, body) = (self.request_headers(request, context), request.request.body_bytes());
+        let started = Instant::now();
+        let sending = self.client.post(request.url.clone()).headers(headers).body(body).send();
+        let in_flight = self.track_request();
+        let response = match sending.await {
             Ok(response) => response,
             Err(error) if error.is_connect() => return Ok(ForwardResult::NotConnected),
             Err(error) => return Err(self.disconnect_error(&error, SentReplies::NothingSent)),
         };
         let code = response.status();
         if matches!(code, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
-            let what = format!("the service {} answered {code}", self.config.name);
-            let rest = retry_after(&response);
-            // It is what its author reads where this was the last try. One that cannot be kept changes nothing.
-            if let Some(replies) = context.results()
-                && let Err(unfit) = self.relay_reply(response, replies, context).await
+            let message = format!("the service {} answered {code}", self.config.name);
+            let retry_after = retry_after(&response);
+            // The client gets this reply if it was the last attempt. A reply that cannot be stored changes nothing.
+            if let Some(results) = context.results()
+                && let Err(error) = self.relay_reply(response, results, context).await
             {
-                tracing::debug!(handler = self.config.name, "what a busy service said is not kept: {unfit:?}");
+                tracing::debug!(handler = self.config.name, "cannot store the reply of a busy service: {error:?}");
             }
-            drop(at_work);
-            return Ok(ForwardResult::Busy { message: what, retry_after: rest });
+            drop(in_flight);
+            return Ok(ForwardResult::Busy { message, retry_after });
         }
         match context.results() {
-            Some(replies) => self.relay_reply(response, replies, context).await?,
+            Some(results) => self.relay_reply(response, results, context).await?,
             None => {
                 let bytes = self.store_answer(response, context).await?;
-                let took = format_seconds(began.elapsed());
-                context.log().write_note(&format!("POST {}: {code}, {bytes} bytes, after {took}", ready.url.path()));
+                let elapsed = format_seconds(started.elapsed());
+                let path = request.url.path();
+                context.log().write_note(&format!("POST {path}: {code}, {bytes} bytes, after {elapsed}"));
             }
         }
-        drop(at_work);
+        drop(in_flight);
         if code.is_success() {
             return Ok(ForwardResult::Done(Ok(())));
         }
-        let also = if code.is_redirection() { ", and redirects are not followed" } else { "" };
-        let what = format!("the service {} answered {code}{also}", self.config.name);
-        Ok(ForwardResult::Done(Err(ExecuteError::Failed(what))))
+        let hint = if code.is_redirection() { "; redirects are not followed" } else { "" };
+        let message = format!("the service {} answered {code}{hint}", self.config.name);
+        Ok(ForwardResult::Done(Err(ExecuteError::Failed(message))))
     }
 
-    /// Hands the answer to whoever waits for it.
     async fn relay_reply(
         &self,
         mut response: Response,
-        replies: &Results,
+        results: &Results,
         context: &Context,
     ) -> Result<(), ExecuteError> {
-        let good = response.status().is_success();
+        let success = response.status().is_success();
         let content_type = header(&response, CONTENT_TYPE.as_str());
-        let said = response.headers().get(STATUS_HEADER).map(|said| said.to_str().ok().and_then(ReplyStatus::parse));
-        let status = match said {
-            // What failed is not said to be well.
-            Some(Some(said)) if good || said != ReplyStatus::OK => said,
-            Some(None) if good => {
-                let what = "says a status in `x-status` that is none: 1 to 64 letters, digits, `_`, `-` and `.`";
-                return Err(ExecuteError::Failed(format!("the service {} {what}", self.config.name)));
+        let requested =
+            response.headers().get(STATUS_HEADER).map(|value| value.to_str().ok().and_then(ReplyStatus::parse));
+        let status = match requested {
+            // A failure is never reported as `ok`.
+            Some(Some(status)) if success || status != ReplyStatus::OK => status,
+            Some(None) if success => {
+                let message = "sent an invalid `x-status`: use 1 to 64 letters, digits, `_`, `-` and `.`";
+                return Err(ExecuteError::Failed(format!("the service {} {message}", self.config.name)));
             }
-            None if good => ReplyStatus::OK,
+            None if success => ReplyStatus::OK,
             Some(_) | None => ReplyStatus::CORE_ERROR,
         };
         let reply =
             |body: Vec<u8>| Reply { status: status.clone(), body: body.into(), content_type: content_type.clone() };
-        let most = replies.max_bytes();
+        let max_bytes = results.max_bytes();
         let mut lines =
-            NdjsonSplitter::of(good && content_type.as_deref().is_some_and(|kind| kind.starts_with(NDJSON)));
-        let mut heard = SentReplies::NothingSent;
-        let mut kept = Vec::new();
-        while let Some(piece) = response.chunk().await.map_err(|error| self.disconnect_error(&error, heard))? {
-            kept.extend_from_slice(&piece);
-            while let Some(line) = lines.next(&mut kept) {
-                if line.len() > most {
-                    return Err(self.too_large_error(most));
+            NdjsonSplitter::of(success && content_type.as_deref().is_some_and(|kind| kind.starts_with(NDJSON)));
+        let mut sent = SentReplies::NothingSent;
+        let mut received = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|error| self.disconnect_error(&error, sent))? {
+            received.extend_from_slice(&chunk);
+            while let Some(line) = lines.next(&mut received) {
+                if line.len() > max_bytes {
+                    return Err(self.too_large_error(max_bytes));
                 }
                 let partial = Reply { status: ReplyStatus::OK, ..reply(line) };
                 context.send_partial_reply(partial).await.map_err(|refused| match refused.refusal {
-                    Refusal::Gone => ExecuteError::Failed("nobody waits for its answers any more".to_owned()),
+                    Refusal::Gone => ExecuteError::Failed("the client no longer waits for replies".to_owned()),
                     Refusal::Retry { .. }
                     | Refusal::Throttled { .. }
                     | Refusal::Rejected
                     | Refusal::Denied
-                    | Refusal::Stale => ExecuteError::Failed(format!("a partial answer cannot be sent: {refused}")),
+                    | Refusal::Stale => ExecuteError::Failed(format!("cannot send a partial reply: {refused}")),
                 })?;
-                heard = SentReplies::PartialSent;
+                sent = SentReplies::PartialSent;
             }
-            if kept.len() > most {
-                return Err(self.too_large_error(most));
+            if received.len() > max_bytes {
+                return Err(self.too_large_error(max_bytes));
             }
         }
-        if matches!(heard, SentReplies::PartialSent) && kept.is_empty() {
-            // The last line was sent when it came.
-            kept.extend_from_slice(b"null");
+        if matches!(sent, SentReplies::PartialSent) && received.is_empty() {
+            // The last line was a partial reply, so the final reply is empty.
+            received.extend_from_slice(b"null");
         }
-        context.set_reply(reply(kept)).map_err(|unfit| {
-            tracing::warn!(claim.run = %context.task().run, handler = self.config.name, "an answer cannot be sent: {unfit}");
-            ExecuteError::Failed(format!("the service {}: {unfit}", self.config.name))
+        context.set_reply(reply(received)).map_err(|error| {
+            tracing::warn!(claim.run = %context.task().run, handler = self.config.name, "cannot send a reply: {error}");
+            ExecuteError::Failed(format!("the service {}: {error}", self.config.name))
         })
     }
 
-    /// Keeps the answer to a task as an artifact. Answers how large it is.
+    /// Stores the response as an artifact and returns its size.
     async fn store_answer(&self, mut response: Response, context: &Context) -> Result<usize, ExecuteError> {
-        let of_disk = |error: std::io::Error| {
-            let what = format!("the answer of the service {} cannot be kept: {error}", self.config.name);
-            if host_errors::is_host_error(&error) { ExecuteError::Host(what) } else { ExecuteError::Internal(what) }
+        let disk_error = |error: std::io::Error| {
+            let message = format!("cannot store the response of the service {}: {error}", self.config.name);
+            if host_errors::is_host_error(&error) {
+                ExecuteError::Host(message)
+            } else {
+                ExecuteError::Internal(message)
+            }
         };
-        // One that no artifact can have is guessed like any other.
+        // An invalid media type is replaced by a guess.
         let content_type =
             header(&response, CONTENT_TYPE.as_str()).filter(|kind| artifact::is_valid_content_type(kind));
-        let mut file = File::create(context.workdir().join(ANSWER_FILE)).await.map_err(of_disk)?;
+        let mut file = File::create(context.workdir().join(ANSWER_FILE)).await.map_err(disk_error)?;
         let mut bytes = 0_usize;
-        while let Some(piece) =
+        while let Some(chunk) =
             response.chunk().await.map_err(|error| self.disconnect_error(&error, SentReplies::NothingSent))?
         {
-            bytes = bytes.saturating_add(piece.len());
+            bytes = bytes.saturating_add(chunk.len());
             if bytes > SERVICE_ANSWER_BYTES_MAX {
                 return Err(self.too_large_error(SERVICE_ANSWER_BYTES_MAX));
             }
-            file.write_all(&piece).await.map_err(of_disk)?;
+            file.write_all(&chunk).await.map_err(disk_error)?;
         }
-        file.flush().await.map_err(of_disk)?;
-        let what = ArtifactKind::File { path: Path::new(ANSWER_FILE).to_owned(), content_type };
-        let declared = context.artifacts().declare(ArtifactDeclaration::new(ANSWER_ARTIFACT, what));
+        file.flush().await.map_err(disk_error)?;
+        let kind = ArtifactKind::File { path: Path::new(ANSWER_FILE).to_owned(), content_type };
+        let declared = context.artifacts().declare(ArtifactDeclaration::new(ANSWER_ARTIFACT, kind));
         declared.map_err(|error| ExecuteError::Internal(error.to_string()))?;
         Ok(bytes)
     }
 
-    fn too_large_error(&self, most: usize) -> ExecuteError {
-        ExecuteError::Failed(format!("the answer of the service {} has more than {most} bytes", self.config.name))
+    fn too_large_error(&self, max_bytes: usize) -> ExecuteError {
+        ExecuteError::Failed(format!("the response of the service {} exceeds {max_bytes} bytes", self.config.name))
     }
 
-    /// The service had it, and the connection broke. What has been answered in part is not begun again.
-    fn disconnect_error(&self, error: &reqwest::Error, heard: SentReplies) -> ExecuteError {
-        tracing::debug!(handler = self.config.name, error = ?error.to_string(), "a service broke off");
-        let what = format!("the service {} broke off before its answer was whole", self.config.name);
-        match heard {
-            SentReplies::NothingSent => ExecuteError::Intermittent(what),
-            SentReplies::PartialSent => ExecuteError::Failed(what),
+    /// A request is not retried after a partial reply was sent.
+    fn disconnect_error(&self, error: &reqwest::Error, sent: SentReplies) -> ExecuteError {
+        tracing::debug!(handler = self.config.name, error = ?error.to_string(), "a service closed the connection");
+        let message =
+            format!("the service {} closed the connection before its response was complete", self.config.name);
+        match sent {
+            SentReplies::NothingSent => ExecuteError::Intermittent(message),
+            SentReplies::PartialSent => ExecuteError::Failed(message),
         }
     }
 }
 
-/// What somebody has heard of an answer.
 #[derive(Debug, Clone, Copy)]
 enum SentReplies {
     NothingSent,
     PartialSent,
 }
 
-/// Cuts lines off what has come.
 struct NdjsonSplitter {
-    /// So much was looked at; `None` where there are no lines.
+    /// How many bytes were searched for a line end; `None` if the response is not NDJSON.
     scanned: Option<usize>,
 }
 
 impl NdjsonSplitter {
-    fn of(there: bool) -> Self {
-        Self { scanned: there.then_some(0) }
+    fn of(is_ndjson: bool) -> Self {
+        Self { scanned: is_ndjson.then_some(0) }
     }
 
-    /// The next line that is not empty, without its end.
-    fn next(&mut self, kept: &mut Vec<u8>) -> Option<Vec<u8>> {
-        let seen = self.scanned.as_mut()?;
+    /// Takes the next line that is not empty, without its end.
+    fn next(&mut self, received: &mut Vec<u8>) -> Option<Vec<u8>> {
+        let scanned = self.scanned.as_mut()?;
         loop {
-            let fresh = kept.get(*seen..).unwrap_or_default();
-            let Some(end) = fresh.iter().position(|byte| *byte == b'\n').map(|at| at + *seen) else {
-                *seen = kept.len();
+            let rest = received.get(*scanned..).unwrap_or_default();
+            let Some(end) = rest.iter().position(|byte| *byte == b'\n').map(|at| at + *scanned) else {
+                *scanned = received.len();
                 return None;
             };
-            *seen = 0;
-            let rest = kept.split_off(end + 1);
-            let mut line = std::mem::replace(kept, rest);
+            *scanned = 0;
+            let rest = received.split_off(end + 1);
+            let mut line = std::mem::replace(received, rest);
             line.truncate(end);
             if line.last() == Some(&b'\r') {
                 line.pop();
@@ -346,18 +340,17 @@ impl NdjsonSplitter {
     }
 }
 
-/// How long a service that is too busy wants to be left alone, in seconds as it says or as usual.
 fn retry_after(response: &Response) -> Duration {
-    let asked = header(response, RETRY_AFTER.as_str()).and_then(|text| text.trim().parse().ok());
-    asked.map_or(SERVICE_RETRY_AFTER_DEFAULT, Duration::from_secs).min(SERVICE_RETRY_AFTER_MAX)
+    let seconds = header(response, RETRY_AFTER.as_str()).and_then(|text| text.trim().parse().ok());
+    seconds.map_or(SERVICE_RETRY_AFTER_DEFAULT, Duration::from_secs).min(SERVICE_RETRY_AFTER_MAX)
 }
 
-/// Leaves it alone: the slot is kept, so that nothing else is taken for a service that has too much. Never for longer than
-/// somebody waits for the answer.
-pub(super) async fn wait_before_retry(rest: Duration, until: Option<Instant>, context: &Context) {
-    let over = Instant::now() + rest;
+/// Waits with the slot occupied, so that the worker claims no other task for an overloaded service; at most until the
+/// client's deadline.
+pub(super) async fn wait_before_retry(delay: Duration, deadline: Option<Instant>, context: &Context) {
+    let end = Instant::now() + delay;
     tokio::select! {
-        () = tokio::time::sleep_until(until.map_or(over, |until| until.min(over))) => {}
+        () = tokio::time::sleep_until(deadline.map_or(end, |deadline| deadline.min(end))) => {}
         _ = context.canceled() => {}
     }
 }
@@ -366,7 +359,7 @@ fn header(response: &Response, name: &str) -> Option<String> {
     response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
 }
 
-/// What cannot be a header is none.
+/// Ignores invalid names and values.
 fn insert_header(headers: &mut HeaderMap, name: &str, value: &str) {
     let name = HeaderName::from_bytes(name.as_bytes());
     if let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(value)) {

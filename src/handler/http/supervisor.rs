@@ -1,5 +1,5 @@
-//! Keeps a service there: asks after it, and, where the worker starts it, starts it, ends it and starts it again, as
-//! [`crate::domain::service_supervisor`] has it.
+//! Supervises a service: checks its health and, if the worker starts it, starts, stops and restarts it, as
+//! [`crate::domain::service_supervisor`] decides.
 
 use std::future::Future;
 use std::os::unix::fs::FileTypeExt as _;
@@ -30,42 +30,40 @@ use crate::limits::{
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// One life of the program.
 struct RunningService {
     process: SidecarProcess,
-    /// How it ended.
+    /// Resolves with how the process ended.
     exit: BoxFuture<String>,
 }
 
-/// What is waited for.
 enum SupervisorEvent {
     StopRequested,
     Exited(String),
     Service(Event),
 }
 
-/// Keeps it there until the worker goes.
-pub(super) async fn supervise(http: Arc<HttpInner>, beside: SidecarContext) {
-    let settings = &http.config;
-    let (keeping, ask_starting) = match settings.service {
+/// Supervises the service until the worker stops it.
+pub(super) async fn supervise(http: Arc<HttpInner>, context: SidecarContext) {
+    let config = &http.config;
+    let (managed_by, startup_check_interval) = match config.service {
         Some(_) => (ManagedBy::Worker, SERVICE_STARTING_PROBE_INTERVAL),
         None => (ManagedBy::External, SERVICE_ABSENT_PROBE_INTERVAL),
     };
     let policy = ServicePolicy {
-        managed_by: keeping,
-        startup_timeout: settings.startup_timeout,
-        startup_check_interval: ask_starting,
-        health_interval: settings.health_interval,
+        managed_by,
+        startup_timeout: config.startup_timeout,
+        startup_check_interval,
+        health_interval: config.health_interval,
         failures_max: SERVICE_FAILED_PROBES_MAX,
     };
-    let rules = Rules::new(policy, uuid::Uuid::new_v4().as_u64_pair().0, beside.clock().now());
-    let log = settings.service.as_ref().map(|_| beside.log_path(&settings.name));
-    let word = SidecarStatus { log_path: log, ..SidecarStatus::default() };
+    let state = Rules::new(policy, uuid::Uuid::new_v4().as_u64_pair().0, context.clock().now());
+    let log_path = config.service.as_ref().map(|_| context.log_path(&config.name));
+    let status = SidecarStatus { log_path, ..SidecarStatus::default() };
     Supervisor {
         http,
-        context: beside,
-        state: rules,
-        status: word,
+        context,
+        state,
+        status,
         running: None,
         probe: None,
         epoch: 0,
@@ -83,20 +81,18 @@ struct Supervisor {
     status: SidecarStatus,
     running: Option<RunningService>,
     probe: Option<BoxFuture<HealthCheckResult>>,
-    /// How often it came up.
+    /// How often the service came up.
     epoch: u64,
     start_count: u64,
-    /// Why it was told to end, if it was.
+    /// Why the supervisor stopped the running process, if it did.
     stop_reason: Option<StopReason>,
 }
 
 impl Supervisor {
     async fn run(mut self) {
         if self.http.config.service.is_none() {
-            self.set_status(
-                ServiceAvailability::Down,
-                format!("it is not started here, and does not answer at {}", self.http.display_address()),
-            );
+            let message = format!("external service at {} is not reachable", self.http.display_address());
+            self.set_status(ServiceAvailability::Down, message);
         }
         self.handle(Event::Tick);
         loop {
@@ -105,7 +101,7 @@ impl Supervisor {
             }
             match self.next_event().await {
                 SupervisorEvent::StopRequested => return self.stop().await,
-                SupervisorEvent::Exited(how) => self.on_exit(&how).await,
+                SupervisorEvent::Exited(exit) => self.on_exit(&exit).await,
                 SupervisorEvent::Service(event) => {
                     if let Event::HealthChecked(_) = event {
                         self.probe = None;
@@ -121,75 +117,68 @@ impl Supervisor {
     }
 
     async fn next_event(&mut self) -> SupervisorEvent {
-        let Self { running: life, probe: asking, context: beside, http, state: rules, .. } = self;
-        let (due, clock) = (rules.next_deadline(), beside.clock());
-        let ended = async {
-            match life {
-                Some(life) => life.exit.as_mut().await,
+        let Self { running, probe, context, http, state, .. } = self;
+        let (deadline, clock) = (state.next_deadline(), context.clock());
+        let exited = async {
+            match running {
+                Some(running) => running.exit.as_mut().await,
                 None => std::future::pending().await,
             }
         };
-        let answered = async {
-            match asking {
-                Some(question) => question.as_mut().await,
+        let probed = async {
+            match probe {
+                Some(probe) => probe.as_mut().await,
                 None => std::future::pending().await,
             }
         };
-        let time = async {
-            match due {
-                Some(at) => clock.sleep_until(at).await,
+        let due = async {
+            match deadline {
+                Some(deadline) => clock.sleep_until(deadline).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             biased;
-            () = beside.stop_requested() => SupervisorEvent::StopRequested,
-            how = ended => SupervisorEvent::Exited(how),
-            health = answered => SupervisorEvent::Service(Event::HealthChecked(health)),
+            () = context.stop_requested() => SupervisorEvent::StopRequested,
+            exit = exited => SupervisorEvent::Exited(exit),
+            health = probed => SupervisorEvent::Service(Event::HealthChecked(health)),
             () = http.connection_refused.notified() => SupervisorEvent::Service(Event::Unreachable),
             () = http.disconnected.notified() => SupervisorEvent::Service(Event::ConnectionBroken),
-            () = time => SupervisorEvent::Service(Event::Tick),
+            () = due => SupervisorEvent::Service(Event::Tick),
         }
     }
 
     async fn perform(&mut self, effect: Effect) {
         let http = Arc::clone(&self.http);
-        let (name, place) = (&http.config.name, http.display_address());
+        let (name, address) = (&http.config.name, http.display_address());
         match effect {
-            Effect::Start => {
-                let event = match self.start().await {
-                    Ok(()) => Event::Started,
-                    Err(error) => {
-                        tracing::error!(handler = name, %error, "a service cannot be started");
-                        self.handle(Event::StartFailed);
-                        return self.report_failure(&format!("it cannot be started: {error}"));
-                    }
-                };
-                self.handle(event);
-            }
+            Effect::Start => match self.start().await {
+                Ok(()) => self.handle(Event::Started),
+                Err(error) => {
+                    tracing::error!(handler = name, %error, "cannot start a service");
+                    self.handle(Event::StartFailed);
+                    self.report_failure(&format!("cannot start: {error}"));
+                }
+            },
             Effect::CheckHealth => self.probe = Some(Box::pin(probe(Arc::clone(&self.http)))),
-            Effect::Stop(why) => {
-                tracing::error!(handler = name, "a service {}: it is ended, and started again", reason_text(why));
-                self.stop_reason = Some(why);
+            Effect::Stop(reason) => {
+                tracing::error!(handler = name, "service {}: restarting it", reason_text(reason));
+                self.stop_reason = Some(reason);
                 self.probe = None;
-                if let (Some(life), Some(service)) = (&self.running, &http.config.service) {
-                    life.process.stop(service.termination_grace, self.context.clock());
+                if let (Some(running), Some(service)) = (&self.running, &http.config.service) {
+                    running.process.stop(service.termination_grace, self.context.clock());
                 }
             }
             Effect::Up => {
-                tracing::info!(handler = name, at = place, "a service is up");
+                tracing::info!(handler = name, address, "service is up");
                 self.epoch += 1;
                 http.availability.send_replace(HttpAvailability::Up { epoch: self.epoch });
-                self.set_status(ServiceAvailability::Up, format!("it answers at {place}"));
+                self.set_status(ServiceAvailability::Up, format!("healthy at {address}"));
             }
             Effect::Down => {
-                tracing::warn!(
-                    handler = name,
-                    at = place,
-                    "a service is not there any more; nothing is claimed for it"
-                );
+                tracing::warn!(handler = name, address, "service is down; the worker claims nothing for it");
                 http.availability.send_replace(HttpAvailability::Down);
-                self.set_status(ServiceAvailability::Down, format!("it does not answer at {place}"));
+                self.set_status(ServiceAvailability::Down, format!("unhealthy at {address}"));
             }
         }
     }
@@ -198,128 +187,126 @@ impl Supervisor {
         let http = Arc::clone(&self.http);
         let Some(service) = &http.config.service else { return Ok(()) };
         let name = &http.config.name;
-        // What an earlier life has left would be in the way of most programs.
+        // Most programs fail to bind a socket that a previous process left.
         if let Target::Unix(socket) = &http.config.target
-            && socket.symlink_metadata().is_ok_and(|about| about.file_type().is_socket())
+            && socket.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket())
         {
             std::fs::remove_file(socket)?;
         }
-        let one = self.context.prepare_process(name)?;
-        let env = environment(&http, service, &one);
+        let process = self.context.prepare_process(name)?;
+        let env = environment(&http, service, &process);
         let launch = Launch {
             argv: &service.exec,
             env: &env,
-            workdir: one.folder(),
+            workdir: process.folder(),
             input: Input::Null,
             message_channel: None,
-            scope: one.context.scope(),
+            scope: process.context.scope(),
         };
         let running = tokio::select! {
             biased;
             () = self.context.stop_requested() => return Ok(()),
             running = RunningProcess::start(launch) => running?,
         };
-        tracing::info!(handler = name, group = running.group(), log = %one.context.log().path().display(), "a service is started");
-        let (context, bounds) =
-            (one.context.clone(), RunLimits { run_time: None, termination_grace: service.termination_grace });
-        let end = Box::pin(async move {
-            match running.finish(bounds, &context).await {
-                Ok(ended) => ended.describe(),
+        let (process_group, log) = (running.group(), process.context.log().path().display());
+        tracing::info!(handler = name, process_group, %log, "service started");
+        let context = process.context.clone();
+        let limits = RunLimits { run_time: None, termination_grace: service.termination_grace };
+        let exit = Box::pin(async move {
+            match running.finish(limits, &context).await {
+                Ok(end) => end.describe(),
                 Err(error) => error.to_string(),
             }
         });
-        self.running = Some(RunningService { process: one, exit: end });
+        self.running = Some(RunningService { process, exit });
         self.stop_reason = None;
         self.status.restart_count = self.start_count;
         self.start_count += 1;
         if self.state.consecutive_failures() == 0 {
-            self.set_status(ServiceAvailability::Down, "it was started, and does not answer yet".to_owned());
+            self.set_status(ServiceAvailability::Down, "started, not healthy yet".to_owned());
         }
         Ok(())
     }
 
-    /// A life of it is over.
-    async fn on_exit(&mut self, how: &str) {
-        let Some(life) = self.running.take() else { return };
+    async fn on_exit(&mut self, exit: &str) {
+        let Some(running) = self.running.take() else { return };
         self.probe = None;
-        clean_up(&self.http.config.name, &life.process).await;
+        clean_up(&self.http.config.name, &running.process).await;
         let why = match self.stop_reason.take() {
-            Some(why) => format!("it {} and was ended", reason_text(why)),
-            None => format!("it ended ({how})"),
+            Some(reason) => format!("{}, stopped", reason_text(reason)),
+            None => format!("exited ({exit})"),
         };
-        tracing::error!(handler = self.http.config.name, "a service: {why}");
+        tracing::error!(handler = self.http.config.name, exit, "service ended: {why}");
         self.handle(Event::Exited);
-        // Said at once: nothing of it is there.
         self.http.availability.send_replace(HttpAvailability::Down);
         self.report_failure(&why);
     }
 
-    /// Says why it is not there, and tells the operator where that goes on.
+    /// Sets the status of a failed service, and alerts the operator about repeated failures.
     fn report_failure(&mut self, why: &str) {
-        let failures = self.state.consecutive_failures();
+        let consecutive_failures = self.state.consecutive_failures();
         let log = self.status.log_path.as_ref().map(|log| log.display().to_string()).unwrap_or_default();
-        let what = match failures {
-            0 | 1 => format!("{why}; it is started again, and {log}.before is the log of that"),
+        let message = match consecutive_failures {
+            0 | 1 => format!("{why}; restarting it; see its log {log}.previous"),
             many => format!(
-                "{why}, and did not last {many} times in a row; it is started again, later each time, and its logs are {log} \
-                 and {log}.before"
+                "{why}; failed {many} times in a row; restarting it after a delay; see its logs {log} and {log}.previous"
             ),
         };
-        if failures == SERVICE_FAILURES_ALERT_AFTER
-            || (failures > 0 && failures.is_multiple_of(SERVICE_FAILURES_ALERT_EVERY))
+        if consecutive_failures == SERVICE_FAILURES_ALERT_AFTER
+            || (consecutive_failures > 0 && consecutive_failures.is_multiple_of(SERVICE_FAILURES_ALERT_EVERY))
         {
             tracing::error!(
-                alert = "service",
+                alert = "sidecar-crash-loop",
                 handler = self.http.config.name,
-                failures,
-                "[alert operator] a service does not last: {why}; nothing is claimed for it, and its log is {log}"
+                consecutive_failures,
+                "[alert operator] service keeps failing: {why}; the worker claims nothing for it; see its log {log}"
             );
         }
-        self.set_status(ServiceAvailability::Down, what);
+        self.set_status(ServiceAvailability::Down, message);
     }
 
-    fn set_status(&mut self, serving: ServiceAvailability, what: String) {
-        (self.status.availability, self.status.message) = (serving, what);
+    fn set_status(&mut self, availability: ServiceAvailability, message: String) {
+        (self.status.availability, self.status.message) = (availability, message);
         self.context.set_status(self.status.clone());
     }
 
-    /// The worker goes.
     async fn stop(mut self) {
         self.http.availability.send_replace(HttpAvailability::Down);
         self.probe = None;
-        let Some(RunningService { process: one, exit: end }) = self.running.take() else { return };
+        let Some(RunningService { process, exit }) = self.running.take() else { return };
         if let Some(service) = &self.http.config.service {
-            one.stop(service.termination_grace, self.context.clock());
+            process.stop(service.termination_grace, self.context.clock());
         }
-        let how = end.await;
-        clean_up(&self.http.config.name, &one).await;
-        tracing::info!(handler = self.http.config.name, how, "a service has ended with its worker");
+        let exit = exit.await;
+        clean_up(&self.http.config.name, &process).await;
+        tracing::info!(handler = self.http.config.name, exit, "service stopped with its worker");
     }
 }
 
-/// Ends what a life has left, and puts its log together.
-async fn clean_up(name: &str, one: &SidecarProcess) {
-    match one.context.scope().clean_up().await {
-        Cleanup::Complete => one.remove_record(),
+/// Kills remaining processes of a service and finishes its log.
+async fn clean_up(name: &str, process: &SidecarProcess) {
+    match process.context.scope().clean_up().await {
+        Cleanup::Complete => process.remove_record(),
         Cleanup::Incomplete => {
             tracing::error!(
+                alert = "sidecar-cleanup-unproven",
                 handler = name,
-                "[alert operator] processes of a service may still be there; the next one is started all the same"
+                "[alert operator] processes of a service may have survived; the next one is started anyway"
             );
         }
     }
-    let log = one.context.log().clone();
+    let log = process.context.log().clone();
     if let Ok(Err(error)) = tokio::task::spawn_blocking(move || log.finish()).await {
-        tracing::warn!(handler = name, %error, "the log of a service is not whole");
+        tracing::warn!(handler = name, %error, "cannot finish the log of a service");
     }
 }
 
-/// What it finds in its environment, each line over the one before.
-fn environment(http: &HttpInner, service: &ServiceProgram, one: &SidecarProcess) -> Variables {
+/// Each set overrides the one before: `PATH` and `HOME`; variables of the worker; the service's address.
+fn environment(http: &HttpInner, service: &ServiceProgram, process: &SidecarProcess) -> Variables {
     let mut env = Variables::new();
     let mut set = |name: &str, value: String| env.insert(name.to_owned(), value);
     set("PATH", PATH_DEFAULT.to_owned());
-    set("HOME", one.folder().to_string_lossy().into_owned());
+    set("HOME", process.folder().to_string_lossy().into_owned());
     for (name, value) in &service.env {
         set(name, value.clone());
     }
@@ -331,12 +318,12 @@ fn environment(http: &HttpInner, service: &ServiceProgram, one: &SidecarProcess)
     env
 }
 
-/// Asks whether it is well.
 async fn probe(http: Arc<HttpInner>) -> HealthCheckResult {
     probe_health(&http).await
 }
 
-/// Whether it answers after it has broken off. A process that is being ended may take connections still; it does not keep them.
+/// Whether the service still accepts requests after it closed a connection. A process that is exiting may still accept
+/// connections, but does not keep them open.
 pub(super) async fn holds_connection(http: &HttpInner) -> bool {
     if http.config.health_path.is_some() {
         return probe_health(http).await != HealthCheckResult::Unhealthy;
@@ -360,12 +347,12 @@ pub(super) async fn holds_connection(http: &HttpInner) -> bool {
 }
 
 async fn probe_health(http: &HttpInner) -> HealthCheckResult {
-    let well = match &http.config.health_path {
+    let healthy = match &http.config.health_path {
         Some(path) => {
             let Some(url) = http.resolve_url(path) else { return HealthCheckResult::Unhealthy };
             match http.client.get(url).timeout(http.config.health_timeout).send().await {
                 Ok(response) => response.status().is_success(),
-                // One that takes one request at a time is busy with it.
+                // A single-threaded service cannot answer while it handles a request.
                 Err(error)
                     if error.is_timeout() && !error.is_connect() && http.in_flight.load(Ordering::Relaxed) > 0 =>
                 {
@@ -376,7 +363,7 @@ async fn probe_health(http: &HttpInner) -> HealthCheckResult {
         }
         None => timeout(http.config.health_timeout, can_connect(http)).await.unwrap_or_default(),
     };
-    if well { HealthCheckResult::Healthy } else { HealthCheckResult::Unhealthy }
+    if healthy { HealthCheckResult::Healthy } else { HealthCheckResult::Unhealthy }
 }
 
 async fn can_connect(http: &HttpInner) -> bool {
@@ -391,10 +378,10 @@ async fn connect_tcp(url: &Url) -> Option<TcpStream> {
     TcpStream::connect((host.trim_matches(['[', ']']), port)).await.ok()
 }
 
-const fn reason_text(why: StopReason) -> &'static str {
-    match why {
-        StopReason::StartupTimeout => "was not well within `startup_timeout`",
-        StopReason::Unhealthy => "was no longer well",
+const fn reason_text(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::StartupTimeout => "not healthy within `startup_timeout`",
+        StopReason::Unhealthy => "unhealthy",
     }
 }
 
@@ -408,7 +395,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_takes_a_connection_and_drops_it_is_not_there() {
+    async fn a_service_that_drops_connections_is_down() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("service.sock");
         let settings = HttpConfig {
