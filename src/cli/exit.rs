@@ -1,47 +1,31 @@
-//! What the process says when it ends: one list of exit codes for every command, and the failure that carries one.
+//! Exit codes of every command, and the failure that carries one.
 
 use std::process::ExitCode;
 
 use crate::redact;
 
-/// Why the process ended. The numbers are stable; `guide/configuration.md` shows the same list.
+/// The numbers are stable; `guide/configuration.md` has the same list, see [`Exit::description`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// Done, drained or stopped as asked.
     Success = 0,
-    /// The answer is no: refused, not found, not completed, a handler that does not keep the contract, a demo that did not
-    /// end as it should.
     Failed = 1,
-    /// The command line cannot be understood.
     Usage = 2,
-    /// There was nothing to do for as long as `exit_when_idle` says.
     Idle = 10,
-    /// The host is taken away: a spot notice, a preemption, a shutdown; what was running has finished or was handed back.
     HostTerminating = 12,
-    /// `max_tasks` or `max_uptime` was reached.
     LimitReached = 13,
-    /// It was told to stop (`journeyman stop`, QUIT, a second signal), or the drain deadline was reached; what was running has
-    /// been handed back.
-    HandedBack = 14,
-    /// A fault of journeyman itself.
+    Released = 14,
     Internal = 20,
-    /// This machine cannot do it: a folder, a port, a program.
     HostUnusable = 21,
-    /// The configuration cannot be used.
     Config = 30,
-    /// The queue does not accept our credentials.
     Denied = 31,
-    /// The queue cannot be reached.
     Unreachable = 32,
-    /// A repeated signal ended the process at once; what was running was not handed back.
     Aborted = 40,
-    /// Processes of a task are still there although they were killed.
     ProcessesLeft = 41,
 }
 
 impl Exit {
-    /// Every way to end, in the order of the numbers.
+    /// In order of their numbers.
     pub const ALL: [Self; 14] = [
         Self::Success,
         Self::Failed,
@@ -49,7 +33,7 @@ impl Exit {
         Self::Idle,
         Self::HostTerminating,
         Self::LimitReached,
-        Self::HandedBack,
+        Self::Released,
         Self::Internal,
         Self::HostUnusable,
         Self::Config,
@@ -59,57 +43,50 @@ impl Exit {
         Self::ProcessesLeft,
     ];
 
-    /// The number.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// What it means, for help texts and the guide.
     #[must_use]
     pub const fn description(self) -> &'static str {
         match self {
-            Self::Success => "done, drained or stopped as asked",
-            Self::Failed => {
-                "the answer is no: refused, not found, not completed, or a handler that does not keep the contract"
+            Self::Success => "success: done, drained or stopped as requested",
+            Self::Failed => "failed: rejected, not found, not completed, or a handler that breaks the contract",
+            Self::Usage => "usage: invalid command line",
+            Self::Idle => "idle: no task for `exit_when_idle`",
+            Self::HostTerminating => "host terminating (spot notice, preemption): tasks finished or were released",
+            Self::LimitReached => "limit reached: `max_tasks` or `max_uptime`",
+            Self::Released => {
+                "released: stopped by `stop`, QUIT, a second signal or the drain deadline; running tasks were released"
             }
-            Self::Usage => "the command line cannot be understood",
-            Self::Idle => "nothing to do for as long as `exit_when_idle` says",
-            Self::HostTerminating => {
-                "the host is taken away (spot notice, preemption): tasks finished or were handed back"
-            }
-            Self::LimitReached => "`max_tasks` or `max_uptime` was reached",
-            Self::HandedBack => {
-                "stopped by `stop`, QUIT or a second signal, or the drain deadline: running tasks were handed back"
-            }
-            Self::Internal => "a fault of journeyman itself",
-            Self::HostUnusable => "this machine cannot do it: a folder, a port, a program",
-            Self::Config => "the configuration cannot be used",
-            Self::Denied => "the queue does not accept our credentials",
-            Self::Unreachable => "the queue cannot be reached",
-            Self::ProcessesLeft => "processes of a task are still there although they were killed",
-            Self::Aborted => "a third signal: ended at once, tasks were not handed back",
+            Self::Internal => "internal error",
+            Self::HostUnusable => "host unusable: a directory, a port or a program",
+            Self::Config => "invalid configuration",
+            Self::Denied => "denied: the queue rejects the credentials",
+            Self::Unreachable => "unreachable: the queue does not respond",
+            Self::ProcessesLeft => "processes left: processes of a task survived SIGKILL",
+            Self::Aborted => "aborted by a third signal: tasks were not released",
         }
     }
 }
 
-/// What a service manager does after an exit.
+/// What the systemd units do after an exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RestartPolicy {
-    /// It ended as it should: it counts as success, and is not started again.
+    /// Counts as success; not restarted.
     Stop,
-    /// It failed, and would fail again until a person has done something: it is not started again.
+    /// Would fail again until an operator has acted; not restarted.
     NeedsOperator,
-    /// It failed, and may do better: it is started again.
     Restart,
 }
 
 impl Exit {
-    /// What the units under `examples/systemd` do after it; a test holds them to it.
+    /// `tests/cli/systemd.rs` compares it with the units in `examples/systemd`.
     #[must_use]
     pub const fn restart_policy(self) -> RestartPolicy {
         match self {
-            Self::Success | Self::Idle | Self::HostTerminating | Self::LimitReached | Self::HandedBack => {
+            Self::Success | Self::Idle | Self::HostTerminating | Self::LimitReached | Self::Released => {
                 RestartPolicy::Stop
             }
             Self::Usage | Self::Config | Self::Denied | Self::Aborted => RestartPolicy::NeedsOperator,
@@ -126,22 +103,19 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a command did not do what was asked: the exit code and what to tell the user.
 #[derive(Debug)]
 pub struct Failure {
-    /// How the process ends.
     pub exit: Exit,
-    /// What is shown after `error: `; empty where all has been said.
+    /// Printed after `error: `; empty if the command has already printed it.
     pub message: String,
 }
 
 impl Failure {
-    /// A failure with a message.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
         Self { exit, message: redact::text(&message.into()).into_owned() }
     }
 
-    /// A failure with the message of an error and its causes.
+    /// With the message of the error and its causes.
     pub fn from_error(exit: Exit, error: &dyn std::error::Error) -> Self {
         let mut message = error.to_string();
         let mut cause = error.source();
@@ -154,7 +128,6 @@ impl Failure {
     }
 }
 
-/// How a command ended.
 pub type ExitResult = Result<Exit, Failure>;
 
 impl From<crate::config::Problems> for Failure {
@@ -170,7 +143,7 @@ impl From<crate::config::secrets::SecretError> for Failure {
 }
 
 impl From<std::io::Error> for Failure {
-    /// Output that nobody reads any more (`journeyman … | head`) is no failure of ours.
+    /// A closed pipe (`journeyman … | head`) is not a failure.
     fn from(error: std::io::Error) -> Self {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
             return Self { exit: Exit::Success, message: String::new() };
@@ -184,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_exit_code_is_its_own() {
+    fn exit_codes_are_unique_and_sorted() {
         let mut codes: Vec<u8> = Exit::ALL.iter().map(|exit| exit.code()).collect();
         codes.dedup();
         assert_eq!(codes.len(), Exit::ALL.len());

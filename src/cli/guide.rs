@@ -1,4 +1,4 @@
-//! `journeyman guide`: the pages of the documentation, for a host without a browser.
+//! `journeyman guide`: prints a page of the documentation.
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
@@ -7,19 +7,13 @@ use super::exit::{Exit, ExitResult};
 use super::output;
 use crate::guide::PAGES;
 
-/// `journeyman guide`
 #[derive(Debug, Args)]
 pub(super) struct GuideArgs {
-    /// Which page [default: the list of them]
+    /// Page [default: list the pages]
     #[arg(value_name = "PAGE", value_parser = PossibleValuesParser::new(PAGES.iter().map(|page| page.name)))]
     page: Option<String>,
 }
 
-/// Runs it.
-///
-/// # Errors
-///
-/// Where nothing can be written.
 pub(super) fn run(arguments: &GuideArgs) -> ExitResult {
     match PAGES.iter().find(|page| Some(page.name) == arguments.page.as_deref()) {
         Some(page) => output::line(page.text.trim_end())?,

@@ -1,4 +1,4 @@
-//! `journeyman man`: the manual pages, one a command, made from the same words as `--help`.
+//! `journeyman man`: writes a manual page per command, from the texts of `--help`.
 
 use std::path::PathBuf;
 
@@ -7,19 +7,13 @@ use clap::{Args, CommandFactory as _};
 use super::exit::{Exit, ExitResult, Failure};
 use super::{Cli, output};
 
-/// `journeyman man`
 #[derive(Debug, Args)]
 pub(super) struct ManArgs {
-    /// The folder, such as /usr/local/share/man/man1; it is made where it is missing, and pages that are there are replaced
+    /// Target directory, such as /usr/local/share/man/man1; created if missing, existing pages are replaced
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     folder: PathBuf,
 }
 
-/// Runs it.
-///
-/// # Errors
-///
-/// [`Exit::HostUnusable`] where a page cannot be written.
 pub(super) fn run(arguments: &ManArgs) -> ExitResult {
     let folder = &arguments.folder;
     let failed =

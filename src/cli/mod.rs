@@ -1,4 +1,4 @@
-//! The command line: from arguments to an exit code. One file a command; what a command does lives elsewhere.
+//! The command line: parses arguments, dispatches to one module per command, and returns an exit code.
 
 mod amqp_setup;
 mod bridge;
@@ -37,7 +37,6 @@ use crate::limits::ABORT_TIMEOUT;
 use crate::observe::log;
 use exit::{Exit, ExitResult, Failure};
 
-/// The whole command line.
 #[derive(Debug, Parser)]
 #[command(
     name = "journeyman",
@@ -57,9 +56,9 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum CliCommand {
-    /// Run queue and worker in one process, to try things out
+    /// Run a queue and a worker in one process, to try things out
     Dev(Box<dev::DevArgs>),
-    /// Claim and run tasks until told to go
+    /// Claim and run tasks until stopped
     Worker(worker::WorkerArgs),
     /// Forward requests as tasks, or tasks as requests
     Bridge(worker::WorkerArgs),
@@ -67,19 +66,19 @@ enum CliCommand {
     Controller(controller::ControllerArgs),
     /// Claim and run tasks under Taskcluster's worker-runner
     Run(worker_runner::WorkerRunnerArgs),
-    /// Show what a worker does, holds, and waits for
+    /// Show a worker's state, claims and sources
     Status(control::WorkerStatusArgs),
-    /// Watch a worker on a terminal
+    /// Show a worker's state live in a terminal
     Top(control::TopArgs),
-    /// Let a worker claim nothing more; what runs goes on, and so do tasks that a poll under way still brings
+    /// Stop claiming; running tasks and tasks from a poll in flight continue
     Pause(control::PauseArgs),
-    /// Let a paused worker claim again
+    /// Resume claiming
     Resume(control::CommandArgs),
-    /// Let a worker finish what runs, and exit
+    /// Finish running tasks, then exit
     Drain(control::DrainArgs),
-    /// Let a worker hand back what runs, and exit
+    /// Release running tasks, then exit
     Stop(control::StopArgs),
-    /// Let a worker read its configuration again
+    /// Reload the configuration of a worker or a controller
     Reload(control::CommandArgs),
     /// List, show, release and cancel a worker's claims, and read their logs
     #[command(subcommand)]
@@ -96,16 +95,16 @@ enum CliCommand {
     /// Write, check and show the configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
-    /// Say what would keep a worker from working on this host
+    /// Check that this host and its services are ready for a worker
     Doctor(doctor::DoctorArgs),
     /// Print a page of the documentation
     Guide(guide::GuideArgs),
-    /// Print a script that completes this command line in a shell
+    /// Print a shell completion script
     Completions {
-        /// Which shell
+        /// Shell
         shell: Shell,
     },
-    /// Write the manual pages into a folder
+    /// Write the manual pages to a directory
     Man(man::ManArgs),
 }
 
@@ -116,9 +115,9 @@ pub fn run(arguments: Vec<OsString>, environment: &Environment) -> Exit {
         Ok(cli) => cli,
         Err(error) => return print_usage_error(&error),
     };
-    let ended = dispatch(cli.command, environment);
+    let result = dispatch(cli.command, environment);
     log::flush_and_stop();
-    match ended {
+    match result {
         Ok(exit) => exit,
         Err(failure) => {
             output::print_failure(&failure.message);
@@ -127,14 +126,14 @@ pub fn run(arguments: Vec<OsString>, environment: &Environment) -> Exit {
     }
 }
 
-/// Shows what clap has to say: help and version are answers, the rest is a usage error.
+/// Prints help, version or a usage error.
 fn print_usage_error(error: &clap::Error) -> Exit {
     drop(error.print());
     if error.use_stderr() { Exit::Usage } else { Exit::Success }
 }
 
-fn dispatch(verb: CliCommand, environment: &Environment) -> ExitResult {
-    match verb {
+fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
+    match command {
         CliCommand::Dev(arguments) => serve(server_runtime()?, dev::run(*arguments, environment)),
         CliCommand::Queue(arguments) => serve(server_runtime()?, queue::run(arguments, environment)),
         CliCommand::Worker(arguments) => serve(worker_runtime()?, worker::run(arguments, environment)),
@@ -165,32 +164,30 @@ fn dispatch(verb: CliCommand, environment: &Environment) -> ExitResult {
     }
 }
 
-/// Runs `doctor`, and leaves behind what hangs in a look-up or a file system.
+/// Does not wait for blocking calls that hang in a name lookup or a file system.
 fn doctor(arguments: doctor::DoctorArgs, environment: &Environment) -> ExitResult {
     let runtime = client_runtime()?;
-    let ended = runtime.block_on(doctor::run(arguments, environment));
+    let result = runtime.block_on(doctor::run(arguments, environment));
     runtime.shutdown_background();
-    ended
+    result
 }
 
-/// Runs what runs for long, and waits no longer for its blocking calls (a name look-up, a hung disk) than [`ABORT_TIMEOUT`].
+/// Runs a long-running command, and waits up to [`ABORT_TIMEOUT`] for blocking calls (a name lookup, a hung disk) at its end.
 fn serve(runtime: tokio::runtime::Runtime, command: impl Future<Output = ExitResult>) -> ExitResult {
-    let ended = runtime.block_on(command);
+    let result = runtime.block_on(command);
     runtime.shutdown_timeout(ABORT_TIMEOUT);
-    ended
+    result
 }
 
-/// A runtime for a command that makes a few calls.
 fn client_runtime() -> Result<tokio::runtime::Runtime, Failure> {
     build_runtime(tokio::runtime::Builder::new_current_thread())
 }
 
-/// A runtime for a worker: one thread keeps its leases, and what its handlers do is on threads of their own.
+/// One thread renews the leases; handlers run on their own threads.
 fn worker_runtime() -> Result<tokio::runtime::Runtime, Failure> {
     build_runtime(tokio::runtime::Builder::new_current_thread())
 }
 
-/// A runtime for what serves others.
 fn server_runtime() -> Result<tokio::runtime::Runtime, Failure> {
     build_runtime(tokio::runtime::Builder::new_multi_thread())
 }
@@ -199,5 +196,5 @@ fn build_runtime(mut runtime: tokio::runtime::Builder) -> Result<tokio::runtime:
     runtime
         .enable_all()
         .build()
-        .map_err(|error| Failure::new(Exit::HostUnusable, format!("no runtime can be started: {error}")))
+        .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot start the async runtime: {error}")))
 }

@@ -1,5 +1,4 @@
-//! Which queue a client command talks to, and as whom: flags, the variables that Taskcluster's own tools use, or the
-//! queue that `journeyman dev` has left a note about.
+//! Finds the queue and the credentials of a client command: flags, Taskcluster's variables, or the queue of `journeyman dev`.
 
 use std::fs;
 use std::io::Write as _;
@@ -18,41 +17,34 @@ use crate::host::file_lock::FileLock;
 use crate::source::CallError;
 use crate::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
 
-/// Which queue, and as whom.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Which queue")]
+#[command(next_help_heading = "Queue")]
 pub struct QueueTargetArgs {
-    /// Root of the Taskcluster deployment [env: TASKCLUSTER_ROOT_URL] [default: the queue of `journeyman dev`]
+    /// Root URL of the Taskcluster deployment [env: TASKCLUSTER_ROOT_URL] [default: the queue of `journeyman dev`]
     #[arg(long, value_name = "URL", global = true, value_hint = ValueHint::Url)]
     root_url: Option<Url>,
-    /// Who we are [env: TASKCLUSTER_CLIENT_ID]
+    /// Client id [env: TASKCLUSTER_CLIENT_ID]
     #[arg(long, value_name = "ID", global = true)]
     client_id: Option<String>,
-    /// File that holds the access token [env: TASKCLUSTER_ACCESS_TOKEN holds the token itself, and
-    /// TASKCLUSTER_CERTIFICATE the certificate of temporary credentials]
+    /// File with the access token [env: TASKCLUSTER_ACCESS_TOKEN for the token itself, TASKCLUSTER_CERTIFICATE for the
+    /// certificate of temporary credentials]
     #[arg(long, value_name = "FILE", global = true, value_hint = ValueHint::FilePath)]
     access_token_file: Option<PathBuf>,
 }
 
-/// What `journeyman dev` leaves behind for as long as it runs. The file is readable for its owner only.
+/// What a running `journeyman dev` writes to `dev.json`, readable for its owner only.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DevState {
-    /// Root of the queue.
     pub root_url: String,
-    /// Who may call.
     pub client_id: String,
-    /// The access token, generated for this one process.
     pub access_token: String,
-    /// The task queues that are served, the first being the default.
+    /// The first is the default.
     pub task_queues: Vec<String>,
-    /// The process that wrote it.
     pub pid: u32,
-    /// The worker's control socket.
     #[serde(default)]
     pub socket: Option<PathBuf>,
 }
 
-/// The folder for what is kept between commands.
 #[must_use]
 pub fn state_dir(environment: &Environment) -> PathBuf {
     let below = |name: &str, rest: &str| environment.get(name).map(|folder| Path::new(folder).join(rest));
@@ -67,30 +59,23 @@ pub fn state_dir(environment: &Environment) -> PathBuf {
 impl DevState {
     const FILE: &str = "dev.json";
 
-    /// The note, where there is one.
     #[must_use]
     pub fn read(folder: &Path) -> Option<Self> {
         serde_json::from_str(&fs::read_to_string(folder.join(Self::FILE)).ok()?).ok()
     }
 }
 
-/// The place for the note, which one process has at a time. Dropping it takes the note away.
+/// `dev.json`, which one process at a time can write. Removed on drop.
 #[derive(Debug)]
 pub struct DevStateFile {
     folder: PathBuf,
-    /// Locked for as long as the process lives, however it ends.
     _lock: FileLock,
 }
 
 impl DevStateFile {
-    /// The file that is locked. It is never removed, so that two processes cannot lock two files of its name.
+    /// Never removed, so that two processes cannot lock two files of this name.
     const LOCK: &str = "dev.lock";
 
-    /// Takes the place.
-    ///
-    /// # Errors
-    ///
-    /// [`Exit::HostUnusable`] where the folder cannot be used, or where another process has the place.
     pub fn lock(folder: &Path) -> Result<Self, Failure> {
         let failed = |error| Failure::new(Exit::HostUnusable, format!("cannot write to {}: {error}", folder.display()));
         fs::create_dir_all(folder).map_err(failed)?;
@@ -100,14 +85,10 @@ impl DevStateFile {
         }
     }
 
-    /// Writes the note, in one step, for its owner only.
-    ///
-    /// # Errors
-    ///
-    /// [`Exit::HostUnusable`] where it cannot be written.
-    pub fn write(&self, note: &DevState) -> Result<(), Failure> {
+    /// Atomic; for the owner only.
+    pub fn write(&self, state: &DevState) -> Result<(), Failure> {
         let fresh = self.folder.join(format!("{}.fresh", DevState::FILE));
-        let text = serde_json::to_string_pretty(note).map_err(std::io::Error::other);
+        let text = serde_json::to_string_pretty(state).map_err(std::io::Error::other);
         let mut options = fs::OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
         text.and_then(|text| options.open(&fresh)?.write_all(text.as_bytes()))
@@ -125,31 +106,23 @@ impl Drop for DevStateFile {
 }
 
 fn already_running(folder: &Path) -> Failure {
-    let which = DevState::read(folder)
-        .map_or_else(String::new, |note| format!(" (process id {}, {})", note.pid, note.root_url));
-    let what = format!(
-        "another `journeyman dev` is running{which}, and `journeyman task` finds one at a time; end that one, or set \
-         {STATE_VARIABLE} to another folder for this one and for the `journeyman task` commands that mean it"
+    let running = DevState::read(folder)
+        .map_or_else(String::new, |state| format!(" (process id {}, {})", state.pid, state.root_url));
+    let message = format!(
+        "another `journeyman dev` is running{running}; stop it, or set {STATE_VARIABLE} to another directory for this one and \
+         for its `journeyman task` commands"
     );
-    Failure::new(Exit::HostUnusable, what)
+    Failure::new(Exit::HostUnusable, message)
 }
 
-/// A queue to talk to.
 pub struct QueueClient {
-    /// The calls.
     pub api: Api,
-    /// The task queue that is meant where none is named.
+    /// The default of `dev`.
     pub task_queue: Option<String>,
-    /// Whether it is the queue of `journeyman dev`.
     dev_state: Option<DevState>,
 }
 
 impl QueueTargetArgs {
-    /// Finds the queue and the credentials. Nothing is sent yet.
-    ///
-    /// # Errors
-    ///
-    /// [`Exit::Usage`] where no queue is named and none is found, [`Exit::Config`] where credentials cannot be used.
     pub fn client(&self, environment: &Environment) -> Result<QueueClient, Failure> {
         let from_environment = environment.get("TASKCLUSTER_ROOT_URL").map(str::parse::<Url>).transpose();
         let from_environment = from_environment
@@ -173,52 +146,42 @@ impl QueueTargetArgs {
             (None, None) => Ok(None),
             (Some(_), None) => Err(Failure::new(
                 Exit::Config,
-                "there is a client id and no access token; use --access-token-file or TASKCLUSTER_ACCESS_TOKEN",
+                "client id without access token; set --access-token-file or TASKCLUSTER_ACCESS_TOKEN",
             )),
             (None, Some(_)) => Err(Failure::new(
                 Exit::Config,
-                "there is an access token and no client id; use --client-id or TASKCLUSTER_CLIENT_ID",
+                "access token without client id; set --client-id or TASKCLUSTER_CLIENT_ID",
             )),
         }
     }
 }
 
 fn dev_client(environment: &Environment) -> Result<QueueClient, Failure> {
-    let Some(note) = DevState::read(&state_dir(environment)) else {
+    let Some(state) = DevState::read(&state_dir(environment)) else {
         return Err(Failure::new(
             Exit::Usage,
-            "which queue? `journeyman dev` is not running here; start it in another terminal, or name a deployment with \
-             --root-url or TASKCLUSTER_ROOT_URL",
+            "no queue given and `journeyman dev` is not running; start it in another terminal, or set --root-url or \
+             TASKCLUSTER_ROOT_URL",
         ));
     };
-    let credentials = build_credentials(&note.client_id, &Secret::new(&note.access_token), None)?;
-    let api = build_api(&note.root_url, Some(credentials))?;
-    Ok(QueueClient { api, task_queue: note.task_queues.first().cloned(), dev_state: Some(note) })
+    let credentials = build_credentials(&state.client_id, &Secret::new(&state.access_token), None)?;
+    let api = build_api(&state.root_url, Some(credentials))?;
+    Ok(QueueClient { api, task_queue: state.task_queues.first().cloned(), dev_state: Some(state) })
 }
 
-/// Makes a client for a queue.
-///
-/// # Errors
-///
-/// [`Exit::Config`] where no client can be made of it.
 pub fn build_api(root_url: &str, credentials: Option<Credentials>) -> Result<Api, Failure> {
     let settings = ApiConfig {
         root_url: root_url.to_owned(),
         queue_url: None,
         credentials,
         proxy: None,
-        // The operator of a worker says where it may be sent; a person's own commands may go where that person can.
+        // `allow_hosts` protects workers; the commands of a person may follow any redirect.
         allow_hosts: vec!["*".to_owned()],
         timeouts: Timeouts::default(),
     };
     Api::new(settings).map_err(|error| Failure::from_error(Exit::Config, &error))
 }
 
-/// Makes credentials.
-///
-/// # Errors
-///
-/// [`Exit::Config`] where no request can be signed with them.
 pub fn build_credentials(
     client_id: &str,
     token: &Secret,
@@ -230,7 +193,6 @@ pub fn build_credentials(
 }
 
 impl QueueClient {
-    /// What a refusal means for the user.
     #[must_use]
     pub fn call_failure(&self, refused: CallError) -> Failure {
         let exit = match refused.refusal {
@@ -241,8 +203,8 @@ impl QueueClient {
         let mut message = refused.message;
         if exit == Exit::Unreachable {
             let hint = match &self.dev_state {
-                Some(note) => format!("; is the `journeyman dev` with process id {} still running?", note.pid),
-                None => format!("; is {} the right address, and can it be reached from here?", self.api.root_url()),
+                Some(state) => format!("; is the `journeyman dev` with process id {} still running?", state.pid),
+                None => format!("; is {} the right address, and reachable from this host?", self.api.root_url()),
             };
             message.push_str(&hint);
         }
@@ -257,10 +219,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_note_of_dev_is_for_its_owner_only_and_one_process_has_its_place() {
+    fn the_state_file_of_dev_is_private_and_has_one_writer() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("deep");
-        let note = DevState {
+        let state = DevState {
             root_url: "http://127.0.0.1:1".into(),
             client_id: "dev".into(),
             access_token: "t".into(),
@@ -268,14 +230,14 @@ mod tests {
             pid: 1,
             socket: None,
         };
-        let place = DevStateFile::lock(&folder).unwrap();
-        place.write(&note).unwrap();
+        let file = DevStateFile::lock(&folder).unwrap();
+        file.write(&state).unwrap();
         let mode = fs::metadata(folder.join(DevState::FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let second = DevStateFile::lock(&folder).unwrap_err();
         assert!(second.message.contains("process id 1, http://127.0.0.1:1"), "{}", second.message);
-        assert_eq!(DevState::read(&folder).map(|note| note.pid), Some(1));
-        drop(place);
+        assert_eq!(DevState::read(&folder).map(|state| state.pid), Some(1));
+        drop(file);
         assert!(DevState::read(&folder).is_none());
         DevStateFile::lock(&folder).unwrap();
     }

@@ -14,7 +14,7 @@ const NO_BROKER: &str = "amqp://me:secret-canary-5@127.0.0.1:1/";
 
 /// A controller with this configuration that has found no broker.
 fn without_broker(folder: &Path, more: &str) -> Server {
-    let text = format!("[pool.core]\nfolder = \"pool\"\n{more}");
+    let text = format!("[pool.core]\nstate_dir = \"pool\"\n{more}");
     std::fs::write(folder.join("journeyman.toml"), text).expect("the file can be written");
     let mut controller = Server::start(journeyman(folder).arg("controller").env("WORKER_AMQP_URI", NO_BROKER));
     controller.logs("lost connection to the broker");
@@ -27,7 +27,8 @@ fn who_asks_a_controller_that_is_not_there_is_told_what_to_do() {
     let said = run(journeyman(folder.path()).args(["controller", "status"]), "");
     assert_eq!(said.code, 30, "{}", said.err);
     assert!(said.err.contains("no [pool.NAME] is configured") && said.err.contains("--socket PATH"), "{}", said.err);
-    std::fs::write(folder.path().join("journeyman.toml"), "[pool.core]\nfolder = \"pool\"\n").expect("it is written");
+    std::fs::write(folder.path().join("journeyman.toml"), "[pool.core]\nstate_dir = \"pool\"\n")
+        .expect("it is written");
     for more in [["--config", "journeyman.toml"], ["--socket", "pool/controller.sock"]] {
         let said = run(journeyman(folder.path()).args(["controller", "status"]).args(more), "");
         assert_eq!(said.code, 32, "{}", said.err);
@@ -82,7 +83,7 @@ fn get(address: &str, path: &str) -> String {
 #[test]
 fn a_controller_without_a_broker_lives_and_is_not_ready() {
     let folder = tempfile::tempdir().expect("a folder");
-    let text = "[pool.core]\nfolder = \"pool\"\n[http]\nlisten = \"127.0.0.1:0\"\n";
+    let text = "[pool.core]\nstate_dir = \"pool\"\n[http]\nlisten = \"127.0.0.1:0\"\n";
     std::fs::write(folder.path().join("journeyman.toml"), text).expect("the file can be written");
     let mut controller = Server::start(journeyman(folder.path()).arg("controller").env("WORKER_AMQP_URI", NO_BROKER));
     let line = controller.logs("health, metrics and state: http://");

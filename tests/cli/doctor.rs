@@ -116,8 +116,8 @@ fn a_name_that_nobody_knows_is_said() {
     let said = run(&mut configured(folder.path(), &root, ""), "");
     assert_eq!(said.code, 1, "{}", said.out);
     let line = said.out.lines().find(|line| line.contains("ci: name")).expect("the line");
-    assert!(line.starts_with("failed   ci: name ") && line.contains("xxx.invalid is not found: "), "{line}");
-    assert!(said.out.contains("> is source.ci.root_url right, and does this host's resolver know it"), "{}", said.out);
+    assert!(line.starts_with("failed   ci: name ") && line.contains("cannot resolve "), "{line}");
+    assert!(said.out.contains("> check source.ci.root_url, and that this host resolves it"), "{}", said.out);
     assert!(!said.out.contains("ci: connection"), "{}", said.out);
 }
 
@@ -217,7 +217,7 @@ fn a_certificate_that_nobody_vouches_for_and_one_that_ends_soon_are_said() {
     assert!(!said.out.contains("ci: credentials"), "{}", said.out);
     let said = run(configured(folder.path(), &root, "").env("SSL_CERT_FILE", folder.path().join("cert.pem")), "");
     let found = line(&said);
-    assert!(found.starts_with("warning ") && found.contains("the certificate ends on 20"), "{}", said.out);
+    assert!(found.starts_with("warning ") && found.contains("certificate expires on 20"), "{}", said.out);
 }
 
 #[test]
@@ -276,21 +276,21 @@ fn a_host_that_is_short_of_disk_memory_or_its_cloud_is_said() {
 #[test]
 fn a_controllers_host_needs_a_broker_and_the_folders_of_its_pools_and_nothing_of_a_worker() {
     let folder = tempfile::tempdir().expect("a folder");
-    let text = "[pool.core]\ncommand = [\"/bin/true\"]\nfolder = \"pool\"\n[pool.odd]\ncommand = [\"./not-there\"]\n\
-                folder = \"/proc/journeyman\"\n[worker]\nwork_dir = \"/proc/journeyman/work\"\n";
+    let text = "[pool.core]\ncommand = [\"/bin/true\"]\nstate_dir = \"pool\"\n[pool.odd]\ncommand = [\"./not-there\"]\n\
+                state_dir = \"/proc/journeyman\"\n[worker]\nwork_dir = \"/proc/journeyman/work\"\n";
     std::fs::write(folder.path().join("journeyman.toml"), text).expect("it can be written");
     let said = run(journeyman(folder.path()).arg("doctor").env("WORKER_AMQP_URI", "amqp://127.0.0.1:1"), "");
     assert_eq!(said.code, 1, "{}", said.out);
     for line in [
-        "ok       configuration  journeyman.toml: pools 2\n",
-        "failed   files          `pool.odd.command`: ",
-        "failed   pools: broker  ",
-        "ok       core: folder   pool can be written\n",
-        "failed   odd: folder    /proc/journeyman cannot be written: ",
+        "ok       configuration          journeyman.toml: pools 2\n",
+        "failed   files                  `pool.odd.command`: ",
+        "failed   pools: broker          ",
+        "ok       core: state directory  pool is writable\n",
+        "failed   odd: state directory   /proc/journeyman is not writable: ",
     ] {
         assert!(said.out.contains(line), "{line}: {}", said.out);
     }
-    assert!(!said.out.contains("work folder") && !said.out.contains("control socket"), "{}", said.out);
+    assert!(!said.out.contains("work directory") && !said.out.contains("control socket"), "{}", said.out);
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn a_socket_that_takes_no_connection_holds_up_nothing() {
     let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its number");
     let said = run(configured(folder.path(), &format!("http://{free}"), "").args(["--set", "control.socket=full"]), "");
     assert_eq!(said.code, 1, "{}", said.out);
-    assert!(said.out.contains("full: somebody listens there and takes no connection"), "{}", said.out);
+    assert!(said.out.contains("full: the listening process accepts no connection"), "{}", said.out);
 }
 
 #[test]

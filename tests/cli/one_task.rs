@@ -66,12 +66,12 @@ fn everything_that_is_known_of_a_task_is_shown() {
     for part in [
         &format!("task         {id}/0\n"),
         "received     once\n",
-        "step         running\n",
+        "state        running\n",
         "reclaimed 0 times, next in ",
     ] {
         assert!(table.contains(part), "{part}: {table}");
     }
-    assert!(table.contains(&pid.to_string()) && table.contains("ago   goes on"), "{table}");
+    assert!(table.contains(&pid.to_string()) && table.contains("ago   running"), "{table}");
     server.signal(Signal::QUIT);
     assert_eq!(server.ends().code, 14);
 }

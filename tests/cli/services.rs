@@ -304,7 +304,7 @@ fn nothing_is_claimed_for_a_service_that_never_gets_well_and_everybody_is_told_w
     assert!(why.contains("the service of handler echo is not there") && why.contains("not healthy within"), "{why}");
     assert!(why.contains("work/services/echo.log"), "{why}");
     let table = scene.steer(&["status"]).out;
-    assert!(table.contains("services\n  echo  DOWN") && table.contains("waiting for its service"), "{table}");
+    assert!(table.contains("sidecars\n  echo  DOWN") && table.contains("waiting for its service"), "{table}");
     let root = at.split_whitespace().find_map(|word| word.find("http://").map(|at| &word[at..])).expect("an address");
     let metrics = get(&format!("{}/metrics", root.trim_end_matches(['"', '/'])));
     assert!(metrics.contains("journeyman_sidecar_up{handler=\"echo\"} 0"), "{metrics}");

@@ -103,7 +103,7 @@ fn systemd_hears_of_start_work_reload_refusal_drain_and_end_in_order() {
 
     worker.signal(Signal::QUIT);
     let end =
-        "STATUS=stopped by `stop`, QUIT or a second signal, or the drain deadline: running tasks were handed back";
+        "STATUS=released: stopped by `stop`, QUIT, a second signal or the drain deadline; running tasks were released";
     manager.hears(end);
     let said = worker.ends();
     assert_eq!(said.code, 14, "{}", said.err);

@@ -124,6 +124,6 @@ fn an_address_that_others_reach_is_refused_by_the_configuration() {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(30), "{said}");
     assert!(said.contains("http.allow_remote = true") && said.contains("journeyman.toml:2"), "{said}");
-    let meant = check("[http]\nlisten = \"0.0.0.0:7080\"\nreach = \"network\"\n");
+    let meant = check("[http]\nlisten = \"0.0.0.0:7080\"\nallow_remote = true\n");
     assert_eq!(meant.status.code(), Some(0), "{}", String::from_utf8_lossy(&meant.stderr));
 }

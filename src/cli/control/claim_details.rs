@@ -1,4 +1,4 @@
-//! One task of a worker as a person reads it.
+//! Prints `journeyman claims show`.
 
 use std::fmt::Write as _;
 
@@ -7,12 +7,9 @@ use super::status::strip_control_chars;
 use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{ClaimCommandStatus, ClaimDetail, PhaseStatus};
 
-/// The width of the first column.
 const LABEL_WIDTH: usize = 11;
-/// How many processes are listed.
 const PROCESSES_MAX: usize = 20;
 
-/// All of it.
 pub(super) fn render(detail: &ClaimDetail) -> String {
     let task = &detail.task;
     let mut out = String::new();
@@ -30,14 +27,14 @@ pub(super) fn render(detail: &ClaimDetail) -> String {
     });
     optional(&mut line, "received", received.as_deref());
     line("handler", &detail.handler);
-    line("step", &format!("{}   {}", task.step, task.progress.as_deref().unwrap_or("")));
+    line("state", &format!("{}   {}", task.step, task.progress.as_deref().unwrap_or("")));
     line("held", &format_seconds(task.held_seconds));
     line("lease", &lease_text(detail));
-    optional(&mut line, "ordered", detail.ordered.as_ref().map(command_text).as_deref());
+    optional(&mut line, "command", detail.ordered.as_ref().map(command_text).as_deref());
     line("containment", &detail.containment);
     optional(&mut line, "cgroup", detail.cgroup.as_ref().map(|path| path.display().to_string()).as_deref());
     line("processes", &processes_text(&detail.processes));
-    optional(&mut line, "folder", detail.folder.as_ref().map(|path| path.display().to_string()).as_deref());
+    optional(&mut line, "directory", detail.folder.as_ref().map(|path| path.display().to_string()).as_deref());
     line("log", &format_bytes(task.log_bytes));
     if let Some(memory) = task.memory_bytes {
         line("memory", &format_bytes(memory));
@@ -56,14 +53,14 @@ fn optional(line: &mut impl FnMut(&str, &str), label: &str, text: Option<&str>) 
 }
 
 fn lease_text(detail: &ClaimDetail) -> String {
-    let of = |seconds: Option<f64>| seconds.map_or_else(|| "-".to_owned(), format_seconds);
+    let text = |seconds: Option<f64>| seconds.map_or_else(|| "-".to_owned(), format_seconds);
     let ago =
         detail.task.reclaimed_seconds_ago.map_or_else(String::new, |ago| format!(", last {} ago", format_seconds(ago)));
     let next = detail.reclaim_in_seconds.map_or_else(String::new, |next| format!(", next in {}", format_seconds(next)));
     format!(
         "{} left of {}   reclaimed {} times{ago}{next}",
-        of(detail.task.lease_left_seconds),
-        of(detail.task.lease_seconds),
+        text(detail.task.lease_left_seconds),
+        text(detail.task.lease_seconds),
         detail.reclaims
     )
 }
@@ -84,11 +81,11 @@ fn processes_text(processes: &[i32]) -> String {
 
 fn phase_text(phase: &PhaseStatus) -> String {
     let took =
-        phase.seconds.map_or_else(|| "goes on".to_owned(), |seconds| format!("took {}", format_precise(seconds)));
+        phase.seconds.map_or_else(|| "running".to_owned(), |seconds| format!("took {}", format_precise(seconds)));
     format!("{:<8} {:>7} ago   {took}", phase.phase, format_seconds(phase.seconds_ago))
 }
 
-/// Milliseconds matter where there are no minutes.
+/// With milliseconds below a minute.
 fn format_precise(seconds: f64) -> String {
     if seconds < 60.0 { format!("{seconds:.3}s") } else { format_seconds(seconds) }
 }

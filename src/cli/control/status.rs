@@ -1,4 +1,4 @@
-//! A worker's status as a person reads it.
+//! Prints `journeyman status` and `journeyman claims list`.
 
 use std::fmt::Write as _;
 
@@ -10,12 +10,9 @@ use crate::worker::status::{
     SourceStatus, WorkerStatus,
 };
 
-/// The width of the first column.
 const LABEL_WIDTH: usize = 9;
-/// A lease with less than this left is marked.
 const LEASE_SHORT_SECONDS: f64 = 30.0;
 
-/// The whole of it.
 pub(super) fn render(status: &WorkerStatusReply) -> String {
     let view = &status.snapshot;
     let mut out = String::new();
@@ -36,21 +33,21 @@ pub(super) fn render(status: &WorkerStatusReply) -> String {
     push_line(
         &mut out,
         "host",
-        &format!("{}{}   payloads held by {}", host_text(view.host), clock_text(&view.sources), view.containment),
+        &format!("{}{}   containment: {}", host_text(view.host), clock_text(&view.sources), view.containment),
     );
-    for spot in &view.watches {
-        push_line(&mut out, "spot", &notice_watch_text(spot));
+    for watch in &view.watches {
+        push_line(&mut out, "watch", &notice_watch_text(watch));
     }
     out.push_str("sources\n");
     out.push_str(&source_table(&view.sources));
     if !view.services.is_empty() {
-        out.push_str("services\n");
+        out.push_str("sidecars\n");
         out.push_str(&sidecar_table(&view.services));
     }
     if let Some(reports) = &view.activity {
         push_line(&mut out, "activity", &activity_text(reports));
     }
-    out.push_str("tasks\n");
+    out.push_str("claims\n");
     out.push_str(&claim_table(&view.tasks));
     push_line(&mut out, "last hour", &outcomes_text(view.last_hour));
     if let Some(recovered) = view.recovered {
@@ -65,13 +62,12 @@ pub(super) fn render(status: &WorkerStatusReply) -> String {
     out
 }
 
-/// What becomes of the reports to a controller.
 fn activity_text(reports: &ActivityStatus) -> String {
     let ActivityStatus { exchange, reports, failures, error } = reports;
     match error {
-        Some(why) => format!("not reported to {}: {}", strip_control_chars(exchange), strip_control_chars(why)),
+        Some(why) => format!("cannot report to {}: {}", strip_control_chars(exchange), strip_control_chars(why)),
         None if *failures > 0 => {
-            format!("{reports} reports to {}, which failed {failures} times before", strip_control_chars(exchange))
+            format!("{reports} reports to {}, {failures} failures", strip_control_chars(exchange))
         }
         None => format!("{reports} reports to {}", strip_control_chars(exchange)),
     }
@@ -81,14 +77,14 @@ fn push_line(out: &mut String, label: &str, text: &str) {
     _ = writeln!(out, "{label:LABEL_WIDTH$}  {text}");
 }
 
-/// The state as a service manager shows it: in one line, with what keeps the worker from claiming.
+/// For the service manager's STATUS=.
 pub(in crate::cli) fn one_line(view: &WorkerStatus) -> String {
     let mut text = state_text(view).replace(BOLD, "").replace(RESET, "");
     if let Some(why) = view.not_claiming.as_ref().filter(|_| view.state == LifecycleState::Running) {
         _ = write!(text, "   not claiming: {why}");
     }
     for source in view.sources.iter().filter(|source| source.in_trouble) {
-        _ = write!(text, "   {} in TROUBLE", source.name);
+        _ = write!(text, "   {} FAILING", source.name);
     }
     text
 }
@@ -100,7 +96,7 @@ fn state_text(view: &WorkerStatus) -> String {
     let mut text =
         format!("{BOLD}{}{RESET}   {}/{} busy", view.state.as_str().to_uppercase(), view.tasks.len(), view.capacity);
     if !view.kept.is_empty() {
-        _ = write!(text, ", {} kept", view.kept.len());
+        _ = write!(text, ", {} cleanup pending", view.kept.len());
     }
     if let Some(why) = view.not_claiming.as_ref().filter(|_| view.state != LifecycleState::Running) {
         _ = write!(text, "   {why}");
@@ -119,13 +115,13 @@ pub(super) fn host_text(host: HostStatus) -> String {
     format!("disk {} free   memory {} free", free(host.disk_free), free(host.memory_free))
 }
 
-/// How far this host's clock is from that of the service it is furthest from.
+/// The largest difference between this host's clock and that of a source.
 fn clock_text(sources: &[SourceStatus]) -> String {
-    let told = sources.iter().filter_map(|source| Some((source.clock_ahead_seconds?, &source.name)));
-    match told.max_by_key(|(ahead, _)| ahead.unsigned_abs()) {
+    let skews = sources.iter().filter_map(|source| Some((source.clock_ahead_seconds?, &source.name)));
+    match skews.max_by_key(|(ahead, _)| ahead.unsigned_abs()) {
         None => String::new(),
-        // Services tell whole seconds, and their word takes a while.
-        Some((-1..=1, _)) => "   clock right".to_owned(),
+        // The Date header has whole seconds, and the response takes time.
+        Some((-1..=1, _)) => "   clock ok".to_owned(),
         Some((ahead, name)) => {
             let way = if ahead > 0 { "ahead of" } else { "behind" };
             format!("   clock {} s {way} {name}", ahead.unsigned_abs())
@@ -133,13 +129,12 @@ fn clock_text(sources: &[SourceStatus]) -> String {
     }
 }
 
-/// The watch for notices that the host goes.
-fn notice_watch_text(spot: &NoticeWatchStatus) -> String {
-    let (provider, since) = (&spot.provider, format_seconds(spot.seconds));
-    match &spot.trouble {
-        None if spot.heard => format!("{provider}: notices are heard"),
-        None => format!("{provider}: no answer yet"),
-        Some(trouble) => format!("{provider}: NOT HEARD for {since}: {}", strip_control_chars(trouble)),
+fn notice_watch_text(watch: &NoticeWatchStatus) -> String {
+    let (provider, since) = (&watch.provider, format_seconds(watch.seconds));
+    match &watch.trouble {
+        None if watch.heard => format!("{provider}: connected"),
+        None => format!("{provider}: no response yet"),
+        Some(trouble) => format!("{provider}: UNREACHABLE for {since}: {}", strip_control_chars(trouble)),
     }
 }
 
@@ -148,15 +143,15 @@ fn source_table(sources: &[SourceStatus]) -> String {
         let ago =
             |seconds: Option<f64>| seconds.map_or_else(|| "never".to_owned(), |s| format!("{} ago", format_seconds(s)));
         let mut more = format!("last poll {}", ago(source.polled_seconds_ago));
-        _ = write!(more, "   last hit {}", ago(source.brought_seconds_ago));
+        _ = write!(more, "   last claim {}", ago(source.brought_seconds_ago));
         if let Some(seconds) = source.next_poll_in_seconds {
-            _ = write!(more, "   again in {}", format_seconds(seconds));
+            _ = write!(more, "   next in {}", format_seconds(seconds));
         }
         let mark = match source.polled_seconds_ago {
-            _ if source.in_trouble => "TROUBLE",
+            _ if source.in_trouble => "FAILING",
             Some(_) => "ok",
-            None if source.error.is_some() => "TROUBLE",
-            None => "not asked yet",
+            None if source.error.is_some() => "FAILING",
+            None => "not polled yet",
         };
         vec![source.name.clone(), source.what.clone(), mark.to_owned(), source.step.clone(), more]
     });
@@ -168,20 +163,19 @@ fn sidecar_table(services: &[SidecarSummary]) -> String {
         let mark = if service.up { "ok" } else { "DOWN" };
         let restarts = match service.restarts {
             0 => String::new(),
-            1 => "started again once".to_owned(),
-            many => format!("started again {many} times"),
+            1 => "restarted once".to_owned(),
+            count => format!("restarted {count} times"),
         };
         vec![service.name.clone(), mark.to_owned(), strip_control_chars(&service.what), restarts]
     });
     align_columns(rows.collect())
 }
 
-/// What is held.
 pub(super) fn claim_table(tasks: &[ClaimStatus]) -> String {
     if tasks.is_empty() {
         return "  none\n".to_owned();
     }
-    let head = ["TASK", "SOURCE", "STEP", "HELD", "LEASE LEFT", "RECLAIMED", "LOG", "MEMORY", "PROGRESS"];
+    let head = ["TASK", "SOURCE", "STATE", "CLAIMED FOR", "LEASE LEFT", "RECLAIMED", "LOG", "MEMORY", "PROGRESS"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(tasks.iter().map(|task| {
         let lease = task.lease_left_seconds.map_or_else(
@@ -207,17 +201,16 @@ pub(super) fn claim_table(tasks: &[ClaimStatus]) -> String {
 pub(super) fn outcomes_text(hour: OutcomeCounts) -> String {
     let superseded = if hour.superseded == 0 { String::new() } else { format!("   superseded {}", hour.superseded) };
     format!(
-        "completed {}   failed {}   exceptions {}   handed back {}{superseded}   lost {}",
+        "completed {}   failed {}   exceptions {}   released {}{superseded}   lost {}",
         hour.completed, hour.failed, hour.exceptions, hour.handed_back, hour.lost
     )
 }
 
-/// What came from a task or a person, on one line and without control characters.
+/// For text from tasks and persons: one line, nothing that a terminal would interpret.
 pub(in crate::cli) fn strip_control_chars(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
 }
 
-/// Rows whose columns stand below each other.
 pub(in crate::cli) fn align_columns(rows: Vec<Vec<String>>) -> String {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -238,23 +231,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watch_that_hears_nothing_says_for_how_long_and_why() {
-        let mut spot = NoticeWatchStatus { provider: "aws".to_owned(), heard: false, trouble: None, seconds: 75.0 };
-        assert_eq!(notice_watch_text(&spot), "aws: no answer yet");
-        spot.heard = true;
-        assert_eq!(notice_watch_text(&spot), "aws: notices are heard");
-        (spot.heard, spot.trouble) = (false, Some("500 for\nspot/instance-action".to_owned()));
-        assert_eq!(notice_watch_text(&spot), "aws: NOT HEARD for 1m15s: 500 for spot/instance-action");
+    fn an_unreachable_metadata_service_is_shown_with_duration_and_error() {
+        let mut watch = NoticeWatchStatus { provider: "aws".to_owned(), heard: false, trouble: None, seconds: 75.0 };
+        assert_eq!(notice_watch_text(&watch), "aws: no response yet");
+        watch.heard = true;
+        assert_eq!(notice_watch_text(&watch), "aws: connected");
+        (watch.heard, watch.trouble) = (false, Some("500 for\nspot/instance-action".to_owned()));
+        assert_eq!(notice_watch_text(&watch), "aws: UNREACHABLE for 1m15s: 500 for spot/instance-action");
     }
 
     #[test]
-    fn reports_of_activity_are_shown_with_why_there_are_none() {
-        let told = |failures, error: Option<&str>| {
+    fn activity_reports_are_shown_with_their_last_error() {
+        let text = |failures, error: Option<&str>| {
             let error = error.map(str::to_owned);
             activity_text(&ActivityStatus { exchange: "core-activity-xchg".to_owned(), reports: 7, failures, error })
         };
-        assert_eq!(told(0, None), "7 reports to core-activity-xchg");
-        assert_eq!(told(2, None), "7 reports to core-activity-xchg, which failed 2 times before");
-        assert_eq!(told(3, Some("it is gone")), "not reported to core-activity-xchg: it is gone");
+        assert_eq!(text(0, None), "7 reports to core-activity-xchg");
+        assert_eq!(text(2, None), "7 reports to core-activity-xchg, 2 failures");
+        assert_eq!(text(3, Some("connection reset")), "cannot report to core-activity-xchg: connection reset");
     }
 }

@@ -1,4 +1,4 @@
-//! Looks at a broker: whether it lets us in, and whether the queue of requests and the exchange for reports are there.
+//! Checks the connection to a broker, the request queue of a source, and the exchange for activity reports.
 
 use tokio::time::timeout;
 
@@ -13,7 +13,6 @@ use crate::config::schema::{Config, Source};
 use crate::domain::refusal::Refusal;
 use crate::limits::{AMQP_CLOSE_TIMEOUT, DOCTOR_CALL_TIMEOUT};
 
-/// Looks at a source.
 pub(super) async fn check_source(name: String, source: Source, config: Config, environment: Environment) -> Vec<Check> {
     let part = |part: &str| format!("{name}: {part}");
     let (connection, check) = match connect(part("broker"), &config, &environment).await {
@@ -22,35 +21,35 @@ pub(super) async fn check_source(name: String, source: Source, config: Config, e
     };
     let mut checks = vec![check];
     let queue = amqp_setup::requests_queue(&source, &config);
-    let looking = async {
+    let declaring = async {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let channel = connection.create_channel().await?;
         channel
             .queue_declare(amqp::to_short_string_or_none(&queue).unwrap_or_default(), options, FieldTable::default())
             .await
     };
-    checks.push(match timeout(DOCTOR_CALL_TIMEOUT, looking).await {
+    checks.push(match timeout(DOCTOR_CALL_TIMEOUT, declaring).await {
         Ok(Ok(found)) => Check::ok(
             part("queue"),
             format!("{queue}: {} waiting, {} consumers", found.message_count(), found.consumer_count()),
         ),
         Ok(Err(error)) if amqp::reply_code(&error) == Some(amqp::NOT_FOUND) => {
-            let fix =
-                "its controller declares it with the first request for its key; until then the worker waits for it";
-            Check::warning(part("queue"), format!("there is no queue {queue}"), fix)
+            let fix = "the controller declares it with the first request for its key; the worker waits for it";
+            Check::warning(part("queue"), format!("queue {queue} does not exist"), fix)
         }
         Ok(Err(error)) => Check::failed(
             part("queue"),
             format!("{queue}: {}", amqp::error_text(&error)),
-            "may this user read from it?",
+            "does this user have read permission?",
         ),
-        Err(_) => Check::failed(part("queue"), format!("{queue}: no answer"), "is the broker under an alarm?"),
+        Err(_) => {
+            Check::failed(part("queue"), format!("{queue}: no response"), "does the broker have a resource alarm?")
+        }
     });
     amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
     checks
 }
 
-/// Looks at the broker of worker groups.
 pub(super) async fn check_pools_broker(config: Config, environment: Environment) -> Vec<Check> {
     match connect("pools: broker".to_owned(), &config, &environment).await {
         Ok(Connected { connection, check }) => {
@@ -61,7 +60,6 @@ pub(super) async fn check_pools_broker(config: Config, environment: Environment)
     }
 }
 
-/// A connection, and that there is one.
 struct Connected {
     connection: Connection,
     check: Check,
@@ -73,21 +71,21 @@ async fn connect(part: String, config: &Config, environment: &Environment) -> Re
         Err(failure) => return Err(Check::failed(part, failure.message, "see [amqp]")),
     };
     match broker.connect("journeyman doctor").await {
-        Ok(connection) => {
-            Ok(Connected { connection, check: Check::ok(part, format!("{} lets us in", broker.display_url())) })
-        }
+        Ok(connection) => Ok(Connected {
+            connection,
+            check: Check::ok(part, format!("{}: connected and authenticated", broker.display_url())),
+        }),
         Err(refused) => {
             let fix = if refused.refusal == Refusal::Denied {
-                "are user and password of `amqp.uri` right, and may that user use its virtual host?"
+                "check user, password and virtual host of `amqp.uri`, and the user's permissions"
             } else {
-                "is `amqp.uri` right, and does a broker listen there?"
+                "check `amqp.uri`; is the broker running?"
             };
             Err(Check::failed(part, refused.message, fix))
         }
     }
 }
 
-/// Looks at where activity is reported.
 pub(super) async fn check_activity(exchange: String, config: Config, environment: Environment) -> Vec<Check> {
     let part = || "activity".to_owned();
     let connected = match amqp_setup::build_broker(&config.amqp, &environment) {
@@ -96,21 +94,27 @@ pub(super) async fn check_activity(exchange: String, config: Config, environment
     };
     let connection = match connected {
         Ok(connection) => connection,
-        Err(what) => return vec![Check::warning(part(), what, "without its broker nothing is reported; tasks go on")],
+        Err(what) => {
+            return vec![Check::warning(part(), what, "no activity is reported without the broker; tasks still run")];
+        }
     };
-    let looking = async {
+    let declaring = async {
         let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
         let name = amqp::to_short_string_or_none(&exchange).unwrap_or_default();
         let channel = connection.create_channel().await?;
         channel.exchange_declare(name, ExchangeKind::Fanout, options, FieldTable::default()).await
     };
-    let check = match timeout(DOCTOR_CALL_TIMEOUT, looking).await {
-        Ok(Ok(())) => Check::ok(part(), format!("is reported to {exchange}")),
+    let check = match timeout(DOCTOR_CALL_TIMEOUT, declaring).await {
+        Ok(Ok(())) => Check::ok(part(), format!("reported to {exchange}")),
         Ok(Err(error)) => {
-            let what = format!("cannot be reported to {exchange}: {}", amqp::error_text(&error));
-            Check::warning(part(), what, "its controller declares it; until then nothing is reported, and tasks go on")
+            let what = format!("cannot report to {exchange}: {}", amqp::error_text(&error));
+            Check::warning(
+                part(),
+                what,
+                "the controller declares it; no activity is reported until then, tasks still run",
+            )
         }
-        Err(_) => Check::warning(part(), format!("{exchange}: no answer"), "is the broker under an alarm?"),
+        Err(_) => Check::warning(part(), format!("{exchange}: no response"), "does the broker have a resource alarm?"),
     };
     amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
     vec![check]

@@ -1,5 +1,4 @@
-//! What a worker needs of this machine: a work folder, memory, open files, control groups, programs, a socket, and the word of
-//! its cloud.
+//! Checks this machine: work directory, memory, open files, control groups, control socket and metadata service.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -22,7 +21,7 @@ use crate::limits::{
 };
 use crate::worker::snapshot::format_bytes;
 
-/// Everything on this machine. Blocks for as long as its file systems take.
+/// May block on a file system.
 pub(super) fn check_host(config: &Config) -> Vec<Check> {
     let mut checks = check_work_dir(config);
     checks.extend([check_memory(config), check_open_files(config), check_cgroups(&config.host)]);
@@ -32,44 +31,51 @@ pub(super) fn check_host(config: &Config) -> Vec<Check> {
 
 fn check_work_dir(config: &Config) -> Vec<Check> {
     let wanted = &config.worker.work_dir.0;
-    let name = "work folder";
-    // The worker makes it where it is missing.
+    let name = "work directory";
     let Some(there) = nearest_existing(wanted) else {
-        return vec![Check::failed(name, format!("{} is nowhere", wanted.display()), "set worker.work_dir")];
+        return vec![Check::failed(
+            name,
+            format!("{} has no existing parent", wanted.display()),
+            "set worker.work_dir",
+        )];
     };
     let shown = wanted.display();
-    let fix = "make it the user's that runs the worker (`chown journeyman`), or set worker.work_dir to another";
+    let fix = "make the user of the worker its owner (`chown journeyman`), or change worker.work_dir";
     if let Err(error) = probe_writable(there) {
-        let what = if there == wanted { "cannot be written" } else { "is not there and cannot be made" };
+        let what = if there == wanted { "is not writable" } else { "cannot be created" };
         return vec![Check::failed(name, format!("{shown} {what}: {error}"), fix)];
     }
     let mut checks = Vec::new();
     let about = match statvfs(there) {
         Ok(about) => about,
-        Err(error) => return vec![Check::failed(name, format!("{shown} cannot be looked at: {error}"), fix)],
+        Err(error) => return vec![Check::failed(name, format!("cannot check {shown}: {error}"), fix)],
     };
-    let made = if there == wanted { "can be written" } else { "will be made" };
+    let made = if there == wanted { "is writable" } else { "will be created" };
     checks.push(if about.f_flag.contains(StatVfsMountFlags::NOEXEC) {
-        let fix = "mount it without `noexec`, or set worker.work_dir to another";
-        Check::failed(name, format!("{shown} {made}, and nothing in it can be executed"), fix)
+        let fix = "mount it without `noexec`, or change worker.work_dir";
+        Check::failed(name, format!("{shown} {made}, but is mounted noexec"), fix)
     } else {
-        Check::ok(name, format!("{shown} {made}, and what is in it can be executed"))
+        Check::ok(name, format!("{shown} {made}"))
     });
     let (free, least) = (about.f_bavail.saturating_mul(about.f_frsize), config.host.min_free_disk.0);
     let found = format!("{} free, host.min_free_disk is {}", format_bytes(free), format_bytes(least));
     checks.push(if free < least {
-        Check::failed("disk", found, "nothing is claimed until there is more: free some, or set host.min_free_disk")
+        Check::failed(
+            "disk",
+            found,
+            "the worker claims nothing until more is free; free some, or change host.min_free_disk",
+        )
     } else {
         Check::ok("disk", found)
     });
-    // Some file systems have no fixed number, and say 0 of 0.
+    // 0 for file systems without a fixed number of inodes.
     if about.f_files > 0 {
         let found = format!("{} of {} free", about.f_favail, about.f_files);
         checks.push(if about.f_favail < DOCTOR_FREE_INODES_MIN {
             Check::warning(
                 "inodes",
                 found,
-                "tasks with many files will fail: remove some, or take a larger file system",
+                "tasks with many files will fail; remove files, or use a larger file system",
             )
         } else {
             Check::ok("inodes", found)
@@ -78,31 +84,31 @@ fn check_work_dir(config: &Config) -> Vec<Check> {
     checks
 }
 
-/// What there is of a folder: it, or the nearest above it.
+/// The directory or its nearest existing parent.
 fn nearest_existing(wanted: &Path) -> Option<&Path> {
     wanted.ancestors().map(|at| if at.as_os_str().is_empty() { Path::new(".") } else { at }).find(|at| at.exists())
 }
 
-/// The folders of the pools whose workers are started here.
+/// For pools with the process driver.
 pub(super) fn check_pool_dirs(config: &Config) -> Vec<Check> {
     let started = config.pool.iter().filter(|(_, pool)| !pool.command.is_empty());
     started
         .map(|(name, pool)| {
-            let (part, folder) = (format!("{name}: folder"), &pool.state_dir.0);
+            let (part, folder) = (format!("{name}: state directory"), &pool.state_dir.0);
             let written = nearest_existing(folder).map_or_else(|| Err(ErrorKind::NotFound.into()), probe_writable);
             match written {
-                Ok(()) => Check::ok(part, format!("{} can be written", folder.display())),
+                Ok(()) => Check::ok(part, format!("{} is writable", folder.display())),
                 Err(error) => Check::failed(
                     part,
-                    format!("{} cannot be written: {error}", folder.display()),
-                    format!("make it the user's that runs the controller, or set pool.{name}.state_dir to another"),
+                    format!("{} is not writable: {error}", folder.display()),
+                    format!("make the user of the controller its owner, or change pool.{name}.state_dir"),
                 ),
             }
         })
         .collect()
 }
 
-/// Makes an empty file and takes it away again.
+/// Creates and removes an empty file.
 fn probe_writable(folder: &Path) -> std::io::Result<()> {
     let probe = folder.join(format!(".journeyman-doctor-{}", std::process::id()));
     File::create_new(&probe)?;
@@ -114,37 +120,35 @@ fn check_memory(config: &Config) -> Check {
     match resources::measure(Path::new("/")).memory {
         Some(free) if free < least => Check::failed(
             "memory",
-            format!("{} can be had, host.min_free_memory is {}", format_bytes(free), format_bytes(least)),
-            "nothing is claimed until there is more: end something, or set host.min_free_memory",
+            format!("{} available, host.min_free_memory is {}", format_bytes(free), format_bytes(least)),
+            "the worker claims nothing until more is free; stop other programs, or change host.min_free_memory",
         ),
         Some(free) => Check::ok(
             "memory",
-            format!("{} can be had, host.min_free_memory is {}", format_bytes(free), format_bytes(least)),
+            format!("{} available, host.min_free_memory is {}", format_bytes(free), format_bytes(least)),
         ),
-        None => Check::warning("memory", "/proc/meminfo does not say", "is /proc mounted?"),
+        None => Check::warning("memory", "unknown: no MemAvailable in /proc/meminfo", "is /proc mounted?"),
     }
 }
 
 fn check_open_files(config: &Config) -> Check {
     let OpenFileLimit { limit: most, needed: enough } = OpenFileLimit::from_config(config);
     let capacity = config.worker.capacity;
-    let found = |most: String| format!("{most} for this user, {enough} are enough for capacity {capacity}");
+    let found = |most: String| format!("limit {most}, capacity {capacity} needs {enough}");
     match most {
         Some(most) if most < WORKER_OPEN_FILES_MIN => Check::failed("open files", found(most.to_string()), RAISE_FILES),
         Some(most) if most < enough => Check::warning("open files", found(most.to_string()), RAISE_FILES),
         Some(most) => Check::ok("open files", found(most.to_string())),
-        None => Check::ok("open files", found("without a limit".to_owned())),
+        None => Check::ok("open files", found("none".to_owned())),
     }
 }
 
 const RAISE_FILES: &str =
-    "raise it for the worker: LimitNOFILE= in the unit (the units that come along do), `ulimit -n` elsewhere";
+    "raise the limit of the worker: LimitNOFILE= in a systemd unit (set in the packaged units), else `ulimit -n`";
 
-/// How many files may be open.
 struct OpenFileLimit {
-    /// By this process; `None` is without a limit.
     limit: Option<u64>,
-    /// For what the configuration wants to run at once.
+    /// For the configured capacity.
     needed: u64,
 }
 
@@ -155,38 +159,35 @@ impl OpenFileLimit {
     }
 }
 
-/// What a worker says at its start, where fewer files may be open than its capacity needs.
-///
-/// # Errors
-///
-/// [`Exit::HostUnusable`] where they are too few for a worker without tasks.
+/// A warning if the limit of open files is too low for the capacity, an error if too low for a worker without tasks.
 pub(in crate::cli) fn open_files_warning(config: &Config) -> Result<Option<String>, Failure> {
     let OpenFileLimit { limit: most, needed: enough } = OpenFileLimit::from_config(config);
     let Some(most) = most.filter(|most| *most < enough) else { return Ok(None) };
     let capacity = config.worker.capacity;
-    let text = format!("{most} files may be open, and a capacity of {capacity} may need {enough}: {RAISE_FILES}");
+    let text = format!("the limit of open files is {most}, capacity {capacity} may need {enough}: {RAISE_FILES}");
     if most < WORKER_OPEN_FILES_MIN { Err(Failure::new(Exit::HostUnusable, text)) } else { Ok(Some(text)) }
 }
 
-/// What can be seen without moving a process: the worker itself finds out by doing it, and in its own group.
+/// Without moving a process; the worker itself tries it at start.
 fn check_cgroups(host: &Host) -> Check {
     let name = "control groups";
     let demanded = host.containment == Containment::Cgroup;
-    let fix = "under systemd set Delegate=yes in the unit (the units that come along do), in a container mount /sys/fs/cgroup writable";
+    let fix =
+        "under systemd set Delegate=yes (set in the packaged units), in a container mount /sys/fs/cgroup writable";
     let lacks = |found: String| {
-        let found = format!("{found}; seen from here, payloads would be process groups");
+        let found = format!("{found}; payloads would run in process groups instead");
         if demanded { Check::failed(name, found, fix) } else { Check::warning(name, found, fix) }
     };
     let Some(own) = own_cgroup() else {
-        return lacks("there is no control group of version 2".to_owned());
+        return lacks("no cgroup v2".to_owned());
     };
     match rustix::fs::access(&own, rustix::fs::Access::WRITE_OK) {
-        Ok(()) => Check::ok(name, "version 2, and this process may make one for each task"),
-        Err(_) => lacks(format!("{} may not be written by this user", own.display())),
+        Ok(()) => Check::ok(name, "cgroup v2, writable"),
+        Err(_) => lacks(format!("{} is not writable for this user", own.display())),
     }
 }
 
-/// Whether the limits that are set can be enforced, where any are.
+/// `None` if no limit is set.
 fn check_task_limits(host: &Host) -> Option<Check> {
     let wanted = [("memory", host.task_memory.is_some()), ("pids", host.task_pids.is_some())];
     let wanted: Vec<&str> = wanted.into_iter().filter_map(|(name, wanted)| wanted.then_some(name)).collect();
@@ -194,17 +195,16 @@ fn check_task_limits(host: &Host) -> Option<Check> {
         return None;
     }
     let (name, shown) = ("task limits", wanted.join(" and "));
-    let fix = "under systemd set Delegate=yes in the unit; elsewhere give this group the controllers, or unset \
+    let fix = "under systemd set Delegate=yes in the unit; else delegate the controllers to this group, or unset \
                host.task_memory and host.task_pids";
     let offered = own_cgroup().and_then(|own| std::fs::read_to_string(own.join("cgroup.controllers")).ok());
     let offered = offered.unwrap_or_default();
     let missing: Vec<&str> =
         wanted.into_iter().filter(|name| !offered.split_ascii_whitespace().any(|offer| offer == *name)).collect();
     Some(if missing.is_empty() {
-        Check::ok(name, format!("the controllers for {shown} are there"))
+        Check::ok(name, format!("controllers for {shown} are available"))
     } else {
-        let found =
-            format!("no controller for {}: seen from here, a task may take more than is set", missing.join(" and "));
+        let found = format!("no controller for {}: the limit cannot be enforced", missing.join(" and "));
         if host.containment == Containment::Cgroup {
             Check::failed(name, found, fix)
         } else {
@@ -213,58 +213,52 @@ fn check_task_limits(host: &Host) -> Option<Check> {
     })
 }
 
-/// Whether a worker can be asked, and one that listens answers.
 pub(super) async fn check_control_socket(path: PathBuf) -> Check {
     let name = "control socket";
     let shown = path.display();
     let at = path.clone();
-    // Both may block: one on a file system that hangs, the other where somebody listens and takes nobody in.
-    let looking = tokio::task::spawn_blocking(move || {
+    // Both may block: on a file system that hangs, or on a listener that accepts no connection.
+    let probing = tokio::task::spawn_blocking(move || {
         let about = std::fs::symlink_metadata(&at);
         let client = about.as_ref().is_ok_and(|about| about.file_type().is_socket()).then(|| ControlClient::new(&at));
         (about, client)
     });
-    let (about, client) = match timeout(DOCTOR_CALL_TIMEOUT, looking).await {
-        Ok(Ok(looked)) => looked,
-        Ok(Err(error)) => return Check::failed(name, format!("{shown} could not be looked at: {error}"), ""),
+    let (about, client) = match timeout(DOCTOR_CALL_TIMEOUT, probing).await {
+        Ok(Ok(probed)) => probed,
+        Ok(Err(error)) => return Check::failed(name, format!("cannot check {shown}: {error}"), ""),
         Err(_) => {
-            let found = format!("{shown}: somebody listens there and takes no connection");
-            return Check::failed(name, found, "end it, or let it go on; nothing can be told to it now");
+            let found = format!("{shown}: the listening process accepts no connection");
+            return Check::failed(name, found, "it hangs or is stopped; continue or kill it");
         }
     };
     match about {
         Err(error) if error.kind() == ErrorKind::NotFound => Check::ok(name, format!("{shown} is free")),
         Err(error) => {
-            Check::failed(name, format!("{shown}: {error}"), "set control.socket to a place this user may use")
+            Check::failed(name, format!("{shown}: {error}"), "set control.socket to a path that this user may access")
         }
         Ok(_) => match client {
-            None => Check::failed(
-                name,
-                format!("{shown} is there and no socket"),
-                "remove it, or set control.socket to another place",
-            ),
+            None => Check::failed(name, format!("{shown} is not a socket"), "remove it, or change control.socket"),
             Some(Err(Error::NotRunning(_))) => {
-                Check::ok(name, format!("{shown} is what an earlier worker left; the next one replaces it"))
+                Check::ok(name, format!("{shown} is left from a previous worker; the next one replaces it"))
             }
-            Some(Err(error)) => Check::warning(name, error.to_string(), "ask as root, or as the worker's user"),
+            Some(Err(error)) => {
+                Check::warning(name, error.to_string(), "run doctor as root or as the user of the worker")
+            }
             Some(Ok(client)) => match client.status().await {
                 Ok(status) => {
                     let pid = status.pid;
-                    Check::ok(name, format!("a worker answers at {shown}, process {pid}; `journeyman status` shows it"))
+                    Check::ok(name, format!("worker with pid {pid} responds at {shown}"))
                 }
-                Err(error) => {
-                    Check::failed(name, error.to_string(), "end it, or let it go on; nothing can be told to it now")
-                }
+                Err(error) => Check::failed(name, error.to_string(), "it hangs or is stopped; continue or kill it"),
             },
         },
     }
 }
 
-/// Whether the metadata service that the configuration expects is there.
 pub(super) async fn check_cloud(host: Host) -> Vec<Check> {
     let name = "cloud";
     if host.metadata_service == MetadataService::Off {
-        return vec![Check::ok(name, "no metadata service is asked (host.metadata_service = \"off\")")];
+        return vec![Check::ok(name, "not checked: host.metadata_service = \"off\"")];
     }
     let wanted = match termination_watch::watch_config(&host) {
         termination_notice::NoticeConfig { cloud: termination_notice::MetadataProvider::Fixed(provider), .. } => {
@@ -282,18 +276,15 @@ pub(super) async fn check_cloud(host: Host) -> Vec<Check> {
     let shown = |provider| termination_notice::NoticeOrigin::Cloud(provider).as_str();
     vec![match (wanted, there.as_slice()) {
         (Some(wanted), there) if there.contains(&wanted) => {
-            Check::ok(name, format!("the metadata service of {} answers", shown(wanted)))
+            Check::ok(name, format!("the metadata service of {} responds", shown(wanted)))
         }
         (Some(wanted), _) => Check::failed(
             name,
-            format!("the metadata service of {} does not answer, so no notice will be heard", shown(wanted)),
-            "is this such a host, and in a container on EC2 is the hop limit 2? Otherwise set host.metadata_service",
+            format!("the metadata service of {} does not respond, so termination notices are missed", shown(wanted)),
+            "change host.metadata_service if this host is elsewhere; in a container on EC2 set the hop limit to 2",
         ),
-        (None, [provider, ..]) => Check::ok(name, format!("the metadata service of {} answers", shown(*provider))),
-        (None, []) => Check::ok(
-            name,
-            "no metadata service answers, so this is no cloud's host; host.metadata_service = \"off\" spares the search",
-        ),
+        (None, [provider, ..]) => Check::ok(name, format!("the metadata service of {} responds", shown(*provider))),
+        (None, []) => Check::ok(name, "no metadata service responds; host.metadata_service = \"off\" skips the search"),
     }]
 }
 
@@ -302,14 +293,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_own_group_is_a_folder_or_none() {
+    fn the_own_cgroup_is_a_directory_if_there_is_one() {
         assert!(own_cgroup().is_none_or(|own| own.is_dir()));
     }
 
     #[test]
-    fn capacity_asks_for_open_files() {
+    fn the_capacity_determines_the_required_open_files() {
         let mut config = Config::default();
         config.worker.capacity = u16::MAX;
-        assert!(check_open_files(&config).found.contains("are enough for capacity 65535"));
+        assert!(check_open_files(&config).result.contains("capacity 65535 needs"));
     }
 }

@@ -1,8 +1,6 @@
-//! `journeyman doctor`: looks at this host and at what its configuration names, and says of each thing whether it will do,
-//! what was found, and how to mend it.
+//! `journeyman doctor`: checks this host and the services that the configuration names, and says how to fix what fails.
 //!
-//! It changes nothing but for one empty file in the work folder, which it takes away again, and it starts no task. No secret
-//! is part of what it says.
+//! Changes nothing except for one empty file in the work directory, which it removes. Prints no secrets.
 
 mod broker;
 pub(super) mod host;
@@ -29,17 +27,15 @@ use crate::config::{Environment, LoadedConfig, collector};
 use crate::limits::DOCTOR_CHECK_TIMEOUT;
 use crate::redact;
 
-/// `journeyman doctor`
 #[derive(Debug, Args)]
 pub(super) struct DoctorArgs {
-    /// How to print it
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
     #[command(flatten)]
     settings: ConfigArgs<NoFlags>,
 }
 
-/// How something looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
@@ -58,28 +54,27 @@ impl State {
     }
 }
 
-/// One thing that was looked at.
 #[derive(Debug, Clone, Serialize)]
 struct Check {
     name: String,
     state: State,
-    found: String,
+    result: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     fix: Option<String>,
 }
 
 impl Check {
-    fn ok(name: impl Into<String>, found: impl Into<String>) -> Self {
-        Self { name: name.into(), state: State::Ok, found: redacted(found.into()), fix: None }
+    fn ok(name: impl Into<String>, result: impl Into<String>) -> Self {
+        Self { name: name.into(), state: State::Ok, result: redacted(result.into()), fix: None }
     }
 
-    fn warning(name: impl Into<String>, found: impl Into<String>, fix: impl Into<String>) -> Self {
+    fn warning(name: impl Into<String>, result: impl Into<String>, fix: impl Into<String>) -> Self {
         let fix = Some(redacted(fix.into()));
-        Self { name: name.into(), state: State::Warning, found: redacted(found.into()), fix }
+        Self { name: name.into(), state: State::Warning, result: redacted(result.into()), fix }
     }
 
-    fn failed(name: impl Into<String>, found: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { state: State::Failed, ..Self::warning(name, found, fix) }
+    fn failed(name: impl Into<String>, result: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { state: State::Failed, ..Self::warning(name, result, fix) }
     }
 }
 
@@ -87,11 +82,6 @@ fn redacted(text: String) -> String {
     redact::text(&text).into_owned()
 }
 
-/// Runs it.
-///
-/// # Errors
-///
-/// Where nothing can be written.
 pub(super) async fn run(arguments: DoctorArgs, environment: &Environment) -> ExitResult {
     let checks = match arguments.settings.load(environment) {
         Ok(loaded) => {
@@ -101,11 +91,7 @@ pub(super) async fn run(arguments: DoctorArgs, environment: &Environment) -> Exi
             checks
         }
         Err(failure) => {
-            vec![Check::failed(
-                "configuration",
-                failure.message,
-                "`journeyman config check` says the same until it is mended",
-            )]
+            vec![Check::failed("configuration", failure.message, "see `journeyman config check`")]
         }
     };
     match arguments.output {
@@ -134,11 +120,10 @@ fn render(checks: &[Check]) -> String {
             State::Warning => "\x1b[33m",
             State::Failed => "\x1b[31m",
         };
-        // Under one another, however long the names are.
         let indent = format!("\n{:7}  {:name$}  ", "", "");
-        let found = check.found.trim_end().replace('\n', &indent);
+        let result = check.result.trim_end().replace('\n', &indent);
         // Writing to a String cannot fail.
-        _ = writeln!(out, "{color}{:<7}\x1b[0m  {:name$}  {found}", check.state.as_str(), check.name);
+        _ = writeln!(out, "{color}{:<7}\x1b[0m  {:name$}  {result}", check.state.as_str(), check.name);
         if let Some(fix) = check.fix.as_ref().filter(|fix| !fix.is_empty()) {
             _ = writeln!(out, "{:7}  {:name$}  > {}", "", "", fix.trim_end().replace('\n', &format!("{indent}  ")));
         }
@@ -149,15 +134,14 @@ fn render(checks: &[Check]) -> String {
     out
 }
 
-/// The configuration, and the files and programs that it names.
 fn check_configuration(loaded: &LoadedConfig, environment: &Environment) -> Vec<Check> {
     let config = &loaded.config;
-    let named = loaded.document.as_ref().map_or("the built-in one", |document| &document.name);
+    let named = loaded.document.as_ref().map_or("built-in defaults", |document| &document.name);
     let mut checks = vec![if is_controller_config(config) {
         Check::ok("configuration", format!("{named}: pools {}", config.pool.len()))
     } else if config.source.is_empty() {
-        let fix = "`journeyman config init journeyman.toml` writes one to start from";
-        Check::failed("configuration", format!("{named}: there is no [source.NAME], so nothing to work for"), fix)
+        let fix = "`journeyman config init journeyman.toml` writes an example";
+        Check::failed("configuration", format!("{named}: no [source.NAME] is configured"), fix)
     } else {
         let (sources, capacity) = (config.source.len(), config.worker.capacity);
         Check::ok("configuration", format!("{named}: sources {sources}, capacity {capacity}"))
@@ -175,68 +159,68 @@ fn check_configuration(loaded: &LoadedConfig, environment: &Environment) -> Vec<
         Ok(None) => {}
         Ok(Some(collector)) => {
             let host = collector.endpoint.host_str().unwrap_or_default().to_owned();
-            checks.push(Check::ok("traces", format!("are sent to {host}, and wait for nothing")));
+            checks.push(Check::ok("traces", format!("exported to {host}")));
         }
         Err(why) => {
-            let fix = "set `telemetry.otlp_endpoint`, which comes before these variables, or unset them";
-            checks.push(Check::warning("traces", format!("are not exported: {why}"), fix));
+            let fix = "set `telemetry.otlp_endpoint`, which takes precedence over these variables, or unset them";
+            checks.push(Check::warning("traces", format!("not exported: {why}"), fix));
         }
     }
     if problems.is_empty() {
-        checks.push(Check::ok("files", "secrets are closed to others, programs and schemas are there"));
+        checks.push(Check::ok("files", "secrets are private, programs and schemas exist"));
     }
     checks
 }
 
-/// Whether it is a controller's, which claims nothing itself.
+/// A controller claims nothing itself, so it needs fewer checks.
 fn is_controller_config(config: &Config) -> bool {
     config.source.is_empty() && !config.pool.is_empty()
 }
 
-/// Everything that takes time, at once, in a fixed order of lines.
+/// Runs the checks concurrently; the order of the lines is fixed.
 async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Check> {
     let name = WorkerIdentity::from_config(&loaded.config);
-    let mut looking = JoinSet::new();
-    let mut begin = |part: &str, looks: CheckFuture| {
-        let (place, part) = (looking.len(), part.to_owned());
-        looking.spawn(async move {
-            let fix = "look at it by hand: it does not answer, and does not refuse either";
-            let said = timeout(DOCTOR_CHECK_TIMEOUT, looks).await;
+    let mut running = JoinSet::new();
+    let mut spawn = |part: &str, checks: CheckFuture| {
+        let (position, part) = (running.len(), part.to_owned());
+        running.spawn(async move {
+            let fix = "the service neither responds nor refuses; check it by hand";
+            let result = timeout(DOCTOR_CHECK_TIMEOUT, checks).await;
             let late =
-                || vec![Check::failed(part, format!("no answer within {} s", DOCTOR_CHECK_TIMEOUT.as_secs()), fix)];
-            CheckGroup { position: place, checks: said.unwrap_or_else(|_| late()) }
+                || vec![Check::failed(part, format!("no response within {} s", DOCTOR_CHECK_TIMEOUT.as_secs()), fix)];
+            CheckGroup { position, checks: result.unwrap_or_else(|_| late()) }
         });
     };
     for (source_name, source) in &loaded.config.source {
         let (source_name, source, name) = (source_name.clone(), source.clone(), name.clone());
         let (environment, config) = (environment.clone(), loaded.config.clone());
-        let looks: CheckFuture = match source.kind {
+        let checks: CheckFuture = match source.kind {
             SourceKind::Taskcluster => {
                 Box::pin(taskcluster::check_source(source_name.clone(), source, name, environment))
             }
             SourceKind::Amqp => Box::pin(broker::check_source(source_name.clone(), source, config, environment)),
         };
-        begin(&source_name, looks);
+        spawn(&source_name, checks);
     }
     if let Some(exchange) = amqp_setup::activity_exchange(&loaded.config) {
         let (config, environment) = (loaded.config.clone(), environment.clone());
-        begin("activity", Box::pin(broker::check_activity(exchange, config, environment)));
+        spawn("activity", Box::pin(broker::check_activity(exchange, config, environment)));
     }
     if !loaded.config.pool.is_empty() {
         let (config, environment) = (loaded.config.clone(), environment.clone());
-        begin("pools", Box::pin(broker::check_pools_broker(config, environment)));
+        spawn("pools", Box::pin(broker::check_pools_broker(config, environment)));
         let config = loaded.config.clone();
-        begin("pools", run_blocking("pools", move || host::check_pool_dirs(&config)));
+        spawn("pools", run_blocking("pools", move || host::check_pool_dirs(&config)));
     }
     if !is_controller_config(&loaded.config) {
         let config = loaded.config.clone();
-        begin("cloud", Box::pin(host::check_cloud(config.host.clone())));
+        spawn("cloud", Box::pin(host::check_cloud(config.host.clone())));
         let socket = control_socket(&config);
-        begin("host", run_blocking("host", move || host::check_host(&config)));
-        begin("control socket", Box::pin(async move { vec![host::check_control_socket(socket).await] }));
+        spawn("host", run_blocking("host", move || host::check_host(&config)));
+        spawn("control socket", Box::pin(async move { vec![host::check_control_socket(socket).await] }));
     }
     let mut parts = Vec::new();
-    while let Some(part) = looking.join_next().await {
+    while let Some(part) = running.join_next().await {
         match part {
             Ok(part) => parts.push(part),
             Err(error) => std::panic::resume_unwind(error.into_panic()),
@@ -246,17 +230,16 @@ async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Che
     parts.into_iter().flat_map(|part| part.checks).collect()
 }
 
-/// What blocks for as long as its file systems take must not hold up the rest.
-fn run_blocking(part: &'static str, look: impl FnOnce() -> Vec<Check> + Send + 'static) -> CheckFuture {
+/// For checks that may block on a file system.
+fn run_blocking(part: &'static str, check: impl FnOnce() -> Vec<Check> + Send + 'static) -> CheckFuture {
     Box::pin(async move {
-        let looked = tokio::task::spawn_blocking(look).await;
-        looked.unwrap_or_else(|error| vec![Check::failed(part, format!("it could not be looked at: {error}"), "")])
+        let checks = tokio::task::spawn_blocking(check).await;
+        checks.unwrap_or_else(|error| vec![Check::failed(part, format!("check failed: {error}"), "")])
     })
 }
 
 type CheckFuture = std::pin::Pin<Box<dyn Future<Output = Vec<Check>> + Send>>;
 
-/// What one part has found, and where it stands among the others.
 struct CheckGroup {
     position: usize,
     checks: Vec<Check>,
@@ -267,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_found_is_under_one_another_whatever_it_says_and_a_fix_that_is_none_is_not_shown() {
+    fn lines_are_aligned_and_an_empty_fix_is_not_shown() {
         let checks = [
             Check::ok("a", "one line"),
             Check::failed("a longer name", "two\nlines", "mend\nboth"),

@@ -1,4 +1,4 @@
-//! What a source needs of the network and of its queue, step by step: what comes after a step that failed is left out.
+//! Checks a Taskcluster source step by step; a failed step ends the rest.
 
 use jiff::{SignedDuration, Timestamp};
 use tokio::net::{TcpStream, lookup_host};
@@ -16,14 +16,11 @@ use crate::limits::{DOCTOR_CALL_TIMEOUT, DOCTOR_STEP_TIMEOUT};
 use crate::source::taskcluster::Dialect;
 use crate::source::taskcluster::{Api, ApiConfig, CredentialCheck, PendingCount, Timeouts};
 
-/// From here on a clock is worth a look.
 const SKEW_WARNING: SignedDuration = SignedDuration::from_secs(5);
-/// From here on signatures are refused, and certificates and signed addresses may be.
+/// Hawk and signed URLs allow one minute of clock skew.
 const SKEW_MAX: SignedDuration = SignedDuration::from_secs(60);
-/// A certificate that ends sooner may have been forgotten.
 const CERTIFICATE_EXPIRY_WARNING: SignedDuration = SignedDuration::from_hours(7 * 24);
 
-/// Looks at a source.
 pub(super) async fn check_source(
     name: String,
     source: Source,
@@ -32,10 +29,10 @@ pub(super) async fn check_source(
 ) -> Vec<Check> {
     let Some(tasks) = source.tasks() else { return Vec::new() };
     let (root_url, task_queue) = (tasks.root_url.clone(), tasks.task_queue.clone());
-    let mut look = SourceCheck { name, source, root_url, task_queue, worker: own, environment, checks: Vec::new() };
-    // Each step ends what cannot go on without it.
-    _ = look.run().await;
-    look.checks
+    let mut check = SourceCheck { name, source, root_url, task_queue, worker: own, environment, checks: Vec::new() };
+    // `None` only says that a step has failed; its check is in the list.
+    _ = check.run().await;
+    check.checks
 }
 
 struct SourceCheck {
@@ -55,7 +52,7 @@ impl SourceCheck {
         let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
         let port = url.port_or_known_default()?;
         self.check_connection(&host, port).await?;
-        // Unsigned, so that what is wrong with credentials is not said of the service.
+        // Without credentials, so that wrong ones do not fail this step.
         let unsigned = self.api(None)?;
         self.check_service(&unsigned).await?;
         self.check_credentials().await
@@ -73,42 +70,40 @@ impl SourceCheck {
         self.checks.push(Check::warning(self.part(part), found, fix));
     }
 
-    /// Ends the steps.
+    /// `None` ends the steps.
     fn failed(&mut self, part: &str, found: impl Into<String>, fix: impl Into<String>) -> Option<()> {
         self.checks.push(Check::failed(self.part(part), found, fix));
         None
     }
 
     async fn check_connection(&mut self, host: &str, port: u16) -> Option<()> {
-        let fix = format!(
-            "is source.{}.root_url right, and does this host's resolver know it (`getent hosts {host}`)?",
-            self.name
-        );
+        let fix =
+            format!("check source.{}.root_url, and that this host resolves it (`getent hosts {host}`)", self.name);
         let found = match timeout(DOCTOR_STEP_TIMEOUT, lookup_host((host, port))).await {
             Ok(Ok(found)) => found.collect::<Vec<_>>(),
-            Ok(Err(error)) => return self.failed("name", format!("{host} is not found: {error}"), fix),
+            Ok(Err(error)) => return self.failed("name", format!("cannot resolve {host}: {error}"), fix),
             Err(_) => {
                 return self.failed(
                     "name",
-                    format!("nobody says within {} s where {host} is", DOCTOR_STEP_TIMEOUT.as_secs()),
+                    format!("cannot resolve {host}: no response within {} s", DOCTOR_STEP_TIMEOUT.as_secs()),
                     fix,
                 );
             }
         };
         let addresses: Vec<String> = found.iter().map(|address| address.ip().to_string()).collect();
-        self.ok("name", format!("{host} is {}", addresses.join(", ")));
-        let mut refused = String::from("it has no address");
+        self.ok("name", format!("{host} resolves to {}", addresses.join(", ")));
+        let mut refused = String::from("no address");
         for address in &found {
             match timeout(DOCTOR_STEP_TIMEOUT, TcpStream::connect(address)).await {
                 Ok(Ok(_)) => {
-                    self.ok("connection", format!("{host} takes connections at port {port}"));
+                    self.ok("connection", format!("{host} accepts connections on port {port}"));
                     return Some(());
                 }
                 Ok(Err(error)) => refused = error.to_string(),
-                Err(_) => refused = format!("no answer within {} s", DOCTOR_STEP_TIMEOUT.as_secs()),
+                Err(_) => refused = format!("no response within {} s", DOCTOR_STEP_TIMEOUT.as_secs()),
             }
         }
-        let fix = "is the service up, is the port right, and does a firewall let this host through?";
+        let fix = "is the service running, is the port right, does a firewall block it?";
         self.failed("connection", format!("{host} port {port}: {refused}"), fix)
     }
 
@@ -125,16 +120,16 @@ impl SourceCheck {
         match Api::new(settings) {
             Ok(api) => Some(api),
             Err(error) => {
-                self.failed("queue", error.to_string(), "`journeyman config check` knows more");
+                self.failed("queue", error.to_string(), "see `journeyman config check`");
                 None
             }
         }
     }
 
     fn load_credentials(&self) -> Option<crate::source::taskcluster::Credentials> {
-        // A descriptor is read once, and the worker's is not this process's.
-        let here = |file: &Option<SecretFile>| !matches!(file, Some(SecretFile::Descriptor(_)));
-        if !here(&self.source.access_token_file) || !here(&self.source.certificate_file) {
+        // The descriptor belongs to the worker's process.
+        let readable = |file: &Option<SecretFile>| !matches!(file, Some(SecretFile::Descriptor(_)));
+        if !readable(&self.source.access_token_file) || !readable(&self.source.certificate_file) {
             return None;
         }
         let own = ClientCredentials::of_source(&self.source, &self.environment).ok()??;
@@ -145,20 +140,20 @@ impl SourceCheck {
         let pong = match api.ping().await {
             Ok(pong) => pong,
             Err(refused) if refused.message.contains("certificate") => {
-                let fix = "is its certificate in order, is its authority known here (ca-certificates), and is this clock right?";
+                let fix = "check the certificate, the CA certificates of this host (ca-certificates) and its clock";
                 return self.failed("tls", refused.message, fix);
             }
             Err(refused) => {
-                let fix = format!("`curl -i {}/api/queue/v1/ping` shows who answers", api.root_url());
+                let fix = format!("`curl -i {}/api/queue/v1/ping` shows the response", api.root_url());
                 return self.failed("queue", refused.message, fix);
             }
         };
-        self.ok("queue", format!("{} answers", api.root_url()));
+        self.ok("queue", format!("{} responds", api.root_url()));
         if let Some(ends) = pong.certificate_expires_at {
             let left = ends.duration_since(Timestamp::now());
-            let found = format!("the certificate ends on {}", ends.strftime("%Y-%m-%d"));
+            let found = format!("certificate expires on {}", ends.strftime("%Y-%m-%d"));
             match left < CERTIFICATE_EXPIRY_WARNING {
-                true => self.warning("tls", found, "whoever runs it should renew it; from then on nobody can connect"),
+                true => self.warning("tls", found, "have the operator of the service renew it"),
                 false => self.ok("tls", found),
             }
         }
@@ -168,20 +163,19 @@ impl SourceCheck {
 
     fn check_clock(&mut self, theirs: Option<Timestamp>) {
         let Some(theirs) = theirs else {
-            let fix = "a Taskcluster does; is there a proxy in between that takes the Date header away?";
-            return self.warning("clock", "the service does not say what time it has", fix);
+            let fix = "Taskcluster sends a Date header; does a proxy remove it?";
+            return self.warning("clock", "no Date header in the response", fix);
         };
         let apart = theirs.duration_since(Timestamp::now());
-        // The header has whole seconds, and has been on its way.
         let (far, way) = (apart.abs(), if apart.is_negative() { "ahead of" } else { "behind" });
-        let found = format!("this host's clock is {} s {way} the service's", far.as_secs());
-        let fix = "keep it right with chronyd or systemd-timesyncd; `timedatectl` shows whether it is";
+        let found = format!("clock is {} s {way} that of the service", far.as_secs());
+        let fix = "synchronize it with chronyd or systemd-timesyncd; see `timedatectl`";
         if far > SKEW_MAX {
             self.failed("clock", found, fix);
         } else if far > SKEW_WARNING {
             self.warning("clock", found, fix);
         } else {
-            self.ok("clock", "this host's clock agrees with the service's");
+            self.ok("clock", "clock agrees with that of the service");
         }
     }
 
@@ -190,46 +184,47 @@ impl SourceCheck {
         let Some(client) = self.source.client_id.clone() else {
             self.warning(
                 "credentials",
-                "there are none: calls are not signed",
+                "none configured: requests are not signed",
                 format!("set source.{}.client_id", self.name),
             );
             return None;
         };
         let Some(own) = self.load_credentials() else {
-            let fix = "for `systemd:NAME` set CREDENTIALS_DIRECTORY to the folder that holds the file, such as /etc/journeyman";
-            self.warning("credentials", format!("those of {client} cannot be read from here"), fix);
+            let fix =
+                "for `systemd:NAME` set CREDENTIALS_DIRECTORY to the directory of the file, such as /etc/journeyman";
+            self.warning("credentials", format!("cannot read the credentials of {client} from this process"), fix);
             return None;
         };
         let api = self.api(Some(own))?;
         let known = match api.check_credentials(&queue).await {
             Ok(known) => known,
             Err(refused) if refused.refusal == Refusal::Rejected => {
-                let fix = format!("is source.{}.task_queue right?", self.name);
+                let fix = format!("check source.{}.task_queue", self.name);
                 return self.failed("task queue", refused.message, fix);
             }
             Err(refused) => {
                 let fix = format!(
-                    "are client id and token of source.{} those of one client, and has it not expired?",
+                    "check client id and access token of source.{}, and that the client has not expired",
                     self.name
                 );
                 return self.failed("credentials", refused.message, fix);
             }
         };
-        self.ok("credentials", format!("{client} is recognized"));
+        self.ok("credentials", format!("{client} is valid"));
         match known {
             CredentialCheck::Scopes(have) => self.check_scopes(&have),
             CredentialCheck::Accepted => {
                 let need = self.required_scopes().join(", ");
-                self.ok("scopes", format!("this service does not tell; needed are {need}"));
+                self.ok("scopes", format!("not shown by this service; required: {need}"));
             }
         }
         match api.check_pending(&queue).await {
             Ok(PendingCount::Approximately(waiting)) => self.ok("task queue", format!("{queue}: {waiting} pending")),
             Ok(PendingCount::ScopeMissing) => {
-                self.ok("task queue", format!("{queue}: how many are pending is not for us to know"))
+                self.ok("task queue", format!("{queue}: no scope to see the number of pending tasks"))
             }
             Err(refused) => {
-                self.failed("task queue", refused.message, format!("is source.{}.task_queue right?", self.name));
+                self.failed("task queue", refused.message, format!("check source.{}.task_queue", self.name));
             }
         }
         Some(())
@@ -254,7 +249,7 @@ impl SourceCheck {
             self.failed(
                 "scopes",
                 format!("missing: {}", missing.join(", ")),
-                "give them to the client, or to a role that it has",
+                "grant them to the client or one of its roles",
             );
             return;
         }
@@ -265,15 +260,15 @@ impl SourceCheck {
         }
         let without = lacks(useful);
         if without.is_empty() {
-            self.ok("scopes", "all that are needed, and all that are useful");
+            self.ok("scopes", "all required and optional scopes");
         } else {
-            let fix = "`journeyman guide taskcluster` says what each of them is good for";
-            self.warning("scopes", format!("all that are needed; not {}", without.join(", ")), fix);
+            let fix = "`journeyman guide taskcluster` explains each of them";
+            self.warning("scopes", format!("all required; optional scopes missing: {}", without.join(", ")), fix);
         }
     }
 }
 
-/// A scope that ends in `*` covers all that begin like it.
+/// A scope that ends in `*` covers all scopes with this prefix.
 fn is_granted(scope: &str, have: &[String]) -> bool {
     have.iter().any(|own| own == scope || own.strip_suffix('*').is_some_and(|start| scope.starts_with(start)))
 }
@@ -283,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_covers_what_begins_like_it_and_nothing_else() {
+    fn a_star_covers_scopes_with_its_prefix_only() {
         let have = ["queue:claim-work:build/*".to_owned(), "queue:worker-id:g/w".to_owned()];
         assert!(is_granted("queue:claim-work:build/linux", &have) && is_granted("queue:worker-id:g/w", &have));
         assert!(!is_granted("queue:claim-work:test/linux", &have) && !is_granted("queue:worker-id:g/w2", &have));

@@ -1,4 +1,4 @@
-//! How `top` looks.
+//! Draws `journeyman top`.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -13,35 +13,32 @@ use crate::control::WorkerStatusReply;
 use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{ClaimStatus, LifecycleState, SourceStatus, WorkerStatus};
 
-/// A lease with less than this left is marked.
 const LEASE_SHORT_SECONDS: f64 = 30.0;
 const BAR_CELLS: u8 = 10;
-/// More sources than this are not listed one by one.
 const SOURCES_MAX: usize = 8;
-/// More hints than this are not shown.
 const HINTS_MAX: usize = 2;
 
 const KEYS: &str = "q quit   p pause or resume   d drain   l log   j/k select   b release   c cancel   ? help";
 const HELP: &str = " \
  q         quit; the worker keeps running
- p         pause, or resume: asks first
- d         drain: asks first
+ p         pause or resume (asks first)
+ d         drain (asks first)
  l, Enter  log of the selected task
- b         release the selected task: asks first
- c         cancel the selected task: asks first
- j, k      select a task; move in a log
- G         to the end of a log
- ?         this page
+ b         release the selected task (asks first)
+ c         cancel the selected task (asks first)
+ j, k      select a task, or scroll the log
+ G         jump to the end of the log
+ ?         this help
 
- any key goes back";
+ press any key to close";
 
 pub(super) fn draw(frame: &mut Frame<'_>, screen: &TopScreen) {
     let Some(status) = &screen.status else { return };
     match &screen.active_view {
         ActiveView::Log(log) => draw_log(frame, log),
-        front @ (ActiveView::Worker | ActiveView::Help | ActiveView::Question(_)) => {
+        view @ (ActiveView::Worker | ActiveView::Help | ActiveView::Question(_)) => {
             draw_worker(frame, status, screen);
-            match front {
+            match view {
                 ActiveView::Help => popup(frame, "keys", HELP),
                 ActiveView::Question(question) => {
                     popup(frame, "?", &format!(" {}\n\n y yes   any other key no", question.text))
@@ -98,13 +95,13 @@ fn task_table(view: &WorkerStatus) -> Table<'static> {
         Constraint::Length(24),
         Constraint::Length(10),
         Constraint::Max(18),
-        Constraint::Length(7),
+        Constraint::Length(11),
         Constraint::Length(9),
         Constraint::Length(9),
         Constraint::Fill(1),
     ];
-    let head = Row::new(["TASK", "SOURCE", "LEASE LEFT", "HELD", "LOG", "STEP", "PROGRESS"]).dim();
-    let title = if view.tasks.is_empty() { " no task is held " } else { " tasks, the shortest lease first " };
+    let head = Row::new(["TASK", "SOURCE", "LEASE LEFT", "CLAIMED FOR", "LOG", "STATE", "PROGRESS"]).dim();
+    let title = if view.tasks.is_empty() { " no claims " } else { " claims, shortest lease first " };
     Table::new(rows, widths)
         .header(head)
         .block(Block::bordered().title(title))
@@ -140,13 +137,14 @@ fn source_table(sources: &[SourceStatus]) -> Table<'static> {
     let rows = sources.iter().take(SOURCES_MAX).map(|source| {
         let ago =
             |seconds: Option<f64>| seconds.map_or_else(|| "never".to_owned(), |s| format!("{} ago", format_seconds(s)));
-        let mark = if source.in_trouble { "TROUBLE".red() } else { "ok".green() };
-        let said = source.error.as_ref().map_or_else(|| source.what.clone(), |error| strip_control_chars(&error.text));
+        let mark = if source.in_trouble { "FAILING".red() } else { "ok".green() };
+        let detail =
+            source.error.as_ref().map_or_else(|| source.what.clone(), |error| strip_control_chars(&error.text));
         Row::new([
             Cell::from(source.name.clone()),
             Cell::from(mark),
             Cell::from(ago(source.polled_seconds_ago)),
-            Cell::from(said),
+            Cell::from(detail),
         ])
     });
     let widths = [Constraint::Length(12), Constraint::Length(8), Constraint::Length(12), Constraint::Fill(1)];
@@ -164,8 +162,8 @@ fn footer(view: &WorkerStatus, screen: &TopScreen) -> Text<'static> {
             .map(|hint| Line::from(format!("hint  {}", strip_control_chars(hint))).yellow()),
     );
     lines.push(match (&screen.error, &screen.message, &view.next) {
-        (Some(trouble), _, _) => Line::from(format!("this is how it looked last: {trouble}")).red(),
-        (None, Some(said), _) => Line::from(said.clone()).bold(),
+        (Some(error), _, _) => Line::from(format!("showing the last known state: {error}")).red(),
+        (None, Some(message), _) => Line::from(message.clone()).bold(),
         (None, None, Some(next)) => {
             Line::from(format!("next  {} in {}", strip_control_chars(&next.what), format_seconds(next.in_seconds)))
         }

@@ -1,7 +1,4 @@
-//! `journeyman top`: a worker on a terminal, redrawn as it changes, over the control socket.
-//!
-//! It shows what `journeyman status` shows. What keys do is decided in [`screen`], what it looks like in [`draw`]; here is
-//! only the terminal, the socket and the time.
+//! `journeyman top`: a worker's status live in a terminal. [`screen`] handles keys, [`draw`] draws.
 
 mod draw;
 mod screen;
@@ -25,38 +22,35 @@ use crate::control::{WorkerCommand, WorkerCommandRequest};
 use crate::limits::{TOP_KEY_POLL_INTERVAL, TOP_KEYS_QUEUED_MAX, TOP_REFRESH_INTERVAL};
 use crate::worker::Note;
 
-/// `journeyman top`
 #[derive(Debug, Args)]
 pub(in crate::cli) struct TopArgs {
     #[command(flatten)]
     target: TargetArgs,
 }
 
-/// Shows it until `q`. Where there is no terminal, as `status --watch`.
+/// Without a terminal, behaves as `status --watch`.
 pub(in crate::cli) async fn top(arguments: TopArgs, environment: &Environment) -> ExitResult {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         let watch = Some(Span(Duration::from_secs(2)));
         return status(WorkerStatusArgs { target: arguments.target, output: Format::Table, watch }, environment).await;
     }
     let client = arguments.target.client(environment)?;
-    // Before the terminal is taken: whoever is told that no worker answers wants to read it.
+    // Before the alternate screen, so that an error stays visible.
     let first = client.status().await?;
     let mut screen = TopScreen::default();
     screen.set_status(first);
     let (sender, keys) = mpsc::channel(TOP_KEYS_QUEUED_MAX);
-    let unfit =
-        |error: std::io::Error| Failure::new(Exit::HostUnusable, format!("the terminal cannot be used: {error}"));
-    let terminal = ratatui::try_init().map_err(unfit)?;
-    let given_back = TerminalGuard;
-    let reading = std::thread::Builder::new().name("keys".into()).spawn(move || read_keys(&sender)).map_err(unfit)?;
-    let ended = run_loop(terminal, screen, &client, operator_name(environment), keys).await.map_err(unfit);
-    drop(given_back);
-    // It ends with the channel, which is gone.
+    let failed = |error: std::io::Error| Failure::new(Exit::HostUnusable, format!("cannot use the terminal: {error}"));
+    let terminal = ratatui::try_init().map_err(failed)?;
+    let guard = TerminalGuard;
+    let reading = std::thread::Builder::new().name("keys".into()).spawn(move || read_keys(&sender)).map_err(failed)?;
+    let ended = run_loop(terminal, screen, &client, operator_name(environment), keys).await.map_err(failed);
+    drop(guard);
+    // The channel is closed, so the thread ends.
     drop(reading.join());
     ended
 }
 
-/// Gives the terminal back as it was.
 struct TerminalGuard;
 
 impl Drop for TerminalGuard {
@@ -65,14 +59,12 @@ impl Drop for TerminalGuard {
     }
 }
 
-/// What a terminal brings.
 enum TerminalEvent {
     Key(KeyEvent),
-    /// It has another size.
     Resized,
 }
 
-/// Reads keys until nobody wants them any more.
+/// Reads keys until the receiver is closed.
 fn read_keys(to: &mpsc::Sender<TerminalEvent>) {
     while !to.is_closed() {
         let input = match event::poll(TOP_KEY_POLL_INTERVAL) {
@@ -99,16 +91,16 @@ async fn run_loop(
     mut keys: mpsc::Receiver<TerminalEvent>,
 ) -> std::io::Result<Exit> {
     let mut log: Option<reqwest::Response> = None;
-    let mut looking = Box::pin(poll_status(client));
+    let mut polling = Box::pin(poll_status(client));
     loop {
         terminal.draw(|frame| draw::draw(frame, &screen))?;
         tokio::select! {
-            looked = &mut looking => {
-                match looked {
+            polled = &mut polling => {
+                match polled {
                     Ok(status) => screen.set_status(status),
                     Err(error) => screen.set_error(&error.to_string()),
                 }
-                looking = Box::pin(poll_status(client));
+                polling = Box::pin(poll_status(client));
             }
             input = keys.recv() => match input {
                 None => return Ok(Exit::Success),
@@ -120,7 +112,7 @@ async fn run_loop(
                         let note = Note { by: by.clone(), text: String::new() };
                         let reply = client.send_command(&WorkerCommandRequest { command, note }).await;
                         screen.set_message(&reply.unwrap_or_else(|error| error.to_string()));
-                        looking = Box::pin(poll_status(client));
+                        polling = Box::pin(poll_status(client));
                     }
                     Some(KeyAction::Follow(task)) => match client.log(&task, Follow::Yes).await {
                         Ok(answer) => log = Some(answer),
@@ -133,7 +125,7 @@ async fn run_loop(
                 Some(piece) => screen.append_log(&piece),
                 None => {
                     log = None;
-                    screen.log_ended("the log ends here");
+                    screen.log_ended("end of log");
                 }
             }
         }
@@ -142,14 +134,10 @@ async fn run_loop(
 
 async fn poll_status(client: &ControlClient) -> Result<crate::control::WorkerStatusReply, Error> {
     tokio::time::sleep(TOP_REFRESH_INTERVAL).await;
-    look_now(client).await
-}
-
-async fn look_now(client: &ControlClient) -> Result<crate::control::WorkerStatusReply, Error> {
     client.status().await
 }
 
-/// The next piece of a log that is followed; `None` where it has ended.
+/// `None` at the end of the log; pending without a log.
 async fn next_log_chunk(log: &mut Option<reqwest::Response>) -> Option<Vec<u8>> {
     match log {
         Some(answer) => answer.chunk().await.ok().flatten().map(Vec::from),
@@ -157,7 +145,7 @@ async fn next_log_chunk(log: &mut Option<reqwest::Response>) -> Option<Vec<u8>> 
     }
 }
 
-/// What is asked before it is done, and the order that comes of it.
+/// A command that needs a confirmation.
 #[derive(Debug, Clone, PartialEq)]
 struct Question {
     text: String,

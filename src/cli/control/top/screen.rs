@@ -1,4 +1,4 @@
-//! What `top` shows and what its keys do, without a terminal.
+//! The state of `journeyman top` and its key bindings, independent of the terminal.
 
 use std::collections::VecDeque;
 
@@ -10,90 +10,72 @@ use crate::control::{WorkerCommand, WorkerStatusReply};
 use crate::limits::{TOP_LOG_LINE_BYTES_MAX, TOP_LOG_LINES_MAX};
 use crate::worker::status::{ClaimStatus, LifecycleState};
 
-/// What a key asks for beyond the screen.
+/// What a key requires outside of the screen.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum KeyAction {
-    /// Leave.
     Quit,
-    /// Give the worker an order.
     Send(WorkerCommand),
-    /// Follow the log of this task.
     Follow(String),
-    /// Follow no log.
     StopFollowing,
 }
 
-/// What is in front.
 #[derive(Debug, Default)]
 pub(super) enum ActiveView {
-    /// The worker.
     #[default]
     Worker,
-    /// The keys.
     Help,
-    /// A question.
     Question(Question),
-    /// The log of a task.
     Log(LogView),
 }
 
-/// The end of a log, line by line.
 #[derive(Debug)]
 pub(super) struct LogView {
     pub(super) task: String,
     pub(super) lines: VecDeque<String>,
-    /// How many lines above the end the view ends.
+    /// Lines from the end of the log.
     pub(super) scroll_offset: usize,
     partial_line: Vec<u8>,
 }
 
-/// Everything that is shown.
 #[derive(Debug, Default)]
 pub(super) struct TopScreen {
     pub(super) status: Option<WorkerStatusReply>,
-    /// Why there is no newer status.
     pub(super) error: Option<String>,
-    /// What came of the last order.
+    /// Reply to the last command.
     pub(super) message: Option<String>,
     pub(super) active_view: ActiveView,
     selected: Option<String>,
 }
 
-/// A task's name as a person reads it.
 pub(super) fn display_name(task: &ClaimStatus) -> String {
     format!("{}/{}", task.task, task.run)
 }
 
-/// A task's name as the control socket takes it: no other is called so.
+/// The unambiguous name that the control socket accepts.
 fn qualified_name(task: &ClaimStatus) -> String {
     format!("{}:{}", task.source, display_name(task))
 }
 
 impl TopScreen {
-    /// The worker has been looked at.
     pub(super) fn set_status(&mut self, status: WorkerStatusReply) {
         self.status = Some(status);
         self.error = None;
     }
 
-    /// The worker did not answer.
     pub(super) fn set_error(&mut self, why: &str) {
         self.error = Some(strip_control_chars(why));
     }
 
-    /// The worker answered an order.
     pub(super) fn set_message(&mut self, what: &str) {
         self.message = Some(strip_control_chars(what));
     }
 
-    /// More of the log that is followed.
     pub(super) fn append_log(&mut self, piece: &[u8]) {
         if let ActiveView::Log(log) = &mut self.active_view {
             log.append(piece);
         }
     }
 
-    /// There is no more of the log.
     pub(super) fn log_ended(&mut self, why: &str) {
         if let ActiveView::Log(log) = &mut self.active_view {
             if !log.partial_line.is_empty() {
@@ -107,14 +89,13 @@ impl TopScreen {
         self.status.as_ref().map_or(&[], |status| &status.snapshot.tasks)
     }
 
-    /// Where the selected task stands; the first where it has gone.
+    /// Index of the selected task; the first if the selected one has ended.
     pub(super) fn selected(&self) -> Option<usize> {
         let tasks = self.tasks();
         let at = tasks.iter().position(|task| Some(qualified_name(task)) == self.selected);
         at.or_else(|| (!tasks.is_empty()).then_some(0))
     }
 
-    /// A key was pressed.
     pub(super) fn on_key(&mut self, key: KeyEvent) -> Option<KeyAction> {
         if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
             return Some(KeyAction::Quit);
@@ -155,9 +136,9 @@ impl TopScreen {
             KeyCode::Char('k') | KeyCode::Up => self.move_selection(-1),
             KeyCode::Char('p') => self.ask_pause(),
             KeyCode::Char('d') => {
-                let asks = "Drain: finish what runs, claim nothing more, then exit?".to_owned();
+                let text = "Drain: finish running tasks, then exit?".to_owned();
                 self.active_view =
-                    ActiveView::Question(Question { text: asks, command: WorkerCommand::Drain { seconds: None } });
+                    ActiveView::Question(Question { text, command: WorkerCommand::Drain { seconds: None } });
             }
             KeyCode::Char('l') | KeyCode::Enter => {
                 let task = self.tasks().get(self.selected()?)?;
@@ -167,17 +148,17 @@ impl TopScreen {
             }
             KeyCode::Char('b') => {
                 let task = self.tasks().get(self.selected()?)?;
-                let asks = format!("Release {}: stop it and let the queue run it again?", display_name(task));
+                let text = format!("Release {}: stop it and let the queue run it again?", display_name(task));
                 self.active_view = ActiveView::Question(Question {
-                    text: asks,
+                    text,
                     command: WorkerCommand::Release { task: qualified_name(task) },
                 });
             }
             KeyCode::Char('c') => {
                 let task = self.tasks().get(self.selected()?)?;
-                let asks = format!("Cancel {}: stop it and fail it?", display_name(task));
+                let text = format!("Cancel {}: stop it and fail it?", display_name(task));
                 self.active_view = ActiveView::Question(Question {
-                    text: asks,
+                    text,
                     command: WorkerCommand::Cancel { task: qualified_name(task) },
                 });
             }
@@ -193,8 +174,8 @@ impl TopScreen {
                 Question { text: "Resume: claim again?".to_owned(), command: WorkerCommand::Resume }
             }
             Some(LifecycleState::Running) => {
-                let asks = "Pause: claim nothing, what runs goes on?".to_owned();
-                Question { text: asks, command: WorkerCommand::Pause { seconds: None } }
+                let text = "Pause: claim nothing, let running tasks continue?".to_owned();
+                Question { text, command: WorkerCommand::Pause { seconds: None } }
             }
             Some(
                 LifecycleState::Leaving
@@ -203,7 +184,7 @@ impl TopScreen {
                 | LifecycleState::Exited,
             )
             | None => {
-                self.message = Some("it is about to leave, and claims nothing".to_owned());
+                self.message = Some("the worker is shutting down and claims nothing".to_owned());
                 return;
             }
         };
@@ -230,7 +211,7 @@ impl LogView {
                     self.push(strip_control_chars(&String::from_utf8_lossy(&line)));
                 }
                 byte if self.partial_line.len() < TOP_LOG_LINE_BYTES_MAX => self.partial_line.push(*byte),
-                // What is beyond no screen is wide enough for.
+                // Lines are truncated.
                 _ => {}
             }
         }
@@ -241,7 +222,7 @@ impl LogView {
             self.lines.pop_front();
         }
         self.lines.push_back(line);
-        // Who reads further up keeps the place.
+        // Keeps the scroll position.
         if self.scroll_offset > 0 {
             self.scroll_offset = (self.scroll_offset + 1).min(self.lines.len().saturating_sub(1));
         }
@@ -321,7 +302,7 @@ mod tests {
             recovered: None,
             spans: None,
             next: Some(NextAction { what: "reclaim fN1SbArXTPSVFNUvaOlinQ/0".to_owned(), in_seconds: 3.0 }),
-            hints: vec!["nightly has been in trouble for 8s".to_owned()],
+            hints: vec!["nightly has been failing for 8s".to_owned()],
         };
         WorkerStatusReply {
             version: "0.3.0".into(),
@@ -342,7 +323,7 @@ mod tests {
         screen.on_key(KeyEvent::from(code))
     }
 
-    fn shown(screen: &TopScreen, width: u16, height: u16) -> String {
+    fn rendered(screen: &TopScreen, width: u16, height: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| draw(frame, screen)).unwrap();
         let buffer = terminal.backend().buffer().clone();
@@ -365,43 +346,43 @@ mod tests {
     }
 
     #[test]
-    fn each_of_its_faces_is_as_written_down() {
+    fn every_view_matches_its_golden_file() {
         let mut running = screen(LifecycleState::Running);
-        golden("running", &shown(&running, 120, 24));
-        golden("narrow", &shown(&running, 80, 20));
+        golden("running", &rendered(&running, 120, 24));
+        golden("narrow", &rendered(&running, 80, 20));
         press(&mut running, KeyCode::Char('?'));
-        golden("help", &shown(&running, 120, 24));
+        golden("help", &rendered(&running, 120, 24));
         let mut paused = screen(LifecycleState::Paused);
         paused.set_error("the worker did not answer");
-        golden("paused", &shown(&paused, 120, 24));
+        golden("paused", &rendered(&paused, 120, 24));
         press(&mut paused, KeyCode::Char('d'));
-        golden("asked", &shown(&paused, 120, 24));
+        golden("asked", &rendered(&paused, 120, 24));
         press(&mut paused, KeyCode::Esc);
         press(&mut paused, KeyCode::Char('c'));
-        golden("cancel", &shown(&paused, 80, 20));
+        golden("cancel", &rendered(&paused, 80, 20));
         press(&mut paused, KeyCode::Esc);
         press(&mut paused, KeyCode::Char('l'));
         paused.append_log(b"first\nsecond \x1b[31mred\n");
-        paused.log_ended("the log ends here");
-        golden("log", &shown(&paused, 120, 12));
+        paused.log_ended("end of log");
+        golden("log", &rendered(&paused, 120, 12));
     }
 
     #[test]
-    fn no_size_is_too_small_to_draw() {
+    fn a_terminal_of_any_size_can_be_drawn() {
         for (width, height) in [(1, 1), (3, 2), (20, 5), (300, 3), (7, 90)] {
             let mut screen = screen(LifecycleState::Running);
-            shown(&screen, width, height);
+            rendered(&screen, width, height);
             press(&mut screen, KeyCode::Char('?'));
-            shown(&screen, width, height);
+            rendered(&screen, width, height);
             press(&mut screen, KeyCode::Char('x'));
             press(&mut screen, KeyCode::Char('l'));
-            shown(&screen, width, height);
+            rendered(&screen, width, height);
         }
     }
 
     #[test]
-    fn an_order_is_given_only_after_a_yes() {
-        for (state, key, order) in [
+    fn a_command_is_sent_only_after_a_confirmation() {
+        for (state, key, command) in [
             (LifecycleState::Running, 'p', WorkerCommand::Pause { seconds: None }),
             (LifecycleState::Paused, 'p', WorkerCommand::Resume),
             (LifecycleState::Running, 'd', WorkerCommand::Drain { seconds: None }),
@@ -411,13 +392,13 @@ mod tests {
             let mut screen = screen(state);
             assert_eq!(press(&mut screen, KeyCode::Char(key)), None);
             for no in [KeyCode::Char('n'), KeyCode::Enter, KeyCode::Esc, KeyCode::Char(key)] {
-                assert_eq!(press(&mut screen, no), None, "any other key is no");
-                assert_eq!(press(&mut screen, KeyCode::Char('y')), None, "nothing is asked any more");
+                assert_eq!(press(&mut screen, no), None, "any other key declines");
+                assert_eq!(press(&mut screen, KeyCode::Char('y')), None, "no question is open");
                 assert_eq!(press(&mut screen, KeyCode::Char(key)), None);
             }
             press(&mut screen, KeyCode::Esc);
             press(&mut screen, KeyCode::Char(key));
-            assert_eq!(press(&mut screen, KeyCode::Char('y')), Some(KeyAction::Send(order)));
+            assert_eq!(press(&mut screen, KeyCode::Char('y')), Some(KeyAction::Send(command)));
         }
         let mut leaving = screen(LifecycleState::Draining);
         press(&mut leaving, KeyCode::Char('p'));
@@ -425,11 +406,11 @@ mod tests {
     }
 
     #[test]
-    fn a_selection_stays_with_its_task() {
+    fn a_selection_follows_its_task() {
         let mut screen = screen(LifecycleState::Running);
         press(&mut screen, KeyCode::Char('j'));
         press(&mut screen, KeyCode::Char('j'));
-        assert_eq!(screen.selected(), Some(1), "it ends at the last");
+        assert_eq!(screen.selected(), Some(1), "the last row");
         let mut other = status(LifecycleState::Running);
         other.snapshot.tasks.reverse();
         screen.set_status(other);
@@ -445,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_does_not_end_takes_no_more_than_its_bound() {
+    fn an_endless_log_uses_bounded_memory() {
         let mut log = LogView::new("t/0".to_owned());
         log.append(&vec![b'x'; 1 << 20]);
         assert_eq!(log.partial_line.len(), TOP_LOG_LINE_BYTES_MAX);
