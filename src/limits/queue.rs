@@ -96,10 +96,6 @@ pub const QUEUE_RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 pub const QUEUE_PAGE_MAX: usize = 1_000;
 /// How many bytes of definitions an answer holds, one task in any case; a worker reads [`JSON_BODY_BYTES_MAX`](super::JSON_BODY_BYTES_MAX).
 pub const QUEUE_REPLY_BYTES_MAX: usize = 12 << 20;
-/// How many workers the embedded queue remembers.
-pub const QUEUE_WORKERS_MAX: usize = 10_000;
-/// How many of a worker's latest claims are remembered.
-pub const QUEUE_WORKER_TASKS_MAX: usize = 20;
 /// How long the embedded queue waits for calls under way when it is stopped.
 pub const QUEUE_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long after an exception artifacts of the run are still taken.

@@ -149,7 +149,7 @@ pub(crate) struct QueueState {
     pub(crate) visibility_timeout: Duration,
     pub(crate) artifacts: PathBuf,
     pub(crate) artifact_bytes_max: u64,
-    pub(crate) long_poll_permits: Semaphore,
+    pub(crate) long_poll_permits: Arc<Semaphore>,
     pub(crate) body_budget: BodyBudget,
     stop: watch::Receiver<StopSignal>,
     started_at: UnixMillis,
@@ -183,6 +183,7 @@ pub struct RunningQueue {
     root_url: String,
     stop: watch::Sender<StopSignal>,
     pending: watch::Receiver<u64>,
+    long_poll_permits: Arc<Semaphore>,
     store: Option<Store>,
     store_status: watch::Receiver<StoreStatus>,
     server: JoinHandle<()>,
@@ -233,6 +234,7 @@ pub async fn start(config: Config) -> Result<RunningQueue, StartError> {
     let (stop, stopping) = watch::channel(StopSignal::Running);
     let keyring = Keyring::new(config.auth, &config.clients, own_secret, &config.anonymous_scopes, public_address);
     let started_at = config.clock.now();
+    let long_poll_permits = Arc::new(Semaphore::new(QUEUE_LONG_POLLS_MAX));
     let app = Arc::new(QueueState {
         store: store.clone(),
         keyring,
@@ -244,7 +246,7 @@ pub async fn start(config: Config) -> Result<RunningQueue, StartError> {
         visibility_timeout: config.visibility_timeout,
         artifacts: artifacts_dir,
         artifact_bytes_max: config.artifact_bytes_max,
-        long_poll_permits: Semaphore::new(QUEUE_LONG_POLLS_MAX),
+        long_poll_permits: Arc::clone(&long_poll_permits),
         body_budget: BodyBudget::new(),
         stop: stopping.clone(),
         started_at,
@@ -252,7 +254,16 @@ pub async fn start(config: Config) -> Result<RunningQueue, StartError> {
     let pending = store.pending();
     #[expect(clippy::disallowed_methods, reason = "owned by Running, which aborts and awaits it")]
     let server = tokio::spawn(server::serve(listener, app, stopping));
-    Ok(RunningQueue { address, root_url, stop, pending, store: Some(store), store_status: status, server })
+    Ok(RunningQueue {
+        address,
+        root_url,
+        stop,
+        pending,
+        long_poll_permits,
+        store: Some(store),
+        store_status: status,
+        server,
+    })
 }
 
 fn validate(config: &Config) -> Result<(), StartError> {
@@ -306,6 +317,12 @@ impl RunningQueue {
     #[must_use]
     pub fn pending(&self) -> watch::Receiver<u64> {
         self.pending.clone()
+    }
+
+    /// The number of long polls in flight.
+    #[must_use]
+    pub fn long_polls(&self) -> usize {
+        QUEUE_LONG_POLLS_MAX - self.long_poll_permits.available_permits()
     }
 
     /// Resolves due claims and deadlines now; for tests with a manual clock.

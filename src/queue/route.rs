@@ -33,8 +33,6 @@ pub(crate) enum ApiMethod {
     PendingTasks,
     ListPendingTasks,
     ListClaimedTasks,
-    GetWorker,
-    QuarantineWorker,
     CreateUpload,
     FinishUpload,
     /// An extension of this project: lists all tasks, newest first.
@@ -68,8 +66,6 @@ impl ApiMethod {
             Self::PendingTasks => "pendingTasks",
             Self::ListPendingTasks => "listPendingTasks",
             Self::ListClaimedTasks => "listClaimedTasks",
-            Self::GetWorker => "getWorker",
-            Self::QuarantineWorker => "quarantineWorker",
             Self::CreateUpload => "createUpload",
             Self::FinishUpload => "finishUpload",
             Self::JourneymanListTasks => "journeymanListTasks",
@@ -113,9 +109,7 @@ impl Route {
                 "taskId" if !is_slugid(value) => slugid_pattern(),
                 "runId" if !is_number(value) => "^[0-9]+$",
                 "taskQueueId" if !is_queue_id(value) => "^[a-zA-Z0-9-_]{1,38}/[a-zA-Z0-9-_]{1,38}$",
-                "provisionerId" | "workerType" | "workerGroup" | "workerId"
-                    if !is_name(value) || !(1..=38).contains(&value.len()) =>
-                {
+                "provisionerId" | "workerType" if !is_name(value) || !(1..=38).contains(&value.len()) => {
                     "^[a-zA-Z0-9-_]{1,38}$"
                 }
                 "name" if !value.bytes().all(|byte| (b' '..=b'~').contains(&byte)) => "^[ -~]+$",
@@ -169,18 +163,10 @@ pub(crate) fn queue_route(method: &str, path: &str) -> Option<Route> {
         ("GET", ["task-queues", queue @ .., "claimed"]) => {
             return task_queue_route(ApiMethod::ListClaimedTasks, queue);
         }
-        (_, ["provisioners", _, "worker-types", _, "workers", _, _]) => {
-            let call = match method {
-                "GET" => ApiMethod::GetWorker,
-                "PUT" => ApiMethod::QuarantineWorker,
-                _ => return None,
-            };
-            (call, &["provisionerId", "workerType", "workerGroup", "workerId"])
-        }
         ("GET", ["journeyman", "tasks"]) => (ApiMethod::JourneymanListTasks, &[]),
         _ => return None,
     };
-    let fixed = ["task", "runs", "poll-task-url", "provisioners", "worker-types", "workers"];
+    let fixed = ["task", "runs", "poll-task-url"];
     let values = parts.iter().filter(|part| !fixed.contains(part));
     let params = names.iter().zip(values).map(|(name, value)| param(name, value)).collect();
     Some(Route { method: call, params })

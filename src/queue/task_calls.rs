@@ -18,7 +18,7 @@ use super::response_json;
 use super::route::{ApiMethod, Route, query_param};
 use super::scopes::{Era, ScopeExpression};
 use super::store::tx::{ListPage, Tx};
-use super::store::{StoreError, WorkResult};
+use super::store::{StoreError, UndeliveredClaims};
 use super::task_definition;
 use super::task_state::{ClaimMethod, ResolvedReason, RunError, TaskRecord, Transition, WorkerIdentity};
 use crate::limits::{QUEUE_OVERLOADED_POLL_WAIT, QUEUE_PAGE_MAX, QUEUE_RUNS_MAX};
@@ -67,9 +67,6 @@ const EXCEPTION_FIELDS: &[Field] = &[required(
         "intermittent-task",
     ]),
 )];
-const QUARANTINE: &[Field] =
-    &[required("quarantineUntil", FieldType::Time), optional("quarantineInfo", FieldType::Text(4_000))];
-
 impl CallInput {
     fn body_object(&self) -> Map<String, Value> {
         match response_json::parse_body(&self.body) {
@@ -157,7 +154,6 @@ pub(crate) async fn handle(app: &QueueState, input: CallInput) -> ReplyResult {
         ApiMethod::ListPendingTasks => list_pending(app, input).await,
         ApiMethod::ListClaimedTasks => list_claimed(app, input).await,
         ApiMethod::JourneymanListTasks => list_all(app, input).await,
-        ApiMethod::GetWorker | ApiMethod::QuarantineWorker => worker(app, input).await,
         ApiMethod::CreateArtifact => artifact_calls::create(app, input).await,
         ApiMethod::FinishArtifact => artifact_calls::finish(app, input).await,
         ApiMethod::GetArtifact | ApiMethod::GetLatestArtifact => artifact_calls::get(app, input).await,
@@ -305,12 +301,7 @@ async fn claim_work(app: &QueueState, input: CallInput) -> ReplyResult {
     let tasks = body.get("tasks").and_then(body_schema::as_integer).unwrap_or(1);
     let limit = usize::try_from(tasks).unwrap_or(1);
     let claimed = match wait_for_work(app, queue, worker, limit).await? {
-        Some(WorkResult::Work(grants)) => grants.deliver(),
-        Some(WorkResult::Quarantined) => {
-            // As long as for an empty queue, so that a quarantined worker does not poll in a tight loop.
-            timeout(app.long_poll, app.stop_requested()).await.ok();
-            Vec::new()
-        }
+        Some(claims) => claims.deliver(),
         None => Vec::new(),
     };
     let now = app.now();
@@ -324,7 +315,7 @@ async fn wait_for_work(
     queue: String,
     worker: WorkerIdentity,
     limit: usize,
-) -> Result<Option<WorkResult>, QueueError> {
+) -> Result<Option<UndeliveredClaims>, QueueError> {
     // Above the limit, the call returns after a short wait.
     let permit = app.long_poll_permits.try_acquire().ok();
     let mut answer = app.store.wait_for_work(queue, worker, limit).await?;
@@ -360,10 +351,6 @@ async fn claim_task(app: &QueueState, input: CallInput) -> ReplyResult {
                     deadline.iso()
                 ))
                 .into());
-            }
-            if tx.is_quarantined(&row.task.queue, &worker)? {
-                // The real service answers the same; the message stays in the queue.
-                return Err(QueueError::internal(&uuid::Uuid::new_v4()).into());
             }
             tx.claim(row, run, &worker)?.map_err(|error| QueueError::from_run_error(error, &name, run).into())
         })
@@ -414,9 +401,6 @@ async fn reclaim_task(app: &QueueState, input: CallInput) -> ReplyResult {
             })?;
             let scopes = tx.scopes(row.id)?;
             let task = tx.save(row)?;
-            if let Some(worker) = task.runs.get(run as usize).and_then(|run| run.worker.as_ref()) {
-                tx.workers.record_seen(&task.queue, worker, tx.now);
-            }
             Ok(ReclaimedRun { task, taken_until, scopes })
         })
         .await?;
@@ -498,67 +482,4 @@ async fn list_all(app: &QueueState, input: CallInput) -> ReplyResult {
     let before = input.page_start().and_then(|start| start.parse().ok()).unwrap_or(i64::MAX);
     let page = app.store.execute(move |tx| tx.list_all(before, limit)).await?;
     Ok(CallReply::ok(response_json::listing(&page, response_json::task_entry)))
-}
-
-async fn worker(app: &QueueState, input: CallInput) -> ReplyResult {
-    let worker = WorkerIdentity {
-        group: input.route.param("workerGroup").to_owned(),
-        id: input.route.param("workerId").to_owned(),
-    };
-    let queue = input.task_queue();
-    let named = format!("{queue}/{}/{}", worker.group, worker.id);
-    let bar = if input.route.method == ApiMethod::QuarantineWorker {
-        input.caller.require_scope(format!("queue:quarantine-worker:{named}"))?;
-        let body = input.validated_body(app, "quarantine-worker-request", QUARANTINE, Era::Modern)?;
-        UnixMillis::parse(&text_field(&body, "quarantineUntil"))
-    } else {
-        input.caller.require_scope(format!("queue:get-worker:{named}"))?;
-        None
-    };
-    let shown = app
-        .store
-        .execute(move |tx| {
-            if let Some(until) = bar {
-                tx.quarantine(&queue, &worker, until)?;
-            }
-            let until = tx.quarantined(&queue, &worker)?;
-            show_worker(tx, &queue, &worker, until)
-        })
-        .await?;
-    Ok(CallReply::ok(shown))
-}
-
-fn show_worker(
-    tx: &Tx<'_>,
-    queue: &str,
-    worker: &WorkerIdentity,
-    until: Option<UnixMillis>,
-) -> Result<String, StoreError> {
-    let (provisioner, worker_type) = task_definition::split_task_queue(queue);
-    let known = tx.workers.get(queue, worker);
-    if known.is_none() && until.is_none() {
-        return Err(QueueError::not_found(format!(
-            "Worker with workerId `{}`, workerGroup `{}`,worker-type `{worker_type}` and provisionerId \
-             `{provisioner}` not found. Are you sure it was created?",
-            worker.id, worker.group
-        ))
-        .into());
-    }
-    let recent: Vec<Value> = known
-        .into_iter()
-        .flat_map(|known| &known.recent)
-        .map(|(task, run)| json!({"runId": run, "taskId": task}))
-        .collect();
-    let first = known.map_or(tx.now, |known| known.first_seen);
-    let last = known.map_or(tx.now, |known| known.last_seen);
-    let day = std::time::Duration::from_secs(24 * 3600);
-    // The real service shows a time in the past here.
-    let until = until.unwrap_or_else(|| first.minus(day));
-    Ok(json!({
-        "taskQueueId": queue, "workerGroup": worker.group, "workerId": worker.id,
-        "quarantineUntil": until.iso(), "expires": last.plus(day).iso(), "firstClaim": first.iso(),
-        "recentTasks": recent, "lastDateActive": last.iso(),
-        "provisionerId": provisioner, "workerType": worker_type,
-    })
-    .to_string())
 }

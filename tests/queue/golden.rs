@@ -78,7 +78,7 @@ async fn with_recorded_task() -> TestQueue {
 }
 
 fn shifted(body: &mut Value, millis: i64) {
-    for name in ["created", "deadline", "expires", "quarantineUntil"] {
+    for name in ["created", "deadline", "expires"] {
         if let Some(text) = body[name].as_str() {
             let at: jiff::Timestamp = text.parse().expect("a recorded time");
             body[name] = iso(at.as_millisecond() + millis).into();
@@ -204,32 +204,10 @@ async fn expired_claims_and_tasks_match_the_recording() {
 }
 
 #[tokio::test]
-async fn quarantine_and_listings_match_the_recording() {
+async fn listings_match_the_recording() {
     let server = TestQueue::new().await;
     let api = &server.api;
-    // The number of claims of the recorded worker.
-    for _ in 0..10 {
-        api.create("exp-prov/exp-wt", json!({})).await;
-    }
-    assert_eq!(api.claim_work("exp-prov/exp-wt", "w1", 32).await.len(), 10);
-    let run_1 = |value: &mut Value| value["recentTasks"][8]["runId"] = 1.into();
-    let record = Record::read(MODERN, "45-quarantine");
-    let answer = api.call(&record.method, &record.path, record.request.as_ref()).await;
-    let mut body = answer.json();
-    run_1(&mut body);
-    check(&record, &Answer { text: body.to_string(), ..answer });
-    replay(api, MODERN, "46-claimWork-quarantined").await;
     replay(api, MODERN, "48-pendingTasks").await;
-
-    let lifted = json!({"quarantineUntil": iso(server.clock.unix_millis() - 3_600_000)});
-    api.queue("PUT", "provisioners/exp-prov/worker-types/exp-wt/workers/wg/w1", Some(&lifted)).await.expect(200);
-    api.create("exp-prov/exp-wt", json!({})).await;
-    assert_eq!(api.claim_work("exp-prov/exp-wt", "w1", 1).await.len(), 1);
-    let record = Record::read(MODERN, "47-getWorker");
-    let answer = api.call(&record.method, &record.path, None).await;
-    let mut body = answer.json();
-    run_1(&mut body);
-    check(&record, &Answer { text: body.to_string(), ..answer });
 
     let body = api.definition("misc-p/misc-w", json!({}));
     api.queue("PUT", "task/fmcn_3sRTXiAb5fbzhKjHw", Some(&body)).await.expect(200);
@@ -307,29 +285,6 @@ async fn canceled_and_late(server: &TestQueue) {
     legacy_task(api, "Tss-0xFDRN2BhRfowoeOIQ", json!({"deadline": soon})).await;
     server.advance(2).await;
     replay(api, LEGACY, "14-claimTask-past-deadline-409").await;
-    legacy_task(api, "U1aSqV4RTTqjrz2asLFlyA", json!({})).await;
-    let until = json!({"quarantineUntil": iso(server.clock.unix_millis() + 3_600_000)});
-    let bar = "provisioners/lp/worker-types/lw/workers/wg/w1";
-    barred(api, &until).await;
-    replay(api, LEGACY, "16-claimTask-quarantined").await;
-    let lifted = json!({"quarantineUntil": iso(server.clock.unix_millis() - 1)});
-    api.queue("PUT", bar, Some(&lifted)).await.expect(200);
-}
-
-/// Today's answer tells more of a worker than the older one did, but for the list of actions, which it has no more; and
-/// other tasks ran on the recorded worker.
-async fn barred(api: &Api, until: &Value) {
-    let record = Record::read(LEGACY, "15-quarantine");
-    let answer = api.call(&record.method, &record.path, Some(until)).await;
-    let mut body = answer.json();
-    let recorded: Value = serde_json::from_str(&record.answer).expect("JSON");
-    let last = &body["recentTasks"][0];
-    assert!(last["taskId"].is_string() && last["runId"].is_u64(), "{}", answer.text);
-    body["recentTasks"] = recorded["recentTasks"].clone();
-    body.as_object_mut().expect("an object").retain(|name, _| recorded.get(name).is_some());
-    assert_eq!(recorded["actions"], json!([]));
-    body["actions"] = json!([]);
-    check(&record, &Answer { text: body.to_string(), ..answer });
 }
 
 async fn outcomes(server: &TestQueue) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use journeyman::queue::RunningQueue;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -103,20 +104,20 @@ async fn a_long_poll_without_work_returns_an_empty_list() {
 #[tokio::test]
 async fn a_stopping_queue_answers_long_polls() {
     let server = TestQueue::with(|settings| settings.long_poll = Duration::from_secs(600)).await;
-    let (api, other) = (server.api.clone(), server.api.clone());
+    let api = server.api.clone();
     let waits = async move { api.claim_work("p/w", "w1", 1).await };
     let running = server.running;
     let stops = async move {
-        wait_for_worker(&other, "w1").await;
+        wait_for_long_poll(&running).await;
         running.stop().await;
     };
     let (claims, ()) = tokio::join!(waits, stops);
     assert_eq!(claims, Vec::<Value>::new());
 }
 
-/// Returns once the queue has read a request for work of this worker.
-async fn wait_for_worker(api: &Api, worker: &str) {
-    while api.get(&format!("provisioners/p/worker-types/w/workers/wg/{worker}")).await.status != 200 {
+/// Returns once the queue has read a request for work.
+async fn wait_for_long_poll(running: &RunningQueue) {
+    while running.long_polls() == 0 {
         tokio::task::yield_now().await;
     }
 }
@@ -135,7 +136,7 @@ async fn a_dropped_long_poll_leaves_no_claim() {
     );
     let mut stream = tokio::net::TcpStream::connect(server.running.address()).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
-    wait_for_worker(&server.api, "gone").await;
+    wait_for_long_poll(&server.running).await;
     drop(stream);
     let task = server.api.create("p/w", json!({})).await;
     // The task is free whether the queue noticed the loss before or after it claimed for the lost worker.

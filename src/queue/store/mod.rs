@@ -8,7 +8,6 @@ pub(crate) mod artifacts;
 mod index;
 pub(crate) mod messages;
 pub(crate) mod open;
-mod recent_workers;
 pub(crate) mod tx;
 mod write_failures;
 mod writer;
@@ -100,12 +99,7 @@ struct Waiter {
     queue: String,
     worker: WorkerIdentity,
     limit: usize,
-    reply: oneshot::Sender<Result<WorkResult, QueueError>>,
-}
-
-pub(crate) enum WorkResult {
-    Work(UndeliveredClaims),
-    Quarantined,
+    reply: oneshot::Sender<Result<UndeliveredClaims, QueueError>>,
 }
 
 /// Claims for a response. Claims dropped before [`deliver`](Self::deliver) return to their queue.
@@ -183,7 +177,7 @@ impl Store {
         queue: String,
         worker: WorkerIdentity,
         limit: usize,
-    ) -> Result<oneshot::Receiver<Result<WorkResult, QueueError>>, QueueError> {
+    ) -> Result<oneshot::Receiver<Result<UndeliveredClaims, QueueError>>, QueueError> {
         let (reply, answer) = oneshot::channel();
         let waiter = Waiter { queue, worker, limit, reply };
         self.jobs.send(StoreRequest::Wait(waiter)).await.map_err(|_| internal_error())?;

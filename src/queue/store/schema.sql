@@ -50,10 +50,3 @@ CREATE TABLE artifacts (
     PRIMARY KEY (task_id, run, name)
 ) WITHOUT ROWID;
 CREATE INDEX artifact_expiry ON artifacts (expires);
-CREATE TABLE quarantines (
-    queue TEXT NOT NULL,
-    worker_group TEXT NOT NULL,
-    worker_id TEXT NOT NULL,
-    until INTEGER NOT NULL,
-    PRIMARY KEY (queue, worker_group, worker_id)
-) WITHOUT ROWID;

@@ -4,6 +4,7 @@ use tokio::runtime::Handle;
 use super::super::clock::{QueueClock, UnixMillis};
 use super::super::task_definition;
 use super::super::task_state::WorkerIdentity;
+use super::artifacts::Artifact;
 use super::open::RunningStore;
 use super::writer::Writer;
 use super::*;
@@ -81,10 +82,7 @@ fn worker() -> WorkerIdentity {
 
 async fn found(store: &Store) -> UndeliveredClaims {
     let answer = store.wait_for_work("p/w".to_owned(), worker(), 8).await.unwrap();
-    match answer.await.unwrap().unwrap() {
-        WorkResult::Work(grants) => grants,
-        WorkResult::Quarantined => panic!("nobody is quarantined"),
-    }
+    answer.await.unwrap().unwrap()
 }
 
 async fn pending(store: &Store) -> usize {
@@ -114,15 +112,14 @@ async fn claims_for_a_waiter_who_has_left_go_to_the_next() {
     drop(gone);
     let next = store.wait_for_work("p/w".to_owned(), worker(), 8).await.unwrap();
     create(&store, "XJOIQcqPRgykTZR_00-b1w").await;
-    let WorkResult::Work(grants) = next.await.unwrap().unwrap() else { panic!("nobody is quarantined") };
-    assert_eq!(grants.deliver().len(), 1);
+    assert_eq!(next.await.unwrap().unwrap().deliver().len(), 1);
 }
 
 #[tokio::test]
 async fn a_job_that_fails_undoes_what_it_did_and_costs_nobody_else() {
     let store = store();
     let fails = store.execute(|tx| {
-        tx.quarantine("p/w", &worker(), tx.now.plus(Duration::from_secs(60)))?;
+        create_in(tx, "D3Ff2-QbREOJq4OwRPbddA")?;
         Err::<(), _>(QueueError::conflict("no").into())
     });
     let works = create(&store, "XJOIQcqPRgykTZR_00-b1w");
@@ -200,12 +197,16 @@ async fn a_full_disk_refuses_what_writes_and_passes() {
         store.execute(move |tx| Ok(tx.conn.execute_batch(&format!("PRAGMA max_page_count = {pages}"))?))
     };
     limit("1").await.unwrap();
-    // The quarantines' table is empty: long names make it grow beyond its first page.
-    let long = "x".repeat(9_000);
-    let group = long.clone();
-    let write = move |tx: &mut Tx<'_>| {
-        tx.quarantine("p/w", &WorkerIdentity { group: group.clone(), id: "w".to_owned() }, tx.now)
+    // The artifacts table is empty: a long name makes it grow beyond its first page.
+    let artifact = Artifact {
+        name: "x".repeat(9_000),
+        storage: "s3".to_owned(),
+        content_type: "text/plain".to_owned(),
+        expires: UnixMillis(NOW),
+        present: true,
+        details: json!({}),
     };
+    let write = move |tx: &mut Tx<'_>| tx.put_artifact("XJOIQcqPRgykTZR_00-b1w", 0, artifact.clone()).map(drop);
     assert!(store.execute(write.clone()).await.unwrap_err().message.contains("incidentId"));
     assert_eq!(pending(&store).await, 1);
     limit("1073741823").await.unwrap();

@@ -11,7 +11,6 @@ use super::super::task_state::{
     ClaimMethod, Priority, RunError, RunRecord, RunState, TaskRecord, Transition, WorkerIdentity,
 };
 use super::index::{Index, Move, Position};
-use super::recent_workers::RecentWorkers;
 use super::{StoreConfig, StoreError};
 use crate::limits::{QUEUE_CLAIM_SCAN_MAX, QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX};
 
@@ -55,7 +54,6 @@ struct PartialPage {
 pub(crate) struct Tx<'a> {
     pub(super) conn: &'a Connection,
     pub(super) index: &'a mut Index,
-    pub(crate) workers: &'a mut RecentWorkers,
     pub(crate) config: &'a StoreConfig,
     pub(crate) now: UnixMillis,
     pub(super) moves: Vec<Move>,
@@ -247,9 +245,6 @@ impl Tx<'_> {
             Transition::Changed => self.save(row)?,
         };
         let record = task.runs.get(run as usize);
-        if let Some(worker) = record.and_then(|record| record.worker.as_ref()) {
-            self.workers.record_claim(&task.queue, worker, &task.task_id, run, self.now);
-        }
         let taken_until = record.and_then(|record| record.taken_until).unwrap_or_default();
         Ok(ClaimedRun { run, taken_until, definition, scopes, task })
     }
@@ -377,30 +372,6 @@ impl Tx<'_> {
             part.last = Some(*id);
         }
         Ok(part)
-    }
-
-    pub(crate) fn quarantined(&self, queue: &str, worker: &WorkerIdentity) -> StoreResult<Option<UnixMillis>> {
-        let mut found = self.conn.prepare_cached(
-            "SELECT until FROM quarantines WHERE queue = ?1 AND worker_group = ?2 AND worker_id = ?3",
-        )?;
-        let until = found.query_row([queue, &worker.group, &worker.id], |row| row.get(0)).optional()?;
-        Ok(until.map(UnixMillis))
-    }
-
-    pub(crate) fn is_quarantined(&self, queue: &str, worker: &WorkerIdentity) -> StoreResult<bool> {
-        Ok(self.quarantined(queue, worker)?.is_some_and(|until| until > self.now))
-    }
-
-    /// A time in the past lifts the quarantine.
-    pub(crate) fn quarantine(&mut self, queue: &str, worker: &WorkerIdentity, until: UnixMillis) -> StoreResult<()> {
-        self.conn.prepare_cached("INSERT OR REPLACE INTO quarantines VALUES (?1, ?2, ?3, ?4)")?.execute(params![
-            queue,
-            worker.group,
-            worker.id,
-            until.0
-        ])?;
-        self.workers.record_seen(queue, worker, self.now);
-        Ok(())
     }
 
     pub(super) fn remove_expired(&mut self) -> StoreResult<()> {

@@ -14,12 +14,9 @@ use super::super::clock::UnixMillis;
 use super::super::queue_error::QueueError;
 use super::index::Index;
 use super::open::{OpenedDatabase, rebuild_index};
-use super::recent_workers::RecentWorkers;
 use super::tx::{ClaimedRun, Tx};
 use super::write_failures::{WriteFailures, is_fatal};
-use super::{
-    StoreConfig, StoreError, StoreJob, StoreRequest, StoreStatus, UndeliveredClaims, Waiter, WorkResult, internal_error,
-};
+use super::{StoreConfig, StoreError, StoreJob, StoreRequest, StoreStatus, UndeliveredClaims, Waiter, internal_error};
 use crate::limits::{
     QUEUE_BATCH_MAX, QUEUE_CLOCK_CHECK_INTERVAL, QUEUE_RETRY_DELAY_MIN, QUEUE_SWEEP_INTERVAL, QUEUE_WAITERS_MAX,
 };
@@ -27,7 +24,6 @@ use crate::limits::{
 pub(super) struct Writer {
     conn: Connection,
     index: Index,
-    workers: RecentWorkers,
     config: StoreConfig,
     waiters: HashMap<String, VecDeque<Waiter>>,
     /// Claims whose response was not delivered.
@@ -67,8 +63,8 @@ struct JobReply {
 }
 
 struct WaiterReply {
-    reply: oneshot::Sender<Result<WorkResult, QueueError>>,
-    result: Result<Option<Vec<ClaimedRun>>, QueueError>,
+    reply: oneshot::Sender<Result<UndeliveredClaims, QueueError>>,
+    result: Result<Vec<ClaimedRun>, QueueError>,
 }
 
 impl Writer {
@@ -82,7 +78,6 @@ impl Writer {
         Self {
             conn: opened.conn,
             index: opened.index,
-            workers: RecentWorkers::default(),
             config,
             waiters: HashMap::new(),
             undelivered: Arc::default(),
@@ -230,7 +225,6 @@ impl Writer {
         let mut tx = Tx {
             conn: &self.conn,
             index: &mut self.index,
-            workers: &mut self.workers,
             config: &self.config,
             now: self.config.clock.now(),
             moves: Vec::new(),
@@ -297,15 +291,9 @@ impl Writer {
             return;
         }
         let Waiter { queue, worker, limit, reply } = waiter;
-        let found = self.in_savepoint(replies, |tx| {
-            tx.workers.record_seen(&queue, &worker, tx.now);
-            if tx.is_quarantined(&queue, &worker)? {
-                return Ok(None);
-            }
-            tx.claim_work(&queue, &worker, limit).map(Some)
-        });
+        let found = self.in_savepoint(replies, |tx| tx.claim_work(&queue, &worker, limit));
         let found = found.map_err(|error| self.to_queue_error(error));
-        if found.as_ref().is_ok_and(|found| found.as_ref().is_some_and(Vec::is_empty)) {
+        if found.as_ref().is_ok_and(Vec::is_empty) {
             let waiters = self.waiters.entry(queue.clone()).or_default();
             waiters.retain(|waiter| !waiter.reply.is_closed());
             if waiters.len() < QUEUE_WAITERS_MAX {
@@ -331,14 +319,9 @@ impl Writer {
                 if waiter.reply.is_closed() {
                     continue;
                 }
-                let found = self.in_savepoint(replies, |tx| {
-                    if tx.is_quarantined(&queue, &waiter.worker)? {
-                        return Ok(None);
-                    }
-                    tx.claim_work(&queue, &waiter.worker, waiter.limit).map(Some)
-                });
+                let found = self.in_savepoint(replies, |tx| tx.claim_work(&queue, &waiter.worker, waiter.limit));
                 let found = found.map_err(|error| self.to_queue_error(error));
-                if found.as_ref().is_ok_and(|found| found.as_ref().is_some_and(Vec::is_empty)) {
+                if found.as_ref().is_ok_and(Vec::is_empty) {
                     if let Some(waiters) = self.waiters.get_mut(&queue) {
                         waiters.push_front(waiter);
                     }
@@ -388,7 +371,8 @@ impl Writer {
             job.reply(if committed { end } else { Err(internal_error()) });
         }
         for WaiterReply { reply, result: found } in replies.served {
-            let answer = if committed { found.map(|found| self.work_result(found)) } else { Err(internal_error()) };
+            let answer =
+                if committed { found.map(|claims| self.undelivered_claims(claims)) } else { Err(internal_error()) };
             // If the receiver is gone, the claims are dropped, which reverts them.
             reply.send(answer).ok();
         }
@@ -402,14 +386,8 @@ impl Writer {
         }
     }
 
-    fn work_result(&self, found: Option<Vec<ClaimedRun>>) -> WorkResult {
-        found.map_or(WorkResult::Quarantined, |claimed| {
-            WorkResult::Work(UndeliveredClaims {
-                claims: claimed,
-                undelivered: Arc::clone(&self.undelivered),
-                jobs: self.jobs.clone(),
-            })
-        })
+    fn undelivered_claims(&self, claims: Vec<ClaimedRun>) -> UndeliveredClaims {
+        UndeliveredClaims { claims, undelivered: Arc::clone(&self.undelivered), jobs: self.jobs.clone() }
     }
 }
 
