@@ -58,8 +58,6 @@ pub const QUEUE_BUFFER_BYTES_MAX: usize = QUEUE_HEAD_BYTES_MAX;
 pub const QUEUE_SMALL_BODY_BYTES_MAX: usize = 64 << 10;
 /// The largest body of a caller who has not proved itself.
 pub const QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX: usize = 16 << 10;
-/// The largest body of a call that carries an object, in base64.
-pub const QUEUE_INLINE_BODY_BYTES_MAX: usize = 2 << 20;
 /// How many bytes of bodies are held at once; who comes with more is told to try again.
 pub const QUEUE_BODIES_BYTES_MAX: usize = 64 << 20;
 /// How much of a refused body is read on, so that its sender reads the refusal.
@@ -104,8 +102,6 @@ pub const QUEUE_LATE_ARTIFACTS_WINDOW: Duration = Duration::from_secs(25 * 60);
 pub const QUEUE_PUT_URL_TTL: Duration = Duration::from_secs(45 * 60);
 /// How long the address that an artifact is got from is accepted.
 pub const QUEUE_GET_URL_TTL: Duration = Duration::from_secs(30 * 60);
-/// The largest object that may come within a call.
-pub const QUEUE_INLINE_BYTES_MAX: usize = 1 << 20;
 /// How long the next piece of an artifact may take to come.
 pub const QUEUE_CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long an artifact may take to come, all in all; its address lives no longer.

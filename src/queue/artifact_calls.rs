@@ -1,13 +1,11 @@
 //! The artifact calls of the API: create, finish, list and get. Content is in `artifact_content`.
 
 use axum::http::StatusCode;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use super::QueueState;
 use super::artifact_content::{self, ContentPath};
-use super::auth::{Caller, new_slugid};
+use super::auth::Caller;
 use super::body_schema::{Field, FieldType, optional, required};
 use super::clock::UnixMillis;
 use super::queue_error::{QueueError, QueueErrorCode};
@@ -18,10 +16,10 @@ use super::store::StoreError;
 use super::store::artifacts::Artifact;
 use super::store::tx::Tx;
 use super::task_calls::{CallInput, CallReply, ReplyHeader, ReplyResult};
-use super::task_state::{RunState, TaskRecord};
-use crate::limits::{QUEUE_CLOCK_DRIFT_MAX, QUEUE_INLINE_BYTES_MAX, QUEUE_LATE_ARTIFACTS_WINDOW, QUEUE_PUT_URL_TTL};
+use super::task_state::RunState;
+use crate::limits::{QUEUE_CLOCK_DRIFT_MAX, QUEUE_LATE_ARTIFACTS_WINDOW, QUEUE_PUT_URL_TTL};
 
-const STORAGE_TYPES: &[&str] = &["s3", "object", "reference", "link", "error"];
+const STORAGE_TYPES: &[&str] = &["s3", "reference", "link", "error"];
 const ERROR_REASONS: &[&str] = &[
     "file-missing-on-worker",
     "invalid-resource-on-worker",
@@ -54,20 +52,6 @@ const ERROR_FIELDS: &[Field] = &[
     required("reason", FieldType::OneOf(ERROR_REASONS)),
     required("message", FieldType::Text(4_096)),
 ];
-const FINISH: &[Field] = &[required("uploadId", FieldType::SlugId)];
-const UPLOAD: &[Field] = &[
-    required("expires", FieldType::Time),
-    required("projectId", FieldType::Project(500)),
-    required("uploadId", FieldType::SlugId),
-    required("proposedUploadMethods", FieldType::Object),
-    optional("hashes", FieldType::Object),
-];
-const FINISH_UPLOAD: &[Field] = &[
-    required("projectId", FieldType::Project(500)),
-    required("uploadId", FieldType::SlugId),
-    optional("hashes", FieldType::Object),
-];
-
 fn text_field(body: &Map<String, Value>, name: &str) -> String {
     body.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
@@ -76,32 +60,14 @@ fn time_field(body: &Map<String, Value>, name: &str) -> UnixMillis {
     UnixMillis::parse(&text_field(body, name)).unwrap_or_default()
 }
 
-#[derive(Clone)]
-struct ArtifactPath {
-    task: String,
-    run: u32,
-    name: String,
-}
-
-fn artifact_path(input: &CallInput) -> ArtifactPath {
+fn artifact_path(input: &CallInput) -> ContentPath {
     let (task, name) = (input.route.param("taskId"), input.route.param("name"));
-    ArtifactPath { task: task.to_owned(), run: input.route.run(), name: name.to_owned() }
-}
-
-fn object_name(at: &ArtifactPath) -> String {
-    format!("t/{}/{}/{}", at.task, at.run, at.name)
-}
-
-/// The reverse of [`object_name`].
-fn of_object(name: &str) -> Option<ArtifactPath> {
-    let mut parts = name.strip_prefix("t/")?.splitn(3, '/');
-    let (task, run) = (parts.next()?.to_owned(), parts.next()?.parse().ok()?);
-    Some(ArtifactPath { task, run, name: parts.next()?.to_owned() })
+    ContentPath { task: task.to_owned(), run: input.route.run(), name: name.to_owned() }
 }
 
 pub(crate) async fn create(app: &QueueState, input: CallInput) -> ReplyResult {
     let kind = match response_json::parse_body(&input.body).get("storageType").and_then(Value::as_str) {
-        Some("s3" | "object") => CONTENT_FIELDS,
+        Some("s3") => CONTENT_FIELDS,
         Some("reference") => REFERENCE_FIELDS,
         Some("link") => LINK_FIELDS,
         Some("error") => ERROR_FIELDS,
@@ -122,34 +88,22 @@ pub(crate) async fn create(app: &QueueState, input: CallInput) -> ReplyResult {
     Ok(CallReply::ok(create_response(app, &at, &declared)))
 }
 
-fn declared_artifact(at: &ArtifactPath, body: &Map<String, Value>, expires: UnixMillis) -> Artifact {
+fn declared_artifact(at: &ContentPath, body: &Map<String, Value>, expires: UnixMillis) -> Artifact {
     let storage = text_field(body, "storageType");
     let content_type = match body.get("contentType").and_then(Value::as_str) {
         Some(given) => given.to_owned(),
         None => "application/binary".to_owned(),
     };
     let details = match storage.as_str() {
-        "object" => json!({"uploadId": new_slugid()}),
         "reference" => json!({"url": text_field(body, "url")}),
         "link" => json!({"artifact": text_field(body, "artifact")}),
         "error" => json!({"reason": text_field(body, "reason"), "message": text_field(body, "message")}),
         _ => json!({}),
     };
-    let present = storage != "object";
-    Artifact { name: at.name.clone(), storage, content_type, expires, present, details }
+    Artifact { name: at.name.clone(), storage, content_type, expires, details }
 }
 
-struct DeclaredArtifact {
-    artifact: Artifact,
-    task: TaskRecord,
-}
-
-fn declare(
-    tx: &mut Tx<'_>,
-    caller: &Caller,
-    at: &ArtifactPath,
-    artifact: Artifact,
-) -> Result<DeclaredArtifact, StoreError> {
+fn declare(tx: &mut Tx<'_>, caller: &Caller, at: &ContentPath, artifact: Artifact) -> Result<Artifact, StoreError> {
     let row = tx.find_task(&at.task)?.ok_or_else(|| QueueError::input("Task not found"))?;
     let run = row.task.run(at.run).map_err(|_| QueueError::input("Run not found"))?;
     if run.worker.is_none() {
@@ -176,77 +130,22 @@ fn declare(
         ))
         .into());
     }
-    let artifact = tx.put_artifact(&at.task, at.run, artifact)?;
-    Ok(DeclaredArtifact { artifact, task: row.task })
+    tx.put_artifact(&at.task, at.run, artifact)
 }
 
-fn create_response(app: &QueueState, at: &ArtifactPath, declared: &DeclaredArtifact) -> String {
-    let (artifact, now) = (&declared.artifact, app.now());
-    let target = ContentPath { task: at.task.clone(), run: at.run, name: at.name.clone() };
-    match artifact.storage.as_str() {
-        "s3" => json!({
-            "storageType": "s3",
-            "contentType": artifact.content_type,
-            "expires": now.plus(QUEUE_PUT_URL_TTL).iso(),
-            "putUrl": artifact_content::put_url(app, &target, &artifact.content_type, now.plus(QUEUE_PUT_URL_TTL)),
-        }),
-        "object" => {
-            let worker = declared.task.runs.get(at.run as usize).and_then(|run| run.worker.as_ref());
-            let (group, id) = worker.map_or(("", ""), |worker| (worker.group.as_str(), worker.id.as_str()));
-            let (name, project) = (object_name(at), &declared.task.project);
-            let day = std::time::Duration::from_secs(24 * 3600);
-            let credentials = app.keyring.issue(
-                format!("artifact-upload/{}/{}/on/{group}/{id}", at.task, at.run),
-                vec![format!("object:upload:{project}:{name}")],
-                now,
-                artifact.expires.min(now.plus(day)),
-            );
-            json!({
-                "storageType": "object",
-                "name": name,
-                "projectId": project,
-                "uploadId": artifact.details.get("uploadId"),
-                "expires": artifact.expires.iso(),
-                "credentials": credentials,
-            })
-        }
-        other => json!({"storageType": other}),
+fn create_response(app: &QueueState, at: &ContentPath, artifact: &Artifact) -> String {
+    let storage = &artifact.storage;
+    if storage != "s3" {
+        return json!({"storageType": storage}).to_string();
     }
+    let expires = app.now().plus(QUEUE_PUT_URL_TTL);
+    json!({
+        "storageType": storage,
+        "contentType": artifact.content_type,
+        "expires": expires.iso(),
+        "putUrl": artifact_content::put_url(app, at, &artifact.content_type, expires),
+    })
     .to_string()
-}
-
-pub(crate) async fn finish(app: &QueueState, input: CallInput) -> ReplyResult {
-    let body = input.validated_body(app, "finish-artifact-request", FINISH, Era::Modern)?;
-    let (at, upload, caller) = (artifact_path(&input), text_field(&body, "uploadId"), input.caller);
-    let stored = artifact_content::is_stored(app, &at.task, at.run, &at.name).await;
-    app.store
-        .execute(move |tx| {
-            let run = tx.find_task(&at.task)?.map(|row| row.task.run(at.run).is_ok());
-            let found = tx.find_artifact(&at.task, at.run, &at.name)?;
-            let (Some(true), Some(artifact)) = (run, found) else {
-                return Err(QueueError::not_found(format!(
-                    "Artifact with taskId `{}`, runId {}, name `{}` not found",
-                    at.task, at.run, at.name
-                ))
-                .into());
-            };
-            caller.require_scope(format!("queue:create-artifact:{}/{}", at.task, at.run))?;
-            if artifact.storage != "object" {
-                return Err(QueueError::input("Only object artifacts can be finished").into());
-            }
-            if artifact.present {
-                return Ok(());
-            }
-            if artifact.details.get("uploadId").and_then(Value::as_str) != Some(upload.as_str()) {
-                return Err(QueueError::input("given uploadId does not match that for the artifact").into());
-            }
-            if !stored {
-                return Err(QueueError::input("Object storing artifact data does not exist").into());
-            }
-            tx.mark_artifact_present(&at.task, at.run, &at.name)
-        })
-        .await?;
-    Ok(CallReply::empty())
 }
 
 pub(crate) async fn list(app: &QueueState, input: CallInput) -> ReplyResult {
@@ -297,13 +196,13 @@ struct ResolvedArtifact {
     run: u32,
 }
 
-fn follow_links(tx: &Tx<'_>, caller: &Caller, at: &ArtifactPath) -> Result<ResolvedArtifact, StoreError> {
+fn follow_links(tx: &Tx<'_>, caller: &Caller, at: &ContentPath) -> Result<ResolvedArtifact, StoreError> {
     let mut names = vec![at.name.clone()];
     loop {
         let asks = names.iter().map(|name| ScopeExpression::scope(format!("queue:get-artifact:{name}")));
         caller.require(&ScopeExpression::All(asks.collect()), Era::Modern)?;
         let name = names.last().map_or("", String::as_str);
-        let found = tx.find_artifact(&at.task, at.run, name)?.filter(|artifact| artifact.present);
+        let found = tx.find_artifact(&at.task, at.run, name)?;
         let artifact = found.ok_or_else(|| QueueError::not_found("Artifact not found"))?;
         if artifact.expires < tx.now {
             return Err(QueueError::new(QueueErrorCode::ResourceExpired, "Artifact expired").into());
@@ -348,74 +247,4 @@ pub(crate) async fn get(app: &QueueState, input: CallInput) -> ReplyResult {
     let body = json!({"storageType": artifact.storage, "url": url}).to_string();
     let headers = vec![storage, ReplyHeader { name: "location", value: url }];
     Ok(CallReply { status: StatusCode::SEE_OTHER, body, headers })
-}
-
-async fn upload_of(
-    app: &QueueState,
-    input: &CallInput,
-    body: &Map<String, Value>,
-) -> Result<(ArtifactPath, Artifact), QueueError> {
-    let name = input.route.param("name").to_owned();
-    let project = text_field(body, "projectId");
-    input.caller.require_scope(format!("object:upload:{project}:{name}"))?;
-    let at = of_object(&name).ok_or_else(|| QueueError::not_found("Object not found"))?;
-    let place = at.clone();
-    let found = app.store.execute(move |tx| tx.find_artifact(&place.task, place.run, &place.name)).await?;
-    let artifact = found
-        .filter(|artifact| artifact.storage == "object")
-        .ok_or_else(|| QueueError::not_found("Object not found"))?;
-    let upload = artifact.details.get("uploadId").and_then(Value::as_str);
-    if upload != body.get("uploadId").and_then(Value::as_str) {
-        return Err(QueueError::conflict("Object already exists with a different uploadId"));
-    }
-    Ok((at, artifact))
-}
-
-pub(crate) async fn create_upload(app: &QueueState, input: CallInput) -> ReplyResult {
-    let body = input.validated_body(app, "create-upload-request", UPLOAD, Era::Modern)?;
-    let (at, artifact) = upload_of(app, &input, &body).await?;
-    let methods = body.get("proposedUploadMethods").cloned().unwrap_or_default();
-    let method = if let Some(inline) = methods.get("dataInline") {
-        let data = inline.get("objectData").and_then(Value::as_str).unwrap_or_default();
-        let bytes = STANDARD
-            .decode(data)
-            .map_err(|_| QueueError::input("proposedUploadMethods.dataInline.objectData is not base64"))?;
-        if bytes.len() > QUEUE_INLINE_BYTES_MAX {
-            let message = format!("an inline object may have at most {QUEUE_INLINE_BYTES_MAX} bytes");
-            return Err(QueueError::new(QueueErrorCode::InputTooLarge, message));
-        }
-        artifact_content::store_inline(app, &at.task, at.run, &at.name, &bytes).await?;
-        json!({"dataInline": true})
-    } else if let Some(put) = methods.get("putUrl") {
-        let content_type = put.get("contentType").and_then(Value::as_str);
-        let content_type = content_type.unwrap_or(&artifact.content_type);
-        let expires = app.now().plus(QUEUE_PUT_URL_TTL);
-        let target = ContentPath { task: at.task, run: at.run, name: at.name };
-        json!({"putUrl": {
-            "url": artifact_content::put_url(app, &target, content_type, expires),
-            "expires": expires.iso(),
-            "headers": {"Content-Type": content_type, "Content-Length": put.get("contentLength").map(ToString::to_string)},
-        }})
-    } else {
-        json!({})
-    };
-    Ok(CallReply::ok(
-        json!({
-            "projectId": text_field(&body, "projectId"), "uploadId": text_field(&body, "uploadId"),
-            "expires": time_field(&body, "expires").iso(), "uploadMethod": method,
-        })
-        .to_string(),
-    ))
-}
-
-pub(crate) async fn finish_upload(app: &QueueState, input: CallInput) -> ReplyResult {
-    let body = input.validated_body(app, "finish-upload-request", FINISH_UPLOAD, Era::Modern)?;
-    let (at, _) = upload_of(app, &input, &body).await?;
-    if !artifact_content::is_stored(app, &at.task, at.run, &at.name).await {
-        return Err(QueueError::conflict("No object data was uploaded"));
-    }
-    if let Some(hashes) = body.get("hashes").and_then(Value::as_object) {
-        artifact_content::check_hashes(app, &at.task, at.run, &at.name, hashes).await?;
-    }
-    Ok(CallReply::ok("{}".to_owned()))
 }

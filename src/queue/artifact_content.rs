@@ -12,9 +12,6 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, Response, StatusCode};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use serde_json::{Map, Value};
-use sha2::{Digest, Sha256, Sha512};
-use tokio::io::AsyncReadExt as _;
 use tokio::time::timeout;
 use tokio_util::io::ReaderStream;
 
@@ -22,13 +19,14 @@ use super::QueueState;
 use super::artifact_files::{self, IncomingFile};
 use super::auth::constant_time_eq;
 use super::clock::UnixMillis;
-use super::queue_error::{QueueError, route_not_found};
+use super::queue_error::route_not_found;
 use super::route::query_param;
 use super::server::ConnectionPermit;
 use crate::limits::{QUEUE_CHUNK_TIMEOUT, QUEUE_GET_URL_TTL, QUEUE_READ_BYTES, QUEUE_UPLOAD_TIMEOUT};
 
 pub(crate) const CONTENT_PATH_PREFIX: &str = "/artifact-store/";
 
+#[derive(Clone)]
 pub(crate) struct ContentPath {
     pub(crate) task: String,
     pub(crate) run: u32,
@@ -219,69 +217,4 @@ async fn handle_get(app: &QueueState, target: &ContentPath, content_type: &str) 
         headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
     }
     found
-}
-
-fn content_path(task: &str, run: u32, name: &str) -> ContentPath {
-    ContentPath { task: task.to_owned(), run, name: name.to_owned() }
-}
-
-pub(crate) async fn store_inline(
-    app: &QueueState,
-    task: &str,
-    run: u32,
-    name: &str,
-    bytes: &[u8],
-) -> Result<(), QueueError> {
-    let written = commit_file(app, &content_path(task, run, name), None, bytes.to_vec()).await;
-    written.map_err(|error| internal_error(&error))
-}
-
-fn internal_error(error: &io::Error) -> QueueError {
-    let incident = uuid::Uuid::new_v4();
-    tracing::error!(%error, %incident, "cannot read or store artifact content");
-    QueueError::internal(&incident)
-}
-
-pub(crate) async fn is_stored(app: &QueueState, task: &str, run: u32, name: &str) -> bool {
-    tokio::fs::try_exists(content_path(task, run, name).file(app)).await.unwrap_or(false)
-}
-
-pub(crate) async fn check_hashes(
-    app: &QueueState,
-    task: &str,
-    run: u32,
-    name: &str,
-    hashes: &Map<String, Value>,
-) -> Result<(), QueueError> {
-    let path = content_path(task, run, name).file(app);
-    let digests = digests(path).await.map_err(|error| internal_error(&error))?;
-    for (kind, ours) in [("sha256", digests.sha256), ("sha512", digests.sha512)] {
-        let theirs = hashes.get(kind).and_then(Value::as_str);
-        if theirs.is_some_and(|theirs| !theirs.eq_ignore_ascii_case(&ours)) {
-            return Err(QueueError::input(format!("the object's {kind} is not the one that was given")));
-        }
-    }
-    Ok(())
-}
-
-struct Digests {
-    sha256: String,
-    sha512: String,
-}
-
-async fn digests(path: PathBuf) -> io::Result<Digests> {
-    let mut file = tokio::fs::File::open(path).await?;
-    let (mut short, mut long) = (Sha256::new(), Sha512::new());
-    let mut chunk = vec![0_u8; QUEUE_READ_BYTES];
-    loop {
-        let length = file.read(&mut chunk).await?;
-        let read = chunk.get(..length).unwrap_or_default();
-        if read.is_empty() {
-            break;
-        }
-        short.update(read);
-        long.update(read);
-    }
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(Digests { sha256: hex(&short.finalize()), sha512: hex(&long.finalize()) })
 }

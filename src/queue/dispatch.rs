@@ -37,10 +37,7 @@ async fn dispatch(app: &QueueState, permit: &ConnectionPermit, parts: &Parts, bo
     if let Some(rest) = path.strip_prefix(super::artifact_content::CONTENT_PATH_PREFIX) {
         return super::artifact_content::handle(app, permit, parts, rest, body).await;
     }
-    let route = path
-        .strip_prefix("/api/queue/v1/")
-        .and_then(|rest| route::queue_route(method, rest))
-        .or_else(|| path.strip_prefix("/api/object/v1/").and_then(|rest| route::object_route(method, rest)));
+    let route = path.strip_prefix("/api/queue/v1/").and_then(|rest| route::queue_route(method, rest));
     match route {
         Some(route) => handle_call(app, permit, parts, route, body).await,
         None => queue_error::route_not_found(),
@@ -151,11 +148,7 @@ fn check_json(call: ApiMethod, content_type: &str, body: &[u8]) -> Result<(), Qu
 }
 
 fn to_response(reply: CallReply) -> Response<Body> {
-    let mut answer = if reply.body.is_empty() {
-        queue_error::bare_response(reply.status, Body::empty())
-    } else {
-        json_response(reply.status, reply.body)
-    };
+    let mut answer = json_response(reply.status, reply.body);
     for task_calls::ReplyHeader { name, value } in reply.headers {
         if let Ok(value) = HeaderValue::from_str(&value) {
             answer.headers_mut().insert(HeaderName::from_static(name), value);

@@ -16,7 +16,7 @@ use super::queue_error::{QueueError, QueueErrorCode};
 use super::route::ApiMethod;
 use crate::limits::{
     QUEUE_BODIES_BYTES_MAX, QUEUE_BODY_BYTES_MAX, QUEUE_BODY_TIMEOUT, QUEUE_DISCARD_BYTES_MAX, QUEUE_DISCARD_TIMEOUT,
-    QUEUE_INLINE_BODY_BYTES_MAX, QUEUE_SMALL_BODY_BYTES_MAX, QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
+    QUEUE_SMALL_BODY_BYTES_MAX, QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,6 @@ pub(crate) const fn bytes_max(call: ApiMethod, from: CallerKind) -> usize {
     match (from, call) {
         (CallerKind::Unauthenticated, _) => QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
         (CallerKind::Authenticated, ApiMethod::CreateTask) => QUEUE_BODY_BYTES_MAX,
-        (CallerKind::Authenticated, ApiMethod::CreateUpload) => QUEUE_INLINE_BODY_BYTES_MAX,
         (CallerKind::Authenticated, _) => QUEUE_SMALL_BODY_BYTES_MAX,
     }
 }

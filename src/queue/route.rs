@@ -25,7 +25,6 @@ pub(crate) enum ApiMethod {
     ReportFailed,
     ReportException,
     CreateArtifact,
-    FinishArtifact,
     GetArtifact,
     GetLatestArtifact,
     ListArtifacts,
@@ -33,8 +32,6 @@ pub(crate) enum ApiMethod {
     PendingTasks,
     ListPendingTasks,
     ListClaimedTasks,
-    CreateUpload,
-    FinishUpload,
     /// An extension of this project: lists all tasks, newest first.
     JourneymanListTasks,
 }
@@ -58,7 +55,6 @@ impl ApiMethod {
             Self::ReportFailed => "reportFailed",
             Self::ReportException => "reportException",
             Self::CreateArtifact => "createArtifact",
-            Self::FinishArtifact => "finishArtifact",
             Self::GetArtifact => "getArtifact",
             Self::GetLatestArtifact => "getLatestArtifact",
             Self::ListArtifacts => "listArtifacts",
@@ -66,8 +62,6 @@ impl ApiMethod {
             Self::PendingTasks => "pendingTasks",
             Self::ListPendingTasks => "listPendingTasks",
             Self::ListClaimedTasks => "listClaimedTasks",
-            Self::CreateUpload => "createUpload",
-            Self::FinishUpload => "finishUpload",
             Self::JourneymanListTasks => "journeymanListTasks",
         }
     }
@@ -143,7 +137,6 @@ pub(crate) fn queue_route(method: &str, path: &str) -> Option<Route> {
         (_, ["task", task, "runs", run, "artifacts", name @ ..]) => {
             let call = match method {
                 "POST" => ApiMethod::CreateArtifact,
-                "PUT" => ApiMethod::FinishArtifact,
                 "GET" => ApiMethod::GetArtifact,
                 _ => return None,
             };
@@ -170,16 +163,6 @@ pub(crate) fn queue_route(method: &str, path: &str) -> Option<Route> {
     let values = parts.iter().filter(|part| !fixed.contains(part));
     let params = names.iter().zip(values).map(|(name, value)| param(name, value)).collect();
     Some(Route { method: call, params })
-}
-
-pub(crate) fn object_route(method: &str, path: &str) -> Option<Route> {
-    let parts: Vec<&str> = path.split('/').collect();
-    let (call, name) = match (method, parts.as_slice()) {
-        ("PUT", ["upload", name @ ..]) => (ApiMethod::CreateUpload, name),
-        ("POST", ["finish-upload", name @ ..]) => (ApiMethod::FinishUpload, name),
-        _ => return None,
-    };
-    Some(Route { method: call, params: vec![joined_param("name", name)] })
 }
 
 fn run_method(verb: &str) -> Option<ApiMethod> {

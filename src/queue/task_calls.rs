@@ -45,10 +45,6 @@ impl CallReply {
     pub(crate) const fn ok(body: String) -> Self {
         Self { status: StatusCode::OK, body, headers: Vec::new() }
     }
-
-    pub(crate) const fn empty() -> Self {
-        Self { status: StatusCode::NO_CONTENT, body: String::new(), headers: Vec::new() }
-    }
 }
 
 pub(crate) type ReplyResult = Result<CallReply, QueueError>;
@@ -155,11 +151,8 @@ pub(crate) async fn handle(app: &QueueState, input: CallInput) -> ReplyResult {
         ApiMethod::ListClaimedTasks => list_claimed(app, input).await,
         ApiMethod::JourneymanListTasks => list_all(app, input).await,
         ApiMethod::CreateArtifact => artifact_calls::create(app, input).await,
-        ApiMethod::FinishArtifact => artifact_calls::finish(app, input).await,
         ApiMethod::GetArtifact | ApiMethod::GetLatestArtifact => artifact_calls::get(app, input).await,
         ApiMethod::ListArtifacts | ApiMethod::ListLatestArtifacts => artifact_calls::list(app, input).await,
-        ApiMethod::CreateUpload => artifact_calls::create_upload(app, input).await,
-        ApiMethod::FinishUpload => artifact_calls::finish_upload(app, input).await,
     }
 }
 

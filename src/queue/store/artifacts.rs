@@ -14,13 +14,12 @@ pub(crate) struct Artifact {
     pub(crate) storage: String,
     pub(crate) content_type: String,
     pub(crate) expires: UnixMillis,
-    pub(crate) present: bool,
     pub(crate) details: Value,
 }
 
 type StoreResult<T> = Result<T, StoreError>;
 
-const COLUMNS: &str = "name, storage, content_type, expires, present, details";
+const COLUMNS: &str = "name, storage, content_type, expires, details";
 
 impl Tx<'_> {
     pub(crate) fn find_artifact(&self, task: &str, run: u32, name: &str) -> StoreResult<Option<Artifact>> {
@@ -66,18 +65,14 @@ impl Tx<'_> {
                 ))
                 .into());
             }
-            artifact.present |= old.present && old.storage == artifact.storage;
-            if artifact.storage == "object" {
-                artifact.details = old.details;
-            }
             if artifact.storage == "link" {
                 artifact.content_type = old.content_type;
             }
         }
         self.conn
             .prepare_cached(
-                "INSERT OR REPLACE INTO artifacts (task_id, run, name, storage, content_type, expires, present, \
-                 details) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+                "INSERT OR REPLACE INTO artifacts (task_id, run, name, storage, content_type, expires, details) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
             )?
             .execute(params![
                 task,
@@ -86,17 +81,9 @@ impl Tx<'_> {
                 artifact.storage,
                 artifact.content_type,
                 artifact.expires.0,
-                artifact.present,
                 artifact.details.to_string(),
             ])?;
         Ok(artifact)
-    }
-
-    pub(crate) fn mark_artifact_present(&mut self, task: &str, run: u32, name: &str) -> StoreResult<()> {
-        self.conn
-            .prepare_cached("UPDATE artifacts SET present = 1 WHERE task_id = ?1 AND run = ?2 AND name = ?3")?
-            .execute(params![task, run, name])?;
-        Ok(())
     }
 
     pub(super) fn remove_expired_artifacts(&mut self) -> StoreResult<()> {
@@ -121,8 +108,7 @@ fn read_artifact(row: &Row<'_>) -> rusqlite::Result<Artifact> {
         storage: row.get(1)?,
         content_type: row.get(2)?,
         expires: UnixMillis(row.get(3)?),
-        present: row.get(4)?,
-        details: serde_json::from_str(row.get_ref(5)?.as_str()?).unwrap_or_default(),
+        details: serde_json::from_str(row.get_ref(4)?.as_str()?).unwrap_or_default(),
     })
 }
 
@@ -137,8 +123,7 @@ fn may_replace(old: &Artifact, new: &Artifact) -> bool {
     if old.storage != new.storage {
         return old.storage == "reference" && new.storage == "link";
     }
-    // The queue chooses the upload id of an object, so a repeated call cannot know it.
-    old.details == new.details || matches!(new.storage.as_str(), "reference" | "object")
+    old.details == new.details || new.storage == "reference"
 }
 
 fn in_order(value: &Value, names: &[&str]) -> String {

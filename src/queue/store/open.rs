@@ -18,13 +18,15 @@ use crate::limits::{QUEUE_JOBS_MAX, QUEUE_JOURNAL_BYTES_KEPT, QUEUE_STATEMENTS_M
 pub enum OpenError {
     #[error("cannot open database {path}; is another queue using it, and is its directory writable?")]
     File { path: String, source: rusqlite::Error },
-    #[error("database {path} has schema version {found}, newer than {FORMAT}; upgrade journeyman")]
+    #[error(
+        "database {path} has schema version {found}, but this version of journeyman needs {FORMAT}; use the version that wrote it"
+    )]
     Format { path: String, found: i64 },
     #[error("cannot start the store thread")]
     Thread(#[source] std::io::Error),
 }
 
-const FORMAT: i64 = 1;
+const FORMAT: i64 = 2;
 
 pub(crate) struct OpenedDatabase {
     pub(super) conn: Connection,
@@ -68,7 +70,7 @@ pub(crate) fn open(path: Option<&Path>) -> Result<OpenedDatabase, OpenError> {
         Ok(format)
     };
     let found = prepare().map_err(failed)?;
-    if found > FORMAT {
+    if found != FORMAT {
         return Err(OpenError::Format { path: shown_path, found });
     }
     let index = rebuild_index(&conn).map_err(failed)?;

@@ -45,7 +45,6 @@ CREATE TABLE artifacts (
     storage TEXT NOT NULL,
     content_type TEXT NOT NULL,
     expires INTEGER NOT NULL,
-    present INTEGER NOT NULL,
     details TEXT NOT NULL,
     PRIMARY KEY (task_id, run, name)
 ) WITHOUT ROWID;

@@ -203,7 +203,6 @@ async fn a_full_disk_refuses_what_writes_and_passes() {
         storage: "s3".to_owned(),
         content_type: "text/plain".to_owned(),
         expires: UnixMillis(NOW),
-        present: true,
         details: json!({}),
     };
     let write = move |tx: &mut Tx<'_>| tx.put_artifact("XJOIQcqPRgykTZR_00-b1w", 0, artifact.clone()).map(drop);
