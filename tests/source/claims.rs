@@ -54,7 +54,7 @@ async fn an_invalid_claim_does_not_affect_the_others() {
     assert!(!format!("{:?}", batch.unreadable).contains(CANARY));
     assert!(batch.unreadable[0].reason.contains("another worker"), "{:?}", batch.unreadable);
     let named: Vec<_> = batch.unreadable.iter().map(|entry| &*entry.id).collect();
-    assert_eq!(named, ["F/0", "a nameless task", "L/0"]);
+    assert_eq!(named, ["F/0", "unknown task", "L/0"]);
 }
 
 #[tokio::test]
@@ -396,5 +396,5 @@ async fn settings_beyond_protocol_limits_are_rejected_by_name() {
 #[tokio::test]
 async fn the_description_of_a_source_has_no_secret() {
     let described = source("http://127.0.0.1:1", Dialect::ClaimWork).describe();
-    assert_eq!(described, "Taskcluster (claim-work) at http://127.0.0.1:1, queue prov/wt");
+    assert_eq!(described, "Taskcluster (claimWork) at http://127.0.0.1:1, queue prov/wt");
 }

@@ -74,12 +74,12 @@ async fn a_truncated_body_is_retried() {
 
 #[tokio::test]
 async fn an_endless_slow_body_times_out() {
-    all_retry(in_time(both(Act::SayAndDrip(unfinished(1 << 19)))).await, "in time");
+    all_retry(in_time(both(Act::SayAndDrip(unfinished(1 << 19)))).await, "timed out");
 }
 
 #[tokio::test]
 async fn silence_times_out() {
-    all_retry(in_time(both(Act::Silence)).await, "in time");
+    all_retry(in_time(both(Act::Silence)).await, "timed out");
 }
 
 #[tokio::test]

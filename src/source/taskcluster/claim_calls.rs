@@ -58,7 +58,7 @@ impl Taskcluster {
         // expire.
         if claims.tasks.len() > usize::from(POLL_MESSAGES_MAX) {
             let found = claims.tasks.len();
-            return Err(retryable(format!("{operation}: received {found} claims but windows for {max}")));
+            return Err(retryable(format!("{operation}: received {found} claims but asked for {max}")));
         }
         let mut batch = PollBatch::default();
         for entry in claims.tasks {
