@@ -23,9 +23,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::host::containment::children::{self, ChildRegistration, StartedChild};
 use crate::host::containment::{
-    COOKIE_VARIABLE, LaunchMethod, LimitExceeded, ProcessScope, SHIM, ScopedProcess, ShimError,
+    COOKIE_VARIABLE, LaunchMethod, LimitExceeded, ProcessScope, SHIM_NAME, ScopedProcess, ShimError,
 };
-use crate::host::containment::{encode_environment, is_larger_than, shim_path, wait_larger_than};
+use crate::host::containment::{encode_environment, is_larger_than, wait_larger_than};
 use crate::host::crash_points::crash_point;
 use crate::host::program_path::find_program;
 use crate::limits::{
@@ -373,14 +373,14 @@ fn build_command(launch: Launch<'_>, entry: &ScopedProcess, writer: OwnedFd) -> 
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the argument vector is empty"))?;
     let path = find_program(program, launch.env, launch.workdir)?;
     let cookie = launch.scope.cookie().map(|cookie| (COOKIE_VARIABLE, cookie));
-    let (mut command, shim) = match entry.launch_method(&path, program) {
+    let (mut command, shim) = match entry.launch_method(&path, program)? {
         LaunchMethod::Direct => {
             let mut command = Command::new(path);
             command.arg0(program).stdout(writer.try_clone()?).stderr(writer);
             command.env_clear().envs(launch.env);
             (command, None)
         }
-        LaunchMethod::ViaShim(shim_arguments) => {
+        LaunchMethod::ViaShim { shim, arguments } => {
             // Sent over a socket: the dynamic loader would apply the payload's environment to the shim itself.
             let is_cookie = |(name, _): &(&str, &str)| cookie.is_some() && *name == COOKIE_VARIABLE;
             let variables = launch.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
@@ -388,8 +388,8 @@ fn build_command(launch: Launch<'_>, entry: &ScopedProcess, writer: OwnedFd) -> 
             let (socket, shim_socket) = UnixStream::pair()?;
             let shim_socket = shim_socket.into_std()?;
             shim_socket.set_nonblocking(false)?;
-            let mut command = Command::new(shim_path());
-            command.env_clear().arg0(SHIM).args(shim_arguments).stdout(writer).stderr(OwnedFd::from(shim_socket));
+            let mut command = Command::new(shim);
+            command.env_clear().arg0(SHIM_NAME).args(arguments).stdout(writer).stderr(OwnedFd::from(shim_socket));
             (command, Some(ExecShim { socket, environment }))
         }
     };

@@ -10,7 +10,8 @@ mod config;
 mod controller;
 mod dev;
 mod doctor;
-mod forerunner;
+mod exec_shim;
+
 mod help;
 mod one_task;
 mod readme;

@@ -17,7 +17,7 @@ use super::worker_records::{PendingStart, RecordFile, WorkerRecord, WorkerRecord
 use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::domain::group::Key;
 use crate::host::containment::children::{self, ChildRegistration, StartedChild};
-use crate::host::containment::{self, WorkerCgroup, WorkerCgroups};
+use crate::host::containment::{WorkerCgroup, WorkerCgroups};
 use crate::host::process::{self, ProcessStat};
 use crate::host::program_path::find_program;
 use crate::limits::{CONTROLLER_RECONCILE_INTERVAL, DRIVER_START_RECORD_TIMEOUT};
@@ -244,14 +244,9 @@ impl SubprocessDriver {
         Ok(found)
     }
 
-    fn make_group(&self, id: &str, variables: &BTreeMap<String, String>) -> Option<WorkerCgroup> {
-        let groups = self.groups.as_ref()?;
-        if let Some(name) = variables.keys().find(|name| !containment::passes_on(name)) {
-            tracing::warn!(worker = id, name, "no cgroup for this worker: no shell passes on a variable of this name");
-            return None;
-        }
-        let made = groups.create(id);
-        made.inspect_err(|error| tracing::warn!(worker = id, "no cgroup for this worker: {error}")).ok()
+    fn make_group(&self, id: &str) -> Option<WorkerCgroup> {
+        let created = self.groups.as_ref()?.create(id);
+        created.inspect_err(|error| tracing::warn!(worker = id, "no cgroup for this worker: {error}")).ok()
     }
 
     fn start_worker(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
@@ -264,7 +259,7 @@ impl SubprocessDriver {
         let path = variables.get("PATH").cloned().or_else(own);
         find_program(program, &path.into_iter().map(|path| ("PATH".to_owned(), path)).collect(), Path::new(""))?;
         self.state().starting.insert(id.clone());
-        let group = self.make_group(&id, &variables);
+        let group = self.make_group(&id);
         let begun = PendingStart {
             id,
             key: key.as_str().to_owned(),
@@ -297,9 +292,9 @@ impl SubprocessDriver {
         self.records.store_pending(begun)?;
         let mut command = match &group {
             Some(group) => {
-                let (shell, before) = group.command_prefix();
-                let mut command = Command::new(shell);
-                command.args(before).arg(program);
+                let (shim, arguments) = group.command_prefix()?;
+                let mut command = Command::new(shim);
+                command.args(arguments).arg(program);
                 command
             }
             None => Command::new(program),

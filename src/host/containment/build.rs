@@ -1,24 +1,23 @@
-//! The build script. It builds the small program that payloads start through, for the worker to carry along: see `shim.rs`.
-//! Where that cannot be built the worker does without, and starts payloads through itself.
+//! The build script: compiles the exec shim into a small static program that the library embeds. See `shim_launch.rs`.
 
 #![allow(
     clippy::disallowed_methods,
-    reason = "cargo speaks to a build script through its environment, and nothing waits for it"
+    reason = "cargo passes its settings to a build script in environment variables, and the script may block"
 )]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-const OWN: &str = "src/host/containment/build.rs";
+const BUILD_SCRIPT: &str = "src/host/containment/build.rs";
 const SOURCE: &str = "src/host/containment/exec_shim.rs";
 
 fn main() -> ExitCode {
-    println!("cargo::rerun-if-changed={OWN}");
+    println!("cargo::rerun-if-changed={BUILD_SCRIPT}");
     println!("cargo::rerun-if-changed={SOURCE}");
     match build() {
         Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            eprintln!("{why}");
+        Err(error) => {
+            eprintln!("{error}");
             ExitCode::FAILURE
         }
     }
@@ -27,32 +26,30 @@ fn main() -> ExitCode {
 fn build() -> Result<(), Box<dyn std::error::Error>> {
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     let source = Path::new(&std::env::var("CARGO_MANIFEST_DIR")?).join(SOURCE);
-    let main = out.join("exec_shim.rs");
+    let main = out.join("main.rs");
     let text = format!(
         "#[path = {source:?}]\nmod exec_shim;\nfn main() {{\n    \
          std::process::exit(exec_shim::run(std::env::args_os().skip(1)))\n}}\n"
     );
     std::fs::write(&main, text)?;
     let program = out.join("exec_shim");
-    // Nothing of what it is made with must depend on how the worker itself is built.
+    // Fixed options, independent of the profile of the worker's own build.
     let mut compiler = Command::new(std::env::var("RUSTC")?);
     compiler.args(["--edition", "2024", "--crate-type", "bin", "--cap-lints", "allow"]);
     compiler.args(["--target", &std::env::var("TARGET")?]);
     for option in ["opt-level=s", "panic=abort", "lto=fat", "codegen-units=1", "strip=symbols"] {
         compiler.args(["-C", option]);
     }
-    // No dynamic loader, and still at another address each time.
+    // Without a dynamic loader, and position independent.
     compiler.args(["-C", "target-feature=+crt-static", "-C", "relocation-model=pic"]);
     if let Ok(linker) = std::env::var("RUSTC_LINKER") {
         compiler.arg("-C").arg(format!("linker={linker}"));
     }
     let output = compiler.arg("-o").arg(&program).arg(&main).output()?;
     if !output.status.success() {
-        println!(
-            "cargo::warning=payloads will start through the worker's own program, which takes longer: the small one"
-        );
-        println!("cargo::warning=could not be built, most likely since there is no static C library (glibc-static)");
-        std::fs::write(&program, [])?;
+        let error = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("cannot build the exec shim; install a static C library (glibc-static): {error}").into());
     }
+    println!("cargo::rustc-env=JOURNEYMAN_EXEC_SHIM={}", program.display());
     Ok(())
 }

@@ -11,7 +11,8 @@
 mod cgroup;
 pub(crate) mod children;
 mod dir_size;
-mod exec_shim;
+#[doc(hidden)]
+pub mod exec_shim;
 mod kill_recorded;
 mod proc_scan;
 mod process_scope;
@@ -31,6 +32,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::process::{self, ProcessStat};
 use crate::limits::{CONTAINMENT_PROBE_TIMEOUT, REAP_INTERVAL, REAP_INTERVAL_CGROUP, REAP_INTERVAL_PIDS_LIMITED};
 use cgroup::{Cgroup, KillMethod};
+use shim_launch::shim_path;
 
 pub(crate) use dir_size::{is_larger_than, wait_larger_than};
 pub(crate) use exec_shim::ShimError;
@@ -38,8 +40,8 @@ pub use kill_recorded::kill_recorded_processes;
 pub(crate) use process_scope::{LaunchMethod, ScopedProcess};
 pub use process_scope::{LimitExceeded, ProcessScope, ScopeName};
 pub use shim_launch::shim;
-pub(crate) use shim_launch::{SHIM_NAME as SHIM, encode_environment, shim_path};
-pub(crate) use worker_cgroups::{WorkerCgroup, WorkerCgroups, passes_on};
+pub(crate) use shim_launch::{SHIM_NAME, encode_environment};
+pub(crate) use worker_cgroups::{WorkerCgroup, WorkerCgroups};
 
 /// The variable by which a payload's processes can be told from all others.
 pub const COOKIE_VARIABLE: &str = "JOURNEYMAN_CLAIM_COOKIE";
@@ -454,10 +456,7 @@ fn probe_cgroups(name: &str, most: ContainmentLevel, shortcomings: &mut Vec<Stri
         ContainmentLevel::CgroupFreeze | ContainmentLevel::ProcessGroup => [None, Some(KillMethod::FreezeAndSignal)],
     };
     for means in means.into_iter().flatten() {
-        #[expect(clippy::disallowed_methods, reason = "at the start only, and for milliseconds")]
-        let mut waiting = std::process::Command::new(shim_path());
-        waiting.arg0(SHIM).args(shim_launch::wait_arguments(&trial.procs_path())).env_clear();
-        match try_kill_method(&trial, means, waiting) {
+        match try_kill_method(&trial, means) {
             Ok(()) => {
                 let groups = ClaimCgroups { parent, kill_method: means };
                 return Ok(CgroupProbe {
@@ -489,8 +488,9 @@ pub(crate) fn remove_worker_cgroup(name: &str) {
     }
 }
 
-/// Puts a process into a group, kills it, and sees it gone. It is one that enters and then waits for the end of its input.
-fn try_kill_method(trial: &Cgroup, means: KillMethod, mut waiting: std::process::Command) -> Result<(), String> {
+/// Starts the shim in a group, kills it, and waits for its end.
+fn try_kill_method(trial: &Cgroup, means: KillMethod) -> Result<(), String> {
+    let shim = shim_path().map_err(|error| error.to_string())?;
     trial.create().map_err(|error| error.to_string())?;
     let file = match means {
         KillMethod::Kill => "cgroup.kill",
@@ -499,9 +499,12 @@ fn try_kill_method(trial: &Cgroup, means: KillMethod, mut waiting: std::process:
     if !trial.has_file(file) {
         return Err(format!("the kernel has no {file}"));
     }
-    waiting.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let started =
-        children::start_child(None, || waiting.spawn(), |child| Some(child.id())).map_err(|error| error.to_string())?;
+    #[expect(clippy::disallowed_methods, reason = "only at the start, and for milliseconds")]
+    let mut command = std::process::Command::new(shim);
+    command.arg0(SHIM_NAME).args(shim_launch::wait_arguments(&trial.procs_path())).env_clear();
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let started = children::start_child(None, || command.spawn(), |child| Some(child.id()))
+        .map_err(|error| format!("cannot execute the exec shim: {error}"))?;
     let children::StartedChild { mut child, registration: known } = started;
     let entered = (0..CONTAINMENT_PROBE_TIMEOUT.as_millis() / process::PROCESS_POLL_INTERVAL.as_millis()).any(|_| {
         let inside = trial.processes().contains(&child.id().cast_signed());

@@ -347,6 +347,26 @@ mod real {
         stat.is_ok_and(|stat| stat.rsplit_once(')').is_some_and(|(_, state)| !state.starts_with(" Z")))
     }
 
+    /// Whether a driver may use control groups, if this host has any.
+    #[derive(Debug, Clone, Copy)]
+    enum Groups {
+        Allowed,
+        Denied,
+    }
+
+    impl Groups {
+        /// To be kept until the driver is dropped.
+        fn apply(self, config: &DriverConfig) -> Option<crate::host::containment::WorkerCgroups> {
+            let name = format!("{} {}", config.pool, config.folder.display());
+            match self {
+                Self::Allowed => None,
+                Self::Denied => {
+                    crate::host::containment::WorkerCgroups::probe(&name).ok().inspect(|groups| groups.deny_groups())
+                }
+            }
+        }
+    }
+
     fn record(posting: &DriverConfig, id: &str) -> serde_json::Value {
         let bytes = std::fs::read(posting.folder.join(format!("{id}.json"))).expect("it is written down");
         serde_json::from_slice(&bytes).expect("it is JSON")
@@ -399,12 +419,11 @@ mod real {
         let worker = place.path().join("worker").display().to_string();
         let means = DriverKind::Subprocess(SubprocessConfig { command: vec!["/bin/sh".to_owned(), worker] });
         let posting = DriverConfig { termination_grace: TEST_TIMEOUT, ..place.driver_config("core", means) };
-        let mut site = DriverUnderTest::new(&posting);
         let seen = place.path().join("seen");
-        // With a control group and without: no shell passes on such a name.
-        for odd in [None, Some("spring.host")] {
-            let mut wraps = worker_spec(&place, "wraps");
-            wraps.variables.extend(odd.map(|name| (name.to_owned(), "h".to_owned())));
+        for groups in [Groups::Allowed, Groups::Denied] {
+            let _denied = groups.apply(&posting);
+            let mut site = DriverUnderTest::new(&posting);
+            let wraps = worker_spec(&place, "wraps");
             site.start(wraps.clone()).await.expect("it is started");
             let (up, done) = (seen.join(format!("{}.up", wraps.id)), seen.join(format!("{}.done", wraps.id)));
             timeout(TEST_TIMEOUT, async {
@@ -434,7 +453,7 @@ mod real {
             assert!(!done.exists());
             std::fs::write(seen.join("go"), "").expect("it is written");
             site.wait_for_exit(&wraps.id, true).await;
-            assert!(done.exists(), "{odd:?}");
+            assert!(done.exists(), "{groups:?}");
             std::fs::remove_file(seen.join("go")).expect("it was written");
         }
     }
@@ -479,7 +498,6 @@ mod real {
         site.wait_for_exit(&goes.id, true).await;
     }
 
-    /// With a control group and without: no shell passes on a variable of the second's name.
     #[tokio::test(flavor = "multi_thread")]
     async fn one_that_a_controller_was_killed_in_starting_is_found_by_the_next_one_and_told_to_go_like_any() {
         let place = Fixture::new();
@@ -488,9 +506,9 @@ mod real {
             "core",
             DriverKind::Subprocess(SubprocessConfig { command: vec!["/bin/sh".to_owned(), worker] }),
         );
-        for odd in [None, Some("spring.host")] {
-            let mut lives = worker_spec(&place, "lives");
-            lives.variables.extend(odd.map(|name| (name.to_owned(), "h".to_owned())));
+        for groups in [Groups::Allowed, Groups::Denied] {
+            let _denied = groups.apply(&posting);
+            let lives = worker_spec(&place, "lives");
             let mut site = DriverUnderTest::new(&posting);
             site.start(lives.clone()).await.expect("it is started");
             wait_until_up(&place, &lives).await;
@@ -586,9 +604,9 @@ mod real {
             }
         };
         let group = groups.create("unwritten").expect("a control group");
-        let (shell, before) = group.command_prefix();
-        let mut child = tokio::process::Command::new(shell);
-        let mut child = child.args(before).args(["sleep", "1000"]).spawn().expect("it is started");
+        let (shim, arguments) = group.command_prefix().expect("the exec shim");
+        let mut child = tokio::process::Command::new(shim);
+        let mut child = child.args(arguments).args(["sleep", "1000"]).spawn().expect("it is started");
         let mut site = DriverUnderTest::new(&posting);
         assert_eq!(site.list_changes().await, []);
         assert!(matches!(child.try_wait(), Ok(None)), "it may be just being started");

@@ -1,5 +1,9 @@
 //! The place of one process in an enclosure: how it is started there, told to end, and waited for.
 
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+
 use rustix::process::Signal;
 
 use super::super::super::process::{self, PROCESS_POLL_INTERVAL};
@@ -25,13 +29,14 @@ impl Drop for ScopedProcess {
     }
 }
 
-/// How a process is to be started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LaunchMethod {
-    /// As it is.
     Direct,
-    /// Through this program, with these arguments before its own.
-    ViaShim(Vec<std::ffi::OsString>),
+    /// Start `shim` instead, with `arguments` before those of the program.
+    ViaShim {
+        shim: &'static Path,
+        arguments: Vec<OsString>,
+    },
 }
 
 impl ScopedProcess {
@@ -39,14 +44,14 @@ impl ScopedProcess {
         &self.scope.inner
     }
 
-    /// How the process is to be started.
-    pub(crate) fn launch_method(&self, program: &std::path::Path, argv0: &str) -> LaunchMethod {
-        match &self.inner().backend {
+    pub(crate) fn launch_method(&self, program: &Path, argv0: &str) -> io::Result<LaunchMethod> {
+        Ok(match &self.inner().backend {
             Backend::ProcessGroup | Backend::Subreaper => LaunchMethod::Direct,
-            Backend::Cgroup { group, .. } => {
-                LaunchMethod::ViaShim(shim_launch::launch_arguments(&group.procs_path(), program, argv0).into())
-            }
-        }
+            Backend::Cgroup { group, .. } => LaunchMethod::ViaShim {
+                shim: shim_launch::shim_path()?,
+                arguments: shim_launch::payload_arguments(&group.procs_path(), program, argv0),
+            },
+        })
     }
 
     /// The cookie of its claim, where strays of that can be told.
