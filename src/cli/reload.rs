@@ -135,7 +135,6 @@ fn apply_reloadable(running: &mut Config, new: &Config) {
     running.host.metadata_service = established.metadata_service;
     running.host.metadata_endpoint = established.metadata_endpoint;
     running.host.termination_file = established.termination_file;
-    running.host.rebalance = established.rebalance;
     running.log.task_log_max = new.log.task_log_max;
     running.log.level = new.log.level.clone();
 }

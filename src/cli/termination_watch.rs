@@ -1,4 +1,4 @@
-//! Heeds the notices that this host goes: what each one means for the worker, and what is said about it.
+//! Handles termination notices: commands the worker accordingly, and logs what happens to its tasks.
 
 use std::future::Future;
 use std::time::Duration;
@@ -7,16 +7,13 @@ use jiff::{SignedDuration, Timestamp, Unit};
 use tokio::sync::mpsc;
 
 use super::exit::{Exit, Failure};
-use crate::config::schema::{self, Config, Host, MetadataService, Rebalance};
+use crate::config::schema::{self, Config, Host, MetadataService};
 use crate::domain::termination_notice::{Provider, Termination};
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::host::termination_notice::{
-    MetadataProvider, NOTICES_MAX, Notice, NoticeConfig, NoticeKind, NoticeWatch, PollPaces,
-};
+use crate::host::termination_notice::{MetadataProvider, NOTICES_MAX, Notice, NoticeConfig, NoticeWatch};
 use crate::worker::{Control, OnTerminationNotice};
 
-/// What becomes of running tasks at a notice.
 #[must_use]
 pub(super) const fn on_termination_notice(host: &Host) -> OnTerminationNotice {
     match host.on_termination_notice {
@@ -25,7 +22,6 @@ pub(super) const fn on_termination_notice(host: &Host) -> OnTerminationNotice {
     }
 }
 
-/// What is watched.
 #[must_use]
 pub(super) fn watch_config(host: &Host) -> NoticeConfig {
     NoticeConfig {
@@ -38,41 +34,38 @@ pub(super) fn watch_config(host: &Host) -> NoticeConfig {
         },
         endpoint: host.metadata_endpoint.as_ref().map(|url| url.as_str().to_owned()),
         file: host.termination_file.as_ref().map(|file| file.0.clone()),
-        paces: PollPaces::default(),
+        schedule: None,
         clock: Clock::boot(),
     }
 }
 
-/// Watches this host and passes notices on as orders. The future resolves when there is nothing to watch.
+/// Watches for notices and commands the worker. The future resolves if there is nothing to watch.
 ///
 /// # Errors
 ///
-/// [`Exit::Config`] for an endpoint that cannot be one.
+/// [`Exit::Config`] for an invalid endpoint.
 ///
 /// # Cancel safety
 ///
 /// Cancel safe.
 pub(super) fn watch_notices(config: &Config, control: Control) -> Result<impl Future<Output = ()> + use<>, Failure> {
-    let (host, clock) = (&config.host, Clock::boot());
-    let settings = watch_config(host);
-    let watch = NoticeWatch::new(settings)
+    let watch = NoticeWatch::new(watch_config(&config.host))
         .map_err(|error| Failure::new(Exit::Config, format!("host.metadata_endpoint: {error}")))?;
     control.set_watch_statuses(watch.subscribe_statuses());
-    let heed = NoticeHandler {
-        clock,
-        on_notice: on_termination_notice(host),
+    let handler = NoticeHandler {
+        clock: Clock::boot(),
+        on_notice: on_termination_notice(&config.host),
         grace: config.worker.termination_grace.0,
-        rebalance: host.rebalance,
         control,
     };
     Ok(Box::pin(async move {
-        let (notices, mut heard) = mpsc::channel(NOTICES_MAX);
-        let heeding = async {
-            while let Some(notice) = heard.recv().await {
-                heed.handle(notice).await;
+        let (sender, mut notices) = mpsc::channel(NOTICES_MAX);
+        let handling = async {
+            while let Some(notice) = notices.recv().await {
+                handler.handle(notice).await;
             }
         };
-        tokio::join!(watch.run(notices), heeding);
+        tokio::join!(watch.run(sender), handling);
     }))
 }
 
@@ -80,60 +73,44 @@ struct NoticeHandler {
     clock: Clock,
     on_notice: OnTerminationNotice,
     grace: Duration,
-    rebalance: Rebalance,
     control: Control,
 }
 
 impl NoticeHandler {
-    async fn handle(&self, Notice { origin, kind: said }: Notice) {
+    async fn handle(&self, Notice { origin, termination }: Notice) {
         let provider = origin.as_str();
-        match said {
-            NoticeKind::Termination(Termination::At(at)) => {
+        match termination {
+            Termination::At(at) => {
                 let now = self.clock.now();
-                let left = at.since(now);
-                let done = match self.on_notice.release_at(at, self.grace).filter(|until| *until > now) {
+                let remaining = at.since(now).as_secs();
+                let tasks = match self.on_notice.release_at(at, self.grace).filter(|until| *until > now) {
                     Some(until) => {
-                        format!("running tasks may finish until {}, the rest is handed back", self.wall_clock(until))
+                        format!("running tasks may finish until {}, then they are released", self.wall_clock(until))
                     }
-                    None => "running tasks are handed back".to_owned(),
+                    None => "releasing running tasks".to_owned(),
                 };
                 tracing::warn!(
                     provider,
                     deadline = %self.wall_clock(at),
-                    left_s = left.as_secs(),
-                    "this host goes in {} s: nothing new is claimed, {done}", left.as_secs()
+                    remaining_s = remaining,
+                    "this host terminates in {remaining} s: claiming nothing more, {tasks}"
                 );
                 self.control.terminate_from(origin, Some(at)).await;
             }
-            NoticeKind::Termination(Termination::Soon) => {
+            Termination::Soon => {
                 tracing::warn!(
                     provider,
-                    "this host goes, at a time that is not known: nothing new is claimed, running tasks are handed back"
+                    "this host terminates at an unknown time: claiming nothing more, releasing running tasks"
                 );
                 self.control.terminate_from(origin, None).await;
-            }
-            NoticeKind::AtRisk => {
-                self.control.count_hint(origin);
-                match self.rebalance {
-                    Rebalance::Ignore => {
-                        tracing::warn!(provider, "this host may be taken away before long; work goes on");
-                    }
-                    Rebalance::Drain => {
-                        tracing::warn!(
-                            provider,
-                            "this host may be taken away before long: nothing new is claimed, running tasks finish"
-                        );
-                        self.control.retire().await;
-                    }
-                }
             }
         }
     }
 
-    /// A time on our clock as people read it.
+    /// Converts a time of the worker's clock to UTC, for the log.
     fn wall_clock(&self, at: Instant) -> Timestamp {
-        let left = SignedDuration::try_from(at.since(self.clock.now())).unwrap_or(SignedDuration::MAX);
-        let then = Timestamp::now().saturating_add(left).unwrap_or(Timestamp::MAX);
+        let remaining = SignedDuration::try_from(at.since(self.clock.now())).unwrap_or(SignedDuration::MAX);
+        let then = Timestamp::now().saturating_add(remaining).unwrap_or(Timestamp::MAX);
         then.round(Unit::Second).unwrap_or(then)
     }
 }

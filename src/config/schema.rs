@@ -117,8 +117,6 @@ pub struct Host {
     pub on_termination_notice: OnTerminationNotice,
     /// How long before the host goes tasks that still run are handed back. Where `termination_grace` and the reports need more, they get it.
     pub termination_margin: Span,
-    /// What an early hint (EC2's rebalance recommendation) does.
-    pub rebalance: Rebalance,
     /// File that says when the host goes: an RFC 3339 time. Nothing, or what is no time, means at once. It need not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub termination_file: Option<File>,
@@ -151,7 +149,6 @@ impl Default for Host {
             metadata_service: MetadataService::Auto,
             on_termination_notice: OnTerminationNotice::Finish,
             termination_margin: built_in("15s"),
-            rebalance: Rebalance::Ignore,
             termination_file: None,
             metadata_endpoint: None,
             min_free_disk: built_in("512MiB"),
@@ -211,16 +208,6 @@ pub enum OnTerminationNotice {
     Finish,
     /// They are handed back at once.
     Release,
-}
-
-/// What a hint that the host may have to go does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Rebalance {
-    /// It is logged and counted.
-    Ignore,
-    /// The worker drains.
-    Drain,
 }
 
 /// The socket on which a worker takes questions and orders.

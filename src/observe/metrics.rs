@@ -168,11 +168,6 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
         },
     )
     .with_labels(PROVIDER),
-    counter("termination_hints", "Hints that the host may terminate soon, by origin.", |status| {
-        let counts = status.snapshot.counts;
-        by_provider([counts.hints_aws, counts.hints_gcp, counts.hints_azure, counts.hints_file], counts.hints)
-    })
-    .with_labels(PROVIDER),
     gauge(
         "termination_watch_up",
         "1 if the metadata service answers or the file can be read, else 0; absent where notices are not watched.",

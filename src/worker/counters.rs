@@ -80,8 +80,6 @@ counters! {
     artifacts_failed,
     /// Notices that the host goes.
     notices,
-    /// Hints that the host may have to go.
-    hints,
     /// Notices by EC2.
     notices_aws,
     /// Notices by Compute Engine.
@@ -90,14 +88,6 @@ counters! {
     notices_azure,
     /// Notices by a file.
     notices_file,
-    /// Hints by EC2.
-    hints_aws,
-    /// Hints by Compute Engine.
-    hints_gcp,
-    /// Hints by Azure.
-    hints_azure,
-    /// Hints by a file.
-    hints_file,
     /// Times the host was found unable to run tasks.
     host_faults,
     /// Panics of handlers and adapters.

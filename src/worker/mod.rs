@@ -238,8 +238,6 @@ pub enum Command {
         /// When; where that is not known everything is handed back at once.
         deadline: Option<Instant>,
     },
-    /// The host may have to go before long: drain, and exit as for a host that goes.
-    Retire,
     /// Exit at once; what runs is killed and its claims are left to expire.
     Abort,
 }
@@ -257,7 +255,6 @@ impl fmt::Display for Command {
             Self::Release { within: span } => write!(out, "hand back{}", within(span)),
             Self::Terminate { deadline: Some(_) } => out.write_str("the host goes at a known time"),
             Self::Terminate { deadline: None } => out.write_str("the host goes"),
-            Self::Retire => out.write_str("drain, for the host may have to go"),
             Self::Abort => out.write_str("exit at once"),
         }
     }
@@ -352,25 +349,9 @@ impl Control {
         self.terminate(deadline).await;
     }
 
-    /// The host may have to go before long: drains, and exits as for a host that goes.
-    pub async fn retire(&self) {
-        self.command(Command::Retire, Note::of("a hint")).await;
-    }
-
     /// Shows to those who look how the metadata service of this host is heard. The first to be named counts.
     pub fn set_watch_statuses(&self, sights: watch::Receiver<Vec<WatchStatus>>) {
         drop(self.watch_statuses.set(sights));
-    }
-
-    /// Counts a hint that the host may have to go, whatever is made of it.
-    pub fn count_hint(&self, origin: NoticeOrigin) {
-        count(&self.counters.hints);
-        count(match origin {
-            NoticeOrigin::Cloud(Provider::Aws) => &self.counters.hints_aws,
-            NoticeOrigin::Cloud(Provider::Gcp) => &self.counters.hints_gcp,
-            NoticeOrigin::Cloud(Provider::Azure) => &self.counters.hints_azure,
-            NoticeOrigin::File => &self.counters.hints_file,
-        });
     }
 
     /// Counts a configuration that was read again.

@@ -118,10 +118,9 @@ pub(crate) fn worker_events(bytes: &[u8]) {
             }
             240..=245 => Event::Drain,
             246..=249 => Event::Release { deadline: Some(world.now.plus(Duration::from_secs(world.number()))) },
-            250..=253 => {
+            250..=254 => {
                 Event::TerminationNotice { deadline: Some(world.now.plus(Duration::from_secs(world.number()))) }
             }
-            254 => Event::TerminationRisk,
             255 => Event::Abort,
         };
         world.happens(event);

@@ -1,7 +1,7 @@
 //! EC2.
 
 use journeyman::domain::termination_notice::{Provider, Termination};
-use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeKind, NoticeOrigin, WatchHealth};
+use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin, WatchHealth};
 
 use crate::metadata::{Cloud as Service, FAULTS, Fault, Metadata};
 use crate::watched::{Watched, about};
@@ -45,10 +45,7 @@ async fn a_hibernation_begins_when_it_is_announced() {
     let time = service.in_seconds(120);
     service.change(|state| state.instance_action = action("hibernate", time));
     let notice = Watched::cloud(EC2, service.url()).next().await;
-    assert_eq!(
-        notice,
-        Notice { origin: NoticeOrigin::Cloud(Provider::Aws), kind: NoticeKind::Termination(Termination::Soon) }
-    );
+    assert_eq!(notice, Notice { origin: NoticeOrigin::Cloud(Provider::Aws), termination: Termination::Soon });
 }
 
 #[tokio::test]
@@ -83,16 +80,6 @@ async fn a_token_is_renewed_before_the_life_that_the_service_gave_it_is_over() {
     let _watched = Watched::cloud(EC2, service.url());
     service.is_asked("PUT /latest/api/token", 3).await;
     service.is_asked(ACTION, 1).await;
-}
-
-#[tokio::test]
-async fn a_rebalance_recommendation_is_a_hint_and_told_once() {
-    let service = Metadata::start(Service::Ec2).await;
-    let mut watched = Watched::cloud(EC2, service.url());
-    service.change(|state| state.rebalance = Some("{\"noticeTime\": \"2026-11-21T12:00:00Z\"}".to_owned()));
-    assert_eq!(watched.next().await, Notice { origin: NoticeOrigin::Cloud(Provider::Aws), kind: NoticeKind::AtRisk });
-    service.is_asked("rebalance", 3).await;
-    watched.said_nothing_more();
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use journeyman::domain::termination_notice::{Provider, Termination};
-use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeKind, NoticeOrigin};
+use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
 use serde_json::{Value, json};
 
 use crate::metadata::{Cloud as Service, FAULTS, Metadata};
@@ -65,10 +65,7 @@ async fn an_event_without_a_time_has_begun_and_one_with_a_time_of_another_shape_
     let service = Metadata::start(Service::Azure).await;
     service.change(|state| state.events = json!([event("Reboot", &["vmss_7"], "Started", "")]).to_string());
     let notice = Watched::cloud(AZURE, service.url()).next().await;
-    assert_eq!(
-        notice,
-        Notice { origin: NoticeOrigin::Cloud(Provider::Azure), kind: NoticeKind::Termination(Termination::Soon) }
-    );
+    assert_eq!(notice, Notice { origin: NoticeOrigin::Cloud(Provider::Azure), termination: Termination::Soon });
 
     let service = Metadata::start(Service::Azure).await;
     let time = service.in_seconds(300).to_string();

@@ -2,11 +2,11 @@
 
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::termination_notice::Termination;
-use journeyman::host::termination_notice::{Notice, NoticeKind, NoticeOrigin, WatchHealth};
+use journeyman::host::termination_notice::{Notice, NoticeOrigin, WatchHealth};
 
 use crate::watched::{Watched, about};
 
-const SOON: Notice = Notice { origin: NoticeOrigin::File, kind: NoticeKind::Termination(Termination::Soon) };
+const SOON: Notice = Notice { origin: NoticeOrigin::File, termination: Termination::Soon };
 
 #[tokio::test]
 async fn a_file_that_appears_says_when_the_host_goes_and_an_earlier_time_is_news() {

@@ -1,7 +1,7 @@
 //! Google's Compute Engine.
 
 use journeyman::domain::termination_notice::{Provider, Termination};
-use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeKind, NoticeOrigin};
+use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
 
 use crate::metadata::{Cloud as Service, FAULTS, Metadata};
 use crate::watched::{Watched, about};
@@ -30,10 +30,7 @@ async fn a_preemption_that_happened_before_the_first_look_leaves_no_time_that_is
     let service = Metadata::start(Service::Google).await;
     service.change(|state| state.preempted = "TRUE");
     let notice = Watched::cloud(GOOGLE, service.url()).next().await;
-    assert_eq!(
-        notice,
-        Notice { origin: NoticeOrigin::Cloud(Provider::Gcp), kind: NoticeKind::Termination(Termination::Soon) }
-    );
+    assert_eq!(notice, Notice { origin: NoticeOrigin::Cloud(Provider::Gcp), termination: Termination::Soon });
 }
 
 #[tokio::test]
@@ -74,7 +71,7 @@ async fn an_answer_that_does_not_prove_to_be_googles_is_not_believed() {
     service.is_asked("preempted", 3).await;
     watched.said_nothing_more();
     service.change(|state| state.flavor = Some("Google"));
-    assert_eq!(watched.next().await.kind, NoticeKind::Termination(Termination::Soon));
+    assert_eq!(watched.next().await.termination, Termination::Soon);
 }
 
 #[tokio::test]

@@ -59,7 +59,6 @@ pub struct State {
     pub tokens: Vec<String>,
     pub token_life_s: u64,
     pub instance_action: Option<String>,
-    pub rebalance: Option<String>,
     /// Google.
     pub flavor: Option<&'static str>,
     pub preempted: &'static str,
@@ -119,7 +118,6 @@ impl Metadata {
             tokens: Vec::new(),
             token_life_s: 21_600,
             instance_action: None,
-            rebalance: None,
             flavor: Some("Google"),
             preempted: "FALSE",
             maintenance: "NONE",
@@ -291,7 +289,6 @@ fn ec2(shared: &Shared, asked: &Asked) -> Answer {
     }
     let found = match asked.plain() {
         "/latest/meta-data/spot/instance-action" => state.instance_action.clone(),
-        "/latest/meta-data/events/recommendations/rebalance" => state.rebalance.clone(),
         _ => None,
     };
     found.map_or_else(|| plain(404, "<h1>404 - Not Found</h1>"), |body| plain(200, body))

@@ -6,9 +6,7 @@ use std::time::Duration;
 use journeyman::domain::backoff;
 use journeyman::domain::termination_notice::{PollSchedule, Termination};
 use journeyman::host::clock::Clock;
-use journeyman::host::termination_notice::{
-    MetadataProvider, Notice, NoticeConfig, NoticeKind, NoticeWatch, PollPaces, WatchStatus,
-};
+use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeConfig, NoticeWatch, WatchStatus};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -32,10 +30,10 @@ impl Watched {
 
     fn of(cloud: MetadataProvider, endpoint: Option<String>, file: Option<PathBuf>) -> Self {
         let clock = Clock::boot();
-        let trouble = backoff::Policy { first: Duration::from_millis(10), max: Duration::from_millis(50) };
-        let pace = PollSchedule { interval: Duration::from_millis(20), retry: trouble };
-        let paces = PollPaces { aws: pace, gcp: pace, azure: pace, file: pace };
-        let watch = NoticeWatch::new(NoticeConfig { cloud, endpoint, file, paces, clock }).expect("a watch");
+        let retry = backoff::Policy { first: Duration::from_millis(10), max: Duration::from_millis(50) };
+        let schedule = PollSchedule { interval: Duration::from_millis(20), retry };
+        let config = NoticeConfig { cloud, endpoint, file, schedule: Some(schedule), clock };
+        let watch = NoticeWatch::new(config).expect("a watch");
         let sights = watch.subscribe_statuses();
         let (sender, notices) = mpsc::channel(16);
         let mut tasks = JoinSet::new();
@@ -51,7 +49,7 @@ impl Watched {
     /// In how many seconds the next notice says that the host goes.
     pub async fn goes_in(&mut self) -> f64 {
         let notice = self.next().await;
-        let NoticeKind::Termination(Termination::At(at)) = notice.kind else { panic!("{notice:?} names no time") };
+        let Termination::At(at) = notice.termination else { panic!("{notice:?} names no time") };
         at.since(self.clock.now()).as_secs_f64()
     }
 

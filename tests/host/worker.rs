@@ -217,7 +217,7 @@ async fn hands_back(provider: &str, host: &str, notice: impl AsyncFnOnce(&mut Wo
         place.reached(task).await;
     }
     let deadline = notice(&mut worker).await;
-    let line = worker.logs("this host goes").await;
+    let line = worker.logs("this host terminates").await;
     assert!(line.contains(&format!("\"provider\":\"{provider}\"")), "{line}");
     worker.ends_with(12).await;
     assert!(Timestamp::now() < deadline, "it is gone before its host");
@@ -335,7 +335,7 @@ async fn a_task_that_can_finish_within_the_notice_does_and_the_worker_leaves_ear
     worker.runs(1).await;
     host.place.reached(&task).await;
     let deadline = host.goes_in(600);
-    let line = worker.logs("this host goes").await;
+    let line = worker.logs("this host terminates").await;
     assert!(line.contains("may finish until"), "{line}");
     gate.open().await;
     worker.ends_with(12).await;
@@ -357,19 +357,17 @@ async fn where_it_is_wanted_tasks_are_handed_back_at_the_notice() {
 }
 
 #[tokio::test]
-async fn a_notice_that_cannot_be_read_is_warned_of_before_it_is_obeyed() {
+async fn a_termination_file_without_a_time_means_at_once_and_is_logged() {
     let host = WithFile::start(Duration::from_secs(1), "").await;
     let task = host.place.create(1, ENDLESS).await;
     let mut worker = host.place.worker("leaving", &host.host);
     worker.runs(1).await;
     host.place.reached(&task).await;
     write(&host.file, "{\"action\": \"terminate\"}");
-    let line = worker.logs("holds no time").await;
-    assert!(line.contains("WARN") && line.contains("at the next look") && line.contains("terminate-at"), "{line}");
-    assert!(worker.logs("holds no time").await.contains("this host is taken to go at once"), "{}", worker.said);
-    worker.logs("this host goes, at a time that is not known").await;
+    let line = worker.logs("contains no RFC 3339 time").await;
+    assert!(line.contains("WARN") && line.contains("terminate-at"), "{line}");
+    worker.logs("at an unknown time").await;
     worker.ends_with(12).await;
-    assert_eq!(worker.said.matches("holds no time").count(), 2, "{}", worker.said);
     // The worker's own poll may be open still, and bring the task once more: that run is handed back as well.
     let runs = host.place.runs(&task).await;
     let (last, before) = runs.split_last().expect("a run");
@@ -387,7 +385,7 @@ async fn what_a_poll_under_way_brings_after_the_notice_is_handed_back() {
     worker.runs(1).await;
     host.place.reached(&running).await;
     let deadline = host.goes_in(20);
-    worker.logs("this host goes").await;
+    worker.logs("this host terminates").await;
     let late = host.place.create(2, ENDLESS).await;
     worker.ends_with(12).await;
     for task in [&running, &late] {
@@ -413,27 +411,13 @@ async fn a_signal_within_the_notice_neither_shortens_it_nor_changes_the_exit_cod
     worker.runs(1).await;
     host.place.reached(&task).await;
     host.goes_in(600);
-    worker.logs("this host goes").await;
+    worker.logs("this host terminates").await;
     let pid = rustix::process::Pid::from_raw(worker.child.id().expect("it runs").cast_signed()).expect("a pid");
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
     worker.logs("draining").await;
     gate.open().await;
     worker.ends_with(12).await;
     assert_eq!(host.place.runs(&task).await[0].state, "completed");
-}
-
-#[tokio::test]
-async fn a_rebalance_recommendation_drains_where_that_is_wanted_and_is_only_logged_elsewhere() {
-    let service = Metadata::start(Cloud::Ec2).await;
-    service.change(|state| state.rebalance = Some("{\"noticeTime\":\"2026-11-21T12:00:00Z\"}".to_owned()));
-    let place = Place::start(Duration::from_secs(1)).await;
-    let mut stays = place.worker("staying", &of_cloud("aws", &service, "15s"));
-    stays.logs("work goes on").await;
-    let task = place.create(1, "exit 0").await;
-    stays.logs("\"outcome\":\"completed\"").await;
-    assert_eq!(place.runs(&task).await[0].state, "completed");
-    let keys = format!("{}\nrebalance = \"drain\"", of_cloud("aws", &service, "15s"));
-    place.worker("leaving", &keys).ends_with(12).await;
 }
 
 #[tokio::test]

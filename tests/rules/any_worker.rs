@@ -329,13 +329,12 @@ impl World {
 
     fn order(&mut self) {
         let deadline = (self.below(2) == 0).then(|| self.now.plus(Duration::from_secs(self.dice.bits() % 60)));
-        let order = self.below(5);
+        let order = self.below(4);
         self.hurried |= matches!(order, 1 | 2) && deadline.is_some();
         let event = match order {
             0 => Event::Drain,
             1 => Event::Release { deadline },
             2 => Event::TerminationNotice { deadline },
-            3 => Event::TerminationRisk,
             _ => Event::Wake(SourceId(0)),
         };
         self.happens(event);

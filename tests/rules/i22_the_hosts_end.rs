@@ -232,16 +232,6 @@ fn i22_every_report_fits_before_the_host_goes_even_if_a_call_hangs() {
 }
 
 #[test]
-fn i22_a_host_that_may_have_to_go_is_drained_and_says_why() {
-    let mut bench = Bench::messages(1, 1);
-    let claim = bench.executing("m1", "T");
-    bench.empty(0);
-    assert_eq!(bench.happens(Event::TerminationRisk), []);
-    bench.pass(secs(600));
-    assert_eq!(bench.completes(claim).last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
-}
-
-#[test]
 fn i22_a_host_that_goes_at_an_unknown_time_waits_for_no_poll() {
     for before in [None, Some(Event::Release { deadline: None })] {
         let mut bench = Bench::claims(2);

@@ -33,7 +33,6 @@ fn i24_the_hosts_end_outranks_what_was_ordered_before_and_after_it() {
         }
         assert_eq!(exit_after(vec![end, Event::Abort]), Some(ExitReason::Aborted));
     }
-    assert_eq!(exit_after(vec![Event::TerminationRisk, Event::Drain]), Some(ExitReason::HostTerminating));
 }
 
 #[test]

@@ -98,16 +98,14 @@ fn an_answer_that_takes_longer_than_the_pace_is_not_followed_by_a_burst() {
 }
 
 #[test]
-fn ec2_is_asked_for_a_token_then_for_both_signs_and_rests_five_seconds() {
+fn ec2_is_asked_for_a_token_and_then_for_the_action_every_five_seconds() {
     let mut watch = aws::AwsTracker::new(FIVE, 1);
     assert_eq!(watch.next_request(at(0)), NextRequest::Call(aws::AwsRequest::Token));
     assert_eq!(watch.on_token(Some(secs(21_600)), at(0), at(0)), None);
     let nothing = aws::AwsReply::Reading(NoticeReading::Nothing);
     for now in [0, 5, 10] {
         assert_eq!(watch.next_request(at(now)), NextRequest::Call(aws::AwsRequest::InstanceAction));
-        assert_eq!(watch.on_reply(aws::AwsRequest::InstanceAction, nothing, at(now), at(now)), None);
-        assert_eq!(watch.next_request(at(now)), NextRequest::Call(aws::AwsRequest::Rebalance));
-        assert_eq!(watch.on_reply(aws::AwsRequest::Rebalance, nothing, at(now), at(now)), None);
+        assert_eq!(watch.on_reply(nothing, at(now), at(now)), None);
         assert_eq!(watch.next_request(at(now)), NextRequest::WaitUntil(at(now + 5)));
     }
 }
@@ -124,16 +122,16 @@ fn an_ec2_token_is_renewed_before_its_end() {
 fn an_ec2_token_that_is_no_longer_accepted_is_replaced_at_once_and_a_new_one_that_is_not_is_trouble() {
     let mut watch = aws::AwsTracker::new(FIVE, 1);
     watch.on_token(Some(secs(21_600)), at(0), at(0));
-    watch.on_reply(aws::AwsRequest::InstanceAction, aws::AwsReply::Reading(NoticeReading::Nothing), at(0), at(0));
-    assert_eq!(watch.on_reply(aws::AwsRequest::Rebalance, aws::AwsReply::Unauthorized, at(0), at(0)), None);
-    assert_eq!(watch.next_request(at(0)), NextRequest::Call(aws::AwsRequest::Token), "the question is still open");
-    watch.on_token(Some(secs(21_600)), at(0), at(0));
-    assert_eq!(watch.next_request(at(0)), NextRequest::Call(aws::AwsRequest::Rebalance));
-    watch.on_reply(aws::AwsRequest::Rebalance, aws::AwsReply::Unauthorized, at(0), at(0));
+    watch.on_reply(aws::AwsReply::Reading(NoticeReading::Nothing), at(0), at(0));
+    assert_eq!(watch.on_reply(aws::AwsReply::Unauthorized, at(5), at(5)), None);
+    assert_eq!(watch.next_request(at(5)), NextRequest::Call(aws::AwsRequest::Token), "the request is still due");
+    watch.on_token(Some(secs(21_600)), at(5), at(5));
+    assert_eq!(watch.next_request(at(5)), NextRequest::Call(aws::AwsRequest::InstanceAction));
+    watch.on_reply(aws::AwsReply::Unauthorized, at(5), at(5));
     assert!(
-        matches!(watch.next_request(at(0)), NextRequest::WaitUntil(_)),
+        matches!(watch.next_request(at(5)), NextRequest::WaitUntil(_)),
         "no busy loop: {:?}",
-        watch.next_request(at(0))
+        watch.next_request(at(5))
     );
 }
 
@@ -164,25 +162,10 @@ fn a_service_that_was_unwell_is_well_when_it_says_whether_there_is_a_notice_and_
     let news: Vec<_> = (0..3).filter_map(|n| watch.on_token(None, at(n), at(n))).collect();
     assert_eq!(news, [NoticeEvent::WatchFailing]);
     assert_eq!(watch.on_token(Some(secs(60)), at(4), at(4)), None);
-    assert_eq!(
-        watch.on_reply(aws::AwsRequest::Rebalance, aws::AwsReply::Reading(NoticeReading::Nothing), at(4), at(4)),
-        None
-    );
-    assert_eq!(
-        watch.on_reply(
-            aws::AwsRequest::InstanceAction,
-            aws::AwsReply::Reading(NoticeReading::Unavailable),
-            at(4),
-            at(4)
-        ),
-        None
-    );
+    assert_eq!(watch.on_reply(aws::AwsReply::Reading(NoticeReading::Unavailable), at(4), at(4)), None);
     let nothing = aws::AwsReply::Reading(NoticeReading::Nothing);
-    assert_eq!(
-        watch.on_reply(aws::AwsRequest::InstanceAction, nothing, at(5), at(5)),
-        Some(NoticeEvent::WatchRecovered)
-    );
-    assert_eq!(watch.on_reply(aws::AwsRequest::InstanceAction, nothing, at(10), at(10)), None);
+    assert_eq!(watch.on_reply(nothing, at(5), at(5)), Some(NoticeEvent::WatchRecovered));
+    assert_eq!(watch.on_reply(nothing, at(10), at(10)), None);
 
     let mut azure = AzureTracker::new(ONE, 1);
     let news: Vec<_> = (0..3).filter_map(|n| azure.on_name(None, at(n), at(n))).collect();
@@ -339,7 +322,7 @@ fn a_service_that_proves_who_it_is_comes_before_one_that_others_imitate() {
 fn no_watch_is_ever_due_in_the_past_of_its_answer() {
     let mut watch = NoticeTracker::new(FIVE, 7);
     for (sent_at, now) in [(0, 0), (5, 9), (9, 30)] {
-        for answer in [NoticeReading::Nothing, NoticeReading::Unavailable, NoticeReading::AtRisk, goes(1)] {
+        for answer in [NoticeReading::Nothing, NoticeReading::Unavailable, goes(1)] {
             watch.on_reading(answer, at(sent_at), at(now));
             assert!(watch.next_at() >= at(now), "{answer:?}");
         }

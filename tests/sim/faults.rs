@@ -23,7 +23,7 @@ faults! {
     TaskCanceled, QueueRestart, Quarantine, ClaimWorkUnasked, ClaimUnreadable, RecoveryPartly, WorkerRequestRejected,
     // The host.
     Crash, Suspend, TimerLate, ClockFast, ClockSlow, Drain, HandBackNoDeadline, HandBack120s, HandBack30s, HandBackNow,
-    SecondSignal, Abort, SpotNotice120s, SpotNotice30s, SpotNoticeWithoutTime, SpotNoticeThenSignal, EarlierNotice, HostAtRisk,
+    SecondSignal, Abort, SpotNotice120s, SpotNotice30s, SpotNoticeWithoutTime, SpotNoticeThenSignal, EarlierNotice,
     HostUnfit, ServiceGone, OperatorHandsBack, OperatorCancels,
     // The payload.
     IgnoresTerm, NeverEnds, Malformed, Unavailable, Panics, Intermittent, SlowPrepare, ArtifactMissing, ArtifactUnstored,

@@ -193,7 +193,6 @@ impl World {
             Fault::SpotNoticeWithoutTime,
             Fault::SpotNoticeThenSignal,
             Fault::EarlierNotice,
-            Fault::HostAtRisk,
             Fault::QueueRestart,
             Fault::Quarantine,
             Fault::HostUnfit,
@@ -417,7 +416,6 @@ impl World {
                 self.tell_stop(host, Event::Drain, None);
             }
             Fault::EarlierNotice => [600, 90, 300].into_iter().for_each(|seconds| self.notice(host, seconds)),
-            Fault::HostAtRisk => self.tell_stop(host, Event::TerminationRisk, None),
             Fault::QueueRestart => {
                 for (_, request) in std::mem::take(&mut self.waiters) {
                     self.send_back(request, Err(Refusal::Retry { retry_after: None }));

@@ -1,4 +1,4 @@
-//! Watches an EC2 instance: a token first, then two requests in turn.
+//! Watches an EC2 instance: a token first, then the instance action.
 
 use core::time::Duration;
 
@@ -10,8 +10,6 @@ pub enum AwsRequest {
     /// Required by all other requests.
     Token,
     InstanceAction,
-    /// A rebalance recommendation.
-    Rebalance,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +28,6 @@ pub struct AwsTracker {
     /// A new token was issued, and no reading has confirmed the recovery yet.
     recovery_unreported: bool,
     action: NoticeTracker,
-    rebalance: NoticeTracker,
 }
 
 impl AwsTracker {
@@ -42,21 +39,15 @@ impl AwsTracker {
             token_accepted: false,
             recovery_unreported: false,
             action: NoticeTracker::new(pace, seed ^ 1),
-            rebalance: NoticeTracker::new(pace, seed ^ 2),
         }
     }
 
     #[must_use]
     pub fn next_request(&self, now: Instant) -> NextRequest<AwsRequest> {
-        let due = self.action.next_at().min(self.rebalance.next_at());
-        if now < due {
-            NextRequest::WaitUntil(due)
+        if now < self.action.next_at() {
+            NextRequest::WaitUntil(self.action.next_at())
         } else if self.token_until.is_some_and(|until| now < until) {
-            NextRequest::Call(if now >= self.action.next_at() {
-                AwsRequest::InstanceAction
-            } else {
-                AwsRequest::Rebalance
-            })
+            NextRequest::Call(AwsRequest::InstanceAction)
         } else if now < self.token.next_at() {
             NextRequest::WaitUntil(self.token.next_at())
         } else {
@@ -78,22 +69,13 @@ impl AwsTracker {
         news.filter(|news| *news != NoticeEvent::WatchRecovered)
     }
 
-    /// Answers [`AwsRequest::InstanceAction`] or [`AwsRequest::Rebalance`].
-    pub fn on_reply(
-        &mut self,
-        call: AwsRequest,
-        reply: AwsReply,
-        sent_at: Instant,
-        now: Instant,
-    ) -> Option<NoticeEvent> {
-        let watch = if call == AwsRequest::Rebalance { &mut self.rebalance } else { &mut self.action };
+    /// Answers [`AwsRequest::InstanceAction`].
+    pub fn on_reply(&mut self, reply: AwsReply, sent_at: Instant, now: Instant) -> Option<NoticeEvent> {
         match reply {
             AwsReply::Reading(answer) => {
                 self.token_accepted = true;
-                let news = watch.on_reading(answer, sent_at, now);
-                let well = call == AwsRequest::InstanceAction
-                    && answer != NoticeReading::Unavailable
-                    && core::mem::take(&mut self.recovery_unreported);
+                let news = self.action.on_reading(answer, sent_at, now);
+                let well = answer != NoticeReading::Unavailable && core::mem::take(&mut self.recovery_unreported);
                 news.or_else(|| well.then_some(NoticeEvent::WatchRecovered))
             }
             AwsReply::Unauthorized => {
@@ -102,7 +84,7 @@ impl AwsTracker {
                 if core::mem::take(&mut self.token_accepted) {
                     return None;
                 }
-                watch.on_reading(NoticeReading::Unavailable, sent_at, now)
+                self.action.on_reading(NoticeReading::Unavailable, sent_at, now)
             }
         }
     }

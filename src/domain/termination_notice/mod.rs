@@ -46,8 +46,6 @@ pub enum Termination {
 pub enum NoticeReading {
     Nothing,
     Terminating(Termination),
-    /// The host may terminate soon.
-    AtRisk,
     /// No answer, or an invalid one.
     Unavailable,
 }
@@ -56,7 +54,6 @@ pub enum NoticeReading {
 pub enum NoticeEvent {
     /// A new notice, or an earlier deadline.
     Terminating(Termination),
-    AtRisk,
     /// The notice was withdrawn. The worker still exits: what was released is gone.
     Withdrawn,
     /// The service does not answer, so that notices may be missed.
@@ -140,10 +137,8 @@ impl NoticeTracker {
             }
             NoticeReading::Terminating(Termination::Soon) => (!core::mem::replace(&mut self.soon_reported, true))
                 .then_some(NoticeEvent::Terminating(Termination::Soon)),
-            NoticeReading::AtRisk => (before != Some(answer)).then_some(NoticeEvent::AtRisk),
             NoticeReading::Nothing => {
-                let said = matches!(before, Some(NoticeReading::Terminating(_) | NoticeReading::AtRisk));
-                said.then_some(NoticeEvent::Withdrawn)
+                matches!(before, Some(NoticeReading::Terminating(_))).then_some(NoticeEvent::Withdrawn)
             }
             NoticeReading::Unavailable => None,
         }

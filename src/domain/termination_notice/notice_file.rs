@@ -31,12 +31,6 @@ impl NoticeFile {
         self.tracker.next_at()
     }
 
-    /// Whether the content was not a time when last read.
-    #[must_use]
-    pub const fn was_invalid(&self) -> bool {
-        self.was_invalid
-    }
-
     /// A file that is being written may hold half a time; one that is still invalid at the next read means terminate.
     pub fn on_read(&mut self, content: NoticeFileContent, sent_at: Instant, now: Instant) -> Option<NoticeEvent> {
         let odd_before = core::mem::replace(&mut self.was_invalid, content == NoticeFileContent::Invalid);

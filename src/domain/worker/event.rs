@@ -164,8 +164,6 @@ pub enum Event {
         /// `None`: unknown, release everything at once.
         deadline: Option<Instant>,
     },
-    /// The host may terminate soon: drain, and exit as for a termination.
-    TerminationRisk,
     /// Exit without waiting.
     Abort,
     Tick,

@@ -391,7 +391,6 @@ impl Worker {
             }
             Event::Release { deadline } => self.release_all(deadline, now),
             Event::TerminationNotice { deadline } => self.on_termination_notice(deadline, now),
-            Event::TerminationRisk => self.drain(ExitReason::HostTerminating, now),
             Event::Abort => self.exit_with(ExitReason::Aborted),
             Event::Tick => self.on_tick(now),
         }

@@ -1,4 +1,4 @@
-//! EC2's instance metadata service, in its second version: every question takes a token.
+//! EC2's instance metadata service, version 2: every request needs a token.
 
 use jiff::Timestamp;
 use reqwest::Method;
@@ -16,19 +16,10 @@ use crate::limits::{METADATA_TIMEOUT, NOTICE_TOKEN_TTL};
 const TOKEN: &str = "x-aws-ec2-metadata-token";
 const TOKEN_TTL: &str = "x-aws-ec2-metadata-token-ttl-seconds";
 
-/// What is said of an interruption.
 #[derive(Deserialize)]
 struct InstanceAction {
     action: String,
     time: Option<String>,
-}
-
-/// What is said of the risk of one.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RebalanceNotice {
-    #[serde(rename = "noticeTime")]
-    _notice_time: String,
 }
 
 struct MetadataToken {
@@ -40,30 +31,31 @@ pub(super) async fn responds(service: &MetadataService) -> Option<Provider> {
     fetch_token(service).await.ok().map(|_| Provider::Aws)
 }
 
-pub(super) async fn watch(service: &MetadataService, pace: PollSchedule, seed: u64, teller: NoticeSink) {
-    let (mut rules, clock) = (AwsTracker::new(pace, seed), service.clock());
+pub(super) async fn watch(service: &MetadataService, schedule: PollSchedule, seed: u64, sink: NoticeSink) {
+    let (mut tracker, clock) = (AwsTracker::new(schedule, seed), service.clock());
     let mut value = HeaderValue::from_static("");
     loop {
-        let DueCall { call, sent_at } = next_call(clock, |now| rules.next_request(now)).await;
-        let (news, trouble) = if call == AwsRequest::Token {
-            let (life, trouble) = match fetch_token(service).await {
-                Ok(token) => {
-                    value = token.value;
-                    (Some(token.ttl), None)
-                }
-                Err(trouble) => (None, Some(trouble)),
-            };
-            (rules.on_token(life, sent_at, clock.now()), trouble)
-        } else {
-            let (reply, trouble) = fetch(service, call, value.clone(), sent_at).await;
-            if call == AwsRequest::InstanceAction
-                && !matches!(reply, AwsReply::Unauthorized | AwsReply::Reading(NoticeReading::Unavailable))
-            {
-                teller.record_answer();
+        let DueCall { call, sent_at } = next_call(clock, |now| tracker.next_request(now)).await;
+        let (event, error) = match call {
+            AwsRequest::Token => {
+                let (ttl, error) = match fetch_token(service).await {
+                    Ok(token) => {
+                        value = token.value;
+                        (Some(token.ttl), None)
+                    }
+                    Err(error) => (None, Some(error)),
+                };
+                (tracker.on_token(ttl, sent_at, clock.now()), error)
             }
-            (rules.on_reply(call, reply, sent_at, clock.now()), trouble)
+            AwsRequest::InstanceAction => {
+                let (reply, error) = fetch_action(service, value.clone(), sent_at).await;
+                if !matches!(reply, AwsReply::Unauthorized | AwsReply::Reading(NoticeReading::Unavailable)) {
+                    sink.record_answer();
+                }
+                (tracker.on_reply(reply, sent_at, clock.now()), error)
+            }
         };
-        if let Err(SinkClosed) = teller.report(news, trouble.as_deref()).await {
+        if let Err(SinkClosed) = sink.report(event, error.as_deref()).await {
             return;
         }
     }
@@ -80,40 +72,29 @@ async fn fetch_token(service: &MetadataService) -> Result<MetadataToken, String>
         return Err(reply.unexpected_reply());
     }
     value.set_sensitive(true);
-    let life = reply.header(TOKEN_TTL).and_then(|text| text.parse().ok()).map_or(NOTICE_TOKEN_TTL, Duration::from_secs);
-    Ok(MetadataToken { value, ttl: life.min(NOTICE_TOKEN_TTL) })
+    let ttl = reply.header(TOKEN_TTL).and_then(|text| text.parse().ok()).map_or(NOTICE_TOKEN_TTL, Duration::from_secs);
+    Ok(MetadataToken { value, ttl: ttl.min(NOTICE_TOKEN_TTL) })
 }
 
-async fn fetch(
-    service: &MetadataService,
-    call: AwsRequest,
-    token: HeaderValue,
-    sent_at: Instant,
-) -> (AwsReply, Option<String>) {
-    let path = match call {
-        AwsRequest::Rebalance => "/latest/meta-data/events/recommendations/rebalance",
-        AwsRequest::Token | AwsRequest::InstanceAction => "/latest/meta-data/spot/instance-action",
-    };
-    let reply = match service.send(HttpCall::get(path, TOKEN, token, METADATA_TIMEOUT)).await {
+async fn fetch_action(service: &MetadataService, token: HeaderValue, sent_at: Instant) -> (AwsReply, Option<String>) {
+    let call = HttpCall::get("/latest/meta-data/spot/instance-action", TOKEN, token, METADATA_TIMEOUT);
+    let reply = match service.send(call).await {
         Ok(reply) => reply,
-        Err(trouble) => return (AwsReply::Reading(NoticeReading::Unavailable), Some(trouble)),
+        Err(error) => return (AwsReply::Reading(NoticeReading::Unavailable), Some(error)),
     };
-    let answer = match reply.status {
+    let reading = match reply.status {
         401 => return (AwsReply::Unauthorized, None),
         404 => Some(NoticeReading::Nothing),
-        200 if call == AwsRequest::Rebalance => {
-            serde_json::from_str::<RebalanceNotice>(&reply.body).ok().map(|_| NoticeReading::AtRisk)
-        }
         200 => parse_action(&reply, sent_at),
         _ => None,
     };
-    match answer {
-        Some(answer) => (AwsReply::Reading(answer), None),
+    match reading {
+        Some(reading) => (AwsReply::Reading(reading), None),
         None => (AwsReply::Reading(NoticeReading::Unavailable), Some(reply.unexpected_reply())),
     }
 }
 
-/// A hibernation is announced when it begins; its time is no promise.
+/// EC2 announces a hibernation when it begins, so its time does not count.
 fn parse_action(reply: &HttpReply, sent_at: Instant) -> Option<NoticeReading> {
     let InstanceAction { action, time } = serde_json::from_str(&reply.body).ok()?;
     let time: Option<Timestamp> = time.and_then(|text| text.parse().ok());

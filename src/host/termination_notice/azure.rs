@@ -1,4 +1,4 @@
-//! Azure's metadata service: the name of this VM, then the events planned for its whole set.
+//! Azure's metadata service: the name of this VM, then the scheduled events of its whole availability set.
 
 use jiff::Timestamp;
 use reqwest::header::HeaderValue;
@@ -43,26 +43,26 @@ pub(super) async fn responds(service: &MetadataService) -> Option<Provider> {
     fetch_vm_name(service).await.ok().map(|_| Provider::Azure)
 }
 
-pub(super) async fn watch(service: &MetadataService, pace: PollSchedule, seed: u64, teller: NoticeSink) {
-    let (mut rules, clock) = (AzureTracker::new(pace, seed), service.clock());
+pub(super) async fn watch(service: &MetadataService, schedule: PollSchedule, seed: u64, sink: NoticeSink) {
+    let (mut tracker, clock) = (AzureTracker::new(schedule, seed), service.clock());
     loop {
-        let DueCall { call, sent_at } = next_call(clock, |now| rules.next_request(now)).await;
-        let (news, trouble) = match call {
+        let DueCall { call, sent_at } = next_call(clock, |now| tracker.next_request(now)).await;
+        let (event, error) = match call {
             AzureRequest::Name => {
                 let name = fetch_vm_name(service).await;
-                let news = rules.on_name(name.as_deref().ok(), sent_at, clock.now());
-                (news, name.err())
+                let event = tracker.on_name(name.as_deref().ok(), sent_at, clock.now());
+                (event, name.err())
             }
-            AzureRequest::Events(patience) => {
-                let events = fetch_events(service, patience, sent_at).await;
-                let news = rules.on_events(events.as_deref().ok(), sent_at, clock.now());
+            AzureRequest::Events(timeout) => {
+                let events = fetch_events(service, timeout, sent_at).await;
+                let event = tracker.on_events(events.as_deref().ok(), sent_at, clock.now());
                 if events.is_ok() {
-                    teller.record_answer();
+                    sink.record_answer();
                 }
-                (news, events.err())
+                (event, events.err())
             }
         };
-        if let Err(SinkClosed) = teller.report(news, trouble.as_deref()).await {
+        if let Err(SinkClosed) = sink.report(event, error.as_deref()).await {
             return;
         }
     }
@@ -80,10 +80,10 @@ async fn fetch_vm_name(service: &MetadataService) -> Result<String, String> {
 
 async fn fetch_events(
     service: &MetadataService,
-    patience: AzureTimeout,
+    timeout: AzureTimeout,
     sent_at: Instant,
 ) -> Result<Vec<VmEvent>, String> {
-    let timeout = match patience {
+    let timeout = match timeout {
         AzureTimeout::Default => METADATA_TIMEOUT,
         AzureTimeout::FirstReply => FIRST_REPLY_TIMEOUT,
     };
@@ -99,16 +99,16 @@ fn to_scheduled(event: ScheduledEvent, reply: &HttpReply, sent_at: Instant) -> V
         "Freeze" => VmEventKind::Freezes,
         _ => VmEventKind::Other,
     };
-    // Without a time it has begun.
-    let goes = match parse_time(&event.not_before) {
+    // An event without a time has started.
+    let termination = match parse_time(&event.not_before) {
         Some(at) => Termination::At(reply.to_local_clock(at, sent_at)),
         None if event.not_before.trim().is_empty() || event.event_status == "Started" => Termination::Soon,
         None => Termination::At(sent_at.plus(EVENT_NOTICE_MIN)),
     };
-    VmEvent { kind, resources: event.resources.into_iter().map(String::into_boxed_str).collect(), termination: goes }
+    VmEvent { kind, resources: event.resources.into_iter().map(String::into_boxed_str).collect(), termination }
 }
 
-/// `Mon, 19 Sep 2016 18:29:47 GMT` as documented, or RFC 3339 as everywhere else.
+/// `Mon, 19 Sep 2016 18:29:47 GMT` as documented, or RFC 3339.
 fn parse_time(text: &str) -> Option<Timestamp> {
     let text = text.trim();
     text.parse().ok().or_else(|| jiff::fmt::rfc2822::parse(text).ok().map(|zoned| zoned.timestamp()))

@@ -1,4 +1,4 @@
-//! Google's metadata service: two values, each waited for in a call of its own.
+//! Google's metadata service: long polls for two values.
 
 use reqwest::header::HeaderValue;
 
@@ -12,7 +12,6 @@ const FLAVOR: &str = "metadata-flavor";
 const GOOGLE: &str = "Google";
 const INSTANCE: &str = "/computeMetadata/v1/instance/";
 
-/// What is watched, and what its values mean.
 #[derive(Debug, Clone, Copy)]
 enum WatchedValue {
     Preempted,
@@ -27,7 +26,7 @@ impl WatchedValue {
         }
     }
 
-    /// A migration leaves the VM where its tasks are.
+    /// A live migration does not stop the VM.
     fn parse(self, value: &str) -> Option<GcpReply> {
         match (self, value.trim()) {
             (Self::Preempted, "TRUE") | (Self::Maintenance, "TERMINATE_ON_HOST_MAINTENANCE") => {
@@ -47,33 +46,33 @@ pub(super) async fn responds(service: &MetadataService) -> Option<Provider> {
     (reply.status == 200 && is_from_google(&reply)).then_some(Provider::Gcp)
 }
 
-/// Whoever answers for Google says so in a header of the answer.
+/// Google's service identifies itself in a header.
 fn is_from_google(reply: &HttpReply) -> bool {
     reply.header(FLAVOR) == Some(GOOGLE)
 }
 
-pub(super) async fn watch(service: &MetadataService, pace: PollSchedule, seed: u64, teller: NoticeSink) {
+pub(super) async fn watch(service: &MetadataService, schedule: PollSchedule, seed: u64, sink: NoticeSink) {
     tokio::join!(
-        watch_value(service, WatchedValue::Preempted, GcpTracker::new(pace, PREEMPTION_NOTICE, seed), &teller),
-        watch_value(service, WatchedValue::Maintenance, GcpTracker::new(pace, MAINTENANCE_NOTICE, seed ^ 1), &teller),
+        watch_value(service, WatchedValue::Preempted, GcpTracker::new(schedule, PREEMPTION_NOTICE, seed), &sink),
+        watch_value(service, WatchedValue::Maintenance, GcpTracker::new(schedule, MAINTENANCE_NOTICE, seed ^ 1), &sink),
     );
 }
 
-async fn watch_value(service: &MetadataService, key: WatchedValue, mut rules: GcpTracker, teller: &NoticeSink) {
+async fn watch_value(service: &MetadataService, value: WatchedValue, mut tracker: GcpTracker, sink: &NoticeSink) {
     let clock = service.clock();
     let mut etag = String::new();
     loop {
-        let DueCall { call, sent_at } = next_call(clock, |now| rules.next_request(now)).await;
-        let (reply, trouble) = match fetch(service, key, call, &etag).await {
-            Ok(told) => {
-                etag = told.etag;
-                teller.record_answer();
-                (told.reply, None)
+        let DueCall { call, sent_at } = next_call(clock, |now| tracker.next_request(now)).await;
+        let (reply, error) = match fetch(service, value, call, &etag).await {
+            Ok(fetched) => {
+                etag = fetched.etag;
+                sink.record_answer();
+                (fetched.reply, None)
             }
-            Err(trouble) => (GcpReply::Unavailable, Some(trouble)),
+            Err(error) => (GcpReply::Unavailable, Some(error)),
         };
-        let news = rules.on_reply(call, reply, sent_at, clock.now());
-        if let Err(SinkClosed) = teller.report(news, trouble.as_deref()).await {
+        let event = tracker.on_reply(call, reply, sent_at, clock.now());
+        if let Err(SinkClosed) = sink.report(event, error.as_deref()).await {
             return;
         }
     }
@@ -81,17 +80,17 @@ async fn watch_value(service: &MetadataService, key: WatchedValue, mut rules: Gc
 
 struct FetchedValue {
     reply: GcpReply,
-    /// The value as the service names it, so that a change between two calls is not missed.
+    /// Sent with the next long poll, so that a change between two polls is not missed.
     etag: String,
 }
 
 async fn fetch(
     service: &MetadataService,
-    key: WatchedValue,
+    value: WatchedValue,
     call: GcpRequest,
     etag: &str,
 ) -> Result<FetchedValue, String> {
-    let mut path = format!("{INSTANCE}{}", key.path());
+    let mut path = format!("{INSTANCE}{}", value.path());
     let mut timeout = METADATA_TIMEOUT;
     if call == GcpRequest::WaitForChange {
         path.push_str(&format!("?wait_for_change=true&timeout_sec={}", NOTICE_LONG_POLL_WAIT.as_secs()));
@@ -102,10 +101,11 @@ async fn fetch(
     }
     let reply = service.send(HttpCall::get(path, FLAVOR, HeaderValue::from_static(GOOGLE), timeout)).await?;
     if !is_from_google(&reply) {
-        return Err(format!("{}: an answer that is not Google's: it lacks `Metadata-Flavor: Google`", key.path()));
+        return Err(format!("{}: the reply is not Google's: it has no `Metadata-Flavor: Google`", value.path()));
     }
-    let read = if reply.status == 200 { key.parse(&reply.body) } else { None };
+    let parsed = if reply.status == 200 { value.parse(&reply.body) } else { None };
     let etag = reply.header("etag").unwrap_or_default().to_owned();
-    read.map(|read| FetchedValue { reply: read, etag })
-        .ok_or_else(|| format!("{}: {}", key.path(), reply.unexpected_reply()))
+    parsed
+        .map(|reply| FetchedValue { reply, etag })
+        .ok_or_else(|| format!("{}: {}", value.path(), reply.unexpected_reply()))
 }

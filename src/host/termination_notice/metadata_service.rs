@@ -1,4 +1,4 @@
-//! One call to a metadata service: to the fixed address, without proxy, redirect or a second try, within a time and a size.
+//! Sends requests to a metadata service: without proxy, redirects or retries, with a timeout and a size limit.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,15 +12,13 @@ use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{METADATA_BODY_BYTES_MAX, METADATA_CONNECT_TIMEOUT, POOL_IDLE_TIMEOUT};
 
-/// Where every cloud has its metadata service: a link-local address that never leaves the host.
+/// The link-local address of the metadata service of every cloud.
 const ENDPOINT: &str = "http://169.254.169.254";
 
-/// Settings that no watch can be made of.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct EndpointError(String);
 
-/// A metadata service.
 pub(super) struct MetadataService {
     http: Client,
     base: String,
@@ -29,22 +27,20 @@ pub(super) struct MetadataService {
 
 impl fmt::Debug for MetadataService {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Service({})", self.base)
+        write!(out, "MetadataService({})", self.base)
     }
 }
 
-/// A question.
 #[derive(Debug)]
 pub(super) struct MetadataRequest {
     pub(super) method: Method,
-    /// From the first slash, query included.
+    /// With the query.
     pub(super) path: String,
     pub(super) headers: HeaderMap,
     pub(super) timeout: Duration,
 }
 
 impl MetadataRequest {
-    /// A `GET` with one header.
     pub(super) fn get(path: impl Into<String>, header: &'static str, value: HeaderValue, timeout: Duration) -> Self {
         let mut headers = HeaderMap::new();
         headers.insert(header, value);
@@ -52,7 +48,7 @@ impl MetadataRequest {
     }
 }
 
-/// An answer, whatever its status.
+/// A reply of any status.
 #[derive(Debug)]
 pub(super) struct MetadataReply {
     pub(super) status: u16,
@@ -65,21 +61,20 @@ impl MetadataReply {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// The time of whoever answered, at the end of the second they named; ours where they did not.
+    /// The service's time, at the end of the second of its `Date` header; our time without one.
     fn server_time(&self) -> Timestamp {
         let date = self.header(DATE.as_str()).and_then(|text| jiff::fmt::rfc2822::parse(text).ok());
-        let theirs = date.and_then(|zoned| zoned.timestamp().checked_add(SignedDuration::from_secs(1)).ok());
-        theirs.unwrap_or_else(Timestamp::now)
+        let end_of_second = date.and_then(|zoned| zoned.timestamp().checked_add(SignedDuration::from_secs(1)).ok());
+        end_of_second.unwrap_or_else(Timestamp::now)
     }
 
-    /// When a time of theirs comes on our clock. Counted from when they were asked, so that it is not late.
+    /// Converts a time of the service to our clock. Counted from the start of the request, so that it is not late.
     pub(super) fn to_local_clock(&self, until: Timestamp, sent_at: Instant) -> Instant {
         sent_at.plus(super::time_left(until, self.server_time()))
     }
 
-    /// What to say of an answer that is none.
     pub(super) fn unexpected_reply(&self) -> String {
-        format!("an answer with status {} that cannot be understood", self.status)
+        format!("unexpected reply with status {}", self.status)
     }
 }
 
@@ -88,10 +83,9 @@ impl MetadataService {
         let base = endpoint.unwrap_or(ENDPOINT).trim_end_matches('/').to_owned();
         let plain = Url::parse(&base).is_ok_and(|url| url.scheme() == "http" && url.has_host());
         if !plain {
-            return Err(EndpointError(format!("{base} is no address of a metadata service, which speaks plain http")));
+            return Err(EndpointError(format!("{base} is not an http:// address")));
         }
-        // An error says that a provider is installed already, which is what is wanted.
-        rustls::crypto::ring::default_provider().install_default().ok();
+        crate::host::crypto_provider::install_crypto_provider();
         let http = Client::builder()
             .user_agent(concat!("journeyman/", env!("CARGO_PKG_VERSION")))
             .redirect(reqwest::redirect::Policy::none())
@@ -99,13 +93,13 @@ impl MetadataService {
             .referer(false)
             .no_proxy()
             .http1_only()
-            // Plain http only, so no certificates are loaded.
+            // Without TLS, so load no certificates.
             .tls_certs_only([])
             .connect_timeout(METADATA_CONNECT_TIMEOUT)
             .pool_idle_timeout(POOL_IDLE_TIMEOUT)
             .tcp_nodelay(true)
             .build()
-            .map_err(|error| EndpointError(format!("no client for it can be made: {error}")))?;
+            .map_err(|error| EndpointError(format!("cannot build an HTTP client: {error}")))?;
         Ok(Self { http, base, clock })
     }
 
@@ -113,38 +107,32 @@ impl MetadataService {
         self.clock
     }
 
-    /// Makes a call.
-    ///
-    /// # Errors
-    ///
-    /// A sentence about why there is no whole answer.
-    ///
     /// # Cancel safety
     ///
-    /// Cancel safe: nothing is changed by it.
+    /// Cancel safe: the requests change nothing.
     pub(super) async fn send(&self, call: MetadataRequest) -> Result<MetadataReply, String> {
         let name = call.path.split('?').next().unwrap_or_default().to_owned();
         let request = self.http.request(call.method, format!("{}{}", self.base, call.path));
-        let answered = async {
+        let replied = async {
             let mut response = request.headers(call.headers).send().await.map_err(without_url)?;
             let mut body = Vec::new();
             while let Some(chunk) = response.chunk().await.map_err(without_url)? {
                 if body.len() + chunk.len() > METADATA_BODY_BYTES_MAX {
-                    return Err(format!("an answer longer than {METADATA_BODY_BYTES_MAX} bytes"));
+                    return Err(format!("reply longer than {METADATA_BODY_BYTES_MAX} bytes"));
                 }
                 body.extend_from_slice(&chunk);
             }
-            let body = String::from_utf8(body).map_err(|_| "an answer that is no text".to_owned())?;
+            let body = String::from_utf8(body).map_err(|_| "reply is not UTF-8".to_owned())?;
             Ok(MetadataReply {
                 status: response.status().as_u16(),
                 headers: std::mem::take(response.headers_mut()),
                 body,
             })
         };
-        match tokio::time::timeout(call.timeout, answered).await {
+        match tokio::time::timeout(call.timeout, replied).await {
             Ok(Ok(reply)) => Ok(reply),
-            Ok(Err(what)) => Err(format!("{name}: {what}")),
-            Err(_) => Err(format!("{name}: no answer within {:?}", call.timeout)),
+            Ok(Err(error)) => Err(format!("{name}: {error}")),
+            Err(_) => Err(format!("{name}: no reply within {:?}", call.timeout)),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Watches for the end of this host: the metadata service of its cloud, and a file.
+//! Watches for notices that this host terminates: from the metadata service of its cloud, and from a file.
 //!
-//! The calls are made here; what the answers mean and when to ask again is decided in [`crate::domain::termination_notice`], and what
-//! becomes of tasks in [`crate::domain::worker`].
+//! The requests are sent here. [`crate::domain::termination_notice`] interprets the replies and schedules the next request, and
+//! [`crate::domain::worker`] decides what happens to tasks.
 
 mod aws;
 mod azure;
@@ -27,70 +27,39 @@ use metadata_service::MetadataService;
 
 pub use metadata_service::EndpointError;
 
-/// How many notices may wait to be heeded.
+/// How many notices may wait to be handled.
 pub const NOTICES_MAX: usize = 16;
 
 /// Whose metadata service is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetadataProvider {
-    /// None.
     Off,
-    /// The one that is found.
+    /// The first one that answers.
     Auto,
     /// This one, whether it answers or not.
     Fixed(Provider),
 }
 
-/// How often each kind of source is looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PollPaces {
-    /// EC2. 5 s, as AWS recommends.
-    pub aws: PollSchedule,
-    /// Google. 1 s, where a wait for a change comes back without one.
-    pub gcp: PollSchedule,
-    /// Azure. 1 s, as Azure recommends.
-    pub azure: PollSchedule,
-    /// The file. 1 s.
-    pub file: PollSchedule,
-}
-
-impl Default for PollPaces {
-    fn default() -> Self {
-        Self {
-            aws: PollSchedule::with_interval(NOTICE_POLL_INTERVAL_AWS),
-            gcp: PollSchedule::with_interval(NOTICE_POLL_INTERVAL_GCP),
-            azure: PollSchedule::with_interval(NOTICE_POLL_INTERVAL_AZURE),
-            file: PollSchedule::with_interval(NOTICE_FILE_POLL_INTERVAL),
-        }
-    }
-}
-
-/// What is watched.
 #[derive(Debug, Clone)]
 pub struct NoticeConfig {
-    /// Whose metadata service.
     pub cloud: MetadataProvider,
-    /// Where it is, if not at the address that all clouds share.
+    /// Instead of the link-local address that all clouds share.
     pub endpoint: Option<String>,
-    /// A file that says when the host goes; an empty one is an order to go at once.
+    /// A file whose existence is a notice.
     pub file: Option<PathBuf>,
-    /// How often.
-    pub paces: PollPaces,
-    /// The clock on which deadlines are told.
+    /// Instead of the schedule of each provider, for tests.
+    pub schedule: Option<PollSchedule>,
+    /// The clock of the deadlines.
     pub clock: Clock,
 }
 
-/// Where a notice comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoticeOrigin {
-    /// A metadata service.
     Cloud(Provider),
-    /// The file.
     File,
 }
 
 impl NoticeOrigin {
-    /// One word for a log.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -100,45 +69,36 @@ impl NoticeOrigin {
             Self::File => "file",
         }
     }
+
+    const fn poll_interval(self) -> Duration {
+        match self {
+            Self::Cloud(Provider::Aws) => NOTICE_POLL_INTERVAL_AWS,
+            Self::Cloud(Provider::Gcp) => NOTICE_POLL_INTERVAL_GCP,
+            Self::Cloud(Provider::Azure) => NOTICE_POLL_INTERVAL_AZURE,
+            Self::File => NOTICE_FILE_POLL_INTERVAL,
+        }
+    }
 }
 
-/// What is known of the host's end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoticeKind {
-    /// It goes.
-    Termination(Termination),
-    /// It may have to go before long.
-    AtRisk,
-}
-
-/// Something that a worker should heed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Notice {
-    /// Where it comes from.
     pub origin: NoticeOrigin,
-    /// What it says.
-    pub kind: NoticeKind,
+    pub termination: Termination,
 }
 
-/// How a metadata service, or the file, is heard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WatchStatus {
-    /// Which.
     pub origin: NoticeOrigin,
-    /// Whether a notice of it would be heard.
     pub health: WatchHealth,
-    /// Since when.
     pub since: Instant,
 }
 
-/// Whether notices are heard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WatchHealth {
-    /// That is not known: it has not said yet whether there is one.
+    /// There was no answer yet.
     Unknown,
-    /// They are.
     Healthy,
-    /// They may be missed; why.
+    /// Notices may be missed, with the reason.
     Failing(String),
 }
 
@@ -152,30 +112,32 @@ pub struct NoticeWatch {
 }
 
 impl NoticeWatch {
-    /// A watch that has not begun.
-    ///
     /// # Errors
     ///
-    /// An endpoint that is no `http://` address.
-    pub fn new(settings: NoticeConfig) -> Result<Self, EndpointError> {
-        let service = MetadataService::new(settings.endpoint.as_deref(), settings.clock)?;
+    /// The endpoint is not an `http://` address.
+    pub fn new(config: NoticeConfig) -> Result<Self, EndpointError> {
+        let service = MetadataService::new(config.endpoint.as_deref(), config.clock)?;
         let seed = uuid::Uuid::new_v4().as_u64_pair().0;
-        Ok(Self { config: settings, service, seed, statuses: Arc::default() })
+        Ok(Self { config, service, seed, statuses: Arc::default() })
     }
 
-    /// How everything is heard that is watched.
     #[must_use]
     pub fn subscribe_statuses(&self) -> watch::Receiver<Vec<WatchStatus>> {
         self.statuses.subscribe()
     }
 
-    fn health_reporter(&self, origin: NoticeOrigin) -> HealthReporter {
-        let heard = HealthReporter { origin, clock: self.config.clock, statuses: Arc::clone(&self.statuses) };
-        heard.set(WatchHealth::Unknown);
-        heard
+    fn sink(&self, origin: NoticeOrigin, notices: &mpsc::Sender<Notice>) -> NoticeSink {
+        let (notices, clock) = (notices.clone(), self.config.clock);
+        let sink = NoticeSink { origin, clock, notices, statuses: Arc::clone(&self.statuses) };
+        sink.set_health(WatchHealth::Unknown);
+        sink
     }
 
-    /// Watches, and sends each notice once. Comes back when there is nothing to watch, or nobody to tell.
+    fn schedule(&self, origin: NoticeOrigin) -> PollSchedule {
+        self.config.schedule.unwrap_or(PollSchedule::with_interval(origin.poll_interval()))
+    }
+
+    /// Sends each notice once. Returns if there is nothing to watch, or the receiver was dropped.
     ///
     /// # Cancel safety
     ///
@@ -191,18 +153,17 @@ impl NoticeWatch {
             MetadataProvider::Auto => self.find_provider().await,
         };
         let Some(provider) = found else { return };
-        let teller =
-            NoticeSink { notices: notices.clone(), health: self.health_reporter(NoticeOrigin::Cloud(provider)) };
-        tracing::info!(provider = teller.health.origin.as_str(), "watching for notices that this host goes");
-        let (service, paces) = (&self.service, self.config.paces);
+        let origin = NoticeOrigin::Cloud(provider);
+        tracing::info!(provider = origin.as_str(), "watching for termination notices");
+        let (service, schedule, sink) = (&self.service, self.schedule(origin), self.sink(origin, notices));
         match provider {
-            Provider::Aws => aws::watch(service, paces.aws, self.seed, teller).await,
-            Provider::Gcp => gcp::watch(service, paces.gcp, self.seed, teller).await,
-            Provider::Azure => azure::watch(service, paces.azure, self.seed, teller).await,
+            Provider::Aws => aws::watch(service, schedule, self.seed, sink).await,
+            Provider::Gcp => gcp::watch(service, schedule, self.seed, sink).await,
+            Provider::Azure => azure::watch(service, schedule, self.seed, sink).await,
         }
     }
 
-    /// Whose metadata services answer now.
+    /// The providers whose metadata services answer.
     ///
     /// # Cancel safety
     ///
@@ -221,8 +182,8 @@ impl NoticeWatch {
                 ProviderProbe::RetryAfter(wait) => tokio::time::sleep(wait).await,
                 ProviderProbe::NotFound => {
                     tracing::info!(
-                        "no cloud's metadata service answers, so no notices are watched for; where there is one, name it in \
-                         `host.metadata_service`, and `off` spares the search"
+                        "no metadata service answered; not watching for termination notices (set \
+                         `host.metadata_service` to name one, or \"off\" to skip the search)"
                     );
                     return None;
                 }
@@ -232,18 +193,19 @@ impl NoticeWatch {
 
     async fn watch_file(&self, notices: &mpsc::Sender<Notice>) {
         let Some(path) = &self.config.file else { return };
-        let teller = NoticeSink { notices: notices.clone(), health: self.health_reporter(NoticeOrigin::File) };
-        notice_file::watch(path, self.config.clock, self.config.paces.file, self.seed, teller).await;
+        let origin = NoticeOrigin::File;
+        let (schedule, sink) = (self.schedule(origin), self.sink(origin, notices));
+        notice_file::watch(path, self.config.clock, schedule, self.seed, sink).await;
     }
 }
 
-/// A call that is to be made now.
+/// A request that is due.
 struct DueCall<C> {
     call: C,
     sent_at: Instant,
 }
 
-/// Rests until the rules want a call.
+/// Waits until a request is due.
 async fn next_call<C>(clock: Clock, mut next: impl FnMut(Instant) -> NextRequest<C>) -> DueCall<C> {
     loop {
         let sent_at = clock.now();
@@ -254,79 +216,66 @@ async fn next_call<C>(clock: Clock, mut next: impl FnMut(Instant) -> NextRequest
     }
 }
 
-/// Nobody is there to be told any more.
+/// The receiver of notices was dropped.
 #[derive(Debug)]
 struct SinkClosed;
 
-/// Keeps for those who look whether one of those is heard.
+/// Sends the notices of one origin, and publishes the health of its watch.
 #[derive(Debug, Clone)]
-struct HealthReporter {
+struct NoticeSink {
     origin: NoticeOrigin,
     clock: Clock,
+    notices: mpsc::Sender<Notice>,
     statuses: Arc<watch::Sender<Vec<WatchStatus>>>,
 }
 
-impl HealthReporter {
-    fn set(&self, hearing: WatchHealth) {
-        let sight = WatchStatus { origin: self.origin, health: hearing, since: self.clock.now() };
-        self.statuses.send_modify(|sights| {
-            sights.retain(|sight| sight.origin != self.origin);
-            sights.push(sight);
+impl NoticeSink {
+    fn set_health(&self, health: WatchHealth) {
+        let status = WatchStatus { origin: self.origin, health, since: self.clock.now() };
+        self.statuses.send_modify(|statuses| {
+            statuses.retain(|status| status.origin != self.origin);
+            statuses.push(status);
         });
     }
 
-    fn record_answer(&self) {
-        let unknown = |sight: &WatchStatus| sight.origin == self.origin && sight.health == WatchHealth::Unknown;
-        if self.statuses.borrow().iter().any(unknown) {
-            self.set(WatchHealth::Healthy);
-        }
-    }
-}
-
-/// Passes on what a watch learns.
-#[derive(Debug, Clone)]
-struct NoticeSink {
-    notices: mpsc::Sender<Notice>,
-    health: HealthReporter,
-}
-
-impl NoticeSink {
     /// The service has said whether there is a notice.
     fn record_answer(&self) {
-        self.health.record_answer();
+        let is_unknown = |status: &WatchStatus| status.origin == self.origin && status.health == WatchHealth::Unknown;
+        if self.statuses.borrow().iter().any(is_unknown) {
+            self.set_health(WatchHealth::Healthy);
+        }
     }
 
-    /// Says what is new. `trouble` is what the last call met, if it met any.
-    async fn report(&self, news: Option<NoticeEvent>, trouble: Option<&str>) -> Result<(), SinkClosed> {
-        let provider = self.health.origin.as_str();
-        if let Some(trouble) = trouble {
-            tracing::debug!(provider, "looking for notices: {trouble}");
+    /// `error` is that of the last request, if it failed.
+    async fn report(&self, event: Option<NoticeEvent>, error: Option<&str>) -> Result<(), SinkClosed> {
+        let provider = self.origin.as_str();
+        if let Some(error) = error {
+            tracing::debug!(provider, "request for termination notices failed: {error}");
         }
-        let said = match news {
-            Some(NoticeEvent::Terminating(goes)) => NoticeKind::Termination(goes),
-            Some(NoticeEvent::AtRisk) => NoticeKind::AtRisk,
+        match event {
+            None => {}
+            Some(NoticeEvent::Terminating(termination)) => {
+                let notice = Notice { origin: self.origin, termination };
+                return self.notices.send(notice).await.map_err(|_| SinkClosed);
+            }
             Some(NoticeEvent::Withdrawn) => {
-                tracing::warn!(provider, "the notice is withdrawn; the worker goes all the same");
-                return Ok(());
+                tracing::warn!(provider, "termination notice withdrawn; the worker still shuts down");
             }
             Some(NoticeEvent::WatchFailing) => {
-                let trouble = trouble.unwrap_or("it does not answer");
-                tracing::warn!(provider, "a notice that this host goes may be missed: {trouble}");
-                self.health.set(WatchHealth::Failing(trouble.to_owned()));
-                return Ok(());
+                let error = error.unwrap_or("no answer");
+                tracing::warn!(provider, "termination watch failing, a notice may be missed: {error}");
+                self.set_health(WatchHealth::Failing(error.to_owned()));
             }
             Some(NoticeEvent::WatchRecovered) => {
-                tracing::info!(provider, "notices are heard again");
-                self.health.set(WatchHealth::Healthy);
-                return Ok(());
+                tracing::info!(provider, "termination watch recovered");
+                self.set_health(WatchHealth::Healthy);
             }
-            None => return Ok(()),
-        };
-        self.notices.send(Notice { origin: self.health.origin, kind: said }).await.map_err(|_| SinkClosed)
+        }
+        Ok(())
     }
 }
 
-/// What is left until a time that whoever answered named. Their own clock counts, if they tell it: ours may be off.
+/// The time from `now` until `until`, both on the clock of the service if it states its time: ours may be wrong.
 fn time_left(until: jiff::Timestamp, now: jiff::Timestamp) -> Duration {
     Duration::try_from(until.duration_since(now)).unwrap_or_default()
 }

@@ -1,7 +1,6 @@
-//! A file that says when the host goes: an RFC 3339 time, or nothing, which means at once.
+//! Watches a file whose existence is a termination notice. It contains an RFC 3339 time, or nothing, which means at once.
 //!
-//! That it is there is the notice. What cannot be read in it, in whatever format, means at once too: to go too early costs what
-//! runs a retry, to stay costs it a whole lease.
+//! Any other content means at once too: releasing too early costs a retry, releasing too late costs a lease.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,37 +15,33 @@ use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{METADATA_TIMEOUT, NOTICE_FILE_BYTES_MAX, NOTICE_FILE_EMPTY_DELAY};
 
-pub(super) async fn watch(path: &Path, clock: Clock, pace: PollSchedule, seed: u64, teller: NoticeSink) {
-    let mut rules = NoticeFile::new(pace, seed);
-    tracing::info!(path = %path.display(), "watching a file for the notice that this host goes");
+pub(super) async fn watch(path: &Path, clock: Clock, schedule: PollSchedule, seed: u64, sink: NoticeSink) {
+    let mut tracker = NoticeFile::new(schedule, seed);
+    tracing::info!(path = %path.display(), "watching a file for termination notices");
     loop {
-        clock.sleep_until(rules.next_at()).await;
+        clock.sleep_until(tracker.next_at()).await;
         let sent_at = clock.now();
-        let (content, trouble) = match read_settled(path, sent_at).await {
+        let (content, error) = match read_settled(path, sent_at).await {
             Ok(content) => {
-                teller.record_answer();
+                sink.record_answer();
                 (content, None)
             }
             Err(error) => (NoticeFileContent::Unreadable, Some(format!("{}: {error}", path.display()))),
         };
-        let odd_before = rules.was_invalid();
-        let news = rules.on_read(content, sent_at, clock.now());
-        if rules.was_invalid() && !odd_before {
-            warn_unreadable_time(path, "if that is so at the next look too, this host is taken to go at once");
-        } else if rules.was_invalid() && news == Some(NoticeEvent::Terminating(Termination::Soon)) {
-            warn_unreadable_time(path, "this host is taken to go at once");
+        let event = tracker.on_read(content, sent_at, clock.now());
+        if content == NoticeFileContent::Invalid && event == Some(NoticeEvent::Terminating(Termination::Soon)) {
+            tracing::warn!(
+                path = %path.display(),
+                "termination file contains no RFC 3339 time such as 2030-01-31T12:00:00Z; assuming termination at once"
+            );
         }
-        if let Err(SinkClosed) = teller.report(news, trouble.as_deref()).await {
+        if let Err(SinkClosed) = sink.report(event, error.as_deref()).await {
             return;
         }
     }
 }
 
-fn warn_unreadable_time(path: &Path, then: &str) {
-    tracing::warn!(path = %path.display(), "the notice file is there, and holds no time such as 2030-01-31T12:00:00Z; {then}");
-}
-
-/// What it holds. Who writes it may have emptied it a moment ago, so an empty one is looked at twice.
+/// Reads an empty file twice: a writer may have truncated it just now.
 async fn read_settled(path: &Path, sent_at: Instant) -> io::Result<NoticeFileContent> {
     let content = read(path.to_owned(), sent_at).await;
     if !matches!(content, Ok(NoticeFileContent::Empty)) {
@@ -58,9 +53,9 @@ async fn read_settled(path: &Path, sent_at: Instant) -> io::Result<NoticeFileCon
 
 async fn read(path: PathBuf, sent_at: Instant) -> io::Result<NoticeFileContent> {
     let text = async {
-        // Opening a pipe would wait for a writer.
+        // Opening a FIFO would wait for a writer.
         if !tokio::fs::metadata(&path).await?.is_file() {
-            return Err(io::Error::other("it is no regular file"));
+            return Err(io::Error::other("not a regular file"));
         }
         let mut text = String::new();
         tokio::fs::File::open(&path).await?.take(NOTICE_FILE_BYTES_MAX).read_to_string(&mut text).await?;
@@ -86,9 +81,9 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_file_that_is_written_a_moment_after_it_was_emptied_says_its_time() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("terminate-at");
+    async fn a_file_that_is_truncated_and_then_written_yields_its_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("terminate-at");
         std::fs::write(&path, "").unwrap();
         let at = Instant::default();
         let writing = async {
@@ -100,7 +95,7 @@ mod tests {
         std::fs::write(&path, "\n").unwrap();
         assert!(
             matches!(read_settled(&path, at).await, Ok(NoticeFileContent::Empty)),
-            "one that stays empty is an order"
+            "a file that stays empty means at once"
         );
     }
 }

@@ -312,7 +312,6 @@ impl Engine {
                 self.notice.get_or_insert(NoticeReceived { at, last_ended_at: None });
                 Event::TerminationNotice { deadline }
             }
-            Command::Retire => Event::TerminationRisk,
             Command::Abort => Event::Abort,
         };
         self.note = Some(note).filter(|_| command != Command::Resume);
