@@ -31,6 +31,7 @@ pub use super::socket::Socket;
 use super::{CommandReply, SPAN_MAX_SECONDS, WorkerCommand, WorkerCommandRequest, WorkerStatusReply};
 use crate::domain::claim::{self, CancelResult};
 use crate::handler::log::TaskLog;
+use crate::host::containment::ProcessScope;
 use crate::limits::{
     CONTROL_ACCEPT_RETRY_DELAY, CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_FOLLOW_CHECK_INTERVAL,
     CONTROL_HEAD_TIMEOUT, CONTROL_READ_BYTES, CONTROL_SOCKET_CHECK_INTERVAL, CONTROL_TIMEOUT,
@@ -308,7 +309,10 @@ async fn handle_claim(
     let ClaimSnapshot { mut detail, enclosure } = with_timeout(desk.control.claim_detail(&named.task)).await?;
     if let Some(enclosure) = enclosure {
         // A file system that hangs holds up who asks, and only for so long.
-        let looked = tokio::task::spawn_blocking(move || (enclosure.processes(), enclosure.memory_bytes()));
+        let looked = tokio::task::spawn_blocking(move || {
+            let processes = enclosure.processes();
+            (processes, ProcessScope::memory_bytes_of(&[Some(enclosure)]).pop().flatten())
+        });
         (detail.processes, detail.task.memory_bytes) =
             timeout(CONTROL_TIMEOUT, looked).await.ok().and_then(Result::ok).unwrap_or_default();
     }

@@ -159,14 +159,10 @@ pub const CGROUP_FREEZE_TIMEOUT: Duration = Duration::from_secs(1);
 pub const CONTAINMENT_PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many times in a row a claim's orphans are looked for where one ended under the look.
 pub const ORPHAN_SCANS_MAX: usize = 20;
-/// How often a claim names processes that have left its control group.
-pub const ESCAPED_PROCESSES_LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// How often orphans that have ended are reaped at most.
+/// How often exited orphans are reaped.
 pub const REAP_INTERVAL: Duration = Duration::from_millis(100);
-/// The same where control groups hold what payloads start.
-pub const REAP_INTERVAL_CGROUP: Duration = Duration::from_secs(1);
-/// The same where the processes of a task are counted: what has ended and was not reaped counts as one.
-pub const REAP_INTERVAL_PIDS_LIMITED: Duration = Duration::from_millis(5);
+/// The same if the processes of a task are limited: an exited process counts until it is reaped.
+pub const REAP_INTERVAL_PIDS_LIMITED: Duration = Duration::from_millis(20);
 /// How long a payload's forerunner may take to become the payload. It is milliseconds, unless the host is in trouble.
 pub const PROCESS_START_TIMEOUT: Duration = Duration::from_secs(30);
 /// How much of what a payload's forerunner says is kept: the last of it.

@@ -225,7 +225,7 @@ fn no_link_is_followed(bench: &Bench, _: &Context<'_>) -> Result<(), String> {
 }
 
 fn too_much_is_said(_: &Bench, run: &Context<'_>) -> Result<(), String> {
-    if run.said.contains("folder grew beyond") { Ok(()) } else { Err(format!("its size is not said: {}", run.said)) }
+    if run.said.contains("directory exceeded") { Ok(()) } else { Err(format!("its size is not said: {}", run.said)) }
 }
 
 fn it_has_left(bench: &Bench, run: &Context<'_>) -> Result<(), String> {

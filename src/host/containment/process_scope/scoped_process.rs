@@ -1,4 +1,4 @@
-//! The place of one process in an enclosure: how it is started there, told to end, and waited for.
+//! One process of a scope: how it is started, terminated and waited for.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,7 +12,7 @@ use super::{Backend, LimitExceeded, ProcessScope, ScopeInner};
 use crate::domain::journal::Leader;
 use crate::limits::PROCESS_KILL_TIMEOUT;
 
-/// A process's place in an enclosure, from just before it is started until its end was seen.
+/// Exists from just before the process starts until it was waited for.
 #[derive(Debug)]
 pub(crate) struct ScopedProcess {
     pub(super) scope: ProcessScope,
@@ -20,7 +20,7 @@ pub(crate) struct ScopedProcess {
 
 impl Drop for ScopedProcess {
     fn drop(&mut self) {
-        // What is in it has to go with the last process whose end somebody waits for.
+        // The last process takes everything in the scope with it.
         if self.is_last() {
             self.scope.inner.kill();
         }
@@ -54,38 +54,36 @@ impl ScopedProcess {
         })
     }
 
-    /// The cookie of its claim, where strays of that can be told.
+    /// The claim's cookie, if orphans of the claim can be found.
     pub(crate) fn orphan_cookie(&self) -> Option<&str> {
-        let told = !matches!(self.inner().backend, Backend::ProcessGroup);
-        told.then_some(self.inner().name.cookie.as_str())
+        let adopts = !matches!(self.inner().backend, Backend::ProcessGroup);
+        adopts.then_some(self.inner().name.cookie.as_str())
     }
 
-    /// The process has been started.
     pub(crate) fn on_started(&self, process: i32) {
-        if let (Backend::ProcessGroup | Backend::Subreaper, Some(tell)) =
+        if let (Backend::ProcessGroup | Backend::Subreaper, Some(hook)) =
             (&self.inner().backend, self.inner().leader_hook.0.get())
             && let Some(stat) = process::ProcessStat::read(process)
         {
-            tell(Leader { pid: process, start_ticks: stat.start_ticks });
+            hook(Leader { pid: process, start_ticks: stat.start_ticks });
         }
         if let Backend::Subreaper = self.inner().backend {
-            // The forerunner does it where there is one.
+            // The exec shim does it in a control group.
             drop(std::fs::write(format!("/proc/{process}/oom_score_adj"), exec_shim::OOM_SCORE));
         }
     }
 
-    /// Whether no other process of the enclosure is still to be waited for.
+    /// Whether no other process of the scope is still to be waited for.
     fn is_last(&self) -> bool {
         self.inner().lock_state().running_count <= 1
     }
 
-    /// Whether the process's group holds nothing that the enclosure does not hold, so that looking through all processes
-    /// for it can be saved.
+    /// Whether the scope contains every process of the process group, so that `/proc` need not be searched for it.
     pub(crate) fn contains_process_group(&self) -> bool {
         matches!(self.inner().backend, Backend::Cgroup { .. }) && self.is_last()
     }
 
-    /// Tells processes that are outside the group to end.
+    /// Sends TERM to the processes outside the process group.
     pub(crate) fn terminate_outside_group(&self, group: i32) {
         if !self.is_last() {
             return;
@@ -100,17 +98,15 @@ impl ScopedProcess {
         }
     }
 
-    /// Resolves when all processes have gone by themselves.
-    ///
-    /// Cancel safe.
+    /// Resolves when all processes have exited. Cancel safe.
     pub(crate) async fn wait_exited(&self) {
         match &self.inner().backend {
             Backend::Cgroup { group, .. } if self.is_last() => group.wait_empty().await,
             Backend::Subreaper if self.is_last() => loop {
                 match children::find_orphans(&self.inner().name.cookie, None) {
-                    Ok(strays) if strays.owned.is_empty() => return,
-                    Ok(strays) => {
-                        for pid in strays.owned {
+                    Ok(orphans) if orphans.owned.is_empty() => return,
+                    Ok(orphans) => {
+                        for pid in orphans.owned {
                             process::wait_for_exit(pid).await;
                         }
                         drop(children::reap_orphans());
@@ -122,53 +118,53 @@ impl ScopedProcess {
         }
     }
 
-    /// Kills whatever is still there, unless another process of the enclosure is to be waited for.
+    /// Kills all processes, unless another process of the scope is to be waited for.
     pub(crate) fn kill(&self) {
         if self.is_last() {
             self.inner().kill_without_retry();
         }
     }
 
-    /// The processes that are still there a while after they were killed.
+    /// The processes that survive SIGKILL for [`PROCESS_KILL_TIMEOUT`].
     pub(crate) async fn survivors(&self) -> Vec<i32> {
         if !self.is_last() {
             return Vec::new();
         }
-        let gone = async {
+        let killed = async {
             match &self.inner().backend {
                 Backend::ProcessGroup => {}
                 Backend::Subreaper => self.kill_owned_orphans().await,
-                Backend::Cgroup { group, means } => group.kill_until_empty(*means).await,
+                Backend::Cgroup { group, method } => group.kill_until_empty(*method).await,
             }
         };
-        if tokio::time::timeout(PROCESS_KILL_TIMEOUT, gone).await.is_ok() {
+        if tokio::time::timeout(PROCESS_KILL_TIMEOUT, killed).await.is_ok() {
             return Vec::new();
         }
         match &self.inner().backend {
             Backend::ProcessGroup => Vec::new(),
             Backend::Subreaper => {
-                children::find_orphans(&self.inner().name.cookie, None).map(|strays| strays.owned).unwrap_or_default()
+                children::find_orphans(&self.inner().name.cookie, None).map(|orphans| orphans.owned).unwrap_or_default()
             }
             Backend::Cgroup { group, .. } => group.processes(),
         }
     }
 
     async fn kill_owned_orphans(&self) {
-        while let Ok(strays) = children::find_orphans(&self.inner().name.cookie, Some(Signal::KILL)) {
-            if strays.owned.is_empty() && !strays.changed_during_scan {
+        while let Ok(orphans) = children::find_orphans(&self.inner().name.cookie, Some(Signal::KILL)) {
+            if orphans.owned.is_empty() && !orphans.changed_during_scan {
                 return;
             }
-            if strays.owned.is_empty() {
+            if orphans.owned.is_empty() {
                 tokio::time::sleep(PROCESS_POLL_INTERVAL).await;
             }
-            for pid in strays.owned {
+            for pid in orphans.owned {
                 process::wait_for_exit(pid).await;
             }
             drop(children::reap_orphans());
         }
     }
 
-    /// The limit that a process came up against since this was last asked.
+    /// The limit that a process exceeded since the last call.
     pub(crate) fn take_exceeded_limit(&self) -> Option<LimitExceeded> {
         let Backend::Cgroup { group, .. } = &self.inner().backend else { return None };
         let limits = &self.inner().limits;
