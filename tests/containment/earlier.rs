@@ -1,4 +1,4 @@
-//! What a worker that was killed has left running ends at the next start of it.
+//! The next start of a killed worker kills the processes that it left.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -15,7 +15,7 @@ use crate::hostile::LEAVE;
 use crate::hunt::Quarry;
 use crate::{LEVELS, Report, at};
 
-/// Starts a payload that outlasts it, says what it is known by, and waits to be killed.
+/// Starts a payload that outlives it, prints its name, and waits to be killed.
 pub(crate) async fn victim(level: &str, name: &str) -> Report {
     let containment = Containment::probe(name, wanted(level)).expect("probed before");
     let enclosure = containment.new_scope();
@@ -39,7 +39,7 @@ pub(crate) async fn victim(level: &str, name: &str) -> Report {
     let running = RunningProcess::start(launch).await.expect("it starts");
     let bounds = RunLimits { run_time: None, termination_grace: Duration::ZERO };
     let mut ended = std::pin::pin!(running.finish(bounds, &bench.context));
-    // One that is just being executed has no environment to be found by.
+    // A process has no environment during `exec`.
     tokio::select! {
         ended = &mut ended => panic!("{ended:?}"),
         () = bench.logged("up") => {}
@@ -50,7 +50,7 @@ pub(crate) async fn victim(level: &str, name: &str) -> Report {
     Report::default()
 }
 
-/// How long what has left its group, and its environment, sleeps: its parent is in the group when the worker is killed.
+/// The duration that the process sleeps that left its group and its environment. Its parent is in the group when the worker dies.
 fn mark(name: &str) -> String {
     format!("7654{}", name.rsplit('-').next().unwrap_or_default())
 }
@@ -63,7 +63,7 @@ fn wanted(level: &str) -> ContainmentConfig {
 pub(crate) fn run(filter: &str) -> Report {
     let mut report = Report::default();
     for level in LEVELS {
-        let name = format!("{level}: what a killed worker has left ends at the next start");
+        let name = format!("{level}: the next start kills the processes of a killed worker");
         if name.contains(filter) && at(level, "earlier").is_ok() {
             report.check(&name, next_start(level));
         }
@@ -77,22 +77,22 @@ fn next_start(level: ContainmentLevel) -> Result<(), String> {
     let quarry = Quarry { cookie: known.cookie.clone(), mark: mark(&name), folder: "/no/folder".into() };
     child.kill().and_then(|()| child.wait().map(drop)).map_err(|error| error.to_string())?;
     if quarry.found().is_empty() {
-        return Err("nothing was left, so nothing is shown".to_owned());
+        return Err("no process was left, so the test shows nothing".to_owned());
     }
     let containment = Containment::probe(&name, wanted(level.as_str())).map_err(|error| error.to_string())?;
     if level != ContainmentLevel::ProcessGroup {
-        // Found by the worker's own name, without anything written down.
+        // Found by the worker's name, without a record.
         let left = quarry.found();
         if !left.is_empty() || containment.leftover_count() != 1 {
-            return Err(format!("{} found, {left:?} left", containment.leftover_count()));
+            return Err(format!("{} groups found, remaining: {left:?}", containment.leftover_count()));
         }
     }
     let found = kill_recorded_processes(&[known.to_record()]).map_err(|error| error.to_string())?;
     if found != usize::from(level == ContainmentLevel::ProcessGroup) {
-        return Err(format!("{found} claims were said to have something left"));
+        return Err(format!("{found} claims are reported to have had processes"));
     }
     let left = quarry.found();
-    if left.is_empty() { Ok(()) } else { Err(format!("left: {left:?}")) }
+    if left.is_empty() { Ok(()) } else { Err(format!("remaining: {left:?}")) }
 }
 
 fn start_victim(level: ContainmentLevel, name: &str) -> (Child, ScopeName) {
@@ -100,7 +100,7 @@ fn start_victim(level: ContainmentLevel, name: &str) -> (Child, ScopeName) {
     command.args(["--victim", level.as_str(), name]).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().expect("it starts");
     let mut line = String::new();
-    BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("it says its name");
+    BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("it prints its name");
     let (cookie, cgroup) = line.trim_end_matches('\n').split_once(' ').expect("two words");
     let cgroup = Some(cgroup).filter(|path| !path.is_empty()).map(Into::into);
     (child, ScopeName { cookie: cookie.to_owned(), cgroup })

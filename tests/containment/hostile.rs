@@ -1,4 +1,4 @@
-//! The hostile payloads, each many times at each level.
+//! Runs each hostile payload many times at each level.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,30 +18,30 @@ use crate::bench::Bench;
 use crate::hunt::{Quarry, zombies};
 use crate::{LEVELS, Report, at};
 
-/// How many runs there are in all unless somebody says.
+/// Default number of runs in total.
 const RUNS: usize = 2_000;
-/// How many payloads run at once.
+/// Concurrent payloads.
 const AT_ONCE: usize = 8;
-/// No run takes longer.
+/// Limit for each run.
 const RUN_TIMEOUT: Duration = Duration::from_secs(60);
 const DISK: u64 = 1 << 20;
 
-/// How a payload comes to its end.
+/// How a payload ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     /// Its leader exits.
     ByItself,
-    /// It is told to end once it has said `ready`.
+    /// It is terminated once it has printed `ready`.
     Told,
 }
 
-/// Whether others may run beside it.
+/// Whether other payloads may run at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Company {
     Any,
-    /// At the level of process groups it can only be told from others by being the only one.
+    /// At the level of process groups it can be found only if no other payload runs.
     NoneInGroups,
-    /// The same at each level.
+    /// Alone at every level.
     None,
 }
 
@@ -53,7 +53,6 @@ struct Payload {
     also: fn(&Bench, &Context<'_>) -> Result<(), String>,
 }
 
-/// What is known of a run at its end.
 struct Context<'a> {
     said: &'a str,
     level: ContainmentLevel,
@@ -63,9 +62,9 @@ const fn payload(name: &'static str, end: End, script: &'static str) -> Payload 
     Payload { name, script, end, company: Company::Any, also: |_, _| Ok(()) }
 }
 
-/// `$M` is a number of the run's own, for sleeping so long; `up` is a file that says that what matters is under way.
+/// `$M` is a unique duration for the run's `sleep`; the file `up` says that the escape has happened.
 const UNTIL_UP: &str = "until_up() { while [ ! -e up ]; do :; done; }\n";
-/// `leave` takes its process to the control group above that of all claims, and says so by a file.
+/// `leave` moves its process to the parent of all claims' control groups, and creates a file.
 pub(crate) const LEAVE: &str = "leave() {
     while read -r _ _ _ root point rest; do
         case \"$rest\" in *' - cgroup2 '*) groups=$point above=${root%/};; esac
@@ -138,11 +137,11 @@ const PAYLOADS: [Payload; 29] = [
     payload(
         "holds a sibling by ptrace",
         End::Told,
-        // PTRACE_ATTACH on x86-64; elsewhere some other call that fails.
+        // PTRACE_ATTACH on x86-64; elsewhere another call that fails.
         "setsid sleep $M & exec perl -e '$| = 1; syscall(101, 16, $ARGV[0], 0, 0); print \"ready\\n\"; sleep' $!",
     ),
     Payload {
-        also: too_much_is_said,
+        also: its_size_is_logged,
         ..payload(
             "fills its folder",
             End::ByItself,
@@ -189,7 +188,7 @@ ctypes.CDLL(None).pthread_exit(None)' $M >/dev/null 2>&1 & until_up",
         "( while :; do echo '{\"type\":\"step\"}' >&3; sleep 0.01; done ) >/dev/null 2>&1 & exit 0",
     ),
     Payload {
-        name: "leads no group any more, and goes on in a thread",
+        name: "leaves its group and continues in a thread",
         script: "exec python3 -c 'import ctypes, os, signal, threading, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = os.fork()
@@ -202,7 +201,7 @@ t.start()
 ctypes.CDLL(None).pthread_exit(None)' $M",
         end: End::Told,
         company: Company::Any,
-        also: its_end_is_seen,
+        also: it_is_killed_at_once,
     },
     payload(
         "starts a daemon when told to end",
@@ -221,23 +220,19 @@ fn no_link_is_followed(bench: &Bench, _: &Context<'_>) -> Result<(), String> {
     bench.context.artifacts().declare(declaration).map_err(|error| error.to_string())?;
     let items = bench.context.artifacts().collect(bench.workdir()).map_err(|error| error.to_string())?;
     let found = items.filter(|item| matches!(item, CollectedArtifact::Found(..))).count();
-    if found == 0 { Ok(()) } else { Err(format!("{found} files were taken through links")) }
+    if found == 0 { Ok(()) } else { Err(format!("{found} files were read through links")) }
 }
 
-fn too_much_is_said(_: &Bench, run: &Context<'_>) -> Result<(), String> {
-    if run.said.contains("directory exceeded") { Ok(()) } else { Err(format!("its size is not said: {}", run.said)) }
+fn its_size_is_logged(_: &Bench, run: &Context<'_>) -> Result<(), String> {
+    if run.said.contains("directory exceeded") { Ok(()) } else { Err(format!("its size is not logged: {}", run.said)) }
 }
 
 fn it_has_left(bench: &Bench, run: &Context<'_>) -> Result<(), String> {
     let may = run.level != ContainmentLevel::ProcessGroup && rustix::process::geteuid().is_root();
-    if may && !bench.workdir().join("left").exists() {
-        Err("it did not get out of its group".to_owned())
-    } else {
-        Ok(())
-    }
+    if may && !bench.workdir().join("left").exists() { Err("it did not leave its group".to_owned()) } else { Ok(()) }
 }
 
-fn its_end_is_seen(_: &Bench, run: &Context<'_>) -> Result<(), String> {
+fn it_is_killed_at_once(_: &Bench, run: &Context<'_>) -> Result<(), String> {
     if run.said.contains("although it was killed") {
         Err(format!("it was not killed at once: {}", run.said))
     } else {
@@ -245,7 +240,7 @@ fn its_end_is_seen(_: &Bench, run: &Context<'_>) -> Result<(), String> {
     }
 }
 
-/// A number that no other run of this process has, and that nobody else sleeps for.
+/// Unique to this run; no other process sleeps for it.
 fn mark() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     format!("{}{:06}", 70_000 + std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
@@ -283,9 +278,9 @@ async fn once(payload: &Payload, containment: &Containment) -> Result<(), String
             ended
         }
     };
-    let ended = ended.map_err(|error| format!("its end was not seen: {error}"))?;
+    let ended = ended.map_err(|error| format!("cannot wait for it: {error}"))?;
     let mut emptiness = enclosure.clean_up().await;
-    // On a machine that stalls the end of what was killed may be seen later than a worker waits for it.
+    // On a stalled machine a killed process may take longer to exit than a worker waits.
     if emptiness == Cleanup::Incomplete
         && tokio::time::timeout(RUN_TIMEOUT / 2, enclosure.wait_cleaned_up()).await.is_ok()
     {
@@ -298,17 +293,19 @@ async fn once(payload: &Payload, containment: &Containment) -> Result<(), String
     if let Some(folder) = &enclosure.name().cgroup
         && folder.exists()
     {
-        return Err(format!("{} is left", folder.display()));
+        return Err(format!("{} was not removed", folder.display()));
     }
     (payload.also)(&bench, &Context { said: &ended.describe(), level: containment.level() })?;
     drop(std::fs::set_permissions(bench.workdir(), std::os::unix::fs::PermissionsExt::from_mode(0o700)));
     removed(bench.workdir())
 }
 
-/// As the worker does it when a task is over.
+/// As the worker does after a task.
 fn removed(folder: &Path) -> Result<(), String> {
     match std::fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("its folder stays: {error}")),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("its directory was not removed: {error}"))
+        }
         Ok(()) | Err(_) => Ok(()),
     }
 }
@@ -389,11 +386,11 @@ fn ended(one: Result<Result<(), String>, tokio::task::JoinError>) -> Option<Stri
 async fn bounded(payload: &Payload, containment: &Containment) -> Result<(), String> {
     let outcome = tokio::time::timeout(RUN_TIMEOUT, once(payload, containment)).await;
     outcome
-        .unwrap_or_else(|_| Err("not over after a minute".to_owned()))
+        .unwrap_or_else(|_| Err("not finished after a minute".to_owned()))
         .map_err(|why| format!("{}: {why}", payload.name))
 }
 
-/// The worker as the first process of a container, with nobody above it to reap.
+/// The worker as PID 1 of a container.
 async fn first_process(report: &mut Report) {
     let name = "the first process of a container holds and reaps payloads";
     let program = std::env::current_exe().unwrap();
@@ -409,7 +406,7 @@ async fn first_process(report: &mut Report) {
     }
 }
 
-/// What [`first_process`] starts.
+/// Started by [`first_process`].
 pub(crate) async fn as_first_process() -> Report {
     let mut report = Report::default();
     report
@@ -420,7 +417,7 @@ pub(crate) async fn as_first_process() -> Report {
             report.check(
                 payload.name,
                 bounded(payload, &containment).await.or_else(|why| {
-                    // There is no limit of the disk here.
+                    // Without a disk limit.
                     if why.contains("size is not said") { Ok(()) } else { Err(why) }
                 }),
             );

@@ -1,9 +1,9 @@
-//! Finds what a payload has left, by all that it cannot get rid of together: the cookie in its environment, the mark in its
-//! arguments, and the folder it is in.
+//! Finds the remaining processes of a payload, by what it cannot remove altogether: the cookie in its environment, the mark in its
+//! arguments, and its working directory.
 
 use std::path::{Path, PathBuf};
 
-/// What a payload's processes are known by.
+/// Identifies the processes of a payload.
 pub(crate) struct Quarry {
     pub(crate) cookie: String,
     pub(crate) mark: String,
@@ -11,7 +11,7 @@ pub(crate) struct Quarry {
 }
 
 impl Quarry {
-    /// The processes that run and have one of the signs, with what they were started as.
+    /// The running processes with one of the signs, with their command lines.
     pub(crate) fn found(&self) -> Vec<String> {
         let own = std::process::id().to_string();
         let mut found = Vec::new();
@@ -28,24 +28,24 @@ impl Quarry {
     fn is_sign(&self, process: &Path) -> bool {
         let holds = |file: &str, needle: &str| {
             let mut bytes = std::fs::read(process.join(file)).unwrap_or_default();
-            // One whose first thread has ended shows these in the others.
+            // After the first thread has exited, the other threads show these.
             for thread in std::fs::read_dir(process.join("task")).into_iter().flatten().flatten() {
                 bytes.extend(std::fs::read(thread.path().join(file)).unwrap_or_default());
             }
             !needle.is_empty() && bytes.windows(needle.len()).any(|window| window == needle.as_bytes())
         };
         let inside = std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| {
-            // A folder that was removed is shown as such.
+            // The kernel marks a removed directory.
             cwd.to_string_lossy().starts_with(&*self.folder.to_string_lossy())
         });
         inside || holds("environ", &self.cookie) || holds("cmdline", &self.mark)
     }
 }
 
-/// Whether any thread of it does.
+/// Whether any thread runs.
 fn runs(process: &Path) -> bool {
     let of_thread = |thread: &Path| {
-        // A name need not be text.
+        // A name need not be UTF-8.
         std::fs::read(thread.join("stat")).is_ok_and(|stat| {
             !String::from_utf8_lossy(&stat).rsplit(") ").next().unwrap_or_default().starts_with(['Z', 'X'])
         })
@@ -54,7 +54,7 @@ fn runs(process: &Path) -> bool {
     threads.map(|thread| thread.path()).any(|thread| of_thread(&thread))
 }
 
-/// The processes that ended and wait for us to reap them.
+/// Counts children of this process that were not reaped.
 pub(crate) fn zombies() -> usize {
     let own = std::process::id().to_string();
     let zombie = |process: &Path| {

@@ -1,8 +1,8 @@
-//! Payloads that want to stay, held against every level of containment that this host has: nothing outlives its claim.
+//! Runs hostile payloads at every level of containment of this host: nothing outlives its claim.
 //!
-//! One binary with its own `main`, since what is tested begins there: payloads are started through this very program.
-//! `JOURNEYMAN_CONTAINMENT_RUNS` is how many runs there are in all (2,000 unless set). An argument runs only the cases
-//! whose name contains it. With `CI=true` a level that this host does not have is a failure.
+//! A binary with its own `main`, because it has to call `journeyman::shim()` first. `JOURNEYMAN_CONTAINMENT_RUNS` is the total number
+//! of runs (2,000 by default). An argument runs only the cases whose name contains it. With `CI=true` a level that this host
+//! lacks is a failure.
 #![allow(missing_docs, reason = "cases are named by what they show")]
 #![allow(
     clippy::unwrap_used,
@@ -29,11 +29,10 @@ use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentL
 const LEVELS: [ContainmentLevel; 3] =
     [ContainmentLevel::CgroupKill, ContainmentLevel::CgroupFreeze, ContainmentLevel::ProcessGroup];
 
-/// What a part of the suite has to say.
 #[derive(Debug, Default)]
 struct Report {
     failed: Vec<String>,
-    /// What this host does not have.
+    /// Levels and features that this host lacks.
     missing: Vec<String>,
 }
 
@@ -54,7 +53,7 @@ impl Report {
     }
 }
 
-/// This host at a level, or why it has none such.
+/// Containment at a level, or why the host lacks it.
 fn at(level: ContainmentLevel, name: &str) -> Result<Containment, String> {
     let name = format!("{name}-{level}-{}", std::process::id());
     let wanted = ContainmentConfig { requirement: Requirement::AtMost(level), ..ContainmentConfig::default() };
@@ -62,7 +61,7 @@ fn at(level: ContainmentLevel, name: &str) -> Result<Containment, String> {
     if containment.level() == level {
         Ok(containment)
     } else {
-        Err(format!("level {level} cannot be had: {}", containment.shortcomings().join("; ")))
+        Err(format!("level {level} is not available: {}", containment.shortcomings().join("; ")))
     }
 }
 

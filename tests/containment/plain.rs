@@ -1,4 +1,4 @@
-//! What a payload is given at each level, and what is told where it cannot be started: the same everywhere.
+//! A payload's environment, and the errors of a failed start, are the same at each level.
 
 use std::io;
 use std::process::{Command, Stdio};
@@ -41,7 +41,9 @@ pub(crate) async fn run(filter: &str) -> Report {
     }
     for level in [ContainmentLevel::CgroupKill, ContainmentLevel::CgroupFreeze] {
         if "doubt".contains(filter) && at(level, "probe").is_ok() {
-            let name = format!("{level}: what left a control group ends when no task is left that it may be of");
+            let name = format!(
+                "{level}: a process that left its control group is killed when no task remains that may own it"
+            );
             report.check(&name, fugitive(level).await);
         }
     }
@@ -82,10 +84,10 @@ fn bench(enclosure: &ProcessScope) -> Bench {
 }
 
 fn same<T: PartialEq + std::fmt::Debug>(what: &str, found: T, wanted: T) -> Result<(), String> {
-    if found == wanted { Ok(()) } else { Err(format!("{what}: {found:?}, and not {wanted:?}")) }
+    if found == wanted { Ok(()) } else { Err(format!("{what}: {found:?} instead of {wanted:?}")) }
 }
 
-/// A handler in Rust may start processes as any program does: one that has ended, and one that runs while a claim ends beside it.
+/// A handler in Rust may start processes by itself: one that has exited, and one that runs while a claim ends.
 async fn of_a_handler(containment: &Containment) -> Result<(), String> {
     let (tell, ready) = mpsc::channel::<()>();
     let (go, wait) = mpsc::channel::<()>();
@@ -134,7 +136,7 @@ async fn nothing_of_ours(containment: &Containment) -> Result<(), String> {
     same("what it finds", seen[1].as_str(), seen[0].as_str())
 }
 
-/// How a payload ends and what it writes: as a bare process, and here.
+/// The end and the output of a payload, as a plain process and in a scope.
 async fn both_ways(
     containment: &Containment,
     argv: &[&str],
@@ -240,7 +242,7 @@ async fn dropped(containment: &Containment) -> Result<(), String> {
     Ok(())
 }
 
-/// Two claims run, and one leaves a daemon without an environment: it may be either's.
+/// Two claims run, and one leaves a daemon without an environment, which may belong to either.
 async fn doubt() -> Result<(), String> {
     let containment = at(ContainmentLevel::ProcessGroup, "doubt")?;
     let (first, second) = (containment.new_scope(), containment.new_scope());
@@ -253,7 +255,7 @@ async fn doubt() -> Result<(), String> {
     let ended = left.finish(BOUNDS, &one.context).await.unwrap();
     same("the first", ended.status, ProcessStatus::Code(0))?;
     same("the first's emptiness", first.clean_up().await, Cleanup::Incomplete)?;
-    // The other claim's end settles it: whosever it is, it is over.
+    // After the other claim's end both have ended, so the daemon is killed.
     std::fs::write(other.workdir().join("go"), "").unwrap();
     let ended = lasting.finish(BOUNDS, &other.context).await.unwrap();
     same("the other", ended.status, ProcessStatus::Code(0))?;
@@ -263,7 +265,7 @@ async fn doubt() -> Result<(), String> {
     Ok(())
 }
 
-/// The same in control groups, where the daemon has left its own. What is in another's group is that one's.
+/// The same with control groups, where the daemon has left its group. A process in another claim's group belongs to that claim.
 async fn fugitive(level: ContainmentLevel) -> Result<(), String> {
     let containment = at(level, "fugitive")?;
     let (first, second) = (containment.new_scope(), containment.new_scope());
@@ -289,14 +291,14 @@ async fn fugitive(level: ContainmentLevel) -> Result<(), String> {
     let ended = lasting.finish(BOUNDS, &other.context).await.unwrap();
     same("the other", ended.status, ProcessStatus::Code(0))?;
     same("the other's emptiness", second.clean_up().await, Cleanup::Complete)?;
-    // Whosever it was, it is over.
+    // Both claims have ended.
     first.wait_cleaned_up().await;
     alive.gone().await;
     neighbour.gone().await;
     Ok(())
 }
 
-/// What the controllers enforce, where this host has them for us.
+/// The controllers' limits, if they are delegated to this process.
 async fn limits(report: &mut Report) {
     let limits = ResourceLimits { memory: Some(32 << 20), processes: Some(20), disk: None };
     let wanted = ContainmentConfig { limits, ..ContainmentConfig::default() };

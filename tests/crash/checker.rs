@@ -1,6 +1,5 @@
-//! The loss checker: what was asked for, what handlers wrote down, what workers say was accepted, and what the queue has in
-//! the end, held against each other. Pure; a checker that never complains is worth nothing, so it has histories of its own
-//! in which something went wrong.
+//! Compares the created tasks, the handlers' log, the outcomes that workers report as accepted, and the queue's final state. Pure;
+//! its own tests check that it finds each kind of fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,30 +18,29 @@ impl Run {
     }
 }
 
-/// A line of the handlers' log, which all payloads append to.
+/// A line of the log that all payloads append to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
     Start(Run),
-    /// It is still at work.
+    /// It still runs.
     Step(Run),
     End(Run),
 }
 
-/// What a worker says that the queue accepted.
+/// An outcome that the queue accepted, by a worker's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Accepted {
     pub run: Run,
     pub outcome: String,
 }
 
-/// A run as the queue has it in the end: its state, and why it was resolved.
+/// A run in the queue's final state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Final {
     pub state: String,
     pub reason: String,
 }
 
-/// Everything that was written down.
 #[derive(Debug, Clone, Default)]
 pub struct History {
     /// Tasks whose creation the queue has acknowledged.
@@ -51,34 +49,33 @@ pub struct History {
     pub accepted: Vec<Accepted>,
     /// The runs of each task, the first one first.
     pub queue: BTreeMap<String, Vec<Final>>,
-    /// Payload processes that are left.
+    /// Remaining payload processes.
     pub left: Vec<i32>,
 }
 
-/// What went wrong.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
-    /// The task was acknowledged, and has not ended well.
+    /// The task was created and not completed.
     Lost(String),
-    /// The queue has an outcome of a run that nobody executed.
+    /// The queue has an outcome of a run that was not executed.
     Unexecuted(Run),
-    /// It was executed, and the queue waits for its outcome.
+    /// It was executed and has no outcome.
     Unresolved(Run),
-    /// It is completed, and its payload has not come to its end.
+    /// It is completed, and its payload has not ended.
     Unfinished(Run),
     /// It was executed more than once.
     ExecutedAgain(Run),
-    /// Its payload was still there when the next run of the task had begun.
+    /// Its payload still ran when the next run of the task started.
     Outlived(Run),
     /// More than one outcome was accepted.
     TwoOutcomes(Run),
-    /// A worker was told of another outcome than the queue has.
+    /// A worker's outcome differs from the queue's.
     Disagreement(Run),
     /// More than one run of the task is completed.
     CompletedAgain(String),
-    /// It ended for a reason that nothing here gives.
+    /// It was resolved for an unexpected reason.
     Unexplained(Run),
-    /// A payload process is left.
+    /// A payload process remains.
     Left(i32),
 }
 
@@ -156,7 +153,7 @@ fn of_outcomes(history: &History) -> BTreeSet<Fault> {
     faults
 }
 
-/// A task that was handed back once and completed by its second run.
+/// A task that was released once and completed by its second run.
 fn good() -> History {
     let run = |number| Run { task: "a".into(), run: number };
     let ended = |state: &str, reason: &str| Final { state: state.into(), reason: reason.into() };
@@ -194,9 +191,9 @@ fn runs(history: &mut History) -> &mut Vec<Final> {
 }
 
 #[test]
-fn a_good_history_has_no_fault() {
+fn a_correct_history_has_no_fault() {
     assert_eq!(check(&good()), []);
-    // What no worker lived to say may have been accepted all the same; what was never started may be handed back.
+    // An outcome may be accepted without a log line of a killed worker; a run that never started may be released.
     assert_eq!(found(|history| history.accepted.clear()), []);
     assert_eq!(found(|history| history.lines = history.lines.split_off(2)), []);
     assert_eq!(
@@ -224,7 +221,7 @@ fn a_task_that_is_lost_is_found() {
 }
 
 #[test]
-fn what_was_executed_and_never_resolved_is_found() {
+fn an_executed_run_without_an_outcome_is_found() {
     let open = |state: &'static str| {
         move |history: &mut History| {
             runs(history)[1] = Final { state: state.into(), reason: String::new() };
@@ -259,7 +256,7 @@ fn an_outcome_without_an_execution_is_found() {
 }
 
 #[test]
-fn an_outcome_that_nobody_gave_is_found() {
+fn an_unexpected_outcome_is_found() {
     let unexplained = |state: &'static str, reason: &'static str| {
         move |history: &mut History| {
             runs(history)[0] = Final { state: state.into(), reason: reason.into() };
@@ -279,7 +276,7 @@ fn a_run_that_is_executed_again_is_found() {
 }
 
 #[test]
-fn a_payload_that_goes_on_after_it_was_handed_back_is_found() {
+fn a_payload_that_runs_after_its_release_is_found() {
     for line in [Line::Step(run(0)), Line::End(run(0))] {
         assert_eq!(found(|history| history.lines.push(line.clone())), [Fault::Outlived(run(0))], "{line:?}");
     }

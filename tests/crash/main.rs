@@ -1,5 +1,5 @@
-//! kill -9 of the worker and of the queue, again and again, at lines of their logs and at named places of the worker: no
-//! task is lost, each ends with one accepted outcome, and nothing outlives its run.
+//! Kills the worker and the queue with SIGKILL, repeatedly, at lines of their logs and at crash points: no task is lost, each ends
+//! with one accepted outcome, and nothing outlives its run.
 
 #![expect(
     unreachable_pub,
@@ -25,7 +25,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 
 const TASK_QUEUE: &str = "crash/test";
-/// How long anything may take that a test waits for.
+/// Limit for everything that a test waits for.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 fn api(root_url: &str) -> Api {
@@ -41,7 +41,7 @@ fn api(root_url: &str) -> Api {
     .expect("usable settings")
 }
 
-/// A task that says in a file of its own that it was started, and is done in a moment.
+/// A short task that records its start in a file.
 fn definition(folder: &Path) -> Value {
     let started = folder.join("started");
     running(&format!("echo $TASK_ID/$RUN_ID >> {}; echo done", started.display()))
@@ -61,7 +61,6 @@ fn crash_id(number: usize) -> String {
     format!("crash{number:03}QACAAAAAAAAAAA")
 }
 
-/// Adds so many tasks to those there are.
 async fn create(api: &Api, folder: &Path, count: usize, tasks: &mut Vec<TaskId>) {
     for _ in 0..count {
         let task = TaskId::parse(&crash_id(tasks.len())).expect("a task id");
@@ -70,7 +69,7 @@ async fn create(api: &Api, folder: &Path, count: usize, tasks: &mut Vec<TaskId>)
     }
 }
 
-/// A task's status. A connection that a killed queue leaves behind breaks at its next use, once.
+/// Retries once: a connection to a killed queue breaks at its next use.
 async fn status(api: &Api, task: &TaskId) -> Value {
     match api.task_status(task).await {
         Ok(status) => status,
@@ -78,7 +77,7 @@ async fn status(api: &Api, task: &TaskId) -> Value {
     }
 }
 
-/// One outcome was accepted for each task, by its last run, and every earlier run was given back or ran out.
+/// Each task has one accepted outcome, of its last run; earlier runs were released or expired.
 async fn check(api: &Api, tasks: &[TaskId]) -> usize {
     let mut runs = 0;
     for task in tasks {
@@ -95,7 +94,7 @@ async fn check(api: &Api, tasks: &[TaskId]) -> usize {
     runs
 }
 
-/// Starts workers until every task is resolved, and kills each but the last at another line of its log.
+/// Starts workers until every task is resolved, and kills each but the last at a different line of its log.
 async fn workers_die(protocol: &str) {
     let folder = tempfile::tempdir().expect("a folder");
     let mut queue = Process::queue(folder.path(), "127.0.0.1:0");
@@ -104,7 +103,7 @@ async fn workers_die(protocol: &str) {
     let mut tasks = Vec::new();
     let mut kills = 0;
     for line in 2..14 {
-        // Each task makes at least two lines, so there are always enough to be killed at.
+        // Each task logs at least two lines, so there are always enough.
         create(&api, folder.path(), line, &mut tasks).await;
         let mut worker = Process::worker(folder.path(), &root_url, protocol);
         worker.lines(line);
@@ -116,7 +115,7 @@ async fn workers_die(protocol: &str) {
     println!("crash: {kills} workers killed ({protocol}), {} tasks in {runs} runs, 0 lost", tasks.len());
 }
 
-/// A worker that is left alone until every task is resolved.
+/// Runs a worker until every task is resolved.
 async fn finish(folder: &Path, root_url: &str, protocol: &str, api: &Api, tasks: &[TaskId]) {
     let mut worker = Process::worker(folder, root_url, protocol);
     loop {
@@ -150,9 +149,9 @@ async fn a_worker_killed_at_any_line_loses_nothing_by_azure_messages() {
     workers_die("azure").await;
 }
 
-/// Its claim lasts for an hour, so nobody else can have given it up.
+/// The claim lasts for an hour, so it has not expired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_whose_worker_died_as_the_poll_was_answered_is_handed_back_by_the_next_one() {
+async fn a_claim_of_a_worker_killed_at_the_poll_reply_is_released_by_the_next_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let queue = points::queue_in(folder.path(), Duration::from_secs(3600)).await;
     let api = api(queue.root_url());
@@ -169,9 +168,9 @@ async fn a_claim_whose_worker_died_as_the_poll_was_answered_is_handed_back_by_th
     queue.stop().await;
 }
 
-/// Its folder fills while the next worker starts, until that has killed it.
+/// It fills its directory until the next worker has killed it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_payload_that_writes_on_after_its_worker_was_killed_keeps_no_worker_from_starting() {
+async fn a_payload_that_writes_after_its_worker_was_killed_does_not_prevent_a_start() {
     let folder = tempfile::tempdir().expect("a folder");
     let queue = points::queue_in(folder.path(), Duration::from_secs(3600)).await;
     let api = api(queue.root_url());
@@ -220,7 +219,7 @@ async fn a_queue_killed_at_any_line_of_its_worker_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_queue_whose_file_can_no_longer_be_written_says_so_and_ends_with_20() {
+async fn a_queue_that_cannot_write_its_file_exits_with_20() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut queue = Process::narrow_queue(folder.path());
     let api = api(&root_url(&mut queue));
@@ -234,7 +233,7 @@ async fn a_queue_whose_file_can_no_longer_be_written_says_so_and_ends_with_20() 
     }
     assert_eq!(queue.end(), Some(20), "{:?}", queue.said);
     assert!(queue.said.iter().any(|line| line.contains("can no longer be used")), "{:?}", queue.said);
-    // What was acknowledged is there when it is started again.
+    // Acknowledged tasks exist after a restart.
     let mut queue = Process::queue(folder.path(), "127.0.0.1:0");
     let api = self::api(&root_url(&mut queue));
     for number in 0..created {
@@ -245,7 +244,7 @@ async fn a_queue_whose_file_can_no_longer_be_written_says_so_and_ends_with_20() 
 }
 
 #[test]
-fn dev_ends_with_20_when_its_queue_does() {
+fn dev_exits_with_20_when_its_queue_does() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut dev = Process::narrow_demo(folder.path());
     assert_eq!(dev.end(), Some(20), "{:?}", dev.said);

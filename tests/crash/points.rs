@@ -1,7 +1,7 @@
-//! Workers that die at each of the places that `host::crash` names, in both dialects, with control groups and without,
-//! 20 times at each. What they leave is left to the next one, which dies as well.
+//! Kills workers at each of the crash points of `host::crash_points`, in both dialects, with control groups and without. The next
+//! worker recovers, and is killed as well.
 //!
-//! `JOURNEYMAN_CRASH_RUNS` is how often at each place (20 unless set).
+//! `JOURNEYMAN_CRASH_RUNS` is the number of kills at each point (20 by default).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -18,15 +18,15 @@ use crate::checker::{Accepted, Final, History, Line, Run, check};
 use crate::process::{Process, TOKEN, Variable};
 use crate::{api, running};
 
-/// Passed by every worker that starts, and by one that finds something of an earlier life.
+/// Reached at every start, or at a start that recovers claims.
 const AT_THE_START: [&str; 5] =
     ["startup-journal-read", "startup-processes-killed", "startup-dirs-cleared", "journal-before-rename", "taken-over"];
-/// Passed where messages are deleted.
+/// Reached where messages are deleted.
 const OF_MESSAGES: [&str; 2] = ["before-delete", "after-delete"];
-/// How many lives may be needed for one that comes by its place.
+/// Attempts until a worker reaches its point.
 const ATTEMPTS: usize = 3;
 
-/// Where workers live and die: a dialect, and what holds their payloads together.
+/// A dialect and a level of containment.
 #[derive(Debug, Clone, Copy)]
 struct Stage {
     name: &'static str,
@@ -34,7 +34,7 @@ struct Stage {
     containment: &'static str,
 }
 
-/// Each twice, since most of their time passes with waiting.
+/// Each twice, because they mostly wait.
 const STAGES: [Stage; 8] = [
     Stage { name: "a", protocol: "claim-work", containment: "auto" },
     Stage { name: "b", protocol: "azure", containment: "auto" },
@@ -47,10 +47,10 @@ const STAGES: [Stage; 8] = [
 ];
 
 impl Stage {
-    /// The places in the order in which its workers die there, so that there is something left wherever that matters.
+    /// The points in an order that leaves open claims wherever that matters.
     fn deaths(self, runs: usize) -> Vec<&'static str> {
         let azure = self.protocol == "azure";
-        // Each place gets its runs from all stages that come by it, as evenly as that goes.
+        // The runs of each point are divided among the stages that reach it.
         let share = |point: &str| {
             let able = |stage: &&Self| stage.protocol == "azure" || !OF_MESSAGES.contains(&point);
             let names: Vec<&str> = STAGES.iter().filter(able).map(|stage| stage.name).collect();
@@ -70,7 +70,7 @@ impl Stage {
         let mut starts = starts.into_iter().peekable();
         for point in others {
             deaths.push(point);
-            // Those that leave an open entry behind, whatever else is going on.
+            // These always leave an open entry.
             if ["prepared", "spawned", "exited", "before-upload", "after-upload", "before-report"].contains(&point) {
                 deaths.extend(starts.next());
             }
@@ -80,10 +80,10 @@ impl Stage {
     }
 }
 
-/// A payload of several steps. A part of it takes leave of the rest, and would tell if it were left.
+/// A payload of several steps, with a process that leaves the group and would record that it survived.
 fn payload(lines: &Path, point: &str, stage: Stage) -> Value {
     let seconds = if ["reclaimed", "releasing"].contains(&point) { "4" } else { "0.02" };
-    // What has neither parents nor an environment is known by its control group, and by nothing else.
+    // A process without parents and environment is found only by its control group.
     let leave = if stage.containment == "group" { "setsid" } else { "env -i PATH=\"$PATH\" setsid" };
     let lines = lines.display();
     running(&format!(
@@ -121,15 +121,15 @@ impl Scene<'_> {
             Variable { name: "JOURNEYMAN__WORKER__ID", value: &name },
             Variable { name: "JOURNEYMAN__HOST__CONTAINMENT", value: self.stage.containment },
             Variable { name: "JOURNEYMAN__WORKER__TERMINATION_GRACE", value: "1s" },
-            // One that never comes by its place ends all the same.
+            // A worker that never reaches its point exits nevertheless.
             Variable { name: "JOURNEYMAN__WORKER__EXIT_WHEN_IDLE", value: "15s" },
         ];
         let variables: Vec<Variable<'_>> = own.iter().chain(more).copied().collect();
         Process::worker_with(self.folder, self.root_url, self.stage.protocol, &variables)
     }
 
-    /// One life, which ends at its place, the first, second or third time that it comes by. One that never does, since the
-    /// machine stalled and its claims were over, is followed by another.
+    /// Runs a worker that is killed at the point, when it reaches it for the first, second or third time. Repeats if the worker
+    /// never does, because the machine stalled and its claims expired.
     async fn dies_at(&mut self, point: &str, number: usize) {
         let once = AT_THE_START.contains(&point) || ["reclaimed", "releasing"].contains(&point);
         let times = if once { 1 } else { 1 + number % 3 };
@@ -144,7 +144,7 @@ impl Scene<'_> {
                 return;
             }
             if AT_THE_START.contains(&point) {
-                // It has left nothing that the next one would find.
+                // It left nothing to recover.
                 let mut other = self.lives("prepared", 1).await;
                 other.died_of();
                 self.said.append(&mut other.said);
@@ -152,7 +152,7 @@ impl Scene<'_> {
         }
     }
 
-    /// One life, which ends at a place if it comes by so many times.
+    /// Runs a worker that is killed when it reaches a point for the given time.
     async fn lives(&mut self, point: &str, times: usize) -> Process {
         if !AT_THE_START.contains(&point) {
             self.create(times, point).await;
@@ -166,7 +166,7 @@ impl Scene<'_> {
         worker
     }
 
-    /// The last worker lives until all is done.
+    /// Runs the last worker until all tasks are resolved.
     async fn finish(&mut self) {
         let mut open = BTreeSet::new();
         for task in &self.created {
@@ -178,7 +178,7 @@ impl Scene<'_> {
         let mut worker = self.worker(&[]);
         while !open.is_empty() {
             let Some(line) = worker.until("\"reported") else {
-                // It has not heard of an outcome that the queue has.
+                // The worker does not know an outcome that the queue has.
                 for task in &self.created {
                     let status = self.api.task_status(task).await.expect("a status");
                     let said = &worker.said;
@@ -226,7 +226,7 @@ fn read_line(line: &str) -> Line {
     }
 }
 
-/// What a line of a worker's log says of an accepted outcome.
+/// Parses an accepted outcome from a line of a worker's log.
 fn accepted(line: &str) -> Option<Accepted> {
     let line: Value = serde_json::from_str(line).ok()?;
     let field = |key: &str| line["fields"][key].as_str().or_else(|| line[key].as_str());
@@ -236,7 +236,7 @@ fn accepted(line: &str) -> Option<Accepted> {
     Some(Accepted { run: Run::read(field("claim.run")?)?, outcome: field("outcome")?.to_owned() })
 }
 
-/// Processes that were started for something in this folder.
+/// Processes with this directory in their command line or environment.
 fn processes_of(folder: &Path) -> Vec<i32> {
     let folder = folder.display().to_string();
     let names = |pid: &i32| {
@@ -249,7 +249,7 @@ fn processes_of(folder: &Path) -> Vec<i32> {
     pids.filter(|pid| *pid != std::process::id().cast_signed()).filter(names).collect()
 }
 
-/// A queue with such claims, whose messages come back soon.
+/// A queue whose messages become visible again soon.
 pub async fn queue_in(folder: &Path, claim_timeout: Duration) -> queue::RunningQueue {
     let client = RegisteredClient {
         client_id: "tester".to_owned(),
@@ -306,7 +306,7 @@ async fn play(stage: Stage, runs: usize) -> usize {
     deaths.len()
 }
 
-/// Whether a line of a log is about one of the tasks that something is wrong with.
+/// Whether a line of a log is about a task with a fault.
 fn concerns(line: &str, faults: &[crate::checker::Fault]) -> bool {
     faults.iter().any(|fault| {
         let fault = format!("{fault:?}");
@@ -316,7 +316,7 @@ fn concerns(line: &str, faults: &[crate::checker::Fault]) -> bool {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a test has no configuration of its own")]
-fn a_worker_that_dies_at_any_place_loses_nothing_and_reports_nothing_twice() {
+fn a_worker_killed_at_any_crash_point_loses_nothing_and_reports_nothing_twice() {
     let runs = std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|text| text.parse().ok()).unwrap_or(20);
     assert!(CLAIM_CRASH_POINTS.len() >= 12);
     let deaths: usize = std::thread::scope(|scope| {

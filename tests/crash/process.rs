@@ -1,4 +1,4 @@
-//! The built binary as processes that are killed at a chosen line of their log.
+//! Runs the built binary, and kills it at a chosen line of its log.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 
 use super::PATIENCE;
 
-/// The client that the queue knows.
+/// A client of the queue.
 pub const TOKEN: &str = "crash-test-token";
 
 /// A process whose log is read line by line. Killed when dropped.
@@ -26,8 +26,7 @@ impl Drop for Process {
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_journeyman");
 
-/// A shell's line that starts the program with no file allowed to grow beyond this many blocks of 512 bytes, and each
-/// attempt an error of the write.
+/// Starts the program with a file size limit in blocks of 512 bytes, beyond which a write fails.
 const NARROW: &str = r#"trap '' XFSZ; ulimit -f 400; exec "$0" "$@""#;
 
 impl Process {
@@ -35,7 +34,7 @@ impl Process {
         Self::spawn(Command::new(PROGRAM), folder, arguments, variables)
     }
 
-    /// As `start`, on a file system that refuses what would make a file large.
+    /// As `start`, with a file size limit.
     fn start_narrow(folder: &Path, arguments: &[&str], variables: &[Variable<'_>]) -> Self {
         let mut shell = Command::new("sh");
         shell.args(["-c", NARROW, PROGRAM]);
@@ -54,7 +53,7 @@ impl Process {
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
         let lines = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
         let (sender, log) = mpsc::channel();
-        // Of its own, so that a process that falls silent does not keep its test for ever.
+        // A thread, so that the test can time out if the process logs nothing.
         std::thread::spawn(move || {
             for line in lines {
                 if sender.send(line.expect("the log is UTF-8")).is_err() {
@@ -70,23 +69,22 @@ impl Process {
         Self::start(folder, &["queue", "--log-format", "json"], &queue_variables(listen))
     }
 
-    /// The queue, whose file can no longer be written after a while.
+    /// The queue with a file size limit.
     pub fn narrow_queue(folder: &Path) -> Self {
         Self::start_narrow(folder, &["queue", "--log-format", "json"], &queue_variables("127.0.0.1:0"))
     }
 
-    /// Queue and worker in one process, with the demo's tasks; the queue's file can no longer be written after a while.
+    /// Queue and worker in one process with the demo's tasks and a file size limit.
     pub fn narrow_demo(folder: &Path) -> Self {
         let variables = [Variable { name: "JOURNEYMAN__LOG__LEVEL", value: "info" }];
         Self::start_narrow(folder, &["dev", "--demo", "--db", "queue.db"], &variables)
     }
 
-    /// A worker of the queue at `root_url`, of the same name at every start.
+    /// A worker with the same id at every start.
     pub fn worker(folder: &Path, root_url: &str, protocol: &str) -> Self {
         Self::worker_with(folder, root_url, protocol, &[])
     }
 
-    /// The same, with more variables.
     pub fn worker_with(folder: &Path, root_url: &str, protocol: &str, more: &[Variable<'_>]) -> Self {
         let variables = [
             Variable { name: "JOURNEYMAN__HOST__METADATA_SERVICE", value: "off" },
@@ -105,7 +103,7 @@ impl Process {
         Self::start(folder, &["worker", "--log-format", "json", "--log-level", "info"], &variables)
     }
 
-    /// Reads the log to a line that holds `words`, and answers with it; `None` where the process ended before.
+    /// Reads the log until a line contains `words`, and returns it; `None` if the process ended before.
     pub fn until(&mut self, words: &str) -> Option<String> {
         while let Some(line) = self.line() {
             if line.contains(words) {
@@ -115,7 +113,7 @@ impl Process {
         None
     }
 
-    /// Reads the log to the end of a claim, whichever end that is.
+    /// Reads the log until a claim has ended.
     pub fn until_a_claim_ends(&mut self) {
         let ends = [
             "\"reported",
@@ -133,7 +131,7 @@ impl Process {
         }
     }
 
-    /// Reads so many lines of the log; fewer where the process ended before.
+    /// Reads `count` lines of the log, or fewer if the process ends before.
     pub fn lines(&mut self, count: usize) {
         for _ in 0..count {
             if self.line().is_none() {
@@ -150,32 +148,31 @@ impl Process {
         Some(line)
     }
 
-    /// Gives the process a signal.
     pub fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).expect("it is there");
     }
 
-    /// Tells it to hand back what it holds, and sees it go: an orderly end leaves no control group behind.
+    /// Releases its claims and waits for its exit, which removes its control groups.
     pub fn leave(mut self) -> Vec<String> {
         self.signal(rustix::process::Signal::QUIT);
         self.end();
         std::mem::take(&mut self.said)
     }
 
-    /// Reads the log to its end, and answers with the signal that ended it, if one did.
+    /// Reads the log to its end, and returns the signal that killed the process, if any.
     pub fn died_of(&mut self) -> Option<i32> {
         while self.line().is_some() {}
         std::os::unix::process::ExitStatusExt::signal(&self.child.wait().expect("it is gone"))
     }
 
-    /// Reads the log to its end, and answers with the exit code.
+    /// Reads the log to its end, and returns the exit code.
     pub fn end(&mut self) -> Option<i32> {
         while self.line().is_some() {}
         self.child.wait().expect("it is gone").code()
     }
 
-    /// kill -9, and waits until it is gone.
+    /// Sends SIGKILL and waits for the exit.
     pub fn kill(mut self) -> Vec<String> {
         self.child.kill().expect("it can be killed");
         self.child.wait().expect("it is gone");
@@ -187,14 +184,13 @@ fn queue_variables(listen: &str) -> [Variable<'_>; 5] {
     [
         Variable { name: "JOURNEYMAN__QUEUE__CLIENTS__TESTER__ACCESS_TOKEN", value: TOKEN },
         Variable { name: "JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", value: "5s" },
-        // What a worker had polled and not claimed when it was killed is there again as soon.
+        // Messages that a killed worker had polled become visible again as soon.
         Variable { name: "JOURNEYMAN__QUEUE__VISIBILITY_TIMEOUT", value: "5s" },
         Variable { name: "JOURNEYMAN__QUEUE__LISTEN", value: listen },
         Variable { name: "JOURNEYMAN__QUEUE__DB", value: "queue.db" },
     ]
 }
 
-/// A variable of a process's environment.
 #[derive(Debug, Clone, Copy)]
 pub struct Variable<'a> {
     pub name: &'a str,

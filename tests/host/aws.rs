@@ -14,7 +14,7 @@ fn action(word: &str, time: impl std::fmt::Display) -> Option<String> {
 }
 
 #[tokio::test]
-async fn an_interruption_is_told_once_with_its_time() {
+async fn an_interruption_is_reported_once_with_its_time() {
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());
     service.is_asked(ACTION, 2).await;
@@ -32,7 +32,7 @@ async fn an_interruption_is_told_once_with_its_time() {
 }
 
 #[tokio::test]
-async fn a_stop_is_an_end_like_any_other() {
+async fn a_stop_is_a_termination() {
     let service = Metadata::start(Service::Ec2).await;
     let time = service.in_seconds(100);
     service.change(|state| state.instance_action = action("stop", time));
@@ -40,7 +40,7 @@ async fn a_stop_is_an_end_like_any_other() {
 }
 
 #[tokio::test]
-async fn a_hibernation_begins_when_it_is_announced() {
+async fn a_hibernation_means_at_once() {
     let service = Metadata::start(Service::Ec2).await;
     let time = service.in_seconds(120);
     service.change(|state| state.instance_action = action("hibernate", time));
@@ -49,7 +49,7 @@ async fn a_hibernation_begins_when_it_is_announced() {
 }
 
 #[tokio::test]
-async fn the_time_left_is_read_on_the_clock_of_the_service() {
+async fn the_remaining_time_is_measured_on_the_clock_of_the_service() {
     for clock_s in [3 * 3600, -3 * 3600] {
         let service = Metadata::start(Service::Ec2).await;
         service.change(|state| state.clock_s = clock_s);
@@ -60,7 +60,7 @@ async fn the_time_left_is_read_on_the_clock_of_the_service() {
 }
 
 #[tokio::test]
-async fn a_token_that_is_not_accepted_any_more_is_replaced() {
+async fn a_rejected_token_is_replaced() {
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());
     service.is_asked(ACTION, 1).await;
@@ -74,7 +74,7 @@ async fn a_token_that_is_not_accepted_any_more_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_token_is_renewed_before_the_life_that_the_service_gave_it_is_over() {
+async fn a_token_is_renewed_before_it_expires() {
     let service = Metadata::start(Service::Ec2).await;
     service.change(|state| state.token_life_s = 1);
     let _watched = Watched::cloud(EC2, service.url());
@@ -83,7 +83,7 @@ async fn a_token_is_renewed_before_the_life_that_the_service_gave_it_is_over() {
 }
 
 #[tokio::test]
-async fn no_fault_of_the_service_is_a_notice_or_ends_the_watch() {
+async fn no_fault_of_the_service_is_a_notice_or_stops_the_watch() {
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());
     service.is_asked(ACTION, 1).await;
@@ -97,7 +97,7 @@ async fn no_fault_of_the_service_is_a_notice_or_ends_the_watch() {
 }
 
 #[tokio::test]
-async fn a_service_is_not_said_to_be_heard_before_it_has_answered() {
+async fn a_watch_is_not_healthy_before_the_first_answer() {
     let service = Metadata::start(Service::Ec2).await;
     service.change(|state| state.faults.push_back(Fault::Silence));
     let mut watched = Watched::cloud(EC2, service.url());
@@ -107,7 +107,7 @@ async fn a_service_is_not_said_to_be_heard_before_it_has_answered() {
 }
 
 #[tokio::test]
-async fn a_service_that_stops_answering_is_seen_by_those_who_look_until_it_answers_again() {
+async fn a_watch_is_failing_while_the_service_does_not_answer() {
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());
     let seen = watched.seen(|sight| sight.health == WatchHealth::Healthy).await;
@@ -122,7 +122,7 @@ async fn a_service_that_stops_answering_is_seen_by_those_who_look_until_it_answe
 }
 
 #[tokio::test]
-async fn ec2_is_found_by_itself() {
+async fn ec2_is_detected() {
     let service = Metadata::start(Service::Ec2).await;
     let time = service.in_seconds(120);
     service.change(|state| state.instance_action = action("terminate", time));

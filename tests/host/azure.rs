@@ -31,7 +31,7 @@ fn documented(service: &Metadata, seconds: i64) -> String {
 }
 
 #[tokio::test]
-async fn each_event_that_ends_this_vm_is_told_with_its_time() {
+async fn each_event_that_terminates_this_vm_is_reported_with_its_time() {
     for kind in ["Preempt", "Terminate", "Reboot", "Redeploy"] {
         let service = Metadata::start(Service::Azure).await;
         let mut watched = Watched::cloud(AZURE, service.url());
@@ -46,7 +46,7 @@ async fn each_event_that_ends_this_vm_is_told_with_its_time() {
 }
 
 #[tokio::test]
-async fn events_of_other_vms_and_those_that_end_nothing_are_not_for_this_one() {
+async fn events_of_other_vms_and_freezes_are_ignored() {
     let service = Metadata::start(Service::Azure).await;
     let mut watched = Watched::cloud(AZURE, service.url());
     let time = documented(&service, 40);
@@ -61,7 +61,7 @@ async fn events_of_other_vms_and_those_that_end_nothing_are_not_for_this_one() {
 }
 
 #[tokio::test]
-async fn an_event_without_a_time_has_begun_and_one_with_a_time_of_another_shape_is_read() {
+async fn an_event_without_a_time_has_started_and_both_time_formats_are_parsed() {
     let service = Metadata::start(Service::Azure).await;
     service.change(|state| state.events = json!([event("Reboot", &["vmss_7"], "Started", "")]).to_string());
     let notice = Watched::cloud(AZURE, service.url()).next().await;
@@ -77,9 +77,9 @@ async fn an_event_without_a_time_has_begun_and_one_with_a_time_of_another_shape_
     about(Watched::cloud(AZURE, service.url()).goes_in().await, 30.0);
 }
 
-/// Longer than any other call may take.
+/// Slower than the timeout of the other requests.
 #[tokio::test]
-async fn the_first_list_may_take_its_time() {
+async fn the_first_list_may_be_slow() {
     let service = Metadata::start(Service::Azure).await;
     let time = documented(&service, 60);
     service.change(|state| {
@@ -92,7 +92,7 @@ async fn the_first_list_may_take_its_time() {
 }
 
 #[tokio::test]
-async fn no_fault_of_the_service_is_a_notice_or_ends_the_watch() {
+async fn no_fault_of_the_service_is_a_notice_or_stops_the_watch() {
     let service = Metadata::start(Service::Azure).await;
     service.change(|state| state.faults.extend(FAULTS));
     let mut watched = Watched::cloud(AZURE, service.url());
@@ -106,7 +106,7 @@ async fn no_fault_of_the_service_is_a_notice_or_ends_the_watch() {
 }
 
 #[tokio::test]
-async fn azure_is_found_by_itself() {
+async fn azure_is_detected() {
     let service = Metadata::start(Service::Azure).await;
     service.change(|state| state.events = json!([event("Reboot", &["vmss_7"], "Started", "")]).to_string());
     let notice = Watched::cloud(MetadataProvider::Auto, service.url()).next().await;

@@ -1,4 +1,4 @@
-//! The notice file.
+//! The termination file.
 
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::termination_notice::Termination;
@@ -9,7 +9,7 @@ use crate::watched::{Watched, about};
 const SOON: Notice = Notice { origin: NoticeOrigin::File, termination: Termination::Soon };
 
 #[tokio::test]
-async fn a_file_that_appears_says_when_the_host_goes_and_an_earlier_time_is_news() {
+async fn a_new_file_is_a_notice_and_so_is_an_earlier_time() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("terminate-at");
     let mut watched = Watched::file(path.clone());
@@ -21,7 +21,7 @@ async fn a_file_that_appears_says_when_the_host_goes_and_an_earlier_time_is_news
 }
 
 #[tokio::test]
-async fn an_empty_file_is_an_order_to_go_and_so_is_one_that_holds_no_time() {
+async fn an_empty_file_means_at_once_and_so_does_one_without_a_time() {
     for content in ["", "\n", "tomorrow", "\u{0}\u{0}"] {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("terminate-at");
@@ -35,12 +35,12 @@ async fn an_empty_file_is_an_order_to_go_and_so_is_one_that_holds_no_time() {
 }
 
 #[tokio::test]
-async fn a_folder_in_the_place_of_the_file_orders_nothing_and_the_file_is_heeded_when_it_comes() {
+async fn a_directory_at_the_files_path_is_no_notice_and_a_later_file_is() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("terminate-at");
     std::fs::create_dir(&path).expect("it can be made");
     let mut watched = Watched::file(path.clone());
-    // Whoever looks sees that a notice could not be heard, and for how long.
+    // The status shows that a notice could be missed, and since when.
     let seen = watched.seen(|sight| matches!(sight.health, WatchHealth::Failing(_))).await;
     assert!(matches!(seen.health, WatchHealth::Failing(why) if why.contains("it is no regular file")));
     watched.said_nothing_more();

@@ -10,7 +10,7 @@ const GOOGLE: MetadataProvider = MetadataProvider::Fixed(Provider::Gcp);
 const WAITS: &str = "preempted?wait_for_change=true";
 
 #[tokio::test]
-async fn a_preemption_is_told_when_it_happens_and_leaves_thirty_seconds() {
+async fn a_preemption_gives_thirty_seconds() {
     let service = Metadata::start(Service::Google).await;
     let mut watched = Watched::cloud(GOOGLE, service.url());
     service.is_asked(WAITS, 1).await;
@@ -26,7 +26,7 @@ async fn a_preemption_is_told_when_it_happens_and_leaves_thirty_seconds() {
 }
 
 #[tokio::test]
-async fn a_preemption_that_happened_before_the_first_look_leaves_no_time_that_is_known() {
+async fn a_preemption_before_the_first_poll_means_at_once() {
     let service = Metadata::start(Service::Google).await;
     service.change(|state| state.preempted = "TRUE");
     let notice = Watched::cloud(GOOGLE, service.url()).next().await;
@@ -48,7 +48,7 @@ async fn a_preemption_while_the_connection_broke_is_not_missed() {
 }
 
 #[tokio::test]
-async fn maintenance_that_ends_the_vm_leaves_a_minute_and_a_migration_is_no_end() {
+async fn terminating_maintenance_gives_a_minute_and_a_migration_is_ignored() {
     let service = Metadata::start(Service::Google).await;
     let mut watched = Watched::cloud(GOOGLE, service.url());
     let waits = "maintenance-event?wait_for_change=true";
@@ -61,7 +61,7 @@ async fn maintenance_that_ends_the_vm_leaves_a_minute_and_a_migration_is_no_end(
 }
 
 #[tokio::test]
-async fn an_answer_that_does_not_prove_to_be_googles_is_not_believed() {
+async fn a_reply_without_googles_header_is_ignored() {
     let service = Metadata::start(Service::Google).await;
     service.change(|state| {
         state.flavor = None;
@@ -75,7 +75,7 @@ async fn an_answer_that_does_not_prove_to_be_googles_is_not_believed() {
 }
 
 #[tokio::test]
-async fn no_fault_of_the_service_is_a_notice_or_ends_the_watch() {
+async fn no_fault_of_the_service_is_a_notice_or_stops_the_watch() {
     let service = Metadata::start(Service::Google).await;
     service.change(|state| state.faults.extend(FAULTS));
     let mut watched = Watched::cloud(GOOGLE, service.url());
@@ -87,7 +87,7 @@ async fn no_fault_of_the_service_is_a_notice_or_ends_the_watch() {
 }
 
 #[tokio::test]
-async fn google_is_found_by_itself() {
+async fn google_is_detected() {
     let service = Metadata::start(Service::Google).await;
     service.change(|state| state.preempted = "TRUE");
     let notice = Watched::cloud(MetadataProvider::Auto, service.url()).next().await;

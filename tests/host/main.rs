@@ -1,5 +1,4 @@
-//! The end of the host: local metadata services that behave as the documented ones, the watch over them, and whole workers
-//! that are told to go.
+//! Termination notices: local metadata services that behave as documented, the watch, and whole workers that get a notice.
 
 #![expect(
     unreachable_pub,

@@ -1,6 +1,6 @@
 //! A local metadata service: that of EC2, Google or Azure, as documented, with faults on request.
 //!
-//! Raw TCP, one request a connection, so that it can also answer as no proper server would.
+//! Raw TCP, one request a connection, so that it can also send invalid replies.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// How long any one thing may take before a test fails.
+/// Limit for everything that a test waits for.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum Cloud {
     Azure,
 }
 
-/// What happens to one request instead of an answer.
+/// Happens to one request instead of a reply.
 #[derive(Debug, Clone, Copy)]
 pub enum Fault {
     ServerError,
@@ -49,13 +49,13 @@ pub const FAULTS: [Fault; 9] = [
     Fault::Silence,
 ];
 
-/// What the service knows. Changing it wakes the calls that wait for a change.
+/// Changing it wakes the long polls.
 #[derive(Debug)]
 pub struct State {
     pub faults: VecDeque<Fault>,
-    /// How far its clock is from ours.
+    /// Offset of its clock.
     pub clock_s: i64,
-    /// EC2: the tokens that are accepted, and how long a new one lives.
+    /// EC2: the accepted tokens, and the lifetime of a new one.
     pub tokens: Vec<String>,
     pub token_life_s: u64,
     pub instance_action: Option<String>,
@@ -79,7 +79,7 @@ struct Shared {
     questions: watch::Sender<usize>,
 }
 
-/// A service that ends when it is dropped.
+/// Stops when dropped.
 pub struct Metadata {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -150,13 +150,12 @@ impl Metadata {
         format!("http://{}", self.address)
     }
 
-    /// Changes what it knows.
     pub fn change(&self, how: impl FnOnce(&mut State)) {
         how(&mut self.shared.state());
         self.shared.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// The time on its clock, so much later.
+    /// A later time on its clock.
     pub fn in_seconds(&self, seconds: i64) -> Timestamp {
         Timestamp::now() + SignedDuration::from_secs(seconds + self.shared.state().clock_s)
     }
@@ -166,7 +165,7 @@ impl Metadata {
         self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until so many more requests with these words have come.
+    /// Waits for `times` more requests with these words.
     pub async fn is_asked(&self, words: &str, times: usize) {
         self.was_asked(words, self.count(words) + times).await;
     }
@@ -175,7 +174,7 @@ impl Metadata {
         self.asked().iter().filter(|line| line.contains(words)).count()
     }
 
-    /// Waits until so many requests with these words have come, from the start on: for who may ask before this is called.
+    /// Waits for requests with these words, counted from the start.
     pub async fn was_asked(&self, words: &str, enough: usize) {
         let mut questions = self.shared.questions.subscribe();
         let reached = questions.wait_for(|_| self.count(words) >= enough);
@@ -207,7 +206,7 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
         all.push(format!("{} {}", asked.method, asked.path));
         all.len()
     };
-    // Not under that lock: who waits for questions takes it while this one is held.
+    // Not under that lock: a waiting test takes it while this one is held.
     shared.questions.send_replace(questions);
     let mut bytes = match fault {
         Some(Fault::ServerError) => said(&shared, plain(500, "busy")),
@@ -236,7 +235,7 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
             return;
         }
         Some(Fault::Silence) => {
-            // Ends when the client gives up.
+            // Until the client closes the connection.
             stream.read_exact(&mut [0]).await.ok();
             return;
         }
@@ -268,7 +267,7 @@ fn said(shared: &Shared, answer: Answer) -> Vec<u8> {
     [head.into_bytes(), answer.body].concat()
 }
 
-/// A token for whoever names its life, and nothing without one that is accepted.
+/// Issues tokens to requests with a lifetime, and rejects other requests without a valid token.
 fn ec2(shared: &Shared, asked: &Asked) -> Answer {
     let mut state = shared.state();
     if asked.plain() == "/latest/api/token" {
@@ -294,7 +293,7 @@ fn ec2(shared: &Shared, asked: &Asked) -> Answer {
     found.map_or_else(|| plain(404, "<h1>404 - Not Found</h1>"), |body| plain(200, body))
 }
 
-/// Values with their ETags; a wait for a change is held while the value is the one that was named.
+/// Returns values with ETags; a long poll waits while the value has the given ETag.
 async fn google(shared: &Shared, asked: &Asked) -> Answer {
     if asked.header("metadata-flavor") != Some("Google") {
         return plain(403, "Missing Metadata-Flavor:Google header.");
@@ -322,14 +321,14 @@ async fn google(shared: &Shared, asked: &Asked) -> Answer {
         let longest = asked.query("timeout_sec").and_then(|text| text.parse().ok()).unwrap_or(u64::MAX >> 20);
         let mut changes = shared.changes.subscribe();
         let changed = changes.wait_for(|_| value().is_some_and(|value| etag(value) != known));
-        // Without a change it answers what it knows.
+        // Without a change it returns the current value.
         drop(tokio::time::timeout(Duration::from_secs(longest), changed).await);
     }
     let now = value().unwrap_or(first);
     flavored(200, now, etag(now))
 }
 
-/// The name of the VM at once, the first list of events when it is ready.
+/// The name of the VM at once, the first list of events after a delay.
 async fn azure(shared: &Shared, asked: &Asked) -> Answer {
     if asked.header("metadata") != Some("true") {
         return plain(400, "{\"error\":\"Bad request. Required metadata header not specified\"}");

@@ -1,4 +1,4 @@
-//! A watch under test, at a quick pace.
+//! A watch under test, with short intervals.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -46,14 +46,14 @@ impl Watched {
         next.await.expect("a notice comes").expect("the watch goes on")
     }
 
-    /// In how many seconds the next notice says that the host goes.
+    /// The seconds until termination in the next notice.
     pub async fn goes_in(&mut self) -> f64 {
         let notice = self.next().await;
         let Termination::At(at) = notice.termination else { panic!("{notice:?} names no time") };
         at.since(self.clock.now()).as_secs_f64()
     }
 
-    /// Waits until the service is seen to be well, or not.
+    /// Waits until a status matches.
     pub async fn seen(&mut self, wanted: impl Fn(&WatchStatus) -> bool) -> WatchStatus {
         let seen = self.sights.wait_for(|sights| sights.iter().any(&wanted));
         let seen = tokio::time::timeout(PATIENCE, seen).await.expect("it is seen").expect("the watch goes on");
@@ -67,7 +67,7 @@ impl Watched {
     }
 }
 
-/// Whether a time is what it should be, give or take the seconds that clocks and loaded machines take.
+/// Allows for clock rounding and a loaded machine.
 pub fn about(found: f64, expected: f64) {
     assert!(found <= expected + 0.5 && found >= expected - 9.0, "{found} s is not about {expected} s");
 }

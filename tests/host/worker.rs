@@ -1,4 +1,4 @@
-//! Whole workers, as processes of their own, on a host that goes.
+//! Whole worker processes on a host with a termination notice.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -16,9 +16,9 @@ use crate::metadata::{Cloud, Metadata, PATIENCE};
 
 const TASK_QUEUE: &str = "test/spot";
 const TOKEN: &str = "a-token-for-tests";
-/// Ends by itself only in its second run.
+/// Exits only in its second run.
 const ENDLESS: &str = ": >\"$UP\"; [ \"$RUN_ID\" = 0 ] && exec sleep 600; exit 0";
-/// The same, and does not end when it is told to.
+/// The same, and ignores TERM.
 const STUBBORN: &str = "trap '' TERM; : >\"$UP\"; while [ \"$RUN_ID\" = 0 ]; do sleep 1; done; exit 0";
 
 struct Place {
@@ -57,7 +57,7 @@ impl Place {
         .expect("usable settings")
     }
 
-    /// The script finds in `$UP` the file that it makes once it runs.
+    /// The script creates the file `$UP` when it runs.
     async fn create(&self, number: u32, script: &str) -> TaskId {
         let task = TaskId::parse(&format!("task{number:04}QACAAAAAAAAAAA")).expect("a task id");
         let script = format!("UP='{}'; {script}", self.up(&task).display());
@@ -76,7 +76,7 @@ impl Place {
         self.folder.path().join(format!("{task}.up"))
     }
 
-    /// The task's payload runs. A claim alone is handed back unstarted by a worker that hears of the end before.
+    /// Waits until the payload runs: a claim that has not started would be released.
     async fn reached(&self, task: &TaskId) {
         let up = self.up(task);
         let there = async {
@@ -120,7 +120,7 @@ impl Place {
         Worker::start(&home)
     }
 
-    /// The task's first run was handed back before the deadline, and it waits for its second.
+    /// The first run was released before the deadline, and the second is pending.
     async fn handed_back(&self, task: &TaskId, deadline: Timestamp) {
         let runs = self.runs(task).await;
         let first = &runs[0];
@@ -130,7 +130,6 @@ impl Place {
     }
 }
 
-/// What a task waits for.
 struct Gate(PathBuf);
 
 impl Gate {
@@ -144,7 +143,7 @@ impl Gate {
     }
 }
 
-/// A worker's process. Killed when it is dropped.
+/// Killed when dropped.
 struct Worker {
     child: Child,
     lines: Lines<BufReader<ChildStderr>>,
@@ -168,7 +167,7 @@ impl Worker {
         Self { child, lines, said: String::new() }
     }
 
-    /// The next line of its log that holds these words.
+    /// The next log line with these words.
     async fn logs(&mut self, words: &str) -> String {
         let line = async {
             loop {
@@ -204,8 +203,8 @@ impl Worker {
     }
 }
 
-/// Four tasks run when the notice comes; all are handed back before the deadline, and another worker ends them.
-async fn hands_back(provider: &str, host: &str, notice: impl AsyncFnOnce(&mut Worker) -> Timestamp) {
+/// Four tasks run at the notice; all are released before the deadline, and another worker completes them.
+async fn releases_in_time(provider: &str, host: &str, notice: impl AsyncFnOnce(&mut Worker) -> Timestamp) {
     let place = Place::start(Duration::from_secs(2)).await;
     let mut tasks = Vec::new();
     for (number, script) in (0..).zip([ENDLESS, ENDLESS, STUBBORN, STUBBORN]) {
@@ -220,7 +219,7 @@ async fn hands_back(provider: &str, host: &str, notice: impl AsyncFnOnce(&mut Wo
     let line = worker.logs("this host terminates").await;
     assert!(line.contains(&format!("\"provider\":\"{provider}\"")), "{line}");
     worker.ends_with(12).await;
-    assert!(Timestamp::now() < deadline, "it is gone before its host");
+    assert!(Timestamp::now() < deadline, "the worker exits before the host");
     for task in &tasks {
         place.handed_back(task, deadline).await;
     }
@@ -242,10 +241,10 @@ fn of_cloud(name: &str, service: &Metadata, margin: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_worker_on_ec2_hands_back_in_time() {
+async fn a_worker_on_ec2_releases_in_time() {
     let service = Metadata::start(Cloud::Ec2).await;
     let host = of_cloud("aws", &service, "15s");
-    hands_back("aws", &host, async |_| {
+    releases_in_time("aws", &host, async |_| {
         service.is_asked("spot/instance-action", 1).await;
         let time = service.in_seconds(20);
         service.change(|state| {
@@ -257,11 +256,11 @@ async fn a_worker_on_ec2_hands_back_in_time() {
 }
 
 #[tokio::test]
-async fn a_worker_on_google_hands_back_in_time() {
+async fn a_worker_on_google_releases_in_time() {
     let service = Metadata::start(Cloud::Google).await;
-    // Its cloud is not named, and is found.
+    // The provider is detected.
     let host = of_cloud("auto", &service, "28s");
-    hands_back("gcp", &host, async |_| {
+    releases_in_time("gcp", &host, async |_| {
         service.was_asked("preempted?wait_for_change", 1).await;
         service.change(|state| state.preempted = "TRUE");
         service.in_seconds(30)
@@ -270,10 +269,10 @@ async fn a_worker_on_google_hands_back_in_time() {
 }
 
 #[tokio::test]
-async fn a_worker_on_azure_hands_back_in_time() {
+async fn a_worker_on_azure_releases_in_time() {
     let service = Metadata::start(Cloud::Azure).await;
     let host = of_cloud("azure", &service, "15s");
-    hands_back("azure", &host, async |_| {
+    releases_in_time("azure", &host, async |_| {
         service.is_asked("scheduledevents", 2).await;
         let time = service.in_seconds(17);
         let not_before = time.strftime("%a, %d %b %Y %H:%M:%S GMT");
@@ -286,12 +285,12 @@ async fn a_worker_on_azure_hands_back_in_time() {
 }
 
 #[tokio::test]
-async fn a_worker_with_a_notice_file_hands_back_in_time() {
+async fn a_worker_with_a_termination_file_releases_in_time() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("terminate-at");
     let host =
         format!("metadata_service = \"off\"\ntermination_margin = \"15s\"\ntermination_file = \"{}\"", path.display());
-    hands_back("file", &host, async |_| {
+    releases_in_time("file", &host, async |_| {
         let time = Timestamp::now() + SignedDuration::from_secs(17);
         write(&path, &time.to_string());
         time
@@ -327,7 +326,7 @@ impl WithFile {
 }
 
 #[tokio::test]
-async fn a_task_that_can_finish_within_the_notice_does_and_the_worker_leaves_early() {
+async fn a_task_that_can_finish_before_the_deadline_does_and_the_worker_exits_early() {
     let host = WithFile::start(Duration::from_secs(1), "termination_margin = \"15s\"").await;
     let gate = host.place.gate().await;
     let task = host.place.create(1, &gate.script()).await;
@@ -341,11 +340,11 @@ async fn a_task_that_can_finish_within_the_notice_does_and_the_worker_leaves_ear
     worker.ends_with(12).await;
     let runs = host.place.runs(&task).await;
     assert_eq!((runs.len(), runs[0].state.as_str()), (1, "completed"));
-    assert!(Timestamp::now() + SignedDuration::from_secs(300) < deadline, "nobody waits for the deadline");
+    assert!(Timestamp::now() + SignedDuration::from_secs(300) < deadline, "the worker does not wait for the deadline");
 }
 
 #[tokio::test]
-async fn where_it_is_wanted_tasks_are_handed_back_at_the_notice() {
+async fn tasks_are_released_at_the_notice_if_configured() {
     let host = WithFile::start(Duration::from_secs(1), "on_termination_notice = \"release\"").await;
     let task = host.place.create(1, ENDLESS).await;
     let mut worker = host.place.worker("leaving", &host.host);
@@ -368,7 +367,7 @@ async fn a_termination_file_without_a_time_means_at_once_and_is_logged() {
     assert!(line.contains("WARN") && line.contains("terminate-at"), "{line}");
     worker.logs("at an unknown time").await;
     worker.ends_with(12).await;
-    // The worker's own poll may be open still, and bring the task once more: that run is handed back as well.
+    // The worker's open poll may claim the task again: that run is released as well.
     let runs = host.place.runs(&task).await;
     let (last, before) = runs.split_last().expect("a run");
     assert_eq!(last.state, "pending");
@@ -376,9 +375,9 @@ async fn a_termination_file_without_a_time_means_at_once_and_is_logged() {
     assert!(!before.is_empty() && before.iter().all(back), "{}", worker.said);
 }
 
-/// The long poll of the worker is open when the notice comes; the task that it brings afterwards is not started.
+/// The worker's long poll is open at the notice; a task that it claims afterwards is not started.
 #[tokio::test]
-async fn what_a_poll_under_way_brings_after_the_notice_is_handed_back() {
+async fn a_claim_of_the_open_poll_after_the_notice_is_released() {
     let host = WithFile::start(Duration::from_secs(20), "").await;
     let running = host.place.create(1, ENDLESS).await;
     let mut worker = host.place.worker("leaving", &host.host);
@@ -395,7 +394,7 @@ async fn what_a_poll_under_way_brings_after_the_notice_is_handed_back() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_started_on_a_host_that_goes_claims_nothing_for_long() {
+async fn a_worker_that_starts_after_the_notice_exits() {
     let host = WithFile::start(Duration::from_secs(1), "").await;
     host.goes_in(600);
     let mut worker = host.place.worker("leaving", &host.host);
@@ -403,7 +402,7 @@ async fn a_worker_that_is_started_on_a_host_that_goes_claims_nothing_for_long() 
 }
 
 #[tokio::test]
-async fn a_signal_within_the_notice_neither_shortens_it_nor_changes_the_exit_code() {
+async fn a_signal_after_the_notice_changes_neither_the_deadline_nor_the_exit_code() {
     let host = WithFile::start(Duration::from_secs(1), "").await;
     let gate = host.place.gate().await;
     let task = host.place.create(1, &gate.script()).await;
@@ -421,7 +420,7 @@ async fn a_signal_within_the_notice_neither_shortens_it_nor_changes_the_exit_cod
 }
 
 #[tokio::test]
-async fn an_endpoint_that_cannot_be_one_is_refused_at_the_start() {
+async fn an_invalid_endpoint_is_rejected_at_the_start() {
     let place = Place::start(Duration::from_secs(1)).await;
     let mut worker =
         place.worker("worker", "metadata_service = \"aws\"\nmetadata_endpoint = \"https://169.254.169.254\"");
