@@ -11,8 +11,7 @@ use crate::domain::id::Run;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::host::containment::ProcessScope;
-use crate::host::spare::Spares;
-use crate::host::work_dir;
+use crate::host::work_dir::{self, WorkDirLock};
 use crate::limits::PROGRESS_CHARS_MAX;
 
 use crate::source::{CallError, Reply, ReplyError, Results};
@@ -62,7 +61,7 @@ pub struct Cancellation {
 pub struct Context {
     inner: Arc<ContextInner>,
     scope: ProcessScope,
-    spares: Option<Spares>,
+    work_dir_lock: Option<WorkDirLock>,
     results: Option<Results>,
     payload_error: Option<Arc<str>>,
 }
@@ -106,38 +105,30 @@ impl Context {
                 clock,
             }),
             scope: ProcessScope::without_cookie(),
-            spares: None,
+            work_dir_lock: None,
             results: None,
             payload_error: None,
         }
     }
 
-    /// The same with a folder that an earlier task had, if there is one.
-    pub(crate) fn of_spares(self, spares: Spares) -> Self {
-        Self { spares: Some(spares), ..self }
+    /// Keeps [`Context::clean_up`] from removing files once the work directory has been replaced.
+    pub(crate) fn with_work_dir_lock(self, lock: WorkDirLock) -> Self {
+        Self { work_dir_lock: Some(lock), ..self }
     }
 
-    /// Takes away what a task that is over has left on the disk, if there is anything; a folder that it has left empty, and
-    /// a log file, are kept for later tasks. Blocks for as long as the disk takes. What is there by now if the worker has lost
-    /// its work folder is another worker's, and stays.
+    /// Removes the task directory and the log file, if they exist. Blocks. Removes nothing if the worker has lost its work
+    /// directory, because the files at these paths belong to another worker.
     ///
     /// # Errors
     ///
-    /// The last one of the file system. Whatever could be taken away is gone.
+    /// The last error of the file system; the other files are removed.
     pub(crate) fn clean_up(self) -> io::Result<()> {
-        if self.spares.as_ref().is_some_and(Spares::lost) {
+        if self.work_dir_lock.as_ref().is_some_and(|lock| lock.verify().is_err()) {
             return Ok(());
         }
-        let folder = match (self.workdir_result(), &self.spares) {
-            (None, _) => Ok(()),
-            // Who still holds this may still write to the folder; so may processes that were not seen to end.
-            (Some(_), Some(spares)) if self.scope.is_seen_empty() && Arc::strong_count(&self.inner) == 1 => {
-                spares.keep_folder(&self.inner.workdir)
-            }
-            (Some(_), _) => work_dir::remove_tree(&self.inner.workdir),
-        };
-        let log = if self.log().is_empty() { Ok(()) } else { self.log().leave() };
-        folder.and(log)
+        let dir = self.workdir_result().map_or(Ok(()), |_| work_dir::remove_tree(&self.inner.workdir));
+        let log = if self.log().is_empty() { Ok(()) } else { self.log().remove() };
+        dir.and(log)
     }
 
     /// Runs the task's processes in `scope`.
@@ -203,10 +194,7 @@ impl Context {
     /// The first call creates it. If that fails, the worker releases the task, whatever the handler returns.
     #[must_use]
     pub fn workdir(&self) -> &Path {
-        self.inner.workdir_result.get_or_init(|| match &self.spares {
-            Some(spares) => spares.folder(&self.inner.workdir),
-            None => work_dir::create_task_dir(&self.inner.workdir),
-        });
+        self.inner.workdir_result.get_or_init(|| work_dir::create_task_dir(&self.inner.workdir));
         &self.inner.workdir
     }
 

@@ -23,8 +23,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::host::spare::Spares;
-use crate::host::work_dir;
+use crate::host::work_dir::{self, WorkDirLock};
 use crate::limits::{
     LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_NOTES_PENDING_BYTES_MAX, LOG_TAIL_BYTES, REDACT_HOLD_MAX,
     REDACT_SECRET_CHARS_MIN, REDACT_TASK_BYTES_MAX,
@@ -72,7 +71,7 @@ pub struct TaskLog {
 struct LogShared {
     path: PathBuf,
     limits: LogLimits,
-    spares: Option<Spares>,
+    work_dir_lock: Option<WorkDirLock>,
     state: Mutex<State>,
     // Outside `state`, whose lock is held while a slow disk takes a write.
     written: AtomicBool,
@@ -113,17 +112,17 @@ impl TaskLog {
         Self::with(path.into(), limits, None)
     }
 
-    /// The same with a file that an earlier log had, if there is one.
-    pub(crate) fn of_spares(path: PathBuf, limits: LogLimits, spares: Spares) -> Self {
-        Self::with(path, limits, Some(spares))
+    /// As [`TaskLog::new`], but fails to create the file once the work directory has been replaced.
+    pub(crate) fn in_work_dir(path: PathBuf, limits: LogLimits, lock: WorkDirLock) -> Self {
+        Self::with(path, limits, Some(lock))
     }
 
-    fn with(path: PathBuf, limits: LogLimits, spares: Option<Spares>) -> Self {
+    fn with(path: PathBuf, limits: LogLimits, work_dir_lock: Option<WorkDirLock>) -> Self {
         Self {
             shared: Arc::new(LogShared {
                 path,
                 limits,
-                spares,
+                work_dir_lock,
                 state: Mutex::default(),
                 written: AtomicBool::new(false),
                 bytes_stored: AtomicU64::new(0),
@@ -343,24 +342,6 @@ impl TaskLog {
         }
     }
 
-    /// Leaves the file to a later log where nobody reads or writes this one any more, and deletes it otherwise.
-    ///
-    /// # Errors
-    ///
-    /// As [`TaskLog::remove`].
-    pub(crate) fn leave(&self) -> io::Result<()> {
-        let Some(spares) = self.shared.spares.as_ref().filter(|_| Arc::strong_count(&self.shared) == 1) else {
-            return self.remove();
-        };
-        let mut state = self.state();
-        let (head, finished) = (state.head.take(), state.finished.take());
-        drop(state);
-        match head.or_else(|| finished.map(|finished| finished.file)).and_then(Arc::into_inner) {
-            Some(file) => spares.keep_log(file, &self.shared.path),
-            None => self.remove(),
-        }
-    }
-
     // A panic of another writer leaves counters that are at worst too low, so the log continues.
     fn state(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -526,10 +507,8 @@ fn write_counted(file: &File, at: u64, bytes: &[u8], count: &mut u64) -> io::Res
 
 impl LogShared {
     fn create_file(&self) -> io::Result<File> {
-        if self.spares.as_ref().is_some_and(Spares::lost) {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "the work folder is no longer this worker's"));
-        }
-        self.spares.as_ref().and_then(|spares| spares.log(&self.path)).map_or_else(|| create_log_file(&self.path), Ok)
+        self.work_dir_lock.as_ref().map_or(Ok(()), WorkDirLock::verify)?;
+        create_log_file(&self.path)
     }
 }
 

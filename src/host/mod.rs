@@ -13,6 +13,5 @@ pub mod program_path;
 pub mod resources;
 pub(crate) mod service_manager;
 pub(crate) mod service_record;
-pub(crate) mod spare;
 pub mod termination_notice;
 pub(crate) mod work_dir;

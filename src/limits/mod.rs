@@ -144,11 +144,6 @@ pub const PROCESS_READ_BYTES: usize = 16 << 10;
 pub const TERMINATION_GRACE_DEFAULT: Duration = Duration::from_secs(10);
 /// How much of a process's environment is searched for whose it is.
 pub const PROCESS_ENVIRONMENT_BYTES_MAX: u64 = 4 << 20;
-/// How many folders, and how many log files, of tasks that have ended are kept for the next ones; never more than tasks run
-/// at once.
-pub const SPARES_MAX: usize = 64;
-/// How large a log may have been whose file is kept.
-pub const SPARE_LOG_BYTES_MAX: u64 = 64 << 10;
 /// How many times what is mounted in a task's folder is looked for and unmounted.
 pub const UNMOUNT_PASSES_MAX: usize = 4096;
 /// How many control groups below a claim's own are looked into.

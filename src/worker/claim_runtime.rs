@@ -25,7 +25,7 @@ use super::timeline::{ClaimPhase, Timeline};
 use super::trace_recorder::SpanContext;
 use crate::host::clock::Clock;
 use crate::host::containment::ProcessScope;
-use crate::host::spare::Spares;
+use crate::host::work_dir::WorkDirLock;
 
 /// What claiming or deleting a message takes.
 pub(super) struct PolledMessage {
@@ -79,7 +79,7 @@ pub(super) struct Execution {
 pub(super) struct ExecutionSetup<'a> {
     /// Its folder goes below this one.
     pub(super) tasks_dir: &'a Path,
-    pub(super) spares: Spares,
+    pub(super) work_dir_lock: WorkDirLock,
     pub(super) log: LogLimits,
     pub(super) clock: Clock,
     pub(super) enclosure: ProcessScope,
@@ -151,10 +151,10 @@ impl ClaimRuntime {
         feed: &SourceBinding,
         around: ExecutionSetup<'_>,
     ) -> Execution {
-        let ExecutionSetup { tasks_dir: base, spares, log, clock, enclosure } = around;
+        let ExecutionSetup { tasks_dir: base, work_dir_lock, log, clock, enclosure } = around;
         let name = format!("{}_{}_{}", run.task, run.run, claim.0);
         let workdir = base.join(&name);
-        let log = TaskLog::of_spares(base.join(format!("{name}.log")), log, spares.clone());
+        let log = TaskLog::in_work_dir(base.join(format!("{name}.log")), log, work_dir_lock.clone());
         let definition = std::mem::take(&mut self.definition);
         let mut env = feed.env.clone();
         env.insert("TASK_ID".to_owned(), run.task.to_string());
@@ -176,7 +176,7 @@ impl ClaimRuntime {
             clock,
         )
         .in_scope(enclosure)
-        .of_spares(spares)
+        .with_work_dir_lock(work_dir_lock)
         .with_results(self.results.take())
         .with_payload_error(self.payload_error.take());
         let job = Execution { context, folder };

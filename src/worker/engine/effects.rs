@@ -166,8 +166,8 @@ impl Engine {
             }
             JournalTiming::BeforeFirstProcess => (enclosure.record_with(hold), None),
         };
-        let (base, spares) = (self.work_dir.tasks_dir(), self.spares.clone());
-        let around = ExecutionSetup { tasks_dir: base, spares, log: settings.log, clock: self.clock, enclosure };
+        let (tasks_dir, work_dir_lock) = (self.work_dir.tasks_dir(), self.work_dir_lock.clone());
+        let around = ExecutionSetup { tasks_dir, work_dir_lock, log: settings.log, clock: self.clock, enclosure };
         let job = live.start_execution(claim, held.run(), feed, around);
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
@@ -206,8 +206,8 @@ impl Engine {
         if live.execution.is_none() && live.last_command.is_some() {
             // Ended before anything of it was prepared: its log says why.
             let (enclosure, settings) = (self.containment.new_scope(), &self.config);
-            let (base, spares) = (self.work_dir.tasks_dir(), self.spares.clone());
-            let around = ExecutionSetup { tasks_dir: base, spares, log: settings.log, clock: self.clock, enclosure };
+            let (tasks_dir, work_dir_lock) = (self.work_dir.tasks_dir(), self.work_dir_lock.clone());
+            let around = ExecutionSetup { tasks_dir, work_dir_lock, log: settings.log, clock: self.clock, enclosure };
             live.start_execution(claim, held.run(), feed, around);
             if let (Some(job), Some(said)) = (&live.execution, &live.last_command) {
                 job.context.log().write_note(&said.log_line());

@@ -24,7 +24,6 @@ use crate::host::crash_points::crash_point;
 use crate::host::journal::Journal;
 use crate::host::name_lock::NameLock;
 use crate::host::resources;
-use crate::host::spare::Spares;
 use crate::host::work_dir::{WorkDir, WorkDirLock};
 use crate::limits::HANDLERS_DROP_TIMEOUT;
 use crate::source::{CallError, SourceEvent};
@@ -57,7 +56,6 @@ pub(super) struct Engine {
     pub(super) work_dir_lost_reason: Option<String>,
     /// How much of what earlier tasks have left could not be removed.
     pub(super) unremoved_count: usize,
-    spares: Spares,
     host_probe: HostProbe,
     pub(super) clock: Clock,
     pub(super) sources: Vec<SourceBinding>,
@@ -158,7 +156,6 @@ impl Engine {
             note: None,
             notice: None,
             clock: settings.clock,
-            spares: Spares::new(folder.tasks_dir(), hold.clone(), settings.capacity),
             config: settings,
             host_probe: HostProbe::new(folder.tasks_dir()),
             work_dir: folder,

@@ -126,8 +126,6 @@ pub(super) enum Backend {
 struct ScopeState {
     /// The control group exists, or a process was started.
     used: bool,
-    /// It had processes, and was seen without any since.
-    seen_empty: bool,
     /// Started processes that were not waited for yet.
     running_count: u32,
     /// Event counts when they were last read.
@@ -293,7 +291,6 @@ impl ProcessScope {
             group.set_limits(&self.inner.limits).map_err(io::Error::other)?;
         }
         state.used = true;
-        state.seen_empty = false;
         state.running_count += 1;
         drop(state);
         Ok(ScopedProcess { scope: self.clone() })
@@ -336,13 +333,7 @@ impl ProcessScope {
             },
         }
         children::forget_claim(&self.inner.name.cookie);
-        let seen_empty = !matches!(self.inner.backend, Backend::ProcessGroup);
-        *self.inner.lock_state() = ScopeState { seen_empty, ..ScopeState::default() };
-    }
-
-    /// Whether it had processes, and was seen without any since.
-    pub(crate) fn is_seen_empty(&self) -> bool {
-        self.inner.lock_state().seen_empty
+        *self.inner.lock_state() = ScopeState::default();
     }
 
     /// Kills orphans until none is left that belongs, or may belong, to this scope. Behind a control group, which was seen empty,
