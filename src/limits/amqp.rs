@@ -38,13 +38,6 @@ pub const AMQP_QUEUE_FULL_TTL: Duration = Duration::from_secs(60);
 pub const AMQP_REPLY_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Interval of alerts about replies that were given up.
 pub const AMQP_REPLY_GIVEN_UP_ALERT_INTERVAL: Duration = Duration::from_secs(60);
-/// How many clients may be asked after at once, whether they still wait for their answers: an address that is nobody's costs the channel
-/// that it is asked for on.
-pub const AMQP_CLIENT_PROBES_MAX: usize = 1;
-/// How long a client that was there is taken to be there still.
-pub const AMQP_CLIENT_PROBE_TTL: Duration = Duration::from_secs(1);
-/// How many such clients are remembered.
-pub const AMQP_CLIENTS_CACHED_MAX: usize = 64;
 /// Concurrent calls of one client; more wait.
 pub const CALLS_MAX: usize = 16_384;
 /// Largest request of a client: RabbitMQ's limit before 4.0.

@@ -413,9 +413,6 @@ impl RequestClaim {
         }
         let publishing = state.publishing.get_or_insert_with(|| {
             let (publisher, body) = (Arc::clone(&self.session.publisher), Arc::clone(body));
-            if what == PublishKind::Reply {
-                self.session.reply_clients.check_before_reply(&key);
-            }
             match what {
                 PublishKind::Reply => Box::pin(publisher.publish_reply(key, properties, body)),
                 PublishKind::Copy => Box::pin(publisher.publish_copy(key, properties, body)),

@@ -32,7 +32,7 @@ counters! {
     /// Last replies that a queue or a client took.
     replies,
     partial_replies,
-    /// Replies whose client, or reply queue, was gone.
+    /// Replies to a missing queue, and partial replies whose client was gone.
     clients_absent,
     /// Replies that the broker refused.
     replies_nacked,

@@ -51,7 +51,6 @@ pub use delivery::PayloadForm;
 use disposition::{Disposition, give_up};
 use queue_facts::QueueFacts;
 use refused_replies::RefusedReplies;
-use reply_clients::ReplyClients;
 use session::{PendingDelivery, Session};
 
 /// A bound of the settlements that run outside of reports: more than a broker delivers to one consumer (65,535).
@@ -180,15 +179,9 @@ impl AmqpSourceInner {
         let epoch = self.last_epoch.fetch_add(1, Ordering::Relaxed) + 1;
         let prefetch = self.prefetch.load(Ordering::Relaxed);
         let tag = format!("{name}.{epoch}");
-        let session::OpenedSession { session, consumer, presence_checks } =
-            Session::open(broker, connection, queue, &tag, prefetch, epoch).await?;
+        let (session, consumer) = Session::open(broker, connection, queue, &tag, prefetch, epoch).await?;
         self.counters.consumers_started.increment();
         tracing::debug!(queue = queue.as_str(), epoch, prefetch, "consuming");
-        self.spawn(ReplyClients::count_absent(
-            Arc::downgrade(&session.reply_clients),
-            presence_checks,
-            Arc::clone(&self.counters),
-        ));
         let (owner, inner) = (Arc::clone(&session), Arc::downgrade(self));
         self.spawn(Arc::clone(&session).run(consumer, Arc::clone(&self.events), move |pending| {
             if let Some(inner) = inner.upgrade() {

@@ -16,7 +16,7 @@ use lapin::options::{
 use lapin::protocol::constants::REPLY_SUCCESS;
 use lapin::types::{DeliveryTag, FieldTable, ShortString};
 use lapin::{Channel, Connection, Consumer};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::amqp::{self, Broker, CloseOnDrop};
@@ -27,7 +27,7 @@ use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_T
 use crate::source::{CallError, SourceEvent};
 
 use super::publisher::{self, Publisher};
-use super::reply_clients::{PresenceCheck, ReplyClients};
+use super::reply_clients::ReplyClients;
 use super::{EventQueue, connection, lock};
 
 /// A delivery that no poll has taken yet.
@@ -52,7 +52,7 @@ pub(super) struct Session {
     connection: Arc<Connection>,
     consume_channel: Channel,
     pub(super) publisher: Arc<Publisher>,
-    pub(super) reply_clients: Arc<ReplyClients>,
+    pub(super) reply_clients: ReplyClients,
     state: Mutex<State>,
     /// Claims that exist, settled or not: their payloads may still run.
     held_claims: AtomicUsize,
@@ -95,14 +95,6 @@ enum PollActivity {
     IdleSince(Instant),
 }
 
-pub(super) struct OpenedSession {
-    pub(super) session: Arc<Session>,
-    /// The argument of [`Session::run`].
-    pub(super) consumer: Consumer,
-    /// The argument of [`ReplyClients::count_absent`].
-    pub(super) presence_checks: mpsc::Receiver<PresenceCheck>,
-}
-
 impl Session {
     /// Consumes on a new channel. The queue is never declared.
     pub(super) async fn open(
@@ -112,7 +104,7 @@ impl Session {
         tag: &str,
         prefetch: u16,
         epoch: u64,
-    ) -> Result<OpenedSession, CallError> {
+    ) -> Result<(Arc<Self>, Consumer), CallError> {
         let refused = |operation: &str, error: lapin::Error| queue_error(broker, queue.as_str(), operation, &error);
         let opening = async {
             let consume_channel =
@@ -140,14 +132,13 @@ impl Session {
                 return Err(amqp::retry_error(format!("consume from {queue}: timed out after {AMQP_CALL_TIMEOUT:?}")));
             }
         };
-        let (clients, questions) = ReplyClients::new(Arc::clone(&connection));
         let session = Self {
             epoch,
             prefetch,
             queue: queue.clone(),
             broker: broker.clone(),
             publisher: Arc::new(Publisher::new(Arc::clone(&connection), reply_channel)),
-            reply_clients: clients,
+            reply_clients: ReplyClients::new(Arc::clone(&connection)),
             connection,
             consume_channel,
             state: Mutex::new(State {
@@ -165,7 +156,7 @@ impl Session {
             retired: Notify::new(),
             ended: Notify::new(),
         };
-        Ok(OpenedSession { session: Arc::new(session), consumer, presence_checks: questions })
+        Ok((Arc::new(session), consumer))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
