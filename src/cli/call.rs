@@ -37,9 +37,6 @@ pub(super) struct CallArgs {
     /// Exit once the broker has the request, without waiting for a reply
     #[arg(long, conflicts_with = "stream")]
     detach: bool,
-    /// Nor until the broker has it for sure: a key that nobody works for, or a full queue, is not noticed
-    #[arg(long, requires = "detach")]
-    no_confirm: bool,
     /// How long to wait for the last reply; the broker drops the request after that [default: 30s; with --detach the request
     /// does not expire]
     #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
@@ -77,8 +74,7 @@ pub(super) async fn run(arguments: CallArgs, environment: &Environment) -> ExitR
     let call = RpcRequest { timeout: timeout.unwrap_or(RPC_TIMEOUT_DEFAULT), message_ttl: timeout, ..call };
     let client = RpcClient::new(broker, "journeyman call");
     if arguments.detach {
-        let sent = if arguments.no_confirm { client.send_unconfirmed(&call).await } else { client.send(&call).await };
-        sent.map_err(call_failure)?;
+        client.send(&call).await.map_err(call_failure)?;
         return Ok(Exit::Success);
     }
     let mut replies = client.stream(&call).await.map_err(call_failure)?;

@@ -241,25 +241,6 @@ impl RpcClient {
         timeout_at(deadline, sending).await.unwrap_or(Err(RpcError::TimedOut(call.timeout)))
     }
 
-    /// As [`RpcClient::send`], without waiting for the broker's word that it has it: whether anybody takes requests under the key, and
-    /// whether the queue had room, is not known.
-    ///
-    /// # Errors
-    ///
-    /// See [`RpcError`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe; whether it was sent is not known then.
-    pub async fn send_unconfirmed(&self, call: &RpcRequest) -> Result<(), RpcError> {
-        let deadline = Instant::now() + call.timeout;
-        let sending = async {
-            let ready = self.ready_session(call, deadline).await?;
-            ready.session.send_unconfirmed(call, &self.broker).await
-        };
-        timeout_at(deadline, sending).await.unwrap_or(Err(RpcError::TimedOut(call.timeout)))
-    }
-
     async fn ready_session(&self, call: &RpcRequest, deadline: Instant) -> Result<ReadySession, RpcError> {
         call.validate()?;
         let permit = Arc::clone(&self.call_permits).acquire_owned().await.map_err(|_| RpcError::ConnectionLost)?;

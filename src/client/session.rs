@@ -191,16 +191,6 @@ impl Session {
         }
     }
 
-    /// Publishes one of the same kind on a channel of its own on which nothing is confirmed. That it is closed in order says that
-    /// the broker has read it.
-    pub(super) async fn send_unconfirmed(&self, call: &RpcRequest, broker: &Broker) -> Result<(), RpcError> {
-        self.check_exchange(&call.exchange, broker).await?;
-        let channel = self.connection.create_channel().await.map_err(|_| RpcError::ConnectionLost)?;
-        let _unconfirmed = publish(&channel, call, persistent_properties(call)?).await?;
-        let closing = channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into());
-        closing.await.map_err(|_| RpcError::ConnectionLost)
-    }
-
     /// Checks that the exchange exists, at most once in [`EXCHANGE_CACHE_TTL`], on another channel: publishing to a missing exchange closes
     /// the channel, and with it the replies of all calls.
     async fn check_exchange(&self, exchange: &str, broker: &Broker) -> Result<(), RpcError> {

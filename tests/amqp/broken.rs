@@ -186,7 +186,7 @@ async fn a_service_that_is_too_busy_is_left_alone_as_long_as_it_says_and_its_las
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_has_time_a_certificate_of_its_own_and_need_not_be_confirmed() {
+async fn a_call_needs_time_and_a_key_for_its_certificate_and_may_be_detached() {
     let Some(uri) = shared_uri() else { return };
     let client = Client::new(&broker(&uri), Kind::Durable).await;
     let call = async |arguments: &[&str]| {
@@ -203,7 +203,7 @@ async fn a_call_has_time_a_certificate_of_its_own_and_need_not_be_confirmed() {
     assert!(code == Some(2) && said.contains("0 leaves no time"), "{code:?} {said}");
     let (code, said) = call(&["--amqp-certificate", "own.pem"]).await;
     assert!(code == Some(2) && said.contains("--amqp-key"), "{code:?} {said}");
-    assert_eq!(call(&["--detach", "--no-confirm", "7"]).await, (Some(0), String::new()));
+    assert_eq!(call(&["--detach", "7"]).await, (Some(0), String::new()));
     client.until_depth(1, 0).await;
     let request = client.get(&client.queue).await.expect("it is there");
     assert_eq!((request.data.as_slice(), request.properties.reply_to()), (&b"7"[..], &None));
