@@ -14,36 +14,11 @@ use crate::domain::backoff::{Backoff, Policy};
 use crate::domain::jitter::Jitter;
 use crate::handler::Request;
 
-/// What a task payload holds of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BridgeForm {
-    /// The whole request as a [`Request`] document, as `program` handlers get it.
-    Whole,
-    /// The JSON body of the request.
-    Body,
-}
-
-const NOT_JSON: &str = "the body is not JSON, which a task payload has to be";
-
-fn task_payload(request: &Request, form: BridgeForm) -> Result<Value, &'static str> {
-    match form {
-        BridgeForm::Whole => serde_json::to_value(request).map_err(|_| NOT_JSON),
-        BridgeForm::Body => match &request.json {
-            Some(json) => Ok(json.clone()),
-            // `json` is missing for bodies that are too long to be parsed for every handler.
-            None => serde_json::from_slice(&request.body_bytes()).map_err(|_| NOT_JSON),
-        },
-    }
-}
-
-fn request_from_payload(payload: Value, form: BridgeForm) -> Result<Request, String> {
-    match form {
-        BridgeForm::Whole => serde_json::from_value(payload).map_err(|error| {
-            // serde_json may quote the payload, so only the position is reported.
-            format!("payload: not a request (line {}, column {})", error.line(), error.column())
-        }),
-        BridgeForm::Body => Ok(Request { body: Some(payload.to_string()), ..Request::default() }),
-    }
+/// Reads the payload of a task as a request.
+fn request_from_payload(payload: Value) -> Result<Request, String> {
+    // serde_json may quote the payload, so only the position is reported.
+    serde_json::from_value(payload)
+        .map_err(|error| format!("payload: not a request (line {}, column {})", error.line(), error.column()))
 }
 
 /// The message for a request, without address, id and timeouts.
@@ -95,8 +70,7 @@ mod tests {
                 ..Request::default()
             };
             request.set_body(bytes, 64);
-            let copy =
-                request_from_payload(task_payload(&request, BridgeForm::Whole).unwrap(), BridgeForm::Whole).unwrap();
+            let copy = request_from_payload(request.clone().into_value()).unwrap();
             assert_eq!(&copy, &request);
             let sent = rpc_request(copy);
             assert_eq!((sent.path, sent.body), (request.path, bytes.to_vec()));
@@ -105,22 +79,10 @@ mod tests {
     }
 
     #[test]
-    fn a_body_becomes_a_payload_and_a_payload_a_body() {
-        let mut request = Request::default();
-        request.set_body(b"{\"command\":[[\"true\"]]}", 4);
-        assert!(request.json.is_none(), "the body is longer than what is parsed");
-        let converted = task_payload(&request, BridgeForm::Body).unwrap();
-        assert_eq!(converted, json!({"command": [["true"]]}));
-        assert_eq!(request_body(&request_from_payload(converted, BridgeForm::Body).unwrap()), request.body_bytes());
-        request.set_body(b"no json", 64);
-        assert_eq!(task_payload(&request, BridgeForm::Body), Err(NOT_JSON));
-    }
-
-    #[test]
     fn a_task_may_give_the_body_as_json_and_an_invalid_request_is_reported() {
-        let converted = request_from_payload(json!({"path": "/echo", "json": {"x": 1}}), BridgeForm::Whole).unwrap();
+        let converted = request_from_payload(json!({"path": "/echo", "json": {"x": 1}})).unwrap();
         assert_eq!((converted.path.as_deref(), request_body(&converted)), (Some("/echo"), b"{\"x\":1}".to_vec()));
-        let error = request_from_payload(json!({"path": {"secret": 1}}), BridgeForm::Whole).unwrap_err();
+        let error = request_from_payload(json!({"path": {"secret": 1}})).unwrap_err();
         assert!(error.contains("not a request") && !error.contains("secret"), "{error}");
     }
 }

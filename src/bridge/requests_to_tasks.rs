@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::{BridgeForm, RetryTimer, task_payload};
+use super::RetryTimer;
 use crate::config::values::Queue;
 use crate::domain::backoff::Policy;
 use crate::domain::id::{Run, TaskId};
@@ -38,8 +38,6 @@ pub struct Config {
     pub task_queue: Queue,
     /// The queue that the requests come from; a part of the task id.
     pub origin: String,
-    /// What the payload of a task holds.
-    pub form: BridgeForm,
     /// The longest time that a task has, from its request's claim to its deadline.
     pub max_run_time: Duration,
 }
@@ -86,12 +84,10 @@ impl PayloadHandler for RequestsToTasks {
     }
 
     async fn prepare(&self, request: Request, context: &Context) -> Result<PreparedTask, PrepareError> {
-        let payload =
-            task_payload(&request, self.0.form).map_err(|what| PrepareError::Malformed(vec![what.to_owned()]))?;
         let key = request.idempotency_key.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
         let remaining = request.seconds_left.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let time = remaining.unwrap_or(self.0.max_run_time).min(self.0.max_run_time);
-        let definition = self.definition(&request, &key, payload, time, context);
+        let definition = self.definition(request, &key, time, context);
         let definition =
             definition.ok_or_else(|| PrepareError::Internal("the task's deadline is out of range".to_owned()))?;
         Ok(PreparedTask { id: task_id(&self.0.origin, &key), idempotency_key: key, definition })
@@ -116,18 +112,12 @@ impl PayloadHandler for RequestsToTasks {
 }
 
 impl RequestsToTasks {
-    fn definition(
-        &self,
-        request: &Request,
-        key: &str,
-        payload: Value,
-        time: Duration,
-        context: &Context,
-    ) -> Option<Value> {
+    fn definition(&self, request: Request, key: &str, time: Duration, context: &Context) -> Option<Value> {
         let now = Timestamp::now();
         let after = |span: Duration| now.checked_add(SignedDuration::try_from(span).ok()?).ok();
         let (deadline, expires) = (after(time)?, after(time.checked_add(BRIDGE_TASK_RETENTION)?)?);
         let queue = &self.0.task_queue;
+        let name = request.path.clone().filter(|path| !path.is_empty()).unwrap_or_else(|| "request".to_owned());
         let mut extra = json!({"journeyman": {"bridge": key}});
         if let Some(trace) = context.task().env.get("TRACEPARENT") {
             extra["traceparent"] = trace.as_str().into();
@@ -138,9 +128,9 @@ impl RequestsToTasks {
             "created": format_time(now),
             "deadline": format_time(deadline),
             "expires": format_time(expires),
-            "payload": payload,
+            "payload": request.into_value(),
             "metadata": {
-                "name": request.path.as_deref().filter(|path| !path.is_empty()).unwrap_or("request"),
+                "name": name,
                 "description": format!("request from {}, created by journeyman bridge", self.0.origin),
                 "owner": "nobody@example.com",
                 "source": "https://example.com/journeyman",

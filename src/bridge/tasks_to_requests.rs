@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::requests_to_tasks::RESULT_ARTIFACT;
-use super::{BridgeForm, RetryTimer, request_from_payload};
+use super::{RetryTimer, request_from_payload};
 use crate::client::{ReplyPosition, RpcClient, RpcError, RpcReply, RpcRequest};
 use crate::domain::backoff::Policy;
 use crate::handler::artifact::{ArtifactDeclaration, ArtifactKind};
@@ -31,8 +31,6 @@ pub struct Config {
     pub routing_key: String,
     /// The root URL that the tasks come from; a part of the message id.
     pub origin: String,
-    /// What the payload of a task holds.
-    pub form: BridgeForm,
     /// How long to wait for the reply, over all attempts.
     pub max_run_time: Duration,
 }
@@ -63,7 +61,7 @@ impl PayloadHandler for TasksToRequests {
     }
 
     async fn prepare(&self, payload: Value, context: &Context) -> Result<RpcRequest, PrepareError> {
-        let request = request_from_payload(payload, self.0.form).map_err(|what| PrepareError::Malformed(vec![what]))?;
+        let request = request_from_payload(payload).map_err(|what| PrepareError::Malformed(vec![what]))?;
         let mut call = RpcRequest {
             exchange: self.0.exchange.clone(),
             routing_key: self.0.routing_key.clone(),

@@ -9,7 +9,7 @@ use super::worker_setup::{self, WorkerIdentity};
 use crate::bridge;
 use crate::client::RpcClient;
 use crate::config::Environment;
-use crate::config::schema::{Bridge, Config, Form, Source};
+use crate::config::schema::{Bridge, Config, Source};
 use crate::handler::{self, DynHandler};
 use crate::source::amqp;
 use crate::worker::{SourceBinding, Worker};
@@ -53,10 +53,6 @@ fn source_binding(
         config.source.get(name).ok_or_else(missing)
     };
     let (from, to) = (source(&bridge.from)?, source(&bridge.to)?);
-    let form = match bridge.form {
-        Form::Whole => bridge::BridgeForm::Whole,
-        Form::Body => bridge::BridgeForm::Body,
-    };
     let max_run_time = bridge.max_run_time.0;
     match (from.tasks(), to.tasks()) {
         (None, Some(tasks)) => {
@@ -65,7 +61,6 @@ fn source_binding(
                     api: worker_setup::build_api(&bridge.to, to, tasks, environment)?,
                     task_queue: tasks.task_queue.clone(),
                     origin: amqp_setup::requests_queue(from, config),
-                    form,
                     max_run_time,
                 }));
             let work = RequestHandling {
@@ -86,7 +81,6 @@ fn source_binding(
                     exchange,
                     routing_key: key,
                     origin: tasks.root_url.as_str().to_owned(),
-                    form,
                     max_run_time,
                 }));
             worker_setup::source_binding(&bridge.from, from, tasks, name, handler, environment)

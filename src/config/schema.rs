@@ -465,9 +465,6 @@ pub struct Bridge {
     pub from: String,
     /// Name of the source of the other kind where they are handed on to. Nothing is claimed there.
     pub to: String,
-    /// What the other side is given: the whole request as a document, or its body alone as the payload of the task.
-    #[serde(default)]
-    pub form: Form,
     /// How long the other side has.
     #[serde(default = "bridge_time")]
     #[schemars(extend("x-least" = Span(RUN_TIME_MIN)))]
@@ -476,17 +473,6 @@ pub struct Bridge {
 
 fn bridge_time() -> Span {
     built_in("25m")
-}
-
-/// What the other side of a bridge is given.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Form {
-    /// The whole request, as a program is given it.
-    #[default]
-    Whole,
-    /// The body of the request, which is the payload of the task.
-    Body,
 }
 
 /// Something that runs payloads.

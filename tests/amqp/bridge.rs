@@ -122,8 +122,8 @@ impl Place {
     }
 
     /// `journeyman bridge`, the `number`th.
-    fn bridge(&self, number: u32, from: &str, to: &str, more: &str) -> Process {
-        let bridge = format!("\n[bridge.it]\nfrom = \"{from}\"\nto = \"{to}\"\n{more}");
+    fn bridge(&self, number: u32, from: &str, to: &str) -> Process {
+        let bridge = format!("\n[bridge.it]\nfrom = \"{from}\"\nto = \"{to}\"\n");
         let config = format!("[worker]\ncapacity = 8\n\n{}{bridge}", self.sources());
         Process::start("bridge", self.folder.path(), number, &config, &self.uri, &[])
     }
@@ -243,7 +243,7 @@ const LONG: Duration = Duration::from_secs(600);
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_becomes_a_task_and_what_comes_of_it_the_answer() {
     let Some(place) = Place::new(LONG).await else { return };
-    let bridge = place.bridge(0, "requests", "builds", "");
+    let bridge = place.bridge(0, "requests", "builds");
     let mut far = FarSide::start(&place);
     assert!(place.client.publish(Client::properties("a", "/echo"), b"{\"x\":1}").await);
     far.next().await.answer();
@@ -267,7 +267,7 @@ async fn requests_of_a_bridge_that_is_killed_again_and_again_become_one_task_eac
     const REQUESTS: usize = 24;
     let Some(place) = Place::new(LONG).await else { return };
     let mut far = FarSide::start(&place);
-    let mut bridge = place.bridge(0, "requests", "builds", "");
+    let mut bridge = place.bridge(0, "requests", "builds");
     for n in 0..REQUESTS {
         assert!(place.client.publish(Client::properties(&n.to_string(), "/echo"), n.to_string().as_bytes()).await);
     }
@@ -280,7 +280,7 @@ async fn requests_of_a_bridge_that_is_killed_again_and_again_become_one_task_eac
             bridge.signal(Signal::KILL);
             bridge.ends().await;
             knock.answer();
-            bridge = place.bridge(u32::try_from(n).expect("small"), "requests", "builds", "");
+            bridge = place.bridge(u32::try_from(n).expect("small"), "requests", "builds");
         } else {
             knock.answer();
         }
@@ -302,7 +302,7 @@ async fn requests_of_a_bridge_that_is_killed_again_and_again_become_one_task_eac
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_holds_no_more_requests_than_it_has_slots_and_hands_them_back() {
     let Some(place) = Place::new(LONG).await else { return };
-    let bridge = place.bridge(0, "requests", "builds", "");
+    let bridge = place.bridge(0, "requests", "builds");
     for n in 0..20 {
         assert!(place.client.publish(Client::properties(&n.to_string(), "/echo"), b"1").await);
     }
@@ -331,7 +331,7 @@ async fn a_task_becomes_a_request_and_its_answer_the_outcome() {
             })
         }),
     );
-    let bridge = place.bridge(0, "builds", "requests", "");
+    let bridge = place.bridge(0, "builds", "requests");
     let good = place.task(json!({"path": "/echo", "json": {"x": 1}})).await;
     let bad = place.task(json!({"path": "/no", "body": "text"})).await;
     let none = place.task(json!({"path": 7})).await;
@@ -357,7 +357,7 @@ async fn a_bridge_asks_no_more_than_it_has_slots_and_leaves_the_other_tasks_to_o
     for n in 0..TASKS {
         tasks.push(place.task(json!({"path": "/echo", "json": n})).await);
     }
-    let bridge = place.bridge(0, "builds", "requests", "");
+    let bridge = place.bridge(0, "builds", "requests");
     // Nobody answers: eight are asked, and no other is claimed.
     place.client.until_depth(8, 0).await;
     let mut running = 0;
@@ -407,12 +407,12 @@ async fn a_task_of_a_bridge_that_is_killed_is_asked_again_under_the_same_name() 
             })
         }),
     );
-    let bridge = place.bridge(0, "builds", "requests", "form = \"body\"\n");
-    let task = place.task(json!({"x": 1})).await;
+    let bridge = place.bridge(0, "builds", "requests");
+    let task = place.task(json!({"json": {"x": 1}})).await;
     let first = within("the request", asked.recv()).await.expect("it is asked");
     bridge.signal(Signal::KILL);
     bridge.ends().await;
-    let bridge = place.bridge(1, "builds", "requests", "form = \"body\"\n");
+    let bridge = place.bridge(1, "builds", "requests");
     let second = within("the request again", asked.recv()).await.expect("it is asked");
     assert!(first.is_some() && first == second, "{first:?} {second:?}");
     go.add_permits(2);
@@ -442,7 +442,7 @@ async fn a_bridge_waits_for_the_other_side_and_says_so() {
         )
     };
     place.client.delete_queue().await;
-    let bridge = place.bridge(0, "builds", "requests", "");
+    let bridge = place.bridge(0, "builds", "requests");
     let task = place.task(json!({"json": 1})).await;
     place.says("no queue for the key").await;
     place.client.declare(Kind::Durable, &place.client.queue).await;
