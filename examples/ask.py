@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Asks a worker on an AMQP request queue: ask.py QUEUE PATH BODY. Needs pika. The address is WORKER_AMQP_URI's."""
+"""Sends a request to an AMQP queue and prints the reply: ask.py QUEUE PATH BODY. Needs pika. WORKER_AMQP_URI is the broker."""
 
 import os
 import sys
@@ -14,21 +14,21 @@ channel = connection.channel()
 try:
     channel.queue_declare(queue, passive=True)
 except pika.exceptions.ChannelClosedByBroker:
-    # A controller would do this.
+    # Usually done by a controller.
     channel = connection.channel()
     channel.queue_declare(queue)
 correlation_id = str(uuid.uuid4())
 
 
-def answered(channel, _method, properties, answer):
+def on_reply(channel, _method, properties, reply):
     if properties.correlation_id != correlation_id:
         return
-    print(properties.headers["x-status"].decode(), answer.decode(), flush=True)
+    print(properties.headers["x-status"].decode(), reply.decode(), flush=True)
     if not properties.headers.get("x-non-terminating-response"):
         channel.stop_consuming()
 
 
-channel.basic_consume("amq.rabbitmq.reply-to", answered, auto_ack=True)
+channel.basic_consume("amq.rabbitmq.reply-to", on_reply, auto_ack=True)
 channel.basic_publish(
     "",
     queue,

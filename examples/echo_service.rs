@@ -19,7 +19,7 @@ use tokio::time::Interval;
 
 async fn echo(uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
     let Ok(said) = serde_json::from_slice::<serde_json::Value>(&body) else {
-        return (StatusCode::BAD_REQUEST, "{\"message\": \"the body is no JSON\"}").into_response();
+        return (StatusCode::BAD_REQUEST, "{\"message\": \"the body is not JSON\"}").into_response();
     };
     let task = headers.get("x-task-id").and_then(|task| task.to_str().ok());
     let answer = serde_json::json!({ "echo": said, "path": uri.path(), "task": task });

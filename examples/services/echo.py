@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""An echo service for a handler of kind `http`, on the address or the Unix socket that the worker names.
+"""An echo service for a handler of kind `http`, listening on the address or Unix socket that the worker passes.
 
-POST PATH answers with what was sent, POST /count with a line for each number up to the one that was sent, and GET /health
-with 200 as soon as it is ready.
+POST PATH responds with the request, POST /count with a line for each number up to the body's, and GET /health with 200 once the
+service is ready.
 """
 
 import json
@@ -17,21 +17,21 @@ class Echo(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        self.answer(200 if self.path == "/health" else 404, b"")
+        self.respond(200 if self.path == "/health" else 404, b"")
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         try:
-            said = json.loads(body)
+            document = json.loads(body)
         except ValueError:
-            return self.answer(400, b'{"message": "the body is no JSON"}')
+            return self.respond(400, b'{"message": "the body is not JSON"}')
         if self.path == "/count":
-            return self.count(int(said))
-        answer = {"echo": said, "path": self.path, "task": self.headers["x-task-id"]}
-        self.answer(200, json.dumps(answer).encode())
+            return self.count(int(document))
+        reply = {"echo": document, "path": self.path, "task": self.headers["x-task-id"]}
+        self.respond(200, json.dumps(reply).encode())
 
     def count(self, numbers):
-        """Each line is a partial answer, and what follows the last line's end is the last one."""
+        """Each line is a partial reply; what follows the last line is the last reply."""
         self.send_response(200)
         self.send_header("Content-Type", "application/x-ndjson")
         self.send_header("Transfer-Encoding", "chunked")
@@ -45,7 +45,7 @@ class Echo(BaseHTTPRequestHandler):
     def chunk(self, piece):
         self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
 
-    def answer(self, code, body):
+    def respond(self, code, body):
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

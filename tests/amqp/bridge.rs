@@ -1,4 +1,4 @@
-//! `journeyman bridge`, between a real broker and the embedded queue, with a worker at its far side.
+//! `journeyman bridge` between a real broker and the embedded queue, with a worker on the other side.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use crate::support::{Client, Kind, Running, broker, queue as requests, shared_uri, within};
 
-/// Says that it was started, waits to be let on, and leaves a result; or fails.
+/// Reports its start, waits for permission, and leaves a result or fails.
 const PROGRAM: &str = r#"#!/usr/bin/env python3
 import json, os, socket, sys
 request = json.load(sys.stdin)["payload"]
@@ -33,7 +33,7 @@ with os.fdopen(3, "w") as out:
     print(json.dumps({"type": "result", "value": {"echo": request["json"], "path": request.get("path")}}), file=out)
 "#;
 
-/// A process that is killed with this value.
+/// A process that is killed on drop.
 struct Process {
     child: Child,
     log: PathBuf,
@@ -78,7 +78,7 @@ impl Drop for Process {
     }
 }
 
-/// A broker with a queue of requests, a queue of tasks, and a folder for everybody.
+/// A broker with a request queue, a task queue, and a directory.
 struct Place {
     uri: String,
     client: Client,
@@ -139,7 +139,7 @@ impl Place {
         task
     }
 
-    /// The queue tells nobody: it has to be asked.
+    /// Polls: the queue sends no notification.
     async fn resolved(&self, task: &TaskId) -> Value {
         within("the resolution", async {
             loop {
@@ -153,7 +153,7 @@ impl Place {
         .await
     }
 
-    /// Waits until the bridge's status holds these words. It tells nobody: it has to be asked.
+    /// Polls until the bridge's status contains these words.
     async fn says(&self, words: &str) {
         within(words, async {
             loop {
@@ -179,20 +179,20 @@ impl Place {
     }
 }
 
-/// A worker of the tasks, whose runs knock at a door.
+/// A worker of the tasks, whose runs connect to a socket.
 struct FarSide {
     _worker: Process,
     knocks: mpsc::Receiver<Knock>,
 }
 
-/// A run that has begun and waits to be let on.
+/// A run that has started and waits for permission.
 struct Knock {
     body: String,
     stream: tokio::net::UnixStream,
 }
 
 impl Knock {
-    /// Lets it on.
+    /// Lets it continue.
     fn answer(self) {
         drop(self.stream);
     }
@@ -241,7 +241,7 @@ impl FarSide {
 const LONG: Duration = Duration::from_secs(600);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_becomes_a_task_and_what_comes_of_it_the_answer() {
+async fn a_request_becomes_a_task_and_its_result_the_reply() {
     let Some(place) = Place::new(LONG).await else { return };
     let bridge = place.bridge(0, "requests", "builds");
     let mut far = FarSide::start(&place);
@@ -263,7 +263,7 @@ async fn a_request_becomes_a_task_and_what_comes_of_it_the_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_of_a_bridge_that_is_killed_again_and_again_become_one_task_each() {
+async fn requests_of_a_bridge_that_is_killed_repeatedly_become_one_task_each() {
     const REQUESTS: usize = 24;
     let Some(place) = Place::new(LONG).await else { return };
     let mut far = FarSide::start(&place);
@@ -275,7 +275,7 @@ async fn requests_of_a_bridge_that_is_killed_again_and_again_become_one_task_eac
     for n in 0..REQUESTS {
         let knock = far.next().await;
         begun.push(knock.body.clone());
-        // Killed while some tasks are made, some wait, some run and some are about to be answered.
+        // Killed while some tasks are created, some wait, some run and some are about to be answered.
         if n % 6 == 5 {
             bridge.signal(Signal::KILL);
             bridge.ends().await;
@@ -300,13 +300,13 @@ async fn requests_of_a_bridge_that_is_killed_again_and_again_become_one_task_eac
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bridge_holds_no_more_requests_than_it_has_slots_and_hands_them_back() {
+async fn a_bridge_holds_at_most_its_capacity_of_requests_and_requeues_them() {
     let Some(place) = Place::new(LONG).await else { return };
     let bridge = place.bridge(0, "requests", "builds");
     for n in 0..20 {
         assert!(place.client.publish(Client::properties(&n.to_string(), "/echo"), b"1").await);
     }
-    // Nobody works at the far side; eight are held, and the others stay where they are.
+    // Without a worker on the other side, eight requests are held, and the others stay in the queue.
     place.client.until_depth(12, 1).await;
     bridge.signal(Signal::QUIT);
     bridge.ends().await;
@@ -315,7 +315,7 @@ async fn a_bridge_holds_no_more_requests_than_it_has_slots_and_hands_them_back()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_becomes_a_request_and_its_answer_the_outcome() {
+async fn a_task_becomes_a_request_and_the_reply_its_outcome() {
     let Some(place) = Place::new(LONG).await else { return };
     let worker = Running::start(
         requests(&place.client),
@@ -350,7 +350,7 @@ async fn a_task_becomes_a_request_and_its_answer_the_outcome() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bridge_asks_no_more_than_it_has_slots_and_leaves_the_other_tasks_to_others() {
+async fn a_bridge_claims_at_most_its_capacity_of_tasks() {
     const TASKS: usize = 20;
     let Some(place) = Place::new(LONG).await else { return };
     let mut tasks = Vec::new();
@@ -358,7 +358,7 @@ async fn a_bridge_asks_no_more_than_it_has_slots_and_leaves_the_other_tasks_to_o
         tasks.push(place.task(json!({"path": "/echo", "json": n})).await);
     }
     let bridge = place.bridge(0, "builds", "requests");
-    // Nobody answers: eight are asked, and no other is claimed.
+    // Without replies, eight requests are sent, and no other task is claimed.
     place.client.until_depth(8, 0).await;
     let mut running = 0;
     for task in &tasks {
@@ -386,7 +386,7 @@ async fn a_bridge_asks_no_more_than_it_has_slots_and_leaves_the_other_tasks_to_o
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_of_a_bridge_that_is_killed_is_asked_again_under_the_same_name() {
+async fn a_task_of_a_killed_bridge_sends_its_request_again_with_the_same_message_id() {
     let Some(place) = Place::new(Duration::from_secs(5)).await else { return };
     let (sender, mut asked) = mpsc::channel(8);
     let go = Arc::new(tokio::sync::Semaphore::new(0));
@@ -427,7 +427,7 @@ async fn a_task_of_a_bridge_that_is_killed_is_asked_again_under_the_same_name() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bridge_waits_for_the_other_side_and_says_so() {
+async fn a_bridge_retries_while_the_other_side_is_unavailable_and_reports_it() {
     let Some(place) = Place::new(LONG).await else { return };
     let echo = || {
         Running::start(
@@ -451,12 +451,12 @@ async fn a_bridge_waits_for_the_other_side_and_says_so() {
     worker.drained().await;
     bridge.signal(Signal::TERM);
     assert_eq!(bridge.ends().await.0, Some(0));
-    // The other way round: the queue of the tasks is away, and comes back.
+    // The opposite direction: the task queue is unavailable, and comes back.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     let sources = place.sources().replace(place.service.root_url(), &format!("http://{address}"));
     let config = format!("{sources}\n[bridge.it]\nfrom = \"requests\"\nto = \"builds\"\n");
-    // What connects is shut out at once.
+    // Closes the first connection at once.
     let shut = std::thread::spawn(move || drop(listener.accept()));
     let bridge = Process::start("bridge", place.folder.path(), 1, &config, &place.uri, &[]);
     assert!(place.client.publish(Client::properties("a", "/echo"), b"1").await);
@@ -469,7 +469,7 @@ async fn a_bridge_waits_for_the_other_side_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bridge_that_leads_nowhere_is_refused_with_its_place() {
+async fn an_invalid_bridge_is_rejected_with_its_place() {
     let folder = tempfile::tempdir().expect("a folder");
     let amqp =
         "[source.a]\nkind = \"amqp\"\nrequests_queue = \"a\"\n[source.b]\nkind = \"amqp\"\nrequests_queue = \"b\"\n";

@@ -1,4 +1,4 @@
-//! What a worker takes, holds, gives back, and in which number.
+//! How many requests a worker takes, holds and requeues.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -31,7 +31,7 @@ pub(crate) async fn publish(client: &Client, bodies: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b15_no_more_is_taken_than_there_are_slots() {
+async fn b15_no_more_requests_are_taken_than_there_are_slots() {
     let Some(broker) = shared() else { return };
     for kind in [Kind::Transient, Kind::Quorum] {
         let client = Client::new(&broker, kind).await;
@@ -41,7 +41,7 @@ async fn b15_no_more_is_taken_than_there_are_slots() {
         for _ in 0..2 {
             gate.enters().await;
         }
-        // The others are there for other workers.
+        // The other requests stay available for other workers.
         client.until_depth(3, 1).await;
         gate.go.add_permits(5);
         for id in ["1", "2", "3", "4", "5"] {
@@ -54,7 +54,7 @@ async fn b15_no_more_is_taken_than_there_are_slots() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_slots_take_more_and_a_paused_worker_takes_nothing() {
+async fn a_larger_capacity_takes_more_and_a_paused_worker_nothing() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Transient).await;
     let (mut gate, act) = Gate::handler();
@@ -64,9 +64,9 @@ async fn more_slots_take_more_and_a_paused_worker_takes_nothing() {
     client.until_depth(2, 1).await;
     let settings = WorkerConfig { capacity: 2, ..WorkerConfig::default() };
     worker.control.reconfigure(settings).await;
-    // In any order, where what was handed over ahead of a slot went back.
+    // In any order, since prefetched requests were requeued.
     let second = gate.enters().await;
-    // What was handed over ahead of a slot goes back.
+    // Prefetched requests are requeued.
     within("the third waits in the queue", async {
         while client.depth().await.0 != 1 {
             tokio::task::yield_now().await;
@@ -88,7 +88,7 @@ async fn more_slots_take_more_and_a_paused_worker_takes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_finishes_what_runs_and_leaves_the_rest_to_others() {
+async fn a_drain_finishes_running_requests_and_leaves_the_others_in_the_queue() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Durable).await;
     publish(&client, &["1", "2", "3"]).await;
@@ -109,7 +109,7 @@ async fn a_drain_finishes_what_runs_and_leaves_the_rest_to_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_handed_back_runs_elsewhere_at_once() {
+async fn a_released_request_runs_on_another_worker_at_once() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Transient).await;
     publish(&client, &["1", "2"]).await;
@@ -128,7 +128,7 @@ async fn what_is_handed_back_runs_elsewhere_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queue_that_is_not_there_yet_is_waited_for() {
+async fn a_worker_waits_for_a_missing_queue() {
     let Some(broker) = shared() else { return };
     let name = format!("jm-test-{}", uuid::Uuid::new_v4().simple());
     let client = Client::without_queue(&broker, &name).await;
@@ -150,7 +150,7 @@ async fn a_queue_that_is_not_there_yet_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_whose_queue_is_deleted_finishes_and_leaves() {
+async fn a_worker_whose_queue_is_deleted_finishes_and_exits() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Transient).await;
     publish(&client, &["1"]).await;
@@ -174,7 +174,7 @@ async fn a_worker_whose_queue_is_deleted_finishes_and_leaves() {
     assert_eq!(worker.ended().await, ExitReason::Drained);
 }
 
-/// Starts workers that are told to end at once while they work, until the request is given up.
+/// Starts workers that are aborted while they run the request, until it is given up.
 async fn crashes(client: &Client, exhausted: &OnAttemptsExhausted) -> usize {
     let mut tries = 0;
     loop {
@@ -198,7 +198,7 @@ async fn crashes(client: &Client, exhausted: &OnAttemptsExhausted) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_ends_its_workers_is_given_up_and_its_author_is_told() {
+async fn a_request_whose_workers_die_is_given_up_and_gets_an_error_reply() {
     let Some(broker) = shared() else { return };
     for kind in [Kind::Transient, Kind::Durable, Kind::Quorum] {
         let client = Client::new(&broker, kind).await;
@@ -213,7 +213,7 @@ async fn a_request_that_ends_its_workers_is_given_up_and_its_author_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_author_says_of_how_often_a_request_was_tried_keeps_no_worker_dying() {
+async fn an_attempts_header_of_the_client_does_not_defeat_max_attempts() {
     let Some(broker) = shared() else { return };
     for kind in [Kind::Durable, Kind::Quorum] {
         let client = Client::new(&broker, kind).await;
@@ -243,7 +243,7 @@ async fn what_an_author_says_of_how_often_a_request_was_tried_keeps_no_worker_dy
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_is_given_up_is_kept_with_the_reason_where_that_is_wanted() {
+async fn a_request_that_is_given_up_goes_to_the_poison_queue_with_the_reason() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Durable).await;
     let kept = format!("{}-poison", client.queue);
@@ -269,7 +269,7 @@ async fn a_request_that_is_given_up_is_kept_with_the_reason_where_that_is_wanted
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_that_asks_for_another_run_gets_it() {
+async fn a_handler_may_ask_for_another_attempt() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Quorum).await;
     let act: Act = Arc::new(|_, context| {
@@ -292,7 +292,7 @@ async fn a_handler_that_asks_for_another_run_gets_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dead_letter_policy_gets_what_is_given_up() {
+async fn a_request_that_is_given_up_is_dead_lettered() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Durable).await;
     let dead = format!("{}-dead", client.queue);
@@ -308,7 +308,7 @@ async fn a_dead_letter_policy_gets_what_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_given_up_where_nothing_is_dead_lettered_is_answered_if_the_broker_says_so() {
+async fn without_a_dead_letter_exchange_a_request_that_is_given_up_gets_an_error_reply() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Durable).await;
     let management = Management::new(&broker, &management(), None).expect("it can be asked");
@@ -329,12 +329,12 @@ async fn what_is_given_up_where_nothing_is_dead_lettered_is_answered_if_the_brok
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_consumer_that_nobody_wants_any_more_while_it_is_being_made_is_not_left_behind() {
+async fn a_consumer_whose_creation_is_dropped_is_closed() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Transient).await;
     for moment in 0..100 {
         let source = AmqpSource::new(queue(&client));
-        // Dropped at one moment or another of connecting, of making channels, and of consuming.
+        // Dropped at different steps of connecting, opening channels, and consuming.
         drop(tokio::time::timeout(Duration::from_millis(moment), source.open()).await);
     }
     client.until_depth(0, 0).await;
@@ -342,7 +342,7 @@ async fn a_consumer_that_nobody_wants_any_more_while_it_is_being_made_is_not_lef
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_nothing_of_was_run_goes_back_as_often_as_it_takes() {
+async fn requeueing_a_request_that_did_not_start_is_not_an_attempt() {
     let Some(broker) = shared() else { return };
     for kind in [Kind::Transient, Kind::Durable, Kind::Quorum] {
         let client = Client::new(&broker, kind).await;
@@ -354,7 +354,7 @@ async fn a_request_that_nothing_of_was_run_goes_back_as_often_as_it_takes() {
                 if before < 5 {
                     return Err(ExecuteError::ServiceDown("its service comes and goes".to_owned()));
                 }
-                // It is still the first time.
+                // Still the first attempt.
                 assert_eq!(context.task().run.run, 0);
                 context.set_reply(Reply::ok(*b"at last")).expect("it fits");
                 Ok(())
@@ -374,7 +374,7 @@ async fn a_request_that_nothing_of_was_run_goes_back_as_often_as_it_takes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_waited_here_for_nobody_goes_back_without_counting_as_a_try() {
+async fn requeueing_a_prefetched_request_is_not_an_attempt() {
     let Some(broker) = shared() else { return };
     for (kind, tries) in [(Kind::Transient, 1), (Kind::Quorum, 1), (Kind::Durable, 0)] {
         let client = Client::new(&broker, kind).await;
@@ -385,7 +385,7 @@ async fn what_waited_here_for_nobody_goes_back_without_counting_as_a_try() {
         for _ in 0..3 {
             publish(&client, &["1", "2", "3"]).await;
             source.open().await.expect("there is a queue");
-            // They are here, and nobody polls; or on a slow machine they have gone back already.
+            // Prefetched without a poll; on a slow machine they were requeued already.
             let here = async { while !matches!(client.depth().await, (0, 1) | (3, 0)) {} };
             within("they are here", here).await;
             source.pause();
@@ -396,7 +396,7 @@ async fn what_waited_here_for_nobody_goes_back_without_counting_as_a_try() {
                 while grants.len() < 3 {
                     match source.poll(PriorityQueue(0), 3).await {
                         Ok(batch) => grants.extend(batch.grants),
-                        // On a slow machine they have waited for too long once more.
+                        // On a slow machine they were requeued once more.
                         Err(_) => drop(source.open().await.expect("there is a queue")),
                     }
                 }
@@ -415,12 +415,12 @@ async fn what_waited_here_for_nobody_goes_back_without_counting_as_a_try() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_acknowledged_last_does_not_come_back_when_the_worker_exits() {
+async fn the_last_acknowledgements_arrive_before_the_worker_exits() {
     let Some(broker) = shared() else { return };
     for kind in [Kind::Transient, Kind::Quorum] {
         let client = Client::new(&broker, kind).await;
         for round in 0..25_u32 {
-            // With and without a poll under way.
+            // With and without a pending poll.
             let worker = Running::start(queue(&client), 1 + round % 2, echo());
             assert_eq!(client.call("/work", b"1").await.status(), "ok");
             worker.drained().await;
@@ -431,7 +431,7 @@ async fn what_was_acknowledged_last_does_not_come_back_when_the_worker_exits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i06_what_an_earlier_consumer_brought_does_not_meet_itself_after_a_lost_connection() {
+async fn i06_a_request_of_a_previous_consumer_does_not_run_twice_at_once_after_a_lost_connection() {
     let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
     let client = Client::new(&direct, Kind::Durable).await;
     let wire = Wire::to(&target(&uri)).await;
@@ -459,13 +459,13 @@ async fn i06_what_an_earlier_consumer_brought_does_not_meet_itself_after_a_lost_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_whose_channel_is_gone_when_it_is_acknowledged_is_counted() {
+async fn a_failed_acknowledgement_is_counted() {
     let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
     let client = Client::new(&direct, Kind::Durable).await;
     let wire = Wire::to(&target(&uri)).await;
     let mut settings = queue(&client);
     settings.broker = broker(&wire.uri(&uri));
-    // Where nothing is counted it goes back without a copy.
+    // Without counting, it is requeued without a copy.
     settings.max_attempts = None;
     let source = AmqpSource::new(settings);
     publish(&client, &["1"]).await;
@@ -473,11 +473,11 @@ async fn a_request_whose_channel_is_gone_when_it_is_acknowledged_is_counted() {
         while source.metrics()["acks_failed"] == 0 {
             source.open().await.expect("nothing is held");
             let grant = taken(&source).await;
-            // Nothing comes any more, so that the end of the channel is seen only when somebody looks.
+            // Nothing arrives any more, so the end of the channel is only found by a check.
             source.pause();
             client.until_depth(0, 0).await;
             wire.cut();
-            // Until the connection is known to be lost. Whether the source has looked by then is a matter of luck.
+            // Until the loss of the connection is known; whether the source has noticed it by then varies.
             while source.open().await.is_ok() {
                 source.pause();
             }
@@ -487,7 +487,7 @@ async fn a_request_whose_channel_is_gone_when_it_is_acknowledged_is_counted() {
         }
     };
     within("it is counted", Box::pin(counted)).await;
-    // It was not taken for acknowledged: the broker has it.
+    // The broker still has it.
     source.open().await.expect("nothing is held");
     let again = taken(&source).await;
     source.report(&again.claim, Outcome::Completed).await.expect("it is answered");
@@ -497,7 +497,7 @@ async fn a_request_whose_channel_is_gone_when_it_is_acknowledged_is_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_came_back_to_a_full_queue_is_tried_though_nothing_can_be_noted_there() {
+async fn a_redelivered_request_of_a_full_queue_is_tried_without_recording_the_attempt() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Durable).await;
     client.delete_queue().await;
@@ -509,7 +509,7 @@ async fn a_request_that_came_back_to_a_full_queue_is_tried_though_nothing_can_be
     let handed_out = got.expect("it is there").delivery;
     assert!(client.publish(request("second"), b"second").await);
     assert!(!client.publish(request("third"), b"third").await, "there is no more room");
-    // As after the end of its worker: it is at its place again, before all others.
+    // As after the death of its worker: it is at the head of the queue again.
     handed_out.acker.reject(BasicRejectOptions { requeue: true }).await.expect("it goes back");
     client.until_depth(2, 0).await;
     let mut settings = queue(&client);
@@ -517,7 +517,7 @@ async fn a_request_that_came_back_to_a_full_queue_is_tried_though_nothing_can_be
     settings.reply_retry_max = Duration::from_secs(1);
     let tries = Arc::new(std::sync::atomic::AtomicU32::new(0));
     let tried = Arc::clone(&tries);
-    // And once it asks for another run, which cannot be noted either.
+    // And once it asks for another attempt, which cannot be recorded either.
     let act: Act = Arc::new(move |_, context| {
         let first = tried.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
         Box::pin(async move {

@@ -1,4 +1,4 @@
-//! `journeyman call`, and the client behind it, against a worker that is written by hand.
+//! `journeyman call`, and the client library, with a worker that the test plays.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use crate::broker::Broker;
 use crate::support::{PATIENCE, broker, next, shared, within};
 
-/// A pool with one worker group that nobody works for yet.
+/// A pool with one worker group without workers.
 struct Pool {
     _connection: Connection,
     channel: Channel,
@@ -82,7 +82,7 @@ fn ok() -> Vec<(&'static str, AMQPValue)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_find_their_calls_whatever_their_order() {
+async fn replies_reach_their_calls_in_any_order() {
     const CALLS: usize = 2_000;
     let Some(broker) = shared() else { return };
     let pool = Pool::new(&broker, FieldTable::default()).await;
@@ -111,7 +111,7 @@ async fn answers_find_their_calls_whatever_their_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_is_as_the_recorded_client_publishes_it_and_the_broker_drops_it_when_nobody_waits_any_more() {
+async fn a_request_equals_the_one_of_the_recorded_client_and_expires_with_its_call() {
     let Some(broker) = shared() else { return };
     let pool = Pool::new(&broker, FieldTable::default()).await;
     let client = RpcClient::new(broker, "a test");
@@ -137,7 +137,7 @@ async fn a_request_is_as_the_recorded_client_publishes_it_and_the_broker_drops_i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn partial_answers_come_one_by_one_and_call_waits_for_the_last() {
+async fn partial_replies_are_streamed_and_call_waits_for_the_last() {
     let Some(broker) = shared() else { return };
     let pool = Pool::new(&broker, FieldTable::default()).await;
     let client = RpcClient::new(broker, "a test");
@@ -171,7 +171,7 @@ async fn partial_answers_come_one_by_one_and_call_waits_for_the_last() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn b16_what_cannot_be_routed_is_said_at_once_and_to_nobody_else() {
+async fn b16_an_unroutable_request_fails_at_once_and_no_other_does() {
     const EACH: usize = 300;
     let Some(broker) = shared() else { return };
     let pool = Pool::new(&broker, FieldTable::default()).await;
@@ -203,7 +203,7 @@ async fn b16_what_cannot_be_routed_is_said_at_once_and_to_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_the_broker_does_not_take_is_said_to_be_not_taken() {
+async fn a_request_that_the_broker_refuses_fails() {
     let Some(broker) = shared() else { return };
     let full =
         [("x-max-length", AMQPValue::LongInt(1)), ("x-overflow", AMQPValue::LongString("reject-publish".into()))];
@@ -217,16 +217,16 @@ async fn a_request_that_the_broker_does_not_take_is_said_to_be_not_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_answer_in_time_is_an_error_and_a_late_one_is_nobodys() {
+async fn a_call_without_a_reply_times_out_and_a_late_reply_is_counted() {
     let Some(broker) = shared() else { return };
     let pool = Pool::new(&broker, FieldTable::default()).await;
     let client = RpcClient::new(broker, "a test");
     let mut worker = pool.worker().await;
-    // The time for the connection would count as well.
+    // Connecting would count against the timeout.
     within("the first", client.send(&pool.call("first"))).await.expect("it is taken");
     let first = within("a request", next(&mut worker)).await.expect("a request").properties;
     assert_eq!((first.expiration().as_ref(), *first.delivery_mode()), (None, Some(2)), "nobody waits, so it stays");
-    // The broker drops what has waited for so long.
+    // The broker drops the request after its timeout.
     let short = RpcRequest { timeout: Duration::from_secs(5), ..pool.call("short") };
     let (answer, late) =
         within("the end of its time", Box::pin(async { tokio::join!(client.call(&short), next(&mut worker)) })).await;
@@ -244,7 +244,7 @@ async fn no_answer_in_time_is_an_error_and_a_late_one_is_nobodys() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_under_way_fail_with_the_connection_and_the_next_one_makes_another() {
+async fn pending_calls_fail_with_the_connection_and_the_next_call_reconnects() {
     if shared().is_none() {
         return;
     }
@@ -274,7 +274,7 @@ async fn calls_under_way_fail_with_the_connection_and_the_next_one_makes_another
     assert_eq!(answer.expect("an answer").body, b"again");
 }
 
-/// What `journeyman call` prints and how it ends, with a worker that answers like this.
+/// The output and exit code of `journeyman call`, with a worker that replies like this.
 async fn command(
     pool: &Pool,
     uri: &str,
@@ -298,7 +298,6 @@ async fn command(
     }
 }
 
-/// Runs `journeyman call` to its end.
 async fn call(uri: &str, arguments: &[&str]) -> (i32, String, String) {
     let running = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"))
         .arg("call")
@@ -314,7 +313,7 @@ async fn call(uri: &str, arguments: &[&str]) -> (i32, String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_command_goes_by_pool_path_and_time_and_prints_parts_only_where_they_are_asked_for() {
+async fn the_command_uses_pool_path_and_timeout_and_prints_partial_replies_on_demand() {
     let Ok(uri) = std::env::var("JOURNEYMAN_TEST_AMQP") else { return };
     let Some(broker) = shared() else { return };
     let pool = Pool::new(&broker, FieldTable::default()).await;
@@ -353,7 +352,7 @@ async fn the_command_goes_by_pool_path_and_time_and_prints_parts_only_where_they
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_command_prints_the_answer_and_says_why_one_is_not_good() {
+async fn the_command_prints_the_reply_and_reports_an_error_status() {
     let Ok(uri) = std::env::var("JOURNEYMAN_TEST_AMQP") else { return };
     let Some(broker) = shared() else { return };
     let good = Pool::new(&broker, FieldTable::default()).await;
@@ -370,7 +369,7 @@ async fn the_command_prints_the_answer_and_says_why_one_is_not_good() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_command_shows_its_certificate_and_looks_at_the_brokers() {
+async fn the_command_uses_client_certificates_and_verifies_the_broker() {
     if shared().is_none() {
         return;
     }
@@ -381,7 +380,7 @@ async fn the_command_shows_its_certificate_and_looks_at_the_brokers() {
     let all = ["--amqp-ca", &ca, "--amqp-certificate", &certificate, "--amqp-key", &key];
     let said = command(&pool, &own.tls_uri(), &all, &ok(), b"{\"echo\":1}").await;
     assert_eq!(said, (0, "{\"echo\":1}\n".to_owned(), String::new()));
-    // Nobody vouches for the broker, or for us; half of what vouches for us is told before anything is asked.
+    // No CA for the broker, or no client certificate; half of a client certificate is rejected before connecting.
     for (arguments, code) in [(&all[2..], 32), (&all[..2], 32), (&all[..4], 2)] {
         let (ended, out, err) = command(&pool, &own.tls_uri(), arguments, &ok(), b"1").await;
         assert_eq!((ended, out.as_str()), (code, ""), "{arguments:?}: {err}");
@@ -389,7 +388,7 @@ async fn the_command_shows_its_certificate_and_looks_at_the_brokers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broker_that_accepts_and_says_nothing_was_sent_nothing() {
+async fn a_silent_broker_is_reported_as_unreachable() {
     let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
     let address = silent.local_addr().expect("it has one");
     let client = RpcClient::new(broker(&format!("amqp://guest:guest@{address}/")), "a test");

@@ -1,4 +1,4 @@
-//! A worker as a controller starts it: by its variables, with a program as its handler.
+//! A worker as a controller starts it: configured by variables, with a program as its handler.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -18,13 +18,13 @@ use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
 use rustix::process::Signal;
 
 use crate::broker::Broker;
+use crate::configuration::{get, listening};
 use crate::faults::target;
 use crate::process::{Ended, Process, config};
 use crate::support::{Client, Kind, broker, next, shared_uri, within};
-use crate::told::{get, listening};
 use crate::wire::{Way, Wire};
 
-/// Answers with what it was given, and says how far it is.
+/// Replies with its input, and reports progress.
 pub(crate) const ECHO: &str = r#"#!/usr/bin/env python3
 import json, os, sys
 request = json.load(sys.stdin)["payload"]
@@ -49,14 +49,14 @@ struct Worker {
 }
 
 impl Worker {
-    /// `journeyman worker` with a handler and these variables, and nothing else.
+    /// `journeyman worker` with a handler and only these variables.
     fn start(variables: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let config = config(folder.path(), ECHO, "");
         Self { process: Process::start(folder.path(), &config, variables), _folder: folder }
     }
 
-    /// Tells it to drain, and sees it do so. Answers with its log.
+    /// Drains the worker, and returns its log.
     async fn leaves(self) -> String {
         self.process.signal(Signal::TERM);
         let ended = self.process.ends().await;
@@ -65,11 +65,11 @@ impl Worker {
     }
 }
 
-/// What a controller hears.
+/// The activity reports, as a controller receives them.
 pub(crate) struct Reports(Consumer);
 
 impl Reports {
-    /// Declares the exchange as osrdyne does, and listens.
+    /// Declares the exchange as osrdyne does, and consumes.
     pub(crate) async fn of(client: &Client, exchange: &str) -> Self {
         let fanout = ExchangeKind::Fanout;
         let options = ExchangeDeclareOptions::default();
@@ -92,7 +92,7 @@ impl Reports {
         Self(consumer.expect("it is consumed"))
     }
 
-    /// Passes over what was reported until now.
+    /// Skips the reports until now.
     async fn until_now(&mut self, client: &Client, exchange: &str) {
         let mark = b"the test's own";
         let options = BasicPublishOptions::default();
@@ -103,7 +103,7 @@ impl Reports {
         while within("the mark", next(&mut self.0)).await.expect("the channel stays").data != mark {}
     }
 
-    /// The next event of this key, which is as the recorded ones are. A pool may have others.
+    /// The next event of this key, which equals the recorded ones. A pool may have others.
     pub(crate) async fn next(&mut self, key: &str, id: &str) -> String {
         let report = loop {
             let report = within("a report", next(&mut self.0)).await.expect("the channel stays");
@@ -124,7 +124,7 @@ impl Reports {
 }
 
 impl Reports {
-    /// Passes over the word that it is started until it is ready.
+    /// Skips `started` until `ready`.
     pub(crate) async fn until_ready(&mut self, key: &str, id: &str) {
         loop {
             match self.next(key, id).await.as_str() {
@@ -135,13 +135,13 @@ impl Reports {
     }
 }
 
-/// A name that nobody else has.
+/// A unique name.
 pub(crate) fn fresh() -> String {
     format!("p{}", &uuid::Uuid::new_v4().simple().to_string()[..12])
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn its_variables_and_a_handler_make_a_worker() {
+async fn variables_and_a_handler_configure_a_worker() {
     let Some(uri) = shared_uri() else { return };
     let (pool, key) = (fresh(), "infra=42,x");
     let queue = format!("{pool}-req-{key}");
@@ -182,7 +182,7 @@ async fn its_variables_and_a_handler_make_a_worker() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_of_a_deleted_queue_ends_well() {
+async fn a_worker_of_a_deleted_queue_exits_with_success() {
     let Some(uri) = shared_uri() else { return };
     let queue = format!("jm-test-{}", fresh());
     let client = Client::on(&broker(&uri), Kind::Transient, &queue).await;
@@ -194,7 +194,7 @@ async fn a_worker_of_a_deleted_queue_ends_well() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_are_taken_though_nobody_hears_of_them() {
+async fn requests_run_without_an_activity_exchange() {
     let Some(uri) = shared_uri() else { return };
     let queue = format!("jm-test-{}", fresh());
     let client = Client::on(&broker(&uri), Kind::Transient, &queue).await;
@@ -210,9 +210,9 @@ async fn requests_are_taken_though_nobody_hears_of_them() {
     assert!(client.answer("a").await.partial);
     assert_eq!(client.answer("a").await.status(), "ok");
     worker.process.says("no activity reports for now").await;
-    // When there is one, reports come.
+    // Reports arrive once the exchange exists.
     let mut reports = Reports::of(&client, &exchange).await;
-    // What it said before anybody listened there nobody heard; of the next request it speaks again.
+    // Reports from before are lost; the next request is reported again.
     assert!(client.publish(Client::properties("b", "/a"), b"1").await);
     let first = reports.next("42", "w").await;
     assert!(["started", "ready", "request-received"].contains(&first.as_str()), "{first}");
@@ -243,7 +243,7 @@ async fn create_task(root_url: &str, task: &str, seconds: &str) {
     api.create_task(&TaskId::parse(task).expect("a task id"), definition).await.expect("created");
 }
 
-/// A small queue of tasks.
+/// An embedded queue.
 async fn small_queue(folder: &Path) -> queue::RunningQueue {
     let mut settings = queue::Config::new(Db::Memory, folder.to_owned());
     settings.long_poll = Duration::from_millis(500);
@@ -255,7 +255,7 @@ async fn small_queue(folder: &Path) -> queue::RunningQueue {
     queue::start(settings).await.expect("the queue starts")
 }
 
-/// A worker of it, which reports to a controller.
+/// A worker of it, which reports activity.
 fn worker_of_tasks(service: &queue::RunningQueue, protocol: &str, exchange: &str, uri: &str) -> Worker {
     let source = |key: &str| format!("JOURNEYMAN__SOURCE__CI__{key}");
     Worker::start(&[
@@ -276,7 +276,7 @@ fn worker_of_tasks(service: &queue::RunningQueue, protocol: &str, exchange: &str
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_of_another_queue_is_seen_alive_by_the_controller() {
+async fn a_worker_of_taskcluster_reports_activity() {
     let Some(uri) = shared_uri() else { return };
     let exchange = format!("{}-activity", fresh());
     let client = Client::new(&broker(&uri), Kind::Transient).await;
@@ -288,7 +288,7 @@ async fn a_worker_of_another_queue_is_seen_alive_by_the_controller() {
         assert_eq!(reports.next("k", "w").await, "started");
         reports.until_ready("k", "w").await;
         create_task(service.root_url(), "aaaaaaaaQACAAAAAAAAAAA", "15").await;
-        // A pair when it is claimed, and more while it goes on.
+        // A pair when it is claimed, and more while it runs.
         for _ in 0..4 {
             assert_eq!(reports.next("k", "w").await, "request-received");
         }
@@ -300,7 +300,7 @@ async fn a_worker_of_another_queue_is_seen_alive_by_the_controller() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dead_broker_costs_a_task_nothing_and_is_seen_until_reports_come_again() {
+async fn tasks_run_without_the_broker_and_activity_resumes_with_it() {
     let Some(uri) = shared_uri() else { return };
     let exchange = format!("{}-activity", fresh());
     let client = Client::new(&broker(&uri), Kind::Transient).await;
@@ -332,7 +332,7 @@ async fn a_dead_broker_costs_a_task_nothing_and_is_seen_until_reports_come_again
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_handler_it_says_what_is_missing() {
+async fn a_missing_handler_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = folder.path().join("journeyman.toml");
     std::fs::write(&config, "").expect("it is written");
@@ -343,7 +343,7 @@ async fn without_a_handler_it_says_what_is_missing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tls_with_a_ca_and_a_certificate_of_ones_own() {
+async fn a_worker_connects_with_a_private_ca_and_a_client_certificate() {
     if shared_uri().is_none() {
         return;
     }
@@ -365,7 +365,7 @@ async fn tls_with_a_ca_and_a_certificate_of_ones_own() {
     assert!(client.answer("a").await.partial);
     assert_eq!(client.answer("a").await.status(), "ok");
     worker.leaves().await;
-    // Nobody vouches for the broker, or for us: not a byte of a request is exchanged.
+    // No CA for the broker, or no client certificate: no request is exchanged.
     let settings = |tls| amqp::BrokerConfig { uri: secrecy::SecretString::from(own.tls_uri()), tls };
     let strangers = amqp::TlsFiles::default();
     let unknown = amqp::Broker::new(&settings(strangers)).expect("the address is good").connect("test").await;
@@ -376,9 +376,9 @@ async fn tls_with_a_ca_and_a_certificate_of_ones_own() {
     drop(own);
 }
 
-/// The page's own two minutes: its configuration, its worker, and a client in a library of somebody else's.
+/// The page's first section: its configuration, its worker, and a client in another library.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_example_of_a_client_asks_the_example_of_a_handler() {
+async fn the_example_client_gets_a_reply_of_the_example_handler() {
     let Some(uri) = shared_uri() else { return };
     let python = std::env::var("JOURNEYMAN_TEST_PIKA_PYTHON").ok();
     let needed = std::env::var("CI").is_ok_and(|value| value == "true");
@@ -395,7 +395,7 @@ async fn the_example_of_a_client_asks_the_example_of_a_handler() {
     let toml = toml.replace("examples/handlers/echo.py", handler.to_str().expect("a path"));
     std::fs::write(&config, toml).expect("it is written");
     let (pool, key) = (fresh(), "42");
-    // The client declares the queue that the worker waits for, or the other way round.
+    // Either the client declares the queue and the worker waits for it, or the other way round.
     let variables = [("WORKER_POOL", pool.as_str()), ("WORKER_KEY", key), ("WORKER_AMQP_URI", &uri)];
     let worker = Process::start(folder.path(), &config, &variables);
     let mut ask = Command::new(python);

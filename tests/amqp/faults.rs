@@ -1,4 +1,4 @@
-//! A broker and a network that go wrong.
+//! Faults of the broker and of the network.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(crate) fn target(uri: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_connection_ends_what_runs_and_it_runs_again_and_is_answered_once() {
+async fn a_lost_connection_stops_the_payload_and_the_redelivery_is_answered_once() {
     let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
     for kind in [Kind::Transient, Kind::Quorum] {
         let client = Client::new(&direct, kind).await;
@@ -31,7 +31,7 @@ async fn a_lost_connection_ends_what_runs_and_it_runs_again_and_is_answered_once
         assert!(client.publish(Client::properties("a", "/a"), b"a").await);
         assert_eq!(gate.enters().await, "a");
         wire.cut();
-        // The payload was told to end, and the broker has given the request to the worker's next connection.
+        // The payload was canceled, and the broker redelivered the request on the worker's next connection.
         assert_eq!(gate.enters().await, "a");
         gate.go.add_permits(1);
         assert_eq!(client.answer("a").await.body, b"a");
@@ -46,7 +46,7 @@ async fn a_lost_connection_ends_what_runs_and_it_runs_again_and_is_answered_once
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broker_that_was_killed_is_waited_for_and_loses_nothing_durable() {
+async fn a_worker_waits_for_a_killed_broker_and_no_durable_request_is_lost() {
     if shared().is_none() {
         return;
     }
@@ -91,7 +91,7 @@ pub(crate) fn persistent(id: &str, reply_to: &str) -> BasicProperties {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broker_that_lets_nobody_publish_holds_an_answer_up_and_no_more() {
+async fn a_broker_that_blocks_publishing_delays_replies_only() {
     if shared().is_none() {
         return;
     }
@@ -133,7 +133,7 @@ async fn a_broker_that_lets_nobody_publish_holds_an_answer_up_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_is_ended_before_the_brokers_patience_is_and_costs_no_other() {
+async fn a_request_is_stopped_before_the_consumer_timeout_and_others_continue() {
     let Some(direct) = shared() else { return };
     let client = Client::new(&direct, Kind::Quorum).await;
     let (mut gate, act) = Gate::handler();
@@ -142,7 +142,7 @@ async fn a_request_is_ended_before_the_brokers_patience_is_and_costs_no_other() 
     settings.max_attempts = std::num::NonZeroU32::new(2);
     let worker = Running::start(settings, 1, act);
     assert!(client.publish(Client::properties("long", "/long"), b"long").await);
-    // It is given up and tried again, and then its author is told.
+    // Stopped and tried again, then given up.
     assert_eq!(gate.enters().await, "long");
     assert_eq!(gate.enters().await, "long");
     assert_eq!(client.answer("long").await.json()["type"], "journeyman:attempts_exhausted");
@@ -153,7 +153,7 @@ async fn a_request_is_ended_before_the_brokers_patience_is_and_costs_no_other() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_channel_that_the_broker_closes_for_its_patience_loses_its_claims_and_no_more() {
+async fn a_channel_closed_by_the_consumer_timeout_loses_only_its_claims() {
     if shared().is_none() {
         return;
     }
@@ -161,7 +161,7 @@ async fn a_channel_that_the_broker_closes_for_its_patience_loses_its_claims_and_
     let client = Client::new(&broker(&own.uri()), Kind::Durable).await;
     let (mut gate, act) = Gate::handler();
     let mut settings = queue(&client);
-    // Nobody told the worker.
+    // The timeout is not configured.
     settings.consumer_timeout = None;
     let worker = Running::start(settings, 1, act);
     assert!(client.publish(Client::properties("a", "/a"), b"a").await);
@@ -171,7 +171,7 @@ async fn a_channel_that_the_broker_closes_for_its_patience_loses_its_claims_and_
     gate.go.add_permits(1);
     let answer = client.answer("a");
     let mut answer = std::pin::pin!(answer);
-    // A machine that is slow enough loses it once more.
+    // A slow machine may lose it once more.
     let answer = loop {
         tokio::select! {
             answer = &mut answer => break answer,
@@ -187,7 +187,7 @@ async fn a_channel_that_the_broker_closes_for_its_patience_loses_its_claims_and_
     drop(own);
 }
 
-/// A broker that lets a request be worked at for six seconds.
+/// A broker with a consumer_timeout of six seconds.
 async fn impatient() -> Broker {
     let starting = tokio::task::spawn_blocking(|| {
         let own = Broker::start("");
@@ -197,7 +197,7 @@ async fn impatient() -> Broker {
     starting.await.expect("it starts")
 }
 
-/// A handler whose first try takes its time to end, and that tells how many of it are there whenever one begins.
+/// A handler whose first attempt ends slowly, and that reports how many attempts run whenever one starts.
 struct Slow {
     entered: tokio::sync::mpsc::Receiver<u64>,
     patient: Arc<Semaphore>,
@@ -225,7 +225,7 @@ impl Slow {
         (Self { entered, patient }, act)
     }
 
-    /// The worker waits for its end, and only then lets the request begin once more.
+    /// Waits until the worker waits for the first attempt, ends that, and sees the second attempt start alone.
     async fn is_alone_again(&mut self, client: &Client, worker: &Running) {
         within("the worker says what it waits for", async {
             loop {
@@ -244,7 +244,7 @@ impl Slow {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_does_not_meet_itself_after_a_lost_connection() {
+async fn a_request_does_not_run_twice_at_once_after_a_lost_connection() {
     let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
     let client = Client::new(&direct, Kind::Transient).await;
     let wire = Wire::to(&target(&uri)).await;
@@ -263,7 +263,7 @@ async fn a_request_does_not_meet_itself_after_a_lost_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i06_a_request_whose_channel_is_closed_alone_does_not_meet_itself_by_the_next_one() {
+async fn i06_a_request_does_not_run_twice_at_once_after_a_closed_channel() {
     if shared().is_none() {
         return;
     }
@@ -271,14 +271,14 @@ async fn i06_a_request_whose_channel_is_closed_alone_does_not_meet_itself_by_the
     let client = Client::new(&broker(&own.uri()), Kind::Durable).await;
     let (mut slow, act) = Slow::handler();
     let mut settings = queue(&client);
-    // Nobody told the worker.
+    // The timeout is not configured.
     settings.consumer_timeout = None;
     let grace = Duration::from_secs(60);
     let worker =
         Running::with(settings, |settings| WorkerConfig { capacity: 2, termination_grace: grace, ..settings }, act);
     assert!(client.publish(Client::properties("a", "/a"), b"a").await);
     assert_eq!(within("it starts", slow.entered.recv()).await, Some(0));
-    // Its consumer is left for one with more slots, on the same connection, which the request comes back to.
+    // The consumer is replaced by one with more slots, on the same connection, to which the request is redelivered.
     let more = WorkerConfig { capacity: 3, termination_grace: grace, ..WorkerConfig::default() };
     worker.control.reconfigure(more).await;
     slow.is_alone_again(&client, &worker).await;

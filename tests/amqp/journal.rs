@@ -1,4 +1,4 @@
-//! What a worker writes down of its requests.
+//! Requests in the worker's journal.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use journeyman::worker::WorkerConfig;
 
 use crate::support::{Act, Client, Kind, PATIENCE, Running, queue, shared};
 
-/// Runs a process, and says what the journal holds meanwhile.
+/// Runs a process, and returns the journal meanwhile.
 async fn with_process(journal: &Path, context: &Context) -> Result<String, ExecuteError> {
     let (argv, env) = (["/bin/true".to_owned()], Variables::new());
     let (workdir, within) = (context.workdir(), context.scope());
@@ -25,7 +25,7 @@ async fn with_process(journal: &Path, context: &Context) -> Result<String, Execu
     Ok(held)
 }
 
-/// Answers with whether its request is in the journal; with a process, or without one.
+/// Replies with whether its request is in the journal; with a process, or without one.
 fn look(journal: &Path) -> Act {
     let journal = journal.to_owned();
     std::sync::Arc::new(move |request, context| {
@@ -44,7 +44,7 @@ fn look(journal: &Path) -> Act {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_is_written_down_before_its_first_process_and_not_without_one() {
+async fn a_request_is_journaled_before_its_first_process_and_not_without_one() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Transient).await;
     let folder = tempfile::tempdir().expect("a folder");
@@ -58,7 +58,7 @@ async fn a_request_is_written_down_before_its_first_process_and_not_without_one(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_nothing_can_be_written_down_requests_without_processes_are_answered_and_others_wait() {
+async fn without_a_journal_only_requests_without_processes_are_answered() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Transient).await;
     let folder = tempfile::tempdir().expect("a folder");

@@ -20,21 +20,21 @@ mod gremlin;
 #[path = "../support/wire.rs"]
 mod wire;
 
-mod answers;
 mod bridge;
-mod broken;
 mod claims;
 mod client;
+mod configuration;
+mod connection_cuts;
 mod consumer_timeout;
 mod controller;
-mod cuts;
-mod deaths;
 mod faults;
 mod groups;
+mod invalid_replies;
 mod journal;
-mod late;
+mod late_polls;
 mod process;
+mod replies;
 mod reports;
 mod services;
 mod support;
-mod told;
+mod worker_kills;

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::support::within;
 
-/// How a process ended, and what it has said.
+/// How a process ended, and its log.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
@@ -24,13 +24,13 @@ impl Ended {
         self.status.code()
     }
 
-    /// The signal that ended it, if one did.
+    /// The signal that ended it.
     pub(crate) fn signal(&self) -> Option<i32> {
         std::os::unix::process::ExitStatusExt::signal(&self.status)
     }
 }
 
-/// A worker. Killed when it is dropped.
+/// A worker process, killed on drop.
 pub(crate) struct Process {
     child: Child,
     said: Arc<Mutex<String>>,
@@ -39,12 +39,12 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts one in a folder, with these variables and nothing else.
+    /// Starts a worker in a directory, with only these variables.
     pub(crate) fn start(folder: &Path, config: &Path, variables: &[(&str, &str)]) -> Self {
         Self::of(command(folder, config, variables))
     }
 
-    /// Starts what [`command`] has made, or something around it.
+    /// Starts a command.
     pub(crate) fn of(mut command: Command) -> Self {
         let mut child = command.spawn().expect("it starts");
         let said = Arc::new(Mutex::new(String::new()));
@@ -60,12 +60,12 @@ impl Process {
         rustix::process::kill_process(pid, signal).expect("it runs");
     }
 
-    /// What it has said so far.
+    /// The log so far.
     pub(crate) fn log(&self) -> String {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until it has said these words.
+    /// Waits until the log contains these words.
     pub(crate) async fn says(&mut self, words: &str) {
         within(&format!("the worker says `{words}`"), async {
             while !self.log().contains(words) {
@@ -103,7 +103,7 @@ fn read(stderr: ChildStderr, into: &Mutex<String>, lines: &watch::Sender<usize>)
     }
 }
 
-/// `journeyman worker` with these variables and nothing else.
+/// `journeyman worker` with only these variables.
 pub(crate) fn command(folder: &Path, config: &Path, variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
     command.args(["worker", "--config"]).arg(config).arg("--work-dir").arg(folder.join("work"));
@@ -114,7 +114,7 @@ pub(crate) fn command(folder: &Path, config: &Path, variables: &[(&str, &str)]) 
     command
 }
 
-/// A configuration in this folder whose one handler is this program, and which says more.
+/// A configuration file in this directory with a program as its handler, and more text.
 pub(crate) fn config(folder: &Path, program: &str, more: &str) -> PathBuf {
     let path = folder.join("handler");
     let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o755).open(&path).expect("a file");

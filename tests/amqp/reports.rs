@@ -1,4 +1,4 @@
-//! Reports that are left before they are answered, and come again.
+//! Reports whose futures are dropped, and repeated.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,19 +21,19 @@ use crate::wire::{Way, Wire};
 const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 const AGAIN: Outcome = Outcome::Exception(ExceptionReason::IntermittentTask);
 
-/// Looks at it once.
+/// Polls it once.
 async fn once(call: &mut SourceFuture<'_, ()>) -> Poll<Result<(), CallError>> {
     let mut call = Pin::new(call);
     std::future::poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await
 }
 
-/// Begins a report, and leaves it.
+/// Starts a report, and drops it.
 async fn begin(source: &AmqpSource, grant: &Grant, outcome: Outcome) {
     drop(once(&mut source.report(&grant.claim, outcome)).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_whose_answer_is_on_its_way_is_not_handed_back() {
+async fn a_request_whose_reply_is_being_published_is_not_requeued() {
     let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
     let client = Client::new(&direct, Kind::Durable).await;
     let wire = Wire::to(&target(&uri)).await;
@@ -43,7 +43,7 @@ async fn a_request_whose_answer_is_on_its_way_is_not_handed_back() {
     publish(&client, &["1"]).await;
     source.open().await.expect("there is a queue");
     let grant = taken(&source).await;
-    // What nobody asked for in time went back.
+    // Requests that were not polled in time were requeued.
     let before = source.metrics()["requeued"];
     wire.set(Way::Stall);
     begin(&source, &grant, Outcome::Completed).await;
@@ -62,13 +62,13 @@ async fn a_request_whose_answer_is_on_its_way_is_not_handed_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_acknowledgement_that_was_not_waited_for_is_none_that_failed() {
+async fn an_acknowledgement_survives_a_dropped_report() {
     let Some(direct) = shared() else { return };
     let client = Client::new(&direct, Kind::Durable).await;
     let source = AmqpSource::new(queue(&client));
     source.open().await.expect("there is a queue");
     for outcome in [Outcome::Completed, SHUTDOWN] {
-        // Nobody waits for an answer, so that the acknowledgement comes first.
+        // Without reply_to the acknowledgement comes first.
         assert!(client.publish(BasicProperties::default(), b"1").await);
         let grant = taken(&source).await;
         begin(&source, &grant, outcome).await;
@@ -84,7 +84,7 @@ async fn an_acknowledgement_that_was_not_waited_for_is_none_that_failed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_that_nobody_waits_for_holds_up_no_other() {
+async fn an_abandoned_copy_does_not_block_others() {
     let Some(direct) = shared() else { return };
     let client = Client::new(&direct, Kind::Durable).await;
     let source = AmqpSource::new(queue(&client));
@@ -102,12 +102,12 @@ async fn a_copy_that_nobody_waits_for_holds_up_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_source_that_nobody_needed_for_a_while_is_in_no_trouble() {
+async fn an_idle_source_reports_no_error() {
     let Some(direct) = shared() else { return };
     let client = Client::new(&direct, Kind::Durable).await;
     let source = AmqpSource::new(queue(&client));
     source.open().await.expect("there is a queue");
-    // It waits for a poll, and the poll has it in time.
+    // It waits for a poll, which takes it in time.
     publish(&client, &["1"]).await;
     let first = taken(&source).await;
     let sessions = source.metrics()["consumers_started"];

@@ -18,7 +18,7 @@ use crate::support::{Client, Kind, PATIENCE, broker, shared_uri};
 #[expect(dead_code, reason = "its main is run by `cargo run --example echo_service`")]
 mod example;
 
-/// The service in Rust, as its own process: a worker starts this very program with this test alone.
+/// The service in Rust, as its own process: a worker starts this test program with this test alone.
 #[test]
 #[ignore = "it is a service, which another test lets a worker start"]
 fn serves_as_the_example_in_rust() {
@@ -30,7 +30,7 @@ fn source(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name).display().to_string()
 }
 
-/// A queue of requests, and a worker's folder.
+/// A request queue, and a worker's directory.
 struct Scene {
     client: Client,
     uri: String,
@@ -39,7 +39,7 @@ struct Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        // Where the test has failed, nobody else ends them.
+        // Kills the processes of a failed test.
         for pid in self.lives() {
             let line = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
             if line.contains("odd_service.py") {
@@ -65,7 +65,7 @@ impl Scene {
         scene
     }
 
-    /// With the service that does what it is told.
+    /// With a service that follows instructions.
     async fn odd(uri: String, more: &str) -> Self {
         Self::new(uri, &[source("tests/support/odd_service.py")], &format!("health_interval = \"100ms\"\n{more}")).await
     }
@@ -101,7 +101,7 @@ impl Scene {
         assert!(self.client.publish(Client::properties(id, path), body).await, "there is a queue for it");
     }
 
-    /// The worker finishes and ends, and nothing is left in the queue.
+    /// Drains the worker, and checks that the queue is empty.
     async fn ends(self, worker: Process) {
         worker.signal(Signal::TERM);
         let ended = worker.ends().await;
@@ -112,14 +112,14 @@ impl Scene {
     }
 }
 
-/// A named pipe between the test and the service. Both sides are open here, so that nobody waits for the other to open its own.
+/// A named pipe between the test and the service. Opened for both directions, so that neither side waits for the other.
 struct Pipe {
     from: pipe::Receiver,
     to: std::fs::File,
 }
 
 impl Pipe {
-    /// Hears from the service that it has got somewhere.
+    /// Waits for a report of the service.
     async fn hears(&mut self, worker: &Process) {
         let mut byte = [0; 1];
         let line = async { while self.from.read(&mut byte).await.expect("it can be read") > 0 && byte != *b"\n" {} };
@@ -127,7 +127,7 @@ impl Pipe {
         assert!(heard.is_ok(), "the service says nothing: {}", worker.log());
     }
 
-    /// Lets one request go on.
+    /// Lets one request continue.
     fn lets_go(&mut self) {
         self.to.write_all(b"go\n").expect("it is written");
     }
@@ -148,7 +148,7 @@ async fn echoes(uri: &str, exec: &[String]) {
     let said = answer.json();
     assert_eq!((&said["echo"], said["path"].as_str()), (&serde_json::json!({"x": 1}), Some("/echo")));
     assert!(said["task"].as_str().is_some_and(|task| task.contains('.')), "{said}");
-    // The path as the other recorded type, and none at all.
+    // The path as the other recorded type, and without one.
     let long = AMQPValue::LongString("/long".into());
     let base = || BasicProperties::default().with_reply_to("amq.rabbitmq.reply-to".into());
     let text = base().with_correlation_id("long".into()).with_headers(amqp::header_table([("x-rpc-path", long)]));
@@ -156,20 +156,20 @@ async fn echoes(uri: &str, exec: &[String]) {
     assert_eq!(client.answer("long").await.json()["path"], "/long");
     assert!(client.publish(base().with_correlation_id("none".into()), b"2").await);
     assert_eq!(client.answer("none").await.json()["path"], "/");
-    // Answers in parts.
+    // Partial replies.
     scene.ask("parts", "/count", b"3").await;
     for (body, partial) in [("1", true), ("2", true), ("3", true), ("\"done\"", false)] {
         let answer = client.answer("parts").await;
         assert_eq!((answer.status(), answer.body.as_slice(), answer.partial), ("ok", body.as_bytes(), partial));
     }
-    // What the service says is wrong.
+    // An error response.
     let answer = client.call("/echo", b"no JSON").await;
-    assert_eq!((answer.status(), &answer.json()["message"]), ("core_error", &"the body is no JSON".into()));
+    assert_eq!((answer.status(), &answer.json()["message"]), ("core_error", &"the body is not JSON".into()));
     scene.ends(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_example_services_answer_requests_in_python_and_in_rust() {
+async fn the_example_services_reply_in_python_and_in_rust() {
     let Some(uri) = shared_uri() else { return };
     echoes(&uri, &[source("examples/services/echo.py")]).await;
     let own = std::env::current_exe().expect("this program").display().to_string();
@@ -178,7 +178,7 @@ async fn the_example_services_answer_requests_in_python_and_in_rust() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn commands_are_given_the_request_too_and_answer_it() {
+async fn commands_get_the_request_and_reply() {
     let Some(uri) = shared_uri() else { return };
     let scene = Scene::odd(uri, "").await;
     let text = format!(
@@ -210,7 +210,7 @@ async fn commands_are_given_the_request_too_and_answer_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_whose_service_is_killed_is_answered_by_its_next_life() {
+async fn a_request_whose_service_is_killed_is_answered_after_the_restart() {
     let Some(uri) = shared_uri() else { return };
     let scene = Scene::odd(uri, "").await;
     let (mut waiting, mut go) = (scene.pipe("waiting"), scene.pipe("go"));
@@ -228,7 +228,7 @@ async fn a_request_whose_service_is_killed_is_answered_by_its_next_life() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_service_that_broke_off_is_no_try_until_it_is_well_again() {
+async fn a_service_that_closes_connections_is_retried_once_it_is_healthy() {
     let Some(uri) = shared_uri() else { return };
     let scene = Scene::odd(uri, "health_timeout = \"2s\"").await;
     let mut worker = scene.worker();
@@ -240,7 +240,7 @@ async fn a_service_that_broke_off_is_no_try_until_it_is_well_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_kills_its_service_each_time_is_given_up_and_its_author_told() {
+async fn a_request_that_kills_its_service_each_time_is_given_up_with_an_error_reply() {
     let Some(uri) = shared_uri() else { return };
     let scene = Scene::odd(uri, "").await;
     let mut worker = scene.worker();
@@ -249,33 +249,33 @@ async fn a_request_that_kills_its_service_each_time_is_given_up_and_its_author_t
     let answer = scene.client.answer("a").await;
     let said = answer.json();
     assert_eq!((answer.status(), &said["type"]), ("core_error", &"journeyman:attempts_exhausted".into()));
-    // The next one is well. A try for which there was no service is none.
+    // The next process is healthy. An attempt without a service does not count.
     assert_eq!(scene.client.call("/echo", b"2").await.body, b"2");
     assert_eq!(scene.lives().len(), 3, "{:?}", scene.lives());
     scene.ends(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_taken_off_the_queue_while_the_service_is_not_there() {
+async fn no_request_is_taken_while_the_service_is_unreachable() {
     let Some(uri) = shared_uri() else { return };
     let scene = Scene::odd(uri, "startup_timeout = \"3s\"").await;
     std::fs::write(scene.service().join("never"), "").expect("it is written");
     let mut worker = scene.worker();
     scene.ask("a", "/echo", b"1").await;
     worker.says("alert=\"service\"").await;
-    // It waits for whoever can take it, and was given to nobody.
+    // The request waits in the queue, undelivered.
     scene.client.until_depth(1, 0).await;
     assert!(!worker.log().contains("DEBUG claimed"), "{}", worker.log());
     std::fs::remove_file(scene.service().join("never")).expect("it is there");
     assert_eq!(scene.client.answer("a").await.body, b"1");
-    // And now it is no longer well, while one request is worked at.
+    // The service becomes unhealthy while one request runs.
     let (mut waiting, mut go) = (scene.pipe("waiting"), scene.pipe("go"));
     scene.ask("b", "/wait", b"1").await;
     waiting.hears(&worker).await;
     std::fs::write(scene.service().join("ill"), "").expect("it is written");
     worker.says("service unhealthy").await;
     std::fs::remove_file(scene.service().join("ill")).expect("it is there");
-    // Its service was ended under it: it is tried again.
+    // Its service was stopped, so the request is retried.
     waiting.hears(&worker).await;
     go.lets_go();
     assert_eq!(scene.client.answer("b").await.body, b"waited");
@@ -283,7 +283,7 @@ async fn nothing_is_taken_off_the_queue_while_the_service_is_not_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_killed_worker_was_at_is_answered_by_the_next_one_and_its_service_is_gone() {
+async fn requests_of_a_killed_worker_are_answered_by_the_next_one_and_its_service_is_killed() {
     let Some(uri) = shared_uri() else { return };
     let scene = Scene::odd(uri, "").await;
     let (mut waiting, mut go) = (scene.pipe("waiting"), scene.pipe("go"));
@@ -301,7 +301,7 @@ async fn what_a_killed_worker_was_at_is_answered_by_the_next_one_and_its_service
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_is_told_to_end_answers_what_its_service_is_at() {
+async fn a_worker_that_drains_answers_requests_that_its_service_works_on() {
     let Some(uri) = shared_uri() else { return };
     let scene = Scene::odd(uri, "").await;
     let (mut waiting, mut go) = (scene.pipe("waiting"), scene.pipe("go"));
@@ -310,7 +310,7 @@ async fn a_worker_that_is_told_to_end_answers_what_its_service_is_at() {
     waiting.hears(&worker).await;
     worker.signal(Signal::TERM);
     worker.says("an order").await;
-    // Nobody takes the next one.
+    // The next request stays in the queue.
     scene.client.until_depth(0, 0).await;
     go.lets_go();
     assert_eq!(scene.client.answer("a").await.body, b"waited");

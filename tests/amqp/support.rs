@@ -1,4 +1,4 @@
-//! A client as the recorded one is, and a worker with a handler of a test's own.
+//! A client like the recorded one, and a worker with a handler of the test's.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -24,7 +24,7 @@ use secrecy::SecretString;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// No wait of a test is longer.
+/// The longest wait of a test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The broker that all tests share.
@@ -32,38 +32,35 @@ pub(crate) fn shared() -> Option<amqp::Broker> {
     crate::broker::shared().map(|uri| broker(&uri))
 }
 
-/// Its address.
 pub(crate) fn shared_uri() -> Option<String> {
     crate::broker::shared()
 }
 
-/// The broker at this address.
 pub(crate) fn broker(uri: &str) -> amqp::Broker {
     let settings = amqp::BrokerConfig { uri: SecretString::from(uri), tls: amqp::TlsFiles::default() };
     amqp::Broker::new(&settings).expect("the address is good")
 }
 
-/// Kinds of queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// As osrdyne declares it: classic, and gone with the broker.
+    /// As osrdyne declares it: classic, not durable.
     Transient,
     Durable,
     Quorum,
 }
 
-/// A client, with a queue of its own.
+/// A client with its own queue.
 pub(crate) struct Client {
     pub(crate) queue: String,
     pub(crate) broker: amqp::Broker,
     connection: Connection,
     pub(crate) channel: Channel,
     answers: Mutex<Option<Consumer>>,
-    /// Answers that came while others were waited for, by correlation id.
+    /// Replies that arrived while others were awaited, by correlation id.
     early: Mutex<HashMap<String, Vec<Answered>>>,
 }
 
-/// An answer, or a request that came back.
+/// A reply, or a returned request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Answered {
     pub(crate) status: Option<AMQPValue>,
@@ -127,8 +124,8 @@ impl Client {
         }
     }
 
-    /// Leaves, and waits until the broker has seen it off.
-    pub(crate) async fn leave(self) {
+    /// Closes the connection, and waits for the broker.
+    pub(crate) async fn close(self) {
         let closing = self.connection.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into());
         within("the connection is closed", closing).await.expect("it is closed in order");
     }
@@ -142,7 +139,7 @@ impl Client {
         self.channel.queue_declare(queue.into(), options, arguments).await.expect("the queue is declared");
     }
 
-    /// Declares a queue that has room for one message, and refuses others.
+    /// Declares a queue that holds one message and refuses others.
     pub(crate) async fn declare_narrow(&self, queue: &str) {
         let arguments = amqp::header_table([
             ("x-max-length", AMQPValue::LongInt(1)),
@@ -152,7 +149,7 @@ impl Client {
         self.channel.queue_declare(queue.into(), options, arguments).await.expect("it is declared");
     }
 
-    /// Declares the queue anew, with dead letters going to another.
+    /// Declares the queue with a dead letter queue.
     pub(crate) async fn declare_with_dead_letters(&self, dead: &str) {
         let arguments = amqp::header_table([
             ("x-dead-letter-exchange", AMQPValue::LongString("".into())),
@@ -167,7 +164,7 @@ impl Client {
         self.channel.queue_delete(self.queue.as_str().into(), options).await.expect("the queue is deleted");
     }
 
-    /// A request as the recorded client publishes it.
+    /// The properties of the recorded client.
     pub(crate) fn properties(id: &str, path: &str) -> BasicProperties {
         let path = AMQPValue::ByteArray(path.as_bytes().to_vec().into());
         BasicProperties::default()
@@ -176,12 +173,12 @@ impl Client {
             .with_headers(amqp::header_table([("x-rpc-path", path)]))
     }
 
-    /// Publishes a request, and says whether its queue took it.
+    /// Publishes a request; returns whether the queue took it.
     pub(crate) async fn publish(&self, properties: BasicProperties, body: &[u8]) -> bool {
         self.publish_to(&self.queue, properties, body).await
     }
 
-    /// Publishes to a queue, and says whether it took it.
+    /// Publishes to a queue; returns whether it took it.
     pub(crate) async fn publish_to(&self, queue: &str, properties: BasicProperties, body: &[u8]) -> bool {
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let confirm = self
@@ -192,7 +189,7 @@ impl Client {
         matches!(confirm.await.expect("it is confirmed"), Confirmation::Ack(None))
     }
 
-    /// The next answer to this request.
+    /// Waits for the next reply to this request.
     pub(crate) async fn answer(&self, id: &str) -> Answered {
         within(&format!("the answer to {id}"), async {
             loop {
@@ -212,14 +209,14 @@ impl Client {
         .await
     }
 
-    /// Asks and waits.
+    /// Sends a request and waits for the reply.
     pub(crate) async fn call(&self, path: &str, body: &[u8]) -> Answered {
         let id = uuid::Uuid::new_v4().to_string();
         assert!(self.publish(Self::properties(&id, path), body).await, "there is a queue for it");
         self.answer(&id).await
     }
 
-    /// How many messages wait in the queue, and how many consumers it has.
+    /// The number of messages in the queue, and of its consumers.
     pub(crate) async fn depth(&self) -> (u32, u32) {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let channel = self.connection.create_channel().await.expect("a channel");
@@ -230,7 +227,7 @@ impl Client {
         (queue.message_count(), queue.consumer_count())
     }
 
-    /// Waits until so many messages are ready and so many consumers there. The broker tells nobody: it has to be asked.
+    /// Polls until the queue has these numbers of messages and consumers.
     pub(crate) async fn until_depth(&self, ready: u32, consumers: u32) {
         let mut seen = (u32::MAX, u32::MAX);
         let wanted = async {
@@ -242,7 +239,7 @@ impl Client {
         assert!(ended.is_ok(), "not {ready} messages ready and {consumers} consumers but {seen:?} within {PATIENCE:?}");
     }
 
-    /// Everything that is put into a queue, when it is put there.
+    /// Consumes from a queue.
     pub(crate) async fn taken_from(&self, queue: &str) -> Taken {
         let channel = self.connection.create_channel().await.expect("a channel");
         let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
@@ -258,19 +255,18 @@ impl Client {
     }
 }
 
-/// What is put into a queue.
+/// A consumer of a queue.
 pub(crate) struct Taken {
     consumer: Consumer,
     _channel: Channel,
 }
 
 impl Taken {
-    /// The next message.
     pub(crate) async fn next(&mut self) -> Delivery {
-        self.next_or(|| "nobody knows why".to_owned()).await
+        self.next_or(|| "no reason known".to_owned()).await
     }
 
-    /// The next message, or what there is to be said of why there is none.
+    /// The next message, or a panic with the reason.
     pub(crate) async fn next_or(&mut self, why: impl FnOnce() -> String) -> Delivery {
         match tokio::time::timeout(PATIENCE, next(&mut self.consumer)).await {
             Ok(message) => message.expect("the channel stays"),
@@ -290,7 +286,7 @@ fn read(delivery: &Delivery) -> Answered {
     }
 }
 
-/// What a test lets its handler do.
+/// What the handler of a test does.
 pub(crate) type Act =
     Arc<dyn Fn(Request, Context) -> Pin<Box<dyn Future<Output = Result<(), ExecuteError>> + Send>> + Send + Sync>;
 
@@ -312,7 +308,7 @@ impl PayloadHandler for Scripted {
     }
 }
 
-/// A worker with a handler of a test's own.
+/// A worker with a handler of the test's.
 pub(crate) struct Running {
     pub(crate) control: Control,
     worker: JoinHandle<std::io::Result<ExitReason>>,
@@ -330,7 +326,7 @@ impl Running {
         Self::of(Arc::new(source), change, act)
     }
 
-    /// With a source of a test's own.
+    /// With a source of the test's.
     pub(crate) fn of(source: Arc<dyn Source>, change: impl FnOnce(WorkerConfig) -> WorkerConfig, act: Act) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let settings = change(WorkerConfig {
@@ -349,13 +345,13 @@ impl Running {
         Self { control, worker: tokio::spawn(worker.run()), _folder: folder }
     }
 
-    /// What its source has counted.
+    /// A counter of its source.
     pub(crate) async fn tally(&self, name: &str) -> u64 {
         let view = self.control.status().await.expect("it works");
         view.sources[0].tallies[name]
     }
 
-    /// Waits until its source has counted so many: what it counts is done by then, and seen by others a moment before.
+    /// Waits until a counter of its source reaches this.
     pub(crate) async fn counts(&self, name: &str, least: u64) {
         within(&format!("{least} {name}"), async {
             while self.tally(name).await < least {
@@ -365,7 +361,7 @@ impl Running {
         .await;
     }
 
-    /// Waits until so many requests are completed: their authors know before the worker does.
+    /// Waits until this many requests are completed: clients get the reply before the worker counts it.
     pub(crate) async fn completed(&self, count: u64) {
         within(&format!("{count} are completed"), async {
             while self.control.counts().completed < count {
@@ -375,7 +371,6 @@ impl Running {
         .await;
     }
 
-    /// Waits for its end.
     pub(crate) async fn ended(self) -> ExitReason {
         within("the end of the worker", self.worker).await.expect("it did not panic").expect("it could work")
     }
@@ -387,19 +382,19 @@ impl Running {
     }
 }
 
-/// A queue of the shared broker, with built-in rules.
+/// A queue of the shared broker, with default settings.
 pub(crate) fn queue(client: &Client) -> Queue {
     Queue::new(client.broker.clone(), &client.queue, "test worker")
 }
 
-/// Handlers that tell a test what they were given, and go on when it says so.
+/// A handler that reports what it gets, and continues on permission.
 pub(crate) struct Gate {
     pub(crate) entered: mpsc::Receiver<String>,
     pub(crate) go: Arc<tokio::sync::Semaphore>,
 }
 
 impl Gate {
-    /// A handler that answers with its body when the test lets it, and is canceled like any other.
+    /// A handler that replies with its body on permission, and can be canceled.
     pub(crate) fn handler() -> (Self, Act) {
         let (sender, entered) = mpsc::channel(1024);
         let go = Arc::new(tokio::sync::Semaphore::new(0));
@@ -424,7 +419,7 @@ impl Gate {
     }
 }
 
-/// Answers with what it was given.
+/// Echoes.
 pub(crate) fn echo() -> Act {
     Arc::new(|request, context| {
         Box::pin(async move {
@@ -443,14 +438,14 @@ pub(crate) fn header(delivery: &Delivery, name: &str) -> Option<String> {
     headers::text(delivery.properties.headers().as_ref()?, name).map(str::to_owned)
 }
 
-/// The one request that a poll brings.
+/// The request of one poll.
 pub(crate) async fn taken(source: &AmqpSource) -> Grant {
     let brings = async {
         loop {
             match source.poll(PriorityQueue(0), 1).await {
                 Ok(mut batch) if !batch.grants.is_empty() => return batch.grants.remove(0),
                 Ok(_) => {}
-                // On a slow machine it has waited for too long.
+                // On a slow machine it was requeued meanwhile.
                 Err(_) => drop(source.open().await.expect("there is a queue")),
             }
         }

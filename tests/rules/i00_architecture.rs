@@ -32,7 +32,7 @@ fn i00_every_invariant_in_force_is_cited_in_the_code_and_has_a_room_of_tests() {
     sources(&root.join("src"), &mut code);
     let cited = cited(&code);
     let rooms = std::fs::read_to_string(root.join("tests/rules/main.rs")).expect("this binary");
-    for (number, room) in [(18, "answers"), (19, "deaths")] {
+    for (number, room) in [(18, "replies"), (19, "worker_kills")] {
         assert!(cited.contains(&number), "I{number} is cited nowhere in src");
         let tests = std::fs::read_to_string(root.join(format!("tests/amqp/{room}.rs"))).expect("the room");
         assert!(tests.contains(&format!("fn i{number:02}_")), "no test in tests/amqp/{room}.rs carries the number");

@@ -336,7 +336,7 @@ impl Session {
     }
 
     /// When pending deliveries are requeued because no poll takes them. Requests that a worker prefetched while another source has its
-    /// slots would wait otherwise (`sources_that_share_one_slot_take_turns_and_none_waits_for_good`).
+    /// slots would wait otherwise (`sources_that_share_one_slot_take_turns`).
     fn unpolled_deadline(&self) -> Option<Instant> {
         self.state().unpolled_deadline()
     }

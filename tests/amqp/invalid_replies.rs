@@ -1,4 +1,4 @@
-//! What a handler answers and nobody can use: its author is told what is wrong, the worker's log says so, and the worker goes on.
+//! Invalid replies of handlers: the client gets an error reply, the worker logs the reason and continues.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -9,7 +9,7 @@ use crate::controller::{Reports, fresh};
 use crate::process::{Process, config};
 use crate::support::{Client, Kind, broker, shared_uri, within};
 
-/// Answers badly, in the way that its path names; and well where that is `/good`.
+/// Replies with the error that its path names; correctly for `/good`.
 const BADLY: &str = r#"#!/usr/bin/env python3
 import json, os, sys
 request = json.load(sys.stdin)["payload"]
@@ -36,7 +36,7 @@ def large():
 }[request["path"]]()
 "#;
 
-/// The paths, and what of the reason is read by whoever asked and by whoever reads the log.
+/// The paths, the reason in the reply, and the reason in the log.
 const BAD: [(&str, &str, &str); 11] = [
     ("/line", "longer than 65536 bytes", "longer than 65536 bytes"),
     ("/missing", "No such file", "No such file"),
@@ -60,7 +60,7 @@ fn worker(folder: &std::path::Path, config: &std::path::Path, uri: &str, more: &
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_of_a_program_that_cannot_be_used_is_an_error_that_says_why() {
+async fn an_invalid_reply_of_a_program_becomes_an_error_reply() {
     let Some(uri) = shared_uri() else { return };
     let client = Client::new(&broker(&uri), Kind::Durable).await;
     let folder = tempfile::tempdir().expect("a folder");
@@ -87,7 +87,7 @@ async fn an_answer_of_a_program_that_cannot_be_used_is_an_error_that_says_why() 
     client.delete_queue().await;
 }
 
-/// A service that answers each request with a media type of 300 bytes, and is well.
+/// A healthy service that responds with a media type of 300 bytes.
 async fn serve(listener: tokio::net::UnixListener) {
     loop {
         let (mut stream, _) = listener.accept().await.expect("somebody comes");
@@ -101,7 +101,7 @@ async fn serve(listener: tokio::net::UnixListener) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_a_service_loads_the_worker_is_started_and_it_is_ready_once_it_takes_requests() {
+async fn a_worker_is_started_while_its_service_starts_and_ready_once_it_takes_requests() {
     let Some(uri) = shared_uri() else { return };
     let exchange = format!("{}-activity", fresh());
     let client = Client::new(&broker(&uri), Kind::Durable).await;
@@ -119,13 +119,13 @@ async fn while_a_service_loads_the_worker_is_started_and_it_is_ready_once_it_tak
         ("JOURNEYMAN__ACTIVITY__REPEAT", "2s"),
     ];
     let worker = worker(folder.path(), &config, &uri, &variables);
-    // The service is not there yet.
+    // The service does not run yet.
     for _ in 0..2 {
         assert_eq!(reports.next("k", "w").await, "started");
     }
     let service = tokio::spawn(serve(tokio::net::UnixListener::bind(folder.path().join("echo.sock")).expect("bound")));
     reports.until_ready("k", "w").await;
-    // And what it says its answers are nobody can send.
+    // Its responses cannot become replies.
     let answer = client.call("/x", b"1").await;
     let message = answer.json()["message"].to_string();
     assert_eq!(answer.status(), "core_error");
@@ -139,7 +139,7 @@ async fn while_a_service_loads_the_worker_is_started_and_it_is_ready_once_it_tak
     client.delete_queue().await;
 }
 
-/// A service that is well, and too busy for every request: it tells which one it was, and when it came.
+/// A healthy service that is too busy for every request, and reports which request arrived when.
 async fn is_busy(listener: tokio::net::UnixListener, came: tokio::sync::mpsc::Sender<std::time::Instant>) {
     let mut count = 0;
     loop {
@@ -159,7 +159,7 @@ async fn is_busy(listener: tokio::net::UnixListener, came: tokio::sync::mpsc::Se
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_service_that_is_too_busy_is_left_alone_as_long_as_it_says_and_its_last_word_is_the_answer() {
+async fn retry_after_of_a_busy_service_is_respected_and_its_last_response_is_the_reply() {
     let Some(uri) = shared_uri() else { return };
     let client = Client::new(&broker(&uri), Kind::Durable).await;
     let folder = tempfile::tempdir().expect("a folder");
@@ -211,7 +211,7 @@ async fn a_call_needs_time_and_a_key_for_its_certificate_and_may_be_detached() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn doctor_looks_whether_activity_can_be_reported() {
+async fn doctor_checks_the_activity_exchange() {
     let Some(uri) = shared_uri() else { return };
     let exchange = format!("{}-activity", fresh());
     let client = Client::new(&broker(&uri), Kind::Transient).await;
@@ -239,7 +239,7 @@ async fn doctor_looks_whether_activity_can_be_reported() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_is_not_ready_before_its_queue_is_there() {
+async fn a_worker_is_not_ready_before_its_queue_exists() {
     let Some(uri) = shared_uri() else { return };
     let exchange = format!("{}-activity", fresh());
     let client = Client::without_queue(&broker(&uri), &fresh()).await;
@@ -265,10 +265,10 @@ async fn a_worker_is_not_ready_before_its_queue_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_that_are_too_long_are_refused_and_cost_nobody_else_anything() {
+async fn names_that_are_too_long_are_refused_without_side_effects() {
     let Some(uri) = shared_uri() else { return };
     let long = "k".repeat(256);
-    // A call, from the command line.
+    // `journeyman call`.
     let command = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"))
         .args(["call", "--pool", "core", "--key", &long])
         .env_clear()
@@ -285,7 +285,7 @@ async fn names_that_are_too_long_are_refused_and_cost_nobody_else_anything() {
     let config = config(folder.path(), BADLY, "");
     let ended = worker(folder.path(), &config, &uri, &[("WORKER_KEY", &long)]).ends().await;
     assert!(ended.code() == Some(30) && ended.log.contains("JM-CFG-005"), "{:?} {}", ended.status, ended.log);
-    // A poison queue and a worker's own name, by the library: the request is given up all the same.
+    // A poison queue and a connection name, by the library: the request is given up all the same.
     let client = Client::new(&broker(&uri), Kind::Durable).await;
     let queue = journeyman::source::amqp::AmqpSourceConfig {
         connection_name: long.clone(),

@@ -1,4 +1,4 @@
-//! What a worker is told of its queue, by variables and by its configuration, and what others see of its requests.
+//! Configuration of an AMQP worker by variables and by file, and its requests in journal, page and metrics.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -24,7 +24,7 @@ async fn answers(client: &Client) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_controller_does_not_say_has_its_default() {
+async fn variables_that_are_not_set_have_defaults() {
     let Some(uri) = shared_uri() else { return };
     let key = fresh();
     let client = Client::on(&broker(&uri), Kind::Transient, &format!("core-req-{key}")).await;
@@ -41,7 +41,7 @@ async fn what_a_controller_does_not_say_has_its_default() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broker_that_nobody_names_is_the_one_on_this_machine() {
+async fn the_default_broker_is_on_this_machine() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = config(folder.path(), ECHO, "");
     let mut worker = Process::start(folder.path(), &config, &[("WORKER_KEY", "42")]);
@@ -50,7 +50,7 @@ async fn a_broker_that_nobody_names_is_the_one_on_this_machine() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_configuration_says_the_same_as_a_controller() {
+async fn a_configuration_file_equals_the_variables_of_a_controller() {
     let Some(uri) = shared_uri() else { return };
     let (key, exchange) = (fresh(), format!("{}-activity", fresh()));
     let client = Client::new(&broker(&uri), Kind::Durable).await;
@@ -76,11 +76,11 @@ async fn a_configuration_says_the_same_as_a_controller() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_may_run_longer_than_the_broker_waits_are_warned_of() {
+async fn a_max_run_time_above_the_consumer_timeout_is_warned_of() {
     let Some(uri) = shared_uri() else { return };
     let client = Client::new(&broker(&uri), Kind::Durable).await;
     let of = |longest: &str| format!("max_run_time = \"{longest}\"\n");
-    // What nobody has set is worth no warning, though it is longer than what a broker has where nobody has set it.
+    // With two defaults there is no warning, though the default max_run_time exceeds RabbitMQ's default timeout.
     for (longest, consumer_timeout, warned) in [
         (of("20m"), "", false),
         (of("2h"), "", true),
@@ -110,21 +110,21 @@ pub(crate) async fn get(address: &str, path: &str) -> String {
     answer
 }
 
-/// Where it says that it can be looked at.
+/// The address of the status page.
 pub(crate) async fn listening(worker: &mut Process) -> String {
     worker.says("http://").await;
     let log = worker.log();
     log.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address").to_owned()
 }
 
-/// Says that it runs, and ends when it may.
+/// Reports that it runs, and ends on permission.
 fn waiting(folder: &Path) -> String {
     let folder = folder.display();
     format!("#!/bin/sh\ncat >/dev/null\necho running >{folder}/runs\nread go <{folder}/go\n")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_is_a_claim_like_any_other_to_whoever_looks() {
+async fn a_request_appears_as_a_claim_in_journal_page_and_metrics() {
     let Some(uri) = shared_uri() else { return };
     let client = Client::new(&broker(&uri), Kind::Durable).await;
     let folder = tempfile::tempdir().expect("a folder");
@@ -142,7 +142,7 @@ async fn a_request_is_a_claim_like_any_other_to_whoever_looks() {
     let runs = here.join("runs");
     let running = tokio::task::spawn_blocking(move || std::fs::read_to_string(runs).expect("it says so"));
     assert_eq!(within("it runs", running).await.expect("it was read"), "running\n");
-    // In the journal before it was started, on the status page and among the numbers while it runs.
+    // In the journal before it starts, on the status page and in the metrics while it runs.
     let journal = std::fs::read_to_string(here.join("work/journal")).expect("a journal");
     assert!(journal.lines().any(|line| line.contains("\"held\"") && line.contains(&id)), "{journal}");
     assert!(get(address, "/").await.contains(&id), "on the status page");
@@ -151,7 +151,7 @@ async fn a_request_is_a_claim_like_any_other_to_whoever_looks() {
     let go = here.join("go");
     tokio::task::spawn_blocking(move || std::fs::write(go, "go\n").expect("it reads")).await.expect("it is let go");
     assert_eq!(client.answer(&id).await.body, b"null");
-    // The answer is known before it is counted.
+    // The reply arrives before it is counted.
     within("it is counted", async { while !get(address, "/metrics").await.contains("event=\"replies\"} 1.0") {} })
         .await;
     leaves(worker).await;

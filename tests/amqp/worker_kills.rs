@@ -1,7 +1,7 @@
-//! kill -9 of the worker at each step of a request: none is lost, each is answered, and one is answered twice only where its
-//! answer was under way, or a copy of it, when the worker died before it could say so.
+//! kill -9 of the worker at each step of a request: none is lost, each gets a reply, and only those get a second reply whose reply or
+//! copy was being published.
 //!
-//! `JOURNEYMAN_CRASH_RUNS` is how often at each step (4 unless set).
+//! `JOURNEYMAN_CRASH_RUNS` is the number of kills at each step (default 4).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use rustix::process::Signal;
 use crate::process::{Process, config};
 use crate::support::{Client, Kind, broker, shared_uri};
 
-/// The steps of a request, in an order in which there is always something left to be copied.
+/// The steps of a request, ordered so that there is always a request to be copied.
 const STEPS: [&str; 10] = [
     "request-delivered",
     "request-copied",
-    // On record, and not started.
+    // Journaled, and not started.
     "prepared",
     "spawned",
     "request-copied",
@@ -28,10 +28,10 @@ const STEPS: [&str; 10] = [
     "request-acknowledged",
 ];
 
-/// Answers at once.
+/// Replies at once.
 const AT_ONCE: &str = "#!/bin/sh\necho '{\"type\":\"answer\",\"json\":1}' >&3\n";
 
-/// Where workers live and die, one after the other.
+/// A queue, and workers that die one after the other.
 struct Scene {
     uri: String,
     client: Client,
@@ -48,7 +48,7 @@ impl Scene {
         let answers = format!("{}-answers", client.queue);
         client.declare(Kind::Durable, &answers).await;
         let folder = memory_dir();
-        // However often it is tried: it is the worker that dies, and not by what it does.
+        // Unlimited attempts: the worker dies, and not because of the request.
         let source = "[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\nmax_attempts = 100000\n";
         let config = config(folder.path(), AT_ONCE, source);
         Self { uri, client, answers, folder, config, published: 0, deaths: BTreeMap::new() }
@@ -71,14 +71,14 @@ impl Scene {
             ("WORKER_AMQP_URI", &self.uri),
             ("WORKER_ACTIVITY_EXCHANGE", ""),
             ("JOURNEYMAN__WORKER__CAPACITY", "1"),
-            // One that never comes by its step ends all the same.
+            // A worker that does not reach its crash point exits nevertheless.
             ("JOURNEYMAN__WORKER__EXIT_WHEN_IDLE", "30s"),
         ];
         variables.extend(crash_at.map(|at| ("JOURNEYMAN_CRASH_POINT", at)));
         Process::start(self.folder.path(), &self.config, &variables)
     }
 
-    /// One life, which ends at the step when it comes by so often.
+    /// Runs a worker that dies at the `times`th passing of a step.
     async fn dies_at(&mut self, step: &'static str, times: usize) {
         self.publish(times).await;
         let at = format!("{step}:{times}");
@@ -87,7 +87,7 @@ impl Scene {
         *self.deaths.entry(step).or_default() += 1;
     }
 
-    /// Works until nothing is left, and answers with how often each request was answered.
+    /// Processes the rest, and returns the number of replies to each request.
     async fn finish(&mut self) -> BTreeMap<String, usize> {
         loop {
             let last = self.worker(None);
@@ -110,7 +110,7 @@ impl Scene {
         steps.iter().filter_map(|step| self.deaths.get(step)).sum()
     }
 
-    /// Judges: none lost, and as many answers too many as there had to be; where `maybe`, as there may have been.
+    /// Asserts that none is lost, and that `must` steps caused a second reply each, `maybe` steps at most one.
     fn judge(&self, what: &str, answered: &BTreeMap<String, usize>, must: &[&str], maybe: &[&str]) {
         let all: usize = answered.values().sum();
         let again = all - answered.len();
@@ -141,7 +141,7 @@ fn runs() -> usize {
 async fn die_at_each_step(kind: Kind, runs: usize) {
     let Some(uri) = shared_uri() else { return };
     let mut scene = Scene::new(uri, kind).await;
-    // A quorum queue counts by itself; nothing is copied.
+    // A quorum queue counts deliveries itself; nothing is copied.
     let copied = |step: &&str| kind == Kind::Quorum && *step == "request-copied";
     for run in 0..runs {
         for step in STEPS.into_iter().filter(|step| !copied(step)) {
@@ -150,7 +150,7 @@ async fn die_at_each_step(kind: Kind, runs: usize) {
         }
     }
     let answered = scene.finish().await;
-    // A broker that loses a connection may pass over what has just come by it: an answer, or an acknowledgement.
+    // A broker may discard what it received last on a lost connection: a reply, or an acknowledgement.
     let maybe = ["exited", "request-published", "request-acknowledged"];
     scene.judge(&format!("{kind:?}"), &answered, &["request-confirmed", "request-copied"], &maybe);
 }

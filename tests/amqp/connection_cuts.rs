@@ -1,4 +1,4 @@
-//! A connection that goes wrong again and again, while requests are worked off: none may be lost.
+//! A connection that fails repeatedly while requests are processed: none may be lost.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,31 +13,31 @@ use crate::faults::{persistent, target};
 use crate::support::{Act, Client, Kind, Running, Taken, broker, queue, shared, shared_uri};
 use crate::wire::{Way, Wire};
 
-/// In turn. Those that a connection does not come back from are found out by heartbeats.
+/// In turn. Heartbeats find the silent ones.
 const FAULTS: [Fault; 4] =
     [Fault::Slow(Duration::from_millis(5)), Fault::For(Way::Stall), Fault::Reset, Fault::For(Way::HalfOpen)];
 
-/// How many requests are under way at most: more than the worker takes, and so few that each fault meets some.
+/// Pending requests at most: more than the worker takes, and so few that each fault meets some.
 const AHEAD: u64 = 200;
 
-/// Follows the last answer.
+/// Marks the end of the replies.
 const END: &str = "end";
 
 #[derive(Debug, Clone, Copy)]
 enum Fault {
-    /// Each piece takes so long, until the next fault.
+    /// Delays each chunk by this, until the next fault.
     Slow(Duration),
-    /// The connection is this way for good; the next one is not.
+    /// Lasts for the rest of the connection.
     For(Way),
     Reset,
 }
 
-/// How many messages it takes: `tests/run amqp --messages N`.
+/// The number of messages: `tests/run amqp --messages N`.
 fn messages() -> u64 {
     std::env::var("JOURNEYMAN_TEST_AMQP_MESSAGES").ok().and_then(|text| text.parse().ok()).unwrap_or(3_000)
 }
 
-/// How often each one came, by correlation id.
+/// Replies by correlation id.
 #[derive(Default)]
 struct Answers {
     came: Mutex<BTreeMap<String, u64>>,
@@ -45,7 +45,7 @@ struct Answers {
 }
 
 impl Answers {
-    /// The next one, unless it is the end.
+    /// Takes the next reply, unless it marks the end.
     async fn take(&self, taken: &mut Taken) -> bool {
         let answer = taken.next().await;
         let id = answer.properties.correlation_id().as_ref().expect("an id").to_string();
@@ -94,9 +94,9 @@ async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
         })
     });
     let mut settings = queue(&client);
-    // What is silent is given up after twice as many seconds, at either end.
+    // A silent connection ends after two heartbeats, at either end.
     settings.broker = broker(&format!("{}?heartbeat=2", wire.uri(&uri)));
-    // What is lost is the connection's fault, however often.
+    // Losses count as attempts, which must not be limited here.
     settings.max_attempts = None;
     let worker = Running::start(settings, 64, Arc::clone(&act));
     let all = messages();
@@ -115,16 +115,16 @@ async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
             answers.take(&mut taken).await;
         }
     };
-    // A bound for what hangs, not for how fast it is.
+    // Finds hangs; does not measure speed.
     let patience = Duration::from_secs(300 + all / 10);
     let whole = async { tokio::join!(publish, read, go_wrong(&wire, &answers, all, faults)) };
     let ended = tokio::time::timeout(patience, whole).await;
     worker.drained().await;
-    // What was acknowledged last may have come back with a connection that was lost.
+    // The last acknowledgements may have been lost with a connection.
     let again = Running::start(Queue { max_attempts: None, ..queue(&client) }, 64, act);
     client.until_depth(0, 1).await;
     again.drained().await;
-    // What came before this is all there was.
+    // Everything before this marker was received.
     let end = Client::without_queue(&direct, &reply_to).await;
     assert!(end.publish(Client::properties(END, "/end"), END.as_bytes()).await);
     while answers.take(&mut taken).await {}

@@ -1,4 +1,4 @@
-//! Requests and their answers.
+//! Replies to requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use journeyman::worker::ExitReason;
 use crate::support::{Act, Client, Gate, Kind, PATIENCE, Running, echo, queue, shared, within};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_is_answered_as_the_recorded_worker_answers_it() {
+async fn a_reply_equals_the_one_of_the_recorded_worker() {
     let Some(broker) = shared() else { return };
     for kind in [Kind::Transient, Kind::Durable, Kind::Quorum] {
         let client = Client::new(&broker, kind).await;
@@ -25,14 +25,14 @@ async fn a_request_is_answered_as_the_recorded_worker_answers_it() {
         assert_eq!((answer.status(), answer.partial), ("ok", false));
         assert_eq!(answer.body, b"{\"echo\":{\"x\":1}}");
         worker.drained().await;
-        // It is acknowledged, and nobody consumes any more.
+        // Acknowledged, and the consumer has ended.
         client.until_depth(0, 0).await;
         client.delete_queue().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_becomes_of_a_request_its_author_reads_it() {
+async fn every_outcome_becomes_a_reply() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Durable).await;
     let act: Act = Arc::new(|request, context| {
@@ -76,7 +76,7 @@ async fn whatever_becomes_of_a_request_its_author_reads_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn partial_answers_come_first_and_in_order() {
+async fn partial_replies_arrive_first_and_in_order() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Transient).await;
     let act: Act = Arc::new(|_, context| {
@@ -99,7 +99,7 @@ async fn partial_answers_come_first_and_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn headers_of_every_type_and_none_at_all_are_taken() {
+async fn headers_of_every_type_and_missing_ones_are_accepted() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Transient).await;
     let act: Act = Arc::new(|request, context| {
@@ -126,7 +126,7 @@ async fn headers_of_every_type_and_none_at_all_are_taken() {
         assert!(client.publish(properties.with_correlation_id(id.into()), b"\xff").await);
         assert_eq!(String::from_utf8(client.answer(id).await.body).expect("text"), seen);
     }
-    // Nobody waits for these: they are worked at and acknowledged all the same.
+    // Requests without reply_to run and are acknowledged.
     assert!(client.publish(BasicProperties::default(), b"1").await);
     assert!(client.publish(base(), b"1").await);
     assert_eq!(client.answer("").await.correlation_id, None);
@@ -144,7 +144,7 @@ async fn a_reply_without_a_client_costs_nothing_and_a_missing_reply_queue_is_cou
     let absent = Client::without_queue(&client.broker, &client.queue).await;
     assert!(absent.publish(Client::properties("a", "/a"), b"a").await);
     assert_eq!(gate.enters().await, "a");
-    absent.leave().await;
+    absent.close().await;
     gate.go.add_permits(1);
     worker.completed(1).await;
     for (count, reply_to) in [(0, "amq.rabbitmq.reply-to.invalid"), (1, "jm-test-missing-queue")] {
@@ -188,13 +188,13 @@ async fn a_stream_without_a_client_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_is_too_large_or_too_late_is_answered_and_not_run() {
+async fn a_request_that_is_too_large_or_expired_gets_a_reply_and_does_not_run() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Transient).await;
     let (mut gate, act) = Gate::handler();
     let mut settings = queue(&client);
     settings.message_bytes_max = 1000;
-    // One more slot than requests: the broker drops what has no time left and cannot be handed out at once.
+    // One more slot than requests: the broker drops expired messages that it cannot deliver at once.
     let worker = Running::start(settings, 2, act);
     let too_large = client.call("/large", &[b'x'; 1001]).await;
     assert_eq!((too_large.status(), &too_large.json()["type"]), ("core_error", &"journeyman:too_large".into()));
@@ -212,7 +212,7 @@ async fn a_request_that_is_too_large_or_too_late_is_answered_and_not_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_larger_than_the_broker_takes_reaches_no_worker_and_the_largest_it_takes_is_answered() {
+async fn a_request_above_the_brokers_limit_is_refused_and_the_largest_one_is_answered() {
     const MOST: usize = 128 << 20;
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Transient).await;
@@ -225,7 +225,7 @@ async fn a_request_larger_than_the_broker_takes_reaches_no_worker_and_the_larges
     });
     let worker = Running::start(queue(&client), 1, act);
     let body = vec![b' '; MOST + 1];
-    // Our own client does not send it.
+    // Our own client refuses to send it.
     let asking = journeyman::client::RpcClient::new(broker.clone(), "a caller");
     let call = RpcRequest {
         routing_key: client.queue.clone(),
@@ -234,7 +234,7 @@ async fn a_request_larger_than_the_broker_takes_reaches_no_worker_and_the_larges
         ..RpcRequest::default()
     };
     assert_eq!(asking.call(&call).await, Err(RpcError::TooLarge { bytes: MOST + 1 }));
-    // Who sends it is told by the broker, at the price of the channel.
+    // The broker closes the channel of any other client.
     let connection = broker.connect("somebody else").await.expect("a connection");
     let channel = connection.create_channel().await.expect("a channel");
     channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirmations");
@@ -252,7 +252,7 @@ async fn a_request_larger_than_the_broker_takes_reaches_no_worker_and_the_larges
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_the_broker_cannot_take_is_replaced_by_an_error() {
+async fn a_reply_that_the_broker_refuses_is_replaced_by_an_error() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Transient).await;
     let act: Act = Arc::new(|_, context| {
@@ -273,7 +273,7 @@ async fn an_answer_that_the_broker_cannot_take_is_replaced_by_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i18_an_answer_that_its_queue_refuses_is_sent_again_and_its_request_is_held_until_it_is_taken() {
+async fn i18_a_reply_that_its_queue_refuses_is_retried_and_its_request_is_held_until_it_is_accepted() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Durable).await;
     let full = format!("{}-full", client.queue);
@@ -300,7 +300,7 @@ async fn i18_an_answer_that_its_queue_refuses_is_sent_again_and_its_request_is_h
     let first = Running::start(patient(), 1, echo());
     assert!(client.publish(request(), b"a").await);
     refused_twice(&first).await;
-    // Not answered, so not acknowledged: whoever comes next has it.
+    // Without a reply the request was not acknowledged: the next worker gets it.
     first.control.abort().await;
     assert_eq!(first.ended().await, ExitReason::Aborted);
     client.until_depth(1, 0).await;
@@ -317,7 +317,7 @@ async fn i18_an_answer_that_its_queue_refuses_is_sent_again_and_its_request_is_h
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_whose_answer_is_refused_for_too_long_is_acknowledged_without_one_and_counted() {
+async fn a_request_whose_reply_is_refused_for_too_long_is_acknowledged_without_one_and_counted() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Durable).await;
     let full = format!("{}-full", client.queue);
@@ -327,7 +327,7 @@ async fn a_request_whose_answer_is_refused_for_too_long_is_acknowledged_without_
     settings.reply_retry_max = Duration::from_secs(1);
     settings.message_bytes_max = 10;
     let worker = Running::start(settings, 1, echo());
-    // One that a handler has seen, and one that none is to see.
+    // One that a handler has seen, and one that no handler sees.
     for (body, count) in [("short", 1), ("longer than ten bytes", 2)] {
         let refused = worker.tally("replies_nacked").await;
         let to_the_full = Client::properties("a", "/a").with_reply_to(full.as_str().into());

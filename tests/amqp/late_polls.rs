@@ -1,4 +1,4 @@
-//! A poll whose requests come when the worker does not want them any more.
+//! Polls whose requests arrive when the worker takes none any more, and sources that share slots.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -21,7 +21,7 @@ use crate::process::{Process, config};
 use crate::support::{Client, Kind, Running, broker, echo, queue, shared, shared_uri, within};
 use rustix::process::Signal;
 
-/// Tells of each request that comes, and passes it on when it may.
+/// Reports each request of a poll, and returns it on permission.
 struct Late {
     source: AmqpSource,
     came: mpsc::Sender<()>,
@@ -96,7 +96,7 @@ impl Source for Late {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_comes_when_a_worker_is_paused_goes_back_without_counting_as_a_try() {
+async fn a_request_that_arrives_during_a_pause_is_requeued_without_an_attempt() {
     let Some(broker) = shared() else { return };
     for kind in [Kind::Durable, Kind::Quorum] {
         let client = Client::new(&broker, kind).await;
@@ -121,7 +121,7 @@ async fn what_comes_when_a_worker_is_paused_goes_back_without_counting_as_a_try(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sources_that_share_one_slot_take_turns_and_none_waits_for_good() {
+async fn sources_that_share_one_slot_take_turns() {
     let Some(uri) = shared_uri() else { return };
     let clients = [Client::new(&broker(&uri), Kind::Durable).await, Client::new(&broker(&uri), Kind::Durable).await];
     let folder = tempfile::tempdir().expect("a folder");
@@ -133,7 +133,7 @@ async fn sources_that_share_one_slot_take_turns_and_none_waits_for_good() {
     let config = config(folder.path(), answers, &format!("[worker]\ncapacity = 1\n{}{}", source(0), source(1)));
     let worker =
         Process::start(folder.path(), &config, &[("JOURNEYMAN_AMQP_URI", &uri), ("WORKER_ACTIVITY_EXCHANGE", "")]);
-    // Whichever has the slot, while the other one is idle.
+    // Whichever source has the slot, while the other one is idle.
     for client in [&clients[1], &clients[0], &clients[1]] {
         assert_eq!(client.call("/here", b"1").await.body, b"here", "{}", worker.log());
     }
