@@ -1,8 +1,6 @@
 //! Drivers start, list and stop the workers of a pool. Only a list proves that a worker runs or has exited ([`reconciler`]): a
 //! call may time out after it took effect.
 
-#[cfg(test)]
-mod conformance;
 mod docker;
 mod exec;
 mod kubernetes;
@@ -373,3 +371,6 @@ async fn with_timeout<T>(call: impl Future<Output = Result<T, DriverError>>) -> 
         Err(_) => Err(DriverError(format!("timed out after {DRIVER_CALL_TIMEOUT:?}"))),
     }
 }
+
+#[cfg(test)]
+mod conformance_tests;

@@ -1,7 +1,7 @@
 //! What every driver keeps, whatever it starts workers with. Each is held against something that behaves as the real one is
 //! documented to; only processes of this host are the real thing here.
 
-mod kubernetes_pods;
+mod kubernetes_tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
