@@ -14,8 +14,6 @@ use crate::limits::MESSAGE_TTL_MIN;
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolConfig {
-    /// What exchanges and queues are called.
-    pub names: NamingScheme,
     /// How requests are kept.
     pub queue_type: QueueType,
     /// How long after the last sign of demand the queue of a group is unbound. A request that comes later goes to the orphans, and makes the group active again.
@@ -76,7 +74,6 @@ pub struct PoolConfig {
 impl Default for PoolConfig {
     fn default() -> Self {
         Self {
-            names: NamingScheme::default(),
             queue_type: QueueType::default(),
             unbind_delay: minutes(10),
             stop_delay: minutes(10),
@@ -262,17 +259,6 @@ impl Serialize for EnvValue {
 
 const fn minutes(count: u64) -> Span {
     Span(Duration::from_secs(count * 60))
-}
-
-/// Whose names the exchanges and queues of a pool have.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum NamingScheme {
-    /// Those of the known implementation, with every byte of a key that is no ASCII letter or digit as `%XX`.
-    #[default]
-    Implementation,
-    /// Those of the protocol's document, with keys as they are.
-    Document,
 }
 
 /// How requests are kept.

@@ -50,7 +50,7 @@ pub use driver::{
     DockerConfig, DriverConfig, DriverKind, ExecConfig, KubernetesConfig, Scaling, SubprocessConfig, SystemdConfig,
 };
 pub use external_demand::DemandSource;
-pub use queue_names::{NamingScheme, QueueNames};
+pub use queue_names::QueueNames;
 pub use topology::{QueueOptions, QueueType};
 
 use commands::{CommandError, PoolCommand};

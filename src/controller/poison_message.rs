@@ -271,7 +271,6 @@ mod tests {
         assert!(last.log.iter().map(String::len).sum::<usize>() <= most + 3, "what is cut may be shown by a sign");
     }
 
-    use super::super::NamingScheme;
     use super::*;
 
     fn copied(key: &str, table: FieldTable) -> Delivery {
@@ -303,7 +302,7 @@ mod tests {
 
     #[test]
     fn what_is_put_aside_says_who_ended_under_it_and_goes_back_as_it_came() {
-        let names = QueueNames::new("core", NamingScheme::Osrdyne);
+        let names = QueueNames::new("core");
         let log = vec!["one".to_owned(), "two".to_owned()];
         let death = WorkerFailure { worker: "w".to_owned(), exit: "signal: 9 (SIGKILL)".to_owned(), log: log.clone() };
         let mut aside = letter();
@@ -333,7 +332,7 @@ mod tests {
 
     #[test]
     fn what_a_worker_has_put_back_comes_under_the_name_of_its_queue_and_keeps_its_key() {
-        let names = QueueNames::new("core", NamingScheme::Osrdyne);
+        let names = QueueNames::new("core");
         let mut table = letter().properties.headers().clone().unwrap();
         table.insert(ATTEMPTS.into(), integer(2));
         let mut aside = copied("core-req-a%2Fb", table);
@@ -344,7 +343,7 @@ mod tests {
 
     #[test]
     fn what_a_worker_has_put_aside_and_what_anybody_has_is_read_as_far_as_it_goes() {
-        let names = QueueNames::new("core", NamingScheme::Osrdyne);
+        let names = QueueNames::new("core");
         let of_worker = amqp::header_table([
             ("x-journeyman-attempts", AMQPValue::LongUInt(5)),
             ("x-journeyman-reason", text("it was tried 5 times")),

@@ -93,20 +93,19 @@ fn exchange_policy(names: &QueueNames) -> BrokerPolicy {
 
 #[cfg(test)]
 mod tests {
-    use super::super::NamingScheme;
     use super::*;
 
     #[test]
     fn a_policy_is_for_queues_of_its_own_pool_and_says_what_is_configured() {
-        let names = QueueNames::new("co.re", NamingScheme::Specification);
+        let names = QueueNames::new("co.re");
         let keeping = QueueOptions { message_ttl: Some(1_500), delivery_limit: Some(3), ..QueueOptions::default() };
         let policy = queue_policy(&names, keeping);
-        assert_eq!((policy.pattern.as_str(), policy.apply_to.as_str()), (r"^co\.re\-req\-", "queues"));
+        assert_eq!((policy.pattern.as_str(), policy.apply_to.as_str()), (r"^co\%2Ere\-req\-", "queues"));
         let said: Vec<&str> = policy.definition.keys().map(String::as_str).collect();
         assert_eq!(said, ["dead-letter-exchange", "message-ttl"], "a classic queue has no limit of deliveries");
         let safe = queue_policy(&names, QueueOptions { queue_type: QueueType::Quorum, ..keeping });
         assert_eq!(safe.definition["delivery-limit"], 3);
-        assert_eq!(exchange_policy(&names).pattern, r"^co\.re\-req\-xchg$");
-        assert_eq!(queue_policy_name(&names), "co.re-req-queues");
+        assert_eq!(exchange_policy(&names).pattern, r"^co\%2Ere\-req\-xchg$");
+        assert_eq!(queue_policy_name(&names), "co%2Ere-req-queues");
     }
 }

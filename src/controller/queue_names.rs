@@ -5,27 +5,15 @@ use crate::amqp::REPLACEMENT_CHAR;
 use crate::domain::group::Key;
 use crate::limits::AMQP_NAME_BYTES_MAX;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum NamingScheme {
-    #[default]
-    Osrdyne,
-    Specification,
-}
-
 #[derive(Debug, Clone)]
 pub struct QueueNames {
     pool: String,
-    scheme: NamingScheme,
 }
 
 impl QueueNames {
     #[must_use]
-    pub fn new(pool: &str, scheme: NamingScheme) -> Self {
-        let pool = match scheme {
-            NamingScheme::Osrdyne => escaped(pool),
-            NamingScheme::Specification => pool.to_owned(),
-        };
-        Self { pool, scheme }
+    pub fn new(pool: &str) -> Self {
+        Self { pool: escaped(pool) }
     }
 
     #[must_use]
@@ -47,10 +35,7 @@ impl QueueNames {
 
     #[must_use]
     pub fn dead_letter_exchange(&self) -> String {
-        match self.scheme {
-            NamingScheme::Osrdyne => format!("{}-deadletter-xchg", self.pool),
-            NamingScheme::Specification => format!("{}-dl-xchg", self.pool),
-        }
+        format!("{}-deadletter-xchg", self.pool)
     }
 
     #[must_use]
@@ -65,10 +50,7 @@ impl QueueNames {
 
     #[must_use]
     pub fn dead_letter_queue(&self) -> String {
-        match self.scheme {
-            NamingScheme::Osrdyne => format!("{}-deadletter", self.pool),
-            NamingScheme::Specification => format!("{}-dl", self.pool),
-        }
+        format!("{}-deadletter", self.pool)
     }
 
     #[must_use]
@@ -99,10 +81,7 @@ impl QueueNames {
 
     #[must_use]
     pub fn encoded_key(&self, key: &Key) -> String {
-        match self.scheme {
-            NamingScheme::Osrdyne => escaped(key.as_str()),
-            NamingScheme::Specification => key.as_str().to_owned(),
-        }
+        escaped(key.as_str())
     }
 
     #[must_use]
@@ -117,12 +96,7 @@ impl QueueNames {
         if routing_key.contains(REPLACEMENT_CHAR) {
             return None;
         }
-        match self.scheme {
-            NamingScheme::Osrdyne => Key::new(&unescaped(routing_key)?),
-            NamingScheme::Specification => {
-                Key::new(routing_key).filter(|key| !key.as_str().contains(['\0', '\r', '\n']))
-            }
-        }
+        Key::new(&unescaped(routing_key)?)
     }
 
     #[must_use]
@@ -162,7 +136,7 @@ mod tests {
 
     #[test]
     fn the_names_are_those_that_existing_clients_and_workers_look_for() {
-        let names = QueueNames::new("core", NamingScheme::Osrdyne);
+        let names = QueueNames::new("core");
         let key = Key::new("infra=42").unwrap();
         assert_eq!(names.requests_exchange(), "core-req-xchg");
         assert_eq!(
@@ -181,39 +155,20 @@ mod tests {
     }
 
     #[test]
-    fn the_documents_names_are_the_other_choice() {
-        let names = QueueNames::new("core", NamingScheme::Specification);
-        let key = Key::new("infra=42").unwrap();
-        assert_eq!(
-            (names.dead_letter_exchange(), names.dead_letter_queue()),
-            ("core-dl-xchg".into(), "core-dl".into())
-        );
-        assert_eq!(names.request_queue(&key).as_deref(), Some("core-req-infra=42"));
-        assert_eq!(names.bindings(&key), ["infra=42"]);
-        for odd in ["a\nb", "a\rb", "a\0b"] {
-            assert_eq!(names.parse_routing_key(odd), None, "no queue has that name");
-            assert!(QueueNames::new("core", NamingScheme::Osrdyne).parse_routing_key(odd).is_some());
-        }
-    }
-
-    #[test]
     fn a_pool_whose_names_have_no_room_is_known() {
-        assert!(QueueNames::new(&"p".repeat(230), NamingScheme::Osrdyne).are_valid());
-        assert!(!QueueNames::new(&"ü".repeat(60), NamingScheme::Osrdyne).are_valid());
-        assert!(!QueueNames::new(&"p".repeat(250), NamingScheme::Specification).are_valid());
+        assert!(QueueNames::new(&"p".repeat(230)).are_valid());
+        assert!(!QueueNames::new(&"ü".repeat(60)).are_valid());
     }
 
     proptest! {
         #[test]
         fn a_key_is_found_again_in_the_name_of_its_queue(text in "(.|%[0-9a-fA-F]{2}){0,80}") {
-            for spelling in [NamingScheme::Osrdyne, NamingScheme::Specification] {
-                let names = QueueNames::new("a pool/1", spelling);
-                let Some(key) = names.parse_routing_key(&text) else { continue };
+                            let names = QueueNames::new("a pool/1");
+                let Some(key) = names.parse_routing_key(&text) else { return Ok(()) };
                 prop_assert!(names.bindings(&key).contains(&text), "the request reaches it");
                 if let Some(queue) = names.request_queue(&key) {
                     prop_assert_eq!(names.parse_queue_name(&queue), Some(key));
                 }
-            }
         }
     }
 }

@@ -22,7 +22,7 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::worker::listen_http;
 use super::{amqp_setup, target, worker_setup};
 use crate::config::demand::DemandConfig;
-use crate::config::pool::{KubernetesScaling, NamingScheme, PoolConfig, PoolDriver, QueueType};
+use crate::config::pool::{KubernetesScaling, PoolConfig, PoolDriver, QueueType};
 use crate::config::values::File;
 use crate::config::{Config, Environment, secrets};
 use crate::control::controller_api::{PoolHandles, serve, socket_in};
@@ -230,11 +230,7 @@ pub(in crate::cli) fn pool_config(
     environment: &Environment,
 ) -> Result<controller::ControllerConfig, Failure> {
     let uri = secrets::amqp_uri(&config.amqp, environment)?;
-    let spelling = match pool.names {
-        NamingScheme::Implementation => controller::NamingScheme::Osrdyne,
-        NamingScheme::Document => controller::NamingScheme::Specification,
-    };
-    let names = controller::QueueNames::new(name, spelling);
+    let names = controller::QueueNames::new(name);
     if !names.are_valid() {
         return Err(Failure::new(
             Exit::Config,
