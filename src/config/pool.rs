@@ -51,14 +51,9 @@ pub struct PoolConfig {
     pub concurrency: u32,
     /// How long fewer workers have to be enough before fewer are kept.
     pub scale_down_delay: Span,
-    /// How many workers of a group may be starting at once.
-    #[schemars(range(min = 1))]
-    pub starting_max: u32,
     /// How many workers all groups of the pool have together [built-in: any number].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_total: Option<u32>,
-    /// Where there are more groups than workers: how long one keeps its worker before it is another one's turn.
-    pub turn: Span,
     /// The `x-status` of answers that the controller gives in a worker's place. One known client ends at any that it does not know, so that this is `core_error` unless told otherwise; the reason is in the header `x-dead-letter-reason` and in the body.
     pub dead_letter_status: String,
     /// For `driver = "exec"`.
@@ -90,9 +85,7 @@ impl Default for PoolConfig {
             min_idle: 0,
             concurrency: 1,
             scale_down_delay: minutes(5),
-            starting_max: 4,
             max_total: None,
-            turn: minutes(1),
             dead_letter_status: "core_error".to_owned(),
             exec: ExecDriverConfig::default(),
             systemd: SystemdDriverConfig::default(),

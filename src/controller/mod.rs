@@ -98,7 +98,7 @@ enum ControllerRequest {
 pub struct ScalingConfig {
     pub delays: tracker::TrackerPolicy,
     pub limits: scale::ScaleLimits,
-    pub budget: Option<scale::WorkerBudget>,
+    pub max_total: Option<u32>,
 }
 
 impl ControllerHandle {
@@ -306,10 +306,10 @@ impl Controller {
             // The caller may have timed out.
             ControllerRequest::Status(answer) => drop(answer.send(self.snapshot(self.clock.now()))),
             ControllerRequest::Command(order, by, answer) => drop(answer.send(self.apply(order, &by))),
-            ControllerRequest::Reconfigure(ScalingConfig { delays, limits, budget }) => {
-                self.config.scaling = ScalingConfig { delays, limits, budget };
+            ControllerRequest::Reconfigure(ScalingConfig { delays, limits, max_total }) => {
+                self.config.scaling = ScalingConfig { delays, limits, max_total };
                 self.pool.reconfigure(delays);
-                self.workers.reconfigure(limits, budget);
+                self.workers.reconfigure(limits, max_total);
             }
             ControllerRequest::Poison(wish) => self.forward_poison_request(wish),
         }

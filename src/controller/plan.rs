@@ -124,7 +124,7 @@ pub async fn plan(
 }
 
 fn decide(groups: &[GroupInput], settings: &ControllerConfig, now: Instant) -> BTreeMap<Key, ScaleDecision> {
-    let decisions = Scaler::default().plan(groups, settings.scaling.budget, now);
+    let decisions = Scaler::default().plan(groups, settings.scaling.max_total, now);
     decisions.into_iter().map(|decision| (decision.key.clone(), decision)).collect()
 }
 

@@ -39,7 +39,7 @@ impl Controller {
             },
             generation: self.pool.tracker().generation().0,
             observed_generation: self.pool.settled_generation().0,
-            max_total: self.workers.budget().map(|budget| budget.max_total),
+            max_total: self.workers.max_total(),
             paused: self.overrides.pool_pause().map(|pause| Self::pause_status(pause, now)),
             starts_workers: self.workers.starts_workers(),
             workers,

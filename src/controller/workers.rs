@@ -17,7 +17,7 @@ use crate::domain::group::load::Load;
 use crate::domain::group::overrides::Overrides;
 use crate::domain::group::restart_backoff::{RestartBackoff, WorkerEnd};
 use crate::domain::group::scale::{
-    GroupInput, GroupWorker, PauseState, ScaleDecision, ScaleLimits, Scaler, WorkerActivity, WorkerBudget,
+    GroupInput, GroupWorker, PauseState, ScaleDecision, ScaleLimits, Scaler, WorkerActivity,
 };
 use crate::domain::group::tracker::Tracker;
 use crate::domain::group::{GroupPhase, Key};
@@ -44,7 +44,7 @@ pub(super) struct WorkerSet {
     restarts: BTreeMap<Key, RestartBackoff>,
     scale: Scaler,
     limits: ScaleLimits,
-    budget: Option<WorkerBudget>,
+    max_total: Option<u32>,
     names: QueueNames,
     variables: BTreeMap<String, String>,
     known_keys: KnownKeys,
@@ -92,7 +92,7 @@ impl WorkerSet {
             restarts: BTreeMap::new(),
             scale: Scaler::default(),
             limits: settings.scaling.limits,
-            budget: settings.scaling.budget,
+            max_total: settings.scaling.max_total,
             names: settings.names.clone(),
             variables,
             decisions: BTreeMap::new(),
@@ -152,16 +152,16 @@ impl WorkerSet {
         self.known_keys.store(keys);
     }
 
-    pub(super) const fn reconfigure(&mut self, limits: ScaleLimits, budget: Option<WorkerBudget>) {
-        (self.limits, self.budget) = (limits, budget);
+    pub(super) const fn reconfigure(&mut self, limits: ScaleLimits, max_total: Option<u32>) {
+        (self.limits, self.max_total) = (limits, max_total);
     }
 
     pub(super) const fn starts_workers(&self) -> bool {
         self.driver.is_some()
     }
 
-    pub(super) const fn budget(&self) -> Option<WorkerBudget> {
-        self.budget
+    pub(super) const fn max_total(&self) -> Option<u32> {
+        self.max_total
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
@@ -391,7 +391,7 @@ impl WorkerSet {
                 }
             })
             .collect();
-        let decisions = self.scale.plan(&groups, self.budget, now);
+        let decisions = self.scale.plan(&groups, self.max_total, now);
         for decision in &decisions {
             self.apply_decision(decision, now);
         }

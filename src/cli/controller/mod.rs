@@ -369,11 +369,8 @@ fn pool_tuning(pool: &PoolConfig) -> controller::ScalingConfig {
             min_idle: pool.min_idle,
             concurrency: pool.concurrency,
             scale_down_delay: pool.scale_down_delay.0,
-            max_starting: pool.starting_max,
         },
-        budget: pool
-            .max_total
-            .map(|workers| scale::WorkerBudget { max_total: workers, rotation_interval: pool.turn.0 }),
+        max_total: pool.max_total,
     }
 }
 

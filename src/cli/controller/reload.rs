@@ -78,9 +78,7 @@ fn apply_reloadable(running: &mut Config, new: &Config) {
             min_idle,
             concurrency,
             scale_down_delay,
-            starting_max,
             max_total,
-            turn,
             ..
         } = new.clone();
         let kept = pool.clone();
@@ -92,9 +90,7 @@ fn apply_reloadable(running: &mut Config, new: &Config) {
             min_idle,
             concurrency,
             scale_down_delay,
-            starting_max,
             max_total,
-            turn,
             ..kept
         };
     }

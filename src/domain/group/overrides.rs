@@ -119,7 +119,6 @@ mod tests {
         min_idle: 0,
         concurrency: 1,
         scale_down_delay: Duration::from_secs(60),
-        max_starting: 4,
     };
 
     fn at(seconds: u64) -> Instant {

@@ -15,6 +15,11 @@ use super::load::Load;
 use super::{GroupPhase, Key};
 use crate::domain::time::Instant;
 
+/// Workers of one group that start at once: more would only compete for the host.
+pub const MAX_STARTING: u32 = 4;
+/// With more groups than workers, a group keeps its worker for this long before the next one gets it.
+pub const ROTATION_INTERVAL: Duration = Duration::from_secs(60);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScaleLimits {
     /// While the group is wanted.
@@ -26,8 +31,6 @@ pub struct ScaleLimits {
     pub concurrency: u32,
     /// Scale down only after fewer were enough for this long.
     pub scale_down_delay: Duration,
-    /// How many may be starting at once.
-    pub max_starting: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -114,13 +117,6 @@ pub struct ScaleDecision {
     pub reasons: Vec<ScaleReason>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WorkerBudget {
-    pub max_total: u32,
-    /// With more groups than workers, a group keeps its worker for this long before another group's turn.
-    pub rotation_interval: Duration,
-}
-
 /// Remembers recent needs, so that a short calm does not cost a warm worker, and the rotation.
 #[derive(Debug, Clone, Default)]
 pub struct Scaler {
@@ -149,16 +145,16 @@ struct DecisionDraft<'a> {
 
 impl Scaler {
     /// Decides about every group. Each key occurs once.
-    pub fn plan(&mut self, groups: &[GroupInput], budget: Option<WorkerBudget>, now: Instant) -> Vec<ScaleDecision> {
+    pub fn plan(&mut self, groups: &[GroupInput], max_total: Option<u32>, now: Instant) -> Vec<ScaleDecision> {
         self.update_turns(groups, now);
         let mut drafts: Vec<DecisionDraft<'_>> = groups.iter().map(|group| self.draft(group, now)).collect();
         let mut room = u32::MAX;
-        if let Some(budget) = budget {
-            drafts.sort_by_key(|draft| self.rank(draft, budget.rotation_interval, now));
-            share_budget(&mut drafts, budget.max_total);
+        if let Some(max_total) = max_total {
+            drafts.sort_by_key(|draft| self.rank(draft, now));
+            share_budget(&mut drafts, max_total);
             // A stopping worker takes its place until it has exited.
             let there: usize = groups.iter().map(|group| group.workers.len()).sum();
-            room = budget.max_total.saturating_sub(u32::try_from(there).unwrap_or(u32::MAX));
+            room = max_total.saturating_sub(u32::try_from(there).unwrap_or(u32::MAX));
         }
         drafts.into_iter().map(|draft| draft.decide(&mut room, now)).collect()
     }
@@ -181,12 +177,12 @@ impl Scaler {
 
     /// Who is served first: the group whose turn it is, then the longest waiting, then those whose turn is over, then
     /// those without load.
-    fn rank(&self, draft: &DecisionDraft<'_>, turn: Duration, now: Instant) -> (u8, Instant) {
+    fn rank(&self, draft: &DecisionDraft<'_>, now: Instant) -> (u8, Instant) {
         if draft.group.load.is_idle() {
             return (3, Instant::ORIGIN);
         }
         match self.turns.get(&draft.group.key) {
-            Some(BudgetTurn::HasWorkers(since)) if now < since.plus(turn) => (0, *since),
+            Some(BudgetTurn::HasWorkers(since)) if now < since.plus(ROTATION_INTERVAL) => (0, *since),
             Some(BudgetTurn::Waiting(since)) => (1, *since),
             Some(BudgetTurn::HasWorkers(since)) => (2, *since),
             None => (1, now),
@@ -276,9 +272,9 @@ impl DecisionDraft<'_> {
             if now < group.not_before {
                 reasons.push(ScaleReason::RestartDelay(group.not_before));
                 start = 0;
-            } else if starting.saturating_add(start) > group.limits.max_starting.max(1) {
+            } else if starting.saturating_add(start) > MAX_STARTING {
                 reasons.push(ScaleReason::Starting(starting));
-                start = group.limits.max_starting.max(1).saturating_sub(starting);
+                start = MAX_STARTING.saturating_sub(starting);
             }
             *room -= start;
         }
@@ -334,14 +330,8 @@ fn share_budget(drafts: &mut [DecisionDraft<'_>], budget: u32) {
 mod tests {
     use super::*;
 
-    const LIMITS: ScaleLimits = ScaleLimits {
-        min: 1,
-        max: 10,
-        min_idle: 0,
-        concurrency: 2,
-        scale_down_delay: Duration::from_secs(60),
-        max_starting: 10,
-    };
+    const LIMITS: ScaleLimits =
+        ScaleLimits { min: 1, max: 10, min_idle: 0, concurrency: 2, scale_down_delay: Duration::from_secs(60) };
 
     fn at(seconds: u64) -> Instant {
         Instant::at(Duration::from_secs(seconds))
@@ -404,8 +394,8 @@ mod tests {
         for group in [&mut needs, &mut going] {
             group.pause = PauseState::Paused;
         }
-        let budget = WorkerBudget { max_total: 1, rotation_interval: Duration::ZERO };
-        for decision in Scaler::default().plan(&[needs, going], Some(budget), at(100)) {
+        let budget = Some(1);
+        for decision in Scaler::default().plan(&[needs, going], budget, at(100)) {
             assert_eq!((decision.start, decision.drain.len()), (0, 0), "{decision:?}");
             assert_eq!(decision.reasons.first(), Some(&ScaleReason::Paused));
         }
@@ -493,7 +483,7 @@ mod tests {
 
     #[test]
     fn workers_that_go_count_for_the_budget_and_not_for_the_group() {
-        let budget = Some(WorkerBudget { max_total: 3, rotation_interval: Duration::from_secs(60) });
+        let budget = Some(3);
         let decision = Scaler::default()
             .plan(&[group("a", 6, &[WorkerActivity::Stopping, WorkerActivity::Stopping])], budget, at(0))
             .remove(0);
@@ -502,7 +492,7 @@ mod tests {
 
     #[test]
     fn the_budget_is_shared_by_what_each_lacks() {
-        let budget = Some(WorkerBudget { max_total: 10, rotation_interval: Duration::from_secs(60) });
+        let budget = Some(10);
         let groups = [group("a", 100, &[]), group("b", 2, &[]), group("c", 100, &[])];
         let mut decisions = Scaler::default().plan(&groups, budget, at(0));
         decisions.sort_by(|one, other| one.key.cmp(&other.key));
@@ -514,7 +504,7 @@ mod tests {
 
     #[test]
     fn more_groups_than_workers_take_turns() {
-        let budget = Some(WorkerBudget { max_total: 1, rotation_interval: Duration::from_secs(60) });
+        let budget = Some(1);
         let (mut scale, mut has, mut turns) = (Scaler::default(), None::<usize>, [0, 0, 0]);
         for second in 0..600 {
             let groups: Vec<GroupInput> = ["a", "b", "c"]
@@ -542,8 +532,8 @@ mod tests {
         failing.not_before = at(200);
         let decision = alone(failing.clone());
         assert_eq!((decision.start, decision.reasons.last()), (0, Some(&ScaleReason::RestartDelay(at(200)))));
-        (failing.not_before, failing.limits.max_starting) = (at(0), 3);
+        failing.not_before = at(0);
         let decision = alone(failing);
-        assert_eq!((decision.desired, decision.start), (10, 2));
+        assert_eq!((decision.desired, decision.start), (10, MAX_STARTING - 1));
     }
 }
