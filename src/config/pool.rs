@@ -142,20 +142,12 @@ pub struct ExecDriverConfig {
 }
 
 /// A template unit.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SystemdDriverConfig {
     /// Name of the template unit without `@.service`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
-    /// What speaks to the service manager, and what goes before its verbs, such as `["systemctl", "--user"]`.
-    pub systemctl: Vec<String>,
-}
-
-impl Default for SystemdDriverConfig {
-    fn default() -> Self {
-        Self { unit: None, systemctl: vec!["systemctl".to_owned()] }
-    }
 }
 
 /// Containers of a daemon.

@@ -282,7 +282,7 @@ fn driver_config(name: &str, pool: &PoolConfig) -> Result<controller::DriverConf
         }),
         PoolDriver::Systemd => controller::DriverKind::Systemd(controller::SystemdConfig {
             unit: pool.systemd.unit.clone().unwrap_or_default(),
-            systemctl: pool.systemd.systemctl.clone(),
+            systemctl: vec!["systemctl".to_owned()],
         }),
     };
     Ok(controller::DriverConfig {

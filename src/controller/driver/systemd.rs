@@ -20,6 +20,7 @@ use crate::limits::{DRIVER_POLL_INTERVAL, UNIT_NAME_BYTES_MAX};
 #[derive(Debug, Clone)]
 pub struct SystemdConfig {
     pub unit: String,
+    /// The program and its leading arguments; tests use a stand-in.
     pub systemctl: Vec<String>,
 }
 
