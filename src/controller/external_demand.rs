@@ -30,12 +30,6 @@ impl std::fmt::Debug for DemandSource {
     }
 }
 
-impl DemandSource {
-    pub(super) async fn poll_once(&self) -> Result<DemandCounts, CallError> {
-        count_tasks(&self.api, &self.task_queue, &mut ClaimedCount::Available).await
-    }
-}
-
 impl DemandCounts {
     pub(super) fn add_to(self, load: Load) -> Load {
         match self.claimed {

@@ -254,7 +254,7 @@ pub(in crate::cli) fn pool_config(
             max_length: pool.max_length,
             delivery_limit: pool.delivery_limit,
         },
-        scaling: pool_tuning(pool),
+        scaling: scaling_config(pool),
         driver: driver_config(name, pool)?,
         demands: demand_configs(name, config, environment)?,
         dead_letter_status: pool.dead_letter_status.clone(),
@@ -356,7 +356,7 @@ fn demand_configs(
     config.demand.iter().filter(|(_, demand)| demand.pool == pool).map(of).collect()
 }
 
-fn pool_tuning(pool: &PoolConfig) -> controller::ScalingConfig {
+fn scaling_config(pool: &PoolConfig) -> controller::ScalingConfig {
     // There a whole group is one worker to us, and somebody else decides how many it has.
     let is_counted_elsewhere =
         pool.driver == PoolDriver::Kubernetes && pool.kubernetes.scaling == KubernetesScaling::Keda;

@@ -5,7 +5,7 @@ use std::io;
 
 use tokio::sync::Mutex;
 
-use super::pool_tuning;
+use super::scaling_config;
 use crate::cli::config_args::{ConfigArgs, ControllerFlags};
 use crate::cli::reload::{changed_keys, on_hangup, reload_message};
 use crate::config::pool::PoolConfig;
@@ -40,7 +40,7 @@ impl Reloader {
         if !now.is_empty() {
             for control in &self.controls {
                 if let Some(pool) = running.pool.get(&control.pool) {
-                    control.reconfigure(pool_tuning(pool)).await;
+                    control.reconfigure(scaling_config(pool)).await;
                 }
             }
             log::set_filter(&running.log);
@@ -71,15 +71,7 @@ fn apply_reloadable(running: &mut Config, new: &Config) {
     for (name, pool) in &mut running.pool {
         let Some(new) = new.pool.get(name) else { continue };
         let PoolConfig {
-            unbind_delay,
-            stop_delay,
-            min,
-            max,
-            min_idle,
-            concurrency,
-            scale_down_delay,
-            max_total,
-            ..
+            unbind_delay, stop_delay, min, max, min_idle, concurrency, scale_down_delay, max_total, ..
         } = new.clone();
         let kept = pool.clone();
         *pool = PoolConfig {

@@ -210,20 +210,6 @@ pub(super) fn start_driver(
     }))
 }
 
-pub(super) async fn list_once(posting: &DriverConfig) -> Result<Vec<ListedWorker>, DriverError> {
-    let DriverConfig { pool, kind: means, folder, termination_grace: grace, .. } = posting.clone();
-    let found = match means {
-        DriverKind::None => Ok(Vec::new()),
-        DriverKind::Subprocess(_) if matches!(folder.try_exists(), Ok(false)) => Ok(Vec::new()),
-        DriverKind::Subprocess(program) => with_timeout(SubprocessDriver::for_listing(program, folder).list()).await,
-        DriverKind::Exec(commands) => with_timeout(ExecDriver { commands, pool }.list()).await,
-        DriverKind::Docker(containers) => with_timeout(DockerDriver::new(containers, pool).list()).await,
-        DriverKind::Kubernetes(cluster) => with_timeout(KubernetesDriver::new(*cluster, pool, grace)?.list()).await,
-        DriverKind::Systemd(template) => with_timeout(SystemdDriver::new(template, pool, folder).list()).await,
-    };
-    found.map(|found| found.into_iter().filter(|found| !matches!(found.state, WorkerState::Exited(_))).collect())
-}
-
 fn spawn_driver(
     driver: impl Driver,
     told: StopRequests,

@@ -72,12 +72,6 @@ impl State {
 }
 
 impl SubprocessDriver {
-    pub(super) fn for_listing(config: SubprocessConfig, folder: PathBuf) -> Self {
-        let (records, logs) = (WorkerRecords::new(folder.clone()), WorkerLogs::new(folder.clone()));
-        let (active, state) = (AtomicBool::new(false), Mutex::default());
-        Self { config, folder, records, logs, groups: None, active, boot: boot_id(), state }
-    }
-
     pub(super) fn new(pool: &str, program: SubprocessConfig, folder: PathBuf) -> Self {
         let groups = WorkerCgroups::probe(&format!("{pool} {}", folder.display()));
         match &groups {
@@ -91,7 +85,9 @@ impl SubprocessDriver {
                 );
             }
         }
-        Self { groups: groups.ok(), ..Self::for_listing(program, folder) }
+        let (records, logs) = (WorkerRecords::new(folder.clone()), WorkerLogs::new(folder.clone()));
+        let (active, state) = (AtomicBool::new(false), Mutex::default());
+        Self { config: program, folder, records, logs, groups: groups.ok(), active, boot: boot_id(), state }
     }
 
     fn is_active(&self) -> bool {

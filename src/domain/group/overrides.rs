@@ -113,13 +113,8 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: ScaleLimits = ScaleLimits {
-        min: 1,
-        max: 4,
-        min_idle: 0,
-        concurrency: 1,
-        scale_down_delay: Duration::from_secs(60),
-    };
+    const LIMITS: ScaleLimits =
+        ScaleLimits { min: 1, max: 4, min_idle: 0, concurrency: 1, scale_down_delay: Duration::from_secs(60) };
 
     fn at(seconds: u64) -> Instant {
         Instant::at(Duration::from_secs(seconds))
