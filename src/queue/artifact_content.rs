@@ -44,7 +44,7 @@ impl ContentPath {
         let mut parts = path.splitn(3, '/');
         let (task, run, name) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?);
         let name = urlencoding::decode(name).ok()?.into_owned();
-        super::body_schema::is_slugid(task).then(|| Self { task: task.to_owned(), run, name })
+        super::field_types::is_slugid(task).then(|| Self { task: task.to_owned(), run, name })
     }
 
     fn file(&self, app: &QueueState) -> PathBuf {

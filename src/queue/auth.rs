@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::clock::UnixMillis;
 use super::queue_error::{QueueError, QueueErrorCode};
-use super::scopes::{Era, ScopeExpression, missing_scopes_message, satisfies, satisfies_all};
+use super::scopes::{ScopeExpression, satisfies, satisfies_all};
 use crate::limits::{QUEUE_CERTIFICATE_DRIFT, QUEUE_CERTIFICATE_TTL_MAX, QUEUE_CLOCK_DRIFT_MAX};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -78,11 +78,11 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    pub(crate) fn require(&self, required: &ScopeExpression, era: Era) -> Result<(), QueueError> {
-        match missing_scopes_message(required, &self.scopes, self.client.as_deref(), era) {
-            None => Ok(()),
-            Some(message) => Err(QueueError::new(QueueErrorCode::InsufficientScopes, message)),
-        }
+    pub(crate) fn require(&self, required: &ScopeExpression) -> Result<(), QueueError> {
+        let Some(missing) = required.missing(&self.scopes) else { return Ok(()) };
+        let caller =
+            self.client.as_deref().map_or_else(|| "an anonymous caller".to_owned(), |id| format!("client {id}"));
+        Err(QueueError::new(QueueErrorCode::InsufficientScopes, format!("{caller} lacks required scopes: {missing}")))
     }
 
     pub(crate) const fn is_authenticated(&self) -> bool {
@@ -90,10 +90,7 @@ impl Caller {
     }
 
     pub(crate) fn require_scope(&self, scope: String) -> Result<(), QueueError> {
-        if satisfies(&self.scopes, &scope) {
-            return Ok(());
-        }
-        self.require(&ScopeExpression::Scope(scope), Era::Modern)
+        self.require(&ScopeExpression::Scope(scope))
     }
 }
 

@@ -17,7 +17,7 @@ use super::QueueState;
 use super::auth::constant_time_eq;
 use super::clock::UnixMillis;
 use super::route::query_param;
-use super::scopes::{Era, ScopeExpression};
+use super::scopes::ScopeExpression;
 use super::server::ConnectionPermit;
 use super::store::StoreError;
 use super::store::messages::{DeleteResult, ReceivedMessage};
@@ -35,16 +35,13 @@ pub(crate) async fn poll_task_urls(app: &QueueState, input: CallInput) -> ReplyR
     let provisioner = input.route.param("provisionerId").to_owned();
     let worker_type = input.route.param("workerType").to_owned();
     let queue = format!("{provisioner}/{worker_type}");
-    input.caller.require(
-        &ScopeExpression::Any(vec![
-            ScopeExpression::scope(format!("queue:poll-task-urls:{queue}")),
-            ScopeExpression::All(vec![
-                ScopeExpression::scope("queue:poll-task-urls"),
-                ScopeExpression::scope(format!("assume:worker-type:{queue}")),
-            ]),
+    input.caller.require(&ScopeExpression::Any(vec![
+        ScopeExpression::scope(format!("queue:poll-task-urls:{queue}")),
+        ScopeExpression::All(vec![
+            ScopeExpression::scope("queue:poll-task-urls"),
+            ScopeExpression::scope(format!("assume:worker-type:{queue}")),
         ]),
-        Era::Legacy,
-    )?;
+    ]))?;
     let base = format!("queue-{}-{}", queue_name_part(&provisioner), queue_name_part(&worker_type));
     let name = base.clone();
     app.store.execute(move |tx| tx.enable_messages(&queue, &name)).await?;

@@ -47,28 +47,10 @@ impl UnixMillis {
         PRINTER.timestamp_to_string(&self.timestamp())
     }
 
-    /// `2026-11-21T10:20:44.81+00:00`: the form of `takenUntil` in a fresh claim.
-    pub(crate) fn iso_offset(self) -> String {
-        let text = self.iso();
-        let bare = text.trim_end_matches('Z');
-        let cut = bare.trim_end_matches('0').trim_end_matches('.');
-        let kept = if self.0 % 1000 == 0 { &bare[..bare.len().saturating_sub(4)] } else { cut };
-        format!("{kept}+00:00")
-    }
-
     /// `2026-11-21T10:20:44Z`: the form of times in signed URLs.
     pub(crate) fn iso_seconds(self) -> String {
         let text = self.iso();
         format!("{}Z", text.get(..19).unwrap_or_default())
-    }
-
-    /// Seconds with a fraction, as JavaScript prints the number.
-    pub(crate) fn seconds_text(self) -> String {
-        let (seconds, rest) = (self.0.div_euclid(1000), self.0.rem_euclid(1000));
-        if rest == 0 {
-            return seconds.to_string();
-        }
-        format!("{seconds}.{rest:03}").trim_end_matches('0').to_owned()
     }
 
     /// `Sat, 21 Nov 2026 10:01:40 GMT`.
@@ -132,22 +114,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fresh_claims_time_drops_the_zeros_of_its_fraction() {
-        let at = |text| UnixMillis::parse(text).unwrap().iso_offset();
-        assert_eq!(at("2026-11-21T10:40:45.009Z"), "2026-11-21T10:40:45.009+00:00");
-        assert_eq!(at("2026-11-21T10:40:45.280Z"), "2026-11-21T10:40:45.28+00:00");
-        assert_eq!(at("2026-11-21T10:40:40.000Z"), "2026-11-21T10:40:40+00:00");
-    }
-
-    #[test]
     fn times_are_shown_with_three_digits_and_read_back_whatever_their_shape() {
         let at = UnixMillis::parse("2026-11-21T10:20:44.8+00:00").unwrap();
         assert_eq!(at.iso(), "2026-11-21T10:20:44.800Z");
         assert_eq!(at.iso_seconds(), "2026-11-21T10:20:44Z");
         assert_eq!(at.http_date(), "Sat, 21 Nov 2026 10:20:44 GMT");
         assert_eq!(at.plus_year().iso(), "2027-11-21T10:20:44.800Z");
-        assert_eq!(UnixMillis(1_795_256_666_220).seconds_text(), "1795256666.22");
-        assert_eq!(UnixMillis(1_795_256_666_000).seconds_text(), "1795256666");
         assert_eq!(UnixMillis::parse("yesterday"), None);
         assert_eq!(UnixMillis::parse("2026-11-21T10:20:44Z[UTC]"), None);
     }

@@ -116,7 +116,7 @@ async fn execute(
     }
     let found = route.invalid_params();
     if !found.is_empty() {
-        let message = format!("Invalid URL patterns:\n{}", found.join("\n"));
+        let message = format!("invalid URL parameters: {}", found.join(", "));
         return Err(QueueError::new(QueueErrorCode::InvalidRequestArguments, message));
     }
     let query = parts.uri.query().unwrap_or_default().to_owned();
@@ -132,17 +132,17 @@ fn check_json(call: ApiMethod, content_type: &str, body: &[u8]) -> Result<(), Qu
     if !media.eq_ignore_ascii_case("application/json") {
         return Err(QueueError::new(
             QueueErrorCode::MalformedPayload,
-            format!("Payload must be JSON with content-type: application/json got content-type: {content_type}"),
+            format!("expected the content type application/json, not {content_type:?}"),
         ));
     }
     if call == ApiMethod::CreateTask && body.first() == Some(&b'{') {
         return Ok(());
     }
     let message =
-        |what: Cow<'_, str>| QueueError::new(QueueErrorCode::MalformedPayload, format!("Failed to parse JSON: {what}"));
+        |what: Cow<'_, str>| QueueError::new(QueueErrorCode::MalformedPayload, format!("invalid JSON: {what}"));
     match serde_json::from_slice(body) {
-        Ok(Value::Object(_) | Value::Array(_)) => Ok(()),
-        Ok(_) => Err(message("Must be an object or array".into())),
+        Ok(Value::Object(_)) => Ok(()),
+        Ok(_) => Err(message("expected an object".into())),
         Err(error) => Err(message(error.to_string().into())),
     }
 }

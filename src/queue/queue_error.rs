@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::clock::UnixMillis;
 use super::task_state::RunError;
+use crate::limits::QUEUE_RUNS_MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueueErrorCode {
@@ -62,13 +63,11 @@ impl QueueErrorCode {
 pub(crate) struct QueueError {
     pub(crate) code: QueueErrorCode,
     pub(crate) message: String,
-    /// Replaces the body in `requestInfo.payload`, with defaults filled in.
-    pub(crate) payload: Option<Value>,
 }
 
 impl QueueError {
     pub(crate) fn new(code: QueueErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), payload: None }
+        Self { code, message: message.into() }
     }
 
     pub(crate) fn input(message: impl Into<String>) -> Self {
@@ -84,25 +83,24 @@ impl QueueError {
     }
 
     pub(crate) fn task_not_found(task: &str) -> Self {
-        Self::not_found(format!("Task `{task}` not found. Are you sure it was created?"))
-    }
-
-    pub(crate) fn run_not_found(task: &str, run: u32) -> Self {
-        Self::not_found(format!("Run {run} not found on task `{task}`."))
+        Self::not_found(format!("task `{task}` not found"))
     }
 
     /// The incident id is in the log too.
     pub(crate) fn internal(incident: &uuid::Uuid) -> Self {
-        Self::new(QueueErrorCode::InternalServerError, format!("Internal Server Error, incidentId: {incident}"))
+        Self::new(QueueErrorCode::InternalServerError, format!("internal error, incidentId: {incident}"))
     }
 
-    pub(crate) fn from_run_error(error: RunError, task: &str, run: u32) -> Self {
+    /// `subject` is a task id, or a run as `TASK/RUN`.
+    pub(crate) fn from_run_error(error: RunError, subject: &str) -> Self {
         match error {
-            RunError::NoSuchRun => Self::run_not_found(task, run),
-            RunError::AlreadyClaimed => Self::conflict(format!("Run {run} was already claimed by another worker.")),
-            RunError::PastDeadline | RunError::NotRunning | RunError::ResolvedOtherwise | RunError::TooManyRuns => {
-                Self::conflict(format!("Run {run} on task `{task}` is resolved or not running."))
+            RunError::NoSuchRun => Self::not_found(format!("run `{subject}` not found")),
+            RunError::AlreadyClaimed => {
+                Self::conflict(format!("run `{subject}` was already claimed by another worker"))
             }
+            RunError::NotRunning => Self::conflict(format!("run `{subject}` is resolved or not running")),
+            RunError::PastDeadline => Self::conflict(format!("`{subject}` is past the deadline of its task")),
+            RunError::TooManyRuns => Self::conflict(format!("task `{subject}` has {QUEUE_RUNS_MAX} runs, the maximum")),
         }
     }
 }
@@ -114,22 +112,15 @@ pub(crate) struct RequestInfo<'a> {
 }
 
 pub(crate) fn error_response(error: QueueError, request: RequestInfo<'_>, now: UnixMillis) -> Response<Body> {
-    let (code, time) = (error.code, now.iso());
-    let message = format!(
-        "{}\n\n---\n\n* method:     {}\n* errorCode:  {}\n* statusCode: {}\n* time:       {time}",
-        error.message,
-        request.method,
-        code.name(),
-        code.status().as_u16(),
-    );
+    let code = error.code;
     let body = json!({
         "code": code.name(),
-        "message": message,
+        "message": error.message,
         "requestInfo": {
             "method": request.method,
             "params": request.params,
-            "payload": error.payload.unwrap_or(request.payload),
-            "time": time,
+            "payload": request.payload,
+            "time": now.iso(),
         },
     });
     let mut answer = json_response(code.status(), body.to_string());

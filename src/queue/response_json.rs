@@ -3,11 +3,11 @@
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use super::auth::{Keyring, TemporaryCredentials};
+use super::auth::Keyring;
 use super::clock::UnixMillis;
 use super::store::tx::{ClaimedRun, ListPage, ListedTask};
 use super::task_definition::split_task_queue;
-use super::task_state::{RunRecord, TaskRecord};
+use super::task_state::{CreatedReason, Priority, ResolvedReason, RunRecord, RunState, TaskRecord};
 
 fn iso<S: Serializer>(at: &UnixMillis, out: S) -> Result<S::Ok, S::Error> {
     out.serialize_str(&at.iso())
@@ -31,7 +31,7 @@ pub(crate) struct StatusJson<'a> {
     scheduler_id: &'a str,
     project_id: &'a str,
     task_group_id: &'a str,
-    priority: &'a str,
+    priority: Priority,
     #[serde(serialize_with = "iso")]
     deadline: UnixMillis,
     #[serde(serialize_with = "iso")]
@@ -45,10 +45,10 @@ pub(crate) struct StatusJson<'a> {
 #[serde(rename_all = "camelCase")]
 struct RunJson<'a> {
     run_id: usize,
-    state: &'a str,
-    reason_created: &'a str,
+    state: RunState,
+    reason_created: CreatedReason,
     #[serde(skip_serializing_if = "Option::is_none")]
-    reason_resolved: Option<&'a str>,
+    reason_resolved: Option<ResolvedReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     worker_group: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,7 +73,7 @@ pub(crate) fn status(task: &TaskRecord) -> StatusJson<'_> {
         scheduler_id: &task.scheduler,
         project_id: &task.project,
         task_group_id: &task.group,
-        priority: task.priority.as_str(),
+        priority: task.priority,
         deadline: task.deadline,
         expires: task.expires,
         retries_left: task.retries_left,
@@ -85,9 +85,9 @@ pub(crate) fn status(task: &TaskRecord) -> StatusJson<'_> {
 fn run(run_id: usize, record: &RunRecord) -> RunJson<'_> {
     RunJson {
         run_id,
-        state: record.state.as_str(),
-        reason_created: record.origin.as_str(),
-        reason_resolved: record.ending.map(super::task_state::ResolvedReason::as_str),
+        state: record.state,
+        reason_created: record.origin,
+        reason_resolved: record.ending,
         worker_group: record.worker.as_ref().map(|worker| worker.group.as_str()),
         worker_id: record.worker.as_ref().map(|worker| worker.id.as_str()),
         taken_until: record.taken_until,
@@ -105,64 +105,29 @@ pub(crate) fn status_reply(task: &TaskRecord) -> String {
     format!(r#"{{"status":{}}}"#, to_json(&status(task)))
 }
 
-pub(crate) fn claim_credentials(
-    keys: &Keyring,
-    task: &TaskRecord,
-    run: u32,
-    scopes: Vec<String>,
-    taken_until: UnixMillis,
-    now: UnixMillis,
-) -> TemporaryCredentials {
+/// The response to a claim, or to a reclaim, which has no definition.
+pub(crate) fn claim_reply(keyring: &Keyring, claim: ClaimedRun, now: UnixMillis) -> String {
+    let ClaimedRun { task, run, taken_until, definition, scopes } = claim;
     let id = &task.task_id;
     let worker = task.runs.get(run as usize).and_then(|record| record.worker.as_ref());
     let (group, worker_id) = worker.map_or(("", ""), |worker| (worker.group.as_str(), worker.id.as_str()));
-    let client = format!("task-client/{id}/{run}/on/{group}/{worker_id}/until/{}", taken_until.seconds_text());
-    let mut all = vec![
+    let mut all_scopes = vec![
         format!("queue:reclaim-task:{id}/{run}"),
         format!("queue:resolve-task:{id}/{run}"),
         format!("queue:create-artifact:{id}/{run}"),
     ];
-    all.extend(scopes);
-    keys.issue(client, all, now, taken_until)
-}
-
-/// Inserts the definition as the text it was stored as.
-pub(crate) fn claim_reply(keys: &Keyring, claimed: ClaimedRun, now: UnixMillis) -> String {
-    let ClaimedRun { task, run, taken_until, definition, scopes } = claimed;
-    let credentials = claim_credentials(keys, &task, run, scopes, taken_until, now);
+    all_scopes.extend(scopes);
+    let client = format!("task-client/{id}/{run}/on/{group}/{worker_id}/until/{}", taken_until.0);
+    let credentials = keyring.issue(client, all_scopes, now, taken_until);
+    // The definition is inserted as the text it was stored as.
+    let definition = definition.map_or_else(String::new, |definition| format!(r#""task":{definition},"#));
     format!(
-        r#"{{{},"takenUntil":"{}","task":{definition},"credentials":{}}}"#,
-        claim_prefix(&task, run),
-        taken_until.iso_offset(),
-        to_json(&credentials)
-    )
-}
-
-pub(crate) fn reclaim_reply(
-    keys: &Keyring,
-    task: &TaskRecord,
-    run: u32,
-    scopes: Vec<String>,
-    taken_until: UnixMillis,
-    now: UnixMillis,
-) -> String {
-    let credentials = claim_credentials(keys, task, run, scopes, taken_until, now);
-    format!(
-        r#"{{{},"takenUntil":"{}","credentials":{}}}"#,
-        claim_prefix(task, run),
+        r#"{{"status":{},"runId":{run},"workerGroup":{},"workerId":{},"takenUntil":"{}",{definition}"credentials":{}}}"#,
+        to_json(&status(&task)),
+        to_json(&group),
+        to_json(&worker_id),
         taken_until.iso(),
         to_json(&credentials)
-    )
-}
-
-fn claim_prefix(task: &TaskRecord, run: u32) -> String {
-    let worker = task.runs.get(run as usize).and_then(|record| record.worker.as_ref());
-    let (group, id) = worker.map_or(("", ""), |worker| (worker.group.as_str(), worker.id.as_str()));
-    format!(
-        r#""status":{},"runId":{run},"workerGroup":{},"workerId":{}"#,
-        to_json(&status(task)),
-        to_json(&group),
-        to_json(&id)
     )
 }
 
@@ -197,10 +162,6 @@ pub(crate) fn pending_entry(listed: &ListedTask) -> String {
 
 pub(crate) fn task_entry(listed: &ListedTask) -> String {
     format!(r#"{{"status":{},"task":{}}}"#, to_json(&status(&listed.task)), listed.definition)
-}
-
-pub(crate) fn status_pretty(task: &TaskRecord) -> String {
-    serde_json::to_string_pretty(&status(task)).unwrap_or_default()
 }
 
 /// An empty or invalid body counts as an empty object.

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use super::body_schema::{is_name, is_queue_id, is_slugid, slugid_pattern};
+use super::field_types::{is_identifier, is_printable, is_queue_id, is_slugid};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ApiMethod {
@@ -14,7 +14,6 @@ pub(crate) enum ApiMethod {
     CreateTask,
     Task,
     Status,
-    ScheduleTask,
     RerunTask,
     CancelTask,
     PollTaskUrls,
@@ -28,7 +27,6 @@ pub(crate) enum ApiMethod {
     GetArtifact,
     GetLatestArtifact,
     ListArtifacts,
-    ListLatestArtifacts,
     PendingTasks,
     ListPendingTasks,
     ListClaimedTasks,
@@ -44,7 +42,6 @@ impl ApiMethod {
             Self::CreateTask => "createTask",
             Self::Task => "task",
             Self::Status => "status",
-            Self::ScheduleTask => "scheduleTask",
             Self::RerunTask => "rerunTask",
             Self::CancelTask => "cancelTask",
             Self::PollTaskUrls => "pollTaskUrls",
@@ -58,7 +55,6 @@ impl ApiMethod {
             Self::GetArtifact => "getArtifact",
             Self::GetLatestArtifact => "getLatestArtifact",
             Self::ListArtifacts => "listArtifacts",
-            Self::ListLatestArtifacts => "listLatestArtifacts",
             Self::PendingTasks => "pendingTasks",
             Self::ListPendingTasks => "listPendingTasks",
             Self::ListClaimedTasks => "listClaimedTasks",
@@ -95,25 +91,15 @@ impl Route {
         Value::Object(pairs.collect::<Map<_, _>>())
     }
 
-    /// One line for each invalid parameter.
-    pub(crate) fn invalid_params(&self) -> Vec<String> {
-        let mut found = Vec::new();
-        for Param { name, value } in &self.params {
-            let pattern = match *name {
-                "taskId" if !is_slugid(value) => slugid_pattern(),
-                "runId" if !is_number(value) => "^[0-9]+$",
-                "taskQueueId" if !is_queue_id(value) => "^[a-zA-Z0-9-_]{1,38}/[a-zA-Z0-9-_]{1,38}$",
-                "provisionerId" | "workerType" if !is_name(value) || !(1..=38).contains(&value.len()) => {
-                    "^[a-zA-Z0-9-_]{1,38}$"
-                }
-                "name" if !value.bytes().all(|byte| (b' '..=b'~').contains(&byte)) => "^[ -~]+$",
-                _ => continue,
-            };
-            found.push(format!(
-                "URL parameter '{name}' given as '{value}' must match regular expression: '/{pattern}/'"
-            ));
-        }
-        found
+    pub(crate) fn invalid_params(&self) -> Vec<&'static str> {
+        let is_invalid = |param: &&Param| match param.name {
+            "taskId" => !is_slugid(&param.value),
+            "runId" => !is_number(&param.value),
+            "taskQueueId" => !is_queue_id(&param.value),
+            "provisionerId" | "workerType" => !is_identifier(&param.value),
+            _ => !is_printable(&param.value),
+        };
+        self.params.iter().filter(is_invalid).map(|param| param.name).collect()
     }
 }
 
@@ -128,12 +114,10 @@ pub(crate) fn queue_route(method: &str, path: &str) -> Option<Route> {
         ("PUT", ["task", _]) => (ApiMethod::CreateTask, &["taskId"]),
         ("GET", ["task", _]) => (ApiMethod::Task, &["taskId"]),
         ("GET", ["task", _, "status"]) => (ApiMethod::Status, &["taskId"]),
-        ("POST", ["task", _, "schedule"]) => (ApiMethod::ScheduleTask, &["taskId"]),
         ("POST", ["task", _, "rerun"]) => (ApiMethod::RerunTask, &["taskId"]),
         ("POST", ["task", _, "cancel"]) => (ApiMethod::CancelTask, &["taskId"]),
         ("POST", ["task", _, "runs", _, verb]) => (run_method(verb)?, &["taskId", "runId"]),
         ("GET", ["task", _, "runs", _, "artifacts"]) => (ApiMethod::ListArtifacts, &["taskId", "runId"]),
-        ("GET", ["task", _, "artifacts"]) => (ApiMethod::ListLatestArtifacts, &["taskId"]),
         (_, ["task", task, "runs", run, "artifacts", name @ ..]) => {
             let call = match method {
                 "POST" => ApiMethod::CreateArtifact,

@@ -45,18 +45,6 @@ pub(crate) enum CreatedReason {
     Exception,
 }
 
-impl CreatedReason {
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Scheduled => "scheduled",
-            Self::Retry => "retry",
-            Self::TaskRetry => "task-retry",
-            Self::Rerun => "rerun",
-            Self::Exception => "exception",
-        }
-    }
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ResolvedReason {
@@ -74,33 +62,17 @@ pub(crate) enum ResolvedReason {
 }
 
 impl ResolvedReason {
-    pub(crate) const fn as_str(self) -> &'static str {
+    /// Whether a worker may report it as an exception.
+    pub(crate) const fn is_reportable(self) -> bool {
         match self {
-            Self::Completed => "completed",
-            Self::Failed => "failed",
-            Self::WorkerShutdown => "worker-shutdown",
-            Self::MalformedPayload => "malformed-payload",
-            Self::ResourceUnavailable => "resource-unavailable",
-            Self::InternalError => "internal-error",
-            Self::Superseded => "superseded",
-            Self::IntermittentTask => "intermittent-task",
-            Self::ClaimExpired => "claim-expired",
-            Self::DeadlineExceeded => "deadline-exceeded",
-            Self::Canceled => "canceled",
+            Self::WorkerShutdown
+            | Self::MalformedPayload
+            | Self::ResourceUnavailable
+            | Self::InternalError
+            | Self::Superseded
+            | Self::IntermittentTask => true,
+            Self::Completed | Self::Failed | Self::ClaimExpired | Self::DeadlineExceeded | Self::Canceled => false,
         }
-    }
-
-    pub(crate) fn parse_reported(reason: &str) -> Option<Self> {
-        [
-            Self::WorkerShutdown,
-            Self::MalformedPayload,
-            Self::ResourceUnavailable,
-            Self::InternalError,
-            Self::Superseded,
-            Self::IntermittentTask,
-        ]
-        .into_iter()
-        .find(|ending| ending.as_str() == reason)
     }
 
     const fn run_state(self) -> RunState {
@@ -137,8 +109,10 @@ impl ResolvedReason {
 }
 
 /// Ordered from the least to the most urgent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Priority {
+    #[default]
     Lowest = 1,
     VeryLow,
     Low,
@@ -168,10 +142,6 @@ impl Priority {
     /// 7 for the most urgent, 1 for the least.
     pub(crate) const fn rank(self) -> u8 {
         self as u8
-    }
-
-    pub(crate) fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|priority| priority.as_str() == name)
     }
 
     pub(crate) fn from_rank(rank: u8) -> Option<Self> {
@@ -250,7 +220,6 @@ pub(crate) enum RunError {
     AlreadyClaimed,
     PastDeadline,
     NotRunning,
-    ResolvedOtherwise,
     TooManyRuns,
 }
 
@@ -362,10 +331,7 @@ impl TaskRecord {
         if state == ending.run_state() {
             return if self.is_last(run) { Ok(Transition::Unchanged) } else { Err(RunError::NotRunning) };
         }
-        if state != RunState::Running {
-            return Err(RunError::ResolvedOtherwise);
-        }
-        if !self.is_last(run) {
+        if state != RunState::Running || !self.is_last(run) {
             return Err(RunError::NotRunning);
         }
         self.resolve(ending, now);

@@ -119,21 +119,21 @@ fn the_same_report_again_is_accepted_and_another_one_is_not() {
     let mut done = running(1);
     assert_eq!(done.report(0, ResolvedReason::Completed, UnixMillis(50)), Ok(Transition::Changed));
     assert_eq!(done.report(0, ResolvedReason::Completed, UnixMillis(60)), Ok(Transition::Unchanged));
-    assert_eq!(done.report(0, ResolvedReason::Failed, UnixMillis(60)), Err(RunError::ResolvedOtherwise));
+    assert_eq!(done.report(0, ResolvedReason::Failed, UnixMillis(60)), Err(RunError::NotRunning));
     assert_eq!(done.report_exception(0, ResolvedReason::InternalError, UnixMillis(60)), Err(RunError::NotRunning));
 
     let mut left = running(1);
     assert_eq!(left.report_exception(0, ResolvedReason::WorkerShutdown, UnixMillis(50)), Ok(Transition::Changed));
     assert_eq!(left.report_exception(0, ResolvedReason::WorkerShutdown, UnixMillis(60)), Ok(Transition::Unchanged));
     assert_eq!(left.report_exception(0, ResolvedReason::InternalError, UnixMillis(60)), Err(RunError::NotRunning));
-    assert_eq!(left.report(0, ResolvedReason::Completed, UnixMillis(60)), Err(RunError::ResolvedOtherwise));
+    assert_eq!(left.report(0, ResolvedReason::Completed, UnixMillis(60)), Err(RunError::NotRunning));
     assert_eq!(left.runs.len(), 2);
 }
 
 #[test]
 fn an_outcome_of_a_pending_run_is_refused() {
     let mut task = task(1);
-    assert_eq!(task.report(0, ResolvedReason::Completed, UnixMillis(5)), Err(RunError::ResolvedOtherwise));
+    assert_eq!(task.report(0, ResolvedReason::Completed, UnixMillis(5)), Err(RunError::NotRunning));
     assert_eq!(task.report_exception(0, ResolvedReason::WorkerShutdown, UnixMillis(5)), Err(RunError::NotRunning));
     assert_eq!(task.report(3, ResolvedReason::Completed, UnixMillis(5)), Err(RunError::NoSuchRun));
 }

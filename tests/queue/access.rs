@@ -32,7 +32,7 @@ async fn a_client_may_call_what_its_scopes_cover() {
     let body = json!({"workerGroup": "other", "workerId": "w1"});
     let (code, line) = worker.post("claim-work/p%2Fw", body).await.refusal(403);
     assert_eq!(code, "InsufficientScopes");
-    assert!(line.contains("missing the following scopes:\n\n```\nqueue:worker-id:other/w1\n```"), "{line}");
+    assert!(line.contains("queue:worker-id:other/w1") && !line.contains("queue:claim-work"), "{line}");
     let definition = server.api.definition("p/w", json!({}));
     let answer = worker.queue("PUT", &format!("task/{}", slugid()), Some(&definition)).await;
     assert_eq!(answer.refusal(403).0, "InsufficientScopes");

@@ -124,8 +124,7 @@ async fn link_cycles_are_rejected() {
     let run = running(&server).await;
     run.declare("public/a", json!({"storageType": "link", "artifact": "public/b"})).await.expect(200);
     run.declare("public/b", json!({"storageType": "link", "artifact": "public/a"})).await.expect(200);
-    let (code, line) = server.api.get(&format!("{}/public%2Fa", run.path)).await.refusal(400);
-    assert_eq!((code.as_str(), line.as_str()), ("InputError", "Artifact leads to a link cycle"));
+    assert_eq!(server.api.get(&format!("{}/public%2Fa", run.path)).await.refusal(400).0, "InputError");
     server.running.stop().await;
 }
 

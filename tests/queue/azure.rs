@@ -268,8 +268,7 @@ async fn claim_work_removes_the_message_of_a_run() {
     let found = poll(api, &lowest.poll).await.remove(0);
     assert_eq!(api.claim_work("lp/lw", "w2", 1).await.len(), 1);
     let body = json!({"workerGroup": "wg", "workerId": "w1"});
-    let (code, line) = api.post(&format!("task/{task}/runs/0/claim"), body).await.refusal(409);
-    assert_eq!((code.as_str(), line.as_str()), ("RequestConflict", "Run 0 was already claimed by another worker."));
+    assert_eq!(api.post(&format!("task/{task}/runs/0/claim"), body).await.refusal(409).0, "RequestConflict");
     let delete = lowest.delete(&found.id, &urlencoding::encode(&found.receipt));
     assert_recorded(&raw(api, "DELETE", &delete).await, "05-delete-again-404");
     server.running.stop().await;

@@ -39,12 +39,27 @@ fn check(record: &Record, answer: &Answer) -> Value {
         assert_eq!(ours, record.header(name), "{}: {name}", record.name);
     }
     let mut ours = normalize(&answer.text);
-    let recorded = normalize(&record.answer);
+    let mut recorded = normalize(&record.answer);
+    if record.status >= 400 {
+        for error in [&mut ours, &mut recorded] {
+            drop_wording(error);
+        }
+    }
     if record.name.starts_with(LEGACY) {
         remove_newer_properties(&mut ours, &recorded);
     }
     assert_same(&record.name, &ours, &recorded);
     if answer.text.is_empty() { Value::Null } else { answer.json() }
+}
+
+/// Keeps the code and the shape of an error response.
+fn drop_wording(error: &mut Value) {
+    if let Some(message) = error.get_mut("message") {
+        *message = "".into();
+    }
+    if let Some(payload) = error.pointer_mut("/requestInfo/payload") {
+        *payload = json!({});
+    }
 }
 
 /// The older service had none of these three properties.
@@ -57,11 +72,6 @@ fn remove_newer_properties(ours: &mut Value, recorded: &Value) {
                 fields.remove(newer);
             }
         }
-    }
-    // The time of a fresh claim has the newer format.
-    if let (Some(ours), "<time Z>") = (ours.get_mut("takenUntil"), recorded["takenUntil"].as_str().unwrap_or_default())
-    {
-        *ours = "<time Z>".into();
     }
 }
 
@@ -162,11 +172,7 @@ async fn rejected_calls_match_the_recording() {
     let record = Record::read(MODERN, "63-bad-payload-hash");
     let header = api.header(&record.method, &record.path, Some(b"another payload's hash"));
     let request = api.request(&record.method, &record.path, record.request.as_ref());
-    let mut answer = api.send(request.header("authorization", header)).await;
-    // The computed hash is that of our body's bytes, which are spaced otherwise than the recorded ones.
-    let ours =
-        answer.text.split("payload hash: ").nth(2).expect("the hash is told").get(..44).expect("44 letters").to_owned();
-    answer.text = answer.text.replace(&ours, "cXMd+PXvGGBIcHnihUU2zvOjkvNecLD6z+eD6LnbUVs=");
+    let answer = api.send(request.header("authorization", header)).await;
     check(&record, &answer);
     server.running.stop().await;
 }
@@ -312,6 +318,6 @@ async fn recordings_are_compared_in_full() {
     assert!(record.path.ends_with(TASK) && record.answer.len() > 500 && record.request.is_some());
     let seen = normalize(&record.answer);
     assert_eq!(seen["status"]["taskId"], "<slug>");
-    assert_eq!(seen["status"]["runs"][0]["scheduled"], "<time Z>");
+    assert_eq!(seen["status"]["runs"][0]["scheduled"], "<time>");
     assert_eq!(seen["status"]["state"], "pending");
 }

@@ -102,7 +102,7 @@ fn address(text: &str) -> Option<(&'static str, usize)> {
     Some(("<root>", text.len() - rest.len() + digits))
 }
 
-/// `2026-11-21T10:20:44.549Z`; the placeholder shows the kind of offset.
+/// `2026-11-21T10:20:44.549Z`
 fn time(text: &str) -> Option<(&'static str, usize)> {
     let bytes = text.as_bytes();
     let fits = bytes.len() >= 20
@@ -116,9 +116,9 @@ fn time(text: &str) -> Option<(&'static str, usize)> {
     }
     let end = text[11..].find(|letter: char| !letter.is_ascii_digit() && !":.".contains(letter))? + 11;
     if text[end..].starts_with('Z') {
-        return Some(("<time Z>", end + 1));
+        return Some(("<time>", end + 1));
     }
-    text[end..].starts_with("+00:00").then_some(("<time +00:00>", end + 6))
+    text[end..].starts_with("+00:00").then_some(("<time>", end + 6))
 }
 
 /// A slugid or a UUID.

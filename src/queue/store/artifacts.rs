@@ -1,7 +1,7 @@
 //! The `artifacts` table. Content is in files.
 
 use rusqlite::{OptionalExtension, Row, params};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::super::clock::UnixMillis;
 use super::super::queue_error::QueueError;
@@ -56,14 +56,8 @@ impl Tx<'_> {
         let mut artifact = new;
         if let Some(old) = self.find_artifact(task, run, &artifact.name)? {
             if !may_replace(&old, &artifact) {
-                let shown = json!({
-                    "storageType": old.storage, "contentType": old.content_type, "expires": old.expires.iso(),
-                });
-                return Err(QueueError::conflict(format!(
-                    "Artifact already exists with different properties, and none of the allowed exceptions apply: {}",
-                    in_order(&shown, &["storageType", "contentType", "expires"]),
-                ))
-                .into());
+                let message = "the artifact already exists with different properties";
+                return Err(QueueError::conflict(message).into());
             }
             if artifact.storage == "link" {
                 artifact.content_type = old.content_type;
@@ -124,10 +118,4 @@ fn may_replace(old: &Artifact, new: &Artifact) -> bool {
         return old.storage == "reference" && new.storage == "link";
     }
     old.details == new.details || new.storage == "reference"
-}
-
-fn in_order(value: &Value, names: &[&str]) -> String {
-    let lines: Vec<_> =
-        names.iter().filter_map(|name| value.get(name).map(|value| format!("  \"{name}\": {value}"))).collect();
-    format!("{{\n{}\n}}", lines.join(",\n"))
 }

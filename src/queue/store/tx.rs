@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::super::clock::UnixMillis;
 use super::super::queue_error::QueueError;
-use super::super::task_definition::{MESSAGE_TTL_MAX, NewTask, is_same_json};
+use super::super::task_definition::{MESSAGE_TTL_MAX, NewTask, Requires, is_same_json};
 use super::super::task_state::{
     ClaimMethod, Priority, RunError, RunRecord, RunState, TaskRecord, Transition, WorkerIdentity,
 };
@@ -27,7 +27,8 @@ pub(crate) struct ClaimedRun {
     pub(crate) task: TaskRecord,
     pub(crate) run: u32,
     pub(crate) taken_until: UnixMillis,
-    pub(crate) definition: String,
+    /// `None` in the response to a reclaim.
+    pub(crate) definition: Option<String>,
     pub(crate) scopes: Vec<String>,
 }
 
@@ -64,12 +65,6 @@ pub(crate) struct Tx<'a> {
 }
 
 type StoreResult<T> = Result<T, StoreError>;
-
-#[derive(serde::Deserialize)]
-struct RequiresField<'a> {
-    #[serde(borrow)]
-    requires: Option<&'a str>,
-}
 
 impl Tx<'_> {
     pub(crate) fn find_task(&self, task_id: &str) -> StoreResult<Option<TaskRow>> {
@@ -116,8 +111,7 @@ impl Tx<'_> {
         if let Some(row) = self.find_task(&new_task.task.task_id)? {
             if !is_same_json(&new_task.json, &self.definition(row.id)?) {
                 return Err(QueueError::conflict(format!(
-                    "taskId `{}` already used by another task.\n\
-                     This could be the result of faulty idempotency!",
+                    "taskId `{}` is already used by another task",
                     new_task.task.task_id
                 ))
                 .into());
@@ -125,7 +119,7 @@ impl Tx<'_> {
             return Ok(row.task);
         }
         let mut task = new_task.task;
-        let waits = self.has_unmet_dependencies(&new_task.dependencies, &new_task.json, &task.task_id)?;
+        let waits = self.has_unmet_dependencies(&new_task.dependencies, new_task.requires, &task.task_id)?;
         if !waits {
             task.schedule(self.now);
         }
@@ -165,9 +159,7 @@ impl Tx<'_> {
     }
 
     /// Fails if a dependency does not exist.
-    fn has_unmet_dependencies(&self, needed: &[String], definition: &str, own: &str) -> StoreResult<bool> {
-        let any_outcome = serde_json::from_str::<RequiresField<'_>>(definition)
-            .is_ok_and(|needs| needs.requires == Some("all-resolved"));
+    fn has_unmet_dependencies(&self, needed: &[String], requires: Requires, own: &str) -> StoreResult<bool> {
         let mut waits = false;
         for needs in needed {
             if needs == own {
@@ -179,7 +171,7 @@ impl Tx<'_> {
                     QueueError::input(format!("`task.dependencies` references non-existing tasks: {needs}")).into()
                 );
             };
-            waits |= !is_met(&row.task, any_outcome);
+            waits |= !is_met(&row.task, requires);
         }
         Ok(waits)
     }
@@ -194,9 +186,9 @@ impl Tx<'_> {
             let Some(mut row) = self.task_by_id(id)?.filter(|row| row.task.runs.is_empty()) else {
                 continue;
             };
-            let definition = self.definition(id)?;
-            let needed: DependenciesField = serde_json::from_str(&definition).map_err(StoreError::json)?;
-            if !self.has_unmet_dependencies(&needed.dependencies, &definition, &row.task.task_id)? {
+            let DependencyFields { dependencies, requires } =
+                serde_json::from_str(&self.definition(id)?).map_err(StoreError::json)?;
+            if !self.has_unmet_dependencies(&dependencies, requires, &row.task.task_id)? {
                 self.conn.prepare_cached("DELETE FROM dependencies WHERE id = ?1")?.execute([id])?;
                 row.task.schedule(self.now);
                 self.save(row)?;
@@ -227,9 +219,14 @@ impl Tx<'_> {
             Err(error) => Ok(Err(error)),
             Ok(transition) => {
                 let definition = self.definition(row.id)?;
-                self.finish_claim(row, run, transition, definition).map(Ok)
+                self.finish_claim(row, run, transition, Some(definition)).map(Ok)
             }
         }
+    }
+
+    /// Saves a task whose claim on `run` was extended.
+    pub(crate) fn reclaim(&mut self, row: TaskRow, run: u32) -> StoreResult<ClaimedRun> {
+        self.finish_claim(row, run, Transition::Changed, None)
     }
 
     fn finish_claim(
@@ -237,7 +234,7 @@ impl Tx<'_> {
         row: TaskRow,
         run: u32,
         transition: Transition,
-        definition: String,
+        definition: Option<String>,
     ) -> StoreResult<ClaimedRun> {
         let scopes = self.scopes(row.id)?;
         let task = match transition {
@@ -277,7 +274,7 @@ impl Tx<'_> {
                 // The worker limits the size of a response; the next call gets the rest.
                 break;
             }
-            let claim = self.finish_claim(row, run, transition, definition)?;
+            let claim = self.finish_claim(row, run, transition, Some(definition))?;
             if messages {
                 self.drop_message(&claim.task.task_id, claim.run)?;
             }
@@ -409,14 +406,15 @@ pub(super) fn sweep_max() -> i64 {
 }
 
 #[derive(serde::Deserialize)]
-struct DependenciesField {
+struct DependencyFields {
     dependencies: Vec<String>,
+    requires: Requires,
 }
 
-fn is_met(task: &TaskRecord, any_outcome: bool) -> bool {
+fn is_met(task: &TaskRecord, requires: Requires) -> bool {
     task.last_run().is_some_and(|(_, run)| match run.state {
         RunState::Completed => true,
-        RunState::Failed | RunState::Exception => any_outcome,
+        RunState::Failed | RunState::Exception => requires == Requires::AllResolved,
         RunState::Pending | RunState::Running => false,
     })
 }
