@@ -140,7 +140,10 @@ pub(crate) fn constant_time_eq(left: Vec<u8>, right: Vec<u8>) -> bool {
 }
 
 pub(crate) fn new_slugid() -> String {
-    URL_SAFE_NO_PAD.encode(uuid::Uuid::new_v4().as_bytes())
+    let mut bytes = *uuid::Uuid::new_v4().as_bytes();
+    // Avoids a leading dash, which command lines take for an option.
+    bytes[0] &= 0x7f;
+    URL_SAFE_NO_PAD.encode(bytes)
 }
 
 impl Keyring {
