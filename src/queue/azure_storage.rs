@@ -1,7 +1,6 @@
-//! The older dialect's queues of messages: signed poll and delete URLs, and the storage service's side of them, in
-//! its own XML, headers and errors.
+//! The message queues of the Azure dialect: signed poll and delete URLs, and the XML protocol behind them.
 //!
-//! The URLs lead back to this queue. Their signatures are the storage service's scheme over our own secret.
+//! The URLs lead back to this queue. They are signed by the storage service's scheme with the queue's own secret.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -26,11 +25,11 @@ use super::task_calls::{CallInput, CallReply, ReplyResult};
 use super::task_state::Priority;
 use crate::limits::{POLL_MESSAGES_MAX, QUEUE_CLOCK_DRIFT_MAX, QUEUE_VISIBILITY_TIMEOUT_MAX};
 
-/// The version of the signature scheme, as the URLs name it.
+/// The version in the signature scheme of Azure Queue Storage.
 const SIGNATURE_VERSION: &str = "2015-04-05";
 const PROTOCOLS: &str = "https,http";
 
-/// pollTaskUrls: the signed URLs of a task queue, the most urgent first.
+/// pollTaskUrls: the signed URLs of a task queue, highest priority first.
 pub(crate) async fn poll_task_urls(app: &QueueState, input: CallInput) -> ReplyResult {
     let provisioner = input.route.param("provisionerId").to_owned();
     let worker_type = input.route.param("workerType").to_owned();
@@ -56,18 +55,18 @@ pub(crate) async fn poll_task_urls(app: &QueueState, input: CallInput) -> ReplyR
                 end: expires.iso_seconds(),
                 permissions: "p".to_owned(),
             };
-            let (place, signed) = (format!("{}/azure/{name}/messages", app.root_url), access.query(app, &name));
+            let (url, signed) = (format!("{}/azure/{name}/messages", app.root_url), access.query(app, &name));
             let hidden = app.visibility_timeout.as_secs();
             json!({
-                "signedPollUrl": format!("{place}?visibilitytimeout={hidden}&{signed}"),
-                "signedDeleteUrl": format!("{place}/{{{{messageId}}}}?popreceipt={{{{popReceipt}}}}&{signed}"),
+                "signedPollUrl": format!("{url}?visibilitytimeout={hidden}&{signed}"),
+                "signedDeleteUrl": format!("{url}/{{{{messageId}}}}?popreceipt={{{{popReceipt}}}}&{signed}"),
             })
         })
         .collect();
     Ok(CallReply::ok(json!({"queues": urls, "expires": expires.iso()}).to_string()))
 }
 
-/// The part of a queue's name that stands for an identifier: 24 characters of base32.
+/// The service's own encoding of an identifier: 24 characters of base32.
 fn queue_name_part(identifier: &str) -> String {
     const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
     let digest = Sha256::digest(identifier.as_bytes());
@@ -83,7 +82,6 @@ fn queue_name_part(identifier: &str) -> String {
     out
 }
 
-/// What a signed URL allows, and when.
 struct SasToken {
     start: String,
     end: String,
@@ -112,7 +110,7 @@ impl SasToken {
         )
     }
 
-    /// Reads what a URL claims, and whether it is signed and in its time.
+    /// Parses and verifies a signed URL.
     fn verify(app: &QueueState, queue: &str, query: &str) -> Option<Self> {
         let part = |name: &str| query_param(query, name);
         let access = Self { start: part("st")?, end: part("se")?, permissions: part("sp")? };
@@ -124,7 +122,6 @@ impl SasToken {
     }
 }
 
-/// The storage service's refusals.
 enum StorageError {
     AuthenticationFailed,
     PermissionMismatch,
@@ -133,7 +130,7 @@ enum StorageError {
     PopReceiptMismatch,
     OutOfRange(OutOfRange),
     InvalidValue,
-    /// 400 without a body.
+    /// 400 with an empty body.
     Bare,
     NotSupported,
     Internal,
@@ -196,7 +193,6 @@ impl StorageError {
     }
 }
 
-/// Answers a request on a queue of messages; `path` is what follows `/azure/`.
 pub(crate) async fn handle(
     app: &QueueState,
     permit: &ConnectionPermit,
@@ -263,7 +259,6 @@ fn error_response(refusal: &StorageError, request: &str, now: UnixMillis) -> Res
     answer
 }
 
-/// The queue that a signed URL leads to, by its name; whether there is one is seen when it is used.
 struct SignedQueue {
     base: String,
     rank: u8,
@@ -285,14 +280,13 @@ fn authorize(
     Ok(SignedQueue { base: base.to_owned(), rank })
 }
 
-/// Does something with the messages of a queue, in one call of the store, since a worker asks seven queues one after the
-/// other before it rests.
-async fn with_queue<T, F>(app: &QueueState, lane: SignedQueue, act: F) -> Result<T, StorageError>
+/// One store job for the lookup and the action, since a worker polls seven queues in a row.
+async fn with_queue<T, F>(app: &QueueState, target: SignedQueue, act: F) -> Result<T, StorageError>
 where
     T: Send + 'static,
     F: Send + 'static + FnOnce(&mut Tx<'_>, &str, u8) -> Result<T, StoreError>,
 {
-    let SignedQueue { base, rank } = lane;
+    let SignedQueue { base, rank } = target;
     let found = app.store.execute(move |tx| match tx.task_queue_by_base(&base)? {
         Some(queue) => act(tx, &queue, rank).map(Some),
         None => Ok(None),
@@ -300,7 +294,7 @@ where
     found.await.map_err(|_| StorageError::Internal)?.ok_or(StorageError::QueueNotFound)
 }
 
-/// A number of the query within 1 and `max`.
+/// A query parameter from 1 to `max`.
 fn query_number(query: &str, name: &'static str, default: u64, max: u64) -> Result<u64, StorageError> {
     let Some(value) = query_param(query, name) else { return Ok(default) };
     let number: u64 = value.parse().map_err(|_| StorageError::InvalidValue)?;
@@ -318,10 +312,10 @@ async fn handle_messages(
     name: &str,
     query: &str,
 ) -> Result<Option<String>, StorageError> {
-    let lane = authorize(app, permit, name, query)?;
+    let target = authorize(app, permit, name, query)?;
     match method {
         "GET" => {}
-        // A signed URL may receive and delete, nothing else.
+        // A signed URL allows only receive and delete.
         "POST" | "PUT" | "DELETE" => return Err(StorageError::PermissionMismatch),
         _ => return Err(StorageError::NotSupported),
     }
@@ -330,7 +324,7 @@ async fn handle_messages(
     let hidden = query_number(query, "visibilitytimeout", 30, QUEUE_VISIBILITY_TIMEOUT_MAX.as_secs())?;
     let hidden = Duration::from_secs(hidden);
     let received =
-        with_queue(app, lane, move |tx, queue, rank| tx.receive_messages(queue, rank, limit, hidden)).await?;
+        with_queue(app, target, move |tx, queue, rank| tx.receive_messages(queue, rank, limit, hidden)).await?;
     Ok(Some(messages_xml(&received)))
 }
 
@@ -371,7 +365,7 @@ async fn handle_message(
     name: &str,
     query: &str,
 ) -> Result<Option<String>, StorageError> {
-    let lane = authorize(app, permit, queue, query)?;
+    let target = authorize(app, permit, queue, query)?;
     match method {
         "DELETE" => {}
         "PUT" => return Err(StorageError::PermissionMismatch),
@@ -379,7 +373,8 @@ async fn handle_message(
     }
     let name = urlencoding::decode(name).map_or_else(|_| name.to_owned(), Into::into);
     let receipt = query_param(query, "popreceipt").unwrap_or_default();
-    let deleted = with_queue(app, lane, move |tx, queue, rank| tx.delete_message(queue, rank, &name, &receipt)).await?;
+    let deleted =
+        with_queue(app, target, move |tx, queue, rank| tx.delete_message(queue, rank, &name, &receipt)).await?;
     match deleted {
         DeleteResult::Deleted => Ok(None),
         DeleteResult::NotFound => Err(StorageError::MessageNotFound),
