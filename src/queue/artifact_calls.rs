@@ -45,12 +45,15 @@ enum CreateArtifact {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
 enum ErrorReason {
-    FileMissingOnWorker,
-    InvalidResourceOnWorker,
-    TooLargeFileOnWorker,
-    FileNotReadableOnWorker,
+    #[serde(rename = "file-missing-on-worker")]
+    FileMissing,
+    #[serde(rename = "invalid-resource-on-worker")]
+    InvalidResource,
+    #[serde(rename = "too-large-file-on-worker")]
+    FileTooLarge,
+    #[serde(rename = "file-not-readable-on-worker")]
+    FileNotReadable,
 }
 
 impl CreateArtifact {

@@ -253,7 +253,7 @@ impl Writer {
         }
     }
 
-    fn to_queue_error(&mut self, error: StoreError) -> QueueError {
+    fn convert_error(&mut self, error: StoreError) -> QueueError {
         let error = match error {
             StoreError::Refused(error) => return *error,
             StoreError::Sql(error) => error,
@@ -282,7 +282,7 @@ impl Writer {
         if !job.is_awaited() {
             return;
         }
-        let end = self.in_savepoint(replies, |tx| job.run(tx)).map_err(|error| self.to_queue_error(error));
+        let end = self.in_savepoint(replies, |tx| job.run(tx)).map_err(|error| self.convert_error(error));
         replies.jobs.push(JobReply { job, result: end });
     }
 
@@ -292,7 +292,7 @@ impl Writer {
         }
         let Waiter { queue, worker, limit, reply } = waiter;
         let found = self.in_savepoint(replies, |tx| tx.claim_work(&queue, &worker, limit));
-        let found = found.map_err(|error| self.to_queue_error(error));
+        let found = found.map_err(|error| self.convert_error(error));
         if found.as_ref().is_ok_and(Vec::is_empty) {
             let waiters = self.waiters.entry(queue.clone()).or_default();
             waiters.retain(|waiter| !waiter.reply.is_closed());
@@ -320,7 +320,7 @@ impl Writer {
                     continue;
                 }
                 let found = self.in_savepoint(replies, |tx| tx.claim_work(&queue, &waiter.worker, waiter.limit));
-                let found = found.map_err(|error| self.to_queue_error(error));
+                let found = found.map_err(|error| self.convert_error(error));
                 if found.as_ref().is_ok_and(Vec::is_empty) {
                     if let Some(waiters) = self.waiters.get_mut(&queue) {
                         waiters.push_front(waiter);

@@ -231,7 +231,7 @@ impl Taskcluster {
         let finish = json!({
             "projectId": project_id,
             "uploadId": upload_id,
-            "hashes": hashes.to_json(),
+            "hashes": hashes.into_json(),
         });
         self.api.call(call(Method::POST, "finish-upload", finish)).await?;
         let call = ApiRequest::to_queue(operation.clone(), Method::PUT, upload.path.clone())
@@ -370,7 +370,7 @@ impl Hashes {
         self.sha512.update(data);
     }
 
-    fn to_json(self) -> Value {
+    fn into_json(self) -> Value {
         json!({ "sha256": hex(&self.sha256.finalize()), "sha512": hex(&self.sha512.finalize()) })
     }
 }
