@@ -1,4 +1,4 @@
-//! From arguments to an exit code; everything else is in the library.
+//! Runs the command line of the library, and exits with its code.
 
 use std::process::ExitCode;
 

@@ -1,17 +1,17 @@
-//! The pages for people who use journeyman, one a task. The README leads to them, `journeyman guide` prints them, and they
-//! are part of the documentation: so they have the version of what they speak of.
+//! The user guide. `journeyman guide` prints its pages, and they are part of the crate's documentation, so that they match the
+//! installed version.
 
-/// A page.
+/// A page of the guide.
 #[derive(Debug, Clone, Copy)]
-pub struct Page {
-    /// Its name: one lower-case word.
+pub struct GuidePage {
+    /// One lower-case word.
     pub name: &'static str,
-    /// Its text, in Markdown. The first line is its title.
+    /// Markdown. The first line is the title.
     pub text: &'static str,
 }
 
-impl Page {
-    /// What it is about, in a few words.
+impl GuidePage {
+    /// The text of the first line.
     #[must_use]
     pub fn title(&self) -> &'static str {
         self.text.lines().next().unwrap_or(self.name).trim_start_matches("# ")
@@ -23,8 +23,8 @@ macro_rules! pages {
         $(#[doc = include_str!(concat!(stringify!($name), ".md"))] pub mod $name {})*
 
         /// Every page.
-        pub const PAGES: &[Page] = &[
-            $(Page { name: stringify!($name), text: include_str!(concat!(stringify!($name), ".md")) },)*
+        pub const PAGES: &[GuidePage] = &[
+            $(GuidePage { name: stringify!($name), text: include_str!(concat!(stringify!($name), ".md")) },)*
         ];
     };
 }

@@ -1,22 +1,19 @@
-//! By what a service beside the tasks is found again by the next life of a worker that was killed: a small file each, of
-//! lines that are only ever added.
+//! Records the processes of sidecars, so that the worker's next start can kill them: an append-only file for each sidecar.
 //!
-//! The journal does the same for claims. A service is no claim: nothing of it is reported, and it lives as long as the worker.
-//! What is read here is killed by [`crate::host::containment::kill_recorded_processes`].
+//! The journal does the same for claims. [`crate::host::containment::kill_recorded_processes`] kills what is read here.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use crate::domain::journal::{BootId, Leader, ProcessRecord as Left};
+use crate::domain::journal::{BootId, Leader, ProcessRecord};
 use crate::host::containment::ScopeName;
 use crate::limits::SERVICE_RECORD_BYTES_MAX;
 
-/// How these files end.
 const SUFFIX: &str = ".remains";
 
-/// What is written down of one life of a service.
+/// The record of one start of a sidecar.
 #[derive(Debug)]
 pub(crate) struct ServiceRecord {
     path: PathBuf,
@@ -24,14 +21,10 @@ pub(crate) struct ServiceRecord {
 }
 
 impl ServiceRecord {
-    /// Writes down by what its processes will be found, before there are any.
-    ///
-    /// # Errors
-    ///
-    /// Where the file cannot be written.
-    pub(crate) fn create(folder: &Path, name: &str, of: &ScopeName) -> io::Result<Self> {
-        let path = folder.join(format!("{name}{SUFFIX}"));
-        let Left { cookie, cgroup, .. } = of.to_record();
+    /// Has to be called before the first process starts (I27).
+    pub(crate) fn create(dir: &Path, name: &str, scope: &ScopeName) -> io::Result<Self> {
+        let path = dir.join(format!("{name}{SUFFIX}"));
+        let ProcessRecord { cookie, cgroup, .. } = scope.to_record();
         let mut file = OpenOptions::new().create(true).write(true).truncate(true).open(&path)?;
         let BootId(boot) = super::journal::current_boot();
         file.write_all(format!("boot {boot}\ncookie {cookie}\n").as_bytes())?;
@@ -41,36 +34,35 @@ impl ServiceRecord {
         Ok(Self { path, file: Mutex::new(file) })
     }
 
-    /// A process group of it exists.
     pub(crate) fn record_leader(&self, Leader { pid, start_ticks: started }: Leader) {
         let mut file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Err(error) = file.write_all(format!("leader {pid} {started}\n").as_bytes()) {
-            // Its cookie is written down already.
-            tracing::debug!(%error, "the leader of a service's group cannot be written down");
+            // Its cookie is recorded already.
+            tracing::debug!(%error, "cannot record the leader of a sidecar's process group");
         }
     }
 
-    /// Nothing of it is left.
+    /// To be called when no process is left.
     pub(crate) fn remove(&self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::debug!(%error, "what was written down of a service cannot be removed");
+            tracing::debug!(%error, "cannot remove the record of a sidecar");
         }
     }
 }
 
-/// What an earlier life of the worker may have left of its services. Files that cannot be read are passed over.
-pub(crate) fn read_all(folder: &Path, boot: &BootId) -> Vec<Left> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+/// The sidecars of the previous worker process. Skips unreadable files.
+pub(crate) fn read_all(dir: &Path, boot: &BootId) -> Vec<ProcessRecord> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path()).filter(|path| path.to_string_lossy().ends_with(SUFFIX));
     paths.filter_map(|path| parse(&read_text(&path)?, boot)).collect()
 }
 
-/// To be called once what was found is gone.
-pub(crate) fn remove_all(folder: &Path) {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+/// To be called once the recorded processes are gone.
+pub(crate) fn remove_all(dir: &Path) {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     for path in entries.map(|entry| entry.path()).filter(|path| path.to_string_lossy().ends_with(SUFFIX)) {
         if let Err(error) = std::fs::remove_file(&path) {
-            tracing::debug!(%error, "what an earlier life has written down of a service cannot be removed");
+            tracing::debug!(%error, "cannot remove the record of a previous sidecar");
         }
     }
 }
@@ -82,26 +74,26 @@ fn read_text(path: &Path) -> Option<String> {
     Some(text)
 }
 
-/// `None` where it is of another boot of the host, of which nothing can be left, or says nothing.
-fn parse(text: &str, boot: &BootId) -> Option<Left> {
-    let mut left = Left::default();
+/// `None` if the record is of another boot, whose processes are gone, or has no cookie.
+fn parse(text: &str, boot: &BootId) -> Option<ProcessRecord> {
+    let mut record = ProcessRecord::default();
     let mut this_boot = false;
-    // A line without an end was being written when the worker was killed.
+    // The worker was killed while it wrote a line without an end.
     for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
         match line.split_once(' ') {
             Some(("boot", then)) => this_boot = then == &*boot.0,
-            Some(("cookie", cookie)) => left.cookie = cookie.into(),
-            Some(("cgroup", cgroup)) => left.cgroup = Some(cgroup.into()),
+            Some(("cookie", cookie)) => record.cookie = cookie.into(),
+            Some(("cgroup", cgroup)) => record.cgroup = Some(cgroup.into()),
             Some(("leader", leader)) => {
                 let leader = leader.split_once(' ').and_then(|(pid, started)| {
                     Some(Leader { pid: pid.parse().ok()?, start_ticks: started.parse().ok()? })
                 });
-                left.leaders.extend(leader);
+                record.leaders.extend(leader);
             }
             _ => {}
         }
     }
-    (this_boot && !left.cookie.is_empty()).then_some(left)
+    (this_boot && !record.cookie.is_empty()).then_some(record)
 }
 
 #[cfg(test)]
@@ -109,30 +101,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_down_is_read_again_during_the_same_boot_alone() {
-        let folder = tempfile::tempdir().unwrap();
+    fn a_record_is_read_only_during_the_same_boot() {
+        let dir = tempfile::tempdir().unwrap();
         let name = ScopeName { cookie: "c1".to_owned(), cgroup: Some("/sys/fs/cgroup/x/claim-c1".into()) };
-        let remains = ServiceRecord::create(folder.path(), "echo", &name).unwrap();
-        remains.record_leader(Leader { pid: 7, start_ticks: 99 });
+        let record = ServiceRecord::create(dir.path(), "echo", &name).unwrap();
+        record.record_leader(Leader { pid: 7, start_ticks: 99 });
         let boot = super::super::journal::current_boot();
-        let wanted = Left {
+        let expected = ProcessRecord {
             cookie: "c1".into(),
             cgroup: Some("/sys/fs/cgroup/x/claim-c1".into()),
             leaders: vec![Leader { pid: 7, start_ticks: 99 }],
         };
-        assert_eq!(read_all(folder.path(), &boot), [wanted]);
-        assert_eq!(read_all(folder.path(), &BootId("another".into())), []);
-        remains.remove();
-        assert_eq!(read_all(folder.path(), &boot), []);
+        assert_eq!(read_all(dir.path(), &boot), [expected]);
+        assert_eq!(read_all(dir.path(), &BootId("another".into())), []);
+        record.remove();
+        assert_eq!(read_all(dir.path(), &boot), []);
     }
 
     #[test]
-    fn a_line_that_was_not_finished_says_nothing() {
+    fn an_incomplete_line_is_ignored() {
         let boot = BootId("b".into());
-        let left = |text| parse(text, &boot);
-        assert_eq!(left("boot b\ncookie c"), None);
-        assert_eq!(left("boot b\ncookie c\nleader 7 9").unwrap().leaders, []);
-        assert_eq!(left("boot b\ncookie c\nleader 7 9\nleader x\n").unwrap().leaders.len(), 1);
-        assert_eq!(left(""), None);
+        let read = |text| parse(text, &boot);
+        assert_eq!(read("boot b\ncookie c"), None);
+        assert_eq!(read("boot b\ncookie c\nleader 7 9").unwrap().leaders, []);
+        assert_eq!(read("boot b\ncookie c\nleader 7 9\nleader x\n").unwrap().leaders.len(), 1);
+        assert_eq!(read(""), None);
     }
 }

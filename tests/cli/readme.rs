@@ -5,15 +5,15 @@ use std::path::Path;
 
 use clap::{CommandFactory as _, Parser as _};
 use journeyman::cli::Cli;
-use journeyman::guide::{PAGES, Page};
+use journeyman::guide::{GuidePage, PAGES};
 use rustix::process::Signal;
 
 use crate::server::dev;
 use crate::support::{journeyman, run};
 
 /// README.md, and every page of the guide.
-fn pages() -> Vec<Page> {
-    let readme = Page { name: "README.md", text: include_str!("../../README.md") };
+fn pages() -> Vec<GuidePage> {
+    let readme = GuidePage { name: "README.md", text: include_str!("../../README.md") };
     [readme].into_iter().chain(PAGES.iter().copied()).collect()
 }
 

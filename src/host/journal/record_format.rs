@@ -1,6 +1,4 @@
-//! A journal as text: a record a line, each behind a checksum of its own.
-//!
-//! The checksum is for torn and rotten lines, not against people: whoever can write the file can write a line.
+//! The text format of the journal: a record a line, each with a checksum that detects torn and damaged lines.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -15,9 +13,9 @@ use crate::domain::journal::{
 use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::time::Instant;
 
-/// Told apart from what a later version may write.
+/// A journal of another version counts as damaged.
 const FORMAT_VERSION: u32 = 1;
-/// How many hexadecimal digits a checksum has.
+/// Hexadecimal digits.
 const CHECKSUM_CHARS: usize = 8;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -60,7 +58,7 @@ enum JournalLine<'a> {
     },
 }
 
-/// Milliseconds.
+/// In milliseconds.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct PollTimes {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -82,7 +80,6 @@ impl From<PollTimes> for JournalTimestamp {
     }
 }
 
-/// Appends a record.
 pub(super) fn append_record(record: &JournalRecord, out: &mut Vec<u8>) {
     let line = match record {
         JournalRecord::JournalStarted { boot } => {
@@ -110,11 +107,11 @@ pub(super) fn append_record(record: &JournalRecord, out: &mut Vec<u8>) {
     };
     let start = out.len();
     out.extend_from_slice(&[b' '; CHECKSUM_CHARS + 1]);
-    // Plain data to memory: neither can fail.
+    // Serializing plain data to memory cannot fail.
     drop(serde_json::to_writer(&mut *out, &line));
     let sum = checksum(out.get(start + CHECKSUM_CHARS + 1..).unwrap_or_default());
-    if let Some(place) = out.get_mut(start..start + CHECKSUM_CHARS) {
-        place.copy_from_slice(&sum);
+    if let Some(digits) = out.get_mut(start..start + CHECKSUM_CHARS) {
+        digits.copy_from_slice(&sum);
     }
     out.push(b'\n');
 }
@@ -124,42 +121,38 @@ fn checksum(bytes: &[u8]) -> [u8; CHECKSUM_CHARS] {
     let digest = Sha256::digest(bytes);
     let nibbles = digest.iter().flat_map(|byte| [byte >> 4, byte & 15]);
     let mut sum = [b'0'; CHECKSUM_CHARS];
-    for (place, nibble) in sum.iter_mut().zip(nibbles) {
-        *place = DIGITS.get(usize::from(nibble)).copied().unwrap_or(b'0');
+    for (digits, nibble) in sum.iter_mut().zip(nibbles) {
+        *digits = DIGITS.get(usize::from(nibble)).copied().unwrap_or(b'0');
     }
     sum
 }
 
-/// What could be read of a journal.
 #[derive(Debug, Default)]
 pub(crate) struct ParsedJournal {
-    /// The state that its records lead to.
     pub(crate) journal: Journal,
-    /// The numbers of lines that cannot be read, the last one aside.
+    /// Line numbers.
     pub(crate) damaged_lines: Vec<usize>,
-    /// How many lines could be read.
     #[cfg(test)]
     pub(crate) record_count: usize,
 }
 
-/// Reads a journal, whatever it holds. A last line that is not whole was being written when its worker died, and is passed
-/// over; any other line that cannot be read costs what it said, and no more.
+/// Ignores an incomplete last line, which the worker was writing when it was killed. Skips other unreadable lines.
 pub(crate) fn parse_journal(bytes: &[u8]) -> ParsedJournal {
-    let mut reading = ParsedJournal::default();
+    let mut parsed = ParsedJournal::default();
     for (number, line) in bytes.split_inclusive(|byte| *byte == b'\n').enumerate() {
         let Some(line) = line.strip_suffix(b"\n") else { continue };
         match parse_record(line) {
             Some(record) => {
-                reading.journal.apply(record);
+                parsed.journal.apply(record);
                 #[cfg(test)]
                 {
-                    reading.record_count += 1;
+                    parsed.record_count += 1;
                 }
             }
-            None => reading.damaged_lines.push(number + 1),
+            None => parsed.damaged_lines.push(number + 1),
         }
     }
-    reading
+    parsed
 }
 
 fn parse_record(line: &[u8]) -> Option<JournalRecord> {
@@ -270,33 +263,33 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(100))]
 
         #[test]
-        fn what_is_written_is_read(records in proptest::collection::vec(any_record(), 0..20)) {
-            let reading = parse_journal(&written(&records));
-            prop_assert_eq!(reading.journal, state(&records));
-            prop_assert!(reading.damaged_lines.is_empty());
+        fn written_records_are_read(records in proptest::collection::vec(any_record(), 0..20)) {
+            let parsed = parse_journal(&written(&records));
+            prop_assert_eq!(parsed.journal, state(&records));
+            prop_assert!(parsed.damaged_lines.is_empty());
         }
 
         #[test]
-        fn a_state_written_anew_is_the_same_state(records in proptest::collection::vec(any_record(), 0..20)) {
+        fn a_compacted_journal_has_the_same_state(records in proptest::collection::vec(any_record(), 0..20)) {
             let journal = state(&records);
             prop_assert_eq!(parse_journal(&written(&journal.compacted())).journal, journal);
         }
 
         #[test]
-        fn what_was_torn_anywhere_is_what_was_whole_before(
+        fn a_torn_journal_has_the_state_of_its_complete_lines(
             records in proptest::collection::vec(any_record(), 1..20),
             at in any::<proptest::sample::Index>(),
         ) {
             let bytes = written(&records);
             let torn = &bytes[..at.index(bytes.len())];
-            let whole = torn.iter().filter(|byte| **byte == b'\n').count();
-            let reading = parse_journal(torn);
-            prop_assert_eq!(reading.journal, state(&records[..whole]));
-            prop_assert!(reading.damaged_lines.is_empty(), "a torn end is no damage");
+            let complete = torn.iter().filter(|byte| **byte == b'\n').count();
+            let parsed = parse_journal(torn);
+            prop_assert_eq!(parsed.journal, state(&records[..complete]));
+            prop_assert!(parsed.damaged_lines.is_empty(), "a torn last line is not damage");
         }
 
         #[test]
-        fn a_rotten_byte_costs_the_lines_it_is_in_and_is_told_of(
+        fn a_damaged_byte_loses_only_its_lines_and_is_detected(
             records in proptest::collection::vec(any_record(), 1..20),
             at in any::<proptest::sample::Index>(),
             byte in any::<u8>(),
@@ -305,20 +298,20 @@ mod tests {
             let at = at.index(bytes.len());
             prop_assume!(bytes[at] != byte);
             bytes[at] = byte;
-            let reading = parse_journal(&bytes);
-            prop_assert!(reading.record_count + 2 >= records.len(), "{} of {}", reading.record_count, records.len());
-            prop_assert!(reading.record_count < records.len() || at + 1 == bytes.len());
-            prop_assert!(!reading.damaged_lines.is_empty() || at + 1 == bytes.len());
+            let parsed = parse_journal(&bytes);
+            prop_assert!(parsed.record_count + 2 >= records.len(), "{} of {}", parsed.record_count, records.len());
+            prop_assert!(parsed.record_count < records.len() || at + 1 == bytes.len());
+            prop_assert!(!parsed.damaged_lines.is_empty() || at + 1 == bytes.len());
         }
 
         #[test]
-        fn no_bytes_are_too_odd_to_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn arbitrary_bytes_are_parsed(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             parse_journal(&bytes);
         }
     }
 
     #[test]
-    fn a_line_is_what_an_operator_can_read() {
+    fn a_line_is_readable_json() {
         let held = ClaimRecord {
             run: Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 2 },
             claimant: "https://tc.example.com/api/queue/v1 proj/ci eu/host-7".into(),
@@ -330,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_of_another_format_is_damage_and_not_taken_for_ours() {
+    fn a_journal_of_another_format_counts_as_damaged() {
         let mut bytes = written(&[JournalRecord::JournalStarted { boot: BootId("b".into()) }]);
         let json = r#"{"began":{"format":2,"boot":"b"}}"#;
         bytes.extend_from_slice(&checksum(json.as_bytes()));
