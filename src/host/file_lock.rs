@@ -20,15 +20,12 @@ impl FileLock {
     /// is held is therefore tried [`LOCK_ATTEMPTS_MAX`] times.
     pub(crate) fn acquire(path: &Path) -> io::Result<Option<Self>> {
         let file = File::create(path)?;
-        for remaining in (0..LOCK_ATTEMPTS_MAX).rev() {
-            match file.try_lock() {
-                Ok(()) => return Ok(Some(Self(file))),
-                Err(TryLockError::WouldBlock) if remaining > 0 => std::thread::sleep(LOCK_RETRY_INTERVAL),
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) => return Err(error),
-            }
-        }
-        Ok(None)
+        let locked = retry_while_held(|| match file.try_lock() {
+            Ok(()) => Ok(Some(())),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        })?;
+        Ok(locked.map(|()| Self(file)))
     }
 
     /// Locks an existing file, without retries. `None` if it is missing or another process holds the lock.
@@ -52,6 +49,17 @@ impl FileLock {
     pub(crate) const fn file(&self) -> &File {
         &self.0
     }
+}
+
+/// Tries to take a lock until `try_lock` returns one, at most [`LOCK_ATTEMPTS_MAX`] times. Blocks meanwhile.
+pub(super) fn retry_while_held<T>(mut try_lock: impl FnMut() -> io::Result<Option<T>>) -> io::Result<Option<T>> {
+    for _ in 1..LOCK_ATTEMPTS_MAX {
+        if let Some(lock) = try_lock()? {
+            return Ok(Some(lock));
+        }
+        std::thread::sleep(LOCK_RETRY_INTERVAL);
+    }
+    try_lock()
 }
 
 impl Drop for FileLock {

@@ -8,7 +8,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-use crate::limits::{LOCK_ATTEMPTS_MAX, LOCK_RETRY_INTERVAL};
+use super::file_lock::retry_while_held;
 
 /// A locked name. Dropping it releases the lock.
 #[derive(Debug)]
@@ -23,17 +23,11 @@ impl NameLock {
         let digest = sha2::Sha256::digest(name.as_bytes());
         let digest: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
         let address = SocketAddr::from_abstract_name(format!("journeyman/{digest}"))?;
-        for remaining in (0..LOCK_ATTEMPTS_MAX).rev() {
-            match UnixDatagram::bind_addr(&address) {
-                Ok(socket) => return Ok(Some(Self { _socket: socket })),
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse && remaining > 0 => {
-                    std::thread::sleep(LOCK_RETRY_INTERVAL)
-                }
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(None)
+        retry_while_held(|| match UnixDatagram::bind_addr(&address) {
+            Ok(socket) => Ok(Some(Self { _socket: socket })),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
+            Err(error) => Err(error),
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use crate::config::values::Secret;
@@ -55,12 +55,6 @@ enum RunnerMessage {
     Other,
 }
 
-#[derive(Serialize)]
-struct HelloMessage<'a> {
-    r#type: &'a str,
-    capabilities: &'a BTreeSet<String>,
-}
-
 impl RunnerProtocol {
     /// Handles a line from the runner, without its line break.
     pub fn receive(&mut self, line: &[u8]) -> RunnerRequest {
@@ -87,11 +81,10 @@ impl RunnerProtocol {
         }
     }
 
-    fn welcome(&mut self, offered: BTreeSet<String>) -> RunnerRequest {
-        let ours: BTreeSet<String> = CAPABILITIES.iter().map(|name| (*name).to_owned()).collect();
-        let agreed: BTreeSet<String> = offered.intersection(&ours).cloned().collect();
-        let hello = encode_line(&json!(HelloMessage { r#type: "hello", capabilities: &agreed }));
-        self.agreed_capabilities = Some(agreed);
+    fn welcome(&mut self, mut capabilities: BTreeSet<String>) -> RunnerRequest {
+        capabilities.retain(|name| CAPABILITIES.contains(&name.as_str()));
+        let hello = encode_line(&json!({"type": "hello", "capabilities": capabilities}));
+        self.agreed_capabilities = Some(capabilities);
         RunnerRequest::Reply(hello)
     }
 

@@ -92,7 +92,8 @@ struct JournalState {
     pending: Vec<u8>,
     pending_count: usize,
     waiters: Vec<WriteWaiter>,
-    backlog: Backlog,
+    /// Records were dropped because too many were pending, so the file has to be rewritten.
+    overflowed: bool,
     /// `None` while a thread writes.
     writer: Option<JournalWriter>,
 }
@@ -103,25 +104,13 @@ struct WriteWaiter {
     sync_mode: SyncMode,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Backlog {
-    Complete,
-    Truncated,
-}
-
 #[derive(Debug)]
 struct JournalWriter {
     /// `None` if the file has to be rewritten.
     file: Option<File>,
     record_count: usize,
-    failure_log: FailureLog,
-}
-
-/// Whether the current write failure was logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FailureLog {
-    NotLogged,
-    Logged,
+    /// The current write failure was logged.
+    failure_logged: bool,
 }
 
 /// A record that the kernel has not accepted yet.
@@ -194,7 +183,7 @@ impl Journal {
                 }
             }
         }
-        let mut writer = JournalWriter { file: None, record_count: 0, failure_log: FailureLog::NotLogged };
+        let mut writer = JournalWriter { file: None, record_count: 0, failure_logged: false };
         // The failure is logged there, and the write is retried.
         writer.rewrite(&lock, &rules.compacted()).ok();
         let state = JournalState {
@@ -202,7 +191,7 @@ impl Journal {
             pending: Vec::new(),
             pending_count: 0,
             waiters: Vec::new(),
-            backlog: Backlog::Complete,
+            overflowed: false,
             writer: Some(writer),
         };
         let inner = JournalInner { lock, runtime: Handle::current(), state: Mutex::new(state) };
@@ -267,7 +256,7 @@ impl Journal {
         }
         if let Some(record) = record {
             if state.pending.len() >= JOURNAL_PENDING_BYTES_MAX {
-                state.backlog = Backlog::Truncated;
+                state.overflowed = true;
             } else {
                 state.pending_count += 1;
                 record_format::append_record(&record, &mut state.pending);
@@ -290,16 +279,16 @@ impl JournalInner {
     fn write_pending(&self, mut writer: JournalWriter) {
         loop {
             let mut state = self.lock_state();
-            if state.pending.is_empty() && state.waiters.is_empty() && state.backlog == Backlog::Complete {
+            if state.pending.is_empty() && state.waiters.is_empty() && !state.overflowed {
                 state.writer = Some(writer);
                 return;
             }
             let waiters = std::mem::take(&mut state.waiters);
             let lines = std::mem::take(&mut state.pending);
             let records = std::mem::take(&mut state.pending_count);
-            let backlog = std::mem::replace(&mut state.backlog, Backlog::Complete);
+            let overflowed = std::mem::take(&mut state.overflowed);
             let is_oversized = state.journal.needs_compaction(writer.record_count + records);
-            let rewrite = !writer.has_open_file() || backlog == Backlog::Truncated || is_oversized;
+            let rewrite = !writer.has_open_file() || overflowed || is_oversized;
             let all_records = if rewrite { state.journal.compacted() } else { Vec::new() };
             drop(state);
             let result = if rewrite {
@@ -364,16 +353,15 @@ impl JournalWriter {
     fn note_result(&mut self, result: io::Result<()>) -> Result<(), Arc<str>> {
         match result {
             Ok(()) => {
-                self.failure_log = FailureLog::NotLogged;
+                self.failure_logged = false;
                 Ok(())
             }
             Err(error) => {
                 self.file = None;
                 let text: Arc<str> = format!("cannot write the journal: {error}").into();
-                if self.failure_log == FailureLog::NotLogged {
+                if !std::mem::replace(&mut self.failure_logged, true) {
                     tracing::error!(%error, "cannot write the journal; no task starts until it succeeds");
                 }
-                self.failure_log = FailureLog::Logged;
                 Err(text)
             }
         }
@@ -554,7 +542,7 @@ mod tests {
         let writer = journal.inner.lock_state().writer.take();
         let many = u64::try_from(JOURNAL_PENDING_BYTES_MAX / 60).unwrap();
         (1..=many).for_each(|number| drop(journal.record_claim(EntryId(number), held(&format!("t{number}")))));
-        assert_eq!(journal.inner.lock_state().backlog, Backlog::Truncated);
+        assert!(journal.inner.lock_state().overflowed);
         assert!(journal.inner.lock_state().pending.len() < JOURNAL_PENDING_BYTES_MAX + 1_000);
         journal.inner.lock_state().writer = writer;
         wait_idle(&journal).await;
