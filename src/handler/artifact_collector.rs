@@ -17,7 +17,7 @@ use crate::source::{Artifact, ArtifactBody};
 
 use super::artifact::{self, ArtifactDeclaration, ArtifactErrorReason, ArtifactKind, Optionality};
 use super::log;
-use super::safe_open::{self, PathKind, PathResolver};
+use super::safe_open::{self, PathKind};
 
 #[derive(Debug)]
 pub enum CollectedArtifact {
@@ -41,7 +41,6 @@ pub struct ArtifactCollector {
     /// Files and directories of the current declaration, the next one last.
     pending_paths: Vec<PendingPath>,
     used_names: HashSet<String>,
-    resolver: PathResolver,
 }
 
 #[derive(Debug, Clone)]
@@ -75,14 +74,7 @@ impl ArtifactCollector {
             root,
             pending_paths: Vec::new(),
             used_names,
-            resolver: PathResolver::Kernel,
         })
-    }
-
-    #[must_use]
-    pub const fn resolver(mut self, walk: PathResolver) -> Self {
-        self.resolver = walk;
-        self
     }
 
     fn collect_declaration(&mut self, declaration: ArtifactDeclaration) -> Option<CollectedArtifact> {
@@ -169,7 +161,7 @@ impl ArtifactCollector {
         let Some(root) = &self.root else {
             return path_error(ArtifactErrorReason::Unreadable, "the task directory is not open");
         };
-        safe_open::open(root.as_fd(), &entry.path, entry.kind, self.resolver)
+        safe_open::open(root.as_fd(), &entry.path, entry.kind)
             .map_err(|error| classify_open_error(&error, entry.kind))
     }
 }
@@ -287,8 +279,8 @@ fn classify_open_error(error: &io::Error, kind: PathKind) -> PathError {
     let (reason, message) = match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::NOENT) => (ArtifactErrorReason::Missing, "no such file or directory"),
         Some(Errno::NOTDIR) => match kind {
-            PathKind::File => (ArtifactErrorReason::Missing, "a component of the path is not a directory"),
-            PathKind::Directory => (ArtifactErrorReason::Irregular, "not a directory"),
+            PathKind::File => (ArtifactErrorReason::Missing, "a component of the path is not a directory, or is a symbolic link"),
+            PathKind::Directory => (ArtifactErrorReason::Irregular, "not a directory, or a symbolic link"),
         },
         Some(Errno::LOOP) => {
             (ArtifactErrorReason::Irregular, "the path goes through a symbolic link, which is not followed")

@@ -25,7 +25,7 @@ use crate::source::{CallError, Reply, ReplyError, ReplyStatus, Results};
 use super::artifact::{
     ArtifactDeclaration, ArtifactErrorReason, ArtifactKind, Optionality, expires_after_task, guess_content_type,
 };
-use super::safe_open::{self, PathKind, PathResolver};
+use super::safe_open::{self, PathKind};
 use super::{Context, ExecuteError};
 
 /// A message. Unknown keys are ignored, so that a newer program works with an older worker, except in `answer`.
@@ -382,7 +382,7 @@ fn reply_body(
         (None, None, None, Some(path)) => {
             let max_bytes = context.results().map_or(0, Results::max_bytes);
             let opened = safe_open::open_root(context.workdir())
-                .and_then(|root| safe_open::open(root.as_fd(), &path, PathKind::File, PathResolver::Kernel));
+                .and_then(|root| safe_open::open(root.as_fd(), &path, PathKind::File));
             let file = File::from(opened.map_err(|error| safe_open::open_error_message(&error))?);
             let bytes = file.metadata().map_or(0, |about| about.len());
             if bytes > max_bytes as u64 {

@@ -7,14 +7,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PathResolver {
-    Kernel,
-    Components,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathKind {
@@ -36,30 +30,10 @@ pub fn open_root(folder: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(folder, PathKind::Directory.flags(), Mode::empty())?)
 }
 
-pub fn open(root: BorrowedFd<'_>, path: &Path, kind: PathKind, walk: PathResolver) -> io::Result<OwnedFd> {
+/// Opens `path` below `root`, one component after the other; an empty path is `root` itself.
+pub fn open(root: BorrowedFd<'_>, path: &Path, kind: PathKind) -> io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    if walk == PathResolver::Kernel {
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        // openat2 returns EAGAIN when a component is renamed during the call.
-        match rustix::fs::openat2(root, path, kind.flags(), Mode::empty(), resolve) {
-            Err(Errno::NOSYS | Errno::PERM | Errno::AGAIN) => {}
-            opened => return Ok(opened?),
-        }
-    }
-    open_by_component(root, path, kind)
-}
-
-#[must_use]
-pub fn open_error_message(error: &io::Error) -> String {
-    match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::XDEV) => "the path leads outside the task directory".to_owned(),
-        Some(Errno::LOOP) => "the path goes through a symbolic link, which is not followed".to_owned(),
-        Some(_) | None => error.to_string(),
-    }
-}
-
-fn open_by_component(root: BorrowedFd<'_>, path: &Path, kind: PathKind) -> io::Result<OwnedFd> {
-    let mut at: Option<OwnedFd> = None;
+    let mut directory: Option<OwnedFd> = None;
     let mut components = path.components().peekable();
     while let Some(component) = components.next() {
         let name = match component {
@@ -73,8 +47,17 @@ fn open_by_component(root: BorrowedFd<'_>, path: &Path, kind: PathKind) -> io::R
             Some(_) => OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
             None => kind.flags(),
         };
-        let folder = at.as_ref().map_or(root, AsFd::as_fd);
-        at = Some(rustix::fs::openat(folder, name, flags, Mode::empty())?);
+        let parent = directory.as_ref().map_or(root, AsFd::as_fd);
+        directory = Some(rustix::fs::openat(parent, name, flags, Mode::empty())?);
     }
-    at.ok_or_else(|| Errno::INVAL.into())
+    directory.ok_or_else(|| Errno::INVAL.into())
+}
+
+#[must_use]
+pub fn open_error_message(error: &io::Error) -> String {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::XDEV) => "the path leads outside the task directory".to_owned(),
+        Some(Errno::LOOP) => "the path goes through a symbolic link, which is not followed".to_owned(),
+        Some(_) | None => error.to_string(),
+    }
 }

@@ -7,13 +7,10 @@ use journeyman::handler::artifact::{
     ArtifactDeclaration, ArtifactErrorReason, ArtifactKind, Artifacts, DeclarationError,
 };
 use journeyman::handler::artifact_collector::CollectedArtifact;
-use journeyman::handler::safe_open::PathResolver;
 use journeyman::source::{Artifact, ArtifactBody};
 
-const WALKS: [PathResolver; 2] = [PathResolver::Kernel, PathResolver::Components];
-
-fn collect(artifacts: &Artifacts, workdir: &Path, walk: PathResolver) -> Vec<CollectedArtifact> {
-    artifacts.collect(workdir).unwrap().resolver(walk).collect()
+fn collect(artifacts: &Artifacts, workdir: &Path) -> Vec<CollectedArtifact> {
+    artifacts.collect(workdir).unwrap().collect()
 }
 
 fn reason(item: &CollectedArtifact) -> &'static str {
@@ -39,26 +36,24 @@ fn a_folder_brings_its_files_in_order_under_its_name() {
     for file in ["out/z.json", "out/a.log", "out/b/c/deep.html"] {
         fs::write(folder.path().join(file), file).unwrap();
     }
-    for walk in WALKS {
-        let artifacts = Artifacts::new();
-        artifacts.directory("public/out", "out").unwrap();
-        let items = collect(&artifacts, folder.path(), walk);
-        let found: Vec<(String, String)> = items
-            .iter()
-            .map(|item| match item {
-                CollectedArtifact::Found(Artifact { name, body: ArtifactBody::File { content_type, .. }, .. }, _) => {
-                    (name.clone(), content_type.clone())
-                }
-                other => panic!("{other:?}"),
-            })
-            .collect();
-        let expected = [
-            ("public/out/a.log", "text/plain; charset=utf-8"),
-            ("public/out/b/c/deep.html", "text/html; charset=utf-8"),
-            ("public/out/z.json", "application/json"),
-        ];
-        assert_eq!(found, expected.map(|(name, kind)| (name.to_owned(), kind.to_owned())));
-    }
+    let artifacts = Artifacts::new();
+    artifacts.directory("public/out", "out").unwrap();
+    let items = collect(&artifacts, folder.path());
+    let found: Vec<(String, String)> = items
+        .iter()
+        .map(|item| match item {
+            CollectedArtifact::Found(Artifact { name, body: ArtifactBody::File { content_type, .. }, .. }, _) => {
+                (name.clone(), content_type.clone())
+            }
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let expected = [
+        ("public/out/a.log", "text/plain; charset=utf-8"),
+        ("public/out/b/c/deep.html", "text/html; charset=utf-8"),
+        ("public/out/z.json", "application/json"),
+    ];
+    assert_eq!(found, expected.map(|(name, kind)| (name.to_owned(), kind.to_owned())));
 }
 
 #[test]
@@ -74,31 +69,29 @@ fn what_is_not_a_regular_file_becomes_an_error_with_its_reason() {
     rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
     fs::File::create(at("huge")).unwrap().set_len((5 << 30) + 1).unwrap();
-    for walk in WALKS {
-        for (path, expected) in [
-            ("nothing", ArtifactErrorReason::Missing),
-            ("nothing/below", ArtifactErrorReason::Missing),
-            ("file/below", ArtifactErrorReason::Missing),
-            ("folder", ArtifactErrorReason::Irregular),
-            ("absolute-link", ArtifactErrorReason::Irregular),
-            ("inner-link", ArtifactErrorReason::Irregular),
-            ("loop", ArtifactErrorReason::Irregular),
-            ("pipe", ArtifactErrorReason::Irregular),
-            ("socket", ArtifactErrorReason::Irregular),
-            ("huge", ArtifactErrorReason::TooLarge),
-        ] {
-            let artifacts = Artifacts::new();
-            artifacts.file("public/x", path).unwrap();
-            let items = collect(&artifacts, folder.path(), walk);
-            assert_eq!(reason(&items[0]), expected.as_str(), "{path} by {walk:?}");
-        }
+    for (path, expected) in [
+        ("nothing", ArtifactErrorReason::Missing),
+        ("nothing/below", ArtifactErrorReason::Missing),
+        ("file/below", ArtifactErrorReason::Missing),
+        ("folder", ArtifactErrorReason::Irregular),
+        ("absolute-link", ArtifactErrorReason::Irregular),
+        ("inner-link", ArtifactErrorReason::Irregular),
+        ("loop", ArtifactErrorReason::Irregular),
+        ("pipe", ArtifactErrorReason::Irregular),
+        ("socket", ArtifactErrorReason::Irregular),
+        ("huge", ArtifactErrorReason::TooLarge),
+    ] {
         let artifacts = Artifacts::new();
-        artifacts.file("public/x", "folder-link/passwd").unwrap();
-        artifacts.directory("public/y", "folder-link").unwrap();
-        artifacts.directory("public/z", "file").unwrap();
-        for item in collect(&artifacts, folder.path(), walk) {
-            assert!(matches!(item, CollectedArtifact::Missing { .. }), "{item:?} by {walk:?}");
-        }
+        artifacts.file("public/x", path).unwrap();
+        let items = collect(&artifacts, folder.path());
+        assert_eq!(reason(&items[0]), expected.as_str(), "{path}");
+    }
+    let artifacts = Artifacts::new();
+    artifacts.file("public/x", "folder-link/passwd").unwrap();
+    artifacts.directory("public/y", "folder-link").unwrap();
+    artifacts.directory("public/z", "file").unwrap();
+    for item in collect(&artifacts, folder.path()) {
+        assert!(matches!(item, CollectedArtifact::Missing { .. }), "{item:?}");
     }
 }
 
@@ -112,19 +105,17 @@ fn a_farm_of_links_leads_nowhere() {
     symlink("p/p/p/up", farm.join("L")).unwrap();
     symlink("/proc/self/root/etc/passwd", farm.join("magic")).unwrap();
     fs::write(farm.join("honest"), "x").unwrap();
-    for walk in WALKS {
-        let artifacts = Artifacts::new();
-        artifacts.directory("public/links", "farm").unwrap();
-        let items = collect(&artifacts, folder.path(), walk);
-        let found: Vec<&str> = items
-            .iter()
-            .filter_map(|item| match item {
-                CollectedArtifact::Found(artifact, _) => Some(artifact.name.as_str()),
-                CollectedArtifact::Missing { .. } | CollectedArtifact::Skipped { .. } => None,
-            })
-            .collect();
-        assert_eq!((found, items.len()), (vec!["public/links/honest"], 5));
-    }
+    let artifacts = Artifacts::new();
+    artifacts.directory("public/links", "farm").unwrap();
+    let items = collect(&artifacts, folder.path());
+    let found: Vec<&str> = items
+        .iter()
+        .filter_map(|item| match item {
+            CollectedArtifact::Found(artifact, _) => Some(artifact.name.as_str()),
+            CollectedArtifact::Missing { .. } | CollectedArtifact::Skipped { .. } => None,
+        })
+        .collect();
+    assert_eq!((found, items.len()), (vec!["public/links/honest"], 5));
 }
 
 struct StopAtEnd<'a>(&'a AtomicBool);
@@ -164,10 +155,10 @@ fn a_folder_swapped_for_a_link_at_any_moment_never_leads_out() {
                 .unwrap();
             }
         });
-        for round in 0..20_000 {
+        for _ in 0..20_000 {
             let artifacts = Artifacts::new();
             artifacts.file("public/f", "d/f").unwrap();
-            for item in collect(&artifacts, folder.path(), WALKS[round % 2]) {
+            for item in collect(&artifacts, folder.path()) {
                 if let CollectedArtifact::Found(artifact, _) = item {
                     assert_eq!(content(&artifact), b"public");
                     seen += 1;
@@ -220,7 +211,7 @@ fn ten_thousand_swaps_of_files_and_folders_bring_no_byte_from_outside() {
             artifacts.file("public/one", "d/more/f").unwrap();
             artifacts.directory("public/d", "d").unwrap();
             artifacts.directory("public/deep", "deep").unwrap();
-            for item in collect(&artifacts, folder.path(), WALKS[round % 2]) {
+            for item in collect(&artifacts, folder.path()) {
                 match item {
                     CollectedArtifact::Found(artifact, _) => {
                         assert_eq!(content(&artifact), b"public", "{}", artifact.name);
@@ -244,7 +235,7 @@ fn an_optional_artifact_is_left_out_with_a_sentence() {
     artifacts
         .declare(ArtifactDeclaration::new("public/x", ArtifactKind::File { path, content_type: None }).optional())
         .unwrap();
-    let items = collect(&artifacts, folder.path(), PathResolver::Kernel);
+    let items = collect(&artifacts, folder.path());
     assert!(
         matches!(&items[0], CollectedArtifact::Skipped { message } if message.starts_with("artifact public/x: nothing: ")),
         "{items:?}"
@@ -263,7 +254,7 @@ fn folders_may_be_merged_and_what_is_declared_by_name_wins() {
     artifacts.directory("public", "one").unwrap();
     artifacts.directory("public", "two").unwrap();
     artifacts.file("public/named", "two/named").unwrap();
-    let items = collect(&artifacts, folder.path(), PathResolver::Kernel);
+    let items = collect(&artifacts, folder.path());
     let found: Vec<(&str, Vec<u8>)> = items
         .iter()
         .filter_map(|item| match item {
@@ -282,7 +273,7 @@ fn names_from_a_folder_that_no_queue_takes_are_told() {
     fs::write(folder.path().join("out/bell\u{7}"), "x").unwrap();
     let artifacts = Artifacts::new();
     artifacts.directory("public", "out").unwrap();
-    let items = collect(&artifacts, folder.path(), PathResolver::Kernel);
+    let items = collect(&artifacts, folder.path());
     assert!(matches!(&items[0], CollectedArtifact::Missing { error: None, .. }), "{items:?}");
 }
 
@@ -293,7 +284,7 @@ fn folders_that_nest_too_deep_are_told() {
     fs::create_dir_all(folder.path().join(&deep)).unwrap();
     let artifacts = Artifacts::new();
     artifacts.directory("public", "d").unwrap();
-    let items = collect(&artifacts, folder.path(), PathResolver::Kernel);
+    let items = collect(&artifacts, folder.path());
     assert!(
         matches!(&items[..], [CollectedArtifact::Missing { message, .. }] if message.contains("nest deeper than 32")),
         "{items:?}"
@@ -308,7 +299,7 @@ fn more_files_than_the_bound_are_told_and_not_collected() {
     }
     let artifacts = Artifacts::new();
     artifacts.directory("public", ".").unwrap();
-    let items = collect(&artifacts, folder.path(), PathResolver::Kernel);
+    let items = collect(&artifacts, folder.path());
     assert!(
         matches!(&items[..], [CollectedArtifact::Missing { message, .. }] if message.contains("more than 10000")),
         "{} items",
@@ -332,7 +323,7 @@ fn what_needs_no_file_passes_through() {
                 .expires("2029-01-01T00:00:00Z"),
         )
         .unwrap();
-    let items = collect(&artifacts, Path::new("/does/not/exist"), PathResolver::Kernel);
+    let items = collect(&artifacts, Path::new("/does/not/exist"));
     assert!(matches!(&items[0], CollectedArtifact::Found(artifact, _) if content(artifact) == b"{}"));
     assert!(
         matches!(&items[1], CollectedArtifact::Found(Artifact { expires: Some(_), body: ArtifactBody::Link { target, .. }, .. }, _) if target == "public/in")
