@@ -1,35 +1,30 @@
-//! Base64 is broken into lines, by every encoder at another column. What is looked for in it goes on behind a line end,
-//! whether that stands within the first characters, by which places are found, or later.
+//! Matches base64 across line ends, which encoders insert at different columns.
 //!
-//! A first character that a line end follows stays: nearly every line ends with one that something begins with, and would
-//! be held back until the next one comes. It is six bits.
+//! A first character at the end of a line is not redacted: nearly every line ends with a character that may begin a match,
+//! and would be held back until the next line. That character reveals six bits.
 
 use memchr::memchr2_iter;
 
 use super::secret_set::{WINDOW, window};
 
-/// How many bytes may stand between two characters: `\r\n`, or an empty line.
+/// The longest line end between two characters: `\r\n`, or an empty line.
 pub(super) const GAP_BYTES_MAX: usize = 2;
 
-/// How many bytes may be held back that are fewer than [`WINDOW`] characters: `ab\r\nc\r\n`.
+/// How many bytes may hold fewer than [`WINDOW`] characters: `ab\r\nc\r\n`.
 pub(super) const SHORT_BYTES_MAX: usize = WINDOW - 1 + 2 * GAP_BYTES_MAX;
 
 const fn is_break(byte: u8) -> bool {
     matches!(byte, b'\n' | b'\r')
 }
 
-/// What a place begins with, line ends left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Prefix {
-    /// Nothing that goes on behind a line end.
     NoBreak,
-    /// Two or three characters, and it is not known what follows.
     Short { characters: [u8; WINDOW], count: usize },
-    /// As many as a window has. The first `behind` of them stand before the place.
     Window { window: u32, behind: usize },
 }
 
-/// What this place begins with, where a line end stands within its first characters.
+/// The beginning at this place, if a line end interrupts its first characters.
 pub(super) fn across(bytes: &[u8], at: usize) -> Prefix {
     let rest = bytes.get(at..).unwrap_or_default();
     match rest {
@@ -39,8 +34,7 @@ pub(super) fn across(bytes: &[u8], at: usize) -> Prefix {
     if rest.iter().take(WINDOW).any(|byte| is_break(*byte)) { joined(None, rest) } else { Prefix::NoBreak }
 }
 
-/// What this place goes on with, where it is the start of a line and the last character of the line before is the first
-/// one of something.
+/// The beginning that started with the last character of the line before, if this place starts a line.
 pub(super) fn behind(bytes: &[u8], at: usize) -> Prefix {
     let (before, rest) = bytes.split_at_checked(at).unwrap_or_default();
     let before = before.get(before.len().saturating_sub(1 + GAP_BYTES_MAX)..).unwrap_or_default();
@@ -74,14 +68,14 @@ fn joined(before: Option<u8>, rest: &[u8]) -> Prefix {
     Prefix::Short { characters, count }
 }
 
-/// The first place of `at..until` around a line end where something may start that `may_start` knows.
+/// The first place in `at..until` near a line end at which a match may start.
 pub(super) fn candidate(bytes: &[u8], at: usize, until: usize, may_start: impl Fn(u32) -> bool) -> Option<usize> {
     let is_one = |beginning| matches!(beginning, Prefix::Window { window, .. } if may_start(window));
     let from = at.saturating_sub(1);
     let near = bytes.get(from..(until + WINDOW - 1).min(bytes.len()))?;
     memchr2_iter(b'\n', b'\r', near).find_map(|place| {
         let end = from + place;
-        // With three characters before the line end, with two, or with one, which counts as the start of the next line.
+        // Three or two characters before the line end, or one, which counts as the start of the next line.
         let before = (2..WINDOW).rev().filter_map(|characters| end.checked_sub(characters));
         let before = before.map(|place| (place, across(bytes, place)));
         let mut places = before.chain([(end + 1, behind(bytes, end + 1))]);
@@ -90,18 +84,15 @@ pub(super) fn candidate(bytes: &[u8], at: usize, until: usize, may_start: impl F
     })
 }
 
-/// How far a text reaches.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum MatchExtent {
-    /// It is not there.
     NoMatch,
-    /// That depends on bytes that have not come yet.
     Undecided,
-    /// So many bytes, with the line ends within.
+    /// The matched bytes, line ends included.
     Whole(usize),
 }
 
-/// How far `text` reaches in `bytes`, which start with it if it is there.
+/// How far `text` matches at the start of `bytes`.
 pub(super) fn match_extent(text: &[u8], bytes: &[u8]) -> MatchExtent {
     let (mut text, mut read) = (text, 0);
     loop {

@@ -1,4 +1,4 @@
-//! The ways in which a secret may come to stand in a text: as it is, or encoded by whatever it passed through.
+//! The encodings of a secret that the filter searches for.
 
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use base64::engine::{Engine, GeneralPurpose};
@@ -7,25 +7,23 @@ use secrecy::zeroize::Zeroizing;
 use super::base64_lines::GAP_BYTES_MAX;
 use crate::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
 
-/// A text to be looked for. Wiped when it is dropped.
+/// Zeroized when dropped.
 #[derive(Clone)]
 pub(super) struct EncodedSecret {
     pub(super) text: Zeroizing<Vec<u8>>,
     pub(super) breaks: LineBreaks,
 }
 
-/// Where line ends may stand within a variant that are not its own.
+/// Where line ends may interrupt an encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LineBreaks {
-    /// Between any two of its characters: it is base64.
+    /// Between any two characters: base64.
     Anywhere,
-    /// Nowhere.
     Nowhere,
 }
 
 impl LineBreaks {
-    /// The longest text that is looked for in one piece, so that it has no more than
-    /// [`REDACT_PIECE_BYTES_MAX`] bytes with all its line ends.
+    /// The longest piece that takes at most [`REDACT_PIECE_BYTES_MAX`] with all its line ends.
     const fn piece_bytes_max(self) -> usize {
         match self {
             Self::Anywhere => REDACT_PIECE_BYTES_MAX / (1 + GAP_BYTES_MAX),
@@ -33,8 +31,7 @@ impl LineBreaks {
         }
     }
 
-    /// How many bytes of a piece the next one has too. What starts with a character that a line end follows is found from the
-    /// second one on.
+    /// How many bytes adjacent pieces share: a piece whose first character ends a line is found from its second character.
     const fn overlap(self) -> usize {
         match self {
             Self::Anywhere => 2,
@@ -43,18 +40,17 @@ impl LineBreaks {
     }
 }
 
-/// How `base64` and MIME, and how PEM break lines.
+/// The line lengths of `base64` and MIME, and of PEM.
 const BASE64_COLUMNS: [usize; 2] = [76, 64];
 
-/// Every text that gives `secret` away: its variants and those of each of its lines, without repetition. None for what
-/// is too short to be told from ordinary text.
+/// The encodings of `secret` and of each of its lines, without duplicates; none if it is too short.
 pub(super) fn of(secret: &str) -> Vec<EncodedSecret> {
     let mut found = Vec::new();
     let whole = secret.trim();
     add_encodings(whole, &mut found);
     if whole.contains('\n') {
         for line in whole.lines().map(str::trim) {
-            // The first and the last line of a PEM block are in every manual.
+            // The first and the last line of a PEM block are not secret.
             if !line.starts_with("-----") {
                 add_encodings(line, &mut found);
             }
@@ -79,37 +75,37 @@ fn add_encodings(secret: &str, found: &mut Vec<EncodedSecret>) {
     }
 }
 
-/// Keeps a variant in pieces that need no more than a bounded buffer to be found.
+/// Splits a long encoding, so that the filter needs a bounded buffer.
 fn add_pieces(text: Zeroizing<Vec<u8>>, breaks: LineBreaks, found: &mut Vec<EncodedSecret>) {
-    let most = breaks.piece_bytes_max();
-    if text.len() <= most {
+    let bytes_max = breaks.piece_bytes_max();
+    if text.len() <= bytes_max {
         if text.len() >= REDACT_SECRET_CHARS_MIN {
             found.push(EncodedSecret { text, breaks });
         }
         return;
     }
-    let last = text.len() - most;
-    let starts = (0..last).step_by(most - breaks.overlap()).chain([last]);
-    let piece = |start: usize| Zeroizing::new(text.get(start..start + most).unwrap_or_default().to_vec());
+    let last = text.len() - bytes_max;
+    let starts = (0..last).step_by(bytes_max - breaks.overlap()).chain([last]);
+    let piece = |start: usize| Zeroizing::new(text.get(start..start + bytes_max).unwrap_or_default().to_vec());
     found.extend(starts.map(|start| EncodedSecret { text: piece(start), breaks }));
 }
 
-/// The part of the base64 text of anything that holds the secret which depends on the secret alone, for each of the
-/// three places that it can start at; and the whole text where nothing else is encoded with it.
+/// For each of the three offsets of the secret within encoded data, the characters that depend on the secret alone; and the
+/// whole encoding of the secret by itself.
 fn base64(secret: &[u8], engine: &GeneralPurpose, found: &mut Vec<EncodedSecret>) {
     let mut add = |text: &[u8], breaks| add_pieces(Zeroizing::new(text.to_vec()), breaks, found);
     for offset in 0..3 {
         let mut shifted = Zeroizing::new(vec![0; offset]);
         shifted.extend_from_slice(secret);
         let mut text = Zeroizing::new(engine.encode(&*shifted).into_bytes());
-        // Of the characters at either end, some bits belong to the neighbours.
+        // The characters at either end also encode bits of the neighbouring bytes.
         let start = [0, 2, 3].get(offset).copied().unwrap_or_default();
         let end = text.len() - usize::from(!shifted.len().is_multiple_of(3));
         add(text.get(start..end).unwrap_or_default(), LineBreaks::Anywhere);
         if offset > 0 {
             continue;
         }
-        // Each line by itself too: it may be indented.
+        // Each line by itself too, because lines may be indented.
         for columns in BASE64_COLUMNS.into_iter().filter(|columns| text.len() > *columns) {
             text.chunks(columns).for_each(|line| add(line, LineBreaks::Nowhere));
         }
@@ -120,18 +116,18 @@ fn base64(secret: &[u8], engine: &GeneralPurpose, found: &mut Vec<EncodedSecret>
     }
 }
 
-/// As in a URL: everything but letters, digits and a few marks, of which there are several opinions.
+/// Percent-encoding, by encoders that keep different characters.
 fn percent(secret: &str, add: &mut impl FnMut(Vec<u8>)) {
     const UNRESERVED: &[u8] = b"-_.~";
     const PYTHON: &[u8] = b"-_.~/";
     const COMPONENT: &[u8] = b"-_.~!*'()";
     const WHOLE_URL: &[u8] = b"-_.~!*'();/?:@&=+$,#";
-    for kept in [UNRESERVED, PYTHON, COMPONENT, WHOLE_URL] {
+    for unescaped in [UNRESERVED, PYTHON, COMPONENT, WHOLE_URL] {
         for digits in [b"0123456789ABCDEF", b"0123456789abcdef"] {
             for space in [b"%20".as_slice(), b"+"] {
                 let encode = |out: &mut Vec<u8>, byte: u8| match byte {
                     b' ' => out.extend_from_slice(space),
-                    byte if byte.is_ascii_alphanumeric() || kept.contains(&byte) => out.push(byte),
+                    byte if byte.is_ascii_alphanumeric() || unescaped.contains(&byte) => out.push(byte),
                     byte => {
                         let digit = |nibble: u8| digits.get(usize::from(nibble)).copied().unwrap_or_default();
                         out.extend([b'%', digit(byte >> 4), digit(byte & 15)]);
@@ -148,8 +144,8 @@ fn percent(secret: &str, add: &mut impl FnMut(Vec<u8>)) {
     }
 }
 
-/// As in a JSON text, by writers that escape no more than they must, the slash too, all that HTML minds, or all that is
-/// not ASCII; and as in a JSON text within a JSON text.
+/// JSON strings, by encoders that escape only what they must, slashes, HTML's special characters, or all but ASCII; and a
+/// JSON string within a JSON string.
 fn json(secret: &str, add: &mut impl FnMut(Vec<u8>)) {
     let plain = escaped(secret, |_| false);
     add(escaped(&plain, |_| false).into_bytes());
@@ -182,7 +178,7 @@ fn escaped(text: &str, by_number: impl Fn(char) -> bool) -> String {
     out
 }
 
-/// As a shell writes it (`set -x`, `printf %q`), and as others write it for a shell.
+/// Shell quoting, by shells (`set -x`, `printf %q`) and by other programs.
 fn shell(secret: &str, add: &mut impl FnMut(Vec<u8>)) {
     add(secret.replace('\'', r"'\''").into_bytes());
     add(secret.replace('\'', r#"'"'"'"#).into_bytes());
@@ -198,7 +194,7 @@ fn shell(secret: &str, add: &mut impl FnMut(Vec<u8>)) {
     };
     add(behind_backslash("\"$`\\"));
     add(behind_backslash(" \t!\"#$&'()*,;<>?[\\]^`{|}~"));
-    // $'…' is what bash and zsh fall back to.
+    // bash and zsh fall back to $'…'.
     add(escaped(secret, |_| false).replace("\\\"", "\"").replace('\'', "\\'").into_bytes());
 }
 
@@ -212,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_known_however_it_was_written() {
+    fn every_encoding_of_a_secret_is_listed() {
         let secret = "p@ss w/\"ö'$";
         let known = texts(secret);
         for text in [
@@ -235,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn base64_is_known_wherever_the_secret_starts_and_in_both_alphabets() {
+    fn base64_is_listed_for_every_offset_and_both_alphabets() {
         let secret = "?>~secret?>~";
         let known = texts(secret);
         for before in ["", "a", "ab", "abc", "user:"] {
@@ -249,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn every_long_enough_line_counts_by_itself_and_the_frame_of_a_pem_block_does_not() {
+    fn each_long_enough_line_is_a_secret_and_the_frame_of_a_pem_block_is_not() {
         let known = texts("-----BEGIN X-----\nline number one\nshort\r\n  indented line\n-----END X-----");
         for line in ["line number one", "indented line"] {
             assert!(known.contains(&line.to_owned()));
@@ -258,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_short_is_no_secret_and_what_is_long_is_found_in_pieces() {
+    fn a_short_text_is_not_a_secret_and_a_long_one_is_split_into_pieces() {
         assert!(texts("12345").is_empty() && texts(" 1234 \n").is_empty());
         assert!(!texts("123456").is_empty());
         let long: String = (0..2_000).map(|number| format!("{number:05}")).collect();

@@ -1,8 +1,7 @@
-//! The streaming filter: bytes in, the same bytes out with every secret replaced, however they were cut.
+//! The streaming filter: replaces secrets in a stream, independent of how the stream is split into writes.
 //!
-//! What is hidden is a matter of the whole text alone: a byte is covered where it belongs to a needle or a shape,
-//! wherever that starts, and each unbroken stretch of covered bytes becomes one [`REPLACEMENT`]. Bytes are held back
-//! only while they may be the beginning of something, so ordinary lines pass at once.
+//! A byte is covered if it belongs to an encoding of a secret or to a pattern. Each run of covered bytes becomes one
+//! [`REPLACEMENT`]. Bytes are held back only while they may be the beginning of a match, so ordinary lines pass at once.
 
 use super::REPLACEMENT;
 use super::base64_lines::{self, MatchExtent, Prefix};
@@ -10,26 +9,23 @@ use super::encodings::{EncodedSecret, LineBreaks};
 use super::patterns::{self, LOOKBEHIND_BYTES, MatchTail, PatternMatch, StreamEnd};
 use super::secret_set::{SecretSet, WINDOW, window};
 
-/// Replaces secrets in one stream of bytes.
 #[derive(Debug, Default)]
 pub struct RedactFilter {
-    /// What is needed to look back at, then what is not decided.
+    /// Bytes to look behind at, then undecided bytes.
     bytes: Vec<u8>,
-    /// The first place of `bytes` that is not decided.
+    /// The first undecided place in `bytes`.
     position: usize,
-    /// How many of `bytes` were handed out.
     emitted: usize,
-    /// Where the furthest needle found ends.
+    /// Where the furthest match of a secret ends.
     covered_to: usize,
     tail: Option<MatchTail>,
-    /// What the last shape covers, as far as it was followed.
+    /// The part of the last pattern's match that was followed so far.
     tail_from: usize,
     tail_to: usize,
     output: OutputState,
     redaction_count: u64,
 }
 
-/// What was handed out last.
 #[derive(Debug, Default, PartialEq, Clone, Copy)]
 enum OutputState {
     #[default]
@@ -37,41 +33,37 @@ enum OutputState {
     Inside,
 }
 
-/// What is known of a place.
 enum FilterDecision {
     Decided,
     Undecided,
 }
 
 impl RedactFilter {
-    /// Takes the next bytes, and appends to `out` what can be told of them. The sets may be others at each call.
+    /// Filters the next bytes and appends the decided ones to `out`. The sets may change between calls.
     pub fn push(&mut self, sets: &[&SecretSet], bytes: &[u8], out: &mut Vec<u8>) {
         self.bytes.extend_from_slice(bytes);
         self.run(sets, StreamEnd::No, out);
         self.discard_emitted();
     }
 
-    /// Hands out what is held back, since nothing may come for a while. Where it turns out to be the beginning of a secret,
-    /// the rest of that is still replaced.
+    /// Emits the bytes held back. If they turn out to begin a secret, the rest of the secret is still replaced.
     pub fn flush(&mut self, out: &mut Vec<u8>) {
         self.emit(self.bytes.len(), out);
         self.discard_emitted();
     }
 
-    /// Hands out what is left. What comes next is another stream.
+    /// Emits the rest and starts a new stream.
     pub fn finish(&mut self, sets: &[&SecretSet], out: &mut Vec<u8>) {
         self.run(sets, StreamEnd::Yes, out);
         let redactions = self.redaction_count;
         *self = Self { redaction_count: redactions, ..Self::default() };
     }
 
-    /// How many bytes are held back.
     #[must_use]
     pub const fn held_back(&self) -> usize {
         self.bytes.len() - self.emitted
     }
 
-    /// How often something was replaced.
     #[must_use]
     pub const fn redaction_count(&self) -> u64 {
         self.redaction_count
@@ -79,7 +71,7 @@ impl RedactFilter {
 
     fn run(&mut self, sets: &[&SecretSet], last: StreamEnd, out: &mut Vec<u8>) {
         self.follow_tail();
-        // Nothing is told from there on: where line ends are left out, what lies behind it may be known before it is.
+        // No place from here on is decided: across line ends, a later place may be known before an earlier one.
         let end = match last {
             StreamEnd::Yes => self.bytes.len(),
             StreamEnd::No => short_candidate(sets, &self.bytes, self.position),
@@ -98,7 +90,6 @@ impl RedactFilter {
         self.emit(self.position, out);
     }
 
-    /// Looks at the place `at`, where something may start.
     fn decide(&mut self, sets: &[&SecretSet], last: StreamEnd, out: &mut Vec<u8>) -> FilterDecision {
         let rest = self.bytes.get(self.position..).unwrap_or_default();
         let (mut longest, mut known) = (0, FilterDecision::Decided);
@@ -119,7 +110,7 @@ impl RedactFilter {
                 see(base64_lines::match_extent(needle.text.get(behind..).unwrap_or_default(), rest));
             }
         }
-        // A longer one may still come; until then the place stays open, and is looked at again.
+        // A longer match may still be possible; then the place stays undecided and is checked again.
         if matches!(known, FilterDecision::Decided) && longest > 0 {
             self.emit(self.position, out);
             self.covered_to = self.covered_to.max(self.position + longest);
@@ -154,7 +145,6 @@ impl RedactFilter {
         }
     }
 
-    /// Hands out everything before `end`, covered or not.
     fn emit(&mut self, end: usize, out: &mut Vec<u8>) {
         while self.emitted < end {
             let inside = if self.emitted < self.covered_to {
@@ -182,7 +172,6 @@ impl RedactFilter {
         }
     }
 
-    /// Drops what is not needed any more.
     fn discard_emitted(&mut self) {
         let gone = self.position.min(self.emitted).saturating_sub(LOOKBEHIND_BYTES);
         self.bytes = self.bytes.get(gone..).unwrap_or_default().to_vec();
@@ -194,7 +183,6 @@ impl RedactFilter {
     }
 }
 
-/// How far a text reaches in what starts at its place.
 fn match_extent(needle: &EncodedSecret, rest: &[u8]) -> MatchExtent {
     match needle.breaks {
         LineBreaks::Anywhere => base64_lines::match_extent(&needle.text, rest),
@@ -204,7 +192,7 @@ fn match_extent(needle: &EncodedSecret, rest: &[u8]) -> MatchExtent {
     }
 }
 
-/// The next place, from `at` on, where something may start, of those that have enough bytes behind them to tell.
+/// The next place at which a match may start and enough bytes follow to decide.
 fn candidate(sets: &[&SecretSet], bytes: &[u8], at: usize) -> Option<usize> {
     let unbroken = unbroken_candidate(sets, bytes, at);
     if !sets.iter().any(|set| set.may_be_broken()) {
@@ -214,7 +202,6 @@ fn candidate(sets: &[&SecretSet], bytes: &[u8], at: usize) -> Option<usize> {
     base64_lines::candidate(bytes, at, until, |window| sets.iter().any(|set| set.may_start(window))).or(unbroken)
 }
 
-/// That where the first bytes stand together.
 fn unbroken_candidate(sets: &[&SecretSet], bytes: &[u8], at: usize) -> Option<usize> {
     let rest = bytes.get(at..)?;
     let mut windows = rest.windows(WINDOW);
@@ -231,7 +218,7 @@ fn unbroken_candidate(sets: &[&SecretSet], bytes: &[u8], at: usize) -> Option<us
     found.map(|place| at + place)
 }
 
-/// The first place, from `at` on, where something may start of which too few bytes are there; or the end.
+/// The first place at which a match may start but too few bytes follow to decide; or the end.
 fn short_candidate(sets: &[&SecretSet], bytes: &[u8], at: usize) -> usize {
     let start = bytes.len().saturating_sub(base64_lines::SHORT_BYTES_MAX).max(at);
     let may_go_on = |beginning| match beginning {

@@ -1,12 +1,10 @@
-//! Keeps secrets out of logs.
+//! Redacts secrets in logs and in artifacts named `*.log`.
 //!
-//! Whatever the worker itself knows to be secret ([`hide`]: its credentials, those of each claim, variables that are named
-//! like secrets) is replaced in every log of this process for as long as its [`HiddenSecrets`] lives; what a task declares, in
-//! that task's log. Each secret is looked for in all the ways it may have been encoded, and what looks like a secret is
-//! replaced without being told.
+//! The worker's secrets ([`hide`]: its credentials, those of each claim, values of variables named like secrets) are replaced
+//! in every log of this process while their [`HiddenSecrets`] lives. A task's secrets are replaced in that task's log. Each
+//! secret is searched for in all its encodings. Text in the form of a secret is replaced too, see `patterns`.
 //!
-//! This is a seat belt: it saves a task's author from a slip. It cannot keep a program from telling what it wants told;
-//! to spell a secret letter by letter is enough. Of artifacts those are looked at that are called `*.log`.
+//! Redaction protects against accidents only: a program that wants to print a secret can.
 
 mod base64_lines;
 mod encodings;
@@ -24,21 +22,19 @@ use std::sync::{LazyLock, PoisonError, RwLock};
 pub use filter::RedactFilter;
 pub use secret_set::{Patterns, SecretId, SecretSet};
 
-/// What stands in the place of a secret.
 pub const REPLACEMENT: &str = "[redacted]";
 
-/// How variables are named that hold secrets, unless the operator says otherwise.
+/// The default of `log.redact_env`.
 pub const SECRET_NAME_PATTERNS: [&str; 4] = ["*_TOKEN", "*_SECRET", "*_PASSWORD", "*_KEY"];
 
-/// What every log of this process hides.
 static PROCESS_SECRETS: LazyLock<RwLock<SecretSet>> = LazyLock::new(|| RwLock::new(SecretSet::new(Patterns::Included)));
 
-/// Secrets that are hidden as long as this lives.
+/// Secrets that are redacted while this lives.
 #[derive(Debug)]
 pub struct HiddenSecrets(Box<[SecretId]>);
 
 impl HiddenSecrets {
-    /// Hides them until this process ends.
+    /// Redacts them until the process exits.
     pub fn until_exit(mut self) {
         self.0 = Box::default();
     }
@@ -52,24 +48,24 @@ impl Drop for HiddenSecrets {
     }
 }
 
-/// Hides secrets in every log of this process from now on.
+/// Redacts secrets in every log of this process from now on.
 #[must_use]
 pub fn hide<'a>(secrets: impl IntoIterator<Item = &'a str>) -> HiddenSecrets {
     let mut hidden = PROCESS_SECRETS.write().unwrap_or_else(PoisonError::into_inner);
     HiddenSecrets(secrets.into_iter().map(|secret| hidden.add(secret)).collect())
 }
 
-/// Passes bytes of one stream through its filter. `own` is what only this stream hides.
+/// Filters bytes of a stream; `own` are the secrets of this stream only.
 pub fn stream(filter: &mut RedactFilter, own: Option<&SecretSet>, bytes: &[u8], out: &mut Vec<u8>) {
     with_sets(own, |sets| filter.push(sets, bytes, out));
 }
 
-/// Ends a stream: `out` gets what was held back of it.
+/// Ends a stream and appends the bytes held back.
 pub fn end_stream(filter: &mut RedactFilter, own: Option<&SecretSet>, out: &mut Vec<u8>) {
     with_sets(own, |sets| filter.finish(sets, out));
 }
 
-/// A text without secrets, where it is whole by itself: a line, an error.
+/// Redacts a complete text, such as a line or an error.
 #[must_use]
 pub fn bytes<'a>(bytes: &'a [u8], own: Option<&SecretSet>) -> Cow<'a, [u8]> {
     with_sets(own, |sets| {
@@ -80,25 +76,24 @@ pub fn bytes<'a>(bytes: &'a [u8], own: Option<&SecretSet>) -> Cow<'a, [u8]> {
     })
 }
 
-/// As [`bytes`], for text.
 #[must_use]
 pub fn text(text: &str) -> Cow<'_, str> {
     match bytes(text.as_bytes(), None) {
         Cow::Borrowed(_) => Cow::Borrowed(text),
-        // Needles are whole characters, and shapes end at ASCII.
+        // Secrets are whole characters and patterns end at ASCII, so the result is valid UTF-8.
         Cow::Owned(bytes) => Cow::Owned(String::from_utf8_lossy(&bytes).into_owned()),
     }
 }
 
-/// Named like a secret, and none: part of the name of a queue. Only who writes the whole name hides it.
+/// Matches `*_KEY` but is part of a queue's name. Only a pattern without `*` redacts it.
 const NOT_A_SECRET_NAME: &str = "WORKER_KEY";
 
-/// Whether a variable is named like a secret: `patterns` are names, `*` standing for anything, letters of either case.
+/// Returns whether a variable is named like a secret. `*` in a pattern matches any text; case is ignored.
 #[must_use]
 pub fn is_secret_name(name: &str, patterns: &[String]) -> bool {
-    let by_chance = name == NOT_A_SECRET_NAME;
-    let counts = |pattern: &&String| !by_chance || !pattern.contains('*');
-    patterns.iter().filter(counts).any(|pattern| matches_pattern(name.as_bytes(), pattern.as_bytes()))
+    let is_exempt = name == NOT_A_SECRET_NAME;
+    let applies = |pattern: &&String| !is_exempt || !pattern.contains('*');
+    patterns.iter().filter(applies).any(|pattern| matches_pattern(name.as_bytes(), pattern.as_bytes()))
 }
 
 fn matches_pattern(name: &[u8], pattern: &[u8]) -> bool {
@@ -115,9 +110,9 @@ fn matches_pattern(name: &[u8], pattern: &[u8]) -> bool {
 }
 
 fn with_sets<T>(own: Option<&SecretSet>, work: impl FnOnce(&[&SecretSet]) -> T) -> T {
-    let hidden = PROCESS_SECRETS.read().unwrap_or_else(PoisonError::into_inner);
+    let process = PROCESS_SECRETS.read().unwrap_or_else(PoisonError::into_inner);
     match own {
-        Some(own) => work(&[&hidden, own]),
-        None => work(&[&hidden]),
+        Some(own) => work(&[&process, own]),
+        None => work(&[&process]),
     }
 }

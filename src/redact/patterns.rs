@@ -1,19 +1,17 @@
-//! What secrets look like that nobody told us of: tokens with well-known beginnings, JSON Web Tokens, private keys,
-//! `Authorization` values, passwords in URLs, and the signatures of signed URLs.
+//! Patterns of undeclared secrets: tokens with well-known prefixes, JSON Web Tokens, private keys, `Authorization` values,
+//! and passwords and signatures in URLs.
 //!
-//! A shape is recognised from a bounded number of bytes. What it covers from there on may be endless: a [`MatchTail`] follows
-//! it byte by byte, and nothing has to be held back for it.
+//! A pattern is recognized from a bounded number of bytes. A [`MatchTail`] then follows the match of any length byte by byte,
+//! without holding bytes back.
 
 use crate::limits::{REDACT_KEY_BLOCK_BYTES_MAX, REDACT_PATTERN_BYTES_MAX};
 
-/// How many bytes before a place are needed to judge it.
+/// How many bytes before a position are needed to match there.
 pub(super) const LOOKBEHIND_BYTES: usize = 8;
 
-/// A token that is known by its beginning.
 struct KnownToken {
     prefix: &'static str,
     class: ByteClass,
-    /// How many bytes must follow the prefix at least.
     min_bytes: usize,
 }
 
@@ -58,7 +56,6 @@ const TOKENS: [KnownToken; 34] = [
     token("AGE-SECRET-KEY-1", ByteClass::Token, 50),
 ];
 
-/// What starts a parameter of a signed URL, in small letters, and with what before it.
 const PARAMETERS: [(&str, ParameterStart); 4] = [
     ("sig", ParameterStart::Parameter),
     ("bewit", ParameterStart::Parameter),
@@ -68,22 +65,15 @@ const PARAMETERS: [(&str, ParameterStart); 4] = [
 
 #[derive(Clone, Copy, PartialEq)]
 enum ParameterStart {
-    /// The start of a parameter.
     Parameter,
-    /// That, or a dash: `X-Amz-Signature`.
     DashToo,
 }
 
-/// Bytes that a shape goes on with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ByteClass {
-    /// Letters, digits and `_`.
     Word,
-    /// These and `-`.
     Token,
-    /// These and `.`.
     Dotted,
-    /// What may stand in the value of a URL's parameter.
     Value,
 }
 
@@ -103,14 +93,12 @@ impl ByteClass {
     }
 }
 
-/// What there is at a place.
 #[derive(Debug)]
 pub(super) enum PatternMatch {
-    /// None.
     NoMatch,
-    /// That depends on bytes that have not come yet.
+    /// More bytes are needed.
     Undecided,
-    /// One, which covers what follows `from` bytes after the place for as long as `tail` says.
+    /// A match that covers the bytes from `from` on, as far as `tail` reaches.
     Found { from: usize, tail: MatchTail },
 }
 
@@ -120,21 +108,16 @@ impl PatternMatch {
     }
 }
 
-/// How far a shape reaches, told byte by byte.
 #[derive(Debug)]
 pub(super) enum MatchTail {
-    /// As long as bytes are of a class.
     While(ByteClass),
-    /// So many bytes more.
     Bytes(usize),
-    /// To the end of a private key.
     Key(KeyBlock),
-    /// To the end of the value of an `Authorization` header.
     Authorization(AuthorizationValue),
 }
 
 impl MatchTail {
-    /// How many of these bytes it covers before it ends; `None` where it covers them all and goes on.
+    /// How many of these bytes are covered before the match ends; `None` if the match continues after them.
     pub(super) fn covered_bytes(&mut self, bytes: &[u8]) -> Option<usize> {
         match self {
             Self::While(class) => bytes.iter().position(|byte| !class.contains(*byte)),
@@ -149,7 +132,7 @@ impl MatchTail {
     }
 }
 
-/// Four bytes, or fewer, that a shape may start with.
+/// The first bytes, at most four, of every pattern.
 pub(super) fn prefixes() -> Vec<Vec<u8>> {
     let mut found: Vec<Vec<u8>> = TOKENS.iter().map(|token| token.prefix.as_bytes().to_vec()).collect();
     for word in ["BEGIN", "Authorization", "authorization", "AUTHORIZATION"] {
@@ -169,7 +152,6 @@ pub(super) fn prefixes() -> Vec<Vec<u8>> {
     found
 }
 
-/// Looks at the place `at`. `last` says whether no more bytes will come.
 pub(super) fn match_at(bytes: &[u8], at: usize, last: StreamEnd) -> PatternMatch {
     let rest = bytes.get(at..).unwrap_or_default();
     let before = bytes.get(at.saturating_sub(LOOKBEHIND_BYTES)..at).unwrap_or_default();
@@ -187,12 +169,9 @@ pub(super) fn match_at(bytes: &[u8], at: usize, last: StreamEnd) -> PatternMatch
     }
 }
 
-/// Whether more bytes may come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StreamEnd {
-    /// None will.
     Yes,
-    /// Some may.
     No,
 }
 
@@ -200,7 +179,7 @@ fn ends_in_word(before: &[u8]) -> bool {
     before.last().is_some_and(u8::is_ascii_alphanumeric)
 }
 
-/// Whether `rest` starts with `text`, as far as it goes, whatever the case of its letters.
+/// Whether `rest`, or as much of it as there is, starts with `text`.
 fn starts_with_ignore_case(rest: &[u8], text: &[u8]) -> bool {
     let both = rest.len().min(text.len());
     rest.get(..both).unwrap_or_default().eq_ignore_ascii_case(text.get(..both).unwrap_or_default())
@@ -226,11 +205,11 @@ fn known_token(before: &[u8], rest: &[u8]) -> PatternMatch {
     PatternMatch::NoMatch
 }
 
-/// `header.claims.signature`, the first two being JSON in base64.
+/// `header.claims.signature`; the header and the claims are JSON in base64.
 fn web_token(before: &[u8], rest: &[u8]) -> PatternMatch {
     const HEADER_BYTES_MIN: usize = 12;
     const CLAIMS_BYTES_MIN: usize = 4;
-    // A word is looked at once, from its start.
+    // Matches at the start of a word only.
     if before.last().is_some_and(|byte| ByteClass::Dotted.contains(*byte)) {
         return PatternMatch::NoMatch;
     }
@@ -248,7 +227,7 @@ fn web_token(before: &[u8], rest: &[u8]) -> PatternMatch {
     }
 }
 
-/// `https://user:password@host`: what stands before the last `@` of the authority.
+/// `https://user:password@host`: the user info before the last `@` of the authority.
 fn user_info(rest: &[u8], last: StreamEnd) -> PatternMatch {
     const NAMELESS_BYTES_MIN: usize = 16;
     let Some(authority) = rest.get(4..).filter(|_| rest.get(1..4) == Some(b"://")) else {
@@ -268,7 +247,7 @@ fn user_info(rest: &[u8], last: StreamEnd) -> PatternMatch {
     let Some(bytes) = authority.iter().rposition(|byte| *byte == b'@') else { return PatternMatch::NoMatch };
     let user_info = authority.get(..bytes).unwrap_or_default();
     let password = user_info.iter().position(|byte| *byte == b':').is_some_and(|colon| colon + 1 < bytes);
-    // `git@host` is nobody's secret; a long name without a password is a token.
+    // `git@host` is not a secret; a long name without a password is a token.
     if password || bytes >= NAMELESS_BYTES_MIN {
         PatternMatch::Found { from: 4, tail: MatchTail::Bytes(bytes) }
     } else {
@@ -276,7 +255,7 @@ fn user_info(rest: &[u8], last: StreamEnd) -> PatternMatch {
     }
 }
 
-/// `sig=…` and the like in a URL, also where that URL is the parameter of another.
+/// `sig=…` and the like in a URL, or in a URL that is a parameter of another URL.
 fn url_parameter(before: &[u8], rest: &[u8]) -> PatternMatch {
     let starts_one = matches!(before.last(), Some(b'?' | b'&' | b';'))
         || [b"u0026".as_slice(), b"%26", b"%3F", b"%3f"].iter().any(|sign| before.ends_with(sign));
@@ -301,7 +280,7 @@ fn url_parameter(before: &[u8], rest: &[u8]) -> PatternMatch {
     if open { PatternMatch::Undecided } else { PatternMatch::NoMatch }
 }
 
-/// What stands between `-----BEGIN … PRIVATE KEY-----` and the end of the block.
+/// `-----BEGIN … PRIVATE KEY-----` up to the end of the block.
 fn private_key_block(before: &[u8], rest: &[u8]) -> PatternMatch {
     const LABEL_BYTES_MAX: usize = 48;
     if !before.ends_with(b"-----") || !starts_with_ignore_case(rest, b"BEGIN ") {
@@ -324,7 +303,7 @@ fn private_key_block(before: &[u8], rest: &[u8]) -> PatternMatch {
     }
 }
 
-/// The inside of a PEM block. One without an end is covered for as long as a key may be.
+/// The inside of a PEM block; an unterminated one ends after [`REDACT_KEY_BLOCK_BYTES_MAX`].
 #[derive(Debug, Default)]
 pub(super) struct KeyBlock {
     bytes: usize,
@@ -356,7 +335,7 @@ impl KeyBlock {
     }
 }
 
-/// The value of an `Authorization` header, as it is sent, in JSON, or on a command line.
+/// An `Authorization` header in HTTP, in JSON, or on a command line.
 fn authorization(before: &[u8], rest: &[u8]) -> PatternMatch {
     const NAME: &[u8] = b"authorization";
     const QUOTES_MAX: usize = 6;
@@ -388,15 +367,13 @@ fn authorization(before: &[u8], rest: &[u8]) -> PatternMatch {
     }
 }
 
-/// The value of an `Authorization` header: to its closing quote; else the one word after a scheme that has one; else to
-/// the end of the line.
+/// Ends at the closing quote; otherwise after the word that follows a known scheme; otherwise at the end of the line.
 #[derive(Debug, Default)]
 pub(super) struct AuthorizationValue {
-    /// What closes the value: its quote, or the backslash before that.
+    /// The closing quote, or the backslash before it.
     close: Option<u8>,
     escaped: bool,
     scheme: [u8; 9],
-    /// How long the first word is.
     bytes: usize,
     part: AuthorizationPart,
 }
@@ -444,7 +421,6 @@ impl AuthorizationValue {
         }
     }
 
-    /// `Word` where the first word was the whole value.
     fn after_scheme(&self) -> AuthorizationPart {
         let word = self.scheme.get(..self.bytes).unwrap_or_default();
         match word {

@@ -1,8 +1,8 @@
-//! A set of texts to be looked for, that can change at any time, and finds where one might start at memory speed.
+//! A changing set of secrets that finds candidate matches at memory speed.
 //!
-//! Four bytes at a time are looked up in a bitmap that knows how every needle and every shape begins. It has false alarms,
-//! which a map settles; it never misses. Adding a needle costs no more than reading it, so that the credentials of each
-//! claim can come and go.
+//! Windows of four bytes are looked up in a bitmap of the beginnings of all encodings and patterns. The bitmap has false
+//! positives, which a map resolves, and no false negatives. Adding a secret is cheap, because the credentials of each claim
+//! come and go.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,14 +11,12 @@ use super::encodings::{self, EncodedSecret, LineBreaks};
 use super::patterns;
 use crate::limits::REDACT_BITMAP_BITS_MAX;
 
-/// How many bytes of a needle the bitmap knows.
 pub(super) const WINDOW: usize = 4;
 
 const BITMAP_BITS_MIN: usize = 1 << 12;
-/// One bit in so many is set, at most, while the bitmap may grow.
+/// At most one bit in this many is set while the bitmap may grow.
 const BITS_A_WINDOW: usize = 128;
 
-/// The name of a secret within its set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SecretId(u64);
 
@@ -28,40 +26,33 @@ struct Needle {
     variant: EncodedSecret,
 }
 
-/// Texts to be looked for, with all their variants.
 #[derive(Clone)]
 pub struct SecretSet {
     bits: Bits,
     by_window: HashMap<u32, Vec<Needle>>,
-    /// What the variants of a secret start with, to find them again.
     windows: HashMap<SecretId, Box<[u32]>>,
     shapes: Patterns,
     last: u64,
     count: usize,
-    /// How many of them may have line ends within.
     broken: usize,
     bytes: usize,
-    /// How many windows the bitmap still knows though nothing starts with them any more.
     stale: usize,
 }
 
-/// Whether a set knows what secrets look like, besides the secrets that it was told.
+/// Whether a set also finds patterns of undeclared secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patterns {
-    /// It does.
     Included,
-    /// It does not; another set beside it will.
     Excluded,
 }
 
 impl std::fmt::Debug for SecretSet {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Needles({})", self.count)
+        write!(out, "SecretSet({})", self.count)
     }
 }
 
 impl SecretSet {
-    /// A set without secrets.
     #[must_use]
     pub fn new(shapes: Patterns) -> Self {
         let mut set = Self {
@@ -79,8 +70,6 @@ impl SecretSet {
         set
     }
 
-    /// Adds a secret. What has fewer than [`REDACT_SECRET_CHARS_MIN`](crate::limits::REDACT_SECRET_CHARS_MIN)
-    /// characters is not looked for: it could not be told from ordinary text.
     pub fn add(&mut self, secret: &str) -> SecretId {
         self.last += 1;
         let id = SecretId(self.last);
@@ -101,7 +90,6 @@ impl SecretSet {
         id
     }
 
-    /// Forgets secrets.
     pub fn remove(&mut self, secrets: &[SecretId]) {
         for id in secrets {
             for window in self.windows.remove(id).unwrap_or_default() {
@@ -126,34 +114,28 @@ impl SecretSet {
         }
     }
 
-    /// How many bytes all variants have.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether something to be looked for may start with these bytes.
     #[inline]
     pub(super) fn may_start(&self, window: u32) -> bool {
         self.bits.has(window)
     }
 
-    /// Whether something to be looked for may start with these bytes, which are all there are: fewer than [`WINDOW`].
     pub(super) fn may_start_short(&self, bytes: &[u8]) -> bool {
         self.bits.has_short(bytes)
     }
 
-    /// Whether something may start with these bytes, two or three, and go on behind a line end.
     pub(super) fn may_start_broken(&self, bytes: &[u8]) -> bool {
         self.bits.has_broken(bytes)
     }
 
-    /// Whether anything here may have line ends within.
     pub(super) const fn may_be_broken(&self) -> bool {
         self.broken > 0
     }
 
-    /// What starts with these bytes.
     pub(super) fn at(&self, window: u32) -> impl Iterator<Item = &EncodedSecret> {
         self.by_window.get(&window).into_iter().flatten().map(|needle| &needle.variant)
     }
@@ -172,20 +154,16 @@ impl SecretSet {
     }
 }
 
-/// The bytes from `at` on as a number, where there are enough.
 #[inline]
 pub(super) fn window(bytes: &[u8], at: usize) -> Option<u32> {
     let bytes = bytes.get(at..at.checked_add(WINDOW)?)?;
     Some(u32::from_le_bytes(bytes.try_into().ok()?))
 }
 
-/// Which windows something starts with, and which shorter beginnings those have.
 #[derive(Clone)]
 struct Bits {
     windows: Box<[u64]>,
-    /// Of two and of three bytes; those that may go on behind a line end once more.
     short: Box<[u64]>,
-    /// Of one byte, without false alarms: most writes end with a line end, and nothing starts with one.
     first: [u64; 4],
     shift: u32,
 }
@@ -252,7 +230,6 @@ const fn slot(number: u32, shift: u32) -> usize {
     (number.wrapping_mul(0x9E37_79B1) >> shift) as usize
 }
 
-/// A short beginning as a number that tells its length too, and what may follow it.
 fn number(bytes: &[u8], breaks: LineBreaks) -> u32 {
     let first = match breaks {
         LineBreaks::Nowhere => 1,
@@ -266,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_removed_is_no_longer_known_and_the_rest_is() {
+    fn removing_a_secret_keeps_the_others() {
         let mut set = SecretSet::new(Patterns::Included);
         let (one, _two) = (set.add("first secret"), set.add("second secret"));
         let known = |set: &SecretSet, text: &str| {
@@ -278,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_of_secrets_come_and_go_without_a_trace() {
+    fn removing_thousands_of_secrets_leaves_nothing_behind() {
         let mut set = SecretSet::new(Patterns::Included);
         let ids: Vec<_> = (0..3_000).map(|number| set.add(&format!("{number:06}-secret"))).collect();
         for number in [0, 1_499, 2_999] {

@@ -1,4 +1,4 @@
-//! The filter against a definition by brute force, and the shapes one by one.
+//! Tests the filter against a brute-force definition, and each pattern.
 
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ pub(super) fn set(secrets: &[&str], shapes: Patterns) -> SecretSet {
     set
 }
 
-/// What is to come out, by definition: each unbroken stretch of covered bytes becomes one replacement.
+/// The expected output by definition: each run of covered bytes becomes one replacement.
 fn defined(text: &[u8], secrets: &[&str]) -> Vec<u8> {
     let mut covered = vec![false; text.len()];
     for variant in secrets.iter().flat_map(|secret| encodings::of(secret)) {
@@ -37,8 +37,8 @@ fn defined(text: &[u8], secrets: &[&str]) -> Vec<u8> {
     out
 }
 
-/// What a variant that starts at a place covers. Base64 may have up to two bytes of line ends between its characters; its
-/// first one is covered only together with the second.
+/// The bytes that an encoding at this place covers. Base64 may have up to two bytes of line ends between its characters; its
+/// first character is covered only together with the second.
 fn places(variant: &EncodedSecret, text: &[u8], at: usize) -> Option<std::ops::Range<usize>> {
     let (mut from, mut place) = (at, at);
     for (index, character) in variant.text.iter().enumerate() {
@@ -57,7 +57,7 @@ fn places(variant: &EncodedSecret, text: &[u8], at: usize) -> Option<std::ops::R
     Some(from..place)
 }
 
-/// Passes a text through the filter in pieces, and holds it to its bound.
+/// Filters a text in pieces, and checks the bound on bytes held back.
 pub(super) fn filtered(set: &[&SecretSet], text: &[u8], cuts: &[usize]) -> Vec<u8> {
     let (mut filter, mut out, mut rest) = (RedactFilter::default(), Vec::new(), text);
     for cut in cuts {
@@ -72,7 +72,7 @@ pub(super) fn filtered(set: &[&SecretSet], text: &[u8], cuts: &[usize]) -> Vec<u
     out
 }
 
-/// Secrets, their variants, what almost is one, line ends in all of these, and noise.
+/// Encodings of secrets, parts of them, line ends within them, and noise.
 fn part() -> impl Strategy<Value = Vec<u8>> {
     let variants: Vec<Vec<u8>> =
         SECRETS.iter().flat_map(|secret| encodings::of(secret)).map(|variant| variant.text.to_vec()).collect();
@@ -116,19 +116,19 @@ fn cuts() -> impl Strategy<Value = Vec<usize>> {
 
 proptest! {
     #[test]
-    fn no_variant_survives_any_split_and_every_other_byte_does(text in text_of(part()), cuts in cuts()) {
+    fn every_encoding_is_replaced_at_any_split_and_no_other_byte_is(text in text_of(part()), cuts in cuts()) {
         let set = set(&SECRETS, Patterns::Excluded);
         prop_assert_eq!(filtered(&[&set], &text, &cuts), defined(&text, &SECRETS));
     }
 
     #[test]
-    fn a_secret_of_one_set_and_one_of_another_are_both_hidden(text in text_of(part()), cuts in cuts()) {
+    fn secrets_of_two_sets_are_replaced(text in text_of(part()), cuts in cuts()) {
         let (one, other) = (set(&SECRETS[..3], Patterns::Excluded), set(&SECRETS[3..], Patterns::Excluded));
         prop_assert_eq!(filtered(&[&one, &other], &text, &cuts), defined(&text, &SECRETS));
     }
 
     #[test]
-    fn with_shapes_too_the_split_makes_no_difference(text in text_of(shaped()), cuts in cuts()) {
+    fn patterns_do_not_depend_on_the_split(text in text_of(shaped()), cuts in cuts()) {
         let set = set(&SECRETS, Patterns::Included);
         let out = filtered(&[&set], &text, &cuts);
         prop_assert_eq!(&out, &filtered(&[&set], &text, &[]));
@@ -138,8 +138,8 @@ proptest! {
     }
 
     #[test]
-    fn an_idle_stream_loses_nothing_but_what_it_held(text in text_of(part()), cuts in cuts()) {
-        // A flush at any moment lets the beginning of a secret through, and never a whole one, nor anything twice.
+    fn a_flush_duplicates_and_drops_nothing(text in text_of(part()), cuts in cuts()) {
+        // A flush may emit the beginning of a secret, but never a whole one.
         let set = set(&SECRETS, Patterns::Excluded);
         let (mut filter, mut out, mut rest) = (RedactFilter::default(), Vec::new(), &text[..]);
         for cut in cuts {
@@ -165,7 +165,7 @@ proptest! {
 }
 
 #[test]
-fn a_set_may_change_while_a_stream_goes_on() {
+fn a_set_may_change_during_a_stream() {
     let mut set = SecretSet::new(Patterns::Included);
     let (mut filter, mut out) = (RedactFilter::default(), Vec::new());
     let first = set.add("first-secret");
@@ -179,7 +179,7 @@ fn a_set_may_change_while_a_stream_goes_on() {
 }
 
 #[test]
-fn what_was_let_go_when_idle_still_counts_for_the_rest() {
+fn the_rest_of_a_flushed_secret_is_replaced() {
     let set = set(&["first-secret"], Patterns::Included);
     let (mut filter, mut out) = (RedactFilter::default(), Vec::new());
     filter.push(&[&set], b"a first-", &mut out);
@@ -203,7 +203,7 @@ fn an_ordinary_line_is_never_held_back() {
     }
 }
 
-/// A text, and what is left of it.
+/// Texts and their redacted form.
 const SHAPED: [(&str, &str); 46] = [
     ("t=ghp_0123456789abcdefghijklmnopqrstuvwxyzAB;", "t=[redacted];"),
     ("ghp_short", "ghp_short"),
@@ -269,18 +269,18 @@ const SHAPED: [(&str, &str); 46] = [
 ];
 
 #[test]
-fn what_looks_like_a_secret_is_replaced_and_what_only_seems_to_is_not() {
+fn each_pattern_is_replaced_and_similar_text_is_not() {
     let set = SecretSet::new(Patterns::Included);
-    for (text, left) in SHAPED {
+    for (text, redacted) in SHAPED {
         for cuts in [vec![], vec![1; text.len()]] {
             let out = filtered(&[&set], text.as_bytes(), &cuts);
-            assert_eq!(String::from_utf8(out).unwrap(), left, "{text}");
+            assert_eq!(String::from_utf8(out).unwrap(), redacted, "{text}");
         }
     }
 }
 
 #[test]
-fn a_private_key_without_an_end_does_not_hide_the_rest_of_a_log() {
+fn an_unterminated_private_key_does_not_hide_the_rest_of_a_log() {
     let set = SecretSet::new(Patterns::Included);
     let rest = "an ordinary line\n".repeat(1000);
     let out = filtered(&[&set], format!("-----BEGIN PRIVATE KEY-----\n{rest}").as_bytes(), &[100; 100]);
@@ -290,8 +290,7 @@ fn a_private_key_without_an_end_does_not_hide_the_rest_of_a_log() {
 
 #[test]
 fn hostile_text_costs_no_more_than_its_length() {
-    // Each of these starts something at nearly every byte. Were any of them followed to its end each time, this would
-    // take minutes.
+    // Each text may start a match at nearly every byte. Following each candidate to its end would take minutes.
     let mut set = SecretSet::new(Patterns::Included);
     set.add(&"a".repeat(4000));
     for text in [
@@ -308,7 +307,7 @@ fn hostile_text_costs_no_more_than_its_length() {
         "Y\r\n",
         "\n",
     ] {
-        // A line end costs a comparison of its own.
+        // Line ends are slower: each costs a comparison.
         let bytes = if text.contains('\n') { 1 << 15 } else { 1 << 18 };
         let text = text.repeat(bytes / text.len());
         let out = filtered(&[&set], text.as_bytes(), &[16 << 10; 64]);
@@ -317,7 +316,7 @@ fn hostile_text_costs_no_more_than_its_length() {
 }
 
 #[test]
-fn a_secret_is_hidden_as_long_as_somebody_holds_it() {
+fn a_secret_is_redacted_while_its_guard_lives() {
     let hidden = hide(["only-here-8a6f"]);
     assert_eq!(text("a only-here-8a6f b"), "a [redacted] b");
     drop(hidden);
@@ -325,7 +324,7 @@ fn a_secret_is_hidden_as_long_as_somebody_holds_it() {
 }
 
 #[test]
-fn names_like_those_of_secrets_are_known() {
+fn variable_names_are_matched_against_the_patterns() {
     let patterns = ["*_TOKEN", "*_KEY", "SECRET*X"].map(str::to_owned);
     for name in ["GITHUB_TOKEN", "_TOKEN", "api_key", "SECRETX", "SECRET_ANYTHING_X"] {
         assert!(is_secret_name(name, &patterns), "{name}");
@@ -336,10 +335,10 @@ fn names_like_those_of_secrets_are_known() {
     assert!(is_secret_name("WORKER_KEY", &["WORKER_KEY".to_owned()]), "who says so means it");
 }
 
-/// The figure in ARCHITECTURE.md: `cargo test --release --lib redaction_throughput -- --ignored --nocapture`.
+/// Run by `cargo test --release --lib redaction_throughput -- --ignored --nocapture`.
 #[test]
-#[ignore = "a measurement, which means nothing without --release"]
-#[expect(clippy::disallowed_methods, reason = "it measures what a processor does")]
+#[ignore = "a measurement that needs --release"]
+#[expect(clippy::disallowed_methods, reason = "it measures real time")]
 fn redaction_throughput() {
     const BYTES: usize = 64 << 20;
     let words =

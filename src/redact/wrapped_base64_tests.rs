@@ -1,5 +1,4 @@
-//! Secrets in the middle of base64 that is broken into lines, as others encode and break it: nothing here asks the filter
-//! what it looks for.
+//! Tests secrets within base64 that is wrapped at any column, independent of the filter's list of encodings.
 
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
 use base64::engine::{Engine, GeneralPurpose};
@@ -12,7 +11,7 @@ use crate::limits::{REDACT_PATTERN_BYTES_MAX, REDACT_PIECE_BYTES_MAX};
 const ENGINES: [&GeneralPurpose; 4] = [&STANDARD, &STANDARD_NO_PAD, &URL_SAFE, &URL_SAFE_NO_PAD];
 const LINE_ENDS: [&str; 3] = ["\n", "\r\n", "\r"];
 
-/// A text in base64 with a line end behind each `width` characters.
+/// A text in base64, wrapped after `width` characters.
 struct Wrapped<'a> {
     before: &'a str,
     secret: &'a str,
@@ -27,8 +26,7 @@ impl Wrapped<'_> {
         self.engine.encode([self.before, self.secret, self.after].concat()).chars().collect()
     }
 
-    /// Which of the characters are of the secret alone; where it stands alone, which are of it at all. Where it ends the
-    /// text and shares its first character, the last one is not among them.
+    /// The characters that encode only the secret.
     fn of_the_secret(&self) -> std::ops::Range<usize> {
         let (from, until) = (self.before.len() * 8, (self.before.len() + self.secret.len()) * 8);
         let until = if self.after.is_empty() && from.is_multiple_of(3) { self.characters().len() } else { until / 6 };
@@ -39,10 +37,10 @@ impl Wrapped<'_> {
         (character + 1).is_multiple_of(self.width) && character + 1 < self.characters().len()
     }
 
-    /// The text, and what is to be left of it.
+    /// The text and its expected redacted form.
     fn text_and_rest(&self) -> (String, String) {
         let (characters, mut hidden) = (self.characters(), self.of_the_secret());
-        // A first character alone at the end of a line stays.
+        // A first character at the end of a line is not redacted.
         hidden.start += usize::from(self.is_broken_behind(hidden.start));
         let (mut text, mut rest) = (String::new(), String::new());
         for (place, character) in characters.iter().enumerate() {
@@ -65,9 +63,9 @@ impl Wrapped<'_> {
 }
 
 proptest! {
-    /// What is around the secret has no character of it, so that it is nowhere but where it was put.
+    /// The surrounding text shares no character with the secret, so that the secret occurs only once.
     #[test]
-    fn a_secret_is_hidden_in_base64_wherever_it_starts_and_the_lines_end(
+    fn a_secret_in_base64_is_replaced_at_any_offset_and_column(
         before in "[a-z0-9?\n]{0,80}",
         secret in "[A-Z>~]{6,90}",
         after in "|[a-z][a-z0-9?\n]{0,80}",
@@ -85,8 +83,8 @@ proptest! {
 }
 
 #[test]
-fn the_environment_in_base64_shows_no_secret_of_it() {
-    // Of 27 bytes, so that no character but the first may be shared.
+fn a_secret_in_a_base64_environment_is_replaced() {
+    // 27 bytes, so that only the first character can be shared.
     let secret = "Correct/Horse+Battery-Stack";
     let variables = (0..3).map(|number| format!("VARIABLE_{number}=some ordinary value\n")).collect::<String>();
     for before in 0..76 {
@@ -103,7 +101,7 @@ fn the_environment_in_base64_shows_no_secret_of_it() {
 }
 
 #[test]
-fn a_long_secret_is_hidden_however_it_is_broken_and_no_more_is_held_back() {
+fn a_long_secret_is_replaced_at_any_column_within_the_bound() {
     let secret: String = (0..900).map(|number| format!("{number:05}")).collect();
     let set = set(&[&secret], Patterns::Excluded);
     for (width, line_end) in [(1, "\r\n"), (1, "\n"), (2, "\n"), (76, "\r\n"), (1363, "\n"), (1365, "\n")] {
@@ -122,7 +120,7 @@ fn a_long_secret_is_hidden_however_it_is_broken_and_no_more_is_held_back() {
 }
 
 #[test]
-fn what_may_go_on_behind_a_line_end_is_held_back_and_what_may_not_is_told() {
+fn bytes_are_held_back_only_while_a_match_may_continue_after_a_line_end() {
     let set = set(&["hunter2-hunter2"], Patterns::Included);
     // aHVudGVyMi1odW50ZXIy
     for (text, held) in [
