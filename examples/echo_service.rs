@@ -18,11 +18,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Interval;
 
 async fn echo(uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
-    let Ok(said) = serde_json::from_slice::<serde_json::Value>(&body) else {
+    let Ok(json) = serde_json::from_slice::<serde_json::Value>(&body) else {
         return (StatusCode::BAD_REQUEST, "{\"message\": \"the body is not JSON\"}").into_response();
     };
     let task = headers.get("x-task-id").and_then(|task| task.to_str().ok());
-    let answer = serde_json::json!({ "echo": said, "path": uri.path(), "task": task });
+    let answer = serde_json::json!({ "echo": json, "path": uri.path(), "task": task });
     ([(header::CONTENT_TYPE, "application/json")], answer.to_string()).into_response()
 }
 
@@ -59,22 +59,22 @@ async fn main() -> std::io::Result<()> {
     serve().await
 }
 
-/// Serves until it is told to end.
-#[expect(clippy::disallowed_methods, reason = "a worker tells its service by variables where to listen")]
+/// Serves until SIGTERM.
+#[expect(clippy::disallowed_methods, reason = "the worker passes the address in environment variables")]
 pub(crate) async fn serve() -> std::io::Result<()> {
     let service = Router::new()
         .route("/health", get(|| async { StatusCode::OK }))
         .route("/count", post(count))
         .fallback(post(echo));
-    // What is at work is finished; the worker gives it `grace` for that.
-    let mut told = signal(SignalKind::terminate())?;
-    let told_to_end = async move {
-        told.recv().await;
+    // Finishes requests in progress; the worker sends SIGKILL after `termination_grace`.
+    let mut sigterm = signal(SignalKind::terminate())?;
+    let terminated = async move {
+        sigterm.recv().await;
     };
     if let Ok(socket) = std::env::var("JOURNEYMAN_SERVICE_SOCKET") {
-        return axum::serve(UnixListener::bind(socket)?, service).with_graceful_shutdown(told_to_end).await;
+        return axum::serve(UnixListener::bind(socket)?, service).with_graceful_shutdown(terminated).await;
     }
     let address = std::env::var("JOURNEYMAN_SERVICE_URL").unwrap_or_else(|_| "http://127.0.0.1:8080".to_owned());
     let address = address.trim_start_matches("http://").trim_end_matches('/').to_owned();
-    axum::serve(TcpListener::bind(address).await?, service).with_graceful_shutdown(told_to_end).await
+    axum::serve(TcpListener::bind(address).await?, service).with_graceful_shutdown(terminated).await
 }

@@ -1,6 +1,6 @@
-//! A handler of one's own in Rust, and a worker around it: `cargo run --example greet`.
+//! A handler in Rust and a worker that runs it: `cargo run --example greet`.
 //!
-//! The queue is in memory here. With another source in its place, the same handler works for a real one.
+//! The queue is in memory. The same handler works with any other source.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::Notify;
 
-/// What a task says. The worker checks its payload against this before the handler sees it.
+/// The payload of a task. The worker validates payloads against the schema of this type.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Greeting {
-    /// Who is greeted.
+    /// The name of the person to greet.
     name: String,
 }
 
@@ -32,7 +32,7 @@ impl PayloadHandler for Greet {
 
     async fn prepare(&self, greeting: Greeting, _: &Context) -> Result<Greeting, PrepareError> {
         if greeting.name.is_empty() {
-            return Err(PrepareError::Malformed(vec!["payload/name: nobody is named".to_owned()]));
+            return Err(PrepareError::Malformed(vec!["payload/name: must not be empty".to_owned()]));
         }
         Ok(greeting)
     }
@@ -47,39 +47,39 @@ impl PayloadHandler for Greet {
     }
 }
 
-/// Runs one task, and answers with the states of its runs.
+/// Runs one task and returns the states of its runs.
 pub(crate) async fn greet(
     name: &str,
     work_dir: std::path::PathBuf,
 ) -> Result<(MemoryQueue, Vec<RunState>), Box<dyn std::error::Error>> {
     let clock = Clock::boot();
-    // A worker that is told to go waits for the poll under way; this queue does not hold one for long.
+    // A draining worker waits for its poll, so keep long polls short.
     let style = PollStyle::Claims { long_poll_wait: Duration::from_millis(200) };
     let queue = MemoryQueue::new(QueueSettings { style, ..Default::default() }, Arc::new(move || clock.now()));
     let task = TaskId::parse("greeting-1").ok_or("not a task id")?;
     queue.create(task.clone(), serde_json::json!({"payload": {"name": name}}))?;
 
     let greeted = Arc::new(Notify::new());
-    let feed = SourceBinding {
+    let source = SourceBinding {
         name: "memory".to_owned(),
         source: Arc::new(queue.source("greeter")),
         handler: erase(Greet { greeted: Arc::clone(&greeted) }),
         env: Default::default(),
     };
-    let worker = Worker::new(WorkerConfig { work_dir, ..WorkerConfig::default() }, vec![feed]);
+    let worker = Worker::new(WorkerConfig { work_dir, ..WorkerConfig::default() }, vec![source]);
     let control = worker.control();
-    let enough = async {
+    let drain = async {
         greeted.notified().await;
         control.drain().await;
     };
-    let (exit, ()) = tokio::join!(worker.run(), enough);
-    tracing::info!(exit = ?exit?, "the worker is done");
+    let (exit, ()) = tokio::join!(worker.run(), drain);
+    tracing::info!(exit = ?exit?, "the worker has exited");
     let states = queue.states(&task);
     Ok((queue, states))
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Before any thread is started: with it, what handlers start as processes is held together as well as the host allows.
+    // Call this before any thread starts: the worker uses its own binary to start payloads in their control group.
     journeyman::shim();
     tokio::runtime::Runtime::new()?.block_on(run())
 }
@@ -88,7 +88,7 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     tracing_subscriber::fmt().init();
     let work_dir = std::env::temp_dir().join(format!("greet-{}", std::process::id()));
     let (_, states) = greet("you", work_dir.clone()).await?;
-    tracing::info!(?states, "that is how it went");
+    tracing::info!(?states, "the task has ended");
     std::fs::remove_dir_all(work_dir)?;
     Ok(())
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Answers a request with what it says: a handler for `journeyman worker` on a request queue."""
+"""Replies to a request with its body: a handler for requests."""
 
 import json
 import os

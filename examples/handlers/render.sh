@@ -8,7 +8,7 @@
 # Payload: {"title": "Hello"}
 set -eu
 
-# The schema lets only letters, digits and spaces through, so the title can be cut out of the document as it is.
+# The schema allows only letters, digits and spaces, so the title needs no unescaping.
 title=$(sed -n 's/.*"payload":{"title":"\([^"]*\)"}.*/\1/p')
 [ -n "$title" ] || exit "$JOURNEYMAN_EXIT_INTERNAL"
 

@@ -29,7 +29,7 @@ if task["phase"] == "check":
     say(type="reason", text="payload/text: give the text whose words are counted")
     sys.exit(int(os.environ["JOURNEYMAN_EXIT_MALFORMED"]))
 
-# Told to end early: leave at once. The worker decides what becomes of the task.
+# On cancellation, exit at once.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(os.environ["JOURNEYMAN_EXIT_RETRY"])))
 
 words = collections.Counter(text.lower().split())

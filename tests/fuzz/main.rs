@@ -1,8 +1,8 @@
-//! Replays the corpora, and goes on from them with a bounded number of random changes from a fixed seed. What this finds, and
-//! what `cargo fuzz` finds (see `libfuzzer/`), goes into `fixtures/corpora` and stays there.
+//! Replays the fuzzing corpora, and random changes of them from a fixed seed. Findings of this test and of `cargo fuzz`
+//! (see `libfuzzer/`) are added to `fixtures/corpora`.
 //!
-//! `JOURNEYMAN_FUZZ_SECONDS=300` goes on that long for each target, and says how many executions there were;
-//! `JOURNEYMAN_FUZZ_SEED` starts elsewhere.
+//! `JOURNEYMAN_FUZZ_SECONDS=300` fuzzes each target that long and prints the number of executions; `JOURNEYMAN_FUZZ_SEED`
+//! sets the seed.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,7 +10,7 @@
     clippy::panic,
     clippy::disallowed_methods,
     clippy::wildcard_enum_match_arm,
-    reason = "a test that meets what it does not expect has to fail"
+    reason = "a test fails by panicking"
 )]
 
 mod targets;
@@ -23,11 +23,10 @@ use std::time::{Duration, Instant};
 use journeyman::domain::jitter::Jitter;
 use targets::{TARGETS, Target};
 
-/// How many changed inputs each target is given.
+/// Changed inputs per target.
 const EXECUTIONS: u64 = 2_000;
-/// The longest input that is made.
 const BYTES_MAX: usize = 16 << 10;
-/// How much processor time one input may take; what takes longer hangs a worker.
+/// CPU time that one input may take.
 const TIME_MAX: Duration = Duration::from_secs(2);
 
 fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
@@ -38,22 +37,22 @@ fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     files.into_iter().map(|file| (file.clone(), fs::read(file).unwrap())).collect()
 }
 
-/// Runs a target on one input; a failure prints the input so that it can be kept.
-fn execute((name, target): Target, input: &[u8], told: &str) {
+/// Runs a target on one input; a failure prints the input.
+fn execute((name, target): Target, input: &[u8], origin: &str) {
     let began = processor_time();
     let survived = catch_unwind(|| target(input)).is_ok();
-    assert!(survived, "{name} fails on {told}: {:?}", String::from_utf8_lossy(input));
+    assert!(survived, "{name} fails on {origin}: {:?}", String::from_utf8_lossy(input));
     let taken = processor_time().saturating_sub(began);
-    assert!(taken < TIME_MAX, "{name} takes {taken:?} on {told}");
+    assert!(taken < TIME_MAX, "{name} takes {taken:?} on {origin}");
 }
 
-/// That of this thread: the machine may have other things to do.
+/// CPU time of this thread, which other load does not affect.
 fn processor_time() -> Duration {
     rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).try_into().unwrap()
 }
 
 #[test]
-fn every_input_of_the_corpora_is_taken_or_refused_in_good_order() {
+fn every_corpus_input_is_accepted_or_rejected() {
     for target in TARGETS {
         for (file, input) in corpus(target.0) {
             execute(target, &input, &file.display().to_string());
@@ -62,7 +61,7 @@ fn every_input_of_the_corpora_is_taken_or_refused_in_good_order() {
 }
 
 #[test]
-fn inputs_changed_at_random_are_too() {
+fn random_changes_of_corpus_inputs_are_accepted_or_rejected() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let seconds = number("JOURNEYMAN_FUZZ_SECONDS");
     let seed = number("JOURNEYMAN_FUZZ_SEED").unwrap_or(1);
@@ -86,10 +85,9 @@ fn below(dice: &mut Jitter, n: usize) -> usize {
     usize::try_from(dice.bits() % n.max(1) as u64).unwrap()
 }
 
-/// One of the inputs with a few changes: bytes flipped, cut, repeated, spliced with another's, or replaced by what parsers
-/// stumble over.
+/// An input with random changes: bytes flipped, cut, repeated, spliced with another input, or replaced by special tokens.
 fn changed(inputs: &[Vec<u8>], dice: &mut Jitter) -> Vec<u8> {
-    const STUMBLING: [&[u8]; 24] = [
+    const SPECIAL_TOKENS: [&[u8]; 24] = [
         b"\0",
         b"\xff\xfe",
         b"<",
@@ -132,7 +130,7 @@ fn changed(inputs: &[Vec<u8>], dice: &mut Jitter) -> Vec<u8> {
                 let until = from + below(dice, 1 + (other.len() - from).min(256));
                 input.splice(at..at + length, other[from..until].iter().copied());
             }
-            4 => drop(input.splice(at..at + length, STUMBLING[below(dice, STUMBLING.len())].iter().copied())),
+            4 => drop(input.splice(at..at + length, SPECIAL_TOKENS[below(dice, SPECIAL_TOKENS.len())].iter().copied())),
             5 => input.truncate(at),
             _ => input.insert(at, u8::try_from(below(dice, 256)).unwrap()),
         }

@@ -1,4 +1,4 @@
-//! The targets: each a plain function of bytes that checks what must hold whatever comes.
+//! The fuzz targets: functions of bytes that check invariants.
 
 use std::path::Path;
 use std::time::Duration;
@@ -22,10 +22,9 @@ use journeyman::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
 use journeyman::redact::{Patterns, RedactFilter, SecretSet};
 use journeyman::source::taskcluster::fuzz_targets;
 
-/// A target: its name, which is that of its corpus, and what it does with bytes.
+/// The name of a target, which is that of its corpus, and its function.
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
-/// All of them.
 pub(crate) const TARGETS: [Target; 7] = [
     ("poll_answer", fuzz_targets::poll_response),
     ("message_text", fuzz_targets::message_text),
@@ -36,7 +35,7 @@ pub(crate) const TARGETS: [Target; 7] = [
     ("secrets", secrets),
 ];
 
-/// A configuration file: read, refused with its places, or shown.
+/// A configuration file is accepted and printed, or rejected with messages.
 pub(crate) fn configuration(bytes: &[u8]) {
     let document = Document::new(Path::new("fuzz.toml"), &String::from_utf8_lossy(bytes));
     match config::load(Some(document), &Environment::from_pairs(&[]), &[]) {
@@ -49,9 +48,9 @@ pub(crate) fn configuration(bytes: &[u8]) {
     }
 }
 
-/// A log with a secret in it. The first bytes choose how long the secret is, how long its lines, how they end, and how it is
-/// cut; then the secret comes, then what is around it. It must come out neither as it is nor in base64, and nothing of what
-/// comes out depends on the cuts.
+/// A log with a secret, verbatim and in wrapped base64. The first bytes choose the length of the secret, the line length, the
+/// line ends and the cuts; then follow the secret and its surroundings. The filter must remove the secret, independent of the
+/// cuts.
 pub(crate) fn secrets(bytes: &[u8]) {
     let [length, width, manner, cut, rest @ ..] = bytes else { return };
     let (secret, around) = rest.split_at((usize::from(*length) * 8).min(rest.len()));
@@ -65,9 +64,9 @@ pub(crate) fn secrets(bytes: &[u8]) {
     let broken = |(place, character): (usize, char)| format!("{character}{}", end_of(place));
     let characters: Vec<String> =
         engine.encode([before, secret.as_bytes(), after].concat()).chars().enumerate().map(broken).collect();
-    // Those that are of the secret alone; of a short one there may be none.
+    // The characters that encode only the secret; a short one may have none.
     let own = (before.len() * 8).div_ceil(6)..(before.len() + secret.len()) * 8 / 6;
-    let told = characters.get(own).unwrap_or_default().concat();
+    let encoded = characters.get(own).unwrap_or_default().concat();
     let log = [before, secret.as_bytes(), after, characters.concat().as_bytes(), b"|"].concat();
 
     let mut set = SecretSet::new(if manner & 8 == 0 { Patterns::Included } else { Patterns::Excluded });
@@ -84,7 +83,7 @@ pub(crate) fn secrets(bytes: &[u8]) {
     let out = filtered(log.len());
     assert_eq!(out, filtered(usize::from(*cut)), "the cuts make a difference");
     if secret.chars().count() >= REDACT_SECRET_CHARS_MIN {
-        for text in [secret, told.trim_end()] {
+        for text in [secret, encoded.trim_end()] {
             let shown = out.windows(text.len()).any(|part| part == text.as_bytes());
             assert!(!shown || "[redacted]".contains(text), "{text} is shown");
         }
@@ -92,10 +91,10 @@ pub(crate) fn secrets(bytes: &[u8]) {
 }
 
 const CAPACITY: u32 = 3;
-/// How many effects one event may bring; a loop that feeds itself would bring more.
+/// Effects of one event; an endless loop would cause more.
 const EFFECTS_MAX: usize = 1_000;
 
-/// What happens to a worker: each byte chooses a call to answer, an order, or time to pass; the next ones say how.
+/// Events of a worker: each byte chooses a call to answer, a command, or time to pass; the next bytes are its details.
 pub(crate) fn worker_events(bytes: &[u8]) {
     let mut world = World::new(bytes);
     while let Some(choice) = world.bytes.next() {
@@ -200,7 +199,6 @@ impl<'a> World<'a> {
             Effect::Exit(_) => self.exited = true,
             Effect::Close { claim, .. } => self.calls.retain(|(call, _)| subject(call) != Some(claim)),
             Effect::Kill { claim, .. } => {
-                // The preparation or the payload is what answers.
                 for (call, _) in &mut self.calls {
                     if *call == Effect::Prepare(claim) || *call == Effect::Execute(claim) {
                         *call = effect.clone();
@@ -213,7 +211,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Answers one of the calls under way.
+    /// Answers one of the pending calls.
     fn answer(&mut self, choice: u8) -> Event {
         let (effect, sent_at) = self.calls.swap_remove(usize::from(choice) % self.calls.len());
         match effect {
@@ -298,7 +296,7 @@ impl<'a> World<'a> {
         Some(Duration::from_secs(self.number() * 10)).filter(|span| !span.is_zero())
     }
 
-    /// Any that a source believes: more than nothing, and at most a day.
+    /// A length that a source accepts: more than zero, at most a day.
     fn length(&mut self) -> Duration {
         Duration::from_secs(1 + self.number() * 339)
     }
@@ -330,7 +328,7 @@ impl<'a> World<'a> {
         GrantedClaim { token: self.token(), run: self.run(), length: self.length() }
     }
 
-    /// One more than was asked for, at times.
+    /// Sometimes one more than requested.
     fn haul(&mut self, max: u64) -> PollResult {
         let mut haul = PollResult::default();
         for _ in 0..self.number() % (max + 2) {

@@ -30,7 +30,7 @@ fn content(artifact: &Artifact) -> Vec<u8> {
 }
 
 #[test]
-fn a_folder_brings_its_files_in_order_under_its_name() {
+fn a_directory_yields_its_files_in_order_below_its_name() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir_all(folder.path().join("out/b/c")).unwrap();
     for file in ["out/z.json", "out/a.log", "out/b/c/deep.html"] {
@@ -57,7 +57,7 @@ fn a_folder_brings_its_files_in_order_under_its_name() {
 }
 
 #[test]
-fn what_is_not_a_regular_file_becomes_an_error_with_its_reason() {
+fn anything_but_a_regular_file_is_an_error_with_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     fs::create_dir(at("folder")).unwrap();
@@ -96,7 +96,7 @@ fn what_is_not_a_regular_file_becomes_an_error_with_its_reason() {
 }
 
 #[test]
-fn a_farm_of_links_leads_nowhere() {
+fn symbolic_links_are_not_followed() {
     let folder = tempfile::tempdir().unwrap();
     let farm = folder.path().join("farm");
     fs::create_dir(&farm).unwrap();
@@ -127,7 +127,7 @@ impl Drop for StopAtEnd<'_> {
 }
 
 #[test]
-fn a_folder_swapped_for_a_link_at_any_moment_never_leads_out() {
+fn a_directory_swapped_for_a_link_never_leads_outside() {
     let folder = tempfile::tempdir().unwrap();
     let secret = tempfile::tempdir().unwrap();
     fs::write(secret.path().join("f"), "secret").unwrap();
@@ -140,11 +140,11 @@ fn a_folder_swapped_for_a_link_at_any_moment_never_leads_out() {
     let stop = AtomicBool::new(false);
     let mut seen = 0;
     std::thread::scope(|scope| {
-        // Also when an assertion fails, or the other thread would never end.
+        // Stops the other thread when an assertion fails too.
         let _stop = StopAtEnd(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                // Exchanges what `d` is with what `link` is, in one step, and back.
+                // Atomically exchanges `d` and `link`.
                 rustix::fs::renameat_with(
                     rustix::fs::CWD,
                     at("d"),
@@ -166,14 +166,14 @@ fn a_folder_swapped_for_a_link_at_any_moment_never_leads_out() {
             }
         }
     });
-    assert!(seen > 0, "the race was never won by the honest side, so nothing was shown");
+    assert!(seen > 0, "no collection found the regular file, so the test showed nothing");
 }
 
-/// What a task may have in its place at any moment: each of its own, and a link to what is outside.
+/// Pairs of an own path and a link to the outside that are exchanged.
 const SWAPPED: [(&str, &str); 3] = [("file", "file-link"), ("d", "d-link"), ("deep/mid", "mid-link")];
 
 #[test]
-fn ten_thousand_swaps_of_files_and_folders_bring_no_byte_from_outside() {
+fn ten_thousand_swaps_yield_no_byte_from_outside() {
     const SWAPS: usize = 10_000;
     let outside = tempfile::tempdir().unwrap();
     fs::create_dir(outside.path().join("more")).unwrap();
@@ -228,7 +228,7 @@ fn ten_thousand_swaps_of_files_and_folders_bring_no_byte_from_outside() {
 }
 
 #[test]
-fn an_optional_artifact_is_left_out_with_a_sentence() {
+fn a_missing_optional_artifact_is_skipped_with_a_message() {
     let folder = tempfile::tempdir().unwrap();
     let artifacts = Artifacts::new();
     let path = "nothing".into();
@@ -243,7 +243,7 @@ fn an_optional_artifact_is_left_out_with_a_sentence() {
 }
 
 #[test]
-fn folders_may_be_merged_and_what_is_declared_by_name_wins() {
+fn directories_may_share_a_name_and_a_declared_file_takes_precedence() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["one", "two"] {
         fs::create_dir(folder.path().join(name)).unwrap();
@@ -267,7 +267,7 @@ fn folders_may_be_merged_and_what_is_declared_by_name_wins() {
 }
 
 #[test]
-fn names_from_a_folder_that_no_queue_takes_are_told() {
+fn an_invalid_name_in_a_directory_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("out")).unwrap();
     fs::write(folder.path().join("out/bell\u{7}"), "x").unwrap();
@@ -278,7 +278,7 @@ fn names_from_a_folder_that_no_queue_takes_are_told() {
 }
 
 #[test]
-fn folders_that_nest_too_deep_are_told() {
+fn directories_that_nest_too_deep_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let deep: std::path::PathBuf = std::iter::repeat_n("d", 40).collect();
     fs::create_dir_all(folder.path().join(&deep)).unwrap();
@@ -292,7 +292,7 @@ fn folders_that_nest_too_deep_are_told() {
 }
 
 #[test]
-fn more_files_than_the_bound_are_told_and_not_collected() {
+fn too_many_files_are_reported_and_not_collected() {
     let folder = tempfile::tempdir().unwrap();
     for number in 0..10_050 {
         fs::File::create(folder.path().join(number.to_string())).unwrap();
@@ -308,7 +308,7 @@ fn more_files_than_the_bound_are_told_and_not_collected() {
 }
 
 #[test]
-fn what_needs_no_file_passes_through() {
+fn artifacts_without_a_file_need_no_task_directory() {
     let artifacts = Artifacts::new();
     let content_type = "application/json".to_owned();
     artifacts
@@ -331,7 +331,7 @@ fn what_needs_no_file_passes_through() {
 }
 
 #[test]
-fn declarations_are_checked_and_counted() {
+fn declarations_are_validated_and_counted() {
     let artifacts = Artifacts::new();
     let long = "x".repeat(1025);
     for name in ["", "/public/x", "public/\n", "naïve", &long] {

@@ -1,4 +1,4 @@
-//! A context to run handlers in, and the senders that a runtime would hold.
+//! A context to run handlers in.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,10 +19,8 @@ use tokio::net::unix::pipe;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// How long anything may take that a test waits for.
 const BOUND: Duration = Duration::from_secs(30);
 
-/// How a payload went: refused before anything of it ran, or run.
 #[derive(Debug)]
 pub(crate) enum Went {
     Refused(PrepareError),
@@ -65,8 +63,7 @@ impl Bench {
         Self { _folder: folder, context, cancel, clock, _lease: lease }
     }
 
-    /// The same for another task.
-    #[allow(dead_code, reason = "one of the rooms that share this needs it")]
+    #[allow(dead_code, reason = "only one of the suites that share this uses it")]
     pub(crate) fn of(mut self, task: TaskInfo) -> Self {
         let (workdir, log) = (self.context.workdir().to_owned(), self.context.log().clone());
         let (cancel, lease) = (self.cancel.subscribe(), self.context.watch_expires_at());
@@ -74,8 +71,7 @@ impl Bench {
         self
     }
 
-    /// The same with an enclosure around the payload's processes.
-    #[allow(dead_code, reason = "one of the rooms that share this needs it")]
+    #[allow(dead_code, reason = "only one of the suites that share this uses it")]
     pub(crate) fn within(mut self, enclosure: ProcessScope) -> Self {
         self.context = self.context.in_scope(enclosure);
         self
@@ -99,7 +95,6 @@ impl Bench {
         self.cancel.send_replace(Some(order));
     }
 
-    /// Prepares and executes, as the runtime does.
     pub(crate) async fn run(&self, handler: &dyn DynHandler, payload: Value) -> Went {
         match handler.prepare(&payload, &self.context).await {
             Err(refused) => Went::Refused(refused),
@@ -107,7 +102,7 @@ impl Bench {
         }
     }
 
-    /// Resolves when the log holds `text`: the payload says by it that it has got somewhere.
+    /// Resolves when the log contains `text`.
     pub(crate) async fn logged(&self, text: &str) {
         let log = self.context.log();
         let seen = async {
@@ -119,10 +114,10 @@ impl Bench {
                 log.wait_for_growth(bytes).await;
             }
         };
-        timeout(BOUND, seen).await.expect("the payload never said so");
+        timeout(BOUND, seen).await.expect("the payload did not write the text");
     }
 
-    /// A named pipe in the task's folder that payloads keep open for as long as they live.
+    /// A named pipe in the task directory that payloads keep open while they run.
     pub(crate) fn alive(&self) -> Alive {
         let path = self.workdir().join("alive");
         mknodat(CWD, &path, FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -133,17 +128,17 @@ impl Bench {
 pub(crate) struct Alive(pipe::Receiver);
 
 impl Alive {
-    /// Whether a process has the pipe open, once one had.
-    #[allow(dead_code, reason = "of the rooms that share this one asks")]
+    /// Whether a process still has the pipe open.
+    #[allow(dead_code, reason = "only one of the suites that share this uses it")]
     pub(crate) fn is_there(&self) -> bool {
         self.0.try_read(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
     }
 
-    /// Resolves when no process has the pipe open any more.
+    /// Resolves when no process has the pipe open.
     pub(crate) async fn gone(mut self) {
         let mut rest = Vec::new();
         let end = timeout(BOUND, self.0.read_to_end(&mut rest));
-        end.await.expect("a payload lives on").unwrap();
+        end.await.expect("a payload still runs").unwrap();
     }
 }
 
@@ -157,13 +152,12 @@ pub(crate) fn read(context: &Context) -> Vec<u8> {
     bytes
 }
 
-/// Whether a process runs; one that ended and was not reaped does not.
+/// Whether a process runs; a zombie does not.
 pub(crate) fn runs(process: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{process}/stat"))
         .is_ok_and(|stat| !stat.rsplit(") ").next().unwrap().starts_with(['Z', 'X']))
 }
 
-/// The number that a payload wrote into a file of its folder.
 pub(crate) fn number_in(path: &Path) -> u32 {
     std::fs::read_to_string(path).unwrap().trim().parse().unwrap()
 }

@@ -38,7 +38,7 @@ async fn refused(payload: Value) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn commands_run_in_turn_and_the_log_tells_what_ran() {
+async fn commands_run_in_order_and_the_log_names_each() {
     let bench = Bench::new();
     let went = bench.run(&*handler(), sh(&["echo one >file", "cat file; echo two"])).await;
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
@@ -52,7 +52,7 @@ async fn commands_run_in_turn_and_the_log_tells_what_ran() {
 }
 
 #[tokio::test]
-async fn a_variable_named_like_a_secret_is_not_shown() {
+async fn the_value_of_a_variable_named_like_a_secret_is_redacted() {
     let bench = Bench::new();
     let mut payload = sh(&["echo $API_TOKEN of $NAME"]);
     payload["env"] = json!({"API_TOKEN": "env-canary-91", "NAME": "not-a-secret"});
@@ -73,7 +73,7 @@ async fn the_first_command_that_fails_ends_the_task() {
 }
 
 #[tokio::test]
-async fn a_command_that_dies_of_a_signal_failed() {
+async fn a_command_ended_by_a_signal_fails_the_task() {
     let bench = Bench::new();
     let went = bench.run(&*handler(), sh(&["kill -SEGV $$"])).await;
     let Went::Ran(Err(ExecuteError::Failed(sentence))) = went else { panic!("{went:?}") };
@@ -81,7 +81,7 @@ async fn a_command_that_dies_of_a_signal_failed() {
 }
 
 #[tokio::test]
-async fn a_status_that_the_task_wants_retried_is_intermittent() {
+async fn an_exit_status_listed_in_retry_is_intermittent() {
     let bench = Bench::new();
     let mut payload = sh(&["exit 75"]);
     payload["onExitStatus"] = json!({"retry": [75]});
@@ -90,7 +90,7 @@ async fn a_status_that_the_task_wants_retried_is_intermittent() {
 }
 
 #[tokio::test]
-async fn past_max_run_time_the_task_failed_even_if_it_exits_with_zero() {
+async fn a_task_past_max_run_time_fails_even_with_exit_status_0() {
     let bench = Bench::new();
     let mut payload = sh(&["trap 'exit 0' TERM; while :; do sleep 0.05; done"]);
     payload["maxRunTime"] = json!(1);
@@ -100,7 +100,7 @@ async fn past_max_run_time_the_task_failed_even_if_it_exits_with_zero() {
 }
 
 #[tokio::test]
-async fn an_order_to_end_is_obeyed_and_no_further_command_is_started() {
+async fn cancellation_ends_the_command_and_starts_no_further_one() {
     let bench = Bench::new();
     let handler = handler();
     let payload = sh(&["echo ready; exec sleep 600", "echo never"]);
@@ -113,7 +113,7 @@ async fn an_order_to_end_is_obeyed_and_no_further_command_is_started() {
 }
 
 #[tokio::test]
-async fn the_environment_is_the_tasks_and_nothing_of_the_workers() {
+async fn the_environment_contains_only_allowed_variables_of_the_worker() {
     let bench = Bench::new();
     let mut payload = json!({"command": [["env"]], "maxRunTime": 60});
     payload["env"] = json!({"GREETING": "a=b c", "LANG": "xx"});
@@ -139,7 +139,7 @@ async fn the_environment_is_the_tasks_and_nothing_of_the_workers() {
 }
 
 #[tokio::test]
-async fn what_the_worker_says_of_a_task_cannot_be_said_otherwise_by_its_payload() {
+async fn a_payload_cannot_override_the_variables_of_the_worker() {
     let bench = Bench::new();
     let mut payload = json!({"command": [["env"]], "maxRunTime": 60});
     payload["env"] =
@@ -152,7 +152,7 @@ async fn what_the_worker_says_of_a_task_cannot_be_said_otherwise_by_its_payload(
 }
 
 #[tokio::test]
-async fn keys_that_are_not_known_are_violations() {
+async fn unknown_keys_are_violations() {
     let mut payload = sh(&["true"]);
     payload["mounts"] = json!([]);
     payload["onExitStatus"] = json!({"purgeCaches": [1]});
@@ -171,7 +171,7 @@ async fn empty_commands_are_violations() {
 }
 
 #[tokio::test]
-async fn a_time_that_is_missing_or_too_long_is_refused() {
+async fn a_missing_or_too_long_max_run_time_is_rejected() {
     let sentences = refused(json!({"command": [["true"]]})).await;
     assert!(sentences[0].starts_with("payload/maxRunTime: give the time"), "{sentences:?}");
     let sentences = refused(json!({"command": [["true"]], "maxRunTime": 3601})).await;
@@ -179,17 +179,17 @@ async fn a_time_that_is_missing_or_too_long_is_refused() {
 }
 
 #[tokio::test]
-async fn a_first_program_that_is_not_there_is_refused_and_a_later_one_fails() {
+async fn a_missing_first_program_is_rejected_and_a_missing_later_one_fails() {
     let sentences = refused(json!({"command": [["no-such-program"]], "maxRunTime": 9})).await;
     assert_eq!(sentences, ["payload/command/0: no-such-program: not found in PATH"]);
     let bench = Bench::new();
-    let went = bench.run(&*handler(), json!({"command": [["true"], ["./made-by-nobody"]], "maxRunTime": 9})).await;
+    let went = bench.run(&*handler(), json!({"command": [["true"], ["./missing"]], "maxRunTime": 9})).await;
     let Went::Ran(Err(ExecuteError::Failed(sentence))) = went else { panic!("{went:?}") };
-    assert_eq!(sentence, "cannot start command 1: ./made-by-nobody: no such file");
+    assert_eq!(sentence, "cannot start command 1: ./missing: no such file");
 }
 
 #[tokio::test]
-async fn artifacts_that_can_never_be_are_refused() {
+async fn invalid_artifacts_are_rejected() {
     let mut payload = sh(&["true"]);
     payload["artifacts"] = json!([
         {"type": "file", "path": "../escape"},
@@ -209,7 +209,7 @@ async fn artifacts_that_can_never_be_are_refused() {
 }
 
 #[tokio::test]
-async fn artifacts_are_kept_even_if_the_task_failed() {
+async fn a_failed_task_uploads_its_artifacts() {
     let bench = Bench::new();
     let mut payload = sh(&["echo kept >out.txt; exit 1"]);
     payload["artifacts"] =
@@ -228,14 +228,14 @@ async fn artifacts_are_kept_even_if_the_task_failed() {
 }
 
 #[tokio::test]
-async fn a_variable_that_cannot_be_set_is_refused() {
+async fn an_invalid_variable_is_rejected() {
     let mut payload = sh(&["true"]);
     payload["env"] = json!({"A=B": "x", "": "y", "C": "nul\u{0}"});
     assert_eq!(refused(payload).await.len(), 3);
 }
 
 #[tokio::test]
-async fn nothing_is_started_once_the_order_to_end_was_given() {
+async fn no_command_starts_after_cancellation() {
     let bench = Bench::new();
     bench.cancel(Duration::from_secs(20));
     let went = bench.run(&*handler(), sh(&["touch ran"])).await;
@@ -244,7 +244,7 @@ async fn nothing_is_started_once_the_order_to_end_was_given() {
 }
 
 #[tokio::test]
-async fn all_commands_together_have_one_max_run_time() {
+async fn max_run_time_limits_all_commands_together() {
     let bench = Bench::new();
     let mut payload = sh(&["sleep 2", "sleep 5"]);
     payload["maxRunTime"] = json!(6);

@@ -33,7 +33,7 @@ impl PayloadHandler for Greet {
 }
 
 #[tokio::test]
-async fn a_payload_that_fits_is_prepared_and_run() {
+async fn a_valid_payload_is_prepared_and_executed() {
     let bench = Bench::new();
     let went = bench.run(&*erase(Greet), json!({"name": "you", "times": 1})).await;
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
@@ -54,7 +54,7 @@ async fn every_violation_is_listed_with_its_path_and_without_the_value() {
 }
 
 #[tokio::test]
-async fn a_payload_with_endless_violations_is_answered_briefly() {
+async fn the_number_of_listed_violations_is_limited() {
     let bench = Bench::new();
     let handler = erase(journeyman::handler::command::Command::default());
     let payload = json!({"maxRunTime": 1, "command": vec![json!(1); 5000]});
@@ -65,7 +65,7 @@ async fn a_payload_with_endless_violations_is_answered_briefly() {
 }
 
 #[test]
-fn the_schema_is_shown_as_it_is_checked() {
+fn the_schema_contains_the_constraints_of_the_type() {
     let schema = erase(Greet).schema();
     assert_eq!(schema["properties"]["times"]["maximum"], 3);
     assert_eq!(schema["additionalProperties"], false);

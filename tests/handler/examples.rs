@@ -1,4 +1,4 @@
-//! The example of a handler in Rust, as it stands in `examples/`.
+//! Tests the Rust example of a handler.
 
 #[path = "../../examples/greet.rs"]
 #[expect(dead_code, reason = "its main is run by `cargo run --example greet`")]
@@ -9,7 +9,7 @@ use journeyman::domain::outcome::Outcome;
 use journeyman::source::memory::{RunEnd, RunState, StoredBody};
 
 #[tokio::test]
-async fn the_example_in_rust_greets_and_leaves_a_card() {
+async fn the_rust_example_uploads_a_card() {
     let folder = tempfile::tempdir().unwrap();
     let (queue, states) = example::greet("Ada", folder.path().to_owned()).await.unwrap();
     assert_eq!(states, [RunState::Resolved(RunEnd::Reported(Outcome::Completed))]);

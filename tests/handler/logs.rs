@@ -72,7 +72,7 @@ fn the_head_can_be_followed_while_it_grows_and_the_tail_leaves_no_file_behind() 
 }
 
 #[test]
-fn finishing_again_gives_the_same_log_and_later_writes_are_thrown_away() {
+fn finish_is_idempotent_and_later_writes_are_discarded() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), SMALL);
     log.write_line("all there is");
@@ -82,7 +82,7 @@ fn finishing_again_gives_the_same_log_and_later_writes_are_thrown_away() {
 }
 
 #[test]
-fn a_removed_log_is_gone_and_one_that_never_was_is_no_error() {
+fn removing_a_log_deletes_it_and_a_missing_one_is_not_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), SMALL);
     log.remove().unwrap();
@@ -93,7 +93,7 @@ fn a_removed_log_is_gone_and_one_that_never_was_is_no_error() {
 }
 
 #[test]
-fn a_full_disk_costs_the_log_and_says_so_and_nothing_else() {
+fn a_full_disk_truncates_the_log_with_a_marker() {
     let log = TaskLog::new(Path::new("/dev/full"), SMALL);
     log.write_line("one");
     log.write_line("two");
@@ -104,7 +104,7 @@ fn a_full_disk_costs_the_log_and_says_so_and_nothing_else() {
 }
 
 #[test]
-fn a_tail_that_cannot_be_stored_leaves_the_head_and_a_marker() {
+fn a_tail_that_cannot_be_written_leaves_the_head_and_a_marker() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("log.tail")).unwrap();
     let log = TaskLog::new(folder.path().join("log"), SMALL);
@@ -119,7 +119,7 @@ fn a_tail_that_cannot_be_stored_leaves_the_head_and_a_marker() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_made_is_told_in_the_log_itself() {
+fn a_log_in_a_directory_that_cannot_be_created_has_a_marker() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     File::create(&file).unwrap();
@@ -129,7 +129,7 @@ fn a_folder_that_cannot_be_made_is_told_in_the_log_itself() {
 }
 
 #[test]
-fn a_link_in_the_place_of_the_log_is_not_followed() {
+fn a_symbolic_link_at_the_path_of_the_log_is_not_followed() {
     let folder = tempfile::tempdir().unwrap();
     let victim = folder.path().join("victim");
     std::fs::write(&victim, "precious").unwrap();
@@ -141,7 +141,7 @@ fn a_link_in_the_place_of_the_log_is_not_followed() {
 }
 
 #[test]
-fn lines_of_many_writers_are_never_torn_apart() {
+fn lines_of_concurrent_writers_are_not_interleaved() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
     std::thread::scope(|scope| {
@@ -164,7 +164,7 @@ fn lines_of_many_writers_are_never_torn_apart() {
 }
 
 #[test]
-fn a_note_cannot_pass_for_another_line() {
+fn a_note_cannot_imitate_another_line() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
     log.write_note("innocent\n[journeyman] result: completed\u{1b}[2K");
@@ -176,7 +176,7 @@ fn a_note_cannot_pass_for_another_line() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_secret_is_replaced_however_it_is_written_and_whoever_writes_it() {
+async fn a_secret_is_replaced_in_output_and_notes_at_any_split() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
     log.add_secret("the task's secret").unwrap();
@@ -194,7 +194,7 @@ async fn a_secret_is_replaced_however_it_is_written_and_whoever_writes_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_note_is_no_part_of_a_line_that_is_held_back() {
+async fn a_note_does_not_split_a_line_that_is_held_back() {
     let folder = tempfile::tempdir().unwrap();
     let log = |name: &str| {
         let log = TaskLog::new(folder.path().join(name), LogLimits::default());
@@ -207,7 +207,7 @@ async fn a_note_is_no_part_of_a_line_that_is_held_back() {
     let in_order = |text: &str, end: &str| {
         assert!(text.starts_with("task\n[journeyman ") && text.ends_with(&format!("] a note\n{end}")), "{text}");
     };
-    // At the end, after another line, and when nothing follows.
+    // At the end, after another line, and after an idle flush.
     let ended = log("ended");
     ended.write(b"\n");
     in_order(&text(&ended), "");
@@ -219,7 +219,7 @@ async fn a_note_is_no_part_of_a_line_that_is_held_back() {
     quiet.write(b"\n");
     quiet.wait_for_growth(1).await;
     in_order(&std::fs::read_to_string(quiet.path()).unwrap(), "");
-    // And not for ever: what is too much goes where it can.
+    // Too many notes are written at once.
     let many = log("many");
     (0..20).for_each(|_| many.write_note(&"x".repeat(9000)));
     assert!(many.bytes() > 1 << 16, "{}", many.bytes());
@@ -227,7 +227,7 @@ async fn a_note_is_no_part_of_a_line_that_is_held_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_may_be_the_beginning_of_a_secret_is_shown_when_nothing_follows_for_a_second() {
+async fn bytes_held_back_are_written_after_a_second_without_output() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
     log.add_secret("what-is-secret").unwrap();
@@ -237,7 +237,6 @@ async fn what_may_be_the_beginning_of_a_secret_is_shown_when_nothing_follows_for
     assert_eq!((stored(), log.bytes()), (b"? ".to_vec(), 2));
     log.wait_for_growth(2).await;
     assert_eq!((stored(), began.elapsed()), (b"? what-".to_vec(), REDACT_HOLD_MAX));
-    // And again, with something in between.
     log.write(b" what-i");
     log.write(b"s-");
     log.wait_for_growth(8).await;
@@ -247,7 +246,7 @@ async fn what_may_be_the_beginning_of_a_secret_is_shown_when_nothing_follows_for
 }
 
 #[test]
-fn what_is_held_back_when_a_log_ends_is_part_of_it() {
+fn finish_writes_the_bytes_held_back() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
     log.add_secret("what-is-secret").unwrap();
@@ -257,7 +256,7 @@ fn what_is_held_back_when_a_log_ends_is_part_of_it() {
 }
 
 #[test]
-fn a_task_hides_only_what_can_be_told_from_text_and_so_many() {
+fn short_secrets_and_too_many_secrets_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
     assert_eq!(log.add_secret(" 12345 "), Err(AddSecretError::TooShort));

@@ -1,11 +1,11 @@
-//! What handlers are given and what runs them, below the port.
+//! Tests of the built-in handlers and of what handlers use.
 
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     clippy::wildcard_enum_match_arm,
-    reason = "a test that meets what it does not expect has to fail"
+    reason = "a test fails by panicking"
 )]
 
 mod artifacts;

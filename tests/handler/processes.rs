@@ -31,7 +31,7 @@ async fn run(bench: &Bench, script: &str, bounds: RunLimits) -> ProcessEnd {
 }
 
 #[tokio::test]
-async fn both_outputs_come_in_the_order_they_were_written() {
+async fn both_outputs_are_logged_in_the_order_of_the_writes() {
     let bench = Bench::new();
     let ended = run(&bench, "for i in 1 2 3 4; do echo out $i; echo err $i >&2; done", LONG).await;
     assert_eq!((ended.status, ended.cause), (ProcessStatus::Code(0), EndCause::Exited));
@@ -40,7 +40,7 @@ async fn both_outputs_come_in_the_order_they_were_written() {
 }
 
 #[tokio::test]
-async fn a_process_leads_its_own_group_and_has_nothing_to_read() {
+async fn a_process_leads_its_own_group_and_has_no_input() {
     let bench = Bench::new();
     let running = start(&bench, &["sh", "-c", "cat; ps -o pgid= -p $$ || cut -d' ' -f5 /proc/$$/stat"]).await.unwrap();
     let group = running.group();
@@ -49,7 +49,7 @@ async fn a_process_leads_its_own_group_and_has_nothing_to_read() {
 }
 
 #[tokio::test]
-async fn a_background_child_that_holds_the_output_is_ended_and_what_it_wrote_is_kept() {
+async fn a_background_process_is_killed_and_its_output_is_logged() {
     let bench = Bench::new();
     let script = "(echo from behind; : >told; exec sleep 600) & echo $! >pid; \
                   while [ ! -e told ]; do sleep 0.05; done; echo done";
@@ -63,7 +63,7 @@ async fn a_background_child_that_holds_the_output_is_ended_and_what_it_wrote_is_
 }
 
 #[tokio::test]
-async fn a_silent_child_of_a_child_in_the_group_does_not_outlive_the_payload() {
+async fn a_silent_grandchild_in_the_group_does_not_outlive_the_payload() {
     let bench = Bench::new();
     let script = "( (sh -c 'echo $$ >pid; exec sleep 600' >/dev/null 2>&1 &) & ); while [ ! -s pid ]; do :; done";
     let ended = run(&bench, script, LONG).await;
@@ -72,7 +72,7 @@ async fn a_silent_child_of_a_child_in_the_group_does_not_outlive_the_payload() {
 }
 
 #[tokio::test]
-async fn a_process_that_ignores_the_order_to_end_is_killed_after_its_grace() {
+async fn a_process_that_ignores_sigterm_is_killed_after_the_grace() {
     let bench = Bench::new();
     let script = "trap '' TERM; echo ready; while :; do sleep 0.05; done";
     let bounds = RunLimits { termination_grace: Duration::from_millis(300), ..LONG };
@@ -88,7 +88,7 @@ async fn a_process_that_ignores_the_order_to_end_is_killed_after_its_grace() {
 }
 
 #[tokio::test]
-async fn a_nearer_order_cuts_the_grace_of_an_earlier_one_short() {
+async fn an_earlier_deadline_shortens_the_grace() {
     let bench = Bench::new();
     let script = "trap 'echo told' TERM; echo ready; while :; do sleep 0.05; done";
     let bounds = RunLimits { termination_grace: Duration::from_secs(3600), ..LONG };
@@ -105,7 +105,7 @@ async fn a_nearer_order_cuts_the_grace_of_an_earlier_one_short() {
 }
 
 #[tokio::test]
-async fn a_process_that_obeys_is_not_waited_for_any_longer() {
+async fn a_process_that_exits_on_sigterm_ends_at_once() {
     let bench = Bench::new();
     let script = "trap 'echo cleaned up; exit 7' TERM; echo ready; while :; do sleep 0.05; done";
     let running = start(&bench, &["sh", "-c", script]).await.unwrap();
@@ -119,7 +119,7 @@ async fn a_process_that_obeys_is_not_waited_for_any_longer() {
 }
 
 #[tokio::test]
-async fn a_process_that_has_stopped_itself_hears_the_order_to_end() {
+async fn a_stopped_process_receives_sigterm() {
     let bench = Bench::new();
     let script = "trap 'exit 7' TERM; echo ready; kill -STOP $$; while :; do sleep 0.05; done";
     let running = start(&bench, &["sh", "-c", script]).await.unwrap();
@@ -137,9 +137,9 @@ async fn a_process_that_has_stopped_itself_hears_the_order_to_end() {
 }
 
 #[tokio::test]
-async fn the_rest_of_a_group_keeps_the_grace_when_its_leader_is_gone() {
+async fn the_rest_of_a_group_has_the_grace_after_its_leader_exited() {
     let bench = Bench::new();
-    // The leader dies of TERM at once; its child takes its time, without holding the output.
+    // The leader exits on SIGTERM at once; its child takes longer, without holding the output.
     let script = "sh -c 'trap \"sleep 0.3; echo saved >saved; exit\" TERM; echo ready; exec >/dev/null 2>&1; while :; do sleep 0.05; done' & wait";
     let running = start(&bench, &["sh", "-c", script]).await.unwrap();
     let (ended, ()) = tokio::join!(running.finish(LONG, &bench.context), async {
@@ -151,7 +151,7 @@ async fn the_rest_of_a_group_keeps_the_grace_when_its_leader_is_gone() {
 }
 
 #[tokio::test]
-async fn a_payload_past_its_time_is_ended() {
+async fn a_payload_past_its_run_time_is_terminated() {
     let bench = Bench::new();
     let bounds = RunLimits { run_time: Some(Duration::from_millis(50)), ..LONG };
     let ended = run(&bench, "exec sleep 600", bounds).await;
@@ -172,7 +172,7 @@ async fn dropping_a_running_payload_kills_its_whole_group() {
 }
 
 #[tokio::test]
-async fn a_line_without_end_goes_to_the_log_as_it_is() {
+async fn a_line_of_any_length_is_logged() {
     let limits = LogLimits { head_bytes: 1 << 20, tail_bytes: 1 << 20 };
     let bench = Bench::with_limits(limits);
     let bytes = 64 << 20;
@@ -184,8 +184,8 @@ async fn a_line_without_end_goes_to_the_log_as_it_is() {
 }
 
 #[tokio::test]
-async fn what_leaves_the_group_is_not_waited_for_but_survives() {
-    // The limit of process groups, kept here so that nobody believes otherwise: it takes a container around the task.
+async fn a_process_that_leaves_the_group_survives_without_a_scope() {
+    // The limit of process groups; containing such a process takes a process scope.
     let bench = Bench::new();
     let script = "setsid sh -c 'echo $$ >pid; exec sleep 600' & while [ ! -s pid ]; do :; done";
     let ended = run(&bench, script, LONG).await;
@@ -200,7 +200,7 @@ async fn what_leaves_the_group_is_not_waited_for_but_survives() {
 }
 
 #[tokio::test]
-async fn a_program_that_is_not_there_is_named() {
+async fn an_error_names_the_missing_program() {
     let bench = Bench::new();
     let error = start(&bench, &["no-such-program"]).await.unwrap_err();
     assert_eq!(error.to_string(), "no-such-program: not found in PATH");

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::bench::{Bench, Went, number_in, runs};
 
-/// A shell script as a handler; it finds the document on its standard input.
+/// A shell script as a handler; the document is on its standard input.
 fn script(script: &str) -> ProgramConfig {
     ProgramConfig::new("test", ["sh", "-c", script].map(str::to_owned).to_vec())
 }
@@ -49,7 +49,7 @@ fn content(artifact: &Artifact) -> String {
 }
 
 #[tokio::test]
-async fn a_program_reads_its_document_and_ends_with_its_input() {
+async fn a_program_reads_the_document_up_to_end_of_file() {
     let bench = Bench::new();
     let went = run(&bench, "cat >document; wc -l <document").await;
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
@@ -68,7 +68,7 @@ async fn a_program_reads_its_document_and_ends_with_its_input() {
 }
 
 #[tokio::test]
-async fn the_exit_status_is_the_outcome_by_its_name() {
+async fn named_exit_statuses_decide_the_outcome() {
     for (exit, expected) in [
         ("0", "Ran(Ok(()))"),
         ("$JOURNEYMAN_EXIT_FAILED", "Ran(Err(Failed("),
@@ -115,7 +115,7 @@ async fn lines_on_descriptor_3_become_artifacts_and_log_lines() {
 }
 
 #[tokio::test]
-async fn what_a_program_asks_to_hide_is_in_none_of_its_output() {
+async fn secrets_named_by_a_program_are_redacted_in_its_output() {
     let bench = Bench::new();
     let went = run(
         &bench,
@@ -136,7 +136,7 @@ async fn what_a_program_asks_to_hide_is_in_none_of_its_output() {
 }
 
 #[tokio::test]
-async fn lines_that_mean_nothing_are_told_and_change_nothing() {
+async fn invalid_lines_are_logged_and_ignored() {
     let bench = Bench::new();
     let went = run(
         &bench,
@@ -155,7 +155,7 @@ async fn lines_that_mean_nothing_are_told_and_change_nothing() {
 }
 
 #[tokio::test]
-async fn a_flood_of_lines_is_heard_up_to_its_bound() {
+async fn the_number_of_lines_is_limited() {
     let bench = Bench::new();
     let went = run(&bench, r#"yes '{"type":"link","name":"a","artifact":"b"}' | head -n 100000 >&3"#).await;
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
@@ -166,12 +166,12 @@ async fn a_flood_of_lines_is_heard_up_to_its_bound() {
 }
 
 #[tokio::test]
-async fn a_program_that_never_reads_is_not_waited_for() {
+async fn a_program_need_not_read_its_input() {
     let bench = Bench::new();
     let payload = json!({"text": "x".repeat(4 << 20)});
     let went = run_with(&bench, script("exit 0"), payload.clone()).await;
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
-    // Neither is one that first says more than a pipe holds, and reads afterwards.
+    // A program may also fill descriptor 3 before it reads.
     let talkative =
         r#"yes '{"type":"step","name":"s"}' | head -n 9000 >&3; head -c 1000000 /dev/zero; cat >in; wc -c <in"#;
     let bench = Bench::new();
@@ -186,7 +186,7 @@ fn number_in_log(bench: &Bench) -> usize {
 }
 
 #[tokio::test]
-async fn a_child_in_the_background_holds_up_neither_log_nor_descriptor_3() {
+async fn a_background_process_delays_neither_the_log_nor_descriptor_3() {
     let bench = Bench::new();
     let went = run(&bench, r#"sleep 600 & echo $! >pid; echo '{"type":"step","name":"s"}' >&3"#).await;
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
@@ -195,7 +195,7 @@ async fn a_child_in_the_background_holds_up_neither_log_nor_descriptor_3() {
 }
 
 #[tokio::test]
-async fn a_program_past_its_time_failed() {
+async fn a_program_past_its_time_limit_fails() {
     let bench = Bench::new();
     let settings = ProgramConfig { max_run_time: Some(Duration::from_millis(50)), ..script("exec sleep 600") };
     let went = run_with(&bench, settings, json!({})).await;
@@ -203,7 +203,7 @@ async fn a_program_past_its_time_failed() {
 }
 
 #[tokio::test]
-async fn nothing_of_the_workers_environment_is_passed_on() {
+async fn a_program_sees_no_variable_of_the_worker_by_default() {
     let bench = Bench::new();
     let went = run(&bench, "env").await;
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
@@ -219,7 +219,7 @@ async fn nothing_of_the_workers_environment_is_passed_on() {
 }
 
 #[tokio::test]
-async fn a_check_refuses_before_anything_runs_and_says_why() {
+async fn a_check_rejects_a_payload_before_it_runs() {
     let bench = Bench::new();
     let check = r#"[ "$JOURNEYMAN_PHASE" = check ] || exit 1
         grep -q '"a":1' || { echo '{"type":"reason","text":"payload/a: must be 1"}' >&3; exit $JOURNEYMAN_EXIT_MALFORMED; }"#;
@@ -236,7 +236,7 @@ async fn a_check_refuses_before_anything_runs_and_says_why() {
 }
 
 #[tokio::test]
-async fn a_check_that_breaks_is_not_the_payloads_fault() {
+async fn a_failing_check_does_not_make_the_payload_malformed() {
     for (check, expected) in
         [("exit 3", "Refused(Internal("), ("exit $JOURNEYMAN_EXIT_UNAVAILABLE", "Refused(Unavailable(")]
     {
@@ -247,7 +247,7 @@ async fn a_check_that_breaks_is_not_the_payloads_fault() {
 }
 
 #[tokio::test]
-async fn a_program_that_is_not_there_is_the_hosts_fault() {
+async fn a_missing_program_is_a_host_error() {
     let settings = ProgramConfig::new("gone", vec!["/no/such/handler".to_owned()]);
     let went = run_with(&Bench::new(), settings, json!({})).await;
     let Went::Refused(PrepareError::Host(sentence)) = went else { panic!("{went:?}") };
@@ -255,7 +255,7 @@ async fn a_program_that_is_not_there_is_the_hosts_fault() {
 }
 
 #[test]
-fn a_handler_that_cannot_be_is_told_when_it_is_configured() {
+fn an_invalid_configuration_is_reported_at_start() {
     let empty = Program::new(ProgramConfig::new("x", Vec::new())).unwrap_err();
     assert!(matches!(empty, ProgramConfigError::Empty { key: "exec", .. }));
     let folder = tempfile::tempdir().unwrap();
@@ -271,7 +271,7 @@ fn a_handler_that_cannot_be_is_told_when_it_is_configured() {
 }
 
 #[tokio::test]
-async fn the_example_in_python_counts_words() {
+async fn the_python_example_counts_words() {
     let settings = ProgramConfig {
         check: Some(vec![example("word_count.py")]),
         ..ProgramConfig::new("words", vec![example("word_count.py")])
@@ -289,7 +289,7 @@ async fn the_example_in_python_counts_words() {
 }
 
 #[tokio::test]
-async fn the_example_in_shell_renders_a_page() {
+async fn the_shell_example_renders_a_page() {
     let schema = Some(example("render.schema.json").into());
     let settings = ProgramConfig { schema, ..ProgramConfig::new("render", vec![example("render.sh")]) };
     let bench = Bench::new();

@@ -1,5 +1,5 @@
-//! A service that tasks and requests are forwarded to, played here byte by byte.
-#![allow(clippy::disallowed_methods, reason = "what is spawned here is waited for, or goes with its test")]
+//! Tests the `http` handler against a scripted service.
+#![allow(clippy::disallowed_methods, reason = "spawned tasks end with their test")]
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(BOUND, future).await.unwrap_or_else(|_| panic!("{what}: not in time"))
 }
 
-/// A request as the service has seen it.
+/// A request as the service received it.
 #[derive(Debug)]
 struct Seen {
     line: String,
@@ -36,7 +36,7 @@ struct Seen {
     body: Vec<u8>,
 }
 
-/// Reads one request; `None` where there is none.
+/// Reads one request; `None` at end of file.
 async fn read(stream: &mut TcpStream) -> Option<Seen> {
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
     let head = loop {
@@ -74,7 +74,7 @@ fn chunk(text: &str) -> String {
 
 const LINES: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n";
 
-/// What the service does about a request.
+/// Answers a request by its path.
 async fn act(mut stream: TcpStream, seen: mpsc::Sender<Seen>, go: Arc<Notify>) {
     let Some(request) = read(&mut stream).await else { return };
     let path = request.line.split(' ').nth(1).unwrap().to_owned();
@@ -102,7 +102,6 @@ async fn act(mut stream: TcpStream, seen: mpsc::Sender<Seen>, go: Arc<Notify>) {
         "/one-line" => [LINES, &chunk("1\r\n"), "0\r\n\r\n"].concat().into_bytes(),
         "/cut-lines" => [LINES, &chunk("1\n")].concat().into_bytes(),
         "/lines" => {
-            // Lines come in any pieces.
             for piece in [LINES, &chunk("1\n\n2\n3"), &chunk("3\n")] {
                 stream.write_all(piece.as_bytes()).await.unwrap();
             }
@@ -122,7 +121,7 @@ async fn act(mut stream: TcpStream, seen: mpsc::Sender<Seen>, go: Arc<Notify>) {
     stream.shutdown().await.unwrap();
 }
 
-/// Where partial answers go.
+/// Collects partial replies.
 #[derive(Clone, Default)]
 struct Parts {
     heard: Arc<Mutex<Vec<(String, String)>>>,
@@ -137,7 +136,7 @@ impl PartialReplySink for Parts {
         self.came.notify_one();
         let gone = self.gone;
         Box::pin(async move {
-            let what = "nobody is there".to_owned();
+            let what = "the client is gone".to_owned();
             if gone { Err(CallError { refusal: Refusal::Gone, message: what }) } else { Ok(()) }
         })
     }
@@ -149,7 +148,7 @@ impl Parts {
     }
 }
 
-/// The service, and what is kept there of it.
+/// A scripted service and its handler.
 struct Stage {
     handler: Arc<dyn DynHandler>,
     seen: mpsc::Receiver<Seen>,
@@ -181,7 +180,7 @@ impl Stage {
     }
 
     async fn with(change: impl FnOnce(HttpConfig) -> HttpConfig) -> Self {
-        // An address that nobody else has, so that nobody takes it while this one is away.
+        // A random loopback address, so that no other process binds it while the service is down.
         let bytes = uuid::Uuid::new_v4().into_bytes();
         let host = std::net::Ipv4Addr::new(127, bytes[0], bytes[1], bytes[2].clamp(1, 254));
         let listener = TcpListener::bind((host, 0)).await.unwrap();
@@ -203,7 +202,6 @@ impl Stage {
         within("a word", word.wait_for(|word| word.availability == serving)).await.unwrap();
     }
 
-    /// A request to this path, with answers.
     async fn ask(&self, path: &str, parts: &Parts) -> (Went, Option<Reply>) {
         let request = Request { path: Some(path.to_owned()), body: Some("{}".to_owned()), ..Request::default() };
         self.forward(&request, parts).await
@@ -221,7 +219,7 @@ impl Stage {
         within("a request", self.seen.recv()).await.unwrap()
     }
 
-    /// The worker goes.
+    /// Stops the sidecar.
     async fn ends(self) {
         self.lent.stop.send_replace(true);
         within("the end", self.kept).await.unwrap();
@@ -242,7 +240,7 @@ fn text(reply: &Reply) -> &str {
 }
 
 #[tokio::test]
-async fn a_request_is_forwarded_with_what_is_known_of_it_and_nothing_else() {
+async fn a_request_is_forwarded_with_the_allowed_headers_only() {
     let mut stage = Stage::new().await;
     let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     let request = Request {
@@ -254,9 +252,9 @@ async fn a_request_is_forwarded_with_what_is_known_of_it_and_nothing_else() {
             header("x-rpc-path", "/a/b?c=d"),
             header("X-Own", "passed on"),
             header("baggage", "passed on too"),
-            header("x-task-id", "somebody else's"),
+            header("x-task-id", "forged"),
             header("X-Journeyman-Attempts", "1"),
-            header("Idempotency-Key", "somebody else's"),
+            header("Idempotency-Key", "forged"),
             header("authorization", "a secret"),
             header("cookie", "a secret"),
             header("host", "elsewhere"),
@@ -304,7 +302,7 @@ async fn a_request_is_forwarded_with_what_is_known_of_it_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn the_code_of_an_answer_is_the_verdict_and_its_body_the_answer() {
+async fn the_status_code_decides_the_outcome_and_the_body_is_the_reply() {
     let stage = Stage::new().await;
     let parts = Parts::default();
     for (path, verdict, answer) in [
@@ -328,8 +326,8 @@ async fn the_code_of_an_answer_is_the_verdict_and_its_body_the_answer() {
     ] {
         let (went, reply) = stage.ask(path, &parts).await;
         assert!(format!("{went:?}").starts_with(verdict), "{path}: {went:?}");
-        let said = reply.as_ref().map(|reply| (reply.status.as_str(), text(reply)));
-        assert_eq!(said, answer, "{path}");
+        let reply = reply.as_ref().map(|reply| (reply.status.as_str(), text(reply)));
+        assert_eq!(reply, answer, "{path}");
     }
     assert_eq!(parts.heard(), Vec::<String>::new());
     let (_, reply) = stage.ask("/word", &parts).await;
@@ -340,7 +338,7 @@ async fn the_code_of_an_answer_is_the_verdict_and_its_body_the_answer() {
 }
 
 #[tokio::test]
-async fn a_busy_service_may_rest_for_longer_than_an_answer_may_take() {
+async fn retry_after_may_exceed_max_run_time() {
     let stage = Stage::with(|settings| HttpConfig { max_run_time: Duration::from_secs(5), ..settings }).await;
     let (went, reply) = stage.ask("/busy", &Parts::default()).await;
     assert!(format!("{went:?}").starts_with("Ran(Err(Intermittent("), "{went:?}");
@@ -349,7 +347,7 @@ async fn a_busy_service_may_rest_for_longer_than_an_answer_may_take() {
 }
 
 #[tokio::test]
-async fn lines_are_partial_answers_as_they_come_and_the_rest_is_the_last_one() {
+async fn ndjson_lines_are_partial_replies_and_the_rest_is_the_final_reply() {
     let stage = Stage::new().await;
     let parts = Parts::default();
     let ask = stage.ask("/lines", &parts);
@@ -357,7 +355,7 @@ async fn lines_are_partial_answers_as_they_come_and_the_rest_is_the_last_one() {
         while parts.heard().len() < 3 {
             parts.came.notified().await;
         }
-        // These have been heard although the answer is not whole.
+        // Partial replies arrive before the response is complete.
         stage.go.notify_one();
         std::future::pending::<()>().await;
     };
@@ -377,7 +375,7 @@ async fn lines_are_partial_answers_as_they_come_and_the_rest_is_the_last_one() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_off_is_not_begun_again_and_one_without_a_reader_is_left() {
+async fn a_broken_stream_is_not_retried_and_one_without_a_client_is_dropped() {
     let stage = Stage::new().await;
     let (went, reply) = stage.ask("/cut-lines", &Parts::default()).await;
     assert!(format!("{went:?}").starts_with("Ran(Err(Failed("), "{went:?}");
@@ -390,7 +388,7 @@ async fn a_stream_that_breaks_off_is_not_begun_again_and_one_without_a_reader_is
 }
 
 #[tokio::test]
-async fn a_task_that_nobody_waits_for_leaves_its_answer_as_an_artifact() {
+async fn the_response_to_a_task_becomes_an_artifact() {
     let stage = Stage::new().await;
     let bench = Bench::new();
     let went = within("the task", bench.run(&*stage.handler, json!({"path": "/x", "json": {"a": 1}}))).await;
@@ -419,7 +417,7 @@ async fn a_task_that_nobody_waits_for_leaves_its_answer_as_an_artifact() {
 }
 
 #[tokio::test]
-async fn a_path_leads_to_the_service_and_below_its_base_alone() {
+async fn a_path_never_leaves_the_base_url_of_the_service() {
     let mut stage = Stage::with(|settings| {
         let Target::Tcp(mut url) = settings.target.clone() else { panic!("it is one") };
         url.set_path("/v1/");
@@ -443,26 +441,26 @@ async fn a_path_leads_to_the_service_and_below_its_base_alone() {
 }
 
 #[tokio::test]
-async fn a_task_that_has_to_end_drops_the_connection() {
+async fn cancellation_drops_the_connection() {
     let mut stage = Stage::new().await;
     let bench = Bench::new();
     let run = bench.run(&*stage.handler, json!({"path": "/hang"}));
-    let told = async {
+    let cancel = async {
         stage.seen.recv().await.unwrap();
         bench.cancel(Duration::from_secs(60));
         std::future::pending::<()>().await;
     };
     let went = tokio::select! {
         went = within("the task", run) => went,
-        () = told => panic!("it never ends"),
+        () = cancel => panic!("it never ends"),
     };
     assert!(matches!(went, Went::Ran(Err(ExecuteError::Failed(_)))), "{went:?}");
-    within("the service sees that nobody waits any more", stage.go.notified()).await;
+    within("the connection is dropped", stage.go.notified()).await;
     stage.ends().await;
 }
 
 #[tokio::test]
-async fn a_request_has_so_much_time_and_no_more() {
+async fn max_run_time_limits_a_request() {
     let stage = Stage::with(|settings| HttpConfig { max_run_time: Duration::from_secs(3), ..settings }).await;
     let (went, _) = stage.ask("/hang", &Parts::default()).await;
     assert!(format!("{went:?}").contains("within 3 s"), "{went:?}");
@@ -474,13 +472,13 @@ async fn a_request_has_so_much_time_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_task_waits_for_a_service_that_is_not_there_and_goes_back_in_the_end() {
+async fn a_task_waits_for_a_service_and_is_released_in_the_end() {
     let mut stage = Stage::new().await;
     stage.until(ServiceAvailability::Up).await;
     let address = stage.url.socket_addrs(|| None).unwrap()[0];
     stage.serving.abort();
-    within("nobody listens", async { while TcpStream::connect(address).await.is_ok() {} }).await;
-    // It is thought to be there until this request is refused.
+    within("the port is closed", async { while TcpStream::connect(address).await.is_ok() {} }).await;
+    // The service counts as up until a request is refused.
     let parts = Parts::default();
     let ask = stage.ask("/echo", &parts);
     let comes_back = async {
@@ -495,7 +493,7 @@ async fn a_task_waits_for_a_service_that_is_not_there_and_goes_back_in_the_end()
     };
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
     assert_eq!(text(&reply.unwrap()), "{}");
-    // And now for good.
+    // The service stays down.
     stage.until(ServiceAvailability::Down).await;
     let short = HttpConfig { startup_timeout: Duration::from_millis(50), ..settings(&stage.url) };
     stage.handler = erase(Http::new(short).unwrap());
@@ -505,7 +503,7 @@ async fn a_task_waits_for_a_service_that_is_not_there_and_goes_back_in_the_end()
 }
 
 #[tokio::test]
-async fn silence_while_it_works_is_not_held_against_a_service() {
+async fn a_busy_service_that_does_not_answer_probes_stays_up() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = url::Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let short = Duration::from_millis(50);
@@ -520,7 +518,7 @@ async fn silence_while_it_works_is_not_held_against_a_service() {
     let (beside, lent) = SidecarContext::channel(folder.path().to_owned(), Clock::boot(), Containment::disabled());
     let keeping = Arc::clone(&handler);
     let kept = tokio::spawn(async move { keeping.run_sidecar(beside).await });
-    // While it works it answers nothing else.
+    // A single-threaded service: it answers no probe while it works.
     let (asked, mut questions) = mpsc::channel(64);
     let go = Arc::new(Notify::new());
     let gate = Arc::clone(&go);
@@ -550,7 +548,7 @@ async fn silence_while_it_works_is_not_held_against_a_service() {
     asking.context = asking.context.with_results(Some(replies.clone()));
     let work = asking.run(&*handler, json!({"path": "/work"}));
     let watched = async {
-        // More than would be too many of one that has nothing to do.
+        // More unanswered probes than an idle service may have.
         for _ in 0..8 {
             questions.recv().await.unwrap();
             assert_eq!(lent.status.borrow().availability, ServiceAvailability::Up);
@@ -570,7 +568,7 @@ async fn silence_while_it_works_is_not_held_against_a_service() {
 }
 
 #[test]
-fn a_service_that_cannot_be_asked_or_started_is_said_at_once() {
+fn an_invalid_service_configuration_is_an_error() {
     let url = url::Url::parse("http://127.0.0.1:1/?x").unwrap();
     assert!(Http::new(settings(&url)).unwrap_err().to_string().contains("must not have a query"));
     let url = url::Url::parse("http://127.0.0.1:1").unwrap();
