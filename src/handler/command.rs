@@ -25,10 +25,10 @@ use crate::redact;
 use super::artifact::{self, ArtifactDeclaration, ArtifactKind, Artifacts, Optionality};
 use super::environment::{self, Variables};
 use super::log::AddSecretError;
-use super::process::{EndCause, Input, Launch, ProcessEnd, ProcessStatus, RunLimits, RunningProcess, format_seconds};
-use super::program::{PhaseResult, run_with_messages};
+use super::process::{Input, Launch, ProcessEnd, RunLimits, RunningProcess, format_seconds};
+use super::program::{PhaseResult, message_pipe, run_with_messages};
 use super::program_messages::ProgramReport;
-use super::{CancelCause, Context, ExecuteError, PayloadHandler, PrepareError, host_errors};
+use super::{Context, ExecuteError, PayloadHandler, PrepareError, host_errors};
 
 /// Holds the request without its body, as JSON.
 const REQUEST_VARIABLE: &str = "REQUEST";
@@ -145,6 +145,12 @@ pub struct PreparedCommands {
     retry_statuses: BTreeSet<i32>,
 }
 
+impl PreparedCommands {
+    fn time_limit(&self) -> String {
+        format!("maxRunTime, {} s", self.run_time.as_secs())
+    }
+}
+
 impl Command {
     #[must_use]
     pub const fn new(config: CommandConfig) -> Self {
@@ -250,10 +256,11 @@ impl Command {
         for (number, argv) in prepared.commands.iter().enumerate() {
             let remaining = prepared.run_time.saturating_sub(started.elapsed());
             if let Some(cancellation) = context.cancellation() {
-                return Err(stopped_early(number, EndCause::Canceled(cancellation), prepared));
+                return Err(ExecuteError::Failed(format!("command {number}: {}", cancellation.cause.message())));
             }
             if remaining.is_zero() {
-                return Err(stopped_early(number, EndCause::RunTime, prepared));
+                let time_limit = prepared.time_limit();
+                return Err(ExecuteError::Failed(format!("command {number}: stopped after {time_limit}")));
             }
             let result = self.run_one(number, argv, prepared, remaining, context).await?;
             execute_result(number, &result.end, prepared)?;
@@ -310,48 +317,17 @@ fn reply_channel(context: &Context) -> io::Result<(Option<pipe::Receiver>, Optio
     if context.results().is_none() {
         return Ok((None, None));
     }
-    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    Ok((Some(pipe::Receiver::from_owned_fd(reader)?), Some(writer)))
+    message_pipe().map(|(reader, writer)| (Some(reader), Some(writer)))
 }
 
 fn execute_result(number: usize, end: &ProcessEnd, prepared: &PreparedCommands) -> Result<(), ExecuteError> {
-    if !end.survivors.is_empty() || end.status == ProcessStatus::Stuck {
-        return Err(ExecuteError::Internal(format!(
-            "command {number}: processes survived SIGKILL: {:?}",
-            end.survivors
-        )));
-    }
-    match (end.cause, end.status) {
-        (cause @ (EndCause::RunTime | EndCause::Canceled(_)), _) => Err(stopped_early(number, cause, prepared)),
-        (EndCause::Exceeded(exceeded), _) => Err(ExecuteError::Failed(format!("command {number}: {exceeded}"))),
-        (EndCause::Exited, _) if end.exceeded_disk_limit() => {
-            Err(ExecuteError::Failed(format!("command {number}: {}", end.describe())))
+    end.outcome(&format!("command {number}"), &prepared.time_limit(), |code, message| match code {
+        0 => Ok(()),
+        code if prepared.retry_statuses.contains(&code) => {
+            Err(ExecuteError::Intermittent(format!("{message}, listed in onExitStatus.retry")))
         }
-        (EndCause::Exited, ProcessStatus::Code(0)) => Ok(()),
-        (EndCause::Exited, ProcessStatus::Code(code)) if prepared.retry_statuses.contains(&code) => Err(
-            ExecuteError::Intermittent(format!("command {number}: exit status {code}, listed in onExitStatus.retry")),
-        ),
-        (EndCause::Exited, _) => Err(ExecuteError::Failed(format!("command {number}: {}", end.describe()))),
-    }
-}
-
-fn stopped_early(number: usize, cause: EndCause, prepared: &PreparedCommands) -> ExecuteError {
-    let why = match cause {
-        EndCause::Canceled(cancellation) => cancel_message(cancellation.cause).to_owned(),
-        EndCause::Exited | EndCause::Exceeded(_) | EndCause::RunTime => {
-            format!("stopped after maxRunTime, {} s", prepared.run_time.as_secs())
-        }
-    };
-    ExecuteError::Failed(format!("command {number}: {why}"))
-}
-
-pub(super) const fn cancel_message(cause: CancelCause) -> &'static str {
-    match cause {
-        CancelCause::ClaimLost => "stopped: the task was canceled or its claim was lost",
-        CancelCause::Shutdown => "stopped: the worker is shutting down",
-        CancelCause::Released => "stopped: released by an operator",
-        CancelCause::Canceled => "stopped: canceled by an operator",
-    }
+        _ => Err(ExecuteError::Failed(message)),
+    })
 }
 
 /// A program that cannot be executed is the task's fault; a host out of resources is not.

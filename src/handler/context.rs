@@ -45,6 +45,18 @@ pub enum CancelCause {
     Canceled,
 }
 
+impl CancelCause {
+    /// Describes the cause for the task's log.
+    pub(crate) const fn message(self) -> &'static str {
+        match self {
+            Self::ClaimLost => "stopped: the task was canceled or its claim was lost",
+            Self::Shutdown => "stopped: the worker is shutting down",
+            Self::Released => "stopped: released by an operator",
+            Self::Canceled => "stopped: canceled by an operator",
+        }
+    }
+}
+
 /// A request to end the payload early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cancellation {

@@ -36,7 +36,7 @@ use crate::limits::{
 use super::environment::Variables;
 use super::exit_watcher::{self, ExitWatcher};
 use super::log::TaskLog;
-use super::{Cancellation, Context};
+use super::{Cancellation, Context, ExecuteError};
 
 /// A process to start.
 #[derive(Debug)]
@@ -146,9 +146,30 @@ impl ProcessEnd {
         }
     }
 
-    /// Returns whether the task directory exceeded its limit.
-    #[must_use]
-    pub const fn exceeded_disk_limit(&self) -> bool {
+    /// Maps the end to the outcome of its task; `on_exit` maps an exit status, given with a message about it.
+    pub(super) fn outcome(
+        &self,
+        subject: &str,
+        time_limit: &str,
+        on_exit: impl FnOnce(i32, String) -> Result<(), ExecuteError>,
+    ) -> Result<(), ExecuteError> {
+        if !self.survivors.is_empty() || self.status == ProcessStatus::Stuck {
+            let message = format!("{subject}: processes survived SIGKILL: {:?}", self.survivors);
+            return Err(ExecuteError::Internal(message));
+        }
+        let failed = |why: &str| Err(ExecuteError::Failed(format!("{subject}: {why}")));
+        match (self.cause, self.status) {
+            (EndCause::RunTime, _) => failed(&format!("stopped after {time_limit}")),
+            (EndCause::Canceled(cancellation), _) => failed(cancellation.cause.message()),
+            (EndCause::Exceeded(limit), _) => failed(&limit.to_string()),
+            (EndCause::Exited, ProcessStatus::Code(code)) if !self.exceeded_disk_limit() => {
+                on_exit(code, format!("{subject}: {}", self.describe()))
+            }
+            (EndCause::Exited, _) => failed(&self.describe()),
+        }
+    }
+
+    const fn exceeded_disk_limit(&self) -> bool {
         matches!(self.limit_exceeded, Some(LimitExceeded::Disk { .. }))
     }
 }

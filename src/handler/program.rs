@@ -29,6 +29,7 @@
 //! **Cancellation.** `SIGTERM` to the program's process group; after the termination grace, `SIGKILL`.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +45,6 @@ use crate::limits::{
     PROCESS_OUTPUT_DRAIN, PROGRAM_CHECK_TIMEOUT, PROGRAM_READ_BYTES, SCHEMA_BYTES_MAX, TERMINATION_GRACE_DEFAULT,
 };
 
-use super::command::cancel_message;
 use super::environment::{self, Variables};
 use super::payload_schema::PayloadSchema;
 use super::process::{EndCause, Input, Launch, ProcessEnd, ProcessStatus, RunLimits, RunningProcess};
@@ -193,8 +193,7 @@ impl ProgramInner {
         limits: RunLimits,
         context: &Context,
     ) -> io::Result<PhaseResult> {
-        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let channel = pipe::Receiver::from_owned_fd(reader)?;
+        let (channel, writer) = message_pipe()?;
         let env = self.environment(phase, context);
         let launch = Launch {
             argv,
@@ -226,6 +225,11 @@ impl ProgramInner {
         set("EXIT_RETRY", status::RETRY.to_string());
         env
     }
+}
+
+pub(super) fn message_pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    Ok((pipe::Receiver::from_owned_fd(reader)?, writer))
 }
 
 /// Runs a process to its end while it reads its document and sends messages.
@@ -333,34 +337,18 @@ impl PreparedPayload for PreparedProgram {
 }
 
 pub(super) fn execute_result(end: &ProcessEnd, config: &ProgramConfig) -> Result<(), ExecuteError> {
-    let name = &config.name;
-    let message = |text: &str| format!("handler {name}: {text}");
-    if !end.survivors.is_empty() || end.status == ProcessStatus::Stuck {
-        return Err(ExecuteError::Internal(message("processes survived SIGKILL")));
-    }
-    let status = end.describe();
-    Err(match (end.cause, end.status) {
-        (EndCause::RunTime, _) => {
-            let seconds = config.max_run_time.unwrap_or_default().as_secs();
-            ExecuteError::Failed(message(&format!("stopped after {seconds} s, the most this worker allows")))
-        }
-        (EndCause::Canceled(cancellation), _) => ExecuteError::Failed(message(cancel_message(cancellation.cause))),
-        (EndCause::Exceeded(exceeded), _) => ExecuteError::Failed(message(&exceeded.to_string())),
-        (EndCause::Exited, _) if end.exceeded_disk_limit() => ExecuteError::Failed(message(&status)),
-        (EndCause::Exited, ProcessStatus::Code(0)) => return Ok(()),
-        (EndCause::Exited, ProcessStatus::Code(status::RETRY)) => {
-            ExecuteError::Intermittent(message(&format!("{status}, retry requested")))
-        }
-        (EndCause::Exited, ProcessStatus::Code(status::UNAVAILABLE)) => {
-            ExecuteError::Unavailable(message(&format!("{status}, resource unavailable")))
-        }
-        (EndCause::Exited, ProcessStatus::Code(status::INTERNAL)) => {
-            ExecuteError::Internal(message(&format!("{status}, internal error")))
-        }
-        (EndCause::Exited, ProcessStatus::Code(status::MALFORMED)) => {
-            ExecuteError::Failed(message(&format!("{status}, which rejects a payload only in the phase `check`")))
-        }
-        (EndCause::Exited, _) => ExecuteError::Failed(message(&status)),
+    let time_limit = format!("{} s, the most this worker allows", config.max_run_time.unwrap_or_default().as_secs());
+    end.outcome(&format!("handler {}", config.name), &time_limit, |code, message| {
+        Err(match code {
+            0 => return Ok(()),
+            status::RETRY => ExecuteError::Intermittent(format!("{message}, retry requested")),
+            status::UNAVAILABLE => ExecuteError::Unavailable(format!("{message}, resource unavailable")),
+            status::INTERNAL => ExecuteError::Internal(format!("{message}, internal error")),
+            status::MALFORMED => {
+                ExecuteError::Failed(format!("{message}, which rejects a payload only in the phase `check`"))
+            }
+            _ => ExecuteError::Failed(message),
+        })
     })
 }
 

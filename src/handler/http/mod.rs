@@ -18,7 +18,6 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use url::Url;
 
-use super::command::cancel_message;
 use super::environment::Variables;
 use super::{Context, ExecuteError, PayloadHandler, PrepareError, Request, SidecarContext};
 use crate::limits::{SERVICE_CONNECT_TIMEOUT, SERVICE_DISCONNECT_WAIT};
@@ -284,7 +283,7 @@ impl PayloadHandler for Http {
             biased;
             // Dropping the connection tells the service.
             cancellation = context.canceled() => {
-                Err(ExecuteError::Failed(cancel_message(cancellation.cause).to_owned()))
+                Err(ExecuteError::Failed(cancellation.cause.message().to_owned()))
             }
             result = self.inner.forward_until_sent(&request, context) => result,
         }
