@@ -69,12 +69,7 @@ impl ArtifactCollector {
         // A declared file takes precedence over a file of the same name in a declared directory.
         let is_named = |declaration: &&ArtifactDeclaration| !matches!(declaration.kind, ArtifactKind::Directory { .. });
         let used_names = list.iter().filter(is_named).map(|declaration| declaration.name.clone()).collect();
-        Ok(Self {
-            declared: list.into_iter(),
-            root,
-            pending_paths: Vec::new(),
-            used_names,
-        })
+        Ok(Self { declared: list.into_iter(), root, pending_paths: Vec::new(), used_names })
     }
 
     fn collect_declaration(&mut self, declaration: ArtifactDeclaration) -> Option<CollectedArtifact> {
@@ -161,8 +156,7 @@ impl ArtifactCollector {
         let Some(root) = &self.root else {
             return path_error(ArtifactErrorReason::Unreadable, "the task directory is not open");
         };
-        safe_open::open(root.as_fd(), &entry.path, entry.kind)
-            .map_err(|error| classify_open_error(&error, entry.kind))
+        safe_open::open(root.as_fd(), &entry.path, entry.kind).map_err(|error| classify_open_error(&error, entry.kind))
     }
 }
 
@@ -279,7 +273,9 @@ fn classify_open_error(error: &io::Error, kind: PathKind) -> PathError {
     let (reason, message) = match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::NOENT) => (ArtifactErrorReason::Missing, "no such file or directory"),
         Some(Errno::NOTDIR) => match kind {
-            PathKind::File => (ArtifactErrorReason::Missing, "a component of the path is not a directory, or is a symbolic link"),
+            PathKind::File => {
+                (ArtifactErrorReason::Missing, "a component of the path is not a directory, or is a symbolic link")
+            }
             PathKind::Directory => (ArtifactErrorReason::Irregular, "not a directory, or a symbolic link"),
         },
         Some(Errno::LOOP) => {

@@ -25,8 +25,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::host::work_dir::{self, WorkDirLock};
 use crate::limits::{
-    LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_NOTES_PENDING_BYTES_MAX, LOG_TAIL_BYTES, REDACT_HOLD_MAX,
-    REDACT_SECRET_CHARS_MIN, REDACT_TASK_BYTES_MAX,
+    LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_TAIL_BYTES, REDACT_HOLD_MAX, REDACT_SECRET_CHARS_MIN, REDACT_TASK_BYTES_MAX,
 };
 use crate::redact::{self, Patterns, RedactFilter, SecretSet};
 
@@ -95,8 +94,6 @@ struct State {
     /// Flushes the filter after [`REDACT_HOLD_MAX`] without a write.
     idle_flush: Option<AbortOnDropHandle<()>>,
     write_count: u64,
-    /// Notes of the worker that follow the bytes held back.
-    pending_notes: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -154,22 +151,7 @@ impl TaskLog {
         if state.filter.held_back() > 0 && state.idle_flush.is_none() {
             state.idle_flush = self.spawn_idle_flush();
         }
-        self.emit(&mut state, &redacted);
-    }
-
-    /// Stores filtered bytes, and the pending notes once nothing is held back or a line has ended.
-    fn emit(&self, state: &mut State, redacted: &[u8]) {
-        let end_of_line = || redacted.iter().rposition(|byte| *byte == b'\n').map(|at| at + 1);
-        let (before, after) = match state.filter.held_back() {
-            0 => (redacted, &[][..]),
-            _ => redacted.split_at(end_of_line().unwrap_or_default()),
-        };
-        self.store(state, before);
-        if state.filter.held_back() == 0 || !before.is_empty() {
-            let notes = std::mem::take(&mut state.pending_notes);
-            self.store(state, &notes);
-        }
-        self.store(state, after);
+        self.store(&mut state, &redacted);
     }
 
     /// Redacts a secret and its encodings in everything written from here on.
@@ -208,17 +190,16 @@ impl TaskLog {
         }
         let before = state.stored();
         if let Err(error) = state.append(bytes, &self.shared) {
-            let taken = state.stored() - before;
-            let lost = bytes.len() as u64 - taken;
-            tracing::warn!(path = %self.path().display(), %error, "a task's log can no longer be written; the task goes on");
+            let lost = bytes.len() as u64 - (state.stored() - before);
+            tracing::warn!(path = %self.path().display(), %error, "cannot write a task's log any more; the task continues");
             state.fault = Some(WriteFault { error, bytes_lost: lost });
         }
-        // After the bytes themselves, so that who follows the log finds them.
+        // After the bytes, so that a follower finds them in the file.
         self.shared.bytes_stored.store(state.bytes_offered, Ordering::Release);
         self.shared.grown.notify_waiters();
     }
 
-    /// Outside of a runtime there is no timer: what is held back stays so until more comes.
+    /// Without a runtime there is no timer: bytes stay held back until more come.
     fn spawn_idle_flush(&self) -> Option<AbortOnDropHandle<()>> {
         let idle = flush_when_idle(Arc::downgrade(&self.shared));
         Handle::try_current().ok().map(|runtime| AbortOnDropHandle::new(runtime.spawn(idle)))
@@ -244,12 +225,7 @@ impl TaskLog {
         // Filtered separately from the payload's stream, so that neither affects the other.
         let line = redact::bytes(line.as_bytes(), state.task_secrets.as_deref());
         self.shared.written.store(true, Ordering::Relaxed);
-        let waits = state.filter.held_back() > 0 && state.pending_notes.len() < LOG_NOTES_PENDING_BYTES_MAX;
-        state.pending_notes.extend_from_slice(&line);
-        if !waits {
-            let notes = std::mem::take(&mut state.pending_notes);
-            self.store(&mut state, &notes);
-        }
+        self.store(&mut state, &line);
     }
 
     /// Returns how many bytes the log has, without those held back. Does not wait for a write in progress.
@@ -291,7 +267,7 @@ impl TaskLog {
     #[must_use]
     pub fn bytes_dropped(&self) -> u64 {
         let state = self.state();
-        let (limits, held) = (self.shared.limits, (state.filter.held_back() + state.pending_notes.len()) as u64);
+        let (limits, held) = (self.shared.limits, state.filter.held_back() as u64);
         match &state.fault {
             Some(fault) => state.overwritten(limits) + fault.bytes_lost + held,
             None => {
@@ -316,7 +292,7 @@ impl TaskLog {
             let mut redacted = Vec::new();
             let State { filter, task_secrets, .. } = &mut *state;
             redact::end_stream(filter, task_secrets.as_deref(), &mut redacted);
-            self.emit(&mut state, &redacted);
+            self.store(&mut state, &redacted);
         }
         if state.bytes_offered == 0 {
             return Ok(None);
@@ -372,7 +348,7 @@ async fn flush_when_idle(log: Weak<LogShared>) {
         let mut redacted = Vec::new();
         state.filter.flush(&mut redacted);
         state.idle_flush = None;
-        return log.emit(&mut state, &redacted);
+        return log.store(&mut state, &redacted);
     }
 }
 

@@ -57,8 +57,6 @@ pub const LOG_TAIL_BYTES: u64 = 16 << 20;
 pub const LOG_FINISH_BYTES_INLINE: u64 = 64 << 10;
 /// The longest line that the worker itself writes to a task's log.
 pub const LOG_NOTE_BYTES_MAX: usize = 4 << 10;
-/// Notes that wait for the end of a line of the payload.
-pub const LOG_NOTES_PENDING_BYTES_MAX: usize = 64 << 10;
 /// Shorter text cannot be distinguished from ordinary text.
 pub const REDACT_SECRET_CHARS_MIN: usize = 6;
 /// The longest text that is searched for in one piece; bounds how much of a log is held back.

@@ -99,7 +99,10 @@ pub(super) enum PatternMatch {
     /// More bytes are needed.
     Undecided,
     /// A match that covers the bytes from `from` on, as far as `tail` reaches.
-    Found { from: usize, tail: MatchTail },
+    Found {
+        from: usize,
+        tail: MatchTail,
+    },
 }
 
 impl PatternMatch {
