@@ -187,7 +187,7 @@ impl Broker {
         if let Some(tls) = &self.tls {
             return tls.connect(stream).await;
         }
-        Ok(stream.into())
+        Ok(stream::BrokerStream::plain(stream))
     }
 
     /// Converts an error of lapin's; the message names the operation and the broker.

@@ -10,7 +10,7 @@ use rustls::{ClientConfig, RootCertStore};
 use rustls_platform_verifier::BuilderVerifierExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use tokio_util::compat::TokioAsyncReadCompatExt as _;
+use tokio_util::either::Either;
 
 use super::stream::BrokerStream;
 use super::{InvalidBrokerConfig, TlsFiles};
@@ -57,7 +57,7 @@ impl TlsClient {
 
     pub(super) async fn connect(&self, stream: TcpStream) -> io::Result<BrokerStream> {
         let stream = self.connector.connect(self.host.clone(), stream).await?;
-        Ok(stream.compat().into())
+        Ok(BrokerStream::new(Either::Right(stream)))
     }
 }
 
