@@ -17,7 +17,8 @@ use tokio::time::{Instant, timeout_at};
 use crate::amqp::{self, Broker, NameTooLong};
 use crate::domain::refusal::Refusal;
 use crate::limits::{CALL_BODY_BYTES_MAX, CALLS_MAX};
-use session::{Event, Session};
+use crate::source::CallError;
+use session::{PendingCall, Session};
 
 /// A request.
 #[derive(Clone, Default)]
@@ -216,9 +217,9 @@ impl RpcClient {
     pub async fn stream(&self, call: &RpcRequest) -> Result<RpcReplies, RpcError> {
         let deadline = Instant::now() + call.timeout;
         let sending = async {
-            let ReadySession { session, permit } = self.ready_session(call, deadline).await?;
+            let (session, permit) = self.ready_session(call, deadline).await?;
             let pending = session.send(call, &self.broker).await?;
-            Ok(RpcReplies { pending, state: State::Open, deadline, timeout: call.timeout, _permit: permit })
+            Ok(RpcReplies { pending: Some(pending), deadline, timeout: call.timeout, _permit: permit })
         };
         timeout_at(deadline, sending).await.unwrap_or(Err(RpcError::TimedOut(call.timeout)))
     }
@@ -235,13 +236,17 @@ impl RpcClient {
     pub async fn send(&self, call: &RpcRequest) -> Result<(), RpcError> {
         let deadline = Instant::now() + call.timeout;
         let sending = async {
-            let ready = self.ready_session(call, deadline).await?;
-            ready.session.send_detached(call, &self.broker).await
+            let (session, _permit) = self.ready_session(call, deadline).await?;
+            session.send_detached(call, &self.broker).await
         };
         timeout_at(deadline, sending).await.unwrap_or(Err(RpcError::TimedOut(call.timeout)))
     }
 
-    async fn ready_session(&self, call: &RpcRequest, deadline: Instant) -> Result<ReadySession, RpcError> {
+    async fn ready_session(
+        &self,
+        call: &RpcRequest,
+        deadline: Instant,
+    ) -> Result<(Arc<Session>, OwnedSemaphorePermit), RpcError> {
         call.validate()?;
         let permit = Arc::clone(&self.call_permits).acquire_owned().await.map_err(|_| RpcError::ConnectionLost)?;
         let no_response = || {
@@ -250,7 +255,7 @@ impl RpcClient {
         };
         // The enclosing timeout has the same deadline and polls this future first.
         let session = timeout_at(deadline, self.session()).await.unwrap_or_else(|_| Err(no_response()))?;
-        Ok(ReadySession { session, permit })
+        Ok((session, permit))
     }
 
     async fn session(&self) -> Result<Arc<Session>, RpcError> {
@@ -258,37 +263,19 @@ impl RpcClient {
         if let Some(session) = place.as_ref().filter(|session| session.is_open()) {
             return Ok(Arc::clone(session));
         }
-        let opened =
-            Session::open(&self.broker, &self.name, Arc::clone(&self.late_replies)).await.map_err(|refused| {
-                match refused.refusal {
-                    Refusal::Denied => RpcError::Denied(refused.message),
-                    Refusal::Retry { .. }
-                    | Refusal::Throttled { .. }
-                    | Refusal::Gone
-                    | Refusal::Rejected
-                    | Refusal::Stale => RpcError::Unreachable(refused.message),
-                }
-            })?;
+        let opened = Session::open(&self.broker, &self.name, Arc::clone(&self.late_replies)).await;
+        let opened = opened.map_err(|CallError { refusal, message }| {
+            if refusal == Refusal::Denied { RpcError::Denied(message) } else { RpcError::Unreachable(message) }
+        })?;
         Ok(Arc::clone(place.insert(Arc::new(opened))))
     }
-}
-
-struct ReadySession {
-    session: Arc<Session>,
-    permit: OwnedSemaphorePermit,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    Open,
-    Ended,
 }
 
 /// The replies to a request, in order of arrival.
 #[derive(Debug)]
 pub struct RpcReplies {
-    pending: session::PendingCall,
-    state: State,
+    /// `None` after the last reply.
+    pending: Option<PendingCall>,
     deadline: Instant,
     timeout: Duration,
     _permit: OwnedSemaphorePermit,
@@ -301,23 +288,14 @@ impl RpcReplies {
     ///
     /// Cancel safe.
     pub async fn next(&mut self) -> Option<Result<RpcReply, RpcError>> {
-        if self.state == State::Ended {
-            return None;
+        let pending = self.pending.as_mut()?;
+        let result = match timeout_at(self.deadline, pending.next()).await {
+            Ok(result) => result,
+            Err(_) => Err(RpcError::TimedOut(self.timeout)),
+        };
+        if !matches!(&result, Ok(reply) if reply.position == ReplyPosition::Partial) {
+            self.pending = None;
         }
-        match timeout_at(self.deadline, self.pending.next()).await {
-            Ok(Event::Reply(reply)) => {
-                if reply.position == ReplyPosition::Last {
-                    self.state = State::Ended;
-                }
-                Some(Ok(reply))
-            }
-            Ok(Event::Failed(error)) => self.end_with(error),
-            Err(_) => self.end_with(RpcError::TimedOut(self.timeout)),
-        }
-    }
-
-    fn end_with(&mut self, error: RpcError) -> Option<Result<RpcReply, RpcError>> {
-        self.state = State::Ended;
-        Some(Err(error))
+        Some(result)
     }
 }

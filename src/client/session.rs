@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use lapin::message::{BasicReturnMessage, Delivery};
 use lapin::options::{BasicConsumeOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer, ExchangeKind, PublisherConfirm};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -23,25 +23,18 @@ use crate::source::CallError;
 /// The pseudo-queue of direct replies.
 const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";
 
-/// What happened to a call.
-#[derive(Debug)]
-pub(super) enum Event {
-    Reply(RpcReply),
-    Failed(RpcError),
-}
-
 /// A call that awaits replies. Dropping it forgets the call.
 #[derive(Debug)]
 pub(super) struct PendingCall {
     id: String,
-    events: mpsc::Receiver<Event>,
+    results: mpsc::Receiver<Result<RpcReply, RpcError>>,
     session: Arc<Session>,
 }
 
 impl PendingCall {
-    pub(super) async fn next(&mut self) -> Event {
-        let over = || if self.session.is_open() { RpcError::Overrun } else { RpcError::ConnectionLost };
-        self.events.recv().await.unwrap_or_else(|| Event::Failed(over()))
+    pub(super) async fn next(&mut self) -> Result<RpcReply, RpcError> {
+        let ended = || if self.session.is_open() { RpcError::Overrun } else { RpcError::ConnectionLost };
+        self.results.recv().await.unwrap_or_else(|| Err(ended()))
     }
 }
 
@@ -56,11 +49,13 @@ impl Drop for PendingCall {
 struct PendingCalls {
     by_id: Mutex<HashMap<String, CallEntry>>,
     late_replies: Arc<AtomicU64>,
+    /// The connection was lost.
+    is_closed: AtomicBool,
 }
 
 #[derive(Debug)]
 struct CallEntry {
-    events: mpsc::Sender<Event>,
+    results: mpsc::Sender<Result<RpcReply, RpcError>>,
     exchange: String,
     routing_key: String,
 }
@@ -70,16 +65,16 @@ impl PendingCalls {
         self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Delivers an event. A call that has ended is no longer registered.
-    fn deliver(&self, id: &str, event: Event) {
+    /// Delivers a reply or an error. A call that has ended is no longer registered.
+    fn deliver(&self, id: &str, result: Result<RpcReply, RpcError>) {
         let mut calls = self.lock();
         let Some(entry) = calls.get(id) else {
-            if matches!(event, Event::Reply(_)) {
+            if result.is_ok() {
                 self.late_replies.fetch_add(1, Ordering::Relaxed);
             }
             return;
         };
-        if entry.events.try_send(event).is_err() {
+        if entry.results.try_send(result).is_err() {
             // Dropping the sender: the caller still reads what is in the channel, and then its end.
             calls.remove(id);
         }
@@ -96,7 +91,6 @@ pub(super) struct Session {
     confirms: mpsc::Sender<UnconfirmedRequest>,
     /// When each exchange was last known to exist.
     exchanges_seen: Mutex<HashMap<String, Instant>>,
-    status: watch::Receiver<SessionStatus>,
     _dispatcher: JoinSet<()>,
 }
 
@@ -104,12 +98,6 @@ impl std::fmt::Debug for Session {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "Session({} calls)", self.calls.lock().len())
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SessionStatus {
-    Open,
-    Closed,
 }
 
 struct UnconfirmedRequest {
@@ -140,11 +128,10 @@ impl Session {
         let (channel, consumer, detached_channel) =
             opening.await.map_err(|error| broker.call_error("open a channel", &error))?;
         guard.disarm();
-        let calls = Arc::new(PendingCalls { by_id: Mutex::default(), late_replies });
+        let calls = Arc::new(PendingCalls { by_id: Mutex::default(), late_replies, is_closed: AtomicBool::new(false) });
         let (confirms, sent) = mpsc::channel(CALLS_MAX);
-        let (ended, status) = watch::channel(SessionStatus::Open);
         let mut dispatcher = JoinSet::new();
-        dispatcher.spawn(dispatch(consumer, sent, Arc::clone(&calls), ended));
+        dispatcher.spawn(dispatch(consumer, sent, Arc::clone(&calls)));
         Ok(Self {
             connection,
             channel,
@@ -152,24 +139,23 @@ impl Session {
             calls,
             confirms,
             exchanges_seen: Mutex::default(),
-            status,
             _dispatcher: dispatcher,
         })
     }
 
     pub(super) fn is_open(&self) -> bool {
-        *self.status.borrow() == SessionStatus::Open && self.connection.status().connected()
+        !self.calls.is_closed.load(Ordering::Acquire) && self.connection.status().connected()
     }
 
     /// Publishes a request that awaits replies.
     pub(super) async fn send(self: Arc<Self>, call: &RpcRequest, broker: &Broker) -> Result<PendingCall, RpcError> {
         self.check_exchange(&call.exchange, broker).await?;
         let id = uuid::Uuid::new_v4().to_string();
-        let (events, receiver) = mpsc::channel(REPLIES_QUEUED_MAX);
-        let entry = CallEntry { events, exchange: call.exchange.clone(), routing_key: call.routing_key.clone() };
+        let (results, receiver) = mpsc::channel(REPLIES_QUEUED_MAX);
+        let entry = CallEntry { results, exchange: call.exchange.clone(), routing_key: call.routing_key.clone() };
         self.calls.lock().insert(id.clone(), entry);
         // From here on, dropping this future forgets the call.
-        let pending = PendingCall { id: id.clone(), events: receiver, session: Arc::clone(&self) };
+        let pending = PendingCall { id: id.clone(), results: receiver, session: Arc::clone(&self) };
         let properties = request_properties(call, call.message_ttl.or(Some(call.timeout)))?;
         let properties = properties.with_correlation_id(id.as_str().into()).with_reply_to(DIRECT_REPLY_TO.into());
         let confirm = publish(&self.channel, call, properties).await?;
@@ -263,12 +249,7 @@ async fn publish(
 }
 
 /// Runs until the connection is lost or the session is dropped.
-async fn dispatch(
-    mut consumer: Consumer,
-    mut sent: mpsc::Receiver<UnconfirmedRequest>,
-    calls: Arc<PendingCalls>,
-    ended: watch::Sender<SessionStatus>,
-) {
+async fn dispatch(mut consumer: Consumer, mut sent: mpsc::Receiver<UnconfirmedRequest>, calls: Arc<PendingCalls>) {
     let mut confirms = JoinSet::new();
     loop {
         tokio::select! {
@@ -285,7 +266,7 @@ async fn dispatch(
             },
         }
     }
-    ended.send_replace(SessionStatus::Closed);
+    calls.is_closed.store(true, Ordering::Release);
     calls.lock().clear();
 }
 
@@ -300,7 +281,7 @@ fn on_delivery(calls: &PendingCalls, delivery: Delivery) {
         position: if partial { ReplyPosition::Partial } else { ReplyPosition::Last },
         body: delivery.data,
     };
-    calls.deliver(&id, Event::Reply(reply));
+    calls.deliver(&id, Ok(reply));
 }
 
 fn on_confirmed(calls: &PendingCalls, id: &str, confirmation: Confirmation) {
@@ -311,7 +292,7 @@ fn on_confirmed(calls: &PendingCalls, id: &str, confirmation: Confirmation) {
             if let Some(returned) = returned {
                 on_returned(calls, &returned);
             }
-            calls.deliver(id, Event::Failed(RpcError::Nacked));
+            calls.deliver(id, Err(RpcError::Nacked));
         }
     }
 }
@@ -324,7 +305,7 @@ fn on_returned(calls: &PendingCalls, returned: &BasicReturnMessage) {
         .get(id.as_str())
         .map(|entry| RpcError::Unroutable { exchange: entry.exchange.clone(), key: entry.routing_key.clone() });
     if let Some(error) = error {
-        calls.deliver(id.as_str(), Event::Failed(error));
+        calls.deliver(id.as_str(), Err(error));
     }
 }
 
