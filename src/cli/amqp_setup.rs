@@ -12,7 +12,7 @@ use super::worker_setup::WorkerIdentity;
 use crate::activity;
 use crate::amqp::management::Management;
 use crate::amqp::{self, Broker, ClientCertificate, TlsFiles};
-use crate::config::schema::{self, COMMAND, Config, HandlerKind, Source, SourceKind};
+use crate::config::schema::{self, Config, Handler, RequestSource};
 use crate::config::{Environment, secrets};
 use crate::handler::DynHandler;
 use crate::source::amqp::{AmqpSource, AmqpSourceConfig, MaxRunTime, OnAttemptsExhausted, PayloadForm};
@@ -59,7 +59,7 @@ pub(super) fn worker_id(config: &Config, name: &WorkerIdentity) -> String {
 
 /// The exchange for activity reports; `None` where there are none.
 pub(super) fn activity_exchange(config: &Config) -> Option<String> {
-    let of_requests = config.source.values().any(|source| source.kind == SourceKind::Amqp);
+    let of_requests = config.source.values().any(|source| source.as_requests().is_some());
     let built_in = || of_requests.then(|| format!("{}-activity-xchg", config.amqp.pool));
     config.activity.exchange.clone().or_else(built_in).filter(|exchange| !exchange.is_empty())
 }
@@ -104,7 +104,7 @@ pub(super) fn report_activity(
 }
 
 /// The queue of an AMQP source.
-pub(super) fn requests_queue(source: &Source, config: &Config) -> String {
+pub(super) fn requests_queue(source: &RequestSource, config: &Config) -> String {
     let amqp = &config.amqp;
     let named = source.requests_queue.as_ref().or(amqp.requests_queue.as_ref());
     named.cloned().unwrap_or_else(|| format!("{}-req-{}", amqp.pool, amqp.worker_key.as_deref().unwrap_or_default()))
@@ -120,12 +120,11 @@ pub(super) struct RequestHandling {
 impl RequestHandling {
     /// For a handler of the configuration.
     pub(super) fn from_config(config: &Config, name: &str, handler: Arc<dyn DynHandler>) -> Self {
-        let built_in = schema::Handler::default();
-        let handler_config = config.handler.get(name);
-        let is_command = handler_config.map_or(name == COMMAND, |handler| handler.kind == HandlerKind::Command);
+        let built_in = Handler::default();
+        let handler_config = config.handler.get(name).unwrap_or(&built_in);
+        let is_command = matches!(handler_config, Handler::Command(_));
         let form = if is_command { PayloadForm::Body } else { PayloadForm::Whole };
-        let (max_run_time, default_max_run_time) =
-            (handler_config.unwrap_or(&built_in).max_run_time.0, built_in.max_run_time.0);
+        let (max_run_time, default_max_run_time) = (handler_config.max_run_time().0, built_in.max_run_time().0);
         let is_configured = max_run_time != default_max_run_time
             || config.amqp.consumer_timeout != schema::Amqp::default().consumer_timeout;
         Self {
@@ -147,7 +146,7 @@ impl RequestHandling {
 /// As [`build_broker`].
 pub(super) fn source_binding(
     source_name: &str,
-    source: &Source,
+    source: &RequestSource,
     config: &Config,
     name: &WorkerIdentity,
     work: RequestHandling,
@@ -158,7 +157,7 @@ pub(super) fn source_binding(
     let key = amqp.worker_key.clone().unwrap_or_default();
     let queue = requests_queue(source, config);
     let worker_id = worker_id(config, name);
-    let consumer_timeout = Some(amqp.consumer_timeout.0).filter(|span| !span.is_zero());
+    let consumer_timeout = amqp.consumer_timeout.0;
     let broker = build_broker(amqp, environment)?;
     let settings = AmqpSourceConfig {
         payload_form: form,

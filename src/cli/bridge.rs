@@ -9,7 +9,7 @@ use super::worker_setup::{self, WorkerIdentity};
 use crate::bridge;
 use crate::client::RpcClient;
 use crate::config::Environment;
-use crate::config::schema::{Bridge, Config, Source};
+use crate::config::schema::{Bridge, Config, RequestSource, Source};
 use crate::handler::{self, DynHandler};
 use crate::source::amqp;
 use crate::worker::{SourceBinding, Worker};
@@ -54,12 +54,12 @@ fn source_binding(
     };
     let (from, to) = (source(&bridge.from)?, source(&bridge.to)?);
     let max_run_time = bridge.max_run_time.0;
-    match (from.tasks(), to.tasks()) {
-        (None, Some(tasks)) => {
+    match (from, to) {
+        (Source::Amqp(from), Source::Taskcluster(to)) => {
             let handler: Arc<dyn DynHandler> =
                 handler::erase(bridge::requests_to_tasks::RequestsToTasks::new(bridge::requests_to_tasks::Config {
-                    api: worker_setup::build_api(&bridge.to, to, tasks, environment)?,
-                    task_queue: tasks.task_queue.clone(),
+                    api: worker_setup::build_api(&bridge.to, to, environment)?,
+                    task_queue: to.task_queue.clone(),
                     origin: amqp_setup::requests_queue(from, config),
                     max_run_time,
                 }));
@@ -70,7 +70,7 @@ fn source_binding(
             };
             amqp_setup::source_binding(&bridge.from, from, config, name, work, environment)
         }
-        (Some(tasks), None) => {
+        (Source::Taskcluster(from), Source::Amqp(to)) => {
             let PublishTarget { exchange, key } = PublishTarget::from_config(to, config);
             let handler =
                 handler::erase(bridge::tasks_to_requests::TasksToRequests::new(bridge::tasks_to_requests::Config {
@@ -80,13 +80,12 @@ fn source_binding(
                     ),
                     exchange,
                     routing_key: key,
-                    origin: tasks.root_url.as_str().to_owned(),
+                    origin: from.root_url.as_str().to_owned(),
                     max_run_time,
                 }));
-            worker_setup::source_binding(&bridge.from, from, tasks, name, handler, environment)
-                .map(|(binding, _)| binding)
+            worker_setup::source_binding(&bridge.from, from, name, handler, environment).map(|(binding, _)| binding)
         }
-        (None, None) | (Some(_), Some(_)) => {
+        (Source::Amqp(_), Source::Amqp(_)) | (Source::Taskcluster(_), Source::Taskcluster(_)) => {
             Err(Failure::new(Exit::Config, format!("[bridge.{bridge_name}] connects two sources of the same kind")))
         }
     }
@@ -100,7 +99,7 @@ struct PublishTarget {
 impl PublishTarget {
     /// A named queue is published to directly. Otherwise the pool's exchange routes by the key, and the pool's controller starts workers
     /// for it.
-    fn from_config(to: &Source, config: &Config) -> Self {
+    fn from_config(to: &RequestSource, config: &Config) -> Self {
         match to.requests_queue.as_ref().or(config.amqp.requests_queue.as_ref()) {
             Some(queue) => Self { exchange: String::new(), key: queue.clone() },
             None => Self {

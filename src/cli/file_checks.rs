@@ -6,7 +6,7 @@ use std::path::Path;
 use super::target;
 use crate::config::pool::PoolConfig;
 use crate::config::problem::{Problem, ProblemCode, ValueOrigin};
-use crate::config::schema::{Client, Handler, HandlerKind, Source};
+use crate::config::schema::{Client, Handler, ProgramHandler, Source, TaskclusterSource};
 use crate::config::secrets::{self, ClientCredentials, SecretError};
 use crate::config::values::{File, SecretFile};
 use crate::config::{Environment, LoadedConfig};
@@ -19,7 +19,9 @@ use crate::host::program_path::find_program;
 pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> Vec<Problem> {
     let mut inspection = FileChecks { loaded, environment, problems: Vec::new() };
     for (name, source) in &loaded.config.source {
-        inspection.source(&format!("source.{name}"), source);
+        if let Source::Taskcluster(source) = source {
+            inspection.source(&format!("source.{name}"), source);
+        }
     }
     for (name, handler) in &loaded.config.handler {
         inspection.handler(name, handler);
@@ -52,7 +54,7 @@ struct FileChecks<'a> {
 }
 
 impl FileChecks<'_> {
-    fn source(&mut self, key: &str, source: &Source) {
+    fn source(&mut self, key: &str, source: &TaskclusterSource) {
         let before = self.problems.len();
         self.secret(&format!("{key}.access_token_file"), source.access_token_file.as_ref(), "an access token");
         self.secret(&format!("{key}.certificate_file"), source.certificate_file.as_ref(), "a certificate");
@@ -124,15 +126,15 @@ impl FileChecks<'_> {
     }
 
     fn handler(&mut self, name: &str, handler: &Handler) {
-        match handler.kind {
-            HandlerKind::Command => {}
-            HandlerKind::Program => self.program(name, handler),
-            HandlerKind::Http => self.programs(name, handler),
+        match handler {
+            Handler::Command(_) => {}
+            Handler::Program(handler) => self.program(name, handler),
+            Handler::Http(handler) => self.programs(name, &handler.env_allow, &[("exec", &handler.exec)]),
         }
     }
 
-    fn program(&mut self, name: &str, handler: &Handler) {
-        self.programs(name, handler);
+    fn program(&mut self, name: &str, handler: &ProgramHandler) {
+        self.programs(name, &handler.env_allow, &[("exec", &handler.exec), ("check", &handler.check)]);
         let schema = handler.schema.as_ref().map(|file| file.0.clone());
         let settings = program::ProgramConfig { schema, ..program::ProgramConfig::new(name, vec!["-".to_owned()]) };
         if let Err(ProgramConfigError::Schema { path, message: what, .. }) = program::Program::new(settings) {
@@ -141,9 +143,9 @@ impl FileChecks<'_> {
         }
     }
 
-    fn programs(&mut self, name: &str, handler: &Handler) {
-        let env = environment::select(&handler.env_allow, self.environment.pairs());
-        for (key, arguments) in [("exec", &handler.exec), ("check", &handler.check)] {
+    fn programs(&mut self, name: &str, env_allow: &[String], programs: &[(&str, &Vec<String>)]) {
+        let env = environment::select(env_allow, self.environment.pairs());
+        for (key, arguments) in programs {
             let Some(program) = arguments.first() else { continue };
             if let Err(error) = find_program(program, &env, Path::new("")) {
                 self.unusable(&format!("handler.{name}.{key}"), error.to_string(), PROGRAM_HELP);

@@ -10,7 +10,7 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::task::create::read_json_arg;
 use super::{output, worker_setup};
 use crate::config::Environment;
-use crate::config::schema::{COMMAND, HandlerKind};
+use crate::config::schema::{COMMAND, Handler};
 use crate::config::values::Span;
 use crate::handler::contract_test::{self, ContractReport, ProgramTest, ServiceTest};
 use crate::handler::program::{self, Program};
@@ -81,10 +81,10 @@ pub(super) async fn run(command: HandlerCommand, environment: &Environment) -> E
 async fn test_service(test: HandlerTestArgs, name: &str, environment: &Environment) -> ExitResult {
     let loaded = test.settings.load(environment)?;
     config_args::print_warnings(&loaded);
-    let handler = loaded.config.handler.get(name).filter(|handler| handler.kind == HandlerKind::Http);
-    let handler = handler.ok_or_else(|| {
-        Failure::new(Exit::Config, format!("no [handler.{name}] of kind `http` in the configuration"))
-    })?;
+    let Some(Handler::Http(handler)) = loaded.config.handler.get(name) else {
+        let message = format!("no [handler.{name}] of kind `http` in the configuration");
+        return Err(Failure::new(Exit::Config, message));
+    };
     let service = worker_setup::build_http_handler(name, handler, environment)?;
     let payload = test.payload.map(|text| parse_payload(&text, "payload")).transpose()?;
     let bad_payload = test.bad_payload.map(|text| parse_payload(&text, "bad payload")).transpose()?;

@@ -60,12 +60,8 @@ fn start_failure(error: &StartError) -> Failure {
 }
 
 fn queue_config(config: &schema::Queue, environment: &Environment) -> Result<queue::Config, Failure> {
-    let beside = || {
-        let mut name = config.db.0.clone().into_os_string();
-        name.push("-artifacts");
-        PathBuf::from(name)
-    };
-    let artifacts = config.artifacts.as_ref().map_or_else(beside, |folder| folder.0.clone());
+    let mut artifacts = config.db.0.clone().into_os_string();
+    artifacts.push("-artifacts");
     let mut clients = Vec::new();
     for (client_id, client) in &config.clients {
         if let Some(token) = secrets::client_token(client, environment)? {
@@ -88,6 +84,6 @@ fn queue_config(config: &schema::Queue, environment: &Environment) -> Result<que
         public_root_url: config.public_root_url.as_ref().map(|url| url.as_str().to_owned()),
         claim_timeout: config.claim_timeout.0,
         visibility_timeout: config.visibility_timeout.0,
-        ..queue::Config::new(Db::File(config.db.0.clone()), artifacts)
+        ..queue::Config::new(Db::File(config.db.0.clone()), PathBuf::from(artifacts))
     })
 }

@@ -1,15 +1,17 @@
 //! Makes a worker of a configuration: its sources, the handlers they name, and the limits it keeps to.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::exit::{Exit, Failure};
 use super::{amqp_setup, target, termination_watch};
-use crate::config::schema::{COMMAND, Config, Handler as HandlerConfig, HandlerKind, Source, SourceKind, Tasks};
+use crate::config::schema::{
+    COMMAND, CommandHandler, Config, Handler as HandlerConfig, HttpHandler, ProgramHandler, Source, TaskclusterSource,
+};
 use crate::config::secrets::ClientCredentials;
-use crate::config::values::{Size, WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
+use crate::config::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::config::{Environment, schema};
 use crate::handler::log::LogLimits;
 use crate::handler::{self, DynHandler, command, environment, http, program};
@@ -32,7 +34,11 @@ impl WorkerIdentity {
     /// The name with the host's name and the process id filled in, within the limit of the narrowest protocol in use.
     #[must_use]
     pub(super) fn from_config(config: &Config) -> Self {
-        let azure = config.source.values().any(|source| source.dialect == taskcluster::Dialect::Azure);
+        let azure = config
+            .source
+            .values()
+            .filter_map(Source::as_taskcluster)
+            .any(|source| source.dialect == taskcluster::Dialect::Azure);
         let most = if azure { WORKER_NAME_CHARS_MAX_AZURE } else { WORKER_NAME_CHARS_MAX };
         let system = rustix::system::uname();
         let hostname = system.nodename().to_string_lossy();
@@ -76,24 +82,23 @@ pub(super) fn build_worker_with_apis(config: &Config, environment: &Environment)
     let mut handlers = BTreeMap::new();
     let (mut feeds, mut apis) = (Vec::new(), BTreeMap::new());
     for (source_name, source) in &config.source {
-        let handler = match handlers.get(&source.handler) {
+        let handler_name = source.handler();
+        let handler = match handlers.get(handler_name) {
             Some(handler) => Arc::clone(handler),
             None => {
-                let handler = build_handler(config, &source.handler, environment)?;
-                handlers.insert(source.handler.clone(), Arc::clone(&handler));
+                let handler = build_handler(config, handler_name, environment)?;
+                handlers.insert(handler_name, Arc::clone(&handler));
                 handler
             }
         };
-        match (source.kind, source.tasks()) {
-            (SourceKind::Taskcluster, Some(tasks)) => {
-                let (feed, api) = source_binding(source_name, source, tasks, &name, handler, environment)?;
+        match source {
+            Source::Taskcluster(source) => {
+                let (feed, api) = source_binding(source_name, source, &name, handler, environment)?;
                 feeds.push(feed);
                 apis.insert(source_name.clone(), api);
             }
-            // The configuration was refused already.
-            (SourceKind::Taskcluster, None) => {}
-            (SourceKind::Amqp, _) => {
-                let work = amqp_setup::RequestHandling::from_config(config, &source.handler, handler);
+            Source::Amqp(source) => {
+                let work = amqp_setup::RequestHandling::from_config(config, handler_name, handler);
                 feeds.push(amqp_setup::source_binding(source_name, source, config, &name, work, environment)?);
             }
         }
@@ -120,24 +125,19 @@ pub(super) fn worker_config(config: &Config) -> WorkerConfig {
         drain_deadline: Some(worker.drain_deadline.0),
         on_termination_notice: termination_watch::on_termination_notice(&config.host),
         poll_interval: worker.poll_interval.0,
-        status_poll_interval: nonzero(worker.status_poll_interval.0),
-        dequeue_alert: worker.dequeue_alert,
-        max_auth_failures: worker.denied_max,
+        status_poll_interval: worker.status_poll_interval.0,
+        dequeue_alert: worker.dequeue_alert.get(),
+        max_auth_failures: worker.denied_max.get(),
         exit_policy: ExitPolicy {
-            exit_when_idle: nonzero(worker.exit_when_idle.0),
+            exit_when_idle: worker.exit_when_idle.0,
             max_tasks: Some(u64::from(worker.max_tasks)).filter(|most| *most > 0),
-            max_uptime: nonzero(worker.max_uptime.0),
+            max_uptime: worker.max_uptime.0,
         },
         min_resources: MinResources { disk: config.host.min_free_disk.0, memory: config.host.min_free_memory.0 },
-        log: log_limits(config.log.task_log_max),
+        log: log_limits(config.log.task_log_max.0),
         containment: containment_requirement(&config.host),
         ..WorkerConfig::default()
     }
-}
-
-/// Zero is never.
-fn nonzero(span: Duration) -> Option<Duration> {
-    Some(span).filter(|span| !span.is_zero())
 }
 
 /// What is asked of the host for holding the processes of a task together.
@@ -151,7 +151,7 @@ fn containment_requirement(host: &schema::Host) -> ContainmentConfig {
         },
         limits: ResourceLimits {
             memory: host.task_memory.map(|size| size.0),
-            processes: host.task_pids,
+            processes: host.task_pids.map(NonZeroU32::get),
             disk: host.task_disk.map(|size| size.0),
         },
         on_leak: match host.on_cleanup_failure {
@@ -163,18 +163,18 @@ fn containment_requirement(host: &schema::Host) -> ContainmentConfig {
 
 /// Three quarters are kept from the start, one quarter from the end.
 #[must_use]
-pub(super) const fn log_limits(most: Size) -> LogLimits {
-    let tail_bytes = most.0 / 4;
-    LogLimits { head_bytes: most.0 - tail_bytes, tail_bytes }
+pub(super) const fn log_limits(bytes_max: u64) -> LogLimits {
+    let tail_bytes = bytes_max / 4;
+    LogLimits { head_bytes: bytes_max - tail_bytes, tail_bytes }
 }
 
 /// How the deployment of a source is reached.
-fn api_config(source: &Source, tasks: Tasks<'_>, environment: &Environment) -> Result<ApiConfig, Failure> {
+fn api_config(source: &TaskclusterSource, environment: &Environment) -> Result<ApiConfig, Failure> {
     let credentials = ClientCredentials::of_source(source, environment)?
         .map(|own| target::build_credentials(&own.client_id, &own.access_token, own.certificate.as_ref()))
         .transpose()?;
     Ok(ApiConfig {
-        root_url: tasks.root_url.as_str().to_owned(),
+        root_url: source.root_url.as_str().to_owned(),
         queue_url: source.queue_url.as_ref().map(|url| url.as_str().to_owned()),
         credentials,
         proxy: None,
@@ -190,11 +190,10 @@ fn api_config(source: &Source, tasks: Tasks<'_>, environment: &Environment) -> R
 /// [`Exit::Config`] where a secret cannot be read or an address not be used.
 pub(super) fn build_api(
     source_name: &str,
-    source: &Source,
-    tasks: Tasks<'_>,
+    source: &TaskclusterSource,
     environment: &Environment,
 ) -> Result<Api, Failure> {
-    Api::new(api_config(source, tasks, environment)?)
+    Api::new(api_config(source, environment)?)
         .map_err(|error| Failure::new(Exit::Config, format!("source.{source_name}.{error}")))
 }
 
@@ -205,8 +204,7 @@ pub(super) fn build_api(
 /// As [`build_api`].
 pub(super) fn source_binding(
     source_name: &str,
-    source: &Source,
-    tasks: Tasks<'_>,
+    source: &TaskclusterSource,
     name: &WorkerIdentity,
     handler: Arc<dyn DynHandler>,
     environment: &Environment,
@@ -214,16 +212,16 @@ pub(super) fn source_binding(
     let mut queue_hosts = taskcluster::Config::azure_queue_hosts();
     queue_hosts.extend(source.queue_hosts.iter().cloned());
     let settings = taskcluster::Config {
-        api: api_config(source, tasks, environment)?,
+        api: api_config(source, environment)?,
         dialect: source.dialect,
-        task_queue: tasks.task_queue.to_string(),
+        task_queue: source.task_queue.to_string(),
         worker_group: name.group.clone(),
         worker_id: name.id.clone(),
         artifact_storage: source.artifact_storage,
         queue_hosts,
     };
     let env = BTreeMap::from([
-        ("TASKCLUSTER_ROOT_URL".to_owned(), tasks.root_url.as_str().to_owned()),
+        ("TASKCLUSTER_ROOT_URL".to_owned(), source.root_url.as_str().to_owned()),
         ("TASKCLUSTER_WORKER_GROUP".to_owned(), name.group.clone()),
         ("TASKCLUSTER_WORKER_ID".to_owned(), name.id.clone()),
     ]);
@@ -249,14 +247,14 @@ pub(super) fn build_handler(
         None if name == COMMAND => &built_in,
         None => return Err(Failure::new(Exit::Config, format!("there is no [handler.{name}]"))),
     };
-    match wanted.kind {
-        HandlerKind::Command => Ok(handler::erase(command::Command::new(command_config(
+    match wanted {
+        HandlerConfig::Command(wanted) => Ok(handler::erase(command::Command::new(command_config(
             wanted,
             environment,
             config.log.redact_env.clone(),
         )))),
-        HandlerKind::Program => build_program_handler(name, wanted, environment),
-        HandlerKind::Http => Ok(handler::erase(build_http_handler(name, wanted, environment)?)),
+        HandlerConfig::Program(wanted) => build_program_handler(name, wanted, environment),
+        HandlerConfig::Http(wanted) => Ok(handler::erase(build_http_handler(name, wanted, environment)?)),
     }
 }
 
@@ -267,7 +265,7 @@ pub(super) fn build_handler(
 /// [`Exit::Config`] where it cannot be forwarded to, [`Exit::HostUnusable`] where its program is not there.
 pub(super) fn build_http_handler(
     name: &str,
-    wanted: &HandlerConfig,
+    wanted: &HttpHandler,
     environment: &Environment,
 ) -> Result<http::Http, Failure> {
     let target = match (&wanted.url, &wanted.socket) {
@@ -299,7 +297,7 @@ pub(super) fn build_http_handler(
 }
 
 fn command_config(
-    wanted: &schema::Handler,
+    wanted: &CommandHandler,
     environment: &Environment,
     redact_env: Vec<String>,
 ) -> command::CommandConfig {
@@ -314,7 +312,7 @@ fn command_config(
 
 fn build_program_handler(
     name: &str,
-    wanted: &HandlerConfig,
+    wanted: &ProgramHandler,
     environment: &Environment,
 ) -> Result<Arc<dyn DynHandler>, Failure> {
     let settings = program::ProgramConfig {

@@ -76,12 +76,8 @@ pub fn collector_config(telemetry: &Telemetry, environment: &Environment) -> Res
     let mut attributes = pairs(variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default())
         .ok_or("OTEL_RESOURCE_ATTRIBUTES is no list of NAME=VALUE with commas between")?;
     let called = attributes.iter().position(|pair| pair.name == "service.name").map(|at| attributes.remove(at).value);
-    let service_name = telemetry
-        .service_name
-        .clone()
-        .or_else(|| variable("OTEL_SERVICE_NAME").map(str::to_owned))
-        .or(called)
-        .unwrap_or_else(|| "journeyman".to_owned());
+    let service_name =
+        variable("OTEL_SERVICE_NAME").map(str::to_owned).or(called).unwrap_or_else(|| "journeyman".to_owned());
     Ok(Some(CollectorConfig { endpoint, headers, timeout, service_name, attributes }))
 }
 
@@ -105,7 +101,7 @@ mod tests {
     use super::*;
 
     fn of(otlp: Option<&str>, variables: &[(&str, &str)]) -> Result<Option<CollectorConfig>, String> {
-        let telemetry = Telemetry { otlp_endpoint: otlp.map(|url| url.parse().unwrap()), service_name: None };
+        let telemetry = Telemetry { otlp_endpoint: otlp.map(|url| url.parse().unwrap()) };
         collector_config(&telemetry, &Environment::from_pairs(variables))
     }
 

@@ -1,49 +1,54 @@
-//! The section of demand that comes from elsewhere than AMQP.
-
-use std::time::Duration;
+//! The section of a task queue whose pending tasks count as demand for a pool.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::schema::built_in;
 use super::values::{Queue as TaskQueue, Secret, SecretFile, Span, Url};
 
-/// A queue whose tasks are done by the workers of a group.
+/// A task queue whose pending tasks count as demand for a worker group.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DemandConfig {
-    /// What kind of queue it is.
+    /// Kind of the queue.
     pub kind: DemandKind,
-    /// The pool whose workers do its tasks.
+    /// Pool whose workers run its tasks.
+    #[schemars(example = &"core")]
     pub pool: String,
-    /// Their key: the group is the one of this key in the pool.
+    /// Key of the worker group in the pool.
+    #[schemars(example = &"42")]
     pub key: String,
-    /// Root of the Taskcluster deployment.
+    /// Root URL of the Taskcluster deployment.
+    #[schemars(example = &"https://tc.example.com")]
     pub root_url: Url,
-    /// Which tasks are counted: provisioner and worker type.
+    /// Tasks to count: provisioner and worker type.
+    #[schemars(example = &"provisioner/worker-type")]
     pub task_queue: TaskQueue,
-    /// How often they are counted.
-    #[serde(default = "interval_default")]
-    #[schemars(extend("x-least" = Span(Duration::from_secs(1))))]
-    pub interval: Span,
-    /// Who we are. It takes `queue:pending-count:TASK_QUEUE`, and where claimed tasks are to be counted too `queue:claimed-list:TASK_QUEUE`.
+    /// Interval of the counts.
+    #[serde(default = "interval")]
+    pub interval: Span<1_000>,
+    /// Taskcluster client id. It needs `queue:pending-count:TASK_QUEUE`, and `queue:claimed-list:TASK_QUEUE` to count claimed tasks as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"worker/build")]
     pub client_id: Option<String>,
-    /// File that holds the access token, readable for its owner only; or `fd:N`, a descriptor; or `systemd:NAME`, a credential of the unit.
+    /// File with the access token, readable by its owner only; or `fd:N` or `systemd:NAME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/etc/journeyman/access-token")]
     pub access_token_file: Option<SecretFile>,
-    /// The access token itself. From the environment only.
+    /// The access token. From the environment only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_token: Option<Secret>,
-    /// File that holds the certificate of temporary credentials; or `fd:N` or `systemd:NAME`.
+    /// File with the certificate of temporary credentials; or `fd:N` or `systemd:NAME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/etc/journeyman/certificate.json")]
     pub certificate_file: Option<SecretFile>,
-    /// The certificate itself. From the environment only.
+    /// The certificate. From the environment only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Secret>,
 }
 
-const fn interval_default() -> Span {
-    Span(Duration::from_secs(10))
+fn interval() -> Span<1_000> {
+    built_in("10s")
 }
 
 /// Kinds of queues whose tasks are counted.

@@ -1,13 +1,12 @@
-//! Configuration: one schema behind a TOML file, the environment and the flags.
+//! Loads the configuration from a TOML file, the environment and flags, which override each other in this order.
 //!
 //! A key `worker.capacity` of the file is `JOURNEYMAN__WORKER__CAPACITY` in the environment and `--capacity` or
-//! `--set worker.capacity=…` on the command line. Built-in values give way to the file, the file to the environment, the
-//! environment to the flags. What cannot be used is refused as a whole, with every place that is wrong.
+//! `--set worker.capacity=…` on the command line.
 
-mod check;
 pub mod collector;
 pub mod demand;
 pub mod environment;
+mod load;
 pub mod pool;
 pub mod problem;
 pub mod reference;
@@ -15,7 +14,6 @@ mod rules;
 pub mod schema;
 pub mod secrets;
 pub mod show;
-mod tree;
 pub mod values;
 
 use std::collections::BTreeMap;
@@ -27,8 +25,9 @@ pub use environment::Environment;
 pub use problem::{Document, Problem, Problems, ValueOrigin};
 pub use schema::Config;
 
+use load::{Loader, Node, Setting};
 use problem::ProblemCode;
-use tree::{Node, Setting, Spelling};
+use schema::{Handler, HandlerKind, RequestSource, Source, SourceKind};
 
 /// The schema of a configuration, as JSON Schema (2020-12) without references.
 pub static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
@@ -42,92 +41,108 @@ pub static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
 pub struct Override {
     /// The dotted key.
     pub key: String,
-    /// What it is set to.
+    /// Its value.
     pub value: String,
     /// The flag as it was written, for messages.
     pub flag: String,
 }
 
-/// A configuration that can be used, and where each part of it came from.
+/// A valid configuration and the origin of its values.
 #[derive(Debug, Clone)]
 pub struct LoadedConfig {
     /// The configuration.
     pub config: Config,
-    /// The file, where there was one.
+    /// The file it was loaded from, if any.
     pub document: Option<Document>,
-    /// Where each value that somebody set came from, by its dotted key.
+    /// Where each value that is not built in comes from, by its dotted key.
     pub origins: BTreeMap<String, ValueOrigin>,
-    /// What is perhaps not as it was meant.
+    /// Problems that do not keep the configuration from being used.
     pub warnings: Vec<Problem>,
 }
 
-/// Puts a configuration together.
+/// Loads a configuration.
 ///
 /// # Errors
 ///
-/// Everything that is wrong with it, each with its place.
+/// Every problem that keeps the configuration from being used, with its place.
 pub fn load(
     document: Option<Document>,
     environment: &Environment,
     overrides: &[Override],
 ) -> Result<LoadedConfig, Problems> {
-    let mut problems = Vec::new();
-    let mut tree = document.as_ref().map_or_else(Node::empty, |document| tree::read_toml(document, &mut problems));
     let warnings = environment.unknown_variables();
-    let refused = |document, problems: Vec<Problem>| Problems::new(document, [problems, warnings.clone()].concat());
-    if !problems.is_empty() {
-        // What follows a syntax error is read wrongly; to complain about it would hide the cause.
-        return Err(refused(document, problems));
-    }
-    for setting in environment.settings(&mut problems) {
-        tree::lay_over(&mut tree, setting, Spelling::Shouted, &SCHEMA, &mut problems);
-    }
-    for given in overrides {
-        tree::lay_over(&mut tree, given.setting(), Spelling::Exact, &SCHEMA, &mut problems);
-    }
-    let checked = check::check(&tree, &SCHEMA, &mut problems);
-    if !problems.is_empty() {
-        return Err(refused(document, problems));
-    }
-    let config: Config = match serde_json::from_value(checked.value) {
-        Ok(config) => config,
-        Err(error) => {
-            let what =
-                format!("the schema let this pass and the types did not, which is a fault of journeyman: {error}");
-            problems.push(Problem {
-                code: ProblemCode::Value,
-                message: what,
-                origin: ValueOrigin::Default,
-                label: String::new(),
-                help: None,
-            });
-            return Err(refused(document, problems));
-        }
+    let refused = |document: &Option<Document>, problems: Vec<Problem>| {
+        Err(Problems::new(document.clone(), [problems, warnings.clone()].concat()))
     };
-    let mut config = config;
-    // A configuration with pools may be that of a controller, which is given the broker's address in the same variable.
+    let mut loader = Loader::new(document.as_ref());
+    // After a syntax error the rest of the file is parsed wrongly, and further problems would hide the cause.
+    if !loader.problems.is_empty() {
+        return refused(&document, loader.problems);
+    }
+    let variables = environment.settings(&mut loader.problems);
+    loader.overlay(variables);
+    loader.overlay(overrides.iter().map(Override::setting).collect());
+    loader.inspect();
+    let mut config = Config {
+        worker: loader.section("worker"),
+        host: loader.section("host"),
+        source: loader.named("source", read_source),
+        amqp: loader.section("amqp"),
+        activity: loader.section("activity"),
+        bridge: loader.named("bridge", |loader, key, node| loader.read(key, node, "")),
+        pool: loader.named("pool", |loader, key, node| loader.read(key, node, "")),
+        demand: loader.named("demand", |loader, key, node| loader.read(key, node, "")),
+        handler: loader.named("handler", read_handler),
+        queue: loader.section("queue"),
+        control: loader.section("control"),
+        http: loader.section("http"),
+        telemetry: loader.section("telemetry"),
+        log: loader.section("log"),
+    };
+    loader.finish(&reference::SECTIONS);
+    let Loader { mut problems, origins, tables, .. } = loader;
+    if !problems.is_empty() {
+        return refused(&document, problems);
+    }
+    // A configuration with pools may be that of a controller, which gets the broker's URI in the same variable.
     let is_worker =
         if config.pool.is_empty() { environment.is_started_by_controller() } else { environment.has_worker_group() };
     if config.source.is_empty() && is_worker {
         match handler_for_requests(&config) {
             Ok(handler) => {
-                drop(config.source.insert(REQUESTS_SOURCE_NAME.to_owned(), schema::Source::requests(handler)))
+                let source = Source::Amqp(RequestSource::new(handler));
+                config.source.insert(REQUESTS_SOURCE_NAME.to_owned(), source);
             }
             Err(problem) => problems.push(problem),
         }
     }
-    rules::check(&config, &checked.origins, &checked.tables, &mut problems);
+    rules::check(&config, &origins, &tables, &mut problems);
     if problems.is_empty() {
-        Ok(LoadedConfig { config, document, origins: checked.origins, warnings })
+        Ok(LoadedConfig { config, document, origins, warnings })
     } else {
-        Err(refused(document, problems))
+        refused(&document, problems)
+    }
+}
+
+fn read_source(loader: &mut Loader<'_>, key: &str, mut node: Node) -> Option<Source> {
+    match loader.kind(key, &mut node, None)? {
+        SourceKind::Taskcluster => loader.read(key, node, " of kind `taskcluster`").map(Source::Taskcluster),
+        SourceKind::Amqp => loader.read(key, node, " of kind `amqp`").map(Source::Amqp),
+    }
+}
+
+fn read_handler(loader: &mut Loader<'_>, key: &str, mut node: Node) -> Option<Handler> {
+    match loader.kind(key, &mut node, Some(HandlerKind::Program))? {
+        HandlerKind::Command => loader.read(key, node, " of kind `command`").map(Handler::Command),
+        HandlerKind::Program => loader.read(key, node, " of kind `program`").map(Handler::Program),
+        HandlerKind::Http => loader.read(key, node, " of kind `http`").map(Handler::Http),
     }
 }
 
 /// The source of a worker that a controller has started and whose configuration has none.
 pub const REQUESTS_SOURCE_NAME: &str = "requests";
 
-/// The handler of that source: the only one, or the one that has its name.
+/// The handler of that source: the only one, or the one of the same name.
 fn handler_for_requests(config: &Config) -> Result<&str, Problem> {
     let mut names = config.handler.keys().map(String::as_str);
     match (names.next(), names.next()) {
@@ -136,17 +151,14 @@ fn handler_for_requests(config: &Config) -> Result<&str, Problem> {
         (first, _) => Err(Problem {
             code: ProblemCode::Missing,
             message: format!(
-                "a controller has started this worker (WORKER_KEY and the like), and {}",
-                if first.is_some() {
-                    "there are several handlers for its requests"
-                } else {
-                    "there is no handler for its requests"
-                }
+                "a controller has started this worker (WORKER_KEY and others are set), but it has {} for its requests",
+                if first.is_some() { "several handlers" } else { "no handler" }
             ),
             origin: ValueOrigin::Default,
             label: String::new(),
             help: Some(format!(
-                "write one [handler.NAME], or one that is named [handler.{REQUESTS_SOURCE_NAME}], or a [source.NAME] that names its handler"
+                "configure exactly one [handler.NAME], or one named [handler.{REQUESTS_SOURCE_NAME}], or a [source.NAME] that \
+                 names its handler"
             )),
         }),
     }

@@ -1,121 +1,125 @@
 //! The section of a pool of worker groups.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::num::NonZeroU32;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::schema::built_in;
-use super::values::{File, MASK, Span, Url};
+use super::schema::{built_in, program};
+use super::values::{File, MASK, OptionalSpan, Span, Url, millis};
 use crate::limits::MESSAGE_TTL_MIN;
 
 /// A pool of worker groups.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolConfig {
-    /// How requests are kept.
+    /// Type of the request queues: `classic` queues are kept in memory, `quorum` queues on disk.
     pub queue_type: QueueType,
-    /// How long after the last sign of demand the queue of a group is unbound. A request that comes later goes to the orphans, and makes the group active again.
+    /// Time without demand until a group's queue is unbound. Later requests go to the orphan queue and activate the group again.
     pub unbind_delay: Span,
-    /// How long after that its workers are stopped and its queue is deleted.
+    /// Time after that until the group's workers are stopped and its queue is deleted.
     pub stop_delay: Span,
-    /// How long a request may wait for a worker; `0s` is for ever. Then it is answered with an error.
-    #[schemars(extend("x-least" = Span(MESSAGE_TTL_MIN), "x-zero" = "for ever"))]
-    pub message_ttl: Span,
-    /// How many requests may wait in one queue [built-in: any number].
+    /// How long a request may wait for a worker; `0s` is no limit. An expired request gets an error reply.
+    pub message_ttl: OptionalSpan<{ millis(MESSAGE_TTL_MIN) }>,
+    /// Maximum number of requests in one queue [built-in: no limit].
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = 10_000)]
     pub max_length: Option<u32>,
-    /// How often a request is handed out again whose worker ended. For `queue_type = "quorum"` only; what exceeds it is answered with an error, and put aside as poison [built-in: as the broker has it].
+    /// Maximum redeliveries of a request whose worker exited. After it the request gets an error reply and moves to the poison queue. With `queue_type = "quorum"` only [built-in: the broker's].
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = 5)]
     pub delivery_limit: Option<u32>,
-    /// Who starts the workers: this host as processes, its systemd as instances of a unit, Docker, Kubernetes, or commands of your own. `noop` starts none, and says how many would be.
+    /// How workers are started: as processes of this host, as systemd units, with Docker, Kubernetes or commands of your own. `noop` only logs how many workers are needed.
     pub driver: PoolDriver,
-    /// A worker's program and its arguments; with `docker` and `kubernetes` those of its container, or empty for those of the image. Without, `subprocess` starts none. Each finds `WORKER_ID`, `WORKER_KEY`, `WORKER_POOL`, `WORKER_REQUESTS_QUEUE`, `WORKER_ACTIVITY_EXCHANGE` and `WORKER_AMQP_URI` in its environment.
+    /// The worker's command line; with `docker` and `kubernetes` the container's [built-in: the image's]. `subprocess` starts no workers without it. Workers find `WORKER_ID`, `WORKER_KEY`, `WORKER_POOL`, `WORKER_REQUESTS_QUEUE`, `WORKER_ACTIVITY_EXCHANGE` and `WORKER_AMQP_URI` in their environment.
     pub command: Vec<String>,
-    /// What workers find in their environment besides, by name.
+    /// Additional environment variables of the workers, by name.
     pub env: BTreeMap<String, EnvValue>,
-    /// Folder for the logs of workers, and for what they are found again by: each pool has one of its own in it, of its name.
+    /// Directory for worker logs and the state of the controller; each pool has a subdirectory of its name.
     pub state_dir: File,
-    /// How long a worker that was told to end has before it is killed.
+    /// Time that a worker may take to exit before it is killed.
     pub termination_grace: Span,
-    /// How many workers a group has at least, while it is there.
+    /// Minimum number of workers of an active group.
     pub min: u32,
-    /// How many workers a group has at most.
-    #[schemars(range(min = 1))]
-    pub max: u32,
-    /// How many workers more than the load needs.
+    /// Maximum number of workers of a group.
+    pub max: NonZeroU32,
+    /// Number of idle workers to keep in addition to the load.
     pub min_idle: u32,
-    /// How many requests a worker holds at once.
-    #[schemars(range(min = 1))]
-    pub concurrency: u32,
-    /// How long fewer workers have to be enough before fewer are kept.
+    /// Number of requests that a worker takes at once.
+    pub concurrency: NonZeroU32,
+    /// How long fewer workers have to be sufficient before a group scales down.
     pub scale_down_delay: Span,
-    /// How many workers all groups of the pool have together [built-in: any number].
+    /// Maximum number of workers of all groups together [built-in: no limit].
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = 50)]
     pub max_total: Option<u32>,
-    /// The `x-status` of answers that the controller gives in a worker's place. One known client ends at any that it does not know, so that this is `core_error` unless told otherwise; the reason is in the header `x-dead-letter-reason` and in the body.
+    /// `x-status` of the controller's error replies. One known client exits at a status that it does not know. The reason is in the header `x-dead-letter-reason` and in the body.
     pub dead_letter_status: String,
     /// For `driver = "exec"`.
-    pub exec: ExecDriverConfig,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exec: Option<ExecDriverConfig>,
     /// For `driver = "systemd"`.
-    pub systemd: SystemdDriverConfig,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub systemd: Option<SystemdDriverConfig>,
     /// For `driver = "docker"`.
-    pub docker: DockerDriverConfig,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub docker: Option<DockerDriverConfig>,
     /// For `driver = "kubernetes"`.
-    pub kubernetes: KubernetesDriverConfig,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kubernetes: Option<KubernetesDriverConfig>,
 }
 
 impl Default for PoolConfig {
     fn default() -> Self {
         Self {
             queue_type: QueueType::default(),
-            unbind_delay: minutes(10),
-            stop_delay: minutes(10),
-            message_ttl: minutes(0),
+            unbind_delay: built_in("10m"),
+            stop_delay: built_in("10m"),
+            message_ttl: OptionalSpan(None),
             max_length: None,
             delivery_limit: None,
             driver: PoolDriver::default(),
             command: Vec::new(),
             env: BTreeMap::new(),
-            state_dir: File("/var/lib/journeyman/pool".into()),
-            termination_grace: minutes(60),
+            state_dir: built_in("/var/lib/journeyman/pool"),
+            termination_grace: built_in("1h"),
             min: 1,
-            max: 1,
+            max: NonZeroU32::MIN,
             min_idle: 0,
-            concurrency: 1,
-            scale_down_delay: minutes(5),
+            concurrency: NonZeroU32::MIN,
+            scale_down_delay: built_in("5m"),
             max_total: None,
             dead_letter_status: "core_error".to_owned(),
-            exec: ExecDriverConfig::default(),
-            systemd: SystemdDriverConfig::default(),
-            docker: DockerDriverConfig::default(),
-            kubernetes: KubernetesDriverConfig::default(),
+            exec: None,
+            systemd: None,
+            docker: None,
+            kubernetes: None,
         }
     }
 }
 
-/// Who starts the workers of a pool.
+/// How the workers of a pool are started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PoolDriver {
-    /// Processes of this host.
+    /// As processes of this host.
     #[default]
     Subprocess,
-    /// Instances of a template unit.
+    /// As instances of a template unit.
     Systemd,
-    /// Containers.
+    /// As containers.
     Docker,
-    /// Pods of a cluster.
+    /// As pods.
     Kubernetes,
-    /// Commands of the site's own.
+    /// By commands of your own.
     Exec,
-    /// Nobody.
+    /// Not at all.
     Noop,
 }
 
 impl PoolDriver {
-    /// Its name.
+    /// The name in the configuration.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -129,107 +133,112 @@ impl PoolDriver {
     }
 }
 
-/// Commands of the site's own.
-#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+/// Commands of your own.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct ExecDriverConfig {
-    /// Program and arguments that list the workers.
+    /// Command line that lists the workers.
+    #[serde(deserialize_with = "program")]
+    #[schemars(example = ["/opt/workers", "list"])]
     pub list: Vec<String>,
-    /// Program and arguments that start one.
+    /// Command line that starts a worker.
+    #[serde(deserialize_with = "program")]
+    #[schemars(example = ["/opt/workers", "start"])]
     pub start: Vec<String>,
-    /// Program and arguments that tell one to go.
+    /// Command line that stops a worker.
+    #[serde(deserialize_with = "program")]
+    #[schemars(example = ["/opt/workers", "stop"])]
     pub stop: Vec<String>,
 }
 
-/// A template unit.
-#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+/// Instances of a template unit.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct SystemdDriverConfig {
     /// Name of the template unit without `@.service`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub unit: Option<String>,
+    #[schemars(example = &"worker")]
+    pub unit: String,
 }
 
-/// Containers of a daemon.
+/// Containers of a Docker daemon.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub struct DockerDriverConfig {
-    /// The image of a worker. It has to be there: it is not pulled.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub image: Option<String>,
-    /// Where the daemon is: `unix:///…`, or `http://…` where nobody else can reach it.
+    /// Image of a worker. It must exist on the host; it is not pulled.
+    #[schemars(example = &"worker:1")]
+    pub image: String,
+    /// Address of the daemon: `unix:///…`, or `http://…` on a trusted network.
+    #[serde(default = "docker_host")]
     pub host: String,
-    /// The network that workers are in, such as `host` [built-in: the daemon's own choice].
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Network of the workers, such as `host` [built-in: the daemon's default].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"host")]
     pub network: Option<String>,
 }
 
-impl Default for DockerDriverConfig {
-    fn default() -> Self {
-        Self { image: None, host: "unix:///var/run/docker.sock".to_owned(), network: None }
-    }
+fn docker_host() -> String {
+    "unix:///var/run/docker.sock".to_owned()
 }
 
 /// Pods of a cluster.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub struct KubernetesDriverConfig {
-    /// The image of a worker.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub image: Option<String>,
-    /// The namespace that everything is made in.
+    /// Image of a worker.
+    #[schemars(example = &"worker:1")]
+    pub image: String,
+    /// Namespace of the workers.
+    #[serde(default = "namespace")]
     pub namespace: String,
-    /// Who decides how many pods a key has.
+    /// What sets the number of pods of a key: the controller, or KEDA by the length of the queue.
+    #[serde(default)]
     pub scaling: KubernetesScaling,
-    /// The service account of workers [built-in: that of the namespace].
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Service account of the workers [built-in: the namespace's default].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"worker")]
     pub service_account: Option<String>,
-    /// A pod template as JSON, for what a site says of its pods besides: resources, volumes, where they run.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// File with a pod template (JSON) for resources, volumes, node selectors and the like.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/etc/journeyman/pod.json")]
     pub template: Option<File>,
-    /// Address of the cluster's API; `http://127.0.0.1:8001` is that of `kubectl proxy`.
+    /// URL of the cluster's API; `http://127.0.0.1:8001` is that of `kubectl proxy`.
+    #[serde(default = "api_server")]
     pub server: Url,
-    /// File with the token that the API is asked with, read at each call [built-in: none with `http://`, otherwise that of the controller's pod].
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// File with the bearer token for the API, read for each call [built-in: none with `http://`, otherwise the one of the controller's pod].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/var/run/secrets/kubernetes.io/serviceaccount/token")]
     pub token_file: Option<File>,
-    /// Who may vouch for the API (PEM) [built-in: as above].
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// File with the CA certificates (PEM) that verify the API [built-in: as for `token_file`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")]
     pub ca_file: Option<File>,
 }
 
-impl Default for KubernetesDriverConfig {
-    fn default() -> Self {
-        Self {
-            image: None,
-            namespace: "default".to_owned(),
-            scaling: KubernetesScaling::Controller,
-            service_account: None,
-            template: None,
-            server: built_in("https://kubernetes.default.svc"),
-            token_file: None,
-            ca_file: None,
-        }
-    }
+fn namespace() -> String {
+    "default".to_owned()
 }
 
-/// Who decides how many pods a key has.
+fn api_server() -> Url {
+    built_in("https://kubernetes.default.svc")
+}
+
+/// What sets the number of pods of a key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum KubernetesScaling {
     /// The controller.
     #[default]
     Controller,
-    /// KEDA, which counts what waits.
+    /// KEDA, by the length of the queue.
     Keda,
 }
 
-/// What a worker finds in its environment under this name. It is shown nowhere.
+/// The value of an environment variable of a worker. It is masked wherever it is shown.
 #[derive(Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(transparent)]
-#[schemars(extend("x-variable" = true))]
 pub struct EnvValue(pub String);
 
-// It may be a secret whatever it is called: an address with a password in it, say.
+// The value may be a secret whatever the variable is called, such as a URL with a password.
 impl std::fmt::Debug for EnvValue {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(MASK)
@@ -242,17 +251,13 @@ impl Serialize for EnvValue {
     }
 }
 
-const fn minutes(count: u64) -> Span {
-    Span(Duration::from_secs(count * 60))
-}
-
-/// How requests are kept.
+/// Type of the request queues.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum QueueType {
-    /// In memory, as existing workers know it. A restart of the broker loses what waits.
+    /// Classic queues with transient messages. A restart of the broker loses waiting requests.
     #[default]
     Classic,
-    /// On disk, in quorum queues.
+    /// Quorum queues with persistent messages.
     Quorum,
 }

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, and how it is shown: a stable code, one sentence, the place, and what to do next.
+//! Problems of a configuration, shown with a stable code, the place in the file, and what to do about it.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -9,50 +9,46 @@ use std::sync::Arc;
 use super::values::MASK;
 use crate::limits::CONFIG_PROBLEMS_MAX;
 
-/// A kind of problem. The number is stable and can be searched for.
+/// A kind of problem, with a stable number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProblemCode {
     /// The file could not be read.
     Unreadable,
     /// The file is not TOML.
     Syntax,
-    /// A value is of the wrong type.
-    Type,
-    /// There is no such key.
+    /// The key does not exist.
     Unknown,
-    /// A value is of the right type and cannot be used.
+    /// The value has the wrong type or cannot be used.
     Value,
-    /// Something that has to be there is not.
+    /// A required value is not set.
     Missing,
-    /// A secret stands where it can be seen.
+    /// A secret is set where others can read it.
     ExposedSecret,
-    /// Two values do not go together.
+    /// Two values contradict each other.
     Conflict,
-    /// A file or a program that is named cannot be used on this machine.
+    /// A file or a program cannot be used on this host.
     Unusable,
-    /// A variable looks like one of ours and sets nothing. A warning.
+    /// A variable starts with `JOURNEYMAN_` and sets nothing. A warning.
     UnknownVariable,
-    /// Every user of this machine can read a secret's file. A warning.
+    /// Every user of this host can read a secret's file. A warning.
     WorldReadable,
 }
 
-/// How much a problem matters.
+/// Severity of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// The configuration cannot be used.
     Error,
-    /// It can, and is perhaps not what was meant.
+    /// The configuration can be used.
     Warning,
 }
 
 impl ProblemCode {
-    /// The code as it is shown.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Unreadable => "JM-CFG-001",
             Self::Syntax => "JM-CFG-002",
-            Self::Type => "JM-CFG-003",
             Self::Unknown => "JM-CFG-004",
             Self::Value => "JM-CFG-005",
             Self::Missing => "JM-CFG-006",
@@ -64,14 +60,12 @@ impl ProblemCode {
         }
     }
 
-    /// How much it matters.
     #[must_use]
     pub const fn severity(self) -> Severity {
         match self {
             Self::UnknownVariable | Self::WorldReadable => Severity::Warning,
             Self::Unreadable
             | Self::Syntax
-            | Self::Type
             | Self::Unknown
             | Self::Value
             | Self::Missing
@@ -85,42 +79,39 @@ impl ProblemCode {
 /// Where a value comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ValueOrigin {
-    /// Nobody set it.
+    /// The built-in value.
     Default,
     /// The file, at these bytes.
     File(Range<usize>),
-    /// A variable of the environment.
+    /// An environment variable.
     Env(String),
-    /// A flag, as it was written.
+    /// A flag.
     Flag(String),
 }
 
-/// One thing that is wrong.
+/// A problem.
 #[derive(Debug, Clone)]
 pub struct Problem {
-    /// Which kind.
     pub code: ProblemCode,
     /// One sentence without a full stop.
     pub message: String,
-    /// Where. [`ValueOrigin::Default`] is "nowhere".
+    /// Where it is; [`ValueOrigin::Default`] is nowhere.
     pub origin: ValueOrigin,
-    /// What stands beside the caret.
+    /// The text beside the caret.
     pub label: String,
-    /// What to do next.
+    /// What to do about it.
     pub help: Option<String>,
 }
 
 /// A configuration file: its name and its text.
 #[derive(Debug, Clone)]
 pub struct Document {
-    /// The name it is shown under.
+    /// The name in messages.
     pub name: Arc<str>,
-    /// The text.
     pub text: Arc<str>,
 }
 
 impl Document {
-    /// Makes a document of a file's content.
     #[must_use]
     pub fn new(path: &Path, text: &str) -> Self {
         Self { name: path.display().to_string().into(), text: text.into() }
@@ -151,7 +142,7 @@ pub struct Position {
     line_start: usize,
 }
 
-/// Everything that was found wrong with a configuration. Never empty.
+/// All problems of a configuration.
 #[derive(Debug, Clone)]
 pub struct Problems {
     document: Option<Document>,
@@ -159,8 +150,7 @@ pub struct Problems {
 }
 
 impl Problems {
-    /// Puts problems in the order a reader meets them: the file from its top, then environment, then flags; and warnings
-    /// after all that.
+    /// Sorts the problems: errors before warnings, and by their place in the file, then variables, then flags.
     #[must_use]
     pub fn new(document: Option<Document>, mut list: Vec<Problem>) -> Self {
         let place = |problem: &Problem| match &problem.origin {
@@ -173,13 +163,12 @@ impl Problems {
         Self { document, list }
     }
 
-    /// How many there are that keep the configuration from being used.
+    /// The number of problems that are errors.
     #[must_use]
     pub fn error_count(&self) -> usize {
         self.list.iter().filter(|problem| problem.code.severity() == Severity::Error).count()
     }
 
-    /// The problems in reading order.
     #[must_use]
     pub fn list(&self) -> &[Problem] {
         &self.list
@@ -209,7 +198,7 @@ impl Problems {
     }
 }
 
-/// The longest piece of a source line that is shown, in characters.
+/// Maximum characters of a source line in a message.
 const LINE_CHARS_MAX: usize = 120;
 
 fn write_snippet(
@@ -234,20 +223,24 @@ fn write_snippet(
     writeln!(out, "{:margin$}|", "")
 }
 
-/// A line of the file without what may be a secret: where the key is called so, the value is masked.
+/// Masks the value in a line of the file if it may be a secret.
 fn mask_secret(line: &str) -> Cow<'_, str> {
     let Some((key, _)) = line.split_once('=') else { return Cow::Borrowed(line) };
     let lower = line.to_lowercase();
     let names_file = key.trim_end().ends_with("_file");
-    let telling = ["token", "secret", "passw", "certificate", "credential"].iter().any(|word| lower.contains(word));
-    if (telling && !names_file) || holds_password(line) {
+    if (is_secret_name(&lower) && !names_file) || holds_password(line) {
         Cow::Owned(format!("{key}= {MASK}"))
     } else {
         Cow::Borrowed(line)
     }
 }
 
-/// Whether a text looks like an address with a user and a password in it.
+/// Whether a key or a line names a secret.
+pub(super) fn is_secret_name(text: &str) -> bool {
+    ["token", "secret", "passw", "certificate", "credential"].iter().any(|word| text.contains(word))
+}
+
+/// Whether a text looks like a URL with a user and a password.
 pub(super) fn holds_password(text: &str) -> bool {
     text.split_once("://").is_some_and(|(_, rest)| rest.contains('@'))
 }
@@ -274,7 +267,7 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// The known name nearest to one that is not known, where it is near enough to be what was meant.
+/// The known name that is most similar to an unknown one, if it is similar enough.
 #[must_use]
 pub fn suggest<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let lower = unknown.to_lowercase();

@@ -1,63 +1,67 @@
-//! Every key of the configuration with its type, its default and what it is for, read from the schema: what help texts,
-//! `config init` and the guide's table are made of.
+//! Lists every key with its type, default and description, as help texts, `config init` and the guide show them.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
 use super::SCHEMA;
-use super::check::{choices, is_secret, type_of, without_null};
 use super::environment::variable;
-use super::values::example_of;
 
-/// One key.
+/// A key of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyReference {
     /// The dotted key; a part that the user chooses is `NAME`.
     pub key: String,
-    /// What may stand there, in words.
+    /// What its values look like.
     pub value_kind: String,
-    /// The built-in value as it would stand in a file, where there is one.
+    /// The built-in value as TOML, if there is one.
     pub default: Option<String>,
     /// Whether it has to be set.
     pub requirement: KeyRequirement,
     /// What it is for.
     pub description: String,
+    /// A value as TOML for the template, where there is no built-in one.
+    example: String,
+    /// The kinds of section that have the key; empty if all have it.
+    kinds: Vec<String>,
 }
 
 /// Whether a key has to be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyRequirement {
-    /// It has to.
+    /// Yes.
     Required,
-    /// It need not.
+    /// No.
     Optional,
-    /// It need not, and can be set from the environment only.
+    /// No, and only the environment may set it.
     Secret,
 }
+
+/// The sections in the order of the reference.
+pub(super) const SECTIONS: [&str; 14] = [
+    "worker",
+    "host",
+    "source",
+    "amqp",
+    "activity",
+    "bridge",
+    "pool",
+    "demand",
+    "handler",
+    "queue",
+    "control",
+    "http",
+    "telemetry",
+    "log",
+];
 
 /// Every key, in the order of the sections.
 #[must_use]
 pub fn keys() -> Vec<KeyReference> {
     let mut keys = Vec::new();
-    for section in [
-        "worker",
-        "host",
-        "source",
-        "amqp",
-        "activity",
-        "bridge",
-        "pool",
-        "demand",
-        "handler",
-        "queue",
-        "control",
-        "http",
-        "telemetry",
-        "log",
-    ] {
+    for section in SECTIONS {
         if let Some(schema) = SCHEMA.pointer(&format!("/properties/{section}")) {
-            collect(schema, section, KeyRequirement::Optional, &mut keys);
+            collect(schema, section, false, &mut keys);
         }
     }
     keys
@@ -69,205 +73,204 @@ pub fn find(key: &str) -> Option<KeyReference> {
     keys().into_iter().find(|known| known.key == key)
 }
 
-fn collect(schema: &Value, key: &str, need: KeyRequirement, keys: &mut Vec<KeyReference>) {
+fn collect(schema: &Value, key: &str, is_required: bool, keys: &mut Vec<KeyReference>) {
+    let schema = without_null(schema);
+    let variants: Vec<&Value> = list(schema, "oneOf").filter(|variant| variant.get("properties").is_some()).collect();
+    if !variants.is_empty() {
+        let default = schema.get("x-default-kind").map(Value::to_string);
+        return collect_kinds(&variants, default, key, keys);
+    }
     if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
-        let required: Vec<&str> =
-            schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
-        for (name, schema) in properties {
-            let need =
-                if required.contains(&name.as_str()) { KeyRequirement::Required } else { KeyRequirement::Optional };
-            collect(schema, &format!("{key}.{name}"), need, keys);
+        for (name, property) in properties {
+            let is_required = list(schema, "required").any(|required| required == name);
+            collect(property, &format!("{key}.{name}"), is_required, keys);
         }
-        return;
+    } else if let Some(schema) = schema.get("additionalProperties").filter(|schema| schema.is_object()) {
+        collect(schema, &format!("{key}.NAME"), false, keys);
+    } else {
+        keys.push(describe(schema, key, is_required));
     }
-    if let Some(schema) = schema.get("additionalProperties").filter(|schema| schema.is_object()) {
-        return collect(schema, &format!("{key}.NAME"), KeyRequirement::Optional, keys);
-    }
-    let inner = without_null(schema);
-    keys.push(KeyReference {
-        key: key.to_owned(),
-        value_kind: value_kind(inner),
-        default: schema.get("default").filter(|value| !value.is_null()).map(Value::to_string),
-        requirement: if is_secret(schema) { KeyRequirement::Secret } else { need },
-        description: one_line(schema.get("description").and_then(Value::as_str).unwrap_or("")),
-    });
 }
 
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+/// Collects the keys of a section whose `kind` decides which keys it has.
+fn collect_kinds(variants: &[&Value], default: Option<String>, key: &str, keys: &mut Vec<KeyReference>) {
+    let kind_of = |variant: &Value| {
+        variant.pointer("/properties/kind/const").and_then(Value::as_str).unwrap_or_default().to_owned()
+    };
+    let kinds: Vec<String> = variants.iter().map(|variant| kind_of(variant)).collect();
+    let mut merged: Vec<KeyReference> = Vec::new();
+    for (variant, kind) in variants.iter().zip(&kinds) {
+        let mut own = Vec::new();
+        for (name, property) in variant.get("properties").and_then(Value::as_object).into_iter().flatten() {
+            let is_required = list(variant, "required").any(|required| required == name);
+            collect(property, &format!("{key}.{name}"), is_required, &mut own);
+        }
+        for mut one in own {
+            if let Some(known) = merged.iter_mut().find(|known| known.key == one.key) {
+                known.kinds.push(kind.clone());
+                continue;
+            }
+            one.kinds.push(kind.clone());
+            merged.push(one);
+        }
+    }
+    // `kind` comes first, and keys of all kinds last.
+    merged.sort_by_key(|one| (!one.key.ends_with(".kind"), one.kinds.len() == kinds.len()));
+    for mut one in merged {
+        let of_kinds = one.kinds.iter().map(|kind| format!("`{kind}`")).collect::<Vec<_>>().join(" and ");
+        if one.key.ends_with(".kind") {
+            one.value_kind = choices(&kinds);
+            one.requirement = if default.is_some() { KeyRequirement::Optional } else { KeyRequirement::Required };
+            one.default.clone_from(&default);
+            one.description = format!("Kind of the {}.", key.split('.').next().unwrap_or_default());
+            one.kinds.clear();
+        } else if one.kinds.len() == kinds.len() {
+            one.kinds.clear();
+        } else {
+            one.description = format!("{} For {of_kinds}.", one.description);
+        }
+        keys.push(one);
+    }
+}
+
+fn describe(schema: &Value, key: &str, is_required: bool) -> KeyReference {
+    let inner = without_null(schema);
+    let value_kind = value_kind(inner);
+    let requirement = match is_required {
+        _ if value_kind == "secret" => KeyRequirement::Secret,
+        true => KeyRequirement::Required,
+        false => KeyRequirement::Optional,
+    };
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    KeyReference {
+        key: key.to_owned(),
+        value_kind,
+        default: schema.get("default").filter(|value| !value.is_null()).map(Value::to_string),
+        requirement,
+        description: words(schema.get("description").and_then(Value::as_str).unwrap_or_default()),
+        example: list(schema, "examples")
+            .chain(list(inner, "examples"))
+            .next()
+            .map_or("\"…\"".to_owned(), Value::to_string),
+        kinds: Vec::new(),
+    }
+}
+
+fn list<'a>(schema: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {
+    schema.get(name).and_then(Value::as_array).into_iter().flatten()
+}
+
+/// The schema of a value that may be absent is that of the value.
+fn without_null(schema: &Value) -> &Value {
+    list(schema, "anyOf").find(|choice| type_of(choice) != "null").unwrap_or(schema)
+}
+
+fn type_of(schema: &Value) -> &str {
+    match schema.get("type") {
+        Some(Value::String(name)) => name,
+        Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).find(|name| *name != "null").unwrap_or(""),
+        _ => "string",
+    }
 }
 
 fn value_kind(schema: &Value) -> String {
     let number = |name: &str| schema.get(name).and_then(Value::as_i64);
     match type_of(schema) {
         "integer" => match (number("minimum"), number("maximum")) {
-            (Some(least), Some(most)) if most < i64::from(u32::MAX) => format!("whole number, {least} to {most}"),
-            (Some(least), _) => format!("whole number from {least}"),
-            _ => "whole number".to_owned(),
+            (Some(min), Some(max)) if max < i64::from(u32::MAX) => format!("whole number, {min} to {max}"),
+            (min, _) => format!("whole number from {}", min.unwrap_or(0)),
         },
         "array" => "list of texts".to_owned(),
         "boolean" => "true or false".to_owned(),
-        _ => match choices(schema).as_slice() {
-            [] => with_minimum(
-                schema,
-                match schema.get("format").and_then(Value::as_str) {
-                    Some("span") => "time with unit",
-                    Some("size") => "bytes with unit",
-                    Some("worker-name") => "name",
-                    Some("task-queue") => "provisioner/worker-type",
-                    Some("web-address") => "web address",
-                    Some("listen-address") => "address and port",
-                    Some("file") => "path",
-                    Some("secret-file") => "path, fd:N or systemd:NAME",
-                    Some("log-filter") => "level or directives",
-                    Some("secret") => "secret",
-                    _ => "text",
-                },
-            ),
-            choices => choices.iter().map(|choice| format!("\"{choice}\"")).collect::<Vec<_>>().join(", "),
-        },
+        _ => {
+            let consts = list(schema, "oneOf").filter_map(|choice| choice.get("const")).chain(list(schema, "enum"));
+            let several = list(schema, "oneOf").flat_map(|choice| list(choice, "enum"));
+            let words: Vec<String> = consts.chain(several).filter_map(Value::as_str).map(str::to_owned).collect();
+            if words.is_empty() {
+                return schema.get("title").and_then(Value::as_str).unwrap_or("text").to_owned();
+            }
+            choices(&words)
+        }
     }
 }
 
-fn with_minimum(schema: &Value, kind: &str) -> String {
-    let said = |name: &str| schema.get(name).and_then(Value::as_str);
-    match (said("x-least"), said("x-zero")) {
-        (Some(least), Some(_)) => format!("{kind}, from {least}, or 0s"),
-        (Some(least), None) => format!("{kind}, from {least}"),
-        (None, _) => kind.to_owned(),
-    }
+fn choices(words: &[String]) -> String {
+    words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" or ")
 }
 
-/// The reference as a Markdown table, as it stands in `guide/configuration.md`.
+/// The reference as a Markdown table, for `guide/configuration.md`.
 #[must_use]
 pub fn markdown() -> String {
-    let mut out =
-        String::from("| key | what may stand there | default | what it is for |\n| --- | --- | --- | --- |\n");
+    let mut out = String::from("| key | value | default | description |\n| --- | --- | --- | --- |\n");
     for key in keys() {
         let default = match (key.requirement, &key.default) {
-            (KeyRequirement::Required, _) => "needed".to_owned(),
+            (KeyRequirement::Required, _) => "required".to_owned(),
             (KeyRequirement::Secret, _) | (KeyRequirement::Optional, None) => String::new(),
             (KeyRequirement::Optional, Some(default)) => format!("`{default}`"),
         };
-        let kind = key.value_kind.replace("\", \"", "\" or \"");
-        // Writing to a String cannot fail.
-        _ = writeln!(out, "| `{}` | {kind} | {default} | {} |", key.key, key.description);
+        _ = writeln!(out, "| `{}` | {} | {default} | {} |", key.key, key.value_kind, key.description);
     }
     out
 }
 
-/// A configuration to start from: every key with what it is for; what is not needed is commented out.
+/// A configuration to start from: every key with its description, optional keys commented out.
 #[must_use]
 pub fn template() -> String {
     let mut out = String::from(
-        "# Configuration of journeyman. `journeyman config check FILE` says whether it can be used.\n\
+        "# Configuration of journeyman. Check it with `journeyman config check FILE`.\n\
          #\n\
          # A key `capacity` in [worker] is also JOURNEYMAN__WORKER__CAPACITY in the environment, and\n\
-         # `--capacity` or `--set worker.capacity=…` on the command line. The environment wins over this file, a\n\
-         # flag over both. What is commented out shows the built-in value, or an example where there is none.\n",
+         # `--capacity` or `--set worker.capacity=…` on the command line. The environment overrides this file, and\n\
+         # flags override both. A key that is commented out shows its built-in value, or an example if it has none.\n",
     );
     let mut section = String::new();
     for key in keys() {
         let (table, name) = key.key.rsplit_once('.').unwrap_or(("", &key.key));
         if table != section {
             section = table.to_owned();
-            _ = write!(out, "{}", heading(table));
+            out.push_str(&heading(table));
         }
         if key.requirement == KeyRequirement::Secret {
             let example = variable(&key.key.replace("NAME", "local"));
             _ = writeln!(out, "\n# {}\n# {name}: set {example}", key.description);
             continue;
         }
+        let of_other_kind =
+            !key.kinds.is_empty() && !key.kinds.iter().any(|kind| TEMPLATE_KINDS.contains(&kind.as_str()));
+        let example = || key.default.clone().unwrap_or_else(|| key.example.clone());
         let (mark, value) = match (table, name) {
             ("source.NAME", "kind") => ("", "\"taskcluster\"".to_owned()),
             ("source.NAME", "root_url") => ("", "\"http://127.0.0.1:7070\"".to_owned()),
             ("source.NAME", "task_queue") => ("", "\"journeyman/local\"".to_owned()),
             ("handler.NAME", "kind") => ("", "\"command\"".to_owned()),
-            // The section leads from and to others that are not in this file.
+            ("demand.NAME", "kind") => ("#  ", "\"taskcluster\"".to_owned()),
+            // A second `#` marks sections and keys that the others of this file do not need.
             (table, _) if ["bridge.NAME", "demand.NAME"].contains(&table) || table.starts_with("pool.NAME") => {
-                ("#  ", key.default.clone().unwrap_or_else(|| example(&key)))
+                ("#  ", example())
             }
-            // The section is one of the other kind.
-            ("source.NAME", _) if key.description.ends_with("For `amqp` only.") => {
-                ("#  ", key.default.clone().unwrap_or_else(|| example(&key)))
-            }
-            _ => ("# ", key.default.clone().unwrap_or_else(|| example(&key))),
+            _ if of_other_kind => ("#  ", example()),
+            _ => ("# ", example()),
         };
         _ = writeln!(out, "\n# {} ({})\n{mark}{name} = {value}", key.description, key.value_kind);
     }
     out
 }
 
-fn heading(table: &str) -> String {
-    match table {
-        "source.NAME" => "\n# One section for each queue; the name is yours.\n[source.local]\n".to_owned(),
-        "handler.NAME" => "\n# One section for each handler; the name is what a source refers to.\n[handler.command]\n".to_owned(),
-        "bridge.NAME" => "\n# One section for each bridge of `journeyman bridge`; the name is yours.\n#  [bridge.builds]\n".to_owned(),
-        "pool.NAME" => "\n# One section for each pool of `journeyman controller`; the name is the pool's.\n#  [pool.core]\n".to_owned(),
-        table if table.starts_with("pool.NAME.") => format!("\n#  [{}]\n", table.replace("NAME", "core")),
-        "demand.NAME" => "\n# One section for each queue of elsewhere that a pool of `journeyman controller` has workers for.\n#  [demand.builds]\n".to_owned(),
-        "queue.clients.NAME" => "\n# One section for each client of the embedded queue; the name is the client id.\n# [queue.clients.worker]\n".to_owned(),
-        table => format!("\n[{table}]\n"),
-    }
-}
+/// The kinds of the sections that the template configures.
+const TEMPLATE_KINDS: [&str; 2] = ["taskcluster", "command"];
 
-fn example(key: &KeyReference) -> String {
-    let name = key.key.rsplit('.').next().unwrap_or("");
-    match name {
-        "kind" => "\"taskcluster\"".to_owned(),
-        "pool" => "\"core\"".to_owned(),
-        "key" => "\"42\"".to_owned(),
-        "root_url" => "\"https://tc.example.com\"".to_owned(),
-        "task_queue" => "\"provisioner/worker-type\"".to_owned(),
-        "from" => "\"requests\"".to_owned(),
-        "to" => "\"builds\"".to_owned(),
-        "socket" if key.key.starts_with("handler.") => "\"/run/echo/echo.sock\"".to_owned(),
-        "socket" => "\"/run/journeyman/control.sock\"".to_owned(),
-        "image" => "\"worker:1\"".to_owned(),
-        "network" => "\"host\"".to_owned(),
-        "service_account" => "\"worker\"".to_owned(),
-        "template" => "\"/etc/journeyman/pod.json\"".to_owned(),
-        "token_file" if key.key.starts_with("http.") => "\"/etc/journeyman/http-token\"".to_owned(),
-        "token_file" => "\"/var/run/secrets/kubernetes.io/serviceaccount/token\"".to_owned(),
-        "ca_file" if key.key.starts_with("pool.") => {
-            "\"/var/run/secrets/kubernetes.io/serviceaccount/ca.crt\"".to_owned()
-        }
-        "unit" => "\"worker\"".to_owned(),
-        "url" => "\"http://127.0.0.1:8080\"".to_owned(),
-        "health" => "\"/health\"".to_owned(),
-        "otlp_endpoint" => "\"http://127.0.0.1:4318\"".to_owned(),
-        "service_name" => "\"journeyman\"".to_owned(),
-        "listen" => "\"127.0.0.1:7080\"".to_owned(),
-        "exec" => "[\"/opt/handlers/build\", \"--verbose\"]".to_owned(),
-        "artifacts" => "\"/var/lib/journeyman/queue.db-artifacts\"".to_owned(),
-        "termination_file" => "\"/run/journeyman/terminate-at\"".to_owned(),
-        "metadata_endpoint" => "\"http://169.254.169.254\"".to_owned(),
-        "task_memory" => "\"4GiB\"".to_owned(),
-        "task_pids" => "4096".to_owned(),
-        "task_disk" => "\"20GiB\"".to_owned(),
-        "public_root_url" => "\"https://queue.example.com\"".to_owned(),
-        "check" => "[\"/opt/handlers/build\", \"--check\"]".to_owned(),
-        "default_run_time" => "\"1h\"".to_owned(),
-        "queue_hosts" => "[\".queue.core.windows.net\"]".to_owned(),
-        "allow_hosts" => "[\"minio.internal\"]".to_owned(),
-        "env_allow" => "[\"PATH\", \"LANG\"]".to_owned(),
-        "client_id" => "\"worker/build\"".to_owned(),
-        "access_token_file" => "\"/etc/journeyman/access-token\"".to_owned(),
-        "uri_file" => "\"/etc/journeyman/amqp-uri\"".to_owned(),
-        "management_url" => "\"http://127.0.0.1:15672\"".to_owned(),
-        "ca_file" => "\"/etc/journeyman/amqp-ca.pem\"".to_owned(),
-        "certificate_file" if key.key.starts_with("amqp.") => "\"/etc/journeyman/amqp.pem\"".to_owned(),
-        "key_file" => "\"/etc/journeyman/amqp.key\"".to_owned(),
-        "worker_key" => "\"42\"".to_owned(),
-        "requests_queue" => "\"core-req-42\"".to_owned(),
-        "poison_queue" => "\"core-poison\"".to_owned(),
-        "exchange" => "\"core-activity-xchg\"".to_owned(),
-        "worker_id" => "\"worker-1\"".to_owned(),
-        "certificate_file" => "\"/etc/journeyman/certificate.json\"".to_owned(),
-        "schema" => "\"/opt/handlers/build.schema.json\"".to_owned(),
-        "queue_url" => format!("\"{}/api/queue/v1\"", example_of("web-address").unwrap_or("")),
-        _ => "\"…\"".to_owned(),
-    }
+fn heading(table: &str) -> String {
+    let (comment, mark, name) = match table {
+        "source.NAME" => ("One section for each queue, with a name of your choice.", "", "source.local"),
+        "handler.NAME" => ("One section for each handler. A source refers to it by its name.", "", "handler.command"),
+        "bridge.NAME" => ("One section for each bridge of `journeyman bridge`.", "#  ", "bridge.builds"),
+        "pool.NAME" => ("One section for each pool of `journeyman controller`.", "#  ", "pool.core"),
+        "demand.NAME" => ("One section for each task queue that counts as demand for a pool.", "#  ", "demand.builds"),
+        "queue.clients.NAME" => ("One section for each client of the embedded queue.", "# ", "queue.clients.worker"),
+        table if table.starts_with("pool.NAME.") => return format!("\n#  [{}]\n", table.replace("NAME", "core")),
+        table => return format!("\n[{table}]\n"),
+    };
+    format!("\n# {comment}\n{mark}[{name}]\n")
 }
 
 #[cfg(test)]
@@ -275,11 +278,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_says_what_it_is_for() {
-        let keys = keys();
-        assert!(keys.len() > 25, "{}", keys.len());
-        for key in keys {
+    fn every_key_has_a_description() {
+        for key in keys() {
             assert!(key.description.len() > 8 && key.description.ends_with('.'), "{key:?}");
         }
+    }
+
+    #[test]
+    fn secrets_are_the_keys_that_only_the_environment_may_set() {
+        let secrets = keys().into_iter().filter(|key| key.requirement == KeyRequirement::Secret).map(|key| key.key);
+        let known = super::super::load::SECRET_KEYS.iter().map(|path| path.join(".").replace('*', "NAME"));
+        let (mut secrets, mut known) = (secrets.collect::<Vec<_>>(), known.collect::<Vec<_>>());
+        secrets.sort();
+        known.sort();
+        assert_eq!(secrets, known);
     }
 }

@@ -1,12 +1,12 @@
-//! What a configuration must hold beyond the shape of each value: values that have to go together.
+//! Checks values that have to agree with each other.
 
 use std::collections::BTreeMap;
 
-use super::check::join;
 use super::demand::DemandConfig;
+use super::load::join;
 use super::pool::{PoolConfig, PoolDriver, QueueType};
 use super::problem::{Problem, ProblemCode, ValueOrigin, suggest};
-use super::schema::{Bridge, COMMAND, Config, Handler, HandlerKind, Source, SourceKind};
+use super::schema::{Bridge, COMMAND, Config, Handler, HttpHandler, Source, TaskclusterSource};
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
 use crate::limits::{AMQP_NAME_BYTES_MAX, MESSAGE_TTL_MAX};
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
@@ -17,7 +17,7 @@ struct Rules<'a> {
     problems: &'a mut Vec<Problem>,
 }
 
-/// Checks what has to go together.
+/// Checks a configuration whose values are valid by themselves.
 pub(super) fn check(
     config: &Config,
     origins: &BTreeMap<String, ValueOrigin>,
@@ -26,31 +26,28 @@ pub(super) fn check(
 ) {
     let mut rules = Rules { origins, tables, problems };
     for (name, source) in &config.source {
-        rules.source(config, name, source);
+        rules.source(config, &format!("source.{name}"), source);
     }
     for (name, bridge) in &config.bridge {
         rules.bridge(config, name, bridge);
     }
     for (name, handler) in &config.handler {
-        rules.handler(name, handler);
+        rules.handler(&format!("handler.{name}"), handler);
     }
     for (name, pool) in &config.pool {
         rules.pool(&format!("pool.{name}"), pool);
     }
     rules.broker(config);
-    rules.names(config);
+    rules.amqp_names(config);
     if let Some(listen) = config.http.listen
         && !config.http.allow_remote
         && !listen.0.ip().to_canonical().is_loopback()
     {
-        let what = format!(
-            "others could reach {}; `http.allow_remote = true` says that this is meant, as behind a firewall for Prometheus",
-            listen.0
-        );
-        rules.push(ProblemCode::Conflict, "http.listen", what, "use 127.0.0.1, or set `allow_remote`");
+        let message = format!("other hosts can reach {}; set `http.allow_remote = true` to allow it", listen.0);
+        rules.push(ProblemCode::Conflict, "http.listen", message, "use 127.0.0.1, or set `allow_remote`");
     }
     for (name, demand) in &config.demand {
-        rules.demand(config, name, demand);
+        rules.demand(config, &format!("demand.{name}"), demand);
     }
     for (id, client) in &config.queue.clients {
         let key = format!("queue.clients.{id}");
@@ -62,370 +59,252 @@ pub(super) fn check(
 }
 
 impl Rules<'_> {
-    /// A queue of elsewhere leads to a pool that there is, as one that may count.
-    fn demand(&mut self, config: &Config, name: &str, demand: &DemandConfig) {
-        let key = format!("demand.{name}");
-        if !config.pool.contains_key(&demand.pool) {
-            let near = suggest(&demand.pool, config.pool.keys().map(String::as_str));
-            let label = near.map_or_else(String::new, |near| format!("did you mean `{near}`?"));
-            self.push(
-                ProblemCode::Conflict,
-                &join(&key, "pool"),
-                format!("there is no [pool.{}]", demand.pool),
-                &label,
-            );
-        }
-        self.one_of(&key, "access_token", demand.access_token.is_some(), demand.access_token_file.is_some());
-        self.one_of(&key, "certificate", demand.certificate.is_some(), demand.certificate_file.is_some());
-        let token = demand.access_token.is_some() || demand.access_token_file.is_some();
-        if demand.client_id.is_some() != token {
-            let what = format!("[{key}] needs both `client_id` and `access_token_file`, or neither");
-            self.push(ProblemCode::Missing, &key, what, "");
+    fn demand(&mut self, config: &Config, key: &str, demand: &DemandConfig) {
+        self.reference(&join(key, "pool"), "pool", &demand.pool, config.pool.keys().map(String::as_str));
+        self.one_of(key, "access_token", demand.access_token.is_some(), demand.access_token_file.is_some());
+        self.one_of(key, "certificate", demand.certificate.is_some(), demand.certificate_file.is_some());
+        let has_token = demand.access_token.is_some() || demand.access_token_file.is_some();
+        if demand.client_id.is_some() != has_token {
+            let message = format!("[{key}] needs both `client_id` and `access_token_file`, or neither");
+            self.push(ProblemCode::Missing, key, message, "");
         }
     }
 
-    fn source(&mut self, config: &Config, name: &str, source: &Source) {
-        let key = format!("source.{name}");
-        self.one_of(&key, "access_token", source.access_token.is_some(), source.access_token_file.is_some());
-        self.one_of(&key, "certificate", source.certificate.is_some(), source.certificate_file.is_some());
-        self.credentials(&key, source);
-        if source.handler != COMMAND && !config.handler.contains_key(&source.handler) {
-            let known = config.handler.keys().map(String::as_str).chain([COMMAND]);
-            let label =
-                suggest(&source.handler, known).map_or_else(String::new, |near| format!("did you mean `{near}`?"));
-            let what = format!("there is no [handler.{}]", source.handler);
-            self.push(ProblemCode::Conflict, &join(&key, "handler"), what, &label);
-        }
-        match source.kind {
-            SourceKind::Taskcluster => self.taskcluster(config, &key, source),
-            SourceKind::Amqp => self.amqp(config, &key, source),
-        }
-    }
-
-    fn taskcluster(&mut self, config: &Config, key: &str, source: &Source) {
-        for (name, there, example) in [
-            ("root_url", source.root_url.is_some(), "\"https://tc.example.com\""),
-            ("task_queue", source.task_queue.is_some(), "\"provisioner/worker-type\""),
-        ] {
-            if !there {
-                self.missing(key, name, example);
+    fn source(&mut self, config: &Config, key: &str, source: &Source) {
+        let handlers = config.handler.keys().map(String::as_str).chain([COMMAND]);
+        self.reference(&join(key, "handler"), "handler", source.handler(), handlers);
+        match source {
+            Source::Taskcluster(source) => self.taskcluster(config, key, source),
+            Source::Amqp(source) => {
+                let amqp = &config.amqp;
+                if source.requests_queue.is_none() && amqp.requests_queue.is_none() && amqp.worker_key.is_none() {
+                    let message = format!(
+                        "[{key}] has no queue: set `requests_queue`, or `amqp.worker_key` (WORKER_KEY), which names the queue"
+                    );
+                    self.push(ProblemCode::Missing, key, message, "");
+                }
             }
         }
-        self.of_other_kind(
-            key,
-            "taskcluster",
-            &[("requests_queue", source.requests_queue.is_some()), ("poison_queue", source.poison_queue.is_some())],
-        );
-        if source.dialect == Dialect::Azure {
-            self.azure(config, key, source);
-        }
     }
 
-    fn amqp(&mut self, config: &Config, key: &str, source: &Source) {
-        self.of_other_kind(
-            key,
-            "amqp",
-            &[
-                ("root_url", source.root_url.is_some()),
-                ("queue_url", source.queue_url.is_some()),
-                ("task_queue", source.task_queue.is_some()),
-                ("client_id", source.client_id.is_some()),
-            ],
-        );
-        if source.requests_queue.is_none() && config.amqp.requests_queue.is_none() && config.amqp.worker_key.is_none() {
-            let what = format!(
-                "[{key}] does not know its queue: set `requests_queue`, or `amqp.worker_key` (WORKER_KEY), of which it is made"
-            );
-            self.push(ProblemCode::Missing, key, what, "");
-        }
-    }
-
-    /// How the broker is reached, where it is.
-    fn broker(&mut self, config: &Config) {
-        let of_requests = config.source.values().any(|source| source.kind == SourceKind::Amqp);
-        if !of_requests && config.pool.is_empty() && config.activity.exchange.is_none() {
-            return;
-        }
-        let amqp = &config.amqp;
-        self.one_of("amqp", "uri", amqp.uri.is_some(), amqp.uri_file.is_some());
-        let (there, lacks) = match (&amqp.certificate_file, &amqp.key_file) {
-            (Some(_), None) => ("certificate_file", "key_file"),
-            (None, Some(_)) => ("key_file", "certificate_file"),
-            (Some(_), Some(_)) | (None, None) => return,
-        };
-        let what = format!("[amqp] has `{there}` and no `{lacks}`, and needs both or neither");
-        self.push(ProblemCode::Missing, &join("amqp", there), what, "");
-    }
-
-    fn pool(&mut self, key: &str, pool: &PoolConfig) {
-        if pool.delivery_limit.is_some() && pool.queue_type == QueueType::Classic {
-            let what = format!("[{key}] has a `delivery_limit`, which queues in memory do not know");
-            self.push(
-                ProblemCode::Conflict,
-                &join(key, "delivery_limit"),
-                what,
-                "did you mean queue_type = \"quorum\" as well?",
-            );
-        }
-        if pool.min > pool.max {
-            let what = format!("[{key}] has {} workers at least and {} at most", pool.min, pool.max);
-            let odd = if self.origins.contains_key(&join(key, "min")) { "min" } else { "max" };
-            self.push(ProblemCode::Conflict, &join(key, odd), what, "`min` may be as much as `max`");
-        }
-        if pool.message_ttl.0 > MESSAGE_TTL_MAX {
-            let what = format!("[{key}] has a `message_ttl` that is longer than RabbitMQ can count, which is 49 days");
-            self.push(ProblemCode::Value, &join(key, "message_ttl"), what, "\"0s\" is for ever");
-        }
-        self.driver(key, pool);
-    }
-
-    /// Each driver has what it needs, and nothing of another one.
-    fn driver(&mut self, key: &str, pool: &PoolConfig) {
-        let driver = pool.driver.as_str();
-        for table in ["exec", "systemd", "docker", "kubernetes"] {
-            if self.tables.contains_key(&join(key, table)) && table != driver {
-                let what = format!("[{key}] has `driver = \"{driver}\"` and a table for `{table}`");
-                let label = format!("did you mean driver = \"{table}\"?");
-                self.push(ProblemCode::Conflict, &join(key, table), what, &label);
-            }
-        }
-        let (needed, starts_command) = match pool.driver {
-            PoolDriver::Subprocess => (Vec::new(), true),
-            PoolDriver::Noop => (Vec::new(), false),
-            PoolDriver::Exec => (
-                vec![
-                    ("list", pool.exec.list.is_empty(), "[\"/opt/workers\", \"list\"]"),
-                    ("start", pool.exec.start.is_empty(), "[\"/opt/workers\", \"start\"]"),
-                    ("stop", pool.exec.stop.is_empty(), "[\"/opt/workers\", \"stop\"]"),
-                ],
-                false,
-            ),
-            PoolDriver::Kubernetes => {
-                (vec![("image", pool.kubernetes.image.as_ref().is_none_or(String::is_empty), "\"worker:1\"")], true)
-            }
-            PoolDriver::Docker => {
-                (vec![("image", pool.docker.image.as_ref().is_none_or(String::is_empty), "\"worker:1\"")], true)
-            }
-            PoolDriver::Systemd => {
-                (vec![("unit", pool.systemd.unit.as_ref().is_none_or(String::is_empty), "\"worker\"")], false)
-            }
-        };
-        for (name, _, example) in needed.iter().filter(|(_, lacks, _)| *lacks) {
-            self.missing(&join(key, driver), name, example);
-        }
-        let host = &pool.docker.host;
-        if !["unix://", "http://", "tcp://"].iter().any(|scheme| host.starts_with(scheme)) {
-            let what = format!("[{key}] has a `docker.host` that is neither a socket nor plain HTTP");
-            self.push(ProblemCode::Value, &join(key, "docker.host"), what, "such as \"unix:///var/run/docker.sock\"");
-        }
-        if !pool.command.is_empty() && !starts_command {
-            let what = format!("[{key}] has `driver = \"{driver}\"`, which starts no `command`");
-            self.push(ProblemCode::Conflict, &join(key, "command"), what, "did you mean driver = \"subprocess\"?");
-        }
-    }
-
-    /// Names on the wire of AMQP, given and made.
-    fn names(&mut self, config: &Config) {
-        let amqp = &config.amqp;
-        let key = amqp.worker_key.as_deref().unwrap_or_default();
-        let mut names = vec![
-            ("amqp.worker_key".to_owned(), key.to_owned()),
-            ("amqp.requests_queue".to_owned(), amqp.requests_queue.clone().unwrap_or_default()),
-            ("activity.exchange".to_owned(), config.activity.exchange.clone().unwrap_or_default()),
-            // The longest of what is made of it.
-            ("amqp.pool".to_owned(), format!("{}-activity-xchg", amqp.pool)),
-        ];
-        for (name, source) in &config.source {
-            let place = |key| join(&format!("source.{name}"), key);
-            names.push((place("requests_queue"), source.requests_queue.clone().unwrap_or_default()));
-            names.push((place("poison_queue"), source.poison_queue.clone().unwrap_or_default()));
-            let is_made = source.kind == SourceKind::Amqp && source.requests_queue.is_none();
-            if is_made && amqp.requests_queue.is_none() && key.len() <= AMQP_NAME_BYTES_MAX {
-                names.push(("amqp.worker_key".to_owned(), format!("{}-req-{key}", amqp.pool)));
-            }
-        }
-        for (key, name) in names.iter().filter(|(_, name)| name.len() > AMQP_NAME_BYTES_MAX) {
-            let what = format!(
-                "{key} is, or makes, a name of {} bytes, and AMQP has room for {AMQP_NAME_BYTES_MAX}",
-                name.len()
-            );
-            self.push(ProblemCode::Value, key, what, "");
-        }
-        if amqp.max_message_size.0 == 0 {
-            let what = "amqp.max_message_size is 0, with which no request could be taken".to_owned();
-            self.push(ProblemCode::Value, "amqp.max_message_size", what, "such as \"128MiB\"");
-        }
-    }
-
-    fn of_other_kind(&mut self, key: &str, kind: &str, keys: &[(&str, bool)]) {
-        for (odd, _) in keys.iter().filter(|(_, set)| *set) {
-            let what = format!("[{key}] is of kind `{kind}`, which has no `{odd}`");
-            self.push(ProblemCode::Conflict, &join(key, odd), what, "");
-        }
-    }
-
-    fn missing(&mut self, key: &str, name: &str, example: &str) {
-        // A table that is not there either is missed in the one around it.
-        let around = key.rsplit_once('.').map_or("", |(around, _)| around);
-        let origin = self.tables.get(key).or_else(|| self.tables.get(around)).cloned().unwrap_or(ValueOrigin::Default);
-        self.problems.push(Problem {
-            code: ProblemCode::Missing,
-            message: format!("[{key}] needs `{name}`"),
-            origin,
-            label: String::new(),
-            help: Some(format!("add `{name} = {example}` or set {}", super::environment::variable(&join(key, name)))),
-        });
-    }
-
-    fn credentials(&mut self, key: &str, source: &Source) {
+    fn taskcluster(&mut self, config: &Config, key: &str, source: &TaskclusterSource) {
+        self.one_of(key, "access_token", source.access_token.is_some(), source.access_token_file.is_some());
+        self.one_of(key, "certificate", source.certificate.is_some(), source.certificate_file.is_some());
         let token = source.access_token.is_some() || source.access_token_file.is_some();
         let certificate = source.certificate.is_some() || source.certificate_file.is_some();
         if source.client_id.is_none() && (token || certificate) {
             self.push(ProblemCode::Missing, key, format!("[{key}] has credentials and no `client_id`"), "");
         }
         if source.client_id.is_some() && !token {
-            let what = format!(
+            let message = format!(
                 "[{key}] has a `client_id` and neither `access_token_file` nor {}",
                 super::environment::variable(&join(key, "access_token"))
             );
-            self.push(ProblemCode::Missing, &join(key, "client_id"), what, "");
+            self.push(ProblemCode::Missing, &join(key, "client_id"), message, "");
+        }
+        if source.dialect == Dialect::Azure {
+            self.azure(config, key, source);
         }
     }
 
-    fn azure(&mut self, config: &Config, key: &str, source: &Source) {
+    fn azure(&mut self, config: &Config, key: &str, source: &TaskclusterSource) {
         if source.artifact_storage == ArtifactStorage::Object {
-            let what = format!("[{key}] with `dialect = \"azure\"` knows no object service");
-            self.push(ProblemCode::Conflict, &join(key, "artifact_storage"), what, "did you mean \"s3\"?");
+            let message = format!("[{key}] has `dialect = \"azure\"`, which has no object service");
+            self.push(ProblemCode::Conflict, &join(key, "artifact_storage"), message, "did you mean \"s3\"?");
         }
-        let most = WORKER_NAME_CHARS_MAX_AZURE;
-        let Some(queue) = &source.task_queue else { return };
+        let chars_max = WORKER_NAME_CHARS_MAX_AZURE;
         let names = [
-            ("worker.id", config.worker.id.fill("h", 1, most)),
-            ("worker.group", config.worker.group.fill("h", 1, most)),
-            (&join(key, "task_queue"), queue.provisioner().to_owned()),
-            (&join(key, "task_queue"), queue.worker_type().to_owned()),
+            ("worker.id", config.worker.id.fill("h", 1, chars_max)),
+            ("worker.group", config.worker.group.fill("h", 1, chars_max)),
+            (&join(key, "task_queue"), source.task_queue.provisioner().to_owned()),
+            (&join(key, "task_queue"), source.task_queue.worker_type().to_owned()),
         ];
-        for (named, text) in names.iter().filter(|(_, text)| text.len() > most) {
-            let what = format!(
-                "\"{text}\" has {} characters, and [{key}] with `dialect = \"azure\"` allows {most}",
+        for (named, text) in names.iter().filter(|(_, text)| text.len() > chars_max) {
+            let message = format!(
+                "\"{text}\" has {} characters, but [{key}] with `dialect = \"azure\"` allows at most {chars_max}",
                 text.len()
             );
-            self.push(ProblemCode::Value, named, what, "");
+            self.push(ProblemCode::Value, named, message, "");
+        }
+    }
+
+    fn broker(&mut self, config: &Config) {
+        let has_requests = config.source.values().any(|source| source.as_requests().is_some());
+        if !has_requests && config.pool.is_empty() && config.activity.exchange.is_none() {
+            return;
+        }
+        let amqp = &config.amqp;
+        self.one_of("amqp", "uri", amqp.uri.is_some(), amqp.uri_file.is_some());
+        let (set, missing) = match (&amqp.certificate_file, &amqp.key_file) {
+            (Some(_), None) => ("certificate_file", "key_file"),
+            (None, Some(_)) => ("key_file", "certificate_file"),
+            (Some(_), Some(_)) | (None, None) => return,
+        };
+        let message = format!("[amqp] has `{set}` but no `{missing}`; set both or neither");
+        self.push(ProblemCode::Missing, &join("amqp", set), message, "");
+    }
+
+    fn pool(&mut self, key: &str, pool: &PoolConfig) {
+        if pool.delivery_limit.is_some() && pool.queue_type == QueueType::Classic {
+            let message = format!("[{key}] has a `delivery_limit`, which classic queues do not support");
+            let hint = "did you mean queue_type = \"quorum\" as well?";
+            self.push(ProblemCode::Conflict, &join(key, "delivery_limit"), message, hint);
+        }
+        if pool.min > pool.max.get() {
+            let message = format!("[{key}] has `min` = {}, which is more than `max` = {}", pool.min, pool.max);
+            let name = if self.origins.contains_key(&join(key, "min")) { "min" } else { "max" };
+            self.push(ProblemCode::Conflict, &join(key, name), message, "`min` may be at most `max`");
+        }
+        if pool.message_ttl.0.is_some_and(|ttl| ttl > MESSAGE_TTL_MAX) {
+            let message = format!("[{key}] has a `message_ttl` of more than 49 days, the maximum of RabbitMQ");
+            self.push(ProblemCode::Value, &join(key, "message_ttl"), message, "\"0s\" is no limit");
+        }
+        let driver = pool.driver.as_str();
+        let tables = [
+            ("exec", PoolDriver::Exec, pool.exec.is_some(), "list"),
+            ("systemd", PoolDriver::Systemd, pool.systemd.is_some(), "unit"),
+            ("docker", PoolDriver::Docker, pool.docker.is_some(), "image"),
+            ("kubernetes", PoolDriver::Kubernetes, pool.kubernetes.is_some(), "image"),
+        ];
+        for (table, of_driver, is_set, required) in tables {
+            if is_set && pool.driver != of_driver {
+                let message = format!("[{key}] has `driver = \"{driver}\"` and a table `{table}`");
+                let hint = format!("did you mean driver = \"{table}\"?");
+                self.push(ProblemCode::Conflict, &join(key, table), message, &hint);
+            } else if !is_set && pool.driver == of_driver {
+                let message = format!("[{key}] has `driver = \"{driver}\"` and no table [{key}.{table}]");
+                self.push(
+                    ProblemCode::Missing,
+                    &join(key, "driver"),
+                    message,
+                    &format!("it needs `{required}` at least"),
+                );
+            }
+        }
+        if let Some(docker) = &pool.docker
+            && !["unix://", "http://", "tcp://"].iter().any(|scheme| docker.host.starts_with(scheme))
+        {
+            let message = format!("[{key}] has a `docker.host` that is neither a Unix socket nor plain HTTP");
+            self.push(
+                ProblemCode::Value,
+                &join(key, "docker.host"),
+                message,
+                "such as \"unix:///var/run/docker.sock\"",
+            );
+        }
+        let starts_command = match pool.driver {
+            PoolDriver::Subprocess | PoolDriver::Docker | PoolDriver::Kubernetes => true,
+            PoolDriver::Systemd | PoolDriver::Exec | PoolDriver::Noop => false,
+        };
+        if !pool.command.is_empty() && !starts_command {
+            let message = format!("[{key}] has `driver = \"{driver}\"`, which does not use `command`");
+            let hint = "did you mean driver = \"subprocess\"?";
+            self.push(ProblemCode::Conflict, &join(key, "command"), message, hint);
+        }
+    }
+
+    /// Names that AMQP limits, configured or made from others.
+    fn amqp_names(&mut self, config: &Config) {
+        let amqp = &config.amqp;
+        let key = amqp.worker_key.as_deref().unwrap_or_default();
+        let mut names = vec![
+            ("amqp.worker_key".to_owned(), key.to_owned()),
+            ("amqp.requests_queue".to_owned(), amqp.requests_queue.clone().unwrap_or_default()),
+            ("activity.exchange".to_owned(), config.activity.exchange.clone().unwrap_or_default()),
+            // The longest name that is made from it.
+            ("amqp.pool".to_owned(), format!("{}-activity-xchg", amqp.pool)),
+        ];
+        for (name, source) in &config.source {
+            let Some(source) = source.as_requests() else { continue };
+            let place = |key| join(&format!("source.{name}"), key);
+            names.push((place("requests_queue"), source.requests_queue.clone().unwrap_or_default()));
+            names.push((place("poison_queue"), source.poison_queue.clone().unwrap_or_default()));
+            let is_made = source.requests_queue.is_none() && amqp.requests_queue.is_none();
+            if is_made && key.len() <= AMQP_NAME_BYTES_MAX {
+                names.push(("amqp.worker_key".to_owned(), format!("{}-req-{key}", amqp.pool)));
+            }
+        }
+        for (key, name) in names.iter().filter(|(_, name)| name.len() > AMQP_NAME_BYTES_MAX) {
+            let message =
+                format!("`{key}` makes a name of {} bytes; AMQP allows at most {AMQP_NAME_BYTES_MAX}", name.len());
+            self.push(ProblemCode::Value, key, message, "");
         }
     }
 
     fn bridge(&mut self, config: &Config, name: &str, bridge: &Bridge) {
         let key = format!("bridge.{name}");
-        let mut kinds = Vec::new();
         for (side, named) in [("from", &bridge.from), ("to", &bridge.to)] {
-            match config.source.get(named) {
-                Some(source) => kinds.push(source.kind),
-                None => {
-                    let near = suggest(named, config.source.keys().map(String::as_str));
-                    let label = near.map_or_else(String::new, |near| format!("did you mean `{near}`?"));
-                    self.push(
-                        ProblemCode::Conflict,
-                        &join(&key, side),
-                        format!("there is no [source.{named}]"),
-                        &label,
-                    );
-                }
-            }
+            self.reference(&join(&key, side), "source", named, config.source.keys().map(String::as_str));
         }
-        if let [from, to] = kinds.as_slice()
+        let is_taskcluster = |named: &String| config.source.get(named).map(|source| source.as_taskcluster().is_some());
+        if let (Some(from), Some(to)) = (is_taskcluster(&bridge.from), is_taskcluster(&bridge.to))
             && from == to
         {
-            let what = format!(
-                "[{key}] leads from one source to another of the same kind; one is `taskcluster`, the other `amqp`"
-            );
-            self.push(ProblemCode::Conflict, &join(&key, "to"), what, "");
+            let message =
+                format!("[{key}] connects two sources of the same kind; one must be `taskcluster`, the other `amqp`");
+            self.push(ProblemCode::Conflict, &join(&key, "to"), message, "");
         }
-        let twice = config.bridge.iter().any(|(other, bridge2)| other.as_str() < name && bridge2.from == bridge.from);
-        if twice {
-            let what = format!("[source.{}] is taken by another bridge already", bridge.from);
-            self.push(ProblemCode::Conflict, &join(&key, "from"), what, "");
-        }
-    }
-
-    fn handler(&mut self, name: &str, handler: &Handler) {
-        let key = format!("handler.{name}");
-        match handler.kind {
-            HandlerKind::Program if handler.exec.is_empty() => {
-                let what = format!("[{key}] is a program and needs `exec`, such as `exec = [\"/opt/handlers/build\"]`");
-                self.push(ProblemCode::Missing, &key, what, "");
-            }
-            HandlerKind::Command => {
-                let set = [
-                    ("exec", !handler.exec.is_empty()),
-                    ("check", !handler.check.is_empty()),
-                    ("schema", handler.schema.is_some()),
-                ];
-                for (odd, _) in set.iter().filter(|(_, set)| *set) {
-                    let what =
-                        format!("[{key}] is of kind `command`, where the task brings what is run, and has `{odd}`");
-                    self.push(ProblemCode::Conflict, &join(&key, odd), what, "did you mean kind = \"program\"?");
-                }
-                self.no_service(&key, handler, "command");
-            }
-            HandlerKind::Program if handler.default_run_time.is_some() => {
-                let what = format!(
-                    "[{key}] is of kind `program`, whose tasks do not say how long they run; use `max_run_time`"
-                );
-                self.push(ProblemCode::Conflict, &join(&key, "default_run_time"), what, "");
-            }
-            HandlerKind::Program => self.no_service(&key, handler, "program"),
-            HandlerKind::Http => self.service(&key, handler),
+        let is_taken =
+            config.bridge.iter().any(|(other, earlier)| other.as_str() < name && earlier.from == bridge.from);
+        if is_taken {
+            let message = format!("another bridge claims from [source.{}] already", bridge.from);
+            self.push(ProblemCode::Conflict, &join(&key, "from"), message, "");
         }
     }
 
-    fn service(&mut self, key: &str, handler: &Handler) {
-        if handler.url.is_some() == handler.socket.is_some() {
-            let what = format!("[{key}] is of kind `http` and needs one of `url` and `socket`");
-            self.push(ProblemCode::Missing, key, what, "such as `url = \"http://127.0.0.1:8080\"`");
+    fn handler(&mut self, key: &str, handler: &Handler) {
+        let Handler::Http(HttpHandler { url, socket, health, .. }) = handler else { return };
+        if url.is_some() == socket.is_some() {
+            let message = format!("[{key}] is of kind `http` and needs either `url` or `socket`");
+            self.push(ProblemCode::Missing, key, message, "such as `url = \"http://127.0.0.1:8080\"`");
         }
-        if handler.health.as_ref().is_some_and(|path| !path.starts_with('/')) {
-            let what = format!("[{key}] needs a `health` that begins with `/`");
-            self.push(ProblemCode::Value, &join(key, "health"), what, "such as \"/health\"");
+        if health.as_ref().is_some_and(|path| !path.starts_with('/')) {
+            let message = format!("[{key}] has a `health` that does not start with `/`");
+            self.push(ProblemCode::Value, &join(key, "health"), message, "such as \"/health\"");
         }
-        let set = [
-            ("check", !handler.check.is_empty()),
-            ("schema", handler.schema.is_some()),
-            ("default_run_time", handler.default_run_time.is_some()),
-        ];
-        self.of_other_kind(key, "http", &set);
     }
 
-    fn no_service(&mut self, key: &str, handler: &Handler, kind: &str) {
-        let set = [
-            ("url", handler.url.is_some()),
-            ("socket", handler.socket.is_some()),
-            ("health", handler.health.is_some()),
-        ];
-        self.of_other_kind(key, kind, &set);
+    /// Checks that the section a value refers to exists.
+    fn reference<'k>(
+        &mut self,
+        key: &str,
+        section: &str,
+        name: &str,
+        mut known: impl Iterator<Item = &'k str> + Clone,
+    ) {
+        if known.clone().any(|known| known == name) {
+            return;
+        }
+        let hint = suggest(name, &mut known).map_or_else(String::new, |near| format!("did you mean `{near}`?"));
+        self.push(ProblemCode::Conflict, key, format!("there is no [{section}.{name}]"), &hint);
     }
 
     fn one_of(&mut self, key: &str, name: &str, value: bool, file: bool) {
         if value && file {
-            let elsewhere = |name: &str| match self.origins.get(&join(key, name)) {
+            let origin = |name: &str| match self.origins.get(&join(key, name)) {
                 Some(ValueOrigin::Env(variable)) => format!(" (from {variable})"),
                 Some(ValueOrigin::Flag(flag)) => format!(" (from {flag})"),
                 Some(ValueOrigin::File(_) | ValueOrigin::Default) | None => String::new(),
             };
-            let (by, by_file) = (elsewhere(name), elsewhere(&format!("{name}_file")));
-            let what = format!("[{key}] has both `{name}`{by} and `{name}_file`{by_file}; keep one");
-            self.push(ProblemCode::Conflict, &join(key, &format!("{name}_file")), what, "");
+            let file_key = format!("{name}_file");
+            let message = format!(
+                "[{key}] has both `{name}`{} and `{file_key}`{}; set only one",
+                origin(name),
+                origin(&file_key)
+            );
+            self.push(ProblemCode::Conflict, &join(key, &file_key), message, "");
         }
     }
 
-    fn push(&mut self, code: ProblemCode, key: &str, what: String, label: &str) {
+    fn push(&mut self, code: ProblemCode, key: &str, message: String, hint: &str) {
         let origin = self.origins.get(key).or_else(|| self.tables.get(key)).cloned().unwrap_or(ValueOrigin::Default);
-        let in_file = matches!(origin, ValueOrigin::File(_));
+        let is_file = matches!(origin, ValueOrigin::File(_));
         self.problems.push(Problem {
             code,
-            message: what,
+            message,
             origin,
-            label: if in_file { label.to_owned() } else { String::new() },
-            help: Some(label.to_owned()).filter(|label| !in_file && !label.is_empty()),
+            label: if is_file { hint.to_owned() } else { String::new() },
+            help: Some(hint.to_owned()).filter(|hint| !is_file && !hint.is_empty()),
         });
     }
 }

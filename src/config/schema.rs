@@ -1,48 +1,53 @@
-//! The shape of a configuration. The doc comments below are what help texts, `config init` and the guide show.
-//!
-//! This is the one schema behind the file, the environment and the flags: a key added here exists in all three.
+//! The keys of the configuration. Help texts, `config init` and the guide show the doc comments of the fields.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::demand::DemandConfig;
 use super::pool::PoolConfig;
-use super::values::{File, Filter, Listen, Queue as TaskQueue, Secret, SecretFile, Size, Span, Url, WorkerName};
+use super::values::{
+    File, Filter, Listen, OptionalSpan, Queue as TaskQueue, Secret, SecretFile, Size, Span, Url, WorkerName, millis,
+};
 use crate::limits::{
     ACTIVITY_REPEAT_MIN, CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, QUEUE_VISIBILITY_TIMEOUT_MIN, RUN_TIME_MIN,
     SERVICE_PROBE_INTERVAL_MIN, SERVICE_STARTUP_TIMEOUT_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
 };
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
 
+/// A time that a task may run.
+pub type RunTime = Span<{ millis(RUN_TIME_MIN) }>;
+
 /// A whole configuration.
-#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone, Default, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 pub struct Config {
     /// This worker.
     pub worker: Worker,
-    /// The machine it runs on, and the end of it.
+    /// The host that the worker runs on.
     pub host: Host,
-    /// Where claims come from, by name.
+    /// Queues that the worker claims from, by name.
     pub source: BTreeMap<String, Source>,
-    /// The AMQP broker, and what the controller of AMQP workers calls this one.
+    /// The AMQP broker and this worker's identity there.
     pub amqp: Amqp,
-    /// What the controller of AMQP workers is told of this one.
+    /// Activity reports to the controller of AMQP workers.
     pub activity: Activity,
-    /// What `journeyman bridge` hands on, by name.
+    /// Bridges of `journeyman bridge`, by name.
     pub bridge: BTreeMap<String, Bridge>,
-    /// Worker groups that `journeyman controller` keeps by demand, by the name of their pool. The broker is that of `[amqp]`.
+    /// Pools of worker groups that `journeyman controller` scales, by name. They use the broker of `[amqp]`.
     pub pool: BTreeMap<String, PoolConfig>,
-    /// Queues of elsewhere whose tasks are done by workers of these pools, by name.
+    /// Task queues whose pending tasks count as demand for a pool, by name.
     pub demand: BTreeMap<String, DemandConfig>,
-    /// What runs payloads, by name. `command` exists without being written.
+    /// Handlers that run payloads, by name. `command` exists without a section.
     pub handler: BTreeMap<String, Handler>,
     /// The embedded queue (`journeyman queue` and `journeyman dev`).
     pub queue: Queue,
-    /// The socket on which a worker takes questions and orders.
+    /// The control socket.
     pub control: Control,
-    /// Health, metrics and a status page for those who watch a worker or a controller.
+    /// Health checks, metrics and a status page over HTTP.
     pub http: Http,
     /// Traces for an OpenTelemetry collector.
     pub telemetry: Telemetry,
@@ -54,37 +59,34 @@ pub struct Config {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Worker {
-    /// Name of this worker, its own within its group: the queue tells workers apart by it. `{hostname}` and `{pid}` are filled in. At most 38 characters, 22 with `dialect = "azure"`.
+    /// Worker id, unique within the group. `{hostname}` and `{pid}` are replaced. At most 38 characters, 22 with `dialect = "azure"`.
     pub id: WorkerName,
-    /// Group of this worker, often a region. At most 38 characters, 22 with `dialect = "azure"`.
+    /// Worker group, often a region. At most 38 characters, 22 with `dialect = "azure"`.
     pub group: WorkerName,
-    /// How many tasks run at once.
+    /// Maximum number of tasks that run at once.
     #[schemars(range(min = 1, max = 16384))]
+    #[serde(deserialize_with = "capacity")]
     pub capacity: u16,
-    /// Folder for the files of running tasks. One worker a folder.
+    /// Directory for the files of running tasks. Two workers cannot share one.
     pub work_dir: File,
-    /// How long running tasks may go on after the first TERM or INT, before they are handed back.
+    /// How long running tasks may continue after the first TERM or INT before their claims are released.
     pub drain_deadline: Span,
-    /// How long a payload has to end when it is told to. It is killed half a second before that is over, or a quarter where that is less, so that its end is seen in time.
+    /// Time between SIGTERM and SIGKILL for a task that is stopped. SIGKILL follows 0.5 s before its end, or a quarter before it if that is less, so that the exit is observed in time.
     pub termination_grace: Span,
-    /// A message received more often than this raises one alert.
-    #[schemars(range(min = 1))]
-    pub dequeue_alert: u32,
-    /// How many times in a row the queue may refuse our credentials before the worker ends.
-    #[schemars(range(min = 1))]
-    pub denied_max: u32,
-    /// How often each running task is asked after, so that a canceled one stops early. `0s` switches it off.
-    #[schemars(extend("x-least" = Span(STATUS_POLL_MIN), "x-zero" = "off"))]
-    pub status_poll_interval: Span,
-    /// How long to rest when every queue is empty and the queue has no long poll; varied by a fifth.
-    #[schemars(extend("x-least" = Span(POLL_INTERVAL_MIN)))]
-    pub poll_interval: Span,
-    /// Leave after having held no task for so long; `0s` is never. Time in which the worker is paused does not count.
-    pub exit_when_idle: Span,
-    /// Leave after so many tasks; 0 is never.
+    /// Raise one alert for a message that the queue has delivered more often than this.
+    pub dequeue_alert: NonZeroU32,
+    /// Exit after the queue has rejected the credentials this many times in a row.
+    pub denied_max: NonZeroU32,
+    /// How often the status of each running task is checked for cancellation. `0s` disables it.
+    pub status_poll_interval: OptionalSpan<{ millis(STATUS_POLL_MIN) }>,
+    /// Pause between polls when every queue is empty and the queue has no long poll; randomized by 20 %.
+    pub poll_interval: Span<{ millis(POLL_INTERVAL_MIN) }>,
+    /// Exit after this time without a claim; `0s` is never. Time in which the worker is paused does not count.
+    pub exit_when_idle: OptionalSpan,
+    /// Exit after this many tasks; 0 is never.
     pub max_tasks: u32,
-    /// Drain and leave after so long; `0s` is never.
-    pub max_uptime: Span,
+    /// Drain and exit after this time; `0s` is never.
+    pub max_uptime: OptionalSpan,
 }
 
 impl Default for Worker {
@@ -96,50 +98,64 @@ impl Default for Worker {
             work_dir: built_in("/var/lib/journeyman/work"),
             drain_deadline: built_in("1h"),
             termination_grace: built_in("10s"),
-            dequeue_alert: 10,
-            denied_max: 10,
+            dequeue_alert: TEN,
+            denied_max: TEN,
             status_poll_interval: built_in("10s"),
             poll_interval: built_in("1s"),
-            exit_when_idle: built_in("0s"),
+            exit_when_idle: OptionalSpan(None),
             max_tasks: 0,
-            max_uptime: built_in("0s"),
+            max_uptime: OptionalSpan(None),
         }
     }
 }
 
-/// The machine it runs on, and the end of it.
+const TEN: NonZeroU32 = NonZeroU32::new(10).expect("not zero");
+
+const CAPACITY_MAX: u16 = 16_384;
+
+fn capacity<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+    let capacity = i64::deserialize(from)?;
+    let capacity = u16::try_from(capacity).ok().filter(|capacity| (1..=CAPACITY_MAX).contains(capacity));
+    capacity.ok_or_else(|| D::Error::custom(format!("a whole number from 1 to {CAPACITY_MAX}")))
+}
+
+/// The host that the worker runs on.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Host {
-    /// Whose metadata service says that a spot or preemptible host is taken away. `auto` looks for one at start and gives up after a minute where there is none.
+    /// Metadata service that announces the termination of a spot or preemptible host. `auto` tries all three at start and stops after a minute without an answer.
     pub metadata_service: MetadataService,
-    /// What becomes of running tasks at such a notice. What has not started is handed back at once.
+    /// What happens to running tasks on a termination notice. Tasks that have not started are released at once.
     pub on_termination_notice: OnTerminationNotice,
-    /// How long before the host goes tasks that still run are handed back. Where `termination_grace` and the reports need more, they get it.
+    /// How long before the termination running tasks are released; longer if `termination_grace` and the reports need more.
     pub termination_margin: Span,
-    /// File that says when the host goes: an RFC 3339 time. Nothing, or what is no time, means at once. It need not exist.
+    /// File that announces a termination by an RFC 3339 time. Any other content means that the host terminates now. The file need not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/run/journeyman/terminate-at")]
     pub termination_file: Option<File>,
-    /// Address of the metadata service where it is not `http://169.254.169.254`; `http://[fd00:ec2::254]` on EC2 without IPv4.
+    /// URL of the metadata service if it is not `http://169.254.169.254`; `http://[fd00:ec2::254]` on EC2 without IPv4.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"http://169.254.169.254")]
     pub metadata_endpoint: Option<Url>,
-    /// Nothing is claimed while less disk than this is free for `worker.work_dir`. What a poll under way still brings is handed back, which costs that task a retry.
+    /// Stop claiming below this free disk space in `worker.work_dir`. Tasks of a poll in flight are released, which costs them a retry.
     pub min_free_disk: Size,
-    /// Nothing is claimed while less memory than this can be had. What a poll under way still brings is handed back, which costs that task a retry.
+    /// Stop claiming below this available memory. Tasks of a poll in flight are released, which costs them a retry.
     pub min_free_memory: Size,
-    /// How the processes of a task are held together, so that none outlives its claim.
+    /// How the processes of a task are contained.
     pub containment: Containment,
-    /// What becomes of a slot whose task may still have processes although they were killed.
+    /// What happens to the slot of a task whose processes may have survived SIGKILL.
     pub on_cleanup_failure: OnCleanupFailure,
-    /// The most memory that the processes of a task may have together. Needs control groups and their memory controller.
+    /// Memory limit of all processes of a task. Needs control groups with the memory controller.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"4GiB")]
     pub task_memory: Option<Size>,
-    /// The most processes and threads that a task may have. Needs control groups and their pids controller.
-    #[schemars(range(min = 1))]
+    /// Limit of processes and threads of a task. Needs control groups with the pids controller.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub task_pids: Option<u32>,
-    /// How large a task's folder may grow. Looked at every 5 s and at the task's end, so that it can be more for that long.
+    #[schemars(example = 4096)]
+    pub task_pids: Option<NonZeroU32>,
+    /// Maximum size of a task's directory, checked every 5 s and at the task's end.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"20GiB")]
     pub task_disk: Option<Size>,
 }
 
@@ -162,33 +178,33 @@ impl Default for Host {
     }
 }
 
-/// How the processes of a task are held together.
+/// How the processes of a task are contained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Containment {
-    /// By the best that the host offers; the log says which.
+    /// The strongest method that the host offers.
     Auto,
-    /// By a control group each, with every limit that is set, or the worker does not start.
+    /// A control group for each task, with every configured limit; otherwise the worker does not start.
     Cgroup,
-    /// By a process group each.
+    /// A process group for each task.
     Group,
 }
 
-/// What becomes of a slot whose task may still have processes.
+/// What happens to a slot whose task may still have processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnCleanupFailure {
-    /// It stays taken until they are gone.
+    /// It stays occupied until they have exited.
     KeepSlot,
     /// It is used again.
     ReuseSlot,
 }
 
-/// Whose metadata service is watched.
+/// Metadata service that is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MetadataService {
-    /// The one that answers.
+    /// The first that answers.
     Auto,
     /// EC2.
     Aws,
@@ -200,120 +216,182 @@ pub enum MetadataService {
     Off,
 }
 
-/// What becomes of running tasks when the host goes.
+/// What happens to running tasks on a termination notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnTerminationNotice {
-    /// They may finish as long as there is time.
+    /// They may finish while there is time.
     Finish,
-    /// They are handed back at once.
+    /// They are released at once.
     Release,
 }
 
-/// The socket on which a worker takes questions and orders.
+/// The control socket.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Control {
-    /// Where it is [built-in: `control.sock` in `worker.work_dir`; of a controller `controller.sock` in `state_dir` of its first pool]. The user and group of whose it is may use it.
+    /// Path of the socket, usable by the user and group that own it [built-in: `control.sock` in `worker.work_dir`; for a controller `controller.sock` in `state_dir` of its first pool].
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/run/journeyman/control.sock")]
     pub socket: Option<File>,
 }
 
-/// Health, metrics and a status page for those who watch a worker or a controller.
+/// Health checks, metrics and a status page over HTTP.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Http {
-    /// Where `/livez`, `/readyz`, `/metrics` and the status page are served, such as `127.0.0.1:7080` [built-in: nowhere]. Port 0 lets the system choose.
+    /// Address of `/livez`, `/readyz`, `/metrics` and the status page [built-in: none]. With port 0 the system chooses a port.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"127.0.0.1:7080")]
     pub listen: Option<Listen>,
-    /// Whether `listen` may be an address that other machines can reach. Everyone who can connect sees what the worker does, task names and sources, but no secrets.
+    /// Allow a `listen` address that other hosts can reach. Anyone who can connect sees task names and sources, but no secrets.
     pub allow_remote: bool,
-    /// File that holds the token which orders to a controller need over HTTP; or `fd:N` or `systemd:NAME` [built-in: nobody can give any].
+    /// File with the bearer token for commands to a controller; or `fd:N` or `systemd:NAME` [built-in: no commands over HTTP].
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/etc/journeyman/http-token")]
     pub token_file: Option<SecretFile>,
 }
 
-/// Traces for an OpenTelemetry collector: one span for each run, and its parts below it.
+/// Traces for an OpenTelemetry collector: a span for each run with child spans for its phases.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Telemetry {
-    /// Where a collector takes OTLP over HTTP, such as `http://127.0.0.1:4318` [built-in: what `OTEL_EXPORTER_OTLP_ENDPOINT` says, or nowhere].
+    /// Base URL of a collector that receives OTLP over HTTP [built-in: `OTEL_EXPORTER_OTLP_ENDPOINT`, or none].
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"http://127.0.0.1:4318")]
     pub otlp_endpoint: Option<Url>,
-    /// What the service is called there [built-in: what `OTEL_SERVICE_NAME` says, or `journeyman`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub service_name: Option<String>,
 }
 
-/// A place that claims come from.
+/// A queue that the worker claims from.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Source {
+    /// Taskcluster and the embedded queue.
+    Taskcluster(TaskclusterSource),
+    /// A request queue of an AMQP broker.
+    Amqp(RequestSource),
+}
+
+/// Kinds of source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SourceKind {
+    /// [`Source::Taskcluster`].
+    Taskcluster,
+    /// [`Source::Amqp`].
+    Amqp,
+}
+
+/// Tasks of a Taskcluster deployment.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Source {
-    /// What kind of queue it is.
-    pub kind: SourceKind,
-    /// Which dialect it speaks.
+pub struct TaskclusterSource {
+    /// How tasks are claimed: through Azure-style queues, or by `claimWork`.
     #[serde(default)]
     pub dialect: Dialect,
-    /// Root of the Taskcluster deployment. For `taskcluster`, and needed there.
+    /// Root URL of the Taskcluster deployment.
+    #[schemars(example = &"https://tc.example.com")]
+    pub root_url: Url,
+    /// URL of the queue service if it is not `root_url` + `/api/queue/v1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub root_url: Option<Url>,
-    /// Address of the queue service where it is not `root_url` + `/api/queue/v1`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"https://tc.example.com/api/queue/v1")]
     pub queue_url: Option<Url>,
-    /// Which tasks to claim: provisioner and worker type. For `taskcluster`, and needed there.
+    /// Tasks to claim: provisioner and worker type.
+    #[schemars(example = &"provisioner/worker-type")]
+    pub task_queue: TaskQueue,
+    /// Taskcluster client id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub task_queue: Option<TaskQueue>,
-    /// Who we are.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"worker/build")]
     pub client_id: Option<String>,
-    /// File that holds the access token, readable for its owner only; or `fd:N`, a descriptor; or `systemd:NAME`, a credential of the unit.
+    /// File with the access token, readable by its owner only; or `fd:N` or `systemd:NAME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/etc/journeyman/access-token")]
     pub access_token_file: Option<SecretFile>,
-    /// The access token itself. From the environment only.
+    /// The access token. From the environment only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_token: Option<Secret>,
-    /// File that holds the certificate of temporary credentials; or `fd:N` or `systemd:NAME`.
+    /// File with the certificate of temporary credentials; or `fd:N` or `systemd:NAME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/etc/journeyman/certificate.json")]
     pub certificate_file: Option<SecretFile>,
-    /// The certificate itself. From the environment only.
+    /// The certificate. From the environment only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Secret>,
-    /// Hosts besides that of `root_url` that signed queue addresses may lead to, on top of Azure's own; `.example.com` is every host below it. For `dialect = "azure"` only.
+    /// Hosts besides that of `root_url` and Azure's own that signed queue URLs may lead to; `.example.com` matches every host below it. With `dialect = "azure"` only.
     #[serde(default)]
     pub queue_hosts: Vec<String>,
-    /// Hosts that signed addresses and redirects may lead to although they are in a private network or on this host, such as an object storage of your own; `.example.com` is every host below it. Those of `root_url`, `queue_url` and `queue_hosts` may be anyway.
+    /// Hosts that signed URLs and redirects may lead to although they are in a private network or on this host; `.example.com` matches every host below it. The hosts of `root_url`, `queue_url` and `queue_hosts` are always allowed.
     #[serde(default)]
     pub allow_hosts: Vec<String>,
-    /// How artifacts are stored. `dialect = "azure"` knows `s3` only.
+    /// Where artifacts are stored. `dialect = "azure"` supports `s3` only.
     #[serde(default)]
     pub artifact_storage: ArtifactStorage,
-    /// Queue whose requests are taken [built-in: `amqp.requests_queue`]. It is never declared: where it is missing it is waited for. For `amqp` only.
+    /// Name of the handler that runs the tasks.
+    #[serde(default = "command_name")]
+    pub handler: String,
+}
+
+/// Requests of an AMQP queue.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RequestSource {
+    /// Queue to consume [built-in: `amqp.requests_queue`]. The worker never declares it and waits until it exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"core-req-42")]
     pub requests_queue: Option<String>,
-    /// How often a request is tried whose worker does not come to an end with it, or whose handler asks for another run; 0 is without end. For `amqp` only.
+    /// Maximum attempts of a request whose worker exits or whose handler asks for a retry; 0 is no limit.
     #[serde(default = "max_attempts")]
     pub max_attempts: u32,
-    /// What becomes of a request that was tried so often. For `amqp` only.
+    /// What happens to a request after its last attempt: the client gets an error reply, or the broker dead-letters the request.
     #[serde(default)]
     pub on_attempts_exhausted: OnAttemptsExhausted,
-    /// Queue for copies of such requests, with the reason; their authors are told too. For `amqp` only.
+    /// Queue for copies of such requests with the reason; their clients get an error reply as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"core-poison")]
     pub poison_queue: Option<String>,
-    /// Name of the handler that runs this source's tasks.
+    /// Name of the handler that runs the requests.
     #[serde(default = "command_name")]
     pub handler: String,
 }
 
 impl Source {
-    /// A queue of requests for this handler, with built-in rules.
+    /// The name of the handler.
     #[must_use]
-    pub fn requests(handler: &str) -> Self {
+    pub fn handler(&self) -> &str {
+        match self {
+            Self::Taskcluster(source) => &source.handler,
+            Self::Amqp(source) => &source.handler,
+        }
+    }
+
+    /// The source as one of Taskcluster.
+    #[must_use]
+    pub const fn as_taskcluster(&self) -> Option<&TaskclusterSource> {
+        match self {
+            Self::Taskcluster(source) => Some(source),
+            Self::Amqp(_) => None,
+        }
+    }
+
+    /// The source as one of AMQP.
+    #[must_use]
+    pub const fn as_requests(&self) -> Option<&RequestSource> {
+        match self {
+            Self::Amqp(source) => Some(source),
+            Self::Taskcluster(_) => None,
+        }
+    }
+}
+
+impl TaskclusterSource {
+    /// A source without credentials.
+    #[must_use]
+    pub fn new(root_url: Url, task_queue: TaskQueue, handler: &str) -> Self {
         Self {
-            kind: SourceKind::Amqp,
             dialect: Dialect::default(),
-            root_url: None,
+            root_url,
             queue_url: None,
-            task_queue: None,
+            task_queue,
             client_id: None,
             access_token_file: None,
             access_token: None,
@@ -322,6 +400,16 @@ impl Source {
             queue_hosts: Vec::new(),
             allow_hosts: Vec::new(),
             artifact_storage: ArtifactStorage::default(),
+            handler: handler.to_owned(),
+        }
+    }
+}
+
+impl RequestSource {
+    /// A source for this handler with the built-in values.
+    #[must_use]
+    pub fn new(handler: &str) -> Self {
+        Self {
             requests_queue: None,
             max_attempts: max_attempts(),
             on_attempts_exhausted: OnAttemptsExhausted::default(),
@@ -329,77 +417,67 @@ impl Source {
             handler: handler.to_owned(),
         }
     }
-
-    /// Which tasks of which Taskcluster are claimed; `None` where it is none.
-    #[must_use]
-    pub const fn tasks(&self) -> Option<Tasks<'_>> {
-        match (&self.root_url, &self.task_queue) {
-            (Some(root_url), Some(task_queue)) => Some(Tasks { root_url, task_queue }),
-            _ => None,
-        }
-    }
-}
-
-/// Tasks of a Taskcluster.
-#[derive(Debug, Clone, Copy)]
-pub struct Tasks<'a> {
-    /// Root of the deployment.
-    pub root_url: &'a Url,
-    /// Provisioner and worker type.
-    pub task_queue: &'a TaskQueue,
 }
 
 const fn max_attempts() -> u32 {
     crate::limits::AMQP_ATTEMPTS_MAX
 }
 
-/// What becomes of a request that was tried too often.
+/// What happens to a request after its last attempt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnAttemptsExhausted {
-    /// Its author is told.
+    /// Its client gets an error reply.
     #[default]
     Reply,
-    /// The broker dead-letters it, or drops it where no policy says otherwise.
+    /// The broker dead-letters it, or drops it without a dead letter exchange.
     DeadLetter,
 }
 
-/// The AMQP broker, and what the controller of AMQP workers calls this one.
+/// The AMQP broker and this worker's identity there.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Amqp {
-    /// Address of the broker, such as `amqps://user:password@broker.example.com/vhost` [built-in: RabbitMQ on this machine, as guest]. From the environment only; `JOURNEYMAN_AMQP_URI` and `WORKER_AMQP_URI` set it too.
+    /// URI of the broker, such as `amqps://user:password@broker.example.com/vhost` [built-in: RabbitMQ on this host, as guest]. From the environment only; `JOURNEYMAN_AMQP_URI` and `WORKER_AMQP_URI` set it too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uri: Option<Secret>,
-    /// File that holds the address; or `fd:N` or `systemd:NAME`.
+    /// File with the URI; or `fd:N` or `systemd:NAME`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/etc/journeyman/amqp-uri")]
     pub uri_file: Option<SecretFile>,
-    /// File with the certificates (PEM) of those who may vouch for the broker, in the place of this system's.
+    /// File with the CA certificates (PEM) that verify the broker, instead of the system's.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/etc/journeyman/amqp-ca.pem")]
     pub ca_file: Option<File>,
-    /// File with our own certificate (PEM), and those that vouch for it.
+    /// File with the client certificate chain (PEM).
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/etc/journeyman/amqp.pem")]
     pub certificate_file: Option<File>,
-    /// File with its private key (PEM).
+    /// File with the private key of the client certificate (PEM).
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/etc/journeyman/amqp.key")]
     pub key_file: Option<File>,
-    /// What the controller calls this worker [built-in: `worker.id`]. `WORKER_ID` sets it too, or, with `WORKER_ID_USE_HOSTNAME`, the name of the host.
+    /// This worker's id for its controller [built-in: `worker.id`]. `WORKER_ID` sets it too, or the host name with `WORKER_ID_USE_HOSTNAME`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"worker-1")]
     pub worker_id: Option<String>,
-    /// The key that this worker is for, as it is part of the queue's name. `WORKER_KEY` sets it too.
+    /// Key of the worker group, part of the name of its queue. `WORKER_KEY` sets it too.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"42")]
     pub worker_key: Option<String>,
-    /// The pool that this worker is of. `WORKER_POOL` sets it too.
+    /// Pool of this worker. `WORKER_POOL` sets it too.
     pub pool: String,
-    /// Queue whose requests are taken [built-in: `POOL-req-KEY`]. `WORKER_REQUESTS_QUEUE` sets it too.
+    /// Queue to consume [built-in: `POOL-req-KEY`]. `WORKER_REQUESTS_QUEUE` sets it too.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"core-req-42")]
     pub requests_queue: Option<String>,
-    /// The largest message that is taken or sent. The broker has a bound of its own. `WORKER_MAX_MSG_SIZE` sets it too, in bytes.
-    pub max_message_size: Size,
-    /// How long the broker lets a request be worked at (its `consumer_timeout`), where its queue does not say otherwise: what takes longer is ended a little earlier and handed back. `0s` is without end.
-    pub consumer_timeout: Span,
-    /// Address of the broker's management interface, which is asked with the broker's user and password how long it lets requests of the queue be worked at. RabbitMQ tells so from 3.12 on, by the queue's argument or its policies. A controller counts by it what workers hold, and makes policies [built-in: none].
+    /// Maximum size of a message that is received or published. The broker has a limit of its own. `WORKER_MAX_MSG_SIZE` sets it too, in bytes.
+    pub max_message_size: Size<1>,
+    /// The broker's `consumer_timeout`, if the queue does not set another. A request that takes longer is stopped and returned to the queue shortly before it. `0s` is no limit.
+    pub consumer_timeout: OptionalSpan,
+    /// URL of the broker's management interface, used with the user and password of `uri` [built-in: none]. A worker reads the queue's consumer timeout there (RabbitMQ 3.12 or later); a controller counts unacknowledged messages and sets policies.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"http://127.0.0.1:15672")]
     pub management_url: Option<Url>,
 }
 
@@ -422,16 +500,16 @@ impl Default for Amqp {
     }
 }
 
-/// What the controller of AMQP workers is told of this one.
+/// Activity reports to the controller of AMQP workers.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Activity {
-    /// Exchange that reports go to; empty is none [built-in: `POOL-activity-xchg` with a source of kind `amqp`, none otherwise]. `WORKER_ACTIVITY_EXCHANGE` sets it too.
+    /// Exchange for the reports; empty is none [built-in: `POOL-activity-xchg` with a source of kind `amqp`, otherwise none]. `WORKER_ACTIVITY_EXCHANGE` sets it too.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"core-activity-xchg")]
     pub exchange: Option<String>,
-    /// How often a task that runs is reported while nothing else is.
-    #[schemars(extend("x-least" = Span(ACTIVITY_REPEAT_MIN)))]
-    pub repeat: Span,
+    /// How often a running task is reported when nothing changes.
+    pub repeat: Span<{ millis(ACTIVITY_REPEAT_MIN) }>,
 }
 
 impl Default for Activity {
@@ -440,140 +518,95 @@ impl Default for Activity {
     }
 }
 
-/// The handler that exists without being written.
+/// The handler that exists without a section.
 pub const COMMAND: &str = "command";
 
 fn command_name() -> String {
     COMMAND.to_owned()
 }
 
-/// Kinds of queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum SourceKind {
-    /// Taskcluster, and the embedded queue.
-    Taskcluster,
-    /// Requests of an AMQP queue.
-    Amqp,
-}
-
-/// What is taken of one source and handed on to another.
+/// A bridge from one source to another.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Bridge {
-    /// Name of the source whose tasks or requests are taken.
+    /// Name of the source whose tasks or requests are claimed.
+    #[schemars(example = &"requests")]
     pub from: String,
-    /// Name of the source of the other kind where they are handed on to. Nothing is claimed there.
+    /// Name of the source of the other kind that they are sent to. Nothing is claimed from it.
+    #[schemars(example = &"builds")]
     pub to: String,
-    /// How long the other side has.
-    #[serde(default = "bridge_time")]
-    #[schemars(extend("x-least" = Span(RUN_TIME_MIN)))]
-    pub max_run_time: Span,
+    /// Maximum time that the other side may take.
+    #[serde(default = "bridge_run_time")]
+    pub max_run_time: RunTime,
 }
 
-fn bridge_time() -> Span {
+fn bridge_run_time() -> RunTime {
     built_in("25m")
 }
 
-/// Something that runs payloads.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Handler {
-    /// What kind of handler it is.
-    #[serde(default)]
-    pub kind: HandlerKind,
-    /// The program and its arguments. Needed for `program`; for `http` it is the service that the worker starts, asks after and starts again, and without it somebody else does.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub exec: Vec<String>,
-    /// Where the service listens, such as `http://127.0.0.1:8080`; the path of a request is put behind it. For `http`, which needs it or `socket`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub url: Option<Url>,
-    /// The Unix socket that the service listens on. For `http` only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub socket: Option<File>,
-    /// The path that answers with 2xx where the service is well [built-in: it is well where it can be connected to]. For `http` only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub health: Option<String>,
-    /// How often the service is asked after while it is well. For `http` only.
-    #[serde(default = "health_interval")]
-    #[schemars(extend("x-least" = Span(SERVICE_PROBE_INTERVAL_MIN)))]
-    pub health_interval: Span,
-    /// How long the service may take to say that it is well. Not in time three times in a row, it is ended and started again; while it is at work at a request, silence counts for nothing. For `http` only.
-    #[serde(default = "health_timeout")]
-    #[schemars(extend("x-least" = Span(SERVICE_PROBE_INTERVAL_MIN)))]
-    pub health_timeout: Span,
-    /// How long the service may take until it is well, before it is ended and started again, and how long a task waits for it before it is handed back. For `http` only.
-    #[serde(default = "startup_timeout")]
-    #[schemars(extend("x-least" = Span(SERVICE_STARTUP_TIMEOUT_MIN)))]
-    pub startup_timeout: Span,
-    /// Which headers of a request are passed on to the service; `*` at the end stands for anything. For `http` only.
-    #[serde(default = "forward_headers")]
-    pub forward_headers: Vec<String>,
-    /// A program that checks a payload before it is run. For `program` only.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub check: Vec<String>,
-    /// File with the JSON Schema of the payloads. For `program` only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub schema: Option<File>,
-    /// Which variables of the worker's own environment a payload sees.
-    #[serde(default = "passed_on")]
-    pub env_allow: Vec<String>,
-    /// The longest time a task may run, whatever it asks for.
-    #[serde(default = "max_run_time")]
-    #[schemars(extend("x-least" = Span(RUN_TIME_MIN)))]
-    pub max_run_time: Span,
-    /// How long a task may run that does not say. Tasks of `command` have to say where this is not set. For `command` only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-least" = Span(RUN_TIME_MIN)))]
-    pub default_run_time: Option<Span>,
-    /// How long the processes of a task have to end after they were told to, before they are killed.
-    #[serde(default = "termination_grace")]
-    pub termination_grace: Span,
+/// A handler that runs payloads.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+#[schemars(extend("x-default-kind" = "program"))]
+pub enum Handler {
+    /// Runs the command lines of the task.
+    Command(CommandHandler),
+    /// Runs a program that reads the payload.
+    Program(ProgramHandler),
+    /// Forwards the task to an HTTP service.
+    Http(HttpHandler),
 }
 
-fn health_interval() -> Span {
-    built_in("5s")
-}
-
-fn health_timeout() -> Span {
-    built_in("5s")
-}
-
-fn startup_timeout() -> Span {
-    built_in("1m")
-}
-
-fn forward_headers() -> Vec<String> {
-    ["x-*", "tracestate"].map(str::to_owned).to_vec()
-}
-
-fn passed_on() -> Vec<String> {
-    ["PATH", "LANG", "TZ"].map(str::to_owned).to_vec()
-}
-
-fn termination_grace() -> Span {
-    built_in("10s")
-}
-
-fn max_run_time() -> Span {
-    built_in("24h")
+/// Kinds of handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HandlerKind {
+    /// [`Handler::Command`].
+    Command,
+    /// [`Handler::Program`].
+    Program,
+    /// [`Handler::Http`].
+    Http,
 }
 
 impl Default for Handler {
     fn default() -> Self {
+        Self::Command(CommandHandler::default())
+    }
+}
+
+impl Handler {
+    /// The maximum run time of its tasks.
+    #[must_use]
+    pub const fn max_run_time(&self) -> RunTime {
+        match self {
+            Self::Command(handler) => handler.max_run_time,
+            Self::Program(handler) => handler.max_run_time,
+            Self::Http(handler) => handler.max_run_time,
+        }
+    }
+}
+
+/// A handler that runs the command lines of the task.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CommandHandler {
+    /// Variables of the worker's environment that a payload sees.
+    pub env_allow: Vec<String>,
+    /// Maximum run time of a task, whatever it asks for.
+    pub max_run_time: RunTime,
+    /// Run time of a task that sets none. Without it, tasks have to set one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"1h")]
+    pub default_run_time: Option<RunTime>,
+    /// Time between SIGTERM and SIGKILL for the processes of a task.
+    pub termination_grace: Span,
+}
+
+impl Default for CommandHandler {
+    fn default() -> Self {
         Self {
-            kind: HandlerKind::Command,
-            exec: Vec::new(),
-            url: None,
-            socket: None,
-            health: None,
-            health_interval: health_interval(),
-            health_timeout: health_timeout(),
-            startup_timeout: startup_timeout(),
-            forward_headers: forward_headers(),
-            check: Vec::new(),
-            schema: None,
-            env_allow: passed_on(),
+            env_allow: env_allow(),
             max_run_time: max_run_time(),
             default_run_time: None,
             termination_grace: termination_grace(),
@@ -581,43 +614,139 @@ impl Default for Handler {
     }
 }
 
-/// Kinds of handler.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum HandlerKind {
-    /// Runs the argument vectors that the task brings.
-    Command,
-    /// Runs a program that is given the payload.
-    #[default]
-    Program,
-    /// Forwards the task to a service that speaks HTTP.
-    Http,
+/// A handler that runs a program.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ProgramHandler {
+    /// The program and its arguments. With `http`, the worker starts it as a sidecar that serves `url` or `socket`, checks its health and restarts it.
+    #[serde(deserialize_with = "program")]
+    #[schemars(example = ["/opt/handlers/build", "--verbose"])]
+    pub exec: Vec<String>,
+    /// A program that validates a payload before it runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(example = ["/opt/handlers/build", "--check"])]
+    pub check: Vec<String>,
+    /// File with the JSON Schema of the payloads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/opt/handlers/build.schema.json")]
+    pub schema: Option<File>,
+    /// Variables of the worker's environment that a payload sees.
+    #[serde(default = "env_allow")]
+    pub env_allow: Vec<String>,
+    /// Maximum run time of a task, whatever it asks for.
+    #[serde(default = "max_run_time")]
+    pub max_run_time: RunTime,
+    /// Time between SIGTERM and SIGKILL for the processes of a task.
+    #[serde(default = "termination_grace")]
+    pub termination_grace: Span,
+}
+
+impl ProgramHandler {
+    /// A handler of this program with the built-in values.
+    #[must_use]
+    pub fn new(exec: Vec<String>) -> Self {
+        Self {
+            exec,
+            check: Vec::new(),
+            schema: None,
+            env_allow: env_allow(),
+            max_run_time: max_run_time(),
+            termination_grace: termination_grace(),
+        }
+    }
+}
+
+/// A handler that forwards tasks to an HTTP service. Needs one of `url` and `socket`.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct HttpHandler {
+    /// The program and its arguments. With `http`, the worker starts it as a sidecar that serves `url` or `socket`, checks its health and restarts it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(example = ["/opt/handlers/build", "--verbose"])]
+    pub exec: Vec<String>,
+    /// Base URL of the service; the path of a request is appended. Needs it or `socket`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"http://127.0.0.1:8080")]
+    pub url: Option<Url>,
+    /// Unix socket of the service.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/run/echo/echo.sock")]
+    pub socket: Option<File>,
+    /// Path that answers with 2xx while the service is healthy [built-in: the service is healthy if it accepts connections].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/health")]
+    pub health: Option<String>,
+    /// Interval of health checks while the service is healthy.
+    pub health_interval: Span<{ millis(SERVICE_PROBE_INTERVAL_MIN) }>,
+    /// Timeout of a health check. After three timeouts in a row the service is restarted, unless it works on a request.
+    pub health_timeout: Span<{ millis(SERVICE_PROBE_INTERVAL_MIN) }>,
+    /// How long the service may take to become healthy before it is restarted, and how long a task waits for it before its claim is released.
+    pub startup_timeout: Span<{ millis(SERVICE_STARTUP_TIMEOUT_MIN) }>,
+    /// Request headers that are forwarded to the service; a trailing `*` matches any suffix.
+    pub forward_headers: Vec<String>,
+    /// Variables of the worker's environment that the service sees.
+    pub env_allow: Vec<String>,
+    /// Maximum run time of a task, whatever it asks for.
+    pub max_run_time: RunTime,
+    /// Time between SIGTERM and SIGKILL for the processes of the service.
+    pub termination_grace: Span,
+}
+
+impl Default for HttpHandler {
+    fn default() -> Self {
+        Self {
+            exec: Vec::new(),
+            url: None,
+            socket: None,
+            health: None,
+            health_interval: built_in("5s"),
+            health_timeout: built_in("5s"),
+            startup_timeout: built_in("1m"),
+            forward_headers: ["x-*", "tracestate"].map(str::to_owned).to_vec(),
+            env_allow: env_allow(),
+            max_run_time: max_run_time(),
+            termination_grace: termination_grace(),
+        }
+    }
+}
+
+fn env_allow() -> Vec<String> {
+    ["PATH", "LANG", "TZ"].map(str::to_owned).to_vec()
+}
+
+fn max_run_time() -> RunTime {
+    built_in("24h")
+}
+
+fn termination_grace() -> Span {
+    built_in("10s")
+}
+
+/// Reads a program with its arguments, which needs the program at least.
+pub(super) fn program<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let arguments = Vec::<String>::deserialize(from)?;
+    if arguments.is_empty() { Err(D::Error::custom("a program and its arguments")) } else { Ok(arguments) }
 }
 
 /// The embedded queue.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Queue {
-    /// File that holds everything but the content of artifacts.
+    /// Database file. The content of artifacts is in the directory of the same name with `-artifacts` appended.
     pub db: File,
-    /// Folder for the content of artifacts [built-in: beside `db`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub artifacts: Option<File>,
-    /// Where to listen. Port 0 lets the system choose.
+    /// Address to listen on. With port 0 the system chooses a port.
     pub listen: Listen,
-    /// How long a claim lasts.
-    #[schemars(extend("x-least" = Span(CLAIM_TIMEOUT_MIN)))]
-    pub claim_timeout: Span,
-    /// How long a message that a poll has brought stays hidden from the next one. It is claimed within moments, unless its worker
-    /// has died.
-    #[schemars(extend("x-least" = Span(QUEUE_VISIBILITY_TIMEOUT_MIN)))]
-    pub visibility_timeout: Span,
-    /// Root under which clients reach the queue where a proxy stands before it.
+    /// Length of a claim's lease.
+    pub claim_timeout: Span<{ millis(CLAIM_TIMEOUT_MIN) }>,
+    /// How long a received message stays hidden from other polls. A worker claims it within moments, unless it has crashed.
+    pub visibility_timeout: Span<{ millis(QUEUE_VISIBILITY_TIMEOUT_MIN) }>,
+    /// Root URL for clients behind a reverse proxy.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"https://queue.example.com")]
     pub public_root_url: Option<Url>,
-    /// Whether callers have to prove who they are.
+    /// Whether callers have to sign their calls.
     pub auth: Auth,
-    /// Who may call, by client id.
+    /// Clients that may call the queue, by client id.
     pub clients: BTreeMap<String, Client>,
 }
 
@@ -626,7 +755,6 @@ impl Default for Queue {
         Self {
             db: built_in("/var/lib/journeyman/queue.db"),
             listen: built_in("127.0.0.1:7070"),
-            artifacts: None,
             claim_timeout: built_in("20m"),
             visibility_timeout: built_in("5m"),
             public_root_url: None,
@@ -636,29 +764,30 @@ impl Default for Queue {
     }
 }
 
-/// Whether callers of the embedded queue have to prove who they are.
+/// Whether callers of the embedded queue have to sign their calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Auth {
-    /// Every call is signed by a client.
+    /// A client signs every call.
     Checked,
-    /// Everybody may do everything. For a loopback address and trusted users only.
+    /// Every caller has all scopes. For loopback addresses and trusted users only.
     Open,
-    /// Everybody who can reach the address may do everything.
+    /// Every caller that can reach the address has all scopes.
     OpenToNetwork,
 }
 
-/// Someone who may call the embedded queue.
+/// A client of the embedded queue.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Client {
-    /// File that holds the client's access token, readable for its owner only; or `fd:N`, a descriptor; or `systemd:NAME`, a credential of the unit.
+    /// File with the client's access token, readable by its owner only; or `fd:N` or `systemd:NAME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = &"/etc/journeyman/access-token")]
     pub access_token_file: Option<SecretFile>,
-    /// The access token itself. From the environment only.
+    /// The access token. From the environment only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_token: Option<Secret>,
-    /// What the client may do. A scope that ends in `*` covers all that start like it.
+    /// Scopes of the client. A trailing `*` matches any suffix.
     #[serde(default = "every_scope")]
     pub scopes: Vec<String>,
 }
@@ -671,14 +800,13 @@ fn every_scope() -> Vec<String> {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
-    /// How the worker's own log is written.
+    /// Format of the log: `auto` is `human` on a terminal and `json` otherwise.
     pub format: LogFormat,
-    /// Which lines are written: error, warn, info, debug, trace, or directives such as `info,journeyman::source=debug`.
+    /// Lines that are logged: error, warn, info, debug, trace, or directives such as `info,journeyman::source=debug`.
     pub level: Filter,
-    /// How much of a task's log is kept: three quarters head, one quarter tail, a marker between.
-    #[schemars(extend("x-least" = Size(TASK_LOG_BYTES_MIN)))]
-    pub task_log_max: Size,
-    /// Names of variables, `*` standing for anything, whose values no log shows: those of the worker's own environment, and those that a task of `command` sets.
+    /// Maximum size of a task's log: the first three quarters and the last quarter are kept, with a marker between them.
+    pub task_log_max: Size<TASK_LOG_BYTES_MIN>,
+    /// Names of variables whose values are redacted from every log, `*` matching anything: those of the worker's environment, and those that a task of `command` sets.
     pub redact_env: Vec<String>,
 }
 
@@ -693,19 +821,19 @@ impl Default for Log {
     }
 }
 
-/// How a log is written.
+/// Format of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
     /// `human` on a terminal, `json` otherwise.
     Auto,
-    /// A line a person reads.
+    /// Lines for people.
     Human,
-    /// A JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-#[expect(clippy::expect_used, reason = "every built-in value is read by a test")]
+#[expect(clippy::expect_used, reason = "every built-in value is parsed by a test")]
 pub(super) fn built_in<T: std::str::FromStr<Err = String>>(text: &str) -> T {
-    text.parse().expect("a built-in value is well formed")
+    text.parse().expect("a built-in value is valid")
 }

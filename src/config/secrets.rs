@@ -12,7 +12,7 @@ use secrecy::zeroize::Zeroizing;
 
 use super::Environment;
 use super::demand::DemandConfig;
-use super::schema::{Client, Source};
+use super::schema::{Client, TaskclusterSource};
 use super::values::{Secret, SecretFile};
 use crate::limits::{SECRET_BYTES_MAX, SECRET_READ_TIMEOUT};
 
@@ -58,7 +58,7 @@ impl ClientCredentials {
     /// # Errors
     ///
     /// A file that cannot be read, is empty or is far too large.
-    pub fn of_source(source: &Source, environment: &Environment) -> Result<Option<Self>, SecretError> {
+    pub fn of_source(source: &TaskclusterSource, environment: &Environment) -> Result<Option<Self>, SecretError> {
         let Some(client_id) = source.client_id.clone() else { return Ok(None) };
         let one = |value, file, what| read_one_of(value, file, what, environment);
         let token = one(source.access_token.as_ref(), source.access_token_file.as_ref(), "an access token")?;

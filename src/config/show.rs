@@ -1,4 +1,4 @@
-//! The configuration in effect, written as TOML, with the place of each value where that is asked for.
+//! Writes the configuration in effect as TOML or JSON, optionally with the origin of each value.
 
 use std::fmt::Write as _;
 
@@ -6,49 +6,48 @@ use serde_json::Value;
 
 use super::environment::PREFIX;
 use super::problem::{Document, ValueOrigin};
-use super::{LoadedConfig, check::join};
+use super::{LoadedConfig, load::join};
 
-/// What stands beside each value.
+/// Whether to show the origin of each value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShowOrigins {
-    /// Nothing.
+    /// Values only.
     No,
-    /// Where it comes from.
+    /// Values and origins.
     Yes,
 }
 
 /// Writes the configuration in effect. Secrets are masked.
 #[must_use]
-pub fn to_toml(loaded: &LoadedConfig, beside: ShowOrigins) -> String {
+pub fn to_toml(loaded: &LoadedConfig, origins: ShowOrigins) -> String {
     let mut out = String::new();
     if let Ok(Value::Object(sections)) = serde_json::to_value(&loaded.config) {
         for (name, section) in &sections {
-            table(loaded, beside, name, section, &mut out);
+            table(loaded, origins, name, section, &mut out);
         }
     }
     out.trim_start().to_owned()
 }
 
-fn table(loaded: &LoadedConfig, beside: ShowOrigins, key: &str, value: &Value, out: &mut String) {
+fn table(loaded: &LoadedConfig, origins: ShowOrigins, key: &str, value: &Value, out: &mut String) {
     let Value::Object(entries) = value else { return };
     let (tables, leaves): (Vec<_>, Vec<_>) = entries.iter().partition(|(_, value)| value.is_object());
     if !leaves.is_empty() {
-        // Writing to a String cannot fail.
         _ = writeln!(out, "\n[{}]", quote_key(key));
     }
     let lines: Vec<_> = leaves
         .iter()
-        .map(|(name, value)| (format!("{name} = {}", leaf(value)), origin(loaded, &join(key, name))))
+        .map(|(name, value)| (format!("{name} = {}", leaf(value)), show_origin(loaded, &join(key, name))))
         .collect();
     let width = lines.iter().map(|(line, _)| line.chars().count()).max().unwrap_or(0);
     for (line, from) in lines {
-        match beside {
+        match origins {
             ShowOrigins::No => _ = writeln!(out, "{line}"),
             ShowOrigins::Yes => _ = writeln!(out, "{line:width$}  # {from}"),
         }
     }
     for (name, value) in tables {
-        table(loaded, beside, &join(key, name), value, out);
+        table(loaded, origins, &join(key, name), value, out);
     }
 }
 
@@ -61,11 +60,11 @@ fn quote_key(key: &str) -> String {
 }
 
 fn leaf(value: &Value) -> String {
-    // JSON's text and list forms of these values are TOML as well.
+    // The JSON form of a text, a number or a list is valid TOML.
     value.to_string()
 }
 
-fn origin(loaded: &LoadedConfig, key: &str) -> String {
+fn show_origin(loaded: &LoadedConfig, key: &str) -> String {
     match loaded.origins.get(key) {
         None | Some(ValueOrigin::Default) => "built-in".to_owned(),
         Some(ValueOrigin::File(span)) => {
@@ -85,7 +84,7 @@ fn format_position(document: &Document, byte: usize) -> String {
 #[must_use]
 pub fn to_json(loaded: &LoadedConfig) -> Value {
     let origins: serde_json::Map<String, Value> =
-        loaded.origins.keys().map(|key| (key.clone(), Value::from(origin(loaded, key)))).collect();
+        loaded.origins.keys().map(|key| (key.clone(), Value::from(show_origin(loaded, key)))).collect();
     serde_json::json!({
         "config": serde_json::to_value(&loaded.config).unwrap_or(Value::Null),
         "origins": origins,

@@ -1,55 +1,74 @@
-//! The values that may stand in a configuration: text on the outside, a type that cannot be wrong inside.
-//!
-//! Each type names its format; the format is in the schema, so that one check serves the file, the environment and
-//! the flags. Nothing here reads a file or the environment.
+//! The types of configuration values: text in a file, the environment or a flag, and a validated type in the code.
 
 use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::redact;
 
-/// A value written as text. The error of [`Text::read`] is the end of a sentence: "expected …".
+/// A value that is written as text.
 trait Text: Sized {
-    /// The schema's `format`.
-    const FORMAT: &'static str;
-    /// What a value looks like, for messages.
+    /// What the reference calls such a value.
+    const KIND: &'static str;
+    /// A value for messages and the template.
     const EXAMPLE: &'static str;
-    /// Reads it, or says what was expected.
+    /// Parses the text. The error completes the sentence "expected …".
     fn read(text: &str) -> Result<Self, String>;
-    /// Writes it as it would stand in a file.
+    /// Writes the text that [`Text::read`] parses.
     fn write(&self) -> String;
+    /// What the reference adds to [`Text::KIND`].
+    fn bounds() -> String {
+        String::new()
+    }
+}
+
+struct TextVisitor<T>(PhantomData<T>);
+
+impl<T: Text> Visitor<'_> for TextVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "a text in quotes such as \"{}\"", T::EXAMPLE)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        T::read(text).map_err(E::custom)
+    }
 }
 
 macro_rules! text_value {
-    ($($name:ident),+ $(,)?) => {
+    ($([$($min:ident)?] $name:ty),+ $(,)?) => {
         $(
-            impl Serialize for $name {
+            impl $(<const $min: u64>)? Serialize for $name {
                 fn serialize<S: Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
                     out.serialize_str(&self.write())
                 }
             }
 
-            impl<'de> Deserialize<'de> for $name {
+            impl<'de, $(const $min: u64)?> Deserialize<'de> for $name {
                 fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-                    let text = String::deserialize(from)?;
-                    Self::read(&text).map_err(serde::de::Error::custom)
+                    from.deserialize_str(TextVisitor(PhantomData))
                 }
             }
 
-            impl JsonSchema for $name {
+            impl $(<const $min: u64>)? JsonSchema for $name {
                 fn schema_name() -> Cow<'static, str> {
                     stringify!($name).into()
                 }
 
                 fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                    json_schema!({ "type": "string", "format": Self::FORMAT })
+                    let title = format!("{}{}", Self::KIND, Self::bounds());
+                    json_schema!({ "type": "string", "title": title, "examples": [Self::EXAMPLE] })
                 }
 
                 fn inline_schema() -> bool {
@@ -57,107 +76,109 @@ macro_rules! text_value {
                 }
             }
 
-            impl std::fmt::Display for $name {
-                fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            impl $(<const $min: u64>)? fmt::Display for $name {
+                fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
                     out.write_str(&self.write())
                 }
             }
 
-            impl std::str::FromStr for $name {
+            impl $(<const $min: u64>)? FromStr for $name {
                 type Err = String;
                 fn from_str(text: &str) -> Result<Self, String> {
                     Self::read(text)
                 }
             }
         )+
-
-        /// Checks a text against the format that the schema names.
-        ///
-        /// # Errors
-        ///
-        /// The end of a sentence: what was expected. A format that is not one of ours accepts everything.
-        pub(super) fn check_format(format: &str, text: &str) -> Result<(), String> {
-            $(if format == $name::FORMAT {
-                return $name::read(text).map(drop);
-            })+
-            Ok(())
-        }
-
-        /// What a value of the format looks like.
-        pub(super) fn example_of(format: &str) -> Option<&'static str> {
-            $(if format == $name::FORMAT {
-                return Some($name::EXAMPLE);
-            })+
-            None
-        }
     };
 }
 
-text_value!(Span, Size, WorkerName, Queue, Url, Listen, File, SecretFile, Filter, Secret);
+text_value!(
+    [MIN_MS] Span<MIN_MS>,
+    [MIN_MS] OptionalSpan<MIN_MS>,
+    [MIN] Size<MIN>,
+    [] WorkerName,
+    [] Queue,
+    [] Url,
+    [] Listen,
+    [] File,
+    [] SecretFile,
+    [] Filter,
+    [] Secret,
+);
 
-/// Checks a text that is well formed against the least that its key allows, which is written in the same way; `zero` is
-/// what the schema says of nothing at all, where that has a meaning of its own.
-///
-/// # Errors
-///
-/// The end of a sentence: what was expected.
-pub(super) fn check_least(format: &str, text: &str, least: &str, zero: Option<&str>) -> Result<(), String> {
-    let magnitude = |text: &str| match format {
-        Span::FORMAT => Span::read(text).map(|span| span.0.as_nanos()).ok(),
-        Size::FORMAT => Size::read(text).map(|size| size.0.into()).ok(),
-        _ => None,
-    };
-    let (Some(given), Some(bound)) = (magnitude(text), magnitude(least)) else { return Ok(()) };
-    match zero {
-        _ if given >= bound => Ok(()),
-        Some(_) if given == 0 => Ok(()),
-        Some(meaning) => Err(format!("\"{least}\" or more, or \"0s\", which is {meaning}")),
-        None => Err(format!("\"{least}\" or more")),
-    }
-}
-
-/// A length of time, such as `15m`, `1h 30m` or `500ms`. At most a hundred days.
+/// A duration such as `15m`, `1h 30m` or `500ms`, from `MIN_MS` milliseconds to 100 days.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span(pub Duration);
+pub struct Span<const MIN_MS: u64 = 0>(pub Duration);
 
-impl Span {
-    /// Reads a length of time of at least `least`.
-    ///
-    /// # Errors
-    ///
-    /// The end of a sentence: what was expected.
-    pub fn read_from(text: &str, least: Duration) -> Result<Self, String> {
-        let span = Self::read(text)?;
-        check_least(Self::FORMAT, text, &Self(least).write(), None)?;
-        Ok(span)
-    }
+/// A duration as [`Span`], or `0s` for none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OptionalSpan<const MIN_MS: u64 = 0>(pub Option<Duration>);
+
+/// The milliseconds of a limit, for the types whose minimum it is.
+#[must_use]
+pub const fn millis(span: Duration) -> u64 {
+    span.as_secs() * 1_000 + span.subsec_millis() as u64
 }
 
 const SPAN_MAX: Duration = Duration::from_secs(100 * 24 * 3600);
 
-impl Text for Span {
-    const FORMAT: &'static str = "span";
+fn read_span(text: &str) -> Result<Duration, String> {
+    let expected = "a duration with its unit, such as \"15m\", \"1h 30m\" or \"500ms\"; the largest unit is the hour";
+    let span: jiff::SignedDuration = text.parse().map_err(|_| expected.to_owned())?;
+    let span = Duration::try_from(span).map_err(|_| "a duration that is not negative".to_owned())?;
+    if span > SPAN_MAX {
+        return Err("at most 100 days (\"2400h\")".to_owned());
+    }
+    Ok(span)
+}
+
+fn write_span(span: Duration) -> String {
+    jiff::SignedDuration::try_from(span).map_or_else(|_| "2400h".to_owned(), |span| format!("{span:#}"))
+}
+
+impl<const MIN_MS: u64> Text for Span<MIN_MS> {
+    const KIND: &'static str = "time with unit";
     const EXAMPLE: &'static str = "15m";
 
     fn read(text: &str) -> Result<Self, String> {
-        let expected =
-            "a length of time with its unit, such as \"15m\", \"1h 30m\" or \"500ms\"; hours are the largest";
-        let span: jiff::SignedDuration = text.parse().map_err(|_| expected.to_owned())?;
-        let span = Duration::try_from(span).map_err(|_| "a length of time that is not negative".to_owned())?;
-        if span > SPAN_MAX {
-            return Err("at most a hundred days (\"2400h\")".to_owned());
-        }
-        Ok(Self(span))
+        let span = read_span(text)?;
+        let min = Duration::from_millis(MIN_MS);
+        if span < min { Err(format!("\"{}\" or more", write_span(min))) } else { Ok(Self(span)) }
     }
 
     fn write(&self) -> String {
-        jiff::SignedDuration::try_from(self.0).map_or_else(|_| "2400h".to_owned(), |span| format!("{span:#}"))
+        write_span(self.0)
+    }
+
+    fn bounds() -> String {
+        if MIN_MS == 0 { String::new() } else { format!(", from {}", write_span(Duration::from_millis(MIN_MS))) }
     }
 }
 
-/// A number of bytes, such as `64MiB`.
+impl<const MIN_MS: u64> Text for OptionalSpan<MIN_MS> {
+    const KIND: &'static str = "time with unit";
+    const EXAMPLE: &'static str = "15m";
+
+    fn read(text: &str) -> Result<Self, String> {
+        if read_span(text)?.is_zero() {
+            return Ok(Self(None));
+        }
+        let span = Span::<MIN_MS>::read(text).map_err(|expected| format!("{expected}, or \"0s\" to disable it"))?;
+        Ok(Self(Some(span.0)))
+    }
+
+    fn write(&self) -> String {
+        write_span(self.0.unwrap_or_default())
+    }
+
+    fn bounds() -> String {
+        format!("{}, or 0s", Span::<MIN_MS>::bounds())
+    }
+}
+
+/// A number of bytes, such as `64MiB`, from `MIN`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Size(pub u64);
+pub struct Size<const MIN: u64 = 0>(pub u64);
 
 const SIZE_UNITS: [(&str, u64); 8] = [
     ("GiB", 1 << 30),
@@ -170,8 +191,14 @@ const SIZE_UNITS: [(&str, u64); 8] = [
     ("B", 1),
 ];
 
-impl Text for Size {
-    const FORMAT: &'static str = "size";
+fn write_size(bytes: u64) -> String {
+    let fits = |(_, factor): &&(&str, u64)| bytes != 0 && bytes.is_multiple_of(*factor);
+    let (unit, factor) = SIZE_UNITS[..3].iter().find(fits).copied().unwrap_or(("B", 1));
+    format!("{}{unit}", bytes / factor)
+}
+
+impl<const MIN: u64> Text for Size<MIN> {
+    const KIND: &'static str = "bytes with unit";
     const EXAMPLE: &'static str = "64MiB";
 
     fn read(text: &str) -> Result<Self, String> {
@@ -181,31 +208,33 @@ impl Text for Size {
             .find_map(|(unit, factor)| text.strip_suffix(unit).map(|digits| (digits.trim_end(), *factor)))
             .ok_or_else(expected)?;
         let count: u64 = digits.parse().map_err(|_| expected())?;
-        count.checked_mul(factor).map(Self).ok_or_else(expected)
+        let bytes = count.checked_mul(factor).ok_or_else(expected)?;
+        if bytes < MIN { Err(format!("\"{}\" or more", write_size(MIN))) } else { Ok(Self(bytes)) }
     }
 
     fn write(&self) -> String {
-        let fits = |(_, factor): &&(&str, u64)| self.0 != 0 && self.0.is_multiple_of(*factor);
-        let (unit, factor) = SIZE_UNITS[..3].iter().find(fits).copied().unwrap_or(("B", 1));
-        format!("{}{unit}", self.0 / factor)
+        write_size(self.0)
+    }
+
+    fn bounds() -> String {
+        if MIN == 0 { String::new() } else { format!(", from {}", write_size(MIN)) }
     }
 }
 
-/// The longest worker group or worker id that today's queue accepts.
+/// The longest worker group or worker id of the claimWork dialect.
 pub const WORKER_NAME_CHARS_MAX: usize = 38;
-/// The longest worker group, worker id, provisioner id or worker type that the queue of the Azure era accepts.
+/// The longest worker group, worker id, provisioner id or worker type of the Azure dialect.
 pub const WORKER_NAME_CHARS_MAX_AZURE: usize = 22;
 
-/// A worker group or a worker id. `{hostname}` and `{pid}` stand for this host's name and this process.
+/// A worker group or a worker id, in which `{hostname}` and `{pid}` are placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerName(String);
 
 impl Text for WorkerName {
-    const FORMAT: &'static str = "worker-name";
+    const KIND: &'static str = "name";
     const EXAMPLE: &'static str = "build-7";
 
     fn read(text: &str) -> Result<Self, String> {
-        // A placeholder may become one character; the whole is checked again when it is filled in.
         let filled = text.replace("{hostname}", "h").replace("{pid}", "1");
         plain_name(&filled, WORKER_NAME_CHARS_MAX)?;
         Ok(Self(text.to_owned()))
@@ -217,16 +246,19 @@ impl Text for WorkerName {
 }
 
 impl WorkerName {
-    /// The name with its placeholders filled in. What a host name holds that the protocol does not allow becomes `-`;
-    /// a host name that is too long is cut, so that the whole has at most `chars_max` characters.
+    /// Fills in the placeholders. A character that the protocol does not allow becomes `-`, and the host name is cut so that
+    /// the result has at most `chars_max` characters.
     #[must_use]
     pub fn fill(&self, hostname: &str, pid: u32, chars_max: usize) -> String {
         let with_pid = self.0.replace("{pid}", &pid.to_string());
         let Some(rest) = with_pid.len().checked_sub("{hostname}".len()) else { return with_pid };
-        let room = chars_max.saturating_sub(rest).max(1);
+        let hostname_max = chars_max.saturating_sub(rest).max(1);
         let short = hostname.split('.').next().unwrap_or(hostname);
-        let clean: String =
-            short.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' }).take(room).collect();
+        let clean: String = short
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' })
+            .take(hostname_max)
+            .collect();
         let clean = if clean.is_empty() { "host".to_owned() } else { clean };
         with_pid.replace("{hostname}", &clean)
     }
@@ -235,10 +267,10 @@ impl WorkerName {
 fn plain_name(text: &str, chars_max: usize) -> Result<(), String> {
     let expected = || format!("1 to {chars_max} letters, digits, `_` or `-`");
     if let Some(odd) = text.chars().find(|c| !c.is_ascii_alphanumeric() && *c != '_' && *c != '-') {
-        return Err(format!("{}, and there is a {odd:?}", expected()));
+        return Err(format!("{}; {odd:?} is not allowed", expected()));
     }
     if text.is_empty() || text.len() > chars_max {
-        return Err(format!("{}, and these are {}", expected(), text.len()));
+        return Err(format!("{}; this has {}", expected(), text.len()));
     }
     Ok(())
 }
@@ -251,13 +283,11 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// The part before the slash.
     #[must_use]
     pub fn provisioner(&self) -> &str {
         &self.provisioner
     }
 
-    /// The part after the slash.
     #[must_use]
     pub fn worker_type(&self) -> &str {
         &self.worker_type
@@ -265,13 +295,13 @@ impl Queue {
 }
 
 impl Text for Queue {
-    const FORMAT: &'static str = "task-queue";
+    const KIND: &'static str = "provisioner/worker-type";
     const EXAMPLE: &'static str = "build/linux-large";
 
     fn read(text: &str) -> Result<Self, String> {
         let (provisioner, worker_type) = text
             .split_once('/')
-            .ok_or("provisioner and worker type with a slash between, such as \"build/linux-large\"")?;
+            .ok_or("provisioner and worker type separated by a slash, such as \"build/linux-large\"")?;
         for part in [provisioner, worker_type] {
             plain_name(part, WORKER_NAME_CHARS_MAX).map_err(|what| format!("{what}, on each side of the slash"))?;
         }
@@ -283,18 +313,17 @@ impl Text for Queue {
     }
 }
 
-/// An address on the web: `http` or `https`, a host, and no credentials, query or fragment.
+/// An `http` or `https` URL without credentials, query and fragment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Url(url::Url);
 
 impl Url {
-    /// The address without a slash at its end.
+    /// The URL without a trailing slash.
     #[must_use]
     pub fn as_str(&self) -> &str {
         self.0.as_str().trim_end_matches('/')
     }
 
-    /// The address, taken apart.
     #[must_use]
     pub const fn parts(&self) -> &url::Url {
         &self.0
@@ -302,20 +331,20 @@ impl Url {
 }
 
 impl Text for Url {
-    const FORMAT: &'static str = "web-address";
+    const KIND: &'static str = "web address";
     const EXAMPLE: &'static str = "https://tc.example.com";
 
     fn read(text: &str) -> Result<Self, String> {
-        let expected = || "an address such as \"https://tc.example.com\"".to_owned();
+        let expected = || "a URL such as \"https://tc.example.com\"".to_owned();
         let url = url::Url::parse(text).map_err(|_| expected())?;
         if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
             return Err(expected());
         }
         if !url.username().is_empty() || url.password().is_some() {
-            return Err("an address without a user and password in it".to_owned());
+            return Err("a URL without a user and password".to_owned());
         }
         if url.query().is_some() || url.fragment().is_some() {
-            return Err("an address without `?` and `#`".to_owned());
+            return Err("a URL without `?` and `#`".to_owned());
         }
         Ok(Self(url))
     }
@@ -325,12 +354,12 @@ impl Text for Url {
     }
 }
 
-/// Where to listen: an IP address and a port; port 0 lets the system choose.
+/// An IP address and a port to listen on; with port 0 the system chooses one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listen(pub SocketAddr);
 
 impl Text for Listen {
-    const FORMAT: &'static str = "listen-address";
+    const KIND: &'static str = "address and port";
     const EXAMPLE: &'static str = "127.0.0.1:7070";
 
     fn read(text: &str) -> Result<Self, String> {
@@ -344,17 +373,17 @@ impl Text for Listen {
     }
 }
 
-/// A file or a folder. A relative one starts at the folder that the command was started in.
+/// The path of a file or a directory, relative to the current directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File(pub PathBuf);
 
 impl Text for File {
-    const FORMAT: &'static str = "file";
+    const KIND: &'static str = "path";
     const EXAMPLE: &'static str = "/path/to/it";
 
     fn read(text: &str) -> Result<Self, String> {
         if text.is_empty() || text.contains('\0') {
-            return Err("the name of a file or folder".to_owned());
+            return Err("the path of a file or directory".to_owned());
         }
         Ok(Self(PathBuf::from(text)))
     }
@@ -364,28 +393,23 @@ impl Text for File {
     }
 }
 
-/// Where a secret is read from: a file, `fd:N` for a descriptor that was handed down, or `systemd:NAME` for a credential of
-/// the service's unit.
+/// Where a secret is read from: a file, `fd:N` (an inherited descriptor) or `systemd:NAME` (a credential of the unit).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SecretFile {
-    /// A file. A relative one starts at the folder that the command was started in.
     File(PathBuf),
-    /// A descriptor of this process: a file or a pipe.
     Descriptor(i32),
-    /// A file of `$CREDENTIALS_DIRECTORY`, which `LoadCredential=` and its kin fill.
+    /// A file of `$CREDENTIALS_DIRECTORY`, as `LoadCredential=` puts it there.
     Systemd(String),
 }
 
 impl Text for SecretFile {
-    const FORMAT: &'static str = "secret-file";
+    const KIND: &'static str = "path, fd:N or systemd:NAME";
     const EXAMPLE: &'static str = "/path/to/it";
 
     fn read(text: &str) -> Result<Self, String> {
         if let Some(number) = text.strip_prefix("fd:") {
             let number = number.parse().ok().filter(|number| *number > 2);
-            return number
-                .map(Self::Descriptor)
-                .ok_or_else(|| "fd: and a number from 3 on, such as \"fd:3\"".to_owned());
+            return number.map(Self::Descriptor).ok_or_else(|| "fd: and a number from 3, such as \"fd:3\"".to_owned());
         }
         if let Some(name) = text.strip_prefix("systemd:") {
             let plain = !name.is_empty() && !name.contains(['/', '\0']) && !matches!(name, "." | "..");
@@ -404,12 +428,11 @@ impl Text for SecretFile {
     }
 }
 
-/// Which log lines are written: a level, or `tracing` directives such as `info,journeyman::source=debug`.
+/// A log level, or `tracing` directives such as `info,journeyman::source=debug`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter(String);
 
 impl Filter {
-    /// The directives.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -417,14 +440,13 @@ impl Filter {
 }
 
 impl Text for Filter {
-    const FORMAT: &'static str = "log-filter";
+    const KIND: &'static str = "level or directives";
     const EXAMPLE: &'static str = "info";
 
     fn read(text: &str) -> Result<Self, String> {
         let expected =
             "error, warn, info, debug, trace or off, or directives such as \"info,journeyman::source=debug\"";
-        // Without this check any single word would be taken for the name of a module.
-        // An empty word would pass for a level.
+        // EnvFilter takes any single word for the name of a module, and an empty word for a level.
         let level = |word: &str| !word.is_empty() && word.parse::<LevelFilter>().is_ok();
         let plain = text.split(',').all(|part| match part.rsplit_once('=') {
             Some((target, word)) => !target.trim().is_empty() && level(word.trim()),
@@ -441,8 +463,7 @@ impl Text for Filter {
     }
 }
 
-/// Something that is never shown. What it was read from is not checked, it is masked wherever it is written, and no log
-/// shows it while it is there. Its memory is wiped when it is dropped.
+/// A secret: masked wherever it is written, redacted from every log while it exists, and wiped from memory on drop.
 #[derive(Clone)]
 pub struct Secret(Arc<Hidden>);
 
@@ -451,18 +472,17 @@ struct Hidden {
     _in_logs: redact::HiddenSecrets,
 }
 
-/// What stands in the place of a secret.
+/// What is shown instead of a secret.
 pub const MASK: &str = "********";
 
 impl Secret {
-    /// Takes a secret, without the white space around it.
+    /// Keeps the text without the white space around it.
     #[must_use]
     pub fn new(text: &str) -> Self {
         let in_logs = redact::hide([text]);
         Self(Arc::new(Hidden { text: text.trim().to_owned().into(), _in_logs: in_logs }))
     }
 
-    /// The secret itself, for the one place that needs it.
     #[must_use]
     pub fn reveal(&self) -> &str {
         use secrecy::ExposeSecret as _;
@@ -470,14 +490,14 @@ impl Secret {
     }
 }
 
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Secret {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(MASK)
     }
 }
 
 impl Text for Secret {
-    const FORMAT: &'static str = "secret";
+    const KIND: &'static str = "secret";
     const EXAMPLE: &'static str = MASK;
 
     fn read(text: &str) -> Result<Self, String> {
@@ -499,25 +519,25 @@ mod tests {
     #[test]
     fn a_span_is_written_as_it_was_read() {
         for text in ["0s", "15m", "1h 30m", "500ms"] {
-            assert_eq!(Span::read(text).unwrap().write(), text);
+            assert_eq!(Span::<0>::read(text).unwrap().write(), text);
         }
     }
 
     #[test]
     fn a_span_without_unit_or_below_zero_or_endless_is_refused() {
         for text in ["15", "-5s", "2401h", "", "soon"] {
-            assert!(Span::read(text).is_err(), "{text}");
+            assert!(Span::<0>::read(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn sizes_know_both_kinds_of_unit_and_never_overflow() {
-        assert_eq!(Size::read("64MiB").unwrap().0, 64 << 20);
-        assert_eq!(Size::read("2 GB").unwrap().0, 2_000_000_000);
-        assert_eq!(Size::read("64MiB").unwrap().write(), "64MiB");
-        assert_eq!(Size::read("0B").unwrap().write(), "0B");
+        assert_eq!(Size::<0>::read("64MiB").unwrap().0, 64 << 20);
+        assert_eq!(Size::<0>::read("2 GB").unwrap().0, 2_000_000_000);
+        assert_eq!(Size::<0>::read("64MiB").unwrap().write(), "64MiB");
+        assert_eq!(Size::<0>::read("0B").unwrap().write(), "0B");
         for text in ["64", "MiB", "-1B", "99999999999999GiB", "1.5GiB"] {
-            assert!(Size::read(text).is_err(), "{text}");
+            assert!(Size::<0>::read(text).is_err(), "{text}");
         }
     }
 

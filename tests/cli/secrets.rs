@@ -212,7 +212,8 @@ fn a_configuration_cannot_be_printed_with_its_secrets() {
     let environment = Environment::from_pairs(&[("JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN", "debug-canary-31")]);
     let document = Document::new(Path::new("x.toml"), &configuration("http://127.0.0.1:9", ""));
     let loaded = config::load(Some(document), &environment, &[]).expect("it is good");
-    let credentials = config::secrets::ClientCredentials::of_source(&loaded.config.source["ci"], &environment);
+    let source = loaded.config.source["ci"].as_taskcluster().expect("a source of Taskcluster");
+    let credentials = config::secrets::ClientCredentials::of_source(source, &environment);
     for shown in [format!("{loaded:?}{loaded:#?}"), format!("{environment:?}"), format!("{credentials:?}")] {
         assert!(!shown.contains("debug-canary-31"), "{shown}");
     }

@@ -237,7 +237,6 @@ pub(in crate::cli) fn pool_config(
             format!("[pool.{name}]: the name is too long: the names of its exchanges exceed the limit of AMQP"),
         ));
     }
-    let ttl = u32::try_from(pool.message_ttl.0.as_millis()).unwrap_or(u32::MAX);
     let broker = amqp_setup::build_broker(&config.amqp, environment)?.with_default_heartbeat(CONTROLLER_HEARTBEAT);
     Ok(controller::ControllerConfig {
         pool: name.to_owned(),
@@ -250,7 +249,7 @@ pub(in crate::cli) fn pool_config(
                 QueueType::Classic => controller::QueueType::Classic,
                 QueueType::Quorum => controller::QueueType::Quorum,
             },
-            message_ttl: (ttl > 0).then_some(ttl),
+            message_ttl: pool.message_ttl.0.map(|ttl| u32::try_from(ttl.as_millis()).unwrap_or(u32::MAX)),
             max_length: pool.max_length,
             delivery_limit: pool.delivery_limit,
         },
@@ -268,22 +267,31 @@ fn driver_config(name: &str, pool: &PoolConfig) -> Result<controller::DriverConf
         PoolDriver::Subprocess => {
             controller::DriverKind::Subprocess(controller::SubprocessConfig { command: pool.command.clone() })
         }
-        PoolDriver::Exec => controller::DriverKind::Exec(controller::ExecConfig {
-            list: pool.exec.list.clone(),
-            start: pool.exec.start.clone(),
-            stop: pool.exec.stop.clone(),
-        }),
+        PoolDriver::Exec => {
+            let exec = driver_table(name, pool, pool.exec.as_ref())?;
+            controller::DriverKind::Exec(controller::ExecConfig {
+                list: exec.list.clone(),
+                start: exec.start.clone(),
+                stop: exec.stop.clone(),
+            })
+        }
         PoolDriver::Kubernetes => controller::DriverKind::Kubernetes(Box::new(kubernetes_config(name, pool)?)),
-        PoolDriver::Docker => controller::DriverKind::Docker(controller::DockerConfig {
-            host: pool.docker.host.clone(),
-            image: pool.docker.image.clone().unwrap_or_default(),
-            command: pool.command.clone(),
-            network: pool.docker.network.clone(),
-        }),
-        PoolDriver::Systemd => controller::DriverKind::Systemd(controller::SystemdConfig {
-            unit: pool.systemd.unit.clone().unwrap_or_default(),
-            systemctl: vec!["systemctl".to_owned()],
-        }),
+        PoolDriver::Docker => {
+            let docker = driver_table(name, pool, pool.docker.as_ref())?;
+            controller::DriverKind::Docker(controller::DockerConfig {
+                host: docker.host.clone(),
+                image: docker.image.clone(),
+                command: pool.command.clone(),
+                network: docker.network.clone(),
+            })
+        }
+        PoolDriver::Systemd => {
+            let systemd = driver_table(name, pool, pool.systemd.as_ref())?;
+            controller::DriverKind::Systemd(controller::SystemdConfig {
+                unit: systemd.unit.clone(),
+                systemctl: vec!["systemctl".to_owned()],
+            })
+        }
     };
     Ok(controller::DriverConfig {
         pool: name.to_owned(),
@@ -294,8 +302,13 @@ fn driver_config(name: &str, pool: &PoolConfig) -> Result<controller::DriverConf
     })
 }
 
+fn driver_table<'a, T>(name: &str, pool: &PoolConfig, table: Option<&'a T>) -> Result<&'a T, Failure> {
+    let driver = pool.driver.as_str();
+    table.ok_or_else(|| Failure::new(Exit::Config, format!("[pool.{name}] needs a table [pool.{name}.{driver}]")))
+}
+
 fn kubernetes_config(name: &str, pool: &PoolConfig) -> Result<controller::KubernetesConfig, Failure> {
-    let of = &pool.kubernetes;
+    let of = driver_table(name, pool, pool.kubernetes.as_ref())?;
     let template = of.template.as_ref().map(|File(path)| {
         let read = || Ok(serde_json::from_slice(&std::fs::read(path)?)?);
         read().map_err(|error: io::Error| {
@@ -314,14 +327,14 @@ fn kubernetes_config(name: &str, pool: &PoolConfig) -> Result<controller::Kubern
         namespace: of.namespace.clone(),
         token_file: usual(&of.token_file, "token"),
         ca_file: usual(&of.ca_file, "ca.crt"),
-        image: of.image.clone().unwrap_or_default(),
+        image: of.image.clone(),
         command: pool.command.clone(),
         service_account: of.service_account.clone(),
         template: template.transpose()?,
         scaling: match of.scaling {
             KubernetesScaling::Controller => controller::Scaling::Controller,
             KubernetesScaling::Keda => {
-                controller::Scaling::Keda { min: pool.min, max: pool.max, per_worker: pool.concurrency }
+                controller::Scaling::Keda { min: pool.min, max: pool.max.get(), per_worker: pool.concurrency.get() }
             }
         },
     })
@@ -358,16 +371,16 @@ fn demand_configs(
 
 fn scaling_config(pool: &PoolConfig) -> controller::ScalingConfig {
     // There a whole group is one worker to us, and somebody else decides how many it has.
-    let is_counted_elsewhere =
-        pool.driver == PoolDriver::Kubernetes && pool.kubernetes.scaling == KubernetesScaling::Keda;
+    let is_counted_elsewhere = pool.driver == PoolDriver::Kubernetes
+        && pool.kubernetes.as_ref().is_some_and(|kubernetes| kubernetes.scaling == KubernetesScaling::Keda);
     let one = |count| if is_counted_elsewhere { 1 } else { count };
     controller::ScalingConfig {
         delays: tracker::TrackerPolicy { unbind_delay: pool.unbind_delay.0, stop_delay: pool.stop_delay.0 },
         limits: scale::ScaleLimits {
             min: one(pool.min),
-            max: one(pool.max),
+            max: one(pool.max.get()),
             min_idle: pool.min_idle,
-            concurrency: pool.concurrency,
+            concurrency: pool.concurrency.get(),
             scale_down_delay: pool.scale_down_delay.0,
         },
         max_total: pool.max_total,

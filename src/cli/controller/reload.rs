@@ -91,6 +91,8 @@ fn apply_reloadable(running: &mut Config, new: &Config) {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
 
     #[test]
@@ -99,7 +101,7 @@ mod tests {
         running.pool.insert("core".to_owned(), PoolConfig::default());
         let mut new = running.clone();
         let pool = new.pool.get_mut("core").unwrap();
-        (pool.max, pool.max_total, pool.unbind_delay) = (7, Some(3), "5s".parse().unwrap());
+        (pool.max, pool.max_total, pool.unbind_delay) = (NonZeroU32::MAX, Some(3), "5s".parse().unwrap());
         pool.command = vec!["other".to_owned()];
         new.pool.insert("second".to_owned(), PoolConfig::default());
         let before = running.clone();

@@ -20,7 +20,7 @@ use super::screen::{CheckResult, DemoScreen, Row};
 use super::tasks::{self, DemoTask, Expectation, GREET, GREET_PROGRAM};
 use super::{CLIENT_ID, DevSession};
 use crate::config::Environment;
-use crate::config::schema::{Config, Handler, HandlerKind};
+use crate::config::schema::{Config, Handler, ProgramHandler};
 use crate::config::values::Span;
 use crate::domain::id::{Run, TaskId};
 use crate::limits::{DEMO_LOG_BYTES_MAX, DEMO_REDRAW_INTERVAL, DEMO_TASKS_TIMEOUT, TASK_LIST_PAGES_MAX};
@@ -56,7 +56,7 @@ pub(super) fn configure(config: &mut Config, temp_dir: &Path, set: impl Fn(&str)
         .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o700)))
         .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot write {}: {error}", path.display())))?;
     let exec = vec![path.display().to_string()];
-    config.handler.insert(GREET.to_owned(), Handler { kind: HandlerKind::Program, exec, ..Handler::default() });
+    config.handler.insert(GREET.to_owned(), Handler::Program(ProgramHandler::new(exec)));
     Ok(())
 }
 

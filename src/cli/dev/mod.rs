@@ -18,15 +18,17 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
 use super::target::{DevState, DevStateFile, state_dir};
 use super::{output, worker, worker_setup};
-use crate::config::schema::{COMMAND, Config, Handler, HandlerKind, LogFormat, Source, SourceKind};
-use crate::config::values::{self, Listen, Queue as TaskQueue, Secret, Span};
+use crate::config::schema::{
+    COMMAND, CommandHandler, Config, Handler, LogFormat, ProgramHandler, Source, TaskclusterSource,
+};
+use crate::config::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Secret, Span};
 use crate::config::{Environment, LoadedConfig};
 use crate::control::worker_api::ReloadFuture;
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::limits::CLAIM_TIMEOUT_MIN;
 use crate::observe::log;
 use crate::queue::{self, Db, RegisteredClient};
-use crate::source::taskcluster::{ArtifactStorage, Dialect};
+use crate::source::taskcluster::Dialect;
 use crate::worker::Control;
 
 /// `journeyman dev`
@@ -49,7 +51,7 @@ pub(in crate::cli) struct DevArgs {
     db: Option<PathBuf>,
     /// Length of a claim [default: 20m]
     #[arg(long, value_name = "TIME", value_parser = parse_claim_timeout, conflicts_with = "demo")]
-    claim_timeout: Option<Span>,
+    claim_timeout: Option<Duration>,
     #[command(flatten)]
     settings: ConfigArgs<DevFlags>,
 }
@@ -72,8 +74,10 @@ fn parse_handler_flag(text: &str) -> Result<HandlerProgram, String> {
     Ok(HandlerProgram { name: name.to_owned(), exec: vec![path.to_owned()] })
 }
 
-fn parse_claim_timeout(text: &str) -> Result<Span, String> {
-    Span::read_from(text, CLAIM_TIMEOUT_MIN).map_err(|expected| format!("expected {expected}"))
+fn parse_claim_timeout(text: &str) -> Result<Duration, String> {
+    let span: Span<{ values::millis(CLAIM_TIMEOUT_MIN) }> =
+        text.parse().map_err(|expected| format!("expected {expected}"))?;
+    Ok(span.0)
 }
 
 const CAPACITY: u16 = 4;
@@ -92,7 +96,7 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
         config.worker.capacity = CAPACITY;
     }
     if !set("worker.status_poll_interval") {
-        config.worker.status_poll_interval = Span(STATUS_POLL);
+        config.worker.status_poll_interval = OptionalSpan(Some(STATUS_POLL));
     }
     // Before the temporary directory: a signal from here on must not prevent its removal.
     let signals = ExitSignals::listen()?;
@@ -145,7 +149,7 @@ fn add_handlers(programs: &[HandlerProgram], config: &mut Config) -> Result<(), 
                 format!("--handler names `{name}` twice; give each program its own"),
             ));
         }
-        let handler = Handler { kind: HandlerKind::Program, exec: program.exec.clone(), ..Handler::default() };
+        let handler = Handler::Program(ProgramHandler::new(program.exec.clone()));
         if config.handler.insert(name.clone(), handler).is_some() {
             output::print_stderr(&format!("note: --handler {name}=… replaces [handler.{name}] of the configuration"));
         }
@@ -185,9 +189,11 @@ impl DevSession {
         let token = Secret::new(&format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple()));
         let queue = start_queue(arguments, &token, temp_dir).await?;
         let dialect = arguments.dialect;
-        config.handler.entry(COMMAND.to_owned()).or_insert_with(|| Handler {
-            default_run_time: Some(Span(Duration::from_secs(3600))),
-            ..Handler::default()
+        config.handler.entry(COMMAND.to_owned()).or_insert_with(|| {
+            Handler::Command(CommandHandler {
+                default_run_time: Some(Span(Duration::from_secs(3600))),
+                ..CommandHandler::default()
+            })
         });
         config.worker.work_dir = values::File(temp_dir.join(tempdir::WORK_DIR));
         config.source = config
@@ -199,7 +205,8 @@ impl DevSession {
     }
 
     fn state(&self) -> DevState {
-        let queues = self.config.source.values().filter_map(Source::tasks).map(|tasks| tasks.task_queue.to_string());
+        let queues =
+            self.config.source.values().filter_map(Source::as_taskcluster).map(|source| source.task_queue.to_string());
         let (first, rest): (Vec<_>, Vec<_>) = queues.partition(|queue| *queue == format!("dev/{COMMAND}"));
         DevState {
             root_url: self.queue.root_url().to_owned(),
@@ -241,7 +248,7 @@ impl DevSession {
 
 async fn start_queue(arguments: &DevArgs, token: &Secret, temp_dir: &Path) -> Result<queue::RunningQueue, Failure> {
     let claim_timeout = match (&arguments.claim_timeout, arguments.demo) {
-        (Some(span), _) => span.0,
+        (Some(span), _) => *span,
         (None, true) => demo::CLAIM_TIMEOUT,
         (None, false) => CLAIM_TIMEOUT,
     };
@@ -270,14 +277,10 @@ fn source_config(handler: &str, dialect: Dialect, root_url: &str, token: &Secret
     let task_queue: TaskQueue = format!("dev/{handler}")
         .parse()
         .map_err(|what| Failure::new(Exit::Config, format!("`dev` cannot serve [handler.{handler}]: {what}")))?;
-    Ok(Source {
-        kind: SourceKind::Taskcluster,
+    Ok(Source::Taskcluster(TaskclusterSource {
         dialect,
-        root_url: Some(root_url),
-        task_queue: Some(task_queue),
         client_id: Some(CLIENT_ID.to_owned()),
         access_token: Some(token.clone()),
-        artifact_storage: ArtifactStorage::S3,
-        ..Source::requests(handler)
-    })
+        ..TaskclusterSource::new(root_url, task_queue, handler)
+    }))
 }

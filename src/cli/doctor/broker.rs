@@ -9,11 +9,16 @@ use crate::amqp::lapin::types::FieldTable;
 use crate::amqp::lapin::{Connection, ExchangeKind};
 use crate::cli::amqp_setup;
 use crate::config::Environment;
-use crate::config::schema::{Config, Source};
+use crate::config::schema::{Config, RequestSource};
 use crate::domain::refusal::Refusal;
 use crate::limits::{AMQP_CLOSE_TIMEOUT, DOCTOR_CALL_TIMEOUT};
 
-pub(super) async fn check_source(name: String, source: Source, config: Config, environment: Environment) -> Vec<Check> {
+pub(super) async fn check_source(
+    name: String,
+    source: RequestSource,
+    config: Config,
+    environment: Environment,
+) -> Vec<Check> {
     let part = |part: &str| format!("{name}: {part}");
     let (connection, check) = match connect(part("broker"), &config, &environment).await {
         Ok(Connected { connection, check }) => (connection, check),

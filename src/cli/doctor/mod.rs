@@ -22,7 +22,7 @@ use super::output::{self, Format};
 use super::worker::control_socket;
 use super::worker_setup::{self, WorkerIdentity};
 use crate::config::problem::Severity;
-use crate::config::schema::{Config, SourceKind};
+use crate::config::schema::{Config, Source};
 use crate::config::{Environment, LoadedConfig, collector};
 use crate::limits::DOCTOR_CHECK_TIMEOUT;
 use crate::redact;
@@ -194,11 +194,11 @@ async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Che
     for (source_name, source) in &loaded.config.source {
         let (source_name, source, name) = (source_name.clone(), source.clone(), name.clone());
         let (environment, config) = (environment.clone(), loaded.config.clone());
-        let checks: CheckFuture = match source.kind {
-            SourceKind::Taskcluster => {
+        let checks: CheckFuture = match source {
+            Source::Taskcluster(source) => {
                 Box::pin(taskcluster::check_source(source_name.clone(), source, name, environment))
             }
-            SourceKind::Amqp => Box::pin(broker::check_source(source_name.clone(), source, config, environment)),
+            Source::Amqp(source) => Box::pin(broker::check_source(source_name.clone(), source, config, environment)),
         };
         spawn(&source_name, checks);
     }

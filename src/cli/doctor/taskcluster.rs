@@ -8,9 +8,9 @@ use super::Check;
 use crate::cli::target;
 use crate::cli::worker_setup::WorkerIdentity;
 use crate::config::Environment;
-use crate::config::schema::Source;
+use crate::config::schema::TaskclusterSource;
 use crate::config::secrets::ClientCredentials;
-use crate::config::values::{Queue, SecretFile, Url};
+use crate::config::values::SecretFile;
 use crate::domain::refusal::Refusal;
 use crate::limits::{DOCTOR_CALL_TIMEOUT, DOCTOR_STEP_TIMEOUT};
 use crate::source::taskcluster::Dialect;
@@ -23,13 +23,11 @@ const CERTIFICATE_EXPIRY_WARNING: SignedDuration = SignedDuration::from_hours(7 
 
 pub(super) async fn check_source(
     name: String,
-    source: Source,
+    source: TaskclusterSource,
     own: WorkerIdentity,
     environment: Environment,
 ) -> Vec<Check> {
-    let Some(tasks) = source.tasks() else { return Vec::new() };
-    let (root_url, task_queue) = (tasks.root_url.clone(), tasks.task_queue.clone());
-    let mut check = SourceCheck { name, source, root_url, task_queue, worker: own, environment, checks: Vec::new() };
+    let mut check = SourceCheck { name, source, worker: own, environment, checks: Vec::new() };
     // `None` only says that a step has failed; its check is in the list.
     _ = check.run().await;
     check.checks
@@ -37,9 +35,7 @@ pub(super) async fn check_source(
 
 struct SourceCheck {
     name: String,
-    source: Source,
-    root_url: Url,
-    task_queue: Queue,
+    source: TaskclusterSource,
     worker: WorkerIdentity,
     environment: Environment,
     checks: Vec<Check>,
@@ -47,7 +43,7 @@ struct SourceCheck {
 
 impl SourceCheck {
     async fn run(&mut self) -> Option<()> {
-        let url = self.source.queue_url.as_ref().unwrap_or(&self.root_url).as_str().to_owned();
+        let url = self.source.queue_url.as_ref().unwrap_or(&self.source.root_url).as_str().to_owned();
         let url = url::Url::parse(&url).ok()?;
         let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
         let port = url.port_or_known_default()?;
@@ -110,7 +106,7 @@ impl SourceCheck {
     fn api(&mut self, credentials: Option<crate::source::taskcluster::Credentials>) -> Option<Api> {
         let source = &self.source;
         let settings = ApiConfig {
-            root_url: self.root_url.as_str().to_owned(),
+            root_url: self.source.root_url.as_str().to_owned(),
             queue_url: source.queue_url.as_ref().map(|url| url.as_str().to_owned()),
             credentials,
             proxy: None,
@@ -180,7 +176,7 @@ impl SourceCheck {
     }
 
     async fn check_credentials(&mut self) -> Option<()> {
-        let queue = self.task_queue.to_string();
+        let queue = self.source.task_queue.to_string();
         let Some(client) = self.source.client_id.clone() else {
             self.warning(
                 "credentials",
@@ -231,7 +227,7 @@ impl SourceCheck {
     }
 
     fn required_scopes(&self) -> Vec<String> {
-        let queue = self.task_queue.to_string();
+        let queue = self.source.task_queue.to_string();
         let worker = format!("queue:worker-id:{}/{}", self.worker.group, self.worker.id);
         match self.source.dialect {
             Dialect::ClaimWork => vec![format!("queue:claim-work:{queue}"), worker],
@@ -253,7 +249,7 @@ impl SourceCheck {
             );
             return;
         }
-        let queue = &self.task_queue;
+        let queue = &self.source.task_queue;
         let mut useful = vec!["queue:status:*".to_owned()];
         if self.source.dialect == Dialect::ClaimWork {
             useful.extend([format!("queue:claimed-list:{queue}"), "queue:reclaim-task:*".to_owned()]);
