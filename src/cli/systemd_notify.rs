@@ -94,7 +94,7 @@ impl Reporter {
     fn changed_status(&mut self, view: &WorkerStatus, now: Instant) -> Option<String> {
         let text = single_line(&status::one_line(view));
         let words: String = text.chars().filter(|char| !char.is_ascii_digit()).collect();
-        let key = StatusKey { tasks: view.tasks.len(), capacity: view.capacity, words };
+        let key = StatusKey { tasks: view.claims.len(), capacity: view.capacity, words };
         let is_new = self.last_status.as_ref().is_none_or(|last| {
             last.text != text && (last.key != key || is_due(Some(last.sent_at), SYSTEMD_STATUS_INTERVAL, now))
         });
@@ -134,9 +134,7 @@ fn is_due(last: Option<Instant>, interval: Duration, now: Instant) -> bool {
 
 const fn is_stopping(state: LifecycleState) -> bool {
     match state {
-        LifecycleState::Draining | LifecycleState::HandingBack | LifecycleState::Leaving | LifecycleState::Exited => {
-            true
-        }
+        LifecycleState::Draining | LifecycleState::Releasing | LifecycleState::Exiting | LifecycleState::Exited => true,
         LifecycleState::Running | LifecycleState::Paused => false,
     }
 }
@@ -150,9 +148,9 @@ mod tests {
     use crate::worker::{Worker, WorkerConfig};
 
     fn view() -> WorkerStatus {
-        let text = r#"{"state":"running","uptime_seconds":1.0,"capacity":4,"asked":4,"sources":[],"tasks":[],
-            "last_hour":{"completed":0,"failed":0,"exceptions":0,"handed_back":0,"lost":0},
-            "counts":COUNTS,"host":{"disk_free":null,"disk_least":0,"memory_free":null,"memory_least":0},"hints":[]}"#;
+        let text = r#"{"state":"running","uptime_seconds":1.0,"capacity":4,"slots_polling":4,"sources":[],"claims":[],
+            "last_hour":{"completed":0,"failed":0,"exceptions":0,"released":0,"lost":0},
+            "counts":COUNTS,"host":{"disk_free":null,"disk_min":0,"memory_free":null,"memory_min":0},"hints":[]}"#;
         let counts =
             serde_json::to_string(&Worker::new(WorkerConfig::default(), Vec::new()).control().counts()).unwrap();
         serde_json::from_str(&text.replace("COUNTS", &counts)).unwrap()
@@ -206,7 +204,7 @@ mod tests {
             let mut paused = view();
             let seconds = remaining.fetch_sub(1, Ordering::Relaxed);
             paused.state = if seconds > 3575 { LifecycleState::Paused } else { LifecycleState::Running };
-            paused.not_claiming = (seconds > 3575).then(|| format!("paused for {seconds}s"));
+            paused.blocked_message = (seconds > 3575).then(|| format!("paused for {seconds}s"));
             Some(paused)
         };
         drop(timeout(Duration::from_millis(29_500), report_status(sender, None, snapshot)).await);
@@ -225,7 +223,7 @@ mod tests {
         let (sender, receiver) = NotifySender::channel();
         let mut draining = view();
         draining.state = LifecycleState::Draining;
-        draining.not_claiming = Some("2 tasks left, handed back in 56m00s".to_owned());
+        draining.blocked_message = Some("2 tasks left, handed back in 56m00s".to_owned());
         let reporting = report_status(sender, None, || async { Some(draining.clone()) });
         drop(timeout(SYSTEMD_EXTEND_INTERVAL * 3 + Duration::from_millis(2500), reporting).await);
         let sent = lines(&receiver);

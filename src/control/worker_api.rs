@@ -313,7 +313,7 @@ async fn handle_claim(
             let processes = enclosure.processes();
             (processes, ProcessScope::memory_bytes_of(&[Some(enclosure)]).pop().flatten())
         });
-        (detail.processes, detail.task.memory_bytes) =
+        (detail.processes, detail.claim.memory_bytes) =
             timeout(CONTROL_TIMEOUT, looked).await.ok().and_then(Result::ok).unwrap_or_default();
     }
     Ok(Json(detail))

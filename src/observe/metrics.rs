@@ -42,19 +42,19 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
     })
     .with_labels(&["state"]),
     gauge("claiming_blocked", "1 for the reason why the worker claims nothing; all 0 while it claims.", |status| {
-        BlockedReason::ALL.map(|why| labeled([why.as_str()], flag(status.snapshot.blocked == Some(why)))).into()
+        BlockedReason::ALL.map(|why| labeled([why.as_str()], flag(status.snapshot.blocked_reason == Some(why)))).into()
     })
     .with_labels(&["reason"]),
     gauge("capacity", "Maximum number of concurrent tasks.", |status| unlabeled(status.snapshot.capacity)),
-    gauge("slots_polling", "Free slots that are waiting in a poll.", |status| unlabeled(status.snapshot.asked)),
+    gauge("slots_polling", "Free slots that are waiting in a poll.", |status| unlabeled(status.snapshot.slots_polling)),
     gauge("tasks_running", "Claims held now.", |status| {
         let held =
-            |source: &SourceStatus| status.snapshot.tasks.iter().filter(|task| task.source == source.name).count();
+            |source: &SourceStatus| status.snapshot.claims.iter().filter(|task| task.source == source.name).count();
         per_source(status, |source| float(held(source) as u64))
     })
     .with_labels(SOURCE),
     gauge("lease_remaining_min", "Shortest remaining lease of all claims; absent without claims.", |status| {
-        let left = status.snapshot.tasks.iter().filter_map(|task| task.lease_left_seconds);
+        let left = status.snapshot.claims.iter().filter_map(|task| task.lease_left_seconds);
         left.reduce(f64::min).map_or_else(Vec::new, unlabeled)
     })
     .with_unit("seconds"),
@@ -88,7 +88,7 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
         "Counters of the source's own, such as replies and requeues of an AMQP source.",
         |status| {
             let of_source = |source: &SourceStatus| {
-                let counters = source.tallies.iter();
+                let counters = source.metrics.iter();
                 counters.map(|(counter, count)| labeled([&source.name, counter], float(*count))).collect::<Vec<_>>()
             };
             status.snapshot.sources.iter().flat_map(of_source).collect()
@@ -112,7 +112,7 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
     gauge(
         "source_up",
         "1 if the source answers polls, 0 before its first answer and after repeated errors.",
-        |status| per_source(status, |source| flag(source.polled_seconds_ago.is_some() && !source.in_trouble)),
+        |status| per_source(status, |source| flag(source.polled_seconds_ago.is_some() && !source.failing)),
     )
     .with_labels(SOURCE),
     counter("source_errors", "Errors while opening, polling, claiming and recovering.", |status| {
@@ -138,13 +138,13 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
         count(status.snapshot.counts.dequeue_alerts)
     }),
     counter("unreadable_messages", "Messages and claims that could not be parsed.", |s| {
-        count(s.snapshot.counts.undecodable)
+        count(s.snapshot.counts.unreadable_messages)
     }),
     counter("possible_overlaps", "Claims whose payload may have run at the same time on another worker.", |status| {
         count(status.snapshot.counts.overlaps_possible)
     }),
     counter("cleanup_pending", "Claims whose payload may have left processes behind.", |s| {
-        count(s.snapshot.counts.occupied)
+        count(s.snapshot.counts.cleanup_pending)
     }),
     counter("artifacts", "Uploads of artifacts, including logs, by result: stored or failed.", |status| {
         let counts = status.snapshot.counts;
@@ -152,7 +152,7 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
     })
     .with_labels(&["result"]),
     counter("log", "Size of all task logs.", |status| {
-        let running: u64 = status.snapshot.tasks.iter().map(|task| task.log_bytes).sum();
+        let running: u64 = status.snapshot.claims.iter().map(|task| task.log_bytes).sum();
         count(status.snapshot.counts.log_bytes + running)
     })
     .with_unit("bytes"),
@@ -171,14 +171,14 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
     gauge(
         "termination_watch_up",
         "1 if the metadata service answers or the file can be read, else 0; absent where notices are not watched.",
-        |status| status.snapshot.watches.iter().map(|watch| labeled([&watch.provider], flag(watch.heard))).collect(),
+        |status| status.snapshot.watches.iter().map(|watch| labeled([&watch.provider], flag(watch.up))).collect(),
     )
     .with_labels(PROVIDER),
     gauge(
         "termination_reaction",
         "Time from the first termination notice to the end of the last claim; absent before a notice.",
         |status| {
-            let end = status.snapshot.notice.and_then(|notice| notice.to_last_end_seconds);
+            let end = status.snapshot.notice.and_then(|notice| notice.last_claim_ended_after_seconds);
             end.map_or_else(Vec::new, unlabeled)
         },
     )
@@ -191,8 +191,8 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
             [
                 ("killed", recovered.killed),
                 ("reported", recovered.reported),
-                ("released", recovered.handed_back),
-                ("expired", recovered.forgotten),
+                ("released", recovered.released),
+                ("expired", recovered.expired),
             ]
             .map(|(result, count)| labeled([result], float(count as u64)))
             .into()
@@ -200,13 +200,16 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
     )
     .with_labels(&["result"]),
     gauge("journal_errors", "Errors found in the journal of the previous process.", |status| {
-        count(status.snapshot.recovered.unwrap_or_default().damage as u64)
+        count(status.snapshot.recovered.unwrap_or_default().journal_errors as u64)
     }),
     counter("host_faults", "Times that a host probe failed.", |s| count(s.snapshot.counts.host_faults)),
     counter("panics", "Panics of handlers and adapters.", |status| count(status.snapshot.counts.panics)),
     counter("config_reloads", "Configuration reloads by result: applied or rejected.", |status| {
         let counts = status.snapshot.counts;
-        vec![labeled(["applied"], float(counts.reloads)), labeled(["rejected"], float(counts.reloads_refused))]
+        vec![
+            labeled(["applied"], float(counts.config_reloads)),
+            labeled(["rejected"], float(counts.config_reloads_rejected)),
+        ]
     })
     .with_labels(&["result"]),
     counter("trace_spans", "Spans of ended claims by result: exported or dropped.", |status| {
@@ -220,13 +223,12 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
         status.snapshot.host.disk_free.map_or_else(Vec::new, |free| unlabeled(float(free)))
     })
     .with_unit("bytes"),
-    gauge("disk_min", "Below this the worker claims nothing.", |s| count(s.snapshot.host.disk_least))
-        .with_unit("bytes"),
+    gauge("disk_min", "Below this the worker claims nothing.", |s| count(s.snapshot.host.disk_min)).with_unit("bytes"),
     gauge("memory_free", "Available memory; absent where it is unknown.", |status| {
         status.snapshot.host.memory_free.map_or_else(Vec::new, |free| unlabeled(float(free)))
     })
     .with_unit("bytes"),
-    gauge("memory_min", "Below this the worker claims nothing.", |s| count(s.snapshot.host.memory_least))
+    gauge("memory_min", "Below this the worker claims nothing.", |s| count(s.snapshot.host.memory_min))
         .with_unit("bytes"),
 ];
 
@@ -261,7 +263,7 @@ fn per_source(status: &WorkerStatusReply, value: impl Fn(&SourceStatus) -> f64) 
 }
 
 fn per_sidecar(status: &WorkerStatusReply, value: impl Fn(&SidecarSummary) -> f64) -> Vec<Sample> {
-    status.snapshot.services.iter().map(|service| labeled([&service.name], value(service))).collect()
+    status.snapshot.sidecars.iter().map(|service| labeled([&service.name], value(service))).collect()
 }
 
 /// The body of `/metrics`.

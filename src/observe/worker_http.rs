@@ -72,15 +72,16 @@ async fn handle_get(path: &str, query: Option<&str>, look: &WorkerSnapshotFn) ->
 }
 
 fn readiness_checks(view: &WorkerStatus) -> Vec<ReadinessCheck> {
-    let why = view.not_claiming.clone().unwrap_or_default();
-    let unless = |words: &[BlockedReason]| view.blocked.filter(|blocked| words.contains(blocked)).map(|_| why.clone());
+    let why = view.blocked_message.clone().unwrap_or_default();
+    let unless =
+        |words: &[BlockedReason]| view.blocked_reason.filter(|blocked| words.contains(blocked)).map(|_| why.clone());
     let held = |name: &str, words: &[BlockedReason]| ReadinessCheck {
         name: name.to_owned(),
         problem: unless(words),
         note: None,
     };
     let going = view.state != LifecycleState::Running && view.state != LifecycleState::Paused;
-    let taken = view.tasks.len() + view.kept.len();
+    let taken = view.claims.len() + view.cleanup_pending.len();
     let free = view.capacity.saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX));
     let remark =
         if free == 0 { "every slot is taken; the next that is free claims".to_owned() } else { format!("{free} free") };
@@ -88,8 +89,8 @@ fn readiness_checks(view: &WorkerStatus) -> Vec<ReadinessCheck> {
         sources_check(view),
         held("not paused", &[BlockedReason::Paused]),
         ReadinessCheck { name: "stays".to_owned(), problem: going.then(|| why.clone()), note: None },
-        held("host is fit", &[BlockedReason::Unfit]),
-        held("services", &[BlockedReason::Service]),
+        held("host is fit", &[BlockedReason::HostUnhealthy]),
+        held("services", &[BlockedReason::SidecarDown]),
         held("disk", &[BlockedReason::Disk]),
         held("memory", &[BlockedReason::Memory]),
         ReadinessCheck { name: "slots".to_owned(), problem: None, note: Some(remark) },
@@ -98,10 +99,10 @@ fn readiness_checks(view: &WorkerStatus) -> Vec<ReadinessCheck> {
 
 /// One source that answers is enough to work.
 fn sources_check(view: &WorkerStatus) -> ReadinessCheck {
-    let up = view.sources.iter().filter(|source| source.polled_seconds_ago.is_some() && !source.in_trouble).count();
+    let up = view.sources.iter().filter(|source| source.polled_seconds_ago.is_some() && !source.failing).count();
     let of = format!("{up} of {} answer", view.sources.len());
     let troubles = view.sources.iter().filter_map(|source| {
-        source.error.as_ref().map(|error| format!("; {}: {}", source.name, error.text.replace(['\n', '\r'], " ")))
+        source.error.as_ref().map(|error| format!("; {}: {}", source.name, error.message.replace(['\n', '\r'], " ")))
     });
     let text = troubles.fold(of, |text, trouble| text + &trouble);
     match up {

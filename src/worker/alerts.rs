@@ -15,23 +15,23 @@ impl Engine {
             Alert::DequeueCount { id, count: dequeues, .. } => {
                 count(&counters.dequeue_alerts);
                 tracing::error!(
-                    alert = "dequeue-count",
+                    alert = "high-dequeue-count",
                     message.id = &**id,
                     message.dequeue_count = dequeues,
                     "[alert operator] a message was received {dequeues} times: its task cannot be claimed, or its deletes fail"
                 );
             }
             Alert::Undecodable { id, count: dequeues, .. } => {
-                count(&counters.undecodable);
+                count(&counters.unreadable_messages);
                 tracing::error!(
-                    alert = "undecodable",
+                    alert = "unreadable-message",
                     message.id = &**id,
                     message.dequeue_count = dequeues,
                     "[alert operator] a message that cannot be read is deleted: see who writes to this queue"
                 );
             }
             Alert::UnreadableClaim { source: id, id: claim } => {
-                count(&counters.undecodable);
+                count(&counters.unreadable_messages);
                 tracing::error!(
                     alert = "unreadable-claim",
                     source = source(*id),
@@ -52,16 +52,16 @@ impl Engine {
                     "deleting a message failed; {again}"
                 );
             }
-            Alert::Denied { source: id, consecutive: in_a_row } => tracing::error!(
-                alert = "denied",
+            Alert::Denied { source: id, consecutive } => tracing::error!(
+                alert = "auth-denied",
                 source = source(*id),
-                in_a_row,
+                consecutive,
                 "[alert operator] the queue refuses our credentials: check client id, token, scopes and clock, or user and password of a broker; nothing is claimed until it does not"
             ),
-            Alert::SourceUnavailable { source: id, consecutive: in_a_row } => tracing::error!(
-                alert = "trouble",
+            Alert::SourceUnavailable { source: id, consecutive } => tracing::error!(
+                alert = "source-unavailable",
                 source = source(*id),
-                in_a_row,
+                consecutive,
                 "[alert operator] nothing can be claimed from this source for a while; it is tried on. The last word: {}",
                 self.last_refusals.get(id).map_or("none", String::as_str)
             ),
@@ -71,7 +71,7 @@ impl Engine {
             Alert::HostUnhealthy { run } => {
                 count(&counters.host_faults);
                 tracing::error!(
-                    alert = "host-unfit", claim.run = %run,
+                    alert = "host-unhealthy", claim.run = %run,
                     "[alert operator] this host cannot run tasks; the lines before say what it lacks. The task is handed back, and \
                      nothing is claimed until a look at the host finds it fit: free its disk, raise its limits on open files and \
                      processes, mend `work_dir`, or take it away"
@@ -81,7 +81,7 @@ impl Engine {
                 count(&counters.host_faults);
                 let why = self.work_dir_lost_reason.as_deref().unwrap_or("the work folder was removed or replaced");
                 tracing::error!(
-                    alert = "folder-lost",
+                    alert = "work-dir-lost",
                     "[alert operator] {why}. Nothing more is claimed, what runs is finished, and then this worker exits, so that \
                      the next one makes the folder anew; see what removes files there"
                 );
@@ -89,14 +89,14 @@ impl Engine {
             Alert::OverlapPossible { run } => {
                 count(&counters.overlaps_possible);
                 tracing::error!(
-                    alert = "overlap-possible", claim.run = %run,
+                    alert = "possible-overlap", claim.run = %run,
                     "[alert operator] the lease was over before its payload was; another worker may have started it"
                 );
             }
             Alert::CleanupPending { run } => {
-                count(&counters.occupied);
+                count(&counters.cleanup_pending);
                 tracing::error!(
-                    alert = "occupied", claim.run = %run,
+                    alert = "cleanup-pending", claim.run = %run,
                     "[alert operator] processes of a payload may still be there: they outlived a kill, or may be another task's and \
                      are not killed; its slot is not used until they are gone"
                 );
@@ -109,7 +109,7 @@ impl Engine {
                 tracing::warn!(claim.run = %run, "held by an earlier life of this worker; handed back");
             }
             Alert::DuplicateWorkerId { source: id, claims } => tracing::error!(
-                alert = "namesake",
+                alert = "duplicate-worker-id",
                 source = source(*id),
                 claims,
                 "[alert operator] {}",

@@ -43,19 +43,19 @@ impl ClaimCommand {
     /// For the task's log.
     pub(super) fn log_line(&self) -> String {
         let what = match self.command {
-            CancelCommand::Release => "handed back",
+            CancelCommand::Release => "released",
             CancelCommand::Cancel => "canceled",
         };
         let Note { by, text } = &self.note;
         let why = if text.is_empty() { String::new() } else { format!(": {text}") };
         // It may be anybody's text, and a log has lines.
-        format!("{what} by {by}, who runs this worker{why}").replace(char::is_control, " ")
+        format!("{what} by operator {by}{why}").replace(char::is_control, " ")
     }
 }
 
 const fn command_name(order: CancelCommand) -> &'static str {
     match order {
-        CancelCommand::Release => "hand-back",
+        CancelCommand::Release => "release",
         CancelCommand::Cancel => "cancel",
     }
 }
@@ -92,10 +92,10 @@ impl Engine {
         let text = |path: &str| definition.and_then(|task| task.pointer(path)?.as_str()).map(str::to_owned);
         let enclosure = context.map(|context| context.scope().clone());
         let detail = ClaimDetail {
-            task: self.claim_status(&view, now),
+            claim: self.claim_status(&view, now),
             name: text("/metadata/name"),
             group: text("/taskGroupId"),
-            place: feed.source.describe(),
+            source_description: feed.source.describe(),
             handler: feed.handler.describe(),
             dequeue_count: live.message.as_ref().map(|message| message.dequeue_count),
             reclaims: live.reclaims,
@@ -103,14 +103,14 @@ impl Engine {
             containment: self.containment().level().as_str().to_owned(),
             cgroup: enclosure.as_ref().and_then(|enclosure| enclosure.name().cgroup.clone()),
             processes: Vec::new(),
-            folder: live
+            work_dir: live
                 .execution
                 .as_ref()
                 .filter(|job| job.context.workdir_result().is_some())
                 .map(|job| job.folder.clone()),
             phases: live.timeline.phases().iter().map(|lap| phase_status(lap, now)).collect(),
-            ordered: live.last_command.as_ref().map(|said| ClaimCommandStatus {
-                order: command_name(said.command).to_owned(),
+            last_command: live.last_command.as_ref().map(|said| ClaimCommandStatus {
+                command: command_name(said.command).to_owned(),
                 note: said.note.clone(),
                 seconds_ago: seconds_between(said.at, now),
             }),
@@ -154,6 +154,6 @@ fn phase_status(lap: &PhaseTiming, now: Instant) -> PhaseStatus {
     PhaseStatus {
         phase: lap.phase.as_str().to_owned(),
         seconds_ago: seconds_between(lap.started_at, now),
-        seconds: lap.ended_at.map(|ended| seconds_between(lap.started_at, ended)),
+        duration_seconds: lap.ended_at.map(|ended| seconds_between(lap.started_at, ended)),
     }
 }

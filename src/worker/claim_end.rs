@@ -55,7 +55,7 @@ impl Engine {
                 count(match outcome {
                     Outcome::Completed => &counters.completed,
                     Outcome::Failed => &counters.failed,
-                    Outcome::Exception(ExceptionReason::WorkerShutdown) => &counters.handed_back,
+                    Outcome::Exception(ExceptionReason::WorkerShutdown) => &counters.released,
                     Outcome::Exception(_) => &counters.exceptions,
                 });
                 tracing::info!(claim.run = %run, trace_id, %outcome, "reported");

@@ -29,10 +29,10 @@ macro_rules! counters {
 impl fmt::Display for WorkerCounts {
     /// What became of its claims, in words.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { claims, completed, failed, exceptions, handed_back, lost, .. } = self;
+        let Self { claims, completed, failed, exceptions, released, lost, .. } = self;
         write!(
             out,
-            "{claims} claims, {completed} completed, {failed} failed, {exceptions} exceptions, {handed_back} handed back, {lost} lost"
+            "{claims} claims, {completed} completed, {failed} failed, {exceptions} exceptions, {released} released, {lost} lost"
         )
     }
 }
@@ -57,7 +57,7 @@ counters! {
     /// Runs reported as an exception other than `worker-shutdown`.
     exceptions,
     /// Runs handed back as `worker-shutdown`.
-    handed_back,
+    released,
     /// Runs that the queue had resolved before our report, such as by a cancel.
     superseded,
     /// Claims given up after a report that was not answered.
@@ -67,11 +67,11 @@ counters! {
     /// Claims whose payload may have run beside another worker's.
     overlaps_possible,
     /// Claims whose payload could not be proven gone.
-    occupied,
+    cleanup_pending,
     /// Deletes of messages that failed, every attempt counted.
     deletes_failed,
     /// Messages that could not be read.
-    undecodable,
+    unreadable_messages,
     /// Messages that were received too often.
     dequeue_alerts,
     /// Artifacts stored, the log included.
@@ -95,9 +95,9 @@ counters! {
     /// Bytes of the logs of ended tasks.
     log_bytes,
     /// Configurations read again and taken over.
-    reloads,
+    config_reloads,
     /// Configurations read again and refused.
-    reloads_refused,
+    config_reloads_rejected,
 }
 
 /// What is counted of one source. There are as many of these as there are sources in the configuration.

@@ -49,7 +49,7 @@ impl HostProbe {
 
 /// Makes a folder and a file as a task does, some open files, and a thread, which counts as a process does.
 fn probe_host(tasks: &Path) -> io::Result<()> {
-    let folder = tasks.join("look");
+    let folder = tasks.join("probe");
     let made = write_probe_file(&folder);
     match std::fs::remove_dir_all(&folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => made.and(Err(error)),
@@ -57,7 +57,7 @@ fn probe_host(tasks: &Path) -> io::Result<()> {
     }?;
     let files: Vec<_> = (0..HOST_PROBE_FILES).map(|_| std::fs::File::open("/dev/null")).collect::<io::Result<_>>()?;
     drop(files);
-    let thread = std::thread::Builder::new().name("look".to_owned()).spawn(|| ())?;
+    let thread = std::thread::Builder::new().name("probe".to_owned()).spawn(|| ())?;
     thread.join().map_err(|_| io::Error::other("a thread could not be run"))
 }
 

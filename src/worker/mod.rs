@@ -357,8 +357,8 @@ impl Control {
     /// Counts a configuration that was read again.
     pub fn count_reload(&self, what: ReloadResult) {
         count(match what {
-            ReloadResult::Applied => &self.counters.reloads,
-            ReloadResult::Rejected => &self.counters.reloads_refused,
+            ReloadResult::Applied => &self.counters.config_reloads,
+            ReloadResult::Rejected => &self.counters.config_reloads_rejected,
         });
     }
 

@@ -45,7 +45,7 @@ impl RecentOutcomes {
                 completed: sum.completed + one.completed,
                 failed: sum.failed + one.failed,
                 exceptions: sum.exceptions + one.exceptions,
-                handed_back: sum.handed_back + one.handed_back,
+                released: sum.released + one.released,
                 superseded: sum.superseded + one.superseded,
                 lost: sum.lost + one.lost,
             }

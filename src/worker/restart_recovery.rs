@@ -1,5 +1,5 @@
 //! What an earlier life of this worker has left: killed before anything else is done, reported where the queue still grants
-//! it, and forgotten otherwise. What it means is decided by [`crate::domain::journal`] and by the rules; this carries it out,
+//! it, and expired otherwise. What it means is decided by [`crate::domain::journal`] and by the rules; this carries it out,
 //! and keeps count for whoever looks.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +28,7 @@ use super::engine::Engine;
 use super::status::RecoverySummary;
 
 /// The folder in the work folder that services beside the tasks have.
-pub(super) const SIDECARS_DIR: &str = "services";
+pub(super) const SIDECARS_DIR: &str = "sidecars";
 
 /// Takes the names that this worker claims by: whoever else has one is no earlier life of it, but lives.
 ///
@@ -130,7 +130,7 @@ impl PreviousProcess {
         let damage = found.damage.len();
         for what in found.damage {
             tracing::error!(
-                alert = "journal-damaged",
+                alert = "journal-corrupt",
                 "[alert operator] {what}; what it said of an earlier life's claims is lost, and those are left to expire"
             );
         }
@@ -152,7 +152,7 @@ impl PreviousProcess {
         let polls = polls.enumerate().filter(|(index, _)| named_first(index)).map(|(_, polls)| polls);
         let journal = Journal::create(hold, found.boot, carried.chain(polls));
         let mut earlier =
-            RecoveryProgress { killed, forgotten: plan.abandon.len(), damage, ..RecoveryProgress::default() };
+            RecoveryProgress { killed, expired: plan.abandon.len(), damage, ..RecoveryProgress::default() };
         let mut left_over = Vec::new();
         for (index, left) in plan.report.into_iter().enumerate() {
             let (token, source) = (token(index), SourceId(u16::try_from(left.claimant).unwrap_or(u16::MAX)));
@@ -168,8 +168,8 @@ impl PreviousProcess {
 pub(super) struct RecoveryProgress {
     killed: usize,
     reported: usize,
-    handed_back: usize,
-    forgotten: usize,
+    released: usize,
+    expired: usize,
     damage: usize,
     /// What is still being asked for or reported.
     open: BTreeMap<LocalToken, Run>,
@@ -181,10 +181,10 @@ impl RecoveryProgress {
         let view = RecoverySummary {
             killed: self.killed,
             reported: self.reported,
-            handed_back: self.handed_back,
-            forgotten: self.forgotten,
-            open: self.open.len(),
-            damage: self.damage,
+            released: self.released,
+            expired: self.expired,
+            pending: self.open.len(),
+            journal_errors: self.damage,
         };
         (view != RecoverySummary::default()).then_some(view)
     }
@@ -197,8 +197,8 @@ impl Engine {
             return;
         }
         if let Some(recovered) = self.recovery.summary() {
-            let RecoverySummary { killed, reported, handed_back, forgotten, .. } = recovered;
-            tracing::warn!(killed, reported, handed_back, forgotten, "an earlier life of this worker: {recovered}");
+            let RecoverySummary { killed, reported, released, expired, .. } = recovered;
+            tracing::warn!(killed, reported, released, expired, "an earlier life of this worker: {recovered}");
         }
     }
 
@@ -248,8 +248,8 @@ impl Engine {
         }
         match end {
             ClaimEnd::Reported(outcome @ Outcome::Exception(ExceptionReason::WorkerShutdown)) => {
-                self.recovery.handed_back += 1;
-                count(&self.counters().handed_back);
+                self.recovery.released += 1;
+                count(&self.counters().released);
                 tracing::info!(claim.run = %run, %outcome, "reported; held by an earlier life of this worker");
             }
             ClaimEnd::Reported(outcome) => {
@@ -267,7 +267,7 @@ impl Engine {
             | ClaimEnd::Unconfirmed { .. }
             | ClaimEnd::Lost(_)
             | ClaimEnd::NotGranted => {
-                self.recovery.forgotten += 1;
+                self.recovery.expired += 1;
                 tracing::info!(claim.run = %run, ?end, "held by an earlier life of this worker; nothing is reported of it");
             }
         }

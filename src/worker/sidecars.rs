@@ -88,7 +88,7 @@ impl Sidecars {
             SidecarSummary {
                 name: one.name.clone(),
                 up: serving == ServiceAvailability::Up && !ended,
-                what: if ended { "what keeps it there has ended; the log says why".to_owned() } else { what },
+                message: if ended { "what keeps it there has ended; the log says why".to_owned() } else { what },
                 restarts,
                 log,
             }

@@ -44,8 +44,8 @@ pub(super) struct NoticeReceived {
 #[derive(Debug)]
 struct LastRefusal {
     at: Instant,
-    text: String,
-    in_a_row: u32,
+    message: String,
+    consecutive: u32,
 }
 
 impl SourceActivity {
@@ -62,8 +62,8 @@ impl SourceActivity {
     /// Something was refused.
     pub(super) fn on_refusal(&mut self, now: Instant, text: &str) {
         self.counts.refusals += 1;
-        let in_a_row = self.last_refusal.as_ref().map_or(0, |refused| refused.in_a_row) + 1;
-        self.last_refusal = Some(LastRefusal { at: now, text: text.to_owned(), in_a_row });
+        let in_a_row = self.last_refusal.as_ref().map_or(0, |refused| refused.consecutive) + 1;
+        self.last_refusal = Some(LastRefusal { at: now, message: text.to_owned(), consecutive: in_a_row });
     }
 }
 
@@ -80,7 +80,7 @@ impl StatusSnapshot {
         let Self { status: mut view, enclosures } = self;
         let bare = view.clone();
         let weighing = tokio::task::spawn_blocking(move || {
-            for (task, bytes) in view.tasks.iter_mut().zip(ProcessScope::memory_bytes_of(&enclosures)) {
+            for (task, bytes) in view.claims.iter_mut().zip(ProcessScope::memory_bytes_of(&enclosures)) {
                 task.memory_bytes = bytes;
             }
             view
@@ -109,25 +109,29 @@ impl Engine {
         hints.extend(unremoved_hint(self.unremoved_count));
         let view = WorkerStatus {
             state: lifecycle_state(claiming),
-            not_claiming: blocked_message(claiming, tasks.len(), kept.len(), now, &services),
-            blocked: blocked_reason(claiming),
+            blocked_message: blocked_message(claiming, tasks.len(), kept.len(), now, &services),
+            blocked_reason: blocked_reason(claiming),
             // What was paused for a while goes on by itself.
             note: self.current_note(claiming),
             uptime_seconds: seconds_between(self.started_at, now),
             capacity: self.rules.capacity(),
-            asked: self.rules.sources().map(|source| u32::try_from(source.reserved_slots).unwrap_or(u32::MAX)).sum(),
+            slots_polling: self
+                .rules
+                .sources()
+                .map(|source| u32::try_from(source.reserved_slots).unwrap_or(u32::MAX))
+                .sum(),
             sources,
-            tasks,
-            kept,
+            claims: tasks,
+            cleanup_pending: kept,
             last_hour,
             counts: self.control.counts(),
             host: self.host_status(),
-            services,
+            sidecars: services,
             activity: self.control.liveness().activity(),
             containment: self.containment().level().as_str().to_owned(),
             notice: self.notice.map(|noticed| NoticeStatus {
                 seconds_ago: seconds_between(noticed.at, now),
-                to_last_end_seconds: noticed.last_ended_at.map(|end| seconds_between(noticed.at, end)),
+                last_claim_ended_after_seconds: noticed.last_ended_at.map(|end| seconds_between(noticed.at, end)),
             }),
             watches,
             recovered: self.recovery.summary(),
@@ -160,7 +164,7 @@ impl Engine {
                 WatchHealth::Healthy => (true, None),
                 WatchHealth::Failing(trouble) => (false, Some(trouble.clone())),
             };
-            NoticeWatchStatus { provider, heard, trouble, seconds: seconds_between(*since, now) }
+            NoticeWatchStatus { provider, up: heard, error: trouble, seconds: seconds_between(*since, now) }
         };
         sights.borrow().iter().map(seen).collect()
     }
@@ -168,14 +172,14 @@ impl Engine {
     /// Who ordered what it does, or what made it do so.
     fn current_note(&self, claiming: ClaimingState) -> Option<Note> {
         let ordered = self.note.clone().filter(|_| lifecycle_state(claiming) != LifecycleState::Running);
-        let lost = || Some(Note { by: "the worker itself".to_owned(), text: self.work_dir_lost_reason.clone()? });
+        let lost = || Some(Note { by: "worker".to_owned(), text: self.work_dir_lost_reason.clone()? });
         ordered.or_else(lost)
     }
 
     fn host_status(&self) -> HostStatus {
         let HostResources { disk, memory } = self.resources;
         let least = self.config.min_resources;
-        HostStatus { disk_free: disk, disk_least: least.disk, memory_free: memory, memory_least: least.memory }
+        HostStatus { disk_free: disk, disk_min: least.disk, memory_free: memory, memory_min: least.memory }
     }
 
     fn source_statuses(&self, now: Instant) -> Vec<SourceStatus> {
@@ -185,15 +189,15 @@ impl Engine {
             &SourceActivity,
         )| SourceStatus {
             name: feed.name.clone(),
-            what: feed.source.describe(),
-            step: match view.availability {
-                ServiceAvailability::Down if !view.poller.is_polling() => "waiting for its service",
+            description: feed.source.describe(),
+            state: match view.availability {
+                ServiceAvailability::Down if !view.poller.is_polling() => "waiting-for-sidecar",
                 ServiceAvailability::Up | ServiceAvailability::Down => view.poller.state_name(now),
             }
             .to_owned(),
-            in_trouble: view.poller.is_failing(),
+            failing: view.poller.is_failing(),
             polled_seconds_ago: track.polled_at.map(|at| seconds_between(at, now)),
-            brought_seconds_ago: track.received_at.map(|at| seconds_between(at, now)),
+            last_received_seconds_ago: track.received_at.map(|at| seconds_between(at, now)),
             next_poll_in_seconds: match view.poller.next_call(now) {
                 NextCall::NotBefore(at) if view.availability == ServiceAvailability::Up => {
                     Some(seconds_between(now, at))
@@ -205,14 +209,14 @@ impl Engine {
                 | NextCall::InFlight => None,
             },
             error: track.last_refusal.as_ref().map(|refused| SourceError {
-                text: refused.text.clone(),
+                message: refused.message.clone(),
                 seconds_ago: seconds_between(refused.at, now),
-                in_a_row: refused.in_a_row,
+                consecutive: refused.consecutive,
             }),
             counts: track.counts,
-            others: view.foreign_claims,
-            clock_ahead_seconds: feed.source.clock_skew_seconds(),
-            tallies: feed.source.metrics().into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
+            foreign_claims: view.foreign_claims,
+            clock_skew_seconds: feed.source.clock_skew_seconds(),
+            metrics: feed.source.metrics().into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
         };
         looked.map(look).collect()
     }
@@ -239,7 +243,7 @@ impl Engine {
             task: claim.run.task.to_string(),
             run: claim.run.run,
             source: self.source_name(claim.source).to_owned(),
-            step: claim.state.state_name().to_owned(),
+            state: claim.state.state_name().to_owned(),
             progress: context.and_then(|context| context.progress()),
             held_seconds: live.and_then(|live| live.granted_at).map_or(0.0, |since| seconds_between(since, now)),
             lease_seconds: claim.state.lease().map(|lease| {
@@ -288,7 +292,7 @@ impl Engine {
             | ClaimingState::Exited => None,
         };
         let (at, what) = reclaims.chain(polls).chain(own).min_by_key(|(at, _)| *at)?;
-        Some(NextAction { what, in_seconds: seconds_between(now, at) })
+        Some(NextAction { action: what, in_seconds: seconds_between(now, at) })
     }
 
     pub(super) fn source_name(&self, source: SourceId) -> &str {
@@ -311,7 +315,7 @@ impl Engine {
         self.recent_outcomes.count(now, |outcomes: &mut OutcomeCounts| match end {
             ClaimEnd::Reported(Outcome::Completed) => outcomes.completed += 1,
             ClaimEnd::Reported(Outcome::Failed) => outcomes.failed += 1,
-            ClaimEnd::Reported(Outcome::Exception(ExceptionReason::WorkerShutdown)) => outcomes.handed_back += 1,
+            ClaimEnd::Reported(Outcome::Exception(ExceptionReason::WorkerShutdown)) => outcomes.released += 1,
             ClaimEnd::Reported(Outcome::Exception(_)) => outcomes.exceptions += 1,
             ClaimEnd::AlreadyResolved(_) | ClaimEnd::Lost(LossReason::Canceled) => outcomes.superseded += 1,
             ClaimEnd::ReportRejected(_) | ClaimEnd::Unconfirmed { .. } | ClaimEnd::Lost(_) => outcomes.lost += 1,
@@ -332,9 +336,9 @@ const fn lifecycle_state(claiming: ClaimingState) -> LifecycleState {
             | ClaimingBlocked::ServiceDown,
         ) => LifecycleState::Running,
         ClaimingState::Blocked(ClaimingBlocked::Paused { .. }) => LifecycleState::Paused,
-        ClaimingState::Exiting(_) => LifecycleState::Leaving,
+        ClaimingState::Exiting(_) => LifecycleState::Exiting,
         ClaimingState::Draining { .. } => LifecycleState::Draining,
-        ClaimingState::Releasing { .. } => LifecycleState::HandingBack,
+        ClaimingState::Releasing { .. } => LifecycleState::Releasing,
         ClaimingState::Exited => LifecycleState::Exited,
     }
 }
@@ -347,12 +351,12 @@ const fn blocked_reason(claiming: ClaimingState) -> Option<BlockedReason> {
         ClaimingState::Blocked(ClaimingBlocked::LowDisk { .. }) => BlockedReason::Disk,
         ClaimingState::Blocked(ClaimingBlocked::LowMemory { .. }) => BlockedReason::Memory,
         ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { .. } | ClaimingBlocked::HostTrial { .. }) => {
-            BlockedReason::Unfit
+            BlockedReason::HostUnhealthy
         }
-        ClaimingState::Blocked(ClaimingBlocked::ServiceDown) => BlockedReason::Service,
-        ClaimingState::Exiting(_) => BlockedReason::Leaving,
+        ClaimingState::Blocked(ClaimingBlocked::ServiceDown) => BlockedReason::SidecarDown,
+        ClaimingState::Exiting(_) => BlockedReason::Exiting,
         ClaimingState::Draining { .. } => BlockedReason::Draining,
-        ClaimingState::Releasing { .. } => BlockedReason::HandingBack,
+        ClaimingState::Releasing { .. } => BlockedReason::Releasing,
         ClaimingState::Exited => BlockedReason::Exited,
     })
 }
@@ -438,7 +442,7 @@ fn unremoved_hint(aside: usize) -> Option<String> {
 /// The services that are not there, with why.
 fn unavailable_sidecars(services: &[SidecarSummary]) -> impl Iterator<Item = String> {
     let absent = services.iter().filter(|service| !service.up);
-    absent.map(|service| format!("the service of handler {} is not there: {}", service.name, service.what))
+    absent.map(|service| format!("the service of handler {} is not there: {}", service.name, service.message))
 }
 
 fn tasks_remaining(tasks: usize, then: &str, at: Option<Instant>, now: Instant) -> String {
@@ -462,23 +466,23 @@ fn hints(
         hints.extend(unavailable_sidecars(services));
     }
     for source in sources {
-        if let Some(ahead) = source.clock_ahead_seconds.filter(|ahead| ahead.unsigned_abs() >= CLOCK_HINT_SECONDS) {
+        if let Some(ahead) = source.clock_skew_seconds.filter(|ahead| ahead.unsigned_abs() >= CLOCK_HINT_SECONDS) {
             let (far, way) = (ahead.unsigned_abs(), if ahead > 0 { "ahead of" } else { "behind" });
             hints.push(format!(
                 "{}: this host's clock is {far} s {way} the service's; let it be set by NTP",
                 source.name
             ));
         }
-        if source.others > 0 {
-            hints.push(format!("{}: {}", source.name, duplicate_id_message(source.others)));
+        if source.foreign_claims > 0 {
+            hints.push(format!("{}: {}", source.name, duplicate_id_message(source.foreign_claims)));
         }
         if let Some(error) =
-            source.error.as_ref().filter(|error| error.in_a_row > 1 || error.seconds_ago > TROUBLE_HINT_SECONDS)
+            source.error.as_ref().filter(|error| error.consecutive > 1 || error.seconds_ago > TROUBLE_HINT_SECONDS)
         {
-            hints.push(format!("{}: refused {} times in a row: {}", source.name, error.in_a_row, error.text));
+            hints.push(format!("{}: refused {} times in a row: {}", source.name, error.consecutive, error.message));
         }
-        let dry = source.brought_seconds_ago.unwrap_or(f64::MAX) > IDLE_HINT_SECONDS;
-        if claiming == ClaimingState::Polling && !source.in_trouble && source.polled_seconds_ago.is_some() && dry {
+        let dry = source.last_received_seconds_ago.unwrap_or(f64::MAX) > IDLE_HINT_SECONDS;
+        if claiming == ClaimingState::Polling && !source.failing && source.polled_seconds_ago.is_some() && dry {
             hints.push(format!("{}: polls are answered and empty; nothing may be pending for it", source.name));
         }
     }

@@ -20,10 +20,10 @@ pub struct WorkerStatus {
     pub state: LifecycleState,
     /// Why nothing is claimed; absent where claims are asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub not_claiming: Option<String>,
+    pub blocked_message: Option<String>,
     /// The same in one word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub blocked: Option<BlockedReason>,
+    pub blocked_reason: Option<BlockedReason>,
     /// Who ordered it, where somebody did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<Note>,
@@ -32,14 +32,14 @@ pub struct WorkerStatus {
     /// How many tasks it runs at once.
     pub capacity: u32,
     /// Slots that wait in polls.
-    pub asked: u32,
+    pub slots_polling: u32,
     /// Where claims come from, in the order of the configuration.
     pub sources: Vec<SourceStatus>,
     /// What is held, the shortest lease first.
-    pub tasks: Vec<ClaimStatus>,
+    pub claims: Vec<ClaimStatus>,
     /// Runs that are over, and whose slots wait since what they started may still be there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub kept: Vec<String>,
+    pub cleanup_pending: Vec<String>,
     /// What became of the claims of the last hour.
     pub last_hour: OutcomeCounts,
     /// What has been counted since the start.
@@ -63,7 +63,7 @@ pub struct WorkerStatus {
     pub spans: Option<SpanCounts>,
     /// What handlers keep there beside their tasks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub services: Vec<SidecarSummary>,
+    pub sidecars: Vec<SidecarSummary>,
     /// What becomes of activity reports, where a controller is told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activity: Option<ActivityStatus>,
@@ -82,7 +82,7 @@ pub struct SidecarSummary {
     /// Whether tasks can be forwarded to it.
     pub up: bool,
     /// What it does, or why it is not there.
-    pub what: String,
+    pub message: String,
     /// How often it was started again.
     pub restarts: u64,
     /// Where its log is, where it is started here.
@@ -98,25 +98,25 @@ pub struct RecoverySummary {
     /// Were reported as that life had decided.
     pub reported: usize,
     /// Were handed back.
-    pub handed_back: usize,
+    pub released: usize,
     /// Were resolved or expired by then, or cannot be reported.
-    pub forgotten: usize,
+    pub expired: usize,
     /// Are still being asked for or reported.
-    pub open: usize,
+    pub pending: usize,
     /// Faults of its journal: what they hid is left to expire.
     #[serde(default)]
-    pub damage: usize,
+    pub journal_errors: usize,
 }
 
 impl fmt::Display for RecoverySummary {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { killed, reported, handed_back, forgotten, open, damage } = self;
+        let Self { killed, reported, released, expired, pending, journal_errors } = self;
         let runs = if *killed == 1 { "run" } else { "runs" };
-        write!(out, "{killed} {runs} killed, {reported} reported, {handed_back} handed back, {forgotten} forgotten")?;
-        if *open > 0 {
-            write!(out, ", {open} still open")?;
+        write!(out, "{killed} {runs} killed, {reported} reported, {released} released, {expired} expired")?;
+        if *pending > 0 {
+            write!(out, ", {pending} pending")?;
         }
-        if *damage > 0 { out.write_str("; its journal was damaged") } else { Ok(()) }
+        if *journal_errors > 0 { out.write_str("; the journal was corrupt") } else { Ok(()) }
     }
 }
 
@@ -129,11 +129,11 @@ pub enum LifecycleState {
     /// Executing what it holds, and told to claim nothing.
     Paused,
     /// At a limit of its own, and about to leave.
-    Leaving,
+    Exiting,
     /// Finishing what it holds.
     Draining,
     /// Handing back what it holds.
-    HandingBack,
+    Releasing,
     /// Gone.
     Exited,
 }
@@ -141,7 +141,7 @@ pub enum LifecycleState {
 impl LifecycleState {
     /// All of them.
     pub const ALL: [Self; 6] =
-        [Self::Running, Self::Paused, Self::Leaving, Self::Draining, Self::HandingBack, Self::Exited];
+        [Self::Running, Self::Paused, Self::Exiting, Self::Draining, Self::Releasing, Self::Exited];
 
     /// Its name.
     #[must_use]
@@ -149,9 +149,9 @@ impl LifecycleState {
         match self {
             Self::Running => "running",
             Self::Paused => "paused",
-            Self::Leaving => "leaving",
+            Self::Exiting => "exiting",
             Self::Draining => "draining",
-            Self::HandingBack => "handing-back",
+            Self::Releasing => "releasing",
             Self::Exited => "exited",
         }
     }
@@ -170,15 +170,15 @@ pub enum BlockedReason {
     /// Too little memory is free.
     Memory,
     /// The host could not run a task.
-    Unfit,
+    HostUnhealthy,
     /// What runs the tasks of every source is not there.
-    Service,
+    SidecarDown,
     /// It is about to leave by itself.
-    Leaving,
+    Exiting,
     /// It finishes what it holds.
     Draining,
     /// It hands back what it holds.
-    HandingBack,
+    Releasing,
     /// It is gone.
     Exited,
 }
@@ -190,11 +190,11 @@ impl BlockedReason {
         Self::Paused,
         Self::Disk,
         Self::Memory,
-        Self::Unfit,
-        Self::Service,
-        Self::Leaving,
+        Self::HostUnhealthy,
+        Self::SidecarDown,
+        Self::Exiting,
         Self::Draining,
-        Self::HandingBack,
+        Self::Releasing,
         Self::Exited,
     ];
 
@@ -206,11 +206,11 @@ impl BlockedReason {
             Self::Paused => "paused",
             Self::Disk => "disk",
             Self::Memory => "memory",
-            Self::Unfit => "unfit",
-            Self::Service => "service",
-            Self::Leaving => "leaving",
+            Self::HostUnhealthy => "host-unhealthy",
+            Self::SidecarDown => "sidecar-down",
+            Self::Exiting => "exiting",
             Self::Draining => "draining",
-            Self::HandingBack => "handing-back",
+            Self::Releasing => "releasing",
             Self::Exited => "exited",
         }
     }
@@ -222,7 +222,7 @@ pub struct NoticeStatus {
     /// Since it was heard.
     pub seconds_ago: f64,
     /// From then to the latest end of a claim since; absent where none has ended.
-    pub to_last_end_seconds: Option<f64>,
+    pub last_claim_ended_after_seconds: Option<f64>,
 }
 
 /// The watch for notices that the host goes.
@@ -231,10 +231,10 @@ pub struct NoticeWatchStatus {
     /// Whose metadata service is asked, `aws`, `gcp` or `azure`, or the `file`.
     pub provider: String,
     /// Whether it says if there is a notice. Neither this nor trouble: it has not answered yet.
-    pub heard: bool,
+    pub up: bool,
     /// Why a notice may be missed; absent while it answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trouble: Option<String>,
+    pub error: Option<String>,
     /// Since it answers, does not, or is asked.
     pub seconds: f64,
 }
@@ -242,12 +242,12 @@ pub struct NoticeWatchStatus {
 impl NoticeWatchStatus {
     /// What a person could look into.
     pub(super) fn hint(&self) -> Option<String> {
-        let (provider, trouble) = (&self.provider, self.trouble.as_ref()?);
+        let (provider, error) = (&self.provider, self.error.as_ref()?);
         let what = match provider.as_str() {
-            "file" => "the file of `host.termination_file` cannot be read".to_owned(),
+            "file" => "cannot read the file of `host.termination_file`".to_owned(),
             _ => format!("the metadata service of {provider} does not answer"),
         };
-        Some(format!("{what}, so a notice that this host goes may be missed: {trouble}"))
+        Some(format!("{what}, so a termination notice may be missed: {error}"))
     }
 }
 
@@ -289,15 +289,15 @@ pub struct SourceStatus {
     /// Its name in the configuration.
     pub name: String,
     /// What it is, in words.
-    pub what: String,
+    pub description: String,
     /// One word for what it is doing.
-    pub step: String,
+    pub state: String,
     /// Whether its last answers were refusals.
-    pub in_trouble: bool,
+    pub failing: bool,
     /// Since the last poll was answered well.
     pub polled_seconds_ago: Option<f64>,
     /// Since it last brought something.
-    pub brought_seconds_ago: Option<f64>,
+    pub last_received_seconds_ago: Option<f64>,
     /// Until it is asked again, where it rests.
     pub next_poll_in_seconds: Option<f64>,
     /// The last refusal, where nothing went well since.
@@ -307,24 +307,24 @@ pub struct SourceStatus {
     pub counts: SourceCounts,
     /// Claims under this worker's name that are not its own, as it was told last. Another worker may live under it.
     #[serde(default)]
-    pub others: usize,
+    pub foreign_claims: usize,
     /// How far this host's clock is ahead of the service's, in seconds, as its last answer told; negative where it is behind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub clock_ahead_seconds: Option<i64>,
+    pub clock_skew_seconds: Option<i64>,
     /// What it has counted itself.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub tallies: BTreeMap<String, u64>,
+    pub metrics: BTreeMap<String, u64>,
 }
 
 /// A refusal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SourceError {
     /// What happened, and what to do.
-    pub text: String,
+    pub message: String,
     /// How long ago.
     pub seconds_ago: f64,
     /// How often in a row.
-    pub in_a_row: u32,
+    pub consecutive: u32,
 }
 
 /// A claim.
@@ -337,7 +337,7 @@ pub struct ClaimStatus {
     /// The source's name.
     pub source: String,
     /// One word for where it stands.
-    pub step: String,
+    pub state: String,
     /// What its handler said last of its progress.
     pub progress: Option<String>,
     /// Since it was granted.
@@ -364,7 +364,7 @@ pub struct ClaimStatus {
 pub struct ClaimDetail {
     /// What a list shows of it.
     #[serde(flatten)]
-    pub task: ClaimStatus,
+    pub claim: ClaimStatus,
     /// What its author calls it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -372,7 +372,7 @@ pub struct ClaimDetail {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
     /// Where it comes from, in words.
-    pub place: String,
+    pub source_description: String,
     /// What runs it.
     pub handler: String,
     /// How often its message had been received; absent where it came by no message.
@@ -391,12 +391,12 @@ pub struct ClaimDetail {
     pub processes: Vec<i32>,
     /// Its folder, where it was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub folder: Option<PathBuf>,
+    pub work_dir: Option<PathBuf>,
     /// What it has gone through, in order.
     pub phases: Vec<PhaseStatus>,
     /// The last order about it, where there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ordered: Option<ClaimCommandStatus>,
+    pub last_command: Option<ClaimCommandStatus>,
 }
 
 /// A part of a claim's life.
@@ -407,14 +407,14 @@ pub struct PhaseStatus {
     /// Since it began.
     pub seconds_ago: f64,
     /// How long it took; absent while it goes on.
-    pub seconds: Option<f64>,
+    pub duration_seconds: Option<f64>,
 }
 
 /// An order about one claim.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClaimCommandStatus {
-    /// `hand-back` or `cancel`.
-    pub order: String,
+    /// `release` or `cancel`.
+    pub command: String,
     /// Who gave it, and why.
     pub note: Note,
     /// How long ago.
@@ -431,7 +431,7 @@ pub struct OutcomeCounts {
     /// Reported as another exception than `worker-shutdown`.
     pub exceptions: u64,
     /// Handed back as `worker-shutdown`.
-    pub handed_back: u64,
+    pub released: u64,
     /// Canceled, or resolved by somebody else.
     #[serde(default)]
     pub superseded: u64,
@@ -445,18 +445,18 @@ pub struct HostStatus {
     /// Bytes free for the work folder.
     pub disk_free: Option<u64>,
     /// Bytes that there must be.
-    pub disk_least: u64,
+    pub disk_min: u64,
     /// Bytes of memory that can be had.
     pub memory_free: Option<u64>,
     /// Bytes that there must be.
-    pub memory_least: u64,
+    pub memory_min: u64,
 }
 
 /// Something that happens by itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NextAction {
     /// What.
-    pub what: String,
+    pub action: String,
     /// In how long.
     pub in_seconds: f64,
 }

@@ -136,7 +136,7 @@ async fn a_worker_waits_for_a_missing_queue() {
     within("the worker says what it waits for", async {
         loop {
             let view = worker.control.status().await.expect("it works");
-            if view.sources[0].error.as_ref().is_some_and(|error| error.text.contains("does not exist")) {
+            if view.sources[0].error.as_ref().is_some_and(|error| error.message.contains("does not exist")) {
                 return;
             }
             tokio::task::yield_now().await;

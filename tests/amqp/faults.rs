@@ -111,8 +111,8 @@ async fn a_broker_that_blocks_publishing_delays_replies_only() {
     within("the status says so", async {
         loop {
             let view = worker.control.status().await.expect("it works");
-            if view.sources[0].what.contains("blocks publishing") {
-                return assert_eq!(view.tasks.len(), 1, "it is held");
+            if view.sources[0].description.contains("blocks publishing") {
+                return assert_eq!(view.claims.len(), 1, "it is held");
             }
             tokio::task::yield_now().await;
         }
@@ -230,7 +230,7 @@ impl Slow {
         within("the worker says what it waits for", async {
             loop {
                 let view = worker.control.status().await.expect("it works");
-                if view.sources[0].error.as_ref().is_some_and(|error| error.text.contains("still being ended")) {
+                if view.sources[0].error.as_ref().is_some_and(|error| error.message.contains("still being ended")) {
                     return;
                 }
                 tokio::task::yield_now().await;

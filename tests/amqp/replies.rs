@@ -284,7 +284,7 @@ async fn i18_a_reply_that_its_queue_refuses_is_retried_and_its_request_is_held_u
         let control = worker.control.clone();
         async move {
             within("the broker refuses the answer", async {
-                while control.status().await.expect("it works").sources[0].tallies["replies_nacked"] < 2 {
+                while control.status().await.expect("it works").sources[0].metrics["replies_nacked"] < 2 {
                     tokio::task::yield_now().await;
                 }
             })
@@ -307,7 +307,7 @@ async fn i18_a_reply_that_its_queue_refuses_is_retried_and_its_request_is_held_u
     let second = Running::start(patient(), 1, echo());
     refused_twice(&second).await;
     client.until_depth(0, 1).await;
-    assert_eq!(second.control.status().await.expect("it works").tasks.len(), 1, "it is held");
+    assert_eq!(second.control.status().await.expect("it works").claims.len(), 1, "it is held");
     assert_eq!(client.get(&full).await.expect("it is there").data, b"in the way");
     let answer = client.taken_from(&full).await.next().await;
     assert_eq!(answer.properties.correlation_id().as_ref().map(ToString::to_string).as_deref(), Some("a"));

@@ -348,7 +348,7 @@ impl Running {
     /// A counter of its source.
     pub(crate) async fn tally(&self, name: &str) -> u64 {
         let view = self.control.status().await.expect("it works");
-        view.sources[0].tallies[name]
+        view.sources[0].metrics[name]
     }
 
     /// Waits until a counter of its source reaches this.

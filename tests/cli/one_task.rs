@@ -116,9 +116,7 @@ fn a_task_that_is_handed_back_is_ended_and_another_run_of_it_is_claimed() {
     let held: Vec<_> = held.as_array().expect("a list").iter().map(|task| task["task"].as_str()).collect();
     assert_eq!(held, [Some(other.as_str())], "its slot is free, and its neighbour runs on");
     assert_eq!(task(here, &["log", &id, "--run", "0"]).code, 0);
-    assert!(
-        task(here, &["log", &id, "--run", "0"]).out.contains("handed back by ana, who runs this worker: disk is slow")
-    );
+    assert!(task(here, &["log", &id, "--run", "0"]).out.contains("released by operator ana: disk is slow"));
     told(here, &["resume"]);
     assert_eq!(task(here, &["wait", &id]).code, 0);
     assert_eq!(ended(here, &id), ("completed".to_owned(), 2));
@@ -143,7 +141,7 @@ fn a_task_that_is_canceled_here_is_run_by_nobody_again_and_its_log_says_by_whom(
     assert_eq!(json(&told(here, &["claims", "list", "-o", "json"])), serde_json::json!([]));
     assert_eq!(ended(here, &id), ("internal-error".to_owned(), 1));
     let log = task(here, &["log", &id]);
-    assert!(log.out.contains("canceled by ana, who runs this worker: eats the  disk"), "{}{}", log.out, log.err);
+    assert!(log.out.contains("canceled by operator ana: eats the  disk"), "{}{}", log.out, log.err);
     assert!(log.out.contains("stopped: canceled by those who run the worker"), "{}", log.out);
     server.signal(Signal::TERM);
     assert_eq!(server.ends().code, 0);

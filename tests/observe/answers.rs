@@ -67,8 +67,8 @@ async fn a_worker_is_ready_while_it_claims_and_says_check_by_check_why_it_is_not
 async fn a_full_worker_is_ready() {
     let mut full = views::running();
     full.snapshot.capacity = 3;
-    full.snapshot.blocked = Some(journeyman::worker::status::BlockedReason::Full);
-    full.snapshot.not_claiming = Some("every slot is taken".into());
+    full.snapshot.blocked_reason = Some(journeyman::worker::status::BlockedReason::Full);
+    full.snapshot.blocked_message = Some("every slot is taken".into());
     let server = Server::start(full).await;
     let ready = get(server.address, "/readyz?verbose=1").await;
     assert_eq!(ready.status, 200);

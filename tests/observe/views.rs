@@ -16,42 +16,42 @@ use tokio::task::JoinSet;
 pub(crate) fn idle() -> WorkerStatusReply {
     let source = |name: &str, what: &str| SourceStatus {
         name: name.to_owned(),
-        what: what.to_owned(),
-        step: "asked".to_owned(),
-        in_trouble: false,
+        description: what.to_owned(),
+        state: "asked".to_owned(),
+        failing: false,
         polled_seconds_ago: Some(4.2),
-        brought_seconds_ago: None,
+        last_received_seconds_ago: None,
         next_poll_in_seconds: None,
         error: None,
         counts: SourceCounts { polls: 17, ..SourceCounts::default() },
-        others: 0,
-        clock_ahead_seconds: Some(0),
-        tallies: Default::default(),
+        foreign_claims: 0,
+        clock_skew_seconds: Some(0),
+        metrics: Default::default(),
     };
     let view = WorkerStatus {
-        services: Vec::new(),
-        watches: vec![NoticeWatchStatus { provider: "aws".to_owned(), heard: true, trouble: None, seconds: 5.0 }],
+        sidecars: Vec::new(),
+        watches: vec![NoticeWatchStatus { provider: "aws".to_owned(), up: true, error: None, seconds: 5.0 }],
         activity: None,
         state: LifecycleState::Running,
-        not_claiming: None,
-        blocked: None,
+        blocked_message: None,
+        blocked_reason: None,
         note: None,
         uptime_seconds: 11_520.5,
         capacity: 4,
-        asked: 4,
+        slots_polling: 4,
         sources: vec![
             source("ci", "prov/linux-large at tc.example.com, claim-work"),
             source("nightly", "prov/nightly at tc.example.com, azure"),
         ],
-        tasks: Vec::new(),
-        kept: Vec::new(),
-        last_hour: OutcomeCounts { completed: 112, failed: 6, exceptions: 2, handed_back: 1, superseded: 0, lost: 0 },
+        claims: Vec::new(),
+        cleanup_pending: Vec::new(),
+        last_hour: OutcomeCounts { completed: 112, failed: 6, exceptions: 2, released: 1, superseded: 0, lost: 0 },
         counts: WorkerCounts::default(),
         host: HostStatus {
             disk_free: Some(212 << 30),
-            disk_least: 512 << 20,
+            disk_min: 512 << 20,
             memory_free: Some(9 << 30),
-            memory_least: 64 << 20,
+            memory_min: 64 << 20,
         },
         containment: "cgroup-kill".to_owned(),
         notice: None,
@@ -74,7 +74,7 @@ fn task(name: &str, source: &str, held: f64, left: f64, progress: Option<&str>) 
         task: name.to_owned(),
         run: 0,
         source: source.to_owned(),
-        step: "running".to_owned(),
+        state: "running".to_owned(),
         progress: progress.map(str::to_owned),
         held_seconds: held,
         lease_left_seconds: Some(left),
@@ -90,14 +90,14 @@ fn task(name: &str, source: &str, held: f64, left: f64, progress: Option<&str>) 
 pub(crate) fn running() -> WorkerStatusReply {
     let mut status = idle();
     let view = &mut status.snapshot;
-    view.tasks = vec![
+    view.claims = vec![
         task("fN1SbArXTPSVFNUvaOlinQ", "ci", 2467.0, 21.0, Some("compile 63 %")),
         task("aX9SbArXTPSVFNUvaOlin1", "ci", 201.0, 999.0, Some(HOSTILE)),
         task("bY2SbArXTPSVFNUvaOlin2", "nightly", 4.0, 1196.0, None),
     ];
-    view.asked = 1;
-    view.next = Some(NextAction { what: "reclaim fN1SbArXTPSVFNUvaOlinQ/0".into(), in_seconds: 3.0 });
-    view.sources[0].brought_seconds_ago = Some(201.0);
+    view.slots_polling = 1;
+    view.next = Some(NextAction { action: "reclaim fN1SbArXTPSVFNUvaOlinQ/0".into(), in_seconds: 3.0 });
+    view.sources[0].last_received_seconds_ago = Some(201.0);
     let ends = ClaimEndCounts {
         completed: 112,
         failed: 6,
@@ -111,7 +111,7 @@ pub(crate) fn running() -> WorkerStatusReply {
         claims: 123,
         artifacts: 240,
         log_bytes: 1 << 30,
-        reloads: 1,
+        config_reloads: 1,
         ..WorkerCounts::default()
     };
     status
@@ -124,8 +124,8 @@ pub(crate) const HOSTILE: &str =
 pub(crate) fn paused() -> WorkerStatusReply {
     let mut status = idle();
     status.snapshot.state = LifecycleState::Paused;
-    status.snapshot.blocked = Some(BlockedReason::Paused);
-    status.snapshot.not_claiming = Some("paused for 41m07s".into());
+    status.snapshot.blocked_reason = Some(BlockedReason::Paused);
+    status.snapshot.blocked_message = Some("paused for 41m07s".into());
     status.snapshot.note = Some(Note { by: "ana".into(), text: "kernel update".into() });
     status
 }
@@ -133,17 +133,17 @@ pub(crate) fn paused() -> WorkerStatusReply {
 pub(crate) fn draining() -> WorkerStatusReply {
     let mut status = running();
     status.snapshot.state = LifecycleState::Draining;
-    status.snapshot.blocked = Some(BlockedReason::Draining);
-    status.snapshot.not_claiming = Some("draining; what still runs is handed back in 56m02s".into());
+    status.snapshot.blocked_reason = Some(BlockedReason::Draining);
+    status.snapshot.blocked_message = Some("draining; what still runs is handed back in 56m02s".into());
     status.snapshot.note = Some(Note::of("a notice"));
-    status.snapshot.notice = Some(NoticeStatus { seconds_ago: 12.0, to_last_end_seconds: Some(3.5) });
+    status.snapshot.notice = Some(NoticeStatus { seconds_ago: 12.0, last_claim_ended_after_seconds: Some(3.5) });
     status.snapshot.counts.notices = 1;
     status.snapshot.counts.notices_aws = 1;
-    status.snapshot.sources[0].tallies.insert("answers".to_owned(), 12);
-    status.snapshot.services = vec![SidecarSummary {
+    status.snapshot.sources[0].metrics.insert("answers".to_owned(), 12);
+    status.snapshot.sidecars = vec![SidecarSummary {
         name: "echo".to_owned(),
         up: true,
-        what: "it answers at /run/echo.sock".to_owned(),
+        message: "it answers at /run/echo.sock".to_owned(),
         restarts: 2,
         log: None,
     }];
@@ -156,11 +156,11 @@ pub(crate) fn draining() -> WorkerStatusReply {
 pub(crate) fn troubled() -> WorkerStatusReply {
     let mut status = idle();
     let source = &mut status.snapshot.sources[0];
-    source.in_trouble = true;
+    source.failing = true;
     source.error = Some(SourceError {
-        text: "poll: 502 from https://tc.example.com/api/queue/v1/claim-work:\n\"bad gateway\" \\o/".into(),
+        message: "poll: 502 from https://tc.example.com/api/queue/v1/claim-work:\n\"bad gateway\" \\o/".into(),
         seconds_ago: 8.0,
-        in_a_row: 3,
+        consecutive: 3,
     });
     source.next_poll_in_seconds = Some(2.0);
     source.counts.polls_failed = 3;

@@ -134,8 +134,8 @@ impl Soak {
 
     /// A task that the worker holds and that nothing was done to.
     async fn held(&mut self, client: &ControlClient) -> Option<TaskId> {
-        let held = client.status().await.ok()?.snapshot.tasks;
-        let running = held.iter().filter(|task| task.step == "running").filter_map(|task| TaskId::parse(&task.task));
+        let held = client.status().await.ok()?.snapshot.claims;
+        let running = held.iter().filter(|task| task.state == "running").filter_map(|task| TaskId::parse(&task.task));
         let mut untouched: Vec<TaskId> =
             running.filter(|task| self.tasks.get(task).is_some_and(|(_, done)| *done == Done::Nothing)).collect();
         let chosen = self.random(untouched.len());

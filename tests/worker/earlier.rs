@@ -131,7 +131,7 @@ impl Life {
     async fn recovered(&self) -> RecoverySummary {
         loop {
             let view: Option<WorkerStatus> = self.control.status().await;
-            match view.and_then(|view| view.recovered).filter(|recovered| recovered.open == 0) {
+            match view.and_then(|view| view.recovered).filter(|recovered| recovered.pending == 0) {
                 Some(recovered) => return recovered,
                 None => tokio::time::sleep(Duration::from_millis(100)).await,
             }
@@ -150,7 +150,7 @@ async fn what_ran_when_its_worker_died_is_handed_back_by_the_next_one_at_once() 
         assert_eq!(scene.queue.states(&task), [RunState::Running], "{style:?}");
         let mut second = scene.live();
         let recovered = second.recovered().await;
-        assert_eq!(recovered, RecoverySummary { handed_back: 1, ..RecoverySummary::default() }, "{style:?}");
+        assert_eq!(recovered, RecoverySummary { released: 1, ..RecoverySummary::default() }, "{style:?}");
         // The next run is somebody's: here, the same worker's.
         assert_eq!(second.told.recv().await, Some(Told::Started("task/1".into())), "{style:?}");
         assert_eq!(scene.queue.states(&task), [HANDED_BACK, RunState::Running], "{style:?}");
@@ -195,7 +195,7 @@ async fn the_queue_may_be_away_for_minutes_when_a_worker_starts_again() {
         tokio::time::sleep(Duration::from_secs(8 * 60)).await;
         assert_eq!(scene.queue.states(&task), [RunState::Running], "{style:?}");
         scene.mood.send_replace(Mood::Well);
-        assert_eq!(second.recovered().await.handed_back, 1, "{style:?}");
+        assert_eq!(second.recovered().await.released, 1, "{style:?}");
         assert_eq!(scene.queue.states(&task)[0], HANDED_BACK, "{style:?}");
     }
 }
@@ -210,11 +210,7 @@ async fn what_has_expired_by_then_is_forgotten() {
         first.dies().await;
         tokio::time::sleep(Duration::from_secs(21 * 60)).await;
         let mut second = scene.live();
-        assert_eq!(
-            second.recovered().await,
-            RecoverySummary { forgotten: 1, ..RecoverySummary::default() },
-            "{style:?}"
-        );
+        assert_eq!(second.recovered().await, RecoverySummary { expired: 1, ..RecoverySummary::default() }, "{style:?}");
         second.started().await;
         assert_eq!(
             scene.queue.states(&task),
@@ -232,7 +228,7 @@ async fn what_another_name_has_claimed_is_left_to_expire() {
     first.started().await;
     first.dies().await;
     let second = scene.live_as("renamed");
-    assert_eq!(second.recovered().await, RecoverySummary { forgotten: 1, ..RecoverySummary::default() });
+    assert_eq!(second.recovered().await, RecoverySummary { expired: 1, ..RecoverySummary::default() });
     tokio::time::sleep(Duration::from_secs(10 * 60)).await;
     assert_eq!(scene.queue.states(&task), [RunState::Running], "nobody has touched it");
 }
@@ -261,7 +257,7 @@ async fn a_worker_that_had_to_go_at_once_leaves_what_it_held_to_the_next_one() {
     first.control.abort().await;
     assert!(matches!(first.running.join_next().await, Some(Ok(Ok(ExitReason::Aborted)))));
     assert_eq!(scene.queue.states(&task), [RunState::Running]);
-    assert_eq!(scene.live().recovered().await.handed_back, 1);
+    assert_eq!(scene.live().recovered().await.released, 1);
     assert_eq!(scene.queue.states(&task)[0], HANDED_BACK);
 }
 
@@ -276,12 +272,15 @@ async fn a_damaged_journal_is_told_of_and_keeps_nobody_from_starting() {
     let (began, held) = whole.split_once('\n').expect("lines");
     std::fs::write(scene.journal(), format!("{began}\nrust and dust\n{held}12345678 {{\"held\":")).expect("written");
     let second = scene.live();
-    assert_eq!(second.recovered().await, RecoverySummary { handed_back: 1, damage: 1, ..RecoverySummary::default() });
+    assert_eq!(
+        second.recovered().await,
+        RecoverySummary { released: 1, journal_errors: 1, ..RecoverySummary::default() }
+    );
     assert_eq!(scene.queue.states(&task)[0], HANDED_BACK);
     second.dies().await;
     std::fs::remove_file(scene.journal()).expect("removed");
     std::fs::create_dir(scene.journal()).expect("made");
-    assert_eq!(scene.live().recovered().await.damage, 1);
+    assert_eq!(scene.live().recovered().await.journal_errors, 1);
 }
 
 /// In the way of every journal.
@@ -325,5 +324,5 @@ async fn a_second_worker_of_one_name_is_refused_and_takes_nothing_from_the_first
     assert!(third.control.status().await.is_some(), "under another name it may");
     first.dies().await;
     // The name is free again.
-    assert_eq!(scene.live().recovered().await.handed_back, 1);
+    assert_eq!(scene.live().recovered().await.released, 1);
 }

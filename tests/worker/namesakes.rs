@@ -21,7 +21,7 @@ async fn view(life: &Life) -> WorkerStatus {
 async fn others(life: &Life, expected: usize) -> WorkerStatus {
     loop {
         let view = view(life).await;
-        if view.sources[0].others == expected {
+        if view.sources[0].foreign_claims == expected {
             return view;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -69,11 +69,11 @@ async fn a_worker_whose_poll_fails_takes_nothing_that_its_namesake_claimed_befor
     // Each loses a poll, and asks what goes by its name.
     for (life, mood) in [(&first, &mood), (&second, &scene.mood)] {
         mood.send_replace(Mood::Refuses(Refusal::Retry { retry_after: None }));
-        while !view(life).await.sources[0].in_trouble {
+        while !view(life).await.sources[0].failing {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         mood.send_replace(Mood::Well);
-        assert_eq!(others(life, 1).await.tasks.len(), 1);
+        assert_eq!(others(life, 1).await.claims.len(), 1);
     }
     tokio::time::sleep(Duration::from_secs(900)).await;
     assert_eq!((scene.queue.states(&task), scene.queue.states(&short)), (vec![COMPLETED], vec![COMPLETED]));
@@ -104,7 +104,7 @@ async fn what_a_poll_claimed_whose_worker_died_before_it_was_answered_is_handed_
     let mut third = scene.live();
     assert_eq!(third.told.recv().await, Some(Told::Started("lost/1".into())));
     assert_eq!(scene.queue.states(&task)[0], HANDED_BACK);
-    assert_eq!(view(&third).await.sources[0].others, 0);
+    assert_eq!(view(&third).await.sources[0].foreign_claims, 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,7 +11,7 @@ const LABEL_WIDTH: usize = 11;
 const PROCESSES_MAX: usize = 20;
 
 pub(super) fn render(detail: &ClaimDetail) -> String {
-    let task = &detail.task;
+    let task = &detail.claim;
     let mut out = String::new();
     let mut line = |label: &str, text: &str| {
         // Writing to a String cannot fail.
@@ -20,21 +20,21 @@ pub(super) fn render(detail: &ClaimDetail) -> String {
     line("task", &format!("{}/{}", task.task, task.run));
     optional(&mut line, "name", detail.name.as_deref());
     optional(&mut line, "group", detail.group.as_deref());
-    line("source", &format!("{}, {}", task.source, detail.place));
+    line("source", &format!("{}, {}", task.source, detail.source_description));
     let received = detail.dequeue_count.map(|count| match count {
         1 => "once".to_owned(),
         count => format!("{count} times"),
     });
     optional(&mut line, "received", received.as_deref());
     line("handler", &detail.handler);
-    line("state", &format!("{}   {}", task.step, task.progress.as_deref().unwrap_or("")));
+    line("state", &format!("{}   {}", task.state, task.progress.as_deref().unwrap_or("")));
     line("held", &format_seconds(task.held_seconds));
     line("lease", &lease_text(detail));
-    optional(&mut line, "command", detail.ordered.as_ref().map(command_text).as_deref());
+    optional(&mut line, "command", detail.last_command.as_ref().map(command_text).as_deref());
     line("containment", &detail.containment);
     optional(&mut line, "cgroup", detail.cgroup.as_ref().map(|path| path.display().to_string()).as_deref());
     line("processes", &processes_text(&detail.processes));
-    optional(&mut line, "directory", detail.folder.as_ref().map(|path| path.display().to_string()).as_deref());
+    optional(&mut line, "directory", detail.work_dir.as_ref().map(|path| path.display().to_string()).as_deref());
     line("log", &format_bytes(task.log_bytes));
     if let Some(memory) = task.memory_bytes {
         line("memory", &format_bytes(memory));
@@ -54,20 +54,22 @@ fn optional(line: &mut impl FnMut(&str, &str), label: &str, text: Option<&str>) 
 
 fn lease_text(detail: &ClaimDetail) -> String {
     let text = |seconds: Option<f64>| seconds.map_or_else(|| "-".to_owned(), format_seconds);
-    let ago =
-        detail.task.reclaimed_seconds_ago.map_or_else(String::new, |ago| format!(", last {} ago", format_seconds(ago)));
+    let ago = detail
+        .claim
+        .reclaimed_seconds_ago
+        .map_or_else(String::new, |ago| format!(", last {} ago", format_seconds(ago)));
     let next = detail.reclaim_in_seconds.map_or_else(String::new, |next| format!(", next in {}", format_seconds(next)));
     format!(
         "{} left of {}   reclaimed {} times{ago}{next}",
-        text(detail.task.lease_left_seconds),
-        text(detail.task.lease_seconds),
+        text(detail.claim.lease_left_seconds),
+        text(detail.claim.lease_seconds),
         detail.reclaims
     )
 }
 
 fn command_text(ordered: &ClaimCommandStatus) -> String {
     let why = if ordered.note.text.is_empty() { String::new() } else { format!(" \"{}\"", ordered.note.text) };
-    format!("{} {} ago by {}{why}", ordered.order, format_seconds(ordered.seconds_ago), ordered.note.by)
+    format!("{} {} ago by {}{why}", ordered.command, format_seconds(ordered.seconds_ago), ordered.note.by)
 }
 
 fn processes_text(processes: &[i32]) -> String {
@@ -80,8 +82,9 @@ fn processes_text(processes: &[i32]) -> String {
 }
 
 fn phase_text(phase: &PhaseStatus) -> String {
-    let took =
-        phase.seconds.map_or_else(|| "running".to_owned(), |seconds| format!("took {}", format_precise(seconds)));
+    let took = phase
+        .duration_seconds
+        .map_or_else(|| "running".to_owned(), |seconds| format!("took {}", format_precise(seconds)));
     format!("{:<8} {:>7} ago   {took}", phase.phase, format_seconds(phase.seconds_ago))
 }
 

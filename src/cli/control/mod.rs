@@ -270,8 +270,8 @@ async fn wait_for_exit(client: &ControlClient) -> Result<(), Failure> {
     let mut remaining = usize::MAX;
     loop {
         match client.status().await {
-            Ok(status) if status.snapshot.tasks.len() != remaining => {
-                remaining = status.snapshot.tasks.len();
+            Ok(status) if status.snapshot.claims.len() != remaining => {
+                remaining = status.snapshot.claims.len();
                 output::print_stderr(&format!("{remaining} {} left", if remaining == 1 { "task" } else { "tasks" }));
             }
             Ok(_) | Err(Error::Timeout(_)) => {}
@@ -312,8 +312,8 @@ pub(super) async fn claims(command: ClaimsCommand, environment: &Environment) ->
         ClaimsCommand::List { target, output } => {
             let status = target.client(environment)?.status().await?;
             match output {
-                Format::Json => output::json(&serde_json::to_value(&status.snapshot.tasks).unwrap_or_default())?,
-                Format::Table => output::print(&status::claim_table(&status.snapshot.tasks))?,
+                Format::Json => output::json(&serde_json::to_value(&status.snapshot.claims).unwrap_or_default())?,
+                Format::Table => output::print(&status::claim_table(&status.snapshot.claims))?,
             }
             Ok(Exit::Success)
         }
@@ -358,7 +358,7 @@ async fn end_claim(
         return Ok(Exit::Success);
     }
     // By its full name, because a prefix may match another task later.
-    let claim = target.client(environment)?.claim_details(&task).await?.task;
+    let claim = target.client(environment)?.claim_details(&task).await?.claim;
     let name = format!("{}:{}/{}", claim.source, claim.task, claim.run);
     let client = send_command(target, command(name.clone()), note, environment).await?;
     loop {

@@ -27,7 +27,7 @@ pub(super) fn render(status: &WorkerStatusReply) -> String {
         status.pid
     );
     push_line(&mut out, "state", &state_text(view));
-    if let Some(why) = view.not_claiming.as_ref().filter(|_| view.state == LifecycleState::Running) {
+    if let Some(why) = view.blocked_message.as_ref().filter(|_| view.state == LifecycleState::Running) {
         push_line(&mut out, "", &format!("not claiming: {why}"));
     }
     push_line(
@@ -40,21 +40,21 @@ pub(super) fn render(status: &WorkerStatusReply) -> String {
     }
     out.push_str("sources\n");
     out.push_str(&source_table(&view.sources));
-    if !view.services.is_empty() {
+    if !view.sidecars.is_empty() {
         out.push_str("sidecars\n");
-        out.push_str(&sidecar_table(&view.services));
+        out.push_str(&sidecar_table(&view.sidecars));
     }
     if let Some(reports) = &view.activity {
         push_line(&mut out, "activity", &activity_text(reports));
     }
     out.push_str("claims\n");
-    out.push_str(&claim_table(&view.tasks));
+    out.push_str(&claim_table(&view.claims));
     push_line(&mut out, "last hour", &outcomes_text(view.last_hour));
     if let Some(recovered) = view.recovered {
         push_line(&mut out, "recovered", &recovered.to_string());
     }
     if let Some(next) = &view.next {
-        push_line(&mut out, "next", &format!("{} in {}", next.what, format_seconds(next.in_seconds)));
+        push_line(&mut out, "next", &format!("{} in {}", next.action, format_seconds(next.in_seconds)));
     }
     for hint in &view.hints {
         push_line(&mut out, "hint", &strip_control_chars(hint));
@@ -80,10 +80,10 @@ fn push_line(out: &mut String, label: &str, text: &str) {
 /// For the service manager's STATUS=.
 pub(in crate::cli) fn one_line(view: &WorkerStatus) -> String {
     let mut text = state_text(view).replace(BOLD, "").replace(RESET, "");
-    if let Some(why) = view.not_claiming.as_ref().filter(|_| view.state == LifecycleState::Running) {
+    if let Some(why) = view.blocked_message.as_ref().filter(|_| view.state == LifecycleState::Running) {
         _ = write!(text, "   not claiming: {why}");
     }
-    for source in view.sources.iter().filter(|source| source.in_trouble) {
+    for source in view.sources.iter().filter(|source| source.failing) {
         _ = write!(text, "   {} FAILING", source.name);
     }
     text
@@ -94,11 +94,11 @@ pub(in crate::cli) const RESET: &str = "\x1b[0m";
 
 fn state_text(view: &WorkerStatus) -> String {
     let mut text =
-        format!("{BOLD}{}{RESET}   {}/{} busy", view.state.as_str().to_uppercase(), view.tasks.len(), view.capacity);
-    if !view.kept.is_empty() {
-        _ = write!(text, ", {} cleanup pending", view.kept.len());
+        format!("{BOLD}{}{RESET}   {}/{} busy", view.state.as_str().to_uppercase(), view.claims.len(), view.capacity);
+    if !view.cleanup_pending.is_empty() {
+        _ = write!(text, ", {} cleanup pending", view.cleanup_pending.len());
     }
-    if let Some(why) = view.not_claiming.as_ref().filter(|_| view.state != LifecycleState::Running) {
+    if let Some(why) = view.blocked_message.as_ref().filter(|_| view.state != LifecycleState::Running) {
         _ = write!(text, "   {why}");
     }
     if let Some(note) = &view.note {
@@ -117,7 +117,7 @@ pub(super) fn host_text(host: HostStatus) -> String {
 
 /// The largest difference between this host's clock and that of a source.
 fn clock_text(sources: &[SourceStatus]) -> String {
-    let skews = sources.iter().filter_map(|source| Some((source.clock_ahead_seconds?, &source.name)));
+    let skews = sources.iter().filter_map(|source| Some((source.clock_skew_seconds?, &source.name)));
     match skews.max_by_key(|(ahead, _)| ahead.unsigned_abs()) {
         None => String::new(),
         // The Date header has whole seconds, and the response takes time.
@@ -131,8 +131,8 @@ fn clock_text(sources: &[SourceStatus]) -> String {
 
 fn notice_watch_text(watch: &NoticeWatchStatus) -> String {
     let (provider, since) = (&watch.provider, format_seconds(watch.seconds));
-    match &watch.trouble {
-        None if watch.heard => format!("{provider}: connected"),
+    match &watch.error {
+        None if watch.up => format!("{provider}: connected"),
         None => format!("{provider}: no response yet"),
         Some(trouble) => format!("{provider}: UNREACHABLE for {since}: {}", strip_control_chars(trouble)),
     }
@@ -143,17 +143,17 @@ fn source_table(sources: &[SourceStatus]) -> String {
         let ago =
             |seconds: Option<f64>| seconds.map_or_else(|| "never".to_owned(), |s| format!("{} ago", format_seconds(s)));
         let mut more = format!("last poll {}", ago(source.polled_seconds_ago));
-        _ = write!(more, "   last claim {}", ago(source.brought_seconds_ago));
+        _ = write!(more, "   last claim {}", ago(source.last_received_seconds_ago));
         if let Some(seconds) = source.next_poll_in_seconds {
             _ = write!(more, "   next in {}", format_seconds(seconds));
         }
         let mark = match source.polled_seconds_ago {
-            _ if source.in_trouble => "FAILING",
+            _ if source.failing => "FAILING",
             Some(_) => "ok",
             None if source.error.is_some() => "FAILING",
             None => "not polled yet",
         };
-        vec![source.name.clone(), source.what.clone(), mark.to_owned(), source.step.clone(), more]
+        vec![source.name.clone(), source.description.clone(), mark.to_owned(), source.state.clone(), more]
     });
     align_columns(rows.collect())
 }
@@ -166,7 +166,7 @@ fn sidecar_table(services: &[SidecarSummary]) -> String {
             1 => "restarted once".to_owned(),
             count => format!("restarted {count} times"),
         };
-        vec![service.name.clone(), mark.to_owned(), strip_control_chars(&service.what), restarts]
+        vec![service.name.clone(), mark.to_owned(), strip_control_chars(&service.message), restarts]
     });
     align_columns(rows.collect())
 }
@@ -185,7 +185,7 @@ pub(super) fn claim_table(tasks: &[ClaimStatus]) -> String {
         vec![
             format!("{}/{}", task.task, task.run),
             task.source.clone(),
-            task.step.clone(),
+            task.state.clone(),
             format_seconds(task.held_seconds),
             lease,
             task.reclaimed_seconds_ago
@@ -202,7 +202,7 @@ pub(super) fn outcomes_text(hour: OutcomeCounts) -> String {
     let superseded = if hour.superseded == 0 { String::new() } else { format!("   superseded {}", hour.superseded) };
     format!(
         "completed {}   failed {}   exceptions {}   released {}{superseded}   lost {}",
-        hour.completed, hour.failed, hour.exceptions, hour.handed_back, hour.lost
+        hour.completed, hour.failed, hour.exceptions, hour.released, hour.lost
     )
 }
 

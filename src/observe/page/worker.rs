@@ -18,7 +18,7 @@ const LEASE_SHORT_SECONDS: f64 = 30.0;
 pub fn render(status: &WorkerStatusReply, refresh: Refresh, now: Timestamp) -> HtmlPage {
     let (view, clock) = (&status.snapshot, SnapshotClock { now });
     let parts = PageContent {
-        title: format!("{} {}/{} · {}", view.state.as_str(), view.tasks.len(), view.capacity, status.id),
+        title: format!("{} {}/{} · {}", view.state.as_str(), view.claims.len(), view.capacity, status.id),
         name: html! { code { (status.id) } " in " code { (status.group) } },
         main: body(status, clock),
         links: html! {
@@ -39,12 +39,12 @@ fn body(status: &WorkerStatusReply, clock: SnapshotClock) -> Markup {
         @for hint in &view.hints { p.warn { "hint: " (hint) } }
         (facts(view, clock))
         h2 { "Tasks, the shortest lease first" }
-        @if view.tasks.is_empty() { (no_tasks(view)) } @else { (tasks(&view.tasks, clock)) }
+        @if view.claims.is_empty() { (no_tasks(view)) } @else { (tasks(&view.claims, clock)) }
         h2 { "Sources" }
         (sources(&view.sources, clock))
-        @if !view.services.is_empty() {
+        @if !view.sidecars.is_empty() {
             h2 { "Services" }
-            (services(&view.services))
+            (services(&view.sidecars))
         }
         h2 { "Last hour" }
         (last_hour(view.last_hour))
@@ -54,17 +54,17 @@ fn body(status: &WorkerStatusReply, clock: SnapshotClock) -> Markup {
 /// What it does, and why it claims nothing.
 fn headline(view: &WorkerStatus) -> Markup {
     let down: Vec<&str> =
-        view.sources.iter().filter(|source| source.in_trouble).map(|source| source.name.as_str()).collect();
+        view.sources.iter().filter(|source| source.failing).map(|source| source.name.as_str()).collect();
     let none = !down.is_empty() && !view.sources.iter().any(answered);
-    let mood = match view.blocked {
-        Some(BlockedReason::Disk | BlockedReason::Memory | BlockedReason::Unfit | BlockedReason::Service) => {
-            "first bad"
-        }
+    let mood = match view.blocked_reason {
+        Some(
+            BlockedReason::Disk | BlockedReason::Memory | BlockedReason::HostUnhealthy | BlockedReason::SidecarDown,
+        ) => "first bad",
         Some(
             BlockedReason::Paused
-            | BlockedReason::Leaving
+            | BlockedReason::Exiting
             | BlockedReason::Draining
-            | BlockedReason::HandingBack
+            | BlockedReason::Releasing
             | BlockedReason::Exited,
         ) => "first warn",
         Some(BlockedReason::Full) | None if none => "first bad",
@@ -74,7 +74,7 @@ fn headline(view: &WorkerStatus) -> Markup {
     html! {
         p class=(mood) {
             strong { (view.state.as_str().replace('-', " ")) }
-            @match &view.not_claiming {
+            @match &view.blocked_message {
                 Some(why) => { "not claiming: " (why) },
                 None if none => { "asking, but no source answers: " (down.join(", ")) " in trouble" },
                 None if !down.is_empty() => { "claiming, but not from " (down.join(", ")) },
@@ -89,30 +89,30 @@ fn headline(view: &WorkerStatus) -> Markup {
 }
 
 const fn answered(source: &SourceStatus) -> bool {
-    source.polled_seconds_ago.is_some() && !source.in_trouble
+    source.polled_seconds_ago.is_some() && !source.failing
 }
 
 fn facts(view: &WorkerStatus, clock: SnapshotClock) -> Markup {
-    let HostStatus { disk_free, disk_least, memory_free, memory_least } = view.host;
+    let HostStatus { disk_free, disk_min: disk_least, memory_free, memory_min: memory_least } = view.host;
     let free = |free: Option<u64>| free.map_or_else(|| "unknown".to_owned(), format_bytes);
     html! {
         dl.facts {
-            div { dt { "busy" } dd { (view.tasks.len()) " of " (view.capacity) } }
+            div { dt { "busy" } dd { (view.claims.len()) " of " (view.capacity) } }
             div { dt { "up" } dd { (clock.time_tag(-view.uptime_seconds, &format_seconds(view.uptime_seconds)))
                 small { "since " (clock.time_of_day(-view.uptime_seconds)) } } }
             div { dt { "disk free" } dd { (free(disk_free)) small { "at least " (format_bytes(disk_least)) } } }
             div { dt { "memory free" } dd { (free(memory_free)) small { "at least " (format_bytes(memory_least)) } } }
             div { dt { "payloads are held by" } dd { (view.containment) } }
             @if let Some(next) = &view.next {
-                div { dt { "next" } dd { (next.what) " in " (clock.ahead(next.in_seconds)) } }
+                div { dt { "next" } dd { (next.action) " in " (clock.ahead(next.in_seconds)) } }
             }
             @if let Some(recovered) = view.recovered {
                 div { dt { "an earlier life" } dd { (recovered) } }
             }
             @for spot in &view.watches {
                 div { dt { "notices of " (spot.provider) }
-                    @if spot.trouble.is_some() { dd.bad { "not heard since " (clock.ago(spot.seconds)) } }
-                    @else if spot.heard { dd { "heard" } }
+                    @if spot.error.is_some() { dd.bad { "not heard since " (clock.ago(spot.seconds)) } }
+                    @else if spot.up { dd { "heard" } }
                     @else { dd { "no answer yet" } } }
             }
             @if let Some(notice) = view.notice {
@@ -126,21 +126,21 @@ fn no_tasks(view: &WorkerStatus) -> Markup {
     html! {
         div.empty {
             p { "No task is held." }
-            @match (view.state, view.blocked) {
+            @match (view.state, view.blocked_reason) {
                 (LifecycleState::Paused, _) => p { code { "journeyman resume" } " lets it claim again." },
                 (LifecycleState::Running, Some(BlockedReason::Disk)) => p { "Free some disk, or lower " code { "host.min_free_disk" } "." },
                 (LifecycleState::Running, Some(BlockedReason::Memory)) => {
                     p { "Free some memory, or lower " code { "host.min_free_memory" } "." }
                 },
                 (LifecycleState::Running, Some(_)) => p { "The worker's log says more." },
-                (LifecycleState::Running, None) if view.sources.iter().any(|source| source.in_trouble) => {
+                (LifecycleState::Running, None) if view.sources.iter().any(|source| source.failing) => {
                     p { "See below what the sources answer." }
                 },
                 (LifecycleState::Running, None) => p {
                     "Nothing is pending for it. " code { "journeyman task create --queue QUEUE -- /bin/echo hello" }
                     " creates something to do."
                 },
-                (LifecycleState::Leaving | LifecycleState::Draining | LifecycleState::HandingBack | LifecycleState::Exited, _) => {
+                (LifecycleState::Exiting | LifecycleState::Draining | LifecycleState::Releasing | LifecycleState::Exited, _) => {
                     p { "The worker exits; start it again to claim more." }
                 },
             }
@@ -186,7 +186,7 @@ fn row(task: &ClaimStatus, clock: SnapshotClock) -> Markup {
                 @match task.reclaimed_seconds_ago { Some(ago) => { (clock.ago(ago)) }, None => { "not yet" } }
             }
             td data-label="step" {
-                (task.step)
+                (task.state)
                 @if let Some(progress) = &task.progress { " · " (progress) }
             }
             td.short data-label="log" { (format_bytes(task.log_bytes)) }
@@ -202,14 +202,14 @@ fn sources(sources: &[SourceStatus], clock: SnapshotClock) -> Markup {
             tbody {
                 @for source in sources {
                     tr {
-                        td data-label="source" { (source.name) small { (source.what) } }
+                        td data-label="source" { (source.name) small { (source.description) } }
                         td data-label="answers" { (answers(source, clock)) }
                         td.short data-label="last poll" { (time_ago(source.polled_seconds_ago, clock)) }
-                        td.short data-label="last task" { (time_ago(source.brought_seconds_ago, clock)) }
+                        td.short data-label="last task" { (time_ago(source.last_received_seconds_ago, clock)) }
                         td.short data-label="next poll" {
                             @match source.next_poll_in_seconds {
                                 Some(ahead) => { "in " (clock.ahead(ahead)) },
-                                None => { (source.step) },
+                                None => { (source.state) },
                             }
                         }
                         td data-label="claims" { (source.counts.claims) }
@@ -231,7 +231,7 @@ fn services(services: &[SidecarSummary]) -> Markup {
                         td data-label="answers" {
                             @if service.up { span.good { "ok" } } @else { span.bad { "down" } }
                         }
-                        td data-label="what it does" { (service.what) }
+                        td data-label="what it does" { (service.message) }
                         td data-label="started again" { (service.restarts) }
                     }
                 }
@@ -242,12 +242,12 @@ fn services(services: &[SidecarSummary]) -> Markup {
 
 fn answers(source: &SourceStatus, clock: SnapshotClock) -> Markup {
     html! {
-        @if source.in_trouble || (source.polled_seconds_ago.is_none() && source.error.is_some()) { span.bad { "trouble" } }
+        @if source.failing || (source.polled_seconds_ago.is_none() && source.error.is_some()) { span.bad { "trouble" } }
         @else if source.polled_seconds_ago.is_some() { span.good { "ok" } }
         @else { span.warn { "not asked yet" } }
         @if let Some(error) = &source.error {
-            p { (error.text) }
-            small { (error.in_a_row) " in a row, the last " (clock.ago(error.seconds_ago)) }
+            p { (error.message) }
+            small { (error.consecutive) " in a row, the last " (clock.ago(error.seconds_ago)) }
         }
     }
 }
@@ -261,7 +261,7 @@ fn last_hour(hour: OutcomeCounts) -> Markup {
         ("completed", hour.completed),
         ("failed", hour.failed),
         ("exceptions", hour.exceptions),
-        ("handed back", hour.handed_back),
+        ("handed back", hour.released),
         ("superseded", hour.superseded),
         ("lost", hour.lost),
     ];

@@ -171,9 +171,9 @@ impl Engine {
                 self.handle_event(Event::CleanupPending { claim });
             }
             OnLeak::ReuseSlot => {
-                count(&self.counters().occupied);
+                count(&self.counters().cleanup_pending);
                 tracing::error!(
-                    alert = "occupied", claim.run = %job.context.task().run,
+                    alert = "cleanup-pending", claim.run = %job.context.task().run,
                     "[alert operator] processes of a payload may still be there; its slot is used again, as host.on_cleanup_failure says"
                 );
             }

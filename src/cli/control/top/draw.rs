@@ -68,17 +68,17 @@ fn heading(status: &WorkerStatusReply) -> Text<'static> {
     let up = format_seconds(view.uptime_seconds);
     let title = format!("journeyman {}  {}  {}  up {up}  pid {}", status.version, status.id, status.group, status.pid);
     let color = match view.state {
-        LifecycleState::Running if view.not_claiming.is_none() => Color::Green,
-        LifecycleState::Running | LifecycleState::Paused | LifecycleState::Leaving | LifecycleState::Draining => {
+        LifecycleState::Running if view.blocked_message.is_none() => Color::Green,
+        LifecycleState::Running | LifecycleState::Paused | LifecycleState::Exiting | LifecycleState::Draining => {
             Color::Yellow
         }
-        LifecycleState::HandingBack | LifecycleState::Exited => Color::Red,
+        LifecycleState::Releasing | LifecycleState::Exited => Color::Red,
     };
     let mut state = vec![
         Span::styled(view.state.as_str().to_uppercase(), Style::new().fg(color).bold()),
-        format!("  {}/{} busy", view.tasks.len(), view.capacity).into(),
+        format!("  {}/{} busy", view.claims.len(), view.capacity).into(),
     ];
-    if let Some(why) = &view.not_claiming {
+    if let Some(why) = &view.blocked_message {
         state.push(format!("  not claiming: {}", strip_control_chars(why)).into());
     }
     if let Some(note) = &view.note {
@@ -90,7 +90,7 @@ fn heading(status: &WorkerStatusReply) -> Text<'static> {
 }
 
 fn task_table(view: &WorkerStatus) -> Table<'static> {
-    let rows = view.tasks.iter().map(task_row);
+    let rows = view.claims.iter().map(task_row);
     let widths = [
         Constraint::Length(24),
         Constraint::Length(10),
@@ -101,7 +101,7 @@ fn task_table(view: &WorkerStatus) -> Table<'static> {
         Constraint::Fill(1),
     ];
     let head = Row::new(["TASK", "SOURCE", "LEASE LEFT", "CLAIMED FOR", "LOG", "STATE", "PROGRESS"]).dim();
-    let title = if view.tasks.is_empty() { " no claims " } else { " claims, shortest lease first " };
+    let title = if view.claims.is_empty() { " no claims " } else { " claims, shortest lease first " };
     Table::new(rows, widths)
         .header(head)
         .block(Block::bordered().title(title))
@@ -115,7 +115,7 @@ fn task_row(task: &ClaimStatus) -> Row<'static> {
         lease(task),
         Cell::from(format_seconds(task.held_seconds)),
         Cell::from(format_bytes(task.log_bytes)),
-        Cell::from(task.step.clone()),
+        Cell::from(task.state.clone()),
         Cell::from(strip_control_chars(task.progress.as_deref().unwrap_or_default())),
     ])
 }
@@ -137,9 +137,11 @@ fn source_table(sources: &[SourceStatus]) -> Table<'static> {
     let rows = sources.iter().take(SOURCES_MAX).map(|source| {
         let ago =
             |seconds: Option<f64>| seconds.map_or_else(|| "never".to_owned(), |s| format!("{} ago", format_seconds(s)));
-        let mark = if source.in_trouble { "FAILING".red() } else { "ok".green() };
-        let detail =
-            source.error.as_ref().map_or_else(|| source.what.clone(), |error| strip_control_chars(&error.text));
+        let mark = if source.failing { "FAILING".red() } else { "ok".green() };
+        let detail = source
+            .error
+            .as_ref()
+            .map_or_else(|| source.description.clone(), |error| strip_control_chars(&error.message));
         Row::new([
             Cell::from(source.name.clone()),
             Cell::from(mark),
@@ -165,7 +167,7 @@ fn footer(view: &WorkerStatus, screen: &TopScreen) -> Text<'static> {
         (Some(error), _, _) => Line::from(format!("showing the last known state: {error}")).red(),
         (None, Some(message), _) => Line::from(message.clone()).bold(),
         (None, None, Some(next)) => {
-            Line::from(format!("next  {} in {}", strip_control_chars(&next.what), format_seconds(next.in_seconds)))
+            Line::from(format!("next  {} in {}", strip_control_chars(&next.action), format_seconds(next.in_seconds)))
         }
         (None, None, None) => Line::from(""),
     });

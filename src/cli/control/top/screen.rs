@@ -86,7 +86,7 @@ impl TopScreen {
     }
 
     pub(super) fn tasks(&self) -> &[ClaimStatus] {
-        self.status.as_ref().map_or(&[], |status| &status.snapshot.tasks)
+        self.status.as_ref().map_or(&[], |status| &status.snapshot.claims)
     }
 
     /// Index of the selected task; the first if the selected one has ended.
@@ -178,10 +178,7 @@ impl TopScreen {
                 Question { text, command: WorkerCommand::Pause { seconds: None } }
             }
             Some(
-                LifecycleState::Leaving
-                | LifecycleState::Draining
-                | LifecycleState::HandingBack
-                | LifecycleState::Exited,
+                LifecycleState::Exiting | LifecycleState::Draining | LifecycleState::Releasing | LifecycleState::Exited,
             )
             | None => {
                 self.message = Some("the worker is shutting down and claims nothing".to_owned());
@@ -243,7 +240,7 @@ mod tests {
             task: task.to_owned(),
             run: 0,
             source: "ci".to_owned(),
-            step: "running".to_owned(),
+            state: "running".to_owned(),
             progress: Some(progress.to_owned()),
             held_seconds: 201.0,
             lease_left_seconds: Some(left),
@@ -257,48 +254,45 @@ mod tests {
 
     fn status(state: LifecycleState) -> WorkerStatusReply {
         let source = |name: &str, error| SourceStatus {
-            others: 0,
-            clock_ahead_seconds: None,
-            tallies: std::collections::BTreeMap::new(),
+            foreign_claims: 0,
+            clock_skew_seconds: None,
+            metrics: std::collections::BTreeMap::new(),
             name: name.to_owned(),
-            what: "prov/linux at tc.example.com, claim-work".to_owned(),
-            step: "asked".to_owned(),
-            in_trouble: error,
+            description: "prov/linux at tc.example.com, claim-work".to_owned(),
+            state: "asked".to_owned(),
+            failing: error,
             polled_seconds_ago: Some(4.0),
-            brought_seconds_ago: None,
+            last_received_seconds_ago: None,
             next_poll_in_seconds: None,
-            error: error.then(|| SourceError { text: "poll: 502\x1b[2J".to_owned(), seconds_ago: 2.0, in_a_row: 3 }),
+            error: error.then(|| SourceError {
+                message: "poll: 502\x1b[2J".to_owned(),
+                seconds_ago: 2.0,
+                consecutive: 3,
+            }),
             counts: crate::worker::counters::SourceCounts::default(),
         };
         let view = WorkerStatus {
-            services: Vec::new(),
+            sidecars: Vec::new(),
             activity: None,
             state,
-            not_claiming: (state == LifecycleState::Paused).then(|| "paused until `journeyman resume`".to_owned()),
-            blocked: None,
+            blocked_message: (state == LifecycleState::Paused).then(|| "paused until `journeyman resume`".to_owned()),
+            blocked_reason: None,
             note: (state == LifecycleState::Paused).then(|| Note { by: "ana".to_owned(), text: "kernel".to_owned() }),
             uptime_seconds: 11_520.0,
             capacity: 4,
-            asked: 1,
+            slots_polling: 1,
             sources: vec![source("ci", false), source("nightly", true)],
-            tasks: vec![
+            claims: vec![
                 task("fN1SbArXTPSVFNUvaOlinQ", 21.0, "compile\x1b[31m 63 %"),
                 task("aX9SbArXTPSVFNUvaOlin1", 999.0, ""),
             ],
-            last_hour: OutcomeCounts {
-                completed: 112,
-                failed: 6,
-                exceptions: 2,
-                handed_back: 1,
-                superseded: 0,
-                lost: 0,
-            },
+            last_hour: OutcomeCounts { completed: 112, failed: 6, exceptions: 2, released: 1, superseded: 0, lost: 0 },
             counts: crate::worker::counters::WorkerCounts::default(),
             host: HostStatus { disk_free: Some(212 << 30), memory_free: Some(9 << 30), ..HostStatus::default() },
             containment: "group".to_owned(),
             notice: None,
             watches: Vec::new(),
-            kept: Vec::new(),
+            cleanup_pending: Vec::new(),
             recovered: None,
             spans: None,
             next: Some(NextAction { what: "reclaim fN1SbArXTPSVFNUvaOlinQ/0".to_owned(), in_seconds: 3.0 }),
@@ -412,7 +406,7 @@ mod tests {
         press(&mut screen, KeyCode::Char('j'));
         assert_eq!(screen.selected(), Some(1), "the last row");
         let mut other = status(LifecycleState::Running);
-        other.snapshot.tasks.reverse();
+        other.snapshot.claims.reverse();
         screen.set_status(other);
         assert_eq!(screen.selected(), Some(0));
         let follow = press(&mut screen, KeyCode::Char('l'));
@@ -420,7 +414,7 @@ mod tests {
         assert_eq!(press(&mut screen, KeyCode::Char('q')), Some(KeyAction::StopFollowing));
         assert_eq!(press(&mut screen, KeyCode::Char('q')), Some(KeyAction::Quit));
         let mut none = status(LifecycleState::Running);
-        none.snapshot.tasks.clear();
+        none.snapshot.claims.clear();
         screen.set_status(none);
         assert_eq!((screen.selected(), press(&mut screen, KeyCode::Char('l'))), (None, None));
     }
