@@ -1,4 +1,4 @@
-//! What an operator is told, in words, and counted.
+//! Logs and counts the alerts of the rules.
 
 use crate::domain::id::SourceId;
 use crate::domain::worker::{Alert, DeleteRetry};
@@ -7,7 +7,6 @@ use super::counters::count;
 use super::engine::Engine;
 
 impl Engine {
-    /// Tells the operator.
     pub(super) fn alert(&self, alert: &Alert) {
         let counters = self.counters();
         let source = |id: SourceId| self.source_name(id);
@@ -18,7 +17,7 @@ impl Engine {
                     alert = "high-dequeue-count",
                     message.id = &**id,
                     message.dequeue_count = dequeues,
-                    "[alert operator] a message was received {dequeues} times: its task cannot be claimed, or its deletes fail"
+                    "[alert operator] a message was received {dequeues} times: its task cannot be claimed, or deleting it fails"
                 );
             }
             Alert::Undecodable { id, count: dequeues, .. } => {
@@ -27,7 +26,7 @@ impl Engine {
                     alert = "unreadable-message",
                     message.id = &**id,
                     message.dequeue_count = dequeues,
-                    "[alert operator] a message that cannot be read is deleted: see who writes to this queue"
+                    "[alert operator] deleting a message that cannot be read; check what writes to this queue"
                 );
             }
             Alert::UnreadableClaim { source: id, id: claim } => {
@@ -36,77 +35,77 @@ impl Engine {
                     alert = "unreadable-claim",
                     source = source(*id),
                     claim = &**claim,
-                    "[alert operator] the queue claimed a task for us in words that cannot be read: it is looked for by its listing of claims, where the scopes allow it, and runs again when its claim is over otherwise"
+                    "[alert operator] cannot read a claim that the queue granted: the worker recovers it by listing its claims if the scopes allow it; otherwise the task runs again once the claim expires"
                 );
             }
             Alert::DeleteFailed { id, count: dequeues, retry: retried, .. } => {
                 count(&counters.deletes_failed);
                 let again = match retried {
-                    DeleteRetry::Yes => "it is tried again",
-                    DeleteRetry::No => "[alert operator] it will be received again",
+                    DeleteRetry::Yes => "retrying",
+                    DeleteRetry::No => "[alert operator] giving up; the message will be received again",
                 };
                 tracing::error!(
                     alert = "delete-failed",
                     message.id = &**id,
                     message.dequeue_count = dequeues,
-                    "deleting a message failed; {again}"
+                    "cannot delete a message: {again}"
                 );
             }
             Alert::Denied { source: id, consecutive } => tracing::error!(
                 alert = "auth-denied",
                 source = source(*id),
                 consecutive,
-                "[alert operator] the queue refuses our credentials: check client id, token, scopes and clock, or user and password of a broker; nothing is claimed until it does not"
+                "[alert operator] the queue rejects the credentials: check client id, token, scopes and clock, or the broker's user and password; the worker claims nothing until they are accepted"
             ),
             Alert::SourceUnavailable { source: id, consecutive } => tracing::error!(
                 alert = "source-unavailable",
                 source = source(*id),
                 consecutive,
-                "[alert operator] nothing can be claimed from this source for a while; it is tried on. The last word: {}",
+                "[alert operator] source unavailable, still retrying; last error: {}",
                 self.last_refusals.get(id).map_or("none", String::as_str)
             ),
             Alert::Throttled { source: id } => {
-                tracing::warn!(alert = "throttled", source = source(*id), "the queue asks us to slow down");
+                tracing::warn!(alert = "throttled", source = source(*id), "the queue throttles requests; backing off");
             }
             Alert::HostUnhealthy { run } => {
                 count(&counters.host_faults);
                 tracing::error!(
                     alert = "host-unhealthy", claim.run = %run,
-                    "[alert operator] this host cannot run tasks; the lines before say what it lacks. The task is handed back, and \
-                     nothing is claimed until a look at the host finds it fit: free its disk, raise its limits on open files and \
-                     processes, mend `work_dir`, or take it away"
+                    "[alert operator] this host cannot run tasks; the lines before say why. The task is released, and the worker \
+                     claims nothing until a probe succeeds: free disk space, raise the limits on open files and processes, repair \
+                     `work_dir`, or remove the host"
                 );
             }
             Alert::WorkDirLost => {
                 count(&counters.host_faults);
-                let why = self.work_dir_lost_reason.as_deref().unwrap_or("the work folder was removed or replaced");
+                let why = self.work_dir_lost_reason.as_deref().unwrap_or("the work directory was removed or replaced");
                 tracing::error!(
                     alert = "work-dir-lost",
-                    "[alert operator] {why}. Nothing more is claimed, what runs is finished, and then this worker exits, so that \
-                     the next one makes the folder anew; see what removes files there"
+                    "[alert operator] {why}. The worker finishes its claims and exits, so that the next one creates the directory again; \
+                     check what removes files there"
                 );
             }
             Alert::OverlapPossible { run } => {
                 count(&counters.overlaps_possible);
                 tracing::error!(
                     alert = "possible-overlap", claim.run = %run,
-                    "[alert operator] the lease was over before its payload was; another worker may have started it"
+                    "[alert operator] the payload ran past its lease; another worker may have started the task too"
                 );
             }
             Alert::CleanupPending { run } => {
                 count(&counters.cleanup_pending);
                 tracing::error!(
                     alert = "cleanup-pending", claim.run = %run,
-                    "[alert operator] processes of a payload may still be there: they outlived a kill, or may be another task's and \
-                     are not killed; its slot is not used until they are gone"
+                    "[alert operator] processes of a payload may remain: they survived SIGKILL, or may belong to another task and \
+                     are not killed; the slot stays taken until they are gone"
                 );
             }
             Alert::LateGrant { run } => {
                 let why = self.blocked_message();
-                tracing::warn!(claim.run = %run, "it came by a call that was under way, and is handed back before it began: {why}");
+                tracing::warn!(claim.run = %run, "releasing a claim granted by a call in flight: {why}");
             }
             Alert::RecoveredClaim { run } => {
-                tracing::warn!(claim.run = %run, "held by an earlier life of this worker; handed back");
+                tracing::warn!(claim.run = %run, "releasing a claim of a previous process of this worker");
             }
             Alert::DuplicateWorkerId { source: id, claims } => tracing::error!(
                 alert = "duplicate-worker-id",
@@ -116,18 +115,16 @@ impl Engine {
                 duplicate_id_message(*claims)
             ),
             Alert::UnexpectedGrant { run } => {
-                tracing::warn!(claim.run = %run, "granted without a free slot; handed back");
+                tracing::warn!(claim.run = %run, "releasing a claim granted without a free slot");
             }
         }
     }
 }
 
-/// What an operator is told of claims under this worker's name that are not its own.
 pub(super) fn duplicate_id_message(claims: usize) -> String {
-    let claims = if claims == 1 { "1 claim is".to_owned() } else { format!("{claims} claims are") };
+    let claims = if claims == 1 { "1 claim".to_owned() } else { format!("{claims} claims") };
     format!(
-        "{claims} held under this worker's name that nothing in its work folder knows of: another worker may live under it, on \
-         whatever host. They are left alone; give each worker an `id` of its own. If there is no other, they are of a life with \
-         another `work_dir`, and run again once they expire"
+        "{claims} under this worker's id not in its journal: another worker uses the id, or a previous process had another \
+         `work_dir`. They are left alone and run again once they expire; give each worker an `id` of its own"
     )
 }

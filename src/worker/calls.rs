@@ -1,4 +1,4 @@
-//! One function for each effect that takes time. Each one always comes back with exactly one [`CallResult`].
+//! One function for each effect that takes time; each returns exactly one [`CallResult`].
 
 use std::io;
 use std::path::PathBuf;
@@ -33,11 +33,10 @@ use crate::host::crash_points::crash_point;
 use crate::host::journal::{PendingSync, PendingWrite};
 use crate::host::work_dir::WorkDirLock;
 
-/// What a call brings back.
 pub(super) enum CallResult {
     ResourcesMeasured {
         room: HostResources,
-        /// Whether the work folder is still this worker's; why not.
+        /// Whether this worker still holds the work directory.
         held: io::Result<()>,
     },
     Opened {
@@ -74,13 +73,13 @@ pub(super) enum CallResult {
         claim: LocalToken,
         answer: Result<Box<dyn PreparedPayload>, PrepareFailure>,
     },
-    /// It was started then, if it was started by what prepared it.
+    /// `started` is set if the call that prepared it started it.
     Ended {
         claim: LocalToken,
         verdict: Verdict,
         emptiness: Cleanup,
         started: Option<Instant>,
-        /// Its report, where that was begun.
+        /// Its report, if it was sent already.
         report: Option<Begun>,
     },
     CleanupDone {
@@ -108,7 +107,7 @@ pub(super) enum CallResult {
         source: SourceId,
         news: SourceEvent,
     },
-    /// What is said of what a handler keeps there; `None` where nothing is said any more.
+    /// `None` once the sidecar has ended.
     SidecarChanged {
         beside: usize,
         word: Option<watch::Receiver<SidecarStatus>>,
@@ -116,7 +115,6 @@ pub(super) enum CallResult {
 }
 
 impl CallResult {
-    /// The parts of a claim's life that are over with it.
     pub(super) const fn phases_ended(&self) -> &'static [ClaimPhase] {
         match self {
             Self::Claimed { .. } | Self::TakenOver { .. } => &[ClaimPhase::Claim],
@@ -138,7 +136,6 @@ impl CallResult {
         }
     }
 
-    /// The claim that the call was about.
     pub(super) const fn claim(&self) -> Option<LocalToken> {
         match self {
             Self::Claimed { claim, .. }
@@ -162,13 +159,13 @@ impl CallResult {
     }
 }
 
-/// Looks after a while what the host has left. A disk that does not answer is one that cannot be told, and is not asked
-/// again before it does: each question keeps a thread.
+/// Measures the host's resources after an interval. A hanging disk counts as unknown and is not measured again until
+/// it answers, since each measurement holds a thread.
 pub(super) async fn measure_resources(tasks: PathBuf, hold: WorkDirLock, one: Arc<Semaphore>) -> CallResult {
     tokio::time::sleep(HOST_RESOURCES_INTERVAL).await;
     let unknown = CallResult::ResourcesMeasured { room: HostResources { disk: None, memory: None }, held: Ok(()) };
     let Ok(permit) = Arc::clone(&one).try_acquire_owned() else { return unknown };
-    // A host that has no thread left for it is measured at the next look.
+    // A host without a free thread is measured at the next interval.
     let measured = catch_panic(async move {
         let measuring = tokio::task::spawn_blocking(move || {
             let _permit = permit;
@@ -182,18 +179,17 @@ pub(super) async fn measure_resources(tasks: PathBuf, hold: WorkDirLock, one: Ar
     }
 }
 
-/// Waits for what a source has to tell. One that panics tells nothing more.
+/// A source that panics sends no more events.
 pub(super) async fn next_source_event(source: Arc<dyn Source>, id: SourceId) -> CallResult {
     match catch_panic(source.next_event()).await {
         Ok(news) => CallResult::SourceEvent { source: id, news },
         Err(Panicked(text)) => {
-            tracing::error!(panic = text, "a source panicked; it will have no more news");
+            tracing::error!(panic = text, "a source panicked; it sends no more events");
             std::future::pending().await
         }
     }
 }
 
-/// Waits for what is said of what a handler keeps there.
 pub(super) async fn sidecar_changed(beside: usize, mut word: watch::Receiver<SidecarStatus>) -> CallResult {
     match word.changed().await {
         Ok(()) => CallResult::SidecarChanged { beside, word: Some(word) },
@@ -206,7 +202,7 @@ pub(super) async fn open(source: Arc<dyn Source>, id: SourceId, clock: Clock) ->
     CallResult::Opened { source: id, sent_at, answer: call_guarded("open", source.open()).await }
 }
 
-/// A poll that claims is on record before it is sent, where that can be had.
+/// A claiming poll is journaled before it is sent.
 pub(super) async fn poll(
     source: Arc<dyn Source>,
     id: SourceId,
@@ -301,22 +297,21 @@ pub(super) async fn upload_results(store: Uploader, claim: LocalToken, job: Exec
     let settled = match catch_panic(store.upload_all(job)).await {
         Ok(settled) => settled,
         Err(Panicked(text)) => {
-            tracing::error!(panic = text, "storing a task's log and artifacts panicked");
+            tracing::error!(panic = text, "uploading a task's log and artifacts panicked");
             UploadStatus::UploadFailed
         }
     };
     CallResult::Uploaded { claim, settled }
 }
 
-/// A payload that was started as soon as it was prepared.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PayloadStarted {
     pub(super) claim: LocalToken,
     pub(super) at: Instant,
 }
 
-/// Prepares, and starts at once where the claim is ours long enough (I3): asking first would take a word to another thread and
-/// back. What has not ended when it is first looked at is told by `starts`.
+/// Prepares, and starts at once if the lease allows (I3), which saves a round trip between threads. `starts` receives
+/// a payload that does not end at once.
 pub(super) async fn prepare_and_execute(
     handler: Arc<dyn DynHandler>,
     recorded: Option<PendingSync>,
@@ -337,7 +332,7 @@ pub(super) async fn prepare_and_execute(
         biased;
         back = &mut executing => back,
         () = std::future::ready(()) => {
-            // Nobody listens where the worker exits, which ends this as well.
+            // The receiver is closed if the worker exits, which drops this call as well.
             starts.send(PayloadStarted { claim, at }).await.ok();
             executing.await
         }
@@ -351,8 +346,7 @@ pub(super) async fn prepare_and_execute(
     back
 }
 
-/// Prepares once the claim is on record, where that is waited for, unless it is told to end first: then what was being prepared
-/// is dropped.
+/// Prepares once the claim is journaled. A cancellation drops the preparation.
 async fn prepare(
     handler: Arc<dyn DynHandler>,
     recorded: Option<PendingSync>,
@@ -367,7 +361,7 @@ async fn prepare(
             return Ok(Err(PrepareError::Host(why.to_string())));
         }
         if let Some(why) = context.payload_error() {
-            return Ok(Err(PrepareError::Malformed(vec![format!("payload: it is JSON that cannot be read: {why}")])));
+            return Ok(Err(PrepareError::Malformed(vec![format!("payload: invalid JSON: {why}")])));
         }
         catch_panic(handler.prepare(payload, &context)).await
     };
@@ -376,7 +370,7 @@ async fn prepare(
         _ = context.canceled() => None,
         answer = prepared => Some(answer),
     };
-    // I26: what it has started is gone before anything else of the claim is done; what it has prepared may be a process.
+    // I26: its processes are gone before anything else happens to the claim. A prepared payload may be a process.
     let emptiness = match answer {
         Some(Ok(Ok(_))) => Cleanup::Complete,
         Some(_) | None => context.scope().clean_up().await,
@@ -397,58 +391,57 @@ async fn prepare(
             Err(PrepareFailure::Malformed)
         }
         Ok(Err(PrepareError::Unavailable(sentence))) => {
-            note(&format!("not started, for want of something the payload declares: {sentence}"));
+            note(&format!("not started, a declared resource is unavailable: {sentence}"));
             Err(PrepareFailure::Unavailable)
         }
         Ok(Err(PrepareError::Internal(sentence))) => {
-            note(&format!("not started, the worker is at fault: {sentence}"));
+            note(&format!("not started, internal error of the worker: {sentence}"));
             Err(PrepareFailure::Internal)
         }
         Ok(Err(PrepareError::Host(sentence))) => {
-            tracing::error!(claim.run = %context.task().run, "the host is at fault: {sentence}");
-            note(&format!("not started and handed back, this host is at fault: {sentence}"));
+            tracing::error!(claim.run = %context.task().run, "host fault: {sentence}");
+            note(&format!("not started and released, fault of this host: {sentence}"));
             Err(PrepareFailure::HostFault)
         }
         Ok(Err(PrepareError::ServiceDown(sentence))) => {
-            tracing::warn!(claim.run = %context.task().run, "handed back: {sentence}");
-            note(&format!("not started and handed back: {sentence}"));
+            tracing::warn!(claim.run = %context.task().run, "released: {sentence}");
+            note(&format!("not started and released: {sentence}"));
             mark_not_started(&context);
             Err(PrepareFailure::ServiceDown)
         }
         Err(Panicked(text)) => {
-            tracing::error!(claim.run = %context.task().run, panic = text, "the handler panicked while it prepared");
-            note("not started: the handler panicked while it prepared; the worker's log says more");
+            tracing::error!(claim.run = %context.task().run, panic = text, "the handler panicked in prepare");
+            note("not started: the handler panicked; the worker's log says more");
             Err(PrepareFailure::Internal)
         }
     };
     CallResult::Prepared { claim, answer }
 }
 
-/// Waits until nothing is left of a payload that could not be killed in time.
 pub(super) async fn wait_for_cleanup(claim: LocalToken, run: Run, enclosure: ProcessScope) -> CallResult {
     let looked = enclosure.clone();
-    // A host that is short of threads, or a process that cannot be looked at, holds up nothing.
+    // Neither a host without free threads nor an unreadable process delays the wait.
     let describing = catch_panic(async move { tokio::task::spawn_blocking(move || looked.describe_processes()).await });
     let saying = async {
         if let Ok(Ok(Ok(left))) = tokio::time::timeout(PROCESS_KILL_TIMEOUT, describing).await {
-            tracing::warn!(claim.run = %run, group = ?enclosure.name().cgroup, "processes that are left: {left}");
+            tracing::warn!(claim.run = %run, group = ?enclosure.name().cgroup, "remaining processes: {left}");
         }
     };
     tokio::join!(enclosure.wait_cleaned_up(), saying);
     CallResult::CleanupDone { claim }
 }
 
-/// Executes. A handler that has not returned [`KILL_SLACK`] after its time to end is dropped, and its drop ends what is left.
+/// A handler that has not returned [`KILL_SLACK`] after its deadline is dropped, which kills its processes.
 pub(super) async fn execute(prepared: Box<dyn PreparedPayload>, claim: LocalToken, context: Context) -> CallResult {
     let ended = tokio::select! {
         biased;
         ended = catch_panic(prepared.execute(&context)) => ended,
         () = kill_overdue(&context) => {
-            tracing::error!(claim.run = %context.task().run, "the handler did not end in time and is dropped");
-            Ok(Err(ExecuteError::Internal("it did not end when it was told to".to_owned())))
+            tracing::error!(claim.run = %context.task().run, "dropping a handler that did not end in time");
+            Ok(Err(ExecuteError::Internal("the handler did not end after SIGTERM and the grace".to_owned())))
         }
     };
-    // I26: also of a handler that was dropped, or that did not wait for what it started.
+    // I26: also for a handler that was dropped, or that left processes behind.
     let emptiness = context.scope().clean_up().await;
     CallResult::Ended { claim, verdict: verdict(ended, &context), emptiness, started: None, report: None }
 }
@@ -458,11 +451,11 @@ async fn kill_overdue(context: &Context) {
     tokio::time::sleep(KILL_SLACK).await;
 }
 
-/// Whether the handler asked for a folder that could not be made: then nothing it says is about the task.
+/// If the task's directory cannot be created, the handler's result says nothing about the task.
 fn workdir_failed(context: &Context) -> bool {
     let Some(Err(error)) = context.workdir_result() else { return false };
     let run = &context.task().run;
-    tracing::error!(claim.run = %run, %error, "the task's folder cannot be made; check `work_dir`, its disk and its owner");
+    tracing::error!(claim.run = %run, %error, "cannot create the task's directory; check `work_dir`, its disk and its owner");
     true
 }
 
@@ -474,31 +467,31 @@ fn verdict(ended: Result<Result<(), ExecuteError>, Panicked>, context: &Context)
     match ended {
         Ok(Ok(())) => Verdict::Completed,
         Ok(Err(ExecuteError::Failed(sentence))) => {
-            // What was told to end has not failed for that.
+            // A payload that was stopped has not failed by itself.
             let how = if context.cancellation().is_some() { "not completed" } else { "failed" };
             note(&format!("{how}: {sentence}"));
             Verdict::Failed
         }
         Ok(Err(ExecuteError::Intermittent(sentence))) => {
-            note(&format!("failed, and asks to be run again: {sentence}"));
+            note(&format!("failed, and asks for a retry: {sentence}"));
             Verdict::Intermittent
         }
         Ok(Err(ExecuteError::Unavailable(sentence))) => {
-            note(&format!("not completed, for want of something: {sentence}"));
+            note(&format!("not completed, a resource is unavailable: {sentence}"));
             Verdict::Unavailable
         }
         Ok(Err(ExecuteError::Internal(sentence))) => {
-            note(&format!("not completed, the worker is at fault: {sentence}"));
+            note(&format!("not completed, internal error of the worker: {sentence}"));
             Verdict::Internal
         }
         Ok(Err(ExecuteError::Host(sentence))) => {
-            tracing::error!(claim.run = %context.task().run, "the host is at fault: {sentence}");
-            note(&format!("not completed and handed back, this host is at fault: {sentence}"));
+            tracing::error!(claim.run = %context.task().run, "host fault: {sentence}");
+            note(&format!("not completed and released, fault of this host: {sentence}"));
             Verdict::HostFault
         }
         Ok(Err(ExecuteError::ServiceDown(sentence))) => {
-            tracing::warn!(claim.run = %context.task().run, "handed back: {sentence}");
-            note(&format!("handed back: {sentence}"));
+            tracing::warn!(claim.run = %context.task().run, "released: {sentence}");
+            note(&format!("released: {sentence}"));
             mark_not_started(context);
             Verdict::ServiceDown
         }
@@ -510,13 +503,13 @@ fn verdict(ended: Result<Result<(), ExecuteError>, Panicked>, context: &Context)
     }
 }
 
-/// Says in the task's log, and to whoever waits for an answer, how it went.
+/// Writes to the task's log, and to the sender of a request.
 fn log_and_explain(context: &Context, text: &str) {
     context.log().write_note(text);
     set_failure_reason(context, text);
 }
 
-/// Nothing of it has run: where tries are counted, this is none.
+/// Does not count as an attempt.
 fn mark_not_started(context: &Context) {
     if let Some(replies) = context.results() {
         replies.mark_not_started();
@@ -557,7 +550,7 @@ mod tests {
     use std::path::Path;
     use tokio::sync::watch;
 
-    /// Says that all is well, and uses its folder or not.
+    /// Succeeds, with or without using its work directory.
     struct OkHandler {
         uses: Uses,
     }
@@ -615,7 +608,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_whose_folder_cannot_be_made_is_the_hosts_fault() {
+    async fn a_task_directory_that_cannot_be_created_is_a_host_fault() {
         let base = tempfile::tempdir().unwrap();
         let blocked = base.path().join("a file");
         std::fs::write(&blocked, "").unwrap();
@@ -641,7 +634,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_folder_is_made_when_it_is_asked_for_and_not_before() {
+    async fn a_task_directory_is_created_on_first_use() {
         let base = tempfile::tempdir().unwrap();
         let workdir = base.path().join("task").join("work");
         assert_eq!(ended(Uses::Never, &context(&workdir)).await, Verdict::Completed);

@@ -1,14 +1,13 @@
-//! Turns a panic inside a future, or in its drop, into a value, so that it costs nobody else anything.
+//! Turns a panic in a future, or in its drop, into a value.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 
-/// A future panicked; what it said.
 #[derive(Debug)]
 pub(super) struct Panicked(pub(super) String);
 
-/// Runs a future to its end or its panic. After a panic the future is only dropped.
+/// After a panic the future is only dropped.
 pub(super) async fn catch_panic<F: Future>(future: F) -> Result<F::Output, Panicked> {
     let mut future = GuardedDrop(Some(Box::pin(future)));
     poll_fn(|context| match &mut future.0 {
@@ -21,14 +20,13 @@ pub(super) async fn catch_panic<F: Future>(future: F) -> Result<F::Output, Panic
     .await
 }
 
-/// Drops a value that is not ours; its panic is said and goes no further.
+/// Drops a handler's or adapter's value; a panic is logged.
 pub(super) fn drop_guarded<T>(value: T) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
         tracing::error!(panic = panic_message(panic.as_ref()), "a handler panicked while it was dropped");
     }
 }
 
-/// Discards what is in it when it is dropped.
 struct GuardedDrop<T>(Option<T>);
 
 impl<T> Drop for GuardedDrop<T> {

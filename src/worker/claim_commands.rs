@@ -1,4 +1,4 @@
-//! What a worker is asked and told about one of its claims.
+//! Commands and queries about one claim.
 
 use crate::domain::claim::{CancelCommand, CancelResult};
 use crate::domain::id::LocalToken;
@@ -13,25 +13,24 @@ use super::status::{ClaimCommandStatus, ClaimDetail, Note, PhaseStatus};
 use super::task_lookup::{self, LookupCandidate, TaskLookupError};
 use super::timeline::PhaseTiming;
 
-/// A claim, and what its processes are in.
+/// A claim, with the scope of its processes.
 #[derive(Debug)]
 pub struct ClaimSnapshot {
     /// All but its processes.
     pub detail: ClaimDetail,
-    /// Where they are; looking takes time.
+    /// The scope of its processes; listing them blocks.
     pub enclosure: Option<ProcessScope>,
 }
 
-/// What came of an order about a claim.
+/// The result of a command about a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandResult {
     /// The run, as `TASK/RUN`.
     pub run: String,
-    /// What came of it.
+    /// What follows from the command.
     pub result: CancelResult,
 }
 
-/// The last order about a claim.
 #[derive(Debug, Clone)]
 pub(super) struct ClaimCommand {
     command: CancelCommand,
@@ -40,7 +39,6 @@ pub(super) struct ClaimCommand {
 }
 
 impl ClaimCommand {
-    /// For the task's log.
     pub(super) fn log_line(&self) -> String {
         let what = match self.command {
             CancelCommand::Release => "released",
@@ -48,7 +46,7 @@ impl ClaimCommand {
         };
         let Note { by, text } = &self.note;
         let why = if text.is_empty() { String::new() } else { format!(": {text}") };
-        // It may be anybody's text, and a log has lines.
+        // The note is free text, and a log has lines.
         format!("{what} by operator {by}{why}").replace(char::is_control, " ")
     }
 }
@@ -70,16 +68,14 @@ impl Engine {
         task_lookup::resolve(name, self.rules.claims().map(candidate).collect())
     }
 
-    /// The log of the task of that name.
     pub(super) fn task_log(&self, name: &str) -> Result<TaskLog, TaskLookupError> {
         let claim = self.resolve_claim(name)?;
         let job = self.claims.get(&claim).and_then(|live| live.execution.as_ref());
-        // One that is being asked for has no log yet, and nobody holds it yet either.
+        // A claim that is being requested has no log yet.
         job.map(|job| job.context.log().clone())
             .ok_or_else(|| TaskLookupError::NotFound { name: name.to_owned(), held: Vec::new() })
     }
 
-    /// All that is known of the task of that name.
     pub(super) fn claim_snapshot(&self, name: &str) -> Result<ClaimSnapshot, TaskLookupError> {
         let claim = self.resolve_claim(name)?;
         let gone = || TaskLookupError::NotFound { name: name.to_owned(), held: Vec::new() };
@@ -118,7 +114,7 @@ impl Engine {
         Ok(ClaimSnapshot { detail, enclosure })
     }
 
-    /// Ends the task of that name, and no other (I34).
+    /// Affects this claim only (I34).
     pub(super) fn command_claim(
         &mut self,
         name: &str,
@@ -131,11 +127,11 @@ impl Engine {
         let (run, obeyed) = (view.run.to_string(), view.state.preview_cancel(order));
         tracing::info!(
             claim.run = run,
-            order = command_name(order),
+            command = command_name(order),
             by = note.by,
             note = note.text,
-            ?obeyed,
-            "an order about a task"
+            result = ?obeyed,
+            "command about a claim"
         );
         let heard = !matches!(obeyed, CancelResult::AlreadyReported(_) | CancelResult::Lost(_));
         if let Some(live) = self.claims.get_mut(&claim).filter(|_| heard) {

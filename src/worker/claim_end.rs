@@ -1,4 +1,4 @@
-//! The end of a claim: what is told, counted and taken away.
+//! The end of a claim: logged, counted, cleaned up.
 
 use tokio::task::AbortHandle;
 
@@ -29,7 +29,6 @@ impl Engine {
         });
     }
 
-    /// The claim is over.
     pub(super) fn close(&mut self, claim: LocalToken, run: &Run, end: ClaimEnd) {
         crash_point("before-journal-close");
         match AfterClose::of(end) {
@@ -62,33 +61,33 @@ impl Engine {
             }
             ClaimEnd::AlreadyResolved(outcome) => {
                 count(&counters.superseded);
-                tracing::warn!(claim.run = %run, trace_id, %outcome, "the queue has an outcome for it already; ours is not taken");
+                tracing::warn!(claim.run = %run, trace_id, %outcome, "the queue has an outcome already; the report was not accepted");
             }
             ClaimEnd::ReportRejected(outcome) => {
                 count(&counters.lost);
-                tracing::error!(claim.run = %run, trace_id, %outcome, "the queue refuses the report; the run will expire");
+                tracing::error!(claim.run = %run, trace_id, %outcome, "the queue rejected the report; the run will expire");
             }
             ClaimEnd::Unconfirmed { outcome, loss: loss @ (LossReason::Revoked | LossReason::Canceled) } => {
                 count(&counters.unconfirmed);
                 tracing::warn!(
                     claim.run = %run, trace_id, %outcome, ?loss,
-                    "the report was not answered, and the queue says that the claim is over: most likely by this report"
+                    "the report was not answered, and the queue says that the claim is over, most likely by this report"
                 );
             }
             ClaimEnd::Unconfirmed { outcome, loss } => {
                 count(&counters.unconfirmed);
                 tracing::warn!(
                     claim.run = %run, trace_id, %outcome, ?loss,
-                    "the report was not answered before the claim was given up; whether it was accepted is not known"
+                    "the report was not answered before the claim was lost; it is unknown whether it was accepted"
                 );
             }
             ClaimEnd::Lost(LossReason::Canceled) => {
                 count(&counters.superseded);
-                tracing::info!(claim.run = %run, trace_id, "canceled, or resolved by somebody else; nothing is reported");
+                tracing::info!(claim.run = %run, trace_id, "canceled or resolved elsewhere; not reported");
             }
             ClaimEnd::Lost(loss) => {
                 count(&counters.lost);
-                tracing::warn!(claim.run = %run, trace_id, ?loss, "claim lost; nothing is reported");
+                tracing::warn!(claim.run = %run, trace_id, ?loss, "claim lost; not reported");
             }
             ClaimEnd::NotGranted => tracing::debug!(claim.run = %run, "not granted"),
         }
@@ -98,8 +97,7 @@ impl Engine {
     }
 }
 
-/// Takes away what a finished task leaves on the disk, if there is anything. Off this thread: a disk may take its time
-/// to free blocks, and the leases of all other tasks are kept here.
+/// On a blocking thread: freeing blocks takes time, and this thread renews the leases of all tasks.
 fn remove_files(job: Execution) {
     if job.context.workdir_result().is_none() && job.context.log().is_empty() {
         return;
@@ -107,7 +105,7 @@ fn remove_files(job: Execution) {
     tokio::task::spawn_blocking(move || {
         let Execution { context, folder } = job;
         if let Err(error) = context.clean_up() {
-            tracing::warn!(folder = %folder.display(), %error, "what a task left could not be removed");
+            tracing::warn!(folder = %folder.display(), %error, "cannot remove a task's files");
         }
     });
 }

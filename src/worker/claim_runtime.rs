@@ -1,4 +1,4 @@
-//! What the runtime keeps of one claim: everything that the rules have no use for.
+//! The runtime state of one claim that the rules do not need.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::{Path, PathBuf};
@@ -27,7 +27,6 @@ use crate::host::clock::Clock;
 use crate::host::containment::ProcessScope;
 use crate::host::work_dir::WorkDirLock;
 
-/// What claiming or deleting a message takes.
 pub(super) struct PolledMessage {
     pub(super) lane: PriorityQueue,
     pub(super) id: Arc<str>,
@@ -36,29 +35,25 @@ pub(super) struct PolledMessage {
     pub(super) message: Option<Arc<Message>>,
 }
 
-/// A claim from the request on.
 pub(super) struct ClaimRuntime {
     pub(super) source_index: usize,
     pub(super) message: Option<Arc<Message>>,
     pub(super) claim: Option<Claim>,
     pub(super) prepared: Option<Box<dyn PreparedPayload>>,
     pub(super) execution: Option<Execution>,
-    /// A report that was begun, and that the rules have not asked for yet.
+    /// A report that was sent before the rules asked for it.
     pub(super) report: Option<Begun>,
-    /// Whether the rules know that what prepared it has started it.
+    /// Whether the rules know that the payload was started.
     pub(super) started: bool,
     pub(super) calls: Vec<AbortHandle>,
-    /// When it was granted, and when last extended.
     pub(super) granted_at: Option<Instant>,
     pub(super) reclaimed_at: Option<Instant>,
-    /// When the request was sent that the lease is counted from, and how often it was extended.
+    /// When the request was sent that the lease counts from.
     pub(super) lease_requested_at: Option<Instant>,
     pub(super) reclaims: u32,
     pub(super) timeline: Timeline,
     pub(super) last_command: Option<ClaimCommand>,
-    /// What its handler is told to trace under.
     pub(super) trace: Option<TraceParent>,
-    /// Where its spans belong, if any are recorded.
     pub(super) span_context: Option<SpanContext>,
     definition: serde_json::Value,
     payload_error: Option<String>,
@@ -67,17 +62,14 @@ pub(super) struct ClaimRuntime {
     expires_at: watch::Sender<Instant>,
 }
 
-/// What exists from the moment a handler is involved.
 #[derive(Debug, Clone)]
 pub(super) struct Execution {
     pub(super) context: Context,
-    /// The task's folder, which is there if the context says that it was made.
+    /// Exists if the context says that it was created.
     pub(super) folder: PathBuf,
 }
 
-/// Where a task is run.
 pub(super) struct ExecutionSetup<'a> {
-    /// Its folder goes below this one.
     pub(super) tasks_dir: &'a Path,
     pub(super) work_dir_lock: WorkDirLock,
     pub(super) log: LogLimits,
@@ -125,25 +117,24 @@ impl ClaimRuntime {
         self.claim = Some(grant.claim);
     }
 
-    /// Of what no handler has seen nothing has run: where tries are counted, this is none.
+    /// Without a handler nothing ran, which does not count as an attempt.
     pub(super) fn mark_not_started(&self) {
         if let (None, Some(replies)) = (&self.execution, &self.results) {
             replies.mark_not_started();
         }
     }
 
-    /// Remembers a call, so that it can be dropped when the claim is over.
     pub(super) fn track_call(&mut self, call: AbortHandle) {
         self.calls.push(call);
     }
 
-    /// Lets go of calls that have come back: each holds as much memory as the call itself took.
+    /// A finished call keeps its memory while its handle is held.
     pub(super) fn prune_calls(&mut self) {
         self.calls.retain(|call| !call.is_finished());
     }
 
-    /// Makes what the handler is given, and touches no disk. The folder's name is no other claim's: two deployments may use
-    /// one name for two tasks, and what an earlier claim left may still be on its way out.
+    /// Creates the handler's context without touching the disk. The directory's name is unique: two services may use
+    /// equal ids, and the directory of an earlier claim may still be being removed.
     pub(super) fn start_execution(
         &mut self,
         claim: LocalToken,
@@ -184,8 +175,7 @@ impl ClaimRuntime {
         job
     }
 
-    /// Passes the order to end on to the handler. Of several orders the earliest deadline counts, and a lost claim
-    /// outweighs a shutdown.
+    /// Passes the stop on to the handler. The earliest deadline applies, and a lost claim outranks a shutdown.
     pub(super) fn kill(&self, cause: KillCause, grace: Duration, now: Instant) {
         self.cancel.send_modify(|order| {
             let deadline = now.plus(grace);
@@ -219,14 +209,13 @@ impl ClaimRuntime {
     }
 }
 
-/// Whether spans are recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TraceRecording {
     On,
     Off,
 }
 
-/// The trace that a task's creator started, or one of its own, and the spans that may be recorded in it.
+/// The creator's trace, or a new one, and the spans to record in it.
 #[derive(Debug, Clone, Copy)]
 struct TraceOrigin {
     given: Option<TraceParent>,
@@ -244,7 +233,7 @@ fn trace_origin(definition: &serde_json::Value) -> TraceOrigin {
     TraceOrigin { given, claim_span: own.child(unique_span_id()), run_span: unique_span_id() }
 }
 
-/// A number that nobody else has. Not worth a call to the system: it is no secret.
+/// Unique, not secret.
 fn unique_span_id() -> u64 {
     static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -252,7 +241,7 @@ fn unique_span_id() -> u64 {
 }
 
 impl TraceOrigin {
-    /// A creator who says that nothing is to be recorded is heard.
+    /// Nothing is recorded if the creator's trace is not sampled.
     fn recorded_spans(self, recording: TraceRecording) -> Option<SpanContext> {
         let parent = self.given.map(|given| given.span_id());
         let trace = SpanContext {
@@ -275,7 +264,7 @@ mod tests {
     use tokio::task::JoinSet;
 
     #[test]
-    fn of_several_orders_a_lost_claim_and_the_earliest_deadline_count() {
+    fn of_several_stops_a_lost_claim_and_the_earliest_deadline_apply() {
         let at = |secs| Instant::at(Duration::from_secs(secs));
         let (lost, shutdown) = (KillCause::ClaimLost(claim::LossReason::Revoked), KillCause::Shutdown);
         for (orders, deadline, grace) in [
@@ -295,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tasks_trace_is_its_creators_where_that_can_be_read_and_its_own_otherwise() {
+    fn a_task_continues_a_valid_trace_of_its_creator_and_starts_one_otherwise() {
         let given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         let of = |extra| {
             trace_origin(&serde_json::json!({ "extra": extra })).handler_parent(TraceRecording::Off).to_string()
@@ -309,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_is_told_of_the_span_that_is_recorded_and_a_creator_who_wants_none_is_heard() {
+    fn a_handler_receives_the_recorded_span_and_an_unsampled_trace_records_none() {
         let of = |flags: &str| {
             let given = format!("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}");
             trace_origin(&serde_json::json!({ "extra": { "traceparent": given } }))
@@ -333,7 +322,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_calls_under_way_are_held() {
+    async fn finished_calls_are_released() {
         let (mut live, mut calls) = (ClaimRuntime::new(0), JoinSet::new());
         live.track_call(calls.spawn(async {}));
         calls.join_next().await.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! The last words to the sources of a worker that exits.
+//! Closes the sources of a worker that exits.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::source::Source;
 
 use super::catch_panic::{Panicked, catch_panic};
 
-/// Takes leave of all at once. What one of them makes of it costs no other its time.
+/// All at once, so that none delays another.
 pub(super) async fn close_all(sources: Vec<Arc<dyn Source>>) {
     let mut leaving = JoinSet::new();
     for source in sources {

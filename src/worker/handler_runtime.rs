@@ -1,11 +1,10 @@
-//! The threads that handlers run on. They are not those that keep leases: a handler that blocks, or whose log a slow disk
-//! holds up, must cost its own task time and no other task its claim.
+//! The threads that run handlers, separate from those that renew leases: a handler that blocks, or waits for a slow
+//! disk, delays no other task's reclaim.
 
 use std::io;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// A runtime for handlers, or the one that the worker itself is on.
 #[derive(Debug)]
 pub(super) struct HandlerRuntime {
     handle: Handle,
@@ -13,7 +12,6 @@ pub(super) struct HandlerRuntime {
 }
 
 impl HandlerRuntime {
-    /// So many threads of their own.
     pub(super) fn dedicated(count: usize) -> io::Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(count.max(1))
@@ -23,12 +21,10 @@ impl HandlerRuntime {
         Ok(Self { handle: runtime.handle().clone(), runtime: Some(runtime) })
     }
 
-    /// The worker's own runtime, which is the one this is called on.
     pub(super) fn shared() -> Self {
         Self { handle: Handle::current(), runtime: None }
     }
 
-    /// Where to spawn what a handler does.
     pub(super) const fn handle(&self) -> &Handle {
         &self.handle
     }
@@ -37,7 +33,7 @@ impl HandlerRuntime {
 impl Drop for HandlerRuntime {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // A thread that a handler blocks for good is left behind.
+            // A thread that a handler blocks for ever is left behind.
             runtime.shutdown_background();
         }
     }

@@ -1,4 +1,4 @@
-//! A look at the host before claiming goes on: whether it still has what every task needs.
+//! Probes whether the host has what every task needs, before claiming resumes.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -9,11 +9,11 @@ use tokio::sync::Semaphore;
 use crate::domain::host_health::ProbeResult;
 use crate::limits::{HOST_PROBE_BYTES, HOST_PROBE_FILES, HOST_PROBE_TIMEOUT};
 
-/// What is looked at. Clones share the rule that one look at a time is under way.
+/// Clones share one permit.
 #[derive(Debug, Clone)]
 pub(super) struct HostProbe {
     tasks_dir: PathBuf,
-    /// A look that a dead disk holds up keeps its thread; a second one would keep another.
+    /// A probe on a dead disk keeps its thread; a second one would keep another.
     in_flight: Arc<Semaphore>,
 }
 
@@ -22,10 +22,9 @@ impl HostProbe {
         Self { tasks_dir: tasks.to_owned(), in_flight: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Looks, and says what is missing.
     pub(super) async fn run(self) -> ProbeResult {
         let Ok(permit) = Arc::clone(&self.in_flight).try_acquire_owned() else {
-            tracing::warn!(folder = %self.tasks_dir.display(), "the host is still unfit: its disk has not answered the last look");
+            tracing::warn!(folder = %self.tasks_dir.display(), "host still unhealthy: its disk has not answered the last probe");
             return ProbeResult::Unhealthy;
         };
         let tasks = self.tasks_dir.clone();
@@ -35,19 +34,20 @@ impl HostProbe {
         });
         let missing = match tokio::time::timeout(HOST_PROBE_TIMEOUT, looked).await {
             Ok(Ok(Ok(()))) => {
-                tracing::info!("the host looks fit again");
+                tracing::info!("the host is healthy again");
                 return ProbeResult::Healthy;
             }
             Ok(Ok(Err(error))) => error.to_string(),
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no answer from its disk within {HOST_PROBE_TIMEOUT:?}"),
         };
-        tracing::warn!(folder = %self.tasks_dir.display(), "the host is still unfit: {missing}");
+        tracing::warn!(folder = %self.tasks_dir.display(), "host still unhealthy: {missing}");
         ProbeResult::Unhealthy
     }
 }
 
-/// Makes a folder and a file as a task does, some open files, and a thread, which counts as a process does.
+/// Creates a directory and a file as a task does, opens some files, and starts a thread, which counts against the
+/// process limit.
 fn probe_host(tasks: &Path) -> io::Result<()> {
     let folder = tasks.join("probe");
     let made = write_probe_file(&folder);
@@ -58,7 +58,7 @@ fn probe_host(tasks: &Path) -> io::Result<()> {
     let files: Vec<_> = (0..HOST_PROBE_FILES).map(|_| std::fs::File::open("/dev/null")).collect::<io::Result<_>>()?;
     drop(files);
     let thread = std::thread::Builder::new().name("probe".to_owned()).spawn(|| ())?;
-    thread.join().map_err(|_| io::Error::other("a thread could not be run"))
+    thread.join().map_err(|_| io::Error::other("cannot run a thread"))
 }
 
 fn write_probe_file(folder: &Path) -> io::Result<()> {
@@ -73,10 +73,10 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_host_is_fit_while_a_folder_can_be_made_and_nothing_is_left_of_the_look() {
+    async fn a_probe_succeeds_while_a_directory_can_be_created_and_leaves_nothing() {
         let base = tempfile::tempdir().unwrap();
         let tasks = base.path().join("tasks");
-        assert_eq!(HostProbe::new(&tasks).run().await, ProbeResult::Healthy, "a folder that was removed is made again");
+        assert_eq!(HostProbe::new(&tasks).run().await, ProbeResult::Healthy, "a removed directory is created again");
         assert_eq!(std::fs::read_dir(&tasks).unwrap().count(), 0);
         let blocked = base.path().join("file");
         std::fs::write(&blocked, "").unwrap();
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_look_that_has_not_come_back_is_not_joined_by_another() {
+    async fn a_hanging_probe_is_not_joined_by_another() {
         let base = tempfile::tempdir().unwrap();
         let examination = HostProbe::new(base.path());
         let stuck = examination.in_flight.clone().try_acquire_owned().unwrap();

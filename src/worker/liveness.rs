@@ -1,4 +1,4 @@
-//! What a worker leaves for those who tell others that it is alive. Leaving it costs nothing and waits for nobody.
+//! Liveness signals of a worker for its activity reports. Setting them never blocks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 
 use super::status;
 
-/// Signs of life.
+/// Liveness signals.
 #[derive(Debug, Default)]
 pub struct Liveness {
     claiming: AtomicBool,
@@ -18,7 +18,7 @@ pub struct Liveness {
 }
 
 impl Liveness {
-    /// Whether it has begun to ask for claims: what it has to load is loaded, and its queue is there.
+    /// Whether it has polled: its handlers are loaded, and its queue exists.
     #[must_use]
     pub fn is_claiming(&self) -> bool {
         self.claiming.load(Ordering::Relaxed)
@@ -30,13 +30,13 @@ impl Liveness {
         self.claims_received.load(Ordering::Relaxed)
     }
 
-    /// Claims that are held.
+    /// Claims held.
     #[must_use]
     pub fn claims_held(&self) -> usize {
         self.claims_held.load(Ordering::Relaxed)
     }
 
-    /// Resolves when something has changed since the last time. One waits at a time.
+    /// Resolves after a change. One waiter at a time.
     ///
     /// # Cancel safety
     ///
@@ -45,7 +45,7 @@ impl Liveness {
         self.changed.notified().await;
     }
 
-    /// Says what becomes of the reports, for those who look at the worker.
+    /// Publishes the state of the activity reports in the status.
     pub fn set_activity(&self, state: &status::ActivityStatus) {
         *self.activity.lock().unwrap_or_else(PoisonError::into_inner) = Some(state.clone());
     }
@@ -54,7 +54,6 @@ impl Liveness {
         self.activity.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A source is asked for claims.
     pub(super) fn mark_claiming(&self) {
         if !self.claiming.load(Ordering::Relaxed) {
             self.claiming.store(true, Ordering::Relaxed);
@@ -62,7 +61,6 @@ impl Liveness {
         }
     }
 
-    /// A claim was granted or extended.
     pub(super) fn count_received(&self) {
         self.claims_received.fetch_add(1, Ordering::Relaxed);
         self.changed.notify_one();

@@ -1,4 +1,4 @@
-//! Artifacts that are logs are stored without the secrets in them.
+//! Redacts secrets in artifacts that are logs.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -9,26 +9,23 @@ use std::sync::Arc;
 use crate::limits::REDACT_READ_BYTES;
 use crate::redact::{self, RedactFilter, SecretSet};
 
-/// A copy of a file without the secrets in it.
 #[derive(Debug)]
 pub(super) struct RedactedCopy {
-    /// Open and without a name, so that nothing of it stays.
+    /// Unlinked, so that it needs no clean-up.
     pub(super) file: Arc<File>,
     pub(super) bytes: u64,
-    /// How many places were replaced.
     pub(super) redactions: u64,
 }
 
-/// Whether an artifact of this name is taken for a log.
 pub(super) fn is_log(name: &str) -> bool {
     name.rsplit_once('.').is_some_and(|(_, extension)| extension.eq_ignore_ascii_case("log"))
 }
 
-/// A copy in this folder, of a file that holds secrets; `None` where it holds none, which costs the disk nothing.
+/// A redacted copy in `folder`; `None` if the file holds no secret, which writes nothing.
 ///
 /// # Errors
 ///
-/// Where the file cannot be read, or no copy written.
+/// If the file cannot be read, or the copy not written.
 pub(super) fn redacted_copy(
     file: &File,
     bytes: u64,
@@ -49,7 +46,6 @@ pub(super) fn redacted_copy(
     Ok(Some(RedactedCopy { file: Arc::new(copy), bytes: written, redactions }))
 }
 
-/// Passes a file through the filter, piece by piece, and says how many places were replaced.
 fn filter_file(
     file: &File,
     bytes: u64,
@@ -63,7 +59,7 @@ fn filter_file(
         let piece = buffer.get_mut(..wanted).unwrap_or_default();
         let read = file.read_at(piece, at)?;
         if read == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it became shorter"));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter"));
         }
         at += read as u64;
         redact::stream(&mut filter, own, piece.get(..read).unwrap_or_default(), &mut told);
@@ -83,7 +79,7 @@ mod tests {
     use crate::redact::Patterns;
 
     #[test]
-    fn a_log_is_copied_without_its_secrets_wherever_they_lie_and_one_without_any_is_not_copied() {
+    fn secrets_are_redacted_across_pieces_and_a_file_without_secrets_is_not_copied() {
         let folder = tempfile::tempdir().unwrap();
         let mut own = SecretSet::new(Patterns::Excluded);
         own.add("cleanse-canary-5521");
@@ -109,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_called_a_log_is_one() {
+    fn files_with_the_extension_log_are_logs() {
         for name in ["public/build.log", "a.LOG", ".log"] {
             assert!(is_log(name), "{name}");
         }

@@ -1,7 +1,7 @@
-//! The loop that joins sources, handlers and the rules.
+//! The worker's event loop: joins sources, handlers and the rules of [`crate::domain::worker`].
 //!
-//! It decides nothing: it carries out the effects of [`crate::domain::worker`] one by one and brings back what
-//! happened. One task owns the machine; every call runs beside it and ends as one event.
+//! It decides nothing. One task owns the state machine, performs its effects, and feeds it the results; every call
+//! runs in a task of its own and ends as one event.
 
 mod alerts;
 mod calls;
@@ -59,48 +59,49 @@ pub use status::{Note, WorkerStatus};
 pub use task_lookup::TaskLookupError;
 pub use trace_recorder::TraceRecorder;
 
-/// How many orders to a worker may wait.
 const CONTROL_REQUESTS_MAX: usize = 16;
 
-/// What a worker is made of besides its sources.
+/// Configures a worker, apart from its sources.
 #[derive(Debug, Clone)]
 pub struct WorkerConfig {
-    /// How many tasks run at once. 1 unless set.
+    /// Tasks that run at once. Default: 1.
     pub capacity: u32,
-    /// Below this folder each task gets its own; created where it is missing. One worker a folder, and what a killed worker
-    /// left in it is removed.
+    /// Each task gets a directory below this one, which is created if missing. One worker per directory; what a
+    /// killed worker left in it is removed.
     pub work_dir: PathBuf,
-    /// How long a payload may take to end after it was told to. 10 s.
+    /// Time between SIGTERM and SIGKILL for a payload. Default: 10 s.
     pub termination_grace: Duration,
-    /// How long a drain may take before what is left is handed back. 1 h; `None` is as long as it takes.
+    /// How long a drain may take before the remaining claims are released; `None` is unlimited. Default: 1 h.
     pub drain_deadline: Option<Duration>,
-    /// What becomes of running tasks once it is known when the host goes. They may finish until 15 s before.
+    /// What happens to running tasks after a termination notice. Default: they may finish until 15 s before the
+    /// termination.
     pub on_termination_notice: OnTerminationNotice,
-    /// The sleep when nothing is pending, for sources without long polls. 1 s.
+    /// The sleep when nothing is pending, for sources without long polls. Default: 1 s.
     pub poll_interval: Duration,
-    /// How often to ask whether a running task is still wanted. `None`, which is never, unless set.
+    /// How often to ask whether a running task was canceled. Default: `None`, never.
     pub status_poll_interval: Option<Duration>,
-    /// A message received more often than this raises an alert. 10.
+    /// A message received more often than this raises an alert. Default: 10.
     pub dequeue_alert: u32,
-    /// How many refusals of the worker's credentials in a row end it. 10.
+    /// Consecutive rejections of the credentials that end the worker. Default: 10.
     pub max_auth_failures: u32,
-    /// When it leaves by itself. Never.
+    /// When the worker exits by itself. Default: never.
     pub exit_policy: ExitPolicy,
-    /// What the host must have left for claiming to go on. No bounds.
+    /// Resources that the host must have left for claiming. Default: no bounds.
     pub min_resources: MinResources,
-    /// The caps of a task's log.
+    /// The size limits of a task's log.
     pub log: LogLimits,
-    /// How many threads run handlers. They are apart from those that keep leases, so that a handler that blocks costs no other
-    /// task its claim. As many as the machine has processors, 2 to 16. With [`Clock::tokio`] handlers share the worker's
-    /// runtime, whose time they go by.
+    /// Threads that run handlers. They are separate from those that renew leases, so that a blocking handler costs no
+    /// other task its claim. Default: the number of processors, 2 to 16. With [`Clock::tokio`] handlers share the
+    /// worker's runtime, whose time they use.
     pub handler_threads: usize,
-    /// How payloads are held together. The best that the host offers, without limits.
+    /// How the processes of payloads are contained. Default: the strongest backend that the host offers, without
+    /// limits.
     pub containment: containment::ContainmentConfig,
-    /// Decides every jitter. Different for every worker unless set.
+    /// Determines all jitter. Default: random.
     pub seed: Option<u64>,
-    /// Takes in what becomes of every claim. Nobody does unless set.
+    /// Receives every finished claim. Default: none.
     pub recorder: Option<Arc<dyn TraceRecorder>>,
-    /// The clock.
+    /// The worker's clock.
     pub clock: Clock,
 }
 
@@ -147,26 +148,26 @@ impl WorkerConfig {
     }
 }
 
-/// What to know where sources that hold their polls open outnumber the slots.
+/// A warning if long-polling sources outnumber the slots.
 fn too_few_slots_warning(capacity: u32, long_polls: usize) -> Option<String> {
     let slots = usize::try_from(capacity).unwrap_or(usize::MAX);
     (slots < long_polls).then(|| {
         format!(
-            "{long_polls} sources hold their polls open and there are {slots} slots for them, so they are asked in turn: a task \
+            "{long_polls} sources use long polls and there are {slots} slots for them, so they are polled in turn: a task \
              may wait 20 s for each other source; a `capacity` of {long_polls} or a worker for each source avoids it"
         )
     })
 }
 
-/// A source, what its tasks are run by, and what their environment holds.
+/// A source, the handler of its tasks, and their environment.
 pub struct SourceBinding {
     /// The source's name in the configuration.
     pub name: String,
     /// The source.
     pub source: Arc<dyn Source>,
-    /// What runs its payloads.
+    /// The handler that runs its payloads.
     pub handler: Arc<dyn DynHandler>,
-    /// What every payload of it finds in its environment, such as `TASKCLUSTER_ROOT_URL`.
+    /// Environment variables of its payloads, such as `TASKCLUSTER_ROOT_URL`.
     pub env: BTreeMap<String, String>,
 }
 
@@ -178,7 +179,7 @@ pub struct Worker {
     control: Control,
 }
 
-/// Gives orders to a worker and reads its counters. Cheap to clone.
+/// Sends commands to a worker and reads its counters. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Control {
     requests: mpsc::Sender<ControlRequest>,
@@ -204,38 +205,38 @@ enum ControlRequest {
     },
 }
 
-/// What became of a configuration that was read again.
+/// Whether a reloaded configuration was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReloadResult {
     /// It is in effect.
     Applied,
-    /// The old one stays.
+    /// The previous one stays in effect.
     Rejected,
 }
 
-/// Something that a worker can be told.
+/// A command to the whole worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// Claim nothing for so long, or until told otherwise; what is held goes on.
+    /// Stop claiming, for `span` or until [`Command::Resume`]; held claims continue.
     Pause {
-        /// For how long, if that is known.
+        /// `None` is until resumed.
         span: Option<Duration>,
     },
     /// Claim again.
     Resume,
-    /// No new claims; what is held is finished, within `within` or as the settings say.
+    /// Stop claiming and finish the held claims, within `within` or the configured limit.
     Drain {
-        /// How long it may take.
+        /// The limit.
         within: Option<Duration>,
     },
-    /// No new claims; what is held is handed back as `worker-shutdown`.
+    /// Stop claiming and report the held claims as `worker-shutdown`.
     Release {
-        /// How long the host stays, where that is known.
+        /// The time until the host terminates, if known.
         within: Option<Duration>,
     },
-    /// The host goes then; what runs may go on until shortly before. See [`Control::terminate`].
+    /// The host terminates; tasks may run until shortly before. See [`Control::terminate`].
     Terminate {
-        /// When; where that is not known everything is handed back at once.
+        /// `None` is unknown: everything is released at once.
         deadline: Option<Instant>,
     },
     /// Exit at once; what runs is killed and its claims are left to expire.
@@ -261,7 +262,7 @@ impl fmt::Display for Command {
 }
 
 impl Worker {
-    /// A worker with these settings and sources, in this order.
+    /// Creates a worker with these sources, polled in this order.
     #[must_use]
     pub fn new(config: WorkerConfig, sources: Vec<SourceBinding>) -> Self {
         let (sender, requests) = mpsc::channel(CONTROL_REQUESTS_MAX);
@@ -276,34 +277,34 @@ impl Worker {
         Self { config, sources, requests, control }
     }
 
-    /// The same, and what becomes of its claims is told to this one.
+    /// Sends every finished claim to `recorder`.
     #[must_use]
     pub fn with_trace_recorder(mut self, recorder: Arc<dyn TraceRecorder>) -> Self {
         self.config.recorder = Some(recorder);
         self
     }
 
-    /// What gives it orders.
+    /// The handle for commands and counters.
     #[must_use]
     pub fn control(&self) -> Control {
         self.control.clone()
     }
 
-    /// Works until it is told to stop, or cannot go on.
+    /// Runs until the worker is stopped or cannot continue.
     ///
     /// # Errors
     ///
-    /// Where the work folder cannot be had, or another worker uses it, or claims by the same name; where the host cannot hold payloads together as it is
-    /// to, or an earlier life of this worker is not over. The text says what to do.
+    /// If the work directory is unusable or used by another worker, if another worker on this host has the same
+    /// worker id, if the required containment is unavailable, or if processes of a previous worker cannot be killed.
+    /// The message says what to do.
     ///
     /// # Cancel safety
     ///
-    /// Not cancel safe: what runs is killed and its claims are left to expire. Use [`Control::drain`].
+    /// Not cancel safe: payloads are killed and their claims expire. Use [`Control::drain`].
     pub async fn run(self) -> std::io::Result<ExitReason> {
         let engine = engine::Engine::start(self)?;
         let containment = engine.containment();
-        // On one of the runtime's own threads, where the calls that it starts and hears from are a queue away and not a
-        // wake-up of another thread.
+        // On a thread of the runtime, so that calls and their results need no wake-up of another thread.
         let mut running = tokio::task::JoinSet::new();
         running.spawn(engine.run());
         let ended = tokio::select! {
@@ -314,31 +315,31 @@ impl Worker {
         match ended {
             Some(Ok(exit)) => exit,
             Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            Some(Err(_)) | None => Err(std::io::Error::other("the runtime was shut down under the worker")),
+            Some(Err(_)) | None => Err(std::io::Error::other("the runtime was shut down while the worker ran")),
         }
     }
 }
 
 impl Control {
-    /// No new claims; what is held is finished.
+    /// Stops claiming and finishes the held claims.
     pub async fn drain(&self) {
         self.command(Command::Drain { within: None }, Note::of("the program")).await;
     }
 
-    /// No new claims; what is held is handed back as `worker-shutdown`, within `within` where that is known.
+    /// Stops claiming and reports the held claims as `worker-shutdown`, within `within` if given.
     pub async fn release(&self, within: Option<Duration>) {
         self.command(Command::Release { within }, Note::of("the program")).await;
     }
 
-    /// The host goes at `deadline`, on the clock of [`WorkerConfig::clock`]: no new claims, and what runs finishes or is handed
-    /// back before, as [`WorkerConfig::on_termination_notice`] says. Without a deadline everything is handed back at once. Of several
-    /// deadlines the earliest counts.
+    /// The host terminates at `deadline`, on the clock of [`WorkerConfig::clock`]: the worker stops claiming, and
+    /// running tasks finish or are released before, as [`WorkerConfig::on_termination_notice`] says. Without a
+    /// deadline everything is released at once. The earliest deadline applies.
     pub async fn terminate(&self, deadline: Option<Instant>) {
         count(&self.counters.notices);
         self.command(Command::Terminate { deadline }, Note::of("a notice")).await;
     }
 
-    /// As [`Control::terminate`], and counted by where the notice came from.
+    /// As [`Control::terminate`], counted by the origin of the notice.
     pub async fn terminate_from(&self, origin: NoticeOrigin, deadline: Option<Instant>) {
         count(match origin {
             NoticeOrigin::Cloud(Provider::Aws) => &self.counters.notices_aws,
@@ -362,23 +363,23 @@ impl Control {
         });
     }
 
-    /// Exits at once; what runs is killed and its claims are left to expire.
+    /// Exits at once; payloads are killed and their claims expire.
     pub async fn abort(&self) {
         self.command(Command::Abort, Note::of("the program")).await;
     }
 
-    /// Gives an order, and says who gave it.
+    /// Sends a command with the operator's note.
     pub async fn command(&self, command: Command, note: Note) {
         self.send(ControlRequest::Apply(command, note)).await;
     }
 
-    /// From here on, work with these settings. What is held keeps the rules that it was claimed under; folder, clock, recorder
-    /// and seed stay as they were.
+    /// Applies another configuration. Held claims keep the policy that they began with; work directory, clock,
+    /// recorder and seed do not change.
     pub async fn reconfigure(&self, settings: WorkerConfig) {
         self.send(ControlRequest::Reconfigure(Box::new(settings))).await;
     }
 
-    /// How the worker looks now; `None` once it has exited.
+    /// The status; `None` once the worker has exited.
     ///
     /// # Cancel safety
     ///
@@ -389,11 +390,11 @@ impl Control {
         Some(looked.await.ok()?.with_memory_usage().await)
     }
 
-    /// The log of a task that is held: `TASK` or `TASK/RUN`, or the beginning of one of them.
+    /// The log of a held claim, named by `TASK`, `TASK/RUN` or a unique prefix.
     ///
     /// # Errors
     ///
-    /// Where that is the name of none, or of several.
+    /// If the name matches no claim, or several.
     ///
     /// # Cancel safety
     ///
@@ -402,11 +403,11 @@ impl Control {
         self.request(|sender| ControlRequest::Log(task.to_owned(), sender)).await
     }
 
-    /// All that is known of a task, named as for [`Control::log`].
+    /// The details of a claim, named as for [`Control::log`].
     ///
     /// # Errors
     ///
-    /// Where that is the name of none, or of several.
+    /// If the name matches no claim, or several.
     ///
     /// # Cancel safety
     ///
@@ -415,15 +416,15 @@ impl Control {
         self.request(|sender| ControlRequest::ClaimDetail(task.to_owned(), sender)).await
     }
 
-    /// Ends one task, named as for [`Control::log`], and says what comes of it.
+    /// Stops one claim, named as for [`Control::log`], and returns the result.
     ///
     /// # Errors
     ///
-    /// Where that is the name of none, or of several.
+    /// If the name matches no claim, or several.
     ///
     /// # Cancel safety
     ///
-    /// Once it was polled, the order may be carried out.
+    /// Once polled, the command may be carried out.
     pub async fn command_claim(
         &self,
         task: &str,
@@ -442,24 +443,24 @@ impl Control {
         answer.await.unwrap_or(Err(TaskLookupError::WorkerExited))
     }
 
-    /// Something became pending: poll now.
+    /// Polls now instead of after the poll interval.
     pub fn wake(&self) {
         self.wake.notify_one();
     }
 
-    /// How payloads are held together; `None` before the worker was started.
+    /// How payloads are contained; `None` before the start.
     #[must_use]
     pub fn containment(&self) -> Option<&Containment> {
         self.containment.get()
     }
 
-    /// What the worker leaves for those who report that it is alive.
+    /// The liveness signals of the worker.
     #[must_use]
     pub fn liveness(&self) -> Arc<Liveness> {
         Arc::clone(&self.liveness)
     }
 
-    /// The counters.
+    /// The current counters.
     #[must_use]
     pub fn counts(&self) -> WorkerCounts {
         self.counters.read()
@@ -467,7 +468,7 @@ impl Control {
 
     async fn send(&self, order: ControlRequest) {
         if self.requests.send(order).await.is_err() {
-            tracing::debug!("an order came after the worker had exited");
+            tracing::debug!("received a command after the worker had exited");
         }
     }
 }
@@ -477,7 +478,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_that_have_to_wait_for_each_other_are_told_of() {
+    fn a_warning_names_long_polling_sources_that_share_too_few_slots() {
         assert_eq!(too_few_slots_warning(2, 2), None);
         assert_eq!(too_few_slots_warning(1, 0), None);
         let told = too_few_slots_warning(1, 2).unwrap();

@@ -1,5 +1,4 @@
-//! Claims that the queue counts as this worker's and that nobody here knows of: which polls may have made them is written down
-//! while nobody has read their answers, so that the next life knows it as well.
+//! Journals the polls whose answers have not been read, so that the next process can recover what they claimed.
 
 use crate::domain::id::{LocalToken, SourceId};
 use crate::domain::journal::{ClaimRecord, EntryId, JournalTimestamp, JournalTiming, UnreadPoll};
@@ -14,16 +13,14 @@ use crate::source::{CallError, RecoveryBatch};
 
 use super::engine::Engine;
 
-/// The polls of one source as the journal has them.
 pub(super) type JournaledPolls = Vec<(SentPoll, JournalTimestamp)>;
 
-/// The present, as another life can tell it.
 pub(super) fn current_stamp(clock: Clock) -> JournalTimestamp {
     JournalTimestamp { boot: Some(clock.now()), wall: clock::unix_time() }
 }
 
 impl Engine {
-    /// Tells the rules of the polls that an earlier life has left. They are in the journal of this one already.
+    /// They are in this process's journal already.
     pub(super) fn restore_polls(&mut self, left: Vec<UnreadPoll>) {
         let now = current_stamp(self.clock);
         for UnreadPoll { claimant, sent_at: sent } in left {
@@ -41,7 +38,7 @@ impl Engine {
         view.map_or(&[], |view| view.poller.unread_polls().polls())
     }
 
-    /// Writes down which polls of a source nobody has read the answers of, where that has changed.
+    /// Journals the unread polls of a source if they have changed.
     pub(super) fn journal_polls(&mut self, source: SourceId) -> Option<PendingWrite> {
         let asked = self.unanswered_polls(source).to_vec();
         let (now, index) = (self.clock.now(), usize::from(source.0));
@@ -56,20 +53,19 @@ impl Engine {
         });
         *noted = stamped.collect();
         let claimant = self.claimants.get(index).cloned().unwrap_or_default();
-        // Two sources may be one claimant, and the record is of the claimant.
+        // Two sources may be one claimant, and the record is per claimant.
         let same = self.claimants.iter().zip(&self.journaled_polls).filter(|(other, _)| **other == claimant);
         let unread = same.flat_map(|(_, stamped)| stamped.iter().map(|(_, stamp)| *stamp)).collect();
         Some(self.journal.record_unread_polls(claimant, unread))
     }
 
-    /// The same of every source. Nobody waits for it: what is not written is asked for once more.
+    /// Without waiting: a poll that is not journaled is recovered once more.
     pub(super) fn journal_all_polls(&mut self) {
         for source in 0..self.sources.len() {
             self.journal_polls(SourceId(u16::try_from(source).unwrap_or(u16::MAX)));
         }
     }
 
-    /// What a recovery brought.
     pub(super) fn accept_recovered(
         &mut self,
         source: SourceId,
@@ -81,10 +77,10 @@ impl Engine {
         RecoveryResult { claims, error: missed, foreign_claims: found.foreign_claims }
     }
 
-    /// As [`Engine::log_source_refusal`], of a recovery: scopes that are missing are missing all day, and are said once.
+    /// As [`Engine::log_source_refusal`], for a recovery: missing scopes are logged once.
     pub(super) fn log_recovery_refusal(&mut self, source: SourceId, refused: CallError) -> Refusal {
         if refused.refusal == Refusal::Denied && !self.recovery_denied.insert(source) {
-            tracing::debug!(source = self.source_name(source), next = %refused.refusal, "{}", refused.message);
+            tracing::debug!(source = self.source_name(source), refusal = %refused.refusal, "{}", refused.message);
             return refused.refusal;
         }
         self.log_source_refusal(source, refused)
@@ -92,13 +88,12 @@ impl Engine {
 }
 
 impl Engine {
-    /// Writes down what is about to be reported.
     pub(super) fn journal_outcome(&self, claim: LocalToken, outcome: Outcome) {
         self.journal_unprepared(claim);
         self.journal.record_outcome(EntryId(claim.0), outcome);
     }
 
-    /// A claim that was never prepared is in no record yet, and the poll that brought it is not waited for any more.
+    /// A claim that was never prepared is in no record yet, and its poll counts as read.
     pub(super) fn journal_unprepared(&self, claim: LocalToken) {
         if let Some(live) = self.claims.get(&claim)
             && live.execution.is_none()
@@ -114,7 +109,6 @@ impl Engine {
     }
 }
 
-/// When a poll was sent that was sent so long ago.
 fn sent_stamp(present: JournalTimestamp, asked: SentPoll, now: Instant) -> JournalTimestamp {
     let ago = asked.age(now);
     JournalTimestamp { boot: present.boot.map(|at| at.minus(ago)), wall: present.wall.saturating_sub(ago) }

@@ -1,4 +1,4 @@
-//! What became of the claims of the last hour, minute by minute.
+//! Outcomes of the last hour, by minute.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,19 +10,17 @@ use super::status::OutcomeCounts;
 const MINUTE: Duration = Duration::from_secs(60);
 const WINDOW_MINUTES: u64 = 60;
 
-/// One minute's outcomes.
 #[derive(Debug)]
 struct MinuteCounts {
     number: u64,
     outcomes: OutcomeCounts,
 }
 
-/// The last hour. Holds one entry for each minute in which something ended.
+/// One entry for each minute in which a claim ended.
 #[derive(Debug, Default)]
 pub(super) struct RecentOutcomes(VecDeque<MinuteCounts>);
 
 impl RecentOutcomes {
-    /// Counts something that ended now.
     pub(super) fn count(&mut self, now: Instant, count: impl FnOnce(&mut OutcomeCounts)) {
         let number = minute_number(now);
         self.expire(number);
@@ -36,7 +34,6 @@ impl RecentOutcomes {
         }
     }
 
-    /// The sum.
     pub(super) fn sum(&mut self, now: Instant) -> OutcomeCounts {
         self.expire(minute_number(now));
         self.0.iter().fold(OutcomeCounts::default(), |sum, minute| {
@@ -68,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_older_than_an_hour_no_longer_counts() {
+    fn outcomes_older_than_an_hour_do_not_count() {
         let at = |minutes: u64| Instant::at(MINUTE * u32::try_from(minutes).unwrap());
         let mut hour = RecentOutcomes::default();
         for minutes in 0..90 {

@@ -1,6 +1,5 @@
-//! What an earlier life of this worker has left: killed before anything else is done, reported where the queue still grants
-//! it, and expired otherwise. What it means is decided by [`crate::domain::journal`] and by the rules; this carries it out,
-//! and keeps count for whoever looks.
+//! Recovers after a previous process: kills its processes, reports its outcomes where the queue still grants the
+//! claim, drops the rest. [`crate::domain::journal`] and the rules decide; this performs and counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -27,14 +26,13 @@ use super::counters::count;
 use super::engine::Engine;
 use super::status::RecoverySummary;
 
-/// The folder in the work folder that services beside the tasks have.
 pub(super) const SIDECARS_DIR: &str = "sidecars";
 
-/// Takes the names that this worker claims by: whoever else has one is no earlier life of it, but lives.
+/// Locks the worker ids of this worker.
 ///
 /// # Errors
 ///
-/// Where another worker of this host claims by one of them.
+/// If another worker on this host has one of them.
 pub(super) fn lock_worker_names(claimants: &[Box<str>]) -> io::Result<Vec<NameLock>> {
     let mut taken = Vec::new();
     let names: BTreeSet<&Box<str>> = claimants.iter().collect();
@@ -43,18 +41,19 @@ pub(super) fn lock_worker_names(claimants: &[Box<str>]) -> io::Result<Vec<NameLo
             Ok(Some(presence)) => taken.push(presence),
             Ok(None) => {
                 let text = format!(
-                    "another worker on this host claims by the same name ({name}), and the queue could not tell them apart; \
+                    "another worker on this host has the same worker id ({name}), and the queue cannot tell them apart; \
                      give each worker an `id` of its own"
                 );
                 return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
             }
-            Err(error) => tracing::debug!(%error, "whether another worker claims by the same name cannot be told here"),
+            Err(error) => {
+                tracing::debug!(%error, "cannot check whether another worker on this host has the same worker id")
+            }
         }
     }
     Ok(taken)
 }
 
-/// What was found at the start, with its processes gone.
 pub(super) struct PreviousProcess {
     contents: journal::PreviousJournal,
     plan: RecoveryPlan,
@@ -62,11 +61,11 @@ pub(super) struct PreviousProcess {
     killed: usize,
 }
 
-/// Reads what an earlier life has written down, and kills what is left of its payloads.
+/// Reads the journal of a previous process and kills its payloads.
 ///
 /// # Errors
 ///
-/// Where something cannot be killed, unless that is allowed. The text says what to do.
+/// If something cannot be killed, unless `on_leak` allows that. The message says what to do.
 pub(super) fn recover_previous_process(
     folder: &Path,
     claimants: &[Box<str>],
@@ -89,7 +88,7 @@ pub(super) fn recover_previous_process(
     match kill_recorded_processes(&left) {
         Ok(0) => {}
         Ok(killed) => {
-            tracing::warn!(services = killed, "what an earlier life of this worker left of its services was killed")
+            tracing::warn!(services = killed, "killed sidecar processes of a previous process of this worker")
         }
         Err(error) => apply_on_leak(&error.to_string(), unproven)?,
     }
@@ -97,25 +96,24 @@ pub(super) fn recover_previous_process(
     Ok(PreviousProcess { contents: found, plan, recovered_polls: polls_left, killed })
 }
 
-/// Kills what a worker that was killed has left of its payloads and services in its work folder, for somebody who removes that.
-/// Answers how many tasks had anything left; `None` where a worker lives in it.
+/// Kills what a killed worker left running in its work directory, for a caller that removes it. Returns how many
+/// tasks had processes left; `None` if a worker is running there.
 ///
 /// # Errors
 ///
-/// Where something cannot be killed, or what was written down of it cannot be read.
+/// If something cannot be killed, or the journal cannot be read.
 pub(crate) fn kill_leftovers_in(folder: &Path) -> io::Result<Option<usize>> {
     let Some(lock) = work_dir::try_lock_abandoned(folder)? else { return Ok(None) };
     let found = journal::PreviousJournal::read(folder);
     let killed = kill_recorded_processes(&found.journal.recovery_plan(&found.boot, &[]).kill)?;
     if let Some(damage) = found.damage.into_iter().next() {
-        return Err(io::Error::other(format!("{damage}; what it said of running tasks is lost")));
+        return Err(io::Error::other(format!("{damage}; its entries about running tasks are lost")));
     }
     kill_recorded_processes(&service_record::read_all(&folder.join(SIDECARS_DIR), &found.boot))?;
     containment::remove_worker_cgroup(&work_dir::work_dir_lock(folder, &lock)?.identity());
     Ok(Some(killed))
 }
 
-/// The journal of this life, and what the rules are to be told first.
 pub(super) struct RecoveredState {
     pub(super) journal: Journal,
     pub(super) recovery: RecoveryProgress,
@@ -124,18 +122,18 @@ pub(super) struct RecoveredState {
 }
 
 impl PreviousProcess {
-    /// Begins the journal of this life. To be called once the earlier life's processes and folders are gone.
+    /// To be called once the previous process's payloads and directories are gone.
     pub(super) fn start_journal(self, hold: WorkDirLock, claimants: &[Box<str>]) -> RecoveredState {
         let Self { contents: found, plan, recovered_polls: polls_left, killed } = self;
         let damage = found.damage.len();
         for what in found.damage {
             tracing::error!(
                 alert = "journal-corrupt",
-                "[alert operator] {what}; what it said of an earlier life's claims is lost, and those are left to expire"
+                "[alert operator] {what}; its entries about a previous process's claims are lost, and those claims expire"
             );
         }
         for run in &plan.abandon {
-            tracing::warn!(claim.run = %run, "claimed by an earlier life under another name, and left to expire");
+            tracing::warn!(claim.run = %run, "claimed by a previous process under another worker id; the claim expires");
         }
         let token = |index: usize| LocalToken(index as u64 + 1);
         let carried = plan.report.iter().enumerate().map(|(index, left)| {
@@ -147,7 +145,7 @@ impl PreviousProcess {
             let of_it = polls_left.iter().filter(|left| left.claimant == index);
             CarriedRecord::UnreadPolls { claimant: claimant.clone(), unread: of_it.map(|left| left.sent_at).collect() }
         });
-        // Equal names are one, and the first of them has all.
+        // Equal claimants are one; the first has the record.
         let named_first = |at: &usize| claimants.iter().position(|name| Some(name) == claimants.get(*at)) == Some(*at);
         let polls = polls.enumerate().filter(|(index, _)| named_first(index)).map(|(_, polls)| polls);
         let journal = Journal::create(hold, found.boot, carried.chain(polls));
@@ -163,7 +161,6 @@ impl PreviousProcess {
     }
 }
 
-/// What has become of it so far.
 #[derive(Debug, Default)]
 pub(super) struct RecoveryProgress {
     killed: usize,
@@ -171,12 +168,11 @@ pub(super) struct RecoveryProgress {
     released: usize,
     expired: usize,
     damage: usize,
-    /// What is still being asked for or reported.
     open: BTreeMap<LocalToken, Run>,
 }
 
 impl RecoveryProgress {
-    /// For those who look; `None` where there was nothing.
+    /// `None` if there was nothing to recover.
     pub(super) fn summary(&self) -> Option<RecoverySummary> {
         let view = RecoverySummary {
             killed: self.killed,
@@ -191,25 +187,29 @@ impl RecoveryProgress {
 }
 
 impl Engine {
-    /// Tells what was recovered once nothing of it is open any more.
+    /// Logs the result once nothing is pending.
     pub(super) fn log_recovery(&self) {
         if !self.recovery.open.is_empty() {
             return;
         }
         if let Some(recovered) = self.recovery.summary() {
             let RecoverySummary { killed, reported, released, expired, .. } = recovered;
-            tracing::warn!(killed, reported, released, expired, "an earlier life of this worker: {recovered}");
+            tracing::warn!(
+                killed,
+                reported,
+                released,
+                expired,
+                "recovered a previous process of this worker: {recovered}"
+            );
         }
     }
 
-    /// Asks for an earlier life's claim once more.
     pub(super) fn take_over(&mut self, claim: LocalToken) {
         let Some(run) = self.recovery.open.get(&claim).cloned() else { return };
         let Some(feed) = self.claims.get(&claim).and_then(|live| self.sources.get(live.source_index)) else { return };
         self.calls.spawn(calls::take_over(feed.source.clone(), claim, run, self.clock));
     }
 
-    /// The answer to that.
     pub(super) fn on_taken_over(
         &mut self,
         claim: LocalToken,
@@ -221,12 +221,12 @@ impl Engine {
             Ok(grant) => {
                 let length = grant.lease;
                 if let Some(live) = self.claims.get_mut(&claim) {
-                    // What an earlier life held was its to record.
+                    // Spans of that claim were the previous process's to record.
                     live.on_granted(grant, sent_at, TraceRecording::Off, self.clock.now());
                 }
                 Ok(length)
             }
-            // The most usual end: reported by then, or expired.
+            // The most frequent result: reported by then, or expired.
             Err(refused) if refused.refusal == Refusal::Gone => {
                 tracing::debug!("{}", refused.message);
                 Err(refused.refusal)
@@ -240,7 +240,8 @@ impl Engine {
         Event::TakenOver { claim, sent_at, answer }
     }
 
-    /// Whether it was an earlier life's claim that has ended. It is counted apart: nothing of this life was lost with it.
+    /// Returns whether this was a claim of a previous process, which is counted separately: this process lost
+    /// nothing.
     pub(super) fn close_recovered_claim(&mut self, claim: LocalToken, feed: usize, end: ClaimEnd) -> bool {
         let Some(run) = self.recovery.open.remove(&claim) else { return false };
         if let ClaimEnd::Reported(_) = end {
@@ -250,7 +251,7 @@ impl Engine {
             ClaimEnd::Reported(outcome @ Outcome::Exception(ExceptionReason::WorkerShutdown)) => {
                 self.recovery.released += 1;
                 count(&self.counters().released);
-                tracing::info!(claim.run = %run, %outcome, "reported; held by an earlier life of this worker");
+                tracing::info!(claim.run = %run, %outcome, "reported; held by a previous process of this worker");
             }
             ClaimEnd::Reported(outcome) => {
                 self.recovery.reported += 1;
@@ -260,7 +261,7 @@ impl Engine {
                     Outcome::Failed => &counters.failed,
                     Outcome::Exception(_) => &counters.exceptions,
                 });
-                tracing::info!(claim.run = %run, %outcome, "reported; decided by an earlier life of this worker");
+                tracing::info!(claim.run = %run, %outcome, "reported; decided by a previous process of this worker");
             }
             ClaimEnd::AlreadyResolved(_)
             | ClaimEnd::ReportRejected(_)
@@ -268,7 +269,7 @@ impl Engine {
             | ClaimEnd::Lost(_)
             | ClaimEnd::NotGranted => {
                 self.recovery.expired += 1;
-                tracing::info!(claim.run = %run, ?end, "held by an earlier life of this worker; nothing is reported of it");
+                tracing::info!(claim.run = %run, ?end, "held by a previous process of this worker; not reported");
             }
         }
         self.log_recovery();

@@ -1,4 +1,4 @@
-//! What handlers keep there beside their tasks: started with the worker, listened to while it works, ended with it.
+//! Manages the handlers' sidecar processes for the lifetime of the worker.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,14 +17,12 @@ use crate::host::clock::Clock;
 use crate::host::containment::Containment;
 use crate::limits::{HANDLERS_DROP_TIMEOUT, SERVICES_STOP_TIMEOUT};
 
-/// All of it.
 #[derive(Debug, Default)]
 pub(super) struct Sidecars {
     entries: Vec<SidecarEntry>,
     running: JoinSet<()>,
 }
 
-/// What one handler keeps there.
 #[derive(Debug)]
 struct SidecarEntry {
     name: String,
@@ -34,7 +32,7 @@ struct SidecarEntry {
 }
 
 impl Sidecars {
-    /// Starts what these sources' handlers keep there, each once.
+    /// Starts the sidecar of each handler once.
     pub(super) fn start(
         feeds: &[SourceBinding],
         folder: &Path,
@@ -60,7 +58,7 @@ impl Sidecars {
                     tracing::error!(
                         handler = name,
                         panic = text,
-                        "a handler panicked beside its tasks; nothing is claimed for it"
+                        "a sidecar panicked; the worker claims nothing for its handler"
                     );
                 }
             };
@@ -69,17 +67,14 @@ impl Sidecars {
         besides
     }
 
-    /// The places of all, with what is said of them.
     pub(super) fn status_receivers(&self) -> Vec<(usize, watch::Receiver<SidecarStatus>)> {
         self.entries.iter().enumerate().map(|(index, one)| (index, one.handle.status.clone())).collect()
     }
 
-    /// The sources whose tasks need this one.
     pub(super) fn source_indexes(&self, index: usize) -> &[usize] {
         self.entries.get(index).map_or(&[], |one| &one.source_indexes)
     }
 
-    /// For those who look.
     pub(super) fn summaries(&self) -> Vec<SidecarSummary> {
         let look = |one: &SidecarEntry| {
             let ended = one.handle.status.has_changed().is_err();
@@ -88,7 +83,7 @@ impl Sidecars {
             SidecarSummary {
                 name: one.name.clone(),
                 up: serving == ServiceAvailability::Up && !ended,
-                message: if ended { "what keeps it there has ended; the log says why".to_owned() } else { what },
+                message: if ended { "its supervisor has ended; the log says why".to_owned() } else { what },
                 restarts,
                 log,
             }
@@ -96,21 +91,20 @@ impl Sidecars {
         self.entries.iter().map(look).collect()
     }
 
-    /// Ends all, each within its own grace.
+    /// Each within its own grace.
     pub(super) async fn stop(&mut self) {
         for one in &self.entries {
             one.handle.stop.send_replace(true);
         }
         let ended = async { while self.running.join_next().await.is_some() {} };
         if tokio::time::timeout(SERVICES_STOP_TIMEOUT, ended).await.is_err() {
-            tracing::error!("what a handler keeps there beside its tasks does not end; what it started may live on");
+            tracing::error!("a sidecar does not stop; its processes may remain");
         }
     }
 
-    /// Kills all.
     pub(super) async fn kill(&mut self) {
         if tokio::time::timeout(HANDLERS_DROP_TIMEOUT, self.running.shutdown()).await.is_err() {
-            tracing::warn!("what a handler keeps there beside its tasks does not let itself be dropped");
+            tracing::warn!("a sidecar does not stop when dropped");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The view of a worker, put together from what the rules say and what the engine remembers.
+//! Builds the status of a worker from the rules and the engine.
 
 use crate::domain::claim::{ClaimEnd, LossReason};
 use crate::domain::id::SourceId;
@@ -18,14 +18,14 @@ use super::status::{
     OutcomeCounts, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
 
-/// How long a source may be in trouble before a hint says so.
+/// A source that fails for longer gets a hint.
 const TROUBLE_HINT_SECONDS: f64 = 5.0;
-/// A clock that is so far from a service's is worth a hint.
+/// A clock skew of this much gets a hint.
 const CLOCK_HINT_SECONDS: u64 = 30;
-/// A source in which nothing was found for so long is worth a hint.
+/// A source without tasks for this long gets a hint.
 const IDLE_HINT_SECONDS: f64 = 600.0;
 
-/// What is remembered of a source for those who look.
+/// What the status shows of a source's calls.
 #[derive(Debug, Default)]
 pub(super) struct SourceActivity {
     polled_at: Option<Instant>,
@@ -34,7 +34,6 @@ pub(super) struct SourceActivity {
     pub(super) counts: SourceCounts,
 }
 
-/// The first notice that the host goes, and the latest end of a claim since.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NoticeReceived {
     pub(super) at: Instant,
@@ -49,7 +48,6 @@ struct LastRefusal {
 }
 
 impl SourceActivity {
-    /// A poll was answered, with so many entries.
     pub(super) fn on_poll(&mut self, now: Instant, entries: usize) {
         self.counts.polls += 1;
         self.polled_at = Some(now);
@@ -59,7 +57,6 @@ impl SourceActivity {
         }
     }
 
-    /// Something was refused.
     pub(super) fn on_refusal(&mut self, now: Instant, text: &str) {
         self.counts.refusals += 1;
         let in_a_row = self.last_refusal.as_ref().map_or(0, |refused| refused.consecutive) + 1;
@@ -67,7 +64,7 @@ impl SourceActivity {
     }
 }
 
-/// How a worker looks, and what the processes of its tasks are in, by their place in the list.
+/// The status, with the process scopes of its claims by position.
 #[derive(Debug)]
 pub(super) struct StatusSnapshot {
     pub(super) status: WorkerStatus,
@@ -75,7 +72,7 @@ pub(super) struct StatusSnapshot {
 }
 
 impl StatusSnapshot {
-    /// With what the tasks take up. That is read file by file, and nothing else waits for it meanwhile.
+    /// Reads the memory usage file by file on a blocking thread.
     pub(super) async fn with_memory_usage(self) -> WorkerStatus {
         let Self { status: mut view, enclosures } = self;
         let bare = view.clone();
@@ -90,7 +87,6 @@ impl StatusSnapshot {
 }
 
 impl Engine {
-    /// How it looks now.
     pub(super) fn snapshot(&mut self) -> StatusSnapshot {
         let now = self.clock.now();
         let claiming = self.rules.claiming();
@@ -111,7 +107,7 @@ impl Engine {
             state: lifecycle_state(claiming),
             blocked_message: blocked_message(claiming, tasks.len(), kept.len(), now, &services),
             blocked_reason: blocked_reason(claiming),
-            // What was paused for a while goes on by itself.
+            // A pause with a limit ends by itself.
             note: self.current_note(claiming),
             uptime_seconds: seconds_between(self.started_at, now),
             capacity: self.rules.capacity(),
@@ -142,14 +138,13 @@ impl Engine {
         StatusSnapshot { status: view, enclosures }
     }
 
-    /// Why nothing is claimed, in words; empty where claims are asked for.
+    /// Empty while claiming.
     pub(super) fn blocked_message(&self) -> String {
         let (claiming, now) = (self.rules.claiming(), self.clock.now());
         blocked_message(claiming, self.claims.len(), self.pending_cleanup_runs().len(), now, &self.sidecars.summaries())
             .unwrap_or_default()
     }
 
-    /// Runs that are over, and whose slots wait.
     fn pending_cleanup_runs(&self) -> Vec<String> {
         let over = self.pending_cleanup.iter().filter(|(claim, _)| !self.claims.contains_key(claim));
         over.map(|(_, run)| run.to_string()).collect()
@@ -169,7 +164,7 @@ impl Engine {
         sights.borrow().iter().map(seen).collect()
     }
 
-    /// Who ordered what it does, or what made it do so.
+    /// The operator who gave the current command, or the worker's own reason.
     fn current_note(&self, claiming: ClaimingState) -> Option<Note> {
         let ordered = self.note.clone().filter(|_| lifecycle_state(claiming) != LifecycleState::Running);
         let lost = || Some(Note { by: "worker".to_owned(), text: self.work_dir_lost_reason.clone()? });
@@ -235,7 +230,6 @@ impl Engine {
         tasks
     }
 
-    /// What a list shows of one claim.
     pub(super) fn claim_status(&self, claim: &ClaimView<'_>, now: Instant) -> ClaimStatus {
         let live = self.claims.get(&claim.claim);
         let context = live.and_then(|live| live.execution.as_ref()).map(|job| &job.context);
@@ -279,10 +273,10 @@ impl Engine {
         let own = match claiming {
             ClaimingState::Blocked(ClaimingBlocked::Paused { until: Some(at) }) => Some((at, "resume".to_owned())),
             ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { until: Some(at) }) => {
-                Some((at, "look at the host".to_owned()))
+                Some((at, "probe the host".to_owned()))
             }
-            ClaimingState::Draining { deadline: Some(at), .. } => Some((at, "hand back what still runs".to_owned())),
-            ClaimingState::Releasing { deadline: Some(at) } => Some((at, "the host goes".to_owned())),
+            ClaimingState::Draining { deadline: Some(at), .. } => Some((at, "release the remaining claims".to_owned())),
+            ClaimingState::Releasing { deadline: Some(at) } => Some((at, "the host terminates".to_owned())),
             ClaimingState::Polling
             | ClaimingState::AtCapacity
             | ClaimingState::Blocked(_)
@@ -299,7 +293,6 @@ impl Engine {
         self.sources.get(usize::from(source.0)).map_or("?", |feed| feed.name.as_str())
     }
 
-    /// Counts something of a source.
     pub(super) fn count_for_source(&mut self, feed: usize, count: impl FnOnce(&mut SourceCounts)) {
         if let Some(track) = self.source_activity.get_mut(feed) {
             count(&mut track.counts);
@@ -371,7 +364,7 @@ fn blocked_message(
     Some(match claiming {
         ClaimingState::Polling => return None,
         ClaimingState::AtCapacity if kept > 0 => {
-            format!("every slot is taken, {kept} of them by what may be left of payloads that are over")
+            format!("every slot is taken, {kept} of them by processes that may remain of ended payloads")
         }
         ClaimingState::AtCapacity => "every slot is taken".to_owned(),
         ClaimingState::Blocked(ClaimingBlocked::Paused { until: None }) => {
@@ -387,36 +380,31 @@ fn blocked_message(
             below_minimum("memory", free, least, "host.min_free_memory")
         }
         ClaimingState::Blocked(ClaimingBlocked::HostTrial { tasks }) => {
-            format!(
-                "a task found this host at fault; it is tried with {tasks} at a time, and one more for each that works"
-            )
+            format!("a task failed because of this host; trying {tasks} at a time, and one more for each that succeeds")
         }
         ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { until: None }) => {
-            "this host could not run a task, and is being looked at; the log says why".to_owned()
+            "this host could not run a task and is being probed; the log says why".to_owned()
         }
         ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { until: Some(until) }) => {
             format!(
-                "this host could not run a task; it is looked at in {}; the log says why",
+                "this host could not run a task; next probe in {}; the log says why",
                 format_duration(until.since(now))
             )
         }
         ClaimingState::Blocked(ClaimingBlocked::ServiceDown) => {
             unavailable_sidecars(services).collect::<Vec<_>>().join("; ")
         }
-        ClaimingState::Exiting(ExitReason::Idle) => {
-            "there was nothing to do for `worker.exit_when_idle`; it leaves".to_owned()
-        }
+        ClaimingState::Exiting(ExitReason::Idle) => "idle for `worker.exit_when_idle`; the worker exits".to_owned(),
         ClaimingState::Exiting(ExitReason::WorkDirLost) => {
-            "its work folder was removed or replaced; it leaves".to_owned()
+            "the work directory was removed or replaced; the worker exits".to_owned()
         }
-        ClaimingState::Exiting(_) => "`worker.max_tasks` or `worker.max_uptime` is reached; it leaves".to_owned(),
-        ClaimingState::Draining { deadline, .. } => tasks_remaining(tasks, "handed back in", deadline, now),
-        ClaimingState::Releasing { deadline } => tasks_remaining(tasks, "the host goes in", deadline, now),
+        ClaimingState::Exiting(_) => "reached `worker.max_tasks` or `worker.max_uptime`; the worker exits".to_owned(),
+        ClaimingState::Draining { deadline, .. } => tasks_remaining(tasks, "released in", deadline, now),
+        ClaimingState::Releasing { deadline } => tasks_remaining(tasks, "the host terminates in", deadline, now),
         ClaimingState::Exited => "exited".to_owned(),
     })
 }
 
-/// What to do about slots that wait.
 fn pending_cleanup_hint(kept: &[String]) -> Option<String> {
     let first = kept.first()?;
     let others = match kept.len() {
@@ -424,25 +412,23 @@ fn pending_cleanup_hint(kept: &[String]) -> Option<String> {
         many => format!(" and {} others", many - 1),
     };
     Some(format!(
-        "processes of {first}{others} may still be there (they outlived a kill, or may be another task's): no task is run in their place until they are gone; \
-         the log names what is known of them, and `host.on_cleanup_failure` says what is done about it"
+        "processes of {first}{others} may remain (they survived SIGKILL, or may belong to another task): their slots stay taken until they are gone; \
+         the log lists them, and `host.on_cleanup_failure` changes that"
     ))
 }
 
-/// What to do about what could not be removed.
 fn unremoved_hint(aside: usize) -> Option<String> {
     (aside > 0).then(|| {
         format!(
-            "what earlier tasks left could not be removed at the start, {aside} times, and lies in the work folder as \
-             `tasks.set-aside-N`: end what still writes there, and remove it as its owner"
+            "could not remove {aside} directories of earlier tasks at the start; they are in the work directory as \
+             `tasks.set-aside-N`: stop what still writes there, and remove them as their owner"
         )
     })
 }
 
-/// The services that are not there, with why.
 fn unavailable_sidecars(services: &[SidecarSummary]) -> impl Iterator<Item = String> {
     let absent = services.iter().filter(|service| !service.up);
-    absent.map(|service| format!("the service of handler {} is not there: {}", service.name, service.message))
+    absent.map(|service| format!("the sidecar of handler {} is down: {}", service.name, service.message))
 }
 
 fn tasks_remaining(tasks: usize, then: &str, at: Option<Instant>, now: Instant) -> String {
@@ -461,7 +447,7 @@ fn hints(
     services: &[SidecarSummary],
 ) -> Vec<String> {
     let mut hints = Vec::new();
-    // Where it holds up every source, it is said already.
+    // The status line has it already.
     if claiming != ClaimingState::Blocked(ClaimingBlocked::ServiceDown) {
         hints.extend(unavailable_sidecars(services));
     }
@@ -469,7 +455,7 @@ fn hints(
         if let Some(ahead) = source.clock_skew_seconds.filter(|ahead| ahead.unsigned_abs() >= CLOCK_HINT_SECONDS) {
             let (far, way) = (ahead.unsigned_abs(), if ahead > 0 { "ahead of" } else { "behind" });
             hints.push(format!(
-                "{}: this host's clock is {far} s {way} the service's; let it be set by NTP",
+                "{}: this host's clock is {far} s {way} the service's; synchronise it by NTP",
                 source.name
             ));
         }
@@ -479,16 +465,16 @@ fn hints(
         if let Some(error) =
             source.error.as_ref().filter(|error| error.consecutive > 1 || error.seconds_ago > TROUBLE_HINT_SECONDS)
         {
-            hints.push(format!("{}: refused {} times in a row: {}", source.name, error.consecutive, error.message));
+            hints.push(format!("{}: {} consecutive refusals: {}", source.name, error.consecutive, error.message));
         }
         let dry = source.last_received_seconds_ago.unwrap_or(f64::MAX) > IDLE_HINT_SECONDS;
         if claiming == ClaimingState::Polling && !source.failing && source.polled_seconds_ago.is_some() && dry {
-            hints.push(format!("{}: polls are answered and empty; nothing may be pending for it", source.name));
+            hints.push(format!("{}: polls return no tasks; none may be pending for this worker", source.name));
         }
     }
     let dropped = crate::observe::log::dropped_lines();
     if dropped > 0 {
-        hints.push(format!("{dropped} lines of this worker's log were dropped: whoever reads it is too slow"));
+        hints.push(format!("{dropped} lines of this worker's log were dropped: its reader is too slow"));
     }
     if hour.lost > 0 {
         hints.push(format!("{} claims were lost in the last hour; the log says why", hour.lost));
@@ -500,7 +486,7 @@ pub(super) fn seconds_between(from: Instant, to: Instant) -> f64 {
     (to.since(from).as_secs_f64() * 1000.0).round() / 1000.0
 }
 
-/// A span for a reader.
+/// Formats a duration for a reader.
 #[must_use]
 pub fn format_duration(span: std::time::Duration) -> String {
     let secs = span.as_secs();
@@ -511,7 +497,7 @@ pub fn format_duration(span: std::time::Duration) -> String {
     }
 }
 
-/// An amount of bytes for a reader.
+/// Formats an amount of bytes for a reader.
 #[must_use]
 pub fn format_bytes(bytes: u64) -> String {
     const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];

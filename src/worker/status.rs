@@ -1,7 +1,6 @@
-//! The worker as a person may look at it: what it does, why it does not, what it holds, and what comes next.
+//! The status of a worker: what it does, why it does not claim, what it holds, and what comes next.
 //!
-//! Times are seconds, spans count from the moment of the view. Nothing in here is a secret: no payload, no credential, no
-//! signed address.
+//! Times are in seconds. The status holds no payload, credential or signed URL.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,97 +12,97 @@ use serde::{Deserialize, Serialize};
 use super::counters::{SourceCounts, WorkerCounts};
 use super::trace_recorder::SpanCounts;
 
-/// Everything, at one moment. The keys are stable: `journeyman status -o json` shows them as they are.
+/// The status of a worker. `journeyman status -o json` prints it; its keys are stable.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStatus {
     /// What the worker is doing.
     pub state: LifecycleState,
-    /// Why nothing is claimed; absent where claims are asked for.
+    /// Why the worker does not claim; absent while it claims.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked_message: Option<String>,
-    /// The same in one word.
+    /// The same as one word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked_reason: Option<BlockedReason>,
-    /// Who ordered it, where somebody did.
+    /// The operator who gave the current command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<Note>,
-    /// Since it started.
+    /// Since the start.
     pub uptime_seconds: f64,
-    /// How many tasks it runs at once.
+    /// Tasks that run at once.
     pub capacity: u32,
-    /// Slots that wait in polls.
+    /// Slots reserved by polls.
     pub slots_polling: u32,
-    /// Where claims come from, in the order of the configuration.
+    /// The sources, in the order of the configuration.
     pub sources: Vec<SourceStatus>,
-    /// What is held, the shortest lease first.
+    /// The held claims, the shortest lease first.
     pub claims: Vec<ClaimStatus>,
-    /// Runs that are over, and whose slots wait since what they started may still be there.
+    /// Ended runs whose slots wait for the end of their processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cleanup_pending: Vec<String>,
-    /// What became of the claims of the last hour.
+    /// Ended claims of the last hour.
     pub last_hour: OutcomeCounts,
-    /// What has been counted since the start.
+    /// Counters since the start.
     pub counts: WorkerCounts,
-    /// What the host has left.
+    /// The host's resources.
     pub host: HostStatus,
-    /// How payloads are held together.
+    /// The containment backend.
     #[serde(default)]
     pub containment: String,
-    /// The first notice that the host goes, where there was one.
+    /// The first termination notice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<NoticeStatus>,
-    /// How those are heard that would say that the host goes: a metadata service, and the file.
+    /// The watches for termination notices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub watches: Vec<NoticeWatchStatus>,
-    /// What an earlier life of this worker had left, where it had left something.
+    /// What was recovered from a previous process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovered: Option<RecoverySummary>,
-    /// What became of the spans of ended claims, where any are recorded.
+    /// Exported and dropped spans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spans: Option<SpanCounts>,
-    /// What handlers keep there beside their tasks.
+    /// The sidecars of handlers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sidecars: Vec<SidecarSummary>,
-    /// What becomes of activity reports, where a controller is told.
+    /// The activity reports to a controller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activity: Option<ActivityStatus>,
-    /// What happens next by itself.
+    /// What happens next without a command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<NextAction>,
-    /// What a person could look into.
+    /// Conditions to look into.
     pub hints: Vec<String>,
 }
 
-/// What a handler keeps there beside its tasks.
+/// The status of a sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SidecarSummary {
-    /// The handler.
+    /// Its handler.
     pub name: String,
     /// Whether tasks can be forwarded to it.
     pub up: bool,
-    /// What it does, or why it is not there.
+    /// What it does, or why it is down.
     pub message: String,
-    /// How often it was started again.
+    /// Restarts since the start of the worker.
     pub restarts: u64,
-    /// Where its log is, where it is started here.
+    /// Its log file, if the worker starts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<PathBuf>,
 }
 
-/// What became of the runs that an earlier life of this worker held.
+/// What was recovered from a previous process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RecoverySummary {
-    /// Had processes left, which were killed.
+    /// Runs whose remaining processes were killed.
     pub killed: usize,
-    /// Were reported as that life had decided.
+    /// Runs reported with the outcome that the previous process had decided.
     pub reported: usize,
-    /// Were handed back.
+    /// Runs released.
     pub released: usize,
-    /// Were resolved or expired by then, or cannot be reported.
+    /// Runs that had expired or been resolved, or cannot be reported.
     pub expired: usize,
-    /// Are still being asked for or reported.
+    /// Runs still being requested or reported.
     pub pending: usize,
-    /// Faults of its journal: what they hid is left to expire.
+    /// Corrupt parts of the journal; their claims expire.
     #[serde(default)]
     pub journal_errors: usize,
 }
@@ -126,24 +125,24 @@ impl fmt::Display for RecoverySummary {
 pub enum LifecycleState {
     /// Claiming and executing.
     Running,
-    /// Executing what it holds, and told to claim nothing.
+    /// Executing, but not claiming.
     Paused,
-    /// At a limit of its own, and about to leave.
+    /// At a limit of its own, about to exit.
     Exiting,
-    /// Finishing what it holds.
+    /// Finishing its claims.
     Draining,
-    /// Handing back what it holds.
+    /// Releasing its claims.
     Releasing,
-    /// Gone.
+    /// Exited.
     Exited,
 }
 
 impl LifecycleState {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 6] =
         [Self::Running, Self::Paused, Self::Exiting, Self::Draining, Self::Releasing, Self::Exited];
 
-    /// Its name.
+    /// The name in the status.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -157,34 +156,34 @@ impl LifecycleState {
     }
 }
 
-/// Why nothing is claimed.
+/// Why a worker does not claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BlockedReason {
     /// Every slot is taken.
     Full,
-    /// Somebody said so.
+    /// Paused by an operator.
     Paused,
-    /// Too little disk is free.
+    /// Too little free disk space.
     Disk,
-    /// Too little memory is free.
+    /// Too little free memory.
     Memory,
     /// The host could not run a task.
     HostUnhealthy,
-    /// What runs the tasks of every source is not there.
+    /// The sidecars of all sources are down.
     SidecarDown,
-    /// It is about to leave by itself.
+    /// About to exit by itself.
     Exiting,
-    /// It finishes what it holds.
+    /// Finishing its claims.
     Draining,
-    /// It hands back what it holds.
+    /// Releasing its claims.
     Releasing,
-    /// It is gone.
+    /// Exited.
     Exited,
 }
 
 impl BlockedReason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 10] = [
         Self::Full,
         Self::Paused,
@@ -198,7 +197,7 @@ impl BlockedReason {
         Self::Exited,
     ];
 
-    /// Its name.
+    /// The name in the status.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -216,31 +215,30 @@ impl BlockedReason {
     }
 }
 
-/// A notice that the host goes.
+/// A termination notice.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct NoticeStatus {
-    /// Since it was heard.
+    /// Since it was received.
     pub seconds_ago: f64,
-    /// From then to the latest end of a claim since; absent where none has ended.
+    /// From then to the end of the last claim; absent if none has ended since.
     pub last_claim_ended_after_seconds: Option<f64>,
 }
 
-/// The watch for notices that the host goes.
+/// A watch for termination notices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NoticeWatchStatus {
-    /// Whose metadata service is asked, `aws`, `gcp` or `azure`, or the `file`.
+    /// `aws`, `gcp`, `azure` or `file`.
     pub provider: String,
-    /// Whether it says if there is a notice. Neither this nor trouble: it has not answered yet.
+    /// Whether the last request was answered.
     pub up: bool,
-    /// Why a notice may be missed; absent while it answers.
+    /// Why a notice may be missed; absent while the watch works.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Since it answers, does not, or is asked.
+    /// Since it is up, failing, or started.
     pub seconds: f64,
 }
 
 impl NoticeWatchStatus {
-    /// What a person could look into.
     pub(super) fn hint(&self) -> Option<String> {
         let (provider, error) = (&self.provider, self.error.as_ref()?);
         let what = match provider.as_str() {
@@ -251,212 +249,212 @@ impl NoticeWatchStatus {
     }
 }
 
-/// Who gave an order, and what they said.
+/// An operator's name and reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Note {
-    /// Who: a user, a signal, a notice.
+    /// A user, a signal or a notice.
     pub by: String,
-    /// What they said.
+    /// The reason.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub text: String,
 }
 
 impl Note {
-    /// Somebody who said nothing.
+    /// A note without a reason.
     #[must_use]
     pub fn of(by: &str) -> Self {
         Self { by: by.to_owned(), text: String::new() }
     }
 }
 
-/// What becomes of activity reports.
+/// The activity reports to a controller.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActivityStatus {
-    /// The exchange that they go to.
+    /// The exchange that they are published to.
     pub exchange: String,
-    /// How many the broker has confirmed.
+    /// Reports confirmed by the broker.
     pub reports: u64,
-    /// How often there was no way to report.
+    /// Failed attempts to connect or publish.
     pub failures: u64,
-    /// Why there is none at present.
+    /// The current failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// A place that claims come from.
+/// The status of a source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SourceStatus {
     /// Its name in the configuration.
     pub name: String,
-    /// What it is, in words.
+    /// Kind, address and queue.
     pub description: String,
-    /// One word for what it is doing.
+    /// What it does.
     pub state: String,
-    /// Whether its last answers were refusals.
+    /// Whether its last calls were refused.
     pub failing: bool,
-    /// Since the last poll was answered well.
+    /// Since the last answered poll.
     pub polled_seconds_ago: Option<f64>,
-    /// Since it last brought something.
+    /// Since the last poll that returned something.
     pub last_received_seconds_ago: Option<f64>,
-    /// Until it is asked again, where it rests.
+    /// Until the next poll, if it is waiting.
     pub next_poll_in_seconds: Option<f64>,
-    /// The last refusal, where nothing went well since.
+    /// The last refusal, if no poll was answered since.
     pub error: Option<SourceError>,
-    /// What has been counted of it since the start.
+    /// Counters since the start.
     #[serde(default)]
     pub counts: SourceCounts,
-    /// Claims under this worker's name that are not its own, as it was told last. Another worker may live under it.
+    /// Claims under this worker's id that are not its own; another worker may use the id.
     #[serde(default)]
     pub foreign_claims: usize,
-    /// How far this host's clock is ahead of the service's, in seconds, as its last answer told; negative where it is behind.
+    /// How far the host's clock is ahead of the service's at the last answer; negative if behind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock_skew_seconds: Option<i64>,
-    /// What it has counted itself.
+    /// The source's own counters.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metrics: BTreeMap<String, u64>,
 }
 
-/// A refusal.
+/// A refused call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SourceError {
-    /// What happened, and what to do.
+    /// What failed, and what to do.
     pub message: String,
-    /// How long ago.
+    /// Since the refusal.
     pub seconds_ago: f64,
-    /// How often in a row.
+    /// Consecutive refusals.
     pub consecutive: u32,
 }
 
-/// A claim.
+/// The status of a claim.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClaimStatus {
     /// The task.
     pub task: String,
-    /// The attempt.
+    /// The run, from 0.
     pub run: u32,
     /// The source's name.
     pub source: String,
-    /// One word for where it stands.
+    /// The stage of the claim.
     pub state: String,
-    /// What its handler said last of its progress.
+    /// The handler's last progress message.
     pub progress: Option<String>,
-    /// Since it was granted.
+    /// Since the grant.
     pub held_seconds: f64,
-    /// Until its lease is given up if it is not extended.
+    /// Until the claim expires unless extended.
     pub lease_left_seconds: Option<f64>,
-    /// How long its lease is, from when it was last asked for.
+    /// The length of the lease from the last request.
     #[serde(default)]
     pub lease_seconds: Option<f64>,
-    /// Since the lease was last extended.
+    /// Since the last reclaim.
     pub reclaimed_seconds_ago: Option<f64>,
-    /// Bytes of its log.
+    /// Size of the log.
     pub log_bytes: u64,
-    /// Bytes of memory that its processes take up; absent where it has none that can be told.
+    /// Memory used by its processes; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// The trace that its handler was given, see `TRACEPARENT`.
+    /// The trace of `TRACEPARENT`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace_id: Option<String>,
 }
 
-/// All that is known of one claim. The keys are stable: `journeyman claims show -o json` shows them as they are.
+/// The details of a claim. `journeyman claims show -o json` prints them; the keys are stable.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClaimDetail {
-    /// What a list shows of it.
+    /// The status of the claim.
     #[serde(flatten)]
     pub claim: ClaimStatus,
-    /// What its author calls it.
+    /// The task's name in its metadata.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The group it belongs to.
+    /// The task group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// Where it comes from, in words.
+    /// Kind, address and queue of the source.
     pub source_description: String,
-    /// What runs it.
+    /// The handler.
     pub handler: String,
-    /// How often its message had been received; absent where it came by no message.
+    /// How often the message was received; absent without a message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dequeue_count: Option<u32>,
-    /// How often its lease was extended.
+    /// Reclaims so far.
     pub reclaims: u32,
-    /// Until its lease is extended next.
+    /// Until the next reclaim.
     pub reclaim_in_seconds: Option<f64>,
-    /// How its processes are held together.
+    /// The containment backend.
     pub containment: String,
-    /// Its control group, where it has one.
+    /// Its control group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,
     /// Its processes.
     pub processes: Vec<i32>,
-    /// Its folder, where it was made.
+    /// Its directory, if it was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work_dir: Option<PathBuf>,
-    /// What it has gone through, in order.
+    /// Its phases, in order.
     pub phases: Vec<PhaseStatus>,
-    /// The last order about it, where there was one.
+    /// The last command about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_command: Option<ClaimCommandStatus>,
 }
 
-/// A part of a claim's life.
+/// A phase of a claim.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PhaseStatus {
     /// `claim`, `prepare`, `run`, `end`, `upload` or `report`.
     pub phase: String,
     /// Since it began.
     pub seconds_ago: f64,
-    /// How long it took; absent while it goes on.
+    /// Its length; absent while it lasts.
     pub duration_seconds: Option<f64>,
 }
 
-/// An order about one claim.
+/// A command about a claim.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClaimCommandStatus {
     /// `release` or `cancel`.
     pub command: String,
-    /// Who gave it, and why.
+    /// The operator and the reason.
     pub note: Note,
-    /// How long ago.
+    /// Since the command.
     pub seconds_ago: f64,
 }
 
-/// What became of claims.
+/// Ended claims.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutcomeCounts {
     /// Reported completed.
     pub completed: u64,
     /// Reported failed.
     pub failed: u64,
-    /// Reported as another exception than `worker-shutdown`.
+    /// Reported as an exception other than `worker-shutdown`.
     pub exceptions: u64,
-    /// Handed back as `worker-shutdown`.
+    /// Reported as `worker-shutdown`.
     pub released: u64,
-    /// Canceled, or resolved by somebody else.
+    /// Canceled, or resolved elsewhere.
     #[serde(default)]
     pub superseded: u64,
-    /// Given up without a report that the queue has taken.
+    /// Ended without a report accepted by the queue.
     pub lost: u64,
 }
 
-/// What the host has left, and what it must have.
+/// The host's resources and the configured minimums.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostStatus {
-    /// Bytes free for the work folder.
+    /// Free bytes on the disk of the work directory.
     pub disk_free: Option<u64>,
-    /// Bytes that there must be.
+    /// The minimum in bytes.
     pub disk_min: u64,
-    /// Bytes of memory that can be had.
+    /// Available bytes of memory.
     pub memory_free: Option<u64>,
-    /// Bytes that there must be.
+    /// The minimum in bytes.
     pub memory_min: u64,
 }
 
-/// Something that happens by itself.
+/// Something that happens without a command.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NextAction {
-    /// What.
+    /// What happens.
     pub action: String,
-    /// In how long.
+    /// When.
     pub in_seconds: f64,
 }

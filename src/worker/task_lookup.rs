@@ -1,13 +1,12 @@
-//! Which claim is meant, by what a person writes.
+//! Resolves a user-supplied task name to a claim.
 
 use thiserror::Error;
 
 use crate::domain::id::{LocalToken, Run};
 
-/// How many names an answer lists.
+/// Names listed in an error.
 const NAMES_MAX: usize = 20;
 
-/// A claim that may be meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LookupCandidate {
     pub(super) claim: LocalToken,
@@ -15,23 +14,23 @@ pub(super) struct LookupCandidate {
     pub(super) source: String,
 }
 
-/// Why a name leads to no claim.
+/// Why a name resolves to no claim.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TaskLookupError {
-    /// Nothing that is held is called so.
+    /// No held claim matches.
     #[error("this worker holds no task {name}; {}", describe_claims(.held))]
     NotFound {
-        /// What was written.
+        /// The given name.
         name: String,
-        /// What is held.
+        /// The held runs.
         held: Vec<String>,
     },
-    /// More than one is.
-    #[error("{name} may be {}: write more of it", join_names(.these, "or"))]
+    /// Several match.
+    #[error("{name} is ambiguous: {}; give a longer prefix", join_names(.these, "or"))]
     Ambiguous {
-        /// What was written.
+        /// The given name.
         name: String,
-        /// Those that are called so.
+        /// The matching runs.
         these: Vec<String>,
     },
     /// The worker has exited.
@@ -54,8 +53,7 @@ fn join_names(names: &[String], last: &str) -> String {
     }
 }
 
-/// The claim that is called `name`: `TASK` or `TASK/RUN` or the beginning of either, where there is one such claim; a
-/// source's name and a colon before it tell two of one name apart.
+/// Accepts `TASK`, `TASK/RUN` or a unique prefix of either, optionally after `SOURCE:`.
 pub(super) fn resolve(name: &str, held: Vec<LookupCandidate>) -> Result<LocalToken, TaskLookupError> {
     let (source, short) = name.split_once(':').map_or((None, name), |(source, short)| (Some(source), short));
     let of_source = |one: &&LookupCandidate| source.is_none_or(|source| one.source == source);
@@ -75,7 +73,7 @@ pub(super) fn resolve(name: &str, held: Vec<LookupCandidate>) -> Result<LocalTok
     }
 }
 
-/// Names that tell them apart.
+/// With the source where two claims have the same run.
 fn distinct_names(these: &[&LookupCandidate]) -> Vec<String> {
     let twice = |one: &&LookupCandidate| these.iter().filter(|other| other.run == one.run).count() > 1;
     let named =
@@ -102,12 +100,12 @@ mod tests {
     }
 
     #[test]
-    fn a_task_is_called_by_its_name_by_name_and_run_or_by_a_beginning_that_no_other_has() {
+    fn a_task_resolves_by_id_by_id_and_run_or_by_a_unique_prefix() {
         let these = [("Abc", 0, "ci"), ("Abd", 2, "ci"), ("Ab", 0, "ci")];
         for (name, meant) in [("Abc", "1"), ("Abc/0", "1"), ("Abd", "2"), ("Abd/", "2"), ("Ab", "3"), ("Ab/0", "3")] {
             assert_eq!(said(name, &these), meant, "{name}");
         }
-        assert_eq!(said("A", &these), "A may be Abc/0, Abd/2 or Ab/0: write more of it");
+        assert_eq!(said("A", &these), "A is ambiguous: Abc/0, Abd/2 or Ab/0; give a longer prefix");
         assert_eq!(said("abc", &these), "this worker holds no task abc; it holds Abc/0, Abd/2 and Ab/0");
         assert_eq!(said("", &these), "this worker holds no task ; it holds Abc/0, Abd/2 and Ab/0");
         assert_eq!(said("x", &[]), "this worker holds no task x; it holds nothing");
@@ -115,18 +113,18 @@ mod tests {
     }
 
     #[test]
-    fn two_of_one_name_are_told_apart_by_run_and_by_source() {
+    fn equal_task_ids_are_distinguished_by_run_and_source() {
         let these = [("Abc", 0, "ci"), ("Abc", 1, "ci"), ("Abc", 1, "try")];
-        assert_eq!(said("Abc", &these), "Abc may be Abc/0, ci:Abc/1 or try:Abc/1: write more of it");
+        assert_eq!(said("Abc", &these), "Abc is ambiguous: Abc/0, ci:Abc/1 or try:Abc/1; give a longer prefix");
         assert_eq!(said("Abc/0", &these), "1");
-        assert_eq!(said("Abc/1", &these), "Abc/1 may be ci:Abc/1 or try:Abc/1: write more of it");
+        assert_eq!(said("Abc/1", &these), "Abc/1 is ambiguous: ci:Abc/1 or try:Abc/1; give a longer prefix");
         assert_eq!(said("try:Abc/1", &these), "3");
         assert_eq!(said("try:A", &these), "3");
         assert_eq!(said("nope:A", &these), "this worker holds no task nope:A; it holds Abc/0, ci:Abc/1 and try:Abc/1");
     }
 
     #[test]
-    fn an_answer_lists_so_many_and_says_how_many_more_there_are() {
+    fn an_error_lists_a_limited_number_of_names() {
         let names: Vec<String> = (0..30).map(|number| format!("T{number}")).collect();
         let these: Vec<_> = names.iter().map(|name| (name.as_str(), 0, "ci")).collect();
         let said = said("x", &these);

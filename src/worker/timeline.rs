@@ -1,28 +1,28 @@
-//! When each part of a claim's life began and ended.
+//! When each phase of a claim began and ended.
 
 use crate::domain::id::LocalToken;
 use crate::domain::time::Instant;
 use crate::domain::worker::Effect;
 
-/// A part of a claim's life. Upload and report may overlap.
+/// A phase of a claim. Upload and report may overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimPhase {
-    /// It is asked for.
+    /// Being requested.
     Claim,
-    /// Its payload is prepared.
+    /// The payload is being prepared.
     Prepare,
-    /// Its payload runs.
+    /// The payload runs.
     Run,
-    /// Its payload was told to end, and has not.
+    /// The payload is being stopped.
     End,
-    /// Artifacts and log are stored.
+    /// Artifacts and log are being uploaded.
     Upload,
-    /// Its outcome is reported, as often as it takes.
+    /// The outcome is being reported.
     Report,
 }
 
 impl ClaimPhase {
-    /// Its name.
+    /// The name in the status and in spans.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -36,25 +36,23 @@ impl ClaimPhase {
     }
 }
 
-/// From when to when.
+/// The times of one phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PhaseTiming {
-    /// What.
+    /// The phase.
     pub phase: ClaimPhase,
     /// When it began.
     pub started_at: Instant,
-    /// When it ended, if it has.
+    /// When it ended; `None` while it lasts.
     pub ended_at: Option<Instant>,
 }
 
-/// A part of a claim's life that begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PhaseStart {
     pub(super) claim: LocalToken,
     pub(super) phase: ClaimPhase,
 }
 
-/// What begins with an effect.
 pub(super) const fn phase_start(effect: &Effect) -> Option<PhaseStart> {
     let (claim, phase) = match effect {
         Effect::Claim(claim) | Effect::TakeOver(claim) => (*claim, ClaimPhase::Claim),
@@ -79,12 +77,12 @@ pub(super) const fn phase_start(effect: &Effect) -> Option<PhaseStart> {
     Some(PhaseStart { claim, phase })
 }
 
-/// What a claim has gone through. Each phase is in it once, so that its length is bounded.
+/// The phases of a claim, each at most once.
 #[derive(Debug, Clone, Default)]
 pub struct Timeline(Vec<PhaseTiming>);
 
 impl Timeline {
-    /// A phase begins; one that has begun before goes on.
+    /// A phase begins; one that began before continues.
     pub fn start(&mut self, phase: ClaimPhase, now: Instant) {
         match self.0.iter_mut().find(|lap| lap.phase == phase) {
             Some(lap) => lap.ended_at = None,
@@ -92,7 +90,7 @@ impl Timeline {
         }
     }
 
-    /// Phases end, where they have begun.
+    /// Phases end that have begun.
     pub fn end(&mut self, phases: &[ClaimPhase], now: Instant) {
         for lap in self.0.iter_mut().filter(|lap| phases.contains(&lap.phase)) {
             lap.ended_at.get_or_insert(now);
@@ -111,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_phase_is_there_once_and_has_the_times_of_its_first_begin_and_its_last_end() {
+    fn a_phase_occurs_once_with_its_first_start_and_last_end() {
         let at = |secs| Instant::at(std::time::Duration::from_secs(secs));
         let mut timeline = Timeline::default();
         timeline.end(&[ClaimPhase::Run], at(1));

@@ -1,4 +1,4 @@
-//! What a worker tells of a claim that is over to whoever records traces.
+//! The port for recording the traces of finished claims.
 
 use std::fmt;
 
@@ -9,48 +9,48 @@ use crate::domain::trace_context::TraceParent;
 
 use super::timeline::Timeline;
 
-/// Takes in claims that are over.
+/// Receives finished claims.
 pub trait TraceRecorder: fmt::Debug + Send + Sync + 'static {
-    /// One is. Called on the thread that keeps leases: it must not wait.
+    /// Records a claim. Called on a thread that renews leases: must not block.
     fn record(&self, record: FinishedClaim);
 
-    /// How many spans were exported and how many were dropped.
+    /// Exported and dropped spans.
     fn span_counts(&self) -> SpanCounts;
 }
 
-/// What became of spans since the start.
+/// Counts of spans since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SpanCounts {
-    /// A collector took them.
+    /// Accepted by a collector.
     pub exported: u64,
-    /// No collector did, or there was no room for them until one would.
+    /// Not accepted, or dropped for want of space.
     pub dropped: u64,
 }
 
-/// A claim that is over.
+/// A finished claim.
 #[derive(Debug, Clone)]
 pub struct FinishedClaim {
     /// The run.
     pub run: Run,
-    /// Its source's name.
+    /// The source's name.
     pub source: String,
-    /// Where its spans belong.
+    /// Its place in the trace.
     pub span_context: SpanContext,
-    /// What it went through.
+    /// Its phases.
     pub timeline: Timeline,
     /// How it ended.
     pub end: ClaimEnd,
-    /// The time on the worker's clock, to tell how long ago everything else was.
+    /// The time on the worker's clock, to compute ages.
     pub now: Instant,
 }
 
-/// Where the spans of a claim belong.
+/// The spans of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpanContext {
-    /// The claim's own span, in its trace.
+    /// The claim's own span.
     pub claim_span: TraceParent,
-    /// The span of its creator's, where it gave one.
+    /// The creator's span, if given.
     pub parent: Option<u64>,
-    /// The span that its payload runs in, which its handler finds as `TRACEPARENT`.
+    /// The payload's span, passed to the handler as `TRACEPARENT`.
     pub run_span: u64,
 }

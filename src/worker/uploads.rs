@@ -1,4 +1,4 @@
-//! After the payload: its artifacts and its log go to the source.
+//! Uploads artifacts and log after the payload has ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,6 @@ use super::log_artifacts;
 
 const RETRY: Policy = Policy { first: Duration::from_millis(500), max: Duration::from_secs(15) };
 
-/// What uploads go through.
 #[derive(Clone)]
 pub(super) struct Uploader {
     pub(super) source: Arc<dyn Source>,
@@ -30,22 +29,20 @@ pub(super) struct Uploader {
     pub(super) seed: u64,
 }
 
-/// What became of one upload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UploadResult {
     Stored,
     Rejected,
-    /// The task may succeed without it.
     RejectedOptional,
     TimedOut,
 }
 
 impl Uploader {
-    /// Stores the artifacts, then the log that tells how that went.
+    /// Uploads the artifacts, then the log, which says how that went.
     pub(super) async fn upload_all(self, job: Execution) -> UploadStatus {
         let settled =
             if job.context.artifacts().is_empty() { UploadStatus::Complete } else { self.upload_artifacts(&job).await };
-        // The log has told how the payload ended, and that is not how the task ends.
+        // The log says how the payload ended, which is not the task's outcome.
         match settled {
             UploadStatus::Complete => {}
             UploadStatus::ArtifactMissing => {
@@ -185,8 +182,7 @@ impl Uploader {
     }
 }
 
-/// The same artifact; where it is a file that is called a log, without the secrets in it. The copy of one that has some goes
-/// beside the task's own log.
+/// Redacts secrets in a file that is called a log. The redacted copy is stored beside the task's own log.
 async fn redact_if_log(artifact: Artifact, log: &TaskLog) -> Result<Artifact, String> {
     let ArtifactBody::File { file, bytes, content_type } = artifact.body else { return Ok(artifact) };
     let body = |file, bytes, content_type| ArtifactBody::File { file, bytes, content_type };
@@ -212,7 +208,7 @@ async fn redact_if_log(artifact: Artifact, log: &TaskLog) -> Result<Artifact, St
     }
 }
 
-/// A short log is finished on the spot: that is quicker than asking another thread to.
+/// A short log is finished on this thread, which is faster than a blocking one.
 async fn finish_log(log: &TaskLog) -> std::io::Result<Option<FinishedLog>> {
     if log.bytes() <= LOG_FINISH_BYTES_INLINE {
         return log.finish();

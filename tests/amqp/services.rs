@@ -71,7 +71,7 @@ impl Scene {
     }
 
     fn service(&self) -> PathBuf {
-        self.folder.path().join("work/services/echo")
+        self.folder.path().join("work/sidecars/echo")
     }
 
     fn worker(&self) -> Process {

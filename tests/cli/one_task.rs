@@ -46,14 +46,14 @@ fn everything_that_is_known_of_a_task_is_shown() {
     let id = started(&mut server, here, "echo $$ >pid; pwd; echo rea''dy; sleep 600");
     let shown = json(&told(here, &["claims", "show", &id[..6], "-o", "json"]));
     assert_eq!((shown["task"].as_str(), shown["run"].as_u64()), (Some(id.as_str()), Some(0)), "{shown}");
-    assert_eq!((shown["step"].as_str(), shown["handler"].as_str()), (Some("running"), Some("command")), "{shown}");
+    assert_eq!((shown["state"].as_str(), shown["handler"].as_str()), (Some("running"), Some("command")), "{shown}");
     assert_eq!((shown["dequeue_count"].as_u64(), shown["reclaims"].as_u64()), (Some(1), Some(0)), "{shown}");
     assert!(shown["lease_seconds"].as_f64() > shown["lease_left_seconds"].as_f64(), "{shown}");
     assert!(shown["reclaim_in_seconds"].as_f64().is_some_and(|left| left > 60.0), "{shown}");
-    assert!(shown["place"].as_str().is_some_and(|place| place.contains("dev/command")), "{shown}");
+    assert!(shown["source_description"].as_str().is_some_and(|place| place.contains("dev/command")), "{shown}");
     assert!(shown["log_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{shown}");
     memory_is_shown(here, &shown);
-    let kept = Path::new(shown["folder"].as_str().expect("its folder")).join("pid");
+    let kept = Path::new(shown["work_dir"].as_str().expect("its folder")).join("pid");
     let pid: i64 = std::fs::read_to_string(&kept).expect("it wrote there").trim().parse().expect("a number");
     let processes: Vec<i64> =
         shown["processes"].as_array().expect("a list").iter().filter_map(serde_json::Value::as_i64).collect();
@@ -61,7 +61,7 @@ fn everything_that_is_known_of_a_task_is_shown() {
     let phases: Vec<_> =
         shown["phases"].as_array().expect("a list").iter().map(|phase| phase["phase"].as_str()).collect();
     assert_eq!(phases, [Some("claim"), Some("prepare"), Some("run")], "{shown}");
-    assert!(shown["phases"][1]["seconds"].is_f64() && shown["phases"][2]["seconds"].is_null(), "{shown}");
+    assert!(shown["phases"][1]["duration_seconds"].is_f64() && shown["phases"][2]["duration_seconds"].is_null(), "{shown}");
     let table = told(here, &["claims", "show", &id]).out;
     for part in [
         &format!("task         {id}/0\n"),
@@ -78,7 +78,7 @@ fn everything_that_is_known_of_a_task_is_shown() {
 
 fn memory_is_shown(here: &Path, shown: &serde_json::Value) {
     let held = json(&told(here, &["status", "-o", "json"]));
-    for memory in [&shown["memory_bytes"], &held["tasks"][0]["memory_bytes"]] {
+    for memory in [&shown["memory_bytes"], &held["claims"][0]["memory_bytes"]] {
         assert!(memory.as_u64().is_some_and(|bytes| bytes > 0), "{shown} {held}");
     }
 }
@@ -122,8 +122,8 @@ fn a_task_that_is_handed_back_is_ended_and_another_run_of_it_is_claimed() {
     assert_eq!(ended(here, &id), ("completed".to_owned(), 2));
     server.signal(Signal::QUIT);
     let said = server.ends();
-    let ordered = said.err.lines().find(|line| line.contains("an order about a task")).expect("it is in the log");
-    assert!(ordered.contains("disk is slow") && ordered.contains("ana") && ordered.contains("hand-back"), "{ordered}");
+    let ordered = said.err.lines().find(|line| line.contains("command about a claim")).expect("it is in the log");
+    assert!(ordered.contains("disk is slow") && ordered.contains("ana") && ordered.contains("release"), "{ordered}");
     assert_eq!(
         said.err.lines().filter(|line| line.contains("reported") && line.contains(&format!("{id}/0"))).count(),
         1

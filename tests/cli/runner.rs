@@ -75,7 +75,7 @@ fn new_credentials_are_used_from_then_on_and_a_host_that_is_not_needed_is_said_t
         .expect("it");
     let (mut server, mut runner) = start(folder.path());
     say(&mut runner, WELCOME);
-    server.prints("the queue refuses our credentials");
+    server.prints("the queue rejects the credentials");
     say(&mut runner, r#"~{"type":"new-credentials","client-id":"me","access-token":"a-token-for-tests"}"#);
     let said = server.ends();
     assert_eq!(said.code, 13, "{}{}", said.out, said.err);

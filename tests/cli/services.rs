@@ -89,7 +89,7 @@ impl Scene {
 
     /// The service's folder.
     fn service(&self) -> PathBuf {
-        self.here().join("work/services/echo")
+        self.here().join("work/sidecars/echo")
     }
 
     fn worker(&self) -> Server {
@@ -276,7 +276,7 @@ fn a_service_that_is_killed_in_the_midst_of_a_request_is_started_again_and_the_t
     hears(&waiting);
     let seen = scene.status();
     assert_eq!(
-        (seen["services"][0]["up"].as_bool(), seen["services"][0]["restarts"].as_u64()),
+        (seen["sidecars"][0]["up"].as_bool(), seen["sidecars"][0]["restarts"].as_u64()),
         (Some(true), Some(1)),
         "{seen}"
     );
@@ -299,16 +299,16 @@ fn nothing_is_claimed_for_a_service_that_never_gets_well_and_everybody_is_told_w
     let at = worker.logs("http://127.0.0.1:");
     worker.logs("alert=\"sidecar-crash-loop\"");
     let seen = scene.status();
-    assert_eq!((seen["blocked"].as_str(), seen["counts"]["claims"].as_u64()), (Some("service"), Some(0)), "{seen}");
-    let why = seen["not_claiming"].as_str().expect("why");
-    assert!(why.contains("the service of handler echo is not there") && why.contains("not healthy within"), "{why}");
-    assert!(why.contains("work/services/echo.log"), "{why}");
+    assert_eq!((seen["blocked_reason"].as_str(), seen["counts"]["claims"].as_u64()), (Some("sidecar-down"), Some(0)), "{seen}");
+    let why = seen["blocked_message"].as_str().expect("why");
+    assert!(why.contains("the sidecar of handler echo is down") && why.contains("not healthy within"), "{why}");
+    assert!(why.contains("work/sidecars/echo.log"), "{why}");
     let table = scene.steer(&["status"]).out;
-    assert!(table.contains("sidecars\n  echo  DOWN") && table.contains("waiting for its service"), "{table}");
+    assert!(table.contains("sidecars\n  echo  DOWN") && table.contains("waiting-for-sidecar"), "{table}");
     let root = at.split_whitespace().find_map(|word| word.find("http://").map(|at| &word[at..])).expect("an address");
     let metrics = get(&format!("{}/metrics", root.trim_end_matches(['"', '/'])));
     assert!(metrics.contains("journeyman_sidecar_up{handler=\"echo\"} 0"), "{metrics}");
-    assert!(metrics.contains("journeyman_claiming_blocked{reason=\"service\"} 1"), "{metrics}");
+    assert!(metrics.contains("journeyman_claiming_blocked{reason=\"sidecar-down\"} 1"), "{metrics}");
     scene.unflag("never");
     worker.logs("service is up");
     assert!(scene.completes(&id));
@@ -323,9 +323,9 @@ fn a_service_that_crashes_at_its_start_says_so_with_its_status_and_its_log() {
     let mut worker = scene.worker();
     worker.logs("alert=\"sidecar-crash-loop\"");
     let seen = scene.status();
-    let why = seen["services"][0]["what"].as_str().expect("why");
+    let why = seen["sidecars"][0]["message"].as_str().expect("why");
     assert!(why.contains("exit status 3") && why.contains("times in a row"), "{why}");
-    let log = std::fs::read_to_string(scene.here().join("work/services/echo.log.previous")).expect("a log");
+    let log = std::fs::read_to_string(scene.here().join("work/sidecars/echo.log.previous")).expect("a log");
     assert!(log.contains("the map cannot be loaded"), "{log}");
     stops(worker);
 }
@@ -353,7 +353,7 @@ fn a_worker_that_is_told_to_end_finishes_its_requests_before_its_service_is_told
     let id = scene.create(r#"{"path": "/wait"}"#);
     hears(&waiting);
     worker.signal(Signal::TERM);
-    worker.logs("an order");
+    worker.logs("command: ");
     std::fs::write(&go, "go").expect("the service waits");
     // It is told by TERM.
     hears(&ended);

@@ -43,15 +43,15 @@ fn a_status_says_what_is_held_and_for_how_long() {
     server.logs("claimed");
     let seen = status(here);
     assert_eq!(seen["state"], "running");
-    assert_eq!((seen["tasks"][0]["source"].as_str(), seen["tasks"][0]["run"].as_u64()), (Some("command"), Some(0)));
-    assert!(seen["tasks"][0]["lease_left_seconds"].as_f64().is_some_and(|left| left > 600.0), "{seen}");
+    assert_eq!((seen["claims"][0]["source"].as_str(), seen["claims"][0]["run"].as_u64()), (Some("command"), Some(0)));
+    assert!(seen["claims"][0]["lease_left_seconds"].as_f64().is_some_and(|left| left > 600.0), "{seen}");
     assert!(seen["host"]["disk_free"].as_u64().is_some_and(|bytes| bytes > 0), "{seen}");
-    assert!(seen["sources"][0]["clock_ahead_seconds"].as_i64().is_some_and(|ahead| ahead.abs() <= 60), "{seen}");
+    assert!(seen["sources"][0]["clock_skew_seconds"].as_i64().is_some_and(|ahead| ahead.abs() <= 60), "{seen}");
     let table = steer(here, &["status"]).out;
     for part in ["RUNNING", "1/4 busy", "LEASE LEFT", "last hour", "next       reclaim "] {
         assert!(table.contains(part), "{part}: {table}");
     }
-    let name = seen["tasks"][0]["task"].as_str().expect("the task");
+    let name = seen["claims"][0]["task"].as_str().expect("the task");
     let ls = steer(here, &["claims", "list"]).out;
     assert!(ls.contains(name), "{ls}");
     server.signal(Signal::QUIT);
@@ -78,7 +78,7 @@ fn a_paused_worker_says_by_whom_and_claims_nothing_until_it_is_resumed() {
     assert_eq!(status(here)["counts"]["claims"], 0);
     steer(here, &["resume"]);
     assert_eq!(task(here, &["wait", &id]).code, 0);
-    server.logs("an order: resume");
+    server.logs("command: resume");
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn the_log_of_a_running_task_is_followed_to_its_end() {
     let script = format!("echo first; cat {}/pipe; echo last", here.display());
     task(here, &["create", "--", "/bin/sh", "-c", &script]);
     server.logs("claimed");
-    let id = status(here)["tasks"][0]["task"].as_str().expect("the task").to_owned();
+    let id = status(here)["claims"][0]["task"].as_str().expect("the task").to_owned();
     let mut follow = Server::start(journeyman(here).args(["claims", "logs", "-f", &id]));
     follow.prints("first");
     std::fs::write(here.join("pipe"), "second\n").expect("the task reads");
@@ -349,18 +349,18 @@ fn what_a_notice_and_a_reload_came_to_is_counted_by_source() {
     let seen = || -> serde_json::Value { serde_json::from_str(&told(&["status", "-o", "json"]).out).expect("JSON") };
     assert_eq!(told(&["reload"]).code, 0);
     let before = seen();
-    assert_eq!((before["notice"].is_null(), before["blocked"].as_str()), (true, Some("full")), "{before}");
+    assert_eq!((before["notice"].is_null(), before["blocked_reason"].as_str()), (true, Some("full")), "{before}");
 
     let time = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(3600);
     std::fs::write(here.join("new"), time.to_string()).expect("a file");
     std::fs::rename(here.join("new"), &notice).expect("it can be renamed");
-    server.logs("an order: the host goes at a known time");
+    server.logs("command: host termination at a known time");
     std::fs::write(here.join("pipe"), "go\n").expect("the task reads");
     server.logs("\"reported\"");
     let after = seen();
-    assert!(after["notice"]["to_last_end_seconds"].as_f64().is_some_and(|span| span >= 0.0), "{after}");
+    assert!(after["notice"]["last_claim_ended_after_seconds"].as_f64().is_some_and(|span| span >= 0.0), "{after}");
     let (counts, source) = (&after["counts"], &after["sources"][0]["counts"]);
-    assert_eq!((counts["notices"].as_u64(), counts["reloads"].as_u64()), (Some(1), Some(1)), "{after}");
+    assert_eq!((counts["notices"].as_u64(), counts["config_reloads"].as_u64()), (Some(1), Some(1)), "{after}");
     assert!(counts["log_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{after}");
     assert_eq!((source["claims"].as_u64(), source["ends"]["completed"].as_u64()), (Some(2), Some(1)), "{after}");
     server.signal(Signal::QUIT);
@@ -396,7 +396,7 @@ fn a_worker_is_paused_and_asked_for_its_state_by_signals() {
     let here = folder.path();
     let (_queue, root) = queue(here);
     let mut server = Server::start(&mut worker(here, &root, "a-token-for-tests\n"));
-    server.logs("the work folder");
+    server.logs("work directory");
     // Two that are sent together come in no order; so one, and what it did, and then the other.
     server.signal(Signal::TSTP);
     let asked = |words: &str| loop {

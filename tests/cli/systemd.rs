@@ -96,7 +96,7 @@ fn systemd_hears_of_start_work_reload_refusal_drain_and_end_in_order() {
     let drain = manager.last().to_owned();
     assert!(drain.contains("EXTEND_TIMEOUT_USEC=60000000\n"), "{drain}");
     assert!(
-        drain.contains("STATUS=DRAINING   1/3 busy   1 task left, handed back in ") && drain.contains("SIGTERM"),
+        drain.contains("STATUS=DRAINING   1/3 busy   1 task left, released in ") && drain.contains("SIGTERM"),
         "{drain}"
     );
     manager.hears("WATCHDOG=1");

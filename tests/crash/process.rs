@@ -118,10 +118,10 @@ impl Process {
         let ends = [
             "\"reported",
             "claim lost",
-            "ours is not taken",
-            "refuses the report",
+            "was not accepted",
+            "rejected the report",
             "was not answered",
-            "nothing is reported of it",
+            "; not reported",
         ];
         loop {
             let line = self.line().expect("the worker goes on");

@@ -374,10 +374,10 @@ async fn i14_each_failed_delete_is_a_line_and_i15_a_message_that_comes_again_and
     assert_eq!(scene.queue.states(&task), [RunState::Resolved(RunEnd::Reported(Outcome::Completed))]);
     let counts = counts.counts();
     assert!(counts.deletes_failed > 11, "{counts:?}");
-    let said = lines.with("deleting a message failed");
+    let said = lines.with("cannot delete a message");
     assert_eq!(said as u64, counts.deletes_failed);
     for part in ["message.id=", "message.dequeue_count="] {
-        let both = lines.with_both("deleting a message failed", part);
+        let both = lines.with_both("cannot delete a message", part);
         assert_eq!(both, said, "{part}");
     }
     assert_eq!(lines.with("[alert operator] a message was received 11 times"), 1);
@@ -397,7 +397,7 @@ async fn half_an_hour_of_failed_polls_is_one_alert_and_missing_scopes_are_one_li
     assert_eq!(exit.expect("it ran"), ExitReason::Drained);
     assert!(scene.polls.load(Ordering::Relaxed) > 20, "it is tried on");
     assert_eq!(lines.with("[alert operator]"), 1);
-    assert_eq!(lines.with("The last word: a portal wants a login"), 1);
+    assert_eq!(lines.with("last error: a portal wants a login"), 1);
     assert_eq!(lines.with("scopes are missing"), 1);
 }
 

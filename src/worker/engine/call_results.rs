@@ -1,4 +1,4 @@
-//! What comes back from the calls that carry effects out: it is kept where the rules have no use for it, and told to them.
+//! Turns the results of calls into events for the rules.
 
 use std::sync::Arc;
 
@@ -21,15 +21,14 @@ impl Engine {
         match back {
             Ok(back) => self.on_call_result(back),
             Err(error) if error.is_cancelled() => {}
-            // Every call guards against panics; this would be one of the runtime's own.
+            // Every call catches panics; this would be one of the runtime's own.
             Err(error) => {
                 count(&self.counters().panics);
-                tracing::error!(%error, "a call of the worker broke; its claim will run out");
+                tracing::error!(%error, "a call of the worker panicked; its claim will expire");
             }
         }
     }
 
-    /// A payload runs. It may have ended already.
     pub(super) fn on_payload_started(&mut self, PayloadStarted { claim, at }: PayloadStarted) {
         let Some(live) = self.claims.get_mut(&claim) else { return };
         if live.started {
@@ -117,7 +116,7 @@ impl Engine {
             }
             CallResult::CleanupDone { claim } => {
                 self.pending_cleanup.remove(&claim);
-                tracing::warn!("what a payload had left is gone; its slot is used again");
+                tracing::warn!("the remaining processes of a payload are gone; its slot is free");
                 Event::CleanupDone { claim }
             }
             CallResult::Uploaded { claim, settled } => {
@@ -159,7 +158,8 @@ impl Engine {
         self.handle_event(event);
     }
 
-    /// A payload may still be there: its slot waits for its end, unless the operator wants it otherwise.
+    /// Processes of the payload may have survived: the slot stays taken until they are gone, unless configured
+    /// otherwise.
     pub(super) fn on_cleanup_unproven(&mut self, claim: LocalToken) {
         let Some(job) = self.claims.get(&claim).and_then(|live| live.execution.as_ref()) else { return };
         match self.containment.on_leak() {
@@ -174,7 +174,7 @@ impl Engine {
                 count(&self.counters().cleanup_pending);
                 tracing::error!(
                     alert = "cleanup-pending", claim.run = %job.context.task().run,
-                    "[alert operator] processes of a payload may still be there; its slot is used again, as host.on_cleanup_failure says"
+                    "[alert operator] processes of a payload may remain; its slot is reused, as host.on_cleanup_failure says"
                 );
             }
         }
@@ -205,7 +205,7 @@ impl Engine {
             tracing::error!(
                 source = self.source_name(source),
                 message.id = &*bad.id,
-                "what a poll brought cannot be read: {}",
+                "cannot read an entry of a poll: {}",
                 bad.reason
             );
             haul.messages.push(ReceivedMessage {
@@ -228,7 +228,7 @@ impl Engine {
         haul
     }
 
-    /// Gives up what was brought and lost meanwhile.
+    /// A claim reported lost before its grant arrived is lost at once.
     pub(super) fn drop_early_losses(&mut self, brought: &[LocalToken]) {
         if self.early_losses.is_empty() {
             return;
@@ -294,7 +294,7 @@ impl Engine {
             return Event::Prepared { claim, answer: Err(PrepareFailure::Internal) };
         };
         if live.is_kill_requested() {
-            // Told to end while this was on its way: dropping it here is the end.
+            // Stopped meanwhile: dropping the prepared payload ends it.
             drop_guarded(answer);
             return Event::Ended { claim, verdict: Verdict::Internal };
         }

@@ -1,4 +1,4 @@
-//! What the rules want done, each thing in a task of its own where it takes time.
+//! Performs the effects of the rules, each in a task of its own where it takes time.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl Engine {
             }
             Effect::DropMessage(message) => {
                 self.messages.remove(&message);
-                // A claim that was brought but not taken in hand goes by the same name.
+                // A grant that the rules did not take has the same token.
                 if self.claims.get(&message).is_some_and(|live| live.message.is_none() && live.execution.is_none()) {
                     self.claims.remove(&message);
                 }
@@ -158,7 +158,7 @@ impl Engine {
                 ClaimRecord { run: run.clone(), claimant: claimant.clone(), processes: Some(remains) },
             )
         };
-        // I27: a payload that nobody has written down would outlive this worker.
+        // I27: a payload that is not journaled would survive this worker unnoticed.
         let (enclosure, recorded) = match JournalTiming::of(feed.source.capabilities()) {
             JournalTiming::BeforePrepare => {
                 let recorded = hold(enclosure.name().to_record());
@@ -204,7 +204,7 @@ impl Engine {
         let Some(live) = self.claims.get_mut(&claim) else { return };
         let (Some(feed), Some(held)) = (self.sources.get(live.source_index), live.claim.clone()) else { return };
         if live.execution.is_none() && live.last_command.is_some() {
-            // Ended before anything of it was prepared: its log says why.
+            // Stopped before it was prepared: the log says why.
             let (enclosure, settings) = (self.containment.new_scope(), &self.config);
             let (tasks_dir, work_dir_lock) = (self.work_dir.tasks_dir(), self.work_dir_lock.clone());
             let around = ExecutionSetup { tasks_dir, work_dir_lock, log: settings.log, clock: self.clock, enclosure };

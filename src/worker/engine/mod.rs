@@ -1,5 +1,5 @@
-//! The loop around the rules: what happened is brought to them, and what they want done is carried out (`effects.rs`); what comes
-//! of that is what happens next (`returns.rs`).
+//! The engine: sends events to the rules, performs their effects (`effects.rs`), and turns the results into events
+//! (`call_results.rs`).
 
 mod call_results;
 mod effects;
@@ -42,9 +42,9 @@ use super::snapshot::{NoticeReceived, SourceActivity};
 use super::status::Note;
 use super::{ClaimingState, Command, Control, ControlRequest, SourceBinding, Worker, WorkerConfig};
 
-/// How many claims are remembered that were said to be lost and are not known.
+/// Lost runs remembered until their grant arrives.
 const EARLY_LOSSES_MAX: usize = 1024;
-/// How many payloads may have been started without the rules' having heard of it.
+/// Started payloads that the rules have not processed yet.
 const PAYLOAD_STARTS_MAX: usize = 256;
 
 pub(super) struct Engine {
@@ -52,9 +52,9 @@ pub(super) struct Engine {
     pub(super) config: WorkerConfig,
     work_dir: WorkDir,
     work_dir_lock: WorkDirLock,
-    /// How the work folder was found to be no longer this worker's.
+    /// Why the work directory counts as lost.
     pub(super) work_dir_lost_reason: Option<String>,
-    /// How much of what earlier tasks have left could not be removed.
+    /// Directories of earlier tasks that could not be removed.
     pub(super) unremoved_count: usize,
     host_probe: HostProbe,
     pub(super) clock: Clock,
@@ -65,42 +65,40 @@ pub(super) struct Engine {
     pub(super) calls: JoinSet<CallResult>,
     threads: HandlerRuntime,
     pub(super) sidecars: Sidecars,
-    /// Payloads that were started by what prepared them.
+    /// Payloads started by the call that prepared them.
     payload_starts: mpsc::Receiver<PayloadStarted>,
     payload_starts_sender: mpsc::Sender<PayloadStarted>,
     messages: HashMap<LocalToken, Arc<PolledMessage>>,
     pub(super) claims: HashMap<LocalToken, ClaimRuntime>,
-    /// Claims whose payload may still be there, with what they were about.
+    /// Claims whose processes may remain.
     pub(super) pending_cleanup: BTreeMap<LocalToken, Run>,
-    /// What each source last said when it refused something.
     pub(super) last_refusals: HashMap<SourceId, String>,
-    /// Sources whose missing scopes for recoveries were told of.
+    /// Sources whose missing recovery scopes were logged.
     pub(super) recovery_denied: HashSet<SourceId>,
-    /// The polls of each source as the journal has them.
+    /// The polls of each source as journaled.
     pub(super) journaled_polls: Vec<JournaledPolls>,
-    /// Claims that a source said were lost before the poll that brought them was taken in.
+    /// Runs reported lost before their grant arrived.
     early_losses: HashSet<Run>,
     pub(super) source_activity: Vec<SourceActivity>,
     pub(super) recent_outcomes: RecentOutcomes,
     pub(super) started_at: Moment,
     pub(super) resources: HostResources,
-    /// One look at the room at a time.
+    /// One measurement at a time.
     measuring: Arc<Semaphore>,
-    /// Who gave the last order.
+    /// The operator who gave the last command.
     pub(super) note: Option<Note>,
     pub(super) notice: Option<NoticeReceived>,
     last_token: u64,
     seed: u64,
-    /// Whether claims of each source are wanted, as far as the rules go.
+    /// Whether the rules want claims of each source.
     claiming_enabled: Vec<bool>,
     exit: Option<ExitReason>,
     pub(super) journal: Journal,
-    /// How each source's claims are called in the journal.
+    /// The claimant of each source in the journal.
     pub(super) claimants: Vec<Box<str>>,
-    /// Held for as long as it lives.
     _name_locks: Vec<NameLock>,
     pub(super) recovery: RecoveryProgress,
-    /// What an earlier life has left to be reported, and to be asked for; told to the rules first of all.
+    /// Outcomes of a previous process; sent to the rules first.
     recovered_claims: Vec<RecoveredClaim>,
     recovered_polls: Vec<UnreadPoll>,
 }
@@ -109,17 +107,17 @@ impl Engine {
     pub(super) fn start(worker: Worker) -> std::io::Result<Self> {
         let Worker { config: settings, sources: feeds, requests: orders, control } = worker;
         let unusable = |error: std::io::Error| {
-            std::io::Error::new(error.kind(), format!("the work folder cannot be used: {error}"))
+            std::io::Error::new(error.kind(), format!("cannot use the work directory: {error}"))
         };
         let folder = WorkDir::acquire(&settings.work_dir).map_err(unusable)?;
         let claimants: Vec<Box<str>> = feeds.iter().map(|feed| feed.source.claimant().into()).collect();
         let names = restart_recovery::lock_worker_names(&claimants)?;
-        tracing::info!(folder = %folder.path().display(), "the work folder");
+        tracing::info!(path = %folder.path().display(), "work directory");
         let past = restart_recovery::recover_previous_process(folder.path(), &claimants, settings.containment.on_leak)?;
-        // The folder is this worker's alone, and its own again at the next start: so is what is named after it.
+        // The directory, and what is named after it, belongs to this worker only.
         let hold = folder.work_dir_lock()?;
         let containment = Containment::probe(&hold.identity(), settings.containment)?;
-        // Only now, for what an earlier life left running may have written to it until it was killed.
+        // After the kill, since a previous process's payloads may have written there until then.
         crash_point("startup-processes-killed");
         let aside = folder.remove_task_dirs().map_err(unusable)?;
         crash_point("startup-dirs-cleared");
@@ -233,7 +231,7 @@ impl Engine {
             if let Some(exit) = self.exit {
                 tracing::info!(exit = exit.as_str(), "the worker exits: {}", self.control.counts());
                 if tokio::time::timeout(HANDLERS_DROP_TIMEOUT, self.calls.shutdown()).await.is_err() {
-                    tracing::warn!("a handler does not let itself be dropped; what it started may live on");
+                    tracing::warn!("a handler does not stop when dropped; its processes may remain");
                 }
                 self.journal.flush().await;
                 if exit == ExitReason::Aborted {
@@ -247,7 +245,7 @@ impl Engine {
             }
             let deadline = self.rules.next_deadline();
             let clock = self.clock;
-            // Before anything else that may be ready all the time: calls that come back in a row must not hold up a reclaim.
+            // First, since a series of ready calls must not delay a reclaim.
             if deadline.is_some_and(|at| clock.now() >= at) {
                 self.handle_event(Event::Tick);
                 continue;
@@ -285,7 +283,7 @@ impl Engine {
         match order {
             ControlRequest::Apply(command, note) => self.apply_command(command, note),
             ControlRequest::Reconfigure(settings) => self.reconfigure(*settings),
-            // Whoever asked may have gone.
+            // The receiver may be gone.
             ControlRequest::Status(sender) => drop(sender.send(self.snapshot())),
             ControlRequest::Log(task, sender) => drop(sender.send(self.task_log(&task))),
             ControlRequest::ClaimDetail(task, sender) => drop(sender.send(self.claim_snapshot(&task))),
@@ -296,7 +294,7 @@ impl Engine {
     }
 
     fn apply_command(&mut self, command: Command, note: Note) {
-        tracing::info!(by = note.by, note = note.text, "an order: {command}");
+        tracing::info!(by = note.by, note = note.text, "command: {command}");
         let in_time = |span: Option<Duration>| span.map(|span| self.clock.now().plus(span));
         let event = match command {
             Command::Pause { span } => Event::Pause { until: in_time(span) },
@@ -328,8 +326,6 @@ impl Engine {
         LocalToken(self.last_token)
     }
 
-    // --- what happened
-
     fn announce_capacity(&self) {
         self.sources.iter().for_each(|feed| feed.source.set_capacity(self.config.capacity));
     }
@@ -340,7 +336,6 @@ impl Engine {
         }
     }
 
-    /// Something is said of what a handler keeps there.
     fn on_sidecar_changed(&mut self, beside: usize, word: Option<watch::Receiver<SidecarStatus>>) {
         let serving = word.map_or(ServiceAvailability::Down, |mut word| {
             let serving = word.borrow_and_update().availability;
@@ -352,7 +347,6 @@ impl Engine {
         }
     }
 
-    /// What a source found out by itself.
     fn on_source_event(&mut self, source: SourceId, news: SourceEvent) {
         match news {
             SourceEvent::Lost(runs) => {
@@ -373,14 +367,11 @@ impl Engine {
                 }
             }
             SourceEvent::Exhausted { what } if self.sources.len() == 1 => {
-                tracing::info!(
-                    source = self.source_name(source),
-                    "{what}: what is held is finished, and then the worker ends"
-                );
+                tracing::info!(source = self.source_name(source), "{what}: finishing the held claims, then exiting");
                 self.handle_event(Event::Drain);
             }
             SourceEvent::Exhausted { what } => {
-                tracing::warn!(source = self.source_name(source), "{what}: it is looked for now and then");
+                tracing::warn!(source = self.source_name(source), "{what}: polling again from time to time");
             }
         }
     }
@@ -393,18 +384,17 @@ impl Engine {
         if let Some(track) = self.source_activity.get_mut(usize::from(source.0)) {
             track.on_refusal(self.clock.now(), &refused.message);
         }
-        tracing::warn!(source = self.source_name(source), next = %refused.refusal, "{}", refused.message);
+        tracing::warn!(source = self.source_name(source), refusal = %refused.refusal, "{}", refused.message);
         self.store_refusal(source, refused)
     }
 
-    /// Keeps the sentence for an alert that may come of it.
     fn store_refusal(&mut self, source: SourceId, refused: CallError) -> Refusal {
         self.last_refusals.insert(source, refused.message);
         refused.refusal
     }
 
     pub(super) fn log_refusal(&self, operation: &str, refused: CallError) -> Refusal {
-        tracing::warn!(operation, next = %refused.refusal, "{}", refused.message);
+        tracing::warn!(operation, refusal = %refused.refusal, "{}", refused.message);
         refused.refusal
     }
 
@@ -413,7 +403,7 @@ impl Engine {
     }
 }
 
-/// The sources as the rules know them: equal names are one deployment.
+/// Sources with equal service ids share one number.
 fn source_specs(feeds: &[SourceBinding]) -> Vec<SourceSpec> {
     let names: Vec<String> = feeds.iter().map(|feed| feed.source.service_id()).collect();
     let first = |name: &String| names.iter().position(|other| other == name).unwrap_or_default();
