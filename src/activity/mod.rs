@@ -1,7 +1,7 @@
-//! Tells a controller of AMQP workers what a worker does, whatever its tasks come from.
+//! Reports a worker's activity to a controller of AMQP workers.
 //!
-//! Nothing waits for it: the worker leaves word in its [`Liveness`], and this looks there. A broker that cannot be reached
-//! costs a task nothing, shows in the status and the metrics, and is tried again.
+//! It reads the worker's [`Liveness`] and never blocks the worker. An unreachable broker costs no task time, shows in
+//! the status and the metrics, and is retried.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,48 +21,47 @@ use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CLOSE_TIMEOUT};
 use crate::worker::liveness::Liveness;
 use crate::worker::status;
 
-/// Where reports go, and what they say of whom.
+/// Where reports are published.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The broker.
     pub broker: Broker,
-    /// The exchange. It is never declared.
+    /// Must exist; it is never declared.
     pub exchange: String,
-    /// The worker's key, as it was given.
+    /// The worker's key in the controller.
     pub key: String,
-    /// What the controller calls this worker.
+    /// The worker's id in the controller.
     pub worker_id: String,
-    /// How often a task that goes on is reported while nothing else is.
+    /// How often a long task is reported while nothing else is.
     pub repeat: Duration,
 }
 
-/// Reports for as long as it is polled. Never resolves.
-pub async fn report(settings: Config, pulse: Arc<Liveness>) {
+/// Never resolves.
+pub async fn report(settings: Config, liveness: Arc<Liveness>) {
     let clock = Clock::boot();
-    let mut machine = ActivityReporter::new(ActivityPolicy { repeat_interval: settings.repeat });
+    let mut reporter = ActivityReporter::new(ActivityPolicy { repeat_interval: settings.repeat });
     let mut jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
     let mut backoff = Backoff::NEW;
     let mut state = status::ActivityStatus { exchange: settings.exchange.clone(), ..status::ActivityStatus::default() };
-    pulse.set_activity(&state);
+    liveness.set_activity(&state);
     loop {
         let why = match connect(&settings).await {
             Ok(open) => {
                 let why =
-                    publish_reports(&settings, &open, &mut machine, &pulse, &mut state, clock, &mut backoff).await;
+                    publish_reports(&settings, &open, &mut reporter, &liveness, &mut state, clock, &mut backoff).await;
                 amqp::close(&open.connection, AMQP_CLOSE_TIMEOUT).await;
                 why
             }
             Err(why) => why,
         };
-        machine.handle(Event::Disconnected, clock.now());
+        reporter.handle(Event::Disconnected, clock.now());
         if backoff.tries() == 0 {
-            tracing::warn!(exchange = settings.exchange, "no activity reports for now: {why}");
+            tracing::warn!(exchange = settings.exchange, "cannot report activity: {why}");
         } else {
-            tracing::debug!(exchange = settings.exchange, "still no activity reports: {why}");
+            tracing::debug!(exchange = settings.exchange, "still cannot report activity: {why}");
         }
         state.failures += 1;
         state.error = Some(why);
-        pulse.set_activity(&state);
+        liveness.set_activity(&state);
         tokio::time::sleep(backoff.wait(POLL_RETRY, None, &mut jitter)).await;
     }
 }
@@ -84,64 +83,63 @@ async fn connect(settings: &Config) -> Result<ReportChannel, String> {
         Ok(Ok(channel)) => Ok(ReportChannel { connection, channel }),
         Ok(Err(error)) => Err(settings.broker.call_error("open a channel", &error).message),
         Err(_) => {
-            Err(format!("open a channel at {}: not done in {AMQP_CALL_TIMEOUT:?}", settings.broker.display_url()))
+            Err(format!("open a channel at {}: timed out after {AMQP_CALL_TIMEOUT:?}", settings.broker.display_url()))
         }
     }
 }
 
-/// Reports until that fails; says why.
+/// Publishes reports until that fails; returns why.
 async fn publish_reports(
     settings: &Config,
     open: &ReportChannel,
-    machine: &mut ActivityReporter,
-    pulse: &Liveness,
+    reporter: &mut ActivityReporter,
+    liveness: &Liveness,
     state: &mut status::ActivityStatus,
     clock: Clock,
     backoff: &mut Backoff,
 ) -> String {
-    let mut seen = pulse.claims_received();
-    observe_liveness(machine, pulse, clock);
-    machine.handle(Event::Connected, clock.now());
+    let mut seen = liveness.claims_received();
+    observe_liveness(reporter, liveness, clock);
+    reporter.handle(Event::Connected, clock.now());
     loop {
-        while let Some(report) = machine.next_report() {
+        while let Some(report) = reporter.next_report() {
             if let Err(why) = publish(settings, &open.channel, report).await {
                 return why;
             }
             if backoff.tries() > 0 || state.reports == 0 {
-                tracing::info!(exchange = settings.exchange, "activity is reported");
+                tracing::info!(exchange = settings.exchange, "reporting activity");
                 backoff.reset();
             }
             state.reports += 1;
             state.error = None;
-            pulse.set_activity(state);
+            liveness.set_activity(state);
         }
-        let deadline = machine.next_deadline();
+        let deadline = reporter.next_deadline();
         let now = clock.now();
-        match machine.next_report_allowed_at().filter(|rested| now < *rested) {
-            // Thousands of requests a second wake nobody here.
+        match reporter.next_report_allowed_at().filter(|rested| now < *rested) {
+            // Thousands of requests a second cause no wake-ups here.
             Some(rested) => clock.sleep_until(deadline.map_or(rested, |at| at.min(rested))).await,
             None => tokio::select! {
-                () = pulse.changed() => {}
+                () = liveness.changed() => {}
                 () = async { match deadline {
                     Some(at) => clock.sleep_until(at).await,
                     None => std::future::pending().await,
                 } } => {}
             },
         }
-        observe_liveness(machine, pulse, clock);
-        let received = pulse.claims_received();
-        let happening =
+        observe_liveness(reporter, liveness, clock);
+        let received = liveness.claims_received();
+        let event =
             if std::mem::replace(&mut seen, received) == received { Event::Tick } else { Event::ClaimsReceived };
-        machine.handle(happening, clock.now());
+        reporter.handle(event, clock.now());
     }
 }
 
-/// What the worker has left word of.
-fn observe_liveness(machine: &mut ActivityReporter, pulse: &Liveness, clock: Clock) {
-    if pulse.is_claiming() {
-        machine.handle(Event::Ready, clock.now());
+fn observe_liveness(reporter: &mut ActivityReporter, liveness: &Liveness, clock: Clock) {
+    if liveness.is_claiming() {
+        reporter.handle(Event::Ready, clock.now());
     }
-    machine.handle(Event::ClaimsHeld(pulse.claims_held()), clock.now());
+    reporter.handle(Event::ClaimsHeld(liveness.claims_held()), clock.now());
 }
 
 async fn publish(settings: &Config, channel: &Channel, report: ActivityReport) -> Result<(), String> {
@@ -155,11 +153,11 @@ async fn publish(settings: &Config, channel: &Channel, report: ActivityReport) -
         channel.basic_publish(exchange, key, BasicPublishOptions::default(), &[], properties).await?.await
     };
     match timeout(AMQP_CALL_TIMEOUT, publishing).await {
-        Ok(Ok(confirmed)) if confirmed.is_nack() => Err("the broker refused a report".to_owned()),
+        Ok(Ok(confirmed)) if confirmed.is_nack() => Err("the broker rejected a report".to_owned()),
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => Err(settings.broker.call_error("report activity", &error).message),
         Err(_) => {
-            Err(format!("report activity at {}: not done in {AMQP_CALL_TIMEOUT:?}", settings.broker.display_url()))
+            Err(format!("report activity at {}: timed out after {AMQP_CALL_TIMEOUT:?}", settings.broker.display_url()))
         }
     }
 }

@@ -387,7 +387,7 @@ fn reply_body(
             let bytes = file.metadata().map_or(0, |about| about.len());
             if bytes > max_bytes as u64 {
                 let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-                return Err(ReplyError::TooLarge { bytes, most: max_bytes }.to_string());
+                return Err(ReplyError::TooLarge { bytes, max: max_bytes }.to_string());
             }
             let mut body = Vec::new();
             file.take(max_bytes as u64 + 1).read_to_end(&mut body).map_err(|error| error.to_string())?;

@@ -1,7 +1,7 @@
-//! A queue in memory, and the source that claims from it: for tests of handlers and of programs that embed a worker.
+//! A queue in memory and its source, for tests of handlers and of programs that embed a worker.
 //!
-//! It keeps the rules of the real queues (leases that end, one outcome, retries, redelivery, priorities) on a clock it
-//! is given, and nothing else of them: no network, no credentials, no durability.
+//! It follows the rules of the real queues (leases that expire, one outcome, retries, redelivery, priorities) on a
+//! given clock, without network, credentials or durability.
 
 mod recovery;
 mod tasks;
@@ -25,40 +25,40 @@ use crate::source::{
     RecoveryBatch, Source, SourceFuture,
 };
 
-/// The priorities of tasks, highest first; each is a lane.
+/// The priorities of tasks, highest first; each has a queue.
 pub const PRIORITIES: [&str; 7] = ["highest", "very-high", "high", "medium", "low", "very-low", "lowest"];
 
-/// What time it is, on a clock that never steps back.
+/// Returns the time of a monotonic clock.
 pub type NowFn = Arc<dyn Fn() -> Instant + Send + Sync>;
 
 /// How a queue hands out its tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PollStyle {
-    /// As messages that lead to a claim, in one lane a priority.
+    /// As messages, with one queue per priority.
     Messages {
-        /// How long a received message stays hidden from others.
+        /// How long a received message stays invisible.
         visibility_timeout: Duration,
     },
-    /// As claims, by a poll that waits for one.
+    /// As claims, by long polls.
     Claims {
         /// How long a poll waits.
         long_poll_wait: Duration,
     },
 }
 
-/// How a queue behaves.
+/// The behaviour of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
     /// How tasks are handed out.
     pub style: PollStyle,
-    /// How long a claim lasts.
+    /// The length of a lease.
     pub lease: Duration,
-    /// How often a task is retried, where its definition does not say.
+    /// Retries of a task whose definition sets none.
     pub retries: u32,
 }
 
 impl Default for Config {
-    /// Claims of 20 minutes by a poll that waits 20 seconds, and 5 retries, as Taskcluster has it.
+    /// As Taskcluster: claims of 20 minutes by long polls of 20 seconds, 5 retries.
     fn default() -> Self {
         Self {
             style: PollStyle::Claims { long_poll_wait: Duration::from_secs(20) },
@@ -68,25 +68,25 @@ impl Default for Config {
     }
 }
 
-/// How far a run is.
+/// The state of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunState {
-    /// It waits for a worker.
+    /// Waiting for a worker.
     Pending,
-    /// A worker has claimed it.
+    /// Claimed.
     Running,
-    /// It was reported so, or ended as an exception for the reason given.
+    /// Reported, or ended as an exception.
     Resolved(RunEnd),
 }
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunEnd {
-    /// As its worker reported.
+    /// Reported by its worker.
     Reported(Outcome),
-    /// Its worker let the claim expire.
+    /// The lease expired.
     ClaimExpired,
-    /// Somebody canceled the task.
+    /// The task was canceled.
     Canceled,
 }
 
@@ -98,31 +98,31 @@ pub struct TaskExists(pub TaskId);
 /// A stored artifact.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredArtifact {
-    /// Its media type; empty for errors.
+    /// The media type; empty for errors.
     pub content_type: String,
-    /// What it is.
+    /// The content.
     pub body: StoredBody,
 }
 
-/// What a stored artifact is.
+/// The content of a stored artifact.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoredBody {
-    /// Content.
+    /// A file's content.
     Content(Vec<u8>),
     /// Another artifact of the same run.
     Link(String),
-    /// A place elsewhere.
+    /// A URL.
     Reference(String),
-    /// Why it is not there.
+    /// An artifact that does not exist.
     Error {
         /// The reason.
         reason: &'static str,
-        /// The sentence.
+        /// The explanation.
         message: String,
     },
 }
 
-/// A queue in memory. Clones are the same queue.
+/// A queue in memory. Clones share it.
 #[derive(Clone)]
 pub struct MemoryQueue(Arc<QueueInner>);
 
@@ -134,17 +134,17 @@ struct QueueInner {
 }
 
 impl MemoryQueue {
-    /// An empty queue.
+    /// Creates an empty queue.
     #[must_use]
     pub fn new(settings: Config, clock: NowFn) -> Self {
         Self(Arc::new(QueueInner { config: settings, clock, state: Mutex::default(), wakeups: Notify::new() }))
     }
 
-    /// Adds a task. Of its definition, `priority` (default `lowest`) and `retries` are looked at.
+    /// Adds a task. Of its definition, `priority` (default `lowest`) and `retries` are used.
     ///
     /// # Errors
     ///
-    /// Where there is a task of this id.
+    /// If a task of this id exists.
     pub fn create(&self, task: TaskId, definition: Value) -> Result<(), TaskExists> {
         let now = self.now();
         let mut tasks = self.expire_leases(now);
@@ -162,34 +162,34 @@ impl MemoryQueue {
         Ok(())
     }
 
-    /// Adds an entry that nothing can be made of.
+    /// Adds a message that cannot be read.
     pub fn put_unreadable(&self, lane: PriorityQueue) {
         let now = self.now();
         self.expire_leases(now).push(usize::from(lane.0).min(PRIORITIES.len() - 1), None, now);
         self.0.wakeups.notify_waiters();
     }
 
-    /// Cancels a task. Nothing happens where it is resolved already.
+    /// Cancels a task. No effect if it is resolved.
     pub fn cancel(&self, task: &TaskId) {
         let mut tasks = self.expire_leases(self.now());
         tasks.resolve(task, RunEnd::Canceled);
     }
 
-    /// The states of a task's runs, the first run first; empty where there is no such task.
+    /// The states of a task's runs in order; empty if there is no such task.
     #[must_use]
     pub fn states(&self, task: &TaskId) -> Vec<RunState> {
         let tasks = self.expire_leases(self.now());
         tasks.tasks.get(task).map_or_else(Vec::new, |task| task.runs.iter().map(|run| run.state).collect())
     }
 
-    /// What a run left behind under a name.
+    /// An artifact of a run.
     #[must_use]
     pub fn artifact(&self, run: &Run, name: &str) -> Option<StoredArtifact> {
         let tasks = self.expire_leases(self.now());
         tasks.run(run)?.artifacts.get(name).cloned()
     }
 
-    /// A source that claims from this queue as `worker`.
+    /// Creates a source that claims from this queue as `worker`.
     #[must_use]
     pub fn source(&self, worker: &str) -> MemorySource {
         MemorySource { queue: self.clone(), worker: worker.into() }
@@ -199,7 +199,7 @@ impl MemoryQueue {
         (self.0.clock)()
     }
 
-    /// The tasks, after every lease that is over has been ended.
+    /// The tasks, after expiring leases.
     fn expire_leases(&self, now: Instant) -> MutexGuard<'_, TaskTable> {
         let mut tasks = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some((_, task)) = tasks.leases.first().filter(|(end, _)| *end <= now).cloned() {
@@ -238,7 +238,7 @@ impl MemorySource {
         if let Ok(batch) = tokio::time::timeout(patience, found).await {
             return batch;
         }
-        // What became free by the passing of time alone woke nobody.
+        // A lease that expired since has woken no poll.
         let now = self.queue.now();
         self.queue.expire_leases(now).claim_pending(max, &self.worker, &shared.config, now)
     }

@@ -1,4 +1,4 @@
-//! Claims whose reply was lost, and those of an earlier life of a worker, as a queue in memory gives them back.
+//! Recovery of claims whose reply was lost, and of those of a previous process.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::domain::id::Run;
 use crate::source::{CallError, ClaimWindow, Grant, RecoveryBatch};
 
 impl MemorySource {
-    /// What this worker has claimed and does not hold, where a poll of its own may have claimed it.
+    /// Takes over this worker's claims within a window of its polls, except `held`.
     pub(super) fn recover_claims(&self, held: &[Run], asked: &[ClaimWindow]) -> RecoveryBatch {
         let now = self.queue.now();
         let lease = self.queue.0.config.lease;

@@ -1,4 +1,4 @@
-//! What a queue in memory knows of its tasks: their runs, who has which and until when, and what waits.
+//! The tasks of a queue in memory: their runs, leases and messages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use crate::source::{Claim, Grant, Message, PollBatch, UnreadableMessage};
 #[derive(Default)]
 pub(super) struct TaskTable {
     pub(super) tasks: BTreeMap<TaskId, TaskEntry>,
-    /// What runs, by the end of its lease. At most the last run of a task is running.
+    /// Claimed runs by the end of their lease. Only the last run of a task can be claimed.
     pub(super) leases: BTreeSet<(Instant, TaskId)>,
-    /// What waits, by priority and age; in the style of messages, every message that is not deleted.
+    /// Pending runs by priority and age; with messages, every message not deleted.
     pub(super) entries: [Vec<QueuedMessage>; PRIORITIES.len()],
     pub(super) serial: u64,
 }
@@ -38,7 +38,7 @@ pub(super) struct TaskRun {
 
 pub(super) struct QueuedMessage {
     pub(super) id: Arc<str>,
-    /// `None` stands for an entry that nothing can be made of.
+    /// `None` is a message that cannot be read.
     pub(super) run: Option<Run>,
     pub(super) receipt: Arc<str>,
     pub(super) dequeue_count: u32,
@@ -54,7 +54,6 @@ impl TaskTable {
         self.tasks.get_mut(&run.task)?.runs.get_mut(usize::try_from(run.run).ok()?)
     }
 
-    /// Adds a pending run.
     pub(super) fn schedule(&mut self, id: &TaskId, now: Instant) {
         let Some(task) = self.tasks.get_mut(id) else { return };
         let run = u32::try_from(task.runs.len()).unwrap_or(u32::MAX);
@@ -84,7 +83,6 @@ impl TaskTable {
         }
     }
 
-    /// Ends the last run of a task, where it has not ended.
     pub(super) fn resolve(&mut self, id: &TaskId, end: RunEnd) {
         let Some(run) = self.tasks.get_mut(id).and_then(|task| task.runs.last_mut()) else { return };
         if matches!(run.state, RunState::Pending | RunState::Running) {
@@ -94,7 +92,6 @@ impl TaskTable {
         }
     }
 
-    /// Gives a run to a worker until `taken_until`.
     pub(super) fn set_lease(&mut self, run: &Run, worker: &Arc<str>, lease: Duration, now: Instant) {
         let Some(found) = self.run_mut(run) else { return };
         let taken_until = now.plus(lease);
@@ -119,7 +116,7 @@ impl TaskTable {
         self.run(run).is_some_and(|found| found.state == RunState::Running && found.worker.as_ref() == Some(worker))
     }
 
-    /// Takes up to `max` pending runs for a worker.
+    /// Claims up to `max` pending runs for a worker.
     pub(super) fn claim_pending(&mut self, max: u8, worker: &Arc<str>, settings: &Config, now: Instant) -> PollBatch {
         let mut batch = PollBatch::default();
         for lane in 0..PRIORITIES.len() {
@@ -139,7 +136,7 @@ impl TaskTable {
         batch
     }
 
-    /// Receives up to `max` messages of a lane.
+    /// Receives up to `max` messages of a queue.
     pub(super) fn receive(&mut self, lane: usize, max: u8, hidden: Duration, now: Instant) -> PollBatch {
         let mut batch = PollBatch::default();
         let serial = &mut self.serial;
