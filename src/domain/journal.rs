@@ -1,8 +1,7 @@
-//! What a worker writes down of the claims whose payloads it is about to start, when, and what that means to its next life.
+//! The journal of claims whose payloads may start, and what a restarted worker does about it.
 //!
-//! A [`Journal`] is the state of the matter; every change of it is a [`JournalRecord`], and the records in their order lead to the
-//! state again. Where they are kept, and how they survive, is `host::journal`'s business. Nothing in here is a secret: what
-//! is reported later is reported with credentials that are asked for then.
+//! A [`Journal`] is a state; every change is a [`JournalRecord`], and replaying the records restores it.
+//! `host::journal` stores them. The journal holds no secret: a recovered claim gets new credentials.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -15,46 +14,45 @@ use super::outcome::{ExceptionReason, Outcome};
 use super::poll::Capabilities;
 use super::time::Instant;
 
-/// So many more records than are needed may be kept before they are written anew without the others.
+/// Superfluous records that trigger a compaction.
 pub const RECORDS_SLACK: usize = 4096;
 
-/// When a claim is written down.
+/// When a claim is journaled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JournalTiming {
-    /// Before its handler prepares.
     BeforePrepare,
-    /// Before the first of its processes is started. One without processes never is.
+    /// A claim without processes never is.
     BeforeFirstProcess,
 }
 
 impl JournalTiming {
-    /// What the claims of such a source need. One that outlives the worker is reported by the next life, whatever had been done
-    /// of it. One that ends with the worker leaves at most processes, which the next life has to find (I27).
+    /// A claim that outlives the worker is reported by the next process, whatever was done of it. A connection-scoped
+    /// one leaves at most processes, which the next process has to find (I27).
     #[must_use]
     pub const fn of(manner: Capabilities) -> Self {
         if manner.connection_scoped { Self::BeforeFirstProcess } else { Self::BeforePrepare }
     }
 }
 
-/// Names an entry among those of one journal.
+/// Identifies an entry within one journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EntryId(pub u64);
 
-/// One boot of the host, by its own name for it.
+/// The kernel's id of one boot of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BootId(pub Box<str>);
 
-/// A moment as it can be told in another life.
+/// A point in time that a later process can read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JournalTimestamp {
-    /// On the boot clock of the boot that is written down with it; `None` where that was an earlier one. It never steps.
+    /// On the boot clock of the boot in the journal; `None` for an earlier boot. Never steps.
     pub boot: Option<Instant>,
-    /// Since 1970, on the host's own clock, which may.
+    /// Since 1970, on the wall clock, which may step.
     pub wall: Duration,
 }
 
 impl JournalTimestamp {
-    /// How long ago it was at `now`, of the same boot where both tell the boot's clock. Zero where a clock was set back.
+    /// The age at `now`, by the boot clock where both have it. Zero if a clock was set back.
     #[must_use]
     pub fn age_at(&self, now: Self) -> Duration {
         match (self.boot, now.boot) {
@@ -64,85 +62,71 @@ impl JournalTimestamp {
     }
 }
 
-/// A poll that an earlier life sent and is not known to have read the answer of.
+/// A poll that a previous process sent and is not known to have read the answer of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnreadPoll {
-    /// Which of the claimants asked for has sent it.
+    /// Index into the given claimants.
     pub claimant: usize,
-    /// When.
     pub sent_at: JournalTimestamp,
 }
 
-/// A claim whose payload may be started.
+/// A claim whose payload may start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimRecord {
-    /// The run.
     pub run: Run,
-    /// Who claimed it: the service and the worker's name there.
+    /// The service and the worker id.
     pub claimant: Box<str>,
-    /// By what its processes are found; `None` where they are known to be gone.
+    /// `None` if they are known to be gone.
     pub processes: Option<ProcessRecord>,
 }
 
-/// By what the processes of a payload are found.
+/// Identifies the processes of a payload.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ProcessRecord {
-    /// What stands in their environment. Never given out twice.
+    /// A value of their environment. Never reused.
     pub cookie: Box<str>,
-    /// Their control group, where they have one.
     pub cgroup: Option<Box<str>>,
-    /// The leaders of their process groups, as far as that was written down in time.
+    /// Leaders of their process groups, as far as journaled in time.
     pub leaders: Vec<Leader>,
 }
 
-/// The leader of a process group. Its number may be another's once it has ended; number, start and boot together are not.
+/// The leader of a process group. A pid may be reused; pid, start time and boot together are unique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leader {
-    /// Its number, and the group's.
+    /// The pid, and the process group id.
     pub pid: i32,
-    /// When it was started, in clock ticks since the host was.
+    /// In clock ticks since the boot.
     pub start_ticks: u64,
 }
 
 /// A change of a journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JournalRecord {
-    /// A worker began to keep it. The first record.
+    /// The first record.
     JournalStarted {
-        /// When the host was started last.
         boot: BootId,
     },
-    /// A claim was granted, and its payload comes into being.
+    /// A claim was granted, and its payload may start.
     Claimed {
-        /// Names it.
         entry: EntryId,
-        /// The claim.
         claim: ClaimRecord,
     },
-    /// A process group of its payload exists.
     ProcessStarted {
-        /// The claim.
         entry: EntryId,
-        /// The group's leader.
         leader: Leader,
     },
-    /// Its outcome is settled and about to be reported.
+    /// The outcome is about to be reported.
     OutcomeDecided {
-        /// The claim.
         entry: EntryId,
-        /// What is reported.
         outcome: Outcome,
     },
-    /// There is nothing left to do about it.
     Closed {
-        /// The claim.
         entry: EntryId,
     },
-    /// These are the polls that claim and whose answers nobody has read: what they have claimed may be in no other record.
+    /// The claiming polls whose answers have not been read: their claims may be in no other record.
     UnreadPolls {
-        /// Who sent them.
         claimant: Box<str>,
-        /// When. None is the usual end.
+        /// Usually empty.
         unread: Vec<JournalTimestamp>,
     },
 }
@@ -153,7 +137,7 @@ struct OpenClaim {
     outcome: Option<Outcome>,
 }
 
-/// The claims that a worker has taken in hand, as far as they are not over.
+/// The claims of a worker that are not closed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Journal {
     boot: Option<BootId>,
@@ -161,39 +145,37 @@ pub struct Journal {
     unread_polls: BTreeMap<Box<str>, Vec<JournalTimestamp>>,
 }
 
-/// What is left of an earlier life of the worker, and what is to be done about it.
+/// What a previous process left, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RecoveryPlan {
-    /// Whose processes may be there. To be killed before anything else is done.
+    /// Processes to kill before anything else.
     pub kill: Vec<ProcessRecord>,
-    /// What can still be reported, if the queue grants the claim once more.
+    /// Runs to report if the queue grants the claim again.
     pub report: Vec<UnreportedRun>,
-    /// What nobody here can report: it is left to expire.
+    /// Runs that cannot be reported here and will expire.
     pub abandon: Vec<Run>,
 }
 
-/// A run that an earlier life held and whose outcome may still be wanted.
+/// A run of a previous process that may still need an outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnreportedRun {
-    /// Which of the claimants asked for has claimed it.
+    /// Index into the given claimants.
     pub claimant: usize,
-    /// The run.
     pub run: Run,
-    /// What is reported: what was decided then, or that the worker went.
+    /// The outcome decided then, or `worker-shutdown`.
     pub outcome: Outcome,
 }
 
-/// What is left to do about a run when its claim is over here.
+/// What remains to be done about a run after its claim was closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterClose {
-    /// Nothing: the queue knows more, or the lease is over.
+    /// The queue has an outcome, or the lease is over.
     Nothing,
-    /// The queue may still count it as ours: the next life asks.
+    /// The queue may still count it as ours: the next process requests it.
     RetryAfterRestart,
 }
 
 impl AfterClose {
-    /// What the last word about a claim leaves to do.
     #[must_use]
     pub const fn of(end: ClaimEnd) -> Self {
         match end {
@@ -215,13 +197,13 @@ impl AfterClose {
 }
 
 impl Journal {
-    /// A journal that is begun during this boot of the host.
+    /// A journal that begins in this boot of the host.
     #[must_use]
     pub const fn new(boot: BootId) -> Self {
         Self { boot: Some(boot), open_claims: BTreeMap::new(), unread_polls: BTreeMap::new() }
     }
 
-    /// Takes over what a record says. Records that fit nothing are passed over: what they are about is over, or was lost.
+    /// Replays a record. One that does not fit is ignored: its claim is closed, or was lost.
     pub fn apply(&mut self, record: JournalRecord) {
         match record {
             JournalRecord::JournalStarted { boot } => self.boot = Some(boot),
@@ -250,7 +232,7 @@ impl Journal {
         }
     }
 
-    /// As [`Journal::apply`], of something that happens now. Answers with the record where it is worth keeping.
+    /// As [`Journal::apply`], for a new record. Returns the record if it has to be stored.
     pub fn record(&mut self, record: JournalRecord) -> Option<JournalRecord> {
         let news = match &record {
             JournalRecord::JournalStarted { .. } => true,
@@ -273,13 +255,13 @@ impl Journal {
         news.then_some(record)
     }
 
-    /// How many claims are not over.
+    /// Claims that are not closed.
     #[must_use]
     pub fn open_count(&self) -> usize {
         self.open_claims.len()
     }
 
-    /// The fewest records that lead to this state.
+    /// The smallest list of records that restores this state.
     #[must_use]
     pub fn compacted(&self) -> Vec<JournalRecord> {
         let mut records = Vec::new();
@@ -301,16 +283,16 @@ impl Journal {
         records
     }
 
-    /// Whether so many records are so many more than are needed that they should be written anew.
+    /// Whether so many stored records should be compacted.
     #[must_use]
     pub fn needs_compaction(&self, records: usize) -> bool {
         records > self.open_claims.len().saturating_mul(4).saturating_add(RECORDS_SLACK)
     }
 
-    /// What the next life of the worker is to do, in this boot of the host, if it claims by these names.
+    /// What the next process does in this boot of the host, with these claimants.
     ///
-    /// Nothing is resumed (I28). What was decided is reported as it was decided: its log and artifacts are stored. Whatever
-    /// else was under way is handed back.
+    /// Nothing is resumed (I28). A decided outcome is reported, since its log and artifacts are uploaded. Everything
+    /// else is released.
     #[must_use]
     pub fn recovery_plan(&self, boot: &BootId, claimants: &[Box<str>]) -> RecoveryPlan {
         let mut plan = RecoveryPlan::default();
@@ -322,15 +304,14 @@ impl Journal {
                 plan.abandon.push(run);
                 continue;
             };
-            // One run is reported once, as it was decided last.
+            // A run is reported once, with the last decision.
             plan.report.retain(|other| other.claimant != claimant || other.run != run);
             plan.report.push(UnreportedRun { claimant, run, outcome });
         }
         plan
     }
 
-    /// The polls of these claimants whose answers are not known to have been read, as the next life may tell of them in this boot
-    /// of the host.
+    /// The unread polls of these claimants, with their times as readable in this boot of the host.
     #[must_use]
     pub fn unread_polls(&self, boot: &BootId, claimants: &[Box<str>]) -> Vec<UnreadPoll> {
         let same = self.boot.as_ref() == Some(boot);
@@ -344,8 +325,8 @@ impl Journal {
         left
     }
 
-    /// What may be left of a payload's processes. Of another boot of the host, nothing. Where it is not known which boot it
-    /// was, only what cannot be mistaken.
+    /// The processes that may remain of a payload: none after a reboot; if the boot is unknown, only those identified
+    /// without doubt.
     fn surviving_processes(&self, remains: &ProcessRecord, boot: &BootId) -> Option<ProcessRecord> {
         match &self.boot {
             Some(then) if then == boot => Some(remains.clone()),

@@ -61,7 +61,10 @@ fn everything_that_is_known_of_a_task_is_shown() {
     let phases: Vec<_> =
         shown["phases"].as_array().expect("a list").iter().map(|phase| phase["phase"].as_str()).collect();
     assert_eq!(phases, [Some("claim"), Some("prepare"), Some("run")], "{shown}");
-    assert!(shown["phases"][1]["duration_seconds"].is_f64() && shown["phases"][2]["duration_seconds"].is_null(), "{shown}");
+    assert!(
+        shown["phases"][1]["duration_seconds"].is_f64() && shown["phases"][2]["duration_seconds"].is_null(),
+        "{shown}"
+    );
     let table = told(here, &["claims", "show", &id]).out;
     for part in [
         &format!("task         {id}/0\n"),

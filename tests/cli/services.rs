@@ -299,7 +299,11 @@ fn nothing_is_claimed_for_a_service_that_never_gets_well_and_everybody_is_told_w
     let at = worker.logs("http://127.0.0.1:");
     worker.logs("alert=\"sidecar-crash-loop\"");
     let seen = scene.status();
-    assert_eq!((seen["blocked_reason"].as_str(), seen["counts"]["claims"].as_u64()), (Some("sidecar-down"), Some(0)), "{seen}");
+    assert_eq!(
+        (seen["blocked_reason"].as_str(), seen["counts"]["claims"].as_u64()),
+        (Some("sidecar-down"), Some(0)),
+        "{seen}"
+    );
     let why = seen["blocked_message"].as_str().expect("why");
     assert!(why.contains("the sidecar of handler echo is down") && why.contains("not healthy within"), "{why}");
     assert!(why.contains("work/sidecars/echo.log"), "{why}");
