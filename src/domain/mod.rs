@@ -17,7 +17,6 @@ pub mod journal;
 pub mod lease;
 pub mod outcome;
 pub mod poll;
-pub mod prompt;
 pub mod refusal;
 pub mod service_supervisor;
 pub mod slots;

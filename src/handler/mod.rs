@@ -78,15 +78,6 @@ pub enum ExecuteError {
     ServiceDown(String),
 }
 
-/// Which threads a handler runs on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RunsOn {
-    /// Threads for handlers only, which may block.
-    OwnThreads,
-    /// The threads that keep leases: each step must end within a millisecond.
-    LeaseThreads,
-}
-
 /// A kind of payload and how to run it.
 ///
 /// A panic in any method is reported as `internal-error` and affects no other task.
@@ -137,11 +128,6 @@ pub trait PayloadHandler: Send + Sync + 'static {
         context: &Context,
     ) -> impl Future<Output = Result<(), ExecuteError>> + Send;
 
-    /// Selects the threads to run on.
-    fn runs_on(&self) -> RunsOn {
-        RunsOn::OwnThreads
-    }
-
     /// Names the sidecar of this handler; the name must be a valid file name. `None` if it has no sidecar.
     fn sidecar_name(&self) -> Option<String> {
         None
@@ -175,11 +161,6 @@ pub trait DynHandler: Send + Sync + 'static {
         payload: &'a serde_json::Value,
         context: &'a Context,
     ) -> HandlerFuture<'a, Result<Box<dyn PreparedPayload>, PrepareError>>;
-
-    /// As [`PayloadHandler::runs_on`].
-    fn runs_on(&self) -> RunsOn {
-        RunsOn::OwnThreads
-    }
 
     /// As [`PayloadHandler::sidecar_name`].
     fn sidecar_name(&self) -> Option<String> {
@@ -239,10 +220,6 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
                 Box::new(ErasedPayload { handler: Arc::clone(&self.handler), prepared });
             Ok(ready)
         })
-    }
-
-    fn runs_on(&self) -> RunsOn {
-        self.handler.runs_on()
     }
 
     fn sidecar_name(&self) -> Option<String> {

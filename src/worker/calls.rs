@@ -24,7 +24,6 @@ use crate::source::{CallError, Claim, Grant, OpenResult, PollBatch, RecoveryBatc
 use super::catch_panic::{Panicked, catch_panic};
 use super::claim_runtime::{Execution, PolledMessage};
 use super::host_probe::HostProbe;
-use super::prompt::{Begun, Prompt};
 use super::timeline::ClaimPhase;
 use super::uploads::Uploader;
 use crate::host::clock::Clock;
@@ -79,8 +78,6 @@ pub(super) enum CallResult {
         verdict: Verdict,
         emptiness: Cleanup,
         started: Option<Instant>,
-        /// Its report, if it was sent already.
-        report: Option<Begun>,
     },
     CleanupDone {
         claim: LocalToken,
@@ -254,19 +251,9 @@ pub(super) async fn report(
     token: LocalToken,
     claim: Claim,
     outcome: Outcome,
-    begun: Option<Begun>,
     timeout: Duration,
 ) -> CallResult {
-    let reporting = async {
-        if let Some(begun) = begun {
-            let answer = begun.answer().await;
-            if outcome == Begun::OUTCOME {
-                return answer;
-            }
-        }
-        source.report(&claim, outcome).await
-    };
-    let answer = call_with_timeout(timeout, "report", Box::pin(reporting)).await;
+    let answer = call_with_timeout(timeout, "report", source.report(&claim, outcome)).await;
     CallResult::Reported { claim: token, answer }
 }
 
@@ -317,7 +304,6 @@ pub(super) async fn prepare_and_execute(
     recorded: Option<PendingSync>,
     claim: LocalToken,
     context: Context,
-    prompt: Option<Prompt>,
     starts: mpsc::Sender<PayloadStarted>,
 ) -> CallResult {
     let back = prepare(handler, recorded, claim, context.clone()).await;
@@ -339,9 +325,6 @@ pub(super) async fn prepare_and_execute(
     };
     if let CallResult::Ended { started, .. } = &mut back {
         *started = Some(at);
-    }
-    if let Some(prompt) = prompt {
-        prompt.begin(&mut back, &context);
     }
     back
 }
@@ -376,7 +359,7 @@ async fn prepare(
         Some(_) | None => context.scope().clean_up().await,
     };
     let Some(answer) = answer.filter(|_| emptiness == Cleanup::Complete) else {
-        return CallResult::Ended { claim, verdict: Verdict::Internal, emptiness, started: None, report: None };
+        return CallResult::Ended { claim, verdict: Verdict::Internal, emptiness, started: None };
     };
     let note = |text: &str| log_and_explain(&context, text);
     if workdir_failed(&context) {
@@ -443,7 +426,7 @@ pub(super) async fn execute(prepared: Box<dyn PreparedPayload>, claim: LocalToke
     };
     // I26: also for a handler that was dropped, or that left processes behind.
     let emptiness = context.scope().clean_up().await;
-    CallResult::Ended { claim, verdict: verdict(ended, &context), emptiness, started: None, report: None }
+    CallResult::Ended { claim, verdict: verdict(ended, &context), emptiness, started: None }
 }
 
 async fn kill_overdue(context: &Context) {
@@ -532,7 +515,7 @@ async fn call_with_timeout<T>(timeout: Duration, operation: &str, answer: Source
     }
 }
 
-pub(super) async fn call_guarded<T>(operation: &str, answer: SourceFuture<'_, T>) -> Result<T, CallError> {
+async fn call_guarded<T>(operation: &str, answer: SourceFuture<'_, T>) -> Result<T, CallError> {
     catch_panic(answer).await.unwrap_or_else(|Panicked(text)| {
         tracing::error!(operation, panic = text, "a source panicked");
         let what = format!("{operation}: the source panicked");
@@ -624,7 +607,7 @@ mod tests {
         let ran = async |lease_ends| {
             let context = held_until(base.path(), lease_ends);
             let handler = erase(OkHandler { uses: Uses::Never });
-            prepare_and_execute(handler, None, LocalToken(1), context, None, mpsc::channel(1).0).await
+            prepare_and_execute(handler, None, LocalToken(1), context, mpsc::channel(1).0).await
         };
         let now = Clock::boot().now();
         let back = ran(now.plus(Duration::from_secs(3600))).await;

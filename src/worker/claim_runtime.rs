@@ -20,7 +20,6 @@ use crate::source::{Claim, Grant, Message, Results};
 
 use super::SourceBinding;
 use super::claim_commands::ClaimCommand;
-use super::prompt::Begun;
 use super::timeline::{ClaimPhase, Timeline};
 use super::trace_recorder::SpanContext;
 use crate::host::clock::Clock;
@@ -41,8 +40,6 @@ pub(super) struct ClaimRuntime {
     pub(super) claim: Option<Claim>,
     pub(super) prepared: Option<Box<dyn PreparedPayload>>,
     pub(super) execution: Option<Execution>,
-    /// A report that was sent before the rules asked for it.
-    pub(super) report: Option<Begun>,
     /// Whether the rules know that the payload was started.
     pub(super) started: bool,
     pub(super) calls: Vec<AbortHandle>,
@@ -85,7 +82,6 @@ impl ClaimRuntime {
             claim: None,
             prepared: None,
             execution: None,
-            report: None,
             started: false,
             calls: Vec::new(),
             granted_at: None,

@@ -17,7 +17,6 @@ mod host_probe;
 pub mod liveness;
 mod log_artifacts;
 mod poll_journal;
-mod prompt;
 mod recent_outcomes;
 mod restart_recovery;
 mod sidecars;

@@ -57,8 +57,6 @@ impl fmt::Display for Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Who {
     Worker,
-    /// The worker, whose handler runs on threads of its own.
-    Apart,
     Raw,
 }
 
@@ -131,12 +129,12 @@ impl Lab {
         Ok(rows)
     }
 
-    async fn no_ops(&self, broker: &Broker, kind: Kind, prefetch: u16) -> Done<[Row; 3]> {
+    async fn no_ops(&self, broker: &Broker, kind: Kind, prefetch: u16) -> Done<[Row; 2]> {
         let count = if prefetch == 1 { self.size.pick(4_000, 50) } else { self.size.pick(20_000, 300) };
         let load = load();
-        let (mut raw, mut worker, mut apart, mut answers) = (Vec::new(), Vec::new(), Vec::new(), Answers::default());
+        let (mut raw, mut worker, mut answers) = (Vec::new(), Vec::new(), Answers::default());
         for _ in 0..self.size.pick(ROUNDS, 1) {
-            for (who, ran) in [(Who::Raw, &mut raw), (Who::Worker, &mut worker), (Who::Apart, &mut apart)] {
+            for (who, ran) in [(Who::Raw, &mut raw), (Who::Worker, &mut worker)] {
                 let bench = Bench::open(broker, kind).await?;
                 bench.fill(count).await?;
                 let mut process = self.server(broker, &bench.queue, who, prefetch, count, None)?;
@@ -145,7 +143,7 @@ impl Lab {
                 answers.and(bench.collect(count).await?.judged()?);
             }
         }
-        let (raw, worker, apart) = (Ran::median(&raw), Ran::median(&worker), Ran::median(&apart));
+        let (raw, worker) = (Ran::median(&raw), Ran::median(&worker));
         Ok([
             Row {
                 what: format!("no-op requests, {kind}, prefetch {prefetch}; {answers}"),
@@ -159,19 +157,6 @@ impl Lab {
                 reached: format!("{:.0} µs, {:+.0} µs", worker.cpu_us, worker.cpu_us - raw.cpu_us),
                 aim: "≤ +40 µs".to_owned(),
                 limit: format!("{:.0} µs by lapin alone", raw.cpu_us),
-                load,
-            },
-            Row {
-                what: format!("… both, {kind}, prefetch {prefetch}, the handler on threads of its own; {answers}"),
-                reached: format!(
-                    "{:.0} /s, {:.0} %; {:.0} µs, {:+.0} µs",
-                    apart.per_second,
-                    apart.per_second * 100.0 / raw.per_second,
-                    apart.cpu_us,
-                    apart.cpu_us - raw.cpu_us
-                ),
-                aim: String::new(),
-                limit: String::new(),
                 load,
             },
         ])
@@ -192,9 +177,8 @@ impl Lab {
                 let raw = Loop { uri: broker.uri.clone(), queue: queue.to_owned(), prefetch, expected };
                 Role { raw: Some(raw), threads: WORKER_THREADS, ..Role::default() }
             }
-            Who::Worker | Who::Apart => {
-                let payload = if who == Who::Apart { Payload::Apart } else { Payload::Nothing };
-                let worker = self.worker_of(broker, queue, prefetch, payload, expected, exchange)?;
+            Who::Worker => {
+                let worker = self.worker_of(broker, queue, prefetch, Payload::Nothing, expected, exchange)?;
                 Role { worker: Some(worker), threads: WORKER_THREADS, ..Role::default() }
             }
         };

@@ -11,7 +11,7 @@ use journeyman::activity;
 use journeyman::config::schema::Log;
 use journeyman::handler::Request;
 use journeyman::handler::command::{Command, CommandConfig as CommandSettings};
-use journeyman::handler::{Context, DynHandler, ExecuteError, PayloadHandler, PrepareError, RunsOn, erase};
+use journeyman::handler::{Context, DynHandler, ExecuteError, PayloadHandler, PrepareError, erase};
 use journeyman::observe::log::{self, Color};
 use journeyman::queue::{self, Db, RegisteredClient};
 use journeyman::source::Source;
@@ -82,10 +82,7 @@ pub(crate) struct RequestsRole {
 /// What is done with a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Payload {
-    /// Nothing; of requests, on the threads that keep leases.
     Nothing,
-    /// Nothing, on threads of its own.
-    Apart,
     /// Says when it was started.
     Stamp,
     /// Waits until it is told to end.
@@ -340,7 +337,7 @@ fn handler(payload: Payload, released: watch::Receiver<Held>) -> Arc<dyn DynHand
                 ..CommandSettings::default()
             }))
         }
-        Payload::Nothing | Payload::Apart | Payload::Stamp | Payload::Wait => erase(InProcess { payload, released }),
+        Payload::Nothing | Payload::Stamp | Payload::Wait => erase(InProcess { payload, released }),
     }
 }
 
@@ -382,16 +379,12 @@ impl PayloadHandler for NoOp {
         self.0.act(context).await;
         Ok(())
     }
-
-    fn runs_on(&self) -> RunsOn {
-        if self.0.payload == Payload::Nothing { RunsOn::LeaseThreads } else { RunsOn::OwnThreads }
-    }
 }
 
 impl InProcess {
     async fn act(&self, context: &Context) {
         match self.payload {
-            Payload::Nothing | Payload::Apart | Payload::Command => {}
+            Payload::Nothing | Payload::Command => {}
             Payload::Stamp => say(&format!("started {} {}", now().as_nanos(), context.task().run.task)),
             Payload::Wait => {
                 // Where the sender has gone, the process ends.

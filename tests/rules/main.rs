@@ -13,7 +13,6 @@ mod any_worker;
 mod arithmetic;
 mod i00_architecture;
 mod i01_no_outcome_after_the_lease;
-mod i01_prompt_reports;
 mod i02_no_payload_outlives_its_claim;
 mod i03_no_start_on_a_late_reply;
 mod i04_extending_starts_in_time;

@@ -104,11 +104,8 @@ impl Engine {
                 Event::Deleted { message, answer: answer.map_err(|refused| self.log_refusal("delete", refused)) }
             }
             CallResult::Prepared { claim, answer } => self.on_prepared(claim, answer),
-            CallResult::Ended { claim, verdict, emptiness, report, .. } => {
+            CallResult::Ended { claim, verdict, emptiness, .. } => {
                 crash_point("exited");
-                if let Some(live) = self.claims.get_mut(&claim) {
-                    live.report = report;
-                }
                 if emptiness == Cleanup::Incomplete {
                     self.on_cleanup_unproven(claim);
                 }

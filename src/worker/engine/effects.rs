@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::super::calls::{self, CallResult};
 use super::super::catch_panic::drop_guarded;
 use super::super::claim_runtime::{ClaimRuntime, Execution, ExecutionSetup};
-use super::super::prompt::Prompt;
 use super::super::timeline::{self, ClaimPhase};
 use super::super::uploads::Uploader;
 use super::Engine;
@@ -15,7 +14,6 @@ use crate::domain::id::{LocalToken, SourceId};
 use crate::domain::journal::{ClaimRecord, EntryId, JournalTiming};
 use crate::domain::outcome::Verdict;
 use crate::domain::worker::{Effect, Event};
-use crate::handler::RunsOn;
 use crate::host::clock::Clock;
 use crate::host::crash_points::crash_point;
 use crate::source;
@@ -70,16 +68,11 @@ impl Engine {
             Effect::Upload(claim) => self.upload_results(claim),
             Effect::Report { claim, outcome, timeout } => {
                 self.journal_outcome(claim, outcome);
-                let begun = self.claims.get_mut(&claim).and_then(|live| {
+                if let Some(live) = self.claims.get(&claim) {
                     live.mark_not_started();
-                    live.report.take()
-                });
-                if begun.is_none() {
-                    crash_point("before-report");
                 }
-                self.spawn_claim_call(claim, |source, held, _| {
-                    calls::report(source, claim, held, outcome, begun, timeout)
-                });
+                crash_point("before-report");
+                self.spawn_claim_call(claim, |source, held, _| calls::report(source, claim, held, outcome, timeout));
             }
             Effect::Reclaim { claim, timeout } => {
                 self.spawn_claim_call(claim, |source, held, clock| calls::reclaim(source, claim, held, timeout, clock));
@@ -178,25 +171,16 @@ impl Engine {
             tracing::info!(claim.run = %held.run(), source = feed.name, trace_id, "claimed");
         }
         let (handler, starts) = (Arc::clone(&feed.handler), self.payload_starts_sender.clone());
-        let prompt = Prompt::of(&feed.source, &held);
-        let call = calls::prepare_and_execute(handler, recorded, claim, job.context, prompt, starts);
-        let runs_on = feed.handler.runs_on();
-        self.run_on(runs_on, call);
+        let call = calls::prepare_and_execute(handler, recorded, claim, job.context, starts);
+        self.calls.spawn_on(call, self.threads.handle());
     }
 
     fn execute(&mut self, claim: LocalToken) {
         let Some(live) = self.claims.get_mut(&claim) else { return };
         let (Some(prepared), Some(job)) = (live.prepared.take(), live.execution.as_ref()) else { return };
         let Some(feed) = self.sources.get(live.source_index) else { return };
-        let (runs_on, call) = (feed.handler.runs_on(), calls::execute(prepared, claim, job.context.clone()));
-        self.run_on(runs_on, call);
-    }
-
-    fn run_on(&mut self, threads: RunsOn, call: impl Future<Output = CallResult> + Send + 'static) {
-        match threads {
-            RunsOn::OwnThreads => self.calls.spawn_on(call, self.threads.handle()),
-            RunsOn::LeaseThreads => self.calls.spawn(call),
-        };
+        let call = calls::execute(prepared, claim, job.context.clone());
+        self.calls.spawn_on(call, self.threads.handle());
     }
 
     fn upload_results(&mut self, claim: LocalToken) {
