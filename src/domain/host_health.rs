@@ -12,9 +12,6 @@ use super::time::Instant;
 pub const FAULT_BACKOFF: backoff::Policy =
     backoff::Policy { first: Duration::from_secs(5), max: Duration::from_secs(300) };
 
-/// A payload that has run this long proves the host healthy although it has not ended.
-pub const HEALTHY_AFTER: Duration = Duration::from_secs(30);
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProbeResult {
     Healthy,
@@ -34,44 +31,31 @@ enum State {
     Probing,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HostTrial {
-    pub since: Instant,
-    pub tasks: u32,
-}
-
 #[derive(Debug)]
 pub struct HostHealth {
     state: State,
     backoff: Backoff,
-    trial_tasks: Option<u32>,
 }
 
 impl HostHealth {
     #[must_use]
     pub const fn new() -> Self {
-        Self { state: State::Healthy { since: Instant::ORIGIN }, backoff: Backoff::NEW, trial_tasks: None }
+        Self { state: State::Healthy { since: Instant::ORIGIN }, backoff: Backoff::NEW }
     }
 
     /// Counts simultaneous faults of several tasks as one.
     pub fn on_fault(&mut self, now: Instant, jitter: &mut Jitter) -> FaultReport {
-        let news = if self.is_suspect() { FaultReport::Repeated } else { FaultReport::First };
+        let report = if self.backoff.tries() > 0 { FaultReport::Repeated } else { FaultReport::First };
         if matches!(self.state, State::Healthy { .. }) {
             self.pause(now, jitter);
         }
-        self.trial_tasks = Some(1);
-        news
+        report
     }
 
-    /// A payload started at `started` ended by itself, or ran for [`HEALTHY_AFTER`].
-    pub fn on_success(&mut self, started: Instant, capacity: u32) {
-        // A payload started before the fault says nothing about the host since then.
-        let State::Healthy { since } = self.state else { return };
-        if started < since {
-            return;
-        }
-        self.trial_tasks = self.trial_tasks.map(|tasks| tasks.saturating_add(1)).filter(|tasks| *tasks <= capacity);
-        if self.trial_tasks.is_none() {
+    /// A payload started at `started` ended by itself: the next fault is a new one.
+    pub fn on_success(&mut self, started: Instant) {
+        // A payload started before the last fault says nothing about the host since then.
+        if matches!(self.state, State::Healthy { since } if started >= since) {
             self.backoff.reset();
         }
     }
@@ -96,19 +80,6 @@ impl HostHealth {
     #[must_use]
     pub const fn is_unhealthy(&self) -> bool {
         !matches!(self.state, State::Healthy { .. })
-    }
-
-    #[must_use]
-    pub const fn is_suspect(&self) -> bool {
-        self.trial_tasks.is_some()
-    }
-
-    #[must_use]
-    pub const fn trial(&self) -> Option<HostTrial> {
-        match (self.state, self.trial_tasks) {
-            (State::Healthy { since }, Some(tasks)) => Some(HostTrial { since, tasks }),
-            _ => None,
-        }
     }
 
     #[must_use]

@@ -325,7 +325,6 @@ const fn lifecycle_state(claiming: ClaimingState) -> LifecycleState {
             ClaimingBlocked::LowDisk { .. }
             | ClaimingBlocked::LowMemory { .. }
             | ClaimingBlocked::HostUnhealthy { .. }
-            | ClaimingBlocked::HostTrial { .. }
             | ClaimingBlocked::ServiceDown,
         ) => LifecycleState::Running,
         ClaimingState::Blocked(ClaimingBlocked::Paused { .. }) => LifecycleState::Paused,
@@ -343,9 +342,7 @@ const fn blocked_reason(claiming: ClaimingState) -> Option<BlockedReason> {
         ClaimingState::Blocked(ClaimingBlocked::Paused { .. }) => BlockedReason::Paused,
         ClaimingState::Blocked(ClaimingBlocked::LowDisk { .. }) => BlockedReason::Disk,
         ClaimingState::Blocked(ClaimingBlocked::LowMemory { .. }) => BlockedReason::Memory,
-        ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { .. } | ClaimingBlocked::HostTrial { .. }) => {
-            BlockedReason::HostUnhealthy
-        }
+        ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { .. }) => BlockedReason::HostUnhealthy,
         ClaimingState::Blocked(ClaimingBlocked::ServiceDown) => BlockedReason::SidecarDown,
         ClaimingState::Exiting(_) => BlockedReason::Exiting,
         ClaimingState::Draining { .. } => BlockedReason::Draining,
@@ -378,9 +375,6 @@ fn blocked_message(
         }
         ClaimingState::Blocked(ClaimingBlocked::LowMemory { free, min: least }) => {
             below_minimum("memory", free, least, "host.min_free_memory")
-        }
-        ClaimingState::Blocked(ClaimingBlocked::HostTrial { tasks }) => {
-            format!("a task failed because of this host; trying {tasks} at a time, and one more for each that succeeds")
         }
         ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { until: None }) => {
             "this host could not run a task and is being probed; the log says why".to_owned()

@@ -1,14 +1,12 @@
 //! I33: a host that cannot run tasks hands back the one that found out, and claims no other until it was looked at and found
 //! fit; where that is wrong again and again, it is for longer each time.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use journeyman::domain::claim::{ClaimEnd, UploadStatus};
-use journeyman::domain::host_health::{FAULT_BACKOFF, HEALTHY_AFTER, ProbeResult};
+use journeyman::domain::host_health::{FAULT_BACKOFF, ProbeResult};
 use journeyman::domain::id::LocalToken;
 use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
-use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{Alert, ClaimingBlocked, ClaimingState, Effect, Event, PollResult};
 
 use crate::support::{Bench, LEASE, claims, polls, run, secs};
@@ -120,86 +118,22 @@ fn i33_a_task_from_before_the_fault_proves_nothing() {
     assert_eq!(unfit(&handed_back(&mut bench, claim)), 0, "the same row");
 }
 
-/// A worker with a long poll, whose host failed a task, was looked at, and was found fit; with what it does then.
-fn found_fit(bench: &mut Bench) -> Vec<Effect> {
+#[test]
+fn i33_a_healthy_probe_restores_the_full_capacity() {
+    let mut bench = Bench::claims(4);
     let grant = bench.grant("Sick");
     let claim = grant.token;
     bench.brought(vec![grant]);
-    prepared_on_a_sick_host(bench, claim);
+    prepared_on_a_sick_host(&mut bench, claim);
     bench.polled(0, 0, Ok(PollResult::default()));
     bench.happens(Event::Reported { claim, answer: Ok(()) });
     bench.pass_until(|effect| *effect == Effect::ProbeHost);
-    bench.happens(Event::HostProbed(ProbeResult::Healthy))
-}
-
-/// Answers every poll with as many claims as it may bring, and starts their payloads.
-fn fill(bench: &mut Bench, mut effects: Vec<Effect>, running: &mut VecDeque<LocalToken>) {
-    while let Some(max) = effects.iter().find_map(|effect| match effect {
+    let effects = bench.happens(Event::HostProbed(ProbeResult::Healthy));
+    let max = effects.iter().find_map(|effect| match effect {
         Effect::Poll { max, .. } => Some(*max),
         _ => None,
-    }) {
-        let grants: Vec<_> =
-            (0..max).map(|n| bench.grant(&format!("T{}-{n}", bench.now.since(Instant::ORIGIN).as_millis()))).collect();
-        let tokens: Vec<_> = grants.iter().map(|grant| grant.token).collect();
-        bench.now = bench.now.plus(Duration::from_millis(1));
-        effects = bench.brought(grants);
-        for claim in tokens {
-            effects.extend(bench.happens(Event::Prepared { claim, answer: Ok(()) }));
-            running.push_back(claim);
-        }
-    }
-}
-
-#[test]
-fn i33_a_host_found_fit_is_tried_with_one_task_and_one_more_for_each_that_works() {
-    let mut bench = Bench::claims(4);
-    let mut effects = found_fit(&mut bench);
-    let (mut running, mut at_once) = (VecDeque::new(), Vec::new());
-    for _ in 0..7 {
-        fill(&mut bench, effects, &mut running);
-        at_once.push(running.len());
-        let oldest = running.pop_front().expect("one runs");
-        effects = bench.completes(oldest);
-    }
-    assert_eq!(at_once, [1, 2, 3, 4, 4, 4, 4]);
-}
-
-#[test]
-fn i33_a_host_on_trial_says_so_and_a_payload_that_goes_on_for_a_while_works() {
-    let mut bench = Bench::claims(4);
-    let (effects, mut running) = (found_fit(&mut bench), VecDeque::new());
-    fill(&mut bench, effects, &mut running);
-    assert_eq!(running.len(), 1);
-    assert_eq!(bench.worker.claiming(), ClaimingState::Blocked(ClaimingBlocked::HostTrial { tasks: 1 }));
-    let from = bench.now;
-    let effects = bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
-    assert!(bench.now.since(from) >= HEALTHY_AFTER - secs(1), "{:?}", bench.now.since(from));
-    fill(&mut bench, effects, &mut running);
-    assert_eq!(running.len(), 2);
-}
-
-#[test]
-fn i33_a_fault_on_trial_begins_it_again() {
-    let mut bench = Bench::claims(4);
-    let (mut effects, mut running) = (found_fit(&mut bench), VecDeque::new());
-    for _ in 0..2 {
-        fill(&mut bench, effects, &mut running);
-        let oldest = running.pop_front().expect("one runs");
-        effects = bench.completes(oldest);
-    }
-    fill(&mut bench, effects, &mut running);
-    assert_eq!(running.len(), 3);
-    for (nth, claim) in running.drain(..).enumerate() {
-        let mut ended = bench
-            .happens(Event::Ended { claim, verdict: if nth == 0 { Verdict::HostFault } else { Verdict::Completed } });
-        ended.extend(bench.happens(Event::Uploaded { claim, status: UploadStatus::Complete }));
-        ended.extend(bench.happens(Event::Reported { claim, answer: Ok(()) }));
-        assert_eq!((unfit(&ended), polls(&ended)), (0, 0), "the same row: {ended:?}");
-    }
-    bench.pass_until(|effect| *effect == Effect::ProbeHost);
-    let effects = bench.happens(Event::HostProbed(ProbeResult::Healthy));
-    fill(&mut bench, effects, &mut running);
-    assert_eq!(running.len(), 1);
+    });
+    assert_eq!(max, Some(4), "{effects:?}");
 }
 
 #[test]

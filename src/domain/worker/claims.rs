@@ -4,7 +4,7 @@ use alloc::collections::btree_map::Entry;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::{Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, HostProof, OverlapAlert, RunKey, Worker};
+use super::{Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, OverlapAlert, RunKey, Worker};
 use crate::domain::claim::{self, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
 use crate::domain::host_health::FaultReport;
 use crate::domain::id::{LocalToken, Run, ServiceId, SourceId};
@@ -93,7 +93,6 @@ impl Worker {
                 state,
                 overlap_alert: OverlapAlert::Pending,
                 started_at: None,
-                proof: HostProof::Pending,
                 messages: Vec::new(),
                 next_deadline: None,
             },
@@ -255,12 +254,9 @@ impl Worker {
         }
     }
 
-    pub(super) fn record_host_success(&mut self, claim: LocalToken) {
-        let capacity = self.slots.capacity();
-        let Some(held) = self.claims.get_mut(&claim) else { return };
-        if let (Some(started), HostProof::Pending) = (held.started_at, held.proof) {
-            held.proof = HostProof::Counted;
-            self.host_health.on_success(started, capacity);
+    fn record_host_success(&mut self, claim: LocalToken) {
+        if let Some(started) = self.claims.get(&claim).and_then(|held| held.started_at) {
+            self.host_health.on_success(started);
         }
     }
 
@@ -271,6 +267,7 @@ impl Worker {
             self.effects.push_back(Effect::Alert(Alert::HostUnhealthy { run }));
         }
         if self.sources.get(usize::from(source.0)).is_some_and(|feed| feed.poller.is_long_polling()) {
+            self.awaited_polls.insert(source);
             self.handle_claim_event(claim, ClaimEvent::PollStarted, now);
         }
     }

@@ -5,12 +5,10 @@
 //! polls in flight return, and drains after the last of them. So no claim is caught between the decision and the
 //! exit.
 
-use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::{Alert, ClaimEntry, Effect, ExitReason, HostProof, Mode, Worker};
-use crate::domain::host_health::HEALTHY_AFTER;
-use crate::domain::id::{LocalToken, SourceId};
+use super::{Alert, Effect, ExitReason, Mode, Worker};
+use crate::domain::id::SourceId;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant;
 
@@ -65,9 +63,6 @@ pub enum ClaimingBlocked {
     },
     /// The sidecars of all sources are down.
     ServiceDown,
-    HostTrial {
-        tasks: u32,
-    },
 }
 
 /// What the worker does about claiming, for the status.
@@ -95,11 +90,6 @@ enum WorkDirOwnership {
     #[default]
     Owned,
     Lost,
-}
-
-struct HostProofDue {
-    claim: LocalToken,
-    at: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -153,9 +143,6 @@ impl Worker {
                 (None, Some(hold)) => ClaimingState::Blocked(hold),
                 (None, None) if self.all_services_down() => ClaimingState::Blocked(ClaimingBlocked::ServiceDown),
                 (None, None) if self.is_full() => ClaimingState::AtCapacity,
-                (None, None) if let Some(tasks) = self.trial_limit_reached() => {
-                    ClaimingState::Blocked(ClaimingBlocked::HostTrial { tasks })
-                }
                 (None, None) => ClaimingState::Polling,
             },
         }
@@ -199,39 +186,15 @@ impl Worker {
     }
 
     pub(super) fn claim_allowance(&self) -> u32 {
-        let most = self.policy.exit_policy.max_tasks.map_or(u32::MAX, |most| {
-            let asked = self.claims.values().filter(|held| held.slot.is_some() && !held.state.is_granted()).count();
-            let spoken_for = self.lifecycle.granted_count.saturating_add((self.reserved_slots() + asked) as u64);
-            u32::try_from(most.saturating_sub(spoken_for)).unwrap_or(u32::MAX)
-        });
-        most.min(self.trial_allowance())
+        self.policy.exit_policy.max_tasks.map_or(u32::MAX, |max| {
+            let requested = self.claims.values().filter(|held| held.slot.is_some() && !held.state.is_granted()).count();
+            let taken = self.lifecycle.granted_count.saturating_add((self.reserved_slots() + requested) as u64);
+            u32::try_from(max.saturating_sub(taken)).unwrap_or(u32::MAX)
+        })
     }
 
     fn reserved_slots(&self) -> usize {
         self.sources.iter().map(|feed| feed.reserved_slots.len()).sum()
-    }
-
-    fn trial_allowance(&self) -> u32 {
-        let Some(trial) = self.host_health.trial() else { return u32::MAX };
-        let counts =
-            |held: &&ClaimEntry| held.slot.is_some() && held.started_at.is_none_or(|started| started >= trial.since);
-        let tried = self.reserved_slots() + self.claims.values().filter(counts).count();
-        trial.tasks.saturating_sub(u32::try_from(tried).unwrap_or(u32::MAX))
-    }
-
-    fn trial_limit_reached(&self) -> Option<u32> {
-        let trial = self.host_health.trial()?;
-        (self.trial_allowance() == 0 && self.reserved_slots() == 0).then_some(trial.tasks)
-    }
-
-    fn pending_host_proofs(&self) -> impl Iterator<Item = HostProofDue> {
-        let trial = self.host_health.trial();
-        let tried =
-            trial.into_iter().flat_map(|trial| self.claims.iter().map(move |(claim, held)| (trial, claim, held)));
-        tried.filter_map(|(trial, claim, held)| {
-            let started = held.started_at.filter(|at| held.proof == HostProof::Pending && *at >= trial.since)?;
-            Some(HostProofDue { claim: *claim, at: started.plus(HEALTHY_AFTER) })
-        })
     }
 
     pub(super) fn advance_lifecycle(&mut self, now: Instant) {
@@ -241,11 +204,6 @@ impl Worker {
         }
         if self.host_health.start_probe(now) {
             self.effects.push_back(Effect::ProbeHost);
-        }
-        let proven: Vec<LocalToken> =
-            self.pending_host_proofs().filter(|due| now >= due.at).map(|due| due.claim).collect();
-        for claim in proven {
-            self.record_host_success(claim);
         }
         // A source that rejects the credentials cannot tell whether tasks are pending.
         let refused = self.sources.iter().any(|feed| feed.poller.is_denied());
@@ -293,11 +251,7 @@ impl Worker {
             self.lifecycle.started_at.zip(self.policy.exit_policy.max_uptime).map(|(began, span)| began.plus(span));
         let idle = self.lifecycle.idle_since.filter(|_| self.lifecycle.paused.is_none() && self.claims.is_empty());
         let idle = idle.zip(self.policy.exit_policy.exit_when_idle).map(|(since, span)| since.plus(span));
-        let proof = self.pending_host_proofs().map(|due| due.at).min();
-        [uptime, idle, self.lifecycle.paused.flatten(), self.host_health.next_deadline(), proof]
-            .into_iter()
-            .flatten()
-            .min()
+        [uptime, idle, self.lifecycle.paused.flatten(), self.host_health.next_deadline()].into_iter().flatten().min()
     }
 
     /// Whether grants are kept. A poll in flight when the worker stopped or ran short of a resource may still grant

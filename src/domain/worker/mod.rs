@@ -105,16 +105,9 @@ struct ClaimEntry {
     overlap_alert: OverlapAlert,
     /// When its payload was started.
     started_at: Option<Instant>,
-    proof: HostProof,
     /// Deleted when the claim request is answered.
     messages: Vec<LocalToken>,
     next_deadline: Option<Instant>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum HostProof {
-    Pending,
-    Counted,
 }
 
 /// The same at every reception. Two sources may use equal ids.

@@ -105,7 +105,7 @@ impl Worker {
 
     /// Claims that waited for the poll are released.
     pub(super) fn on_poll_ended(&mut self, source: SourceId, now: Instant) {
-        if self.mode == Mode::Running && !self.host_health.is_suspect() && !self.awaited_polls.remove(&source) {
+        if !self.awaited_polls.remove(&source) && self.mode == Mode::Running {
             return;
         }
         let of_source = self.claims.iter().filter(|(_, held)| held.source == source);
