@@ -10,20 +10,26 @@ mod claim_commands;
 mod claim_end;
 mod claim_runtime;
 mod close_sources;
+#[doc(hidden)]
 pub mod counters;
 mod engine;
 mod handler_runtime;
 mod host_probe;
+#[doc(hidden)]
 pub mod liveness;
 mod log_artifacts;
 mod poll_journal;
 mod recent_outcomes;
 mod restart_recovery;
 mod sidecars;
+#[doc(hidden)]
 pub mod snapshot;
+#[doc(hidden)]
 pub mod status;
 mod task_lookup;
+#[doc(hidden)]
 pub mod timeline;
+#[doc(hidden)]
 pub mod trace_recorder;
 mod uploads;
 
@@ -349,12 +355,12 @@ impl Control {
         self.terminate(deadline).await;
     }
 
-    /// Shows to those who look how the metadata service of this host is heard. The first to be named counts.
+    /// Publishes the state of the watches for termination notices in the status. May be set once.
     pub fn set_watch_statuses(&self, sights: watch::Receiver<Vec<WatchStatus>>) {
         drop(self.watch_statuses.set(sights));
     }
 
-    /// Counts a configuration that was read again.
+    /// Counts a configuration reload.
     pub fn count_reload(&self, what: ReloadResult) {
         count(match what {
             ReloadResult::Applied => &self.counters.config_reloads,

@@ -209,7 +209,7 @@ async fn requests_run_without_an_activity_exchange() {
     assert!(client.publish(Client::properties("a", "/a"), b"1").await);
     assert!(client.answer("a").await.partial);
     assert_eq!(client.answer("a").await.status(), "ok");
-    worker.process.says("no activity reports for now").await;
+    worker.process.says("cannot report activity").await;
     // Reports arrive once the exchange exists.
     let mut reports = Reports::of(&client, &exchange).await;
     // Reports from before are lost; the next request is reported again.

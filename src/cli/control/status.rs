@@ -232,11 +232,11 @@ mod tests {
 
     #[test]
     fn an_unreachable_metadata_service_is_shown_with_duration_and_error() {
-        let mut watch = NoticeWatchStatus { provider: "aws".to_owned(), heard: false, trouble: None, seconds: 75.0 };
+        let mut watch = NoticeWatchStatus { provider: "aws".to_owned(), up: false, error: None, seconds: 75.0 };
         assert_eq!(notice_watch_text(&watch), "aws: no response yet");
-        watch.heard = true;
+        watch.up = true;
         assert_eq!(notice_watch_text(&watch), "aws: connected");
-        (watch.heard, watch.trouble) = (false, Some("500 for\nspot/instance-action".to_owned()));
+        (watch.up, watch.error) = (false, Some("500 for\nspot/instance-action".to_owned()));
         assert_eq!(notice_watch_text(&watch), "aws: UNREACHABLE for 1m15s: 500 for spot/instance-action");
     }
 

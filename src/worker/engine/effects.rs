@@ -178,7 +178,6 @@ impl Engine {
     fn execute(&mut self, claim: LocalToken) {
         let Some(live) = self.claims.get_mut(&claim) else { return };
         let (Some(prepared), Some(job)) = (live.prepared.take(), live.execution.as_ref()) else { return };
-        let Some(feed) = self.sources.get(live.source_index) else { return };
         let call = calls::execute(prepared, claim, job.context.clone());
         self.calls.spawn_on(call, self.threads.handle());
     }

@@ -295,7 +295,7 @@ mod tests {
             cleanup_pending: Vec::new(),
             recovered: None,
             spans: None,
-            next: Some(NextAction { what: "reclaim fN1SbArXTPSVFNUvaOlinQ/0".to_owned(), in_seconds: 3.0 }),
+            next: Some(NextAction { action: "reclaim fN1SbArXTPSVFNUvaOlinQ/0".to_owned(), in_seconds: 3.0 }),
             hints: vec!["nightly has been failing for 8s".to_owned()],
         };
         WorkerStatusReply {
