@@ -9,7 +9,6 @@ mod driver;
 mod error_replies;
 mod external_demand;
 mod forwarding;
-mod known_keys;
 mod name_encoding;
 pub mod plan;
 pub mod poison_message;
@@ -31,7 +30,6 @@ use std::sync::Arc;
 
 use secrecy::SecretString;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::amqp::Broker;
@@ -182,10 +180,9 @@ pub async fn run(settings: ControllerConfig, asks: ControllerInbox, leave: Cance
     let seed = uuid::Uuid::new_v4().as_u64_pair().0;
     let tally = Arc::new(PoolCounters::default());
     let ControllerInbox(asked) = asks;
-    let mut drivers = JoinSet::new();
     let mut controller = Controller {
         pool: Pool::new(settings.scaling.delays, seed, clock.now()),
-        workers: WorkerSet::start(&settings, Arc::clone(&tally), clock, &mut drivers)?,
+        workers: WorkerSet::open(&settings, Arc::clone(&tally), clock)?,
         backoff: Backoff::NEW,
         role: Role::Disconnected,
         role_since: clock.now(),
@@ -213,7 +210,6 @@ pub async fn run(settings: ControllerConfig, asks: ControllerInbox, leave: Cance
     tokio::select! {
         () = controlling => Ok(()),
         () = leave.cancelled() => Ok(()),
-        Some(_) = drivers.join_next() => Err(io::Error::other("the driver task ended")),
     }
 }
 
@@ -246,7 +242,7 @@ impl Controller {
         match role {
             Role::Standby => self.workers.stand_down(),
             Role::Starting => self.workers.activate(),
-            Role::Disconnected => self.workers.suspend_driver(),
+            Role::Disconnected => self.workers.deactivate(),
             Role::Active => {}
         }
     }

@@ -78,32 +78,6 @@ pub(super) fn object_name(parts: &[&str], most: usize) -> String {
     name
 }
 
-pub(super) fn parse_object_name(name: &str) -> Option<Vec<String>> {
-    let mut rest = name.strip_prefix(PREFIX)?;
-    let mut parts = Vec::new();
-    while !rest.is_empty() {
-        rest = rest.strip_prefix(SEPARATOR)?;
-        // Up to the next separator; an escape is always followed by two digits.
-        let mut end = 0;
-        while end < rest.len() && !rest[end..].starts_with(SEPARATOR) {
-            end += if rest[end..].starts_with(EMPTY) {
-                EMPTY.len()
-            } else if rest.as_bytes()[end] == OBJECT_NAME.escape {
-                3
-            } else {
-                1
-            };
-            if !rest.is_char_boundary(end) {
-                return None;
-            }
-        }
-        let (part, after) = rest.split_at(end);
-        parts.push(if part == EMPTY { String::new() } else { String::from_utf8(OBJECT_NAME.decode(part)?).ok()? });
-        rest = after;
-    }
-    Some(parts)
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -126,7 +100,6 @@ mod tests {
         assert_eq!(object_name(&["core", "-"], 63), "jm--core---2d");
         let long = object_name(&["core", &"k".repeat(200)], 63);
         assert_eq!((long.len(), &long[..43]), (63, &*format!("jm--core--{}-x", "k".repeat(31))));
-        assert_eq!(parse_object_name(&long), None);
     }
 
     #[test]
@@ -136,20 +109,17 @@ mod tests {
             for form in [QUEUE_NAME, OBJECT_NAME] {
                 assert_eq!(form.decode(&form.encode(&text)).as_deref(), Some(text.as_bytes()));
             }
-            assert_eq!(parse_object_name(&object_name(&["p", &text], 63)), Some(vec!["p".to_owned(), text]));
         }
     }
 
     proptest! {
         #[test]
-        fn parts_are_found_again_in_a_name_that_has_room_and_another_has_another_name(
+        fn different_parts_have_different_names(
             one in prop::collection::vec("([a-z-]|-x|z|\\PC){0,12}", 1..4),
             other in prop::collection::vec("([a-z-]|-x|z|\\PC){0,12}", 1..4),
             most in 32_usize..80,
         ) {
-            let texts = |parts: &Vec<String>| parts.iter().map(String::clone).collect::<Vec<_>>();
             let named = |parts: &[String], most| object_name(&parts.iter().map(String::as_str).collect::<Vec<_>>(), most);
-            prop_assert_eq!(parse_object_name(&named(&one, usize::MAX)), Some(texts(&one)));
             let names: BTreeSet<String> = [named(&one, most), named(&other, most)].into();
             prop_assert_eq!(names.len(), if one == other { 1 } else { 2 });
             for name in names {
@@ -157,13 +127,5 @@ mod tests {
             }
         }
 
-        #[test]
-        fn what_is_no_name_is_none(text in "(jm)?[a-z0-9-]{0,30}\\PC{0,3}") {
-            if let Some(found) = parse_object_name(&text) {
-                // Capital digits decode, too, and encode in lower case.
-                let again = object_name(&found.iter().map(String::as_str).collect::<Vec<_>>(), usize::MAX);
-                prop_assert_eq!(parse_object_name(&again), Some(found));
-            }
-        }
     }
 }

@@ -130,7 +130,8 @@ async fn run_active(
     });
 
     controller.pool.handle(Event::Connected(epoch), clock.now());
-    for key in controller.workers.counts(&controller.workers.load_known_keys().into_iter().collect()).into_keys() {
+    let known_keys = controller.workers.load_known_keys();
+    for key in controller.workers.counts(&known_keys).into_keys() {
         controller.pool.handle(Event::QueueFound(key), clock.now());
     }
     let (counts, mut counted) = mpsc::channel(DEMAND_COUNTS_MAX);

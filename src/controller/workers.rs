@@ -5,11 +5,9 @@ use std::io;
 use std::sync::Arc;
 
 use secrecy::ExposeSecret as _;
-use tokio::task::JoinSet;
 
 use super::counters::PoolCounters;
-use super::driver::{self, DriverError, DriverEvent, DriverHandle, WorkerChange, WorkerExit as Death, WorkerSpec};
-use super::known_keys::KnownKeys;
+use super::driver::{DriverError, DriverEvent, DriverHandle, WorkerChange, WorkerExit, WorkerSpec};
 use super::poison_message::WorkerFailure;
 use super::queue_names::QueueNames;
 use super::{ControllerConfig, RecordedError};
@@ -38,16 +36,18 @@ pub(super) struct WorkerSet {
     driver: Option<DriverHandle>,
     awaited_list: u64,
     is_listed: bool,
-    is_active: bool,
     list_error: Option<String>,
     workers: BTreeMap<String, TrackedWorker>,
+    /// Workers of the previous activation, until the first list shows which are left.
+    previous_workers: BTreeMap<String, TrackedWorker>,
     restarts: BTreeMap<Key, RestartBackoff>,
     scale: Scaler,
     limits: ScaleLimits,
     max_total: Option<u32>,
     names: QueueNames,
     variables: BTreeMap<String, String>,
-    known_keys: KnownKeys,
+    /// As stored.
+    known_keys: BTreeSet<Key>,
     decisions: BTreeMap<Key, ScaleDecision>,
     last_failures: BTreeMap<Key, LastFailure>,
     counters: Arc<PoolCounters>,
@@ -67,13 +67,8 @@ pub(super) struct GroupSnapshot<'a> {
 }
 
 impl WorkerSet {
-    pub(super) fn start(
-        settings: &ControllerConfig,
-        tally: Arc<PoolCounters>,
-        clock: Clock,
-        tasks: &mut JoinSet<()>,
-    ) -> io::Result<Self> {
-        let driver = driver::start_driver(&settings.driver, clock, tasks)?;
+    pub(super) fn open(settings: &ControllerConfig, tally: Arc<PoolCounters>, clock: Clock) -> io::Result<Self> {
+        let driver = DriverHandle::open(&settings.driver, clock)?;
         let mut variables = settings.driver.env.clone();
         variables.extend([
             ("WORKER_POOL".to_owned(), settings.driver.pool.clone()),
@@ -84,11 +79,11 @@ impl WorkerSet {
             pool: settings.driver.pool.clone(),
             awaited_list: 0,
             is_listed: driver.is_none(),
-            is_active: false,
             list_error: None,
-            known_keys: KnownKeys::new(driver.is_some().then(|| settings.driver.folder.clone())),
+            known_keys: BTreeSet::new(),
             driver,
             workers: BTreeMap::new(),
+            previous_workers: BTreeMap::new(),
             restarts: BTreeMap::new(),
             scale: Scaler::default(),
             limits: settings.scaling.limits,
@@ -101,24 +96,26 @@ impl WorkerSet {
         })
     }
 
+    /// Nothing is decided before the driver has listed the workers.
     pub(super) fn activate(&mut self) {
-        self.is_active = true;
         if let Some(driver) = &mut self.driver {
-            driver.set_active(true);
+            driver.activate();
             self.awaited_list = driver.request_list();
             self.is_listed = false;
+            self.previous_workers = std::mem::take(&mut self.workers);
+        }
+    }
+
+    /// The connection is lost: another controller may hold the pool.
+    pub(super) fn deactivate(&mut self) {
+        if let Some(driver) = &mut self.driver {
+            driver.deactivate();
         }
     }
 
     pub(super) fn stand_down(&mut self) {
-        self.is_active = false;
-        self.suspend_driver();
-    }
-
-    pub(super) fn suspend_driver(&self) {
-        if let Some(driver) = &self.driver {
-            driver.set_active(false);
-        }
+        self.deactivate();
+        self.workers.clear();
     }
 
     pub(super) const fn has_listed(&self) -> bool {
@@ -127,11 +124,7 @@ impl WorkerSet {
 
     pub(super) async fn next_event(&mut self) -> DriverEvent {
         match &mut self.driver {
-            // The controller exits when its driver task ends.
-            Some(driver) => match driver.next_event().await {
-                Some(news) => news,
-                None => std::future::pending().await,
-            },
+            Some(driver) => driver.next_event().await,
             None => std::future::pending().await,
         }
     }
@@ -144,12 +137,26 @@ impl WorkerSet {
         counts
     }
 
-    pub(super) fn load_known_keys(&self) -> Vec<Key> {
-        self.known_keys.load()
+    /// The broker does not report requests that arrive in existing queues, so their keys are stored.
+    pub(super) fn load_known_keys(&mut self) -> BTreeSet<Key> {
+        let loaded = self.driver.as_ref().map_or_else(|| Ok(BTreeSet::new()), |driver| driver.store().known_keys());
+        self.known_keys = loaded.unwrap_or_else(|error| {
+            tracing::warn!(pool = self.pool, "cannot load the known keys: {error}");
+            BTreeSet::new()
+        });
+        self.known_keys.clone()
     }
 
     pub(super) fn store_known_keys<'a>(&mut self, keys: impl Iterator<Item = &'a Key> + Clone) {
-        self.known_keys.store(keys);
+        // Both are sorted.
+        let Some(driver) = self.driver.as_ref().filter(|_| !keys.clone().eq(&self.known_keys)) else { return };
+        let keys: BTreeSet<Key> = keys.cloned().collect();
+        let update =
+            driver.store().update_known_keys(self.known_keys.difference(&keys), keys.difference(&self.known_keys));
+        if let Err(error) = update {
+            tracing::warn!(pool = self.pool, "cannot store the known keys: {error}");
+        }
+        self.known_keys = keys;
     }
 
     pub(super) const fn reconfigure(&mut self, limits: ScaleLimits, max_total: Option<u32>) {
@@ -262,69 +269,65 @@ impl WorkerSet {
     }
 
     fn apply_changes(&mut self, changes: Vec<WorkerChange>, now: Instant) -> Vec<Key> {
-        let (mut keys, mut found, mut kept) = (Vec::new(), 0_usize, 0);
+        let (mut keys, mut adopted, mut resolved) = (Vec::new(), 0_usize, 0);
         for change in changes {
             match change {
                 WorkerChange::Pending { id, key } => {
                     keys.push(key.clone());
-                    let member =
-                        TrackedWorker { key, started_at: now, ready_at: None, last_report_at: None, stopping: false };
-                    self.workers.insert(id, member);
+                    self.workers.insert(id, TrackedWorker::new(key, now));
                 }
                 WorkerChange::PendingResolved { id } => {
-                    kept += 1;
+                    resolved += 1;
                     self.workers.remove(&id);
                 }
                 WorkerChange::Discovered { id, key } => {
-                    found += 1;
                     keys.push(key.clone());
-                    // Treated as busy until it reports.
-                    let member = TrackedWorker {
-                        key,
-                        started_at: now,
-                        ready_at: Some(now),
-                        last_report_at: Some(now),
-                        stopping: false,
+                    let worker = if let Some(known) = self.previous_workers.remove(&id) {
+                        TrackedWorker { stopping: false, ..known }
+                    } else {
+                        adopted += 1;
+                        // Treated as busy until it reports.
+                        TrackedWorker { ready_at: Some(now), last_report_at: Some(now), ..TrackedWorker::new(key, now) }
                     };
-                    self.workers.insert(id, member);
+                    self.workers.insert(id, worker);
                 }
                 WorkerChange::Stopping { id } => {
-                    if let Some(member) = self.workers.get_mut(&id) {
-                        member.stopping = true;
+                    if let Some(worker) = self.workers.get_mut(&id) {
+                        worker.stopping = true;
                     }
                 }
-                WorkerChange::Exited { id, key, exit: end, requested: told } => self.on_exit(&id, key, &end, told, now),
+                WorkerChange::Exited { id, key, exit, requested } => self.on_exit(&id, key, &exit, requested, now),
             }
         }
+        if self.is_listed {
+            self.previous_workers.clear();
+        }
         // Resolved pending workers appear under their platform names.
-        let earlier = found.saturating_sub(kept);
-        if earlier > 0 {
-            tracing::info!(pool = self.pool, workers = earlier, "adopted running workers");
+        let adopted = adopted.saturating_sub(resolved);
+        if adopted > 0 {
+            tracing::info!(pool = self.pool, workers = adopted, "adopted running workers");
         }
         keys
     }
 
-    fn on_exit(&mut self, id: &str, key: Key, death: &Death, told: bool, now: Instant) {
-        let member = self.workers.remove(id);
-        let Death { reason: how, log, log_tail: last_words } = death;
-        if !self.is_active {
-            return tracing::debug!(worker = id, "worker of another controller exited: {how}");
+    fn on_exit(&mut self, id: &str, key: Key, exit: &WorkerExit, requested: bool, now: Instant) {
+        let worker = self.workers.remove(id).or_else(|| self.previous_workers.remove(id));
+        let WorkerExit { reason, log, log_tail } = exit;
+        if requested {
+            return tracing::info!(worker = id, %key, "worker stopped: {reason}");
         }
-        if told {
-            return tracing::info!(worker = id, %key, "worker stopped: {how}");
-        }
-        let what = log.as_ref().map_or_else(|| how.clone(), |log| format!("{how}; log: {log}"));
-        let worker = Some(WorkerFailure::new(id, how, last_words));
-        let Some(member) = member else {
+        let message = log.as_ref().map_or_else(|| reason.clone(), |log| format!("{reason}; log: {log}"));
+        let failure = Some(WorkerFailure::new(id, reason, log_tail));
+        let Some(worker) = worker else {
             // Its lifetime is unknown.
             self.counters.workers_failed.increment();
-            self.last_failures
-                .insert(key.clone(), LastFailure { error: RecordedError { at: now, message: what }, worker });
-            return tracing::warn!(worker = id, %key, "worker of a previous controller exited: {how}");
+            let error = RecordedError { at: now, message };
+            self.last_failures.insert(key.clone(), LastFailure { error, worker: failure });
+            return tracing::warn!(worker = id, %key, "worker of a previous controller exited: {reason}");
         };
-        let end = member.ready_at.map_or(WorkerEnd::NeverReady, |ready| WorkerEnd::AfterReady(now.since(ready)));
-        let consecutive_failures = self.record_failure(&key, end, what, worker, now);
-        tracing::warn!(worker = id, %key, consecutive_failures, "worker exited: {how}");
+        let end = worker.ready_at.map_or(WorkerEnd::NeverReady, |ready| WorkerEnd::AfterReady(now.since(ready)));
+        let consecutive_failures = self.record_failure(&key, end, message, failure, now);
+        tracing::warn!(worker = id, %key, consecutive_failures, "worker exited: {reason}");
     }
 
     fn record_failure(
@@ -425,14 +428,7 @@ impl WorkerSet {
                 ("WORKER_REQUESTS_QUEUE".to_owned(), queue.clone()),
             ]);
             if driver.start(WorkerSpec { id: id.clone(), key: key.clone(), variables }) {
-                let member = TrackedWorker {
-                    key: key.clone(),
-                    started_at: now,
-                    ready_at: None,
-                    last_report_at: None,
-                    stopping: false,
-                };
-                self.workers.insert(id, member);
+                self.workers.insert(id, TrackedWorker::new(key.clone(), now));
             }
         }
     }
@@ -443,6 +439,10 @@ fn describe(decision: &ScaleDecision) -> (u32, String) {
 }
 
 impl TrackedWorker {
+    const fn new(key: Key, now: Instant) -> Self {
+        Self { key, started_at: now, ready_at: None, last_report_at: None, stopping: false }
+    }
+
     fn status(&self, id: &str, now: Instant) -> GroupWorker {
         let doing = if self.stopping {
             WorkerActivity::Stopping

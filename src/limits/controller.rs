@@ -46,6 +46,7 @@ pub const DRIVER_COMMANDS_QUEUED_MAX: usize = 1024;
 pub const DRIVER_EVENTS_QUEUED_MAX: usize = 256;
 pub const DRIVER_EXIT_REASON_BYTES_MAX: usize = 1024;
 pub const DRIVER_LOG_TAIL_BYTES_MAX: u64 = 4096;
+/// After this time, a recorded start without a process is given up.
 pub const DRIVER_START_RECORD_TIMEOUT: Duration = Duration::from_secs(60);
 /// The log of a worker process is truncated at the front beyond this size.
 pub const DRIVER_LOG_BYTES_MAX: u64 = 64 << 20;
@@ -70,3 +71,5 @@ pub const CONTROLLER_REPORTS_BATCH_MAX: usize = 128;
 /// RabbitMQ updates its counts every five seconds.
 pub const CONTROLLER_COUNTS_INTERVAL: Duration = Duration::from_secs(2);
 pub const CONTROLLER_COUNTS_TTL: Duration = Duration::from_secs(15);
+/// How long a write to the state of a pool waits for another process.
+pub const CONTROLLER_STORE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -68,6 +68,18 @@ impl Pool {
         self.folder.path().join("workers").join(&self.name)
     }
 
+    /// Process and cgroup of each recorded worker.
+    fn worker_records(&self) -> Vec<(i32, Option<String>)> {
+        let Ok(state) = rusqlite::Connection::open(self.records().join("state.db")) else { return Vec::new() };
+        state.busy_timeout(std::time::Duration::from_secs(5)).expect("it is set");
+        // No table before the controller has started.
+        let Ok(mut select) = state.prepare("SELECT pid, cgroup FROM worker WHERE pid IS NOT NULL") else {
+            return Vec::new();
+        };
+        let rows = select.query_map((), |row| Ok((row.get(0)?, row.get(1)?))).expect("the workers");
+        rows.collect::<Result<_, _>>().expect("the workers")
+    }
+
     /// What makes a controller start workers that echo.
     fn echo(&self) -> String {
         self.workers(ECHO)
@@ -127,20 +139,16 @@ impl Pool {
 }
 
 impl Drop for Pool {
-    /// A controller leaves its workers as they are; a test does not.
+    /// A controller keeps its workers running; a test does not.
     fn drop(&mut self) {
-        let entries = std::fs::read_dir(self.records()).into_iter().flatten().flatten();
-        for entry in entries.filter(|entry| entry.path().to_string_lossy().ends_with(".json")) {
-            let record = std::fs::read(entry.path()).unwrap_or_default();
-            let record: serde_json::Value = serde_json::from_slice(&record).unwrap_or_default();
-            let pid = record["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
-            if let Some(group) = pid {
-                // It may have ended by itself.
+        for (pid, cgroup) in self.worker_records() {
+            if let Some(group) = Pid::from_raw(pid) {
+                // It may have exited.
                 kill_process_group(group, Signal::KILL).ok();
             }
-            if let Some(group) = record["group"].as_str().map(Path::new) {
+            if let Some(group) = cgroup.as_deref().map(Path::new) {
                 std::fs::write(group.join("cgroup.kill"), "1").ok();
-                // What was killed takes a moment to be gone.
+                // Killed processes take a moment to exit.
                 let until = std::time::Instant::now() + std::time::Duration::from_secs(2);
                 while std::fs::remove_dir(group).is_err() && group.exists() && std::time::Instant::now() < until {
                     std::thread::yield_now();
@@ -178,7 +186,7 @@ async fn a_cold_key_is_answered_by_a_worker_that_is_started_for_it_and_goes_when
     pool.until(&queue, None).await;
     pool.until(&format!("{}-req-7", pool.name), None).await;
     let workers = pool.records();
-    assert_eq!((files(&workers, ".json"), files(&workers, ".log")), (0, 2), "{}", controller.log());
+    assert_eq!((pool.worker_records(), files(&workers, ".log")), (Vec::new(), 2), "{}", controller.log());
     controller.signal(Signal::TERM);
     let ended = controller.ends().await;
     assert_eq!(ended.code(), Some(0));

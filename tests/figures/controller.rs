@@ -456,18 +456,16 @@ impl Pool {
     /// Ends the controller, its workers, and what the broker has of it.
     async fn end(mut self) -> Done<()> {
         self.controller.kill().await?;
-        let records = std::fs::read_dir(self.home.join(&self.name)).into_iter().flatten().flatten();
-        for record in records.filter(|entry| entry.path().extension().is_some_and(|ending| ending == "json")) {
-            let record: Value = serde_json::from_slice(&std::fs::read(record.path())?).unwrap_or_default();
-            let pid = record["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
-            if let Some(group) = pid.and_then(rustix::process::Pid::from_raw) {
-                // It may have ended by itself.
+        let state = rusqlite::Connection::open(self.home.join(&self.name).join("state.db"))?;
+        let mut workers = state.prepare("SELECT pid FROM worker WHERE pid IS NOT NULL")?;
+        for pid in workers.query_map((), |row| row.get(0))? {
+            if let Some(group) = rustix::process::Pid::from_raw(pid?) {
+                // It may have exited.
                 rustix::process::kill_process_group(group, rustix::process::Signal::KILL).ok();
             }
         }
-        let keys: Vec<String> = serde_json::from_slice(
-            &std::fs::read(self.home.join(&self.name).join("keys")).unwrap_or_else(|_| b"[]".to_vec()),
-        )?;
+        let mut select = state.prepare("SELECT key FROM known_key")?;
+        let keys = select.query_map((), |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
         for queue in keys.iter().map(|key| self.queue(key)).chain([format!("{}-orphan", self.name)]) {
             self.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await?;
         }

@@ -6,21 +6,20 @@ mod exec;
 mod kubernetes;
 mod reconciler;
 mod run_program;
-mod stop_requests;
+mod store;
 mod subprocess;
 mod systemd;
 mod worker_logs;
-mod worker_records;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::domain::group::Key;
@@ -37,9 +36,10 @@ use docker::DockerDriver;
 use exec::ExecDriver;
 use kubernetes::KubernetesDriver;
 use reconciler::Reconciler;
-use stop_requests::StopRequests;
 use subprocess::SubprocessDriver;
 use systemd::SystemdDriver;
+
+pub(super) use store::StateStore;
 
 #[derive(Debug, Clone)]
 pub enum DriverKind {
@@ -118,18 +118,19 @@ trait Driver: Send + Sync + 'static {
         WorkerIdSource::Controller
     }
 
-    fn set_active(&self, _in_charge: bool) {}
-
     fn list(&self) -> impl Future<Output = Result<Vec<ListedWorker>, DriverError>> + Send;
 
-    fn start(&self, assignment: WorkerSpec) -> impl Future<Output = Result<(), DriverError>> + Send;
+    /// The worker may run although this failed.
+    fn start(&self, spec: WorkerSpec) -> impl Future<Output = Result<(), DriverError>> + Send;
 
-    fn stop(&self, id: String, key: Key, stop: StopMode) -> impl Future<Output = Result<(), DriverError>> + Send;
+    /// Succeeds for a worker that does not exist.
+    fn stop(&self, id: String, key: Key, mode: StopMode) -> impl Future<Output = Result<(), DriverError>> + Send;
 }
 
 enum DriverCommand {
     Start(WorkerSpec),
     Stop(String),
+    /// List at once, and report it under this number.
     List(u64),
 }
 
@@ -140,215 +141,286 @@ pub(super) enum DriverEvent {
     Listed { number: u64, changes: Result<Vec<WorkerChange>, DriverError> },
 }
 
+/// A difference to the previous list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum WorkerChange {
-    Discovered { id: String, key: Key },
-    Pending { id: String, key: Key },
-    PendingResolved { id: String },
-    Stopping { id: String },
-    Exited { id: String, key: Key, exit: WorkerExit, requested: bool },
+    /// Not started under this activation.
+    Discovered {
+        id: String,
+        key: Key,
+    },
+    /// Starting, under a placeholder id.
+    Pending {
+        id: String,
+        key: Key,
+    },
+    PendingResolved {
+        id: String,
+    },
+    /// Asked to stop by another controller, or by the platform.
+    Stopping {
+        id: String,
+    },
+    Exited {
+        id: String,
+        key: Key,
+        exit: WorkerExit,
+        requested: bool,
+    },
 }
 
+enum AnyDriver {
+    Subprocess(Arc<SubprocessDriver>),
+    Exec(Arc<ExecDriver>),
+    Systemd(Arc<SystemdDriver>),
+    Docker(Arc<DockerDriver>),
+    Kubernetes(Arc<KubernetesDriver>),
+}
+
+/// A driver, whose task runs while the controller holds the pool.
 pub(super) struct DriverHandle {
+    driver: AnyDriver,
+    store: Arc<StateStore>,
+    termination_grace: Duration,
+    clock: Clock,
+    task: Option<DriverTask>,
+}
+
+struct DriverTask {
     commands: mpsc::Sender<DriverCommand>,
     events: mpsc::Receiver<DriverEvent>,
     lists_requested: u64,
-    active: watch::Sender<bool>,
+    handle: JoinHandle<()>,
+}
+
+impl Drop for DriverTask {
+    fn drop(&mut self) {
+        self.handle.abort();
+    }
 }
 
 impl DriverHandle {
-    pub(super) fn start(&self, assignment: WorkerSpec) -> bool {
-        self.commands.try_send(DriverCommand::Start(assignment)).is_ok()
+    /// `None` if the pool has no driver.
+    pub(super) fn open(config: &DriverConfig, clock: Clock) -> io::Result<Option<Self>> {
+        let DriverConfig { pool, kind, folder, termination_grace, .. } = config.clone();
+        if matches!(kind, DriverKind::None) {
+            return Ok(None);
+        }
+        let store = Arc::new(StateStore::open(&folder)?);
+        let driver = match kind {
+            DriverKind::None => return Ok(None),
+            DriverKind::Subprocess(config) => {
+                AnyDriver::Subprocess(Arc::new(SubprocessDriver::new(&pool, config, folder, Arc::clone(&store))))
+            }
+            DriverKind::Exec(commands) => AnyDriver::Exec(Arc::new(ExecDriver { commands, pool })),
+            DriverKind::Docker(config) => AnyDriver::Docker(Arc::new(DockerDriver::new(config, pool))),
+            DriverKind::Kubernetes(config) => {
+                let driver = KubernetesDriver::new(*config, pool, termination_grace);
+                AnyDriver::Kubernetes(Arc::new(driver.map_err(|DriverError(why)| io::Error::other(why))?))
+            }
+            DriverKind::Systemd(config) => {
+                AnyDriver::Systemd(Arc::new(SystemdDriver::new(config, pool, folder, Arc::clone(&store))))
+            }
+        };
+        Ok(Some(Self { driver, store, termination_grace, clock, task: None }))
     }
 
+    pub(super) fn store(&self) -> &StateStore {
+        &self.store
+    }
+
+    pub(super) fn activate(&mut self) {
+        self.task = Some(match &self.driver {
+            AnyDriver::Subprocess(driver) => self.spawn(driver),
+            AnyDriver::Exec(driver) => self.spawn(driver),
+            AnyDriver::Systemd(driver) => self.spawn(driver),
+            AnyDriver::Docker(driver) => self.spawn(driver),
+            AnyDriver::Kubernetes(driver) => self.spawn(driver),
+        });
+    }
+
+    pub(super) fn deactivate(&mut self) {
+        self.task = None;
+    }
+
+    fn spawn<D: Driver>(&self, driver: &Arc<D>) -> DriverTask {
+        let (commands, received) = mpsc::channel(DRIVER_COMMANDS_QUEUED_MAX);
+        let (sender, events) = mpsc::channel(DRIVER_EVENTS_QUEUED_MAX);
+        let reconciler = Reconciler::new(self.termination_grace, driver.worker_id_source());
+        let worker = DriverLoop {
+            driver: Arc::clone(driver),
+            reconciler,
+            store: Arc::clone(&self.store),
+            stop_requests: BTreeSet::new(),
+            clock: self.clock,
+            calls: JoinSet::new(),
+        };
+        DriverTask { commands, events, lists_requested: 0, handle: tokio::spawn(worker.run(received, sender)) }
+    }
+
+    fn send(&self, command: DriverCommand) -> bool {
+        self.task.as_ref().is_some_and(|task| task.commands.try_send(command).is_ok())
+    }
+
+    /// False if too many commands are queued: the next plan decides anew.
+    pub(super) fn start(&self, spec: WorkerSpec) -> bool {
+        self.send(DriverCommand::Start(spec))
+    }
+
+    /// False as in [`DriverHandle::start`].
     pub(super) fn stop(&self, id: &str) -> bool {
-        self.commands.try_send(DriverCommand::Stop(id.to_owned())).is_ok()
+        self.send(DriverCommand::Stop(id.to_owned()))
     }
 
-    pub(super) fn set_active(&self, in_charge: bool) {
-        self.active.send_replace(in_charge);
-    }
-
+    /// Returns the number of the list that answers this, or of an earlier one.
     pub(super) fn request_list(&mut self) -> u64 {
-        self.lists_requested += 1;
+        let Some(task) = &mut self.task else { return 0 };
+        task.lists_requested += 1;
         // With a full channel the next periodic list answers instead.
-        self.commands.try_send(DriverCommand::List(self.lists_requested)).ok();
-        self.lists_requested
+        task.commands.try_send(DriverCommand::List(task.lists_requested)).ok();
+        task.lists_requested
     }
 
-    pub(super) async fn next_event(&mut self) -> Option<DriverEvent> {
-        self.events.recv().await
+    /// Cancel safe.
+    pub(super) async fn next_event(&mut self) -> DriverEvent {
+        let Some(task) = &mut self.task else { return std::future::pending().await };
+        if let Some(event) = task.events.recv().await {
+            return event;
+        }
+        // A panic in a driver is a bug: the controller dies with it.
+        match (&mut task.handle).await {
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Ok(()) | Err(_) => std::future::pending().await,
+        }
     }
-}
-
-pub(super) fn start_driver(
-    posting: &DriverConfig,
-    clock: Clock,
-    tasks: &mut JoinSet<()>,
-) -> io::Result<Option<DriverHandle>> {
-    let DriverConfig { pool, kind: means, folder, termination_grace: grace, .. } = posting.clone();
-    if !matches!(means, DriverKind::None) {
-        std::fs::create_dir_all(&folder)?;
-    }
-    let told = StopRequests::new(&folder);
-    Ok(Some(match means {
-        DriverKind::None => return Ok(None),
-        DriverKind::Subprocess(program) => {
-            let driver = SubprocessDriver::new(&pool, program, folder);
-            spawn_driver(driver, told, grace, clock, tasks)
-        }
-        DriverKind::Exec(commands) => spawn_driver(ExecDriver { commands, pool }, told, grace, clock, tasks),
-        DriverKind::Docker(containers) => spawn_driver(DockerDriver::new(containers, pool), told, grace, clock, tasks),
-        DriverKind::Kubernetes(cluster) => {
-            let driver =
-                KubernetesDriver::new(*cluster, pool, grace).map_err(|DriverError(why)| io::Error::other(why))?;
-            spawn_driver(driver, told, grace, clock, tasks)
-        }
-        DriverKind::Systemd(template) => {
-            spawn_driver(SystemdDriver::new(template, pool, folder), told, grace, clock, tasks)
-        }
-    }))
-}
-
-fn spawn_driver(
-    driver: impl Driver,
-    told: StopRequests,
-    grace: Duration,
-    clock: Clock,
-    tasks: &mut JoinSet<()>,
-) -> DriverHandle {
-    let (orders, ordered) = mpsc::channel(DRIVER_COMMANDS_QUEUED_MAX);
-    let (teller, news) = mpsc::channel(DRIVER_EVENTS_QUEUED_MAX);
-    let (in_charge, charge) = watch::channel(false);
-    let roster = Reconciler::new(grace, driver.worker_id_source());
-    tasks.spawn(run_driver(Arc::new(driver), (roster, told), clock, charge, (ordered, teller)));
-    DriverHandle { commands: orders, events: news, lists_requested: 0, active: in_charge }
 }
 
 enum DriverCallResult {
     Listed { number: u64, found: Result<Vec<ListedWorker>, DriverError> },
     Started { id: String, result: Result<(), DriverError> },
-    Stopped { id: String, stop: StopMode, result: Result<(), DriverError> },
+    Stopped { id: String, mode: StopMode, result: Result<(), DriverError> },
 }
 
-async fn run_driver<D: Driver>(
+struct DriverLoop<D> {
     driver: Arc<D>,
-    (mut roster, mut told): (Reconciler, StopRequests),
+    reconciler: Reconciler,
+    store: Arc<StateStore>,
+    /// Workers that were asked to stop, also by previous controllers: a second TERM makes a worker release what it runs.
+    stop_requests: BTreeSet<String>,
     clock: Clock,
-    charge: watch::Receiver<bool>,
-    (mut orders, news): (mpsc::Receiver<DriverCommand>, mpsc::Sender<DriverEvent>),
-) {
-    let mut calls: JoinSet<DriverCallResult> = JoinSet::new();
-    let mut look = interval(D::LIST_INTERVAL);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut asked, mut answered, mut under_way) = (0, 0, None);
-    loop {
-        let busy = calls.len() >= DRIVER_CALLS_MAX;
-        tokio::select! {
-            biased;
-            Some(done) = calls.join_next() => {
-                let said = match done {
-                    Ok(DriverCallResult::Listed { number, found }) => {
-                        under_way = None;
-                        answered = number;
-                        let in_charge = *charge.borrow();
-                        // Another controller may have stopped some meanwhile.
-                        told.reload();
-                        roster.set_active(in_charge, clock.now());
-                        let changes = found.map(|mut found| {
-                            told.mark_stopping(&mut found);
-                            let mut changes = roster.on_listed(found, clock.now());
-                            told.mark_requested(&mut changes);
-                            if in_charge {
-                                told.retain(|id| roster.is_known(id));
-                            }
-                            changes
-                        });
-                        Some(DriverEvent::Listed { number, changes })
-                    }
-                    Ok(DriverCallResult::Started { id, result: Ok(()) }) => {
-                        roster.on_started(&id);
-                        Some(DriverEvent::Started(id))
-                    }
-                    Ok(DriverCallResult::Started { id, result: Err(error) }) => {
-                        roster.on_start_failed(&id);
-                        Some(DriverEvent::StartFailed { id, error })
-                    }
-                    Ok(DriverCallResult::Stopped { id, stop, result }) => {
-                        let is_news = roster.on_stopped(&id, stop, result.is_ok());
-                        match (stop, result) {
-                            (_, Err(DriverError(why))) if is_news => {
-                                tracing::warn!(worker = id, "cannot stop the worker, retrying: {why}");
-                            }
-                            (StopMode::Terminate, Ok(())) => told.add(&id),
-                            (StopMode::Kill, Ok(())) if is_news => {
-                                tracing::warn!(worker = id, "the worker did not exit within `termination_grace`; killing it");
-                            }
-                            (StopMode::Kill | StopMode::Remove, Ok(())) | (_, Err(_)) => {}
+    calls: JoinSet<DriverCallResult>,
+}
+
+impl<D: Driver> DriverLoop<D> {
+    async fn run(mut self, mut commands: mpsc::Receiver<DriverCommand>, events: mpsc::Sender<DriverEvent>) {
+        let mut ticks = interval(D::LIST_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut requested, mut listed, mut is_listing, mut is_due) = (0, 0, false, false);
+        loop {
+            tokio::select! {
+                biased;
+                Some(done) = self.calls.join_next() => {
+                    let event = match done {
+                        Ok(DriverCallResult::Listed { number, found }) => {
+                            (is_listing, listed) = (false, number);
+                            let changes = found.and_then(|found| self.on_listed(found).map_err(DriverError::from));
+                            Some(DriverEvent::Listed { number, changes })
                         }
-                        None
-                    }
-                    Err(error) => match error.try_into_panic() {
-                        // A panic in a driver is a bug: the controller dies with it.
-                        Ok(panic) => std::panic::resume_unwind(panic),
+                        Ok(DriverCallResult::Started { id, result: Ok(()) }) => {
+                            self.reconciler.on_started(&id);
+                            Some(DriverEvent::Started(id))
+                        }
+                        Ok(DriverCallResult::Started { id, result: Err(error) }) => {
+                            self.reconciler.on_start_failed(&id);
+                            Some(DriverEvent::StartFailed { id, error })
+                        }
+                        Ok(DriverCallResult::Stopped { id, mode, result }) => {
+                            self.on_stopped(&id, mode, result);
+                            None
+                        }
+                        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
                         Err(_) => return,
-                    },
-                };
-                if let Some(said) = said
-                    && news.send(said).await.is_err()
-                {
-                    return;
+                    };
+                    if let Some(event) = event
+                        && events.send(event).await.is_err()
+                    {
+                        return;
+                    }
                 }
+                command = commands.recv(), if self.calls.len() < DRIVER_CALLS_MAX => match command {
+                    None => return,
+                    Some(DriverCommand::Start(spec)) => {
+                        self.reconciler.on_start_requested(&spec);
+                        let driver = Arc::clone(&self.driver);
+                        self.calls.spawn(async move {
+                            let id = spec.id.clone();
+                            DriverCallResult::Started { id, result: with_timeout(driver.start(spec)).await }
+                        });
+                    }
+                    Some(DriverCommand::Stop(id)) => self.reconciler.request_stop(&id, self.clock.now()),
+                    Some(DriverCommand::List(number)) => requested = number,
+                },
+                _ = ticks.tick() => is_due = true,
             }
-            order = orders.recv(), if !busy => match order {
-                None => return,
-                Some(DriverCommand::Start(assignment)) => {
-                    roster.on_start_requested(&assignment);
-                    let driver = Arc::clone(&driver);
-                    calls.spawn(async move {
-                        let id = assignment.id.clone();
-                        DriverCallResult::Started { id, result: with_timeout(driver.start(assignment)).await }
-                    });
-                }
-                Some(DriverCommand::Stop(id)) => roster.request_stop(&id, clock.now()),
-                Some(DriverCommand::List(number)) => asked = number,
-            },
-            _ = look.tick() => {
-                if under_way.is_none() {
-                    driver.set_active(*charge.borrow());
-                    under_way = Some(spawn_list(&driver, &mut roster, asked, &mut calls));
-                }
+            if !is_listing && (is_due || requested > listed) {
+                (is_listing, is_due) = (true, false);
+                self.reconciler.on_list_started();
+                let (driver, number) = (Arc::clone(&self.driver), requested);
+                self.calls.spawn(async move {
+                    DriverCallResult::Listed { number, found: with_timeout(driver.list()).await }
+                });
             }
-        }
-        if under_way.is_none() && asked > answered {
-            driver.set_active(*charge.borrow());
-            under_way = Some(spawn_list(&driver, &mut roster, asked, &mut calls));
-        }
-        if !*charge.borrow() {
-            roster.set_active(false, clock.now());
-        }
-        while calls.len() < DRIVER_CALLS_MAX
-            && let Some((id, key, stop)) = roster.next_stop(clock.now())
-        {
-            let driver = Arc::clone(&driver);
-            calls.spawn(async move {
-                let result = with_timeout(driver.stop(id.clone(), key, stop)).await;
-                DriverCallResult::Stopped { id, stop, result }
-            });
+            while self.calls.len() < DRIVER_CALLS_MAX
+                && let Some((id, key, mode)) = self.reconciler.next_stop(self.clock.now())
+            {
+                let driver = Arc::clone(&self.driver);
+                self.calls.spawn(async move {
+                    let result = with_timeout(driver.stop(id.clone(), key, mode)).await;
+                    DriverCallResult::Stopped { id, mode, result }
+                });
+            }
         }
     }
-}
 
-fn spawn_list<D: Driver>(
-    driver: &Arc<D>,
-    roster: &mut Reconciler,
-    number: u64,
-    calls: &mut JoinSet<DriverCallResult>,
-) -> u64 {
-    roster.on_list_started();
-    let driver = Arc::clone(driver);
-    calls.spawn(async move { DriverCallResult::Listed { number, found: with_timeout(driver.list()).await } });
-    number
+    fn on_listed(&mut self, mut found: Vec<ListedWorker>) -> io::Result<Vec<WorkerChange>> {
+        self.stop_requests.append(&mut self.store.stop_requests()?);
+        for worker in found.iter_mut().filter(|worker| worker.state == WorkerState::Running) {
+            if self.stop_requests.contains(&worker.id) {
+                worker.state = WorkerState::Stopping;
+            }
+        }
+        let mut changes = self.reconciler.on_listed(found, self.clock.now());
+        for change in &mut changes {
+            if let WorkerChange::Exited { id, requested, .. } = change {
+                *requested |= self.stop_requests.contains(id);
+            }
+        }
+        let reconciler = &self.reconciler;
+        for id in self.stop_requests.iter().filter(|id| !reconciler.is_known(id)) {
+            self.store.remove_stop_request(id)?;
+        }
+        self.stop_requests.retain(|id| reconciler.is_known(id));
+        Ok(changes)
+    }
+
+    fn on_stopped(&mut self, id: &str, mode: StopMode, result: Result<(), DriverError>) {
+        let is_new = self.reconciler.on_stopped(id, mode, result.is_ok());
+        match (mode, result) {
+            (StopMode::Terminate, Ok(())) => {
+                self.stop_requests.insert(id.to_owned());
+                if let Err(error) = self.store.add_stop_request(id) {
+                    tracing::warn!(worker = id, "cannot record the stop request: {error}");
+                }
+            }
+            (_, Err(DriverError(why))) if is_new => {
+                tracing::warn!(worker = id, "cannot stop the worker, retrying: {why}");
+            }
+            (StopMode::Kill, Ok(())) if is_new => {
+                tracing::warn!(worker = id, "the worker did not exit within `termination_grace`; killing it");
+            }
+            (StopMode::Kill | StopMode::Remove, Ok(())) | (_, Err(_)) => {}
+        }
+    }
 }
 
 async fn with_timeout<T>(call: impl Future<Output = Result<T, DriverError>>) -> Result<T, DriverError> {

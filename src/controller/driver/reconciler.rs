@@ -32,7 +32,6 @@ struct Cleanup {
 pub(super) struct Reconciler {
     termination_grace: Duration,
     id_source: WorkerIdSource,
-    active: bool,
     lists_started: u64,
     workers: BTreeMap<String, ExpectedWorker>,
     cleanup_queue: VecDeque<(String, Key)>,
@@ -44,7 +43,6 @@ impl Reconciler {
         Self {
             termination_grace,
             id_source,
-            active: false,
             lists_started: 0,
             workers: BTreeMap::new(),
             cleanup_queue: VecDeque::new(),
@@ -52,29 +50,14 @@ impl Reconciler {
         }
     }
 
-    pub(super) fn set_active(&mut self, in_charge: bool, now: Instant) {
-        if in_charge && !self.active {
-            let leaving = self.workers.values_mut().filter_map(|worker| worker.termination.as_mut());
-            for leaving in leaving.filter(|leaving| !leaving.is_requested) {
-                leaving.kill_at = now.plus(self.termination_grace);
-            }
-        }
-        self.active = in_charge;
-    }
-
     pub(super) fn is_known(&self, id: &str) -> bool {
         self.workers.contains_key(id) || self.cleanups.contains_key(id)
     }
 
-    pub(super) fn on_start_requested(&mut self, assignment: &WorkerSpec) {
-        let is_promise = self.id_source == WorkerIdSource::Platform;
-        let worker = ExpectedWorker {
-            key: assignment.key.clone(),
-            expected_from_list: None,
-            is_pending: is_promise,
-            termination: None,
-        };
-        self.workers.insert(assignment.id.clone(), worker);
+    pub(super) fn on_start_requested(&mut self, spec: &WorkerSpec) {
+        let is_pending = self.id_source == WorkerIdSource::Platform;
+        let worker = ExpectedWorker { key: spec.key.clone(), expected_from_list: None, is_pending, termination: None };
+        self.workers.insert(spec.id.clone(), worker);
     }
 
     pub(super) fn on_started(&mut self, id: &str) {
@@ -86,8 +69,8 @@ impl Reconciler {
     pub(super) fn on_start_failed(&mut self, id: &str) {
         self.workers.remove(id);
         // An exited remainder of a failed start is not reported.
-        let burial = Cleanup { in_progress: false, settled_from_list: self.lists_started + 1, has_failed: false };
-        self.cleanups.insert(id.to_owned(), burial);
+        let cleanup = Cleanup { in_progress: false, settled_from_list: self.lists_started + 1, has_failed: false };
+        self.cleanups.insert(id.to_owned(), cleanup);
     }
 
     pub(super) fn request_stop(&mut self, id: &str, now: Instant) {
@@ -104,20 +87,20 @@ impl Reconciler {
     }
 
     pub(super) fn next_stop(&mut self, now: Instant) -> Option<(String, Key, StopMode)> {
-        if !self.active {
-            return None;
-        }
         if let Some((id, key)) = self.cleanup_queue.pop_front() {
             return Some((id, key, StopMode::Remove));
         }
-        let looks = self.lists_started;
+        let lists = self.lists_started;
         self.workers.iter_mut().filter(|(_, worker)| worker.expected_from_list.is_some()).find_map(|(id, worker)| {
-            let leaving = worker.termination.as_mut()?;
-            let over = now >= leaving.kill_at;
-            if leaving.in_progress || leaving.last_attempt_list == Some(looks) || (leaving.is_requested && !over) {
+            let termination = worker.termination.as_mut()?;
+            let over = now >= termination.kill_at;
+            if termination.in_progress
+                || termination.last_attempt_list == Some(lists)
+                || (termination.is_requested && !over)
+            {
                 return None;
             }
-            (leaving.in_progress, leaving.last_attempt_list) = (true, Some(looks));
+            (termination.in_progress, termination.last_attempt_list) = (true, Some(lists));
             Some((id.clone(), worker.key.clone(), if over { StopMode::Kill } else { StopMode::Terminate }))
         })
     }
@@ -125,17 +108,17 @@ impl Reconciler {
     pub(super) fn on_stopped(&mut self, id: &str, stop: StopMode, done: bool) -> bool {
         match stop {
             StopMode::Remove => {
-                let Some(burial) = self.cleanups.get_mut(id) else { return !done };
-                let is_news = burial.has_failed == done;
-                *burial = Cleanup { in_progress: false, settled_from_list: self.lists_started + 1, has_failed: !done };
+                let Some(cleanup) = self.cleanups.get_mut(id) else { return !done };
+                let is_news = cleanup.has_failed == done;
+                *cleanup = Cleanup { in_progress: false, settled_from_list: self.lists_started + 1, has_failed: !done };
                 is_news
             }
             StopMode::Terminate | StopMode::Kill => {
-                let leaving = self.workers.get_mut(id).and_then(|worker| worker.termination.as_mut());
-                leaving.is_some_and(|leaving| {
-                    leaving.in_progress = false;
-                    leaving.is_requested |= done;
-                    leaving.last_result.replace((stop, done)) != Some((stop, done))
+                let termination = self.workers.get_mut(id).and_then(|worker| worker.termination.as_mut());
+                termination.is_some_and(|termination| {
+                    termination.in_progress = false;
+                    termination.is_requested |= done;
+                    termination.last_result.replace((stop, done)) != Some((stop, done))
                 })
             }
         }
@@ -151,10 +134,10 @@ impl Reconciler {
             match standing {
                 WorkerState::Running | WorkerState::Stopping | WorkerState::Pending => {
                     there.insert(id.clone());
-                    let is_promise = standing == WorkerState::Pending;
+                    let is_pending = standing == WorkerState::Pending;
                     let worker = self.workers.entry(id.clone()).or_insert_with(|| {
                         let (id, known) = (id.clone(), key.clone());
-                        changes.push(if is_promise {
+                        changes.push(if is_pending {
                             WorkerChange::Pending { id, key: known }
                         } else {
                             WorkerChange::Discovered { id, key: known }
@@ -162,13 +145,13 @@ impl Reconciler {
                         ExpectedWorker {
                             key,
                             expected_from_list: Some(self.lists_started),
-                            is_pending: is_promise,
+                            is_pending,
                             termination: None,
                         }
                     });
                     if standing == WorkerState::Stopping {
                         let kill_at = now.plus(self.termination_grace);
-                        let leaving = worker.termination.get_or_insert_with(|| {
+                        let termination = worker.termination.get_or_insert_with(|| {
                             changes.push(WorkerChange::Stopping { id });
                             Termination {
                                 kill_at,
@@ -179,7 +162,7 @@ impl Reconciler {
                             }
                         });
                         // The stop took effect whatever the call returned.
-                        leaving.is_requested = true;
+                        termination.is_requested = true;
                     }
                 }
                 WorkerState::Exited(end) => {
@@ -194,7 +177,7 @@ impl Reconciler {
                     }
                     over.insert(id.clone());
                     let known = self.workers.remove(&id);
-                    let is_new = self.active && self.schedule_cleanup(&id, &key);
+                    let is_new = self.schedule_cleanup(&id, &key);
                     // A pending worker may have started and exited between two lists.
                     let is_news = is_new && known.is_none();
                     if is_news && self.id_source == WorkerIdSource::Platform {
@@ -221,16 +204,17 @@ impl Reconciler {
             let end = WorkerExit { reason: "no longer listed".to_owned(), ..WorkerExit::default() };
             changes.push(WorkerChange::Exited { id, key: worker.key, exit: end, requested: told });
         }
-        let looks = self.lists_started;
-        self.cleanups.retain(|id, burial| burial.in_progress || looks < burial.settled_from_list || over.contains(id));
+        let lists = self.lists_started;
+        self.cleanups
+            .retain(|id, cleanup| cleanup.in_progress || lists < cleanup.settled_from_list || over.contains(id));
         changes
     }
 
     fn schedule_cleanup(&mut self, id: &str, key: &Key) -> bool {
         let before = self.cleanups.get(id).copied();
-        if before.is_none_or(|burial| !burial.in_progress && self.lists_started >= burial.settled_from_list) {
+        if before.is_none_or(|cleanup| !cleanup.in_progress && self.lists_started >= cleanup.settled_from_list) {
             self.cleanup_queue.push_back((id.to_owned(), key.clone()));
-            let has_failed = before.is_some_and(|burial| burial.has_failed);
+            let has_failed = before.is_some_and(|cleanup| cleanup.has_failed);
             self.cleanups.insert(id.to_owned(), Cleanup { in_progress: true, settled_from_list: 0, has_failed });
         }
         before.is_none()
@@ -247,15 +231,15 @@ mod tests {
         Instant::at(Duration::from_secs(seconds))
     }
 
-    fn roster(names: WorkerIdSource) -> Reconciler {
-        Reconciler { active: true, ..Reconciler::new(GRACE, names) }
+    fn reconciler(names: WorkerIdSource) -> Reconciler {
+        Reconciler::new(GRACE, names)
     }
 
     fn key() -> Key {
         Key::new("k").unwrap()
     }
 
-    fn assignment(id: &str) -> WorkerSpec {
+    fn spec(id: &str) -> WorkerSpec {
         WorkerSpec { id: id.to_owned(), key: key(), variables: BTreeMap::new() }
     }
 
@@ -271,191 +255,162 @@ mod tests {
         WorkerExit { reason: how.to_owned(), ..WorkerExit::default() }
     }
 
-    fn listed(roster: &mut Reconciler, found: &[ListedWorker]) -> Vec<WorkerChange> {
-        roster.on_list_started();
-        roster.on_listed(found.to_vec(), at(0))
+    fn listed(reconciler: &mut Reconciler, found: &[ListedWorker]) -> Vec<WorkerChange> {
+        reconciler.on_list_started();
+        reconciler.on_listed(found.to_vec(), at(0))
     }
 
-    fn due(roster: &mut Reconciler, seconds: u64) -> Option<(String, StopMode)> {
-        roster.next_stop(at(seconds)).map(|(id, _, stop)| (id, stop))
+    fn due(reconciler: &mut Reconciler, seconds: u64) -> Option<(String, StopMode)> {
+        reconciler.next_stop(at(seconds)).map(|(id, _, stop)| (id, stop))
     }
 
     #[test]
-    fn one_that_was_started_is_missed_only_by_a_list_that_began_afterwards() {
-        let mut roster = roster(WorkerIdSource::Controller);
-        roster.on_start_requested(&assignment("a"));
-        assert_eq!(listed(&mut roster, &[]), []);
-        roster.on_list_started();
-        roster.on_started("a");
-        assert_eq!(roster.on_listed(Vec::new(), at(0)), []);
-        assert_eq!(listed(&mut roster, &[there("a")]), []);
+    fn a_started_worker_is_missed_only_by_a_list_that_began_afterwards() {
+        let mut reconciler = reconciler(WorkerIdSource::Controller);
+        reconciler.on_start_requested(&spec("a"));
+        assert_eq!(listed(&mut reconciler, &[]), []);
+        reconciler.on_list_started();
+        reconciler.on_started("a");
+        assert_eq!(reconciler.on_listed(Vec::new(), at(0)), []);
+        assert_eq!(listed(&mut reconciler, &[there("a")]), []);
         let gone =
             WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("no longer listed"), requested: false };
-        assert_eq!(listed(&mut roster, &[]), [gone]);
-        assert_eq!(listed(&mut roster, &[]), []);
+        assert_eq!(listed(&mut reconciler, &[]), [gone]);
+        assert_eq!(listed(&mut reconciler, &[]), []);
     }
 
     #[test]
-    fn one_that_was_started_while_a_list_was_made_has_not_ended_by_that_list() {
-        let mut roster = roster(WorkerIdSource::Controller);
-        roster.on_start_requested(&assignment("a"));
-        roster.on_list_started();
-        roster.on_started("a");
-        assert_eq!(roster.on_listed(vec![ended("a", "created, never started")], at(0)), []);
-        assert_eq!(due(&mut roster, 0), None, "nothing of it is to be forgotten");
+    fn a_list_that_began_before_the_start_returned_does_not_report_its_exit() {
+        let mut reconciler = reconciler(WorkerIdSource::Controller);
+        reconciler.on_start_requested(&spec("a"));
+        reconciler.on_list_started();
+        reconciler.on_started("a");
+        assert_eq!(reconciler.on_listed(vec![ended("a", "created, never started")], at(0)), []);
+        assert_eq!(due(&mut reconciler, 0), None, "nothing of it is to be forgotten");
         let gone = WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("3"), requested: false };
-        assert_eq!(listed(&mut roster, &[ended("a", "3")]), [gone]);
+        assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), [gone]);
     }
 
     #[test]
-    fn one_that_nobody_here_has_started_is_taken_in_once_also_where_its_start_seemed_to_fail() {
-        let mut roster = roster(WorkerIdSource::Controller);
-        roster.on_start_requested(&assignment("a"));
-        roster.on_start_failed("a");
+    fn an_unknown_worker_is_adopted_once_even_if_its_start_seemed_to_fail() {
+        let mut reconciler = reconciler(WorkerIdSource::Controller);
+        reconciler.on_start_requested(&spec("a"));
+        reconciler.on_start_failed("a");
         let found = |id: &str| WorkerChange::Discovered { id: id.to_owned(), key: key() };
-        assert_eq!(listed(&mut roster, &[there("a"), there("b")]), [found("a"), found("b")]);
-        assert_eq!(listed(&mut roster, &[there("a"), there("b")]), []);
+        assert_eq!(listed(&mut reconciler, &[there("a"), there("b")]), [found("a"), found("b")]);
+        assert_eq!(listed(&mut reconciler, &[there("a"), there("b")]), []);
     }
 
     #[test]
-    fn one_that_is_told_to_go_is_asked_once_and_forced_after_its_grace_for_as_long_as_it_is_there() {
-        let mut roster = roster(WorkerIdSource::Controller);
-        listed(&mut roster, &[there("a")]);
-        assert_eq!(due(&mut roster, 0), None);
-        roster.request_stop("a", at(0));
-        roster.request_stop("a", at(50));
+    fn a_worker_is_asked_to_stop_once_and_killed_after_its_grace_until_it_is_gone() {
+        let mut reconciler = reconciler(WorkerIdSource::Controller);
+        listed(&mut reconciler, &[there("a")]);
+        assert_eq!(due(&mut reconciler, 0), None);
+        reconciler.request_stop("a", at(0));
+        reconciler.request_stop("a", at(50));
         let (ask, force) = (Some(("a".to_owned(), StopMode::Terminate)), Some(("a".to_owned(), StopMode::Kill)));
-        assert_eq!(due(&mut roster, 0), ask);
-        roster.on_stopped("a", StopMode::Terminate, false);
-        assert_eq!(due(&mut roster, 0), None, "after the next list");
-        listed(&mut roster, &[there("a")]);
-        assert_eq!(due(&mut roster, 1), ask);
-        assert_eq!(due(&mut roster, 1), None, "it is under way");
-        roster.on_stopped("a", StopMode::Terminate, true);
-        listed(&mut roster, &[there("a")]);
-        assert_eq!(due(&mut roster, 59), None);
+        assert_eq!(due(&mut reconciler, 0), ask);
+        reconciler.on_stopped("a", StopMode::Terminate, false);
+        assert_eq!(due(&mut reconciler, 0), None, "after the next list");
+        listed(&mut reconciler, &[there("a")]);
+        assert_eq!(due(&mut reconciler, 1), ask);
+        assert_eq!(due(&mut reconciler, 1), None, "it is under way");
+        reconciler.on_stopped("a", StopMode::Terminate, true);
+        listed(&mut reconciler, &[there("a")]);
+        assert_eq!(due(&mut reconciler, 59), None);
         for is_news in [true, false] {
-            assert_eq!(due(&mut roster, 60), force);
-            assert_eq!(roster.on_stopped("a", StopMode::Kill, true), is_news, "it is said once that it is killed");
-            listed(&mut roster, &[there("a")]);
+            assert_eq!(due(&mut reconciler, 60), force);
+            assert_eq!(reconciler.on_stopped("a", StopMode::Kill, true), is_news, "it is said once that it is killed");
+            listed(&mut reconciler, &[there("a")]);
         }
         let gone = WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("killed"), requested: true };
-        assert_eq!(listed(&mut roster, &[ended("a", "killed")]), [gone]);
+        assert_eq!(listed(&mut reconciler, &[ended("a", "killed")]), [gone]);
     }
 
     #[test]
-    fn one_that_goes_already_is_not_asked_again_and_is_forced_after_its_grace() {
-        let mut roster = roster(WorkerIdSource::Controller);
+    fn a_stopping_worker_is_not_asked_again_and_is_killed_after_its_grace() {
+        let mut reconciler = reconciler(WorkerIdSource::Controller);
         let going = || ListedWorker { state: WorkerState::Stopping, ..there("a") };
         let changes = [
             WorkerChange::Discovered { id: "a".to_owned(), key: key() },
             WorkerChange::Stopping { id: "a".to_owned() },
         ];
-        assert_eq!(listed(&mut roster, &[going()]), changes);
-        assert_eq!(listed(&mut roster, &[going()]), []);
-        assert_eq!(due(&mut roster, 59), None);
-        assert_eq!(due(&mut roster, 60), Some(("a".to_owned(), StopMode::Kill)));
+        assert_eq!(listed(&mut reconciler, &[going()]), changes);
+        assert_eq!(listed(&mut reconciler, &[going()]), []);
+        assert_eq!(due(&mut reconciler, 59), None);
+        assert_eq!(due(&mut reconciler, 60), Some(("a".to_owned(), StopMode::Kill)));
         let gone =
             WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("no longer listed"), requested: true };
-        assert_eq!(listed(&mut roster, &[]), [gone]);
+        assert_eq!(listed(&mut reconciler, &[]), [gone]);
     }
 
     #[test]
-    fn one_that_is_called_by_others_is_a_promise_until_it_is_there_by_its_own_name() {
-        let mut roster = roster(WorkerIdSource::Platform);
+    fn a_worker_named_by_the_platform_is_pending_until_it_is_listed_under_its_name() {
+        let mut reconciler = reconciler(WorkerIdSource::Platform);
         let promised = |id: &str| ListedWorker { state: WorkerState::Pending, ..there(id) };
-        roster.on_start_requested(&assignment("a"));
-        roster.on_started("a");
+        reconciler.on_start_requested(&spec("a"));
+        reconciler.on_started("a");
         let first = [
             WorkerChange::Pending { id: "d~0".to_owned(), key: key() },
             WorkerChange::PendingResolved { id: "a".to_owned() },
         ];
-        assert_eq!(listed(&mut roster, &[promised("d~0")]), first);
-        assert_eq!(listed(&mut roster, &[promised("d~0")]), []);
+        assert_eq!(listed(&mut reconciler, &[promised("d~0")]), first);
+        assert_eq!(listed(&mut reconciler, &[promised("d~0")]), []);
         let then = [
             WorkerChange::Discovered { id: "pod".to_owned(), key: key() },
             WorkerChange::PendingResolved { id: "d~0".to_owned() },
         ];
-        assert_eq!(listed(&mut roster, &[there("pod")]), then);
+        assert_eq!(listed(&mut reconciler, &[there("pod")]), then);
         let gone =
             WorkerChange::Exited { id: "pod".to_owned(), key: key(), exit: end("no longer listed"), requested: false };
-        assert_eq!(listed(&mut roster, &[]), [gone]);
+        assert_eq!(listed(&mut reconciler, &[]), [gone]);
     }
 
     #[test]
-    fn what_is_left_of_one_that_has_ended_is_forgotten_until_no_list_shows_it() {
-        let mut roster = roster(WorkerIdSource::Controller);
+    fn an_exited_worker_is_removed_until_no_list_shows_it() {
+        let mut reconciler = reconciler(WorkerIdSource::Controller);
         let forget = Some(("a".to_owned(), StopMode::Remove));
         let gone = WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("3"), requested: false };
-        assert_eq!(listed(&mut roster, &[ended("a", "3")]), std::slice::from_ref(&gone));
-        assert_eq!(listed(&mut roster, &[ended("a", "3")]), []);
-        assert_eq!((due(&mut roster, 0), due(&mut roster, 0)), (forget.clone(), None));
-        assert_eq!(listed(&mut roster, &[ended("a", "3")]), []);
-        assert_eq!(due(&mut roster, 0), None, "it is under way");
-        assert!(roster.on_stopped("a", StopMode::Remove, false));
-        assert_eq!(listed(&mut roster, &[ended("a", "3")]), []);
-        assert_eq!(due(&mut roster, 0), forget);
-        assert!(!roster.on_stopped("a", StopMode::Remove, false), "that was said");
-        assert_eq!(listed(&mut roster, &[ended("a", "3")]), []);
-        assert_eq!(due(&mut roster, 0), forget);
-        roster.on_list_started();
-        roster.on_stopped("a", StopMode::Remove, true);
-        assert_eq!(roster.on_listed(vec![ended("a", "3")], at(0)), [], "it began before that was done");
-        assert_eq!(due(&mut roster, 0), None);
-        assert_eq!(listed(&mut roster, &[]), []);
-        assert_eq!(due(&mut roster, 0), None);
-        assert_eq!(listed(&mut roster, &[ended("a", "3")]), [gone], "another one of that name");
+        assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), std::slice::from_ref(&gone));
+        assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), []);
+        assert_eq!((due(&mut reconciler, 0), due(&mut reconciler, 0)), (forget.clone(), None));
+        assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), []);
+        assert_eq!(due(&mut reconciler, 0), None, "it is under way");
+        assert!(reconciler.on_stopped("a", StopMode::Remove, false));
+        assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), []);
+        assert_eq!(due(&mut reconciler, 0), forget);
+        assert!(!reconciler.on_stopped("a", StopMode::Remove, false), "that was said");
+        assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), []);
+        assert_eq!(due(&mut reconciler, 0), forget);
+        reconciler.on_list_started();
+        reconciler.on_stopped("a", StopMode::Remove, true);
+        assert_eq!(reconciler.on_listed(vec![ended("a", "3")], at(0)), [], "it began before that was done");
+        assert_eq!(due(&mut reconciler, 0), None);
+        assert_eq!(listed(&mut reconciler, &[]), []);
+        assert_eq!(due(&mut reconciler, 0), None);
+        assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), [gone], "another one of that name");
     }
 
     #[test]
-    fn what_is_left_of_one_that_has_ended_is_left_to_whoever_has_the_pool() {
-        let mut roster = Reconciler { active: false, ..roster(WorkerIdSource::Controller) };
-        listed(&mut roster, &[there("a")]);
-        let ended = [ended("a", "3")];
-        let gone = WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("3"), requested: false };
-        assert_eq!(listed(&mut roster, &ended), std::slice::from_ref(&gone));
-        assert_eq!((listed(&mut roster, &ended), due(&mut roster, 0)), (vec![], None));
-        roster.set_active(true, at(0));
-        assert_eq!(listed(&mut roster, &ended), [gone], "to whoever has the pool");
-        assert_eq!(due(&mut roster, 0), Some(("a".to_owned(), StopMode::Remove)));
+    fn the_remainder_of_a_failed_start_is_removed_without_a_report() {
+        let mut reconciler = reconciler(WorkerIdSource::Controller);
+        reconciler.on_start_requested(&spec("a"));
+        reconciler.on_start_failed("a");
+        assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), []);
+        assert_eq!(due(&mut reconciler, 0), Some(("a".to_owned(), StopMode::Remove)));
+        reconciler.on_stopped("a", StopMode::Remove, true);
+        assert_eq!(listed(&mut reconciler, &[]), []);
+        assert!(reconciler.cleanups.is_empty());
     }
 
     #[test]
-    fn what_is_left_of_one_that_could_not_be_started_goes_without_a_word() {
-        let mut roster = roster(WorkerIdSource::Controller);
-        roster.on_start_requested(&assignment("a"));
-        roster.on_start_failed("a");
-        assert_eq!(listed(&mut roster, &[ended("a", "3")]), []);
-        assert_eq!(due(&mut roster, 0), Some(("a".to_owned(), StopMode::Remove)));
-        roster.on_stopped("a", StopMode::Remove, true);
-        assert_eq!(listed(&mut roster, &[]), []);
-        assert!(roster.cleanups.is_empty());
-    }
-
-    #[test]
-    fn one_that_was_to_be_told_while_somebody_else_had_the_pool_is_asked_first_and_has_its_time() {
-        let mut roster = roster(WorkerIdSource::Controller);
-        listed(&mut roster, &[there("a")]);
-        roster.set_active(false, at(0));
-        roster.request_stop("a", at(0));
-        assert_eq!(due(&mut roster, 100), None);
-        roster.set_active(true, at(100));
-        assert_eq!(due(&mut roster, 100), Some(("a".to_owned(), StopMode::Terminate)));
-        roster.on_stopped("a", StopMode::Terminate, true);
-        roster.set_active(true, at(150));
-        listed(&mut roster, &[there("a")]);
-        assert_eq!(due(&mut roster, 159), None);
-        assert_eq!(due(&mut roster, 160), Some(("a".to_owned(), StopMode::Kill)));
-    }
-
-    #[test]
-    fn one_that_is_being_started_is_told_to_go_once_it_was() {
-        let mut roster = roster(WorkerIdSource::Controller);
-        roster.on_start_requested(&assignment("a"));
-        roster.request_stop("a", at(0));
-        assert_eq!(due(&mut roster, 0), None);
-        assert_eq!(listed(&mut roster, &[ended("a", "at once")]), []);
-        roster.on_started("a");
-        assert_eq!(due(&mut roster, 0), Some(("a".to_owned(), StopMode::Terminate)));
+    fn a_starting_worker_is_asked_to_stop_once_it_has_started() {
+        let mut reconciler = reconciler(WorkerIdSource::Controller);
+        reconciler.on_start_requested(&spec("a"));
+        reconciler.request_stop("a", at(0));
+        assert_eq!(due(&mut reconciler, 0), None);
+        assert_eq!(listed(&mut reconciler, &[ended("a", "at once")]), []);
+        reconciler.on_started("a");
+        assert_eq!(due(&mut reconciler, 0), Some(("a".to_owned(), StopMode::Terminate)));
     }
 }

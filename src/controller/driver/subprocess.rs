@@ -4,18 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
-use super::stop_requests::is_stop_requested;
+use super::store::{StateStore, WorkerPid, WorkerRecord};
 use super::worker_logs::WorkerLogs;
-use super::worker_records::{PendingStart, RecordFile, WorkerRecord, WorkerRecords, remove_file};
 use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::domain::group::Key;
+use crate::domain::journal::BootId;
 use crate::host::containment::children::{self, ChildRegistration, StartedChild};
 use crate::host::containment::{WorkerCgroup, WorkerCgroups};
 use crate::host::process::{self, ProcessStat};
@@ -24,229 +23,120 @@ use crate::limits::{CONTROLLER_RECONCILE_INTERVAL, DRIVER_START_RECORD_TIMEOUT};
 
 #[derive(Debug, Clone)]
 pub struct SubprocessConfig {
+    /// Program and arguments.
     pub command: Vec<String>,
-}
-
-enum WorkerProcess {
-    Child { child: Box<Child>, _known: ChildRegistration },
-    Adopted,
-}
-
-struct LocalWorker {
-    record: WorkerRecord,
-    process: WorkerProcess,
-    is_stopping: bool,
-    exit: Option<WorkerExit>,
 }
 
 pub(super) struct SubprocessDriver {
     config: SubprocessConfig,
-    folder: PathBuf,
-    records: WorkerRecords,
+    store: Arc<StateStore>,
     logs: WorkerLogs,
-    groups: Option<WorkerCgroups>,
-    active: AtomicBool,
-    boot: String,
+    cgroups: Option<WorkerCgroups>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    workers: BTreeMap<String, LocalWorker>,
-    starting: BTreeSet<String>,
-    records_read_at: Option<SystemTime>,
-    is_cleaned: bool,
-    dying_groups: Vec<WorkerCgroup>,
+    /// Children of this process. Workers of a previous controller are observed by pid and start time instead.
+    children: BTreeMap<String, (Child, ChildRegistration)>,
+    /// Killed, and to be removed once they are empty.
+    dying_cgroups: Vec<WorkerCgroup>,
 }
 
 impl State {
-    fn kill_group(&mut self, folder: Option<PathBuf>) {
-        if let Some(folder) = folder {
-            let group = WorkerCgroup::at(folder);
-            group.kill();
-            if !group.try_remove() {
-                self.dying_groups.push(group);
+    fn kill_cgroup(&mut self, path: Option<PathBuf>) {
+        if let Some(path) = path {
+            let cgroup = WorkerCgroup::at(path);
+            cgroup.kill();
+            if !cgroup.try_remove() {
+                self.dying_cgroups.push(cgroup);
             }
         }
+    }
+
+    fn exit_reason(&mut self, record: &WorkerRecord) -> io::Result<Option<String>> {
+        if let Some((child, _)) = self.children.get_mut(&record.id) {
+            return Ok(match child.try_wait() {
+                Ok(None) => None,
+                Ok(Some(status)) => Some(status.to_string()),
+                Err(error) => Some(error.to_string()),
+            });
+        }
+        Ok((!is_running(record)?).then(|| "exited without a controller to read its status".to_owned()))
     }
 }
 
 impl SubprocessDriver {
-    pub(super) fn new(pool: &str, program: SubprocessConfig, folder: PathBuf) -> Self {
-        let groups = WorkerCgroups::probe(&format!("{pool} {}", folder.display()));
-        match &groups {
-            Ok(_) => {
-                tracing::info!(pool, "each worker runs in its own cgroup, so all of its processes stop with it")
-            }
-            Err(why) => {
-                tracing::warn!(
-                    pool,
-                    "no cgroups, so processes that leave a worker's process group may outlive it: {why}"
-                );
-            }
+    pub(super) fn new(pool: &str, config: SubprocessConfig, folder: PathBuf, store: Arc<StateStore>) -> Self {
+        let cgroups = WorkerCgroups::probe(&format!("{pool} {}", folder.display()));
+        match &cgroups {
+            Ok(_) => tracing::info!(pool, "each worker runs in its own cgroup, so all of its processes stop with it"),
+            Err(why) => tracing::warn!(
+                pool,
+                "no cgroups, so processes that leave a worker's process group may outlive it: {why}"
+            ),
         }
-        let (records, logs) = (WorkerRecords::new(folder.clone()), WorkerLogs::new(folder.clone()));
-        let (active, state) = (AtomicBool::new(false), Mutex::default());
-        Self { config: program, folder, records, logs, groups: groups.ok(), active, boot: boot_id(), state }
-    }
-
-    fn is_active(&self) -> bool {
-        self.active.load(Ordering::Acquire)
+        Self { config, store, logs: WorkerLogs::new(folder), cgroups: cgroups.ok(), state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn load_records(&self, state: &mut State) -> io::Result<()> {
-        let changed = self.records.modified_at()?;
-        if state.records_read_at == Some(changed) {
-            return Ok(());
-        }
-        let (acts, mut is_open) = (self.is_active(), false);
-        for note in self.records.load()? {
-            match note {
-                RecordFile::Started(WorkerRecord { id, .. }) | RecordFile::Pending(PendingStart { id, .. }, _)
-                    if state.workers.contains_key(&id) || state.starting.contains(&id) => {}
-                RecordFile::Started(record) => self.adopt(state, record, acts)?,
-                RecordFile::Pending(begun, age) if acts => is_open |= !self.resolve_pending(state, begun, age)?,
-                RecordFile::Unreadable(path) if acts => remove_file(&path),
-                RecordFile::Pending(..) | RecordFile::Unreadable(_) => {}
-            }
-        }
-        let is_old = changed.elapsed().is_ok_and(|age| age > MTIME_GRANULARITY);
-        state.records_read_at = (is_old && !is_open).then_some(changed);
-        Ok(())
-    }
-
-    fn adopt(&self, state: &mut State, record: WorkerRecord, acts: bool) -> io::Result<()> {
-        let is_told = is_stop_requested(&self.folder, &record.id)?;
-        let end = if self.is_running(&record)? || (is_told && self.has_running_group(&record)?) {
-            None
-        } else if !acts {
-            return Ok(());
-        } else {
-            state.kill_group(record.group.clone());
-            if is_told {
-                self.records.remove(&record.id);
-                return Ok(());
-            }
-            let how =
-                if record.boot == self.boot { "while no controller was running" } else { "when the host restarted" };
-            Some(self.exit_of(&record.id, format!("exited {how}")))
-        };
-        let worker = LocalWorker { process: WorkerProcess::Adopted, is_stopping: is_told, exit: end, record };
-        state.workers.insert(worker.record.id.clone(), worker);
-        Ok(())
-    }
-
-    fn resolve_pending(&self, state: &mut State, begun: PendingStart, age: Duration) -> io::Result<bool> {
-        let is_this_boot = begun.boot == self.boot;
-        if let Some(ProcessStat { pid, start_ticks: started, .. }) =
-            if is_this_boot { find_by_worker_id(&begun.id)? } else { None }
-        {
-            let record = begun.started(pid, started);
-            self.records.store(&record)?;
-            tracing::info!(worker = begun.id, pid, "adopted a worker whose start was interrupted");
-            self.adopt(state, record, true)?;
-            return Ok(true);
-        }
-        let is_over = !is_this_boot || age > DRIVER_START_RECORD_TIMEOUT;
-        if is_over {
-            state.kill_group(begun.group);
-            self.records.remove(&begun.id);
-        }
-        Ok(is_over)
-    }
-
-    fn exit_of(&self, id: &str, how: String) -> WorkerExit {
-        WorkerExit { reason: how, log_tail: self.logs.tail(id), log: Some(WorkerLogs::file_name(id)) }
-    }
-
-    fn is_running(&self, record: &WorkerRecord) -> io::Result<bool> {
-        Ok(record.boot == self.boot && start_ticks(record.pid)? == Some(record.started))
-    }
-
-    fn has_running_group(&self, record: &WorkerRecord) -> io::Result<bool> {
-        // The pid may be reused.
-        let is_others = ProcessStat::try_read(record.pid)?.is_some_and(|leader| leader.start_ticks != record.started);
-        if record.boot != self.boot || is_others {
-            return Ok(false);
-        }
-        let of_group = |stat: &ProcessStat| stat.group == record.pid && stat.state == process::ProcessState::Running;
-        Ok(ProcessStat::read_all()?.iter().any(of_group))
-    }
-
-    fn kill_unrecorded_groups(&self, state: &mut State) {
-        let Some(groups) = self.groups.as_ref().filter(|_| !state.is_cleaned) else { return };
-        let is_known = |id: &str, state: &State| {
-            let is_one = state.workers.contains_key(id) || state.starting.contains(id);
-            is_one || state.dying_groups.iter().any(|group| group.path().ends_with(id))
-        };
-        for (id, folder) in groups.older_than(DRIVER_START_RECORD_TIMEOUT) {
-            if !is_known(&id, state) {
-                tracing::warn!(worker = id, "killing a cgroup without a worker record");
-                state.kill_group(Some(folder));
-            }
-        }
-        state.is_cleaned = groups.older_than(Duration::ZERO).iter().all(|(id, _)| is_known(id, state));
-    }
-
     fn list_workers(&self) -> io::Result<Vec<ListedWorker>> {
         let mut state = self.state();
-        let acts = self.is_active();
-        self.load_records(&mut state)?;
-        if acts {
-            state.dying_groups.retain(|group| !group.try_remove());
-            self.kill_unrecorded_groups(&mut state);
-        } else {
-            let is_over = |life: &mut WorkerProcess| match life {
-                WorkerProcess::Child { child, .. } => !matches!(child.try_wait(), Ok(None)),
-                WorkerProcess::Adopted => true,
-            };
-            state.workers.retain(|id, worker| !is_over(&mut worker.process) || self.records.contains(id));
-        }
-        let mut found = Vec::with_capacity(state.workers.len());
-        for LocalWorker { record, process: life, is_stopping: is_told, exit: end } in state.workers.values_mut() {
+        state.dying_cgroups.retain(|cgroup| !cgroup.try_remove());
+        let (records, stop_requests) = (self.store.workers()?, self.store.stop_requests()?);
+        let ids: BTreeSet<&str> = records.iter().map(|record| record.id.as_str()).collect();
+        state.children.retain(|id, _| ids.contains(id.as_str()));
+        let mut listed = Vec::with_capacity(records.len());
+        for record in &records {
             let Some(key) = Key::new(&record.key) else { continue };
-            if end.is_some() {
-                found.push(ListedWorker { id: record.id.clone(), key, state: state_of(end) });
-                continue;
-            }
-            let how = match life {
-                WorkerProcess::Child { child, .. } => match child.try_wait() {
-                    Ok(None) => None,
-                    Ok(Some(status)) => Some(status.to_string()),
-                    Err(error) => Some(error.to_string()),
+            let record = match record.process {
+                Some(_) => record.clone(),
+                None => match self.resolve_pending(&mut state, record)? {
+                    Some(record) => record,
+                    None => continue,
                 },
-                WorkerProcess::Adopted => (!self.is_running(record)?).then(|| "the process is gone".to_owned()),
             };
-            *is_told = *is_told || (how.is_some() && is_stop_requested(&self.folder, &record.id)?);
-            // A shell that does not `exec` its last program exits before that does.
-            let goes_on = how.is_some() && *is_told && self.has_running_group(record)?;
-            let how = how.filter(|_| !goes_on);
-            if acts {
-                self.logs.truncate(&record.id);
-                if how.is_some() {
-                    kill_remaining(record)?;
+            let worker_state = match state.exit_reason(&record)? {
+                None => WorkerState::Running,
+                // A shell that does not `exec` its last program exits before that does.
+                Some(_) if stop_requests.contains(&record.id) && has_processes(&record) => WorkerState::Running,
+                Some(reason) => {
+                    kill_remaining(&record)?;
+                    let (log, log_tail) = (Some(WorkerLogs::file_name(&record.id)), self.logs.tail(&record.id));
+                    WorkerState::Exited(WorkerExit { reason, log, log_tail })
                 }
-            }
-            let seen = how.map(|how| self.exit_of(&record.id, how));
-            found.push(ListedWorker { id: record.id.clone(), key, state: state_of(&seen) });
-            if acts {
-                *end = seen;
-            }
+            };
+            self.logs.truncate(&record.id);
+            listed.push(ListedWorker { id: record.id, key, state: worker_state });
         }
-        Ok(found)
+        Ok(listed)
     }
 
-    fn make_group(&self, id: &str) -> Option<WorkerCgroup> {
-        let created = self.groups.as_ref()?.create(id);
+    /// A previous controller was killed between recording the start and recording the process.
+    fn resolve_pending(&self, state: &mut State, record: &WorkerRecord) -> io::Result<Option<WorkerRecord>> {
+        let is_this_boot = is_this_boot(record);
+        if is_this_boot && let Some(process) = find_leader(record)? {
+            self.store.mark_started(&record.id, Some(process))?;
+            tracing::info!(worker = record.id, pid = process.pid, "adopted a worker whose start was interrupted");
+            return Ok(Some(WorkerRecord { process: Some(process), ..record.clone() }));
+        }
+        if !is_this_boot || record.age() > DRIVER_START_RECORD_TIMEOUT {
+            state.kill_cgroup(record.cgroup.clone());
+            self.store.remove_worker(&record.id)?;
+        }
+        Ok(None)
+    }
+
+    fn create_cgroup(&self, id: &str) -> Option<WorkerCgroup> {
+        let created = self.cgroups.as_ref()?.create(id);
         created.inspect_err(|error| tracing::warn!(worker = id, "no cgroup for this worker: {error}")).ok()
     }
 
-    fn start_worker(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
-        let WorkerSpec { id, key, variables } = assignment;
+    fn start_worker(&self, spec: WorkerSpec) -> Result<(), DriverError> {
+        let WorkerSpec { id, key, variables } = spec;
         let Some((program, arguments)) = self.config.command.split_first() else {
             return Err(DriverError("no command is configured".to_owned()));
         };
@@ -254,41 +144,38 @@ impl SubprocessDriver {
         let own = || inherited_variables().find(|(name, _)| *name == "PATH")?.1.into_string().ok();
         let path = variables.get("PATH").cloned().or_else(own);
         find_program(program, &path.into_iter().map(|path| ("PATH".to_owned(), path)).collect(), Path::new(""))?;
-        self.state().starting.insert(id.clone());
-        let group = self.make_group(&id);
-        let begun = PendingStart {
-            id,
-            key: key.as_str().to_owned(),
-            boot: self.boot.clone(),
-            group: group.as_ref().map(|group| group.path().to_owned()),
-        };
-        let started = self.spawn_worker(group, (program, arguments), &begun, variables);
         let mut state = self.state();
-        state.starting.remove(&begun.id);
-        match started {
-            Ok(worker) => drop(state.workers.insert(begun.id, worker)),
-            Err(why) => {
-                state.kill_group(begun.group);
-                self.records.remove(&begun.id);
-                return Err(why);
+        let cgroup = self.create_cgroup(&id);
+        let record = WorkerRecord {
+            cgroup: cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()),
+            ..WorkerRecord::pending(&id, &key)
+        };
+        match self.spawn_worker(cgroup, (program, arguments), &record, variables) {
+            Ok(child) => {
+                state.children.insert(id, child);
+                Ok(())
+            }
+            Err(error) => {
+                state.kill_cgroup(record.cgroup);
+                self.store.remove_worker(&id)?;
+                Err(error)
             }
         }
-        Ok(())
     }
 
     fn spawn_worker(
         &self,
-        group: Option<WorkerCgroup>,
+        cgroup: Option<WorkerCgroup>,
         (program, arguments): (&String, &[String]),
-        begun: &PendingStart,
+        record: &WorkerRecord,
         variables: BTreeMap<String, String>,
-    ) -> Result<LocalWorker, DriverError> {
-        let log = self.logs.open(&begun.id)?;
+    ) -> Result<(Child, ChildRegistration), DriverError> {
+        let log = self.logs.open(&record.id)?;
         // Recorded before the spawn, so that the next controller searches for it.
-        self.records.store_pending(begun)?;
-        let mut command = match &group {
-            Some(group) => {
-                let (shim, arguments) = group.command_prefix()?;
+        self.store.insert_worker(record)?;
+        let mut command = match &cgroup {
+            Some(cgroup) => {
+                let (shim, arguments) = cgroup.command_prefix()?;
                 let mut command = Command::new(shim);
                 command.args(arguments).arg(program);
                 command
@@ -297,46 +184,40 @@ impl SubprocessDriver {
         };
         command.args(arguments).env_clear().envs(inherited_variables()).envs(variables);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-        let StartedChild { child, registration: known } = children::start_child(None, || command.spawn(), Child::id)?;
+        let StartedChild { child, registration } = children::start_child(None, || command.spawn(), Child::id)?;
         let pid = child.id().and_then(|id| i32::try_from(id).ok());
         let Some(pid) = pid else { return Err(DriverError("exited at once".to_owned())) };
-        let written = || {
+        let recorded = || {
             // The next list reports a worker that has exited already.
-            let record = begun.started(pid, start_ticks(pid)?.unwrap_or_default());
-            self.records.store(&record).map(|()| record)
+            let start_ticks = start_ticks(pid)?.unwrap_or_default();
+            self.store.mark_started(&record.id, Some(WorkerPid { pid, start_ticks }))
         };
-        let record = written().inspect_err(|_| {
-            // It holds no request yet.
-            if let Some(group) = Pid::from_raw(pid) {
-                kill_process_group(group, Signal::KILL).ok();
-            }
-        })?;
-        let life = WorkerProcess::Child { child: Box::new(child), _known: known };
-        Ok(LocalWorker { record, process: life, is_stopping: false, exit: None })
+        recorded().inspect_err(|_| signal_group(&record.id, pid, Signal::KILL))?;
+        Ok((child, registration))
     }
 
-    fn stop_worker(&self, id: &str, stop: StopMode) -> io::Result<()> {
+    fn stop_worker(&self, id: &str, mode: StopMode) -> io::Result<()> {
         let mut state = self.state();
-        let Some(LocalWorker { record, is_stopping: is_told, .. }) = state.workers.get_mut(id) else { return Ok(()) };
-        match stop {
-            StopMode::Terminate => {
-                if self.is_running(record)? {
-                    *is_told = true;
-                    signal_group(record, Signal::TERM);
-                }
+        let records = self.store.workers()?;
+        let Some(record) = records.iter().find(|record| record.id == id) else { return Ok(()) };
+        let running = if is_running(record)? { record.process } else { None };
+        match (mode, running) {
+            (StopMode::Terminate, Some(process)) => {
+                // Before the signal: a shell may exit at once, and its worker keeps its time.
+                self.store.add_stop_request(id)?;
+                signal_group(id, process.pid, Signal::TERM);
             }
-            StopMode::Kill if self.is_running(record)? => {
-                signal_group(record, Signal::KILL);
+            (StopMode::Terminate, None) => {}
+            (StopMode::Kill, Some(process)) => {
+                signal_group(id, process.pid, Signal::KILL);
                 kill_cgroup(record);
             }
-            StopMode::Kill => kill_remaining(record)?,
-            StopMode::Remove => {
-                let group = record.group.clone();
-                state.workers.remove(id);
-                state.kill_group(group);
-                self.logs.prune(|id| !state.workers.contains_key(id));
-                drop(state);
-                self.records.remove(id);
+            (StopMode::Kill, None) => kill_remaining(record)?,
+            (StopMode::Remove, _) => {
+                state.children.remove(id);
+                state.kill_cgroup(record.cgroup.clone());
+                self.store.remove_worker(id)?;
+                self.logs.prune(|log| log == id || records.iter().all(|record| record.id != log));
             }
         }
         Ok(())
@@ -346,72 +227,78 @@ impl SubprocessDriver {
 impl Driver for SubprocessDriver {
     const LIST_INTERVAL: Duration = CONTROLLER_RECONCILE_INTERVAL;
 
-    fn set_active(&self, in_charge: bool) {
-        if self.active.swap(in_charge, Ordering::AcqRel) != in_charge {
-            let mut state = self.state();
-            (state.records_read_at, state.is_cleaned) = (None, false);
-        }
-    }
-
     async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
         Ok(self.list_workers()?)
     }
 
-    async fn start(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
-        self.start_worker(assignment)
+    async fn start(&self, spec: WorkerSpec) -> Result<(), DriverError> {
+        self.start_worker(spec)
     }
 
-    async fn stop(&self, id: String, _key: Key, stop: StopMode) -> Result<(), DriverError> {
-        Ok(self.stop_worker(&id, stop)?)
+    async fn stop(&self, id: String, _key: Key, mode: StopMode) -> Result<(), DriverError> {
+        Ok(self.stop_worker(&id, mode)?)
     }
 }
 
-const MTIME_GRANULARITY: Duration = Duration::from_millis(100);
-
+/// What a program that a driver starts inherits from the environment of the controller.
 pub(super) fn inherited_variables() -> impl Iterator<Item = (&'static str, std::ffi::OsString)> {
     ["PATH", "HOME", "LANG", "USER"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)))
 }
 
-fn state_of(end: &Option<WorkerExit>) -> WorkerState {
-    end.clone().map_or(WorkerState::Running, WorkerState::Exited)
+fn is_this_boot(record: &WorkerRecord) -> bool {
+    static BOOT: LazyLock<BootId> = LazyLock::new(crate::host::journal::current_boot);
+    *BOOT.0 == *record.boot
 }
 
+fn is_running(record: &WorkerRecord) -> io::Result<bool> {
+    let Some(process) = record.process.filter(|_| is_this_boot(record)) else { return Ok(false) };
+    Ok(start_ticks(process.pid)? == Some(process.start_ticks))
+}
+
+fn has_processes(record: &WorkerRecord) -> bool {
+    record.cgroup.clone().is_some_and(|path| !WorkerCgroup::at(path).processes().is_empty())
+}
+
+fn find_leader(record: &WorkerRecord) -> io::Result<Option<WorkerPid>> {
+    let Some(path) = record.cgroup.clone() else { return Ok(None) };
+    let mut leaders = Vec::new();
+    for pid in WorkerCgroup::at(path).processes() {
+        let stat = ProcessStat::try_read(pid)?;
+        leaders.extend(stat.filter(|stat| stat.pid == stat.group && stat.state == process::ProcessState::Running));
+    }
+    let first = leaders.into_iter().min_by_key(|stat| stat.start_ticks);
+    Ok(first.map(|stat| WorkerPid { pid: stat.pid, start_ticks: stat.start_ticks }))
+}
+
+/// Kills what an exited worker has left behind.
 fn kill_remaining(record: &WorkerRecord) -> io::Result<()> {
-    if start_ticks(record.pid)?.is_none() {
-        signal_group(record, Signal::KILL);
+    // The pid may be reused.
+    if let Some(WorkerPid { pid, .. }) = record.process
+        && is_this_boot(record)
+        && start_ticks(pid)?.is_none()
+    {
+        signal_group(&record.id, pid, Signal::KILL);
     }
     kill_cgroup(record);
     Ok(())
 }
 
 fn kill_cgroup(record: &WorkerRecord) {
-    if let Some(folder) = &record.group {
-        WorkerCgroup::at(folder.clone()).kill();
+    if let Some(path) = &record.cgroup {
+        WorkerCgroup::at(path.clone()).kill();
     }
 }
 
-fn signal_group(record: &WorkerRecord, signal: Signal) {
-    if let Some(group) = Pid::from_raw(record.pid)
+fn signal_group(id: &str, pid: i32, signal: Signal) {
+    if let Some(group) = Pid::from_raw(pid)
         && let Err(error) = kill_process_group(group, signal)
         && error != rustix::io::Errno::SRCH
     {
-        tracing::warn!(worker = record.id, %error, "cannot signal the worker");
+        tracing::warn!(worker = id, %error, "cannot signal the worker");
     }
 }
 
-fn find_by_worker_id(id: &str) -> io::Result<Option<ProcessStat>> {
-    let leads = |stat: &ProcessStat| stat.state == process::ProcessState::Running && stat.pid == stat.group;
-    let is_it = |stat: &ProcessStat| {
-        leads(stat) && process::environment_variable(stat.pid, "WORKER_ID").is_some_and(|told| told == id)
-    };
-    Ok(ProcessStat::read_all()?.into_iter().filter(is_it).min_by_key(|stat| stat.start_ticks))
-}
-
-fn boot_id() -> String {
-    let crate::domain::journal::BootId(boot) = crate::host::journal::current_boot();
-    boot.into()
-}
-
+/// `None` if the process is gone or a zombie. In clock ticks since boot.
 fn start_ticks(pid: i32) -> io::Result<Option<u64>> {
     Ok(ProcessStat::try_read(pid)?
         .filter(|stat| stat.state == process::ProcessState::Running)

@@ -1,21 +1,22 @@
 //! Driver: workers as instances of a systemd template unit.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::run_program::{run, run_checked};
+use super::store::{StateStore, WorkerRecord};
 use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::controller::name_encoding;
 use crate::domain::group::Key;
-use crate::limits::{DRIVER_POLL_INTERVAL, UNIT_NAME_BYTES_MAX};
+use crate::limits::{DRIVER_POLL_INTERVAL, DRIVER_START_RECORD_TIMEOUT, UNIT_NAME_BYTES_MAX};
 
 #[derive(Debug, Clone)]
 pub struct SystemdConfig {
@@ -28,13 +29,7 @@ pub(super) struct SystemdDriver {
     config: SystemdConfig,
     pool: String,
     folder: PathBuf,
-    starting: Mutex<BTreeSet<String>>,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct InstanceRecord {
-    id: String,
-    key: String,
+    store: Arc<StateStore>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -44,8 +39,8 @@ struct ListedUnit {
 }
 
 impl SystemdDriver {
-    pub(super) const fn new(config: SystemdConfig, pool: String, folder: PathBuf) -> Self {
-        Self { config, pool, folder, starting: Mutex::new(BTreeSet::new()) }
+    pub(super) const fn new(config: SystemdConfig, pool: String, folder: PathBuf, store: Arc<StateStore>) -> Self {
+        Self { config, pool, folder, store }
     }
 
     fn instance_name(&self, id: &str, key: &Key) -> String {
@@ -61,32 +56,13 @@ impl SystemdDriver {
         self.config.systemctl.iter().map(String::as_str).chain(arguments.iter().copied()).map(str::to_owned).collect()
     }
 
-    fn starting(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.starting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn records(&self) -> io::Result<BTreeMap<String, InstanceRecord>> {
-        let starting = self.starting().clone();
-        let mut records = BTreeMap::new();
-        for entry in std::fs::read_dir(&self.folder)?.flatten() {
-            let path = entry.path();
-            let instance = path.file_stem().and_then(|name| name.to_str());
-            let Some(instance) = instance.filter(|_| path.extension().is_some_and(|kind| kind == "json")) else {
-                continue;
-            };
-            let record = std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-            if let Some(record) = record
-                && !starting.contains(instance)
-            {
-                records.insert(instance.to_owned(), record);
-            }
-        }
-        Ok(records)
-    }
-
-    fn parse_instance_name(&self, instance: &str) -> Option<InstanceRecord> {
-        let [pool, key, id] = <[String; 3]>::try_from(name_encoding::parse_object_name(instance)?).ok()?;
-        (pool == self.pool).then_some(InstanceRecord { id, key })
+    /// By the names of their instances.
+    fn records(&self) -> io::Result<BTreeMap<String, (WorkerRecord, Key)>> {
+        let records = self.store.workers()?.into_iter().filter_map(|record| {
+            let key = Key::new(&record.key)?;
+            Some((self.instance_name(&record.id, &key), (record, key)))
+        });
+        Ok(records.collect())
     }
 
     async fn inactive_state(&self, unit: &str) -> WorkerState {
@@ -117,45 +93,26 @@ impl SystemdDriver {
         })
     }
 
-    fn write(&self, instance: &str, assignment: &WorkerSpec) -> io::Result<()> {
-        let record = InstanceRecord { id: assignment.id.clone(), key: assignment.key.as_str().to_owned() };
-        let record = serde_json::to_vec(&record).map_err(io::Error::other)?;
-        self.write_file(&format!("{instance}.json"), &record)?;
-        self.write_file(&format!("{instance}.env"), environment_file(&assignment.variables).as_bytes())
-    }
-
-    fn write_file(&self, name: &str, text: &[u8]) -> io::Result<()> {
-        let fresh = self.folder.join(format!("{name}.new"));
+    /// Contains the password of the broker, so only its owner may read it.
+    fn write_environment(&self, instance: &str, variables: &BTreeMap<String, String>) -> io::Result<()> {
+        let path = self.environment_path(instance);
+        let new = path.with_extension("env.new");
         let mut options = std::fs::OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600).open(&fresh)?.write_all(text)?;
-        std::fs::rename(fresh, self.folder.join(name))
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(environment_file(variables).as_bytes())?;
+        std::fs::rename(new, path)
     }
 
-    fn remove(&self, instance: &str) {
-        for kind in ["env", "json"] {
-            let path = self.folder.join(format!("{instance}.{kind}"));
-            if let Err(error) = std::fs::remove_file(&path) {
-                tracing::debug!(%error, path = %path.display(), "cannot remove a file of a worker");
-            }
+    fn environment_path(&self, instance: &str) -> PathBuf {
+        self.folder.join(format!("{instance}.env"))
+    }
+
+    fn remove(&self, id: &str, instance: &str) -> io::Result<()> {
+        match std::fs::remove_file(self.environment_path(instance)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
         }
-    }
-}
-
-struct StartGuard<'a> {
-    driver: &'a SystemdDriver,
-    instance: &'a str,
-}
-
-impl<'a> StartGuard<'a> {
-    fn new(driver: &'a SystemdDriver, instance: &'a str) -> Self {
-        driver.starting().insert(instance.to_owned());
-        Self { driver, instance }
-    }
-}
-
-impl Drop for StartGuard<'_> {
-    fn drop(&mut self) {
-        self.driver.starting().remove(self.instance);
+        self.store.remove_worker(id)
     }
 }
 
@@ -173,35 +130,42 @@ impl Driver for SystemdDriver {
         let (start, end) = (format!("{}@", self.config.unit), ".service");
         for ListedUnit { unit, active } in units {
             let Some(instance) = unit.strip_prefix(&start).and_then(|rest| rest.strip_suffix(end)) else { continue };
-            let Some(record) = records.remove(instance).or_else(|| self.parse_instance_name(instance)) else {
-                continue;
-            };
-            let Some(key) = Key::new(&record.key) else { continue };
-            let standing = match active.as_str() {
+            let Some((record, key)) = records.remove(instance) else { continue };
+            let state = match active.as_str() {
                 "failed" | "inactive" => self.inactive_state(&unit).await,
                 "deactivating" => WorkerState::Stopping,
                 _ => WorkerState::Running,
             };
-            found.push(ListedWorker { id: record.id, key, state: standing });
+            found.push(ListedWorker { id: record.id, key, state });
         }
-        // systemd unloads a unit that exited with success.
-        for (instance, InstanceRecord { id, key }) in records {
-            let Some(key) = Key::new(&key) else { continue };
+        for (instance, (record, key)) in records {
+            if !record.is_started {
+                if record.age() > DRIVER_START_RECORD_TIMEOUT {
+                    self.remove(&record.id, &instance)?;
+                }
+                continue;
+            }
+            // systemd unloads a unit that exited with success.
             let log = Some(format!("`journalctl --unit {}`", self.unit_name(&instance)));
-            let end = WorkerExit { reason: "exited with success".to_owned(), log, ..WorkerExit::default() };
-            found.push(ListedWorker { id, key, state: WorkerState::Exited(end) });
+            let exit = WorkerExit { reason: "exited with success".to_owned(), log, ..WorkerExit::default() };
+            found.push(ListedWorker { id: record.id, key, state: WorkerState::Exited(exit) });
         }
         Ok(found)
     }
 
-    async fn start(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
-        let instance = self.instance_name(&assignment.id, &assignment.key);
-        // If the call fails midway, the next list finds the files and the unit, or the files alone.
-        let _starting = StartGuard::new(self, &instance);
-        self.write(&instance, &assignment)?;
-        let started = run_checked(&self.systemctl(&["start", "--no-block", &self.unit_name(&instance)]), b"").await;
-        if started.is_err() {
-            self.remove(&instance);
+    async fn start(&self, spec: WorkerSpec) -> Result<(), DriverError> {
+        let WorkerSpec { id, key, variables } = spec;
+        let instance = self.instance_name(&id, &key);
+        self.store.insert_worker(&WorkerRecord::pending(&id, &key))?;
+        let start = async {
+            self.write_environment(&instance, &variables)?;
+            run_checked(&self.systemctl(&["start", "--no-block", &self.unit_name(&instance)]), b"").await
+        };
+        let started = start.await;
+        if started.is_ok() {
+            self.store.mark_started(&id, None)?;
+        } else {
+            self.remove(&id, &instance)?;
         }
         started.map(drop)
     }
@@ -215,8 +179,7 @@ impl Driver for SystemdDriver {
             StopMode::Remove => {
                 // Fails for a unit that did not fail.
                 run(&self.systemctl(&["reset-failed", &unit]), b"").await?;
-                self.remove(&instance);
-                Ok(())
+                Ok(self.remove(&id, &instance)?)
             }
         }
     }

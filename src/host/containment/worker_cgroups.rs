@@ -4,7 +4,6 @@
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use super::cgroup::{self, Cgroup, KillMethod};
 use super::shim_launch::{exec_arguments, shim_path};
@@ -35,32 +34,11 @@ impl WorkerCgroups {
         tried.map(|()| groups)
     }
 
-    /// The groups older than `age`, by name. One without a record was left by a controller that was killed while it started a
-    /// worker.
-    pub(crate) fn older_than(&self, age: Duration) -> Vec<(String, PathBuf)> {
-        let entries = std::fs::read_dir(self.parent.path()).into_iter().flatten().flatten();
-        let is_old = |entry: &std::fs::DirEntry| {
-            let metadata = entry.metadata().ok().filter(std::fs::Metadata::is_dir);
-            metadata.and_then(|metadata| metadata.modified().ok()?.elapsed().ok()).is_some_and(|since| since > age)
-        };
-        let old =
-            entries.filter(is_old).filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())));
-        old.collect()
-    }
-
     pub(crate) fn create(&self, id: &str) -> io::Result<WorkerCgroup> {
         self.parent.create()?;
         let group = Cgroup::at(self.parent.path().join(id));
         group.create()?;
         Ok(WorkerCgroup(group))
-    }
-}
-
-#[cfg(test)]
-impl WorkerCgroups {
-    /// Makes the creation of groups fail, as on a host without control groups, until this is dropped.
-    pub(crate) fn deny_groups(&self) {
-        self.parent.write("cgroup.max.descendants", "0").expect("the file exists");
     }
 }
 
@@ -88,6 +66,10 @@ impl WorkerCgroup {
     /// The program to start, and the arguments before the actual program and its arguments, so that it starts in the group.
     pub(crate) fn command_prefix(&self) -> io::Result<(&'static Path, [OsString; 2])> {
         Ok((shim_path()?, exec_arguments(&self.0.procs_path())))
+    }
+
+    pub(crate) fn processes(&self) -> Vec<i32> {
+        self.0.processes()
     }
 
     pub(crate) fn kill(&self) {

@@ -37,12 +37,8 @@ impl Pool {
     }
 
     /// The processes of its workers.
-    fn workers_there(&self) -> Vec<i64> {
-        let entries = std::fs::read_dir(self.records()).into_iter().flatten().flatten();
-        let records = entries.filter(|entry| entry.path().extension().is_some_and(|ending| ending == "json"));
-        let read = records.filter_map(|entry| std::fs::read(entry.path()).ok());
-        let mut pids: Vec<i64> =
-            read.filter_map(|bytes| serde_json::from_slice::<Value>(&bytes).ok()?["pid"].as_i64()).collect();
+    fn workers_there(&self) -> Vec<i32> {
+        let mut pids: Vec<i32> = self.worker_records().into_iter().map(|(pid, _)| pid).collect();
         pids.sort_unstable();
         pids
     }
@@ -153,7 +149,7 @@ async fn b10_a_worker_that_died_is_started_again() {
     pool.ask("a", "1").await;
     pool.answered("1").await;
     let first = pool.workers_there();
-    let pid = first.first().and_then(|pid| Pid::from_raw(i32::try_from(*pid).ok()?)).expect("a worker");
+    let pid = first.first().and_then(|pid| Pid::from_raw(*pid)).expect("a worker");
     kill_process_group(pid, Signal::KILL).expect("it is there");
     controller.says("worker exited").await;
     pool.ask("a", "2").await;
@@ -275,7 +271,7 @@ async fn an_existing_client_and_an_existing_worker_are_served_as_they_are() {
     // Its queue is deleted when nobody asks any more, and it goes with that or with a signal.
     pool.until(&format!("{}-req-42", pool.name), None).await;
     pool.until(&format!("{}-req-infra%3D42", pool.name), None).await;
-    assert_eq!(pool.workers_there(), Vec::<i64>::new());
+    assert_eq!(pool.workers_there(), Vec::<i32>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]
