@@ -2,6 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 #[derive(Debug, Default)]
 pub(super) struct AtomicCount(AtomicU64);
 
@@ -25,16 +28,40 @@ impl AtomicCount {
     }
 }
 
-#[derive(Debug, Default)]
-pub(super) struct PoolCounters {
-    pub(super) orphans: AtomicCount,
-    pub(super) forwarded: AtomicCount,
-    pub(super) dead_letters: AtomicCount,
-    pub(super) poison_requests: AtomicCount,
-    pub(super) queue_operations: AtomicCount,
-    pub(super) queue_operation_failures: AtomicCount,
-    pub(super) activity_reports: AtomicCount,
-    pub(super) workers_started: AtomicCount,
-    pub(super) workers_failed: AtomicCount,
-    pub(super) broker_disconnects: AtomicCount,
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        #[derive(Debug, Default)]
+        pub(super) struct PoolCounters {
+            /// A gauge: orphans that this connection holds.
+            pub(super) orphans: AtomicCount,
+            $(pub(super) $name: AtomicCount,)*
+        }
+
+        impl PoolCounters {
+            pub(super) fn values(&self) -> CounterValues {
+                CounterValues { $($name: self.$name.get(),)* }
+            }
+        }
+
+        /// Counters since the start.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+        pub struct CounterValues {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+    };
+}
+
+counters! {
+    orphans_forwarded,
+    /// Requests that the controller answered with an error.
+    dead_letters,
+    /// Those of them that were moved to the poison queue.
+    poison_requests,
+    queue_operations,
+    queue_operation_failures,
+    activity_reports,
+    workers_started,
+    /// Exits without a stop request, and failed starts.
+    workers_failed,
+    broker_disconnects,
 }

@@ -234,7 +234,7 @@ async fn complete(
         } else {
             orphan.delivery.acker.ack(BasicAckOptions::default()).await?;
             tally.orphans.decrement();
-            tally.forwarded.increment();
+            tally.orphans_forwarded.increment();
         }
     }
     Ok(())

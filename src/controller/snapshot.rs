@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::external_demand::DemandState;
 use super::status::{
-    BrokerStatus, CounterValues, DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, ScaleStatus,
+    BrokerStatus, DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, ScaleStatus,
     WorkerActivity, WorkerCounts, WorkerStatus,
 };
 use super::workers::GroupSnapshot;
@@ -46,7 +46,7 @@ impl Controller {
             groups,
             external_demands: self.demands.iter().map(|(name, known)| demand_status(name, known)).collect(),
             orphans_held: self.counters.orphans.get(),
-            counters: self.counter_values(),
+            counters: self.counters.values(),
             last_error: self.last_error.as_ref().map(|ended| error_status(ended, now)),
         }
     }
@@ -96,21 +96,6 @@ impl Controller {
             consecutive_failures: restarts.map_or(0, |row| row.consecutive_failures()),
             failing: restarts.is_some_and(|row| row.is_failing()),
             last_exit: seen.last_exit.map(|ended| error_status(ended, now)),
-        }
-    }
-
-    fn counter_values(&self) -> CounterValues {
-        let tally = &self.counters;
-        CounterValues {
-            orphans_forwarded: tally.forwarded.get(),
-            dead_letters: tally.dead_letters.get(),
-            poison_requests: tally.poison_requests.get(),
-            queue_operations: tally.queue_operations.get(),
-            queue_operation_failures: tally.queue_operation_failures.get(),
-            activity_reports: tally.activity_reports.get(),
-            workers_started: tally.workers_started.get(),
-            workers_failed: tally.workers_failed.get(),
-            broker_disconnects: tally.broker_disconnects.get(),
         }
     }
 }

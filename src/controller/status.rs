@@ -5,6 +5,8 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use super::counters::CounterValues;
+
 /// Status of a controller. The keys of its JSON are stable.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ControllerStatus {
@@ -250,23 +252,6 @@ impl GroupPhase {
             Self::Deleting => "deleting",
         }
     }
-}
-
-/// Counters since the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct CounterValues {
-    pub orphans_forwarded: u64,
-    /// Requests that the controller answered with an error.
-    pub dead_letters: u64,
-    /// Those of them that were moved to the poison queue.
-    pub poison_requests: u64,
-    pub queue_operations: u64,
-    pub queue_operation_failures: u64,
-    pub activity_reports: u64,
-    pub workers_started: u64,
-    /// Exits without a stop request, and failed starts.
-    pub workers_failed: u64,
-    pub broker_disconnects: u64,
 }
 
 pub(super) fn seconds_to_duration(seconds: f64) -> Duration {
