@@ -74,8 +74,7 @@ impl Controller {
                 let key = key.map(|key| self.existing_key(&key)).transpose()?;
                 let whom = self.target_name(key.as_ref());
                 if !self.overrides.resume(key.as_ref()) {
-                    let of_pool = self.overrides.pool_pause().map(|_| ", but its pool is");
-                    return Err(CommandError::Conflict(format!("{whom} is not paused{}", of_pool.unwrap_or_default())));
+                    return Err(CommandError::Conflict(format!("{whom} is not paused itself")));
                 }
                 let still = key.is_some() && self.overrides.pool_pause().is_some();
                 format!("{whom} is resumed{}", if still { "; its pool is still paused" } else { "" })
@@ -151,15 +150,8 @@ impl Controller {
             self.pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
         }
         self.overrides.scale(key, numbers);
-        let (span, configured) = (until.since(now).as_secs(), self.config.scaling.limits);
-        let over = if max.is_none() && limits.max > configured.max {
-            format!(" (configured `max`: {})", configured.max)
-        } else if min.is_none() && limits.min < configured.min {
-            format!(" (configured `min`: {})", configured.min)
-        } else {
-            String::new()
-        };
-        Ok(format!("{whom} has {} to {} workers for {span} s{over}", limits.min, limits.max))
+        let seconds = until.since(now).as_secs();
+        Ok(format!("{whom} has {} to {} workers for {seconds} s", limits.min, limits.max))
     }
 
     fn parse_key(&self, text: &str) -> Result<Key, CommandError> {
