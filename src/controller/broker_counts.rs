@@ -1,6 +1,6 @@
 //! Polls how many requests workers hold, as the management interface counts them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use tokio::sync::mpsc;
 use tokio::time::sleep;
@@ -18,7 +18,6 @@ pub(super) type CountResult = Result<Vec<(Key, management::QueueCounts)>, String
 pub(super) struct BrokerCounts {
     last: Option<(Instant, BTreeMap<Key, LoadCounts>)>,
     error: Option<String>,
-    foreign_policies: BTreeSet<Key>,
 }
 
 impl BrokerCounts {
@@ -31,13 +30,12 @@ impl BrokerCounts {
         self.last.is_none()
     }
 
-    pub(super) fn update(&mut self, told: &CountResult, policy: Option<&str>, now: Instant) {
-        match told {
+    pub(super) fn update(&mut self, result: &CountResult, now: Instant) {
+        match result {
             Ok(counted) => {
                 if self.error.take().is_some() {
                     tracing::info!("queue counts of the management interface are available again");
                 }
-                self.check_policies(counted, policy);
                 let counts = counted.iter().map(|(key, counted)| (key.clone(), unacknowledged(counted)));
                 self.last = Some((now, counts.collect()));
             }
@@ -50,19 +48,6 @@ impl BrokerCounts {
         }
     }
 
-    fn check_policies(&mut self, counted: &[(Key, management::QueueCounts)], policy: Option<&str>) {
-        let Some(ours) = policy else { return };
-        for (key, counted) in counted {
-            if counted.policy.as_deref() == Some(ours) {
-                self.foreign_policies.remove(key);
-            } else if counted.policy.is_some() && self.foreign_policies.insert(key.clone()) {
-                tracing::warn!(
-                    %key, policy = counted.policy,
-                    "a foreign policy overrides {ours} for this queue: TTL, length and limits may differ"
-                );
-            }
-        }
-    }
 }
 
 const fn unacknowledged(counted: &management::QueueCounts) -> LoadCounts {
@@ -73,7 +58,7 @@ const fn unacknowledged(counted: &management::QueueCounts) -> LoadCounts {
     }
 }
 
-pub(super) async fn poll_broker_counts(management: &Management, names: &QueueNames, told: mpsc::Sender<CountResult>) {
+pub(super) async fn poll_broker_counts(management: &Management, names: &QueueNames, results: mpsc::Sender<CountResult>) {
     loop {
         let counted = management.queue_counts(&names.request_queue_prefix()).await;
         let counted = counted
@@ -81,7 +66,7 @@ pub(super) async fn poll_broker_counts(management: &Management, names: &QueueNam
                 counted.into_iter().filter_map(|one| Some((names.parse_queue_name(&one.name)?, one))).collect()
             })
             .map_err(|why| why.to_string());
-        if told.send(counted).await.is_err() {
+        if results.send(counted).await.is_err() {
             return;
         }
         sleep(CONTROLLER_COUNTS_INTERVAL).await;

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use lapin::message::Delivery;
 use lapin::{Channel, Connection};
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinSet;
 
 use super::counters::PoolCounters;
-use super::error_replies::{DeadLetterReason, ErrorReplier, TaskSet, original_key};
-use super::forwarding::next_delivery;
+use super::error_replies::{DeadLetterReason, ErrorReplier, original_key};
+use super::forwarding::{next_delivery, open_confirm_channel};
 use super::poison_message::{self, WorkerFailure};
 use super::queue_names::QueueNames;
 use super::session::{SessionError, consume, stream_ended};
@@ -18,42 +19,17 @@ use crate::domain::group::Key;
 use crate::domain::time::Instant;
 use crate::limits::{CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_WORKER_EXIT_TIMEOUT};
 
-pub(super) async fn process_dead_letters(
-    settings: &ControllerConfig,
-    connection: &Connection,
-    killers: mpsc::Sender<Delivery>,
-    tally: Arc<PoolCounters>,
-) -> SessionError {
-    let answering = async {
-        let queue = settings.names.dead_letter_queue();
-        let mut letters = consume(connection, &queue, Some(CONTROLLER_DEAD_LETTERS_MAX)).await?;
-        let answers = ErrorReplier::open(connection, settings, tally).await?;
-        let mut going = TaskSet::default();
-        loop {
-            let letter = tokio::select! {
-                Some(over) = going.next_error() => return Err(over),
-                letter = next_delivery(&mut letters) => match letter {
-                    Some(letter) => letter?,
-                    None => break,
-                },
-            };
-            let obituary = DeadLetterReason::from_delivery(&letter);
-            if obituary.is_poison() {
-                // The channel has room for the prefetch; a closed channel ends the session.
-                killers.send(letter).await.ok();
-            } else {
-                tracing::info!(
-                    reason = obituary.reason,
-                    queue = obituary.queue,
-                    "answered a dead letter with an error"
-                );
-                let answers = Arc::clone(&answers);
-                going.spawn(async move { Ok(answers.reject(letter, obituary).await?) });
-            }
-        }
-        Ok::<_, SessionError>(())
-    };
-    answering.await.err().unwrap_or_else(|| stream_ended("dead letters"))
+pub(super) enum RejectCommand {
+    /// An orphan that has no queue.
+    Orphan(Delivery, DeadLetterReason),
+    Poison(PoisonCandidate),
+}
+
+pub(super) enum RejectEvent {
+    /// To be moved to the poison queue once its worker is known.
+    Poison(Delivery),
+    /// The poison queue rejected it.
+    PoisonRefused(HeldRequest),
 }
 
 pub(super) struct PoisonCandidate {
@@ -62,73 +38,115 @@ pub(super) struct PoisonCandidate {
     last_failure: Option<WorkerFailure>,
 }
 
-pub(super) async fn fill_poison_queue(
-    channel: Channel,
-    answers: Arc<ErrorReplier>,
-    names: &QueueNames,
-    mut due: mpsc::Receiver<PoisonCandidate>,
-    back: mpsc::Sender<HeldRequest>,
-    tally: Arc<PoolCounters>,
-) -> SessionError {
-    let putting = async {
-        let mut going = TaskSet::default();
-        loop {
-            let killer = tokio::select! {
-                Some(over) = going.next_error() => return Err(over),
-                killer = due.recv() => killer,
-            };
-            let Some(PoisonCandidate { request: letter, attempts: tries, last_failure: death }) = killer else { break };
-            let delivery = &letter.delivery;
-            if !poison_message::move_to_poison_queue(&channel, names, delivery, tries, death.as_ref()).await? {
-                // The channel has room for the prefetch.
-                back.send(letter).await.ok();
-                continue;
+/// Rejects dead letters, and orphans and poison requests on command.
+pub(super) async fn reject_requests(
+    config: &ControllerConfig,
+    connection: &Connection,
+    mut commands: mpsc::Receiver<RejectCommand>,
+    events: mpsc::Sender<RejectEvent>,
+    counters: Arc<PoolCounters>,
+) -> Result<std::convert::Infallible, SessionError> {
+    let mut letters = consume(connection, &config.names.dead_letter_queue(), CONTROLLER_DEAD_LETTERS_MAX).await?;
+    let replier = ErrorReplier::open(connection, config, Arc::clone(&counters)).await?;
+    // lapin may attribute a return to another publish of the channel, so one publish at a time.
+    let poison = Arc::new(Mutex::new(open_confirm_channel(connection).await?));
+    let mut tasks = JoinSet::<Result<(), SessionError>>::new();
+    loop {
+        tokio::select! {
+            Some(done) = tasks.join_next() => done.map_err(|error| SessionError { reason: error.to_string() })??,
+            letter = next_delivery(&mut letters) => {
+                let letter = letter.ok_or_else(|| stream_ended("dead letters"))??;
+                let reason = DeadLetterReason::from_delivery(&letter);
+                if reason.is_poison() {
+                    // The channel has room for the prefetch; a closed channel ends the session.
+                    events.send(RejectEvent::Poison(letter)).await.ok();
+                } else {
+                    tracing::info!(reason = reason.reason, queue = reason.queue, "answered a dead letter with an error");
+                    let replier = Arc::clone(&replier);
+                    tasks.spawn(async move { Ok(replier.reject(&letter, &reason).await?) });
+                }
             }
-            let (key, worker) = (original_key(names, delivery), death.as_ref().map(|death| death.worker.as_str()));
-            tracing::warn!(key, worker, "moved a request that kills its workers to the poison queue");
-            tally.poison_requests.increment();
-            let answers = Arc::clone(&answers);
-            going.spawn(async move {
-                let obituary = DeadLetterReason::from_delivery(&letter.delivery);
-                Ok(answers.reject(letter.delivery, obituary).await?)
-            });
+            command = commands.recv() => match command.ok_or_else(|| stream_ended("reject commands"))? {
+                RejectCommand::Orphan(delivery, reason) => {
+                    let (replier, counters) = (Arc::clone(&replier), Arc::clone(&counters));
+                    tasks.spawn(async move {
+                        replier.reject(&delivery, &reason).await?;
+                        counters.orphans.decrement();
+                        Ok(())
+                    });
+                }
+                RejectCommand::Poison(candidate) => {
+                    let (replier, poison, counters) = (Arc::clone(&replier), Arc::clone(&poison), Arc::clone(&counters));
+                    let (names, events) = (config.names.clone(), events.clone());
+                    tasks.spawn(async move {
+                        if reject_poison(&candidate, &names, &replier, &poison).await? {
+                            counters.poison_requests.increment();
+                        } else {
+                            events.send(RejectEvent::PoisonRefused(candidate.request)).await.ok();
+                        }
+                        Ok(())
+                    });
+                }
+            },
         }
-        Ok::<_, SessionError>(())
-    };
-    putting.await.err().unwrap_or_else(|| stream_ended("poison requests"))
+    }
+}
+
+/// False if the poison queue rejected it. The client gets its reply after the broker has the copy.
+async fn reject_poison(
+    candidate: &PoisonCandidate,
+    names: &QueueNames,
+    replier: &ErrorReplier,
+    poison: &Mutex<Channel>,
+) -> Result<bool, SessionError> {
+    let PoisonCandidate { request: HeldRequest { delivery, .. }, attempts, last_failure } = candidate;
+    let channel = poison.lock().await;
+    if !poison_message::move_to_poison_queue(&channel, names, delivery, *attempts, last_failure.as_ref()).await? {
+        return Ok(false);
+    }
+    drop(channel);
+    let (key, worker) = (original_key(names, delivery), last_failure.as_ref().map(|failure| failure.worker.as_str()));
+    tracing::warn!(key, worker, "moved a request that kills its workers to the poison queue");
+    replier.reject(delivery, &DeadLetterReason::from_delivery(delivery)).await?;
+    Ok(true)
 }
 
 impl Controller {
-    pub(super) fn move_due_poison(&mut self, due: &mpsc::Sender<PoisonCandidate>) {
-        let (names, now) = (&self.config.names, self.clock.now());
-        let key = |waiting: &HeldRequest| names.parse_routing_key(&original_key(names, &waiting.delivery));
-        // The dead letter arrives before the driver reports the exit.
-        let waits = |waiting: &HeldRequest, key: Option<&Key>| {
-            let earliest = waiting.since.minus(CONTROLLER_RECONCILE_INTERVAL);
-            self.workers.starts_workers()
-                && now.since(waiting.since) < CONTROLLER_WORKER_EXIT_TIMEOUT
-                && key.is_none_or(|key| self.workers.last_failure(key).is_none_or(|(at, _)| at <= earliest))
-        };
-        let (later, ready): (Vec<HeldRequest>, Vec<HeldRequest>) = std::mem::take(&mut self.session.poison_pending)
-            .into_iter()
-            .partition(|waiting| now < waiting.not_before || waits(waiting, key(waiting).as_ref()));
-        for letter in ready {
-            let death = key(&letter).and_then(|key| Some(self.workers.last_failure(&key)?.1.clone()));
-            // The limit counts redeliveries, not deliveries.
-            let tries = self.config.queue_options.delivery_limit.map(|limit| u64::from(limit) + 1);
-            // The channel has room for the prefetch; if it is closed, the session is over and the broker redelivers.
-            drop(due.try_send(PoisonCandidate { request: letter, attempts: tries, last_failure: death }));
+    pub(super) fn on_reject_event(&mut self, event: RejectEvent, now: Instant) {
+        match event {
+            RejectEvent::Poison(delivery) => self.session.hold_poison(delivery, now),
+            RejectEvent::PoisonRefused(request) => {
+                let queue = self.config.names.poison_queue();
+                let what = format!("the queue {queue} rejects a poison request, retrying");
+                tracing::warn!(key = original_key(&self.config.names, &request.delivery), "{what}");
+                self.last_error = Some(RecordedError { at: now, message: what });
+                let not_before = now.plus(CONTROLLER_WORKER_EXIT_TIMEOUT);
+                self.session.poison_pending.push(HeldRequest { not_before, ..request });
+            }
         }
-        self.session.poison_pending = later;
     }
 
-    pub(super) fn on_poison_queue_refused(&mut self, letter: HeldRequest, now: Instant) {
-        let queue = self.config.names.poison_queue();
-        let what = format!("the queue {queue} rejects a poison request, retrying");
-        tracing::warn!(key = original_key(&self.config.names, &letter.delivery), "{what}");
-        self.last_error = Some(RecordedError { at: now, message: what });
-        self.session
-            .poison_pending
-            .push(HeldRequest { not_before: now.plus(CONTROLLER_WORKER_EXIT_TIMEOUT), ..letter });
+    /// Moves requests to the poison queue once it is known which worker exited.
+    pub(super) fn move_due_poison(&mut self, commands: &mpsc::Sender<RejectCommand>) {
+        let (names, now) = (&self.config.names, self.clock.now());
+        let key = |request: &HeldRequest| names.parse_routing_key(&original_key(names, &request.delivery));
+        // The dead letter arrives before the driver reports the exit.
+        let waits = |request: &HeldRequest, key: Option<&Key>| {
+            let earliest = request.since.minus(CONTROLLER_RECONCILE_INTERVAL);
+            self.workers.starts_workers()
+                && now.since(request.since) < CONTROLLER_WORKER_EXIT_TIMEOUT
+                && key.is_none_or(|key| self.workers.last_failure(key).is_none_or(|(at, _)| at <= earliest))
+        };
+        let (later, due): (Vec<HeldRequest>, Vec<HeldRequest>) = std::mem::take(&mut self.session.poison_pending)
+            .into_iter()
+            .partition(|request| now < request.not_before || waits(request, key(request).as_ref()));
+        for request in due {
+            let last_failure = key(&request).and_then(|key| Some(self.workers.last_failure(&key)?.1.clone()));
+            // The limit counts redeliveries, not deliveries.
+            let attempts = self.config.queue_options.delivery_limit.map(|limit| u64::from(limit) + 1);
+            // The channel has room for the prefetch; if it is closed, the session is over and the broker redelivers.
+            commands.try_send(RejectCommand::Poison(PoisonCandidate { request, attempts, last_failure })).ok();
+        }
+        self.session.poison_pending = later;
     }
 }

@@ -1,21 +1,17 @@
 //! Error replies that the controller publishes instead of a worker.
 
-use std::future::Future;
 use std::sync::Arc;
 
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicPublishOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection};
-use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::ControllerConfig;
 use super::counters::PoolCounters;
 use super::forwarding::open_confirm_channel;
 use super::queue_names::QueueNames;
-use super::session::{SessionError, stream_ended};
 use super::session_state::QueueCondition;
 use crate::amqp::headers;
 use crate::limits::{
@@ -84,6 +80,7 @@ impl DeadLetterReason {
 pub(super) struct ErrorReplier {
     channel: Channel,
     names: QueueNames,
+    /// The `x-status` of the replies.
     status: Vec<u8>,
     counters: Arc<PoolCounters>,
 }
@@ -91,32 +88,29 @@ pub(super) struct ErrorReplier {
 impl ErrorReplier {
     pub(super) async fn open(
         connection: &Connection,
-        settings: &ControllerConfig,
-        tally: Arc<PoolCounters>,
+        config: &ControllerConfig,
+        counters: Arc<PoolCounters>,
     ) -> lapin::Result<Arc<Self>> {
-        let (names, status) = (settings.names.clone(), settings.dead_letter_status.as_bytes().to_vec());
-        Ok(Arc::new(Self { channel: open_confirm_channel(connection).await?, names, status, counters: tally }))
+        let (names, status) = (config.names.clone(), config.dead_letter_status.as_bytes().to_vec());
+        Ok(Arc::new(Self { channel: open_confirm_channel(connection).await?, names, status, counters }))
     }
 
-    pub(super) async fn reject(self: Arc<Self>, delivery: Delivery, obituary: DeadLetterReason) -> lapin::Result<()> {
-        self.reply(&delivery, &obituary).await?;
-        delivery.acker.ack(BasicAckOptions::default()).await.map(drop)
-    }
-
-    pub(super) async fn reply(&self, delivery: &Delivery, obituary: &DeadLetterReason) -> lapin::Result<()> {
+    /// Replies with an error, then acknowledges the request. Gives up a reply that its queue rejects again and again, or does not
+    /// confirm.
+    pub(super) async fn reject(&self, delivery: &Delivery, reason: &DeadLetterReason) -> lapin::Result<()> {
         if let Some(reply_to) = delivery.properties.reply_to().clone() {
-            let (body, properties) = self.render(delivery, obituary);
-            let mut tries = 1;
+            let (body, properties) = self.render(delivery, reason);
+            let mut attempts = 1;
             loop {
                 let (options, properties) = (BasicPublishOptions::default(), properties.clone());
                 let publishing = self.channel.basic_publish("".into(), reply_to.clone(), options, &body, properties);
                 match timeout(AMQP_CALL_TIMEOUT, publishing.await?).await {
-                    Ok(Ok(Confirmation::Nack(_))) if tries == CONTROLLER_ANSWER_ATTEMPTS_MAX => {
-                        tracing::warn!(tries, "gave up an error reply: its queue rejects it");
+                    Ok(Ok(Confirmation::Nack(_))) if attempts == CONTROLLER_ANSWER_ATTEMPTS_MAX => {
+                        tracing::warn!(attempts, "gave up an error reply: its queue rejects it");
                         break;
                     }
                     Ok(Ok(Confirmation::Nack(_))) => {
-                        tries += 1;
+                        attempts += 1;
                         sleep(CONTROLLER_ANSWER_RETRY_DELAY).await;
                     }
                     Ok(Ok(Confirmation::Ack(_) | Confirmation::NotRequested)) => break,
@@ -129,67 +123,25 @@ impl ErrorReplier {
             }
         }
         self.counters.dead_letters.increment();
-        Ok(())
+        delivery.acker.ack(BasicAckOptions::default()).await.map(drop)
     }
 
-    fn render(&self, delivery: &Delivery, obituary: &DeadLetterReason) -> (Vec<u8>, BasicProperties) {
+    fn render(&self, delivery: &Delivery, reason: &DeadLetterReason) -> (Vec<u8>, BasicProperties) {
         let body = serde_json::json!({
-            "type": format!("journeyman:dead_letter:{}", obituary.reason),
-            "message": obituary.message,
-            "context": { "reason": obituary.reason, "queue": obituary.queue, "key": original_key(&self.names, delivery) },
+            "type": format!("journeyman:dead_letter:{}", reason.reason),
+            "message": reason.message,
+            "context": { "reason": reason.reason, "queue": reason.queue, "key": original_key(&self.names, delivery) },
             "cause": null,
         });
         let mut table = FieldTable::default();
         table.insert("x-status".into(), AMQPValue::ByteArray(self.status.clone().into()));
-        table.insert("x-dead-letter-reason".into(), AMQPValue::LongString(obituary.reason.as_str().into()));
+        table.insert("x-dead-letter-reason".into(), AMQPValue::LongString(reason.reason.as_str().into()));
         let mut properties =
             BasicProperties::default().with_headers(table).with_content_type("application/json".into());
         if let Some(id) = delivery.properties.correlation_id().clone() {
             properties = properties.with_correlation_id(id);
         }
         (body.to_string().into_bytes(), properties)
-    }
-}
-
-pub(super) async fn reject_undeliverable(
-    answers: Arc<ErrorReplier>,
-    mut condemned: mpsc::Receiver<(Delivery, DeadLetterReason)>,
-) -> SessionError {
-    let mut going = TaskSet::default();
-    loop {
-        tokio::select! {
-            Some(over) = going.next_error() => return over,
-            next = condemned.recv() => {
-                let Some((delivery, obituary)) = next else { return stream_ended("burials") };
-                let answers = Arc::clone(&answers);
-                going.spawn(async move {
-                    let tally = Arc::clone(&answers.counters);
-                    answers.reject(delivery, obituary).await?;
-                    tally.orphans.decrement();
-                    Ok(())
-                });
-            }
-        }
-    }
-}
-
-#[derive(Default)]
-pub(super) struct TaskSet(JoinSet<Result<(), SessionError>>);
-
-impl TaskSet {
-    pub(super) fn spawn(&mut self, work: impl Future<Output = Result<(), SessionError>> + Send + 'static) {
-        self.0.spawn(work);
-    }
-
-    pub(super) async fn next_error(&mut self) -> Option<SessionError> {
-        while let Some(done) = self.0.join_next().await {
-            match done {
-                Ok(Ok(())) => {}
-                Ok(Err(over)) => return Some(over),
-                Err(error) => return Some(SessionError { reason: error.to_string() }),
-            }
-        }
-        None
     }
 }
 

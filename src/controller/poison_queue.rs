@@ -15,9 +15,7 @@ use tokio::time::timeout;
 use super::poison_message::{self, PoisonedRequest};
 use super::queue_names::QueueNames;
 use crate::amqp::{self, CloseOnDrop};
-use crate::domain::time::Instant;
-use crate::host::clock::Clock;
-use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CLOSE_TIMEOUT, CONTROLLER_POISON_MAX, CONTROLLER_POISON_TIMEOUT};
+use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CLOSE_TIMEOUT, CONTROLLER_POISON_MAX};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PoisonList {
@@ -80,10 +78,9 @@ impl PoisonRequest {
 pub(super) async fn serve_poison_requests(
     connection: &Connection,
     names: &QueueNames,
-    clock: Clock,
     mut wishes: mpsc::Receiver<PoisonRequest>,
 ) {
-    let desk = PoisonQueue { connection, names, clock };
+    let desk = PoisonQueue { connection, names };
     while let Some(wish) = wishes.recv().await {
         match wish {
             PoisonRequest::List(answer) => drop(answer.send(desk.list().await)),
@@ -100,7 +97,6 @@ pub(super) async fn serve_poison_requests(
 struct PoisonQueue<'a> {
     connection: &'a Connection,
     names: &'a QueueNames,
-    clock: Clock,
 }
 
 impl PoisonQueue<'_> {
@@ -176,7 +172,7 @@ impl PoisonQueue<'_> {
         Ok(settled)
     }
 
-    async fn requeue(&self, walk: &PoisonScan<'_>, copy: &Delivery) -> Result<Result<(), String>, PoisonError> {
+    async fn requeue(&self, walk: &PoisonScan, copy: &Delivery) -> Result<Result<(), String>, PoisonError> {
         let Some(key) = poison_message::key(copy, self.names).and_then(|key| amqp::to_short_string_or_none(&key))
         else {
             return Ok(Err("its key is unknown".to_owned()));
@@ -192,36 +188,31 @@ impl PoisonQueue<'_> {
         })
     }
 
-    async fn scan(&self) -> Result<PoisonScan<'_>, PoisonError> {
+    async fn scan(&self) -> Result<PoisonScan, PoisonError> {
         let channel = with_timeout(self.connection.create_channel()).await?;
         let hold = CloseOnDrop::new(channel.clone());
         with_timeout(channel.confirm_select(ConfirmSelectOptions::default())).await?;
-        let until = self.clock.now().plus(CONTROLLER_POISON_TIMEOUT);
         Ok(PoisonScan {
             channel,
             _hold: hold,
             queue: self.names.poison_queue().into(),
             scanned: 0,
             more: 0,
-            until,
-            clock: &self.clock,
         })
     }
 }
 
-struct PoisonScan<'a> {
+struct PoisonScan {
     channel: Channel,
     _hold: CloseOnDrop<Channel>,
     queue: ShortString,
     scanned: usize,
     more: u32,
-    until: Instant,
-    clock: &'a Clock,
 }
 
-impl PoisonScan<'_> {
+impl PoisonScan {
     async fn next(&mut self) -> Result<Option<Delivery>, PoisonError> {
-        if self.more > 0 && (self.scanned >= CONTROLLER_POISON_MAX || self.clock.now() >= self.until) {
+        if self.more > 0 && self.scanned >= CONTROLLER_POISON_MAX {
             return Ok(None);
         }
         let options = BasicGetOptions { no_ack: false };

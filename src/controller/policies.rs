@@ -1,9 +1,7 @@
 //! Keeps the RabbitMQ policies of a pool. A policy applies to existing queues and can change; queue arguments cannot.
 
-use std::future::pending;
-use std::pin::Pin;
-
 use serde_json::{Map, Value};
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::queue_names::QueueNames;
@@ -25,37 +23,22 @@ pub(super) enum PolicyChange {
     Applied,
 }
 
-pub(super) struct PolicyReconciler<'a> {
-    current: Option<Pin<Box<dyn Future<Output = PolicyCheck> + Send + 'a>>>,
-    management: Option<&'a Management>,
-    names: &'a QueueNames,
-    queue_options: QueueOptions,
-}
-
-impl<'a> PolicyReconciler<'a> {
-    pub(super) fn new(management: Option<&'a Management>, names: &'a QueueNames, queue_options: QueueOptions) -> Self {
-        let first = management.map(|management| Box::pin(apply_policies(management, names, queue_options)) as _);
-        Self { current: first, management, names, queue_options }
-    }
-
-    pub(super) async fn next(&mut self) -> PolicyCheck {
-        let (Some(under_way), Some(management)) = (&mut self.current, self.management) else {
-            return pending().await;
-        };
-        let look = under_way.await;
-        let (names, keeping) = (self.names, self.queue_options);
-        self.current = Some(Box::pin(async move {
-            sleep(CONTROLLER_POLICIES_INTERVAL).await;
-            apply_policies(management, names, keeping).await
-        }));
-        look
+/// Applies the policies again and again: they may be deleted, and the management interface may start late.
+pub(super) async fn poll_policies(
+    management: Management,
+    names: QueueNames,
+    options: QueueOptions,
+    results: mpsc::Sender<PolicyCheck>,
+) {
+    while results.send(apply_policies(&management, &names, options).await).await.is_ok() {
+        sleep(CONTROLLER_POLICIES_INTERVAL).await;
     }
 }
 
-async fn apply_policies(management: &Management, names: &QueueNames, keeping: QueueOptions) -> PolicyCheck {
+async fn apply_policies(management: &Management, names: &QueueNames, options: QueueOptions) -> PolicyCheck {
     let mut made = PolicyChange::Unchanged;
     for (name, policy) in
-        [(queue_policy_name(names), queue_policy(names, keeping)), (names.requests_exchange(), exchange_policy(names))]
+        [(queue_policy_name(names), queue_policy(names, options)), (names.requests_exchange(), exchange_policy(names))]
     {
         match management.ensure_policy(&name, &policy).await.map_err(|why| why.to_string())? {
             PolicyResult::Unchanged => {}
@@ -66,11 +49,11 @@ async fn apply_policies(management: &Management, names: &QueueNames, keeping: Qu
     Ok(made)
 }
 
-fn queue_policy(names: &QueueNames, keeping: QueueOptions) -> BrokerPolicy {
+fn queue_policy(names: &QueueNames, options: QueueOptions) -> BrokerPolicy {
     let mut definition = Map::new();
     definition.insert("dead-letter-exchange".to_owned(), Value::from(names.dead_letter_exchange()));
-    let limit = keeping.delivery_limit.filter(|_| keeping.queue_type == QueueType::Quorum);
-    let numbers = [("message-ttl", keeping.message_ttl), ("max-length", keeping.max_length), ("delivery-limit", limit)];
+    let limit = options.delivery_limit.filter(|_| options.queue_type == QueueType::Quorum);
+    let numbers = [("message-ttl", options.message_ttl), ("max-length", options.max_length), ("delivery-limit", limit)];
     for (name, value) in numbers {
         definition.extend(value.map(|value| (name.to_owned(), Value::from(value))));
     }
@@ -98,12 +81,12 @@ mod tests {
     #[test]
     fn a_policy_is_for_queues_of_its_own_pool_and_says_what_is_configured() {
         let names = QueueNames::new("co.re");
-        let keeping = QueueOptions { message_ttl: Some(1_500), delivery_limit: Some(3), ..QueueOptions::default() };
-        let policy = queue_policy(&names, keeping);
+        let options = QueueOptions { message_ttl: Some(1_500), delivery_limit: Some(3), ..QueueOptions::default() };
+        let policy = queue_policy(&names, options);
         assert_eq!((policy.pattern.as_str(), policy.apply_to.as_str()), (r"^co\%2Ere\-req\-", "queues"));
         let said: Vec<&str> = policy.definition.keys().map(String::as_str).collect();
         assert_eq!(said, ["dead-letter-exchange", "message-ttl"], "a classic queue has no limit of deliveries");
-        let safe = queue_policy(&names, QueueOptions { queue_type: QueueType::Quorum, ..keeping });
+        let safe = queue_policy(&names, QueueOptions { queue_type: QueueType::Quorum, ..options });
         assert_eq!(safe.definition["delivery-limit"], 3);
         assert_eq!(exchange_policy(&names).pattern, r"^co\%2Ere\-req\-xchg$");
         assert_eq!(queue_policy_name(&names), "co%2Ere-req-queues");

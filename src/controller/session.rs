@@ -15,8 +15,8 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::broker_counts;
-use super::dead_letters::{self, process_dead_letters};
-use super::error_replies::{self, DeadLetterReason, ErrorReplier};
+use super::dead_letters::{self, RejectCommand};
+use super::error_replies::DeadLetterReason;
 use super::external_demand;
 use super::forwarding::{self, next_delivery, open_confirm_channel, try_next_delivery};
 use super::poison_queue;
@@ -53,7 +53,6 @@ struct SessionChannels {
     orphans: Consumer,
     reports: Consumer,
     forwards: Channel,
-    poison: Channel,
 }
 
 pub(super) async fn run_session(controller: &mut Controller, epoch: u64) -> SessionError {
@@ -78,12 +77,16 @@ async fn run_active(
     let (names, clock, tally) = (&settings.names, controller.clock, Arc::clone(&controller.counters));
     let _lock = acquire_lock(controller, connection, names).await?;
     controller.set_role(Role::Starting);
-    let SessionChannels { poison: asides, forwards, mut orphans, mut reports } =
+    let SessionChannels { forwards, mut orphans, mut reports } =
         controller.run_while(declare_topology(settings, connection)).await?;
     controller.wait_for_workers().await;
-    let mut looks = policies::PolicyReconciler::new(settings.management.as_ref(), names, settings.queue_options);
-    let said = controller.reconcile_policies(&mut looks).await;
-    declare_requests_exchange(controller, settings, connection, &mut looks).await?;
+    let (policy_results, mut policies) = mpsc::channel(1);
+    let mut polls = JoinSet::new();
+    if let Some(management) = settings.management.clone() {
+        polls.spawn(policies::poll_policies(management, names.clone(), settings.queue_options, policy_results));
+    }
+    let argument_source = controller.reconcile_policies(&mut policies).await;
+    declare_requests_exchange(controller, settings, connection, &mut policies).await?;
     controller.backoff.reset();
     controller.disconnect_reason = None;
     controller.set_role(Role::Active);
@@ -99,27 +102,15 @@ async fn run_active(
     let (ready, to_forward) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
     let (back, mut strayed) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
     let mut working =
-        std::pin::pin!(run_queue_jobs(connection, names, settings.queue_options, said, (to_do, to_measure), done));
+        std::pin::pin!(run_queue_jobs(connection, names, settings.queue_options, argument_source, (to_do, to_measure), done));
     let mut forwarding = std::pin::pin!(forwarding::forward_orphans(forwards, names, clock, to_forward, back, &tally));
     let mut keeping_up = std::pin::pin!(topology::restore_deleted(connection, names, settings.queue_options));
-    let (killers, mut killed) = mpsc::channel(CONTROLLER_DEAD_LETTERS_MAX.into());
-    let mut letters = std::pin::pin!(process_dead_letters(settings, connection, killers, Arc::clone(&tally)));
-    let answers = controller.run_while(ErrorReplier::open(connection, settings, Arc::clone(&tally))).await?;
-    let (aside, to_put_aside) = mpsc::channel(CONTROLLER_DEAD_LETTERS_MAX.into());
-    let (refused, mut not_aside) = mpsc::channel(CONTROLLER_DEAD_LETTERS_MAX.into());
-    let mut putting = std::pin::pin!(dead_letters::fill_poison_queue(
-        asides,
-        answers,
-        names,
-        to_put_aside,
-        refused,
-        Arc::clone(&tally)
-    ));
-    let answers = controller.run_while(ErrorReplier::open(connection, settings, Arc::clone(&tally))).await?;
-    let (condemned, to_bury) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
-    let mut burying = std::pin::pin!(error_replies::reject_undeliverable(answers, to_bury));
+    let (rejects, to_reject) = mpsc::channel(usize::from(CONTROLLER_ORPHANS_MAX + CONTROLLER_DEAD_LETTERS_MAX));
+    let (reject_events, mut rejected) = mpsc::channel(CONTROLLER_DEAD_LETTERS_MAX.into());
+    let rejecting = dead_letters::reject_requests(settings, connection, to_reject, reject_events, Arc::clone(&tally));
+    let mut rejecting = std::pin::pin!(rejecting);
     let (wishes, wished) = mpsc::channel(CONTROLLER_POISON_REQUESTS_MAX);
-    let mut granting = std::pin::pin!(poison_queue::serve_poison_requests(connection, names, clock, wished));
+    let mut granting = std::pin::pin!(poison_queue::serve_poison_requests(connection, names, wished));
     controller.poison_requests = Some(wishes);
     let (told, mut broker_counts) = mpsc::channel(1);
     let mut counting = std::pin::pin!(async {
@@ -152,7 +143,8 @@ async fn run_active(
             Some(finished) = results.recv() => controller.on_queue_job(epoch, finished),
             Some(orphan) = strayed.recv() => {
                 if let Some(one_too_many) = controller.session.hold_returned(&mut controller.pool, orphan, clock.now()) {
-                    drop(condemned.try_send(*one_too_many));
+                    let (delivery, reason) = *one_too_many;
+                    drop(rejects.try_send(RejectCommand::Orphan(delivery, reason)));
                 }
             }
             Some(counted) = counted.recv() => controller.on_demand_report(counted),
@@ -165,20 +157,18 @@ async fn run_active(
                 return Err(stream_ended("forwarded requests"));
             }
             never = &mut keeping_up => match never {},
-            over = &mut letters => return Err(over),
-            over = &mut putting => return Err(over),
-            over = &mut burying => return Err(over),
-            Some(letter) = not_aside.recv() => controller.on_poison_queue_refused(letter, clock.now()),
-            look = looks.next() => controller.on_policy_result(look),
+            over = &mut rejecting => match over? {},
+            Some(event) = rejected.recv() => controller.on_reject_event(event, clock.now()),
+            Some(result) = policies.recv() => controller.on_policy_result(result),
             Some(told) = broker_counts.recv() => controller.on_broker_counts(&told),
             () = &mut counting => return Err(stream_ended("counts")),
             () = &mut granting => return Err(stream_ended("wishes")),
             _ = look.tick() => {
-                for given_up in controller.on_tick() {
+                for (delivery, reason) in controller.on_tick() {
                     // The channel has room for CONTROLLER_ORPHANS_MAX.
-                    drop(condemned.try_send(given_up));
+                    drop(rejects.try_send(RejectCommand::Orphan(delivery, reason)));
                 }
-                controller.move_due_poison(&aside);
+                controller.move_due_poison(&rejects);
                 controller.pool.handle(Event::Tick, clock.now());
                 controller.plan();
                 planned = controller.pool.tracker().generation();
@@ -188,7 +178,6 @@ async fn run_active(
                 Some(at) => clock.sleep_until(at).await,
                 None => std::future::pending().await,
             } } => controller.pool.handle(Event::Tick, clock.now()),
-            Some(delivery) = killed.recv() => controller.session.hold_poison(delivery, clock.now()),
             orphan = next_delivery(&mut orphans) => {
                 let mut here = Poll::Ready(orphan);
                 // One plan for all deliveries at hand.
@@ -196,7 +185,8 @@ async fn run_active(
                     let delivery = orphan.ok_or_else(|| stream_ended("orphans"))??;
                     tally.orphans.increment();
                     if let Some(odd) = controller.session.hold_orphan(names, &mut controller.pool, delivery, clock.now()) {
-                        drop(condemned.try_send(*odd));
+                        let (delivery, reason) = *odd;
+                        drop(rejects.try_send(RejectCommand::Orphan(delivery, reason)));
                     }
                     here = try_next_delivery(&mut orphans);
                 }
@@ -367,8 +357,7 @@ impl Controller {
 
     fn on_broker_counts(&mut self, told: &broker_counts::CountResult) {
         let (now, first) = (self.clock.now(), self.session.counts.is_empty());
-        let policy = self.has_policies().then(|| policies::queue_policy_name(&self.config.names));
-        self.session.counts.update(told, policy.as_deref(), now);
+        self.session.counts.update(told, now);
         for (key, counted) in told.iter().flatten() {
             // Unknown queues on the first count were declared by another controller. Later they may be stale.
             if first && self.pool.progress(key).is_none() {
@@ -381,15 +370,15 @@ impl Controller {
         }
     }
 
-    async fn reconcile_policies(&mut self, looks: &mut policies::PolicyReconciler<'_>) -> ArgumentSource {
+    /// Waits briefly for the policies, so that requests are not delayed when a pool is taken over.
+    async fn reconcile_policies(&mut self, policies: &mut mpsc::Receiver<policies::PolicyCheck>) -> ArgumentSource {
         self.policy_result = None;
         if self.config.management.is_none() {
             return ArgumentSource::Declaration;
         }
-        let unanswered =
-            || Err(format!("no reply from the management interface within {CONTROLLER_POLICIES_TIMEOUT:?}"));
-        let look = self.run_while(timeout(CONTROLLER_POLICIES_TIMEOUT, looks.next())).await;
-        self.on_policy_result(look.unwrap_or_else(|_| unanswered()));
+        let no_reply = || Err(format!("no reply from the management interface within {CONTROLLER_POLICIES_TIMEOUT:?}"));
+        let result = self.run_while(timeout(CONTROLLER_POLICIES_TIMEOUT, policies.recv())).await;
+        self.on_policy_result(result.ok().flatten().unwrap_or_else(no_reply));
         if self.has_policies() { ArgumentSource::Policy } else { ArgumentSource::Declaration }
     }
 
@@ -397,30 +386,23 @@ impl Controller {
         matches!(self.policy_result, Some(Ok(_)))
     }
 
-    fn on_policy_result(&mut self, look: policies::PolicyCheck) {
-        let (pool, before) = (&self.config.pool, self.policy_result.as_ref());
-        match &look {
-            Err(why) if before.is_some_and(|before| before.as_ref().err() == Some(why)) => {}
-            Err(why) => {
-                if before.is_some_and(Result::is_ok) {
-                    tracing::warn!(pool, "cannot check the policies of the pool: {why}");
-                } else {
-                    tracing::warn!(
-                        pool,
-                        "cannot apply policies, so TTL, length and limits hold for new queues only: {why}"
-                    );
-                }
+    fn on_policy_result(&mut self, result: policies::PolicyCheck) {
+        let pool = &self.config.pool;
+        match (&result, &self.policy_result) {
+            (Err(why), Some(Err(before))) if why == before => {}
+            (Err(why), _) => {
+                tracing::warn!(pool, "cannot apply policies, so TTL, length and limits hold for new queues only: {why}");
                 self.last_error = Some(RecordedError { at: self.clock.now(), message: format!("policies: {why}") });
             }
-            Ok(_) if before.is_some_and(Result::is_err) => {
+            (Ok(_), Some(Err(_))) => {
                 tracing::info!(pool, "policies applied: TTL, length and limits hold for all queues");
             }
-            Ok(policies::PolicyChange::Applied) if before.is_some() => {
+            (Ok(policies::PolicyChange::Applied), Some(Ok(_))) => {
                 tracing::warn!(pool, "the policies of the pool were changed or deleted; applied them again");
             }
-            Ok(_) => {}
+            (Ok(_), _) => {}
         }
-        self.policy_result = Some(look);
+        self.policy_result = Some(result);
     }
 }
 
@@ -434,10 +416,9 @@ async fn declare_topology(
         SessionError { reason: format!("declaring the queues of the pool took more than {AMQP_CALL_TIMEOUT:?}") }
     })??;
     Ok(SessionChannels {
-        orphans: consume(connection, &names.orphan_queue(), Some(CONTROLLER_ORPHANS_MAX)).await?,
-        reports: consume(connection, &names.activity_queue(), None).await?,
+        orphans: consume(connection, &names.orphan_queue(), CONTROLLER_ORPHANS_MAX).await?,
+        reports: consume(connection, &names.activity_queue(), CONTROLLER_DEAD_LETTERS_MAX).await?,
         forwards: open_confirm_channel(connection).await?,
-        poison: open_confirm_channel(connection).await?,
     })
 }
 
@@ -445,7 +426,7 @@ async fn declare_requests_exchange(
     controller: &mut Controller,
     settings: &ControllerConfig,
     connection: &Connection,
-    looks: &mut policies::PolicyReconciler<'_>,
+    policies: &mut mpsc::Receiver<policies::PolicyCheck>,
 ) -> Result<(), SessionError> {
     let (names, keeping) = (&settings.names, settings.queue_options);
     let silent =
@@ -455,8 +436,9 @@ async fn declare_requests_exchange(
         Err(error) if settings.management.is_some() && amqp::reply_code(&error) == Some(PRECONDITION_FAILED) => {
             if !controller.has_policies() {
                 // An exchange with other arguments works only with the policy.
-                let look = controller.run_while(looks.next()).await;
-                controller.on_policy_result(look);
+                if let Some(result) = controller.run_while(policies.recv()).await {
+                    controller.on_policy_result(result);
+                }
             }
             if !controller.has_policies() {
                 return Err(error.into());
@@ -502,9 +484,8 @@ async fn acquire_lock(
     }
 }
 
-pub(super) async fn consume(connection: &Connection, queue: &str, prefetch: Option<u16>) -> lapin::Result<Consumer> {
+pub(super) async fn consume(connection: &Connection, queue: &str, prefetch: u16) -> lapin::Result<Consumer> {
     let channel = connection.create_channel().await?;
-    let prefetch = prefetch.unwrap_or(CONTROLLER_DEAD_LETTERS_MAX);
     channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
     channel.basic_consume(queue.into(), "".into(), BasicConsumeOptions::default(), FieldTable::default()).await
 }

@@ -139,22 +139,6 @@ async fn policies_that_somebody_takes_away_are_made_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_policy_of_somebody_elses_that_counts_more_is_told_of() {
-    let Some(pool) = Pool::new().await else { return };
-    let other = format!("policies/%2F/{}-other", pool.name);
-    let policy = json!({"pattern": format!("^{}", pool.name), "apply-to": "queues", "priority": 99, "definition": {"max-length": 9}});
-    api(reqwest::Method::PUT, &other, Some(policy)).await;
-    let mut controller = pool.controller(&by_management());
-    controller.says(READY).await;
-    pool.ask("k", "1").await;
-    controller.says("a foreign policy overrides").await;
-    assert!(controller.log().contains(&format!("{}-other", pool.name)), "{}", controller.log());
-    leaves(controller).await;
-    api(reqwest::Method::DELETE, &other, None).await;
-    pool.without_policies().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn b11_what_workers_hold_is_counted_and_keeps_their_group_whatever_else_the_vhost_has() {
     let Some(pool) = Pool::new().await else { return };
     let delays = "unbind_delay = \"14s\"\nstop_delay = \"1s\"\nqueue_type = \"quorum\"\n";
