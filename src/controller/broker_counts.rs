@@ -47,7 +47,6 @@ impl BrokerCounts {
             }
         }
     }
-
 }
 
 const fn unacknowledged(counted: &management::QueueCounts) -> LoadCounts {
@@ -58,7 +57,11 @@ const fn unacknowledged(counted: &management::QueueCounts) -> LoadCounts {
     }
 }
 
-pub(super) async fn poll_broker_counts(management: &Management, names: &QueueNames, results: mpsc::Sender<CountResult>) {
+pub(super) async fn poll_broker_counts(
+    management: &Management,
+    names: &QueueNames,
+    results: mpsc::Sender<CountResult>,
+) {
     loop {
         let counted = management.queue_counts(&names.request_queue_prefix()).await;
         let counted = counted

@@ -192,13 +192,7 @@ impl PoisonQueue<'_> {
         let channel = with_timeout(self.connection.create_channel()).await?;
         let hold = CloseOnDrop::new(channel.clone());
         with_timeout(channel.confirm_select(ConfirmSelectOptions::default())).await?;
-        Ok(PoisonScan {
-            channel,
-            _hold: hold,
-            queue: self.names.poison_queue().into(),
-            scanned: 0,
-            more: 0,
-        })
+        Ok(PoisonScan { channel, _hold: hold, queue: self.names.poison_queue().into(), scanned: 0, more: 0 })
     }
 }
 

@@ -101,8 +101,14 @@ async fn run_active(
     let (done, mut results) = mpsc::channel(CONTROLLER_QUEUE_STEPS_QUEUED_MAX);
     let (ready, to_forward) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
     let (back, mut strayed) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
-    let mut working =
-        std::pin::pin!(run_queue_jobs(connection, names, settings.queue_options, argument_source, (to_do, to_measure), done));
+    let mut working = std::pin::pin!(run_queue_jobs(
+        connection,
+        names,
+        settings.queue_options,
+        argument_source,
+        (to_do, to_measure),
+        done
+    ));
     let mut forwarding = std::pin::pin!(forwarding::forward_orphans(forwards, names, clock, to_forward, back, &tally));
     let mut keeping_up = std::pin::pin!(topology::restore_deleted(connection, names, settings.queue_options));
     let (rejects, to_reject) = mpsc::channel(usize::from(CONTROLLER_ORPHANS_MAX + CONTROLLER_DEAD_LETTERS_MAX));
@@ -391,7 +397,10 @@ impl Controller {
         match (&result, &self.policy_result) {
             (Err(why), Some(Err(before))) if why == before => {}
             (Err(why), _) => {
-                tracing::warn!(pool, "cannot apply policies, so TTL, length and limits hold for new queues only: {why}");
+                tracing::warn!(
+                    pool,
+                    "cannot apply policies, so TTL, length and limits hold for new queues only: {why}"
+                );
                 self.last_error = Some(RecordedError { at: self.clock.now(), message: format!("policies: {why}") });
             }
             (Ok(_), Some(Err(_))) => {

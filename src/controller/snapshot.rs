@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::external_demand::DemandState;
 use super::status::{
-    BrokerStatus, DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, ScaleStatus,
-    WorkerActivity, WorkerCounts, WorkerStatus,
+    BrokerStatus, DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, ScaleStatus, WorkerActivity,
+    WorkerCounts, WorkerStatus,
 };
 use super::workers::GroupSnapshot;
 use super::{Controller, RecordedError};

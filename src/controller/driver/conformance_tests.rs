@@ -517,8 +517,7 @@ mod real {
         let state = store(&posting);
         let fresh = store::WorkerRecord::pending("fresh", &key("k"));
         state.insert_worker(&fresh).expect("the state");
-        let other =
-            store::WorkerRecord { id: "other".to_owned(), boot: "another".to_owned(), ..fresh.clone() };
+        let other = store::WorkerRecord { id: "other".to_owned(), boot: "another".to_owned(), ..fresh.clone() };
         state.insert_worker(&other).expect("the state");
         assert_eq!(site.list_changes().await, []);
         assert_eq!(state.workers().expect("the state"), [fresh], "it may be starting");

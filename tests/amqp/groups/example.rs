@@ -18,7 +18,7 @@ async fn the_example_of_worker_groups_gets_a_reply_to_every_call_and_leaves_no_p
     let output = tokio::time::timeout(3 * PATIENCE, running).await.expect("the demo ends").expect("no panic");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{out}{err}");
-    for (key, replies) in [("42", 3), ("busy", 6), ("infra=7 ü", 1)] {
+    for (key, replies) in [("42", 3), ("busy", 6), ("infra%3D7%20%C3%BC", 1)] {
         assert_eq!(out.matches(&format!("\"key\":\"{key}\"")).count(), replies, "{key}: {out}{err}");
     }
     assert_eq!(pool.depth(&format!("{}-req-busy", pool.name)).await, None, "{out}{err}");

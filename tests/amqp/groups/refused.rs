@@ -60,7 +60,7 @@ async fn a_key_whose_queue_is_full_is_answered_so_and_takes_no_room_from_others(
     pool.sees("the others are answered", answered).await;
     let good = format!("{}-req-good", pool.name);
     within("the other key has its request", async { while pool.depth(&good).await != Some((1, 0)) {} }).await;
-    assert_eq!(controller.log().matches("was made otherwise").count(), 1, "{}", controller.log());
+    assert_eq!(controller.log().matches("exists with other arguments").count(), 1, "{}", controller.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
