@@ -277,7 +277,7 @@ fn the_program_in_the_readme_keeps_the_contract() {
     let path = folder.path().join("greet.sh");
     std::fs::write(&path, text).expect("it can be written");
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("it is ours");
-    let payload = "{\"name\":\"world\"}";
+    let payload = "{\"guest\":\"world\"}";
     let tested = run(journeyman(folder.path()).args(["handler", "test", "--payload", payload, "./greet.sh"]), "");
     assert_eq!(tested.code, 0, "{}", tested.out);
     assert!(tested.out.contains("completes a good payload"), "{}", tested.out);
