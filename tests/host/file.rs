@@ -42,7 +42,7 @@ async fn a_directory_at_the_files_path_is_no_notice_and_a_later_file_is() {
     let mut watched = Watched::file(path.clone());
     // The status shows that a notice could be missed, and since when.
     let seen = watched.seen(|sight| matches!(sight.health, WatchHealth::Failing(_))).await;
-    assert!(matches!(seen.health, WatchHealth::Failing(why) if why.contains("it is no regular file")));
+    assert!(matches!(seen.health, WatchHealth::Failing(why) if why.contains("not a regular file")));
     watched.said_nothing_more();
     std::fs::remove_dir(&path).expect("it can be removed");
     std::fs::write(&path, "").expect("it can be written");

@@ -45,7 +45,7 @@ async fn every_outcome(dialect: Dialect) {
     assert!(log.contains("malformed") && log.contains("no task code was run"), "{log}");
     assert_eq!(service.states(&forgets).await, ["failed"]);
     let log = service.text(&forgets, 0, "public/logs/live_backing.log").await;
-    assert!(log.contains("out.txt: there is no such file"), "{log}");
+    assert!(log.contains("out.txt: no such file"), "{log}");
     assert!(log.trim_end().ends_with("without all of its artifacts the task is not completed"), "{log}");
     let counts = counts.counts();
     assert_eq!((counts.completed, counts.failed, counts.lost), (1, 2, 0), "{counts:?}");
