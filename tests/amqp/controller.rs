@@ -338,7 +338,7 @@ async fn a_missing_handler_is_reported() {
     std::fs::write(&config, "").expect("it is written");
     let variables = [("WORKER_KEY", "42"), ("WORKER_AMQP_URI", "amqp://x:hunter2@127.0.0.1:1")];
     let Ended { status, log } = Process::start(folder.path(), &config, &variables).ends().await;
-    assert!(!status.success() && log.contains("there is no handler for its requests"), "{log}");
+    assert!(!status.success() && log.contains("it has no handler for its requests"), "{log}");
     assert!(!log.contains("hunter2"), "{log}");
 }
 
