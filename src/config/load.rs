@@ -13,7 +13,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::environment::variable;
 use super::problem::{Document, Problem, ProblemCode, ValueOrigin, holds_password, is_secret_name, suggest};
-use crate::limits::CONFIG_PROBLEMS_MAX;
+use crate::limits::{CONFIG_DEPTH_MAX, CONFIG_PROBLEMS_MAX};
 
 /// A value and its origin.
 #[derive(Debug, Clone)]
@@ -398,6 +398,9 @@ impl Node {
             label: String::new(),
             help,
         };
+        if setting.path.len() > CONFIG_DEPTH_MAX {
+            return Err(problem(&setting.path[0], "section without keys that deep", None));
+        }
         let mut key = String::new();
         let mut node = self;
         for part in &setting.path {
