@@ -145,7 +145,7 @@ fn a_task_that_is_canceled_here_is_run_by_nobody_again_and_its_log_says_by_whom(
     assert_eq!(ended(here, &id), ("internal-error".to_owned(), 1));
     let log = task(here, &["log", &id]);
     assert!(log.out.contains("canceled by operator ana: eats the  disk"), "{}{}", log.out, log.err);
-    assert!(log.out.contains("stopped: canceled by those who run the worker"), "{}", log.out);
+    assert!(log.out.contains("stopped: canceled by an operator"), "{}", log.out);
     server.signal(Signal::TERM);
     assert_eq!(server.ends().code, 0);
 }

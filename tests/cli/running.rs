@@ -37,7 +37,7 @@ fn tasks_are_created_watched_read_listed_and_canceled_against_dev() {
     assert!(canceled.err.contains("404") && canceled.out.contains("canceled"), "{}{}", canceled.err, canceled.out);
     assert_eq!(task(here, &["cancel", &sleeper]).code, 0, "it is canceled");
     let late = task(here, &["cancel", &id]);
-    assert!(late.code == 1 && late.err.contains("completed already"), "{}{}", late.err, late.out);
+    assert!(late.code == 1 && late.err.contains("already completed"), "{}{}", late.err, late.out);
     let waited = task(here, &["wait", &sleeper]);
     assert!(waited.code == 1 && waited.out.contains("canceled"), "{}", waited.out);
 
@@ -74,7 +74,7 @@ fn the_log_of_a_task_without_one_says_why_and_what_to_do() {
     refused(&[&waits], &["is pending", "no worker of dev/nobody", "--wait"]);
     refused(&[&waits, "--run", "3"], &["no run 3"]);
     assert_eq!(task(here, &["cancel", &waits]).code, 0);
-    refused(&[&waits], &["exception (canceled) before a worker started it"]);
+    refused(&[&waits], &["exception (canceled) and was never started"]);
     let definition = serde_json::json!({
         "provisionerId": "dev", "workerType": "nobody", "dependencies": [&waits], "payload": {},
     });
@@ -143,7 +143,7 @@ fn the_first_signal_drains_and_the_second_hands_back() {
     server.signal(Signal::TERM);
     server.logs("draining");
     server.signal(Signal::TERM);
-    server.logs("handing back");
+    server.logs("releasing all claims");
     let said = server.ends();
     assert_eq!(said.code, 14, "{}", said.err);
     assert!(said.err.contains("worker-shutdown"), "{}", said.err);
@@ -166,7 +166,7 @@ fn the_third_signal_ends_it_at_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut server = dev(folder.path(), &["--termination-grace", "1h", "--set", "handler.command.kind=command"]);
     start_stubborn_task(&mut server, folder.path());
-    for said in ["draining", "handing back", "ending at once"] {
+    for said in ["draining", "releasing all claims", "ending at once"] {
         server.signal(Signal::TERM);
         server.logs(said);
     }
@@ -314,7 +314,7 @@ fn a_worker_whose_credentials_are_never_accepted_ends_and_says_so() {
     let (_queue, root) = queue(folder.path());
     let said = run(worker(folder.path(), &root, "the-wrong-token").args(["--set", "worker.denied_max=2"]), "");
     assert_eq!(said.code, 31, "{}", said.err);
-    assert!(said.err.contains("error: the queue has refused our credentials"), "{}", said.err);
+    assert!(said.err.contains("error: the queue keeps rejecting the credentials"), "{}", said.err);
     assert!(!said.err.contains("the-wrong-token"));
 }
 

@@ -114,7 +114,7 @@ async fn an_order_over_http_needs_the_token_and_is_told_to_the_controller() {
     let odd =
         post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}\r\n"), "{\"command\":{\"explode\":{}}}").await;
     assert_eq!(odd.status, 400);
-    assert!(odd.body.contains("drain a worker") && odd.body.contains("explode"), "{}", odd.body);
+    assert!(odd.body.contains("a controller accepts") && odd.body.contains("explode"), "{}", odd.body);
     let large = post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}\r\n"), &"x".repeat(100_000)).await;
     assert_eq!(large.status, 413, "{}", large.body);
 }
@@ -134,7 +134,7 @@ async fn what_was_put_aside_is_seen_and_settled_over_http_with_the_token_alone()
     let settled = asked(&server, "POST /v1/poison", &token, &drop.to_string()).await;
     assert!(settled.status == 200 && settled.body.contains("5f0c2b7d91aa"), "{}", settled.body);
     assert_eq!(*told.lock().unwrap(), [drop]);
-    let odd = asked(&server, "POST /v1/poison", &token, "{\"fate\":\"eat\"}").await;
+    let odd = asked(&server, "POST /v1/poison", &token, "{\"action\":\"eat\"}").await;
     assert!(odd.status == 400 && odd.body.contains("requeue") && odd.body.contains("eat"), "{}", odd.body);
     let other = asked(&server, "DELETE /v1/poison", &token, "").await;
     assert!(other.status == 405 && other.head.contains("allow: get, post"), "{}", other.head);

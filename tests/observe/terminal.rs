@@ -86,7 +86,7 @@ fn top_shows_a_running_task_its_log_and_pauses_after_a_yes() {
     tmux.tell(&["send-keys", "y"]);
     tmux.shows("PAUSED");
     tmux.tell(&["send-keys", "?"]);
-    tmux.shows("any key goes back");
+    tmux.shows("press any key to close");
     tmux.tell(&["send-keys", "x"]);
     tmux.tell(&["send-keys", "q"]);
     tmux.shows("it ended with 0");
