@@ -99,7 +99,7 @@ impl Broker {
             // One of these messages quotes the address, and the password in it.
             let what = if what.starts_with("Invalid URL") { "not a URL" } else { what.as_str() };
             InvalidBrokerConfig(format!(
-                "invalid AMQP address ({what}); the format is amqp://user:password@host:5672/vhost"
+                "invalid AMQP address ({what}); the format is amqp://host:5672/vhost, with user:password@ before the host if needed"
             ))
         })?;
         // Strictly, a trailing slash is a vhost with an empty name; in practice it means the default vhost.
