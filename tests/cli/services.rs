@@ -206,7 +206,7 @@ fn echoes(exec: &[String], listens: &str) {
         if listens == TCP { format!("url = \"{}\"", own_address()) } else { "socket = \"echo.sock\"".to_owned() };
     let scene = Scene::new(&format!("{place}\nhealth = \"/health\"\nexec = {exec}\n"));
     let mut worker = scene.worker();
-    let group = worker.logs("a service is started");
+    let group = worker.logs("service started");
     worker.logs("service is up");
     let id = scene.create(r#"{"path": "/echo", "json": {"x": 1}}"#);
     assert!(scene.completes(&id), "{}", scene.task(&["log", &id]).out);
@@ -221,7 +221,7 @@ fn echoes(exec: &[String], listens: &str) {
     let log = scene.task(&["log", &odd]).out;
     assert!(log.contains("the service echo answered 400 Bad Request"), "{log}");
     stops(worker);
-    let group = group.split("group=").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("its number");
+    let group = group.split("process_group=").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("its number");
     assert!(is_gone(Pid::from_raw(group.parse().expect("a number")).expect("a process")));
 }
 
@@ -271,7 +271,7 @@ fn a_service_that_is_killed_in_the_midst_of_a_request_is_started_again_and_the_t
     let id = scene.create(r#"{"path": "/wait"}"#);
     hears(&waiting);
     kill_process(scene.lives()[0], Signal::KILL).expect("it runs");
-    worker.logs("it ended (SIGKILL)");
+    worker.logs("exited (SIGKILL)");
     worker.logs("service is up");
     hears(&waiting);
     let seen = scene.status();
