@@ -258,10 +258,10 @@ impl fmt::Display for Command {
             Self::Pause { span: Some(span) } => write!(out, "pause for {}", snapshot::format_duration(*span)),
             Self::Resume => out.write_str("resume"),
             Self::Drain { within: span } => write!(out, "drain{}", within(span)),
-            Self::Release { within: span } => write!(out, "hand back{}", within(span)),
-            Self::Terminate { deadline: Some(_) } => out.write_str("the host goes at a known time"),
-            Self::Terminate { deadline: None } => out.write_str("the host goes"),
-            Self::Abort => out.write_str("exit at once"),
+            Self::Release { within: span } => write!(out, "release{}", within(span)),
+            Self::Terminate { deadline: Some(_) } => out.write_str("host termination at a known time"),
+            Self::Terminate { deadline: None } => out.write_str("host termination"),
+            Self::Abort => out.write_str("abort"),
         }
     }
 }

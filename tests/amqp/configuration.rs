@@ -152,7 +152,7 @@ async fn a_request_appears_as_a_claim_in_journal_page_and_metrics() {
     tokio::task::spawn_blocking(move || std::fs::write(go, "go\n").expect("it reads")).await.expect("it is let go");
     assert_eq!(client.answer(&id).await.body, b"null");
     // The reply arrives before it is counted.
-    within("it is counted", async { while !get(address, "/metrics").await.contains("event=\"replies\"} 1.0") {} })
+    within("it is counted", async { while !get(address, "/metrics").await.contains("counter=\"replies\"} 1.0") {} })
         .await;
     leaves(worker).await;
     client.until_depth(0, 0).await;

@@ -260,7 +260,7 @@ fn worker_of_tasks(service: &queue::RunningQueue, protocol: &str, exchange: &str
     let source = |key: &str| format!("JOURNEYMAN__SOURCE__CI__{key}");
     Worker::start(&[
         (&source("KIND"), "taskcluster"),
-        (&source("PROTOCOL"), protocol),
+        (&source("DIALECT"), protocol),
         (&source("ROOT_URL"), service.root_url()),
         (&source("TASK_QUEUE"), "test/worker"),
         (&source("CLIENT_ID"), "tester"),

@@ -40,14 +40,14 @@ def large():
 const BAD: [(&str, &str, &str); 11] = [
     ("/line", "longer than 65536 bytes", "longer than 65536 bytes"),
     ("/missing", "No such file", "No such file"),
-    ("/large", "and 200000 can be sent", "and 200000 can be sent"),
+    ("/large", "more than the limit of 200000", "more than the limit of 200000"),
     ("/status", "`status` must be", "`status` must be"),
     ("/key", "unknown key `jsn`", "unknown key `jsn`"),
     ("/two", "more than one of `json`", "more than one of `json`"),
     ("/cut", "EOF while parsing", "not JSON"),
     ("/flood", "more than 20000 lines", "more than 20000 lines"),
-    ("/type", "the content type of an answer has 300 bytes", "the content type of an answer has 300 bytes"),
-    ("/part", "the content type of an answer has 300 bytes", "the content type of an answer has 300 bytes"),
+    ("/type", "the content type of a reply has 300 bytes", "the content type of a reply has 300 bytes"),
+    ("/part", "the content type of a reply has 300 bytes", "the content type of a reply has 300 bytes"),
     ("/kind", "unknown variant", "unknown message type"),
 ];
 
@@ -79,7 +79,7 @@ async fn an_invalid_reply_of_a_program_becomes_an_error_reply() {
     worker.signal(Signal::TERM);
     let ended = worker.ends().await;
     assert_eq!(ended.code(), Some(0), "{}", ended.log);
-    let told: Vec<&str> = ended.log.lines().filter(|line| line.contains("the answer of a program cannot be")).collect();
+    let told: Vec<&str> = ended.log.lines().filter(|line| line.contains("program sent an invalid reply")).collect();
     assert_eq!(told.len(), BAD.len(), "{}", ended.log);
     for ((path, _, shown), line) in BAD.iter().zip(told) {
         assert!(line.contains(shown), "{path}: {line}");
@@ -129,12 +129,12 @@ async fn a_worker_is_started_while_its_service_starts_and_ready_once_it_takes_re
     let answer = client.call("/x", b"1").await;
     let message = answer.json()["message"].to_string();
     assert_eq!(answer.status(), "core_error");
-    assert!(message.contains("the content type of an answer has 300 bytes"), "{message}");
+    assert!(message.contains("the content type of a reply has 300 bytes"), "{message}");
     assert_eq!(reports.next("k", "w").await, "request-received");
     worker.signal(Signal::TERM);
     let ended = worker.ends().await;
     assert_eq!(ended.code(), Some(0), "{}", ended.log);
-    assert!(ended.log.contains("an answer cannot be sent: the content type"), "{}", ended.log);
+    assert!(ended.log.contains("cannot send a reply: the content type"), "{}", ended.log);
     service.abort();
     client.delete_queue().await;
 }
@@ -218,7 +218,7 @@ async fn doctor_checks_the_activity_exchange() {
     let _reports = Reports::of(&client, &exchange).await;
     let folder = tempfile::tempdir().expect("a folder");
     let config = config(folder.path(), BADLY, "");
-    for (exchange, said) in [(exchange.as_str(), "is reported to "), ("nowhere", "cannot be reported to ")] {
+    for (exchange, said) in [(exchange.as_str(), "reported to "), ("nowhere", "cannot report to ")] {
         let command = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"))
             .args(["doctor", "--config"])
             .arg(&config)

@@ -262,7 +262,7 @@ async fn no_request_is_taken_while_the_service_is_unreachable() {
     std::fs::write(scene.service().join("never"), "").expect("it is written");
     let mut worker = scene.worker();
     scene.ask("a", "/echo", b"1").await;
-    worker.says("alert=\"service\"").await;
+    worker.says("alert=\"sidecar-crash-loop\"").await;
     // The request waits in the queue, undelivered.
     scene.client.until_depth(1, 0).await;
     assert!(!worker.log().contains("DEBUG claimed"), "{}", worker.log());
@@ -309,7 +309,7 @@ async fn a_worker_that_drains_answers_requests_that_its_service_works_on() {
     scene.ask("a", "/wait", b"1").await;
     waiting.hears(&worker).await;
     worker.signal(Signal::TERM);
-    worker.says("an order").await;
+    worker.says("command: drain").await;
     // The next request stays in the queue.
     scene.client.until_depth(0, 0).await;
     go.lets_go();

@@ -79,7 +79,7 @@ fn the_log_of_a_task_without_one_says_why_and_what_to_do() {
         "provisionerId": "dev", "workerType": "nobody", "dependencies": [&waits], "payload": {},
     });
     let blocked = create(&["--definition", &definition.to_string()]);
-    refused(&[&blocked], &["is unscheduled", "depends on"]);
+    refused(&[&blocked], &["is unscheduled", "dependencies"]);
     server.signal(Signal::INT);
     assert_eq!(server.ends().code, 0);
 }

@@ -112,7 +112,7 @@ fn a_stop_hands_back_and_a_worker_that_is_gone_is_said_to_be() {
     assert_eq!(said.code, 14, "{}", said.err);
     assert!(said.err.contains("done for today") && said.err.contains("worker-shutdown"), "{}", said.err);
     assert!(said.err.contains("the worker exits: 1 claims, 0 completed"), "{}", said.err);
-    assert!(said.err.contains("an order: hand back"), "{}", said.err);
+    assert!(said.err.contains("command: release"), "{}", said.err);
     let gone = run(journeyman(here).arg("status"), "");
     assert_eq!(gone.code, 32, "{}", gone.err);
     assert!(gone.err.contains("no worker answers at") && gone.err.contains("--socket"), "{}", gone.err);
@@ -158,8 +158,8 @@ fn scripted(folder: &Path, answers: Vec<(&'static str, serde_json::Value)>) -> A
 fn a_worker_that_is_slow_to_look_still_holds_its_task() {
     let said = |text: &str| serde_json::json!({ "message": text });
     let task = serde_json::json!({
-        "task": "fN1SbArXTPSVFNUvaOlinQ", "run": 0, "source": "ci", "step": "running", "progress": null,
-        "held_seconds": 1.0, "lease_left_seconds": null, "reclaimed_seconds_ago": null, "log_bytes": 0, "place": "here",
+        "task": "fN1SbArXTPSVFNUvaOlinQ", "run": 0, "source": "ci", "state": "running", "progress": null,
+        "held_seconds": 1.0, "lease_left_seconds": null, "reclaimed_seconds_ago": null, "log_bytes": 0, "source_description": "here",
         "handler": "command", "reclaims": 0, "reclaim_in_seconds": null, "containment": "group", "processes": [], "phases": [],
     });
     for (last, code) in [("404 Not Found", 0), ("503 Service Unavailable", 0), ("409 Conflict", 1)] {
@@ -407,7 +407,7 @@ fn a_worker_is_paused_and_asked_for_its_state_by_signals() {
     };
     assert!(asked("PAUSED").contains("by SIGTSTP"));
     server.signal(Signal::USR1);
-    let line = server.logs("state: ");
+    let line = server.logs("status: ");
     assert!(line.contains("PAUSED") && line.contains("by SIGTSTP"), "{line}");
     server.signal(Signal::CONT);
     assert!(!asked("RUNNING").contains("SIG"));
@@ -415,7 +415,7 @@ fn a_worker_is_paused_and_asked_for_its_state_by_signals() {
     steer(here, &["pause", "--config", "journeyman.toml", "--for", "10s"]);
     server.signal(Signal::CONT);
     server.signal(Signal::USR1);
-    assert!(server.logs("state: ").contains("by ana"));
+    assert!(server.logs("status: ").contains("by ana"));
     // It ends by itself, and then nobody is named any more.
     assert!(!asked("RUNNING").contains("by ana"));
 }

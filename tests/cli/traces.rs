@@ -200,7 +200,7 @@ fn variables_that_cannot_be_used_are_said_and_keep_no_worker_from_working() {
     let mut command = worker(here, &root, "a-token-for-tests");
     command.env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317").env("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
     let mut server = Server::start(&mut command);
-    let line = server.logs("traces are not exported");
+    let line = server.logs("cannot export traces");
     assert!(line.contains("OTEL_EXPORTER_OTLP_PROTOCOL"), "{line}");
     server.logs("source: ");
     server.signal(Signal::QUIT);

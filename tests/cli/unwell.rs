@@ -18,7 +18,7 @@ fn a_worker_that_listens_and_does_not_answer_is_told_by_its_process_and_what_to_
     // It answers, and says who it is.
     let well = run(journeyman(here).arg("doctor"), "");
     let line = well.out.lines().find(|line| line.contains("control socket")).expect("it is looked at");
-    let answers = line.contains("a worker answers at ") && line.contains(&format!("process {};", server.pid()));
+    let answers = line.contains(&format!("worker with pid {} responds at ", server.pid()));
     assert!(line.starts_with("ok ") && answers, "{line}");
     server.signal(Signal::STOP);
     std::thread::scope(|scope| {
@@ -55,13 +55,13 @@ fn a_worker_that_may_open_fewer_files_than_its_capacity_needs_says_so_at_its_sta
     };
     let said = limited(24).ends();
     assert_eq!(said.code, 21, "{}", said.err);
-    assert!(said.err.contains("24 files may be open") && said.err.contains("ulimit -n"), "{}", said.err);
+    assert!(said.err.contains("open files is 24") && said.err.contains("ulimit -n"), "{}", said.err);
     for (files, told) in [(150, true), (4096, false)] {
         let mut server = limited(files);
         server.logs("source: ");
         server.signal(Signal::QUIT);
         let said = server.ends().err;
-        let warned = said.contains(&format!("{files} files may be open, and a capacity of 64 may need "));
+        let warned = said.contains(&format!("open files is {files}, capacity 64 may need "));
         assert_eq!(warned, told, "{said}");
         assert_eq!(said.contains("ulimit -n"), told, "{said}");
     }
