@@ -151,7 +151,7 @@ fn describe(schema: &Value, key: &str, is_required: bool) -> KeyReference {
         example: list(schema, "examples")
             .chain(list(inner, "examples"))
             .next()
-            .map_or("\"…\"".to_owned(), Value::to_string),
+            .map_or_else(|| "\"…\"".to_owned(), Value::to_string),
         kinds: Vec::new(),
     }
 }

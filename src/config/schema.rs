@@ -265,6 +265,7 @@ pub struct Telemetry {
 /// A queue that the worker claims from.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
+#[expect(clippy::large_enum_variant, reason = "a configuration holds a few and never moves them in a loop")]
 pub enum Source {
     /// Taskcluster and the embedded queue.
     Taskcluster(TaskclusterSource),

@@ -26,7 +26,9 @@ pub struct ControlClient {
 
 fn no_response_message(pid: Option<i32>) -> String {
     let waited = (CONTROL_TIMEOUT * 2).as_secs();
-    let Some(pid) = pid else { return format!("a process listens on the socket but did not respond within {waited} s") };
+    let Some(pid) = pid else {
+        return format!("a process listens on the socket but did not respond within {waited} s");
+    };
     format!(
         "process {pid} listens there, and has not answered within {waited} s. Where `ps -o stat= -p {pid}` shows a T it is stopped, and \
          `kill -CONT {pid}` lets it go on; otherwise it hangs: `kill -KILL {pid}`, and the next start hands back what it held"

@@ -221,7 +221,8 @@ fn echoes(exec: &[String], listens: &str) {
     let log = scene.task(&["log", &odd]).out;
     assert!(log.contains("the service echo answered 400 Bad Request"), "{log}");
     stops(worker);
-    let group = group.split("process_group=").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("its number");
+    let group =
+        group.split("process_group=").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("its number");
     assert!(is_gone(Pid::from_raw(group.parse().expect("a number")).expect("a process")));
 }
 

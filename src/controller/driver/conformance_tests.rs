@@ -74,8 +74,7 @@ impl DriverUnderTest {
     async fn restart(self, config: &DriverConfig) -> Self {
         let Self { mut handle, mut ended, mut ended_before } = self;
         if let Some(mut task) = handle.task.take() {
-            task.handle.abort();
-            drop((&mut task.handle).await);
+            task.tasks.shutdown().await;
         }
         drop(handle);
         ended_before.append(&mut ended);

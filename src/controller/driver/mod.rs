@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::domain::group::Key;
@@ -190,13 +190,8 @@ struct DriverTask {
     commands: mpsc::Sender<DriverCommand>,
     events: mpsc::Receiver<DriverEvent>,
     lists_requested: u64,
-    handle: JoinHandle<()>,
-}
-
-impl Drop for DriverTask {
-    fn drop(&mut self) {
-        self.handle.abort();
-    }
+    /// One task, aborted on drop.
+    tasks: JoinSet<()>,
 }
 
 impl DriverHandle {
@@ -255,7 +250,9 @@ impl DriverHandle {
             clock: self.clock,
             calls: JoinSet::new(),
         };
-        DriverTask { commands, events, lists_requested: 0, handle: tokio::spawn(worker.run(received, sender)) }
+        let mut tasks = JoinSet::new();
+        tasks.spawn(worker.run(received, sender));
+        DriverTask { commands, events, lists_requested: 0, tasks }
     }
 
     fn send(&self, command: DriverCommand) -> bool {
@@ -288,9 +285,9 @@ impl DriverHandle {
             return event;
         }
         // A panic in a driver is a bug: the controller dies with it.
-        match (&mut task.handle).await {
-            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            Ok(()) | Err(_) => std::future::pending().await,
+        match task.tasks.join_next().await {
+            Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Some(Ok(()) | Err(_)) | None => std::future::pending().await,
         }
     }
 }

@@ -134,7 +134,7 @@ impl NoticeWatch {
     }
 
     fn schedule(&self, origin: NoticeOrigin) -> PollSchedule {
-        self.config.schedule.unwrap_or(PollSchedule::with_interval(origin.poll_interval()))
+        self.config.schedule.unwrap_or_else(|| PollSchedule::with_interval(origin.poll_interval()))
     }
 
     /// Sends each notice once. Returns if there is nothing to watch, or the receiver was dropped.
