@@ -418,7 +418,7 @@ pub(crate) async fn as_first_process() -> Report {
                 payload.name,
                 bounded(payload, &containment).await.or_else(|why| {
                     // Without a disk limit.
-                    if why.contains("size is not said") { Ok(()) } else { Err(why) }
+                    if why.contains("size is not logged") { Ok(()) } else { Err(why) }
                 }),
             );
         }
