@@ -1,56 +1,77 @@
-//! The figures: what the worker and the embedded queue reach on this machine, beside the aim and the machine's own
-//! limit, in one run. `tests/bench` runs it; `tests/bench --smoke` only shows that it works.
+//! The benchmark: what worker, embedded queue and controller reach on this machine, beside the aim and the machine's own
+//! limit, in one run. `tests/bench` runs it.
 //!
-//! Nothing here is a test of speed: a figure short of its aim is printed, and is no failure. A task that was lost, run
-//! twice or left behind is one. Queue and worker run in processes of their own, started from this very program.
+//! A figure short of its aim is printed and is no failure. A task or request that is lost, run twice or unanswered is one.
+//! Queue, worker and controller are the `journeyman` binary, or a program around the library where the handler is in Rust.
 
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program without an outside, which prints")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints its results")]
 
-mod contain;
+mod commands;
 mod controller;
-mod ends;
-mod fleet;
-mod limits;
+mod lapin_alone;
+mod machine;
 #[path = "../host/metadata.rs"]
-#[allow(dead_code, unreachable_pub, clippy::expect_used, reason = "what the tests of the host use")]
+#[allow(dead_code, unreachable_pub, clippy::expect_used, reason = "shared with the tests of the host")]
 mod metadata;
-mod raw;
+mod no_op_worker;
+mod process_trees;
+mod programs;
 mod requests;
-mod roles;
-mod rows;
-mod table;
-mod watch;
+mod tasks;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use table::Table;
+use machine::{Row, load, print};
 
-/// What everything here comes to.
-pub(crate) type Done<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// How much is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Size {
-    /// Enough for figures.
-    Full,
-    /// Enough to see that it works.
-    Smoke,
+/// The measurements, in the order in which they run.
+const NAMES: [&str; 11] =
+    ["tasks", "commands", "requests", "controller", "latency", "notice", "cancel", "idle", "leases", "trees", "start"];
+
+/// Where and how much is measured.
+pub(crate) struct Lab {
+    folder: tempfile::TempDir,
+    smoke: bool,
 }
 
-impl Size {
-    /// One of two.
-    pub(crate) fn pick<T>(self, full: T, smoke: T) -> T {
-        match self {
-            Self::Full => full,
-            Self::Smoke => smoke,
+impl Lab {
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The first for figures, the second to see that the measurement works.
+    pub(crate) fn pick<T>(&self, full: T, smoke: T) -> T {
+        if self.smoke { smoke } else { full }
+    }
+
+    /// A new folder.
+    pub(crate) fn fresh(&self, name: &str) -> Outcome<PathBuf> {
+        let path = self.path().join(format!("{name}-{}", programs::task_id()));
+        std::fs::create_dir_all(&path)?;
+        Ok(path)
+    }
+
+    async fn measure(&self, name: &str) -> Outcome<Vec<Row>> {
+        match name {
+            "tasks" => self.tasks().await,
+            "commands" => self.commands().await,
+            "requests" => self.requests().await,
+            "controller" => Box::pin(self.controller()).await,
+            "latency" => self.latency().await,
+            "notice" => self.notice().await,
+            "cancel" => self.cancel().await,
+            "idle" => self.idle().await,
+            "leases" => self.leases().await,
+            "trees" => self.trees().await,
+            _ => self.start().await,
         }
     }
 }
 
 fn main() -> ExitCode {
     journeyman::shim();
-    // Some parts ask over HTTP before anything of the library has chosen; where one has, that stays.
     rustls::crypto::ring::default_provider().install_default().ok();
     match run(&std::env::args().skip(1).collect::<Vec<_>>()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -61,44 +82,48 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: &[String]) -> Done<()> {
-    if let [flag, role] = arguments
-        && flag == "--role"
-    {
-        let role: roles::Role = serde_json::from_str(role)?;
-        return runtime(role.threads)?.block_on(roles::live(role));
+fn run(arguments: &[String]) -> Outcome<()> {
+    match arguments {
+        [flag, role] if flag == no_op_worker::FLAG => return runtime(1)?.block_on(no_op_worker::run(role)),
+        [flag, role] if flag == lapin_alone::FLAG => return runtime(1)?.block_on(lapin_alone::run(role)),
+        _ => {}
     }
-    if let [flag, part, folder] = arguments
-        && flag == contain::ALONE
-    {
-        let rows = runtime(2)?.block_on(contain::here(serde_json::from_str(part)?, Path::new(folder)))?;
-        println!("{}", serde_json::to_string(&rows)?);
-        return Ok(());
-    }
-    // Cargo says `--bench`.
+    // Cargo passes `--bench`.
     let wanted: Vec<&str> = arguments.iter().map(String::as_str).filter(|argument| *argument != "--bench").collect();
-    let (size, wanted) = match wanted.as_slice() {
-        ["--smoke", wanted @ ..] => (Size::Smoke, wanted),
-        wanted => (Size::Full, wanted),
+    let (smoke, wanted) = match wanted.as_slice() {
+        ["--smoke", rest @ ..] => (true, rest),
+        rest => (false, rest),
     };
-    // On the disk that is built on: a folder for temporary files is often in memory, where nothing is durable.
-    let (place, only) = match wanted {
-        ["--in", place, only @ ..] => (*place, only),
-        only => (env!("CARGO_TARGET_TMPDIR"), only),
+    // A folder for temporary files is often in memory, where nothing is durable.
+    let (place, wanted) = match wanted {
+        ["--in", place, rest @ ..] => (*place, rest),
+        rest => (env!("CARGO_TARGET_TMPDIR"), rest),
     };
-    if only.iter().any(|name| !rows::NAMES.contains(name)) {
-        return Err(format!("usage: tests/bench [--smoke] [--in FOLDER] [{}]…", rows::NAMES.join("|")).into());
+    if wanted.iter().any(|name| !NAMES.contains(name)) {
+        return Err(format!("usage: tests/bench [--smoke] [--in FOLDER] [{}]…", NAMES.join("|")).into());
     }
-    let mut table = Table::default();
-    let measured = runtime(2)?.block_on(rows::measure(size, Path::new(place), only, &mut table));
-    if size == Size::Smoke {
+    std::fs::create_dir_all(place)?;
+    let lab = Lab { folder: tempfile::tempdir_in(place)?, smoke };
+    let names: Vec<&str> = NAMES.into_iter().filter(|name| wanted.is_empty() || wanted.contains(name)).collect();
+    let mut rows = Vec::new();
+    let measured = runtime(2)?.block_on(async {
+        for (at, name) in names.iter().enumerate() {
+            eprintln!("{} of {}: {name}", at + 1, names.len());
+            let load = load();
+            rows.extend(
+                lab.measure(name).await.map_err(|error| format!("{name}: {error}"))?.into_iter().map(|row| (row, load)),
+            );
+        }
+        Ok(())
+    });
+    if smoke {
         println!("A smoke run: it shows that the measuring works. These are no figures.");
     }
-    println!("{table}");
+    print(&rows);
     measured
 }
 
-fn runtime(threads: usize) -> Done<tokio::runtime::Runtime> {
+fn runtime(threads: usize) -> Outcome<tokio::runtime::Runtime> {
     let mut builder = match threads {
         1 => tokio::runtime::Builder::new_current_thread(),
         _ => tokio::runtime::Builder::new_multi_thread(),

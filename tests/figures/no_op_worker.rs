@@ -1,0 +1,170 @@
+//! A program around the library: a worker whose handler is in Rust and does nothing, as an embedding user has it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use journeyman::activity;
+use journeyman::config::schema::Log;
+use journeyman::handler::{Context, DynHandler, ExecuteError, PayloadHandler, PrepareError, Request, erase};
+use journeyman::observe::log::{self, Color};
+use journeyman::source::Source;
+use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig};
+use journeyman::source::taskcluster::{ArtifactStorage, Config as TaskclusterConfig, Dialect, Taskcluster};
+use journeyman::worker::{Control, SourceBinding, Worker, WorkerConfig};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::sync::watch;
+
+use crate::Outcome;
+use crate::lapin_alone::{Pace, broker, print_line, stdin};
+use crate::machine::now;
+use crate::programs::{QUEUE, api_config};
+
+pub(crate) const FLAG: &str = "--no-op-worker";
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct NoOpWorker {
+    pub(crate) from: From,
+    pub(crate) capacity: u32,
+    pub(crate) work_dir: PathBuf,
+    pub(crate) payload: Payload,
+    /// After how many completed claims it prints `done`; 0 is never.
+    pub(crate) expected: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum From {
+    Taskcluster { root_url: String },
+    Amqp { uri: String, queue: String, activity_exchange: Option<String> },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Payload {
+    Nothing,
+    /// Prints when it starts.
+    Stamp,
+    /// Waits for the line `release`.
+    Wait,
+}
+
+#[derive(Clone)]
+struct NoOp {
+    payload: Payload,
+    released: watch::Receiver<Release>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Release {
+    Waiting,
+    Released,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+struct Empty {}
+
+impl PayloadHandler for NoOp {
+    type Payload = Empty;
+    type Prepared = ();
+
+    async fn prepare(&self, _: Empty, _: &Context) -> Result<(), PrepareError> {
+        Ok(())
+    }
+
+    async fn execute(&self, (): (), context: &Context) -> Result<(), ExecuteError> {
+        match self.payload {
+            Payload::Nothing => {}
+            Payload::Stamp => print_line(&format!("started {} {}", now().as_nanos(), context.task().run.task)),
+            Payload::Wait => drop(self.released.clone().wait_for(|state| *state == Release::Released).await),
+        }
+        Ok(())
+    }
+}
+
+/// The same for requests; without a reply of its own each is answered with `null`.
+struct NoOpRequest(NoOp);
+
+impl PayloadHandler for NoOpRequest {
+    type Payload = Request;
+    type Prepared = ();
+
+    async fn prepare(&self, _: Request, _: &Context) -> Result<(), PrepareError> {
+        Ok(())
+    }
+
+    async fn execute(&self, (): (), context: &Context) -> Result<(), ExecuteError> {
+        self.0.execute((), context).await
+    }
+}
+
+/// Runs until standard input ends.
+pub(crate) async fn run(role: &str) -> Outcome<()> {
+    let NoOpWorker { from, capacity, work_dir, payload, expected } = serde_json::from_str(role)?;
+    // The log is part of what a task costs.
+    log::start(&Log::default(), Color::Never);
+    let (release, released) = watch::channel(Release::Waiting);
+    let handler = NoOp { payload, released };
+    let mut reports = None;
+    let (source, handler): (Arc<dyn Source>, Arc<dyn DynHandler>) = match from {
+        From::Taskcluster { root_url } => {
+            let source = Taskcluster::new(TaskclusterConfig {
+                api: api_config(&root_url)?,
+                dialect: Dialect::ClaimWork,
+                task_queue: QUEUE.to_owned(),
+                worker_group: "bench".to_owned(),
+                worker_id: "worker".to_owned(),
+                artifact_storage: ArtifactStorage::S3,
+                queue_hosts: Vec::new(),
+            })?;
+            (Arc::new(source), erase(handler))
+        }
+        From::Amqp { uri, queue, activity_exchange } => {
+            reports = activity_exchange.map(|exchange| (broker(&uri), exchange));
+            (
+                Arc::new(AmqpSource::new(AmqpSourceConfig::new(broker(&uri)?, &queue, "bench"))),
+                erase(NoOpRequest(handler)),
+            )
+        }
+    };
+    let binding = SourceBinding { name: "bench".to_owned(), source, handler, env: Default::default() };
+    let worker = Worker::new(WorkerConfig { capacity, work_dir, ..WorkerConfig::default() }, vec![binding]);
+    let control = worker.control();
+    let mut background = tokio::task::JoinSet::new();
+    background.spawn(print_done(control.clone(), expected));
+    if let Some((broker, exchange)) = reports {
+        let (key, worker_id) = ("bench".to_owned(), "bench".to_owned());
+        let config = activity::Config { broker: broker?, exchange, key, worker_id, repeat: Duration::from_secs(60) };
+        background.spawn(activity::report(config, control.liveness()));
+    }
+    let mut lines = BufReader::new(stdin()?).lines();
+    let mut run = std::pin::pin!(worker.run());
+    print_line("working");
+    loop {
+        tokio::select! {
+            exit = &mut run => return Err(format!("the worker exited by itself: {:?}", exit?).into()),
+            line = lines.next_line() => match line?.as_deref() {
+                Some("counts") => print_line(&format!("counts {}", serde_json::to_string(&control.counts())?)),
+                Some(_) => drop(release.send_replace(Release::Released)),
+                None => break,
+            }
+        }
+    }
+    control.release(Some(Duration::from_secs(5))).await;
+    run.await?;
+    Ok(())
+}
+
+async fn print_done(control: Control, expected: u64) {
+    let mut interval = tokio::time::interval(Duration::from_millis(5));
+    let mut pace = None;
+    while expected > 0 {
+        interval.tick().await;
+        let completed = control.counts().completed;
+        match &pace {
+            None if completed >= Pace::warm_up(expected) => pace = Some(Pace::start(completed)),
+            Some(pace) if completed >= expected => return Pace::print(pace, completed),
+            None | Some(_) => {}
+        }
+    }
+}

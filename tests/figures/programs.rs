@@ -1,0 +1,323 @@
+//! The programs that are measured: `journeyman` with a configuration of its own, the embedded queue, a RabbitMQ.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use base64::Engine as _;
+use jiff::{SignedDuration, Timestamp};
+use journeyman::domain::id::TaskId;
+use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::machine::{Usage, now};
+use crate::{Lab, Outcome};
+
+/// The longest that anything may take before the run is given up.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
+/// The task queue of every measurement.
+pub(crate) const QUEUE: &str = "bench/tasks";
+pub(crate) const CLIENT_ID: &str = "bench";
+/// No secret: the queue lives as long as the run.
+pub(crate) const ACCESS_TOKEN: &str = "bench-token";
+/// How many calls are in flight at once.
+const CALLS_MAX: usize = 64;
+
+/// Repeats `check` until it is true, every few milliseconds.
+pub(crate) async fn until<F: Future<Output = Outcome<bool>>>(what: &str, mut check: impl FnMut() -> F) -> Outcome<()> {
+    let checking = async {
+        while !check().await? {
+            sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    };
+    timeout(TIMEOUT, checking).await.map_err(|_| format!("{what} did not happen in {TIMEOUT:?}"))?
+}
+
+/// A `journeyman` command as a child process, killed on drop.
+pub(crate) struct Program {
+    pub(crate) child: Child,
+    pub(crate) home: PathBuf,
+}
+
+impl Program {
+    pub(crate) fn start(lab: &Lab, command: &str, config: &str, env: &[(&str, &str)]) -> Outcome<Self> {
+        let home = lab.fresh(command)?;
+        let token = home.join("token");
+        std::fs::write(&token, ACCESS_TOKEN)?;
+        std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
+        let file = home.join("journeyman.toml");
+        std::fs::write(&file, config.replace("@HOME@", &home.display().to_string()))?;
+        let child = Command::new(env!("CARGO_BIN_EXE_journeyman"))
+            .args([command, "--config"])
+            .arg(file)
+            .envs(env.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(home.join("log"))?)
+            .kill_on_drop(true)
+            .spawn()?;
+        Ok(Self { child, home })
+    }
+
+    /// `journeyman worker` with one source for each task queue; `more` ends inside `[worker]`.
+    pub(crate) fn worker(lab: &Lab, dialect: &str, root_url: &str, queues: &[String], more: &str) -> Outcome<Self> {
+        let mut config = format!("{more}\nid = \"worker\"\ngroup = \"bench\"\nwork_dir = \"@HOME@/work\"\n");
+        for (number, queue) in queues.iter().enumerate() {
+            config.push_str(&format!(
+                "[source.q{number}]\nkind = \"taskcluster\"\ndialect = \"{dialect}\"\nroot_url = \"{root_url}\"\n\
+                 task_queue = \"{queue}\"\nclient_id = \"bench\"\naccess_token_file = \"@HOME@/token\"\n"
+            ));
+        }
+        Self::start(lab, "worker", &config, &[])
+    }
+
+    pub(crate) fn usage(&self) -> Outcome<Usage> {
+        Usage::of(self.child.id().ok_or("the process has exited by itself")?)
+    }
+
+    /// The first line of its log that contains `text`.
+    pub(crate) async fn logged(&self, text: &str) -> Outcome<String> {
+        let log = self.home.join("log");
+        let find =
+            || std::fs::read_to_string(&log).map(|log| log.lines().find(|line| line.contains(text)).map(str::to_owned));
+        until(&format!("a log line with {text:?}"), async || Ok(find()?.is_some())).await?;
+        Ok(find()?.unwrap_or_default())
+    }
+
+    pub(crate) async fn exit_code(&mut self) -> Outcome<Option<i32>> {
+        Ok(timeout(TIMEOUT, self.child.wait()).await.map_err(|_| "a process did not exit")??.code())
+    }
+}
+
+/// This program in another role: it prints lines and exits at the end of its standard input.
+pub(crate) struct Role {
+    child: Child,
+    stdin: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Role {
+    pub(crate) fn start(lab: &Lab, flag: &str, role: &impl serde::Serialize) -> Outcome<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg(flag)
+            .arg(serde_json::to_string(role)?)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(lab.path().join("role.log"))?)
+            .kill_on_drop(true)
+            .spawn()?;
+        let (stdin, stdout) = (child.stdin.take().ok_or("stdin")?, child.stdout.take().ok_or("stdout")?);
+        Ok(Self { child, stdin, lines: BufReader::new(stdout).lines() })
+    }
+
+    /// The rest of the next line that begins with `word`.
+    pub(crate) async fn line(&mut self, word: &str) -> Outcome<String> {
+        let reading = async {
+            while let Some(line) = self.lines.next_line().await? {
+                if let Some(rest) = line.strip_prefix(word) {
+                    return Ok(rest.trim().to_owned());
+                }
+            }
+            Err(format!("a process exited before it printed {word:?}").into())
+        };
+        timeout(TIMEOUT, reading).await.map_err(|_| format!("no line {word:?} in {TIMEOUT:?}"))?
+    }
+
+    /// Elapsed time, CPU time and count of a `done` line.
+    pub(crate) async fn done(&mut self) -> Outcome<(Duration, Duration, usize)> {
+        let line = self.line("done").await?;
+        let mut numbers = line.split(' ').map(str::parse);
+        let mut next = || numbers.next().ok_or_else(|| format!("{line:?} is no result"));
+        Ok((Duration::from_nanos(next()??), Duration::from_nanos(next()??), usize::try_from(next()??)?))
+    }
+
+    pub(crate) async fn counts(&mut self) -> Outcome<Value> {
+        self.send("counts").await?;
+        Ok(serde_json::from_str(&self.line("counts").await?)?)
+    }
+
+    pub(crate) async fn send(&mut self, word: &str) -> Outcome<()> {
+        self.stdin.write_all(format!("{word}\n").as_bytes()).await?;
+        Ok(self.stdin.flush().await?)
+    }
+
+    pub(crate) fn usage(&self) -> Outcome<Usage> {
+        Usage::of(self.child.id().ok_or("the process has exited by itself")?)
+    }
+
+    pub(crate) async fn stop(self) -> Outcome<()> {
+        let Self { mut child, stdin, lines } = self;
+        drop((stdin, lines));
+        let status = timeout(TIMEOUT, child.wait()).await.map_err(|_| "a process did not exit")??;
+        if status.success() { Ok(()) } else { Err(format!("a process exited with {status}").into()) }
+    }
+}
+
+/// `journeyman queue` and a client of it.
+pub(crate) struct Queue {
+    pub(crate) program: Program,
+    pub(crate) root_url: String,
+    api: Api,
+}
+
+impl Queue {
+    pub(crate) async fn start(lab: &Lab, claim_timeout: &str) -> Outcome<Self> {
+        let config = format!(
+            "[queue]\ndb = \"@HOME@/queue.db\"\nlisten = \"127.0.0.1:0\"\nclaim_timeout = \"{claim_timeout}\"\n\
+             [queue.clients.bench]\naccess_token_file = \"@HOME@/token\"\nscopes = [\"*\"]\n"
+        );
+        let program = Program::start(lab, "queue", &config, &[])?;
+        let line = program.logged("http://").await?;
+        let url = line.split_once("http://").map(|(_, rest)| rest).unwrap_or_default();
+        let address: String = url.chars().take_while(|c| c.is_ascii_digit() || ".:".contains(*c)).collect();
+        let root_url = format!("http://{address}");
+        Ok(Self { program, api: api(&root_url)?, root_url })
+    }
+
+    pub(crate) async fn create_one(&self, payload: &Value) -> Outcome<TaskId> {
+        let task = task_id();
+        self.api.create_task(&task, definition(payload)).await?;
+        Ok(task)
+    }
+
+    pub(crate) async fn create(&self, count: usize, payload: &Value) -> Outcome<Vec<TaskId>> {
+        let ids: Vec<TaskId> = (0..count).map(|_| task_id()).collect();
+        self.for_each(&ids, async |api, task| Ok(api.create_task(&task, definition(payload)).await.map(drop)?)).await?;
+        Ok(ids)
+    }
+
+    /// Fails unless each task was completed by exactly one run.
+    pub(crate) async fn completed_once(&self, tasks: &[TaskId]) -> Outcome<()> {
+        self.for_each(tasks, async |api, task| {
+            let status = api.task_status(&task).await?;
+            let runs = status["runs"].as_array().map_or(0, Vec::len);
+            let fine = runs == 1 && status["state"] == "completed";
+            if fine { Ok(()) } else { Err(format!("{task} was not completed by exactly one run: {status}").into()) }
+        })
+        .await
+    }
+
+    pub(crate) async fn status(&self, task: &TaskId) -> Outcome<Value> {
+        Ok(self.api.task_status(task).await?)
+    }
+
+    pub(crate) async fn cancel(&self, task: &TaskId) -> Outcome<()> {
+        self.api.cancel_task(task).await?;
+        Ok(())
+    }
+
+    /// How long the queue takes to answer a call.
+    pub(crate) async fn round_trip(&self, task: &TaskId) -> Outcome<Duration> {
+        let began = now();
+        self.api.task_status(task).await?;
+        Ok(now() - began)
+    }
+
+    async fn for_each(&self, tasks: &[TaskId], call: impl AsyncFn(Api, TaskId) -> Outcome<()>) -> Outcome<()> {
+        use tokio::sync::Semaphore;
+        let permits = Semaphore::new(CALLS_MAX);
+        let calls = tasks.iter().map(async |task| {
+            let _permit = permits.acquire().await?;
+            call(self.api.clone(), task.clone()).await
+        });
+        let mut calls: futures_util::stream::FuturesUnordered<_> = calls.collect();
+        while let Some(ended) = futures_util::StreamExt::next(&mut calls).await {
+            ended?;
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn api_config(root_url: &str) -> Outcome<ApiConfig> {
+    Ok(ApiConfig {
+        root_url: root_url.to_owned(),
+        queue_url: None,
+        credentials: Some(Credentials::new(CLIENT_ID, ACCESS_TOKEN.to_owned().into(), None)?),
+        proxy: None,
+        allow_hosts: Vec::new(),
+        timeouts: Timeouts::default(),
+    })
+}
+
+fn api(root_url: &str) -> Outcome<Api> {
+    Ok(Api::new(api_config(root_url)?)?)
+}
+
+fn definition(payload: &Value) -> Value {
+    let at = |hours| (Timestamp::now() + SignedDuration::from_hours(hours)).to_string();
+    json!({
+        "taskQueueId": QUEUE,
+        "created": at(0),
+        "deadline": at(1),
+        "expires": at(2),
+        "payload": payload,
+        "metadata": {
+            "name": "bench",
+            "description": "a task of tests/bench",
+            "owner": "bench@example.com",
+            "source": "https://example.com/",
+        },
+    })
+}
+
+/// A random task id.
+pub(crate) fn task_id() -> TaskId {
+    let mut bytes = *uuid::Uuid::new_v4().as_bytes();
+    bytes[0] &= 0x7f;
+    let text = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
+    TaskId::parse(&text).unwrap_or_else(|| unreachable!("22 characters of base64 are a task id"))
+}
+
+/// A RabbitMQ of the run's own, or the one that the environment names.
+pub(crate) struct Broker {
+    pub(crate) uri: String,
+    folder: Option<PathBuf>,
+}
+
+fn script(action: &str, folder: &Path) -> Command {
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/rabbitmq"));
+    command.arg(action).arg(folder).stdin(Stdio::null());
+    command
+}
+
+impl Broker {
+    /// `None` where there is no RabbitMQ, which is printed.
+    pub(crate) async fn start(lab: &Lab) -> Outcome<Option<Self>> {
+        let named = std::env::vars().find(|(name, value)| name == "JOURNEYMAN_TEST_AMQP" && !value.is_empty());
+        if let Some((_, uri)) = named {
+            return Ok(Some(Self { uri, folder: None }));
+        }
+        let folder = lab.fresh("rabbitmq")?;
+        let output = script("start", &folder).output().await?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let uri = text.lines().find_map(|line| line.strip_prefix("AMQP="));
+        if uri.is_none() {
+            let why = String::from_utf8_lossy(&output.stderr);
+            eprintln!("NOT MEASURED: no RabbitMQ (`apt-get install rabbitmq-server` provides it): {why}");
+        }
+        Ok(uri.map(|uri| Self { uri: uri.to_owned(), folder: Some(folder) }))
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.folder {
+            let mut kill = std::process::Command::new(script("kill", folder).as_std().get_program());
+            kill.arg("kill").arg(folder).status().ok();
+        }
+    }
+}
+
+/// Waits for every task of a set.
+pub(crate) async fn join_all(mut set: JoinSet<Outcome<()>>) -> Outcome<()> {
+    while let Some(ended) = set.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
