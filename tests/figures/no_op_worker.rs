@@ -158,7 +158,10 @@ pub(crate) async fn run(role: &str) -> Outcome<()> {
 async fn print_done(control: Control, expected: u64) {
     let mut interval = tokio::time::interval(Duration::from_millis(5));
     let mut pace = None;
-    while expected > 0 {
+    if expected == 0 {
+        return;
+    }
+    loop {
         interval.tick().await;
         let completed = control.counts().completed;
         match &pace {

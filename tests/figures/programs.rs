@@ -308,8 +308,7 @@ impl Broker {
 impl Drop for Broker {
     fn drop(&mut self) {
         if let Some(folder) = &self.folder {
-            let mut kill = std::process::Command::new(script("kill", folder).as_std().get_program());
-            kill.arg("kill").arg(folder).status().ok();
+            script("kill", folder).as_std_mut().status().ok();
         }
     }
 }

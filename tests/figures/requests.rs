@@ -307,6 +307,8 @@ pub(crate) async fn publish(
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
     match channel.basic_publish(exchange.into(), key.into(), options, body, properties).await?.await? {
         Confirmation::Ack(None) => Ok(()),
-        other => Err(format!("a message was not accepted: {other:?}").into()),
+        other @ (Confirmation::Ack(Some(_)) | Confirmation::Nack(_) | Confirmation::NotRequested) => {
+            Err(format!("a message was not accepted: {other:?}").into())
+        }
     }
 }
