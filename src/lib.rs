@@ -25,6 +25,8 @@ pub mod handler;
 #[doc(hidden)]
 pub mod host;
 #[doc(hidden)]
+pub mod http;
+#[doc(hidden)]
 pub mod limits;
 #[doc(hidden)]
 pub mod observe;

@@ -19,10 +19,12 @@ use crate::control::worker_api::{ReloadFn, ServedWorker, Socket};
 use crate::control::{WorkerStatusReply, socket_in, worker_api};
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::host::service_manager::ServiceManager;
+use crate::http::{Exposure, HttpListener};
 use crate::limits::ABORT_TIMEOUT;
 use crate::observe::log;
+use crate::observe::status_routes::SnapshotFn;
 use crate::observe::traces::Export;
-use crate::observe::worker_http::{self, HttpListener, WorkerSnapshotFn};
+use crate::observe::worker_http;
 use crate::worker::{self, Control, Worker};
 
 #[derive(Debug, Args)]
@@ -164,7 +166,7 @@ pub(super) async fn serve_http(
     let listener = listen_http(config, "health, metrics and a status page", "/").await?;
     let name = worker_setup::WorkerIdentity::from_config(config);
     let control = control.clone();
-    let snapshot: Arc<WorkerSnapshotFn> = Arc::new(move || {
+    let snapshot: Arc<SnapshotFn<WorkerStatusReply>> = Arc::new(move || {
         let (control, name) = (control.clone(), name.clone());
         Box::pin(async move { Some(WorkerStatusReply::new(name.id, name.group, control.status().await?)) })
     });
@@ -178,8 +180,7 @@ pub(super) async fn serve_http(
 
 pub(super) async fn listen_http(config: &Config, what: &str, path: &str) -> Result<Option<HttpListener>, Failure> {
     let Some(listen) = config.http.listen else { return Ok(None) };
-    let exposure =
-        if config.http.allow_remote { worker_http::Exposure::Network } else { worker_http::Exposure::Loopback };
+    let exposure = if config.http.allow_remote { Exposure::Network } else { Exposure::Loopback };
     let failed = |error| Failure::new(Exit::HostUnusable, format!("cannot listen for HTTP: {error}"));
     let listener = HttpListener::listen(listen.0, exposure).await.map_err(failed)?;
     let address = listener.address().map_err(failed)?;

@@ -9,21 +9,19 @@ use axum::extract::{FromRef, State};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{mpsc, oneshot};
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 use super::CommandReply;
 use super::poison_api;
-use super::worker_api::{ApiError, ReloadFn, ReloadReplySender, Socket, serve_router};
+use super::worker_api::{ApiError, ReloadFn, Reloads, Socket};
 use crate::controller::ControllerHandle;
 use crate::controller::commands::{CommandError, PoolCommand};
 use crate::controller::status::ControllerStatus;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::limits::{CONTROL_CONNECTIONS_MAX, CONTROL_TIMEOUT};
+use crate::limits::CONTROL_TIMEOUT;
 use crate::worker::Note;
 
 pub const SOCKET_NAME: &str = "controller.sock";
@@ -33,7 +31,7 @@ pub fn socket_in(folder: &Path) -> PathBuf {
     folder.join(SOCKET_NAME)
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ControllerStatusReply {
     pub version: String,
     pub pid: u32,
@@ -41,7 +39,7 @@ pub struct ControllerStatusReply {
     pub snapshot: ControllerStatus,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolCommandRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -133,28 +131,30 @@ impl PoolHandles {
 #[derive(Clone)]
 struct AppState {
     pools: PoolHandles,
-    reload_requests: mpsc::Sender<ReloadReplySender>,
+    reloads: Reloads,
 }
 
 impl FromRef<AppState> for PoolHandles {
-    fn from_ref(desk: &AppState) -> Self {
-        desk.pools.clone()
+    fn from_ref(state: &AppState) -> Self {
+        state.pools.clone()
     }
 }
 
+/// Serves until dropped, then removes the socket.
 pub async fn serve(socket: Socket, pools: PoolHandles, reload: Arc<ReloadFn>) -> Infallible {
-    let (reloads, asked) = mpsc::channel(CONTROL_CONNECTIONS_MAX);
     let router = Router::new()
         .route("/v1/controller", get(handle_status))
         .route("/v1/commands", post(handle_command))
         .route("/v1/poison", get(poison_api::handle_list).post(poison_api::handle_action))
         .route("/v1/poison/body", get(poison_api::handle_body))
         .fallback(async || {
-            let text = "this is the socket of a controller; use `journeyman controller status`";
-            ApiError(StatusCode::NOT_FOUND, text.to_owned())
+            ApiError(
+                StatusCode::NOT_FOUND,
+                "this is the control socket of a controller; use `journeyman controller status`".to_owned(),
+            )
         })
-        .with_state(AppState { pools, reload_requests: reloads });
-    serve_router(socket, router, reload, asked).await
+        .with_state(AppState { pools, reloads: Reloads::new(reload) });
+    socket.serve(router).await
 }
 
 pub(super) fn controller_exited() -> ApiError {
@@ -173,17 +173,13 @@ async fn handle_status(
 }
 
 async fn handle_command(
-    State(AppState { reload_requests: reloads, pools }): State<AppState>,
+    State(AppState { reloads, pools }): State<AppState>,
     body: Bytes,
 ) -> Result<Json<CommandReply>, ApiError> {
     if !is_reload(&body) {
         return Ok(Json(pools.apply(PoolCommandRequest::parse(&body)?).await?));
     }
-    let (sender, reply) = oneshot::channel();
-    reloads.send(sender).await.map_err(|_| controller_exited())?;
-    let message =
-        reply.await.map_err(|_| controller_exited())?.map_err(|why| ApiError(StatusCode::UNPROCESSABLE_ENTITY, why))?;
-    Ok(Json(CommandReply { message }))
+    reloads.run().await
 }
 
 fn is_reload(body: &[u8]) -> bool {

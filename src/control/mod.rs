@@ -1,8 +1,6 @@
-//! The control socket of a worker or a controller: what those who run it ask it, and what they tell it.
+//! The control socket of a worker or a controller: HTTP over a Unix socket, for the users that may write to it.
 //!
-//! HTTP over a Unix socket in a folder of its own. Who may write to the socket may give orders; nobody else can reach it.
-//! [`worker_api`] answers beside the worker, [`controller_api`] beside a controller; they decide nothing. [`client`] is what the
-//! commands use.
+//! [`worker_api`] and [`controller_api`] serve it, [`client`] is what the commands use.
 
 pub mod client;
 pub mod controller_api;
@@ -18,38 +16,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::worker::{Note, WorkerStatus};
 
-/// The socket's name in the work folder, where no other path is set.
 pub const SOCKET_NAME: &str = "control.sock";
 
-/// The socket of the worker with this work folder.
 #[must_use]
 pub fn socket_in(work_dir: &Path) -> PathBuf {
     work_dir.join(SOCKET_NAME)
 }
 
-/// A path of any length, short enough for a socket's address: by way of its open folder.
+/// The address of a socket has at most 107 bytes, so a longer path is reached through its open directory.
 pub(crate) fn short_socket_path(folder: &File, name: &Path) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name)
 }
 
-/// Which worker answers, and how it looks. The answer to `GET /v1/status`.
+/// Reply to `GET /v1/status`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStatusReply {
-    /// Its version.
     pub version: String,
-    /// Its name.
     pub id: String,
-    /// Its group.
     pub group: String,
-    /// Its process.
     pub pid: u32,
-    /// How it looks.
     #[serde(flatten)]
     pub snapshot: WorkerStatus,
 }
 
 impl WorkerStatusReply {
-    /// Of this process.
     #[must_use]
     pub fn new(id: String, group: String, snapshot: WorkerStatus) -> Self {
         Self { version: env!("CARGO_PKG_VERSION").to_owned(), id, group, pid: std::process::id(), snapshot }
@@ -60,31 +50,25 @@ impl WorkerStatusReply {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerCommandRequest {
-    /// The command.
     pub command: WorkerCommand,
     /// Author and reason.
     pub note: Note,
 }
 
-/// What a worker can be told.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum WorkerCommand {
-    /// Claim nothing, for so many seconds or until told otherwise.
     Pause {
-        /// For how long.
+        /// Resume after this time.
         seconds: Option<f64>,
     },
-    /// Claim again.
     Resume,
-    /// Finish what is held and leave, within so many seconds or as configured.
     Drain {
-        /// For how long.
+        /// Overrides the configured deadline.
         seconds: Option<f64>,
     },
-    /// Hand back what is held and leave.
+    /// Release all claims and exit.
     Stop,
-    /// Read the configuration again.
     Reload,
     /// Stop a task and release its claim.
     Release {
@@ -99,11 +83,10 @@ pub enum WorkerCommand {
 }
 
 /// Reply to a command, and body of every error.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommandReply {
     /// What happened, for a person.
     pub message: String,
 }
 
-/// The longest span that an order may name.
 pub const SPAN_MAX_SECONDS: f64 = 366.0 * 24.0 * 3600.0;

@@ -6,7 +6,6 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
@@ -18,7 +17,7 @@ use crate::limits::CONTROLLER_POISON_TIMEOUT;
 
 pub type Inventories = BTreeMap<String, PoisonList>;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoisonActionRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]

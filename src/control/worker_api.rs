@@ -1,4 +1,4 @@
-//! The worker's end of the control socket.
+//! Serves the control socket of a worker.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -6,25 +6,21 @@ use std::future::Future;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWriteExt as _, DuplexStream, ReadBuf};
-use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use tokio::time::{interval, timeout};
+use tokio::time::timeout;
 use tokio_util::io::ReaderStream;
 
 pub use super::socket::Socket;
@@ -32,127 +28,68 @@ use super::{CommandReply, SPAN_MAX_SECONDS, WorkerCommand, WorkerCommandRequest,
 use crate::domain::claim::{self, CancelResult};
 use crate::handler::log::TaskLog;
 use crate::host::containment::ProcessScope;
-use crate::limits::{
-    CONTROL_ACCEPT_RETRY_DELAY, CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_FOLLOW_CHECK_INTERVAL,
-    CONTROL_HEAD_TIMEOUT, CONTROL_READ_BYTES, CONTROL_SOCKET_CHECK_INTERVAL, CONTROL_TIMEOUT,
-};
+use crate::limits::{CONTROL_FOLLOW_CHECK_INTERVAL, CONTROL_READ_BYTES, CONTROL_TIMEOUT};
 use crate::worker::status::ClaimDetail;
 use crate::worker::{ClaimSnapshot, Command, CommandResult, Control, Note, TaskLookupError, status};
 
-/// Reads the configuration again: what came of it, or why it was refused.
+/// Reloads the configuration, and returns a message or why it was rejected.
 pub type ReloadFn = dyn Fn() -> ReloadFuture + Send + Sync;
-/// What came of reading the configuration again.
 pub type ReloadFuture = Pin<Box<dyn Future<Output = Result<String, String>> + Send>>;
 
-/// Who answers.
 #[derive(Clone)]
 pub struct ServedWorker {
-    /// The worker's id.
     pub id: String,
-    /// Its group.
     pub group: String,
-    /// The worker.
     pub control: Control,
-    /// What `reload` does.
     pub reload: Arc<ReloadFn>,
 }
 
-/// Answers until it is dropped; the socket's file goes with it.
-pub async fn serve(socket: Socket, desk: ServedWorker) -> Infallible {
-    let reload = Arc::clone(&desk.reload);
-    let (asks, asked) = mpsc::channel(CONTROL_CONNECTIONS_MAX);
-    let desk = AppState { worker: desk, reload_requests: asks };
+/// Serves until dropped, then removes the socket.
+pub async fn serve(socket: Socket, worker: ServedWorker) -> Infallible {
+    let reloads = Reloads::new(Arc::clone(&worker.reload));
     let router = Router::new()
         .route("/v1/status", get(handle_status))
         .route("/v1/commands", post(handle_command))
         .route("/v1/log", get(handle_log))
         .route("/v1/claim", get(handle_claim))
-        .fallback(async || {
-            let text = "a worker answers here; `journeyman status` and the like ask it";
-            ApiError(StatusCode::NOT_FOUND, text.to_owned())
-        })
-        .with_state(desk);
-    serve_router(socket, router, reload, asked).await
+        .fallback(async || ApiError(StatusCode::NOT_FOUND, "this is the control socket of a worker".to_owned()))
+        .with_state(AppState { worker, reloads });
+    socket.serve(router).await
 }
 
-/// Answers with a router, and reloads where that asks for it.
-pub(super) async fn serve_router(
-    socket: Socket,
-    router: Router,
-    reload: Arc<ReloadFn>,
-    mut asked: mpsc::Receiver<ReloadReplySender>,
-) -> Infallible {
-    let Socket { mut listener, file } = socket;
-    let file = Arc::new(file);
-    let router = router.layer(DefaultBodyLimit::max(CONTROL_BODY_BYTES_MAX));
-    let places = Arc::new(Semaphore::new(CONTROL_CONNECTIONS_MAX));
-    let (mut connections, mut reloads) = (JoinSet::new(), JoinSet::new());
-    let mut mending = JoinSet::new();
-    let mut checks = interval(CONTROL_SOCKET_CHECK_INTERVAL);
-    loop {
-        let (place, stream) = tokio::select! {
-            accepted = accept(&listener, &places) => accepted,
-            _ = checks.tick(), if mending.is_empty() => {
-                if file.is_missing() {
-                    let file = Arc::clone(&file);
-                    mending.spawn_blocking(move || file.recreate_if_removed());
-                }
-                continue;
-            }
-            Some(mended) = mending.join_next() => {
-                match mended {
-                    Ok(Ok(Some(again))) => listener = again,
-                    Ok(Err(error)) => tracing::warn!("the control socket was removed and cannot be made again: {error}"),
-                    Ok(Ok(None)) | Err(_) => {}
-                }
-                continue;
-            }
-            Some(ask) = asked.recv() => {
-                // Not in the connection, which ends with whoever asked: what has begun is finished.
-                let reload = Arc::clone(&reload);
-                reloads.spawn(async move { drop(ask.send(reload().await)) });
-                continue;
-            }
-        };
-        while connections.try_join_next().is_some() {}
-        while reloads.try_join_next().is_some() {}
-        let service = TowerToHyperService::new(router.clone());
-        connections.spawn(async move {
-            let mut builder = http1::Builder::new();
-            builder.timer(TokioTimer::new()).header_read_timeout(CONTROL_HEAD_TIMEOUT);
-            if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
-                tracing::debug!(%error, "a connection of the control socket has ended");
-            }
-            drop(place);
-        });
-    }
-}
-
-/// The next connection, with its place. The others wait in the system's own queue.
-async fn accept(listener: &UnixListener, places: &Arc<Semaphore>) -> (Option<OwnedSemaphorePermit>, UnixStream) {
-    let place = Arc::clone(places).acquire_owned().await.ok();
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return (place, stream),
-            Err(error) => {
-                tracing::debug!(%error, "no connection of the control socket can be accepted");
-                tokio::time::sleep(CONTROL_ACCEPT_RETRY_DELAY).await;
-            }
-        }
-    }
-}
-
-/// What a connection has.
 #[derive(Clone)]
 struct AppState {
     worker: ServedWorker,
-    reload_requests: mpsc::Sender<ReloadReplySender>,
+    reloads: Reloads,
 }
 
-/// Whoever asked for a reload.
-pub(super) type ReloadReplySender = oneshot::Sender<Result<String, String>>;
+/// Runs each reload to its end, even if the client disconnects.
+#[derive(Clone)]
+pub(super) struct Reloads {
+    reload: Arc<ReloadFn>,
+    tasks: Arc<Mutex<JoinSet<()>>>,
+}
 
-/// A refusal, for a person.
+impl Reloads {
+    pub(super) fn new(reload: Arc<ReloadFn>) -> Self {
+        Self { reload, tasks: Arc::default() }
+    }
+
+    pub(super) async fn run(&self) -> Result<Json<CommandReply>, ApiError> {
+        let (sender, result) = oneshot::channel();
+        let reload = (self.reload)();
+        {
+            let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+            while tasks.try_join_next().is_some() {}
+            tasks.spawn(async move { drop(sender.send(reload.await)) });
+        }
+        let exiting = |_| ApiError(StatusCode::SERVICE_UNAVAILABLE, "the process is exiting".to_owned());
+        let message = result.await.map_err(exiting)?;
+        let message = message.map_err(|error| ApiError(StatusCode::UNPROCESSABLE_ENTITY, error))?;
+        Ok(Json(CommandReply { message }))
+    }
+}
+
 #[derive(Debug)]
 pub struct ApiError(pub(crate) StatusCode, pub(crate) String);
 
@@ -166,66 +103,59 @@ fn worker_exited() -> ApiError {
     ApiError(StatusCode::SERVICE_UNAVAILABLE, "the worker has exited".to_owned())
 }
 
-async fn handle_status(
-    State(AppState { worker: desk, .. }): State<AppState>,
-) -> Result<Json<WorkerStatusReply>, ApiError> {
-    let looked = timeout(CONTROL_TIMEOUT, desk.control.status()).await;
+async fn handle_status(State(AppState { worker, .. }): State<AppState>) -> Result<Json<WorkerStatusReply>, ApiError> {
+    let status = timeout(CONTROL_TIMEOUT, worker.control.status()).await;
     let slow = |_| ApiError(StatusCode::GATEWAY_TIMEOUT, format!("the worker did not answer in {CONTROL_TIMEOUT:?}"));
-    let view = looked.map_err(slow)?.ok_or_else(worker_exited)?;
-    Ok(Json(WorkerStatusReply::new(desk.id, desk.group, view)))
+    let view = status.map_err(slow)?.ok_or_else(worker_exited)?;
+    Ok(Json(WorkerStatusReply::new(worker.id, worker.group, view)))
 }
 
 async fn handle_command(
-    State(AppState { worker: desk, reload_requests: reloads }): State<AppState>,
+    State(AppState { worker, reloads }): State<AppState>,
     Json(request): Json<WorkerCommandRequest>,
 ) -> Result<Json<CommandReply>, ApiError> {
     let (command, message) = match request.command {
         WorkerCommand::Pause { seconds } => {
-            (Command::Pause { span: parse_seconds(seconds)? }, "paused: running tasks go on")
+            (Command::Pause { span: parse_seconds(seconds)? }, "paused: running tasks continue")
         }
         WorkerCommand::Resume => (Command::Resume, "resumed: claiming again"),
         WorkerCommand::Drain { seconds } => (
             Command::Drain { within: parse_seconds(seconds)? },
-            "draining: running tasks are finished, then the worker exits",
+            "draining: the worker finishes running tasks, then exits",
         ),
         WorkerCommand::Stop => {
-            (Command::Release { within: None }, "stopping: running tasks are released, then the worker exits")
+            (Command::Release { within: None }, "stopping: the worker releases running tasks, then exits")
         }
         WorkerCommand::Release { task } => {
-            return end_claim(&desk.control, &task, claim::CancelCommand::Release, request.note).await;
+            return end_claim(&worker.control, &task, claim::CancelCommand::Release, request.note).await;
         }
         WorkerCommand::Cancel { task } => {
-            return end_claim(&desk.control, &task, claim::CancelCommand::Cancel, request.note).await;
+            return end_claim(&worker.control, &task, claim::CancelCommand::Cancel, request.note).await;
         }
         WorkerCommand::Reload => {
-            let (ask, answer) = oneshot::channel();
-            reloads.send(ask).await.map_err(|_| worker_exited())?;
-            let reloaded = answer.await.map_err(|_| worker_exited())?;
-            let reloaded = reloaded.map_err(|error| ApiError(StatusCode::UNPROCESSABLE_ENTITY, error))?;
-            return Ok(Json(CommandReply { message: reloaded }));
+            return reloads.run().await;
         }
     };
     if matches!(command, Command::Pause { .. } | Command::Resume) {
-        let state = desk.control.status().await.ok_or_else(worker_exited)?.state;
+        let state = worker.control.status().await.ok_or_else(worker_exited)?.state;
         if !matches!(state, status::LifecycleState::Running | status::LifecycleState::Paused) {
-            let text = format!("the worker is {}, and claims nothing any more", state.as_str());
+            let text = format!("the worker is {} and no longer claims", state.as_str());
             return Err(ApiError(StatusCode::CONFLICT, text));
         }
     }
-    desk.control.command(command, request.note).await;
+    worker.control.command(command, request.note).await;
     Ok(Json(CommandReply { message: message.to_owned() }))
 }
 
 fn parse_seconds(seconds: Option<f64>) -> Result<Option<Duration>, ApiError> {
     let Some(seconds) = seconds else { return Ok(None) };
     if !(0.0..=SPAN_MAX_SECONDS).contains(&seconds) {
-        let text = format!("a span has to be between 0 and {SPAN_MAX_SECONDS} seconds");
+        let text = format!("`seconds` must be between 0 and {SPAN_MAX_SECONDS}");
         return Err(ApiError(StatusCode::BAD_REQUEST, text));
     }
     Ok(Some(Duration::from_secs_f64(seconds)))
 }
 
-/// Which log, and whether to wait for more of it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LogQuery {
@@ -244,10 +174,9 @@ impl From<TaskLookupError> for ApiError {
     }
 }
 
-/// What a worker is asked is answered in time, or not at all.
-async fn with_timeout<T>(asked: impl Future<Output = Result<T, TaskLookupError>>) -> Result<T, ApiError> {
+async fn with_timeout<T>(lookup: impl Future<Output = Result<T, TaskLookupError>>) -> Result<T, ApiError> {
     let slow = |_| ApiError(StatusCode::GATEWAY_TIMEOUT, format!("the worker did not answer in {CONTROL_TIMEOUT:?}"));
-    Ok(timeout(CONTROL_TIMEOUT, asked).await.map_err(slow)??)
+    Ok(timeout(CONTROL_TIMEOUT, lookup).await.map_err(slow)??)
 }
 
 async fn end_claim(
@@ -257,31 +186,26 @@ async fn end_claim(
     note: Note,
 ) -> Result<Json<CommandReply>, ApiError> {
     let CommandResult { run, result: obeyed } = with_timeout(control.command_claim(task, order, note)).await?;
-    let again = "others may claim it, and so may this worker where it is not paused";
+    let again = "another worker may claim it, and so may this one unless it is paused";
     let what = match order {
         claim::CancelCommand::Release => "released",
         claim::CancelCommand::Cancel => "canceled",
     };
     let (outcome, then) = match obeyed {
-        CancelResult::Stopping(outcome) => {
-            (outcome, format!("is told to end, and is reported as {outcome} when it has"))
-        }
-        CancelResult::Reporting(outcome) => (outcome, format!("has ended, and is reported as {outcome} now")),
+        CancelResult::Stopping(outcome) => (outcome, format!("is being stopped and will be reported as {outcome}")),
+        CancelResult::Reporting(outcome) => (outcome, format!("has ended and is being reported as {outcome}")),
         CancelResult::ReportWhenGranted(outcome) => {
-            (outcome, format!("is being claimed, and is reported as {outcome} then"))
+            (outcome, format!("is being claimed and will be reported as {outcome}"))
         }
         CancelResult::NotRequested => {
-            return Ok(Json(CommandReply {
-                message: format!("{run} was not granted, and is not asked for again; {again}"),
-            }));
+            return Ok(Json(CommandReply { message: format!("the claim of {run} was not granted; {again}") }));
         }
         CancelResult::AlreadyReported(outcome) => {
-            let text = format!("{run} cannot be {what} any more: it has ended, and is being reported as {outcome}");
+            let text = format!("{run} cannot be {what}: it has ended and is being reported as {outcome}");
             return Err(ApiError(StatusCode::CONFLICT, text));
         }
         CancelResult::Lost(_) => {
-            let text =
-                format!("{run} cannot be {what} any more: its claim is lost, and what is left of it is being ended");
+            let text = format!("{run} cannot be {what}: its claim is lost");
             return Err(ApiError(StatusCode::CONFLICT, text));
         }
     };
@@ -295,7 +219,6 @@ async fn end_claim(
     Ok(Json(CommandReply { message }))
 }
 
-/// Which task.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ClaimQuery {
@@ -303,39 +226,39 @@ struct ClaimQuery {
 }
 
 async fn handle_claim(
-    State(AppState { worker: desk, .. }): State<AppState>,
+    State(AppState { worker, .. }): State<AppState>,
     Query(named): Query<ClaimQuery>,
 ) -> Result<Json<ClaimDetail>, ApiError> {
-    let ClaimSnapshot { mut detail, enclosure } = with_timeout(desk.control.claim_detail(&named.task)).await?;
+    let ClaimSnapshot { mut detail, enclosure } = with_timeout(worker.control.claim_detail(&named.task)).await?;
     if let Some(enclosure) = enclosure {
-        // A file system that hangs holds up who asks, and only for so long.
-        let looked = tokio::task::spawn_blocking(move || {
+        // May block on a file system that hangs.
+        let probe = tokio::task::spawn_blocking(move || {
             let processes = enclosure.processes();
             (processes, ProcessScope::memory_bytes_of(&[Some(enclosure)]).pop().flatten())
         });
         (detail.processes, detail.claim.memory_bytes) =
-            timeout(CONTROL_TIMEOUT, looked).await.ok().and_then(Result::ok).unwrap_or_default();
+            timeout(CONTROL_TIMEOUT, probe).await.ok().and_then(Result::ok).unwrap_or_default();
     }
     Ok(Json(detail))
 }
 
 async fn handle_log(
-    State(AppState { worker: desk, .. }): State<AppState>,
+    State(AppState { worker, .. }): State<AppState>,
     Query(which): Query<LogQuery>,
 ) -> Result<Response, ApiError> {
-    let log = with_timeout(desk.control.log(&which.task)).await.map_err(|ApiError(status, text)| {
+    let log = with_timeout(worker.control.log(&which.task)).await.map_err(|ApiError(status, text)| {
         let more =
             if status == StatusCode::NOT_FOUND { "; `journeyman task log` reads the logs of ended tasks" } else { "" };
         ApiError(status, format!("{text}{more}"))
     })?;
     let (near, far) = tokio::io::duplex(CONTROL_READ_BYTES);
-    let reader = LogReader { log, file: None, offset: 0, query: which, control: desk.control };
+    let reader = LogReader { log, file: None, offset: 0, query: which, control: worker.control };
     let mut copying = JoinSet::new();
     copying.spawn(reader.run(near));
     Ok(Body::from_stream(ReaderStream::new(LogStream { reader: far, _copying: copying })).into_response())
 }
 
-/// The reading end, which ends the copying when nobody reads any more.
+/// Stops copying on drop.
 struct LogStream {
     reader: DuplexStream,
     _copying: JoinSet<()>,
@@ -347,7 +270,6 @@ impl AsyncRead for LogStream {
     }
 }
 
-/// A log from its start on.
 struct LogReader {
     log: TaskLog,
     file: Option<File>,
@@ -359,9 +281,8 @@ struct LogReader {
 impl LogReader {
     async fn run(mut self, mut to: DuplexStream) {
         loop {
-            // Before reading, so that nothing that comes between is missed.
+            // Before reading, so that no growth is missed.
             let (seen, ended) = (self.log.bytes(), self.log.is_finished());
-            // A slow disk holds up who reads, not the worker.
             let mut reader = self;
             let Ok((reader, read)) = tokio::task::spawn_blocking(move || {
                 let read = reader.read();
@@ -381,7 +302,7 @@ impl LogReader {
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    tracing::debug!(%error, "a task's log that is followed cannot be read");
+                    tracing::debug!(%error, "cannot read a task's log");
                     return;
                 }
             }
@@ -390,7 +311,7 @@ impl LogReader {
             }
             tokio::select! {
                 () = self.log.wait_for_growth(seen) => {}
-                // A log that is never ended, because its claim was lost, is noticed by looking.
+                // The log of a lost claim is never finished.
                 () = tokio::time::sleep(CONTROL_FOLLOW_CHECK_INTERVAL) => {
                     if self.control.log(&self.query.task).await.is_err() {
                         return;
@@ -421,11 +342,12 @@ impl LogReader {
 mod tests {
     use tokio::io::AsyncReadExt as _;
     use tokio::net::UnixStream;
+    use tokio::sync::Semaphore;
 
     use super::*;
     use crate::worker::{Worker, WorkerConfig};
 
-    fn desk(reload: Arc<ReloadFn>) -> ServedWorker {
+    fn served_worker(reload: Arc<ReloadFn>) -> ServedWorker {
         let control = Worker::new(WorkerConfig::default(), Vec::new()).control();
         ServedWorker { id: "w".to_owned(), group: "g".to_owned(), control, reload }
     }
@@ -448,7 +370,7 @@ mod tests {
             })
         };
         let mut serving = JoinSet::new();
-        serving.spawn(serve(Socket::listen(&path).unwrap(), desk(reload)));
+        serving.spawn(serve(Socket::listen(&path).unwrap(), served_worker(reload)));
         let body = r#"{"command":"reload","note":{"by":"ana"}}"#;
         let request = format!(
             "POST /v1/commands HTTP/1.1\r\nhost: w\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
@@ -471,21 +393,5 @@ mod tests {
         let mut answer = vec![0; 1024];
         let read = other.read(&mut answer).await.unwrap();
         assert!(String::from_utf8_lossy(&answer[..read]).contains("done"));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_socket_that_was_removed_is_listened_on_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("s");
-        let mut serving = JoinSet::new();
-        let reload: Arc<ReloadFn> = Arc::new(|| Box::pin(std::future::pending()));
-        serving.spawn(serve(Socket::listen(&path).unwrap(), desk(reload)));
-        std::fs::remove_file(&path).unwrap();
-        let again = async {
-            while UnixStream::connect(&path).await.is_err() {
-                tokio::time::sleep(CONTROL_ACCEPT_RETRY_DELAY).await;
-            }
-        };
-        timeout(CONTROL_SOCKET_CHECK_INTERVAL * 2, again).await.unwrap();
     }
 }

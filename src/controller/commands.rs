@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::status::{self, Role};
@@ -13,7 +12,7 @@ use crate::domain::group::{KEY_BYTES_MAX, Key};
 use crate::domain::time::Instant;
 use crate::limits::{COMMAND_DURATION_MAX, CONTROLLER_GROUPS_MAX};
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum PoolCommand {
     Pause {

@@ -7,7 +7,6 @@ use lapin::message::Delivery;
 use lapin::options::BasicPublishOptions;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -38,7 +37,7 @@ const OWN_PREFIX: &str = "x-journeyman-";
 const BROKER_PREFIXES: [&str; 4] = ["x-death", "x-first-death-", "x-last-death-", "x-delivery-count"];
 const ID_DIGITS: usize = 12;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoisonedRequest {
     pub id: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -2,19 +2,18 @@
 
 use std::time::Duration;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use super::counters::CounterValues;
 
 /// Status of a controller. The keys of its JSON are stable.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ControllerStatus {
     pub uptime_seconds: f64,
     pub pools: Vec<PoolStatus>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PoolStatus {
     pub name: String,
     pub role: Role,
@@ -42,7 +41,7 @@ pub struct PoolStatus {
     pub last_error: Option<ErrorStatus>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     Disconnected,
@@ -77,7 +76,7 @@ impl Role {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrokerStatus {
     /// Without user and password.
     pub address: String,
@@ -88,14 +87,14 @@ pub struct BrokerStatus {
     pub consecutive_failures: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ErrorStatus {
     pub message: String,
     pub seconds_ago: f64,
 }
 
 /// Workers by state.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerCounts {
     /// Not ready yet.
     pub starting: u32,
@@ -114,7 +113,7 @@ impl WorkerCounts {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GroupStatus {
     pub key: String,
     pub phase: GroupPhase,
@@ -163,7 +162,7 @@ pub struct GroupStatus {
 }
 
 /// Last counts of a Taskcluster queue.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DemandStatus {
     pub name: String,
     /// Key of the group that serves it.
@@ -178,7 +177,7 @@ pub struct DemandStatus {
     pub error: Option<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PauseStatus {
     /// User and note.
     pub by: String,
@@ -187,7 +186,7 @@ pub struct PauseStatus {
     pub remaining_seconds: Option<f64>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ScaleStatus {
     /// Absent for the configured one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -200,7 +199,7 @@ pub struct ScaleStatus {
     pub remaining_seconds: f64,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStatus {
     /// `WORKER_ID`.
     pub id: String,
@@ -209,7 +208,7 @@ pub struct WorkerStatus {
     pub age_seconds: f64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WorkerActivity {
     Starting,
@@ -230,7 +229,7 @@ impl WorkerActivity {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GroupPhase {
     /// Its queue is bound.

@@ -215,7 +215,6 @@ pub const TASK_OPEN_FILES: u64 = 16;
 /// Further lines of the worker's own log are dropped and counted.
 pub const LOG_LINES_QUEUED_MAX: usize = 8_192;
 pub const LOG_WRITE_BYTES: usize = 64 * 1024;
-pub const LOG_BATCH_DELAY: Duration = Duration::from_millis(20);
 pub const RUNNER_SEND_TIMEOUT: Duration = Duration::from_secs(2);
 pub const RUNNER_WELCOME_TIMEOUT: Duration = Duration::from_secs(5);
 /// The journal is compacted long before it is this large.

@@ -25,9 +25,7 @@ pub const HTTP_CONNECTIONS_MAX: usize = 32;
 /// Browsers and Prometheus reconnect.
 pub const HTTP_CONNECTION_AGE_MAX: Duration = Duration::from_secs(60);
 pub const HTTP_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-pub const HTTP_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 pub const HTTP_HEAD_BYTES_MAX: usize = 16 << 10;
-pub const HTTP_ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 pub const TOP_REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 pub const TOP_KEYS_QUEUED_MAX: usize = 64;
 pub const TOP_KEY_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -36,8 +34,6 @@ pub const TOP_LOG_LINE_BYTES_MAX: usize = 1_000;
 pub const CONTROL_CONNECTIONS_MAX: usize = 128;
 /// For the head of a request, and for the pause between requests.
 pub const CONTROL_HEAD_TIMEOUT: Duration = Duration::from_secs(2);
-pub const CONTROL_SOCKET_CHECK_INTERVAL: Duration = Duration::from_secs(5);
-pub const CONTROL_ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Further claims are dropped and counted.
 pub const TRACES_QUEUED_MAX: usize = 2048;
 pub const TRACES_BATCH_MAX: usize = 128;

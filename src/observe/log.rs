@@ -1,11 +1,9 @@
-//! The worker's own log: lines for a person on a terminal, a JSON object a line otherwise, always on stderr.
+//! The log of this process on stderr: plain lines on a terminal, otherwise one JSON object per line. Not the logs of tasks.
 //!
-//! A thread of its own writes it: the first line at once, what follows within [`LOG_BATCH_DELAY`] together. Who reads it may be
-//! slow, or not read at all: then lines are dropped and counted, and no lease, signal or kill ever waits for the log.
-//!
-//! A task's log is another thing and does not pass here. No line shows a secret, see [`redact`].
+//! A thread writes it. If the reader of stderr is too slow, lines are dropped and counted; nothing ever waits for the log.
+//! Secrets are removed, see [`redact`].
 
-use std::io::{self, IsTerminal as _, Write, stderr};
+use std::io::{self, BufWriter, IsTerminal as _, Write, stderr};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
@@ -17,25 +15,22 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::Environment;
 use crate::config::schema::{Log, LogFormat};
-use crate::limits::{LOG_BATCH_DELAY, LOG_LINES_QUEUED_MAX, LOG_WRITE_BYTES};
+use crate::limits::{LOG_LINES_QUEUED_MAX, LOG_WRITE_BYTES};
 use crate::redact;
 
-/// Whether lines may be coloured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Color {
-    /// Where stderr is a terminal.
+    /// If stderr is a terminal.
     Auto,
-    /// Not at all.
     Never,
 }
 
-/// What the environment says about colours: any `NO_COLOR` means none.
 #[must_use]
 pub fn color_from_environment(environment: &Environment) -> Color {
     if environment.get("NO_COLOR").is_some() { Color::Never } else { Color::Auto }
 }
 
-/// Starts logging for the whole process. A second call changes nothing.
+/// A second call has no effect.
 pub fn start(settings: &Log, color: Color) {
     let terminal = stderr().is_terminal();
     let human = match settings.format {
@@ -45,8 +40,8 @@ pub fn start(settings: &Log, color: Color) {
     };
     let base = tracing_subscriber::fmt()
         .with_env_filter(filter(settings))
-        .with_writer(background_writer(RedactingWriter(BatchingWriter::new(stderr()))));
-    // Only a second call fails, and then the first one's settings stay.
+        .with_writer(background_writer(RedactingWriter(BufWriter::with_capacity(LOG_WRITE_BYTES, stderr()))));
+    // Only a second call fails.
     if human {
         let colored = terminal && color == Color::Auto;
         let base = base.with_ansi(colored).with_target(false).with_timer(TimeOfDay).with_filter_reloading();
@@ -59,7 +54,6 @@ pub fn start(settings: &Log, color: Color) {
     }
 }
 
-/// Starts it, a JSON object a line.
 fn start_json<W>(base: SubscriberBuilder<DefaultFields, Format, EnvFilter, W>)
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
@@ -71,7 +65,7 @@ where
     }
 }
 
-/// Libraries that write what passes through them, payloads and passwords included. No setting shows their lines.
+/// Libraries that log payloads and passwords; no setting enables them.
 const SUPPRESSED_TARGETS: [&str; 2] = ["lapin", "amq_protocol"];
 
 fn filter(settings: &Log) -> EnvFilter {
@@ -81,24 +75,21 @@ fn filter(settings: &Log) -> EnvFilter {
     EnvFilter::try_new(directives.join(",")).unwrap_or_else(|_| EnvFilter::new("info,lapin=off,amq_protocol=off"))
 }
 
-/// What replaces the filter of the log that was started.
 type SetFilterFn = dyn Fn(EnvFilter) -> bool + Send + Sync;
 static SET_FILTER: OnceLock<Box<SetFilterFn>> = OnceLock::new();
 
-fn store_set_filter(refilter: impl Fn(EnvFilter) -> bool + Send + Sync + 'static) {
-    // A log is started once.
-    drop(SET_FILTER.set(Box::new(refilter)));
+fn store_set_filter(set_filter: impl Fn(EnvFilter) -> bool + Send + Sync + 'static) {
+    drop(SET_FILTER.set(Box::new(set_filter)));
 }
 
-/// Writes lines of these levels from here on. Where no log was started, nothing.
 pub fn set_filter(settings: &Log) {
-    let told = SET_FILTER.get().is_none_or(|refilter| refilter(filter(settings)));
-    if !told {
-        tracing::error!("the log goes on with the levels it had");
+    let applied = SET_FILTER.get().is_none_or(|set_filter| set_filter(filter(settings)));
+    if !applied {
+        tracing::error!("cannot change the log level");
     }
 }
 
-/// Starts logging for the whole process, each line as a JSON object that is handed to `line`. A second call changes nothing.
+/// Passes each line, a JSON object, to `line`. A second call has no effect.
 pub fn start_with_callback(settings: &Log, line: fn(&[u8])) {
     start_json(
         tracing_subscriber::fmt()
@@ -107,10 +98,8 @@ pub fn start_with_callback(settings: &Log, line: fn(&[u8])) {
     );
 }
 
-/// What ends the writing thread, and what it had to drop.
 static WRITER: Mutex<Option<(WorkerGuard, ErrorCounter)>> = Mutex::new(None);
 
-/// A writer that never waits.
 fn background_writer(to: impl Write + Send + 'static) -> NonBlocking {
     let builder = NonBlockingBuilder::default().buffered_lines_limit(LOG_LINES_QUEUED_MAX).lossy(true);
     let (writer, guard) = builder.thread_name("log").finish(to);
@@ -118,19 +107,17 @@ fn background_writer(to: impl Write + Send + 'static) -> NonBlocking {
     writer
 }
 
-/// How many lines were dropped, since nobody took them in time.
 #[must_use]
 pub fn dropped_lines() -> u64 {
     let writing = WRITER.lock().unwrap_or_else(PoisonError::into_inner);
     writing.as_ref().map_or(0, |(_, counter)| counter.dropped_lines() as u64)
 }
 
-/// Waits, a second at most, until what was logged is written. Nothing is logged from then on.
+/// Waits up to a second until all lines are written. Later lines are discarded.
 pub fn flush_and_stop() {
     drop(WRITER.lock().unwrap_or_else(PoisonError::into_inner).take());
 }
 
-/// Hands on what is written.
 struct CallbackWriter(fn(&[u8]));
 
 impl Write for CallbackWriter {
@@ -144,48 +131,7 @@ impl Write for CallbackWriter {
     }
 }
 
-/// Writes at once what comes together: lines that follow each other closely cost a call to the system and the wake-up of a
-/// thread together, and not each.
-struct BatchingWriter<W> {
-    to: W,
-    lines: Vec<u8>,
-}
-
-impl<W: Write> BatchingWriter<W> {
-    const fn new(to: W) -> Self {
-        Self { to, lines: Vec::new() }
-    }
-
-    fn write_out(&mut self) -> io::Result<()> {
-        let written = self.to.write_all(&self.lines);
-        // What could not be written is lost: nobody waits for a log.
-        self.lines.clear();
-        written
-    }
-}
-
-impl<W: Write> Write for BatchingWriter<W> {
-    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
-        if self.lines.len() + lines.len() > LOG_WRITE_BYTES {
-            self.write_out()?;
-        }
-        self.lines.extend_from_slice(lines);
-        Ok(lines.len())
-    }
-
-    /// Called by the writing thread when nothing waits any more.
-    fn flush(&mut self) -> io::Result<()> {
-        if self.lines.is_empty() {
-            return self.to.flush();
-        }
-        self.write_out()?;
-        self.to.flush()?;
-        std::thread::sleep(LOG_BATCH_DELAY);
-        Ok(())
-    }
-}
-
-/// Writes whole lines, which is what it is given, without the secrets in them.
+/// Each write is a whole line.
 struct RedactingWriter<W>(W);
 
 impl<W: Write> Write for RedactingWriter<W> {
@@ -199,7 +145,7 @@ impl<W: Write> Write for RedactingWriter<W> {
     }
 }
 
-/// The time of day where the reader is; the date is on the reader's wall.
+/// Local time without the date.
 struct TimeOfDay;
 
 impl FormatTime for TimeOfDay {
@@ -228,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_writes_what_it_carries_is_never_shown_whatever_is_asked_for() {
+    fn libraries_that_log_payloads_are_never_shown_at_any_level() {
         for level in ["trace", "lapin=trace", "info,lapin::channel=trace,lapin=warn,amq_protocol=debug"] {
             let page = Page::default();
             let written = page.clone();
@@ -243,36 +189,6 @@ mod tests {
             assert!(!text.contains("payload-canary"), "{level}: {text}");
             assert_eq!(text.contains("said"), level != "lapin=trace", "{level}: {text}");
         }
-    }
-
-    /// Notes how much each call writes.
-    #[derive(Default)]
-    struct Calls(Vec<usize>);
-
-    impl Write for &mut Calls {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.push(bytes.len());
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn lines_that_come_together_are_written_together_up_to_a_bound() {
-        let mut calls = Calls::default();
-        let mut lines = RedactingWriter(BatchingWriter::new(&mut calls));
-        lines.write_all(b"one\n").unwrap();
-        lines.write_all(b"two\n").unwrap();
-        lines.flush().unwrap();
-        lines.flush().unwrap();
-        for _ in 0..3 {
-            lines.write_all(&[b'x'; LOG_WRITE_BYTES / 2]).unwrap();
-        }
-        lines.flush().unwrap();
-        assert_eq!(calls.0, [8, LOG_WRITE_BYTES, LOG_WRITE_BYTES / 2]);
     }
 
     #[test]

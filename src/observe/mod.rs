@@ -1,10 +1,10 @@
-//! What the outside sees of a running journeyman.
+//! Logs, metrics, traces and HTTP pages of a running process.
 
 pub mod controller_http;
 pub mod log;
 pub mod metrics;
 mod openmetrics;
 pub mod page;
-mod server;
+pub mod status_routes;
 pub mod traces;
 pub mod worker_http;

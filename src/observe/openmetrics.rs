@@ -1,4 +1,4 @@
-//! Numbers as OpenMetrics: families of samples that are read from a view at each scrape. Nothing is counted here.
+//! Encodes a status snapshot as OpenMetrics.
 
 use std::fmt::{self, Write as _};
 
@@ -8,12 +8,10 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-/// What the text is.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 const PREFIX: &str = "journeyman";
 
-/// What kind of number it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MetricKind {
     Gauge,
@@ -21,13 +19,12 @@ pub(super) enum MetricKind {
     Info,
 }
 
-/// A value under its labels, in the order of [`MetricFamily::labels`].
+/// Labels are in the order of [`MetricFamily::labels`].
 pub(super) struct Sample {
     labels: Vec<String>,
     value: f64,
 }
 
-/// A metric: what it is called, what it means, and how it is read.
 pub(super) struct MetricFamily<S> {
     name: &'static str,
     kind: MetricKind,
@@ -38,7 +35,6 @@ pub(super) struct MetricFamily<S> {
 }
 
 impl<S> MetricFamily<S> {
-    /// One without labels and unit.
     pub(super) const fn new(
         kind: MetricKind,
         name: &'static str,
@@ -48,7 +44,6 @@ impl<S> MetricFamily<S> {
         Self { name, kind, unit: None, labels: &[], help, read }
     }
 
-    /// The name that queries use.
     fn full_name(&self) -> String {
         let unit = self.unit.map(|unit| format!("_{unit}")).unwrap_or_default();
         let suffix = match self.kind {
@@ -59,12 +54,10 @@ impl<S> MetricFamily<S> {
         format!("{PREFIX}_{}{unit}{suffix}", self.name)
     }
 
-    /// The names of its labels.
     pub(super) const fn with_labels(self, labels: &'static [&'static str]) -> Self {
         Self { labels, ..self }
     }
 
-    /// Its unit.
     pub(super) const fn with_unit(self, unit: &'static str) -> Self {
         Self { unit: Some(unit), ..self }
     }
@@ -78,25 +71,20 @@ pub(super) fn unlabeled(value: impl Into<f64>) -> Vec<Sample> {
     vec![Sample { labels: Vec::new(), value: value.into() }]
 }
 
-pub(super) fn count(many: u64) -> Vec<Sample> {
-    unlabeled(float(many))
+pub(super) fn count(value: u64) -> Vec<Sample> {
+    unlabeled(float(value))
 }
 
-/// As Prometheus keeps it: exact up to 2^53.
+/// Exact up to 2^53.
 #[expect(clippy::cast_precision_loss, reason = "samples are floating point numbers")]
-pub(super) const fn float(many: u64) -> f64 {
-    many as f64
+pub(super) const fn float(value: u64) -> f64 {
+    value as f64
 }
 
-pub(super) const fn flag(is: bool) -> f64 {
-    if is { 1.0 } else { 0.0 }
+pub(super) const fn flag(value: bool) -> f64 {
+    if value { 1.0 } else { 0.0 }
 }
 
-/// The text that `/metrics` answers with.
-///
-/// # Errors
-///
-/// None that a String could have.
 pub(super) fn text<S: Send + Sync + 'static>(
     status: S,
     families: &'static [MetricFamily<S>],
@@ -108,7 +96,6 @@ pub(super) fn text<S: Send + Sync + 'static>(
     Ok(text)
 }
 
-/// The names and labels as a Markdown table.
 pub(super) fn markdown<S>(families: &[MetricFamily<S>]) -> String {
     let mut out = String::from("| metric | labels | meaning |\n| --- | --- | --- |\n");
     for family in families {
@@ -128,7 +115,7 @@ struct StatusCollector<S: 'static> {
 
 impl<S> fmt::Debug for StatusCollector<S> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("Of")
+        out.write_str("StatusCollector")
     }
 }
 
@@ -147,7 +134,7 @@ impl<S: Send + Sync> Collector for StatusCollector<S> {
                 let labels: Labels = pairs.filter(|(_, value)| !value.is_empty()).collect();
                 match family.kind {
                     MetricKind::Info => metric.encode_info(&labels)?,
-                    // An empty set of labels would be written as one.
+                    // An empty set of labels would be encoded as `{}`.
                     MetricKind::Gauge if labels.is_empty() => metric.encode_gauge(&sample.value)?,
                     MetricKind::Gauge => metric.encode_family(&labels)?.encode_gauge(&sample.value)?,
                     MetricKind::Counter if labels.is_empty() => {

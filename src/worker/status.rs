@@ -250,7 +250,7 @@ impl NoticeWatchStatus {
 }
 
 /// An operator's name and reason.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Note {
     /// A user, a signal or a notice.
     pub by: String,

@@ -101,7 +101,7 @@ fn a_controller_without_a_broker_lives_and_is_not_ready() {
     ] {
         assert!(metrics.contains(sample), "{sample}: {metrics}");
     }
-    assert!(get(&address, "/status").contains("\"role\": \"disconnected\""));
+    assert!(get(&address, "/status.json").contains("\"role\":\"disconnected\""));
     let page = get(&address, "/");
     assert!(page.starts_with("HTTP/1.1 200") && page.contains("No worker is started or stopped: the broker"), "{page}");
     assert!(!page.contains("secret-canary-5"), "{page}");

@@ -115,7 +115,7 @@ fn a_stop_hands_back_and_a_worker_that_is_gone_is_said_to_be() {
     assert!(said.err.contains("command: release"), "{}", said.err);
     let gone = run(journeyman(here).arg("status"), "");
     assert_eq!(gone.code, 32, "{}", gone.err);
-    assert!(gone.err.contains("no worker answers at") && gone.err.contains("--socket"), "{}", gone.err);
+    assert!(gone.err.contains("no worker is listening at") && gone.err.contains("--socket"), "{}", gone.err);
     // A shell may have what a controller says to a worker: whoever looks is none.
     let gone = run(journeyman(here).arg("status").env("WORKER_KEY", "42").env("WORKER_AMQP_URI", "amqp://h"), "");
     assert_eq!(gone.code, 32, "{}", gone.err);
@@ -312,7 +312,7 @@ fn a_control_socket_is_for_its_user_and_group_at_any_length_of_its_path_and_for_
     let other = format!("worker.work_dir={}/other", folder.path().display());
     let second = Server::start(command.args(["--set", &set, "--set", &other])).ends();
     assert_eq!(second.code, 21, "{}", second.err);
-    assert!(second.err.contains("another worker uses it"), "{}", second.err);
+    assert!(second.err.contains("in use by another worker"), "{}", second.err);
     server.signal(Signal::QUIT);
     assert_eq!(server.ends().code, 14);
     assert!(!socket.exists());

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use journeyman::http::{Exposure, HttpListener};
 use journeyman::limits::HTTP_CONNECTIONS_MAX;
-use journeyman::observe::worker_http::{Exposure, HttpListener};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -39,7 +39,7 @@ async fn a_worker_is_ready_while_it_claims_and_says_check_by_check_why_it_is_not
     let ready = get(server.address, "/readyz?verbose").await;
     assert_eq!(
         ready.body,
-        "[+] sources: 2 of 2 answer\n[+] not paused\n[+] stays\n[+] host is fit\n[+] services\n[+] disk\n[+] memory\n[+] slots: 1 free\nready\n"
+        "[+] sources: 2 of 2 answer\n[+] not paused\n[+] not shutting down\n[+] host healthy\n[+] sidecars\n[+] disk\n[+] memory\n[+] slots: 1 free\nready\n"
     );
 
     server.show(Some(views::paused()));
@@ -50,7 +50,7 @@ async fn a_worker_is_ready_while_it_claims_and_says_check_by_check_why_it_is_not
     server.show(Some(views::draining()));
     let draining = get(server.address, "/readyz").await;
     assert_eq!(draining.status, 503);
-    assert!(draining.body.contains("[-] stays: draining"), "{}", draining.body);
+    assert!(draining.body.contains("[-] not shutting down: draining"), "{}", draining.body);
 
     let mut silent = views::troubled();
     server.show(Some(silent.clone()));
@@ -145,7 +145,7 @@ async fn nothing_but_looking_is_possible_and_only_under_a_name_of_this_machine()
 #[tokio::test]
 async fn pages_may_load_nothing_from_elsewhere_and_be_framed_by_nobody() {
     let server = Server::start(views::idle()).await;
-    let (page, still) = (get(server.address, "/").await, get(server.address, "/status").await);
+    let (page, still) = (get(server.address, "/").await, get(server.address, "/?refresh=no").await);
     for answer in [&page, &still] {
         for part in ["default-src 'none'", "frame-ancestors 'none'", "x-content-type-options: nosniff", "no-store"] {
             assert!(answer.head.contains(part), "{part}: {}", answer.head);

@@ -94,7 +94,7 @@ pub(crate) async fn shoot(chromium: &str, word: &str, address: &str) {
 async fn every_state_can_be_seen_in_both_schemes_and_two_widths() {
     let Some(chromium) = chromium() else { return };
     let server = Server::start(views::idle()).await;
-    let address = format!("http://{}/status", server.address);
+    let address = format!("http://{}/?refresh=no", server.address);
     for (word, status) in views::all() {
         server.show(Some(status));
         shoot(&chromium, word, &address).await;
@@ -120,7 +120,7 @@ async fn a_page_whose_worker_has_gone_says_since_when_it_is_old() {
     let server = Server::start(views::idle()).await;
     server.show_once(views::running());
     let page = dom(&chromium, Scripts::On, &format!("http://{}/", server.address), 9_000).await;
-    assert!(page.contains("this is how it looked then"), "{page}");
+    assert!(page.contains("showing the last known state"), "{page}");
     assert!(page.contains("fN1SbArXTPSVFNUvaOlinQ/0"), "what was there stays: {page}");
 }
 

@@ -8,9 +8,10 @@ use journeyman::controller::status::{
     BrokerStatus, ControllerStatus, CounterValues, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role,
     WorkerActivity, WorkerCounts, WorkerStatus,
 };
+use journeyman::http::{Exposure, HttpListener};
 use journeyman::observe::controller_http::commands::CommandApi;
-use journeyman::observe::controller_http::{ControllerSnapshotFn, serve};
-use journeyman::observe::worker_http::{Exposure, HttpListener};
+use journeyman::observe::controller_http::serve;
+use journeyman::observe::status_routes::SnapshotFn;
 use tokio::task::JoinSet;
 
 use crate::answers::get;
@@ -183,7 +184,7 @@ impl Server {
         let address = door.address().expect("it has one");
         let shown = Arc::new(Mutex::new(status));
         let seen = Arc::clone(&shown);
-        let look: Arc<ControllerSnapshotFn> =
+        let look: Arc<SnapshotFn<ControllerStatusReply>> =
             Arc::new(move || Box::pin(std::future::ready(Some(seen.lock().unwrap().clone()))));
         let mut serving = JoinSet::new();
         serving.spawn(async move { match serve(door, look, orders).await {} });
@@ -217,7 +218,7 @@ async fn the_page_of_a_controller_says_of_each_group_why_and_of_each_pool_what_i
     assert!(at("timetable-42") < at("<code>17</code>"), "who has work comes first");
 
     server.show(failing());
-    let page = get(server.address, "/still").await.body;
+    let page = get(server.address, "/?refresh=no").await.body;
     for part in ["<title>1 failing · core</title>", "6 workers in a row failed", "next start in ", "exit status: 1"] {
         assert!(page.contains(part), "{part}: {page}");
     }
@@ -249,7 +250,7 @@ async fn a_page_of_very_many_groups_shows_those_in_trouble_and_says_how_many_mor
 async fn every_controller_can_be_seen_in_both_schemes_and_two_widths() {
     let Some(chromium) = chromium() else { return };
     let server = Server::start(empty()).await;
-    let address = format!("http://{}/still", server.address);
+    let address = format!("http://{}/?refresh=no", server.address);
     for (word, status) in [("empty", empty()), ("busy", busy()), ("failing", failing()), ("standby", standby())] {
         server.show(status);
         shoot(&chromium, &format!("controller-{word}"), &address).await;

@@ -1,6 +1,5 @@
-//! Orders to a controller over HTTP: the token, the document that describes them, and the buttons of the page.
+//! Commands to a controller over HTTP: the token, and the buttons of the page.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use journeyman::control::CommandReply as Obeyed;
@@ -8,7 +7,6 @@ use journeyman::control::controller_api::PoolCommandRequest;
 use journeyman::control::poison_api::{Inventories, PoisonActionRequest};
 use journeyman::controller::poison_queue::{PoisonList, PoisonOutcome};
 use journeyman::observe::controller_http::commands::{BearerToken, CommandApi, CommandFuture, CommandSink};
-use journeyman::observe::controller_http::openapi;
 use journeyman::observe::page::Refresh;
 use journeyman::observe::page::controller::{CommandButtons, render};
 use serde_json::{Value, json};
@@ -109,7 +107,7 @@ async fn an_order_over_http_needs_the_token_and_is_told_to_the_controller() {
     assert_eq!(told.lock().unwrap().len(), 0, "nobody has obeyed");
 
     let obeyed = post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}\r\n"), &order.to_string()).await;
-    assert_eq!((obeyed.status, &*obeyed.body), (200, "{\"message\":\"group \\\"17\\\" of pool core is paused\"}\n"));
+    assert_eq!((obeyed.status, &*obeyed.body), (200, "{\"message\":\"group \\\"17\\\" of pool core is paused\"}"));
     assert_eq!(*told.lock().unwrap(), [order]);
     let odd =
         post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}\r\n"), "{\"command\":{\"explode\":{}}}").await;
@@ -137,90 +135,7 @@ async fn what_was_put_aside_is_seen_and_settled_over_http_with_the_token_alone()
     let odd = asked(&server, "POST /v1/poison", &token, "{\"action\":\"eat\"}").await;
     assert!(odd.status == 400 && odd.body.contains("requeue") && odd.body.contains("eat"), "{}", odd.body);
     let other = asked(&server, "DELETE /v1/poison", &token, "").await;
-    assert!(other.status == 405 && other.head.contains("allow: get, post"), "{}", other.head);
-}
-
-/// The schema of an answer, with what it refers to.
-fn schema(document: &Value, of: &Value) -> Value {
-    let mut schema = of.clone();
-    schema["components"] = document["components"].clone();
-    schema
-}
-
-#[tokio::test]
-async fn the_document_has_every_path_and_every_answer_is_as_it_says() {
-    let (server, _) = obedient().await;
-    let served = get(server.address, "/openapi.json").await;
-    let document: Value = serde_json::from_str(&served.body).expect("JSON");
-    assert_eq!(document, openapi::document());
-    assert_eq!(document["openapi"], "3.1.0");
-    let paths = document["paths"].as_object().expect("paths");
-    let mut checked = BTreeSet::new();
-    for (path, item) in paths {
-        let token = format!("{JSON}Authorization: Bearer {TOKEN}\r\n");
-        for method in item.as_object().expect("methods").keys() {
-            let answer = match (path.as_str(), method.as_str()) {
-                ("/v1/commands", "post") => post(&server, &token, r#"{"command":{"resume":{}}}"#).await,
-                ("/v1/poison", "get") => asked(&server, "GET /v1/poison", &token, "").await,
-                ("/v1/poison", "post") => {
-                    asked(&server, "POST /v1/poison", &token, r#"{"selection":"all","action":"requeue","by":"ana"}"#)
-                        .await
-                }
-                (_, "get") => get(server.address, path).await,
-                other => panic!("{other:?} is not known here"),
-            };
-            let said = &item[method]["responses"][answer.status.to_string()];
-            let (media, content) =
-                said["content"].as_object().and_then(|content| content.iter().next()).expect("content");
-            assert!(answer.head.contains(&format!("content-type: {media}")), "{path}: {}", answer.head);
-            if media == "application/json" {
-                let validator = jsonschema::validator_for(&schema(&document, &content["schema"])).expect("a schema");
-                let body: Value = serde_json::from_str(&answer.body).expect("JSON");
-                if let Err(error) = validator.validate(&body) {
-                    panic!("{path}: {error}");
-                }
-            }
-        }
-        checked.insert(path.as_str());
-    }
-    // And what the server itself says there is, is there.
-    let other = get(server.address, "/nothing").await.body;
-    let hinted = other.trim_end().trim_start_matches("there is: ").split(", ");
-    for path in hinted.map(|path| path.split('?').next().expect("a path")) {
-        assert!(checked.contains(path), "{path}: {checked:?}");
-    }
-    for path in [
-        "/livez",
-        "/readyz",
-        "/metrics",
-        "/",
-        "/still",
-        "/status",
-        "/status.json",
-        "/openapi.json",
-        "/v1/commands",
-        "/v1/poison",
-    ] {
-        assert!(checked.contains(path), "{path}");
-    }
-    // Every refusal is as it says too.
-    let answer =
-        &document["paths"]["/v1/commands"]["post"]["responses"]["401"]["content"]["application/json"]["schema"];
-    let refused: Value = serde_json::from_str(&post(&server, JSON, "{}").await.body).expect("JSON");
-    assert!(jsonschema::is_valid(&schema(&document, answer), &refused), "{refused}");
-    let body = &document["paths"]["/v1/commands"]["post"]["requestBody"]["content"]["application/json"]["schema"];
-    let body = schema(&document, body);
-    for (order, meant) in [
-        (json!({ "command": { "pause": {} } }), true),
-        (json!({ "pool": "core", "command": { "scale": { "key": "", "min": 2, "seconds": 60 } } }), true),
-        (json!({ "command": { "drain": { "worker": "a" } }, "note": { "by": "ana", "text": "why" } }), true),
-        (json!({ "command": { "drain": {} } }), false),
-        (json!({ "command": { "stop": {} } }), false),
-        (json!({ "command": { "retry": { "key": "a", "more": 1 } } }), false),
-    ] {
-        assert_eq!(jsonschema::is_valid(&body, &order), meant, "{order}");
-        assert_eq!(serde_json::from_value::<PoolCommandRequest>(order.clone()).is_ok(), meant, "{order}");
-    }
+    assert!(other.status == 405 && other.head.contains("allow: get,head,post"), "{}", other.head);
 }
 
 #[tokio::test]
@@ -229,7 +144,7 @@ async fn the_page_has_orders_only_where_a_token_is_configured_and_shows_none_by_
     let page = get(server.address, "/").await.body;
     assert!(page.contains("send commands") && page.contains("data-command"), "{page}");
     assert!(!page.contains(TOKEN) && !page.contains("<form"), "{page}");
-    let still = get(server.address, "/still").await.body;
+    let still = get(server.address, "/?refresh=no").await.body;
     assert!(!still.contains("send commands") && !still.contains("data-command"), "{still}");
     let without = render(&busy(), Refresh::Auto, CommandButtons::Hidden, jiff::Timestamp::now()).html;
     assert!(!without.contains("send commands") && !without.contains("data-command"), "{without}");

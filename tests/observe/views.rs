@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use journeyman::control::WorkerStatusReply;
-use journeyman::observe::worker_http::{Exposure, HttpListener, WorkerSnapshotFn, serve};
+use journeyman::http::{Exposure, HttpListener};
+use journeyman::observe::status_routes::SnapshotFn;
+use journeyman::observe::worker_http::serve;
 use journeyman::worker::counters::{ClaimEndCounts, SourceCounts, WorkerCounts};
 use journeyman::worker::status::{
     ActivityStatus, BlockedReason, ClaimStatus, HostStatus, LifecycleState, NextAction, Note, NoticeStatus,
@@ -196,7 +198,7 @@ impl Server {
         let address = door.address().expect("it has one");
         let shown = Arc::new(Mutex::new(Shown { once: None, then: Some(status), looks: 0 }));
         let seen = Arc::clone(&shown);
-        let look: Arc<WorkerSnapshotFn> = Arc::new(move || {
+        let look: Arc<SnapshotFn<WorkerStatusReply>> = Arc::new(move || {
             let mut seen = seen.lock().unwrap();
             seen.looks += 1;
             let status = seen.once.take().or_else(|| seen.then.clone());
@@ -209,11 +211,16 @@ impl Server {
     pub(crate) async fn stuck() -> Self {
         let door = HttpListener::listen("127.0.0.1:0".parse().unwrap(), Exposure::Loopback).await.expect("a port");
         let address = door.address().expect("it has one");
-        let look: Arc<WorkerSnapshotFn> = Arc::new(|| Box::pin(std::future::pending()));
+        let look: Arc<SnapshotFn<WorkerStatusReply>> = Arc::new(|| Box::pin(std::future::pending()));
         Self::with(address, Arc::default(), door, look)
     }
 
-    fn with(address: SocketAddr, shown: Arc<Mutex<Shown>>, door: HttpListener, look: Arc<WorkerSnapshotFn>) -> Self {
+    fn with(
+        address: SocketAddr,
+        shown: Arc<Mutex<Shown>>,
+        door: HttpListener,
+        look: Arc<SnapshotFn<WorkerStatusReply>>,
+    ) -> Self {
         let mut serving = JoinSet::new();
         serving.spawn(async move { match serve(door, look).await {} });
         Self { address, shown, _serving: serving }

@@ -25,7 +25,7 @@ use crate::config::demand::DemandConfig;
 use crate::config::pool::{KubernetesScaling, PoolConfig, PoolDriver, QueueType};
 use crate::config::values::File;
 use crate::config::{Config, Environment, secrets};
-use crate::control::controller_api::{PoolHandles, serve, socket_in};
+use crate::control::controller_api::{ControllerStatusReply, PoolHandles, serve, socket_in};
 use crate::control::worker_api::{ReloadFn, Socket};
 use crate::controller;
 use crate::domain::group::{KEY_BYTES_MAX, Key, scale, tracker};
@@ -33,6 +33,7 @@ use crate::host::clock::Clock;
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL, TOKEN_BYTES_MIN};
 use crate::observe::controller_http::commands::{BearerToken, CommandApi};
+use crate::observe::status_routes::SnapshotFn;
 use crate::observe::{self, log};
 use crate::source::taskcluster::{Api, ApiConfig, Timeouts};
 use reload::Reloader;
@@ -133,7 +134,7 @@ fn no_pools() -> Failure {
     Failure::new(Exit::Config, text)
 }
 
-fn snapshot_provider(pools: &PoolHandles) -> Arc<observe::controller_http::ControllerSnapshotFn> {
+fn snapshot_provider(pools: &PoolHandles) -> Arc<SnapshotFn<ControllerStatusReply>> {
     let pools = pools.clone();
     Arc::new(move || {
         let pools = pools.clone();

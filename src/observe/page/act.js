@@ -3,14 +3,14 @@
   const ask = document.getElementById("ask");
   const field = document.getElementById("token");
   const use = document.getElementById("use");
-  const said = document.getElementById("said");
+  const message = document.getElementById("message");
   const aside = document.getElementById("aside");
   // Kept in this page only.
   let token = "";
 
-  function tell(text, well) {
-    said.textContent = text;
-    said.className = well ? "good" : "bad";
+  function showMessage(text, ok) {
+    message.textContent = text;
+    message.className = ok ? "good" : "bad";
   }
 
   function may(given) {
@@ -50,7 +50,7 @@
   async function send(button) {
     const request = button.dataset.command ? JSON.parse(button.dataset.command) : numbers(button);
     const answer = await call("/v1/commands", { ...request, note: { by: "the page" } });
-    tell(answer.message, true);
+    showMessage(answer.message, true);
   }
 
   function made(name, text, more) {
@@ -117,7 +117,7 @@
     const asked = JSON.parse(button.dataset.settle);
     const settled = await call("/v1/poison", { ...asked, by: "the page" });
     const not = Object.entries(settled.failed).map(([id, why]) => id + ": " + why);
-    tell([settled.succeeded.length + (asked.action === "discard" ? " discarded" : " requeued"), ...not].join("; "), not.length === 0);
+    showMessage([settled.succeeded.length + (asked.action === "discard" ? " discarded" : " requeued"), ...not].join("; "), not.length === 0);
     await show(asked.pool);
   }
 
@@ -131,7 +131,7 @@
       } else if (button.dataset.settle) await settle(button);
       else await send(button);
     } catch (error) {
-      tell("failed: " + error.message, false);
+      showMessage("failed: " + error.message, false);
     }
     button.disabled = false;
   }

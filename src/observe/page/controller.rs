@@ -25,7 +25,7 @@ pub fn render(status: &ControllerStatusReply, refresh: Refresh, acts: CommandBut
         main: html! { @for pool in pools { section { (pool_section(pool, acts, clock)) } } },
         links: html! {
             a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
-            a href="/status.json" { "JSON" } " · " a href="/still" { "static page" }
+            a href="/status.json" { "JSON" } " · " a href="/?refresh=no" { "without refresh" }
         },
         buttons: acts,
         version: status.version.clone(),

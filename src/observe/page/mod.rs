@@ -1,71 +1,56 @@
-//! The status pages: HTML documents that are whole without scripts and without anything from elsewhere.
+//! The status pages: HTML that works without scripts and loads nothing from other hosts.
 //!
-//! What a task, a client or a person wrote is escaped by the templates; the policy allows a page's own style and script, each
-//! by its hash, and nothing else. [`worker`] has the page of a worker, [`controller`] that of a controller.
+//! The templates escape text from tasks, clients and persons; the Content-Security-Policy allows the page's own style and
+//! scripts only, by hash.
 
 pub mod controller;
 pub mod worker;
 
-use axum::body::Body;
-use axum::http::header::{CONTENT_SECURITY_POLICY, HeaderValue};
-use axum::http::{Response, StatusCode};
+use axum::http::header::CONTENT_SECURITY_POLICY;
+use axum::response::{Html, IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiff::{SignedDuration, Timestamp, Unit};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use sha2::{Digest as _, Sha256};
 
-use super::server::response;
 use crate::worker::snapshot::format_duration;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 const COMMANDS_SCRIPT: &str = include_str!("act.js");
-/// How often a browser without scripts asks again.
+/// Without scripts.
 const RELOAD_SECONDS: u8 = 10;
 
-/// Whether the page refreshes itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refresh {
-    /// Every two seconds, or every ten without scripts.
+    /// Every two seconds; every ten without scripts.
     Auto,
-    /// It stays as it is.
     Never,
 }
 
-/// A page, and what a browser may make of it.
 #[derive(Debug, Clone)]
 pub struct HtmlPage {
-    /// The document.
     pub html: String,
-    /// The value of `Content-Security-Policy`.
+    /// `Content-Security-Policy`
     pub policy: String,
 }
 
-impl HtmlPage {
-    /// As an answer.
-    pub(super) fn into_response(self) -> Response<Body> {
-        let mut answer = response(StatusCode::OK, "text/html; charset=utf-8", self.html);
-        let policy =
-            HeaderValue::from_str(&self.policy).unwrap_or_else(|_| HeaderValue::from_static("default-src 'none'"));
-        answer.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
-        answer
+impl IntoResponse for HtmlPage {
+    fn into_response(self) -> Response {
+        ([(CONTENT_SECURITY_POLICY, self.policy)], Html(self.html)).into_response()
     }
 }
 
-/// Whether who looks can give orders too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommandButtons {
-    /// They cannot.
     Hidden,
-    /// They can where they have the token and run scripts.
+    /// They need scripts and the bearer token.
     Shown,
 }
 
-/// What is the page's own.
 struct PageContent {
     title: String,
-    /// Whose page it is.
     name: Markup,
     main: Markup,
     links: Markup,
@@ -74,7 +59,6 @@ struct PageContent {
     pid: u32,
 }
 
-/// A page of these parts.
 fn build_page(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> HtmlPage {
     let hash = |text: &str| STANDARD.encode(Sha256::digest(text));
     let script = match refresh {
@@ -114,16 +98,16 @@ fn document(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> Marku
                     span { (parts.name) }
                     div #live {
                         span #state { "as of " (clock.time_of_day(0.0)) }
-                        button #stop type="button" hidden { "hold" }
+                        button #stop type="button" hidden { "pause refresh" }
                     }
                     @if parts.buttons == CommandButtons::Shown { (token_form()) }
                 }
                 main { (parts.main) }
-                // Outside of what refreshes itself: what somebody reads there stays.
+                // Outside of `main`, so that a refresh does not replace it.
                 @if parts.buttons == CommandButtons::Shown { section #aside {} }
                 footer {
                     p { (parts.links) }
-                    p { "version " (parts.version) " · process " (parts.pid) " · a time shows itself in full under the pointer" }
+                    p { "version " (parts.version) " · process " (parts.pid) " · hover over a time for the full date" }
                 }
                 @if refresh == Refresh::Auto {
                     script { (PreEscaped(SCRIPT)) }
@@ -134,19 +118,19 @@ fn document(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> Marku
     }
 }
 
-/// Where the token is given. It is never part of an address.
+/// The token is never part of a URL.
 fn token_form() -> Markup {
     html! {
-        div #orders {
-            output #said {}
-            input #token type="password" autocomplete="off" placeholder="the token of http.token_file" aria-label="token" hidden;
-            button #use type="button" hidden { "use it" }
-            button #ask type="button" hidden { "give orders" }
+        div #commands {
+            output #message {}
+            input #token type="password" autocomplete="off" placeholder="token of http.token_file" aria-label="token" hidden;
+            button #use type="button" hidden { "use token" }
+            button #ask type="button" hidden { "enable commands" }
         }
     }
 }
 
-/// The time of the view, from which every span in it counts.
+/// The time of the snapshot, to which its durations are relative.
 #[derive(Clone, Copy)]
 struct SnapshotClock {
     now: Timestamp,
@@ -166,7 +150,7 @@ impl SnapshotClock {
         html! { time datetime=(then) title=(then) { (text) } }
     }
 
-    /// The time itself, without the day where that is today's.
+    /// With the date unless it is today.
     fn time_of_day(self, seconds: f64) -> String {
         let then = self.absolute(seconds);
         let day = |time: Timestamp| time.strftime("%Y-%m-%d").to_string();

@@ -1,9 +1,9 @@
 "use strict";
 (() => {
-  const every = 2000;
+  const interval = 2000;
   const state = document.getElementById("state");
   const stop = document.getElementById("stop");
-  let wanted = true;
+  let refreshing = true;
   let last = Date.now();
 
   function local(root) {
@@ -19,9 +19,9 @@
     const selected = document.getSelection();
     const typing = document.activeElement && document.activeElement.closest("main input");
     const busy = typing || (selected && !selected.isCollapsed);
-    if (!wanted || document.hidden || busy) return;
+    if (!refreshing || document.hidden || busy) return;
     try {
-      const answer = await fetch(location.pathname, { cache: "no-store", signal: AbortSignal.timeout(5 * every) });
+      const answer = await fetch(location.pathname, { cache: "no-store", signal: AbortSignal.timeout(5 * interval) });
       const text = await answer.text();
       if (!answer.ok) throw new Error(text.trim());
       const found = new DOMParser().parseFromString(text, "text/html").querySelector("main");
@@ -34,14 +34,14 @@
       state.className = "good";
     } catch (error) {
       const seconds = Math.round((Date.now() - last) / 1000);
-      state.textContent = "no answer for " + seconds + " s; this is how it looked then";
+      state.textContent = "no response for " + seconds + " s; showing the last known state";
       state.className = "bad";
     }
   }
 
-  async function again() {
+  async function loop() {
     await refresh();
-    setTimeout(again, every);
+    setTimeout(loop, interval);
   }
 
   document.addEventListener("click", async (event) => {
@@ -51,14 +51,14 @@
     button.textContent = "copied";
   });
   stop.addEventListener("click", () => {
-    wanted = !wanted;
-    stop.textContent = wanted ? "hold" : "go on";
-    state.textContent = wanted ? "live" : "held";
-    state.className = wanted ? "good" : "warn";
+    refreshing = !refreshing;
+    stop.textContent = refreshing ? "pause refresh" : "resume refresh";
+    state.textContent = refreshing ? "live" : "paused";
+    state.className = refreshing ? "good" : "warn";
   });
   stop.hidden = false;
   state.textContent = "live";
   state.className = "good";
   local(document);
-  setTimeout(again, every);
+  setTimeout(loop, interval);
 })();

@@ -10,10 +10,8 @@ use crate::worker::status::{
     BlockedReason, ClaimStatus, HostStatus, LifecycleState, OutcomeCounts, SidecarSummary, SourceStatus, WorkerStatus,
 };
 
-/// A lease with less than this left is marked.
 const LEASE_SHORT_SECONDS: f64 = 30.0;
 
-/// The page as the worker looks at `now`.
 #[must_use]
 pub fn render(status: &WorkerStatusReply, refresh: Refresh, now: Timestamp) -> HtmlPage {
     let (view, clock) = (&status.snapshot, SnapshotClock { now });
@@ -23,7 +21,7 @@ pub fn render(status: &WorkerStatusReply, refresh: Refresh, now: Timestamp) -> H
         main: body(status, clock),
         links: html! {
             a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
-            a href="/status.json" { "JSON" } " · " a href="/status" { "this page, standing still" }
+            a href="/status.json" { "JSON" } " · " a href="/?refresh=no" { "without refresh" }
         },
         buttons: CommandButtons::Hidden,
         version: status.version.clone(),
@@ -38,24 +36,23 @@ fn body(status: &WorkerStatusReply, clock: SnapshotClock) -> Markup {
         (headline(view))
         @for hint in &view.hints { p.warn { "hint: " (hint) } }
         (facts(view, clock))
-        h2 { "Tasks, the shortest lease first" }
+        h2 { "Claims, shortest lease first" }
         @if view.claims.is_empty() { (no_tasks(view)) } @else { (tasks(&view.claims, clock)) }
         h2 { "Sources" }
         (sources(&view.sources, clock))
         @if !view.sidecars.is_empty() {
-            h2 { "Services" }
-            (services(&view.sidecars))
+            h2 { "Sidecars" }
+            (sidecars(&view.sidecars))
         }
         h2 { "Last hour" }
         (last_hour(view.last_hour))
     }
 }
 
-/// What it does, and why it claims nothing.
 fn headline(view: &WorkerStatus) -> Markup {
     let down: Vec<&str> =
         view.sources.iter().filter(|source| source.failing).map(|source| source.name.as_str()).collect();
-    let none = !down.is_empty() && !view.sources.iter().any(answered);
+    let all_down = !down.is_empty() && !view.sources.iter().any(answered);
     let mood = match view.blocked_reason {
         Some(
             BlockedReason::Disk | BlockedReason::Memory | BlockedReason::HostUnhealthy | BlockedReason::SidecarDown,
@@ -67,7 +64,7 @@ fn headline(view: &WorkerStatus) -> Markup {
             | BlockedReason::Releasing
             | BlockedReason::Exited,
         ) => "first warn",
-        Some(BlockedReason::Full) | None if none => "first bad",
+        Some(BlockedReason::Full) | None if all_down => "first bad",
         Some(BlockedReason::Full) | None if !down.is_empty() => "first warn",
         Some(BlockedReason::Full) | None => "first",
     };
@@ -76,8 +73,8 @@ fn headline(view: &WorkerStatus) -> Markup {
             strong { (view.state.as_str().replace('-', " ")) }
             @match &view.blocked_message {
                 Some(why) => { "not claiming: " (why) },
-                None if none => { "asking, but no source answers: " (down.join(", ")) " in trouble" },
-                None if !down.is_empty() => { "claiming, but not from " (down.join(", ")) },
+                None if all_down => { "no source answers: " (down.join(", ")) },
+                None if !down.is_empty() => { "claiming, except from " (down.join(", ")) },
                 None => { "claiming" },
             }
             @if let Some(note) = &view.note {
@@ -102,21 +99,21 @@ fn facts(view: &WorkerStatus, clock: SnapshotClock) -> Markup {
                 small { "since " (clock.time_of_day(-view.uptime_seconds)) } } }
             div { dt { "disk free" } dd { (free(disk_free)) small { "at least " (format_bytes(disk_least)) } } }
             div { dt { "memory free" } dd { (free(memory_free)) small { "at least " (format_bytes(memory_least)) } } }
-            div { dt { "payloads are held by" } dd { (view.containment) } }
+            div { dt { "containment" } dd { (view.containment) } }
             @if let Some(next) = &view.next {
                 div { dt { "next" } dd { (next.action) " in " (clock.ahead(next.in_seconds)) } }
             }
             @if let Some(recovered) = view.recovered {
-                div { dt { "an earlier life" } dd { (recovered) } }
+                div { dt { "recovered from the previous process" } dd { (recovered) } }
             }
-            @for spot in &view.watches {
-                div { dt { "notices of " (spot.provider) }
-                    @if spot.error.is_some() { dd.bad { "not heard since " (clock.ago(spot.seconds)) } }
-                    @else if spot.up { dd { "heard" } }
-                    @else { dd { "no answer yet" } } }
+            @for watch in &view.watches {
+                div { dt { "termination notices: " (watch.provider) }
+                    @if watch.error.is_some() { dd.bad { "unreachable since " (clock.ago(watch.seconds)) } }
+                    @else if watch.up { dd { "connected" } }
+                    @else { dd { "no response yet" } } }
             }
             @if let Some(notice) = view.notice {
-                div { dt { "this host goes" } dd.bad { "told " (clock.ago(notice.seconds_ago)) } }
+                div { dt { "host terminates" } dd.bad { "notice " (clock.ago(notice.seconds_ago)) } }
             }
         }
     }
@@ -125,23 +122,23 @@ fn facts(view: &WorkerStatus, clock: SnapshotClock) -> Markup {
 fn no_tasks(view: &WorkerStatus) -> Markup {
     html! {
         div.empty {
-            p { "No task is held." }
+            p { "No claims." }
             @match (view.state, view.blocked_reason) {
-                (LifecycleState::Paused, _) => p { code { "journeyman resume" } " lets it claim again." },
+                (LifecycleState::Paused, _) => p { code { "journeyman resume" } " resumes claiming." },
                 (LifecycleState::Running, Some(BlockedReason::Disk)) => p { "Free some disk, or lower " code { "host.min_free_disk" } "." },
                 (LifecycleState::Running, Some(BlockedReason::Memory)) => {
                     p { "Free some memory, or lower " code { "host.min_free_memory" } "." }
                 },
-                (LifecycleState::Running, Some(_)) => p { "The worker's log says more." },
+                (LifecycleState::Running, Some(_)) => p { "See the worker's log." },
                 (LifecycleState::Running, None) if view.sources.iter().any(|source| source.failing) => {
-                    p { "See below what the sources answer." }
+                    p { "See the errors of the sources below." }
                 },
                 (LifecycleState::Running, None) => p {
-                    "Nothing is pending for it. " code { "journeyman task create --queue QUEUE -- /bin/echo hello" }
-                    " creates something to do."
+                    "No task is pending. " code { "journeyman task create --queue QUEUE -- /bin/echo hello" }
+                    " creates one."
                 },
                 (LifecycleState::Exiting | LifecycleState::Draining | LifecycleState::Releasing | LifecycleState::Exited, _) => {
-                    p { "The worker exits; start it again to claim more." }
+                    p { "The worker is shutting down." }
                 },
             }
         }
@@ -151,7 +148,7 @@ fn no_tasks(view: &WorkerStatus) -> Markup {
 fn tasks(tasks: &[ClaimStatus], clock: SnapshotClock) -> Markup {
     html! {
         table {
-            thead { tr { th { "task" } th { "lease left" } th { "held" } th { "reclaimed" } th { "step" } th { "log" } th { "memory" } } }
+            thead { tr { th { "task" } th { "lease left" } th { "claimed for" } th { "reclaimed" } th { "state" } th { "log" } th { "memory" } } }
             tbody { @for task in tasks { (row(task, clock)) } }
         }
     }
@@ -178,14 +175,14 @@ fn row(task: &ClaimStatus, clock: SnapshotClock) -> Markup {
                     None => { "–" },
                 }
             }
-            td.short data-label="held" {
+            td.short data-label="claimed for" {
                 (clock.time_tag(-task.held_seconds, &format_seconds(task.held_seconds)))
                 small { "since " (clock.time_of_day(-task.held_seconds)) }
             }
             td.short data-label="reclaimed" {
                 @match task.reclaimed_seconds_ago { Some(ago) => { (clock.ago(ago)) }, None => { "not yet" } }
             }
-            td data-label="step" {
+            td data-label="state" {
                 (task.state)
                 @if let Some(progress) = &task.progress { " · " (progress) }
             }
@@ -198,14 +195,14 @@ fn row(task: &ClaimStatus, clock: SnapshotClock) -> Markup {
 fn sources(sources: &[SourceStatus], clock: SnapshotClock) -> Markup {
     html! {
         table {
-            thead { tr { th { "source" } th { "answers" } th { "last poll" } th { "last task" } th { "next poll" } th { "claims" } } }
+            thead { tr { th { "source" } th { "status" } th { "last poll" } th { "last claim" } th { "next poll" } th { "claims" } } }
             tbody {
                 @for source in sources {
                     tr {
                         td data-label="source" { (source.name) small { (source.description) } }
-                        td data-label="answers" { (answers(source, clock)) }
+                        td data-label="status" { (source_state(source, clock)) }
                         td.short data-label="last poll" { (time_ago(source.polled_seconds_ago, clock)) }
-                        td.short data-label="last task" { (time_ago(source.last_received_seconds_ago, clock)) }
+                        td.short data-label="last claim" { (time_ago(source.last_received_seconds_ago, clock)) }
                         td.short data-label="next poll" {
                             @match source.next_poll_in_seconds {
                                 Some(ahead) => { "in " (clock.ahead(ahead)) },
@@ -220,19 +217,19 @@ fn sources(sources: &[SourceStatus], clock: SnapshotClock) -> Markup {
     }
 }
 
-fn services(services: &[SidecarSummary]) -> Markup {
+fn sidecars(sidecars: &[SidecarSummary]) -> Markup {
     html! {
         table {
-            thead { tr { th { "handler" } th { "answers" } th { "what it does" } th { "started again" } } }
+            thead { tr { th { "handler" } th { "status" } th { "message" } th { "restarts" } } }
             tbody {
-                @for service in services {
+                @for sidecar in sidecars {
                     tr {
-                        td data-label="handler" { (service.name) }
-                        td data-label="answers" {
-                            @if service.up { span.good { "ok" } } @else { span.bad { "down" } }
+                        td data-label="handler" { (sidecar.name) }
+                        td data-label="status" {
+                            @if sidecar.up { span.good { "ok" } } @else { span.bad { "down" } }
                         }
-                        td data-label="what it does" { (service.message) }
-                        td data-label="started again" { (service.restarts) }
+                        td data-label="message" { (sidecar.message) }
+                        td data-label="restarts" { (sidecar.restarts) }
                     }
                 }
             }
@@ -240,14 +237,14 @@ fn services(services: &[SidecarSummary]) -> Markup {
     }
 }
 
-fn answers(source: &SourceStatus, clock: SnapshotClock) -> Markup {
+fn source_state(source: &SourceStatus, clock: SnapshotClock) -> Markup {
     html! {
-        @if source.failing || (source.polled_seconds_ago.is_none() && source.error.is_some()) { span.bad { "trouble" } }
+        @if source.failing || (source.polled_seconds_ago.is_none() && source.error.is_some()) { span.bad { "failing" } }
         @else if source.polled_seconds_ago.is_some() { span.good { "ok" } }
-        @else { span.warn { "not asked yet" } }
+        @else { span.warn { "not polled yet" } }
         @if let Some(error) = &source.error {
             p { (error.message) }
-            small { (error.consecutive) " in a row, the last " (clock.ago(error.seconds_ago)) }
+            small { (error.consecutive) " in a row, last " (clock.ago(error.seconds_ago)) }
         }
     }
 }
@@ -261,9 +258,9 @@ fn last_hour(hour: OutcomeCounts) -> Markup {
         ("completed", hour.completed),
         ("failed", hour.failed),
         ("exceptions", hour.exceptions),
-        ("handed back", hour.released),
+        ("released", hour.released),
         ("superseded", hour.superseded),
         ("lost", hour.lost),
     ];
-    html! { dl.facts { @for (name, many) in counts { div { dt { (name) } dd { (many) } } } } }
+    html! { dl.facts { @for (name, count) in counts { div { dt { (name) } dd { (count) } } } } }
 }

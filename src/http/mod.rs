@@ -1,0 +1,181 @@
+//! The HTTP server of the status pages and the control sockets: one accept loop with limits for an axum router.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::header::{CACHE_CONTROL, HOST, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
+use axum::serve::Listener;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::timeout;
+
+use crate::limits::{HTTP_CONNECTION_AGE_MAX, HTTP_CONNECTIONS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_TIMEOUT};
+
+/// Limits of a server and its connections.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) connections_max: usize,
+    /// For the head of a request.
+    pub(crate) head_timeout: Duration,
+    /// `None` if responses may stream for any time; then a connection that has sent a request is never evicted.
+    pub(crate) connection_age_max: Option<Duration>,
+}
+
+/// Who can connect to an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exposure {
+    /// This machine. The `Host` header must name it, so that no web site reads the page through a browser (DNS rebinding).
+    Loopback,
+    Network,
+}
+
+#[derive(Debug)]
+pub struct HttpListener {
+    listener: TcpListener,
+    exposure: Exposure,
+}
+
+impl HttpListener {
+    /// Fails for an address that other machines can reach, unless `exposure` allows it.
+    pub async fn listen(address: SocketAddr, exposure: Exposure) -> io::Result<Self> {
+        if exposure == Exposure::Loopback && !address.ip().to_canonical().is_loopback() {
+            let text = format!("other machines can connect to {address}; set `http.allow_remote = true` to allow that");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let with_address = |error: io::Error| io::Error::new(error.kind(), format!("{address}: {error}"));
+        Ok(Self { listener: TcpListener::bind(address).await.map_err(with_address)?, exposure })
+    }
+
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves until dropped, with headers that keep browsers from caching and embedding the responses.
+    pub(crate) async fn serve(self, router: Router) -> Infallible {
+        let router = match self.exposure {
+            Exposure::Loopback => router.layer(middleware::from_fn(require_loopback_host)),
+            Exposure::Network => router,
+        };
+        let limits = Limits {
+            connections_max: HTTP_CONNECTIONS_MAX,
+            head_timeout: HTTP_HEAD_TIMEOUT,
+            connection_age_max: Some(HTTP_CONNECTION_AGE_MAX),
+        };
+        serve(self.listener, router.layer(middleware::map_response(add_headers)), limits).await
+    }
+}
+
+/// Serves until dropped. Further connections wait in the backlog of the listener, unless an idle one can be evicted.
+pub(crate) async fn serve<L: Listener>(mut listener: L, router: Router, limits: Limits) -> Infallible {
+    let mut tasks = JoinSet::new();
+    let mut connections: VecDeque<Connection> = VecDeque::new();
+    loop {
+        let (stream, _) = listener.accept().await;
+        while tasks.try_join_next().is_some() {}
+        connections.retain(|connection| !connection.task.is_finished());
+        while connections.len() >= limits.connections_max {
+            // Idle connections must not keep a probe waiting.
+            match connections.iter().position(|connection| !connection.is_busy.load(Ordering::Relaxed)) {
+                Some(idle) => drop(connections.remove(idle).map(|connection| connection.task.abort())),
+                None => {
+                    tasks.join_next().await;
+                    connections.retain(|connection| !connection.task.is_finished());
+                }
+            }
+        }
+        let is_busy = Arc::<AtomicBool>::default();
+        let task = tasks.spawn(serve_connection(stream, router.clone(), limits, Arc::clone(&is_busy)));
+        connections.push_back(Connection { task, is_busy });
+    }
+}
+
+struct Connection {
+    task: AbortHandle,
+    is_busy: Arc<AtomicBool>,
+}
+
+async fn serve_connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    limits: Limits,
+    is_busy: Arc<AtomicBool>,
+) {
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let (router, is_busy) = (router.clone(), Arc::clone(&is_busy));
+        async move {
+            is_busy.store(true, Ordering::Relaxed);
+            let response = router.call(request).await;
+            is_busy.store(limits.connection_age_max.is_none(), Ordering::Relaxed);
+            response
+        }
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(limits.head_timeout).max_buf_size(HTTP_HEAD_BYTES_MAX);
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let ended = match limits.connection_age_max {
+        Some(age_max) => timeout(age_max, connection).await.unwrap_or(Ok(())),
+        None => connection.await,
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "HTTP connection failed");
+    }
+}
+
+async fn add_headers(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    response
+}
+
+async fn require_loopback_host(headers: HeaderMap, request: Request, next: Next) -> Response {
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+    if host.is_none_or(is_loopback_host) {
+        return next.run(request).await;
+    }
+    let text = "served to this machine only: use localhost or 127.0.0.1, or set `http.allow_remote`\n";
+    (StatusCode::MISDIRECTED_REQUEST, text).into_response()
+}
+
+fn is_loopback_host(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_loopback_names_are_accepted_as_host() {
+        for host in ["localhost", "LOCALHOST:7080", "127.0.0.1:7080", "127.8.9.1", "[::1]:7080", "[::ffff:127.0.0.1]"] {
+            assert!(is_loopback_host(host), "{host}");
+        }
+        for host in
+            ["", "evil.example", "127.0.0.1.evil.example:7080", "10.0.0.1", "[::2]:80", "localhost.evil.example"]
+        {
+            assert!(!is_loopback_host(host), "{host}");
+        }
+    }
+}

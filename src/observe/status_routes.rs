@@ -1,0 +1,121 @@
+//! The read-only routes that workers and controllers share: health, metrics, the status page and its JSON.
+
+use std::fmt::{self, Write as _};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
+
+use super::openmetrics;
+use super::page::{HtmlPage, Refresh};
+use crate::limits::HTTP_SNAPSHOT_TIMEOUT;
+
+/// Takes a snapshot; `None` once the worker or controller has exited.
+pub type SnapshotFn<S> = dyn Fn() -> Pin<Box<dyn Future<Output = Option<S>> + Send>> + Send + Sync;
+
+type RenderPage<S> = Box<dyn Fn(&S, Refresh) -> HtmlPage + Send + Sync>;
+
+pub(super) struct StatusRoutes<S> {
+    /// "worker" or "controller".
+    pub(super) role: &'static str,
+    pub(super) snapshot: Arc<SnapshotFn<S>>,
+    pub(super) checks: fn(&S) -> Vec<ReadinessCheck>,
+    pub(super) metrics: fn(S) -> Result<String, fmt::Error>,
+    pub(super) page: RenderPage<S>,
+}
+
+pub(super) struct ReadinessCheck {
+    pub(super) name: String,
+    pub(super) problem: Option<String>,
+    pub(super) note: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ReadinessQuery {
+    verbose: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct PageQuery {
+    refresh: Option<String>,
+}
+
+impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
+    pub(super) fn into_router(self) -> Router {
+        Router::new()
+            .route("/", get(Self::page))
+            .route("/livez", get(Self::liveness))
+            .route("/readyz", get(Self::readiness))
+            .route("/metrics", get(Self::metrics))
+            .route("/status.json", get(Self::json))
+            .method_not_allowed_fallback(async || {
+                (StatusCode::METHOD_NOT_ALLOWED, "method not allowed: this endpoint is read-only\n")
+            })
+            .fallback(async || (StatusCode::NOT_FOUND, "paths: /, /livez, /readyz?verbose, /metrics, /status.json\n"))
+            .with_state(Arc::new(self))
+    }
+
+    async fn take_snapshot(&self) -> Result<S, Unavailable> {
+        match timeout(HTTP_SNAPSHOT_TIMEOUT, (self.snapshot)()).await {
+            Ok(Some(status)) => Ok(status),
+            Ok(None) => Err(Unavailable(format!("the {} has exited\n", self.role))),
+            Err(_) => Err(Unavailable(format!("the {} did not answer within {HTTP_SNAPSHOT_TIMEOUT:?}\n", self.role))),
+        }
+    }
+
+    async fn liveness(State(routes): State<Arc<Self>>) -> Result<&'static str, Unavailable> {
+        routes.take_snapshot().await.map(|_| "ok\n")
+    }
+
+    async fn readiness(
+        State(routes): State<Arc<Self>>,
+        Query(query): Query<ReadinessQuery>,
+    ) -> Result<String, Unavailable> {
+        let checks = (routes.checks)(&routes.take_snapshot().await?);
+        let ready = checks.iter().all(|check| check.problem.is_none());
+        let mut text = String::new();
+        for check in checks.iter().filter(|_| query.verbose.is_some() || !ready) {
+            // Writing to a String cannot fail.
+            _ = match (&check.problem, &check.note) {
+                (Some(problem), _) => writeln!(text, "[-] {}: {problem}", check.name),
+                (None, Some(note)) => writeln!(text, "[+] {}: {note}", check.name),
+                (None, None) => writeln!(text, "[+] {}", check.name),
+            };
+        }
+        if ready { Ok(text + "ready\n") } else { Err(Unavailable(text + "not ready\n")) }
+    }
+
+    async fn metrics(State(routes): State<Arc<Self>>) -> Result<Response, Unavailable> {
+        let text = (routes.metrics)(routes.take_snapshot().await?);
+        Ok(match text {
+            Ok(text) => ([(CONTENT_TYPE, openmetrics::CONTENT_TYPE)], text).into_response(),
+            Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, "cannot encode the metrics\n").into_response(),
+        })
+    }
+
+    async fn json(State(routes): State<Arc<Self>>) -> Result<Json<S>, Unavailable> {
+        routes.take_snapshot().await.map(Json)
+    }
+
+    async fn page(State(routes): State<Arc<Self>>, Query(query): Query<PageQuery>) -> Result<HtmlPage, Unavailable> {
+        let status = routes.take_snapshot().await?;
+        let refresh = if query.refresh.as_deref() == Some("no") { Refresh::Never } else { Refresh::Auto };
+        Ok((routes.page)(&status, refresh))
+    }
+}
+
+struct Unavailable(String);
+
+impl IntoResponse for Unavailable {
+    fn into_response(self) -> Response {
+        (StatusCode::SERVICE_UNAVAILABLE, self.0).into_response()
+    }
+}
