@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use clap::Args;
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
@@ -187,7 +188,7 @@ async fn send_last_message(ended: &ExitResult) {
 }
 
 fn with_protocol<T>(use_it: impl FnOnce(&mut Option<RunnerProtocol>) -> T) -> T {
-    use_it(&mut PROTOCOL.lock().unwrap_or_else(PoisonError::into_inner))
+    use_it(&mut PROTOCOL.lock())
 }
 
 fn parse_line(line: &[u8]) -> RunnerRequest {

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_core::Stream as _;
@@ -11,6 +11,7 @@ use lapin::message::{BasicReturnMessage, Delivery};
 use lapin::options::{BasicConsumeOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer, ExchangeKind, PublisherConfirm};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -62,7 +63,7 @@ struct CallEntry {
 
 impl PendingCalls {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, CallEntry>> {
-        self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_id.lock()
     }
 
     /// Delivers a reply or an error. A call that has ended is no longer registered.
@@ -180,7 +181,7 @@ impl Session {
     /// Checks that the exchange exists, at most once in [`EXCHANGE_CACHE_TTL`], on another channel: publishing to a missing exchange closes
     /// the channel, and with it the replies of all calls.
     async fn check_exchange(&self, exchange: &str, broker: &Broker) -> Result<(), RpcError> {
-        let seen = || self.exchanges_seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = || self.exchanges_seen.lock();
         let is_fresh = || seen().get(exchange).is_some_and(|seen| seen.elapsed() < EXCHANGE_CACHE_TTL);
         if exchange.is_empty() || is_fresh() {
             return Ok(());

@@ -6,8 +6,8 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use secrecy::zeroize::Zeroizing;
 
 use super::Environment;
@@ -151,7 +151,7 @@ static DESCRIPTORS: Mutex<BTreeMap<i32, Secret>> = Mutex::new(BTreeMap::new());
 /// Reads a descriptor that was handed down to this process, and closes it.
 fn read_descriptor(number: i32, what: &'static str) -> Result<Secret, SecretError> {
     let label = || PathBuf::from(format!("fd:{number}"));
-    let mut held = DESCRIPTORS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut held = DESCRIPTORS.lock();
     if let Some(secret) = held.get(&number) {
         return Ok(secret.clone());
     }

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWriteExt as _, DuplexStream, ReadBuf};
 use tokio::sync::oneshot;
@@ -79,7 +80,7 @@ impl Reloads {
         let (sender, result) = oneshot::channel();
         let reload = (self.reload)();
         {
-            let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut tasks = self.tasks.lock();
             while tasks.try_join_next().is_some() {}
             tasks.spawn(async move { drop(sender.send(reload.await)) });
         }

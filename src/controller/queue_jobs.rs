@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use lapin::{Channel, Connection};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -190,7 +190,7 @@ impl JobAttempt {
 const NO_REPLY: &str = "no reply from the broker in time";
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
+    shared.lock()
 }
 
 async fn depth(channel: &Channel, names: &QueueNames, key: &Key) -> lapin::Result<StepResult> {

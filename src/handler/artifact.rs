@@ -9,7 +9,9 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::limits::{
     ARTIFACT_CONTENT_TYPE_BYTES_MAX, ARTIFACT_NAME_BYTES_MAX, ARTIFACT_PATH_BYTES_MAX, ARTIFACTS_IN_MEMORY_BYTES_MAX,
@@ -263,8 +265,8 @@ impl Artifacts {
         ArtifactCollector::new(list, workdir)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, DeclarationList> {
-        self.declared.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, DeclarationList> {
+        self.declared.lock()
     }
 }
 

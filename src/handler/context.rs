@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::domain::id::Run;
@@ -236,13 +237,13 @@ impl Context {
     /// Sets the progress text that `journeyman status` shows, cut to [`PROGRESS_CHARS_MAX`] characters.
     pub fn set_progress(&self, text: &str) {
         let text: String = text.chars().filter(|char| !char.is_control()).take(PROGRESS_CHARS_MAX).collect();
-        *self.inner.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+        *self.inner.progress.lock() = Some(text);
     }
 
     /// Returns the last progress text.
     #[must_use]
     pub fn progress(&self) -> Option<String> {
-        self.inner.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.inner.progress.lock().clone()
     }
 
     /// Returns when the claim expires unless it is reclaimed, on the worker's clock.

@@ -16,8 +16,9 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{MemfdFlags, OFlags};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -320,7 +321,7 @@ impl TaskLog {
 
     // A panic of another writer leaves counters that are at worst too low, so the log continues.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.state.lock()
     }
 }
 

@@ -5,7 +5,8 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+
+use parking_lot::Mutex;
 
 use crate::domain::journal::{BootId, Leader, ProcessRecord};
 use crate::host::containment::ScopeName;
@@ -35,7 +36,7 @@ impl ServiceRecord {
     }
 
     pub(crate) fn record_leader(&self, Leader { pid, start_ticks: started }: Leader) {
-        let mut file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut file = self.file.lock();
         if let Err(error) = file.write_all(format!("leader {pid} {started}\n").as_bytes()) {
             // Its cookie is recorded already.
             tracing::debug!(%error, "cannot record the leader of a sidecar's process group");

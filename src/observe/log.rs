@@ -4,8 +4,9 @@
 //! Secrets are removed, see [`redact`].
 
 use std::io::{self, BufWriter, IsTerminal as _, Write, stderr};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
+use parking_lot::Mutex;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::{DefaultFields, Format, Writer};
@@ -103,19 +104,19 @@ static WRITER: Mutex<Option<(WorkerGuard, ErrorCounter)>> = Mutex::new(None);
 fn background_writer(to: impl Write + Send + 'static) -> NonBlocking {
     let builder = NonBlockingBuilder::default().buffered_lines_limit(LOG_LINES_QUEUED_MAX).lossy(true);
     let (writer, guard) = builder.thread_name("log").finish(to);
-    *WRITER.lock().unwrap_or_else(PoisonError::into_inner) = Some((guard, writer.error_counter()));
+    *WRITER.lock() = Some((guard, writer.error_counter()));
     writer
 }
 
 #[must_use]
 pub fn dropped_lines() -> u64 {
-    let writing = WRITER.lock().unwrap_or_else(PoisonError::into_inner);
+    let writing = WRITER.lock();
     writing.as_ref().map_or(0, |(_, counter)| counter.dropped_lines() as u64)
 }
 
 /// Waits up to a second until all lines are written. Later lines are discarded.
 pub fn flush_and_stop() {
-    drop(WRITER.lock().unwrap_or_else(PoisonError::into_inner).take());
+    drop(WRITER.lock().take());
 }
 
 struct CallbackWriter(fn(&[u8]));

@@ -4,13 +4,14 @@
 //! authenticated request lifts these limits.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use axum::body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
@@ -31,11 +32,11 @@ pub(crate) struct ConnectionPermit {
 
 impl ConnectionPermit {
     pub(crate) fn mark_authenticated(&self) {
-        self.unauthenticated_permit.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.unauthenticated_permit.lock().take();
     }
 
     pub(crate) fn is_unauthenticated(&self) -> bool {
-        self.unauthenticated_permit.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.unauthenticated_permit.lock().is_some()
     }
 }
 

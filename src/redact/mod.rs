@@ -17,7 +17,9 @@ mod tests;
 mod wrapped_base64_tests;
 
 use std::borrow::Cow;
-use std::sync::{LazyLock, PoisonError, RwLock};
+use std::sync::LazyLock;
+
+use parking_lot::RwLock;
 
 pub use filter::RedactFilter;
 pub use secret_set::{Patterns, SecretId, SecretSet};
@@ -43,7 +45,7 @@ impl HiddenSecrets {
 impl Drop for HiddenSecrets {
     fn drop(&mut self) {
         if !self.0.is_empty() {
-            PROCESS_SECRETS.write().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+            PROCESS_SECRETS.write().remove(&self.0);
         }
     }
 }
@@ -51,7 +53,7 @@ impl Drop for HiddenSecrets {
 /// Redacts secrets in every log of this process from now on.
 #[must_use]
 pub fn hide<'a>(secrets: impl IntoIterator<Item = &'a str>) -> HiddenSecrets {
-    let mut hidden = PROCESS_SECRETS.write().unwrap_or_else(PoisonError::into_inner);
+    let mut hidden = PROCESS_SECRETS.write();
     HiddenSecrets(secrets.into_iter().map(|secret| hidden.add(secret)).collect())
 }
 
@@ -110,7 +112,7 @@ fn matches_pattern(name: &[u8], pattern: &[u8]) -> bool {
 }
 
 fn with_sets<T>(own: Option<&SecretSet>, work: impl FnOnce(&[&SecretSet]) -> T) -> T {
-    let process = PROCESS_SECRETS.read().unwrap_or_else(PoisonError::into_inner);
+    let process = PROCESS_SECRETS.read();
     match own {
         Some(own) => work(&[&process, own]),
         None => work(&[&process]),

@@ -7,9 +7,10 @@ mod recovery;
 mod tasks;
 
 use std::os::unix::fs::FileExt as _;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use tokio::sync::Notify;
 
@@ -201,7 +202,7 @@ impl MemoryQueue {
 
     /// The tasks, after expiring leases.
     fn expire_leases(&self, now: Instant) -> MutexGuard<'_, TaskTable> {
-        let mut tasks = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.0.state.lock();
         while let Some((_, task)) = tasks.leases.first().filter(|(end, _)| *end <= now).cloned() {
             tasks.resolve(&task, RunEnd::ClaimExpired);
             tasks.retry(&task, now);

@@ -1,8 +1,10 @@
 //! The replies of a handler to the sender of a request. Only sources whose tasks are requests deliver them.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::SourceFuture;
 use crate::limits::AMQP_NAME_BYTES_MAX;
@@ -122,20 +124,20 @@ impl Results {
     /// See [`ReplyError`]; the previous reply stays.
     pub fn set_final(&self, reply: Reply) -> Result<(), ReplyError> {
         self.check_size(&reply)?;
-        *self.inner.final_reply.lock().unwrap_or_else(PoisonError::into_inner) = Some(reply);
+        *self.inner.final_reply.lock() = Some(reply);
         Ok(())
     }
 
     /// The final reply.
     #[must_use]
     pub fn final_reply(&self) -> Option<Reply> {
-        self.inner.final_reply.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.inner.final_reply.lock().clone()
     }
 
     /// Whether a final reply is set.
     #[must_use]
     pub fn has_final(&self) -> bool {
-        self.inner.final_reply.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.inner.final_reply.lock().is_some()
     }
 
     /// Sends a partial reply.
@@ -152,7 +154,7 @@ impl Results {
 
     /// Sets why there is no successful reply. The first reason applies.
     pub fn set_failure_reason(&self, sentence: &str) {
-        let mut why = self.inner.failure_reason.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut why = self.inner.failure_reason.lock();
         why.get_or_insert_with(|| crate::redact::text(sentence).into_owned());
     }
 
@@ -170,7 +172,7 @@ impl Results {
     /// Why there is no successful reply.
     #[must_use]
     pub fn failure_reason(&self) -> Option<String> {
-        self.inner.failure_reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.inner.failure_reason.lock().clone()
     }
 
     /// The size limit of a reply.

@@ -1,8 +1,8 @@
 //! Liveness signals of a worker for its activity reports. Setting them never blocks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::status;
@@ -47,11 +47,11 @@ impl Liveness {
 
     /// Publishes the state of the activity reports in the status.
     pub fn set_activity(&self, state: &status::ActivityStatus) {
-        *self.activity.lock().unwrap_or_else(PoisonError::into_inner) = Some(state.clone());
+        *self.activity.lock() = Some(state.clone());
     }
 
     pub(super) fn activity(&self) -> Option<status::ActivityStatus> {
-        self.activity.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.activity.lock().clone()
     }
 
     pub(super) fn mark_claiming(&self) {

@@ -4,9 +4,10 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use rustix::process::Signal;
 use tokio::sync::watch;
 
@@ -62,7 +63,7 @@ impl Process {
 
     /// The log so far.
     pub(crate) fn log(&self) -> String {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.said.lock().clone()
     }
 
     /// Waits until the log contains these words.
@@ -95,7 +96,7 @@ impl Drop for Process {
 fn read(stderr: ChildStderr, into: &Mutex<String>, lines: &watch::Sender<usize>) {
     for line in BufReader::new(stderr).lines() {
         let Ok(line) = line else { return };
-        let mut said = into.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = into.lock();
         said.push_str(&line);
         said.push('\n');
         drop(said);

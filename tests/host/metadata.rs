@@ -4,10 +4,11 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -162,7 +163,7 @@ impl Metadata {
 
     /// The requests so far, as `METHOD path`.
     pub fn asked(&self) -> Vec<String> {
-        self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.asked.lock().clone()
     }
 
     /// Waits for `times` more requests with these words.
@@ -184,7 +185,7 @@ impl Metadata {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -202,7 +203,7 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
     let Some(asked) = read(&mut stream).await else { return };
     let fault = shared.state().faults.pop_front();
     let questions = {
-        let mut all = shared.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = shared.asked.lock();
         all.push(format!("{} {}", asked.method, asked.path));
         all.len()
     };

@@ -20,9 +20,9 @@ mod rng;
 mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use faults::{ALL, FaultTotals};
+use parking_lot::Mutex;
 use world::World;
 
 #[expect(clippy::disallowed_methods, reason = "a test has no configuration of its own")]
@@ -47,7 +47,7 @@ fn workers_under_every_fault_lose_nothing_and_report_once() {
                         let mut world = World::new(seed, trace);
                         world.run();
                         virtual_ms.fetch_add(world.now, Ordering::Relaxed);
-                        tally.lock().unwrap_or_else(PoisonError::into_inner).add(&world.tally);
+                        tally.lock().add(&world.tally);
                     }
                 })
             })
@@ -58,7 +58,7 @@ fn workers_under_every_fault_lose_nothing_and_report_once() {
             }
         }
     });
-    let tally = tally.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let tally = tally.into_inner();
     let days = virtual_ms.into_inner() / 86_400_000;
     let kinds = tally.0.len();
     let rarest = tally.0.iter().min_by_key(|(_, count)| **count);

@@ -1,9 +1,10 @@
 //! What lies between the worker and its queue, and can be cut.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -39,7 +40,7 @@ impl Proxy {
     }
 
     pub fn leads_to(&self, queue: SocketAddr) {
-        *self.state.to.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
+        *self.state.to.lock() = Some(queue);
     }
 
     /// Every connection breaks off.
@@ -50,7 +51,7 @@ impl Proxy {
     /// The same, and there are no new ones for a while.
     pub fn cut_for(&self, span: Duration) {
         let until = Instant::now() + span;
-        *self.state.closed_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+        *self.state.closed_until.lock() = Some(until);
         self.cut();
     }
 }
@@ -60,8 +61,8 @@ async fn serve(listener: TcpListener, state: Arc<State>) {
     loop {
         let Ok((mut near, _)) = listener.accept().await else { continue };
         while connections.try_join_next().is_some() {}
-        let until = *state.closed_until.lock().unwrap_or_else(PoisonError::into_inner);
-        let to = *state.to.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = *state.closed_until.lock();
+        let to = *state.to.lock();
         let (Some(to), false) = (to, until.is_some_and(|until| Instant::now() < until)) else { continue };
         let mut cuts = state.cuts.subscribe();
         connections.spawn(async move {

@@ -4,10 +4,11 @@
 //! script are played in order, and the last one for every request after it.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -71,7 +72,7 @@ impl Gremlin {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a loopback port is free");
         let address = listener.local_addr().expect("a bound socket has an address");
         let shared = Arc::new(Shared::default());
-        *shared.script.lock().unwrap_or_else(PoisonError::into_inner) = script(&format!("http://{address}"));
+        *shared.script.lock() = script(&format!("http://{address}"));
         let mut tasks = JoinSet::new();
         tasks.spawn(listen(listener, Arc::clone(&shared)));
         Self { address, shared, _tasks: tasks }
@@ -84,7 +85,7 @@ impl Gremlin {
 
     /// Everything it was asked so far.
     pub(crate) fn asked(&self) -> Vec<Asked> {
-        self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.asked.lock().clone()
     }
 
     /// How many bytes it got rid of.
@@ -145,8 +146,8 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>) {
 async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
     let Some(asked) = read(&mut stream).await else { return };
     let act = {
-        let mut all = shared.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let script = shared.script.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = shared.asked.lock();
+        let script = shared.script.lock();
         let act = script.get(all.len()).or_else(|| script.last()).cloned();
         all.push(asked);
         act

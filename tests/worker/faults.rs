@@ -1,8 +1,8 @@
 //! A worker whose queue misbehaves for minutes, in virtual time.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use journeyman::domain::id::{PriorityQueue, Run, TaskId};
@@ -16,6 +16,7 @@ use journeyman::source::{
     Source, SourceFuture,
 };
 use journeyman::worker::{ExitReason, SourceBinding, Worker, WorkerConfig};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
@@ -325,7 +326,7 @@ struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl std::io::Write for Lines {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(bytes);
+        self.0.lock().extend(bytes);
         Ok(bytes.len())
     }
     fn flush(&mut self) -> std::io::Result<()> {
@@ -339,7 +340,7 @@ impl Lines {
     }
 
     fn with_both(&self, text: &str, other: &str) -> usize {
-        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = self.0.lock();
         String::from_utf8_lossy(&bytes).lines().filter(|line| line.contains(text) && line.contains(other)).count()
     }
 }

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use rusqlite::{Connection, Row, params};
 
 use crate::domain::group::Key;
@@ -91,7 +91,7 @@ impl StateStore {
     }
 
     fn connection(&self) -> MutexGuard<'_, Connection> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn execute(&self, statement: &str, values: impl rusqlite::Params) -> io::Result<()> {

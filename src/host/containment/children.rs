@@ -10,8 +10,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::LazyLock;
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions};
 
 use super::super::process::{self, ProcessStat, ProcessState};
@@ -56,7 +57,7 @@ enum ClaimPhase {
 }
 
 fn registry_state() -> MutexGuard<'static, RegistryState> {
-    REGISTRY.state.lock().unwrap_or_else(PoisonError::into_inner)
+    REGISTRY.state.lock()
 }
 
 #[derive(Debug)]
@@ -93,7 +94,7 @@ pub(crate) fn start_child<T>(
     start: impl FnOnce() -> io::Result<T>,
     pid: impl FnOnce(&T) -> Option<u32>,
 ) -> io::Result<StartedChild<T>> {
-    let _starting = REGISTRY.starting.read().unwrap_or_else(PoisonError::into_inner);
+    let _starting = REGISTRY.starting.read();
     let child = start()?;
     let pid = pid(&child).map_or(0, u32::cast_signed);
     let started = of.map(|cookie| (cookie, ProcessStat::read(pid).map_or(0, |stat| stat.start_ticks)));
@@ -248,7 +249,7 @@ fn orphan_pids() -> io::Result<Vec<i32>> {
         return Ok(found);
     }
     // Wait for starts in progress: their children are registered when the lock is granted.
-    let _starting = REGISTRY.starting.write().unwrap_or_else(PoisonError::into_inner);
+    let _starting = REGISTRY.starting.write();
     unregistered_children()
 }
 

@@ -13,9 +13,10 @@ mod write_failures;
 mod writer;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::open::OpenError;
@@ -121,7 +122,7 @@ impl Drop for UndeliveredClaims {
             return;
         }
         let runs = self.claims.drain(..).map(|claimed| (claimed.task.task_id, claimed.run));
-        self.undelivered.lock().unwrap_or_else(PoisonError::into_inner).extend(runs);
+        self.undelivered.lock().extend(runs);
         if let Some(jobs) = self.jobs.upgrade() {
             // If the channel is full, the thread runs anyway.
             jobs.try_send(StoreRequest::Wake).ok();

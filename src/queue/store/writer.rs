@@ -3,9 +3,10 @@
 //! It also resolves expired claims and deadlines, and gives new work to waiting workers.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rusqlite::{Connection, ErrorCode};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -333,7 +334,7 @@ impl Writer {
     }
 
     fn revert_undelivered(&mut self, replies: &mut BatchReplies) {
-        let undelivered = std::mem::take(&mut *self.undelivered.lock().unwrap_or_else(PoisonError::into_inner));
+        let undelivered = std::mem::take(&mut *self.undelivered.lock());
         for (task_id, run) in undelivered {
             // On failure, the claim expires.
             let done = self.in_savepoint(replies, |tx| tx.revert_claim(&task_id, run));

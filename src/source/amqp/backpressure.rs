@@ -1,6 +1,6 @@
 //! Whether the request queue accepts copies, which a full queue with `reject-publish` does not.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use tokio::time::Instant;
 
@@ -15,7 +15,7 @@ pub(super) struct Backpressure {
 impl Backpressure {
     /// The result of the last copy, forgotten after a while.
     pub(super) fn last_copy_result(&self) -> Republishing {
-        let refused = *self.copy_refused_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let refused = *self.copy_refused_at.lock();
         if refused.is_some_and(|at| at.elapsed() < AMQP_QUEUE_FULL_TTL) {
             Republishing::Refused
         } else {
@@ -25,7 +25,7 @@ impl Backpressure {
 
     pub(super) fn record(&self, copies: Republishing) {
         let at = (copies == Republishing::Refused).then(Instant::now);
-        let before = std::mem::replace(&mut *self.copy_refused_at.lock().unwrap_or_else(PoisonError::into_inner), at);
+        let before = std::mem::replace(&mut *self.copy_refused_at.lock(), at);
         if at.is_some() && before.is_none() {
             tracing::warn!(
                 "the request queue refuses copies: it is probably full; attempts are not recorded meanwhile"

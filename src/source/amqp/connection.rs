@@ -1,9 +1,10 @@
 //! The connection that the consumers of a source share, opened again after a loss.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use lapin::Connection;
+use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use crate::amqp::Broker;
@@ -11,7 +12,6 @@ use crate::limits::AMQP_CHANNEL_CHECK_INTERVAL;
 use crate::source::CallError;
 
 use super::counters::AmqpSourceCounters;
-use super::lock;
 
 pub(super) struct SharedConnection {
     broker: Broker,
@@ -26,7 +26,7 @@ impl SharedConnection {
     }
 
     pub(super) fn current(&self) -> Option<Arc<Connection>> {
-        lock(&self.current).clone().filter(|connection| connection.status().connected())
+        self.current.lock().clone().filter(|connection| connection.status().connected())
     }
 
     pub(super) async fn get_or_connect(&self) -> Result<Arc<Connection>, CallError> {
@@ -35,7 +35,7 @@ impl SharedConnection {
         }
         let made = Arc::new(self.broker.connect(&self.name).await?);
         self.counters.connections.increment();
-        *lock(&self.current) = Some(Arc::clone(&made));
+        *self.current.lock() = Some(Arc::clone(&made));
         Ok(made)
     }
 }

@@ -20,10 +20,11 @@ mod session;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -94,23 +95,19 @@ pub(crate) struct EventQueue {
 
 impl EventQueue {
     fn push(&self, event: SourceEvent) {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(event);
+        self.pending.lock().push_back(event);
         self.pushed.notify_one();
     }
 
     async fn recv(&self) -> SourceEvent {
         loop {
-            let next = self.pending.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            let next = self.pending.lock().pop_front();
             match next {
                 Some(event) => return event,
                 None => self.pushed.notified().await,
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl AmqpSource {
@@ -143,7 +140,7 @@ impl AmqpSource {
 
 impl AmqpSourceInner {
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = lock(&self.tasks);
+        let mut tasks = self.tasks.lock();
         while let Some(ended) = tasks.try_join_next() {
             if let Err(error) = ended {
                 tracing::error!(%error, "a task of a request source panicked; the broker redelivers its requests");
@@ -163,11 +160,11 @@ impl AmqpSourceInner {
     async fn open(self: &Arc<Self>) -> Result<OpenResult, CallError> {
         let opened = OpenResult { priority_queues: 1, usable_for: None };
         {
-            let mut current = lock(&self.session);
+            let mut current = self.session.lock();
             if current.as_ref().is_some_and(|session| session.end_reason().is_none()) {
                 return Ok(opened);
             }
-            lock(&self.previous_sessions).extend(current.take());
+            self.previous_sessions.lock().extend(current.take());
         }
         let AmqpSourceConfig { broker, queue, connection_name: name, .. } = &self.config;
         let queue =
@@ -188,13 +185,13 @@ impl AmqpSourceInner {
                 inner.return_unclaimed(&owner, pending);
             }
         }));
-        *lock(&self.session) = Some(session);
+        *self.session.lock() = Some(session);
         Ok(opened)
     }
 
     /// I6: the broker redelivers what a lost channel had brought, and the new delivery must not run beside the payload of the old one.
     fn check_lost_sessions(&self) -> Result<(), CallError> {
-        let mut earlier = lock(&self.previous_sessions);
+        let mut earlier = self.previous_sessions.lock();
         earlier.retain(|session| session.held_claims() > 0);
         let lost = earlier.iter().filter(|session| session.is_lost());
         let held: usize = lost.map(|session| session.held_claims()).sum();
@@ -221,7 +218,7 @@ impl AmqpSourceInner {
     /// Opens a session where there is none or the current one is retired. At once, without a failed poll: a source that shares its slots
     /// with others would spend its turn on the failure.
     async fn current_session(self: &Arc<Self>) -> Result<Arc<Session>, CallError> {
-        let current = || lock(&self.session).clone();
+        let current = || self.session.lock().clone();
         let is_over = current().is_none_or(|session| {
             if session.prefetch != self.prefetch.load(Ordering::Relaxed) {
                 session.retire("the number of slots has changed");
@@ -271,9 +268,9 @@ impl AmqpSourceInner {
     /// A session that was retired is replaced at once; one that was lost after a pause, so that the workers of a restarted broker do not
     /// all reconnect at the same moment.
     fn on_session_ended(&self, session: &Arc<Session>, message: String) -> CallError {
-        let mut current = lock(&self.session);
+        let mut current = self.session.lock();
         if current.as_ref().is_some_and(|current| current.epoch == session.epoch) {
-            lock(&self.previous_sessions).extend(current.take());
+            self.previous_sessions.lock().extend(current.take());
         }
         let refusal =
             if session.lost_reason().is_some() { Refusal::Retry { retry_after: None } } else { Refusal::Stale };
@@ -387,7 +384,7 @@ impl AmqpSourceInner {
 impl Source for AmqpSource {
     fn describe(&self) -> String {
         let AmqpSourceConfig { broker, queue, .. } = &self.inner.config;
-        let blocked = lock(&self.inner.session).as_ref().is_some_and(|session| session.is_blocked());
+        let blocked = self.inner.session.lock().as_ref().is_some_and(|session| session.is_blocked());
         format!(
             "AMQP queue {queue} at {}{}",
             broker.display_url(),
@@ -501,7 +498,7 @@ impl Source for AmqpSource {
         let prefetch = u16::try_from(capacity).unwrap_or(u16::MAX).max(1);
         let before = self.inner.prefetch.swap(prefetch, Ordering::Relaxed);
         if before != prefetch
-            && let Some(session) = lock(&self.inner.session).clone()
+            && let Some(session) = self.inner.session.lock().clone()
         {
             session.retire("the number of slots has changed");
         }
@@ -512,7 +509,7 @@ impl Source for AmqpSource {
     }
 
     fn pause(&self) {
-        if let Some(session) = lock(&self.inner.session).clone() {
+        if let Some(session) = self.inner.session.lock().clone() {
             session.stop_consuming();
         }
     }
@@ -520,8 +517,8 @@ impl Source for AmqpSource {
     /// Waits for acknowledgements that are still on their way: a broken connection would cause a redelivery.
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {
-            let earlier = std::mem::take(&mut *lock(&self.inner.previous_sessions));
-            let sessions = earlier.into_iter().chain(lock(&self.inner.session).take());
+            let earlier = std::mem::take(&mut *self.inner.previous_sessions.lock());
+            let sessions = earlier.into_iter().chain(self.inner.session.lock().take());
             let closing =
                 sessions.filter(|session| !session.is_lost()).map(|session| async move { session.close().await });
             let mut closing: JoinSet<()> = closing.collect();

@@ -1,17 +1,18 @@
 //! Publishes replies and copies for a session, with confirms, on channels apart from that of the deliveries.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, PublisherConfirm};
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use crate::host::crash_points::crash_point;
 
+use super::connection;
 use super::reply_clients::is_direct_reply_to;
-use super::{connection, lock};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PublishResult {
@@ -98,7 +99,7 @@ impl Publisher {
                     return Ok(channel);
                 }
                 let channel = open_confirm_channel(&this.connection).await?;
-                *lock(&this.reply_channel) = channel.clone();
+                *this.reply_channel.lock() = channel.clone();
                 Ok(channel)
             };
             this.while_connected(opening).await
@@ -107,7 +108,7 @@ impl Publisher {
     }
 
     fn current_reply_channel(&self) -> Option<Channel> {
-        let reply_channel = lock(&self.reply_channel);
+        let reply_channel = self.reply_channel.lock();
         reply_channel.status().connected().then(|| reply_channel.clone())
     }
 

@@ -1,12 +1,12 @@
 //! Facts of a queue from the broker's management interface: its consumer_timeout, and whether it has a dead letter exchange.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use lapin::Connection;
+use parking_lot::Mutex;
 
 use super::config::{AmqpSourceConfig, OnAttemptsExhausted, TimeoutOrigin};
-use super::lock;
 use crate::amqp::management::ManagementError;
 use crate::domain::consumer_timeout::QueueTimeout;
 
@@ -31,13 +31,13 @@ impl QueueFacts {
     }
 
     pub(super) fn consumer_timeout(&self) -> Option<Duration> {
-        *lock(&self.consumer_timeout)
+        *self.consumer_timeout.lock()
     }
 
     /// Queries the management interface, once for each connection.
     pub(super) async fn refresh(&self, config: &AmqpSourceConfig, connection: &Arc<Connection>) {
         let Some(management) = &config.management else { return };
-        if lock(&self.queried_connection).ptr_eq(&Arc::downgrade(connection)) {
+        if self.queried_connection.lock().ptr_eq(&Arc::downgrade(connection)) {
             return;
         }
         let AmqpSourceConfig { queue, consumer_timeout, .. } = config;
@@ -58,11 +58,11 @@ impl QueueFacts {
                 QueueTimeout::BrokerDefault
             }
         };
-        *lock(&self.queried_connection) = Arc::downgrade(connection);
+        *self.queried_connection.lock() = Arc::downgrade(connection);
         let timeout = broker_timeout.or_configured(*consumer_timeout);
-        *lock(&self.consumer_timeout) = timeout;
+        *self.consumer_timeout.lock() = timeout;
         tracing::info!(queue, consumer_timeout = ?timeout, ?broker_timeout, "consumer_timeout of the queue");
-        if lock(&self.warned_timeout).replace(timeout) != Some(timeout) {
+        if self.warned_timeout.lock().replace(timeout) != Some(timeout) {
             config.warn_if_too_short(
                 timeout,
                 if broker_timeout == QueueTimeout::BrokerDefault {

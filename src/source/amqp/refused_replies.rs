@@ -1,15 +1,15 @@
 //! Replies that their queue keeps refusing: how long they are retried, and the alert when they are given up.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::domain::id::Run;
 use crate::limits::AMQP_REPLY_GIVEN_UP_ALERT_INTERVAL;
 
 use super::counters::AmqpSourceCounters;
-use super::lock;
 
 pub(super) struct RefusedReplies {
     retry_max: Duration,
@@ -39,7 +39,7 @@ impl RefusedReplies {
     }
 
     fn is_alert_due(&self) -> bool {
-        let (now, mut last_alert_at) = (Instant::now(), lock(&self.last_alert_at));
+        let (now, mut last_alert_at) = (Instant::now(), self.last_alert_at.lock());
         let is_due = last_alert_at.is_none_or(|last| now.duration_since(last) >= AMQP_REPLY_GIVEN_UP_ALERT_INTERVAL);
         if is_due {
             *last_alert_at = Some(now);

@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_core::Stream as _;
 use lapin::message::Delivery;
@@ -16,6 +16,7 @@ use lapin::options::{
 use lapin::protocol::constants::REPLY_SUCCESS;
 use lapin::types::{DeliveryTag, FieldTable, ShortString};
 use lapin::{Channel, Connection, Consumer};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -28,7 +29,7 @@ use crate::source::{CallError, SourceEvent};
 
 use super::publisher::{self, Publisher};
 use super::reply_clients::ReplyClients;
-use super::{EventQueue, connection, lock};
+use super::{EventQueue, connection};
 
 /// A delivery that no poll has taken yet.
 pub(super) struct PendingDelivery {
@@ -160,7 +161,7 @@ impl Session {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     pub(super) fn on_poll_started(&self) {

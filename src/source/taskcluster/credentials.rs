@@ -3,11 +3,12 @@
 //! A signature covers method, path, query, host and port. Bodies are not hashed: the hash is optional in
 //! Taskcluster, and TLS protects the body.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use parking_lot::RwLock;
 use reqwest::header::HeaderValue;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Serialize;
@@ -146,11 +147,11 @@ impl<T> Swap<T> {
     }
 
     pub(super) fn load(&self) -> Arc<T> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.0.read())
     }
 
     pub(super) fn store(&self, value: T) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
+        *self.0.write() = Arc::new(value);
     }
 }
 

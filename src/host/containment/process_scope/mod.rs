@@ -4,9 +4,10 @@ mod scoped_process;
 
 use std::cell::LazyCell;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::{fmt, io};
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::process::Signal;
 use tokio::sync::OnceCell;
@@ -135,7 +136,7 @@ struct ScopeState {
 
 impl Drop for ScopeInner {
     fn drop(&mut self) {
-        if self.state.get_mut().is_ok_and(|state| state.used) {
+        if self.state.get_mut().used {
             self.kill();
             children::mark_claim_ended(&self.name.cookie);
             if let Backend::Cgroup { group, .. } = &self.backend {
@@ -151,8 +152,8 @@ impl Drop for ScopeInner {
 }
 
 impl ScopeInner {
-    fn lock_state(&self) -> std::sync::MutexGuard<'_, ScopeState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_state(&self) -> parking_lot::MutexGuard<'_, ScopeState> {
+        self.state.lock()
     }
 
     fn kill(&self) {
