@@ -35,6 +35,7 @@ pub mod queue;
 #[doc(hidden)]
 pub mod redact;
 pub mod source;
+pub mod task;
 pub mod worker;
 #[doc(hidden)]
 pub mod worker_runner;

@@ -21,10 +21,10 @@ use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties, ErrorKind};
 use secrecy::{ExposeSecret as _, SecretString};
 
+use crate::domain::refusal::CallError;
 use crate::domain::refusal::Refusal;
 use crate::limits::{AMQP_CONNECT_TIMEOUT, AMQP_HEARTBEAT};
 use crate::redact;
-use crate::source::CallError;
 
 pub use lapin;
 pub use short_string::{NameTooLong, to_short_string, to_short_string_or_none};

@@ -20,9 +20,10 @@ use crate::limits::{
     BRIDGE_POLL_MAX, BRIDGE_POLL_MIN, BRIDGE_RESULT_BYTES_MAX, BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN,
     BRIDGE_TASK_RETENTION,
 };
+use crate::source::CallError;
 use crate::source::taskcluster::Api;
 use crate::source::taskcluster::formats::{format_time, task_id_from_bytes};
-use crate::source::{CallError, Reply};
+use crate::task::Reply;
 
 /// The artifact that becomes the reply.
 pub(super) const RESULT_ARTIFACT: &str = "public/result.json";

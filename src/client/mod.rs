@@ -15,9 +15,9 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
 use crate::amqp::{self, Broker, NameTooLong};
+use crate::domain::refusal::CallError;
 use crate::domain::refusal::Refusal;
 use crate::limits::{CALL_BODY_BYTES_MAX, CALLS_MAX};
-use crate::source::CallError;
 use session::{PendingCall, Session};
 
 /// A request.

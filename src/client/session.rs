@@ -18,8 +18,8 @@ use tokio::time::Instant;
 
 use super::{ReplyPosition, RpcError, RpcReply, RpcRequest};
 use crate::amqp::{self, Broker, CloseOnDrop, headers};
+use crate::domain::refusal::CallError;
 use crate::limits::{CALLS_MAX, EXCHANGE_CACHE_TTL, REPLIES_QUEUED_MAX};
-use crate::source::CallError;
 
 /// The pseudo-queue of direct replies.
 const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";

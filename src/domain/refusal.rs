@@ -1,5 +1,6 @@
 //! How a source refuses a call, by what the caller must do next.
 
+use alloc::string::String;
 use core::time::Duration;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,6 +24,26 @@ pub enum Refusal {
     /// A signed URL is no longer accepted: reopen the source, then repeat.
     Stale,
 }
+
+/// A call that failed: what to do next, and a message for the log.
+///
+/// The message names the operation, its subject and the useful line of the answer. It never holds a credential, a
+/// signature or a payload.
+#[derive(Debug)]
+pub struct CallError {
+    /// What the caller must do next.
+    pub refusal: Refusal,
+    /// What failed, on what, and why.
+    pub message: String,
+}
+
+impl core::fmt::Display for CallError {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        out.write_str(&self.message)
+    }
+}
+
+impl core::error::Error for CallError {}
 
 impl core::fmt::Display for Refusal {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {

@@ -18,36 +18,12 @@ use crate::limits::{
     ARTIFACTS_MAX,
 };
 
+use crate::task::ArtifactBody;
+
 use super::{artifact_collector::ArtifactCollector, log};
 
-/// Why a declared artifact is missing, in the terms of the Taskcluster queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ArtifactErrorReason {
-    /// The file does not exist.
-    Missing,
-    /// The path is not a regular file, or goes through a symbolic link.
-    Irregular,
-    /// The file is larger than [`crate::limits::ARTIFACT_BYTES_MAX`].
-    TooLarge,
-    /// The worker cannot read the file.
-    Unreadable,
-}
-
-impl ArtifactErrorReason {
-    /// Returns the reason as the queue spells it.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Missing => "file-missing-on-worker",
-            Self::Irregular => "invalid-resource-on-worker",
-            Self::TooLarge => "too-large-file-on-worker",
-            Self::Unreadable => "file-not-readable-on-worker",
-        }
-    }
-}
-
 /// The content of a declared artifact.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum ArtifactKind {
     /// A regular file.
     File {
@@ -68,27 +44,8 @@ pub enum ArtifactKind {
         /// Its media type.
         content_type: String,
     },
-    /// Another artifact of the same run.
-    Link {
-        /// The name of that artifact.
-        target: String,
-        /// Its media type.
-        content_type: String,
-    },
-    /// A URL.
-    Reference {
-        /// The URL.
-        url: String,
-        /// Its media type.
-        content_type: String,
-    },
-    /// An artifact that could not be created.
-    Error {
-        /// The reason.
-        reason: ArtifactErrorReason,
-        /// A message for the task's author.
-        message: String,
-    },
+    /// A link, a reference, an error or an open file.
+    Body(ArtifactBody),
 }
 
 /// Whether a task may succeed without an artifact.
@@ -102,7 +59,7 @@ pub enum Optionality {
 }
 
 /// A declared artifact.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ArtifactDeclaration {
     /// Printable ASCII, such as `public/build/target.tar.gz`.
     pub name: String,
@@ -273,32 +230,40 @@ impl Artifacts {
 /// Checks a declaration without its file.
 fn validate(declaration: &ArtifactDeclaration) -> Result<(), DeclarationError> {
     validate_name(&declaration.name)?;
-    match &declaration.kind {
-        ArtifactKind::File { path, .. } | ArtifactKind::Directory { path } => validate_path(path)?,
-        ArtifactKind::Link { target, .. } if target != log::BACKING_NAME => validate_name(target)?,
-        ArtifactKind::Link { .. }
-        | ArtifactKind::Inline { .. }
-        | ArtifactKind::Reference { .. }
-        | ArtifactKind::Error { .. } => {}
-    }
-    match &declaration.kind {
-        ArtifactKind::File { content_type: Some(kind), .. }
-        | ArtifactKind::Link { content_type: kind, .. }
-        | ArtifactKind::Inline { content_type: kind, .. }
-        | ArtifactKind::Reference { content_type: kind, .. } => validate_content_type(kind)?,
-        ArtifactKind::File { content_type: None, .. } | ArtifactKind::Directory { .. } | ArtifactKind::Error { .. } => {
+    let content_type = match &declaration.kind {
+        ArtifactKind::File { path, content_type } => {
+            validate_path(path)?;
+            content_type.as_ref()
         }
-    }
-    if let ArtifactKind::Reference { url, .. } = &declaration.kind {
-        let is_web = url::Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
-        if !is_web {
-            return Err(DeclarationError::Url(url.clone()));
+        ArtifactKind::Directory { path } => {
+            validate_path(path)?;
+            None
         }
-    }
+        ArtifactKind::Inline { content_type, .. } | ArtifactKind::Body(ArtifactBody::File { content_type, .. }) => {
+            Some(content_type)
+        }
+        ArtifactKind::Body(ArtifactBody::Link { target, content_type }) => {
+            if target != log::BACKING_NAME {
+                validate_name(target)?;
+            }
+            Some(content_type)
+        }
+        ArtifactKind::Body(ArtifactBody::Reference { url, content_type }) => {
+            validate_url(url)?;
+            Some(content_type)
+        }
+        ArtifactKind::Body(ArtifactBody::Error { .. }) => None,
+    };
+    content_type.map_or(Ok(()), |content_type| validate_content_type(content_type))?;
     match &declaration.expires {
         Some(text) if text.parse::<jiff::Timestamp>().is_err() => Err(DeclarationError::Expires(text.clone())),
         Some(_) | None => Ok(()),
     }
+}
+
+fn validate_url(url: &str) -> Result<(), DeclarationError> {
+    let is_web = url::Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+    if is_web { Ok(()) } else { Err(DeclarationError::Url(url.to_owned())) }
 }
 
 /// Proxies trim surrounding spaces, which would invalidate a signature.

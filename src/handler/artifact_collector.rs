@@ -13,9 +13,9 @@ use rustix::fs::{Dir, FileType};
 use rustix::io::Errno;
 
 use crate::limits::{ARTIFACT_BYTES_MAX, ARTIFACT_DEPTH_MAX, ARTIFACT_MESSAGE_BYTES_MAX, ARTIFACTS_MAX};
-use crate::source::{Artifact, ArtifactBody};
+use crate::task::{Artifact, ArtifactBody, ArtifactErrorReason};
 
-use super::artifact::{self, ArtifactDeclaration, ArtifactErrorReason, ArtifactKind, Optionality};
+use super::artifact::{self, ArtifactDeclaration, ArtifactKind, Optionality};
 use super::log;
 use super::safe_open::{self, PathKind};
 
@@ -78,16 +78,10 @@ impl ArtifactCollector {
         let (path, kind, content_type) = match kind {
             ArtifactKind::File { path, content_type } => (path, PathKind::File, content_type),
             ArtifactKind::Directory { path } => (path, PathKind::Directory, None),
-            ArtifactKind::Link { target, content_type } => {
-                let body = ArtifactBody::Link { target, content_type };
-                return found(name, expires, body);
-            }
-            ArtifactKind::Reference { url, content_type } => {
-                return found(name, expires, ArtifactBody::Reference { url, content_type });
-            }
-            ArtifactKind::Error { reason, message } => {
+            ArtifactKind::Body(ArtifactBody::Error { reason, message }) => {
                 return found(name, expires, error_body(reason, message));
             }
+            ArtifactKind::Body(body) => return found(name, expires, body),
             ArtifactKind::Inline { bytes, content_type } => {
                 return Some(collect_inline(name, expires, &bytes, content_type, optionality));
             }
@@ -258,7 +252,7 @@ fn missing_artifact(entry: PendingPath, error: PathError) -> CollectedArtifact {
 
 fn error_body(reason: ArtifactErrorReason, mut message: String) -> ArtifactBody {
     log::truncate_at_char(&mut message, ARTIFACT_MESSAGE_BYTES_MAX);
-    ArtifactBody::Error { reason: reason.as_str(), message }
+    ArtifactBody::Error { reason, message }
 }
 
 fn path_error<T>(reason: ArtifactErrorReason, message: impl Into<String>) -> Result<T, PathError> {

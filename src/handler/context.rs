@@ -15,7 +15,8 @@ use crate::host::containment::ProcessScope;
 use crate::host::work_dir::{self, WorkDirLock};
 use crate::limits::PROGRESS_CHARS_MAX;
 
-use crate::source::{CallError, Reply, ReplyError, Results};
+use crate::domain::refusal::CallError;
+use crate::task::{Reply, ReplyError, Results};
 
 use super::artifact::Artifacts;
 use super::log::TaskLog;

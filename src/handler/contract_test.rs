@@ -14,8 +14,8 @@ use tokio::time::timeout;
 use crate::domain::id::{Run, TaskId};
 use crate::host::clock::Clock;
 use crate::host::containment::Containment;
-use crate::limits::{AMQP_MESSAGE_BYTES_MAX, PROCESS_KILL_TIMEOUT};
-use crate::source::{PartialReplySink, Reply, Results, SourceFuture};
+use crate::limits::{AMQP_MESSAGE_BYTES_MAX, AMQP_NAME_BYTES_MAX, PROCESS_KILL_TIMEOUT};
+use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results};
 
 use super::artifact::Artifacts;
 use super::artifact_collector::CollectedArtifact;
@@ -342,7 +342,7 @@ impl ContractReport {
 struct DiscardReplies;
 
 impl PartialReplySink for DiscardReplies {
-    fn send(&self, _: Reply) -> SourceFuture<'_, ()> {
+    fn send(&self, _: Reply) -> ReplyFuture<'_> {
         Box::pin(std::future::ready(Ok(())))
     }
 }
@@ -375,8 +375,11 @@ impl TestTask {
 
     /// Makes the task a request, so that the program may send replies.
     fn with_results(self) -> Self {
-        let max_bytes = usize::try_from(AMQP_MESSAGE_BYTES_MAX).unwrap_or(usize::MAX);
-        Self { context: self.context.with_results(Some(Results::new(DiscardReplies, max_bytes))), ..self }
+        let limits = ReplyLimits {
+            body_bytes: usize::try_from(AMQP_MESSAGE_BYTES_MAX).unwrap_or(usize::MAX),
+            content_type_bytes: AMQP_NAME_BYTES_MAX,
+        };
+        Self { context: self.context.with_results(Some(Results::new(DiscardReplies, limits))), ..self }
     }
 
     fn log_path(&self) -> PathBuf {

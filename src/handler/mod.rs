@@ -27,7 +27,6 @@ pub mod process;
 pub mod program;
 #[doc(hidden)]
 pub mod program_messages;
-pub mod request;
 #[doc(hidden)]
 pub mod safe_open;
 pub mod sidecar;
@@ -41,8 +40,8 @@ use serde::de::DeserializeOwned;
 
 use payload_schema::PayloadSchema;
 
+pub use crate::task::Request;
 pub use context::{CancelCause, Cancellation, Context, TaskInfo};
-pub use request::Request;
 pub use sidecar::SidecarContext;
 
 /// Why a payload is not started. The message goes into the task's log.

@@ -19,12 +19,10 @@ use tokio::task::JoinSet;
 
 use crate::limits::{PROGRAM_IGNORED_LINES_LOGGED_MAX, PROGRAM_LINE_BYTES_MAX, PROGRAM_LINES_MAX, PROGRAM_REASONS_MAX};
 
-use crate::domain::refusal::Refusal;
-use crate::source::{CallError, Reply, ReplyError, ReplyStatus, Results};
+use crate::domain::refusal::{CallError, Refusal};
+use crate::task::{ArtifactBody, ArtifactErrorReason, Reply, ReplyError, ReplyStatus};
 
-use super::artifact::{
-    ArtifactDeclaration, ArtifactErrorReason, ArtifactKind, Optionality, expires_after_task, guess_content_type,
-};
+use super::artifact::{ArtifactDeclaration, ArtifactKind, Optionality, expires_after_task, guess_content_type};
 use super::safe_open::{self, PathKind};
 use super::{Context, ExecuteError};
 
@@ -296,7 +294,6 @@ impl ReaderState {
     }
 
     fn handle_message(&mut self, message: ProgramMessage, context: &Context) -> Result<(), String> {
-        let octets = || "application/octet-stream".to_owned();
         let (name, kind, expires, optional) = match message {
             ProgramMessage::Artifact { name, path, content_type, expires, optional } => {
                 (name, ArtifactKind::File { path, content_type }, expires, optional)
@@ -334,13 +331,15 @@ impl ReaderState {
             }
             ProgramMessage::Link { name, artifact, content_type } => {
                 let content_type = content_type.unwrap_or_else(|| guess_content_type(artifact.as_ref()));
-                (name, ArtifactKind::Link { target: artifact, content_type }, None, false)
+                (name, ArtifactKind::Body(ArtifactBody::Link { target: artifact, content_type }), None, false)
             }
             ProgramMessage::Reference { name, url, content_type } => {
-                (name, ArtifactKind::Reference { url, content_type: content_type.unwrap_or_else(octets) }, None, false)
+                let content_type = content_type.unwrap_or_else(|| "application/octet-stream".to_owned());
+                (name, ArtifactKind::Body(ArtifactBody::Reference { url, content_type }), None, false)
             }
             ProgramMessage::Error { name, message } => {
-                (name, ArtifactKind::Error { reason: ArtifactErrorReason::Missing, message }, None, false)
+                let body = ArtifactBody::Error { reason: ArtifactErrorReason::Missing, message };
+                (name, ArtifactKind::Body(body), None, false)
             }
             ProgramMessage::Step { name } => {
                 context.log().write_note(&format!("step: {name}"));
@@ -380,7 +379,7 @@ fn reply_body(
         (None, Some(text), None, None) => Ok(text.into_bytes()),
         (None, None, Some(encoded), None) => STANDARD.decode(encoded).map_err(|error| error.to_string()),
         (None, None, None, Some(path)) => {
-            let max_bytes = context.results().map_or(0, Results::max_bytes);
+            let max_bytes = context.results().map_or(0, |results| results.limits().body_bytes);
             let opened = safe_open::open_root(context.workdir())
                 .and_then(|root| safe_open::open(root.as_fd(), &path, PathKind::File));
             let file = File::from(opened.map_err(|error| safe_open::open_error_message(&error))?);

@@ -25,6 +25,7 @@ use crate::source::{
     Artifact, ArtifactBody, CallError, Capabilities, Claim, ClaimWindow, Grant, Message, OpenResult, PollBatch,
     RecoveryBatch, Source, SourceFuture,
 };
+use crate::task::ArtifactErrorReason;
 
 /// The priorities of tasks, highest first; each has a queue.
 pub const PRIORITIES: [&str; 7] = ["highest", "very-high", "high", "medium", "low", "very-low", "lowest"];
@@ -117,7 +118,7 @@ pub enum StoredBody {
     /// An artifact that does not exist.
     Error {
         /// The reason.
-        reason: &'static str,
+        reason: ArtifactErrorReason,
         /// The explanation.
         message: String,
     },
@@ -356,7 +357,7 @@ async fn read_artifact(artifact: &Artifact) -> Result<StoredArtifact, CallError>
         ArtifactBody::Link { target, content_type } => (content_type.clone(), StoredBody::Link(target.clone())),
         ArtifactBody::Reference { url, content_type } => (content_type.clone(), StoredBody::Reference(url.clone())),
         ArtifactBody::Error { reason, message } => {
-            (String::new(), StoredBody::Error { reason, message: message.clone() })
+            (String::new(), StoredBody::Error { reason: *reason, message: message.clone() })
         }
     };
     Ok(StoredArtifact { content_type, body: what })

@@ -6,7 +6,6 @@
 
 pub mod amqp;
 pub mod memory;
-mod reply;
 pub mod taskcluster;
 
 use std::collections::BTreeMap;
@@ -17,27 +16,14 @@ use std::time::Duration;
 
 use crate::domain::id::{PriorityQueue, Run};
 use crate::domain::outcome::Outcome;
-use crate::domain::refusal::Refusal;
 
 pub use crate::domain::poll::Capabilities;
+pub use crate::domain::refusal::{CallError, Refusal};
 pub use crate::domain::unread_polls::ClaimWindow;
-pub use reply::{PartialReplySink, Reply, ReplyError, ReplyStatus, Results};
+pub use crate::task::{Artifact, ArtifactBody, Results};
 
 /// The future of a call to a source.
 pub type SourceFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, CallError>> + Send + 'a>>;
-
-/// A call that failed: what to do next, and a message for the log.
-///
-/// The message names the operation, its subject and the useful line of the answer. It never holds a credential, a
-/// signature or a payload.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-pub struct CallError {
-    /// What the caller must do next.
-    pub refusal: Refusal,
-    /// What failed, on what, and why.
-    pub message: String,
-}
 
 /// The queues behind a source, as found by [`Source::open`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,53 +157,6 @@ impl std::fmt::Debug for Claim {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "Claim({})", self.run)
     }
-}
-
-/// An artifact to upload.
-#[derive(Debug)]
-pub struct Artifact {
-    /// Printable ASCII, such as `public/build/target.tar.gz`.
-    pub name: String,
-    /// RFC 3339; `None` is the task's expiry.
-    pub expires: Option<String>,
-    /// The content.
-    pub body: ArtifactBody,
-}
-
-/// The content of an artifact.
-#[derive(Debug)]
-pub enum ArtifactBody {
-    /// An open regular file, from offset 0, read with positioned reads.
-    File {
-        /// The file.
-        file: Arc<std::fs::File>,
-        /// Bytes to send.
-        bytes: u64,
-        /// The media type.
-        content_type: String,
-    },
-    /// Another artifact of the same run.
-    Link {
-        /// The name of that artifact.
-        target: String,
-        /// The media type.
-        content_type: String,
-    },
-    /// A URL.
-    Reference {
-        /// The URL.
-        url: String,
-        /// The media type.
-        content_type: String,
-    },
-    /// Why a declared artifact does not exist.
-    Error {
-        /// One of `file-missing-on-worker`, `invalid-resource-on-worker`, `too-large-file-on-worker`,
-        /// `file-not-readable-on-worker`.
-        reason: &'static str,
-        /// An explanation for the author of the task.
-        message: String,
-    },
 }
 
 /// A source of claims.

@@ -13,8 +13,9 @@ use journeyman::domain::id::PriorityQueue;
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::handler::ExecuteError;
+use journeyman::source::Source as _;
 use journeyman::source::amqp::{AmqpSource, OnAttemptsExhausted};
-use journeyman::source::{Reply, Source as _};
+use journeyman::task::Reply;
 use journeyman::worker::{Command, ExitReason, Note, WorkerConfig};
 
 use crate::broker::management;

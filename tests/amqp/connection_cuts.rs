@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use journeyman::source::Reply;
 use journeyman::source::amqp::AmqpSourceConfig as Queue;
+use journeyman::task::Reply;
 use tokio::sync::watch;
 
 use crate::faults::{persistent, target};

@@ -5,7 +5,7 @@ use std::path::Path;
 use journeyman::handler::environment::Variables;
 use journeyman::handler::process::{Input, Launch, RunLimits, RunningProcess as Process};
 use journeyman::handler::{Context, ExecuteError, host_errors};
-use journeyman::source::Reply;
+use journeyman::task::Reply;
 use journeyman::worker::WorkerConfig;
 
 use crate::support::{Act, Client, Kind, PATIENCE, Running, queue, shared};

@@ -10,7 +10,7 @@ use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::client::{RpcError, RpcRequest};
 use journeyman::domain::refusal::Refusal;
 use journeyman::handler::ExecuteError;
-use journeyman::source::{Reply, ReplyStatus};
+use journeyman::task::{Reply, ReplyStatus};
 use journeyman::worker::ExitReason;
 
 use crate::support::{Act, Client, Gate, Kind, PATIENCE, Running, echo, queue, shared, within};

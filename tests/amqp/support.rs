@@ -407,7 +407,7 @@ impl Gate {
                     permit = gate.acquire() => permit.expect("the gate stays").forget(),
                     _ = context.canceled() => return Err(ExecuteError::Failed("canceled".to_owned())),
                 }
-                context.set_reply(journeyman::source::Reply::ok(request.body_bytes())).expect("it fits");
+                context.set_reply(journeyman::task::Reply::ok(request.body_bytes())).expect("it fits");
                 Ok(())
             })
         });
@@ -427,7 +427,7 @@ pub(crate) fn echo() -> Act {
                 Some(json) => serde_json::json!({ "echo": json }).to_string().into_bytes(),
                 None => request.body_bytes(),
             };
-            context.set_reply(journeyman::source::Reply::ok(body)).expect("it fits");
+            context.set_reply(journeyman::task::Reply::ok(body)).expect("it fits");
             Ok(())
         })
     })

@@ -9,6 +9,7 @@ use journeyman::domain::id::{PriorityQueue, Run, TaskId};
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::source::{Artifact, ArtifactBody, CallError, ClaimWindow, Message, Source};
+use journeyman::task::ArtifactErrorReason;
 use serde_json::json;
 
 use crate::bench::{Bench, Fut, Need, Span, Spec, receive, take, take_one};
@@ -352,7 +353,7 @@ async fn artifacts_are_stored_and_read_back(bench: Arc<dyn Bench>) {
         }
         assert!(bench.artifact(&grant.run, name).await == content, "{name} is read back as it was stored");
     }
-    let missing = ArtifactBody::Error { reason: "file-missing-on-worker", message: "It is not there.".into() };
+    let missing = ArtifactBody::Error { reason: ArtifactErrorReason::Missing, message: "It is not there.".into() };
     let error = Artifact { name: "public/error".into(), expires: None, body: missing };
     source.upload(&grant.claim, &error).await.expect("it is stored");
     let url = "https://example.com/x".to_owned();

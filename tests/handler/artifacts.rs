@@ -3,21 +3,19 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use journeyman::handler::artifact::{
-    ArtifactDeclaration, ArtifactErrorReason, ArtifactKind, Artifacts, DeclarationError,
-};
+use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind, Artifacts, DeclarationError};
 use journeyman::handler::artifact_collector::CollectedArtifact;
-use journeyman::source::{Artifact, ArtifactBody};
+use journeyman::task::{Artifact, ArtifactBody, ArtifactErrorReason};
 
 fn collect(artifacts: &Artifacts, workdir: &Path) -> Vec<CollectedArtifact> {
     artifacts.collect(workdir).unwrap().collect()
 }
 
-fn reason(item: &CollectedArtifact) -> &'static str {
+fn reason(item: &CollectedArtifact) -> ArtifactErrorReason {
     match item {
         CollectedArtifact::Missing {
             error: Some(Artifact { body: ArtifactBody::Error { reason, .. }, .. }), ..
-        } => reason,
+        } => *reason,
         other => panic!("{other:?}"),
     }
 }
@@ -84,7 +82,7 @@ fn anything_but_a_regular_file_is_an_error_with_a_reason() {
         let artifacts = Artifacts::new();
         artifacts.file("public/x", path).unwrap();
         let items = collect(&artifacts, folder.path());
-        assert_eq!(reason(&items[0]), expected.as_str(), "{path}");
+        assert_eq!(reason(&items[0]), expected, "{path}");
     }
     let artifacts = Artifacts::new();
     artifacts.file("public/x", "folder-link/passwd").unwrap();
@@ -319,8 +317,11 @@ fn artifacts_without_a_file_need_no_task_directory() {
         .unwrap();
     artifacts
         .declare(
-            ArtifactDeclaration::new("public/to", ArtifactKind::Link { target: "public/in".to_owned(), content_type })
-                .expires("2029-01-01T00:00:00Z"),
+            ArtifactDeclaration::new(
+                "public/to",
+                ArtifactKind::Body(ArtifactBody::Link { target: "public/in".to_owned(), content_type }),
+            )
+            .expires("2029-01-01T00:00:00Z"),
         )
         .unwrap();
     let items = collect(&artifacts, Path::new("/does/not/exist"));

@@ -4,7 +4,7 @@ use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::command::{Command, CommandConfig};
 use journeyman::handler::environment;
 use journeyman::handler::{DynHandler, ExecuteError, PrepareError, erase};
-use journeyman::source::ArtifactBody;
+use journeyman::task::ArtifactBody;
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, Went};

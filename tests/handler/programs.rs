@@ -4,7 +4,7 @@ use std::time::Duration;
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::program::{Program, ProgramConfig, ProgramConfigError};
 use journeyman::handler::{ExecuteError, PrepareError};
-use journeyman::source::{Artifact, ArtifactBody};
+use journeyman::task::{Artifact, ArtifactBody};
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, Went, number_in, runs};

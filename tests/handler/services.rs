@@ -13,7 +13,8 @@ use journeyman::handler::sidecar::{ServiceAvailability, SidecarContext, SidecarH
 use journeyman::handler::{DynHandler, ExecuteError, PrepareError, Request, erase};
 use journeyman::host::clock::Clock;
 use journeyman::host::containment::Containment;
-use journeyman::source::{ArtifactBody, CallError, PartialReplySink, Reply, Results, SourceFuture};
+use journeyman::source::CallError;
+use journeyman::task::{ArtifactBody, PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -23,6 +24,7 @@ use tokio::task::JoinHandle;
 use crate::bench::{Bench, Went};
 
 const BOUND: Duration = Duration::from_secs(30);
+const REPLY_LIMITS: ReplyLimits = ReplyLimits { body_bytes: 1000, content_type_bytes: 255 };
 
 async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(BOUND, future).await.unwrap_or_else(|_| panic!("{what}: not in time"))
@@ -130,7 +132,7 @@ struct Parts {
 }
 
 impl PartialReplySink for Parts {
-    fn send(&self, reply: Reply) -> SourceFuture<'_, ()> {
+    fn send(&self, reply: Reply) -> ReplyFuture<'_> {
         let body = String::from_utf8(reply.body.to_vec()).unwrap();
         self.heard.lock().unwrap().push((reply.status.as_str().to_owned(), body));
         self.came.notify_one();
@@ -209,7 +211,7 @@ impl Stage {
 
     async fn forward(&self, request: &Request, parts: &Parts) -> (Went, Option<Reply>) {
         let mut bench = Bench::new();
-        let replies = Results::new(parts.clone(), 1000);
+        let replies = Results::new(parts.clone(), REPLY_LIMITS);
         bench.context = bench.context.with_results(Some(replies.clone()));
         let went = within("the task", bench.run(&*self.handler, serde_json::to_value(request).unwrap())).await;
         (went, replies.final_reply())
@@ -544,7 +546,7 @@ async fn a_busy_service_that_does_not_answer_probes_stays_up() {
         }
     });
     let mut asking = Bench::new();
-    let replies = Results::new(Parts::default(), 1000);
+    let replies = Results::new(Parts::default(), REPLY_LIMITS);
     asking.context = asking.context.with_results(Some(replies.clone()));
     let work = asking.run(&*handler, json!({"path": "/work"}));
     let watched = async {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use journeyman::domain::refusal::Refusal;
 use journeyman::source::taskcluster::ArtifactStorage;
 use journeyman::source::{Artifact, ArtifactBody, Source as _};
+use journeyman::task::ArtifactErrorReason;
 use serde_json::json;
 use sha2::Digest as _;
 
@@ -133,7 +134,7 @@ async fn a_host_with_a_private_address_is_rejected_unless_allowed() {
 async fn links_references_and_errors_need_one_call() {
     let link = ArtifactBody::Link { target: "public/b".into(), content_type: "text/plain".into() };
     let reference = ArtifactBody::Reference { url: "https://x.example".into(), content_type: "text/plain".into() };
-    let missing = ArtifactBody::Error { reason: "file-missing-on-worker", message: "It is not there.".into() };
+    let missing = ArtifactBody::Error { reason: ArtifactErrorReason::Missing, message: "It is not there.".into() };
     let expires = "2030-01-01T00:00:00.000Z";
     let text = "text/plain";
     let expected = [

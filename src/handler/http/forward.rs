@@ -29,7 +29,7 @@ use crate::handler::{Context, ExecuteError, host_errors};
 use crate::limits::{
     SERVICE_ANSWER_BYTES_MAX, SERVICE_HEADERS_MAX, SERVICE_RETRY_AFTER_DEFAULT, SERVICE_RETRY_AFTER_MAX,
 };
-use crate::source::{Reply, ReplyStatus, Results};
+use crate::task::{Reply, ReplyStatus, Results};
 
 pub(super) enum ForwardResult {
     /// The service has answered.
@@ -218,7 +218,7 @@ impl HttpInner {
         };
         let reply =
             |body: Vec<u8>| Reply { status: status.clone(), body: body.into(), content_type: content_type.clone() };
-        let max_bytes = results.max_bytes();
+        let max_bytes = results.limits().body_bytes;
         let mut lines =
             NdjsonSplitter::of(success && content_type.as_deref().is_some_and(|kind| kind.starts_with(NDJSON)));
         let mut sent = SentReplies::NothingSent;

@@ -17,7 +17,8 @@ use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::host::crash_points::crash_point;
-use crate::source::{CallError, Reply, ReplyStatus, Results};
+use crate::source::CallError;
+use crate::task::{Reply, ReplyLimits, ReplyStatus, Results};
 
 use super::backpressure::Backpressure;
 use super::counters::AmqpSourceCounters;
@@ -108,7 +109,7 @@ impl RequestClaim {
         run: Run,
         delivery: ReceivedDelivery,
         session: Arc<Session>,
-        max: usize,
+        limits: ReplyLimits,
         context: SourceContext,
     ) -> Self {
         let ReceivedDelivery { delivery_tag, properties, body, queue, delivered_at, received_at } = delivery;
@@ -129,7 +130,7 @@ impl RequestClaim {
             queue,
             properties,
             body,
-            replies: Results::new(partial_replies, max),
+            replies: Results::new(partial_replies, limits),
             context,
             state: Mutex::default(),
             is_settled: AtomicBool::new(false),

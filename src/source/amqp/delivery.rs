@@ -14,8 +14,8 @@ use sha2::{Digest as _, Sha256};
 use crate::amqp::headers;
 use crate::domain::delivery_attempts::{DeliveryHistory, DeliveryKind};
 use crate::domain::id::{Run, TASK_ID_BYTES_MAX, TaskId};
-use crate::handler::Request;
 use crate::limits::{IDEMPOTENCY_BODY_BYTES_MAX, REQUEST_JSON_BYTES_MAX};
+use crate::task::Request;
 
 /// The method that the client calls.
 pub(super) const PATH_HEADER: &str = "x-rpc-path";

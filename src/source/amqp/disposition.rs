@@ -6,7 +6,8 @@ use crate::domain::delivery_attempts::AttemptAction;
 use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
 use crate::limits::AMQP_REPLY_RETRY_DELAY;
-use crate::source::{CallError, ReplyStatus};
+use crate::source::CallError;
+use crate::task::ReplyStatus;
 
 use super::claim::{RequestClaim, SettlePlan};
 use super::config::OnAttemptsExhausted;

@@ -37,7 +37,10 @@ use crate::domain::outcome::Outcome;
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::limits::{AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_LEASE, AMQP_LONG_POLL_WAIT};
+use crate::limits::{
+    AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_LEASE, AMQP_LONG_POLL_WAIT, AMQP_NAME_BYTES_MAX,
+};
+use crate::task::ReplyLimits;
 
 use super::{
     Artifact, CallError, Capabilities, Claim, ClaimWindow, Grant, Message, OpenResult, PollBatch, RecoveryBatch,
@@ -326,7 +329,8 @@ impl AmqpSourceInner {
             delivered_at: now.minus(since.elapsed()),
             received_at: since,
         };
-        RequestClaim::new(run, delivery, Arc::clone(session), self.message_bytes_max(), self.source_context())
+        let limits = ReplyLimits { body_bytes: self.message_bytes_max(), content_type_bytes: AMQP_NAME_BYTES_MAX };
+        RequestClaim::new(run, delivery, Arc::clone(session), limits, self.source_context())
     }
 
     fn message_bytes_max(&self) -> usize {

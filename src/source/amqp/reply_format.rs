@@ -8,7 +8,8 @@ use serde_json::json;
 
 use crate::amqp::{self, header_table};
 use crate::domain::refusal::Refusal;
-use crate::source::{CallError, PartialReplySink, Reply, ReplyStatus, SourceFuture};
+use crate::source::CallError;
+use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyStatus};
 
 use super::claim::SourceContext;
 use super::publisher::PublishResult;
@@ -26,7 +27,7 @@ pub(super) struct PartialReplySender {
 }
 
 impl PartialReplySink for PartialReplySender {
-    fn send(&self, reply: Reply) -> SourceFuture<'_, ()> {
+    fn send(&self, reply: Reply) -> ReplyFuture<'_> {
         Box::pin(async move {
             let refused = |refusal, what: &str| CallError { refusal, message: format!("partial reply: {what}") };
             let Some(to) = self.reply_to.clone() else {

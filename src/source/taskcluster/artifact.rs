@@ -30,6 +30,7 @@ use crate::limits::{
     ARTIFACT_WHOLE_BYTES_MAX,
 };
 use crate::source::{Artifact, ArtifactBody, CallError, Claim};
+use crate::task::ArtifactErrorReason;
 
 /// The first `bytes` of a file.
 #[derive(Clone, Copy)]
@@ -110,7 +111,7 @@ impl Taskcluster {
                 let body = json!({
                     "storageType": "error",
                     "expires": upload.expires,
-                    "reason": reason,
+                    "reason": error_reason(*reason),
                     "message": message,
                 });
                 self.create_artifact(&upload, body).await.map(drop)
@@ -307,6 +308,16 @@ fn expiry_of(artifact: &Artifact, state: &TaskclusterClaim, operation: &str) -> 
         let what = format!("{operation}: neither the artifact nor its task has an expiry");
         call_error(Refusal::Rejected, what)
     })
+}
+
+/// The reason as the queue spells it.
+const fn error_reason(reason: ArtifactErrorReason) -> &'static str {
+    match reason {
+        ArtifactErrorReason::Missing => "file-missing-on-worker",
+        ArtifactErrorReason::Irregular => "invalid-resource-on-worker",
+        ArtifactErrorReason::TooLarge => "too-large-file-on-worker",
+        ArtifactErrorReason::Unreadable => "file-not-readable-on-worker",
+    }
 }
 
 fn file_content(body: &ArtifactBody) -> Option<FileContent<'_>> {

@@ -1,13 +1,14 @@
 //! The replies of a handler to the sender of a request. Only sources whose tasks are requests deliver them.
 
 use std::borrow::Cow;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::SourceFuture;
-use crate::limits::AMQP_NAME_BYTES_MAX;
+use crate::domain::refusal::{CallError, Refusal};
 
 /// A reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,10 +59,22 @@ impl ReplyStatus {
     }
 }
 
+/// The future of a partial reply.
+pub type ReplyFuture<'a> = Pin<Box<dyn Future<Output = Result<(), CallError>> + Send + 'a>>;
+
 /// Delivers partial replies.
 pub trait PartialReplySink: Send + Sync + 'static {
-    /// Sends a reply and returns once the broker has accepted it.
-    fn send(&self, reply: Reply) -> SourceFuture<'_, ()>;
+    /// Sends a reply and returns once the queue has accepted it.
+    fn send(&self, reply: Reply) -> ReplyFuture<'_>;
+}
+
+/// How large a reply may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplyLimits {
+    /// The limit of a body.
+    pub body_bytes: usize,
+    /// The limit of a media type.
+    pub content_type_bytes: usize,
 }
 
 /// The replies to one request. Clones share them.
@@ -74,13 +87,13 @@ struct ResultsInner {
     final_reply: Mutex<Option<Reply>>,
     failure_reason: Mutex<Option<String>>,
     partial: Box<dyn PartialReplySink>,
-    max_bytes: usize,
+    limits: ReplyLimits,
     not_started: AtomicBool,
 }
 
 impl std::fmt::Debug for Results {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("Replies")
+        out.write_str("Results")
     }
 }
 
@@ -88,7 +101,7 @@ impl std::fmt::Debug for Results {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ReplyError {
     /// The body is larger than the limit.
-    #[error("a reply has {bytes} bytes, more than the limit of {max}; see `amqp.max_message_size`")]
+    #[error("a reply has {bytes} bytes, more than the limit of {max}")]
     TooLarge {
         /// The size.
         bytes: usize,
@@ -96,22 +109,24 @@ pub enum ReplyError {
         max: usize,
     },
     /// The media type is longer than the limit.
-    #[error("the content type of a reply has {bytes} bytes, more than the limit of {AMQP_NAME_BYTES_MAX}")]
+    #[error("the content type of a reply has {bytes} bytes, more than the limit of {max}")]
     ContentType {
         /// The length.
         bytes: usize,
+        /// The limit.
+        max: usize,
     },
 }
 
 impl Results {
-    /// Keeps the final reply and passes partial ones to `partial`, each of at most `max` bytes.
-    pub fn new(partial: impl PartialReplySink, max: usize) -> Self {
+    /// Keeps the final reply and passes partial ones to `partial`, each within `limits`.
+    pub fn new(partial: impl PartialReplySink, limits: ReplyLimits) -> Self {
         Self {
             inner: Arc::new(ResultsInner {
                 final_reply: Mutex::default(),
                 failure_reason: Mutex::default(),
                 partial: Box::new(partial),
-                max_bytes: max,
+                limits,
                 not_started: AtomicBool::new(false),
             }),
         }
@@ -144,10 +159,10 @@ impl Results {
     ///
     /// # Errors
     ///
-    /// [`Gone`](crate::domain::refusal::Refusal::Gone) if the sender no longer waits, `Rejected` for a
+    /// [`Refusal::Gone`] if the sender no longer waits, `Rejected` for a
     /// [`ReplyError`].
-    pub async fn send_partial(&self, reply: Reply) -> Result<(), super::CallError> {
-        let rejected = |what| super::CallError { refusal: crate::domain::refusal::Refusal::Rejected, message: what };
+    pub async fn send_partial(&self, reply: Reply) -> Result<(), CallError> {
+        let rejected = |what| CallError { refusal: Refusal::Rejected, message: what };
         self.check_size(&reply).map_err(|error| rejected(error.to_string()))?;
         self.inner.partial.send(reply).await
     }
@@ -175,20 +190,19 @@ impl Results {
         self.inner.failure_reason.lock().clone()
     }
 
-    /// The size limit of a reply.
+    /// The limits of a reply.
     #[must_use]
-    pub fn max_bytes(&self) -> usize {
-        self.inner.max_bytes
+    pub fn limits(&self) -> ReplyLimits {
+        self.inner.limits
     }
 
     fn check_size(&self, reply: &Reply) -> Result<(), ReplyError> {
-        let (bytes, max) = (reply.body.len(), self.inner.max_bytes);
-        let kind = reply.content_type.as_ref().map_or(0, String::len);
-        match () {
-            () if bytes > max => Err(ReplyError::TooLarge { bytes, max }),
-            () if kind > AMQP_NAME_BYTES_MAX => Err(ReplyError::ContentType { bytes: kind }),
-            () => Ok(()),
+        let (bytes, max) = (reply.body.len(), self.inner.limits.body_bytes);
+        if bytes > max {
+            return Err(ReplyError::TooLarge { bytes, max });
         }
+        let (bytes, max) = (reply.content_type.as_ref().map_or(0, String::len), self.inner.limits.content_type_bytes);
+        if bytes > max { Err(ReplyError::ContentType { bytes, max }) } else { Ok(()) }
     }
 }
 
@@ -199,19 +213,19 @@ mod tests {
     struct NoSink;
 
     impl PartialReplySink for NoSink {
-        fn send(&self, _: Reply) -> SourceFuture<'_, ()> {
+        fn send(&self, _: Reply) -> ReplyFuture<'_> {
             Box::pin(async { Ok(()) })
         }
     }
 
     #[test]
     fn the_last_reply_applies_and_one_over_the_limit_changes_nothing() {
-        let replies = Results::new(NoSink, 3);
+        let replies = Results::new(NoSink, ReplyLimits { body_bytes: 3, content_type_bytes: 255 });
         assert!(!replies.has_final());
         replies.set_final(Reply::ok(*b"one")).unwrap();
         assert_eq!(replies.set_final(Reply::ok(*b"four")), Err(ReplyError::TooLarge { bytes: 4, max: 3 }));
         let of_type = |bytes| Reply { content_type: Some("x".repeat(bytes)), ..Reply::ok(*b"two") };
-        assert_eq!(replies.set_final(of_type(256)), Err(ReplyError::ContentType { bytes: 256 }));
+        assert_eq!(replies.set_final(of_type(256)), Err(ReplyError::ContentType { bytes: 256, max: 255 }));
         assert_eq!(replies.final_reply().map(|reply| reply.body.to_vec()), Some(b"one".to_vec()));
     }
 

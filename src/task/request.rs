@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A request: a [`PayloadHandler::Payload`](super::PayloadHandler::Payload) in Rust, and the `payload` of the document on
+/// A request: a `PayloadHandler::Payload` in Rust, and the `payload` of the document on
 /// standard input for a program.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
