@@ -3,10 +3,13 @@
 use alloc::boxed::Box;
 use core::fmt;
 
+use serde::{Deserialize, Serialize};
+
 pub const TASK_ID_BYTES_MAX: usize = 128;
 
 /// Printable ASCII without `/`, so that it can be a directory name and a log field.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Box<str>")]
 pub struct TaskId(Box<str>);
 
 impl TaskId {
@@ -25,6 +28,14 @@ impl TaskId {
     }
 }
 
+impl TryFrom<Box<str>> for TaskId {
+    type Error = &'static str;
+
+    fn try_from(text: Box<str>) -> Result<Self, Self::Error> {
+        Self::parse(&text).ok_or("invalid task id")
+    }
+}
+
 impl fmt::Display for TaskId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.0)
@@ -32,7 +43,7 @@ impl fmt::Display for TaskId {
 }
 
 /// One run of a task. Displays as `task/run`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Run {
     pub task: TaskId,
     pub run: u32,

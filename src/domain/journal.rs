@@ -8,6 +8,8 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::claim::{ClaimEnd, LossReason};
 use super::id::Run;
 use super::outcome::{ExceptionReason, Outcome};
@@ -35,15 +37,15 @@ impl JournalTiming {
 }
 
 /// Identifies an entry within one journal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct EntryId(pub u64);
 
 /// The kernel's id of one boot of the host.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootId(pub Box<str>);
 
 /// A point in time that a later process can read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalTimestamp {
     /// On the boot clock of the boot in the journal; `None` for an earlier boot. Never steps.
     pub boot: Option<Instant>,
@@ -71,7 +73,7 @@ pub struct UnreadPoll {
 }
 
 /// A claim whose payload may start.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimRecord {
     pub run: Run,
     /// The service and the worker id.
@@ -80,8 +82,8 @@ pub struct ClaimRecord {
     pub processes: Option<ProcessRecord>,
 }
 
-/// Identifies the processes of a payload.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+/// Identifies the processes of a payload or a sidecar.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ProcessRecord {
     /// A value of their environment. Never reused.
     pub cookie: Box<str>,
@@ -91,7 +93,7 @@ pub struct ProcessRecord {
 }
 
 /// The leader of a process group. A pid may be reused; pid, start time and boot together are unique.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leader {
     /// The pid, and the process group id.
     pub pid: i32,
@@ -100,7 +102,8 @@ pub struct Leader {
 }
 
 /// A change of a journal.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum JournalRecord {
     /// The first record.
     JournalStarted {
@@ -110,6 +113,11 @@ pub enum JournalRecord {
     Claimed {
         entry: EntryId,
         claim: ClaimRecord,
+    },
+    /// The processes of a sidecar may start.
+    SidecarStarted {
+        entry: EntryId,
+        processes: ProcessRecord,
     },
     ProcessStarted {
         entry: EntryId,
@@ -137,11 +145,12 @@ struct OpenClaim {
     outcome: Option<Outcome>,
 }
 
-/// The claims of a worker that are not closed.
+/// The claims and sidecars of a worker that are not closed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Journal {
     boot: Option<BootId>,
     open_claims: BTreeMap<EntryId, OpenClaim>,
+    sidecars: BTreeMap<EntryId, ProcessRecord>,
     unread_polls: BTreeMap<Box<str>, Vec<JournalTimestamp>>,
 }
 
@@ -200,7 +209,12 @@ impl Journal {
     /// A journal that begins in this boot of the host.
     #[must_use]
     pub const fn new(boot: BootId) -> Self {
-        Self { boot: Some(boot), open_claims: BTreeMap::new(), unread_polls: BTreeMap::new() }
+        Self {
+            boot: Some(boot),
+            open_claims: BTreeMap::new(),
+            sidecars: BTreeMap::new(),
+            unread_polls: BTreeMap::new(),
+        }
     }
 
     /// Replays a record. One that does not fit is ignored: its claim is closed, or was lost.
@@ -210,9 +224,13 @@ impl Journal {
             JournalRecord::Claimed { entry, claim: held } => {
                 self.open_claims.insert(entry, OpenClaim { claim: held, outcome: None });
             }
+            JournalRecord::SidecarStarted { entry, processes } => {
+                self.sidecars.insert(entry, processes);
+            }
             JournalRecord::ProcessStarted { entry, leader } => {
-                if let Some(remains) = self.open_claims.get_mut(&entry).and_then(|open| open.claim.processes.as_mut()) {
-                    remains.leaders.push(leader);
+                let claimed = self.open_claims.get_mut(&entry).and_then(|open| open.claim.processes.as_mut());
+                if let Some(processes) = claimed.or_else(|| self.sidecars.get_mut(&entry)) {
+                    processes.leaders.push(leader);
                 }
             }
             JournalRecord::OutcomeDecided { entry, outcome } => {
@@ -222,6 +240,7 @@ impl Journal {
             }
             JournalRecord::Closed { entry } => {
                 self.open_claims.remove(&entry);
+                self.sidecars.remove(&entry);
             }
             JournalRecord::UnreadPolls { claimant, unread } if unread.is_empty() => {
                 self.unread_polls.remove(&claimant);
@@ -235,7 +254,7 @@ impl Journal {
     /// As [`Journal::apply`], for a new record. Returns the record if it has to be stored.
     pub fn record(&mut self, record: JournalRecord) -> Option<JournalRecord> {
         let news = match &record {
-            JournalRecord::JournalStarted { .. } => true,
+            JournalRecord::JournalStarted { .. } | JournalRecord::SidecarStarted { .. } => true,
             JournalRecord::Claimed { entry, claim: held } => {
                 self.open_claims.get(entry).is_none_or(|open| open.claim != *held)
             }
@@ -243,7 +262,7 @@ impl Journal {
                 self.unread_polls.get(claimant).map_or(&[][..], Vec::as_slice) != unread.as_slice()
             }
             JournalRecord::ProcessStarted { entry, .. } | JournalRecord::Closed { entry } => {
-                self.open_claims.contains_key(entry)
+                self.open_claims.contains_key(entry) || self.sidecars.contains_key(entry)
             }
             JournalRecord::OutcomeDecided { entry, outcome } => {
                 self.open_claims.get(entry).is_some_and(|open| open.outcome != Some(*outcome))
@@ -267,14 +286,16 @@ impl Journal {
         let mut records = Vec::new();
         records.extend(self.boot.clone().map(|boot| JournalRecord::JournalStarted { boot }));
         for (entry, open) in &self.open_claims {
-            let mut held = open.claim.clone();
-            let leaders = held.processes.as_mut().map(|remains| core::mem::take(&mut remains.leaders));
-            records.push(JournalRecord::Claimed { entry: *entry, claim: held });
-            let leads =
-                leaders.into_iter().flatten().map(|leader| JournalRecord::ProcessStarted { entry: *entry, leader });
-            records.extend(leads);
+            records.push(JournalRecord::Claimed { entry: *entry, claim: open.claim.clone() });
             records.extend(open.outcome.map(|outcome| JournalRecord::OutcomeDecided { entry: *entry, outcome }));
         }
+        let sidecars = self.sidecars.iter();
+        records.extend(
+            sidecars.map(|(entry, processes)| JournalRecord::SidecarStarted {
+                entry: *entry,
+                processes: processes.clone(),
+            }),
+        );
         let polls = self.unread_polls.iter();
         records.extend(polls.map(|(claimant, unread)| JournalRecord::UnreadPolls {
             claimant: claimant.clone(),
@@ -295,7 +316,8 @@ impl Journal {
     /// else is released.
     #[must_use]
     pub fn recovery_plan(&self, boot: &BootId, claimants: &[Box<str>]) -> RecoveryPlan {
-        let mut plan = RecoveryPlan::default();
+        let sidecars = self.sidecars.values().filter_map(|processes| self.surviving_processes(processes, boot));
+        let mut plan = RecoveryPlan { kill: sidecars.collect(), ..RecoveryPlan::default() };
         for OpenClaim { claim: held, outcome: decided } in self.open_claims.values() {
             plan.kill.extend(held.processes.as_ref().and_then(|remains| self.surviving_processes(remains, boot)));
             let outcome = decided.unwrap_or(Outcome::Exception(ExceptionReason::WorkerShutdown));

@@ -3,8 +3,10 @@
 
 use core::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// A point on the host's boot clock, as a distance from an arbitrary origin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct Instant(Duration);
 
 impl Instant {

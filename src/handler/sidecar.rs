@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -12,10 +11,11 @@ use super::artifact::Artifacts;
 use super::context::{CancelCause, Cancellation, Context, TaskInfo};
 use super::log::{LogLimits, TaskLog};
 use crate::domain::id::{Run, TaskId};
+use crate::domain::journal::EntryId;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::host::containment::Containment;
-use crate::host::service_record::ServiceRecord;
+use crate::host::journal::{FirstRecord, Journal, ProcessRecorder};
 use crate::limits::SERVICE_LOG_BYTES_MAX;
 
 pub use crate::domain::service_supervisor::ServiceAvailability;
@@ -50,6 +50,7 @@ pub struct SidecarContext {
     folder: PathBuf,
     clock: Clock,
     containment: Containment,
+    journal: Option<(Journal, EntryId)>,
     status: watch::Sender<SidecarStatus>,
     stop: watch::Receiver<bool>,
 }
@@ -70,7 +71,12 @@ impl SidecarContext {
         let (status, status_receiver) = watch::channel(SidecarStatus::default());
         let (stop_sender, stop) = watch::channel(false);
         let handle = SidecarHandle { status: status_receiver, stop: stop_sender };
-        (Self { folder, clock, containment, status, stop }, handle)
+        (Self { folder, clock, containment, journal: None, status, stop }, handle)
+    }
+
+    /// Journals the processes of the sidecar under `entry`.
+    pub(crate) fn journaled(self, journal: Journal, entry: EntryId) -> Self {
+        Self { journal: Some((journal, entry)), ..self }
     }
 
     /// Returns the worker's clock.
@@ -116,12 +122,12 @@ impl SidecarContext {
         drop(stop.wait_for(|stop| *stop).await);
     }
 
-    /// Prepares a process of the sidecar: a process scope, a log, and a record by which the next worker finds the process if
-    /// this worker is killed.
+    /// Prepares a process of the sidecar: a process scope and a log. If this worker is killed, the next one finds the process by
+    /// the journal.
     ///
     /// # Errors
     ///
-    /// If the record cannot be written or the directory cannot be created.
+    /// If the directory cannot be created.
     pub fn prepare_process(&self, name: &str) -> io::Result<SidecarProcess> {
         let folder = self.folder(name)?;
         let path = self.log_path(name);
@@ -131,11 +137,13 @@ impl SidecarContext {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        let scope = self.containment.new_scope();
         // I27: an unrecorded process would outlive a killed worker.
-        let record = Arc::new(ServiceRecord::create(&self.folder, name, scope.name())?);
-        let leader_record = Arc::clone(&record);
-        let scope = scope.on_leader(move |leader| leader_record.record_leader(leader));
+        let scope = match self.journal.clone() {
+            Some((journal, entry)) => {
+                self.containment.new_recorded_scope(ProcessRecorder::new(journal, entry, FirstRecord::Sidecar))
+            }
+            None => self.containment.new_scope(),
+        };
         let task = TaskId::parse("service").ok_or_else(|| io::Error::other("invalid task id"))?;
         let task = TaskInfo {
             run: Run { task, run: 0 },
@@ -149,7 +157,7 @@ impl SidecarContext {
         let log = TaskLog::new(path, LOG_LIMITS);
         let context =
             Context::new(task, folder, log, Artifacts::new(), cancellations, lease, self.clock).in_scope(scope);
-        Ok(SidecarProcess { context, cancel, record })
+        Ok(SidecarProcess { context, cancel, journal: self.journal.clone() })
     }
 }
 
@@ -162,7 +170,7 @@ pub struct SidecarProcess {
     /// The context for [`RunningProcess`](super::process::RunningProcess).
     pub context: Context,
     cancel: watch::Sender<Option<Cancellation>>,
-    record: Arc<ServiceRecord>,
+    journal: Option<(Journal, EntryId)>,
 }
 
 impl SidecarProcess {
@@ -178,8 +186,10 @@ impl SidecarProcess {
         self.cancel.send_replace(Some(Cancellation { cause, deadline, termination_grace }));
     }
 
-    /// Removes its record, after all its processes have ended.
-    pub fn remove_record(&self) {
-        self.record.remove();
+    /// Closes its journal entry, after all its processes have ended.
+    pub fn close_record(&self) {
+        if let Some((journal, entry)) = &self.journal {
+            journal.record_closed(*entry);
+        }
     }
 }

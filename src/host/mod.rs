@@ -12,6 +12,5 @@ pub(crate) mod process;
 pub mod program_path;
 pub mod resources;
 pub(crate) mod service_manager;
-pub(crate) mod service_record;
 pub mod termination_notice;
 pub(crate) mod work_dir;

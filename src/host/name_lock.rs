@@ -21,8 +21,7 @@ impl NameLock {
     pub(crate) fn acquire(name: &str) -> io::Result<Option<Self>> {
         use sha2::Digest as _;
         let digest = sha2::Sha256::digest(name.as_bytes());
-        let digest: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        let address = SocketAddr::from_abstract_name(format!("journeyman/{digest}"))?;
+        let address = SocketAddr::from_abstract_name(format!("journeyman/{}", hex::encode(digest)))?;
         retry_while_held(|| match UnixDatagram::bind_addr(&address) {
             Ok(socket) => Ok(Some(Self { _socket: socket })),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),

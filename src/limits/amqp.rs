@@ -64,7 +64,6 @@ pub const SERVICE_FAILURES_ALERT_AFTER: u32 = 3;
 /// Further failures between alerts; about half an hour.
 pub const SERVICE_FAILURES_ALERT_EVERY: u32 = 30;
 pub const SERVICE_LOG_BYTES_MAX: u64 = 64 << 20;
-pub const SERVICE_RECORD_BYTES_MAX: u64 = 64 << 10;
 /// Each service has a termination grace of its own.
 pub const SERVICES_STOP_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 pub const SERVICE_HEADERS_MAX: usize = 64;

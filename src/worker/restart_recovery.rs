@@ -16,7 +16,6 @@ use crate::host::containment::{self, OnLeak, apply_on_leak, kill_recorded_proces
 use crate::host::crash_points::crash_point;
 use crate::host::journal::{self, CarriedRecord, Journal};
 use crate::host::name_lock::NameLock;
-use crate::host::service_record;
 use crate::host::work_dir::{self, WorkDirLock};
 use crate::source::{CallError, Grant};
 
@@ -25,8 +24,6 @@ use super::claim_runtime::TraceRecording;
 use super::counters::count;
 use super::engine::Engine;
 use super::status::RecoverySummary;
-
-pub(super) const SIDECARS_DIR: &str = "sidecars";
 
 /// Locks the worker ids of this worker.
 ///
@@ -61,7 +58,7 @@ pub(super) struct PreviousProcess {
     killed: usize,
 }
 
-/// Reads the journal of a previous process and kills its payloads.
+/// Reads the journal of a previous process and kills its payloads and sidecars.
 ///
 /// # Errors
 ///
@@ -83,16 +80,6 @@ pub(super) fn recover_previous_process(
             plan.kill.len()
         }
     };
-    let services = folder.join(SIDECARS_DIR);
-    let left = service_record::read_all(&services, &found.boot);
-    match kill_recorded_processes(&left) {
-        Ok(0) => {}
-        Ok(killed) => {
-            tracing::warn!(services = killed, "killed sidecar processes of a previous process of this worker")
-        }
-        Err(error) => apply_on_leak(&error.to_string(), unproven)?,
-    }
-    service_record::remove_all(&services);
     Ok(PreviousProcess { contents: found, plan, recovered_polls: polls_left, killed })
 }
 
@@ -109,7 +96,6 @@ pub(crate) fn kill_leftovers_in(folder: &Path) -> io::Result<Option<usize>> {
     if let Some(damage) = found.damage.into_iter().next() {
         return Err(io::Error::other(format!("{damage}; its entries about running tasks are lost")));
     }
-    kill_recorded_processes(&service_record::read_all(&folder.join(SIDECARS_DIR), &found.boot))?;
     containment::remove_worker_cgroup(&work_dir::work_dir_lock(folder, &lock)?.identity());
     Ok(Some(killed))
 }

@@ -1,6 +1,5 @@
 //! Manages the handlers' sidecar processes for the lifetime of the worker.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use tokio::sync::watch;
@@ -13,8 +12,6 @@ use super::status::SidecarSummary;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::handler::DynHandler;
 use crate::handler::sidecar::{SidecarContext, SidecarHandle, SidecarStatus};
-use crate::host::clock::Clock;
-use crate::host::containment::Containment;
 use crate::limits::{HANDLERS_DROP_TIMEOUT, SERVICES_STOP_TIMEOUT};
 
 #[derive(Debug, Default)]
@@ -32,12 +29,10 @@ struct SidecarEntry {
 }
 
 impl Sidecars {
-    /// Starts the sidecar of each handler once.
+    /// Starts the sidecar of each handler once. `new_context` is called with the index of one of its sources.
     pub(super) fn start(
         feeds: &[SourceBinding],
-        folder: &Path,
-        clock: Clock,
-        containment: &Containment,
+        new_context: impl Fn(usize) -> (SidecarContext, SidecarHandle),
         threads: &HandlerRuntime,
     ) -> Self {
         let mut besides = Self::default();
@@ -50,7 +45,7 @@ impl Sidecars {
                 continue;
             }
             known.push(&feed.handler);
-            let (beside, lent) = SidecarContext::channel(folder.to_owned(), clock, containment.clone());
+            let (beside, lent) = new_context(index);
             besides.entries.push(SidecarEntry { name: name.clone(), source_indexes: vec![index], handle: lent });
             let handler = Arc::clone(&feed.handler);
             let keep = async move {

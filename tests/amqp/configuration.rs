@@ -144,7 +144,7 @@ async fn a_request_appears_as_a_claim_in_journal_page_and_metrics() {
     assert_eq!(within("it runs", running).await.expect("it was read"), "running\n");
     // In the journal before it starts, on the status page and in the metrics while it runs.
     let journal = std::fs::read_to_string(here.join("work/journal")).expect("a journal");
-    assert!(journal.lines().any(|line| line.contains("\"held\"") && line.contains(&id)), "{journal}");
+    assert!(journal.lines().any(|line| line.contains("\"claimed\"") && line.contains(&id)), "{journal}");
     assert!(get(address, "/").await.contains(&id), "on the status page");
     let metrics = get(address, "/metrics").await;
     assert!(metrics.contains("journeyman_tasks_running{source=\"requests\"} 1.0"), "{metrics}");

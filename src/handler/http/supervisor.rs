@@ -286,7 +286,7 @@ impl Supervisor {
 /// Kills remaining processes of a service and finishes its log.
 async fn clean_up(name: &str, process: &SidecarProcess) {
     match process.context.scope().clean_up().await {
-        Cleanup::Complete => process.remove_record(),
+        Cleanup::Complete => process.close_record(),
         Cleanup::Incomplete => {
             tracing::error!(
                 alert = "sidecar-cleanup-unproven",

@@ -28,6 +28,7 @@ use std::sync::Arc;
 
 use rustix::process::Signal;
 
+use super::journal::ProcessRecorder;
 use super::process::{self, ProcessStat};
 use crate::limits::{CONTAINMENT_PROBE_TIMEOUT, REAP_INTERVAL, REAP_INTERVAL_PIDS_LIMITED};
 use cgroup::{Cgroup, KillMethod};
@@ -291,19 +292,28 @@ impl Containment {
     /// can be journaled first.
     #[must_use]
     pub fn new_scope(&self) -> ProcessScope {
+        self.scope_recorded_by(None)
+    }
+
+    /// As [`Containment::new_scope`], with the journal entry of its processes.
+    pub(crate) fn new_recorded_scope(&self, recorder: ProcessRecorder) -> ProcessScope {
+        self.scope_recorded_by(Some(recorder))
+    }
+
+    fn scope_recorded_by(&self, recorder: Option<ProcessRecorder>) -> ProcessScope {
         let cookie = uuid::Uuid::new_v4().simple().to_string();
         let limits = self.inner.limits;
         match (&self.inner.claim_cgroups, self.inner.orphan_adoption) {
             (Some(ClaimCgroups { parent, kill_method }), _) => {
                 let group = Cgroup::at(parent.path().join(format!("{CLAIM_CGROUP_PREFIX}{cookie}")));
                 let name = ScopeName { cookie, cgroup: Some(group.path().to_owned()) };
-                ProcessScope::new(name, Backend::Cgroup { group, method: *kill_method }, limits)
+                ProcessScope::new(name, Backend::Cgroup { group, method: *kill_method }, limits, recorder)
             }
             (None, OrphanAdoption::Enabled) => {
-                ProcessScope::new(ScopeName { cookie, cgroup: None }, Backend::Subreaper, limits)
+                ProcessScope::new(ScopeName { cookie, cgroup: None }, Backend::Subreaper, limits, recorder)
             }
             (None, OrphanAdoption::Disabled) => {
-                ProcessScope::new(ScopeName { cookie, cgroup: None }, Backend::ProcessGroup, limits)
+                ProcessScope::new(ScopeName { cookie, cgroup: None }, Backend::ProcessGroup, limits, recorder)
             }
         }
     }
@@ -594,7 +604,9 @@ fn delegate_controllers(own: &Cgroup, parent: &Cgroup, limits: ResourceLimits) -
 /// A name of fixed length.
 fn name_digest(name: &str) -> String {
     use sha2::Digest as _;
-    sha2::Sha256::digest(name.as_bytes()).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    let mut digits = hex::encode(sha2::Sha256::digest(name.as_bytes()));
+    digits.truncate(16);
+    digits
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! syncs the file if a caller waits for it. The state in memory is authoritative: after a failed write, or when most records are
 //! obsolete, the file is rewritten from it.
 
+mod process_recorder;
 mod record_format;
 
 use std::fs::File;
@@ -18,11 +19,14 @@ use tokio::sync::oneshot;
 
 use super::crash_points::{crash, crash_due, crash_point};
 use super::work_dir::WorkDirLock;
-use crate::domain::journal::{BootId, ClaimRecord, EntryId, Journal as Rules, JournalRecord, JournalTimestamp, Leader};
+use crate::domain::journal::{
+    BootId, ClaimRecord, EntryId, Journal as Rules, JournalRecord, JournalTimestamp, Leader, ProcessRecord,
+};
 use crate::domain::outcome::Outcome;
 use crate::limits::{
     JOURNAL_BYTES_MAX, JOURNAL_CLOSE_TIMEOUT, JOURNAL_PENDING_BYTES_MAX, JOURNAL_POLL_TIMEOUT, JOURNAL_WRITE_TIMEOUT,
 };
+pub(crate) use process_recorder::{FirstRecord, ProcessRecorder};
 
 const JOURNAL_FILE: &str = "journal";
 /// Replaces the journal by a rename.
@@ -142,13 +146,6 @@ impl PendingSync {
         Self(receiver)
     }
 
-    #[cfg(test)]
-    pub(crate) fn failed() -> Self {
-        let (sender, receiver) = oneshot::channel();
-        sender.send(Err("the disk is full".into())).unwrap();
-        Self(receiver)
-    }
-
     /// Waits until the record is on the disk.
     ///
     /// # Errors
@@ -200,12 +197,18 @@ impl Journal {
     }
 
     /// Has to be synced before anything of the payload exists (I27).
-    pub(crate) fn record_claim(&self, entry: EntryId, held: ClaimRecord) -> PendingSync {
+    pub(crate) fn record_claim(&self, entry: EntryId, claim: ClaimRecord) -> PendingSync {
+        self.record_synced(JournalRecord::Claimed { entry, claim })
+    }
+
+    /// Has to be synced before the first process of the sidecar exists (I27).
+    pub(crate) fn record_sidecar(&self, entry: EntryId, processes: ProcessRecord) -> PendingSync {
+        self.record_synced(JournalRecord::SidecarStarted { entry, processes })
+    }
+
+    fn record_synced(&self, record: JournalRecord) -> PendingSync {
         let (sender, receiver) = oneshot::channel();
-        self.enqueue(
-            Some(JournalRecord::Claimed { entry, claim: held }),
-            Some(WriteWaiter { result_sender: sender, sync_mode: SyncMode::Immediately }),
-        );
+        self.enqueue(Some(record), Some(WriteWaiter { result_sender: sender, sync_mode: SyncMode::Immediately }));
         PendingSync(receiver)
     }
 
@@ -224,7 +227,7 @@ impl Journal {
         PendingWrite(receiver)
     }
 
-    /// Records the leader of a process group of the claim's payload.
+    /// Records the leader of a process group of a payload or a sidecar.
     pub(crate) fn record_leader(&self, entry: EntryId, leader: Leader) {
         self.enqueue(Some(JournalRecord::ProcessStarted { entry, leader }), None);
     }

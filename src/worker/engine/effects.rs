@@ -16,6 +16,7 @@ use crate::domain::outcome::Verdict;
 use crate::domain::worker::{Effect, Event};
 use crate::host::clock::Clock;
 use crate::host::crash_points::crash_point;
+use crate::host::journal::{FirstRecord, ProcessRecorder};
 use crate::source;
 
 impl Engine {
@@ -141,23 +142,18 @@ impl Engine {
         let Some(live) = self.claims.get_mut(&claim) else { return };
         let (Some(feed), Some(held)) = (self.sources.get(live.source_index), live.claim.clone()) else { return };
         let settings = &self.config;
-        let (journal, entry) = (self.journal.clone(), EntryId(claim.0));
-        let enclosure = self.containment.new_scope().on_leader(move |leader| journal.record_leader(entry, leader));
         let claimant = self.claimants.get(live.source_index).cloned().unwrap_or_default();
-        let (run, journal) = (held.run().clone(), self.journal.clone());
-        let hold = move |remains| {
-            journal.record_claim(
-                entry,
-                ClaimRecord { run: run.clone(), claimant: claimant.clone(), processes: Some(remains) },
-            )
-        };
+        let (entry, run) = (EntryId(claim.0), held.run().clone());
+        let new_scope =
+            |first| self.containment.new_recorded_scope(ProcessRecorder::new(self.journal.clone(), entry, first));
         // I27: a payload that is not journaled would survive this worker unnoticed.
         let (enclosure, recorded) = match JournalTiming::of(feed.source.capabilities()) {
             JournalTiming::BeforePrepare => {
-                let recorded = hold(enclosure.name().to_record());
-                (enclosure, Some(recorded))
+                let scope = new_scope(FirstRecord::Nothing);
+                let claim = ClaimRecord { run, claimant, processes: Some(scope.name().to_record()) };
+                (scope, Some(self.journal.record_claim(entry, claim)))
             }
-            JournalTiming::BeforeFirstProcess => (enclosure.record_with(hold), None),
+            JournalTiming::BeforeFirstProcess => (new_scope(FirstRecord::Claim { run, claimant }), None),
         };
         let (tasks_dir, work_dir_lock) = (self.work_dir.tasks_dir(), self.work_dir_lock.clone());
         let around = ExecutionSetup { tasks_dir, work_dir_lock, log: settings.log, clock: self.clock, enclosure };

@@ -12,12 +12,12 @@ use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::domain::id::{LocalToken, Run, ServiceId, SourceId};
-use crate::domain::journal::UnreadPoll;
+use crate::domain::journal::{EntryId, UnreadPoll};
 use crate::domain::refusal::Refusal;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant as Moment;
 use crate::domain::worker::{self as rules, Event, ExitReason, HostResources, RecoveredClaim, SourceSpec};
-use crate::handler::sidecar::SidecarStatus;
+use crate::handler::sidecar::{SidecarContext, SidecarStatus};
 use crate::host::clock::Clock;
 use crate::host::containment::Containment;
 use crate::host::crash_points::crash_point;
@@ -46,6 +46,8 @@ use super::{ClaimingState, Command, Control, ControlRequest, SourceBinding, Work
 const EARLY_LOSSES_MAX: usize = 1024;
 /// Started payloads that the rules have not processed yet.
 const PAYLOAD_STARTS_MAX: usize = 256;
+/// In the work directory.
+const SIDECARS_DIR: &str = "sidecars";
 
 pub(super) struct Engine {
     pub(super) rules: rules::Worker,
@@ -134,8 +136,17 @@ impl Engine {
         let (starting, starts) = mpsc::channel(PAYLOAD_STARTS_MAX);
         let own = !settings.clock.is_tokio();
         let threads = if own { HandlerRuntime::dedicated(settings.handler_threads)? } else { HandlerRuntime::shared() };
-        let services = folder.path().join(restart_recovery::SIDECARS_DIR);
-        let besides = Sidecars::start(&feeds, &services, settings.clock, &containment, &threads);
+        let feed_count = feeds.len();
+        let services = folder.path().join(SIDECARS_DIR);
+        let last_recovered = left_over.len() as u64;
+        let besides = Sidecars::start(
+            &feeds,
+            |index| {
+                let (context, handle) = SidecarContext::channel(services.clone(), settings.clock, containment.clone());
+                (context.journaled(journal.clone(), EntryId(last_recovered + 1 + index as u64)), handle)
+            },
+            &threads,
+        );
         for (beside, _) in besides.status_receivers() {
             besides
                 .source_indexes(beside)
@@ -175,7 +186,8 @@ impl Engine {
             recovery_denied: HashSet::new(),
             journaled_polls: claimants.iter().map(|_| JournaledPolls::new()).collect(),
             early_losses: HashSet::new(),
-            last_token: left_over.len() as u64,
+            // Journal entries of sidecars have tokens too.
+            last_token: last_recovered + feed_count as u64,
             seed,
             exit: None,
             journal,

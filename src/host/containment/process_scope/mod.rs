@@ -4,20 +4,18 @@ mod scoped_process;
 
 use std::cell::LazyCell;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::{fmt, io};
 
 use parking_lot::Mutex;
-use rustix::io::Errno;
 use rustix::process::Signal;
-use tokio::sync::OnceCell;
 
-use super::super::journal::PendingSync;
+use super::super::journal::ProcessRecorder;
 use super::super::process::{self, PROCESS_POLL_INTERVAL};
 use super::cgroup::{Cgroup, KillMethod};
 use super::proc_scan::ProcScan;
 use super::{ResourceLimits, children};
-use crate::domain::journal::{Leader, ProcessRecord};
+use crate::domain::journal::ProcessRecord;
 use crate::domain::outcome::Cleanup;
 use crate::limits::{PROCESS_KILL_TIMEOUT, PROCESSES_LISTED_MAX};
 use children::OrphanScan;
@@ -37,29 +35,6 @@ impl ScopeName {
     pub fn to_record(&self) -> ProcessRecord {
         let cgroup = self.cgroup.as_ref().and_then(|path| path.to_str()).map(Into::into);
         ProcessRecord { cookie: self.cookie.as_str().into(), cgroup, leaders: Vec::new() }
-    }
-}
-
-/// Called for each leader of a process group.
-#[derive(Default)]
-struct LeaderHook(OnceLock<Box<dyn Fn(Leader) + Send + Sync>>);
-
-impl fmt::Debug for LeaderHook {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("LeaderHook")
-    }
-}
-
-/// Journals the claim before its first process starts.
-#[derive(Default)]
-struct ClaimRecorder {
-    record: OnceLock<Box<dyn Fn(ProcessRecord) -> PendingSync + Send + Sync>>,
-    recorded: OnceCell<()>,
-}
-
-impl fmt::Debug for ClaimRecorder {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "ClaimRecorder(recorded: {})", self.recorded.initialized())
     }
 }
 
@@ -109,8 +84,7 @@ struct ScopeInner {
     backend: Backend,
     limits: ResourceLimits,
     state: Mutex<ScopeState>,
-    leader_hook: LeaderHook,
-    recorder: ClaimRecorder,
+    recorder: Option<ProcessRecorder>,
 }
 
 #[derive(Debug)]
@@ -185,15 +159,20 @@ impl ScopeInner {
 }
 
 impl ProcessScope {
-    pub(super) fn new(name: ScopeName, backend: Backend, limits: ResourceLimits) -> Self {
-        let (state, leader_hook, recorder) = (Mutex::default(), LeaderHook::default(), ClaimRecorder::default());
-        Self { inner: Arc::new(ScopeInner { name, backend, limits, state, leader_hook, recorder }) }
+    pub(super) fn new(
+        name: ScopeName,
+        backend: Backend,
+        limits: ResourceLimits,
+        recorder: Option<ProcessRecorder>,
+    ) -> Self {
+        Self { inner: Arc::new(ScopeInner { name, backend, limits, state: Mutex::default(), recorder }) }
     }
 
     /// The process group that each payload process leads, without a cookie. Processes that leave it are not found.
     #[must_use]
     pub fn without_cookie() -> Self {
-        Self::new(ScopeName { cookie: String::new(), cgroup: None }, Backend::ProcessGroup, ResourceLimits::default())
+        let name = ScopeName { cookie: String::new(), cgroup: None };
+        Self::new(name, Backend::ProcessGroup, ResourceLimits::default(), None)
     }
 
     /// Its processes, as far as they can be found. Reads `/proc` or the control group; blocks.
@@ -240,31 +219,16 @@ impl ProcessScope {
         &self.inner.name
     }
 
-    /// Calls `hook` for each process group that is started in it, unless a control group contains it. To be called once.
-    pub(crate) fn on_leader(self, hook: impl Fn(Leader) + Send + Sync + 'static) -> Self {
-        drop(self.inner.leader_hook.0.set(Box::new(hook)));
-        self
-    }
-
-    /// Calls `record` before its first process starts. To be called once.
-    pub(crate) fn record_with(self, record: impl Fn(ProcessRecord) -> PendingSync + Send + Sync + 'static) -> Self {
-        drop(self.inner.recorder.record.set(Box::new(record)));
-        self
-    }
-
-    /// Resolves when a process may start: the next worker process would find it in the journal (I27). Cancel safe.
+    /// Resolves when a process may start. Cancel safe.
     ///
     /// # Errors
     ///
     /// The journal cannot be written, which is a fault of the host.
     pub(crate) async fn ensure_recorded(&self) -> io::Result<()> {
-        let ClaimRecorder { record, recorded } = &self.inner.recorder;
-        let Some(record) = record.get() else { return Ok(()) };
-        let recording = async || record(self.inner.name.to_record()).synced().await;
-        recorded.get_or_try_init(recording).await.map(drop).map_err(|error| {
-            tracing::error!("cannot start a task process: {error}");
-            Errno::IO.into()
-        })
+        match &self.inner.recorder {
+            Some(recorder) => recorder.ensure_recorded(self.inner.name.to_record()).await,
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn cookie(&self) -> Option<&str> {
@@ -387,22 +351,6 @@ fn log_escaped(scan: &OrphanScan, logged: &mut bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test]
-    async fn i27_a_failed_journal_write_is_a_host_fault_and_a_successful_one_is_not_repeated() {
-        let writes = Arc::new(std::sync::atomic::AtomicU32::new(0));
-        let count = Arc::clone(&writes);
-        let scope = ProcessScope::without_cookie().record_with(move |_| {
-            let first = count.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
-            if first { PendingSync::failed() } else { PendingSync::succeeded() }
-        });
-        let error = scope.ensure_recorded().await.unwrap_err();
-        assert!(crate::handler::host_errors::is_host_error(&error), "{error}");
-        for _ in 0..3 {
-            scope.ensure_recorded().await.unwrap();
-        }
-        assert_eq!(writes.load(std::sync::atomic::Ordering::Relaxed), 2);
-    }
 
     #[tokio::test]
     async fn an_unused_scope_is_clean() {

@@ -61,11 +61,12 @@ impl ScopedProcess {
     }
 
     pub(crate) fn on_started(&self, process: i32) {
-        if let (Backend::ProcessGroup | Backend::Subreaper, Some(hook)) =
-            (&self.inner().backend, self.inner().leader_hook.0.get())
+        // A control group is recorded instead.
+        if let (Backend::ProcessGroup | Backend::Subreaper, Some(recorder)) =
+            (&self.inner().backend, &self.inner().recorder)
             && let Some(stat) = process::ProcessStat::read(process)
         {
-            hook(Leader { pid: process, start_ticks: stat.start_ticks });
+            recorder.record_leader(Leader { pid: process, start_ticks: stat.start_ticks });
         }
         if let Backend::Subreaper = self.inner().backend {
             // The exec shim does it in a control group.
