@@ -13,8 +13,8 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::reload::Reloader;
 use super::signals::{ControlSignals, ExitSignals};
 use super::{amqp_setup, systemd_notify, termination_watch, worker_setup};
+use crate::config::Environment;
 use crate::config::schema::Config;
-use crate::config::{Environment, collector};
 use crate::control::worker_api::{ReloadFn, ServedWorker, Socket};
 use crate::control::{WorkerStatusReply, socket_in, worker_api};
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
@@ -23,7 +23,7 @@ use crate::http::{Exposure, HttpListener};
 use crate::limits::ABORT_TIMEOUT;
 use crate::observe::log;
 use crate::observe::status_routes::SnapshotFn;
-use crate::observe::traces::Export;
+use crate::observe::traces::{self, Export};
 use crate::observe::worker_http;
 use crate::worker::{self, Control, Worker};
 
@@ -122,10 +122,8 @@ pub(super) async fn run_with(
 /// Errors are logged and do not prevent the worker from starting.
 pub(super) fn start_trace_export(config: &Config, environment: &Environment) -> Option<Export> {
     let name = worker_setup::WorkerIdentity::from_config(config);
-    let started = collector::collector_config(&config.telemetry, environment).and_then(|collector| {
-        let Some(collector) = collector else { return Ok(None) };
-        crate::redact::hide(collector.headers.iter().map(|header| header.value.as_str())).until_exit();
-        Export::start(collector, &name.id, &name.group).map(Some)
+    let started = traces::collector_url(&config.telemetry, environment).and_then(|collector| {
+        collector.map(|collector| Export::start(&collector, environment, &name.id, &name.group)).transpose()
     });
     started.unwrap_or_else(|error| {
         tracing::error!("cannot export traces: {error}");

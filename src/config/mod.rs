@@ -3,7 +3,6 @@
 //! A key `worker.capacity` of the file is `JOURNEYMAN__WORKER__CAPACITY` in the environment and `--capacity` or
 //! `--set worker.capacity=…` on the command line.
 
-pub mod collector;
 pub mod demand;
 pub mod environment;
 mod load;

@@ -1,52 +1,72 @@
 //! Spans of ended claims for an OpenTelemetry collector, by OTLP over HTTP.
 //!
-//! A claim is told of when it is over, and its spans are made of what it went through; nothing is kept while it runs. They wait
-//! in a bounded queue. A collector that is slow, dead or wrong costs spans, which are counted, and no task anything.
+//! A claim is recorded when it ends, and its spans are made from its timeline. They wait in a bounded queue, so that a collector
+//! that is slow or down costs spans, which are counted, and no task anything.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::SystemTime;
 
-use jiff::Timestamp;
-use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
-use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
-use opentelemetry_proto::tonic::resource::v1::Resource;
-use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
-use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
-use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
-use prost::Message as _;
+use opentelemetry::trace::{SpanContext as OtelSpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
+use opentelemetry::{InstrumentationScope, KeyValue};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::resource::EnvResourceDetector;
+use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanExporter as _, SpanLinks};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::collector::{CollectorConfig, NameValue};
-use crate::domain::backoff::{Backoff, Policy};
+use crate::config::Environment;
+use crate::config::schema::Telemetry;
 use crate::domain::claim::{ClaimEnd, LossReason};
-use crate::domain::jitter::Jitter;
 use crate::domain::outcome::Outcome;
 use crate::domain::time::Instant;
-use crate::limits::{
-    TRACES_ANSWER_BYTES_MAX, TRACES_ATTEMPTS_MAX, TRACES_BATCH_DELAY, TRACES_BATCH_MAX, TRACES_CLOSE_TIMEOUT,
-    TRACES_QUEUED_MAX,
-};
+use crate::limits::{TRACES_BATCH_DELAY, TRACES_BATCH_MAX, TRACES_CLOSE_TIMEOUT, TRACES_QUEUED_MAX};
 use crate::worker::timeline::{ClaimPhase, PhaseTiming};
 use crate::worker::trace_recorder::{FinishedClaim, SpanCounts, TraceRecorder};
 
-const RETRY: Policy = Policy { first: Duration::from_secs(1), max: Duration::from_secs(10) };
+/// The collector's URL; `None` if traces are not exported.
+///
+/// # Errors
+///
+/// A variable that cannot be used.
+pub fn collector_url(telemetry: &Telemetry, environment: &Environment) -> Result<Option<url::Url>, String> {
+    let variable = |name: &str| environment.get(name).map(str::trim).filter(|text| !text.is_empty());
+    let below = |base: &str| format!("{}/v1/traces", base.trim_end_matches('/'));
+    let text = if let Some(url) = &telemetry.otlp_endpoint {
+        below(url.as_str())
+    } else {
+        let disabled = variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"));
+        if disabled || variable("OTEL_TRACES_EXPORTER") == Some("none") {
+            return Ok(None);
+        }
+        let exact = variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").map(str::to_owned);
+        let Some(text) = exact.or_else(|| variable("OTEL_EXPORTER_OTLP_ENDPOINT").map(below)) else { return Ok(None) };
+        let protocol = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"].map(variable);
+        if let Some(protocol) = protocol.into_iter().flatten().next().filter(|protocol| *protocol != PROTOCOL) {
+            return Err(format!("OTEL_EXPORTER_OTLP_PROTOCOL is {protocol:?}; only {PROTOCOL:?} is supported"));
+        }
+        text
+    };
+    let url = url::Url::parse(&text).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+    url.map(Some).ok_or_else(|| "OTEL_EXPORTER_OTLP_ENDPOINT is not a URL such as http://127.0.0.1:4318".to_owned())
+}
 
-/// A claim that is over, and when that was.
+const PROTOCOL: &str = "http/protobuf";
+
+/// An ended claim.
 #[derive(Debug)]
 struct EndedClaim {
     record: FinishedClaim,
-    ended_at: Timestamp,
+    ended_at: SystemTime,
 }
 
-/// Where a worker puts its spans.
+/// Passes ended claims to the exporter.
 #[derive(Debug)]
 struct SpanQueue {
-    waiting: mpsc::Sender<EndedClaim>,
+    sender: mpsc::Sender<EndedClaim>,
     counters: Arc<SpanCounters>,
 }
 
@@ -58,10 +78,9 @@ struct SpanCounters {
 
 impl TraceRecorder for SpanQueue {
     fn record(&self, record: FinishedClaim) {
-        let dated = EndedClaim { record, ended_at: Timestamp::now() };
-        if let Err(error) = self.waiting.try_send(dated) {
-            let (mpsc::error::TrySendError::Full(lost) | mpsc::error::TrySendError::Closed(lost)) = error;
-            self.counters.add_dropped(span_count(&lost.record));
+        let spans = span_count(&record);
+        if self.sender.try_send(EndedClaim { record, ended_at: SystemTime::now() }).is_err() {
+            self.counters.dropped.fetch_add(spans, Ordering::Relaxed);
         }
     }
 
@@ -71,18 +90,12 @@ impl TraceRecorder for SpanQueue {
     }
 }
 
-impl SpanCounters {
-    fn add_dropped(&self, spans: u64) {
-        self.dropped.fetch_add(spans, Ordering::Relaxed);
-    }
-}
-
 /// The spans of a claim: its own and one for each phase.
 fn span_count(record: &FinishedClaim) -> u64 {
     record.timeline.phases().len() as u64 + 1
 }
 
-/// The export of spans, while it goes on.
+/// A running export.
 #[derive(Debug)]
 pub struct Export {
     queue: Arc<SpanQueue>,
@@ -91,31 +104,42 @@ pub struct Export {
 }
 
 impl Export {
-    /// Starts it, for a worker of this id and group.
+    /// Starts the export for a worker of this id and group. The exporter reads the `OTEL_*` variables for headers and timeout.
     ///
     /// # Errors
     ///
-    /// Where no client can be made: a header that is none, or no certificates of this system.
-    pub fn start(collector: CollectorConfig, worker_id: &str, worker_group: &str) -> Result<Self, String> {
-        let post = CollectorClient::new(&collector)?;
-        let (waiting, records) = mpsc::channel(TRACES_QUEUED_MAX);
-        let counted = Arc::<SpanCounters>::default();
-        let queue = Arc::new(SpanQueue { waiting, counters: Arc::clone(&counted) });
-        let leaves = CancellationToken::new();
-        let resource = resource(&collector, worker_id, worker_group);
+    /// An exporter that cannot be built.
+    pub fn start(
+        collector: &url::Url,
+        environment: &Environment,
+        worker_id: &str,
+        worker_group: &str,
+    ) -> Result<Self, String> {
+        hide_headers(environment);
+        crate::host::crypto_provider::install_crypto_provider();
+        let mut exporter = SpanExporter::builder()
+            .with_http()
+            .with_endpoint(collector.as_str())
+            .build()
+            .map_err(|error| error.to_string())?;
+        exporter.set_resource(&resource(environment, worker_id, worker_group));
+        let (sender, records) = mpsc::channel(TRACES_QUEUED_MAX);
+        let counters = Arc::<SpanCounters>::default();
+        let shutdown = CancellationToken::new();
         let mut sending = JoinSet::new();
-        sending.spawn(SpanSender { post, resource, counters: counted, shutdown: leaves.clone() }.run(records));
-        tracing::info!(endpoint = %redacted_url(&collector.endpoint), "traces are exported");
-        Ok(Self { queue, sending, shutdown: leaves })
+        let span_sender = SpanSender { exporter, counters: Arc::clone(&counters), shutdown: shutdown.clone() };
+        sending.spawn(span_sender.run(records));
+        let host = collector.host_str().unwrap_or_default();
+        tracing::info!(host, "traces are exported");
+        Ok(Self { queue: Arc::new(SpanQueue { sender, counters }), sending, shutdown })
     }
 
-    /// Where the worker puts its spans.
     #[must_use]
     pub fn recorder(&self) -> Arc<dyn TraceRecorder> {
         Arc::<SpanQueue>::clone(&self.queue)
     }
 
-    /// Sends what waits, once, and takes no longer than [`TRACES_CLOSE_TIMEOUT`].
+    /// Sends the queued spans once, within [`TRACES_CLOSE_TIMEOUT`].
     pub async fn close(mut self) {
         self.shutdown.cancel();
         if timeout(TRACES_CLOSE_TIMEOUT, self.sending.join_next()).await.is_err() {
@@ -124,45 +148,62 @@ impl Export {
     }
 }
 
-/// An address without what may be a secret in it.
-fn redacted_url(endpoint: &url::Url) -> String {
-    let (host, port) = (endpoint.host_str().unwrap_or_default(), endpoint.port());
-    let port = port.map(|port| format!(":{port}")).unwrap_or_default();
-    format!("{}://{host}{port}{}", endpoint.scheme(), endpoint.path())
+/// Headers often carry a token.
+fn hide_headers(environment: &Environment) {
+    for name in ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"] {
+        let headers = environment.get(name).unwrap_or_default().split(',').filter_map(|pair| pair.split_once('='));
+        for value in headers.filter_map(|(_, value)| urlencoding::decode(value.trim()).ok()) {
+            crate::redact::hide([&*value]).until_exit();
+        }
+    }
+}
+
+fn resource(environment: &Environment, worker_id: &str, worker_group: &str) -> Resource {
+    let own = [
+        KeyValue::new("service.name", env!("CARGO_PKG_NAME")),
+        KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+        KeyValue::new("service.instance.id", worker_id.to_owned()),
+        KeyValue::new("journeyman.worker.group", worker_group.to_owned()),
+    ];
+    // The operator's attributes override these.
+    let resource = Resource::builder_empty().with_attributes(own).with_detector(Box::new(EnvResourceDetector::new()));
+    match environment.get("OTEL_SERVICE_NAME").filter(|name| !name.is_empty()) {
+        Some(name) => resource.with_service_name(name.to_owned()).build(),
+        None => resource.build(),
+    }
 }
 
 struct SpanSender {
-    post: CollectorClient,
-    resource: Resource,
+    exporter: SpanExporter,
     counters: Arc<SpanCounters>,
     shutdown: CancellationToken,
 }
 
 impl SpanSender {
     async fn run(self, mut records: mpsc::Receiver<EndedClaim>) {
-        let mut in_trouble = false;
-        while let Some(batch) = self.batch(&mut records).await {
-            let spans: u64 = batch.iter().map(|dated| span_count(&dated.record)).sum();
-            match self.send(self.request(&batch)).await {
-                Ok(rejected) => {
-                    self.counters.exported.fetch_add(spans.saturating_sub(rejected), Ordering::Relaxed);
-                    self.counters.add_dropped(rejected.min(spans));
-                    if std::mem::take(&mut in_trouble) {
-                        tracing::info!("the collector of traces takes spans again");
+        let mut failing = false;
+        while let Some(batch) = self.next_batch(&mut records).await {
+            let spans: Vec<SpanData> = batch.iter().flat_map(spans).collect();
+            let count = spans.len() as u64;
+            match self.exporter.export(spans).await {
+                Ok(()) => {
+                    self.counters.exported.fetch_add(count, Ordering::Relaxed);
+                    if std::mem::take(&mut failing) {
+                        tracing::info!("the collector of traces accepts spans again");
                     }
                 }
-                Err(why) => {
-                    self.counters.add_dropped(spans);
-                    if !std::mem::replace(&mut in_trouble, true) {
-                        tracing::warn!("spans are dropped, tasks are not concerned: {why}");
+                Err(error) => {
+                    self.counters.dropped.fetch_add(count, Ordering::Relaxed);
+                    if !std::mem::replace(&mut failing, true) {
+                        tracing::warn!("dropping spans, tasks are not affected: the collector of traces: {error}");
                     }
                 }
             }
         }
     }
 
-    /// What has come within [`TRACES_BATCH_DELAY`] of the first; `None` where nothing will.
-    async fn batch(&self, records: &mut mpsc::Receiver<EndedClaim>) -> Option<Vec<EndedClaim>> {
+    /// The claims that end within [`TRACES_BATCH_DELAY`] of the first; `None` at the end.
+    async fn next_batch(&self, records: &mut mpsc::Receiver<EndedClaim>) -> Option<Vec<EndedClaim>> {
         let first = tokio::select! {
             biased;
             first = records.recv() => first?,
@@ -184,224 +225,94 @@ impl SpanSender {
         }
         Some(batch)
     }
-
-    /// Answers with how many spans the collector did not take.
-    async fn send(&self, body: Vec<u8>) -> Result<u64, String> {
-        let (mut backoff, mut jitter) = (Backoff::NEW, Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0));
-        loop {
-            let refused = match self.post.post(body.clone()).await {
-                Ok(rejected) => return Ok(rejected),
-                Err(refused) => refused,
-            };
-            let last = backoff.tries() + 1 >= TRACES_ATTEMPTS_MAX || self.shutdown.is_cancelled();
-            if refused.retry == Retry::No || last {
-                return Err(refused.reason);
-            }
-            let wait = backoff.wait(RETRY, refused.retry_after, &mut jitter);
-            // A worker that leaves tries once more, and waits for nothing.
-            drop(timeout(wait, self.shutdown.cancelled()).await);
-        }
-    }
-
-    fn request(&self, batch: &[EndedClaim]) -> Vec<u8> {
-        let scope = InstrumentationScope {
-            name: env!("CARGO_PKG_NAME").to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            ..InstrumentationScope::default()
-        };
-        let spans = batch.iter().flat_map(spans).collect();
-        let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, schema_url: String::new() }];
-        let resource = Some(self.resource.clone());
-        let resource_spans = vec![ResourceSpans { resource, scope_spans, schema_url: String::new() }];
-        ExportTraceServiceRequest { resource_spans }.encode_to_vec()
-    }
-}
-
-/// Requests to the collector.
-struct CollectorClient {
-    http: reqwest::Client,
-    endpoint: url::Url,
-}
-
-/// Why spans were not taken.
-struct PostError {
-    reason: String,
-    retry: Retry,
-    retry_after: Option<Duration>,
-}
-
-#[derive(PartialEq, Eq)]
-enum Retry {
-    Yes,
-    No,
-}
-
-impl CollectorClient {
-    fn new(collector: &CollectorConfig) -> Result<Self, String> {
-        use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-        let mut headers = HeaderMap::new();
-        for NameValue { name, value } in &collector.headers {
-            let wrong = || format!("OTEL_EXPORTER_OTLP_HEADERS: {name:?} is no header, or its value is none");
-            let name = HeaderName::try_from(name).map_err(|_| wrong())?;
-            let mut value = HeaderValue::try_from(value).map_err(|_| wrong())?;
-            value.set_sensitive(true);
-            headers.insert(name, value);
-        }
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
-        crate::host::crypto_provider::install_crypto_provider();
-        let http = reqwest::Client::builder()
-            .default_headers(headers)
-            .timeout(collector.timeout)
-            .redirect(reqwest::redirect::Policy::none())
-            .build()
-            .map_err(|error| error.to_string())?;
-        Ok(Self { http, endpoint: collector.endpoint.clone() })
-    }
-
-    async fn post(&self, body: Vec<u8>) -> Result<u64, PostError> {
-        let lost =
-            |error: reqwest::Error| PostError { reason: root_cause(&error), retry: Retry::Yes, retry_after: None };
-        let mut answer = self.http.post(self.endpoint.clone()).body(body).send().await.map_err(lost)?;
-        let status = answer.status();
-        if !status.is_success() {
-            let again = if matches!(status.as_u16(), 429 | 502 | 503 | 504) { Retry::Yes } else { Retry::No };
-            let seconds = answer.headers().get(reqwest::header::RETRY_AFTER);
-            let seconds = seconds.and_then(|value| value.to_str().ok()?.parse().ok());
-            let after = seconds.map(|seconds| Duration::from_secs(seconds).min(RETRY.max));
-            return Err(PostError {
-                reason: format!("the collector answered {status}"),
-                retry: again,
-                retry_after: after,
-            });
-        }
-        let mut body = Vec::new();
-        while let Some(piece) = answer.chunk().await.map_err(lost)? {
-            body.extend_from_slice(&piece);
-            if body.len() > TRACES_ANSWER_BYTES_MAX {
-                break;
-            }
-        }
-        // An answer in other words is still a yes.
-        let read = ExportTraceServiceResponse::decode(body.as_slice()).unwrap_or_default();
-        Ok(read.partial_success.map_or(0, |partly| u64::try_from(partly.rejected_spans).unwrap_or(0)))
-    }
-}
-
-/// The useful end of a chain of errors; it names no address.
-fn root_cause(error: &reqwest::Error) -> String {
-    let mut text = if error.is_timeout() { "no answer in time".to_owned() } else { "the connection failed".to_owned() };
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        text = inner.to_string();
-        cause = inner.source();
-    }
-    format!("the collector of traces: {text}")
-}
-
-fn resource(collector: &CollectorConfig, worker_id: &str, worker_group: &str) -> Resource {
-    let own = [
-        text("service.name", &collector.service_name),
-        text("service.version", env!("CARGO_PKG_VERSION")),
-        text("service.instance.id", worker_id),
-        text("journeyman.worker.group", worker_group),
-    ];
-    let more = collector.attributes.iter().map(|pair| text(&pair.name, &pair.value));
-    // Of two of one name the operator's counts.
-    let own = own.into_iter().filter(|own| collector.attributes.iter().all(|pair| pair.name != own.key));
-    Resource { attributes: own.chain(more).collect(), ..Resource::default() }
 }
 
 /// The claim's span, and one for each of its phases.
-fn spans(dated: &EndedClaim) -> Vec<Span> {
-    let EndedClaim { record, ended_at: at } = dated;
+fn spans(ended: &EndedClaim) -> Vec<SpanData> {
+    let EndedClaim { record, ended_at } = ended;
     let trace = record.span_context;
-    let ended = nanos(*at, record.now, record.now);
-    let began = record.timeline.phases().first().map_or(ended, |lap| nanos(*at, record.now, lap.started_at));
-    let base = |name: &str, span: u64, parent: Option<u64>| Span {
-        trace_id: trace.claim_span.trace_number().to_be_bytes().to_vec(),
-        span_id: span.to_be_bytes().to_vec(),
-        parent_span_id: parent.map(|parent| parent.to_be_bytes().to_vec()).unwrap_or_default(),
-        name: name.to_owned(),
-        // The low byte holds the trace's own flags.
-        flags: 1,
-        ..Span::default()
+    let wall_clock = |at: Instant| ended_at.checked_sub(record.now.since(at)).unwrap_or(SystemTime::UNIX_EPOCH);
+    let claim_span = SpanId::from(trace.claim_span.span_id());
+    let scope = InstrumentationScope::builder(env!("CARGO_PKG_NAME")).with_version(env!("CARGO_PKG_VERSION")).build();
+    let base = |name: &'static str, span: SpanId, parent: SpanId| SpanData {
+        span_context: OtelSpanContext::new(
+            TraceId::from(trace.claim_span.trace_number()),
+            span,
+            TraceFlags::SAMPLED,
+            false,
+            TraceState::NONE,
+        ),
+        parent_span_id: parent,
+        parent_span_is_remote: false,
+        span_kind: SpanKind::Internal,
+        name: name.into(),
+        start_time: *ended_at,
+        end_time: *ended_at,
+        attributes: Vec::new(),
+        dropped_attributes_count: 0,
+        events: SpanEvents::default(),
+        links: SpanLinks::default(),
+        status: Status::Unset,
+        instrumentation_scope: scope.clone(),
     };
-    let own = Span {
-        kind: SpanKind::Consumer.into(),
-        start_time_unix_nano: began,
-        end_time_unix_nano: ended,
-        attributes: attributes(record),
-        status: status(record.end),
-        ..base("task", trace.claim_span.span_id(), trace.parent)
+    let own = SpanData {
+        span_kind: SpanKind::Consumer,
+        parent_span_is_remote: trace.parent.is_some(),
+        start_time: record.timeline.phases().first().map_or(*ended_at, |phase| wall_clock(phase.started_at)),
+        attributes: vec![
+            KeyValue::new("journeyman.task", record.run.task.as_str().to_owned()),
+            KeyValue::new("journeyman.run", i64::from(record.run.run)),
+            KeyValue::new("journeyman.source", record.source.clone()),
+            KeyValue::new("journeyman.end", end_text(record.end)),
+        ],
+        status: match record.end {
+            ClaimEnd::Reported(Outcome::Completed) => Status::Unset,
+            end => Status::error(end_text(end)),
+        },
+        ..base("task", claim_span, trace.parent.map_or(SpanId::INVALID, SpanId::from))
     };
-    let child = |lap: &PhaseTiming| {
-        let span =
-            if lap.phase == ClaimPhase::Run { trace.run_span } else { uuid::Uuid::new_v4().as_u64_pair().1.max(1) };
-        let kind = match lap.phase {
-            ClaimPhase::Claim | ClaimPhase::Upload | ClaimPhase::Report => SpanKind::Client,
-            ClaimPhase::Prepare | ClaimPhase::Run | ClaimPhase::End => SpanKind::Internal,
+    let child = |timing: &PhaseTiming| {
+        let (id, kind) = match timing.phase {
+            ClaimPhase::Claim | ClaimPhase::Upload | ClaimPhase::Report => (random_span_id(), SpanKind::Client),
+            ClaimPhase::Prepare | ClaimPhase::End => (random_span_id(), SpanKind::Internal),
+            ClaimPhase::Run => (trace.run_span, SpanKind::Internal),
         };
-        Span {
-            kind: kind.into(),
-            start_time_unix_nano: nanos(*at, record.now, lap.started_at),
-            end_time_unix_nano: lap.ended_at.map_or(ended, |end| nanos(*at, record.now, end)),
-            ..base(lap.phase.as_str(), span, Some(trace.claim_span.span_id()))
+        SpanData {
+            span_kind: kind,
+            start_time: wall_clock(timing.started_at),
+            end_time: timing.ended_at.map_or(*ended_at, wall_clock),
+            ..base(timing.phase.as_str(), SpanId::from(id), claim_span)
         }
     };
     std::iter::once(own).chain(record.timeline.phases().iter().map(child)).collect()
 }
 
-/// A moment by the wall clock: as long before the end of the claim as on the worker's own.
-fn nanos(at: Timestamp, now: Instant, then: Instant) -> u64 {
-    let ago = i128::try_from(now.since(then).as_nanos()).unwrap_or(i128::MAX);
-    u64::try_from(at.as_nanosecond().saturating_sub(ago)).unwrap_or(0)
+fn random_span_id() -> u64 {
+    uuid::Uuid::new_v4().as_u64_pair().1.max(1)
 }
 
-fn attributes(record: &FinishedClaim) -> Vec<KeyValue> {
-    let run = Value::IntValue(record.run.run.into());
-    vec![
-        text("journeyman.task", record.run.task.as_str()),
-        KeyValue {
-            key: "journeyman.run".to_owned(),
-            value: Some(AnyValue { value: Some(run) }),
-            ..KeyValue::default()
-        },
-        text("journeyman.source", &record.source),
-        text("journeyman.end", &end_text(record.end)),
-    ]
-}
-
-fn text(key: &str, value: &str) -> KeyValue {
-    let value = Value::StringValue(value.to_owned());
-    KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
-}
-
-/// What became of it, in few words.
 fn end_text(end: ClaimEnd) -> String {
     let lost = |loss| match loss {
-        LossReason::Revoked => "the queue refused it",
+        LossReason::Revoked => "revoked by the queue",
         LossReason::Canceled => "canceled",
-        LossReason::LeaseExpired => "its lease was over",
+        LossReason::LeaseExpired => "lease expired",
         LossReason::GrantedTooLate => "granted too late",
-        LossReason::ShutdownDeadline => "no time left",
+        LossReason::ShutdownDeadline => "shutdown deadline",
     };
     match end {
         ClaimEnd::Reported(outcome) => outcome.to_string(),
-        ClaimEnd::AlreadyResolved(outcome) => format!("superseded, ours was {outcome}"),
-        ClaimEnd::ReportRejected(outcome) => format!("not reportable, ours was {outcome}"),
-        ClaimEnd::Unconfirmed { outcome, loss } => format!("unconfirmed, ours was {outcome}: {}", lost(loss)),
+        ClaimEnd::AlreadyResolved(outcome) => format!("superseded, own outcome {outcome}"),
+        ClaimEnd::ReportRejected(outcome) => format!("report rejected, own outcome {outcome}"),
+        ClaimEnd::Unconfirmed { outcome, loss } => format!("unconfirmed, own outcome {outcome}: {}", lost(loss)),
         ClaimEnd::Lost(loss) => format!("lost: {}", lost(loss)),
         ClaimEnd::NotGranted => "not granted".to_owned(),
     }
 }
 
-fn status(ended: ClaimEnd) -> Option<Status> {
-    let well = ended == ClaimEnd::Reported(Outcome::Completed);
-    (!well).then(|| Status { message: end_text(ended), code: StatusCode::Error.into() })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::domain::id::{Run, TaskId};
     use crate::domain::trace_context::TraceParent;
@@ -425,26 +336,41 @@ mod tests {
     }
 
     #[test]
-    fn times_are_as_long_ago_as_on_the_workers_clock_and_what_has_no_end_ends_with_the_claim() {
-        let dated = EndedClaim { record: record(), ended_at: Timestamp::from_second(1_000).unwrap() };
-        let spans = spans(&dated);
-        let seconds = |nanos: u64| nanos / 1_000_000_000;
-        let times: Vec<_> = spans
-            .iter()
-            .map(|span| (span.name.as_str(), seconds(span.start_time_unix_nano), seconds(span.end_time_unix_nano)))
-            .collect();
+    fn spans_keep_their_distance_to_the_end_of_the_claim() {
+        let ended_at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
+        let spans = spans(&EndedClaim { record: record(), ended_at });
+        let seconds = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        let times: Vec<_> =
+            spans.iter().map(|span| (&*span.name, seconds(span.start_time), seconds(span.end_time))).collect();
         assert_eq!(times, [("task", 990, 1_000), ("claim", 990, 991), ("report", 999, 1_000)]);
-        assert_eq!(spans[0].parent_span_id, 9_u64.to_be_bytes());
-        assert!(spans[1..].iter().all(|span| span.parent_span_id == 8_u64.to_be_bytes()));
-        let status = spans[0].status.as_ref().unwrap();
-        assert_eq!((status.code(), status.message.as_str()), (StatusCode::Error, "lost: its lease was over"));
+        assert_eq!(spans[0].parent_span_id, SpanId::from(9));
+        assert!(spans[1..].iter().all(|span| span.parent_span_id == SpanId::from(8)));
+        assert!(matches!(spans[0].status, Status::Error { .. }));
     }
 
     #[test]
-    fn what_finds_no_room_is_dropped_and_counted() {
-        let (waiting, _records) = mpsc::channel(2);
-        let queue = SpanQueue { waiting, counters: Arc::default() };
+    fn spans_beyond_the_queue_are_dropped_and_counted() {
+        let (sender, _records) = mpsc::channel(2);
+        let queue = SpanQueue { sender, counters: Arc::default() };
         (0..5).for_each(|_| queue.record(record()));
         assert_eq!(queue.span_counts(), SpanCounts { exported: 0, dropped: 9 });
+    }
+
+    #[test]
+    fn the_configuration_takes_precedence_over_the_variables() {
+        let url = |own: Option<&str>, variables: &[(&str, &str)]| {
+            let telemetry = Telemetry { otlp_endpoint: own.map(|url| url.parse().unwrap()) };
+            collector_url(&telemetry, &Environment::from_pairs(variables)).unwrap().map(|url| url.to_string())
+        };
+        let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:4318/");
+        let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://b/here");
+        assert_eq!(url(None, &[]), None);
+        assert_eq!(url(None, &[all]).as_deref(), Some("http://a:4318/v1/traces"));
+        assert_eq!(url(None, &[all, traces]).as_deref(), Some("https://b/here"));
+        assert_eq!(url(Some("http://c:1/x"), &[all, traces]).as_deref(), Some("http://c:1/x/v1/traces"));
+        for off in [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")] {
+            assert_eq!(url(None, &[all, off]), None);
+            assert!(url(Some("http://c:1"), &[off]).is_some());
+        }
     }
 }

@@ -23,8 +23,9 @@ use super::worker::control_socket;
 use super::worker_setup::{self, WorkerIdentity};
 use crate::config::problem::Severity;
 use crate::config::schema::{Config, Source};
-use crate::config::{Environment, LoadedConfig, collector};
+use crate::config::{Environment, LoadedConfig};
 use crate::limits::DOCTOR_CHECK_TIMEOUT;
+use crate::observe::traces;
 use crate::redact;
 
 #[derive(Debug, Args)]
@@ -155,10 +156,10 @@ fn check_configuration(loaded: &LoadedConfig, environment: &Environment) -> Vec<
             Severity::Warning => Check::warning("files", &problem.message, fix),
         });
     }
-    match collector::collector_config(&config.telemetry, environment) {
+    match traces::collector_url(&config.telemetry, environment) {
         Ok(None) => {}
         Ok(Some(collector)) => {
-            let host = collector.endpoint.host_str().unwrap_or_default().to_owned();
+            let host = collector.host_str().unwrap_or_default().to_owned();
             checks.push(Check::ok("traces", format!("exported to {host}")));
         }
         Err(why) => {
