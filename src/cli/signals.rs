@@ -167,7 +167,7 @@ const TSTP: i32 = rustix::process::Signal::TSTP.as_raw();
 const CONT: i32 = rustix::process::Signal::CONT.as_raw();
 const USR1: i32 = rustix::process::Signal::USR1.as_raw();
 
-fn subscribe(kind: SignalKind) -> Result<Signal, Failure> {
+pub(super) fn subscribe(kind: SignalKind) -> Result<Signal, Failure> {
     signal(kind).map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot install a signal handler: {error}")))
 }
 

@@ -1,5 +1,6 @@
 //! `journeyman worker`: claims and runs tasks until stopped.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,12 +11,12 @@ use sd_notify::NotifyState;
 use super::config_args::{self, ConfigArgs, WorkerFlags};
 use super::doctor::host::open_files_warning;
 use super::exit::{Exit, ExitResult, Failure};
-use super::reload::Reloader;
+use super::reload::{Reloader, WorkerTarget};
 use super::signals::{ControlSignals, ExitSignals};
 use super::{amqp_setup, systemd_notify, termination_watch, worker_setup};
 use crate::config::Environment;
 use crate::config::schema::Config;
-use crate::control::worker_api::{ReloadFn, ServedWorker, Socket};
+use crate::control::worker_api::{ReloadSender, ServedWorker, Socket};
 use crate::control::{WorkerStatusReply, socket_in, worker_api};
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::host::service_manager::ServiceManager;
@@ -52,38 +53,14 @@ pub(super) async fn run_with(
     harden_process();
     let worker = build(&loaded.config, environment)?;
     close_inherited_fds_on_exec();
-    let export = start_trace_export(&loaded.config, environment);
-    let worker = with_trace_export(worker, export.as_ref());
     let control = worker.control();
-    let exit_signals = ExitSignals::listen()?.apply_to(control.clone());
     let control_signals = ControlSignals::listen()?.apply_to(control.clone());
-    let watch = termination_watch::watch_notices(&loaded.config, control.clone())?;
-    let config = loaded.config.clone();
     let manager = ServiceManager::from_socket_variable(environment.get("NOTIFY_SOCKET")).map_err(|error| {
         Failure::new(Exit::HostUnusable, format!("cannot start the thread for the service manager: {error}"))
     })?;
     let notifier = manager.as_ref().map(|manager| manager.sender.clone());
-    let reloader = Arc::new(Reloader::new(
-        arguments.settings,
-        environment.clone(),
-        control.clone(),
-        loaded.config,
-        notifier.clone(),
-    ));
-    let reload: Arc<ReloadFn> = {
-        let reloader = Arc::clone(&reloader);
-        Arc::new(move || {
-            let reloader = Arc::clone(&reloader);
-            Box::pin(async move { reloader.reload().await })
-        })
-    };
-    // Resolves when a signal aborts the worker. The end of the watch has no effect.
-    let aborted = async {
-        tokio::select! {
-            () = exit_signals => {}
-            () = async { (watch.await, std::future::pending().await).1 } => {}
-        }
-    };
+    let target = WorkerTarget { control: control.clone(), service_manager: notifier.clone() };
+    let (reloader, reloads) = Reloader::new(arguments.settings, environment, loaded.config.clone(), target)?;
     let watchdog = manager.as_ref().and_then(|manager| manager.watchdog);
     let notifications = async {
         match notifier {
@@ -91,36 +68,60 @@ pub(super) async fn run_with(
             None => std::future::pending().await,
         }
     };
-    let http = serve_http(&config, &control).await?;
-    let socket = serve_control_socket(&config, control.clone(), reload)?;
-    let reports = amqp_setup::report_activity(&config, &control, environment)?;
-    let hangups = reloader
-        .on_hangup()
-        .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot listen for signals: {error}")))?;
-    let ended = tokio::select! {
-        ended = run_until_exit(worker, aborted) => ended,
-        failure = socket => Err(failure),
-        () = http => Err(Failure::new(Exit::Internal, "the HTTP server stopped")),
-        () = hangups => Err(Failure::new(Exit::Internal, "the signal handler stopped")),
-        never = notifications => match never {},
-        never = control_signals => match never {},
-        () = reports => Err(Failure::new(Exit::Internal, "activity reporting stopped")),
+    let background = async {
+        tokio::select! {
+            never = control_signals => match never {},
+            never = reloader.run() => match never {},
+            never = notifications => match never {},
+        }
     };
-    if let Some(export) = export {
-        export.close().await;
-    }
+    let signals = ExitSignals::listen()?;
+    let ended = serve(worker, &loaded.config, environment, signals, Some(reloads), background).await;
     if let Some(manager) = manager {
         let exit = ended.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
-        // `close` waits until every other sender is dropped.
-        drop(reloader);
         manager.sender.send(&[NotifyState::Stopping, NotifyState::Status(exit.description())]);
         manager.close().await;
     }
     ended
 }
 
+/// Runs a worker with everything that accompanies it: signals, termination notices, control socket, HTTP, activity reports and
+/// traces. `background` runs beside it.
+pub(super) async fn serve(
+    worker: Worker,
+    config: &Config,
+    environment: &Environment,
+    signals: ExitSignals,
+    reloads: Option<ReloadSender>,
+    background: impl Future<Output = Failure>,
+) -> ExitResult {
+    let export = start_trace_export(config, environment);
+    let worker = match &export {
+        Some(export) => worker.with_trace_recorder(export.recorder()),
+        None => worker,
+    };
+    let control = worker.control();
+    let watch = termination_watch::watch_notices(config, control.clone())?;
+    let http = serve_http(config, &control).await?;
+    let socket = serve_control_socket(config, control.clone(), reloads)?;
+    let reports = amqp_setup::report_activity(config, &control, environment)?;
+    let ended = tokio::select! {
+        ended = run_until_exit(worker, signals.apply_to(control)) => ended,
+        failure = background => Err(failure),
+        // The end of the watch has no effect.
+        never = async { (watch.await, std::future::pending::<Infallible>().await).1 } => match never {},
+        never = socket => match never {},
+        never = http => match never {},
+        () = reports => Err(Failure::new(Exit::Internal, "activity reporting stopped")),
+    };
+    if let Some(export) = export {
+        export.close().await;
+    }
+    ended
+}
+
 /// Errors are logged and do not prevent the worker from starting.
-pub(super) fn start_trace_export(config: &Config, environment: &Environment) -> Option<Export> {
+fn start_trace_export(config: &Config, environment: &Environment) -> Option<Export> {
     let name = worker_setup::WorkerIdentity::from_config(config);
     let started = traces::collector_url(&config.telemetry, environment).and_then(|collector| {
         collector.map(|collector| Export::start(&collector, environment, &name.id, &name.group)).transpose()
@@ -131,36 +132,23 @@ pub(super) fn start_trace_export(config: &Config, environment: &Environment) -> 
     })
 }
 
-pub(super) fn with_trace_export(worker: Worker, export: Option<&Export>) -> Worker {
-    match export {
-        Some(export) => worker.with_trace_recorder(export.recorder()),
-        None => worker,
-    }
-}
-
 pub(super) fn control_socket(config: &Config) -> PathBuf {
     config.control.socket.as_ref().map_or_else(|| socket_in(&config.worker.work_dir.0), |socket| socket.0.clone())
 }
 
-pub(super) fn serve_control_socket(
+fn serve_control_socket(
     config: &Config,
     control: Control,
-    reload: Arc<ReloadFn>,
-) -> Result<impl Future<Output = Failure>, Failure> {
-    let failed = |error: std::io::Error| {
-        Failure::new(Exit::HostUnusable, format!("cannot listen on the control socket: {error}"))
-    };
-    let socket = Socket::listen(&control_socket(config)).map_err(failed)?;
+    reloads: Option<ReloadSender>,
+) -> Result<impl Future<Output = Infallible>, Failure> {
+    let socket = Socket::listen(&control_socket(config))
+        .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot listen on the control socket: {error}")))?;
     let name = worker_setup::WorkerIdentity::from_config(config);
-    let worker = ServedWorker { id: name.id, group: name.group, control, reload };
-    Ok(async move { match worker_api::serve(socket, worker).await {} })
+    Ok(worker_api::serve(socket, ServedWorker { id: name.id, group: name.group, control, reloads }))
 }
 
 /// Pending forever if `http.listen` is not set.
-pub(super) async fn serve_http(
-    config: &Config,
-    control: &Control,
-) -> Result<impl Future<Output = ()> + use<>, Failure> {
+async fn serve_http(config: &Config, control: &Control) -> Result<impl Future<Output = Infallible> + use<>, Failure> {
     let listener = listen_http(config, "health, metrics and a status page", "/").await?;
     let name = worker_setup::WorkerIdentity::from_config(config);
     let control = control.clone();
@@ -170,7 +158,7 @@ pub(super) async fn serve_http(
     });
     Ok(async move {
         match listener {
-            Some(listener) => match worker_http::serve(listener, snapshot).await {},
+            Some(listener) => worker_http::serve(listener, snapshot).await,
             None => std::future::pending().await,
         }
     })

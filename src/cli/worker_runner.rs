@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use clap::Args;
 use parking_lot::Mutex;
@@ -12,10 +11,9 @@ use tokio::sync::mpsc;
 
 use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
-use super::{amqp_setup, output, target, termination_watch, worker, worker_setup};
+use super::{output, target, worker, worker_setup};
 use crate::config::schema::Config;
 use crate::config::{self, Document, Environment};
-use crate::control::worker_api::ReloadFuture;
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::limits::{
     RUNNER_FILE_BYTES_MAX, RUNNER_LINE_BYTES_MAX, RUNNER_LINES_MAX, RUNNER_SEND_TIMEOUT, RUNNER_WELCOME_TIMEOUT,
@@ -62,31 +60,9 @@ async fn run_worker(arguments: &WorkerRunnerArgs, environment: &Environment, lin
     let built = worker_setup::build_worker_with_apis(&config, environment)?;
     close_inherited_fds_on_exec();
     replace_credentials(&built.apis, &credentials)?;
-    let export = worker::start_trace_export(&config, environment);
-    let worker = worker::with_trace_export(built.worker, export.as_ref());
-    let control = worker.control();
-    let signals = ExitSignals::listen()?.apply_to(control.clone());
-    let watch = termination_watch::watch_notices(&config, control.clone())?;
-    let reload = || -> ReloadFuture {
-        Box::pin(async { Err("the worker-runner writes this configuration once, at the start".to_owned()) })
-    };
-    let control_socket = worker::serve_control_socket(&config, control.clone(), Arc::new(reload))?;
-    let reports = amqp_setup::report_activity(&config, &control, environment)?;
-    let messages = handle_messages(lines, built.apis, control);
-    let requests = async {
-        tokio::select! {
-            () = signals => {}
-            () = async { tokio::join!(watch, messages, reports); std::future::pending().await } => {}
-        }
-    };
-    let ended = tokio::select! {
-        ended = worker::run_until_exit(worker, requests) => ended,
-        failure = control_socket => Err(failure),
-    };
-    if let Some(export) = export {
-        export.close().await;
-    }
-    ended
+    let messages = handle_messages(lines, built.apis, built.worker.control());
+    let background = async { (messages.await, std::future::pending().await).1 };
+    worker::serve(built.worker, &config, environment, ExitSignals::listen()?, None, background).await
 }
 
 /// Waits for `welcome`, before which no error report may be sent.

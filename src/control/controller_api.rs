@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::{FromRef, State};
@@ -13,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
-use super::CommandReply;
 use super::poison_api;
-use super::worker_api::{ApiError, ReloadFn, Reloads, Socket};
+use super::worker_api::{ApiError, ReloadSender, Socket, request_reload};
+use super::{CommandReply, WorkerCommand, WorkerCommandRequest};
 use crate::controller::ControllerHandle;
 use crate::controller::commands::{CommandError, PoolCommand};
 use crate::controller::status::ControllerStatus;
@@ -131,7 +130,8 @@ impl PoolHandles {
 #[derive(Clone)]
 struct AppState {
     pools: PoolHandles,
-    reloads: Reloads,
+    /// `None` for commands over HTTP.
+    reloads: Option<ReloadSender>,
 }
 
 impl FromRef<AppState> for PoolHandles {
@@ -140,12 +140,22 @@ impl FromRef<AppState> for PoolHandles {
     }
 }
 
-/// Serves until dropped, then removes the socket.
-pub async fn serve(socket: Socket, pools: PoolHandles, reload: Arc<ReloadFn>) -> Infallible {
-    let router = Router::new()
-        .route("/v1/controller", get(handle_status))
+/// The commands that are also served over HTTP.
+#[must_use]
+pub fn command_routes(pools: PoolHandles) -> Router {
+    shared_routes().with_state(AppState { pools, reloads: None })
+}
+
+fn shared_routes() -> Router<AppState> {
+    Router::new()
         .route("/v1/commands", post(handle_command))
         .route("/v1/poison", get(poison_api::handle_list).post(poison_api::handle_action))
+}
+
+/// Serves until dropped, then removes the socket.
+pub async fn serve(socket: Socket, pools: PoolHandles, reloads: ReloadSender) -> Infallible {
+    let router = shared_routes()
+        .route("/v1/controller", get(handle_status))
         .route("/v1/poison/body", get(poison_api::handle_body))
         .fallback(async || {
             ApiError(
@@ -153,7 +163,7 @@ pub async fn serve(socket: Socket, pools: PoolHandles, reload: Arc<ReloadFn>) ->
                 "this is the control socket of a controller; use `journeyman controller status`".to_owned(),
             )
         })
-        .with_state(AppState { pools, reloads: Reloads::new(reload) });
+        .with_state(AppState { pools, reloads: Some(reloads) });
     socket.serve(router).await
 }
 
@@ -176,13 +186,12 @@ async fn handle_command(
     State(AppState { reloads, pools }): State<AppState>,
     body: Bytes,
 ) -> Result<Json<CommandReply>, ApiError> {
-    if !is_reload(&body) {
-        return Ok(Json(pools.apply(PoolCommandRequest::parse(&body)?).await?));
+    let is_reload = || {
+        serde_json::from_slice::<WorkerCommandRequest>(&body)
+            .is_ok_and(|request| request.command == WorkerCommand::Reload)
+    };
+    if reloads.is_some() && is_reload() {
+        return request_reload(reloads.as_ref()).await;
     }
-    reloads.run().await
-}
-
-fn is_reload(body: &[u8]) -> bool {
-    serde_json::from_slice::<super::WorkerCommandRequest>(body)
-        .is_ok_and(|request| request.command == super::WorkerCommand::Reload)
+    Ok(Json(pools.apply(PoolCommandRequest::parse(&body)?).await?))
 }

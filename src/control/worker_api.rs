@@ -6,7 +6,6 @@ use std::future::Future;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,10 +15,9 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWriteExt as _, DuplexStream, ReadBuf};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::io::ReaderStream;
@@ -33,62 +31,39 @@ use crate::limits::{CONTROL_FOLLOW_CHECK_INTERVAL, CONTROL_READ_BYTES, CONTROL_T
 use crate::worker::status::ClaimDetail;
 use crate::worker::{ClaimSnapshot, Command, CommandResult, Control, Note, TaskLookupError, status};
 
-/// Reloads the configuration, and returns a message or why it was rejected.
-pub type ReloadFn = dyn Fn() -> ReloadFuture + Send + Sync;
-pub type ReloadFuture = Pin<Box<dyn Future<Output = Result<String, String>> + Send>>;
+/// Takes the reply to a request for a reload: a message, or why the configuration was rejected.
+pub type ReloadRequest = oneshot::Sender<Result<String, String>>;
+pub type ReloadSender = mpsc::Sender<ReloadRequest>;
 
 #[derive(Clone)]
 pub struct ServedWorker {
     pub id: String,
     pub group: String,
     pub control: Control,
-    pub reload: Arc<ReloadFn>,
+    /// `None` if the configuration cannot be reloaded.
+    pub reloads: Option<ReloadSender>,
 }
 
 /// Serves until dropped, then removes the socket.
 pub async fn serve(socket: Socket, worker: ServedWorker) -> Infallible {
-    let reloads = Reloads::new(Arc::clone(&worker.reload));
     let router = Router::new()
         .route("/v1/status", get(handle_status))
         .route("/v1/commands", post(handle_command))
         .route("/v1/log", get(handle_log))
         .route("/v1/claim", get(handle_claim))
         .fallback(async || ApiError(StatusCode::NOT_FOUND, "this is the control socket of a worker".to_owned()))
-        .with_state(AppState { worker, reloads });
+        .with_state(worker);
     socket.serve(router).await
 }
 
-#[derive(Clone)]
-struct AppState {
-    worker: ServedWorker,
-    reloads: Reloads,
-}
-
-/// Runs each reload to its end, even if the client disconnects.
-#[derive(Clone)]
-pub(super) struct Reloads {
-    reload: Arc<ReloadFn>,
-    tasks: Arc<Mutex<JoinSet<()>>>,
-}
-
-impl Reloads {
-    pub(super) fn new(reload: Arc<ReloadFn>) -> Self {
-        Self { reload, tasks: Arc::default() }
-    }
-
-    pub(super) async fn run(&self) -> Result<Json<CommandReply>, ApiError> {
-        let (sender, result) = oneshot::channel();
-        let reload = (self.reload)();
-        {
-            let mut tasks = self.tasks.lock();
-            while tasks.try_join_next().is_some() {}
-            tasks.spawn(async move { drop(sender.send(reload.await)) });
-        }
-        let exiting = |_| ApiError(StatusCode::SERVICE_UNAVAILABLE, "the process is exiting".to_owned());
-        let message = result.await.map_err(exiting)?;
-        let message = message.map_err(|error| ApiError(StatusCode::UNPROCESSABLE_ENTITY, error))?;
-        Ok(Json(CommandReply { message }))
-    }
+pub(super) async fn request_reload(reloads: Option<&ReloadSender>) -> Result<Json<CommandReply>, ApiError> {
+    let rejected = |text: String| ApiError(StatusCode::UNPROCESSABLE_ENTITY, text);
+    let restart = || rejected("this process cannot reload its configuration; restart it".to_owned());
+    let exiting = || ApiError(StatusCode::SERVICE_UNAVAILABLE, "the process is exiting".to_owned());
+    let (sender, result) = oneshot::channel();
+    reloads.ok_or_else(restart)?.send(sender).await.map_err(|_| exiting())?;
+    let message = result.await.map_err(|_| exiting())?.map_err(rejected)?;
+    Ok(Json(CommandReply { message }))
 }
 
 #[derive(Debug)]
@@ -104,7 +79,7 @@ fn worker_exited() -> ApiError {
     ApiError(StatusCode::SERVICE_UNAVAILABLE, "the worker has exited".to_owned())
 }
 
-async fn handle_status(State(AppState { worker, .. }): State<AppState>) -> Result<Json<WorkerStatusReply>, ApiError> {
+async fn handle_status(State(worker): State<ServedWorker>) -> Result<Json<WorkerStatusReply>, ApiError> {
     let status = timeout(CONTROL_TIMEOUT, worker.control.status()).await;
     let slow = |_| ApiError(StatusCode::GATEWAY_TIMEOUT, format!("the worker did not answer in {CONTROL_TIMEOUT:?}"));
     let view = status.map_err(slow)?.ok_or_else(worker_exited)?;
@@ -112,7 +87,7 @@ async fn handle_status(State(AppState { worker, .. }): State<AppState>) -> Resul
 }
 
 async fn handle_command(
-    State(AppState { worker, reloads }): State<AppState>,
+    State(worker): State<ServedWorker>,
     Json(request): Json<WorkerCommandRequest>,
 ) -> Result<Json<CommandReply>, ApiError> {
     let (command, message) = match request.command {
@@ -134,7 +109,7 @@ async fn handle_command(
             return end_claim(&worker.control, &task, claim::CancelCommand::Cancel, request.note).await;
         }
         WorkerCommand::Reload => {
-            return reloads.run().await;
+            return request_reload(worker.reloads.as_ref()).await;
         }
     };
     if matches!(command, Command::Pause { .. } | Command::Resume) {
@@ -227,7 +202,7 @@ struct ClaimQuery {
 }
 
 async fn handle_claim(
-    State(AppState { worker, .. }): State<AppState>,
+    State(worker): State<ServedWorker>,
     Query(named): Query<ClaimQuery>,
 ) -> Result<Json<ClaimDetail>, ApiError> {
     let ClaimSnapshot { mut detail, enclosure } = with_timeout(worker.control.claim_detail(&named.task)).await?;
@@ -243,10 +218,7 @@ async fn handle_claim(
     Ok(Json(detail))
 }
 
-async fn handle_log(
-    State(AppState { worker, .. }): State<AppState>,
-    Query(which): Query<LogQuery>,
-) -> Result<Response, ApiError> {
+async fn handle_log(State(worker): State<ServedWorker>, Query(which): Query<LogQuery>) -> Result<Response, ApiError> {
     let log = with_timeout(worker.control.log(&which.task)).await.map_err(|ApiError(status, text)| {
         let more =
             if status == StatusCode::NOT_FOUND { "; `journeyman task log` reads the logs of ended tasks" } else { "" };
@@ -336,63 +308,5 @@ impl LogReader {
         buffer.truncate(taken);
         self.offset += taken as u64;
         Ok(buffer)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio::io::AsyncReadExt as _;
-    use tokio::net::UnixStream;
-    use tokio::sync::Semaphore;
-
-    use super::*;
-    use crate::worker::{Worker, WorkerConfig};
-
-    fn served_worker(reload: Arc<ReloadFn>) -> ServedWorker {
-        let control = Worker::new(WorkerConfig::default(), Vec::new()).control();
-        ServedWorker { id: "w".to_owned(), group: "g".to_owned(), control, reload }
-    }
-
-    #[tokio::test]
-    async fn a_reload_whose_client_hangs_up_is_finished() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("s");
-        let [began, go_on, ended] = [(); 3].map(|()| Arc::new(Semaphore::new(0)));
-        let reload: Arc<ReloadFn> = {
-            let (began, go_on, ended) = (Arc::clone(&began), Arc::clone(&go_on), Arc::clone(&ended));
-            Arc::new(move || {
-                let (began, go_on, ended) = (Arc::clone(&began), Arc::clone(&go_on), Arc::clone(&ended));
-                Box::pin(async move {
-                    began.add_permits(1);
-                    go_on.acquire().await.unwrap().forget();
-                    ended.add_permits(1);
-                    Ok("done".to_owned())
-                })
-            })
-        };
-        let mut serving = JoinSet::new();
-        serving.spawn(serve(Socket::listen(&path).unwrap(), served_worker(reload)));
-        let body = r#"{"command":"reload","note":{"by":"ana"}}"#;
-        let request = format!(
-            "POST /v1/commands HTTP/1.1\r\nhost: w\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        let asks = async || {
-            let mut stream = UnixStream::connect(&path).await.unwrap();
-            stream.write_all(request.as_bytes()).await.unwrap();
-            stream
-        };
-        let stream = asks().await;
-        began.acquire().await.unwrap().forget();
-        drop(stream);
-        // Another one, so that the worker has seen that nobody listens to the first.
-        let mut other = asks().await;
-        began.acquire().await.unwrap().forget();
-        go_on.add_permits(2);
-        let both = timeout(Duration::from_secs(60), ended.acquire_many(2)).await;
-        both.expect("the first one is finished as well").unwrap().forget();
-        let mut answer = vec![0; 1024];
-        let read = other.read(&mut answer).await.unwrap();
-        assert!(String::from_utf8_lossy(&answer[..read]).contains("done"));
     }
 }

@@ -238,7 +238,7 @@ fn a_configuration_is_read_again_as_a_whole_or_not_at_all() {
     assert_eq!(said.code, 1);
     assert!(said.err.contains("capacitee") && said.err.contains("journeyman.toml:6:1"), "{}", said.err);
     server.signal(Signal::HUP);
-    server.logs("the old one stays");
+    server.logs("configuration rejected");
     std::fs::write(&file, text("5", "")).expect("a file");
     assert_eq!(capacity(), Some(5));
 
@@ -264,10 +264,10 @@ fn the_levels_of_the_log_are_read_again_too() {
     };
     assert_eq!(reload("error"), "changed: log.level\n");
     assert_eq!(reload("journeyman=info"), "changed: log.level\n");
-    server.logs("configuration read again; changed: log.level");
+    server.logs("configuration reloaded; changed: log.level");
     server.signal(Signal::QUIT);
     let said = server.ends().err;
-    assert_eq!(said.matches("configuration read again").count(), 1, "none while only errors were to be said: {said}");
+    assert_eq!(said.matches("configuration reloaded").count(), 1, "none while only errors were to be said: {said}");
 }
 
 #[test]

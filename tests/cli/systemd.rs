@@ -78,7 +78,7 @@ fn systemd_hears_of_start_work_reload_refusal_drain_and_end_in_order() {
     worker.signal(Signal::HUP);
     manager.hears("RELOADING=1");
     manager.hears("READY=1");
-    assert!(manager.last().contains("STATUS=the configuration is refused and the old one stays"), "{}", manager.last());
+    assert!(manager.last().contains("STATUS=configuration rejected, keeping the current one"), "{}", manager.last());
 
     let created = run(
         journeyman(here)

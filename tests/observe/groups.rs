@@ -9,7 +9,7 @@ use journeyman::controller::status::{
     WorkerActivity, WorkerCounts, WorkerStatus,
 };
 use journeyman::http::{Exposure, HttpListener};
-use journeyman::observe::controller_http::commands::CommandApi;
+use journeyman::observe::controller_http::commands::BearerToken;
 use journeyman::observe::controller_http::serve;
 use journeyman::observe::status_routes::SnapshotFn;
 use tokio::task::JoinSet;
@@ -175,11 +175,15 @@ pub(crate) struct Server {
 
 impl Server {
     async fn start(status: ControllerStatusReply) -> Self {
-        Self::with(status, CommandApi { token: None, sink: Arc::new(crate::orders::Obedient::default()) }).await
+        Self::with(status, None, crate::orders::accepting(Arc::default())).await
     }
 
     /// One that takes orders.
-    pub(crate) async fn with(status: ControllerStatusReply, orders: CommandApi) -> Self {
+    pub(crate) async fn with(
+        status: ControllerStatusReply,
+        token: Option<BearerToken>,
+        commands: axum::Router,
+    ) -> Self {
         let door = HttpListener::listen("127.0.0.1:0".parse().unwrap(), Exposure::Loopback).await.expect("a port");
         let address = door.address().expect("it has one");
         let shown = Arc::new(Mutex::new(status));
@@ -187,7 +191,7 @@ impl Server {
         let look: Arc<SnapshotFn<ControllerStatusReply>> =
             Arc::new(move || Box::pin(std::future::ready(Some(seen.lock().unwrap().clone()))));
         let mut serving = JoinSet::new();
-        serving.spawn(async move { match serve(door, look, orders).await {} });
+        serving.spawn(async move { match serve(door, look, token, commands).await {} });
         Self { address, shown, _serving: serving }
     }
 

@@ -19,24 +19,25 @@ use tokio_util::sync::CancellationToken;
 
 use super::config_args::{self, ConfigArgs, ControllerFlags};
 use super::exit::{Exit, ExitResult, Failure};
+use super::reload::Reloader;
 use super::worker::listen_http;
 use super::{amqp_setup, target, worker_setup};
 use crate::config::demand::DemandConfig;
 use crate::config::pool::{KubernetesScaling, PoolConfig, PoolDriver, QueueType};
 use crate::config::values::File;
 use crate::config::{Config, Environment, secrets};
-use crate::control::controller_api::{ControllerStatusReply, PoolHandles, serve, socket_in};
-use crate::control::worker_api::{ReloadFn, Socket};
+use crate::control::controller_api::{ControllerStatusReply, PoolHandles, command_routes, serve, socket_in};
+use crate::control::worker_api::{ReloadSender, Socket};
 use crate::controller;
 use crate::domain::group::{KEY_BYTES_MAX, Key, scale, tracker};
 use crate::host::clock::Clock;
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL, TOKEN_BYTES_MIN};
-use crate::observe::controller_http::commands::{BearerToken, CommandApi};
+use crate::observe::controller_http::commands::BearerToken;
 use crate::observe::status_routes::SnapshotFn;
 use crate::observe::{self, log};
 use crate::source::taskcluster::{Api, ApiConfig, Timeouts};
-use reload::Reloader;
+use reload::PoolsTarget;
 
 /// `journeyman controller`
 #[derive(Debug, Args)]
@@ -87,7 +88,7 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
     let failed = |error| Failure::new(Exit::HostUnusable, format!("cannot install signal handlers: {error}"));
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
-    let orders_of = http_commands(&config, environment)?;
+    let token = http_token(&config, environment)?;
     let door = listen_http(&config, "health, metrics and state", "/").await?;
     let leave = CancellationToken::new();
     let (mut to_run, mut controls) = (Vec::new(), Vec::new());
@@ -96,17 +97,21 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
         controls.push(control);
         to_run.push((settings, asks));
     }
-    let reloader = Arc::new(Reloader::new(source, environment.clone(), controls.clone(), config.clone()));
-    let hup = reloader.on_hangup().map_err(failed)?;
+    let (reloader, reloads) = Reloader::new(source, environment, config.clone(), PoolsTarget(controls.clone()))?;
     let seen = PoolHandles::new(controls, Clock::boot());
-    let orders = orders_of(&seen);
     let pages = async {
         match door {
-            Some(door) => match observe::controller_http::serve(door, snapshot_provider(&seen), orders).await {},
+            Some(door) => match observe::controller_http::serve(
+                door,
+                snapshot_provider(&seen),
+                token,
+                command_routes(seen.clone()),
+            )
+            .await {},
             None => std::future::pending::<()>().await,
         }
     };
-    let answers = serve_control_socket(socket, seen.clone(), reload_hook(&reloader))?;
+    let answers = serve_control_socket(socket, seen.clone(), reloads)?;
     // The socket answers before a pool reports that it is active.
     let mut pools = JoinSet::new();
     for (settings, asks) in to_run {
@@ -121,7 +126,7 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
         },
         () = answers => return Err(Failure::new(Exit::Internal, "the control socket ended unexpectedly")),
         () = pages => return Err(Failure::new(Exit::Internal, "the HTTP server ended unexpectedly")),
-        () = hup => return Err(Failure::new(Exit::Internal, "the signal handler ended unexpectedly")),
+        never = reloader.run() => match never {},
     }
     tracing::info!("controller stopped; workers keep running");
     leave.cancel();
@@ -142,27 +147,13 @@ fn snapshot_provider(pools: &PoolHandles) -> Arc<SnapshotFn<ControllerStatusRepl
     })
 }
 
-fn http_commands(
-    config: &Config,
-    environment: &Environment,
-) -> Result<impl FnOnce(&PoolHandles) -> CommandApi + use<>, Failure> {
+fn http_token(config: &Config, environment: &Environment) -> Result<Option<BearerToken>, Failure> {
     let token = secrets::http_token(&config.http, environment)?;
     if token.as_ref().is_some_and(|token| token.reveal().len() < TOKEN_BYTES_MIN) {
         let text = format!("the token of `http.token_file` is shorter than {TOKEN_BYTES_MIN} bytes");
         return Err(Failure::new(Exit::Config, text));
     }
-    Ok(move |pools: &PoolHandles| CommandApi {
-        token: token.map(|token| BearerToken::new(token.reveal())),
-        sink: Arc::new(pools.clone()),
-    })
-}
-
-fn reload_hook(reloader: &Arc<Reloader>) -> Arc<ReloadFn> {
-    let reloader = Arc::clone(reloader);
-    Arc::new(move || {
-        let reloader = Arc::clone(&reloader);
-        Box::pin(async move { reloader.reload().await })
-    })
+    Ok(token.map(|token| BearerToken::new(token.reveal())))
 }
 
 struct SocketLocation {
@@ -184,7 +175,7 @@ fn control_socket(config: &Config) -> Option<SocketLocation> {
 fn serve_control_socket(
     place: SocketLocation,
     pools: PoolHandles,
-    reload: Arc<ReloadFn>,
+    reloads: ReloadSender,
 ) -> Result<impl Future<Output = ()>, Failure> {
     let SocketLocation { path, is_configured: named } = place;
     let first = match Socket::listen(&path) {
@@ -197,7 +188,7 @@ fn serve_control_socket(
         let (mut tried, mut said) = (first, false);
         loop {
             match tried {
-                Ok(socket) => match serve(socket, pools, reload).await {},
+                Ok(socket) => match serve(socket, pools, reloads).await {},
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                     if !said {
                         let path = path.display();

@@ -88,7 +88,7 @@ pub(super) async fn run(
     let ended = tokio::select! {
         gone = &mut worker => gone.map(|_| Exit::Failed),
         shown = demo.watch() => shown,
-        () = dev.wake_on_pending(control.clone()) => Err(Failure::new(Exit::Internal, "the queue stopped unexpectedly")),
+        failure = dev.wake_on_pending(control.clone()) => Err(failure),
     };
     control.drain().await;
     let ended = wait_for_worker(ended, worker).await;

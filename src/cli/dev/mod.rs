@@ -7,7 +7,6 @@ mod tempdir;
 
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
@@ -19,11 +18,10 @@ use super::signals::ExitSignals;
 use super::target::{DevState, DevStateFile, state_dir};
 use super::{output, worker, worker_setup};
 use crate::config::schema::{
-    COMMAND, CommandHandler, Config, Handler, LogFormat, ProgramHandler, Source, TaskclusterSource,
+    COMMAND, CommandHandler, Config, Handler, LogFormat, MetadataService, ProgramHandler, Source, TaskclusterSource,
 };
 use crate::config::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Secret, Span};
 use crate::config::{Environment, LoadedConfig};
-use crate::control::worker_api::ReloadFuture;
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::limits::CLAIM_TIMEOUT_MIN;
 use crate::observe::log;
@@ -162,17 +160,13 @@ async fn serve(dev: DevSession, signals: ExitSignals, environment: &Environment)
     let worker = worker_setup::build_worker(&dev.config, environment)?;
     close_inherited_fds_on_exec();
     let control = worker.control();
-    let reload =
-        || -> ReloadFuture { Box::pin(async { Err("`dev` cannot reload its configuration; restart it".to_owned()) }) };
-    let socket = worker::serve_control_socket(&dev.config, control.clone(), Arc::new(reload))?;
-    let http = worker::serve_http(&dev.config, &control).await?;
-    dev.print_banner()?;
-    let ended = tokio::select! {
-        ended = worker::run_until_exit(worker, signals.apply_to(control.clone())) => ended,
-        failure = socket => Err(failure),
-        () = http => Err(Failure::new(Exit::Internal, "the HTTP server stopped")),
-        () = dev.wake_on_pending(control) => Err(Failure::new(Exit::Internal, "the queue stopped unexpectedly")),
+    let background = async {
+        match dev.print_banner() {
+            Ok(()) => dev.wake_on_pending(control).await,
+            Err(error) => error.into(),
+        }
     };
+    let ended = worker::serve(worker, &dev.config, environment, signals, None, background).await;
     dev.queue.stop().await;
     ended
 }
@@ -195,6 +189,8 @@ impl DevSession {
                 ..CommandHandler::default()
             })
         });
+        config.host.metadata_service = MetadataService::Off;
+        config.activity.exchange = None;
         config.worker.work_dir = values::File(temp_dir.join(tempdir::WORK_DIR));
         config.source = config
             .handler
@@ -237,12 +233,13 @@ impl DevSession {
         ))
     }
 
-    /// Wakes the worker when tasks become pending. Resolves when the queue has stopped.
-    async fn wake_on_pending(&self, control: Control) {
+    /// Wakes the worker when tasks become pending.
+    async fn wake_on_pending(&self, control: Control) -> Failure {
         let mut pending = self.queue.pending();
         while pending.changed().await.is_ok() {
             control.wake();
         }
+        Failure::new(Exit::Internal, "the queue stopped unexpectedly")
     }
 }
 

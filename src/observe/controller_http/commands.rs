@@ -1,55 +1,17 @@
 //! Commands to a controller over HTTP, for clients with the bearer token.
 
-use std::future::Future;
 use std::hint::black_box;
-use std::pin::Pin;
-use std::sync::Arc;
 
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Query, Request, State};
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderName, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{get, post};
-use axum::{Json, Router};
-use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
-use crate::control::CommandReply;
-use crate::control::controller_api::{PoolCommandRequest, PoolHandles};
-use crate::control::poison_api::{Inventories, PoisonActionRequest};
 use crate::control::worker_api::ApiError;
-use crate::controller::poison_queue::PoisonOutcome;
 use crate::limits::CONTROL_BODY_BYTES_MAX;
-
-/// Performs commands; a test has its own.
-pub trait CommandSink: Send + Sync {
-    fn send_command(&self, request: PoolCommandRequest) -> CommandFuture<CommandReply>;
-    /// Of one pool or of all.
-    fn inventories(&self, pool: Option<String>) -> CommandFuture<Inventories>;
-    fn apply_poison_action(&self, request: PoisonActionRequest) -> CommandFuture<PoisonOutcome>;
-}
-
-pub type CommandFuture<T> = Pin<Box<dyn Future<Output = Result<T, ApiError>> + Send>>;
-
-impl CommandSink for PoolHandles {
-    fn send_command(&self, request: PoolCommandRequest) -> CommandFuture<CommandReply> {
-        let pools = self.clone();
-        Box::pin(async move { Self::apply(&pools, request).await })
-    }
-
-    fn inventories(&self, pool: Option<String>) -> CommandFuture<Inventories> {
-        let pools = self.clone();
-        Box::pin(async move { Self::inventories(&pools, pool.as_deref()).await })
-    }
-
-    fn apply_poison_action(&self, request: PoisonActionRequest) -> CommandFuture<PoisonOutcome> {
-        let pools = self.clone();
-        Box::pin(async move { Self::apply_poison_action(&pools, request).await })
-    }
-}
 
 /// The hash of the token of `http.token_file`.
 #[derive(Clone, Copy)]
@@ -74,51 +36,11 @@ impl BearerToken {
     }
 }
 
-#[derive(Clone)]
-pub struct CommandApi {
-    /// `None` rejects every command.
-    pub token: Option<BearerToken>,
-    pub sink: Arc<dyn CommandSink>,
-}
-
-type Sink = State<Arc<dyn CommandSink>>;
-
-impl CommandApi {
-    pub(super) fn into_router(self) -> Router {
-        let authenticate = middleware::from_fn_with_state(self.token, authenticate);
-        Router::new()
-            .route("/v1/commands", post(handle_command).route_layer(authenticate.clone()))
-            .route("/v1/poison", get(handle_list).post(handle_action).route_layer(authenticate))
-            .layer(DefaultBodyLimit::max(CONTROL_BODY_BYTES_MAX))
-            .with_state(self.sink)
-    }
-}
-
-async fn handle_command(
-    State(sink): Sink,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<CommandReply>, ApiError> {
-    sink.send_command(PoolCommandRequest::parse(&read(body)?)?).await.map(Json)
-}
-
-#[derive(Deserialize)]
-struct PoolQuery {
-    pool: Option<String>,
-}
-
-async fn handle_list(State(sink): Sink, Query(query): Query<PoolQuery>) -> Result<Json<Inventories>, ApiError> {
-    sink.inventories(query.pool).await.map(Json)
-}
-
-async fn handle_action(
-    State(sink): Sink,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<PoisonOutcome>, ApiError> {
-    sink.apply_poison_action(PoisonActionRequest::parse(&read(body)?)?).await.map(Json)
-}
-
-fn read(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
-    body.map_err(|rejection| ApiError(rejection.status(), rejection.body_text()))
+/// Requires the token for every route of `commands`; without a token, rejects every command.
+pub(super) fn require_token(commands: Router, token: Option<BearerToken>) -> Router {
+    commands
+        .route_layer(middleware::from_fn_with_state(token, authenticate))
+        .layer(DefaultBodyLimit::max(CONTROL_BODY_BYTES_MAX))
 }
 
 async fn authenticate(

@@ -6,6 +6,8 @@ mod metrics;
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use axum::Router;
+
 use super::page;
 use super::page::Refresh;
 use super::page::controller::CommandButtons;
@@ -13,16 +15,17 @@ use super::status_routes::{ReadinessCheck, SnapshotFn, StatusRoutes};
 use crate::control::controller_api::ControllerStatusReply;
 use crate::controller::status::{PoolStatus, Role};
 use crate::http::HttpListener;
-use commands::CommandApi;
+use commands::{BearerToken, require_token};
 pub use metrics::markdown;
 
-/// Serves until dropped.
+/// Serves until dropped. `commands` need the token.
 pub async fn serve(
     listener: HttpListener,
     snapshot: Arc<SnapshotFn<ControllerStatusReply>>,
-    commands: CommandApi,
+    token: Option<BearerToken>,
+    commands: Router,
 ) -> Infallible {
-    let has_token = commands.token.is_some();
+    let has_token = token.is_some();
     let routes = StatusRoutes {
         role: "controller",
         snapshot,
@@ -34,7 +37,7 @@ pub async fn serve(
             page::controller::render(status, refresh, buttons, jiff::Timestamp::now())
         }),
     };
-    listener.serve(routes.into_router().merge(commands.into_router())).await
+    listener.serve(routes.into_router().merge(require_token(commands, token))).await
 }
 
 fn readiness_check(pool: &PoolStatus) -> ReadinessCheck {

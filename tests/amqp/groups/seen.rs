@@ -133,7 +133,7 @@ async fn a_configuration_that_is_read_again_is_heeded_at_once_and_a_bad_one_is_r
     until(&socket, "two are wanted", |seen| seen["groups"][0]["wanted"] == 2).await;
     pool.write(&format!("min = 3\nmax = 2\n{echo}"));
     controller.signal(Signal::HUP);
-    controller.says("the configuration is refused and the old one stays").await;
+    controller.says("configuration rejected, keeping the current one").await;
     until(&socket, "two are there", |seen| seen["counters"]["workers_started"] == 2).await;
     let seen = until(&socket, "two are wanted", |seen| seen["groups"][0]["wanted"] == 2).await;
     assert_eq!(seen["role"], "active", "{seen}");
