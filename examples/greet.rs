@@ -32,13 +32,13 @@ impl PayloadHandler for Greet {
 
     async fn prepare(&self, greeting: Greeting, _: &Context) -> Result<Greeting, PrepareError> {
         if greeting.name.is_empty() {
-            return Err(PrepareError::Malformed(vec!["payload/name: must not be empty".to_owned()]));
+            return Err(PrepareError::malformed(vec!["payload/name: must not be empty".to_owned()]));
         }
         Ok(greeting)
     }
 
     async fn execute(&self, greeting: Greeting, context: &Context) -> Result<(), ExecuteError> {
-        let failed = |error: &dyn std::error::Error| ExecuteError::Failed(error.to_string());
+        let failed = |error: &dyn std::error::Error| ExecuteError::failed(error.to_string());
         context.log().write_line(&format!("hello, {}", greeting.name));
         std::fs::write(context.workdir().join("card.txt"), greeting.name).map_err(|error| failed(&error))?;
         context.artifacts().file("public/card.txt", "card.txt").map_err(|error| failed(&error))?;

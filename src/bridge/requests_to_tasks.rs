@@ -15,7 +15,9 @@ use crate::config::values::Queue;
 use crate::domain::backoff::Policy;
 use crate::domain::id::{Run, TaskId};
 use crate::domain::refusal::Refusal;
-use crate::handler::{CancelCause, Context, ExecuteError, PayloadHandler, PrepareError, Request};
+use crate::handler::{
+    CancelCause, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, PrepareFailure, Request,
+};
 use crate::limits::{
     BRIDGE_POLL_MAX, BRIDGE_POLL_MIN, BRIDGE_RESULT_BYTES_MAX, BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN,
     BRIDGE_TASK_RETENTION,
@@ -89,8 +91,9 @@ impl PayloadHandler for RequestsToTasks {
         let remaining = request.seconds_left.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let time = remaining.unwrap_or(self.0.max_run_time).min(self.0.max_run_time);
         let definition = self.definition(request, &key, time, context);
-        let definition =
-            definition.ok_or_else(|| PrepareError::Internal("the task's deadline is out of range".to_owned()))?;
+        let definition = definition.ok_or_else(|| {
+            PrepareError::new(PrepareFailure::Internal, "the task's deadline is out of range".to_owned())
+        })?;
         Ok(PreparedTask { id: task_id(&self.0.origin, &key), idempotency_key: key, definition })
     }
 
@@ -106,7 +109,7 @@ impl PayloadHandler for RequestsToTasks {
                         context.log().write_note(&format!("cannot cancel task {}", task.id));
                     }
                 }
-                Err(ExecuteError::Intermittent(format!("task {} keeps running without this bridge", task.id)))
+                Err(ExecuteError::new(ExecuteFailure::Intermittent, format!("task {} keeps running without this bridge", task.id)))
             }
         }
     }
@@ -148,9 +151,9 @@ impl RequestsToTasks {
                 let run = Run { task: task.id.clone(), run };
                 let reply = self.fetch_result(&run, context).await?;
                 let result = context.set_reply(reply);
-                result.map_err(|error| ExecuteError::Failed(format!("task {}: {error}", task.id)))
+                result.map_err(|error| ExecuteError::failed(format!("task {}: {error}", task.id)))
             }
-            TaskResult::Unsuccessful(how) => Err(ExecuteError::Failed(format!("task {} {how}", task.id))),
+            TaskResult::Unsuccessful(how) => Err(ExecuteError::failed(format!("task {} {how}", task.id))),
         }
     }
 
@@ -161,7 +164,7 @@ impl RequestsToTasks {
             match self.0.api.create_task(&task.id, task.definition.clone()).await {
                 Ok(_) => return Ok(()),
                 Err(CallError { refusal: Refusal::Gone, .. }) => return self.verify_existing(task, context).await,
-                Err(CallError { refusal: Refusal::Rejected, message: what }) => return Err(ExecuteError::Failed(what)),
+                Err(CallError { refusal: Refusal::Rejected, message: what }) => return Err(ExecuteError::failed(what)),
                 Err(refused) => wait_before_retry(&mut retry, &refused, context).await,
             }
         }
@@ -175,10 +178,10 @@ impl RequestsToTasks {
                 Ok(found) if found["extra"]["journeyman"]["bridge"] == task.idempotency_key.as_str() => return Ok(()),
                 Ok(_) => {
                     let what = format!("task {} exists and belongs to another request", task.id);
-                    return Err(ExecuteError::Internal(what));
+                    return Err(ExecuteError::internal(what));
                 }
                 Err(refused) if is_transient(&refused) => wait_before_retry(&mut retry, &refused, context).await,
-                Err(refused) => return Err(ExecuteError::Failed(refused.message)),
+                Err(refused) => return Err(ExecuteError::failed(refused.message)),
             }
         }
     }
@@ -192,7 +195,7 @@ impl RequestsToTasks {
                     None => watch.wait(None).await,
                 },
                 Err(refused) if is_transient(&refused) => wait_before_retry(&mut retry, &refused, context).await,
-                Err(refused) => return Err(ExecuteError::Failed(refused.message)),
+                Err(refused) => return Err(ExecuteError::failed(refused.message)),
             }
         }
     }
@@ -209,14 +212,14 @@ impl RequestsToTasks {
                         "task {}: its result is larger than the limit of {BRIDGE_RESULT_BYTES_MAX} bytes",
                         run.task
                     );
-                    return Err(ExecuteError::Failed(what));
+                    return Err(ExecuteError::failed(what));
                 }
                 Err(CallError { refusal: Refusal::Gone, .. }) => {
                     let body = json!({"taskId": run.task.as_str(), "runId": run.run, "state": "completed"});
                     return Ok(Reply { content_type: kind, ..Reply::ok(body.to_string().into_bytes()) });
                 }
                 Err(refused) if is_transient(&refused) => wait_before_retry(&mut retry, &refused, context).await,
-                Err(refused) => return Err(ExecuteError::Failed(refused.message)),
+                Err(refused) => return Err(ExecuteError::failed(refused.message)),
             }
         }
     }

@@ -13,7 +13,7 @@ use super::{RetryTimer, request_from_payload};
 use crate::client::{ReplyPosition, RpcClient, RpcError, RpcReply, RpcRequest};
 use crate::domain::backoff::Policy;
 use crate::handler::artifact::{ArtifactDeclaration, ArtifactKind};
-use crate::handler::{Context, ExecuteError, PayloadHandler, PrepareError};
+use crate::handler::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
 use crate::limits::{BRIDGE_PARTIAL_REPLIES_MAX, BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN};
 
 /// The artifact for a reply that is not JSON.
@@ -61,7 +61,7 @@ impl PayloadHandler for TasksToRequests {
     }
 
     async fn prepare(&self, payload: Value, context: &Context) -> Result<RpcRequest, PrepareError> {
-        let request = request_from_payload(payload).map_err(|what| PrepareError::Malformed(vec![what]))?;
+        let request = request_from_payload(payload).map_err(|what| PrepareError::malformed(vec![what]))?;
         let mut call = RpcRequest {
             exchange: self.0.exchange.clone(),
             routing_key: self.0.routing_key.clone(),
@@ -72,7 +72,7 @@ impl PayloadHandler for TasksToRequests {
         if let Some(trace) = context.task().env.get("TRACEPARENT") {
             call.headers.insert("traceparent".to_owned(), trace.clone());
         }
-        call.validate().map_err(|error| PrepareError::Malformed(vec![format!("payload: {error}")]))?;
+        call.validate().map_err(|error| PrepareError::malformed(vec![format!("payload: {error}")]))?;
         Ok(call)
     }
 
@@ -80,7 +80,7 @@ impl PayloadHandler for TasksToRequests {
         tokio::select! {
             ended = self.request_until_reply(call, context) => ended,
             _ = context.canceled() => {
-                Err(ExecuteError::Intermittent("the request may keep running without this bridge".to_owned()))
+                Err(ExecuteError::new(ExecuteFailure::Intermittent, "the request may keep running without this bridge".to_owned()))
             }
         }
     }
@@ -97,10 +97,10 @@ impl TasksToRequests {
             match self.request_once(&call, &mut partial_replies, context).await? {
                 Ok(reply) => return store_last_reply(&reply, context).await,
                 Err(RpcError::TimedOut(_)) => {
-                    return Err(ExecuteError::Failed(format!("no reply within {:?}", self.0.max_run_time)));
+                    return Err(ExecuteError::failed(format!("no reply within {:?}", self.0.max_run_time)));
                 }
                 Err(error @ (RpcError::TooLarge { .. } | RpcError::NameTooLong(_))) => {
-                    return Err(ExecuteError::Failed(error.to_string()));
+                    return Err(ExecuteError::failed(error.to_string()));
                 }
                 Err(error) => {
                     context.log().write_note(&format!("sending the request again later: {error}"));
@@ -182,17 +182,18 @@ async fn store_last_reply(reply: &RpcReply, context: &Context) -> Result<(), Exe
     }
     let status = reply.status.as_deref().unwrap_or("no status");
     let why = reply.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
-    Err(ExecuteError::Failed(format!("the reply has the status {status}{why}; see the artifact {name}")))
+    Err(ExecuteError::failed(format!("the reply has the status {status}{why}; see the artifact {name}")))
 }
 
 async fn declare_artifact(name: &str, file: &str, bytes: &[u8], context: &Context) -> Result<(), ExecuteError> {
     let path = context.workdir().join(file);
-    let host = |error: std::io::Error| ExecuteError::Host(format!("cannot store a reply: {error}"));
+    let host =
+        |error: std::io::Error| ExecuteError::new(ExecuteFailure::HostFault, format!("cannot store a reply: {error}"));
     tokio::fs::write(&path, bytes).await.map_err(host)?;
     let kind = if is_json(bytes) { "application/json" } else { "application/octet-stream" };
     let what = ArtifactKind::File { path: file.into(), content_type: Some(kind.to_owned()) };
     let declared = context.artifacts().declare(ArtifactDeclaration::new(name, what));
-    declared.map_err(|error| ExecuteError::Internal(error.to_string()))
+    declared.map_err(|error| ExecuteError::internal(error.to_string()))
 }
 
 fn is_json(bytes: &[u8]) -> bool {

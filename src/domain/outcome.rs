@@ -52,13 +52,17 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// The results of `prepare` other than success. No task code has run.
+/// Why `prepare` failed. No task code has run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PrepareFailure {
+    /// The payload can never run.
     Malformed,
+    /// A resource that the payload declares is not available.
     Unavailable,
+    /// A fault of the worker or the handler.
     Internal,
-    /// The host is at fault; another host may succeed.
+    /// The host is out of disk, memory, processes or files; another host may succeed. The worker claims nothing until
+    /// its host check passes.
     HostFault,
     /// The sidecar that runs the payload is down; another worker, or this one later, may succeed.
     ServiceDown,
@@ -74,32 +78,62 @@ impl PrepareFailure {
             Self::HostFault | Self::ServiceDown => ExceptionReason::WorkerShutdown,
         })
     }
+
+    /// Describes the failure in the task's log.
+    #[must_use]
+    pub const fn description(self) -> &'static str {
+        match self {
+            Self::Malformed => "the payload is malformed; no task code was run",
+            Self::Unavailable => "not started, a declared resource is unavailable",
+            Self::Internal => "not started, internal error of the worker",
+            Self::HostFault => "not started and released, fault of this host",
+            Self::ServiceDown => "not started and released",
+        }
+    }
 }
 
-/// The results of `execute`. `malformed` is not among them (I21).
+/// Why `execute` failed. A payload that was started is not malformed (I21).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Verdict {
-    Completed,
+pub enum ExecuteFailure {
+    /// The task's own code failed.
     Failed,
+    /// The task failed in a way that it declared worth a retry.
     Intermittent,
+    /// A resource that the payload declares was not available.
     Unavailable,
+    /// A fault of the worker or the handler.
     Internal,
-    /// The host is at fault; another host may succeed.
+    /// As [`PrepareFailure::HostFault`].
     HostFault,
-    /// The sidecar that runs the payload is down; another worker, or this one later, may succeed.
+    /// The sidecar was down and ran nothing, as in [`PrepareFailure::ServiceDown`].
     ServiceDown,
 }
 
-impl Verdict {
+/// The result of `execute`.
+pub type Verdict = Result<(), ExecuteFailure>;
+
+impl ExecuteFailure {
     #[must_use]
     pub const fn outcome(self) -> Outcome {
         match self {
-            Self::Completed => Outcome::Completed,
             Self::Failed => Outcome::Failed,
             Self::Intermittent => Outcome::Exception(ExceptionReason::IntermittentTask),
             Self::Unavailable => Outcome::Exception(ExceptionReason::ResourceUnavailable),
             Self::Internal => Outcome::Exception(ExceptionReason::InternalError),
             Self::HostFault | Self::ServiceDown => Outcome::Exception(ExceptionReason::WorkerShutdown),
+        }
+    }
+
+    /// Describes the failure in the task's log.
+    #[must_use]
+    pub const fn description(self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::Intermittent => "failed, and asks for a retry",
+            Self::Unavailable => "not completed, a resource is unavailable",
+            Self::Internal => "not completed, internal error of the worker",
+            Self::HostFault => "not completed and released, fault of this host",
+            Self::ServiceDown => "released",
         }
     }
 }

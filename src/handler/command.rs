@@ -28,7 +28,7 @@ use super::log::AddSecretError;
 use super::process::{Input, Launch, ProcessEnd, RunLimits, RunningProcess, format_seconds};
 use super::program::{PhaseResult, message_pipe, run_with_messages};
 use super::program_messages::ProgramReport;
-use super::{Context, ExecuteError, PayloadHandler, PrepareError, host_errors};
+use super::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, host_errors};
 
 /// Holds the request without its body, as JSON.
 const REQUEST_VARIABLE: &str = "REQUEST";
@@ -220,7 +220,7 @@ impl PayloadHandler for Command {
             violations.push(format!("payload/command/0: {error}"));
         }
         if !violations.is_empty() {
-            return Err(PrepareError::Malformed(violations));
+            return Err(PrepareError::malformed(violations));
         }
         Ok(PreparedCommands {
             commands: payload.command,
@@ -256,11 +256,11 @@ impl Command {
         for (number, argv) in prepared.commands.iter().enumerate() {
             let remaining = prepared.run_time.saturating_sub(started.elapsed());
             if let Some(cancellation) = context.cancellation() {
-                return Err(ExecuteError::Failed(format!("command {number}: {}", cancellation.cause.message())));
+                return Err(ExecuteError::failed(format!("command {number}: {}", cancellation.cause.message())));
             }
             if remaining.is_zero() {
                 let time_limit = prepared.time_limit();
-                return Err(ExecuteError::Failed(format!("command {number}: stopped after {time_limit}")));
+                return Err(ExecuteError::failed(format!("command {number}: stopped after {time_limit}")));
             }
             let result = self.run_one(number, argv, prepared, remaining, context).await?;
             execute_result(number, &result.end, prepared)?;
@@ -298,7 +298,7 @@ impl Command {
             }
         };
         let result = result.map_err(|error| {
-            ExecuteError::Internal(format!("command {number}: cannot wait for the process: {error}"))
+            ExecuteError::internal(format!("command {number}: cannot wait for the process: {error}"))
         })?;
         for note in &result.end.notes {
             log.write_note(&format!("command {number}: {note}"));
@@ -324,9 +324,9 @@ fn execute_result(number: usize, end: &ProcessEnd, prepared: &PreparedCommands) 
     end.outcome(&format!("command {number}"), &prepared.time_limit(), |code, message| match code {
         0 => Ok(()),
         code if prepared.retry_statuses.contains(&code) => {
-            Err(ExecuteError::Intermittent(format!("{message}, listed in onExitStatus.retry")))
+            Err(ExecuteError::new(ExecuteFailure::Intermittent, format!("{message}, listed in onExitStatus.retry")))
         }
-        _ => Err(ExecuteError::Failed(message)),
+        _ => Err(ExecuteError::failed(message)),
     })
 }
 
@@ -345,14 +345,14 @@ fn start_error(number: usize, error: &io::Error) -> ExecuteError {
         Errno::ISDIR,
     ];
     match error.raw_os_error() {
-        Some(_) if host_errors::is_host_error(error) => ExecuteError::Host(message),
-        Some(code) if of_task.iter().all(|errno| errno.raw_os_error() != code) => ExecuteError::Internal(message),
-        Some(_) => ExecuteError::Failed(message),
+        Some(_) if host_errors::is_host_error(error) => ExecuteError::new(ExecuteFailure::HostFault, message),
+        Some(code) if of_task.iter().all(|errno| errno.raw_os_error() != code) => ExecuteError::internal(message),
+        Some(_) => ExecuteError::failed(message),
         None if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
-            ExecuteError::Failed(message)
+            ExecuteError::failed(message)
         }
         // The process scope cannot be set up.
-        None => ExecuteError::Host(message),
+        None => ExecuteError::new(ExecuteFailure::HostFault, message),
     }
 }
 
@@ -429,12 +429,15 @@ mod tests {
     #[test]
     fn an_exhausted_host_is_not_the_tasks_fault() {
         let error = |errno: Errno| io::Error::from_raw_os_error(errno.raw_os_error());
-        assert!(matches!(start_error(0, &error(Errno::AGAIN)), ExecuteError::Host(_)));
-        assert!(matches!(start_error(0, &error(Errno::MFILE)), ExecuteError::Host(_)));
-        assert!(matches!(start_error(0, &error(Errno::PERM)), ExecuteError::Internal(_)));
-        assert!(matches!(start_error(0, &error(Errno::NOEXEC)), ExecuteError::Failed(_)));
-        assert!(matches!(start_error(0, &io::Error::other("no control group")), ExecuteError::Host(_)));
+        assert!(matches!(start_error(0, &error(Errno::AGAIN)), ExecuteError { reason: ExecuteFailure::HostFault, .. }));
+        assert!(matches!(start_error(0, &error(Errno::MFILE)), ExecuteError { reason: ExecuteFailure::HostFault, .. }));
+        assert!(matches!(start_error(0, &error(Errno::PERM)), ExecuteError { reason: ExecuteFailure::Internal, .. }));
+        assert!(matches!(start_error(0, &error(Errno::NOEXEC)), ExecuteError { reason: ExecuteFailure::Failed, .. }));
+        assert!(matches!(
+            start_error(0, &io::Error::other("no control group")),
+            ExecuteError { reason: ExecuteFailure::HostFault, .. }
+        ));
         let not_there = io::Error::new(io::ErrorKind::NotFound, "x: no such file");
-        assert!(matches!(start_error(0, &not_there), ExecuteError::Failed(_)));
+        assert!(matches!(start_error(0, &not_there), ExecuteError { reason: ExecuteFailure::Failed, .. }));
     }
 }

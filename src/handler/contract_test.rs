@@ -25,7 +25,7 @@ use super::process::{EndCause, RunLimits, StopEffort, format_seconds};
 use super::program::{PhaseResult, Program, execute_result};
 use super::sidecar::{ServiceAvailability, SidecarContext, SidecarStatus};
 use super::{
-    CancelCause, Cancellation, Context, DynHandler, ExecuteError, PayloadHandler as _, PrepareError, TaskInfo, erase,
+    CancelCause, Cancellation, Context, DynHandler, PayloadHandler as _, PrepareError, PrepareFailure, TaskInfo, erase,
 };
 
 const TERMINATION_RULE: &str = "exits within its termination grace after SIGTERM";
@@ -172,8 +172,8 @@ async fn check_bad_payload(plan: &ServiceTest, folder: &Path, report: &mut Contr
 async fn forward_payload(plan: &ServiceTest, payload: &Value, stage: &TestTask) -> Result<(), String> {
     let forward = async {
         let handler = erase(plan.service.clone());
-        let prepared = handler.prepare(payload, &stage.context).await.map_err(|error| prepare_error_message(&error))?;
-        prepared.execute(&stage.context).await.map_err(|error| execute_error_message(&error))
+        let prepared = handler.prepare(payload, &stage.context).await.map_err(|error| error.to_string())?;
+        prepared.execute(&stage.context).await.map_err(|error| error.to_string())
     };
     timeout(plan.timeout, forward)
         .await
@@ -188,8 +188,8 @@ async fn check_refusal(plan: &ProgramTest, folder: &Path, report: &mut ContractR
     };
     let stage = TestTask::new(folder, "bad-payload", payload)?;
     let result = match prepare(plan, payload, &stage).await {
-        Err(PrepareError::Malformed(_)) => RuleOutcome::Passed,
-        Err(other) => RuleOutcome::Failed(prepare_error_message(&other)),
+        Err(PrepareError { reason: PrepareFailure::Malformed, .. }) => RuleOutcome::Passed,
+        Err(other) => RuleOutcome::Failed(other.to_string()),
         Ok(()) => RuleOutcome::Failed(
             "the payload was accepted; validate payloads by a schema or a check, so that tasks with a bad one end as \
              malformed-payload with the reason in their log"
@@ -211,7 +211,7 @@ async fn check_completion(
     let stage = TestTask::new(folder, "payload", payload)?.with_results();
     report.log_paths.push(stage.log_path());
     let accepted = prepare(plan, payload, &stage).await;
-    report.add("accepts a good payload", failed_if(accepted.as_ref().err().map(prepare_error_message)));
+    report.add("accepts a good payload", failed_if(accepted.as_ref().err().map(ToString::to_string)));
     if accepted.is_err() {
         return Ok(false);
     }
@@ -221,7 +221,7 @@ async fn check_completion(
     let result = match plan.program.run_for_test(payload, limits, &stage.context).await {
         Ok(result) => result,
         Err(error) => {
-            report.add("completes a good payload", RuleOutcome::Failed(execute_error_message(&error)));
+            report.add("completes a good payload", RuleOutcome::Failed(error.to_string()));
             return Ok(false);
         }
     };
@@ -230,8 +230,7 @@ async fn check_completion(
         _ => execute_result(&result.end, config)
             .and_then(|()| result.report.check_reply(&config.name))
             .err()
-            .as_ref()
-            .map(execute_error_message),
+            .map(|error| error.to_string()),
     };
     report.add("completes a good payload", failed_if(failure));
     report.add("leaves no process behind", failed_if(leftover_message(&result)));
@@ -256,7 +255,7 @@ async fn check_cancellation(
     let grace = plan.program.config().termination_grace;
     let limits = RunLimits { run_time: Some(plan.timeout), termination_grace: grace };
     if let Err(error) = prepare(plan, payload, &stage).await {
-        report.add(TERMINATION_RULE, RuleOutcome::NotTested(prepare_error_message(&error)));
+        report.add(TERMINATION_RULE, RuleOutcome::NotTested(error.to_string()));
         return Ok(());
     }
     let log = stage.context.log();
@@ -270,7 +269,7 @@ async fn check_cancellation(
     };
     let result = tokio::select! {
         run = plan.program.run_for_test(payload, limits, &stage.context) => match run {
-            Err(error) => RuleOutcome::NotTested(execute_error_message(&error)),
+            Err(error) => RuleOutcome::NotTested(error.to_string()),
             Ok(result) => cancellation_outcome(&result, grace, plan.cancel_after),
         },
         () = cancel => RuleOutcome::NotTested("it was never canceled".to_owned()),
@@ -306,27 +305,6 @@ fn leftover_message(result: &PhaseResult) -> Option<String> {
 
 fn failed_if(why: Option<String>) -> RuleOutcome {
     why.map_or(RuleOutcome::Passed, RuleOutcome::Failed)
-}
-
-fn prepare_error_message(error: &PrepareError) -> String {
-    match error {
-        PrepareError::Malformed(violations) => violations.join("\n"),
-        PrepareError::Unavailable(message)
-        | PrepareError::Internal(message)
-        | PrepareError::Host(message)
-        | PrepareError::ServiceDown(message) => message.clone(),
-    }
-}
-
-fn execute_error_message(error: &ExecuteError) -> String {
-    match error {
-        ExecuteError::Failed(message)
-        | ExecuteError::Intermittent(message)
-        | ExecuteError::Unavailable(message)
-        | ExecuteError::Internal(message)
-        | ExecuteError::Host(message)
-        | ExecuteError::ServiceDown(message) => message.clone(),
-    }
 }
 
 async fn prepare(plan: &ProgramTest, payload: &Value, stage: &TestTask) -> Result<(), PrepareError> {

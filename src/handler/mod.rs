@@ -31,7 +31,9 @@ pub mod program_messages;
 pub mod safe_open;
 pub mod sidecar;
 
+use std::fmt;
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -40,41 +42,85 @@ use serde::de::DeserializeOwned;
 
 use payload_schema::PayloadSchema;
 
+pub use crate::domain::outcome::{ExecuteFailure, PrepareFailure};
 pub use crate::task::Request;
 pub use context::{CancelCause, Cancellation, Context, TaskInfo};
 pub use sidecar::SidecarContext;
 
-/// Why a payload is not started. The message goes into the task's log.
+/// Why a payload is not started.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PrepareError {
-    /// The payload can never run; each message names a place and what is wrong there. Reported as `malformed-payload`.
-    Malformed(Vec<String>),
-    /// A resource that the payload declares is not available. Reported as `resource-unavailable`.
-    Unavailable(String),
-    /// The handler failed. Reported as `internal-error`.
-    Internal(String),
-    /// The host failed: out of disk, memory, processes or files. The worker releases the task as `worker-shutdown`, which
-    /// the queue retries, and claims nothing until its host check passes.
-    Host(String),
-    /// The handler's service is down. The worker releases the task as `worker-shutdown`, which the queue retries.
-    ServiceDown(String),
+pub struct PrepareError {
+    /// Decides how the task is reported.
+    pub reason: PrepareFailure,
+    /// Goes into the task's log. For a malformed payload, each message names a place and what is wrong there.
+    pub messages: Vec<String>,
 }
 
-/// Why a started payload did not succeed. The message goes into the task's log.
+impl PrepareError {
+    /// An error with one message.
+    pub fn new(reason: PrepareFailure, message: impl Into<String>) -> Self {
+        Self { reason, messages: vec![message.into()] }
+    }
+
+    /// The payload can never run.
+    #[must_use]
+    pub const fn malformed(messages: Vec<String>) -> Self {
+        Self { reason: PrepareFailure::Malformed, messages }
+    }
+
+    /// An error of the operating system: a fault of the host if its resources are exhausted, else of the handler.
+    #[must_use]
+    pub fn from_io(subject: &str, error: &io::Error) -> Self {
+        let host = host_errors::is_host_error(error);
+        let reason = if host { PrepareFailure::HostFault } else { PrepareFailure::Internal };
+        Self::new(reason, format!("{subject}: {error}"))
+    }
+}
+
+impl fmt::Display for PrepareError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.messages.join("; "))
+    }
+}
+
+/// Why a started payload did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ExecuteError {
-    /// The task's own code failed. Reported as `failed`.
-    Failed(String),
-    /// The task failed in a way that it declared worth a retry. Reported as `intermittent-task`.
-    Intermittent(String),
-    /// A resource that the payload declares was not available. Reported as `resource-unavailable`.
-    Unavailable(String),
-    /// The handler failed. Reported as `internal-error`.
-    Internal(String),
-    /// The host failed, as in [`PrepareError::Host`].
-    Host(String),
-    /// The handler's service was down and ran nothing, as in [`PrepareError::ServiceDown`].
-    ServiceDown(String),
+pub struct ExecuteError {
+    /// Decides how the task is reported.
+    pub reason: ExecuteFailure,
+    /// Goes into the task's log.
+    pub message: String,
+}
+
+impl ExecuteError {
+    /// Creates an error.
+    pub fn new(reason: ExecuteFailure, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into() }
+    }
+
+    /// The task's own code failed.
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self::new(ExecuteFailure::Failed, message)
+    }
+
+    /// The handler failed.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(ExecuteFailure::Internal, message)
+    }
+
+    /// As [`PrepareError::from_io`].
+    #[must_use]
+    pub fn from_io(subject: &str, error: &io::Error) -> Self {
+        let host = host_errors::is_host_error(error);
+        let reason = if host { ExecuteFailure::HostFault } else { ExecuteFailure::Internal };
+        Self::new(reason, format!("{subject}: {error}"))
+    }
+}
+
+impl fmt::Display for ExecuteError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.message)
+    }
 }
 
 /// A kind of payload and how to run it.
@@ -210,7 +256,10 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
         context: &'a Context,
     ) -> HandlerFuture<'a, Result<Box<dyn PreparedPayload>, PrepareError>> {
         Box::pin(async move {
-            let schema = self.schema.as_ref().map_err(|invalid| PrepareError::Internal(invalid.to_string()))?;
+            let schema = self
+                .schema
+                .as_ref()
+                .map_err(|invalid| PrepareError::new(PrepareFailure::Internal, invalid.to_string()))?;
             schema.validate(payload)?;
             // serde's message may quote the payload, so it is not logged.
             let payload = H::Payload::deserialize(payload).map_err(|error| deserialize_error::<H>(&error))?;
@@ -242,5 +291,5 @@ impl<H: PayloadHandler> PreparedPayload for ErasedPayload<H> {
 fn deserialize_error<H: PayloadHandler>(error: &serde_json::Error) -> PrepareError {
     let payload_type = std::any::type_name::<H::Payload>();
     tracing::debug!(payload_type, error_category = ?error.classify(), "payload matches its schema but cannot be deserialized");
-    PrepareError::Malformed(vec![format!("payload: matches the schema but cannot be read as {payload_type}")])
+    PrepareError::malformed(vec![format!("payload: matches the schema but cannot be read as {payload_type}")])
 }

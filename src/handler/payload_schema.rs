@@ -52,6 +52,6 @@ impl PayloadSchema {
             truncate_at_char(&mut violation, VIOLATION_BYTES_MAX);
             violations.push(violation);
         }
-        if violations.is_empty() { Ok(()) } else { Err(PrepareError::Malformed(violations)) }
+        if violations.is_empty() { Ok(()) } else { Err(PrepareError::malformed(violations)) }
     }
 }

@@ -155,9 +155,9 @@ impl ProcessEnd {
     ) -> Result<(), ExecuteError> {
         if !self.survivors.is_empty() || self.status == ProcessStatus::Stuck {
             let message = format!("{subject}: processes survived SIGKILL: {:?}", self.survivors);
-            return Err(ExecuteError::Internal(message));
+            return Err(ExecuteError::internal(message));
         }
-        let failed = |why: &str| Err(ExecuteError::Failed(format!("{subject}: {why}")));
+        let failed = |why: &str| Err(ExecuteError::failed(format!("{subject}: {why}")));
         match (self.cause, self.status) {
             (EndCause::RunTime, _) => failed(&format!("stopped after {time_limit}")),
             (EndCause::Canceled(cancellation), _) => failed(cancellation.cause.message()),

@@ -49,7 +49,9 @@ use super::environment::{self, Variables};
 use super::payload_schema::PayloadSchema;
 use super::process::{EndCause, Input, Launch, ProcessEnd, ProcessStatus, RunLimits, RunningProcess};
 use super::program_messages::{MessageReader, ProgramReport};
-use super::{Context, DynHandler, ExecuteError, HandlerFuture, PrepareError, PreparedPayload, host_errors};
+use super::{
+    Context, DynHandler, ExecuteError, ExecuteFailure, HandlerFuture, PrepareError, PrepareFailure, PreparedPayload,
+};
 
 pub const PROTOCOL: &str = "stdio-json/1";
 
@@ -150,21 +152,19 @@ impl Program {
 impl ProgramInner {
     async fn run_check(&self, argv: &[String], payload: &Value, context: &Context) -> Result<(), PrepareError> {
         let limits = RunLimits { run_time: Some(PROGRAM_CHECK_TIMEOUT), termination_grace: Duration::ZERO };
-        let internal = |text: String| PrepareError::Internal(format!("check of handler {}: {text}", self.config.name));
+        let subject = format!("check of handler {}", self.config.name);
+        let internal = |text: String| PrepareError::new(PrepareFailure::Internal, format!("{subject}: {text}"));
         let result = self.run_phase(ProgramPhase::Check, argv, payload, limits, context);
         let PhaseResult { end, report: ProgramReport { mut reasons, .. } } =
-            result.await.map_err(|error| match host_errors::is_host_error(&error) {
-                true => PrepareError::Host(format!("check of handler {}: {error}", self.config.name)),
-                false => internal(error.to_string()),
-            })?;
+            result.await.map_err(|error| PrepareError::from_io(&subject, &error))?;
         if reasons.is_empty() {
             reasons.push(format!("payload: rejected by the check of handler {}; see the log", self.config.name));
         }
         match (end.cause, end.status) {
             (EndCause::Exited, ProcessStatus::Code(0)) => Ok(()),
-            (EndCause::Exited, ProcessStatus::Code(status::MALFORMED)) => Err(PrepareError::Malformed(reasons)),
+            (EndCause::Exited, ProcessStatus::Code(status::MALFORMED)) => Err(PrepareError::malformed(reasons)),
             (EndCause::Exited, ProcessStatus::Code(status::UNAVAILABLE)) => {
-                Err(PrepareError::Unavailable(reasons.join("; ")))
+                Err(PrepareError { reason: PrepareFailure::Unavailable, messages: reasons })
             }
             (EndCause::RunTime, _) => Err(internal(format!("timed out after {} s", PROGRAM_CHECK_TIMEOUT.as_secs()))),
             (EndCause::Exceeded(exceeded), _) => Err(internal(exceeded.to_string())),
@@ -175,14 +175,8 @@ impl ProgramInner {
 
     async fn run(&self, payload: &Value, limits: RunLimits, context: &Context) -> Result<PhaseResult, ExecuteError> {
         let result = self.run_phase(ProgramPhase::Run, &self.config.exec, payload, limits, context);
-        result.await.map_err(|error| {
-            let message = format!("cannot run handler {}: {error}", self.config.name);
-            if host_errors::is_host_error(&error) {
-                ExecuteError::Host(message)
-            } else {
-                ExecuteError::Internal(message)
-            }
-        })
+        let subject = format!("cannot run handler {}", self.config.name);
+        result.await.map_err(|error| ExecuteError::from_io(&subject, &error))
     }
 
     async fn run_phase(
@@ -311,8 +305,9 @@ impl DynHandler for Program {
             for argv in [Some(&config.exec), config.check.as_ref()].into_iter().flatten() {
                 let program = argv.first().map_or("", String::as_str);
                 // The program existed when the worker started; another host may still have it.
-                find_program(program, &env, context.workdir())
-                    .map_err(|error| PrepareError::Host(format!("handler {}: {error}", config.name)))?;
+                find_program(program, &env, context.workdir()).map_err(|error| {
+                    PrepareError::new(PrepareFailure::HostFault, format!("handler {}: {error}", config.name))
+                })?;
             }
             if let Some(check) = &config.check {
                 self.inner.run_check(check, payload, context).await?;
@@ -341,13 +336,15 @@ pub(super) fn execute_result(end: &ProcessEnd, config: &ProgramConfig) -> Result
     end.outcome(&format!("handler {}", config.name), &time_limit, |code, message| {
         Err(match code {
             0 => return Ok(()),
-            status::RETRY => ExecuteError::Intermittent(format!("{message}, retry requested")),
-            status::UNAVAILABLE => ExecuteError::Unavailable(format!("{message}, resource unavailable")),
-            status::INTERNAL => ExecuteError::Internal(format!("{message}, internal error")),
-            status::MALFORMED => {
-                ExecuteError::Failed(format!("{message}, which rejects a payload only in the phase `check`"))
+            status::RETRY => ExecuteError::new(ExecuteFailure::Intermittent, format!("{message}, retry requested")),
+            status::UNAVAILABLE => {
+                ExecuteError::new(ExecuteFailure::Unavailable, format!("{message}, resource unavailable"))
             }
-            _ => ExecuteError::Failed(message),
+            status::INTERNAL => ExecuteError::internal(format!("{message}, internal error")),
+            status::MALFORMED => {
+                ExecuteError::failed(format!("{message}, which rejects a payload only in the phase `check`"))
+            }
+            _ => ExecuteError::failed(message),
         })
     })
 }

@@ -182,7 +182,7 @@ pub struct ProgramReport {
 
 impl ProgramReport {
     pub(super) fn check_reply(&self, program: &str) -> Result<(), ExecuteError> {
-        let failed = |error| ExecuteError::Failed(format!("{program}: invalid reply: {error}"));
+        let failed = |error| ExecuteError::failed(format!("{program}: invalid reply: {error}"));
         self.reply_error.as_ref().map_or(Ok(()), |error| Err(failed(error)))
     }
 }

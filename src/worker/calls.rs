@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use crate::domain::claim::UploadStatus;
 use crate::domain::host_health::ProbeResult;
 use crate::domain::id::{LocalToken, PriorityQueue, Run, SourceId};
-use crate::domain::outcome::{Cleanup, Outcome, PrepareFailure, Verdict};
+use crate::domain::outcome::{Cleanup, ExecuteFailure, Outcome, PrepareFailure, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::domain::unread_polls::ClaimWindow;
@@ -355,10 +355,10 @@ async fn prepare(
         if let Some(recorded) = recorded
             && let Err(why) = recorded.synced().await
         {
-            return Ok(Err(PrepareError::Host(why.to_string())));
+            return Ok(Err(PrepareError::new(PrepareFailure::HostFault, why.to_string())));
         }
         if let Some(why) = context.payload_error() {
-            return Ok(Err(PrepareError::Malformed(vec![format!("payload: invalid JSON: {why}")])));
+            return Ok(Err(PrepareError::malformed(vec![format!("payload: invalid JSON: {why}")])));
         }
         catch_panic(handler.prepare(payload, &context)).await
     };
@@ -373,46 +373,29 @@ async fn prepare(
         Some(_) | None => context.scope().clean_up().await,
     };
     let Some(answer) = answer.filter(|_| emptiness == Cleanup::Complete) else {
-        return CallResult::Ended { claim, verdict: Verdict::Internal, emptiness, started: None };
+        return CallResult::Ended { claim, verdict: Err(ExecuteFailure::Internal), emptiness, started: None };
     };
-    let note = |text: &str| log_and_explain(&context, text);
     if workdir_failed(&context) {
         return CallResult::Prepared { claim, answer: Err(PrepareFailure::HostFault) };
     }
-    let answer = match answer {
-        Ok(Ok(prepared)) => Ok(prepared),
-        Ok(Err(PrepareError::Malformed(sentences))) => {
-            context.log().write_note("the payload is malformed; no task code was run:");
-            sentences.iter().for_each(|sentence| context.log().write_note(&format!("  {sentence}")));
-            set_failure_reason(&context, &format!("the payload is malformed: {}", sentences.join("; ")));
-            Err(PrepareFailure::Malformed)
-        }
-        Ok(Err(PrepareError::Unavailable(sentence))) => {
-            note(&format!("not started, a declared resource is unavailable: {sentence}"));
-            Err(PrepareFailure::Unavailable)
-        }
-        Ok(Err(PrepareError::Internal(sentence))) => {
-            note(&format!("not started, internal error of the worker: {sentence}"));
-            Err(PrepareFailure::Internal)
-        }
-        Ok(Err(PrepareError::Host(sentence))) => {
-            tracing::error!(claim.run = %context.task().run, "host fault: {sentence}");
-            note(&format!("not started and released, fault of this host: {sentence}"));
-            Err(PrepareFailure::HostFault)
-        }
-        Ok(Err(PrepareError::ServiceDown(sentence))) => {
-            tracing::warn!(claim.run = %context.task().run, "released: {sentence}");
-            note(&format!("not started and released: {sentence}"));
-            mark_not_started(&context);
-            Err(PrepareFailure::ServiceDown)
-        }
+    let error = match answer {
+        Ok(Ok(prepared)) => return CallResult::Prepared { claim, answer: Ok(prepared) },
+        Ok(Err(error)) => error,
         Err(Panicked(text)) => {
             tracing::error!(claim.run = %context.task().run, panic = text, "the handler panicked in prepare");
-            note("not started: the handler panicked; the worker's log says more");
-            Err(PrepareFailure::Internal)
+            PrepareError::new(PrepareFailure::Internal, "the handler panicked; the worker's log says more")
         }
     };
-    CallResult::Prepared { claim, answer }
+    match error.reason {
+        PrepareFailure::HostFault => tracing::error!(claim.run = %context.task().run, "host fault: {error}"),
+        PrepareFailure::ServiceDown => release_unstarted(&context, &error),
+        PrepareFailure::Malformed | PrepareFailure::Unavailable | PrepareFailure::Internal => {}
+    }
+    let description = error.reason.description();
+    context.log().write_note(&format!("{description}:"));
+    error.messages.iter().for_each(|message| context.log().write_note(&format!("  {message}")));
+    set_failure_reason(&context, &format!("{description}: {error}"));
+    CallResult::Prepared { claim, answer: Err(error.reason) }
 }
 
 pub(super) async fn wait_for_cleanup(claim: LocalToken, run: Run, enclosure: ProcessScope) -> CallResult {
@@ -435,7 +418,7 @@ pub(super) async fn execute(prepared: Box<dyn PreparedPayload>, claim: LocalToke
         ended = catch_panic(prepared.execute(&context)) => ended,
         () = kill_overdue(&context) => {
             tracing::error!(claim.run = %context.task().run, "dropping a handler that did not end in time");
-            Ok(Err(ExecuteError::Internal("the handler did not end after SIGTERM and the grace".to_owned())))
+            Ok(Err(ExecuteError::internal("the handler did not end after SIGTERM and the grace")))
         }
     };
     // I26: also for a handler that was dropped, or that left processes behind.
@@ -457,65 +440,46 @@ fn workdir_failed(context: &Context) -> bool {
 }
 
 fn verdict(ended: Result<Result<(), ExecuteError>, Panicked>, context: &Context) -> Verdict {
-    let note = |text: &str| log_and_explain(context, text);
     if workdir_failed(context) {
-        return Verdict::HostFault;
+        return Err(ExecuteFailure::HostFault);
     }
-    match ended {
-        Ok(Ok(())) => Verdict::Completed,
-        Ok(Err(ExecuteError::Failed(sentence))) => {
-            // A payload that was stopped has not failed by itself.
-            let how = if context.cancellation().is_some() { "not completed" } else { "failed" };
-            note(&format!("{how}: {sentence}"));
-            Verdict::Failed
-        }
-        Ok(Err(ExecuteError::Intermittent(sentence))) => {
-            note(&format!("failed, and asks for a retry: {sentence}"));
-            Verdict::Intermittent
-        }
-        Ok(Err(ExecuteError::Unavailable(sentence))) => {
-            note(&format!("not completed, a resource is unavailable: {sentence}"));
-            Verdict::Unavailable
-        }
-        Ok(Err(ExecuteError::Internal(sentence))) => {
-            note(&format!("not completed, internal error of the worker: {sentence}"));
-            Verdict::Internal
-        }
-        Ok(Err(ExecuteError::Host(sentence))) => {
-            tracing::error!(claim.run = %context.task().run, "host fault: {sentence}");
-            note(&format!("not completed and released, fault of this host: {sentence}"));
-            Verdict::HostFault
-        }
-        Ok(Err(ExecuteError::ServiceDown(sentence))) => {
-            tracing::warn!(claim.run = %context.task().run, "released: {sentence}");
-            note(&format!("released: {sentence}"));
-            mark_not_started(context);
-            Verdict::ServiceDown
-        }
+    let error = match ended {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(error)) => error,
         Err(Panicked(text)) => {
             tracing::error!(claim.run = %context.task().run, panic = text, "the handler panicked");
-            note("the handler panicked; the worker's log says more");
-            Verdict::Internal
+            ExecuteError::internal("the handler panicked; the worker's log says more")
         }
+    };
+    match error.reason {
+        ExecuteFailure::HostFault => tracing::error!(claim.run = %context.task().run, "host fault: {error}"),
+        ExecuteFailure::ServiceDown => release_unstarted(context, &error),
+        ExecuteFailure::Failed
+        | ExecuteFailure::Intermittent
+        | ExecuteFailure::Unavailable
+        | ExecuteFailure::Internal => {}
+    }
+    // A payload that was stopped has not failed by itself.
+    let is_stopped = error.reason == ExecuteFailure::Failed && context.cancellation().is_some();
+    let description = if is_stopped { "not completed" } else { error.reason.description() };
+    let message = format!("{description}: {error}");
+    context.log().write_note(&message);
+    set_failure_reason(context, &message);
+    Err(error.reason)
+}
+
+/// A redelivery does not count as an attempt.
+fn release_unstarted(context: &Context, error: &dyn std::fmt::Display) {
+    tracing::warn!(claim.run = %context.task().run, "released: {error}");
+    if let Some(results) = context.results() {
+        results.mark_not_started();
     }
 }
 
-/// Writes to the task's log, and to the sender of a request.
-fn log_and_explain(context: &Context, text: &str) {
-    context.log().write_note(text);
-    set_failure_reason(context, text);
-}
-
-/// Does not count as an attempt.
-fn mark_not_started(context: &Context) {
-    if let Some(replies) = context.results() {
-        replies.mark_not_started();
-    }
-}
-
+/// For the sender of a request.
 fn set_failure_reason(context: &Context, text: &str) {
-    if let Some(replies) = context.results() {
-        replies.set_failure_reason(text);
+    if let Some(results) = context.results() {
+        results.set_failure_reason(text);
     }
 }
 
@@ -611,8 +575,8 @@ mod tests {
         std::fs::write(&blocked, "").unwrap();
         let workdir = blocked.join("work");
         assert_eq!(prepared(Uses::InPrepare, &context(&workdir)).await.err(), Some(PrepareFailure::HostFault));
-        assert_eq!(ended(Uses::InExecute, &context(&workdir)).await, Verdict::HostFault);
-        assert_eq!(ended(Uses::Never, &context(&workdir)).await, Verdict::Completed);
+        assert_eq!(ended(Uses::InExecute, &context(&workdir)).await, Err(ExecuteFailure::HostFault));
+        assert_eq!(ended(Uses::Never, &context(&workdir)).await, Ok(()));
     }
 
     #[tokio::test]
@@ -625,7 +589,7 @@ mod tests {
         };
         let now = Clock::boot().now();
         let back = ran(now.plus(Duration::from_secs(3600))).await;
-        assert!(matches!(back, CallResult::Ended { verdict: Verdict::Completed, started: Some(_), .. }));
+        assert!(matches!(back, CallResult::Ended { verdict: Ok(()), started: Some(_), .. }));
         let back = ran(now).await;
         assert!(matches!(back, CallResult::Prepared { answer: Ok(_), .. }));
     }
@@ -634,9 +598,9 @@ mod tests {
     async fn a_task_directory_is_created_on_first_use() {
         let base = tempfile::tempdir().unwrap();
         let workdir = base.path().join("task").join("work");
-        assert_eq!(ended(Uses::Never, &context(&workdir)).await, Verdict::Completed);
+        assert_eq!(ended(Uses::Never, &context(&workdir)).await, Ok(()));
         assert!(!base.path().join("task").exists());
-        assert_eq!(ended(Uses::InExecute, &context(&workdir)).await, Verdict::Completed);
+        assert_eq!(ended(Uses::InExecute, &context(&workdir)).await, Ok(()));
         assert!(workdir.is_dir());
     }
 }

@@ -323,7 +323,7 @@ async fn a_task_becomes_a_request_and_the_reply_its_outcome() {
         Arc::new(|request, context| {
             Box::pin(async move {
                 if request.path.as_deref() == Some("/no") {
-                    return Err(ExecuteError::Failed("it will not".to_owned()));
+                    return Err(ExecuteError::failed("it will not".to_owned()));
                 }
                 context.send_partial_reply(Reply::ok(&b"[\"soon\"]"[..])).await.expect("it is sent");
                 context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");

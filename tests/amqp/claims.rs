@@ -12,7 +12,7 @@ use journeyman::amqp::management::Management;
 use journeyman::domain::id::PriorityQueue;
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
-use journeyman::handler::ExecuteError;
+use journeyman::handler::{ExecuteError, ExecuteFailure};
 use journeyman::source::Source as _;
 use journeyman::source::amqp::{AmqpSource, OnAttemptsExhausted};
 use journeyman::task::Reply;
@@ -249,8 +249,9 @@ async fn a_request_that_is_given_up_goes_to_the_poison_queue_with_the_reason() {
     let client = Client::new(&broker, Kind::Durable).await;
     let kept = format!("{}-poison", client.queue);
     client.declare(Kind::Durable, &kept).await;
-    let act: Act =
-        Arc::new(|_, _| Box::pin(async { Err(ExecuteError::Intermittent("the network is down".to_owned())) }));
+    let act: Act = Arc::new(|_, _| {
+        Box::pin(async { Err(ExecuteError::new(ExecuteFailure::Intermittent, "the network is down".to_owned())) })
+    });
     let mut settings = queue(&client);
     settings.max_attempts = NonZeroU32::new(2);
     settings.on_attempts_exhausted = OnAttemptsExhausted::PoisonQueue(kept.clone());
@@ -276,7 +277,7 @@ async fn a_handler_may_ask_for_another_attempt() {
     let act: Act = Arc::new(|_, context| {
         Box::pin(async move {
             if context.task().run.run < 2 {
-                return Err(ExecuteError::Intermittent("not yet".to_owned()));
+                return Err(ExecuteError::new(ExecuteFailure::Intermittent, "not yet".to_owned()));
             }
             context.set_reply(Reply::ok(context.task().run.run.to_string().into_bytes())).expect("it fits");
             Ok(())
@@ -313,7 +314,8 @@ async fn without_a_dead_letter_exchange_a_request_that_is_given_up_gets_an_error
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Durable).await;
     let management = Management::new(&broker, &management(), None).expect("it can be asked");
-    let act: Act = Arc::new(|_, _| Box::pin(async { Err(ExecuteError::Intermittent("no luck".to_owned())) }));
+    let act: Act =
+        Arc::new(|_, _| Box::pin(async { Err(ExecuteError::new(ExecuteFailure::Intermittent, "no luck".to_owned())) }));
     let mut settings = queue(&client);
     settings.max_attempts = NonZeroU32::new(2);
     settings.on_attempts_exhausted = OnAttemptsExhausted::DeadLetter;
@@ -353,7 +355,10 @@ async fn requeueing_a_request_that_did_not_start_is_not_an_attempt() {
             let before = tried.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             Box::pin(async move {
                 if before < 5 {
-                    return Err(ExecuteError::ServiceDown("its service comes and goes".to_owned()));
+                    return Err(ExecuteError::new(
+                        ExecuteFailure::ServiceDown,
+                        "its service comes and goes".to_owned(),
+                    ));
                 }
                 // Still the first attempt.
                 assert_eq!(context.task().run.run, 0);
@@ -523,7 +528,7 @@ async fn a_redelivered_request_of_a_full_queue_is_tried_without_recording_the_at
         let first = tried.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
         Box::pin(async move {
             if first {
-                return Err(ExecuteError::Intermittent("not yet".to_owned()));
+                return Err(ExecuteError::new(ExecuteFailure::Intermittent, "not yet".to_owned()));
             }
             context.set_reply(Reply::ok(*b"at last")).expect("it fits");
             Ok(())

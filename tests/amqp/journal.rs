@@ -4,7 +4,7 @@ use std::path::Path;
 
 use journeyman::handler::environment::Variables;
 use journeyman::handler::process::{Input, Launch, RunLimits, RunningProcess as Process};
-use journeyman::handler::{Context, ExecuteError, host_errors};
+use journeyman::handler::{Context, ExecuteError, ExecuteFailure, host_errors};
 use journeyman::task::Reply;
 use journeyman::worker::WorkerConfig;
 
@@ -17,7 +17,7 @@ async fn with_process(journal: &Path, context: &Context) -> Result<String, Execu
     let launch = Launch { argv: &argv, env: &env, workdir, input: Input::Null, message_channel: None, scope: within };
     let process = Process::start(launch).await.map_err(|error| {
         assert!(host_errors::is_host_error(&error), "{error}");
-        ExecuteError::Host(error.to_string())
+        ExecuteError::new(ExecuteFailure::HostFault, error.to_string())
     })?;
     let held = std::fs::read_to_string(journal).expect("there is a journal");
     let bounds = RunLimits { run_time: None, termination_grace: PATIENCE };

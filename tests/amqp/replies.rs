@@ -9,7 +9,7 @@ use journeyman::amqp::lapin::options::{BasicPublishOptions, ConfirmSelectOptions
 use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::client::{RpcError, RpcRequest};
 use journeyman::domain::refusal::Refusal;
-use journeyman::handler::ExecuteError;
+use journeyman::handler::{ExecuteError, ExecuteFailure};
 use journeyman::task::{Reply, ReplyStatus};
 use journeyman::worker::ExitReason;
 
@@ -41,14 +41,14 @@ async fn every_outcome_becomes_a_reply() {
                 Some("/silent") => Ok(()),
                 Some("/failed") => {
                     context.set_reply(Reply::ok(*b"all is well")).expect("it fits");
-                    Err(ExecuteError::Failed("the train is late".to_owned()))
+                    Err(ExecuteError::failed("the train is late".to_owned()))
                 }
                 Some("/own") => {
                     let status = ReplyStatus::parse("not_found").expect("a word");
                     context.set_reply(Reply::ok(*b"no such train").with_status(status)).expect("it fits");
-                    Err(ExecuteError::Failed("whatever".to_owned()))
+                    Err(ExecuteError::failed("whatever".to_owned()))
                 }
-                Some("/unavailable") => Err(ExecuteError::Unavailable("no map".to_owned())),
+                Some("/unavailable") => Err(ExecuteError::new(ExecuteFailure::Unavailable, "no map".to_owned())),
                 _ => panic!("a handler that panics"),
             }
         })

@@ -298,7 +298,7 @@ impl PayloadHandler for Scripted {
 
     async fn prepare(&self, payload: Request, _: &Context) -> Result<Request, PrepareError> {
         if payload.path.as_deref() == Some("/malformed") {
-            return Err(PrepareError::Malformed(vec!["body: it is not what it should be".to_owned()]));
+            return Err(PrepareError::malformed(vec!["body: it is not what it should be".to_owned()]));
         }
         Ok(payload)
     }
@@ -405,7 +405,7 @@ impl Gate {
                 sender.send(request.body.clone().unwrap_or_default()).await.expect("the test listens");
                 tokio::select! {
                     permit = gate.acquire() => permit.expect("the gate stays").forget(),
-                    _ = context.canceled() => return Err(ExecuteError::Failed("canceled".to_owned())),
+                    _ = context.canceled() => return Err(ExecuteError::failed("canceled".to_owned())),
                 }
                 context.set_reply(journeyman::task::Reply::ok(request.body_bytes())).expect("it fits");
                 Ok(())

@@ -9,7 +9,7 @@ use journeyman::config::{self, Document, Environment, show};
 use journeyman::domain::claim::{self, UploadStatus};
 use journeyman::domain::host_health::ProbeResult;
 use journeyman::domain::id::{LocalToken, Run, ServiceId, SourceId, TaskId};
-use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
+use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
 use journeyman::domain::poll::{self, Capabilities};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::service_supervisor::ServiceAvailability;
@@ -255,13 +255,13 @@ impl<'a> World<'a> {
             }
             Effect::Execute(claim) | Effect::Kill { claim, .. } => {
                 let verdicts = [
-                    Verdict::Completed,
-                    Verdict::Failed,
-                    Verdict::Intermittent,
-                    Verdict::HostFault,
-                    Verdict::ServiceDown,
+                    Ok(()),
+                    Err(ExecuteFailure::Failed),
+                    Err(ExecuteFailure::Intermittent),
+                    Err(ExecuteFailure::HostFault),
+                    Err(ExecuteFailure::ServiceDown),
                 ];
-                let verdict = verdicts.get(self.index()).copied().unwrap_or(Verdict::Internal);
+                let verdict = verdicts.get(self.index()).copied().unwrap_or(Err(ExecuteFailure::Internal));
                 Event::Ended { claim, verdict }
             }
             Effect::Upload(claim) => {

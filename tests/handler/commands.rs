@@ -3,7 +3,7 @@ use std::time::Duration;
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::command::{Command, CommandConfig};
 use journeyman::handler::environment;
-use journeyman::handler::{DynHandler, ExecuteError, PrepareError, erase};
+use journeyman::handler::{DynHandler, ExecuteError, ExecuteFailure, PrepareError, PrepareFailure, erase};
 use journeyman::task::ArtifactBody;
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ fn sh(scripts: &[&str]) -> Value {
 async fn refused(payload: Value) -> Vec<String> {
     let bench = Bench::new();
     match bench.run(&*handler(), payload).await {
-        Went::Refused(PrepareError::Malformed(sentences)) => {
+        Went::Refused(PrepareError { reason: PrepareFailure::Malformed, messages: sentences }) => {
             assert_eq!(bench.log(), "", "something ran");
             sentences
         }
@@ -67,7 +67,9 @@ async fn the_value_of_a_variable_named_like_a_secret_is_redacted() {
 async fn the_first_command_that_fails_ends_the_task() {
     let bench = Bench::new();
     let went = bench.run(&*handler(), sh(&["exit 3", "echo never"])).await;
-    let Went::Ran(Err(ExecuteError::Failed(sentence))) = went else { panic!("{went:?}") };
+    let Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, message: sentence })) = went else {
+        panic!("{went:?}")
+    };
     assert_eq!(sentence, "command 0: exit status 3");
     assert!(!bench.log().contains("never\n"));
 }
@@ -76,7 +78,9 @@ async fn the_first_command_that_fails_ends_the_task() {
 async fn a_command_ended_by_a_signal_fails_the_task() {
     let bench = Bench::new();
     let went = bench.run(&*handler(), sh(&["kill -SEGV $$"])).await;
-    let Went::Ran(Err(ExecuteError::Failed(sentence))) = went else { panic!("{went:?}") };
+    let Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, message: sentence })) = went else {
+        panic!("{went:?}")
+    };
     assert!(sentence.contains("SEGV"), "{sentence}");
 }
 
@@ -86,7 +90,7 @@ async fn an_exit_status_listed_in_retry_is_intermittent() {
     let mut payload = sh(&["exit 75"]);
     payload["onExitStatus"] = json!({"retry": [75]});
     let went = bench.run(&*handler(), payload).await;
-    assert!(matches!(went, Went::Ran(Err(ExecuteError::Intermittent(_)))), "{went:?}");
+    assert!(matches!(went, Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Intermittent, .. }))), "{went:?}");
 }
 
 #[tokio::test]
@@ -95,7 +99,9 @@ async fn a_task_past_max_run_time_fails_even_with_exit_status_0() {
     let mut payload = sh(&["trap 'exit 0' TERM; while :; do sleep 0.05; done"]);
     payload["maxRunTime"] = json!(1);
     let went = bench.run(&*handler(), payload).await;
-    let Went::Ran(Err(ExecuteError::Failed(sentence))) = went else { panic!("{went:?}") };
+    let Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, message: sentence })) = went else {
+        panic!("{went:?}")
+    };
     assert_eq!(sentence, "command 0: stopped after maxRunTime, 1 s");
 }
 
@@ -108,7 +114,7 @@ async fn cancellation_ends_the_command_and_starts_no_further_one() {
         bench.logged("ready").await;
         bench.cancel(Duration::from_secs(20));
     });
-    assert!(matches!(went, Went::Ran(Err(ExecuteError::Failed(_)))), "{went:?}");
+    assert!(matches!(went, Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, .. }))), "{went:?}");
     assert!(!bench.log().contains("never\n"));
 }
 
@@ -184,7 +190,9 @@ async fn a_missing_first_program_is_rejected_and_a_missing_later_one_fails() {
     assert_eq!(sentences, ["payload/command/0: no-such-program: not found in PATH"]);
     let bench = Bench::new();
     let went = bench.run(&*handler(), json!({"command": [["true"], ["./missing"]], "maxRunTime": 9})).await;
-    let Went::Ran(Err(ExecuteError::Failed(sentence))) = went else { panic!("{went:?}") };
+    let Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, message: sentence })) = went else {
+        panic!("{went:?}")
+    };
     assert_eq!(sentence, "cannot start command 1: ./missing: no such file");
 }
 
@@ -215,7 +223,7 @@ async fn a_failed_task_uploads_its_artifacts() {
     payload["artifacts"] =
         json!([{"type": "file", "path": "out.txt"}, {"type": "file", "path": "gone", "name": "public/gone"}]);
     let went = bench.run(&*handler(), payload).await;
-    assert!(matches!(went, Went::Ran(Err(ExecuteError::Failed(_)))), "{went:?}");
+    assert!(matches!(went, Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, .. }))), "{went:?}");
     let items: Vec<CollectedArtifact> = bench.context.artifacts().collect(bench.workdir()).unwrap().collect();
     assert!(
         matches!(&items[0], CollectedArtifact::Found(artifact, _) if artifact.name == "out.txt"
@@ -239,7 +247,7 @@ async fn no_command_starts_after_cancellation() {
     let bench = Bench::new();
     bench.cancel(Duration::from_secs(20));
     let went = bench.run(&*handler(), sh(&["touch ran"])).await;
-    assert!(matches!(went, Went::Ran(Err(ExecuteError::Failed(_)))), "{went:?}");
+    assert!(matches!(went, Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, .. }))), "{went:?}");
     assert!(!bench.workdir().join("ran").exists());
 }
 
@@ -249,6 +257,8 @@ async fn max_run_time_limits_all_commands_together() {
     let mut payload = sh(&["sleep 2", "sleep 5"]);
     payload["maxRunTime"] = json!(6);
     let went = bench.run(&*handler(), payload).await;
-    let Went::Ran(Err(ExecuteError::Failed(sentence))) = went else { panic!("{went:?}") };
+    let Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, message: sentence })) = went else {
+        panic!("{went:?}")
+    };
     assert_eq!(sentence, "command 1: stopped after maxRunTime, 6 s");
 }

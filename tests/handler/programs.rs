@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::program::{Program, ProgramConfig, ProgramConfigError};
-use journeyman::handler::{ExecuteError, PrepareError};
+use journeyman::handler::{ExecuteError, ExecuteFailure, PrepareError, PrepareFailure};
 use journeyman::task::{Artifact, ArtifactBody};
 use serde_json::{Value, json};
 
@@ -71,19 +71,19 @@ async fn a_program_reads_the_document_up_to_end_of_file() {
 async fn named_exit_statuses_decide_the_outcome() {
     for (exit, expected) in [
         ("0", "Ran(Ok(()))"),
-        ("$JOURNEYMAN_EXIT_FAILED", "Ran(Err(Failed("),
-        ("$JOURNEYMAN_EXIT_RETRY", "Ran(Err(Intermittent("),
-        ("$JOURNEYMAN_EXIT_UNAVAILABLE", "Ran(Err(Unavailable("),
-        ("$JOURNEYMAN_EXIT_INTERNAL", "Ran(Err(Internal("),
-        ("$JOURNEYMAN_EXIT_MALFORMED", "Ran(Err(Failed("),
-        ("42", "Ran(Err(Failed("),
+        ("$JOURNEYMAN_EXIT_FAILED", "Ran(Err(ExecuteError { reason: Failed,"),
+        ("$JOURNEYMAN_EXIT_RETRY", "Ran(Err(ExecuteError { reason: Intermittent,"),
+        ("$JOURNEYMAN_EXIT_UNAVAILABLE", "Ran(Err(ExecuteError { reason: Unavailable,"),
+        ("$JOURNEYMAN_EXIT_INTERNAL", "Ran(Err(ExecuteError { reason: Internal,"),
+        ("$JOURNEYMAN_EXIT_MALFORMED", "Ran(Err(ExecuteError { reason: Failed,"),
+        ("42", "Ran(Err(ExecuteError { reason: Failed,"),
     ] {
         let bench = Bench::new();
         let went = format!("{:?}", run(&bench, &format!("exit {exit}")).await);
         assert!(went.starts_with(expected), "{exit}: {went}");
     }
     let went = format!("{:?}", run(&Bench::new(), "kill -KILL $$").await);
-    assert!(went.starts_with("Ran(Err(Failed("), "{went}");
+    assert!(went.starts_with("Ran(Err(ExecuteError { reason: Failed,"), "{went}");
 }
 
 #[tokio::test]
@@ -199,7 +199,7 @@ async fn a_program_past_its_time_limit_fails() {
     let bench = Bench::new();
     let settings = ProgramConfig { max_run_time: Some(Duration::from_millis(50)), ..script("exec sleep 600") };
     let went = run_with(&bench, settings, json!({})).await;
-    assert!(matches!(went, Went::Ran(Err(ExecuteError::Failed(_)))), "{went:?}");
+    assert!(matches!(went, Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, .. }))), "{went:?}");
 }
 
 #[tokio::test]
@@ -226,7 +226,9 @@ async fn a_check_rejects_a_payload_before_it_runs() {
     let settings =
         ProgramConfig { check: Some(["sh", "-c", check].map(str::to_owned).to_vec()), ..script("echo it ran") };
     let went = run_with(&bench, settings.clone(), json!({"a": 2})).await;
-    let Went::Refused(PrepareError::Malformed(reasons)) = went else { panic!("{went:?}") };
+    let Went::Refused(PrepareError { reason: PrepareFailure::Malformed, messages: reasons }) = went else {
+        panic!("{went:?}")
+    };
     assert_eq!(reasons, ["payload/a: must be 1"]);
     assert!(!bench.log().contains("it ran"));
     let bench = Bench::new();
@@ -237,9 +239,10 @@ async fn a_check_rejects_a_payload_before_it_runs() {
 
 #[tokio::test]
 async fn a_failing_check_does_not_make_the_payload_malformed() {
-    for (check, expected) in
-        [("exit 3", "Refused(Internal("), ("exit $JOURNEYMAN_EXIT_UNAVAILABLE", "Refused(Unavailable(")]
-    {
+    for (check, expected) in [
+        ("exit 3", "Refused(PrepareError { reason: Internal,"),
+        ("exit $JOURNEYMAN_EXIT_UNAVAILABLE", "Refused(PrepareError { reason: Unavailable,"),
+    ] {
         let settings = ProgramConfig { check: Some(["sh", "-c", check].map(str::to_owned).to_vec()), ..script("true") };
         let went = format!("{:?}", run_with(&Bench::new(), settings, json!({})).await);
         assert!(went.starts_with(expected), "{check}: {went}");
@@ -250,8 +253,8 @@ async fn a_failing_check_does_not_make_the_payload_malformed() {
 async fn a_missing_program_is_a_host_error() {
     let settings = ProgramConfig::new("gone", vec!["/no/such/handler".to_owned()]);
     let went = run_with(&Bench::new(), settings, json!({})).await;
-    let Went::Refused(PrepareError::Host(sentence)) = went else { panic!("{went:?}") };
-    assert_eq!(sentence, "handler gone: /no/such/handler: no such file");
+    let Went::Refused(PrepareError { reason: PrepareFailure::HostFault, messages }) = went else { panic!("{went:?}") };
+    assert_eq!(messages, ["handler gone: /no/such/handler: no such file"]);
 }
 
 #[test]
@@ -285,7 +288,7 @@ async fn the_python_example_counts_words() {
     assert_eq!(result, json!({"different": 4, "words": 6}));
     assert!(bench.log().contains("6 words, 4 different ones"));
     let went = run_with(&Bench::new(), settings, json!({"txet": "x"})).await;
-    assert!(matches!(went, Went::Refused(PrepareError::Malformed(_))), "{went:?}");
+    assert!(matches!(went, Went::Refused(PrepareError { reason: PrepareFailure::Malformed, .. })), "{went:?}");
 }
 
 #[tokio::test]
@@ -297,5 +300,5 @@ async fn the_shell_example_renders_a_page() {
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}\n{}", bench.log());
     assert!(content(&artifacts(&bench)[0]).contains("<h1>Hello</h1>"));
     let went = run_with(&Bench::new(), settings, json!({"title": "<script>"})).await;
-    assert!(matches!(went, Went::Refused(PrepareError::Malformed(_))), "{went:?}");
+    assert!(matches!(went, Went::Refused(PrepareError { reason: PrepareFailure::Malformed, .. })), "{went:?}");
 }

@@ -10,7 +10,7 @@ use journeyman::domain::refusal::Refusal;
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::http::{Http, HttpConfig, ServiceProgram, Target};
 use journeyman::handler::sidecar::{ServiceAvailability, SidecarContext, SidecarHandle};
-use journeyman::handler::{DynHandler, ExecuteError, PrepareError, Request, erase};
+use journeyman::handler::{DynHandler, ExecuteError, ExecuteFailure, PrepareError, PrepareFailure, Request, erase};
 use journeyman::host::clock::Clock;
 use journeyman::host::containment::Containment;
 use journeyman::source::CallError;
@@ -310,21 +310,21 @@ async fn the_status_code_decides_the_outcome_and_the_body_is_the_reply() {
     for (path, verdict, answer) in [
         ("/code/200", "Ran(Ok(()))", Some(("ok", "/code/200"))),
         ("/code/201", "Ran(Ok(()))", Some(("ok", "/code/201"))),
-        ("/code/404", "Ran(Err(Failed(", Some(("core_error", "/code/404"))),
-        ("/code/500", "Ran(Err(Failed(", Some(("core_error", "/code/500"))),
-        ("/code/429", "Ran(Err(Intermittent(", Some(("core_error", "/code/429"))),
-        ("/code/503", "Ran(Err(Intermittent(", Some(("core_error", "/code/503"))),
-        ("/away", "Ran(Err(Failed(", Some(("core_error", ""))),
+        ("/code/404", "Ran(Err(ExecuteError { reason: Failed,", Some(("core_error", "/code/404"))),
+        ("/code/500", "Ran(Err(ExecuteError { reason: Failed,", Some(("core_error", "/code/500"))),
+        ("/code/429", "Ran(Err(ExecuteError { reason: Intermittent,", Some(("core_error", "/code/429"))),
+        ("/code/503", "Ran(Err(ExecuteError { reason: Intermittent,", Some(("core_error", "/code/503"))),
+        ("/away", "Ran(Err(ExecuteError { reason: Failed,", Some(("core_error", ""))),
         ("/word", "Ran(Ok(()))", Some(("not_found", "no such train"))),
-        ("/word-500", "Ran(Err(Failed(", Some(("no_route", "no route"))),
-        ("/liar", "Ran(Err(Failed(", Some(("core_error", "all is well"))),
-        ("/odd-word", "Ran(Err(Failed(", None),
-        ("/odd-word-500", "Ran(Err(Failed(", Some(("core_error", "not well"))),
-        ("/large", "Ran(Err(Failed(", None),
-        ("/busy-large", "Ran(Err(Intermittent(", None),
-        ("/busy-odd", "Ran(Err(Intermittent(", None),
-        ("/cut", "Ran(Err(Intermittent(", None),
-        ("/nothing", "Ran(Err(Intermittent(", None),
+        ("/word-500", "Ran(Err(ExecuteError { reason: Failed,", Some(("no_route", "no route"))),
+        ("/liar", "Ran(Err(ExecuteError { reason: Failed,", Some(("core_error", "all is well"))),
+        ("/odd-word", "Ran(Err(ExecuteError { reason: Failed,", None),
+        ("/odd-word-500", "Ran(Err(ExecuteError { reason: Failed,", Some(("core_error", "not well"))),
+        ("/large", "Ran(Err(ExecuteError { reason: Failed,", None),
+        ("/busy-large", "Ran(Err(ExecuteError { reason: Intermittent,", None),
+        ("/busy-odd", "Ran(Err(ExecuteError { reason: Intermittent,", None),
+        ("/cut", "Ran(Err(ExecuteError { reason: Intermittent,", None),
+        ("/nothing", "Ran(Err(ExecuteError { reason: Intermittent,", None),
     ] {
         let (went, reply) = stage.ask(path, &parts).await;
         assert!(format!("{went:?}").starts_with(verdict), "{path}: {went:?}");
@@ -343,7 +343,7 @@ async fn the_status_code_decides_the_outcome_and_the_body_is_the_reply() {
 async fn retry_after_may_exceed_max_run_time() {
     let stage = Stage::with(|settings| HttpConfig { max_run_time: Duration::from_secs(5), ..settings }).await;
     let (went, reply) = stage.ask("/busy", &Parts::default()).await;
-    assert!(format!("{went:?}").starts_with("Ran(Err(Intermittent("), "{went:?}");
+    assert!(format!("{went:?}").starts_with("Ran(Err(ExecuteError { reason: Intermittent,"), "{went:?}");
     assert_eq!(reply.as_ref().map(text), Some("later"));
     stage.ends().await;
 }
@@ -380,7 +380,7 @@ async fn ndjson_lines_are_partial_replies_and_the_rest_is_the_final_reply() {
 async fn a_broken_stream_is_not_retried_and_one_without_a_client_is_dropped() {
     let stage = Stage::new().await;
     let (went, reply) = stage.ask("/cut-lines", &Parts::default()).await;
-    assert!(format!("{went:?}").starts_with("Ran(Err(Failed("), "{went:?}");
+    assert!(format!("{went:?}").starts_with("Ran(Err(ExecuteError { reason: Failed,"), "{went:?}");
     assert_eq!(reply, None);
     let gone = Parts { gone: true, ..Parts::default() };
     let (went, _) = stage.ask("/lines", &gone).await;
@@ -412,7 +412,9 @@ async fn the_response_to_a_task_becomes_an_artifact() {
         (json!({"pth": "/x"}), "pth"),
     ] {
         let went = Bench::new().run(&*stage.handler, payload).await;
-        let Went::Refused(PrepareError::Malformed(sentences)) = went else { panic!("{went:?}") };
+        let Went::Refused(PrepareError { reason: PrepareFailure::Malformed, messages: sentences }) = went else {
+            panic!("{went:?}")
+        };
         assert!(sentences.join("\n").contains(words), "{sentences:?}");
     }
     stage.ends().await;
@@ -456,7 +458,7 @@ async fn cancellation_drops_the_connection() {
         went = within("the task", run) => went,
         () = cancel => panic!("it never ends"),
     };
-    assert!(matches!(went, Went::Ran(Err(ExecuteError::Failed(_)))), "{went:?}");
+    assert!(matches!(went, Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, .. }))), "{went:?}");
     within("the connection is dropped", stage.go.notified()).await;
     stage.ends().await;
 }
@@ -500,7 +502,7 @@ async fn a_task_waits_for_a_service_and_is_released_in_the_end() {
     let short = HttpConfig { startup_timeout: Duration::from_millis(50), ..settings(&stage.url) };
     stage.handler = erase(Http::new(short).unwrap());
     let (went, _) = stage.ask("/echo", &parts).await;
-    assert!(matches!(went, Went::Refused(PrepareError::ServiceDown(_))), "{went:?}");
+    assert!(matches!(went, Went::Refused(PrepareError { reason: PrepareFailure::ServiceDown, .. })), "{went:?}");
     stage.ends().await;
 }
 

@@ -21,7 +21,7 @@ use std::time::Duration;
 use journeyman::domain::claim::{self, ClaimAction, ClaimEvent, ClaimState, UploadStatus};
 use journeyman::domain::jitter::Jitter;
 use journeyman::domain::lease::{self, Lease};
-use journeyman::domain::outcome::Verdict;
+use journeyman::domain::outcome::ExecuteFailure;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
 use stateright::{Checker, HasDiscoveries, Model, Property};
@@ -269,8 +269,8 @@ impl State {
         let now = self.local(worker);
         let happening = match self.workers[worker].payload {
             Payload::Preparing => ClaimEvent::Prepared(Ok(())),
-            Payload::Alive | Payload::Dying { .. } => ClaimEvent::Ended(Verdict::Completed),
-            Payload::Dropping => ClaimEvent::Ended(Verdict::Internal),
+            Payload::Alive | Payload::Dying { .. } => ClaimEvent::Ended(Ok(())),
+            Payload::Dropping => ClaimEvent::Ended(Err(ExecuteFailure::Internal)),
             Payload::Settling => ClaimEvent::Uploaded(UploadStatus::Complete),
             Payload::None => return,
         };

@@ -8,7 +8,7 @@ use journeyman::domain::claim::{
     CancelCommand, ClaimAction, ClaimEnd, ClaimEvent, ClaimPolicy, ClaimState, UploadStatus,
 };
 use journeyman::domain::jitter::Jitter;
-use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
+use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
 
@@ -36,13 +36,13 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Step> {
     let verdicts = prop_oneof![
-        Just(Verdict::Completed),
-        Just(Verdict::Failed),
-        Just(Verdict::Intermittent),
-        Just(Verdict::Unavailable),
-        Just(Verdict::Internal),
-        Just(Verdict::HostFault),
-        Just(Verdict::ServiceDown),
+        Just(Ok(())),
+        Just(Err(ExecuteFailure::Failed)),
+        Just(Err(ExecuteFailure::Intermittent)),
+        Just(Err(ExecuteFailure::Unavailable)),
+        Just(Err(ExecuteFailure::Internal)),
+        Just(Err(ExecuteFailure::HostFault)),
+        Just(Err(ExecuteFailure::ServiceDown)),
     ];
     let unprepared = prop_oneof![
         Just(PrepareFailure::Malformed),
@@ -215,7 +215,7 @@ fn lives(length: u64, late: u64, steps: Vec<Step>) {
         }
         let asks = match machine.state_name() {
             "claiming" => ClaimEvent::RequestFailed { retry_after: None },
-            "stopping" => ClaimEvent::Ended(Verdict::Internal),
+            "stopping" => ClaimEvent::Ended(Err(ExecuteFailure::Internal)),
             "uploading" | "uploading-after-report" => ClaimEvent::Uploaded(UploadStatus::Complete),
             _ => ClaimEvent::Tick,
         };

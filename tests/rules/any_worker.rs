@@ -10,7 +10,7 @@ use journeyman::domain::claim::UploadStatus;
 use journeyman::domain::host_health::ProbeResult;
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
 use journeyman::domain::jitter::Jitter;
-use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
+use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
 use journeyman::domain::poll::Capabilities;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
@@ -303,7 +303,7 @@ impl World {
             }
             Effect::Execute(claim) | Effect::Kill { claim, .. } => {
                 let unfit = !self.calm && self.below(20) == 0;
-                Event::Ended { claim, verdict: if unfit { Verdict::HostFault } else { Verdict::Completed } }
+                Event::Ended { claim, verdict: if unfit { Err(ExecuteFailure::HostFault) } else { Ok(()) } }
             }
             Effect::ProbeHost => {
                 let unfit = !self.calm && self.below(2) == 0;

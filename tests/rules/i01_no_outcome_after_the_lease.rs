@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason, UploadStatus};
-use journeyman::domain::outcome::{ExceptionReason, Outcome, Verdict};
+use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
 use journeyman::domain::refusal::Refusal;
 
 use crate::support::{GRACE, LEASE, One, RETRY, Reclaims, at};
@@ -69,10 +69,7 @@ fn i01_a_lost_claim_is_never_reported_whatever_stage_it_was_in() {
 
     let mut executing = One::executing();
     assert!(matches!(executing.happens(lost)[..], [ClaimAction::Kill { .. }]));
-    assert_eq!(
-        executing.happens(ClaimEvent::Ended(Verdict::Completed)),
-        [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]
-    );
+    assert_eq!(executing.happens(ClaimEvent::Ended(Ok(()))), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]);
 }
 
 #[test]
@@ -82,7 +79,7 @@ fn i01_a_worker_told_to_go_that_learns_of_its_loss_reports_nothing() {
     let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
     assert!(matches!(acts[..], [ClaimAction::Kill { .. }]), "{acts:?}");
     assert_eq!(
-        one.happens(ClaimEvent::Ended(Verdict::Failed)),
+        one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))),
         [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]
     );
 }
@@ -94,7 +91,7 @@ fn i01_a_hand_back_that_ends_after_the_lease_is_not_reported() {
     let acts = one.pass_to(one.abandon_at(), Reclaims::Silent);
     assert!(matches!(acts.last(), Some(ClaimAction::Kill { .. })), "{acts:?}");
     assert_eq!(
-        one.happens(ClaimEvent::Ended(Verdict::Failed)),
+        one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))),
         [ClaimAction::Close(ClaimEnd::Lost(LossReason::LeaseExpired))]
     );
 }
@@ -116,7 +113,7 @@ fn i01_a_canceled_run_is_not_reported() {
     let mut one = One::executing();
     assert!(matches!(one.happens(ClaimEvent::StatusChecked(Ok(true)))[..], [ClaimAction::Kill { grace: GRACE, .. }]));
     assert_eq!(
-        one.happens(ClaimEvent::Ended(Verdict::Failed)),
+        one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))),
         [ClaimAction::Close(ClaimEnd::Lost(LossReason::Canceled))]
     );
 }

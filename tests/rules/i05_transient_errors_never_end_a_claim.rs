@@ -57,7 +57,7 @@ fn i05_a_run_is_looked_at_as_often_as_asked_for_and_only_while_it_can_be_stopped
     assert_eq!(one.happens(ClaimEvent::Prepared(Ok(()))), [ClaimAction::Execute]);
     assert_eq!(one.pass_to(at(65), Reclaims::Silent), [ClaimAction::CheckStatus]);
     one.happens(ClaimEvent::StatusChecked(Ok(false)));
-    one.happens(ClaimEvent::Ended(journeyman::domain::outcome::Verdict::Completed));
+    one.happens(ClaimEvent::Ended(Ok(())));
     assert_eq!(one.pass_to(at(300), Reclaims::Silent), []);
 }
 

@@ -2,7 +2,7 @@
 
 use journeyman::domain::claim::{ClaimAction, ClaimEvent};
 use journeyman::domain::id::{ServiceId, SourceId};
-use journeyman::domain::outcome::Verdict;
+use journeyman::domain::outcome::ExecuteFailure;
 use journeyman::domain::worker::{Effect, Event, PollResult, SourceSpec};
 
 use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, One, RETRY, at, claims, deletes, policy, run};
@@ -14,7 +14,7 @@ fn i06_a_second_answer_to_anything_starts_nothing() {
     assert_eq!(one.happens(ClaimEvent::Granted { sent_at: at(0), length: LEASE }), []);
     let mut one = One::settling();
     assert_eq!(one.happens(ClaimEvent::Prepared(Ok(()))), []);
-    assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Failed)), []);
+    assert_eq!(one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))), []);
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn i06_a_message_about_a_run_in_hand_is_settled_by_the_claim_at_every_step() {
     steps.push(granted);
     for (id, event) in [
         ("m3", Event::Prepared { claim, answer: Ok(()) }),
-        ("m4", Event::Ended { claim, verdict: Verdict::Completed }),
+        ("m4", Event::Ended { claim, verdict: Ok(()) }),
         ("m5", Event::Uploaded { claim, status: journeyman::domain::claim::UploadStatus::Complete }),
     ] {
         assert!(again(&mut bench, id).1, "before {event:?}");

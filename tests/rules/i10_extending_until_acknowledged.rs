@@ -1,7 +1,7 @@
 //! I10: a claim is reclaimed until its outcome is acknowledged, not only sent.
 
 use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, SHUTDOWN_UPLOAD_MAX, UploadStatus};
-use journeyman::domain::outcome::Verdict;
+use journeyman::domain::outcome::ExecuteFailure;
 
 use crate::support::{LEASE, One, RETRY, Reclaims, at};
 
@@ -41,7 +41,7 @@ fn i10_a_report_without_an_answer_is_repeated_for_as_long_as_the_claim_can_be_ex
 fn i10_nothing_is_extended_once_the_answer_is_there() {
     let mut one = One::executing();
     one.happens(ClaimEvent::Release { deadline: None });
-    one.happens(ClaimEvent::Ended(Verdict::Failed));
+    one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
     assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Upload]);
     let soon = one.now.plus(SHUTDOWN_UPLOAD_MAX / 2);
     assert_eq!(one.pass_to(soon, Reclaims::Granted), []);
@@ -52,7 +52,7 @@ fn i10_nothing_is_extended_once_the_answer_is_there() {
 fn i10_what_is_stored_after_the_report_has_its_time() {
     let mut one = One::executing();
     one.happens(ClaimEvent::Release { deadline: None });
-    one.happens(ClaimEvent::Ended(Verdict::Failed));
+    one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
     assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Upload]);
     let acts = one.pass_to(at(5 * LEASE.as_secs()), Reclaims::Granted);
     assert!(matches!(acts[..], [ClaimAction::Close(ClaimEnd::Reported(_))]), "{acts:?}");
@@ -63,7 +63,7 @@ fn i10_a_late_answer_to_a_reclaim_moves_nothing_once_the_claim_is_over() {
     let extended = ClaimEvent::Reclaimed { sent_at: at(1), answer: Ok(LEASE) };
     let mut trailing = One::executing();
     trailing.happens(ClaimEvent::Release { deadline: None });
-    trailing.happens(ClaimEvent::Ended(Verdict::Failed));
+    trailing.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
     trailing.happens(ClaimEvent::Reported(Ok(())));
     assert_eq!(trailing.happens(extended), []);
 

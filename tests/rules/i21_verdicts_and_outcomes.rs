@@ -1,12 +1,17 @@
 //! I21: `malformed-payload` only if no task code ran, `failed` only if it ran and exited by itself, not if the worker killed it.
 
 use journeyman::domain::claim::{ClaimAction, ClaimEvent, UploadStatus};
-use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
+use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure, Verdict};
 
 use crate::support::{One, Reclaims, at};
 
-const VERDICTS: [Verdict; 5] =
-    [Verdict::Completed, Verdict::Failed, Verdict::Intermittent, Verdict::Unavailable, Verdict::Internal];
+const VERDICTS: [Verdict; 5] = [
+    Ok(()),
+    Err(ExecuteFailure::Failed),
+    Err(ExecuteFailure::Intermittent),
+    Err(ExecuteFailure::Unavailable),
+    Err(ExecuteFailure::Internal),
+];
 
 fn reported(acts: &[ClaimAction]) -> Option<Outcome> {
     acts.iter().find_map(|act| if let ClaimAction::Report { outcome, .. } = act { Some(*outcome) } else { None })
@@ -35,24 +40,24 @@ fn i21_what_was_started_as_soon_as_it_was_prepared_ran() {
     let mut one = One::preparing();
     one.happens(ClaimEvent::Started);
     assert_eq!(one.happens(ClaimEvent::Started), [], "said twice");
-    assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Completed)), [ClaimAction::Upload]);
+    assert_eq!(one.happens(ClaimEvent::Ended(Ok(()))), [ClaimAction::Upload]);
     assert_eq!(reported(&one.happens(ClaimEvent::Uploaded(UploadStatus::Complete))), Some(Outcome::Completed));
     // Told to end before that was known: its word does not count.
     let mut one = One::preparing();
     assert!(matches!(one.happens(ClaimEvent::Release { deadline: None })[..], [ClaimAction::Kill { .. }]));
     assert_eq!(one.happens(ClaimEvent::Started), []);
-    let acts = one.happens(ClaimEvent::Ended(Verdict::Completed));
+    let acts = one.happens(ClaimEvent::Ended(Ok(())));
     assert_eq!(reported(&acts), Some(Outcome::Exception(ExceptionReason::WorkerShutdown)));
 }
 
 #[test]
 fn i21_what_ran_to_its_end_is_reported_by_its_verdict() {
     for (verdict, outcome) in [
-        (Verdict::Completed, Outcome::Completed),
-        (Verdict::Failed, Outcome::Failed),
-        (Verdict::Intermittent, Outcome::Exception(ExceptionReason::IntermittentTask)),
-        (Verdict::Unavailable, Outcome::Exception(ExceptionReason::ResourceUnavailable)),
-        (Verdict::Internal, Outcome::Exception(ExceptionReason::InternalError)),
+        (Ok(()), Outcome::Completed),
+        (Err(ExecuteFailure::Failed), Outcome::Failed),
+        (Err(ExecuteFailure::Intermittent), Outcome::Exception(ExceptionReason::IntermittentTask)),
+        (Err(ExecuteFailure::Unavailable), Outcome::Exception(ExceptionReason::ResourceUnavailable)),
+        (Err(ExecuteFailure::Internal), Outcome::Exception(ExceptionReason::InternalError)),
     ] {
         let mut one = One::executing();
         one.happens(ClaimEvent::Ended(verdict));
@@ -97,7 +102,7 @@ fn i21_a_success_without_its_artifacts_is_none() {
 fn i21_a_failure_stays_one_whatever_became_of_its_artifacts() {
     for settled in [UploadStatus::ArtifactMissing, UploadStatus::UploadFailed] {
         let mut one = One::executing();
-        one.happens(ClaimEvent::Ended(Verdict::Failed));
+        one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
         assert_eq!(reported(&one.happens(ClaimEvent::Uploaded(settled))), Some(Outcome::Failed));
     }
 }
@@ -105,12 +110,12 @@ fn i21_a_failure_stays_one_whatever_became_of_its_artifacts() {
 #[test]
 fn i21_log_and_artifacts_come_before_the_outcome_and_on_a_hurried_way_out_after_it() {
     let mut one = One::executing();
-    assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Completed)), [ClaimAction::Upload]);
+    assert_eq!(one.happens(ClaimEvent::Ended(Ok(()))), [ClaimAction::Upload]);
     assert_eq!(one.pass_to(at(60), Reclaims::Silent), [], "nothing is reported before the log is stored");
 
     let mut one = One::executing();
     one.happens(ClaimEvent::Release { deadline: None });
-    assert!(matches!(one.happens(ClaimEvent::Ended(Verdict::Failed))[..], [ClaimAction::Report { .. }]));
+    assert!(matches!(one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)))[..], [ClaimAction::Report { .. }]));
     assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Upload]);
 }
 

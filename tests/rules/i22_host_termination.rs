@@ -6,7 +6,7 @@ use journeyman::domain::claim::{
     ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, REPORT_ATTEMPTS_MIN, REPORT_RESERVE, UploadStatus,
 };
 use journeyman::domain::id::LocalToken;
-use journeyman::domain::outcome::{ExceptionReason, Outcome, Verdict};
+use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
 use journeyman::domain::worker::{Effect, Event, ExitReason, OnTerminationNotice, WorkerPolicy};
 
 use crate::support::{Bench, CLAIMS, GRACE, LEASE, MARGIN, MESSAGES, One, RETRY, at, claims, policy, polls, secs};
@@ -36,7 +36,7 @@ fn i22_a_running_payload_goes_on_until_the_margin_before_the_host_goes() {
     assert_eq!(bench.pass(secs(120) - MARGIN - secs(1)), [], "none of the notice is wasted");
     let effects = bench.pass(secs(1));
     assert_eq!(effects, [Effect::Kill { claim, cause: KillCause::Shutdown, grace: GRACE }]);
-    let effects = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+    let effects = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
     assert_eq!(reported(&effects, claim), Some(SHUTDOWN));
     bench.happens(Event::Reported { claim, answer: Ok(()) });
     bench.empty(0);
@@ -85,7 +85,7 @@ fn i22_a_host_that_goes_at_an_unknown_time_hands_back_at_once() {
     let effects = bench.happens(Event::TerminationNotice { deadline: None });
     assert_eq!(effects, [Effect::Kill { claim, cause: KillCause::Shutdown, grace: GRACE }]);
     bench.empty(0);
-    bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+    bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
     bench.happens(Event::Reported { claim, answer: Ok(()) });
     let effects = bench.happens(Event::Uploaded { claim, status: UploadStatus::Complete });
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
@@ -112,7 +112,7 @@ fn i22_what_has_not_started_is_handed_back_at_the_notice_and_never_started() {
     // Prepared meanwhile: the payload is not started all the same.
     let effects = bench.happens(Event::Prepared { claim: first, answer: Ok(()) });
     assert!(!effects.contains(&Effect::Execute(first)), "{effects:?}");
-    let effects = bench.happens(Event::Ended { claim: first, verdict: Verdict::Internal });
+    let effects = bench.happens(Event::Ended { claim: first, verdict: Err(ExecuteFailure::Internal) });
     assert_eq!(reported(&effects, first), Some(SHUTDOWN));
     let effects = bench.claimed(second, Ok(LEASE));
     assert_eq!(reported(&effects, second), Some(SHUTDOWN), "{effects:?}");
@@ -154,7 +154,7 @@ fn i22_what_has_not_started_waits_for_the_long_poll_that_would_take_it_again() {
     let effects = bench.brought(vec![grant]);
     assert_eq!(polls(&effects), 1, "the next poll is under way: {effects:?}");
     bench.happens(goes_at(120));
-    let effects = bench.happens(Event::Ended { claim, verdict: Verdict::Internal });
+    let effects = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Internal) });
     assert_eq!(reported(&effects, claim), None, "it would come straight back: {effects:?}");
     let effects = bench.empty(0);
     assert_eq!(reported(&effects, claim), Some(SHUTDOWN), "{effects:?}");
@@ -197,7 +197,7 @@ fn i22_a_signal_within_the_notice_changes_nothing_and_a_second_one_hands_back() 
     assert_eq!(bench.happens(Event::Drain), [], "systemd tells everybody when the host goes");
     assert_eq!(bench.pass(secs(30)), []);
     assert!(killed(&bench.happens(Event::Release { deadline: None }), claim));
-    bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+    bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
     bench.happens(Event::Reported { claim, answer: Err(RETRY) });
     let effects = bench.pass(secs(90));
     let closed = |effect: &Effect| {
@@ -222,7 +222,7 @@ fn i22_every_report_fits_before_the_host_goes_even_if_a_call_hangs() {
     let mut one = One::executing();
     one.happens(ClaimEvent::Release { deadline: Some(at(15)) });
     one.now = at(6);
-    let acts = one.happens(ClaimEvent::Ended(Verdict::Failed));
+    let acts = one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
     let [ClaimAction::Report { outcome: SHUTDOWN, timeout }] = acts[..] else { panic!("{acts:?}") };
     assert_eq!(timeout, secs(9) / REPORT_ATTEMPTS_MIN);
     one.now = at(6).plus(timeout);
@@ -243,12 +243,12 @@ fn i22_a_host_that_goes_at_an_unknown_time_waits_for_no_poll() {
         let waits = before.is_some();
         if let Some(before) = before {
             bench.happens(before);
-            let ended = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+            let ended = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
             assert!(!ended.iter().any(is_report), "the worker may wait: {ended:?}");
         }
         let mut effects = bench.happens(Event::TerminationNotice { deadline: None });
         if !waits {
-            effects = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+            effects = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
         }
         assert!(effects.iter().any(is_report), "the host may be gone the next second: {effects:?}");
     }

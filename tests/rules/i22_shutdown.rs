@@ -6,7 +6,7 @@ use journeyman::domain::claim::{
     ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, POLL_WAIT_MAX, REPORT_RESERVE, SHUTDOWN_UPLOAD_MAX,
     UploadStatus,
 };
-use journeyman::domain::outcome::{ExceptionReason, Outcome, Verdict};
+use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
 
@@ -22,7 +22,7 @@ fn notice(secs: u64) -> ClaimEvent {
 fn i22_with_time_enough_a_payload_is_ended_and_reported() {
     for mut one in [One::preparing(), One::executing()] {
         assert_eq!(one.happens(notice(120)), [ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE }]);
-        let acts = one.happens(ClaimEvent::Ended(Verdict::Failed));
+        let acts = one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
         assert!(matches!(acts[..], [ClaimAction::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
     }
 }
@@ -39,7 +39,7 @@ fn i22_without_time_for_a_report_the_claim_is_left_to_expire() {
     let mut one = One::executing();
     assert_eq!(one.happens(notice(3)), [ClaimAction::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO }]);
     assert_eq!(
-        one.happens(ClaimEvent::Ended(Verdict::Completed)),
+        one.happens(ClaimEvent::Ended(Ok(()))),
         [ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline))]
     );
 }
@@ -51,7 +51,7 @@ fn i22_a_payload_that_ends_too_late_is_not_reported() {
     let acts = one.pass_to(at(20), Reclaims::Silent);
     assert_eq!(acts, [ClaimAction::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO }]);
     assert_eq!(
-        one.happens(ClaimEvent::Ended(Verdict::Completed)),
+        one.happens(ClaimEvent::Ended(Ok(()))),
         [ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline))]
     );
 }
@@ -60,7 +60,7 @@ fn i22_a_payload_that_ends_too_late_is_not_reported() {
 fn i22_nothing_is_reported_at_the_deadline_itself() {
     let mut one = One::executing();
     one.happens(notice(20));
-    let acts = one.happens_at(at(20), ClaimEvent::Ended(Verdict::Completed));
+    let acts = one.happens_at(at(20), ClaimEvent::Ended(Ok(())));
     assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline))]);
 
     let mut one = One::settling();
@@ -110,7 +110,7 @@ fn i22_an_order_without_a_time_after_a_notice_with_one_leaves_no_more_than_it_wo
 fn i22_a_log_that_is_not_stored_by_the_deadline_does_not_hold_the_worker() {
     let mut one = One::executing();
     one.happens(notice(60));
-    one.happens(ClaimEvent::Ended(Verdict::Failed));
+    one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
     assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Upload]);
     assert_eq!(one.pass_to(at(60), Reclaims::Silent), [ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN))]);
 }
@@ -231,7 +231,7 @@ fn i22_a_drain_that_takes_too_long_hands_back() {
     assert_eq!(bench.pass(secs(299)), []);
     let effects = bench.pass(secs(1));
     assert_eq!(effects, [Effect::Kill { claim, cause: KillCause::Shutdown, grace: GRACE }]);
-    bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+    bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
     bench.happens(Event::Reported { claim, answer: Ok(()) });
     let effects = bench.happens(Event::Uploaded { claim, status: UploadStatus::Complete });
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::DrainDeadline)));
@@ -259,7 +259,7 @@ fn i22_past_the_deadline_the_worker_waits_for_the_payload_only_and_without_spinn
     let effects = bench.pass(secs(30));
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Exit(_))), "{effects:?}");
     assert!(bench.worker.next_deadline().is_none_or(|next| next > bench.now), "nothing is due");
-    let effects = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+    let effects = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
     assert_eq!(
         effects.last(),
         Some(&Effect::Exit(ExitReason::Released)),
@@ -293,7 +293,7 @@ fn i22_an_abort_exits_at_once_and_nothing_follows() {
     assert_eq!(bench.happens(Event::Abort), [Effect::Exit(ExitReason::Aborted)]);
     assert_eq!(bench.worker.next_deadline(), None);
     for event in [
-        Event::Ended { claim, verdict: Verdict::Failed },
+        Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) },
         Event::Drain,
         Event::Release { deadline: None },
         Event::Abort,
@@ -329,7 +329,7 @@ fn i22_a_hand_back_waits_for_the_poll_that_would_take_the_task_again() {
     let mut one = One::executing();
     one.happens(ClaimEvent::PollStarted);
     one.happens(ClaimEvent::Release { deadline: None });
-    assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Failed)), []);
+    assert_eq!(one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))), []);
     assert!(matches!(one.happens(ClaimEvent::PollEnded)[..], [ClaimAction::Report { .. }]));
 }
 
@@ -338,7 +338,7 @@ fn i22_a_hand_back_waits_for_no_poll_into_the_last_seconds_even_if_these_are_nam
     let mut one = One::executing();
     one.happens(ClaimEvent::PollStarted);
     one.happens(ClaimEvent::Release { deadline: None });
-    assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Failed)), []);
+    assert_eq!(one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))), []);
     let deadline = one.now.plus(secs(10));
     one.happens(ClaimEvent::PollStarted);
     assert_eq!(one.happens(ClaimEvent::Release { deadline: Some(deadline) }), []);
@@ -351,7 +351,7 @@ fn i22_a_hand_back_waits_for_no_poll_longer_than_its_limit() {
     let mut one = One::executing();
     one.happens(ClaimEvent::PollStarted);
     one.happens(ClaimEvent::Release { deadline: None });
-    assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Failed)), []);
+    assert_eq!(one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))), []);
     let acts = one.pass_to(one.now.plus(POLL_WAIT_MAX), Reclaims::Silent);
     assert!(matches!(acts[..], [ClaimAction::Report { .. }]), "{acts:?}");
 }

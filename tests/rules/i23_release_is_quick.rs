@@ -1,7 +1,7 @@
 //! I23: between the notice and the last report the worker waits only for the payloads to end; reports are sent in parallel.
 
 use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, REPORT_RESERVE, SHUTDOWN_UPLOAD_MAX};
-use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
+use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
 use journeyman::domain::worker::{Effect, Event};
 
 use crate::support::{Bench, GRACE, LEASE, MARGIN, One, Reclaims, at, secs};
@@ -29,7 +29,7 @@ fn i23_at_the_end_of_a_notice_all_payloads_are_told_at_once_and_have_their_grace
     bench.now = bench.now.plus(GRACE);
     assert!(at(120).since(bench.now) >= REPORT_RESERVE, "those that use all of it can still be reported");
     for claim in held {
-        let effects = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+        let effects = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
         assert!(matches!(effects[..], [Effect::Report { .. }]), "{effects:?}");
     }
 }
@@ -43,7 +43,7 @@ fn i23_all_payloads_are_told_at_once_and_each_one_is_reported_when_it_ends() {
     assert_eq!(kills, 32);
     bench.now = bench.now.plus(GRACE);
     for claim in held {
-        let effects = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+        let effects = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
         assert!(matches!(effects[..], [Effect::Report { .. }]), "reported at once, before its log: {effects:?}");
     }
 }

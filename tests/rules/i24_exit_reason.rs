@@ -157,7 +157,7 @@ fn i24_a_drain_that_takes_too_long_keeps_its_cause() {
     assert!(bench.worker.is_stopping());
     bench.pass(secs(5));
     bench.empty(0);
-    bench.happens(Event::Ended { claim, verdict: journeyman::domain::outcome::Verdict::Failed });
+    bench.happens(Event::Ended { claim, verdict: Err(journeyman::domain::outcome::ExecuteFailure::Failed) });
     bench.happens(Event::Reported { claim, answer: Ok(()) });
     let effects = bench.happens(Event::Uploaded { claim, status: journeyman::domain::claim::UploadStatus::Complete });
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Misconfigured)));

@@ -10,7 +10,7 @@ fn i25_a_run_that_was_given_up_here_is_not_taken_up_again_by_its_message() {
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
     bench.pass(LEASE - secs(50));
-    bench.happens(Event::Ended { claim, verdict: journeyman::domain::outcome::Verdict::Failed });
+    bench.happens(Event::Ended { claim, verdict: Err(journeyman::domain::outcome::ExecuteFailure::Failed) });
     assert_eq!(bench.worker.claims().count(), 0);
     // The queue would still grant it to us: by its clock the claim is not over yet.
     let seen = bench.seen("m1", "T");
@@ -59,7 +59,7 @@ fn i25_the_memory_of_ended_runs_is_bounded() {
         let claim = grant.token;
         bench.brought(vec![grant]);
         bench.happens(Event::Reclaimed { claim, sent_at: bench.now, answer: Err(Refusal::Gone) });
-        bench.happens(Event::Ended { claim, verdict: journeyman::domain::outcome::Verdict::Internal });
+        bench.happens(Event::Ended { claim, verdict: Err(journeyman::domain::outcome::ExecuteFailure::Internal) });
     }
     bench.polled(0, 0, Err(RETRY));
     let recover = bench.pass(secs(2));
@@ -76,7 +76,7 @@ fn i25_a_run_that_was_given_up_is_remembered_though_thousands_have_been_reported
     let claim = lost.token;
     bench.brought(vec![lost]);
     bench.happens(Event::Reclaimed { claim, sent_at: bench.now, answer: Err(Refusal::Gone) });
-    bench.happens(Event::Ended { claim, verdict: journeyman::domain::outcome::Verdict::Internal });
+    bench.happens(Event::Ended { claim, verdict: Err(journeyman::domain::outcome::ExecuteFailure::Internal) });
     for n in 0..=ENDED_RUNS_MAX {
         let grant = bench.grant(&format!("T{n}"));
         let claim = grant.token;

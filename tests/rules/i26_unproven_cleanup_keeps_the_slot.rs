@@ -1,7 +1,7 @@
 //! I26: a payload whose processes may remain keeps its slot, is reported once, and decides the exit reason.
 
 use journeyman::domain::id::LocalToken;
-use journeyman::domain::outcome::{ExceptionReason, Outcome, Verdict};
+use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
 use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
 
 use crate::support::{Bench, run};
@@ -10,7 +10,7 @@ use crate::support::{Bench, run};
 fn ends_occupied(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
     let mut effects = bench.happens(Event::CleanupPending { claim });
     effects.extend(bench.happens(Event::CleanupPending { claim }));
-    effects.extend(bench.happens(Event::Ended { claim, verdict: Verdict::Internal }));
+    effects.extend(bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Internal) }));
     effects.extend(bench.happens(Event::Uploaded { claim, status: journeyman::domain::claim::UploadStatus::Complete }));
     effects.extend(bench.happens(Event::Reported { claim, answer: Ok(()) }));
     effects

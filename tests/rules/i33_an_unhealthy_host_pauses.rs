@@ -6,7 +6,7 @@ use std::time::Duration;
 use journeyman::domain::claim::{ClaimEnd, UploadStatus};
 use journeyman::domain::host_health::{FAULT_BACKOFF, ProbeResult};
 use journeyman::domain::id::LocalToken;
-use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
+use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
 use journeyman::domain::worker::{Alert, ClaimingBlocked, ClaimingState, Effect, Event, PollResult};
 
 use crate::support::{Bench, LEASE, claims, polls, run, secs};
@@ -97,7 +97,7 @@ fn i33_faults_of_several_tasks_at_once_are_one() {
     }
     let mut alerts = 0;
     for claim in &tokens {
-        alerts += unfit(&bench.happens(Event::Ended { claim: *claim, verdict: Verdict::HostFault }));
+        alerts += unfit(&bench.happens(Event::Ended { claim: *claim, verdict: Err(ExecuteFailure::HostFault) }));
     }
     assert_eq!(alerts, 1);
     let at = bench.now;

@@ -4,7 +4,7 @@ use journeyman::domain::claim::{
     CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, UploadStatus,
 };
 use journeyman::domain::id::LocalToken;
-use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
+use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Effect, Event};
 
@@ -33,7 +33,7 @@ fn i34_what_runs_is_told_to_end_and_reported_once_nothing_of_it_is_left() {
             assert_eq!(obeyed, CancelResult::Stopping(outcome));
             assert_eq!(acts, [ClaimAction::Kill { cause: KillCause::Command(order), grace: GRACE }]);
             assert_eq!(ordered(&mut one, order), (CancelResult::Stopping(outcome), Vec::new()), "it is told once");
-            let acts = one.happens(ClaimEvent::Ended(Verdict::Completed));
+            let acts = one.happens(ClaimEvent::Ended(Ok(())));
             assert_eq!(reports(&acts), [outcome], "I21: what it said does not count");
             let acts = one.happens(ClaimEvent::Reported(Ok(())));
             assert_eq!(acts, [ClaimAction::Upload], "the log follows");
@@ -52,7 +52,7 @@ fn i34_the_lease_of_what_is_being_ended_is_still_extended() {
     ordered(&mut one, CancelCommand::Release);
     let acts = one.pass_to(at(2 * LEASE.as_secs()), Reclaims::Granted);
     assert!(acts.iter().any(|act| matches!(act, ClaimAction::Reclaim { .. })), "{acts:?}");
-    assert_eq!(reports(&one.happens(ClaimEvent::Ended(Verdict::Failed))), [SHUTDOWN]);
+    assert_eq!(reports(&one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)))), [SHUTDOWN]);
 }
 
 #[test]
@@ -95,14 +95,18 @@ fn i34_a_claim_that_was_not_answered_is_let_go_for_a_hand_back_and_asked_for_aga
 #[test]
 fn i34_what_has_ended_and_is_being_stored_is_reported_at_once() {
     for (order, before, after) in [
-        (CancelCommand::Release, Ok(Verdict::Completed), SHUTDOWN),
-        (CancelCommand::Release, Ok(Verdict::Failed), SHUTDOWN),
-        (CancelCommand::Release, Ok(Verdict::Intermittent), Outcome::Exception(ExceptionReason::IntermittentTask)),
-        (CancelCommand::Release, Ok(Verdict::Internal), INTERNAL),
+        (CancelCommand::Release, Ok(Ok(())), SHUTDOWN),
+        (CancelCommand::Release, Ok(Err(ExecuteFailure::Failed)), SHUTDOWN),
+        (
+            CancelCommand::Release,
+            Ok(Err(ExecuteFailure::Intermittent)),
+            Outcome::Exception(ExceptionReason::IntermittentTask),
+        ),
+        (CancelCommand::Release, Ok(Err(ExecuteFailure::Internal)), INTERNAL),
         (CancelCommand::Release, Err(PrepareFailure::Malformed), Outcome::Exception(ExceptionReason::MalformedPayload)),
-        (CancelCommand::Cancel, Ok(Verdict::Completed), INTERNAL),
-        (CancelCommand::Cancel, Ok(Verdict::Failed), Outcome::Failed),
-        (CancelCommand::Cancel, Ok(Verdict::Intermittent), INTERNAL),
+        (CancelCommand::Cancel, Ok(Ok(())), INTERNAL),
+        (CancelCommand::Cancel, Ok(Err(ExecuteFailure::Failed)), Outcome::Failed),
+        (CancelCommand::Cancel, Ok(Err(ExecuteFailure::Intermittent)), INTERNAL),
         (CancelCommand::Cancel, Err(PrepareFailure::HostFault), INTERNAL),
         (CancelCommand::Cancel, Err(PrepareFailure::Malformed), Outcome::Exception(ExceptionReason::MalformedPayload)),
     ] {
@@ -152,7 +156,7 @@ fn i34_a_lost_claim_is_reported_for_no_order() {
         one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
         assert_eq!(ordered(&mut one, order), (CancelResult::Lost(LossReason::Revoked), Vec::new()));
         assert_eq!(
-            one.happens(ClaimEvent::Ended(Verdict::Failed)),
+            one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))),
             [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]
         );
 
@@ -164,7 +168,7 @@ fn i34_a_lost_claim_is_reported_for_no_order() {
             "{acts:?}"
         );
         assert_eq!(
-            one.happens(ClaimEvent::Ended(Verdict::Failed)),
+            one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))),
             [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]
         );
     }
@@ -178,7 +182,7 @@ fn i34_of_two_orders_a_cancel_counts_in_either_order() {
             one.happens(ClaimEvent::Command(order));
         }
         assert_eq!(one.machine.preview_cancel(CancelCommand::Release), CancelResult::Stopping(INTERNAL));
-        assert_eq!(reports(&one.happens(ClaimEvent::Ended(Verdict::Completed))), [INTERNAL], "{orders:?}");
+        assert_eq!(reports(&one.happens(ClaimEvent::Ended(Ok(())))), [INTERNAL], "{orders:?}");
     }
 }
 
@@ -189,12 +193,16 @@ fn i34_i22_a_canceled_task_is_not_handed_back_by_a_worker_that_has_to_go_and_the
         one.happens(ClaimEvent::Command(CancelCommand::Cancel));
         let acts = one.happens(ClaimEvent::Release { deadline });
         assert!(matches!(acts[..], [ClaimAction::Kill { cause: KillCause::Shutdown, .. }]), "{acts:?}");
-        assert_eq!(reports(&one.happens(ClaimEvent::Ended(Verdict::Failed))), [INTERNAL]);
+        assert_eq!(reports(&one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)))), [INTERNAL]);
     }
     let mut one = One::executing();
     one.happens(ClaimEvent::PollStarted);
     one.happens(ClaimEvent::Release { deadline: None });
-    assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Failed)), [], "it waits for a poll that would bring it back");
+    assert_eq!(
+        one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))),
+        [],
+        "it waits for a poll that would bring it back"
+    );
     let (obeyed, acts) = ordered(&mut one, CancelCommand::Cancel);
     assert_eq!(
         (obeyed, reports(&acts)),
@@ -217,7 +225,7 @@ fn i34_i23_neighbours_run_on_and_its_slot_is_used_again() {
     let order = CancelCommand::Release;
     let effects = bench.happens(Event::Command { claim: one, command: order });
     assert_eq!(effects, [Effect::Kill { claim: one, cause: KillCause::Command(order), grace: GRACE }]);
-    let effects = bench.happens(Event::Ended { claim: one, verdict: Verdict::Failed });
+    let effects = bench.happens(Event::Ended { claim: one, verdict: Err(ExecuteFailure::Failed) });
     assert!(matches!(effects[..], [Effect::Report { claim, outcome: SHUTDOWN, .. }] if claim == one), "{effects:?}");
     bench.happens(Event::Reported { claim: one, answer: Ok(()) });
     let effects = bench.happens(Event::Uploaded { claim: one, status: UploadStatus::Complete });
@@ -258,7 +266,7 @@ fn i34_what_a_paused_worker_hands_back_waits_for_the_poll_that_would_bring_it_ba
             bench.happens(Event::Resume);
         }
         let is_report = |effect: &Effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. });
-        let effects = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+        let effects = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
         assert_eq!(effects.iter().any(is_report), !paused, "one that asks on has nothing to wait for: {effects:?}");
         let effects = bench.empty(0);
         assert_eq!(effects.iter().any(is_report), paused, "{effects:?}");

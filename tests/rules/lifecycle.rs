@@ -307,7 +307,7 @@ fn i24_a_hand_back_outranks_a_limit() {
     bench.brought(vec![grant]);
     bench.happens(Event::Prepared { claim, answer: Ok(()) });
     bench.happens(Event::Release { deadline: None });
-    bench.happens(Event::Ended { claim, verdict: journeyman::domain::outcome::Verdict::Failed });
+    bench.happens(Event::Ended { claim, verdict: Err(journeyman::domain::outcome::ExecuteFailure::Failed) });
     let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
     let closed = Effect::Upload(claim);
     assert!(effects.contains(&closed), "{effects:?}");

@@ -5,7 +5,6 @@ use std::time::Duration;
 use journeyman::domain::claim::{self, ClaimAction, ClaimEvent, ClaimState};
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
 use journeyman::domain::jitter::Jitter;
-use journeyman::domain::outcome::Verdict;
 use journeyman::domain::poll::{self, Capabilities};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
@@ -93,7 +92,7 @@ impl One {
 
     pub(crate) fn settling() -> Self {
         let mut one = Self::executing();
-        assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Completed)), [ClaimAction::Upload]);
+        assert_eq!(one.happens(ClaimEvent::Ended(Ok(()))), [ClaimAction::Upload]);
         one
     }
 
@@ -292,7 +291,7 @@ impl Bench {
 
     /// From an executing claim to its accepted report.
     pub(crate) fn completes(&mut self, claim: LocalToken) -> Vec<Effect> {
-        let mut all = self.happens(Event::Ended { claim, verdict: Verdict::Completed });
+        let mut all = self.happens(Event::Ended { claim, verdict: Ok(()) });
         all.extend(self.happens(Event::Uploaded { claim, status: claim::UploadStatus::Complete }));
         all.extend(self.happens(Event::Reported { claim, answer: Ok(()) }));
         all

@@ -8,7 +8,7 @@ use journeyman::domain::claim::{CancelCommand, UploadStatus};
 use journeyman::domain::host_health::ProbeResult;
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run, SourceId, TaskId};
 use journeyman::domain::journal::{AfterClose, ClaimRecord, EntryId, JournalRecord};
-use journeyman::domain::outcome::{Outcome, PrepareFailure, Verdict};
+use journeyman::domain::outcome::{ExecuteFailure, Outcome, PrepareFailure, Verdict};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::service_supervisor::ServiceAvailability;
 use journeyman::domain::time::Instant;
@@ -681,15 +681,15 @@ impl World {
         let took = if self.rng.chance(50) { self.rng.below(3_000) } else { self.rng.below(self.queue.lease_ms * 2) };
         let unfit = self.now < self.hosts[host].unfit_until;
         let verdict = if unfit {
-            Verdict::HostFault
+            Err(ExecuteFailure::HostFault)
         } else if self.hosts[host].serving == ServiceAvailability::Down && self.rng.chance(50) {
-            Verdict::ServiceDown
+            Err(ExecuteFailure::ServiceDown)
         } else if self.hit(Fault::Panics, 5) {
-            Verdict::Internal
+            Err(ExecuteFailure::Internal)
         } else if self.hit(Fault::Intermittent, 10) {
-            Verdict::Intermittent
+            Err(ExecuteFailure::Intermittent)
         } else {
-            self.rng.pick(&[Verdict::Completed, Verdict::Completed, Verdict::Completed, Verdict::Failed])
+            self.rng.pick(&[Ok(()), Ok(()), Ok(()), Err(ExecuteFailure::Failed)])
         };
         let (now, life) = (self.now, self.hosts[host].life);
         let track = self.hosts[host].claims.get_mut(&claim).expect("a claim");
@@ -708,7 +708,7 @@ impl World {
         let took = if track.ignores_term { millis(grace) } else { self.rng.below(millis(grace) + 1) };
         let took = if self.hosts[host].claims[&claim].alive_since.is_some() { took } else { 0 };
         let life = self.hosts[host].life;
-        self.at(self.now + took, Happens::EndedAt { host, life, claim, verdict: Verdict::Failed });
+        self.at(self.now + took, Happens::EndedAt { host, life, claim, verdict: Err(ExecuteFailure::Failed) });
     }
 
     fn payload_ended(&mut self, host: usize, claim: LocalToken, verdict: Verdict) {
@@ -723,7 +723,7 @@ impl World {
             self.alive.entry(task).or_default().remove(&host);
             self.hosts[host].claims.get_mut(&claim).expect("a claim").alive_since = None;
         }
-        self.note_host_fault(host, claim, verdict == Verdict::HostFault);
+        self.note_host_fault(host, claim, verdict == Err(ExecuteFailure::HostFault));
         self.tell(host, Event::Ended { claim, verdict });
     }
 

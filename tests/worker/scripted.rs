@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind};
-use journeyman::handler::{self, CancelCause, Context, ExecuteError, PayloadHandler, PrepareError};
+use journeyman::handler::{self, CancelCause, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
 use journeyman::source::memory::MemoryQueue;
 use journeyman::worker::SourceBinding;
 use schemars::JsonSchema;
@@ -75,9 +75,9 @@ impl PayloadHandler for Scripted {
         let work = async {
             match script {
                 Script::Complete => Ok(()),
-                Script::Fail => Err(ExecuteError::Failed("as told".into())),
+                Script::Fail => Err(ExecuteError::failed("as told")),
                 Script::Panic => panic!("as told"),
-                Script::RetryLater => Err(ExecuteError::Intermittent("as told".into())),
+                Script::RetryLater => Err(ExecuteError::new(ExecuteFailure::Intermittent, "as told")),
                 Script::Leave { optional } => {
                     context.log().write_line("hello from the task");
                     std::fs::write(context.workdir().join("out.txt"), "made by the task").expect("written");
@@ -113,7 +113,7 @@ impl PayloadHandler for Scripted {
             result = work => result,
             order = context.canceled() => {
                 self.0.send(Told::Canceled(run, order.cause)).await.expect("the test listens");
-                Err(ExecuteError::Failed("told to end".into()))
+                Err(ExecuteError::failed("told to end"))
             }
         }
     }

@@ -14,7 +14,7 @@ use core::time::Duration;
 use super::backoff::{self, Backoff};
 use super::jitter::Jitter;
 use super::lease::{self, Lease};
-use super::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
+use super::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure, Verdict};
 use super::refusal::Refusal;
 use super::time::Instant;
 
@@ -315,7 +315,10 @@ impl ClaimState {
 
     fn on_ended(&mut self, verdict: Verdict, now: Instant, actions: &mut Vec<ClaimAction>) {
         match self.stage {
-            Stage::Executing => self.start_upload(verdict.outcome(), actions),
+            Stage::Executing => {
+                let outcome = verdict.map_or_else(ExecuteFailure::outcome, |()| Outcome::Completed);
+                self.start_upload(outcome, actions)
+            }
             // I21: nothing was started, so nothing completed or failed.
             Stage::Preparing => self.start_upload(PrepareFailure::Internal.outcome(), actions),
             // A verdict after SIGTERM does not count: exit 0 on SIGTERM is not success (I21). The outcome is reported

@@ -8,7 +8,7 @@ use super::{Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, Ove
 use crate::domain::claim::{self, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
 use crate::domain::host_health::FaultReport;
 use crate::domain::id::{LocalToken, Run, ServiceId, SourceId};
-use crate::domain::outcome::Verdict;
+use crate::domain::outcome::{ExecuteFailure, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::slots::Slot;
@@ -247,10 +247,10 @@ impl Worker {
 
     pub(super) fn assess_host(&mut self, claim: LocalToken, verdict: Verdict, now: Instant) {
         match verdict {
-            Verdict::HostFault => self.on_host_fault(claim, now),
-            Verdict::ServiceDown => self.on_service_down(claim, now),
-            Verdict::Completed | Verdict::Failed | Verdict::Intermittent => self.record_host_success(claim),
-            Verdict::Unavailable | Verdict::Internal => {}
+            Err(ExecuteFailure::HostFault) => self.on_host_fault(claim, now),
+            Err(ExecuteFailure::ServiceDown) => self.on_service_down(claim, now),
+            Ok(()) | Err(ExecuteFailure::Failed) | Err(ExecuteFailure::Intermittent) => self.record_host_success(claim),
+            Err(ExecuteFailure::Unavailable) | Err(ExecuteFailure::Internal) => {}
         }
     }
 

@@ -25,7 +25,7 @@ use super::{AddressedRequest, HttpInner};
 use crate::domain::refusal::Refusal;
 use crate::handler::artifact::{self, ArtifactDeclaration, ArtifactKind};
 use crate::handler::process::format_seconds;
-use crate::handler::{Context, ExecuteError, host_errors};
+use crate::handler::{Context, ExecuteError, ExecuteFailure};
 use crate::limits::{
     SERVICE_ANSWER_BYTES_MAX, SERVICE_HEADERS_MAX, SERVICE_RETRY_AFTER_DEFAULT, SERVICE_RETRY_AFTER_MAX,
 };
@@ -193,7 +193,7 @@ impl HttpInner {
         }
         let hint = if code.is_redirection() { "; redirects are not followed" } else { "" };
         let message = format!("the service {} answered {code}{hint}", self.config.name);
-        Ok(ForwardResult::Done(Err(ExecuteError::Failed(message))))
+        Ok(ForwardResult::Done(Err(ExecuteError::failed(message))))
     }
 
     async fn relay_reply(
@@ -211,7 +211,7 @@ impl HttpInner {
             Some(Some(status)) if success || status != ReplyStatus::OK => status,
             Some(None) if success => {
                 let message = "sent an invalid `x-status`: use 1 to 64 letters, digits, `_`, `-` and `.`";
-                return Err(ExecuteError::Failed(format!("the service {} {message}", self.config.name)));
+                return Err(ExecuteError::failed(format!("the service {} {message}", self.config.name)));
             }
             None if success => ReplyStatus::OK,
             Some(_) | None => ReplyStatus::CORE_ERROR,
@@ -231,12 +231,12 @@ impl HttpInner {
                 }
                 let partial = Reply { status: ReplyStatus::OK, ..reply(line) };
                 context.send_partial_reply(partial).await.map_err(|refused| match refused.refusal {
-                    Refusal::Gone => ExecuteError::Failed("the client no longer waits for replies".to_owned()),
+                    Refusal::Gone => ExecuteError::failed("the client no longer waits for replies".to_owned()),
                     Refusal::Retry { .. }
                     | Refusal::Throttled { .. }
                     | Refusal::Rejected
                     | Refusal::Denied
-                    | Refusal::Stale => ExecuteError::Failed(format!("cannot send a partial reply: {refused}")),
+                    | Refusal::Stale => ExecuteError::failed(format!("cannot send a partial reply: {refused}")),
                 })?;
                 sent = SentReplies::PartialSent;
             }
@@ -250,19 +250,14 @@ impl HttpInner {
         }
         context.set_reply(reply(received)).map_err(|error| {
             tracing::warn!(claim.run = %context.task().run, handler = self.config.name, "cannot send a reply: {error}");
-            ExecuteError::Failed(format!("the service {}: {error}", self.config.name))
+            ExecuteError::failed(format!("the service {}: {error}", self.config.name))
         })
     }
 
     /// Stores the response as an artifact and returns its size.
     async fn store_answer(&self, mut response: Response, context: &Context) -> Result<usize, ExecuteError> {
         let disk_error = |error: std::io::Error| {
-            let message = format!("cannot store the response of the service {}: {error}", self.config.name);
-            if host_errors::is_host_error(&error) {
-                ExecuteError::Host(message)
-            } else {
-                ExecuteError::Internal(message)
-            }
+            ExecuteError::from_io(&format!("cannot store the response of the service {}", self.config.name), &error)
         };
         // An invalid media type is replaced by a guess.
         let content_type =
@@ -281,12 +276,12 @@ impl HttpInner {
         file.flush().await.map_err(disk_error)?;
         let kind = ArtifactKind::File { path: Path::new(ANSWER_FILE).to_owned(), content_type };
         let declared = context.artifacts().declare(ArtifactDeclaration::new(ANSWER_ARTIFACT, kind));
-        declared.map_err(|error| ExecuteError::Internal(error.to_string()))?;
+        declared.map_err(|error| ExecuteError::internal(error.to_string()))?;
         Ok(bytes)
     }
 
     fn too_large_error(&self, max_bytes: usize) -> ExecuteError {
-        ExecuteError::Failed(format!("the response of the service {} exceeds {max_bytes} bytes", self.config.name))
+        ExecuteError::failed(format!("the response of the service {} exceeds {max_bytes} bytes", self.config.name))
     }
 
     /// A request is not retried after a partial reply was sent.
@@ -295,8 +290,8 @@ impl HttpInner {
         let message =
             format!("the service {} closed the connection before its response was complete", self.config.name);
         match sent {
-            SentReplies::NothingSent => ExecuteError::Intermittent(message),
-            SentReplies::PartialSent => ExecuteError::Failed(message),
+            SentReplies::NothingSent => ExecuteError::new(ExecuteFailure::Intermittent, message),
+            SentReplies::PartialSent => ExecuteError::failed(message),
         }
     }
 }

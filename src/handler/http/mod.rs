@@ -19,7 +19,9 @@ use tokio::time::Instant;
 use url::Url;
 
 use super::environment::Variables;
-use super::{Context, ExecuteError, PayloadHandler, PrepareError, Request, SidecarContext};
+use super::{
+    Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, PrepareFailure, Request, SidecarContext,
+};
 use crate::limits::{SERVICE_CONNECT_TIMEOUT, SERVICE_DISCONNECT_WAIT};
 use forward::ForwardResult;
 
@@ -174,22 +176,22 @@ impl HttpInner {
         loop {
             epoch = self.wait_until_up(epoch, up_deadline).await;
             if epoch.is_none() {
-                return Err(ExecuteError::ServiceDown(self.unavailable_message()));
+                return Err(ExecuteError::new(ExecuteFailure::ServiceDown, self.unavailable_message()));
             }
             if request.is_expired() {
                 let message = format!("the request expired before the service {name} could take it");
-                return Err(ExecuteError::Failed(message));
+                return Err(ExecuteError::failed(message));
             }
             match tokio::time::timeout(*max_run_time, self.forward(request, context)).await {
                 Ok(Ok(ForwardResult::Done(result))) => return result,
                 // Outside the time limit: the service has answered.
                 Ok(Ok(ForwardResult::Busy { message, retry_after })) => {
                     forward::wait_before_retry(retry_after, request.deadline, context).await;
-                    return Err(ExecuteError::Intermittent(message));
+                    return Err(ExecuteError::new(ExecuteFailure::Intermittent, message));
                 }
                 Ok(Ok(ForwardResult::NotConnected)) => self.connection_refused.notify_one(),
                 Ok(Err(error)) => {
-                    if let ExecuteError::Intermittent(_) = &error {
+                    if let ExecuteError { reason: ExecuteFailure::Intermittent, .. } = &error {
                         self.check_after_disconnect(epoch).await;
                     }
                     return Err(error);
@@ -198,7 +200,7 @@ impl HttpInner {
                     let seconds = max_run_time.as_secs_f64();
                     let message =
                         format!("the service {name} did not answer within {seconds} s, the most this worker allows");
-                    return Err(ExecuteError::Failed(message));
+                    return Err(ExecuteError::failed(message));
                 }
             }
         }
@@ -262,10 +264,10 @@ impl PayloadHandler for Http {
         let deadline = remaining.and_then(|remaining| Instant::now().checked_add(remaining));
         let url = self.inner.resolve_url(request.path.as_deref().unwrap_or_default()).ok_or_else(|| {
             let message = "payload/path: contains `.`, `..`, `\\` or control characters";
-            PrepareError::Malformed(vec![message.to_owned()])
+            PrepareError::malformed(vec![message.to_owned()])
         })?;
         if request.body_base64.is_some() && request.body.is_none() && request.decoded_body().is_none() {
-            return Err(PrepareError::Malformed(vec!["payload/bodyBase64: not base64".to_owned()]));
+            return Err(PrepareError::malformed(vec!["payload/bodyBase64: not base64".to_owned()]));
         }
         // A request that waits here has not started, so releasing it does not count as an attempt.
         let up_deadline = Instant::now() + self.inner.config.startup_timeout;
@@ -274,7 +276,7 @@ impl PayloadHandler for Http {
         }
         match self.inner.wait_until_up(None, up_deadline).await {
             Some(_) => Ok(AddressedRequest { url, request, deadline }),
-            None => Err(PrepareError::ServiceDown(self.inner.unavailable_message())),
+            None => Err(PrepareError::new(PrepareFailure::ServiceDown, self.inner.unavailable_message())),
         }
     }
 
@@ -283,7 +285,7 @@ impl PayloadHandler for Http {
             biased;
             // Dropping the connection tells the service.
             cancellation = context.canceled() => {
-                Err(ExecuteError::Failed(cancellation.cause.message().to_owned()))
+                Err(ExecuteError::failed(cancellation.cause.message().to_owned()))
             }
             result = self.inner.forward_until_sent(&request, context) => result,
         }

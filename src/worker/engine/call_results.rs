@@ -9,7 +9,7 @@ use super::super::counters::count;
 use super::super::timeline::ClaimPhase;
 use super::{Engine, source_id};
 use crate::domain::id::{LocalToken, SourceId};
-use crate::domain::outcome::{Cleanup, PrepareFailure, Verdict};
+use crate::domain::outcome::{Cleanup, ExecuteFailure, PrepareFailure};
 use crate::domain::time::Instant as Moment;
 use crate::domain::worker::{Event, GrantedClaim, OpenedQueues, PollResult, ReceivedMessage};
 use crate::host::containment::OnLeak;
@@ -293,7 +293,7 @@ impl Engine {
         if live.is_kill_requested() {
             // Stopped meanwhile: dropping the prepared payload ends it.
             drop_guarded(answer);
-            return Event::Ended { claim, verdict: Verdict::Internal };
+            return Event::Ended { claim, verdict: Err(ExecuteFailure::Internal) };
         }
         let answer = answer.map(|prepared| live.prepared = Some(prepared));
         Event::Prepared { claim, answer }

@@ -12,7 +12,7 @@ use super::Engine;
 use crate::domain::claim::{KillCause, UploadStatus};
 use crate::domain::id::{LocalToken, SourceId};
 use crate::domain::journal::{ClaimRecord, EntryId, JournalTiming};
-use crate::domain::outcome::Verdict;
+use crate::domain::outcome::ExecuteFailure;
 use crate::domain::worker::{Effect, Event};
 use crate::host::clock::Clock;
 use crate::host::crash_points::crash_point;
@@ -62,7 +62,7 @@ impl Engine {
                     if let Some(prepared) = live.prepared.take() {
                         drop_guarded(prepared);
                         live.timeline.end(&[ClaimPhase::Prepare, ClaimPhase::End], now);
-                        self.handle_event(Event::Ended { claim, verdict: Verdict::Internal });
+                        self.handle_event(Event::Ended { claim, verdict: Err(ExecuteFailure::Internal) });
                     }
                 }
             }
