@@ -32,7 +32,7 @@ enum Fault {
     Reset,
 }
 
-/// The number of messages: `tests/run amqp --messages N`.
+/// The number of messages, by `JOURNEYMAN_TEST_AMQP_MESSAGES`.
 fn messages() -> u64 {
     std::env::var("JOURNEYMAN_TEST_AMQP_MESSAGES").ok().and_then(|text| text.parse().ok()).unwrap_or(3_000)
 }

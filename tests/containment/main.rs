@@ -1,7 +1,7 @@
 //! Runs hostile payloads at every level of containment of this host: nothing outlives its claim.
 //!
 //! A binary with its own `main`, because it has to call `journeyman::shim()` first. `JOURNEYMAN_CONTAINMENT_RUNS` is the total number
-//! of runs (2,000 by default). An argument runs only the cases whose name contains it. With `CI=true` a level that this host
+//! of runs (400 by default). An argument runs only the cases whose name contains it. With `CI=true` a level that this host
 //! lacks is a failure.
 #![allow(missing_docs, reason = "cases are named by what they show")]
 #![allow(
@@ -17,10 +17,10 @@
 #[allow(dead_code, reason = "this room needs a part of it")]
 mod bench;
 
+mod earlier;
 mod hostile;
-mod payload_scan;
-mod recorded_processes;
-mod scopes;
+mod hunt;
+mod plain;
 
 use std::process::ExitCode;
 
@@ -73,12 +73,12 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let report = runtime.block_on(async {
         match words[..] {
-            ["--victim", level, name] => recorded_processes::victim(level, name).await,
+            ["--victim", level, name] => earlier::victim(level, name).await,
             ["--first-process"] => hostile::as_first_process().await,
             _ => {
                 let filter = words.iter().find(|word| !word.starts_with('-')).copied().unwrap_or_default();
-                let mut report = scopes::run(filter).await;
-                report.add(recorded_processes::run(filter));
+                let mut report = plain::run(filter).await;
+                report.add(earlier::run(filter));
                 report.add(hostile::run(filter).await);
                 report
             }

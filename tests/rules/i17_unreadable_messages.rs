@@ -1,4 +1,4 @@
-//! I17: an unreadable message never stops the poller: it is reported once and deleted, and its batch is processed.
+//! I17: a message that cannot be read never stops the poller; it is said once and deleted, and costs its batch nothing.
 
 use std::time::Duration;
 

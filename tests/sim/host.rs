@@ -55,14 +55,14 @@ pub struct Host {
     pub unfit_until: u64,
     /// A task was found to fail because of the host, and no look has found it fit since.
     pub known_unfit: bool,
-    /// When this process started.
+    /// When this life began.
     pub began: u64,
     /// Whether what its tasks need is there, as its worker was told.
     pub serving: ServiceAvailability,
     pub request_good: Option<bool>,
     /// What is on its disk.
     pub journal: Journal,
-    /// What this process recovered from the previous one.
+    /// What this life was told that an earlier one had left.
     pub left: BTreeSet<Run>,
     /// What was executed here in whichever life.
     pub ever_executed: BTreeSet<Run>,
@@ -99,7 +99,7 @@ pub struct Track {
     pub verdict: Option<Verdict>,
     pub reports: u32,
     pub answered: bool,
-    pub recovered: bool,
+    pub left_over: bool,
     pub unasked: bool,
     pub outcome: Option<Outcome>,
     pub granted_calm: bool,
@@ -127,7 +127,7 @@ impl Track {
             verdict: None,
             reports: 0,
             answered: false,
-            recovered: false,
+            left_over: false,
             unasked: false,
             outcome: None,
             granted_calm: false,
@@ -243,7 +243,7 @@ impl Host {
             self.journal.apply(JournalRecord::Claimed { entry: EntryId(token.0), claim: held });
             self.journal.apply(JournalRecord::OutcomeDecided { entry: EntryId(token.0), outcome });
             let mut track = Track::new(run.clone());
-            track.recovered = true;
+            track.left_over = true;
             track.executed = self.ever_executed.contains(&run);
             self.claims.insert(token, track);
             self.left.insert(run.clone());

@@ -1,7 +1,7 @@
 //! Whole workers against a queue, a network and hosts that fail in every way of `faults.rs`, in virtual time. One seed is
 //! one history.
 //!
-//! `JOURNEYMAN_SIM_SEEDS` says how many histories (300 unless set), `JOURNEYMAN_SIM_SEED` where to start,
+//! `JOURNEYMAN_SIM_SEEDS` says how many histories (2,000 unless set), `JOURNEYMAN_SIM_SEED` where to start,
 //! `JOURNEYMAN_SIM_TRACE=1` keeps what happened for the message of a violation.
 
 #![expect(
@@ -32,9 +32,9 @@ fn setting(name: &str, default: u64) -> u64 {
 
 #[test]
 fn workers_under_every_fault_lose_nothing_and_report_once() {
-    let (first, seeds) = (setting("JOURNEYMAN_SIM_SEED", 0), setting("JOURNEYMAN_SIM_SEEDS", 300));
+    let (first, seeds) = (setting("JOURNEYMAN_SIM_SEED", 0), setting("JOURNEYMAN_SIM_SEEDS", 2_000));
     let trace = setting("JOURNEYMAN_SIM_TRACE", 0) == 1;
-    let (next, virtual_ms, totals) = (AtomicU64::new(first), AtomicU64::new(0), Mutex::new(FaultTotals::default()));
+    let (next, virtual_ms, tally) = (AtomicU64::new(first), AtomicU64::new(0), Mutex::new(FaultTotals::default()));
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..2)
             .map(|_| {
@@ -47,7 +47,7 @@ fn workers_under_every_fault_lose_nothing_and_report_once() {
                         let mut world = World::new(seed, trace);
                         world.run();
                         virtual_ms.fetch_add(world.now, Ordering::Relaxed);
-                        totals.lock().add(&world.totals);
+                        tally.lock().add(&world.tally);
                     }
                 })
             })
@@ -58,15 +58,15 @@ fn workers_under_every_fault_lose_nothing_and_report_once() {
             }
         }
     });
-    let totals = totals.into_inner();
+    let tally = tally.into_inner();
     let days = virtual_ms.into_inner() / 86_400_000;
-    let kinds = totals.0.len();
-    let rarest = totals.0.iter().min_by_key(|(_, count)| **count);
+    let kinds = tally.0.len();
+    let rarest = tally.0.iter().min_by_key(|(_, count)| **count);
     println!(
         "simulation: {seeds} seeds, {days} days of virtual time, {kinds} kinds of fault, rarest {rarest:?}, 0 lost"
     );
     if seeds >= 300 {
-        let missing: Vec<_> = ALL.iter().filter(|fault| !totals.0.contains_key(fault)).collect();
+        let missing: Vec<_> = ALL.iter().filter(|fault| !tally.0.contains_key(fault)).collect();
         assert!(missing.is_empty(), "faults that never struck: {missing:?}");
     }
 }

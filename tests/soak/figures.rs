@@ -31,7 +31,7 @@ impl Series {
         }
     }
 
-    /// The samples after the warm-up.
+    /// What is left once the process has warmed up.
     fn warm(&self) -> &[Sample] {
         &self.0[self.0.len() / 3..]
     }

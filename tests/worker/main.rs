@@ -7,13 +7,13 @@
     reason = "a test binary has no outside, and its panics are failures"
 )]
 
-mod blocking_handlers;
-mod duplicate_worker_id;
+mod blocked;
+mod deployments;
+mod earlier;
 mod faults;
-mod long_runs;
+mod long;
+mod namesakes;
 mod outcomes;
-mod recovery;
 mod scripted;
 mod service;
-mod several_services;
-mod unhealthy_host;
+mod unfit;

@@ -1,4 +1,4 @@
-//! A host that cannot run tasks for a while.
+//! A host that cannot run tasks any more, and can again.
 
 use std::sync::Arc;
 use std::time::Duration;

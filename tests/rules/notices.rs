@@ -1,4 +1,4 @@
-//! How replies of metadata services are interpreted, and when the next request is sent.
+//! What the answers of metadata services mean, and when they are asked again.
 
 use std::time::Duration;
 
