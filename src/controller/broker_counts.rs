@@ -2,26 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use tokio::sync::mpsc;
-use tokio::time::sleep;
-
 use super::queue_names::QueueNames;
-use crate::amqp::management::{self, Management};
+use crate::amqp::management::Management;
 use crate::domain::group::Key;
-use crate::domain::group::load::LoadCounts;
 use crate::domain::time::Instant;
-use crate::limits::{CONTROLLER_COUNTS_INTERVAL, CONTROLLER_COUNTS_TTL};
+use crate::limits::CONTROLLER_COUNTS_TTL;
 
-pub(super) type CountResult = Result<Vec<(Key, management::QueueCounts)>, String>;
+/// Unacknowledged requests by key.
+pub(super) type CountResult = Result<BTreeMap<Key, u32>, String>;
 
 #[derive(Default)]
 pub(super) struct BrokerCounts {
-    last: Option<(Instant, BTreeMap<Key, LoadCounts>)>,
+    last: Option<(Instant, BTreeMap<Key, u32>)>,
     error: Option<String>,
 }
 
 impl BrokerCounts {
-    pub(super) fn fresh(&self, key: &Key, now: Instant) -> Option<LoadCounts> {
+    pub(super) fn fresh(&self, key: &Key, now: Instant) -> Option<u32> {
         let (at, counts) = self.last.as_ref()?;
         if now.since(*at) < CONTROLLER_COUNTS_TTL { counts.get(key).copied() } else { None }
     }
@@ -30,48 +27,26 @@ impl BrokerCounts {
         self.last.is_none()
     }
 
-    pub(super) fn update(&mut self, result: &CountResult, now: Instant) {
+    pub(super) fn update(&mut self, result: CountResult, now: Instant) {
         match result {
-            Ok(counted) => {
+            Ok(counts) => {
                 if self.error.take().is_some() {
                     tracing::info!("queue counts of the management interface are available again");
                 }
-                let counts = counted.iter().map(|(key, counted)| (key.clone(), unacknowledged(counted)));
-                self.last = Some((now, counts.collect()));
+                self.last = Some((now, counts));
             }
             Err(why) => {
                 if self.error.is_none() {
                     tracing::warn!("no queue counts from the management interface, using worker reports: {why}");
                 }
-                self.error = Some(why.clone());
+                self.error = Some(why);
             }
         }
     }
 }
 
-const fn unacknowledged(counted: &management::QueueCounts) -> LoadCounts {
-    LoadCounts {
-        unacknowledged: counted.unacknowledged,
-        published: counted.published_per_1000s,
-        acknowledged: counted.acknowledged_per_1000s,
-    }
-}
-
-pub(super) async fn poll_broker_counts(
-    management: &Management,
-    names: &QueueNames,
-    results: mpsc::Sender<CountResult>,
-) {
-    loop {
-        let counted = management.queue_counts(&names.request_queue_prefix()).await;
-        let counted = counted
-            .map(|counted| {
-                counted.into_iter().filter_map(|one| Some((names.parse_queue_name(&one.name)?, one))).collect()
-            })
-            .map_err(|why| why.to_string());
-        if results.send(counted).await.is_err() {
-            return;
-        }
-        sleep(CONTROLLER_COUNTS_INTERVAL).await;
-    }
+pub(super) async fn count_queues(management: &Management, names: &QueueNames) -> CountResult {
+    let counted = management.queue_counts(&names.request_queue_prefix()).await.map_err(|why| why.to_string())?;
+    let keys = counted.into_iter().filter_map(|one| Some((names.parse_queue_name(&one.name)?, one.unacknowledged)));
+    Ok(keys.collect())
 }

@@ -1,7 +1,9 @@
 //! Consumes dead letters: answers each with an error, and moves those that killed their workers to the poison queue.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
+use futures_util::StreamExt as _;
 use lapin::message::Delivery;
 use lapin::{Channel, Connection};
 use tokio::sync::{Mutex, mpsc};
@@ -9,10 +11,10 @@ use tokio::task::JoinSet;
 
 use super::counters::PoolCounters;
 use super::error_replies::{DeadLetterReason, ErrorReplier, original_key};
-use super::forwarding::{next_delivery, open_confirm_channel};
+use super::forwarding::open_confirm_channel;
 use super::poison_message::{self, WorkerFailure};
 use super::queue_names::QueueNames;
-use super::session::{SessionError, consume, stream_ended};
+use super::session::{SessionError, SessionEvent, consume, stream_ended};
 use super::session_state::HeldRequest;
 use super::{Controller, ControllerConfig, RecordedError};
 use crate::domain::group::Key;
@@ -42,10 +44,21 @@ pub(super) struct PoisonCandidate {
 pub(super) async fn reject_requests(
     config: &ControllerConfig,
     connection: &Connection,
-    mut commands: mpsc::Receiver<RejectCommand>,
-    events: mpsc::Sender<RejectEvent>,
+    commands: mpsc::Receiver<RejectCommand>,
+    events: mpsc::Sender<SessionEvent>,
     counters: Arc<PoolCounters>,
-) -> Result<std::convert::Infallible, SessionError> {
+) -> SessionError {
+    let Err(over) = try_reject_requests(config, connection, commands, events, counters).await;
+    over
+}
+
+async fn try_reject_requests(
+    config: &ControllerConfig,
+    connection: &Connection,
+    mut commands: mpsc::Receiver<RejectCommand>,
+    events: mpsc::Sender<SessionEvent>,
+    counters: Arc<PoolCounters>,
+) -> Result<Infallible, SessionError> {
     let mut letters = consume(connection, &config.names.dead_letter_queue(), CONTROLLER_DEAD_LETTERS_MAX).await?;
     let replier = ErrorReplier::open(connection, config, Arc::clone(&counters)).await?;
     // lapin may attribute a return to another publish of the channel, so one publish at a time.
@@ -54,12 +67,11 @@ pub(super) async fn reject_requests(
     loop {
         tokio::select! {
             Some(done) = tasks.join_next() => done.map_err(|error| SessionError { reason: error.to_string() })??,
-            letter = next_delivery(&mut letters) => {
+            letter = letters.next() => {
                 let letter = letter.ok_or_else(|| stream_ended("dead letters"))??;
                 let reason = DeadLetterReason::from_delivery(&letter);
                 if reason.is_poison() {
-                    // The channel has room for the prefetch; a closed channel ends the session.
-                    events.send(RejectEvent::Poison(letter)).await.ok();
+                    events.send(SessionEvent::Reject(RejectEvent::Poison(letter))).await.ok();
                 } else {
                     tracing::info!(reason = reason.reason, queue = reason.queue, "answered a dead letter with an error");
                     let replier = Arc::clone(&replier);
@@ -82,7 +94,8 @@ pub(super) async fn reject_requests(
                         if reject_poison(&candidate, &names, &replier, &poison).await? {
                             counters.poison_requests.increment();
                         } else {
-                            events.send(RejectEvent::PoisonRefused(candidate.request)).await.ok();
+                            let refused = RejectEvent::PoisonRefused(candidate.request);
+                            events.send(SessionEvent::Reject(refused)).await.ok();
                         }
                         Ok(())
                     });
@@ -114,7 +127,7 @@ async fn reject_poison(
 impl Controller {
     pub(super) fn on_reject_event(&mut self, event: RejectEvent, now: Instant) {
         match event {
-            RejectEvent::Poison(delivery) => self.session.hold_poison(delivery, now),
+            RejectEvent::Poison(delivery) => self.session.poison_pending.push(HeldRequest::new(delivery, now)),
             RejectEvent::PoisonRefused(request) => {
                 let queue = self.config.names.poison_queue();
                 let what = format!("the queue {queue} rejects a poison request, retrying");
@@ -127,7 +140,7 @@ impl Controller {
     }
 
     /// Moves requests to the poison queue once it is known which worker exited.
-    pub(super) fn move_due_poison(&mut self, commands: &mpsc::Sender<RejectCommand>) {
+    pub(super) fn move_due_poison(&mut self) {
         let (names, now) = (&self.config.names, self.clock.now());
         let key = |request: &HeldRequest| names.parse_routing_key(&original_key(names, &request.delivery));
         // The dead letter arrives before the driver reports the exit.
@@ -144,8 +157,7 @@ impl Controller {
             let last_failure = key(&request).and_then(|key| Some(self.workers.last_failure(&key)?.1.clone()));
             // The limit counts redeliveries, not deliveries.
             let attempts = self.config.queue_options.delivery_limit.map(|limit| u64::from(limit) + 1);
-            // The channel has room for the prefetch; if it is closed, the session is over and the broker redelivers.
-            commands.try_send(RejectCommand::Poison(PoisonCandidate { request, attempts, last_failure })).ok();
+            self.session.rejects.push(RejectCommand::Poison(PoisonCandidate { request, attempts, last_failure }));
         }
         self.session.poison_pending = later;
     }

@@ -28,6 +28,10 @@ pub(super) struct DeadLetterReason {
 }
 
 impl DeadLetterReason {
+    pub(super) fn new(reason: &str, message: String) -> Self {
+        Self { reason: reason.to_owned(), message, queue: None }
+    }
+
     pub(super) fn from_delivery(delivery: &Delivery) -> Self {
         let table = delivery.properties.headers().as_ref();
         let said = |name| table.and_then(|table| headers::text(table, name)).map(str::to_owned);
@@ -54,7 +58,7 @@ impl DeadLetterReason {
                 ("publish-timeout", format!("{what} {CONTROLLER_ORPHAN_TIMEOUT:?}"))
             }
         };
-        Self { reason: reason.to_owned(), message, queue: None }
+        Self::new(reason, message)
     }
 
     pub(super) fn for_crowded_queue(queue: QueueCondition) -> Self {
@@ -65,11 +69,7 @@ impl DeadLetterReason {
     }
 
     pub(super) fn for_loop() -> Self {
-        Self {
-            reason: "no-queue".to_owned(),
-            message: format!("the request returned to the orphan queue {CONTROLLER_HOPS_MAX} times"),
-            queue: None,
-        }
+        Self::new("no-queue", format!("the request returned to the orphan queue {CONTROLLER_HOPS_MAX} times"))
     }
 
     pub(super) fn is_poison(&self) -> bool {

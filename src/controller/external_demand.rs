@@ -1,11 +1,11 @@
 //! Demand from Taskcluster queues: pending and claimed tasks, polled.
 
-use std::convert::Infallible;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
+use super::session::{SessionError, SessionEvent};
 use super::{Controller, RecordedError};
 use crate::domain::group::Key;
 use crate::domain::group::load::Load;
@@ -61,39 +61,23 @@ pub(super) struct DemandState {
     pub(super) error: Option<String>,
 }
 
-pub(super) async fn poll_demand(demand: DemandSource, to: mpsc::Sender<DemandReport>) -> Option<Infallible> {
-    let DemandSource { name, key, api, task_queue, interval: every } = demand;
-    let mut claims = ClaimedCount::Available;
+pub(super) async fn poll_demand(demand: &DemandSource, events: &mpsc::Sender<SessionEvent>) -> SessionError {
     loop {
-        let counts = count_tasks(&api, &task_queue, &mut claims).await;
-        to.send(DemandReport { name: name.clone(), key: key.clone(), interval: every, counts }).await.ok()?;
-        sleep(every).await;
+        let counts = count_tasks(&demand.api, &demand.task_queue).await;
+        let (name, key, interval) = (demand.name.clone(), demand.key.clone(), demand.interval);
+        events.send(SessionEvent::Demand(DemandReport { name, key, interval, counts })).await.ok();
+        sleep(interval).await;
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ClaimedCount {
-    Available,
-    Forbidden,
-}
-
-async fn count_tasks(api: &Api, task_queue: &str, claims: &mut ClaimedCount) -> Result<DemandCounts, CallError> {
+async fn count_tasks(api: &Api, task_queue: &str) -> Result<DemandCounts, CallError> {
     let pending = u32::try_from(api.pending_count(task_queue).await?).unwrap_or(u32::MAX);
-    if *claims == ClaimedCount::Forbidden {
-        return Ok(DemandCounts { pending, claimed: None });
-    }
     match count_claimed(api, task_queue).await {
         Ok(claimed) => Ok(DemandCounts { pending, claimed: Some(claimed) }),
-        Err(refused) if matches!(refused.refusal, Refusal::Denied | Refusal::Gone | Refusal::Rejected) => {
-            tracing::warn!(
-                task_queue,
-                "not allowed to list claimed tasks, counting pending tasks only: {}",
-                refused.message
-            );
-            *claims = ClaimedCount::Forbidden;
+        Err(error) if matches!(error.refusal, Refusal::Denied | Refusal::Gone | Refusal::Rejected) => {
             Ok(DemandCounts { pending, claimed: None })
         }
-        Err(refused) => Err(refused),
+        Err(error) => Err(error),
     }
 }
 
@@ -120,6 +104,9 @@ impl Controller {
             Ok(counts) => {
                 if known.error.take().is_some() {
                     tracing::info!(demand = name, "task counts are available again");
+                }
+                if counts.claimed.is_none() && known.counts.is_none_or(|before| before.claimed.is_some()) {
+                    tracing::warn!(demand = name, "not allowed to list claimed tasks, counting pending tasks only");
                 }
                 known.counts = Some(counts);
                 let claimed = counts.claimed.unwrap_or_default();

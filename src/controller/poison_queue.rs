@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use super::poison_message::{self, PoisonedRequest};
 use super::queue_names::QueueNames;
+use super::session::{SessionError, stream_ended};
 use crate::amqp::{self, CloseOnDrop};
 use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CLOSE_TIMEOUT, CONTROLLER_POISON_MAX};
 
@@ -77,20 +78,21 @@ impl PoisonRequest {
 pub(super) async fn serve_poison_requests(
     connection: &Connection,
     names: &QueueNames,
-    mut wishes: mpsc::Receiver<PoisonRequest>,
-) {
-    let desk = PoisonQueue { connection, names };
-    while let Some(wish) = wishes.recv().await {
-        match wish {
-            PoisonRequest::List(answer) => drop(answer.send(desk.list().await)),
-            PoisonRequest::Body(id, answer) => drop(answer.send(desk.body(&id).await)),
+    mut requests: mpsc::Receiver<PoisonRequest>,
+) -> SessionError {
+    let queue = PoisonQueue { connection, names };
+    while let Some(request) = requests.recv().await {
+        match request {
+            PoisonRequest::List(reply) => drop(reply.send(queue.list().await)),
+            PoisonRequest::Body(id, reply) => drop(reply.send(queue.body(&id).await)),
             // The caller was told that it timed out.
-            PoisonRequest::Resolve { reply: answer, .. } if answer.is_closed() => {}
-            PoisonRequest::Resolve { selection: which, action: fate, by, reply: answer } => {
-                drop(answer.send(desk.resolve(which, fate, &by).await))
+            PoisonRequest::Resolve { reply, .. } if reply.is_closed() => {}
+            PoisonRequest::Resolve { selection, action, by, reply } => {
+                drop(reply.send(queue.resolve(selection, action, &by).await));
             }
         }
     }
+    stream_ended("poison requests")
 }
 
 struct PoisonQueue<'a> {

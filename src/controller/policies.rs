@@ -1,13 +1,13 @@
 //! Keeps the RabbitMQ policies of a pool. A policy applies to existing queues and can change; queue arguments cannot.
 
 use serde_json::{Map, Value};
-use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::timeout;
 
 use super::queue_names::QueueNames;
 use super::topology::{QueueOptions, QueueType};
+use super::{Controller, RecordedError};
 use crate::amqp::management::{BrokerPolicy, Management, PolicyResult, escape_regex};
-use crate::limits::CONTROLLER_POLICIES_INTERVAL;
+use crate::limits::CONTROLLER_POLICIES_TIMEOUT;
 
 const PRIORITY: i64 = 10;
 
@@ -23,30 +23,47 @@ pub(super) enum PolicyChange {
     Applied,
 }
 
-/// Applies the policies again and again: they may be deleted, and the management interface may start late.
-pub(super) async fn poll_policies(
-    management: Management,
-    names: QueueNames,
-    options: QueueOptions,
-    results: mpsc::Sender<PolicyCheck>,
-) {
-    while results.send(apply_policies(&management, &names, options).await).await.is_ok() {
-        sleep(CONTROLLER_POLICIES_INTERVAL).await;
-    }
-}
-
-async fn apply_policies(management: &Management, names: &QueueNames, options: QueueOptions) -> PolicyCheck {
-    let mut made = PolicyChange::Unchanged;
+pub(super) async fn apply_policies(management: &Management, names: &QueueNames, options: QueueOptions) -> PolicyCheck {
+    let mut change = PolicyChange::Unchanged;
     for (name, policy) in
         [(queue_policy_name(names), queue_policy(names, options)), (names.requests_exchange(), exchange_policy(names))]
     {
         match management.ensure_policy(&name, &policy).await.map_err(|why| why.to_string())? {
             PolicyResult::Unchanged => {}
-            PolicyResult::Applied => made = PolicyChange::Applied,
+            PolicyResult::Applied => change = PolicyChange::Applied,
             PolicyResult::Mismatch(how) => return Err(format!("policy {name} differs from the requested one: {how}")),
         }
     }
-    Ok(made)
+    Ok(change)
+}
+
+impl Controller {
+    /// Within a short time, so that requests are not delayed when a pool is taken over. `None` without a management interface.
+    pub(super) async fn apply_policies(&mut self) -> Option<PolicyCheck> {
+        let (management, names) = (self.config.management.clone()?, self.config.names.clone());
+        let apply = apply_policies(&management, &names, self.config.queue_options);
+        let result = self.run_while(timeout(CONTROLLER_POLICIES_TIMEOUT, apply)).await;
+        let no_reply = || format!("no reply from the management interface within {CONTROLLER_POLICIES_TIMEOUT:?}");
+        let result = result.unwrap_or_else(|_| Err(no_reply()));
+        self.on_policy_result(result.clone());
+        Some(result)
+    }
+
+    pub(super) fn on_policy_result(&mut self, result: PolicyCheck) {
+        let pool = &self.config.pool;
+        match (&result, &self.policy_result) {
+            (Err(why), before) if before.as_ref() != Some(&result) => {
+                let text = "cannot apply policies, so TTL, length and limits hold for new queues only";
+                tracing::warn!(pool, "{text}: {why}");
+                self.last_error = Some(RecordedError { at: self.clock.now(), message: format!("policies: {why}") });
+            }
+            (Ok(_), Some(Err(_))) | (Ok(PolicyChange::Applied), Some(Ok(_))) => {
+                tracing::info!(pool, "policies applied: TTL, length and limits hold for all queues");
+            }
+            (Ok(_) | Err(_), _) => {}
+        }
+        self.policy_result = Some(result);
+    }
 }
 
 fn queue_policy(names: &QueueNames, options: QueueOptions) -> BrokerPolicy {

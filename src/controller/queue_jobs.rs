@@ -1,202 +1,183 @@
-//! Runs queue operations and depth checks concurrently.
+//! Runs the queue steps and depth checks of a session, a few at a time, each on its own channel.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::pin::Pin;
-use std::task::Poll;
 
-use lapin::{Channel, Connection};
-use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::mpsc;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use lapin::Channel;
 use tokio::time::timeout;
 
-use super::queue_names::QueueNames;
-use super::session::{SessionError, stream_ended};
-use super::topology::{self, ArgumentSource, Owner, PRECONDITION_FAILED, QueueOptions};
+use super::session::SessionError;
+use super::topology::{Owner, PRECONDITION_FAILED, Topology};
 use crate::amqp;
 use crate::domain::group::Key;
 use crate::domain::group::pool::{QueueStep, StepResult};
 use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_QUEUE_CHECKS_CONCURRENT_MAX, CONTROLLER_QUEUE_STEPS_CONCURRENT_MAX};
 
-pub(super) enum QueueJobKind {
-    Step(QueueStep, StepResult),
-    Depth(StepResult),
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum QueueJob {
+    Step(QueueStep),
+    Depth,
 }
 
 pub(super) struct QueueJobResult {
     pub(super) key: Key,
-    pub(super) kind: QueueJobKind,
+    pub(super) job: QueueJob,
+    pub(super) result: StepResult,
     pub(super) error: Option<String>,
 }
 
-struct QueueJobRunner<'a> {
-    connection: &'a Connection,
-    names: &'a QueueNames,
-    queue_options: QueueOptions,
-    argument_source: ArgumentSource,
-    steps: tokio::sync::Mutex<mpsc::Receiver<(Key, QueueStep)>>,
-    depths: tokio::sync::Mutex<mpsc::Receiver<Key>>,
-    results: mpsc::Sender<QueueJobResult>,
-    external_queues: Mutex<BTreeSet<Key>>,
-    stuck_channels: Mutex<BTreeMap<Key, Channel>>,
+struct FinishedJob {
+    key: Key,
+    job: QueueJob,
+    owner: Owner,
+    channel: Option<Channel>,
+    /// `None` if the broker did not reply in time.
+    result: Option<lapin::Result<StepResult>>,
 }
 
-pub(super) async fn run_queue_jobs(
-    connection: &Connection,
-    names: &QueueNames,
-    keeping: QueueOptions,
-    said: ArgumentSource,
-    (steps, depths): (mpsc::Receiver<(Key, QueueStep)>, mpsc::Receiver<Key>),
-    done: mpsc::Sender<QueueJobResult>,
-) -> SessionError {
-    let (steps, depths) = (tokio::sync::Mutex::new(steps), tokio::sync::Mutex::new(depths));
-    let (others, stuck) = (Mutex::default(), Mutex::default());
-    let desk = &QueueJobRunner {
-        connection,
-        names,
-        queue_options: keeping,
-        argument_source: said,
-        steps,
-        depths,
-        results: done,
-        external_queues: others,
-        stuck_channels: stuck,
-    };
-    let mut hands: Vec<Pin<Box<dyn Future<Output = SessionError> + Send + '_>>> = Vec::new();
-    hands.extend((0..CONTROLLER_QUEUE_STEPS_CONCURRENT_MAX).map(|_| Box::pin(desk.run_steps()) as _));
-    hands.extend((0..CONTROLLER_QUEUE_CHECKS_CONCURRENT_MAX).map(|_| Box::pin(desk.run_depth_checks()) as _));
-    std::future::poll_fn(|context| {
-        let over = hands.iter_mut().find_map(|hand| match hand.as_mut().poll(context) {
-            Poll::Ready(over) => Some(over),
-            Poll::Pending => None,
-        });
-        over.map_or(Poll::Pending, Poll::Ready)
-    })
-    .await
+type RunningJob<'a> = Pin<Box<dyn Future<Output = Result<FinishedJob, SessionError>> + Send + 'a>>;
+
+pub(super) struct QueueJobs<'a> {
+    topology: Topology<'a>,
+    running: FuturesUnordered<RunningJob<'a>>,
+    running_steps: usize,
+    depths_due: VecDeque<Key>,
+    /// Due and running.
+    depths: BTreeSet<Key>,
+    /// Queues that exist with other arguments.
+    external_queues: BTreeSet<Key>,
+    idle_channels: Vec<Channel>,
+    /// A step without a reply may still be carried out: the next one of its key follows it on the same channel.
+    stuck_channels: BTreeMap<Key, Channel>,
 }
 
-impl QueueJobRunner<'_> {
-    async fn run_steps(&self) -> SessionError {
-        let mut kept = None;
-        loop {
-            let next = self.steps.lock().await.recv().await;
-            let Some((key, step)) = next else { return stream_ended("steps") };
-            let tried = self.attempt(&mut kept, &key, Some(step)).await;
-            if let Err(over) = self.send_result(key, |answer| QueueJobKind::Step(step, answer), tried).await {
-                return over;
-            }
+impl<'a> QueueJobs<'a> {
+    pub(super) fn new(topology: Topology<'a>) -> Self {
+        Self {
+            topology,
+            running: FuturesUnordered::new(),
+            running_steps: 0,
+            depths_due: VecDeque::new(),
+            depths: BTreeSet::new(),
+            external_queues: BTreeSet::new(),
+            idle_channels: Vec::new(),
+            stuck_channels: BTreeMap::new(),
         }
     }
 
-    async fn run_depth_checks(&self) -> SessionError {
-        let mut kept = None;
-        loop {
-            let next = self.depths.lock().await.recv().await;
-            let Some(key) = next else { return stream_ended("looks") };
-            let tried = self.attempt(&mut kept, &key, None).await;
-            if let Err(over) = self.send_result(key, QueueJobKind::Depth, tried).await {
-                return over;
-            }
+    pub(super) const fn can_start_step(&self) -> bool {
+        self.running_steps < CONTROLLER_QUEUE_STEPS_CONCURRENT_MAX
+    }
+
+    pub(super) fn start_step(&mut self, key: Key, step: QueueStep) {
+        self.running_steps += 1;
+        let stuck = self.stuck_channels.remove(&key);
+        self.start(key, QueueJob::Step(step), stuck);
+    }
+
+    pub(super) fn request_depth(&mut self, key: &Key) {
+        if self.depths.insert(key.clone()) {
+            self.depths_due.push_back(key.clone());
+            self.start_depths();
         }
     }
 
-    async fn attempt(
-        &self,
-        kept: &mut Option<Channel>,
-        key: &Key,
-        step: Option<QueueStep>,
-    ) -> Result<JobAttempt, SessionError> {
-        let before = step.and_then(|_| lock(&self.stuck_channels).remove(key));
-        let opening = timeout(AMQP_CALL_TIMEOUT, self.ensure_open(before.or_else(|| kept.take())));
-        let Ok(open) = opening.await else { return Ok(JobAttempt::failed(NO_REPLY.to_owned())) };
-        let mut open = open?;
-        let doing = async {
-            match step {
-                Some(step) => self.step(&mut open, key, step).await,
-                None => depth(&open, self.names, key).await,
+    fn start_depths(&mut self) {
+        while self.depths.len() - self.depths_due.len() < CONTROLLER_QUEUE_CHECKS_CONCURRENT_MAX
+            && let Some(key) = self.depths_due.pop_front()
+        {
+            self.start(key, QueueJob::Depth, None);
+        }
+    }
+
+    fn start(&mut self, key: Key, job: QueueJob, channel: Option<Channel>) {
+        let owner = if self.external_queues.contains(&key) { Owner::External } else { Owner::Controller };
+        let channel = channel.or_else(|| self.idle_channels.pop());
+        self.running.push(Box::pin(run(self.topology, channel, key, job, owner)));
+    }
+
+    /// `None` if no job is running.
+    ///
+    /// Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<Result<QueueJobResult, SessionError>> {
+        Some(self.running.next().await?.map(|job| self.finish(job)))
+    }
+
+    fn finish(&mut self, FinishedJob { key, job, owner, channel, result }: FinishedJob) -> QueueJobResult {
+        match job {
+            QueueJob::Step(_) => self.running_steps -= 1,
+            QueueJob::Depth => {
+                self.depths.remove(&key);
+                self.start_depths();
             }
+        }
+        match (&result, job) {
+            (Some(_), _) => self.idle_channels.extend(channel),
+            (None, QueueJob::Step(_)) => {
+                self.stuck_channels.extend(channel.map(|channel| (key.clone(), channel)));
+            }
+            (None, QueueJob::Depth) => {}
+        }
+        // A queue that could not be deleted keeps its owner.
+        let is_done = matches!(result, Some(Ok(StepResult::Done | StepResult::NotFound)));
+        if owner == Owner::External {
+            self.external_queues.insert(key.clone());
+        }
+        if is_done && (job == QueueJob::Step(QueueStep::Delete) || job == BIND && owner == Owner::Controller) {
+            self.external_queues.remove(&key);
+        }
+        let (result, error) = match result {
+            Some(Ok(result)) => (result, None),
+            Some(Err(error)) => (StepResult::Failed, Some(amqp::error_text(&error))),
+            None => (StepResult::Failed, Some("no reply from the broker in time".to_owned())),
         };
-        let done = timeout(AMQP_CALL_TIMEOUT, doing).await;
-        match (&done, step) {
-            (Ok(_), _) => *kept = Some(open),
-            (Err(_), Some(_)) => drop(lock(&self.stuck_channels).insert(key.clone(), open)),
-            (Err(_), None) => {}
+        if let Some(why) = &error {
+            tracing::warn!(%key, "queue operation failed: {why}");
         }
-        Ok(match done {
-            Ok(Ok(answer)) => JobAttempt { answer, error: None },
-            Ok(Err(error)) => JobAttempt::failed(amqp::error_text(&error)),
-            Err(_) => JobAttempt::failed(NO_REPLY.to_owned()),
-        })
+        QueueJobResult { key, job, result, error }
     }
+}
 
-    async fn ensure_open(&self, channel: Option<Channel>) -> Result<Channel, SessionError> {
+const BIND: QueueJob = QueueJob::Step(QueueStep::Bind);
+
+async fn run(
+    topology: Topology<'_>,
+    channel: Option<Channel>,
+    key: Key,
+    job: QueueJob,
+    mut owner: Owner,
+) -> Result<FinishedJob, SessionError> {
+    let open = async {
         match channel.filter(|channel| channel.status().connected()) {
             Some(open) => Ok(open),
-            None => Ok(self.connection.create_channel().await?),
+            None => topology.connection.create_channel().await,
         }
-    }
-
-    async fn step(&self, open: &mut Channel, key: &Key, step: QueueStep) -> lapin::Result<StepResult> {
-        let Self { connection, names, queue_options: keeping, argument_source: said, .. } = *self;
-        let whose = if lock(&self.external_queues).contains(key) { Owner::External } else { Owner::Controller };
-        match topology::run_step(open, names, keeping, said, key, (step, whose)).await {
-            Err(error) if step == QueueStep::Bind && amqp::reply_code(&error) == Some(PRECONDITION_FAILED) => {
-                if lock(&self.external_queues).insert(key.clone()) {
+    };
+    let Ok(open) = timeout(AMQP_CALL_TIMEOUT, open).await else {
+        return Ok(FinishedJob { key, job, owner, channel: None, result: None });
+    };
+    let mut channel = open?;
+    let perform = async {
+        let step = if let QueueJob::Step(step) = job { step } else { QueueStep::Inspect };
+        match topology.run_step(&channel, &key, step, owner).await {
+            Err(error) if job == BIND && amqp::reply_code(&error) == Some(PRECONDITION_FAILED) => {
+                if owner == Owner::Controller {
                     let why = amqp::error_text(&error);
                     tracing::warn!(%key, "the queue exists with other arguments; adopting it: {why}");
                 }
-                *open = connection.create_channel().await?;
-                topology::adopt_queue(open, names, key).await
+                owner = Owner::External;
+                channel = topology.connection.create_channel().await?;
+                topology.adopt_queue(&channel, &key).await
             }
-            other => {
-                // A queue that could not be deleted keeps its owner.
-                let is_done = matches!(other, Ok(StepResult::Done | StepResult::NotFound));
-                if is_done && matches!(step, QueueStep::Bind | QueueStep::Delete) {
-                    lock(&self.external_queues).remove(key);
-                }
-                other
+            Ok(result) if job == BIND => {
+                owner = Owner::Controller;
+                Ok(result)
             }
+            other => other,
         }
-    }
-
-    async fn send_result(
-        &self,
-        key: Key,
-        done: impl FnOnce(StepResult) -> QueueJobKind,
-        tried: Result<JobAttempt, SessionError>,
-    ) -> Result<(), SessionError> {
-        let JobAttempt { answer, error: why } = tried?;
-        if let Some(why) = &why {
-            tracing::warn!(%key, "queue operation failed: {why}");
-        }
-        self.results
-            .send(QueueJobResult { key, kind: done(answer), error: why })
-            .await
-            .map_err(|_| stream_ended("steps"))
-    }
-}
-
-struct JobAttempt {
-    answer: StepResult,
-    error: Option<String>,
-}
-
-impl JobAttempt {
-    const fn failed(why: String) -> Self {
-        Self { answer: StepResult::Failed, error: Some(why) }
-    }
-}
-
-const NO_REPLY: &str = "no reply from the broker in time";
-
-fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock()
-}
-
-async fn depth(channel: &Channel, names: &QueueNames, key: &Key) -> lapin::Result<StepResult> {
-    let Some(queue) = names.request_queue(key) else { return Ok(StepResult::NotFound) };
-    match topology::inspect_queue(channel, &queue).await {
-        Err(error) if amqp::reply_code(&error) == Some(amqp::NOT_FOUND) => Ok(StepResult::NotFound),
-        other => other,
-    }
+    };
+    let result = timeout(AMQP_CALL_TIMEOUT, perform).await.ok();
+    Ok(FinishedJob { key, job, owner, channel: Some(channel), result })
 }

@@ -2,41 +2,42 @@
 //! fails.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Connection, Consumer};
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use super::broker_counts;
-use super::dead_letters::{self, RejectCommand};
-use super::error_replies::DeadLetterReason;
-use super::external_demand;
-use super::forwarding::{self, next_delivery, open_confirm_channel, try_next_delivery};
+use super::broker_counts::{self, CountResult};
+use super::dead_letters::{self, RejectEvent};
+use super::external_demand::{self, DemandReport};
+use super::forwarding::{self, open_confirm_channel};
 use super::poison_queue;
-use super::policies;
-use super::queue_jobs::{QueueJobKind, QueueJobResult, run_queue_jobs};
+use super::policies::{self, PolicyCheck};
+use super::queue_jobs::{QueueJob, QueueJobResult, QueueJobs};
 use super::queue_names::QueueNames;
 use super::session_state::{DepthSample, is_group_limit_reached};
 use super::status::Role;
-use super::topology::{self, ArgumentSource, PRECONDITION_FAILED};
+use super::topology::{ArgumentSource, PRECONDITION_FAILED, Topology};
 use super::{Controller, ControllerConfig, RecordedError};
+use crate::amqp::management::Management;
 use crate::amqp::{self, headers};
 use crate::domain::group::Key;
 use crate::domain::group::load::Load;
 use crate::domain::group::pool::{Effect, Epoch, Event, StepResult};
-use crate::domain::group::queue_polling::{self, PollPace};
 use crate::limits::{
-    AMQP_CALL_TIMEOUT, CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_ORPHANS_MAX, CONTROLLER_PLAN_DEBOUNCE,
-    CONTROLLER_POISON_REQUESTS_MAX, CONTROLLER_POLICIES_TIMEOUT, CONTROLLER_QUEUE_CHECK_RETRY_DELAY,
-    CONTROLLER_QUEUE_STEPS_QUEUED_MAX, CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_REPORTS_BATCH_MAX,
-    CONTROLLER_STANDBY_INTERVAL, DEMAND_COUNTS_MAX,
+    AMQP_CALL_TIMEOUT, CONTROLLER_COUNTS_INTERVAL, CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_ORPHANS_MAX,
+    CONTROLLER_PLAN_DEBOUNCE, CONTROLLER_POISON_REQUESTS_MAX, CONTROLLER_POLICIES_INTERVAL,
+    CONTROLLER_QUEUE_CHECK_RETRY_DELAY, CONTROLLER_QUIET_QUEUE_INTERVAL, CONTROLLER_RECONCILE_INTERVAL,
+    CONTROLLER_REPORTS_BATCH_MAX, CONTROLLER_SESSION_EVENTS_MAX, CONTROLLER_STANDBY_INTERVAL,
 };
 
 pub(super) struct SessionError {
@@ -49,11 +50,21 @@ impl From<lapin::Error> for SessionError {
     }
 }
 
+pub(super) enum SessionEvent {
+    Demand(DemandReport),
+    Policies(PolicyCheck),
+    Counts(CountResult),
+    Reject(RejectEvent),
+}
+
 struct SessionChannels {
     orphans: Consumer,
     reports: Consumer,
     forwards: Channel,
 }
+
+/// Ends with its session.
+type SessionTask<'a> = Pin<Box<dyn Future<Output = SessionError> + Send + 'a>>;
 
 pub(super) async fn run_session(controller: &mut Controller, epoch: u64) -> SessionError {
     let settings = controller.config.clone();
@@ -62,10 +73,8 @@ pub(super) async fn run_session(controller: &mut Controller, epoch: u64) -> Sess
         Ok(connection) => connection,
         Err(refused) => return SessionError { reason: refused.message },
     };
-    match Box::pin(run_active(controller, &settings, Epoch(epoch), &connection)).await {
-        Err(over) => over,
-        Ok(never) => match never {},
-    }
+    let Err(over) = Box::pin(run_active(controller, &settings, Epoch(epoch), &connection)).await;
+    over
 }
 
 async fn run_active(
@@ -73,20 +82,19 @@ async fn run_active(
     settings: &ControllerConfig,
     epoch: Epoch,
     connection: &Connection,
-) -> Result<std::convert::Infallible, SessionError> {
-    let (names, clock, tally) = (&settings.names, controller.clock, Arc::clone(&controller.counters));
+) -> Result<Infallible, SessionError> {
+    let (names, clock, options) = (&settings.names, controller.clock, settings.queue_options);
     let _lock = acquire_lock(controller, connection, names).await?;
     controller.set_role(Role::Starting);
+    let mut topology = Topology { connection, names, options, argument_source: ArgumentSource::Declaration };
     let SessionChannels { forwards, mut orphans, mut reports } =
-        controller.run_while(declare_topology(settings, connection)).await?;
+        controller.run_while(declare_topology(topology)).await?;
     controller.wait_for_workers().await;
-    let (policy_results, mut policies) = mpsc::channel(1);
-    let mut polls = JoinSet::new();
-    if let Some(management) = settings.management.clone() {
-        polls.spawn(policies::poll_policies(management, names.clone(), settings.queue_options, policy_results));
+    controller.policy_result = None;
+    if let Some(Ok(_)) = controller.apply_policies().await {
+        topology.argument_source = ArgumentSource::Policy;
     }
-    let argument_source = controller.reconcile_policies(&mut policies).await;
-    declare_requests_exchange(controller, settings, connection, &mut policies).await?;
+    declare_requests_exchange(controller, topology).await?;
     controller.backoff.reset();
     controller.disconnect_reason = None;
     controller.set_role(Role::Active);
@@ -96,49 +104,32 @@ async fn run_active(
         "acquired the pool; this controller is active"
     );
 
-    let (steps, to_do) = mpsc::channel(CONTROLLER_QUEUE_STEPS_QUEUED_MAX);
-    let (depths, to_measure) = mpsc::channel(CONTROLLER_QUEUE_STEPS_QUEUED_MAX);
-    let (done, mut results) = mpsc::channel(CONTROLLER_QUEUE_STEPS_QUEUED_MAX);
-    let (ready, to_forward) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
-    let (back, mut strayed) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
-    let mut working = std::pin::pin!(run_queue_jobs(
-        connection,
-        names,
-        settings.queue_options,
-        argument_source,
-        (to_do, to_measure),
-        done
-    ));
-    let mut forwarding = std::pin::pin!(forwarding::forward_orphans(forwards, names, clock, to_forward, back, &tally));
-    let mut keeping_up = std::pin::pin!(topology::restore_deleted(connection, names, settings.queue_options));
+    let (events, mut received) = mpsc::channel(CONTROLLER_SESSION_EVENTS_MAX);
     let (rejects, to_reject) = mpsc::channel(usize::from(CONTROLLER_ORPHANS_MAX + CONTROLLER_DEAD_LETTERS_MAX));
-    let (reject_events, mut rejected) = mpsc::channel(CONTROLLER_DEAD_LETTERS_MAX.into());
-    let rejecting = dead_letters::reject_requests(settings, connection, to_reject, reject_events, Arc::clone(&tally));
-    let mut rejecting = std::pin::pin!(rejecting);
-    let (wishes, wished) = mpsc::channel(CONTROLLER_POISON_REQUESTS_MAX);
-    let mut granting = std::pin::pin!(poison_queue::serve_poison_requests(connection, names, wished));
-    controller.poison_requests = Some(wishes);
-    let (told, mut broker_counts) = mpsc::channel(1);
-    let mut counting = std::pin::pin!(async {
-        match &settings.management {
-            Some(management) => broker_counts::poll_broker_counts(management, names, told).await,
-            None => std::future::pending().await,
-        }
-    });
+    let (poison_requests, requested) = mpsc::channel(CONTROLLER_POISON_REQUESTS_MAX);
+    controller.poison_requests = Some(poison_requests);
+    let counters = Arc::clone(&controller.counters);
+    let mut tasks = FuturesUnordered::<SessionTask<'_>>::new();
+    tasks.push(Box::pin(topology.restore_deleted()));
+    tasks.push(Box::pin(dead_letters::reject_requests(settings, connection, to_reject, events.clone(), counters)));
+    tasks.push(Box::pin(poison_queue::serve_poison_requests(connection, names, requested)));
+    if let Some(management) = &settings.management {
+        tasks.push(Box::pin(poll_counts(management, names, &events)));
+        tasks.push(Box::pin(poll_policies(management, settings, &events)));
+    }
+    for demand in &settings.demands {
+        tasks.push(Box::pin(external_demand::poll_demand(demand, &events)));
+    }
+    let mut jobs = QueueJobs::new(topology);
+    let mut forwarding = FuturesUnordered::new();
 
     controller.pool.handle(Event::Connected(epoch), clock.now());
     let known_keys = controller.workers.load_known_keys();
     for key in controller.workers.counts(&known_keys).into_keys() {
         controller.pool.handle(Event::QueueFound(key), clock.now());
     }
-    let (counts, mut counted) = mpsc::channel(DEMAND_COUNTS_MAX);
-    let mut watching = JoinSet::new();
-    for demand in &settings.demands {
-        watching.spawn(external_demand::poll_demand(demand.clone(), counts.clone()));
-    }
-    let mut look = interval(CONTROLLER_RECONCILE_INTERVAL);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut measured = None;
+    let mut ticks = interval(CONTROLLER_RECONCILE_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut planned, mut planned_at) = (controller.pool.tracker().generation(), clock.now());
     loop {
         let changed = controller.pool.tracker().generation() != planned;
@@ -146,85 +137,67 @@ async fn run_active(
         let deadline = controller.pool.next_deadline().into_iter().chain(plan_at).min();
         tokio::select! {
             biased;
-            Some(finished) = results.recv() => controller.on_queue_job(epoch, finished),
-            Some(orphan) = strayed.recv() => {
-                if let Some(one_too_many) = controller.session.hold_returned(&mut controller.pool, orphan, clock.now()) {
-                    let (delivery, reason) = *one_too_many;
-                    drop(rejects.try_send(RejectCommand::Orphan(delivery, reason)));
-                }
+            // External input comes last: a flood must not delay work in progress.
+            Some(finished) = jobs.next() => controller.on_queue_job(epoch, finished?),
+            Some(forwarded) = forwarding.next() => {
+                let more = std::iter::from_fn(|| forwarding.next().now_or_never().flatten());
+                let results = std::iter::once(forwarded).chain(more).collect();
+                controller.on_forwarded(results).await?;
             }
-            Some(counted) = counted.recv() => controller.on_demand_report(counted),
-            Some(ask) = controller.requests.recv() => controller.handle(ask),
-            news = controller.workers.next_event() => controller.on_driver_event(news),
-            // Before external input: a flood must not delay work in progress.
-            over = &mut working => return Err(over),
-            over = &mut forwarding => {
-                over?;
-                return Err(stream_ended("forwarded requests"));
-            }
-            never = &mut keeping_up => match never {},
-            over = &mut rejecting => match over? {},
-            Some(event) = rejected.recv() => controller.on_reject_event(event, clock.now()),
-            Some(result) = policies.recv() => controller.on_policy_result(result),
-            Some(told) = broker_counts.recv() => controller.on_broker_counts(&told),
-            () = &mut counting => return Err(stream_ended("counts")),
-            () = &mut granting => return Err(stream_ended("wishes")),
-            _ = look.tick() => {
-                for (delivery, reason) in controller.on_tick() {
-                    // The channel has room for CONTROLLER_ORPHANS_MAX.
-                    drop(rejects.try_send(RejectCommand::Orphan(delivery, reason)));
-                }
-                controller.move_due_poison(&rejects);
+            Some(request) = controller.requests.recv() => controller.handle(request),
+            event = controller.workers.next_event() => controller.on_driver_event(event),
+            Some(over) = tasks.next() => return Err(over),
+            Some(event) = received.recv() => controller.on_session_event(event),
+            _ = ticks.tick() => {
+                controller.on_tick();
                 controller.pool.handle(Event::Tick, clock.now());
                 controller.plan();
                 planned = controller.pool.tracker().generation();
-                measured = controller.request_depths(&depths, measured);
+                controller.request_depths(&mut jobs);
             }
             () = async { match deadline {
                 Some(at) => clock.sleep_until(at).await,
                 None => std::future::pending().await,
             } } => controller.pool.handle(Event::Tick, clock.now()),
-            orphan = next_delivery(&mut orphans) => {
-                let mut here = Poll::Ready(orphan);
+            orphan = orphans.next() => {
+                let mut next = Some(orphan);
                 // One plan for all deliveries at hand.
-                while let Poll::Ready(orphan) = here {
+                while let Some(orphan) = next {
                     let delivery = orphan.ok_or_else(|| stream_ended("orphans"))??;
-                    tally.orphans.increment();
-                    if let Some(odd) = controller.session.hold_orphan(names, &mut controller.pool, delivery, clock.now()) {
-                        let (delivery, reason) = *odd;
-                        drop(rejects.try_send(RejectCommand::Orphan(delivery, reason)));
-                    }
-                    here = try_next_delivery(&mut orphans);
+                    controller.counters.orphans.increment();
+                    controller.session.hold_orphan(names, &mut controller.pool, delivery, clock.now());
+                    next = orphans.next().now_or_never();
                 }
             }
-            report = next_delivery(&mut reports) => {
+            report = reports.next() => {
                 let mut delivery = report.ok_or_else(|| stream_ended("reports"))??;
                 controller.on_report(&delivery);
                 // One acknowledgement for all reports at hand.
                 for _ in 1..CONTROLLER_REPORTS_BATCH_MAX {
-                    let Poll::Ready(more) = try_next_delivery(&mut reports) else { break };
+                    let Some(more) = reports.next().now_or_never() else { break };
                     delivery = more.ok_or_else(|| stream_ended("reports"))??;
                     controller.on_report(&delivery);
                 }
                 delivery.acker.ack(BasicAckOptions { multiple: true }).await?;
             }
         }
-        while steps.capacity() > 0
+        while jobs.can_start_step()
             && let Some(effect) = controller.pool.next_effect()
         {
             match effect {
-                Effect::RunStep { key, step, .. } => {
-                    if steps.try_send((key.clone(), step)).is_err() {
-                        let answered = Event::StepFinished { epoch, key, step, result: StepResult::Failed };
-                        controller.pool.handle(answered, clock.now());
-                    }
-                }
+                Effect::RunStep { key, step, .. } => jobs.start_step(key, step),
                 Effect::Reactivated { key, ready } => {
                     tracing::warn!(%key, ready, "the queue to delete holds requests; the group is active again");
                 }
             }
         }
-        controller.session.release_bound(&controller.pool, &ready, clock.now());
+        for (key, request) in controller.session.next_forwards(&controller.pool, clock.now()) {
+            forwarding.push(forwarding::forward(&forwards, names, key, request));
+        }
+        for reject in controller.session.rejects.drain(..) {
+            // The channel has room for the prefetch.
+            rejects.try_send(reject).ok();
+        }
         controller.workers.store_known_keys(controller.pool.keys());
         // A plan visits every group, so changes are debounced.
         let generation = controller.pool.tracker().generation();
@@ -235,42 +208,59 @@ async fn run_active(
     }
 }
 
+async fn poll_counts(management: &Management, names: &QueueNames, events: &mpsc::Sender<SessionEvent>) -> SessionError {
+    loop {
+        events.send(SessionEvent::Counts(broker_counts::count_queues(management, names).await)).await.ok();
+        sleep(CONTROLLER_COUNTS_INTERVAL).await;
+    }
+}
+
+/// Policies may be deleted, and the management interface may start late.
+async fn poll_policies(
+    management: &Management,
+    config: &ControllerConfig,
+    events: &mpsc::Sender<SessionEvent>,
+) -> SessionError {
+    loop {
+        let result = policies::apply_policies(management, &config.names, config.queue_options).await;
+        events.send(SessionEvent::Policies(result)).await.ok();
+        sleep(CONTROLLER_POLICIES_INTERVAL).await;
+    }
+}
+
 impl Controller {
     fn on_queue_job(&mut self, epoch: Epoch, finished: QueueJobResult) {
-        let (QueueJobResult { key, kind: done, error: why }, now) = (finished, self.clock.now());
-        if let QueueJobKind::Depth(_) = done {
-            self.session.depth_checks.remove(&key);
-        }
+        let (QueueJobResult { key, job, result, error: why }, now) = (finished, self.clock.now());
         if let Some(why) = why {
             self.last_error = Some(RecordedError { at: now, message: format!("queue operation for key {key}: {why}") });
         }
-        match done {
-            QueueJobKind::Step(step, answer) => {
+        match (job, result) {
+            (QueueJob::Step(step), result) => {
                 // First, so that a group with held requests is not released in the moment its queue is bound.
                 if self.session.has_held(&key) {
                     self.pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
                 }
-                let count = if answer == StepResult::Failed {
+                let count = if result == StepResult::Failed {
                     &self.counters.queue_operation_failures
                 } else {
                     &self.counters.queue_operations
                 };
                 count.increment();
-                self.pool.handle(Event::StepFinished { epoch, key, step, result: answer }, now);
+                self.pool.handle(Event::StepFinished { epoch, key, step, result }, now);
             }
-            QueueJobKind::Depth(StepResult::Contents { ready, .. }) => {
-                let held = self.session.counts.fresh(&key, now).map_or(0, |counted| counted.unacknowledged);
+            (QueueJob::Depth, StepResult::Contents { ready, .. }) => {
+                let held = self.session.counts.fresh(&key, now).unwrap_or_default();
                 // Waiting requests are demand: workers may only be slow to start.
                 if ready > 0 || held > 0 {
                     self.pool.handle(Event::QueueCounted { key: key.clone(), ready, in_progress: held }, now);
                 }
                 self.session.depths.insert(key, DepthSample { ready, at: now });
             }
-            QueueJobKind::Depth(StepResult::NotFound) => self.pool.handle(Event::Unroutable(key), now),
-            QueueJobKind::Depth(StepResult::Failed) => {
+            (QueueJob::Depth, StepResult::NotFound) => self.pool.handle(Event::Unroutable(key), now),
+            (QueueJob::Depth, StepResult::Failed) => {
                 self.session.depth_backoff.insert(key, now.plus(CONTROLLER_QUEUE_CHECK_RETRY_DELAY));
             }
-            QueueJobKind::Depth(StepResult::Done) => {}
+            (QueueJob::Depth, StepResult::Done) => {}
         }
     }
 
@@ -284,14 +274,21 @@ impl Controller {
             self.workers.on_report(id, event, now);
         }
         // Any client can publish reports, so the group limit applies.
-        if let Some(extra) = self.session.reports.admit(&key, now)
-            && !is_group_limit_reached(&self.pool, &key)
-        {
-            self.pool.handle(Event::Demand { key, extra }, now);
+        if !is_group_limit_reached(&self.pool, &key) {
+            self.pool.handle(Event::Demand { key, extra: Duration::ZERO }, now);
         }
     }
 
-    fn on_tick(&mut self) -> Vec<(Delivery, DeadLetterReason)> {
+    fn on_session_event(&mut self, event: SessionEvent) {
+        match event {
+            SessionEvent::Demand(report) => self.on_demand_report(report),
+            SessionEvent::Policies(result) => self.on_policy_result(result),
+            SessionEvent::Counts(counts) => self.on_broker_counts(counts),
+            SessionEvent::Reject(event) => self.on_reject_event(event, self.clock.now()),
+        }
+    }
+
+    fn on_tick(&mut self) {
         let now = self.clock.now();
         self.overrides.expire(now);
         for key in self.overrides.keys_with_minimum() {
@@ -309,37 +306,25 @@ impl Controller {
             self.pool.handle(Event::Workers { key, count }, now);
         }
         let room_is_left = self.counters.orphans.get() < CONTROLLER_ORPHANS_MAX.into();
-        self.session.expire_orphans(&self.pool, room_is_left, now)
+        self.session.expire_orphans(&self.pool, room_is_left, now);
+        self.move_due_poison();
     }
 
-    fn request_depths(&mut self, depths: &mpsc::Sender<Key>, from: Option<Key>) -> Option<Key> {
-        let (now, attended) = (self.clock.now(), self.workers.keys_with_idle_workers(self.clock.now()));
-        let due = |key: &&Key| {
-            let last = self.session.depths.get(*key);
-            let held = self.session.loads.get(*key).map_or(0, Load::in_progress);
-            let calm = held == 0 && last.is_some_and(|depth| depth.ready == 0);
+    fn request_depths(&self, jobs: &mut QueueJobs<'_>) {
+        let now = self.clock.now();
+        let attended = self.workers.keys_with_idle_workers(now);
+        let is_due = |key: &Key| {
+            let Some(last) = self.session.depths.get(key) else { return true };
+            let held = self.session.loads.get(key).map_or(0, Load::in_progress);
             let is_attended = attended.as_ref().is_none_or(|keys| keys.contains(key));
-            let pace = if calm && is_attended { PollPace::Quiet } else { PollPace::Active };
-            queue_polling::is_due(last.map(|depth| now.since(depth.at)), pace)
+            let is_quiet = held == 0 && last.ready == 0 && is_attended;
+            !is_quiet || now.since(last.at) >= CONTROLLER_QUIET_QUEUE_INTERVAL
         };
-        let keys = || {
-            let groups = self.pool.tracker().groups().map(|(key, _)| key);
-            let free = |key: &&Key| {
-                !self.session.depth_checks.contains(*key) && !self.session.depth_backoff.contains_key(*key)
-            };
-            groups.filter(|key| self.pool.is_bound(key)).filter(free).filter(due)
-        };
-        let begins = |key: &&Key| from.as_ref().is_none_or(|from| *key >= from);
-        let mut around = keys().filter(begins).chain(keys().filter(|key| !begins(key)));
-        let mut sent = Vec::new();
-        let one_too_many = around.find(|key| {
-            let is_sent = depths.try_send((*key).clone()).is_ok();
-            sent.extend(is_sent.then(|| (*key).clone()));
-            !is_sent
-        });
-        let one_too_many = one_too_many.cloned();
-        self.session.depth_checks.extend(sent);
-        one_too_many
+        for (key, _) in self.pool.tracker().groups() {
+            if self.pool.is_bound(key) && !self.session.depth_backoff.contains_key(key) && is_due(key) {
+                jobs.request_depth(key);
+            }
+        }
     }
 
     pub(super) fn plan(&mut self) {
@@ -361,69 +346,28 @@ impl Controller {
         self.workers.plan(self.pool.tracker(), &loads, &self.overrides, now);
     }
 
-    fn on_broker_counts(&mut self, told: &broker_counts::CountResult) {
+    fn on_broker_counts(&mut self, result: CountResult) {
         let (now, first) = (self.clock.now(), self.session.counts.is_empty());
-        self.session.counts.update(told, now);
-        for (key, counted) in told.iter().flatten() {
+        for (key, unacknowledged) in result.iter().flatten() {
             // Unknown queues on the first count were declared by another controller. Later they may be stale.
             if first && self.pool.progress(key).is_none() {
                 self.pool.handle(Event::QueueFound(key.clone()), now);
             }
-            if counted.unacknowledged > 0 {
-                let seen = Event::QueueCounted { key: key.clone(), ready: 0, in_progress: counted.unacknowledged };
+            if *unacknowledged > 0 {
+                let seen = Event::QueueCounted { key: key.clone(), ready: 0, in_progress: *unacknowledged };
                 self.pool.handle(seen, now);
             }
         }
-    }
-
-    /// Waits briefly for the policies, so that requests are not delayed when a pool is taken over.
-    async fn reconcile_policies(&mut self, policies: &mut mpsc::Receiver<policies::PolicyCheck>) -> ArgumentSource {
-        self.policy_result = None;
-        if self.config.management.is_none() {
-            return ArgumentSource::Declaration;
-        }
-        let no_reply = || Err(format!("no reply from the management interface within {CONTROLLER_POLICIES_TIMEOUT:?}"));
-        let result = self.run_while(timeout(CONTROLLER_POLICIES_TIMEOUT, policies.recv())).await;
-        self.on_policy_result(result.ok().flatten().unwrap_or_else(no_reply));
-        if self.has_policies() { ArgumentSource::Policy } else { ArgumentSource::Declaration }
-    }
-
-    fn has_policies(&self) -> bool {
-        matches!(self.policy_result, Some(Ok(_)))
-    }
-
-    fn on_policy_result(&mut self, result: policies::PolicyCheck) {
-        let pool = &self.config.pool;
-        match (&result, &self.policy_result) {
-            (Err(why), Some(Err(before))) if why == before => {}
-            (Err(why), _) => {
-                tracing::warn!(
-                    pool,
-                    "cannot apply policies, so TTL, length and limits hold for new queues only: {why}"
-                );
-                self.last_error = Some(RecordedError { at: self.clock.now(), message: format!("policies: {why}") });
-            }
-            (Ok(_), Some(Err(_))) => {
-                tracing::info!(pool, "policies applied: TTL, length and limits hold for all queues");
-            }
-            (Ok(policies::PolicyChange::Applied), Some(Ok(_))) => {
-                tracing::warn!(pool, "the policies of the pool were changed or deleted; applied them again");
-            }
-            (Ok(_), _) => {}
-        }
-        self.policy_result = Some(result);
+        self.session.counts.update(result, now);
     }
 }
 
-async fn declare_topology(
-    settings: &ControllerConfig,
-    connection: &Connection,
-) -> Result<SessionChannels, SessionError> {
-    let names = &settings.names;
+async fn declare_topology(topology: Topology<'_>) -> Result<SessionChannels, SessionError> {
+    let Topology { connection, names, .. } = topology;
     let channel = connection.create_channel().await?;
-    timeout(AMQP_CALL_TIMEOUT, topology::declare(&channel, names, settings.queue_options)).await.map_err(|_| {
-        SessionError { reason: format!("declaring the queues of the pool took more than {AMQP_CALL_TIMEOUT:?}") }
-    })??;
+    timeout(AMQP_CALL_TIMEOUT, topology.declare(&channel))
+        .await
+        .map_err(|_| declare_timed_out("queues of the pool"))??;
     Ok(SessionChannels {
         orphans: consume(connection, &names.orphan_queue(), CONTROLLER_ORPHANS_MAX).await?,
         reports: consume(connection, &names.activity_queue(), CONTROLLER_DEAD_LETTERS_MAX).await?,
@@ -431,31 +375,24 @@ async fn declare_topology(
     })
 }
 
-async fn declare_requests_exchange(
-    controller: &mut Controller,
-    settings: &ControllerConfig,
-    connection: &Connection,
-    policies: &mut mpsc::Receiver<policies::PolicyCheck>,
-) -> Result<(), SessionError> {
-    let (names, keeping) = (&settings.names, settings.queue_options);
-    let silent =
-        |_| SessionError { reason: format!("declaring the requests exchange took more than {AMQP_CALL_TIMEOUT:?}") };
-    let declaring = async { topology::declare_requests(&connection.create_channel().await?, names, keeping).await };
-    match controller.run_while(timeout(AMQP_CALL_TIMEOUT, declaring)).await.map_err(silent)? {
-        Err(error) if settings.management.is_some() && amqp::reply_code(&error) == Some(PRECONDITION_FAILED) => {
-            if !controller.has_policies() {
-                // An exchange with other arguments works only with the policy.
-                if let Some(result) = controller.run_while(policies.recv()).await {
-                    controller.on_policy_result(result);
-                }
-            }
-            if !controller.has_policies() {
+fn declare_timed_out(what: &str) -> SessionError {
+    SessionError { reason: format!("declaring the {what} took more than {AMQP_CALL_TIMEOUT:?}") }
+}
+
+async fn declare_requests_exchange(controller: &mut Controller, topology: Topology<'_>) -> Result<(), SessionError> {
+    let timed_out = |_| declare_timed_out("requests exchange");
+    let declare = async { topology.declare_requests(&topology.connection.create_channel().await?).await };
+    match controller.run_while(timeout(AMQP_CALL_TIMEOUT, declare)).await.map_err(timed_out)? {
+        Err(error) if amqp::reply_code(&error) == Some(PRECONDITION_FAILED) => {
+            // An exchange with other arguments works only with the policy.
+            let has_policies = matches!(controller.policy_result, Some(Ok(_)));
+            if !has_policies && !matches!(controller.apply_policies().await, Some(Ok(_))) {
                 return Err(error.into());
             }
             let why = amqp::error_text(&error);
             tracing::warn!("the requests exchange exists with other arguments; adopting it: {why}");
-            let taking = async { topology::adopt_requests_exchange(&connection.create_channel().await?, names).await };
-            Ok(controller.run_while(timeout(AMQP_CALL_TIMEOUT, taking)).await.map_err(silent)??)
+            let adopt = timeout(AMQP_CALL_TIMEOUT, topology.adopt_requests_exchange());
+            Ok(controller.run_while(adopt).await.map_err(timed_out)??)
         }
         other => Ok(other?),
     }

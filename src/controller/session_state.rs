@@ -1,24 +1,24 @@
 //! Requests and queue facts that the controller holds for the lifetime of one connection.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use lapin::message::Delivery;
-use tokio::sync::mpsc;
 
 use super::broker_counts::BrokerCounts;
+use super::dead_letters::RejectCommand;
 use super::error_replies::DeadLetterReason;
-use super::forwarding::{self, OrphanRequest};
+use super::forwarding;
 use super::queue_names::QueueNames;
 use crate::amqp::headers;
 use crate::domain::group::Key;
 use crate::domain::group::load::Load;
 use crate::domain::group::pool::{Event, Pool};
-use crate::domain::group::report_throttle::ReportThrottle;
 use crate::domain::time::Instant;
 use crate::limits::{
-    CONTROLLER_BIND_ATTEMPTS_MAX, CONTROLLER_GROUPS_MAX, CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_ORPHAN_TIMEOUT,
-    CONTROLLER_QUEUE_DECLARE_SLOW, CONTROLLER_QUEUE_FULL_WAITING_MAX, CONTROLLER_RECONCILE_INTERVAL,
+    CONTROLLER_BIND_ATTEMPTS_MAX, CONTROLLER_FORWARDS_MAX, CONTROLLER_GROUPS_MAX, CONTROLLER_HEADERS_BYTES_MAX,
+    CONTROLLER_ORPHAN_TIMEOUT, CONTROLLER_QUEUE_DECLARE_SLOW, CONTROLLER_QUEUE_FULL_WAITING_MAX,
+    CONTROLLER_RECONCILE_INTERVAL,
 };
 
 pub(super) fn is_group_limit_reached(pool: &Pool, key: &Key) -> bool {
@@ -39,6 +39,12 @@ pub(super) struct HeldRequest {
     pub(super) delivery: Delivery,
 }
 
+impl HeldRequest {
+    pub(super) const fn new(delivery: Delivery, now: Instant) -> Self {
+        Self { since: now, not_before: now, queue: QueueCondition::Missing, delivery }
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DepthSample {
     pub(super) ready: u32,
@@ -48,113 +54,77 @@ pub(super) struct DepthSample {
 #[derive(Default)]
 pub(super) struct SessionState {
     held: BTreeMap<Key, Vec<HeldRequest>>,
+    /// Forwarded requests that the broker has not confirmed.
+    unconfirmed: BTreeMap<Key, usize>,
+    pub(super) rejects: Vec<RejectCommand>,
     pub(super) depths: BTreeMap<Key, DepthSample>,
-    pub(super) depth_checks: BTreeSet<Key>,
     pub(super) depth_backoff: BTreeMap<Key, Instant>,
     pub(super) loads: BTreeMap<Key, Load>,
     pub(super) counts: BrokerCounts,
-    pub(super) reports: ReportThrottle,
     pub(super) poison_pending: Vec<HeldRequest>,
 }
 
 impl SessionState {
-    pub(super) fn hold_orphan(
-        &mut self,
-        names: &QueueNames,
-        pool: &mut Pool,
-        delivery: Delivery,
-        now: Instant,
-    ) -> Option<Box<(Delivery, DeadLetterReason)>> {
-        let key =
-            names.parse_routing_key(delivery.routing_key.as_str()).filter(|key| names.request_queue(key).is_some());
+    pub(super) fn hold_orphan(&mut self, names: &QueueNames, pool: &mut Pool, delivery: Delivery, now: Instant) {
+        let key = names.parse_routing_key(delivery.routing_key.as_str());
+        let key = key.filter(|key| names.request_queue(key).is_some());
         let Some(key) = key else {
             let message = "the key is not UTF-8, or too long for the name of a queue".to_owned();
-            return Some(Box::new((
-                delivery,
-                DeadLetterReason { reason: "invalid-key".to_owned(), message, queue: None },
-            )));
+            return self.reject(delivery, DeadLetterReason::new("invalid-key", message));
         };
-        if delivery
-            .properties
-            .headers()
-            .as_ref()
-            .is_some_and(|table| headers::wire_bytes(table) > CONTROLLER_HEADERS_BYTES_MAX)
-        {
+        let table = delivery.properties.headers().as_ref();
+        if table.is_some_and(|table| headers::wire_bytes(table) > CONTROLLER_HEADERS_BYTES_MAX) {
             let message = format!("the headers are larger than {CONTROLLER_HEADERS_BYTES_MAX} bytes");
-            return Some(Box::new((
-                delivery,
-                DeadLetterReason { reason: "headers-too-large".to_owned(), message, queue: None },
-            )));
+            return self.reject(delivery, DeadLetterReason::new("headers-too-large", message));
         }
         if forwarding::is_looping(&delivery) {
-            return Some(Box::new((delivery, DeadLetterReason::for_loop())));
+            return self.reject(delivery, DeadLetterReason::for_loop());
         }
         if is_group_limit_reached(pool, &key) {
             let message = format!("the pool has {CONTROLLER_GROUPS_MAX} groups already");
-            return Some(Box::new((
-                delivery,
-                DeadLetterReason { reason: "too-many-groups".to_owned(), message, queue: None },
-            )));
+            return self.reject(delivery, DeadLetterReason::new("too-many-groups", message));
         }
         if forwarding::hops(&delivery) > 0 {
             pool.handle(Event::Unroutable(key.clone()), now);
         }
         pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
-        self.held.entry(key).or_default().push(HeldRequest {
-            since: now,
-            not_before: now,
-            queue: QueueCondition::Missing,
-            delivery,
-        });
-        None
+        self.held.entry(key).or_default().push(HeldRequest::new(delivery, now));
     }
 
-    pub(super) fn hold_poison(&mut self, delivery: Delivery, now: Instant) {
-        self.poison_pending.push(HeldRequest { since: now, not_before: now, queue: QueueCondition::Missing, delivery });
+    fn reject(&mut self, delivery: Delivery, reason: DeadLetterReason) {
+        self.rejects.push(RejectCommand::Orphan(delivery, reason));
     }
 
-    pub(super) fn expire_orphans(
-        &mut self,
-        pool: &Pool,
-        room_is_left: bool,
-        now: Instant,
-    ) -> Vec<(Delivery, DeadLetterReason)> {
-        let mut over = Vec::new();
+    pub(super) fn expire_orphans(&mut self, pool: &Pool, room_is_left: bool, now: Instant) {
+        let mut expired = Vec::new();
         self.held.retain(|key, waiting| {
+            let is_unconfirmed = self.unconfirmed.contains_key(key);
+            let condition = |one: &HeldRequest| if is_unconfirmed { QueueCondition::Unconfirmed } else { one.queue };
             let in_vain = pool.consecutive_failures(key) >= CONTROLLER_BIND_ATTEMPTS_MAX;
             let old = waiting.extract_if(.., |one| in_vain || now.since(one.since) >= CONTROLLER_ORPHAN_TIMEOUT);
-            over.extend(old.map(|one| (one.delivery, DeadLetterReason::for_queue(one.queue))));
+            expired.extend(old.map(|one| (DeadLetterReason::for_queue(condition(&one)), one.delivery)));
             let is_slow = waiting.iter().any(|one| now.since(one.since) >= CONTROLLER_QUEUE_DECLARE_SLOW);
             if !room_is_left && is_slow && waiting.len() > CONTROLLER_QUEUE_FULL_WAITING_MAX {
                 waiting.sort_by_key(|one| one.since);
                 let many = waiting.drain(CONTROLLER_QUEUE_FULL_WAITING_MAX..);
-                over.extend(many.map(|one| (one.delivery, DeadLetterReason::for_crowded_queue(one.queue))));
+                expired.extend(many.map(|one| (DeadLetterReason::for_crowded_queue(condition(&one)), one.delivery)));
             }
             !waiting.is_empty()
         });
-        over
+        for (reason, delivery) in expired {
+            self.reject(delivery, reason);
+        }
     }
 
-    pub(super) fn hold_returned(
-        &mut self,
-        pool: &mut Pool,
-        orphan: OrphanRequest,
-        now: Instant,
-    ) -> Option<Box<(Delivery, DeadLetterReason)>> {
-        let OrphanRequest { key, since, queue, delivery } = orphan;
-        if queue == QueueCondition::Missing {
-            pool.handle(Event::Unroutable(key.clone()), now);
-        }
-        pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
+    /// The queue of the key is full.
+    pub(super) fn hold_refused(&mut self, key: Key, request: HeldRequest, now: Instant) {
         let waiting = self.held.entry(key).or_default();
-        let is_full = |one: &&HeldRequest| one.queue == QueueCondition::Full;
-        if queue == QueueCondition::Full && waiting.iter().filter(is_full).count() >= CONTROLLER_QUEUE_FULL_WAITING_MAX
-        {
-            return Some(Box::new((delivery, DeadLetterReason::for_queue(queue))));
+        let refused = waiting.iter().filter(|one| one.queue == QueueCondition::Full).count();
+        if refused >= CONTROLLER_QUEUE_FULL_WAITING_MAX {
+            return self.reject(request.delivery, DeadLetterReason::for_queue(QueueCondition::Full));
         }
         let not_before = now.plus(CONTROLLER_RECONCILE_INTERVAL);
-        waiting.push(HeldRequest { since, not_before, queue, delivery });
-        None
+        waiting.push(HeldRequest { not_before, queue: QueueCondition::Full, ..request });
     }
 
     pub(super) fn held_keys(&self) -> impl Iterator<Item = &Key> {
@@ -165,13 +135,29 @@ impl SessionState {
         self.held.contains_key(key)
     }
 
-    pub(super) fn release_bound(&mut self, pool: &Pool, ready: &mpsc::Sender<OrphanRequest>, now: Instant) {
+    /// Requests whose queue is bound. The rest of a queue that does not confirm stays held and expires, so that it delays no
+    /// other key.
+    pub(super) fn next_forwards(&mut self, pool: &Pool, now: Instant) -> Vec<(Key, HeldRequest)> {
+        let mut due = Vec::new();
         for (key, waiting) in self.held.iter_mut().filter(|(key, _)| pool.is_bound(key)) {
-            for HeldRequest { since, queue, delivery, .. } in waiting.extract_if(.., |one| one.not_before <= now) {
-                // The channel has room for the prefetch; if it is closed, the session is over and the broker redelivers.
-                drop(ready.try_send(OrphanRequest { key: key.clone(), since, queue, delivery }));
+            let free = CONTROLLER_FORWARDS_MAX - self.unconfirmed.get(key).copied().unwrap_or_default();
+            let before = due.len();
+            let released = waiting.extract_if(.., |one| one.not_before <= now).take(free);
+            due.extend(released.map(|request| (key.clone(), request)));
+            if due.len() > before {
+                *self.unconfirmed.entry(key.clone()).or_default() += due.len() - before;
             }
         }
         self.held.retain(|_, waiting| !waiting.is_empty());
+        due
+    }
+
+    pub(super) fn on_confirmed(&mut self, key: &Key) {
+        if let Some(count) = self.unconfirmed.get_mut(key) {
+            *count -= 1;
+            if *count == 0 {
+                self.unconfirmed.remove(key);
+            }
+        }
     }
 }

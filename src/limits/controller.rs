@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 pub const CONTROLLER_ORPHANS_MAX: u16 = 512;
-/// Orphans published before the controller waits for confirms.
-pub const CONTROLLER_BATCH_MAX: usize = 128;
+/// Forwarded requests of one key that the broker has not confirmed.
+pub const CONTROLLER_FORWARDS_MAX: usize = 32;
 /// A request that becomes an orphan more often is answered with an error.
 pub const CONTROLLER_HOPS_MAX: u64 = 8;
 /// Requests of one key that wait for a full or slow queue; further ones are answered with an error.
@@ -31,7 +31,9 @@ pub const CONTROLLER_STANDBY_INTERVAL: Duration = Duration::from_secs(1);
 pub const CONTROLLER_QUEUE_STEPS_CONCURRENT_MAX: usize = 8;
 pub const CONTROLLER_QUEUE_CHECKS_CONCURRENT_MAX: usize = 4;
 pub const CONTROLLER_QUEUE_CHECK_RETRY_DELAY: Duration = Duration::from_secs(20);
-pub const CONTROLLER_QUEUE_STEPS_QUEUED_MAX: usize = 4096;
+/// An empty queue with idle workers is inspected this often: with a thousand groups, inspections are most of a controller's work.
+pub const CONTROLLER_QUIET_QUEUE_INTERVAL: Duration = Duration::from_secs(5);
+pub const CONTROLLER_SESSION_EVENTS_MAX: usize = 64;
 /// A worker counts as busy this long after its last report; a busy worker reports once a minute.
 pub const CONTROLLER_BUSY_TTL: Duration = Duration::from_secs(90);
 /// A worker that was ready this long resets the restart backoff.
@@ -59,7 +61,6 @@ pub const DRIVER_OUTPUT_BYTES_MAX: usize = 64 << 20;
 pub const DRIVER_OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Claimed tasks counted in a remote queue; more need no more workers than a host has.
 pub const DEMAND_CLAIMED_MAX: usize = 1_000;
-pub const DEMAND_COUNTS_MAX: usize = 16;
 pub const TOKEN_BYTES_MIN: usize = 16;
 pub const COMMAND_DURATION_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 pub const CONTROLLER_WORKER_EXIT_TIMEOUT: Duration = Duration::from_secs(5);

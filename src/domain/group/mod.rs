@@ -1,20 +1,16 @@
 //! Groups of workers that a controller scales by demand: one for each key of requests.
 //!
-//! [`tracker`] decides which groups are wanted, [`report_throttle`] which reports of workers count, [`pool`] the
-//! steps for their request queues, [`forwarding`] which request goes to its queue next, [`queue_polling`] when queues
-//! are inspected, [`scale`] how many workers each group has by its [`load`], [`restart_backoff`] when a failed worker
-//! is started again, and [`overrides`] holds operators' overrides.
+//! [`tracker`] decides which groups are wanted, [`pool`] the steps for their request queues, [`scale`] how many workers
+//! each group has by its [`load`], [`restart_backoff`] when a failed worker is started again, and [`overrides`] holds
+//! operators' overrides.
 //!
 //! An unneeded group is removed in two steps, since a request may arrive at any time: first its queue is unbound, so
 //! that a new request reaches the orphans, where the controller sees it; after a quiet delay its workers are stopped
 //! and its queue is deleted, if it is empty and without consumers (I31).
 
-pub mod forwarding;
 pub mod load;
 pub mod overrides;
 pub mod pool;
-pub mod queue_polling;
-pub mod report_throttle;
 pub mod restart_backoff;
 pub mod scale;
 pub mod tracker;

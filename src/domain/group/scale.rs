@@ -75,7 +75,6 @@ pub enum ScaleReason {
     Paused,
     NotNeeded,
     Load(u32),
-    Rate(u32),
     /// The queue has not been inspected; the running workers are kept.
     Unknown(u32),
     MinIdle(u32),
@@ -94,7 +93,6 @@ impl fmt::Display for ScaleReason {
             Self::Paused => out.write_str("paused"),
             Self::NotNeeded => out.write_str("the group is not needed"),
             Self::Load(count) => write!(out, "the load needs {count}"),
-            Self::Rate(count) => write!(out, "the rate of requests needs {count}"),
             Self::Unknown(count) => write!(out, "{count} are running and the queue has not been inspected yet"),
             Self::MinIdle(count) => write!(out, "min_idle adds {count}"),
             Self::Min(count) => write!(out, "raised to min = {count}"),
@@ -210,12 +208,8 @@ impl Scaler {
             return DecisionDraft { group, desired: 0, reasons: Vec::from([ScaleReason::NotNeeded]) };
         }
         let mut reasons = Vec::new();
-        let by_load = load.ready.saturating_add(load.in_progress()).div_ceil(limits.concurrency.max(1));
-        let by_rate =
-            load.in_progress_by_rate.unwrap_or_default().div_ceil(u64::from(limits.concurrency.max(1)) * 1_000);
-        let by_rate = u32::try_from(by_rate).unwrap_or(u32::MAX);
-        let mut wanted = by_load.max(by_rate);
-        reasons.push(if by_rate > by_load { ScaleReason::Rate(by_rate) } else { ScaleReason::Load(by_load) });
+        let mut wanted = load.ready.saturating_add(load.in_progress()).div_ceil(limits.concurrency.max(1));
+        reasons.push(ScaleReason::Load(wanted));
         let present = count_workers(group, |doing| doing != WorkerActivity::Stopping);
         if load.is_unknown && present > wanted {
             wanted = present;
@@ -448,15 +442,6 @@ mod tests {
         let full = alone(warm);
         assert_eq!(full.desired, 10);
         assert!(full.reasons.contains(&ScaleReason::Max(10)));
-    }
-
-    #[test]
-    fn the_rate_keeps_workers_that_a_short_queue_would_not() {
-        let mut steady = group("a", 0, &[WorkerActivity::Idle; 3]);
-        // Two each.
-        steady.load.in_progress_by_rate = Some(4_100);
-        let decision = alone(steady);
-        assert_eq!((decision.desired, decision.reasons), (3, vec![ScaleReason::Rate(3)]));
     }
 
     #[test]
