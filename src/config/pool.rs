@@ -99,6 +99,13 @@ impl Default for PoolConfig {
     }
 }
 
+impl PoolConfig {
+    pub(crate) fn is_scaled_by_keda(&self) -> bool {
+        let scaling = self.kubernetes.as_ref().map(|kubernetes| kubernetes.scaling);
+        self.driver == PoolDriver::Kubernetes && scaling == Some(KubernetesScaling::Keda)
+    }
+}
+
 /// How the workers of a pool are started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -158,6 +165,13 @@ pub struct SystemdDriverConfig {
     /// Name of the template unit without `@.service`.
     #[schemars(example = &"worker")]
     pub unit: String,
+    /// The program and its leading arguments; tests use a stand-in.
+    #[serde(skip, default = "systemctl")]
+    pub systemctl: Vec<String>,
+}
+
+fn systemctl() -> Vec<String> {
+    vec!["systemctl".to_owned()]
 }
 
 /// Containers of a Docker daemon.

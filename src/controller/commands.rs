@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::status::{self, Role};
-use super::{Controller, DriverKind, Scaling};
+use super::{Controller, scale_limits};
 use crate::domain::group::overrides::{Pause, ScaleOverride};
 use crate::domain::group::pool::Event;
 use crate::domain::group::{KEY_BYTES_MAX, Key};
@@ -126,9 +126,7 @@ impl Controller {
                 Err(CommandError::Conflict(text))
             };
         }
-        if let DriverKind::Kubernetes(cluster) = &self.config.driver.kind
-            && matches!(cluster.scaling, Scaling::Keda { .. })
-        {
+        if self.config.settings.is_scaled_by_keda() {
             return Err(CommandError::Conflict("KEDA scales the groups of this pool".to_owned()));
         }
         if min.is_none() && max.is_none() {
@@ -144,7 +142,7 @@ impl Controller {
         }
         self.check_override_limit()?;
         let numbers = ScaleOverride { min, max, until, note: by.into() };
-        let limits = numbers.apply_to(self.config.scaling.limits);
+        let limits = numbers.apply_to(scale_limits(&self.config.settings));
         if min.is_some_and(|min| min > 0) {
             self.pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
         }

@@ -156,7 +156,7 @@ impl Controller {
         for request in due {
             let last_failure = key(&request).and_then(|key| Some(self.workers.last_failure(&key)?.1.clone()));
             // The limit counts redeliveries, not deliveries.
-            let attempts = self.config.queue_options.delivery_limit.map(|limit| u64::from(limit) + 1);
+            let attempts = self.config.settings.delivery_limit.map(|limit| u64::from(limit) + 1);
             self.session.rejects.push(RejectCommand::Poison(PoisonCandidate { request, attempts, last_failure }));
         }
         self.session.poison_pending = later;

@@ -91,7 +91,7 @@ impl ErrorReplier {
         config: &ControllerConfig,
         counters: Arc<PoolCounters>,
     ) -> lapin::Result<Arc<Self>> {
-        let (names, status) = (config.names.clone(), config.dead_letter_status.as_bytes().to_vec());
+        let (names, status) = (config.names.clone(), config.settings.dead_letter_status.as_bytes().to_vec());
         Ok(Arc::new(Self { channel: open_confirm_channel(connection).await?, names, status, counters }))
     }
 

@@ -34,22 +34,20 @@ use tokio_util::sync::CancellationToken;
 
 use crate::amqp::Broker;
 use crate::amqp::management::Management;
+use crate::config::pool::PoolConfig;
 use crate::domain::backoff::Backoff;
 use crate::domain::group::overrides::Overrides;
 use crate::domain::group::pool::{Event, Pool};
-use crate::domain::group::{scale, tracker};
+use crate::domain::group::scale::ScaleLimits;
+use crate::domain::group::tracker::TrackerPolicy;
 use crate::domain::jitter::Jitter;
 use crate::domain::poll::POLL_RETRY;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{CONTROLLER_POISON_REQUESTS_MAX, CONTROLLER_STATUS_REQUESTS_MAX, CONTROLLER_WORKERS_TIMEOUT};
 
-pub use driver::{
-    DockerConfig, DriverConfig, DriverKind, ExecConfig, KubernetesConfig, Scaling, SubprocessConfig, SystemdConfig,
-};
 pub use external_demand::DemandSource;
 pub use queue_names::QueueNames;
-pub use topology::{QueueOptions, QueueType};
 
 use commands::{CommandError, PoolCommand};
 use counters::PoolCounters;
@@ -68,11 +66,8 @@ pub struct ControllerConfig {
     pub management: Option<Management>,
     pub uri: SecretString,
     pub names: QueueNames,
-    pub queue_options: QueueOptions,
-    pub scaling: ScalingConfig,
-    pub driver: DriverConfig,
+    pub settings: PoolConfig,
     pub demands: Vec<DemandSource>,
-    pub dead_letter_status: String,
 }
 
 #[derive(Debug, Clone)]
@@ -87,16 +82,20 @@ pub struct ControllerInbox(mpsc::Receiver<ControllerRequest>);
 #[derive(Debug)]
 enum ControllerRequest {
     Status(oneshot::Sender<status::PoolStatus>),
-    Reconfigure(ScalingConfig),
+    Reconfigure(Box<PoolConfig>),
     Command(PoolCommand, String, oneshot::Sender<Result<String, CommandError>>),
     Poison(PoisonRequest),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ScalingConfig {
-    pub delays: tracker::TrackerPolicy,
-    pub limits: scale::ScaleLimits,
-    pub max_total: Option<u32>,
+const fn tracker_policy(pool: &PoolConfig) -> TrackerPolicy {
+    TrackerPolicy { unbind_delay: pool.unbind_delay.0, stop_delay: pool.stop_delay.0 }
+}
+
+fn scale_limits(pool: &PoolConfig) -> ScaleLimits {
+    // A group that KEDA scales is one worker here.
+    let (min, max) = if pool.is_scaled_by_keda() { (1, 1) } else { (pool.min, pool.max.get()) };
+    let (min_idle, concurrency) = (pool.min_idle, pool.concurrency.get());
+    ScaleLimits { min, max, min_idle, concurrency, scale_down_delay: pool.scale_down_delay.0 }
 }
 
 impl ControllerHandle {
@@ -118,9 +117,9 @@ impl ControllerHandle {
         said.await.ok()
     }
 
-    pub async fn reconfigure(&self, tuning: ScalingConfig) {
+    pub async fn reconfigure(&self, settings: PoolConfig) {
         // The controller may have exited.
-        self.requests.send(ControllerRequest::Reconfigure(tuning)).await.ok();
+        self.requests.send(ControllerRequest::Reconfigure(Box::new(settings))).await.ok();
     }
 
     pub async fn list_poison(&self) -> Option<Result<PoisonList, PoisonError>> {
@@ -181,7 +180,7 @@ pub async fn run(settings: ControllerConfig, asks: ControllerInbox, leave: Cance
     let tally = Arc::new(PoolCounters::default());
     let ControllerInbox(asked) = asks;
     let mut controller = Controller {
-        pool: Pool::new(settings.scaling.delays, seed, clock.now()),
+        pool: Pool::new(tracker_policy(&settings.settings), seed, clock.now()),
         workers: WorkerSet::open(&settings, Arc::clone(&tally), clock)?,
         backoff: Backoff::NEW,
         role: Role::Disconnected,
@@ -302,10 +301,10 @@ impl Controller {
             // The caller may have timed out.
             ControllerRequest::Status(answer) => drop(answer.send(self.snapshot(self.clock.now()))),
             ControllerRequest::Command(order, by, answer) => drop(answer.send(self.apply(order, &by))),
-            ControllerRequest::Reconfigure(ScalingConfig { delays, limits, max_total }) => {
-                self.config.scaling = ScalingConfig { delays, limits, max_total };
-                self.pool.reconfigure(delays);
-                self.workers.reconfigure(limits, max_total);
+            ControllerRequest::Reconfigure(settings) => {
+                self.pool.reconfigure(tracker_policy(&settings));
+                self.workers.reconfigure(&settings);
+                self.config.settings = *settings;
             }
             ControllerRequest::Poison(wish) => self.forward_poison_request(wish),
         }

@@ -2,10 +2,11 @@
 
 use serde::Serialize;
 
-use super::ScalingConfig;
+use super::scale_limits;
 use super::status::{self, GroupPhase};
+use crate::config::pool::PoolConfig;
 use crate::domain::group::load::Load;
-use crate::domain::group::scale::{GroupInput, GroupWorker, PauseState, Scaler, WorkerActivity};
+use crate::domain::group::scale::{GroupInput, GroupWorker, PauseState, ScaleLimits, Scaler, WorkerActivity};
 use crate::domain::group::{self, Key};
 use crate::domain::time::Instant;
 
@@ -33,16 +34,17 @@ pub struct GroupPlan {
 
 /// `requested` are keys for which demand is assumed.
 #[must_use]
-pub fn plan(pool: &status::PoolStatus, scaling: &ScalingConfig, requested: &[Key], now: Instant) -> PoolPlan {
+pub fn plan(pool: &status::PoolStatus, settings: &PoolConfig, requested: &[Key], now: Instant) -> PoolPlan {
+    let limits = scale_limits(settings);
     let mut inputs: Vec<GroupInput> =
-        pool.groups.iter().filter_map(|group| group_input(pool, group, scaling, now)).collect();
+        pool.groups.iter().filter_map(|group| group_input(pool, group, limits, now)).collect();
     for key in requested {
         match inputs.iter_mut().find(|input| input.key == *key) {
             Some(input) => input.phase = Some(group::GroupPhase::Active),
             None => inputs.push(GroupInput {
                 key: key.clone(),
                 phase: Some(group::GroupPhase::Active),
-                limits: scaling.limits,
+                limits,
                 load: Load::default(),
                 workers: Vec::new(),
                 not_before: Instant::ORIGIN,
@@ -50,7 +52,7 @@ pub fn plan(pool: &status::PoolStatus, scaling: &ScalingConfig, requested: &[Key
             }),
         }
     }
-    let mut decisions = Scaler::default().plan(&inputs, scaling.max_total, now);
+    let mut decisions = Scaler::default().plan(&inputs, settings.max_total, now);
     decisions.sort_by(|one, other| one.key.cmp(&other.key));
     let groups = decisions.into_iter().map(|decision| {
         let seen = pool.groups.iter().find(|group| group.key == decision.key.as_str());
@@ -76,7 +78,7 @@ pub fn plan(pool: &status::PoolStatus, scaling: &ScalingConfig, requested: &[Key
 fn group_input(
     pool: &status::PoolStatus,
     seen: &status::GroupStatus,
-    scaling: &ScalingConfig,
+    limits: ScaleLimits,
     now: Instant,
 ) -> Option<GroupInput> {
     let demands = || pool.external_demands.iter().filter(|demand| demand.key == seen.key);
@@ -98,7 +100,7 @@ fn group_input(
             GroupPhase::Unbound => Some(group::GroupPhase::Unbound),
             GroupPhase::Deleting => None,
         },
-        limits: scaling.limits,
+        limits,
         load: Load {
             ready: seen.ready.unwrap_or(0),
             unacknowledged: seen.unacknowledged,

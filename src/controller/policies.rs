@@ -4,9 +4,10 @@ use serde_json::{Map, Value};
 use tokio::time::timeout;
 
 use super::queue_names::QueueNames;
-use super::topology::{QueueOptions, QueueType};
-use super::{Controller, RecordedError};
+use super::topology::message_ttl_ms;
+use super::{Controller, ControllerConfig, RecordedError};
 use crate::amqp::management::{BrokerPolicy, Management, PolicyResult, escape_regex};
+use crate::config::pool::{PoolConfig, QueueType};
 use crate::limits::CONTROLLER_POLICIES_TIMEOUT;
 
 const PRIORITY: i64 = 10;
@@ -23,10 +24,10 @@ pub(super) enum PolicyChange {
     Applied,
 }
 
-pub(super) async fn apply_policies(management: &Management, names: &QueueNames, options: QueueOptions) -> PolicyCheck {
+pub(super) async fn apply_policies(management: &Management, names: &QueueNames, pool: &PoolConfig) -> PolicyCheck {
     let mut change = PolicyChange::Unchanged;
     for (name, policy) in
-        [(queue_policy_name(names), queue_policy(names, options)), (names.requests_exchange(), exchange_policy(names))]
+        [(queue_policy_name(names), queue_policy(names, pool)), (names.requests_exchange(), exchange_policy(names))]
     {
         match management.ensure_policy(&name, &policy).await.map_err(|why| why.to_string())? {
             PolicyResult::Unchanged => {}
@@ -40,8 +41,9 @@ pub(super) async fn apply_policies(management: &Management, names: &QueueNames, 
 impl Controller {
     /// Within a short time, so that requests are not delayed when a pool is taken over. `None` without a management interface.
     pub(super) async fn apply_policies(&mut self) -> Option<PolicyCheck> {
-        let (management, names) = (self.config.management.clone()?, self.config.names.clone());
-        let apply = apply_policies(&management, &names, self.config.queue_options);
+        let ControllerConfig { management, names, settings, .. } = self.config.clone();
+        let management = management?;
+        let apply = apply_policies(&management, &names, &settings);
         let result = self.run_while(timeout(CONTROLLER_POLICIES_TIMEOUT, apply)).await;
         let no_reply = || format!("no reply from the management interface within {CONTROLLER_POLICIES_TIMEOUT:?}");
         let result = result.unwrap_or_else(|_| Err(no_reply()));
@@ -66,11 +68,11 @@ impl Controller {
     }
 }
 
-fn queue_policy(names: &QueueNames, options: QueueOptions) -> BrokerPolicy {
+fn queue_policy(names: &QueueNames, pool: &PoolConfig) -> BrokerPolicy {
     let mut definition = Map::new();
     definition.insert("dead-letter-exchange".to_owned(), Value::from(names.dead_letter_exchange()));
-    let limit = options.delivery_limit.filter(|_| options.queue_type == QueueType::Quorum);
-    let numbers = [("message-ttl", options.message_ttl), ("max-length", options.max_length), ("delivery-limit", limit)];
+    let limit = pool.delivery_limit.filter(|_| pool.queue_type == QueueType::Quorum);
+    let numbers = [("message-ttl", message_ttl_ms(pool)), ("max-length", pool.max_length), ("delivery-limit", limit)];
     for (name, value) in numbers {
         definition.extend(value.map(|value| (name.to_owned(), Value::from(value))));
     }
@@ -93,17 +95,21 @@ fn exchange_policy(names: &QueueNames) -> BrokerPolicy {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::config::values::OptionalSpan;
 
     #[test]
     fn a_policy_is_for_queues_of_its_own_pool_and_says_what_is_configured() {
         let names = QueueNames::new("co.re");
-        let options = QueueOptions { message_ttl: Some(1_500), delivery_limit: Some(3), ..QueueOptions::default() };
-        let policy = queue_policy(&names, options);
+        let message_ttl = OptionalSpan(Some(Duration::from_millis(1_500)));
+        let pool = PoolConfig { message_ttl, delivery_limit: Some(3), ..PoolConfig::default() };
+        let policy = queue_policy(&names, &pool);
         assert_eq!((policy.pattern.as_str(), policy.apply_to.as_str()), (r"^co\%2Ere\-req\-", "queues"));
         let said: Vec<&str> = policy.definition.keys().map(String::as_str).collect();
         assert_eq!(said, ["dead-letter-exchange", "message-ttl"], "a classic queue has no limit of deliveries");
-        let safe = queue_policy(&names, QueueOptions { queue_type: QueueType::Quorum, ..options });
+        let safe = queue_policy(&names, &PoolConfig { queue_type: QueueType::Quorum, ..pool });
         assert_eq!(safe.definition["delivery-limit"], 3);
         assert_eq!(exchange_policy(&names).pattern, r"^co\%2Ere\-req\-xchg$");
         assert_eq!(queue_policy_name(&names), "co%2Ere-req-queues");

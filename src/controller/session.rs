@@ -83,10 +83,11 @@ async fn run_active(
     epoch: Epoch,
     connection: &Connection,
 ) -> Result<Infallible, SessionError> {
-    let (names, clock, options) = (&settings.names, controller.clock, settings.queue_options);
+    let (names, clock) = (&settings.names, controller.clock);
     let _lock = acquire_lock(controller, connection, names).await?;
     controller.set_role(Role::Starting);
-    let mut topology = Topology { connection, names, options, argument_source: ArgumentSource::Declaration };
+    let argument_source = ArgumentSource::Declaration;
+    let mut topology = Topology { connection, names, settings: &settings.settings, argument_source };
     let SessionChannels { forwards, mut orphans, mut reports } =
         controller.run_while(declare_topology(topology)).await?;
     controller.wait_for_workers().await;
@@ -222,7 +223,7 @@ async fn poll_policies(
     events: &mpsc::Sender<SessionEvent>,
 ) -> SessionError {
     loop {
-        let result = policies::apply_policies(management, &config.names, config.queue_options).await;
+        let result = policies::apply_policies(management, &config.names, &config.settings).await;
         events.send(SessionEvent::Policies(result)).await.ok();
         sleep(CONTROLLER_POLICIES_INTERVAL).await;
     }
@@ -328,7 +329,7 @@ impl Controller {
     }
 
     pub(super) fn plan(&mut self) {
-        let (now, concurrency) = (self.clock.now(), self.config.scaling.limits.concurrency);
+        let (now, concurrency) = (self.clock.now(), self.config.settings.concurrency.get());
         let busy = self.workers.busy_by_key(now);
         let load = |key: &Key| match self.session.depths.get(key) {
             Some(DepthSample { ready, .. }) => {

@@ -9,23 +9,13 @@ use tokio::time::{sleep, timeout};
 use super::queue_names::QueueNames;
 use super::session::SessionError;
 use crate::amqp;
+use crate::config::pool::{PoolConfig, QueueType};
 use crate::domain::group::Key;
 use crate::domain::group::pool::{QueueStep, StepResult};
 use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_TOPOLOGY_INTERVAL};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum QueueType {
-    #[default]
-    Classic,
-    Quorum,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct QueueOptions {
-    pub queue_type: QueueType,
-    pub message_ttl: Option<u32>,
-    pub max_length: Option<u32>,
-    pub delivery_limit: Option<u32>,
+pub(super) fn message_ttl_ms(pool: &PoolConfig) -> Option<u32> {
+    pool.message_ttl.0.map(|ttl| u32::try_from(ttl.as_millis()).unwrap_or(u32::MAX))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,13 +37,13 @@ pub(super) enum Owner {
 pub(super) struct Topology<'a> {
     pub(super) connection: &'a Connection,
     pub(super) names: &'a QueueNames,
-    pub(super) options: QueueOptions,
+    pub(super) settings: &'a PoolConfig,
     pub(super) argument_source: ArgumentSource,
 }
 
 impl Topology<'_> {
     fn exchange_options(self) -> ExchangeDeclareOptions {
-        ExchangeDeclareOptions { durable: self.options.queue_type == QueueType::Quorum, ..Default::default() }
+        ExchangeDeclareOptions { durable: self.settings.queue_type == QueueType::Quorum, ..Default::default() }
     }
 
     /// All but the requests exchange.
@@ -148,7 +138,7 @@ impl Topology<'_> {
             QueueStep::Inspect => inspect_queue(channel, &queue).await,
             QueueStep::Delete => {
                 // Quorum queues do not support the conditions (the connection would close); it was inspected just before.
-                let conditional = self.options.queue_type == QueueType::Classic && owner == Owner::Controller;
+                let conditional = self.settings.queue_type == QueueType::Classic && owner == Owner::Controller;
                 let options =
                     QueueDeleteOptions { if_empty: conditional, if_unused: conditional, ..Default::default() };
                 channel.queue_delete(queue.as_str().into(), options).await.map(|_| StepResult::Done)
@@ -174,11 +164,11 @@ impl Topology<'_> {
                 arguments.insert(name.into(), AMQPValue::LongLongInt(value.into()));
             }
         };
-        number("x-message-ttl", self.options.message_ttl);
-        number("x-max-length", self.options.max_length);
-        let durable = self.options.queue_type == QueueType::Quorum;
+        number("x-message-ttl", message_ttl_ms(self.settings));
+        number("x-max-length", self.settings.max_length);
+        let durable = self.settings.queue_type == QueueType::Quorum;
         if durable {
-            number("x-delivery-limit", self.options.delivery_limit);
+            number("x-delivery-limit", self.settings.delivery_limit);
             arguments.insert("x-queue-type".into(), text("quorum"));
         }
         let options = QueueDeclareOptions { durable, ..QueueDeclareOptions::default() };

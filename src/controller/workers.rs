@@ -10,7 +10,8 @@ use super::counters::PoolCounters;
 use super::driver::{DriverError, DriverEvent, DriverHandle, WorkerChange, WorkerExit, WorkerSpec};
 use super::poison_message::WorkerFailure;
 use super::queue_names::QueueNames;
-use super::{ControllerConfig, RecordedError};
+use super::{ControllerConfig, RecordedError, scale_limits};
+use crate::config::pool::PoolConfig;
 use crate::domain::group::load::Load;
 use crate::domain::group::overrides::Overrides;
 use crate::domain::group::restart_backoff::{RestartBackoff, WorkerEnd};
@@ -68,15 +69,16 @@ pub(super) struct GroupSnapshot<'a> {
 
 impl WorkerSet {
     pub(super) fn open(settings: &ControllerConfig, tally: Arc<PoolCounters>, clock: Clock) -> io::Result<Self> {
-        let driver = DriverHandle::open(&settings.driver, clock)?;
-        let mut variables = settings.driver.env.clone();
+        let driver = DriverHandle::open(&settings.pool, &settings.settings, clock)?;
+        let env = settings.settings.env.iter();
+        let mut variables: BTreeMap<_, _> = env.map(|(name, value)| (name.clone(), value.0.clone())).collect();
         variables.extend([
-            ("WORKER_POOL".to_owned(), settings.driver.pool.clone()),
+            ("WORKER_POOL".to_owned(), settings.pool.clone()),
             ("WORKER_ACTIVITY_EXCHANGE".to_owned(), settings.names.activity_exchange()),
             ("WORKER_AMQP_URI".to_owned(), settings.uri.expose_secret().to_owned()),
         ]);
         Ok(Self {
-            pool: settings.driver.pool.clone(),
+            pool: settings.pool.clone(),
             awaited_list: 0,
             is_listed: driver.is_none(),
             list_error: None,
@@ -86,8 +88,8 @@ impl WorkerSet {
             previous_workers: BTreeMap::new(),
             restarts: BTreeMap::new(),
             scale: Scaler::default(),
-            limits: settings.scaling.limits,
-            max_total: settings.scaling.max_total,
+            limits: scale_limits(&settings.settings),
+            max_total: settings.settings.max_total,
             names: settings.names.clone(),
             variables,
             decisions: BTreeMap::new(),
@@ -159,8 +161,8 @@ impl WorkerSet {
         self.known_keys = keys;
     }
 
-    pub(super) const fn reconfigure(&mut self, limits: ScaleLimits, max_total: Option<u32>) {
-        (self.limits, self.max_total) = (limits, max_total);
+    pub(super) fn reconfigure(&mut self, settings: &PoolConfig) {
+        (self.limits, self.max_total) = (scale_limits(settings), settings.max_total);
     }
 
     pub(super) const fn starts_workers(&self) -> bool {

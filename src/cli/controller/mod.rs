@@ -23,13 +23,12 @@ use super::reload::Reloader;
 use super::worker::listen_http;
 use super::{amqp_setup, target, worker_setup};
 use crate::config::demand::DemandConfig;
-use crate::config::pool::{KubernetesScaling, PoolConfig, PoolDriver, QueueType};
-use crate::config::values::File;
+use crate::config::pool::PoolConfig;
 use crate::config::{Config, Environment, secrets};
 use crate::control::controller_api::{ControllerStatusReply, PoolHandles, command_routes, serve, socket_in};
 use crate::control::worker_api::{ReloadSender, Socket};
 use crate::controller;
-use crate::domain::group::{KEY_BYTES_MAX, Key, scale, tracker};
+use crate::domain::group::{KEY_BYTES_MAX, Key};
 use crate::host::clock::Clock;
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL, TOKEN_BYTES_MIN};
@@ -209,15 +208,9 @@ fn serve_control_socket(
     })
 }
 
-/// Each pool has its own folder, since everything in it is taken for workers of the pool.
-fn pool_dir_name(pool: &str) -> String {
-    // A name may be `..`.
-    urlencoding::encode(pool).replace('.', "%2E")
-}
-
-pub(in crate::cli) fn pool_config(
+fn pool_config(
     name: &str,
-    pool: &PoolConfig,
+    settings: &PoolConfig,
     config: &Config,
     environment: &Environment,
 ) -> Result<controller::ControllerConfig, Failure> {
@@ -236,99 +229,8 @@ pub(in crate::cli) fn pool_config(
         broker,
         uri: SecretString::from(uri.as_ref().map_or(amqp_setup::BROKER_URI_DEFAULT, |uri| uri.reveal())),
         names,
-        queue_options: controller::QueueOptions {
-            queue_type: match pool.queue_type {
-                QueueType::Classic => controller::QueueType::Classic,
-                QueueType::Quorum => controller::QueueType::Quorum,
-            },
-            message_ttl: pool.message_ttl.0.map(|ttl| u32::try_from(ttl.as_millis()).unwrap_or(u32::MAX)),
-            max_length: pool.max_length,
-            delivery_limit: pool.delivery_limit,
-        },
-        scaling: scaling_config(pool),
-        driver: driver_config(name, pool)?,
+        settings: settings.clone(),
         demands: demand_configs(name, config, environment)?,
-        dead_letter_status: pool.dead_letter_status.clone(),
-    })
-}
-
-fn driver_config(name: &str, pool: &PoolConfig) -> Result<controller::DriverConfig, Failure> {
-    let means = match pool.driver {
-        PoolDriver::Subprocess if pool.command.is_empty() => controller::DriverKind::None,
-        PoolDriver::Noop => controller::DriverKind::None,
-        PoolDriver::Subprocess => {
-            controller::DriverKind::Subprocess(controller::SubprocessConfig { command: pool.command.clone() })
-        }
-        PoolDriver::Exec => {
-            let exec = driver_table(name, pool, pool.exec.as_ref())?;
-            controller::DriverKind::Exec(controller::ExecConfig {
-                list: exec.list.clone(),
-                start: exec.start.clone(),
-                stop: exec.stop.clone(),
-            })
-        }
-        PoolDriver::Kubernetes => controller::DriverKind::Kubernetes(Box::new(kubernetes_config(name, pool)?)),
-        PoolDriver::Docker => {
-            let docker = driver_table(name, pool, pool.docker.as_ref())?;
-            controller::DriverKind::Docker(controller::DockerConfig {
-                host: docker.host.clone(),
-                image: docker.image.clone(),
-                command: pool.command.clone(),
-                network: docker.network.clone(),
-            })
-        }
-        PoolDriver::Systemd => {
-            let systemd = driver_table(name, pool, pool.systemd.as_ref())?;
-            controller::DriverKind::Systemd(controller::SystemdConfig {
-                unit: systemd.unit.clone(),
-                systemctl: vec!["systemctl".to_owned()],
-            })
-        }
-    };
-    Ok(controller::DriverConfig {
-        pool: name.to_owned(),
-        kind: means,
-        env: pool.env.iter().map(|(name, value)| (name.clone(), value.0.clone())).collect(),
-        folder: pool.state_dir.0.join(pool_dir_name(name)),
-        termination_grace: pool.termination_grace.0,
-    })
-}
-
-fn driver_table<'a, T>(name: &str, pool: &PoolConfig, table: Option<&'a T>) -> Result<&'a T, Failure> {
-    let driver = pool.driver.as_str();
-    table.ok_or_else(|| Failure::new(Exit::Config, format!("[pool.{name}] needs a table [pool.{name}.{driver}]")))
-}
-
-fn kubernetes_config(name: &str, pool: &PoolConfig) -> Result<controller::KubernetesConfig, Failure> {
-    let of = driver_table(name, pool, pool.kubernetes.as_ref())?;
-    let template = of.template.as_ref().map(|File(path)| {
-        let read = || Ok(serde_json::from_slice(&std::fs::read(path)?)?);
-        read().map_err(|error: io::Error| {
-            let text = format!("[pool.{name}]: cannot use {} as a pod template: {error}", path.display());
-            Failure::new(Exit::Config, text)
-        })
-    });
-    // Mounted into every pod.
-    let usual = |given: &Option<File>, name: &str| {
-        let is_tls = of.server.parts().scheme() == "https";
-        let own = || PathBuf::from("/var/run/secrets/kubernetes.io/serviceaccount").join(name);
-        given.as_ref().map(|File(path)| path.clone()).or_else(|| is_tls.then(own))
-    };
-    Ok(controller::KubernetesConfig {
-        server: of.server.as_str().to_owned(),
-        namespace: of.namespace.clone(),
-        token_file: usual(&of.token_file, "token"),
-        ca_file: usual(&of.ca_file, "ca.crt"),
-        image: of.image.clone(),
-        command: pool.command.clone(),
-        service_account: of.service_account.clone(),
-        template: template.transpose()?,
-        scaling: match of.scaling {
-            KubernetesScaling::Controller => controller::Scaling::Controller,
-            KubernetesScaling::Keda => {
-                controller::Scaling::Keda { min: pool.min, max: pool.max.get(), per_worker: pool.concurrency.get() }
-            }
-        },
     })
 }
 
@@ -359,36 +261,4 @@ fn demand_configs(
         })
     };
     config.demand.iter().filter(|(_, demand)| demand.pool == pool).map(of).collect()
-}
-
-fn scaling_config(pool: &PoolConfig) -> controller::ScalingConfig {
-    // There a whole group is one worker to us, and somebody else decides how many it has.
-    let is_counted_elsewhere = pool.driver == PoolDriver::Kubernetes
-        && pool.kubernetes.as_ref().is_some_and(|kubernetes| kubernetes.scaling == KubernetesScaling::Keda);
-    let one = |count| if is_counted_elsewhere { 1 } else { count };
-    controller::ScalingConfig {
-        delays: tracker::TrackerPolicy { unbind_delay: pool.unbind_delay.0, stop_delay: pool.stop_delay.0 },
-        limits: scale::ScaleLimits {
-            min: one(pool.min),
-            max: one(pool.max.get()),
-            min_idle: pool.min_idle,
-            concurrency: pool.concurrency.get(),
-            scale_down_delay: pool.scale_down_delay.0,
-        },
-        max_total: pool.max_total,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_folder_of_a_pool_is_below_the_one_that_is_configured_and_no_other_pools() {
-        let names = ["core", "..", ".", "a/b", "a%2Fb", "a.b", "a-b"];
-        let folders: std::collections::BTreeSet<String> = names.into_iter().map(pool_dir_name).collect();
-        assert_eq!(folders.len(), names.len());
-        assert!(folders.contains("core") && folders.contains("a-b"));
-        assert!(folders.iter().all(|folder| !folder.contains(['/', '.'])), "{folders:?}");
-    }
 }

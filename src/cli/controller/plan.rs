@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueHint};
 
 use super::status::controller_failure;
-use super::{control_socket, no_pools, scaling_config};
+use super::{control_socket, no_pools};
 use crate::cli::config_args::{ConfigArgs, NoFlags};
 use crate::cli::control::status::{BOLD, RESET, align_columns, strip_control_chars};
 use crate::cli::exit::{Exit, ExitResult, Failure};
@@ -61,7 +61,7 @@ pub(super) async fn run(arguments: PlanArgs, environment: &Environment) -> ExitR
                 format!("[pool.{name}]: the running controller is {role}, not active"),
             ));
         }
-        plans.push(plan::plan(seen, &scaling_config(pool), &arguments.keys, now));
+        plans.push(plan::plan(seen, pool, &arguments.keys, now));
     }
     match arguments.output {
         Format::Json => output::json(&serde_json::to_value(&plans).unwrap_or_default())?,

@@ -1,6 +1,5 @@
 //! The keys of a controller that a reload changes.
 
-use super::scaling_config;
 use crate::cli::reload::ReloadTarget;
 use crate::config::Config;
 use crate::config::pool::PoolConfig;
@@ -42,7 +41,7 @@ impl ReloadTarget for PoolsTarget {
     async fn apply(&self, running: &Config) {
         for control in &self.0 {
             if let Some(pool) = running.pool.get(&control.pool) {
-                control.reconfigure(scaling_config(pool)).await;
+                control.reconfigure(pool.clone()).await;
             }
         }
     }

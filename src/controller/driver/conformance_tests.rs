@@ -4,12 +4,14 @@
 mod kubernetes_tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::time::timeout;
 
 use super::*;
+use crate::config::pool::{DockerDriverConfig, ExecDriverConfig, SystemdDriverConfig};
+use crate::config::values::{File, Span};
 
 /// What a worker is here: it does as its key says.
 pub(super) const WORKER: &str = r#"#!/bin/sh
@@ -48,9 +50,35 @@ impl Fixture {
         self.folder.path()
     }
 
-    pub(super) fn driver_config(&self, pool: &str, means: DriverKind) -> DriverConfig {
-        let folder = self.path().join("pools").join(pool);
-        DriverConfig { pool: pool.to_owned(), kind: means, env: BTreeMap::new(), folder, termination_grace: GRACE }
+    pub(super) fn test_pool(&self, name: &'static str, settings: PoolConfig) -> TestPool {
+        let state_dir = File(self.path().join("pools"));
+        TestPool { name, settings: PoolConfig { state_dir, termination_grace: Span(GRACE), ..settings } }
+    }
+
+    /// Workers are processes that run this script.
+    fn processes(&self, name: &'static str, script: &str) -> TestPool {
+        self.test_pool(
+            name,
+            PoolConfig { command: vec!["/bin/sh".to_owned(), script.to_owned()], ..PoolConfig::default() },
+        )
+    }
+}
+
+#[derive(Clone)]
+pub(super) struct TestPool {
+    name: &'static str,
+    settings: PoolConfig,
+}
+
+impl TestPool {
+    fn folder(&self) -> PathBuf {
+        pool_dir(self.name, &self.settings)
+    }
+
+    /// No worker is killed.
+    fn with_long_grace(mut self) -> Self {
+        self.settings.termination_grace = Span(TEST_TIMEOUT);
+        self
     }
 }
 
@@ -64,14 +92,15 @@ struct DriverUnderTest {
 }
 
 impl DriverUnderTest {
-    fn new(config: &DriverConfig) -> Self {
-        let mut handle = DriverHandle::open(config, Clock::boot()).expect("it opens").expect("a driver");
+    fn new(config: &TestPool) -> Self {
+        let mut handle =
+            DriverHandle::open(config.name, &config.settings, Clock::boot()).expect("it opens").expect("a driver");
         handle.activate();
         Self { handle, ended: BTreeSet::new(), ended_before: BTreeSet::new() }
     }
 
     /// The controller is killed, and the next one starts.
-    async fn restart(self, config: &DriverConfig) -> Self {
+    async fn restart(self, config: &TestPool) -> Self {
         let Self { mut handle, mut ended, mut ended_before } = self;
         if let Some(mut task) = handle.task.take() {
             task.tasks.shutdown().await;
@@ -163,8 +192,8 @@ impl DriverUnderTest {
     }
 }
 
-fn store(config: &DriverConfig) -> StateStore {
-    StateStore::open(&config.folder).expect("the state")
+fn store(config: &TestPool) -> StateStore {
+    StateStore::open(&config.folder()).expect("the state")
 }
 
 fn key(text: &str) -> Key {
@@ -193,8 +222,8 @@ fn unstartable_spec(place: &Fixture) -> WorkerSpec {
 }
 
 /// Everything that is asked of a driver.
-pub(super) async fn check_conformance(place: &Fixture, means: DriverKind) {
-    let (core, other) = (place.driver_config("core", means.clone()), place.driver_config("core-2", means));
+pub(super) async fn check_conformance(place: &Fixture, settings: PoolConfig) {
+    let (core, other) = (place.test_pool("core", settings.clone()), place.test_pool("core-2", settings));
     let (mut site, mut stranger) = (DriverUnderTest::new(&core), DriverUnderTest::new(&other));
     assert_eq!(site.list_changes().await, [], "nobody is there");
 
@@ -248,7 +277,7 @@ pub(super) async fn check_conformance(place: &Fixture, means: DriverKind) {
     site.wait_for_exit(&stays.id, true).await;
 
     // One that takes its time to go is known to go by the next controller, which does not tell it again.
-    let patient = DriverConfig { termination_grace: TEST_TIMEOUT, ..core.clone() };
+    let patient = core.clone().with_long_grace();
     let mut site = site.restart(&patient).await;
     let lingers = worker_spec(place, "lingers");
     site.start(lingers.clone()).await.expect("it is started");
@@ -292,7 +321,7 @@ pub(super) async fn check_conformance(place: &Fixture, means: DriverKind) {
     // Of those who have gone nothing is left by which anybody would be found, and no secret, whoever has to forget them.
     let mut site = site.restart(&core).await;
     let left = || {
-        let entries = std::fs::read_dir(&core.folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        let entries = std::fs::read_dir(core.folder()).into_iter().flatten().flatten().map(|entry| entry.path());
         let is_own = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             !name.ends_with(".log") && !name.starts_with("state.db")
@@ -327,11 +356,8 @@ mod real {
     async fn processes_of_this_host_are_a_driver() {
         let place = Fixture::new();
         let worker = place.path().join("worker").display().to_string();
-        check_conformance(
-            &place,
-            DriverKind::Subprocess(SubprocessConfig { command: vec!["/bin/sh".to_owned(), worker] }),
-        )
-        .await;
+        let settings = place.processes("", &worker).settings;
+        check_conformance(&place, settings).await;
     }
 
     /// Where a worker's stray is, once it is there.
@@ -354,7 +380,7 @@ mod real {
         stat.is_ok_and(|stat| stat.rsplit_once(')').is_some_and(|(_, state)| !state.starts_with(" Z")))
     }
 
-    fn record(config: &DriverConfig, id: &str) -> store::WorkerRecord {
+    fn record(config: &TestPool, id: &str) -> store::WorkerRecord {
         let records = store(config).workers().expect("the state");
         records.into_iter().find(|record| record.id == id).expect("a record")
     }
@@ -368,8 +394,8 @@ mod real {
         probe.is_ok()
     }
 
-    fn execute(config: &DriverConfig, statement: &str) {
-        let state = rusqlite::Connection::open(config.folder.join("state.db")).expect("the state");
+    fn execute(config: &TestPool, statement: &str) {
+        let state = rusqlite::Connection::open(config.folder().join("state.db")).expect("the state");
         state.busy_timeout(TEST_TIMEOUT).expect("it is set");
         state.execute_batch(statement).expect("it is done");
     }
@@ -381,18 +407,15 @@ mod real {
         }
         let place = Fixture::new();
         let worker = place.path().join("worker").display().to_string();
-        let posting = place.driver_config(
-            "core",
-            DriverKind::Subprocess(SubprocessConfig { command: vec!["/bin/sh".to_owned(), worker] }),
-        );
-        let mut site = DriverUnderTest::new(&posting);
+        let pool = place.processes("core", &worker);
+        let mut site = DriverUnderTest::new(&pool);
         for is_adopted in [false, true] {
             let strays = worker_spec(&place, "strays");
             site.start(strays.clone()).await.expect("it is started");
-            let (stray, record) = (stray(&place, &strays).await, record(&posting, &strays.id));
+            let (stray, record) = (stray(&place, &strays).await, record(&pool, &strays.id));
             assert!(is_there(&stray));
             if is_adopted {
-                site = site.restart(&posting).await;
+                site = site.restart(&pool).await;
                 assert_eq!(site.list_changes().await.len(), 1, "it is found");
                 let pid = record.process.and_then(|process| rustix::process::Pid::from_raw(process.pid));
                 rustix::process::kill_process(pid.expect("a number"), rustix::process::Signal::KILL)
@@ -418,9 +441,8 @@ mod real {
         }
         let place = Fixture::new();
         let worker = place.path().join("worker").display().to_string();
-        let means = DriverKind::Subprocess(SubprocessConfig { command: vec!["/bin/sh".to_owned(), worker] });
-        let posting = DriverConfig { termination_grace: TEST_TIMEOUT, ..place.driver_config("core", means) };
-        let mut site = DriverUnderTest::new(&posting);
+        let pool = place.processes("core", &worker).with_long_grace();
+        let mut site = DriverUnderTest::new(&pool);
         let seen = place.path().join("seen");
         let wraps = worker_spec(&place, "wraps");
         site.start(wraps.clone()).await.expect("it is started");
@@ -438,7 +460,7 @@ mod real {
         }
         let (id, key) = (wraps.id.clone(), wraps.key.clone());
         let found = [WorkerChange::Discovered { id: id.clone(), key }, WorkerChange::Stopping { id }];
-        let mut site = site.restart(&posting).await;
+        let mut site = site.restart(&pool).await;
         assert_eq!(site.list_changes().await, found);
         assert_eq!(site.list_changes().await, []);
         assert!(!done.exists());
@@ -451,16 +473,13 @@ mod real {
     async fn a_list_that_fails_reports_no_exit() {
         let place = Fixture::new();
         let worker = place.path().join("worker").display().to_string();
-        let posting = place.driver_config(
-            "core",
-            DriverKind::Subprocess(SubprocessConfig { command: vec!["/bin/sh".to_owned(), worker] }),
-        );
-        let mut site = DriverUnderTest::new(&posting);
+        let pool = place.processes("core", &worker);
+        let mut site = DriverUnderTest::new(&pool);
         let goes = worker_spec(&place, "goes");
         site.start(goes.clone()).await.expect("it is started");
         wait_until_up(&place, &goes).await;
         assert_eq!(site.list_changes().await, []);
-        execute(&posting, "ALTER TABLE worker RENAME TO hidden");
+        execute(&pool, "ALTER TABLE worker RENAME TO hidden");
         let asked = site.handle.request_list();
         let why = loop {
             if let DriverEvent::Listed { number, changes } = site.next_event().await
@@ -470,7 +489,7 @@ mod real {
             }
         };
         assert!(why.contains("worker"), "{why}");
-        execute(&posting, "ALTER TABLE hidden RENAME TO worker");
+        execute(&pool, "ALTER TABLE hidden RENAME TO worker");
         while let DriverEvent::Listed { number, changes } = site.next_event().await {
             if let Ok(changes) = changes {
                 assert_eq!(changes, [], "{number}: it was never taken for exited");
@@ -488,21 +507,18 @@ mod real {
         }
         let place = Fixture::new();
         let worker = place.path().join("worker").display().to_string();
-        let posting = place.driver_config(
-            "core",
-            DriverKind::Subprocess(SubprocessConfig { command: vec!["/bin/sh".to_owned(), worker] }),
-        );
+        let pool = place.processes("core", &worker);
         let lives = worker_spec(&place, "lives");
-        let mut site = DriverUnderTest::new(&posting);
+        let mut site = DriverUnderTest::new(&pool);
         site.start(lives.clone()).await.expect("it is started");
         wait_until_up(&place, &lives).await;
         drop(site);
-        let known = record(&posting, &lives.id);
-        execute(&posting, "UPDATE worker SET is_started = 0, pid = NULL, start_ticks = NULL");
-        let mut site = DriverUnderTest::new(&posting);
+        let known = record(&pool, &lives.id);
+        execute(&pool, "UPDATE worker SET is_started = 0, pid = NULL, start_ticks = NULL");
+        let mut site = DriverUnderTest::new(&pool);
         let (id, key) = (lives.id.clone(), lives.key.clone());
         assert_eq!(site.list_changes().await, [WorkerChange::Discovered { id, key }]);
-        assert_eq!(record(&posting, &lives.id), known);
+        assert_eq!(record(&pool, &lives.id), known);
         assert!(site.handle.stop(&lives.id));
         site.wait_for_exit(&lives.id, true).await;
     }
@@ -510,17 +526,16 @@ mod real {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_recorded_start_without_a_process_is_given_up() {
         let place = Fixture::new();
-        let posting = place
-            .driver_config("core", DriverKind::Subprocess(SubprocessConfig { command: vec!["/bin/sh".to_owned()] }));
-        let mut site = DriverUnderTest::new(&posting);
-        let state = store(&posting);
+        let pool = place.processes("core", "");
+        let mut site = DriverUnderTest::new(&pool);
+        let state = store(&pool);
         let fresh = store::WorkerRecord::pending("fresh", &key("k"));
         state.insert_worker(&fresh).expect("the state");
         let other = store::WorkerRecord { id: "other".to_owned(), boot: "another".to_owned(), ..fresh.clone() };
         state.insert_worker(&other).expect("the state");
         assert_eq!(site.list_changes().await, []);
         assert_eq!(state.workers().expect("the state"), [fresh], "it may be starting");
-        execute(&posting, "UPDATE worker SET created_at = 0");
+        execute(&pool, "UPDATE worker SET created_at = 0");
         assert_eq!(site.list_changes().await, []);
         assert_eq!(state.workers().expect("the state"), []);
     }
@@ -529,16 +544,13 @@ mod real {
     async fn the_exit_of_a_worker_without_a_controller_is_reported_once_by_the_next() {
         let place = Fixture::new();
         let worker = place.path().join("worker").display().to_string();
-        let posting = place.driver_config(
-            "core",
-            DriverKind::Subprocess(SubprocessConfig { command: vec!["/bin/sh".to_owned(), worker] }),
-        );
-        let mut site = DriverUnderTest::new(&posting);
+        let pool = place.processes("core", &worker);
+        let mut site = DriverUnderTest::new(&pool);
         let lives = worker_spec(&place, "lives");
         site.start(lives.clone()).await.expect("it is started");
         wait_until_up(&place, &lives).await;
         drop(site);
-        let pid = record(&posting, &lives.id).process.expect("a process").pid;
+        let pid = record(&pool, &lives.id).process.expect("a process").pid;
         let stat = format!("/proc/{pid}/stat");
         let pid = rustix::process::Pid::from_raw(pid).expect("a number");
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is there");
@@ -548,7 +560,7 @@ mod real {
             }
         };
         timeout(TEST_TIMEOUT, dying).await.expect("it dies");
-        let mut site = DriverUnderTest::new(&posting);
+        let mut site = DriverUnderTest::new(&pool);
         let end = site.wait_for_exit(&lives.id, false).await;
         assert!(end.reason.contains("without a controller") && end.log_tail.contains("hello from"), "{end:?}");
         assert_eq!(site.list_changes().await, []);
@@ -561,8 +573,12 @@ mod real {
         let notes = place.path().join("notes").display().to_string();
         let command =
             vec![example.to_owned(), notes, "/bin/sh".to_owned(), place.path().join("worker").display().to_string()];
-        let commands = ExecConfig { list: command.clone(), start: command.clone(), stop: command };
-        check_conformance(&place, DriverKind::Exec(commands)).await;
+        let commands = ExecDriverConfig { list: command.clone(), start: command.clone(), stop: command };
+        check_conformance(
+            &place,
+            PoolConfig { driver: PoolDriver::Exec, exec: Some(commands), ..PoolConfig::default() },
+        )
+        .await;
     }
 
     /// A stand-in, until it is dropped.
@@ -598,13 +614,13 @@ mod real {
         let path = |name: &str| place.path().join(name).display().to_string();
         let (socket, worker) = (path("docker.sock"), path("worker"));
         let (_docker, _) = StandIn::start("docker", &[&socket, "/bin/sh", &worker]);
-        let containers = DockerConfig {
+        let containers = DockerDriverConfig {
             host: format!("unix://{socket}"),
             image: "worker:1".to_owned(),
-            command: Vec::new(),
             network: Some("host".to_owned()),
         };
-        check_conformance(&place, DriverKind::Docker(containers)).await;
+        let settings = PoolConfig { driver: PoolDriver::Docker, docker: Some(containers), ..PoolConfig::default() };
+        check_conformance(&place, settings).await;
     }
 
     /// The stand-in reads the unit of the example, but for where things are.
@@ -624,10 +640,11 @@ mod real {
         std::fs::create_dir(&units).expect("a folder");
         std::fs::write(units.join("worker@.service"), unit).expect("it is written");
         let stand_in = format!("{root}/tests/support/systemctl");
-        let template = SystemdConfig {
+        let template = SystemdDriverConfig {
             unit: "worker".to_owned(),
             systemctl: vec![stand_in, units.join("worker@.service").display().to_string()],
         };
-        check_conformance(&place, DriverKind::Systemd(template)).await;
+        let settings = PoolConfig { driver: PoolDriver::Systemd, systemd: Some(template), ..PoolConfig::default() };
+        check_conformance(&place, settings).await;
     }
 }

@@ -16,20 +16,14 @@ use futures_core::Stream as _;
 use tokio::sync::OnceCell;
 
 use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
+use crate::config::pool::DockerDriverConfig;
 use crate::controller::name_encoding;
 use crate::domain::group::Key;
 use crate::limits::{CONTAINER_NAME_BYTES_MAX, DRIVER_CALL_TIMEOUT, DRIVER_LOG_TAIL_BYTES_MAX, DRIVER_POLL_INTERVAL};
 
-#[derive(Debug, Clone)]
-pub struct DockerConfig {
-    pub host: String,
-    pub image: String,
-    pub command: Vec<String>,
-    pub network: Option<String>,
-}
-
 pub(super) struct DockerDriver {
-    config: DockerConfig,
+    config: DockerDriverConfig,
+    command: Vec<String>,
     pool: String,
     client: OnceCell<Docker>,
 }
@@ -40,8 +34,8 @@ const WORKER: &str = "journeyman.worker";
 const ID_DIGITS: usize = 12;
 
 impl DockerDriver {
-    pub(super) const fn new(config: DockerConfig, pool: String) -> Self {
-        Self { config, pool, client: OnceCell::const_new() }
+    pub(super) const fn new(config: DockerDriverConfig, command: Vec<String>, pool: String) -> Self {
+        Self { config, command, pool, client: OnceCell::const_new() }
     }
 
     async fn client(&self) -> Result<&Docker, DriverError> {
@@ -126,7 +120,7 @@ impl Driver for DockerDriver {
         let WorkerSpec { id, key, variables } = assignment;
         let name = self.container_name(&id, &key);
         let labels = [(POOL, self.pool.as_str()), (KEY, key.as_str()), (WORKER, id.as_str())];
-        let DockerConfig { image, command, network, .. } = self.config.clone();
+        let (DockerDriverConfig { image, network, .. }, command) = (self.config.clone(), self.command.clone());
         let container = ContainerCreateBody {
             image: Some(image),
             cmd: (!command.is_empty()).then_some(command),

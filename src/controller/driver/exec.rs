@@ -7,18 +7,12 @@ use serde_json::json;
 
 use super::run_program::run_checked;
 use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
+use crate::config::pool::ExecDriverConfig;
 use crate::domain::group::Key;
 use crate::limits::DRIVER_POLL_INTERVAL;
 
-#[derive(Debug, Clone)]
-pub struct ExecConfig {
-    pub list: Vec<String>,
-    pub start: Vec<String>,
-    pub stop: Vec<String>,
-}
-
 pub(super) struct ExecDriver {
-    pub(super) commands: ExecConfig,
+    pub(super) commands: ExecDriverConfig,
     pub(super) pool: String,
 }
 

@@ -22,15 +22,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
+use crate::config::pool::{PoolConfig, PoolDriver};
 use crate::domain::group::Key;
 use crate::host::clock::Clock;
 use crate::limits::{DRIVER_CALL_TIMEOUT, DRIVER_CALLS_MAX, DRIVER_COMMANDS_QUEUED_MAX, DRIVER_EVENTS_QUEUED_MAX};
-
-pub use docker::DockerConfig;
-pub use exec::ExecConfig;
-pub use kubernetes::{KubernetesConfig, Scaling};
-pub use subprocess::SubprocessConfig;
-pub use systemd::SystemdConfig;
 
 use docker::DockerDriver;
 use exec::ExecDriver;
@@ -40,25 +35,6 @@ use subprocess::SubprocessDriver;
 use systemd::SystemdDriver;
 
 pub(super) use store::StateStore;
-
-#[derive(Debug, Clone)]
-pub enum DriverKind {
-    None,
-    Subprocess(SubprocessConfig),
-    Exec(ExecConfig),
-    Systemd(SystemdConfig),
-    Docker(DockerConfig),
-    Kubernetes(Box<KubernetesConfig>),
-}
-
-#[derive(Debug, Clone)]
-pub struct DriverConfig {
-    pub pool: String,
-    pub kind: DriverKind,
-    pub env: BTreeMap<String, String>,
-    pub folder: PathBuf,
-    pub termination_grace: Duration,
-}
 
 #[derive(Clone)]
 pub(super) struct WorkerSpec {
@@ -196,28 +172,43 @@ struct DriverTask {
 
 impl DriverHandle {
     /// `None` if the pool has no driver.
-    pub(super) fn open(config: &DriverConfig, clock: Clock) -> io::Result<Option<Self>> {
-        let DriverConfig { pool, kind, folder, termination_grace, .. } = config.clone();
-        if matches!(kind, DriverKind::None) {
+    pub(super) fn open(name: &str, pool: &PoolConfig, clock: Clock) -> io::Result<Option<Self>> {
+        let starts_workers = match pool.driver {
+            PoolDriver::Noop => false,
+            PoolDriver::Subprocess => !pool.command.is_empty(),
+            PoolDriver::Systemd | PoolDriver::Docker | PoolDriver::Kubernetes | PoolDriver::Exec => true,
+        };
+        if !starts_workers {
             return Ok(None);
         }
+        let folder = pool_dir(name, pool);
         let store = Arc::new(StateStore::open(&folder)?);
-        let driver = match kind {
-            DriverKind::None => return Ok(None),
-            DriverKind::Subprocess(config) => {
-                AnyDriver::Subprocess(Arc::new(SubprocessDriver::new(&pool, config, folder, Arc::clone(&store))))
+        let no_table = || io::Error::other(format!("[pool.{name}] has no table for its driver"));
+        let driver = match pool.driver {
+            PoolDriver::Noop => return Ok(None),
+            PoolDriver::Subprocess => {
+                let driver = SubprocessDriver::new(name, pool.command.clone(), folder, Arc::clone(&store));
+                AnyDriver::Subprocess(Arc::new(driver))
             }
-            DriverKind::Exec(commands) => AnyDriver::Exec(Arc::new(ExecDriver { commands, pool })),
-            DriverKind::Docker(config) => AnyDriver::Docker(Arc::new(DockerDriver::new(config, pool))),
-            DriverKind::Kubernetes(config) => {
-                let driver = KubernetesDriver::new(*config, pool, termination_grace);
+            PoolDriver::Exec => {
+                let commands = pool.exec.clone().ok_or_else(no_table)?;
+                AnyDriver::Exec(Arc::new(ExecDriver { commands, pool: name.to_owned() }))
+            }
+            PoolDriver::Docker => {
+                let config = pool.docker.clone().ok_or_else(no_table)?;
+                AnyDriver::Docker(Arc::new(DockerDriver::new(config, pool.command.clone(), name.to_owned())))
+            }
+            PoolDriver::Kubernetes => {
+                let cluster = pool.kubernetes.clone().ok_or_else(no_table)?;
+                let driver = KubernetesDriver::new(name.to_owned(), pool.clone(), cluster);
                 AnyDriver::Kubernetes(Arc::new(driver.map_err(|DriverError(why)| io::Error::other(why))?))
             }
-            DriverKind::Systemd(config) => {
-                AnyDriver::Systemd(Arc::new(SystemdDriver::new(config, pool, folder, Arc::clone(&store))))
+            PoolDriver::Systemd => {
+                let config = pool.systemd.clone().ok_or_else(no_table)?;
+                AnyDriver::Systemd(Arc::new(SystemdDriver::new(config, name.to_owned(), folder, Arc::clone(&store))))
             }
         };
-        Ok(Some(Self { driver, store, termination_grace, clock, task: None }))
+        Ok(Some(Self { driver, store, termination_grace: pool.termination_grace.0, clock, task: None }))
     }
 
     pub(super) fn store(&self) -> &StateStore {
@@ -418,6 +409,12 @@ impl<D: Driver> DriverLoop<D> {
             (StopMode::Kill | StopMode::Remove, Ok(())) | (_, Err(_)) => {}
         }
     }
+}
+
+/// Each pool has its own directory: everything in it is taken for workers of the pool.
+fn pool_dir(name: &str, pool: &PoolConfig) -> PathBuf {
+    // A name may be `..`.
+    pool.state_dir.0.join(urlencoding::encode(name).replace('.', "%2E"))
 }
 
 async fn with_timeout<T>(call: impl Future<Output = Result<T, DriverError>>) -> Result<T, DriverError> {

@@ -22,14 +22,9 @@ use crate::host::process::{self, ProcessStat};
 use crate::host::program_path::find_program;
 use crate::limits::{CONTROLLER_RECONCILE_INTERVAL, DRIVER_START_RECORD_TIMEOUT};
 
-#[derive(Debug, Clone)]
-pub struct SubprocessConfig {
-    /// Program and arguments.
-    pub command: Vec<String>,
-}
-
 pub(super) struct SubprocessDriver {
-    config: SubprocessConfig,
+    /// Program and arguments.
+    command: Vec<String>,
     store: Arc<StateStore>,
     logs: WorkerLogs,
     cgroups: Option<WorkerCgroups>,
@@ -68,7 +63,7 @@ impl State {
 }
 
 impl SubprocessDriver {
-    pub(super) fn new(pool: &str, config: SubprocessConfig, folder: PathBuf, store: Arc<StateStore>) -> Self {
+    pub(super) fn new(pool: &str, command: Vec<String>, folder: PathBuf, store: Arc<StateStore>) -> Self {
         let cgroups = WorkerCgroups::probe(&format!("{pool} {}", folder.display()));
         match &cgroups {
             Ok(_) => tracing::info!(pool, "each worker runs in its own cgroup, so all of its processes stop with it"),
@@ -77,7 +72,7 @@ impl SubprocessDriver {
                 "no cgroups, so processes that leave a worker's process group may outlive it: {why}"
             ),
         }
-        Self { config, store, logs: WorkerLogs::new(folder), cgroups: cgroups.ok(), state: Mutex::default() }
+        Self { command, store, logs: WorkerLogs::new(folder), cgroups: cgroups.ok(), state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -138,7 +133,7 @@ impl SubprocessDriver {
 
     fn start_worker(&self, spec: WorkerSpec) -> Result<(), DriverError> {
         let WorkerSpec { id, key, variables } = spec;
-        let Some((program, arguments)) = self.config.command.split_first() else {
+        let Some((program, arguments)) = self.command.split_first() else {
             return Err(DriverError("no command is configured".to_owned()));
         };
         // Fail the start with a clear error; the shim could report it only in the log.

@@ -14,19 +14,13 @@ use serde::Deserialize;
 use super::run_program::{run, run_checked};
 use super::store::{StateStore, WorkerRecord};
 use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
+use crate::config::pool::SystemdDriverConfig;
 use crate::controller::name_encoding;
 use crate::domain::group::Key;
 use crate::limits::{DRIVER_POLL_INTERVAL, DRIVER_START_RECORD_TIMEOUT, UNIT_NAME_BYTES_MAX};
 
-#[derive(Debug, Clone)]
-pub struct SystemdConfig {
-    pub unit: String,
-    /// The program and its leading arguments; tests use a stand-in.
-    pub systemctl: Vec<String>,
-}
-
 pub(super) struct SystemdDriver {
-    config: SystemdConfig,
+    config: SystemdDriverConfig,
     pool: String,
     folder: PathBuf,
     store: Arc<StateStore>,
@@ -39,7 +33,12 @@ struct ListedUnit {
 }
 
 impl SystemdDriver {
-    pub(super) const fn new(config: SystemdConfig, pool: String, folder: PathBuf, store: Arc<StateStore>) -> Self {
+    pub(super) const fn new(
+        config: SystemdDriverConfig,
+        pool: String,
+        folder: PathBuf,
+        store: Arc<StateStore>,
+    ) -> Self {
         Self { config, pool, folder, store }
     }
 

@@ -91,7 +91,6 @@ async fn a_key_whose_queue_confirms_nothing_takes_no_room_from_others_and_what_i
         publishing.await.expect("it is published").await.expect("it is confirmed");
     }
     pool.ask("good", "good").await;
-    controller.says("the broker does not confirm forwarded requests").await;
     pool.until(&format!("{}-req-good", pool.name), Some((1, 0))).await;
     let many = |seen: &Value| seen["counters"]["dead_letters"].as_u64() > Some(400);
     pool.sees("those that it has no room for are answered", many).await;
@@ -116,12 +115,12 @@ async fn exchanges_that_somebody_deletes_are_made_again_while_the_connection_las
     controller.says(READY).await;
     pool.ask("a", "1").await;
     assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "expired");
-    for name in ["req-xchg", "orphan-xchg", "deadletter-xchg"] {
+    // The requests exchange is declared last.
+    for name in ["orphan-xchg", "deadletter-xchg", "req-xchg"] {
         let name = format!("{}-{name}", pool.name);
         let deleting = pool.client.channel.exchange_delete(name.into(), ExchangeDeleteOptions::default());
         deleting.await.expect("it is deleted");
     }
-    controller.says("declaring all of them again").await;
     let exchange = format!("{}-req-xchg", pool.name);
     let there = async {
         loop {

@@ -1,11 +1,13 @@
 //! The same of a cluster, where a worker is called otherwise than it was started: what was started is a promise at first.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 
 use serde_json::Value;
 
 use super::real::StandIn;
 use super::*;
+use crate::config::pool::{KubernetesDriverConfig, KubernetesScaling};
 
 const TOKEN: &str = "the-token";
 
@@ -76,20 +78,22 @@ impl ObservedWorkers {
     }
 }
 
-fn kubernetes_driver(place: &Fixture, port: &str, scaling: Scaling) -> DriverKind {
-    let token_file = place.path().join("token");
+fn kubernetes_pool(place: &Fixture, port: &str, scaling: KubernetesScaling) -> PoolConfig {
+    let (token_file, template) = (place.path().join("token"), place.path().join("template.json"));
     std::fs::write(&token_file, format!("{TOKEN}\n")).expect("it is written");
-    DriverKind::Kubernetes(Box::new(KubernetesConfig {
-        server: format!("http://127.0.0.1:{port}"),
+    let pod = serde_json::json!({ "spec": { "containers": [{ "resources": { "limits": { "cpu": 1 } } }] } });
+    std::fs::write(&template, pod.to_string()).expect("it is written");
+    let cluster = KubernetesDriverConfig {
+        server: format!("http://127.0.0.1:{port}").parse().expect("an URL"),
         namespace: "here".to_owned(),
-        token_file: Some(token_file),
+        token_file: Some(File(token_file)),
         ca_file: None,
         image: "worker:1".to_owned(),
-        command: Vec::new(),
         service_account: None,
-        template: Some(serde_json::json!({ "spec": { "containers": [{ "resources": { "limits": { "cpu": 1 } } }] } })),
+        template: Some(File(template)),
         scaling,
-    }))
+    };
+    PoolConfig { driver: PoolDriver::Kubernetes, kubernetes: Some(cluster), ..PoolConfig::default() }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -97,8 +101,8 @@ async fn pods_of_a_cluster_are_a_driver() {
     let place = Fixture::new();
     let worker = place.path().join("worker").display().to_string();
     let (_stand_in, port) = StandIn::start("kubernetes", &[TOKEN, "/bin/sh", &worker]);
-    let means = kubernetes_driver(&place, &port, Scaling::Controller);
-    let (core, other) = (place.driver_config("core", means.clone()), place.driver_config("core-2", means));
+    let means = kubernetes_pool(&place, &port, KubernetesScaling::Controller);
+    let (core, other) = (place.test_pool("core", means.clone()), place.test_pool("core-2", means));
     let (mut site, mut stranger, mut known) =
         (DriverUnderTest::new(&core), DriverUnderTest::new(&other), ObservedWorkers::default());
     assert_eq!(site.list_changes().await, [], "nobody is there");
@@ -172,8 +176,9 @@ async fn pods_of_a_cluster_are_a_driver() {
 async fn with_keda_a_group_is_a_deployment_that_it_scales_by_its_queue() {
     let place = Fixture::new();
     let (_stand_in, port) = StandIn::start("kubernetes", &[TOKEN, "/bin/true"]);
-    let scaling = Scaling::Keda { min: 1, max: 5, per_worker: 2 };
-    let core = place.driver_config("core", kubernetes_driver(&place, &port, scaling));
+    let (two, five) = (NonZeroU32::new(2).expect("two"), NonZeroU32::new(5).expect("five"));
+    let settings = kubernetes_pool(&place, &port, KubernetesScaling::Keda);
+    let core = place.test_pool("core", PoolConfig { min: 1, max: five, concurrency: two, ..settings });
     let mut site = DriverUnderTest::new(&core);
     let mut group = worker_spec(&place, "a b");
     group.variables.insert("WORKER_REQUESTS_QUEUE".to_owned(), "core-req-a%20b".to_owned());

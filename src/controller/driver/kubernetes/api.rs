@@ -6,7 +6,8 @@ use reqwest::header::CONTENT_TYPE;
 use reqwest::{Method, StatusCode};
 use serde_json::Value;
 
-use super::KubernetesConfig;
+use crate::config::pool::KubernetesDriverConfig;
+use crate::config::values::File;
 use crate::controller::driver::DriverError;
 use crate::limits::{DRIVER_CALL_TIMEOUT, DRIVER_OUTPUT_BYTES_MAX};
 
@@ -34,7 +35,7 @@ pub(super) enum ApiResult {
 }
 
 impl KubernetesApi {
-    pub(super) fn new(cluster: &KubernetesConfig) -> Result<Self, DriverError> {
+    pub(super) fn new(cluster: &KubernetesDriverConfig) -> Result<Self, DriverError> {
         crate::host::crypto_provider::install_crypto_provider();
         let unusable = |file: &std::path::Path, error: &dyn std::fmt::Display| {
             DriverError(format!("cannot use {}: {error}", file.display()))
@@ -44,14 +45,20 @@ impl KubernetesApi {
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
             .timeout(DRIVER_CALL_TIMEOUT);
-        if let Some(path) = &cluster.ca_file {
-            let pem = std::fs::read(path).map_err(|error| unusable(path, &error))?;
-            let certificates = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| unusable(path, &error))?;
+        let is_tls = cluster.server.parts().scheme() == "https";
+        let file = |given: &Option<File>, name| match given {
+            Some(File(path)) => Some(path.clone()),
+            // Mounted into every pod.
+            None => is_tls.then(|| PathBuf::from("/var/run/secrets/kubernetes.io/serviceaccount").join(name)),
+        };
+        if let Some(path) = file(&cluster.ca_file, "ca.crt") {
+            let pem = std::fs::read(&path).map_err(|error| unusable(&path, &error))?;
+            let certificates = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| unusable(&path, &error))?;
             builder = builder.tls_certs_only(certificates);
         }
         let http = builder.build().map_err(|error| DriverError(format!("cannot build an HTTP client: {error}")))?;
-        let (server, namespace) = (cluster.server.trim_end_matches('/').to_owned(), cluster.namespace.clone());
-        Ok(Self { http, server, namespace, token_file: cluster.token_file.clone() })
+        let server = cluster.server.as_str().trim_end_matches('/').to_owned();
+        Ok(Self { http, server, namespace: cluster.namespace.clone(), token_file: file(&cluster.token_file, "token") })
     }
 
     pub(super) async fn list(&self, kind: ResourceKind, label: &str, value: &str) -> Result<Vec<Value>, DriverError> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{KubernetesConfig, Scaling};
+use crate::config::pool::{KubernetesDriverConfig, KubernetesScaling, PoolConfig};
 use crate::controller::driver::WorkerSpec;
 use crate::controller::name_encoding;
 use crate::domain::group::Key;
@@ -41,20 +41,22 @@ pub(super) fn name_of(object: &Value) -> Option<&str> {
 }
 
 pub(super) struct GroupManifests<'a> {
-    pub(super) cluster: &'a KubernetesConfig,
-    pub(super) pool: &'a str,
-    pub(super) grace_seconds: u64,
+    /// Of the pool.
+    pub(super) name: &'a str,
+    pub(super) pool: &'a PoolConfig,
+    pub(super) cluster: &'a KubernetesDriverConfig,
+    pub(super) template: &'a Value,
     pub(super) assignment: &'a WorkerSpec,
 }
 
 impl GroupManifests<'_> {
-    pub(super) fn name(&self) -> String {
-        deployment_name(self.pool, &self.assignment.key)
+    pub(super) fn deployment_name(&self) -> String {
+        deployment_name(self.name, &self.assignment.key)
     }
 
     pub(super) fn secret_name(&self) -> String {
         let WorkerSpec { id, key, .. } = self.assignment;
-        name_encoding::object_name(&[self.pool, key.as_str(), &id.replace('-', "")], OBJECT_NAME_BYTES_MAX)
+        name_encoding::object_name(&[self.name, key.as_str(), &id.replace('-', "")], OBJECT_NAME_BYTES_MAX)
     }
 
     fn metadata(&self, name: &str) -> Value {
@@ -62,13 +64,13 @@ impl GroupManifests<'_> {
             "name": name,
             "labels": self.labels(),
             "annotations": {
-                POOL: self.pool, KEY: self.assignment.key.as_str(), WORKER: self.assignment.id,
+                POOL: self.name, KEY: self.assignment.key.as_str(), WORKER: self.assignment.id,
             },
         })
     }
 
     fn labels(&self) -> Value {
-        json!({ "app.kubernetes.io/managed-by": "journeyman", POOL: pool_label(self.pool), GROUP: self.name() })
+        json!({ "app.kubernetes.io/managed-by": "journeyman", POOL: pool_label(self.name), GROUP: self.deployment_name() })
     }
 
     pub(super) fn secret(&self) -> Value {
@@ -82,24 +84,24 @@ impl GroupManifests<'_> {
     }
 
     pub(super) fn deployment(&self) -> Value {
-        let KubernetesConfig { image, command, service_account, template, scaling, .. } = self.cluster;
+        let KubernetesDriverConfig { image, service_account, scaling, .. } = self.cluster;
         let mut container = json!({
             "name": "worker",
             "image": image,
             "envFrom": [{ "secretRef": { "name": self.secret_name() } }],
             "env": [{ "name": "WORKER_ID", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } }],
         });
-        if !command.is_empty() {
-            container["command"] = json!(command);
+        if !self.pool.command.is_empty() {
+            container["command"] = json!(self.pool.command);
         }
         let mut pod = json!({
-            "metadata": { "labels": self.labels(), "annotations": { POOL: self.pool, KEY: self.assignment.key.as_str() } },
-            "spec": { "terminationGracePeriodSeconds": self.grace_seconds },
+            "metadata": { "labels": self.labels(), "annotations": { POOL: self.name, KEY: self.assignment.key.as_str() } },
+            "spec": { "terminationGracePeriodSeconds": self.pool.termination_grace.0.as_secs() },
         });
         if let Some(account) = service_account {
             pod["spec"]["serviceAccountName"] = json!(account);
         }
-        let mut whole = template.clone().unwrap_or_else(|| json!({}));
+        let mut whole = self.template.clone();
         // Other fields of the template's first container stay.
         let mut first = whole.pointer_mut("/spec/containers/0").map(Value::take).unwrap_or_default();
         merge(&mut first, container);
@@ -107,36 +109,36 @@ impl GroupManifests<'_> {
         pod["spec"]["containers"] = [first].into_iter().chain(others.into_iter().skip(1)).collect();
         merge(&mut whole, pod);
         let replicas = match scaling {
-            Scaling::Controller => 1,
-            Scaling::Keda { .. } => 0,
+            KubernetesScaling::Controller => 1,
+            KubernetesScaling::Keda => 0,
         };
         json!({
-            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": self.metadata(&self.name()),
-            "spec": { "replicas": replicas, "selector": { "matchLabels": { GROUP: self.name() } }, "template": whole },
+            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": self.metadata(&self.deployment_name()),
+            "spec": { "replicas": replicas, "selector": { "matchLabels": { GROUP: self.deployment_name() } }, "template": whole },
         })
     }
 
     pub(super) fn trigger_authentication(&self) -> Value {
         json!({
-            "apiVersion": "keda.sh/v1alpha1", "kind": "TriggerAuthentication", "metadata": self.metadata(&self.name()),
+            "apiVersion": "keda.sh/v1alpha1", "kind": "TriggerAuthentication", "metadata": self.metadata(&self.deployment_name()),
             "spec": { "secretTargetRef": [{ "parameter": "host", "name": self.secret_name(), "key": "WORKER_AMQP_URI" }] },
         })
     }
 
-    pub(super) fn scaled_object(&self, least: u32, most: u32, per_worker: u32) -> Value {
+    pub(super) fn scaled_object(&self) -> Value {
         let queue = self.assignment.variables.get("WORKER_REQUESTS_QUEUE");
         json!({
-            "apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": self.metadata(&self.name()),
+            "apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": self.metadata(&self.deployment_name()),
             "spec": {
-                "scaleTargetRef": { "name": self.name() },
-                "minReplicaCount": least,
-                "maxReplicaCount": most,
+                "scaleTargetRef": { "name": self.deployment_name() },
+                "minReplicaCount": self.pool.min,
+                "maxReplicaCount": self.pool.max,
                 "triggers": [{
                     "type": "rabbitmq",
                     "metadata": {
-                        "queueName": queue, "mode": "QueueLength", "value": per_worker.to_string(), "protocol": "amqp",
+                        "queueName": queue, "mode": "QueueLength", "value": self.pool.concurrency.to_string(), "protocol": "amqp",
                     },
-                    "authenticationRef": { "name": self.name() },
+                    "authenticationRef": { "name": self.deployment_name() },
                 }],
             },
         })

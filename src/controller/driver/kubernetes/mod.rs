@@ -5,57 +5,48 @@ mod api;
 mod manifests;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
 use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerIdSource, WorkerSpec, WorkerState};
+use crate::config::pool::{KubernetesDriverConfig, KubernetesScaling, PoolConfig};
+use crate::config::values::File;
 use crate::domain::group::Key;
 use crate::limits::DRIVER_POLL_INTERVAL;
 use api::{ApiResult, DEPLOYMENTS, KubernetesApi, PODS, SCALED_OBJECTS, SECRETS, TRIGGER_AUTHENTICATIONS};
 use manifests::{GroupManifests, POOL, deployment_name, group_of, key_of, name_of, pool_label, worker_of};
 
-#[derive(Debug, Clone)]
-pub struct KubernetesConfig {
-    pub server: String,
-    pub namespace: String,
-    pub token_file: Option<PathBuf>,
-    pub ca_file: Option<PathBuf>,
-    pub image: String,
-    pub command: Vec<String>,
-    pub service_account: Option<String>,
-    pub template: Option<Value>,
-    pub scaling: Scaling,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scaling {
-    Controller,
-    Keda { min: u32, max: u32, per_worker: u32 },
-}
-
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
 pub(super) struct KubernetesDriver {
-    config: KubernetesConfig,
-    pool: String,
-    termination_grace: Duration,
+    name: String,
+    pool: PoolConfig,
+    cluster: KubernetesDriverConfig,
+    template: Value,
     api: KubernetesApi,
     write_lock: Mutex<()>,
 }
 
 impl KubernetesDriver {
-    pub(super) fn new(cluster: KubernetesConfig, pool: String, grace: Duration) -> Result<Self, DriverError> {
+    pub(super) fn new(name: String, pool: PoolConfig, cluster: KubernetesDriverConfig) -> Result<Self, DriverError> {
+        let template = match &cluster.template {
+            None => json!({}),
+            Some(File(path)) => {
+                let unusable = |error| DriverError(format!("cannot use {} as a pod template: {error}", path.display()));
+                let read = || Ok(serde_json::from_slice(&std::fs::read(path)?)?);
+                read().map_err(|error: std::io::Error| unusable(error))?
+            }
+        };
         let api = KubernetesApi::new(&cluster)?;
-        Ok(Self { config: cluster, pool, termination_grace: grace, api, write_lock: Mutex::new(()) })
+        Ok(Self { name, pool, cluster, template, api, write_lock: Mutex::new(()) })
     }
 
     async fn list_pods(&self) -> Result<Vec<ListedWorker>, DriverError> {
         let (mut found, mut live) = (Vec::new(), BTreeMap::<String, u64>::new());
-        for pod in self.api.list(PODS, POOL, &pool_label(&self.pool)).await? {
-            let (Some(key), Some(name)) = (key_of(&pod, &self.pool), name_of(&pod)) else { continue };
+        for pod in self.api.list(PODS, POOL, &pool_label(&self.name)).await? {
+            let (Some(key), Some(name)) = (key_of(&pod, &self.name), name_of(&pod)) else { continue };
             let goes = !pod["metadata"]["deletionTimestamp"].is_null();
             let standing = match pod["status"]["phase"].as_str() {
                 _ if goes => WorkerState::Stopping,
@@ -70,7 +61,7 @@ impl KubernetesDriver {
             found.push(ListedWorker { id: name.to_owned(), key, state: standing });
         }
         for deployment in self.list_deployments().await? {
-            let (Some(key), Some(name)) = (key_of(&deployment, &self.pool), name_of(&deployment)) else { continue };
+            let (Some(key), Some(name)) = (key_of(&deployment, &self.name), name_of(&deployment)) else { continue };
             let there = live.get(name).copied().unwrap_or_default();
             for number in there..replicas(&deployment) {
                 let id = format!("{name}{PENDING_MARK}{number}");
@@ -81,7 +72,7 @@ impl KubernetesDriver {
     }
 
     async fn list_deployments(&self) -> Result<Vec<Value>, DriverError> {
-        self.api.list(DEPLOYMENTS, POOL, &pool_label(&self.pool)).await
+        self.api.list(DEPLOYMENTS, POOL, &pool_label(&self.name)).await
     }
 
     async fn exit_of(&self, name: &str, pod: &Value) -> WorkerExit {
@@ -111,27 +102,22 @@ impl KubernetesDriver {
         };
         // Owner references delete the rest together with the Deployment.
         let owner = json!({ "metadata": { "ownerReferences": [{
-            "apiVersion": "apps/v1", "kind": "Deployment", "name": new.name(), "uid": deployment["metadata"]["uid"],
+            "apiVersion": "apps/v1", "kind": "Deployment", "name": new.deployment_name(), "uid": deployment["metadata"]["uid"],
         }] } });
         self.api.patch(SECRETS, &new.secret_name(), &owner).await?;
-        if let Scaling::Keda { min: least, max: most, per_worker } = self.config.scaling {
-            let objects = [
-                (TRIGGER_AUTHENTICATIONS, new.trigger_authentication()),
-                (SCALED_OBJECTS, new.scaled_object(least, most, per_worker)),
-            ];
+        if self.cluster.scaling == KubernetesScaling::Keda {
+            let objects =
+                [(TRIGGER_AUTHENTICATIONS, new.trigger_authentication()), (SCALED_OBJECTS, new.scaled_object())];
             for (kind, mut object) in objects {
                 object["metadata"]["ownerReferences"] = owner["metadata"]["ownerReferences"].clone();
-                if let Err(why) = self.create_owned(kind, &object).await {
-                    self.delete_group(&new.name()).await.ok();
+                let created = self.api.create(kind, &object).await;
+                if let Err(why) = created.and_then(|result| expect_success(result, "a KEDA object")) {
+                    self.delete_group(&new.deployment_name()).await.ok();
                     return Err(why);
                 }
             }
         }
         Ok(())
-    }
-
-    async fn create_owned(&self, kind: api::ResourceKind, object: &Value) -> Result<(), DriverError> {
-        expect_success(self.api.create(kind, object).await?, "a KEDA object").map(drop)
     }
 
     async fn delete_group(&self, group: &str) -> Result<(), DriverError> {
@@ -147,7 +133,7 @@ impl KubernetesDriver {
 
     async fn remove_pod(&self, id: &str, key: &Key) -> Result<(), DriverError> {
         let _one = self.write_lock.lock().await;
-        let group = deployment_name(&self.pool, key);
+        let group = deployment_name(&self.name, key);
         let Some(deployment) = self.api.get(DEPLOYMENTS, &group).await? else { return Ok(()) };
         let replicas = replicas(&deployment);
         if replicas <= 1 {
@@ -179,19 +165,19 @@ impl Driver for KubernetesDriver {
     const LIST_INTERVAL: Duration = DRIVER_POLL_INTERVAL;
 
     fn worker_id_source(&self) -> WorkerIdSource {
-        match self.config.scaling {
-            Scaling::Controller => WorkerIdSource::Platform,
-            Scaling::Keda { .. } => WorkerIdSource::Controller,
+        match self.cluster.scaling {
+            KubernetesScaling::Controller => WorkerIdSource::Platform,
+            KubernetesScaling::Keda => WorkerIdSource::Controller,
         }
     }
 
     async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
-        match self.config.scaling {
-            Scaling::Controller => self.list_pods().await,
-            Scaling::Keda { .. } => {
+        match self.cluster.scaling {
+            KubernetesScaling::Controller => self.list_pods().await,
+            KubernetesScaling::Keda => {
                 let deployments = self.list_deployments().await?;
                 let found = deployments.iter().filter_map(|deployment| {
-                    let (id, key) = (worker_of(deployment)?.to_owned(), key_of(deployment, &self.pool)?);
+                    let (id, key) = (worker_of(deployment)?.to_owned(), key_of(deployment, &self.name)?);
                     Some(ListedWorker { id, key, state: WorkerState::Running })
                 });
                 Ok(found.collect())
@@ -201,27 +187,28 @@ impl Driver for KubernetesDriver {
 
     async fn start(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
         let _one = self.write_lock.lock().await;
-        let (cluster, pool) = (&self.config, self.pool.as_str());
-        let new =
-            GroupManifests { cluster, pool, grace_seconds: self.termination_grace.as_secs(), assignment: &assignment };
-        match (self.api.get(DEPLOYMENTS, &new.name()).await?, cluster.scaling) {
+        let Self { name, pool, cluster, template, .. } = self;
+        let new = GroupManifests { name, pool, cluster, template, assignment: &assignment };
+        match (self.api.get(DEPLOYMENTS, &new.deployment_name()).await?, cluster.scaling) {
             (None, _) => self.create_group(&new).await,
-            (Some(deployment), Scaling::Controller) => self.resize(&deployment, replicas(&deployment) + 1).await,
-            (Some(_), Scaling::Keda { .. }) => Err(DriverError("the group exists already".to_owned())),
+            (Some(deployment), KubernetesScaling::Controller) => {
+                self.resize(&deployment, replicas(&deployment) + 1).await
+            }
+            (Some(_), KubernetesScaling::Keda) => Err(DriverError("the group exists already".to_owned())),
         }
     }
 
     async fn stop(&self, id: String, key: Key, stop: StopMode) -> Result<(), DriverError> {
-        match (stop, self.config.scaling) {
-            (StopMode::Terminate, Scaling::Controller) => self.remove_pod(&id, &key).await,
-            (StopMode::Kill, Scaling::Controller) if id.contains(PENDING_MARK) => Ok(()),
-            (StopMode::Kill, Scaling::Controller) => {
+        match (stop, self.cluster.scaling) {
+            (StopMode::Terminate, KubernetesScaling::Controller) => self.remove_pod(&id, &key).await,
+            (StopMode::Kill, KubernetesScaling::Controller) if id.contains(PENDING_MARK) => Ok(()),
+            (StopMode::Kill, KubernetesScaling::Controller) => {
                 self.api.delete(PODS, &id, &json!({ "gracePeriodSeconds": 0 })).await
             }
-            (StopMode::Remove, Scaling::Controller) => self.api.delete(PODS, &id, &json!({})).await,
-            (StopMode::Terminate | StopMode::Kill | StopMode::Remove, Scaling::Keda { .. }) => {
+            (StopMode::Remove, KubernetesScaling::Controller) => self.api.delete(PODS, &id, &json!({})).await,
+            (StopMode::Terminate | StopMode::Kill | StopMode::Remove, KubernetesScaling::Keda) => {
                 let _one = self.write_lock.lock().await;
-                self.delete_group(&deployment_name(&self.pool, &key)).await
+                self.delete_group(&deployment_name(&self.name, &key)).await
             }
         }
     }
