@@ -16,9 +16,10 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use lapin::options::ConfirmSelectOptions;
 use lapin::types::{AMQPValue, FieldTable, LongString};
 use lapin::uri::{AMQPScheme, AMQPUri};
-use lapin::{AsyncTcpStream, Connection, ConnectionProperties, ErrorKind};
+use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::domain::refusal::CallError;
@@ -249,6 +250,13 @@ pub async fn close(connection: &Connection, within: Duration) {
     }
 }
 
+/// Opens a channel whose publishes the broker confirms.
+pub(crate) async fn confirm_channel(connection: &Connection) -> lapin::Result<Channel> {
+    let channel = connection.create_channel().await?;
+    channel.confirm_select(ConfirmSelectOptions::default()).await?;
+    Ok(channel)
+}
+
 /// Closes a channel or connection when dropped, unless it is disarmed: lapin would keep it open, with its consumers.
 pub(crate) struct CloseOnDrop<T: StartClose>(Option<T>);
 
@@ -274,7 +282,7 @@ pub(crate) trait StartClose {
     fn start_close(&self);
 }
 
-impl StartClose for lapin::Channel {
+impl StartClose for Channel {
     fn start_close(&self) {
         poll_once(self.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()));
     }

@@ -1,14 +1,14 @@
 //! One connection: publishes requests, and delivers each reply, return and confirm to its call.
 
 use std::collections::HashMap;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_core::Stream as _;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use lapin::message::{BasicReturnMessage, Delivery};
-use lapin::options::{BasicConsumeOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions};
+use lapin::options::{BasicConsumeOptions, BasicPublishOptions, ExchangeDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer, ExchangeKind, PublisherConfirm};
 use parking_lot::{Mutex, MutexGuard};
@@ -106,23 +106,15 @@ struct UnconfirmedRequest {
     confirm: PublisherConfirm,
 }
 
-struct ConfirmResult {
-    id: String,
-    result: lapin::Result<Confirmation>,
-}
-
 impl Session {
     pub(super) async fn open(broker: &Broker, name: &str, late_replies: Arc<AtomicU64>) -> Result<Self, CallError> {
         let connection = broker.connect(name).await?;
         let opening = async {
-            let channel = connection.create_channel().await?;
-            channel.confirm_select(ConfirmSelectOptions::default()).await?;
+            let channel = amqp::confirm_channel(&connection).await?;
             let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
             let consumer =
                 channel.basic_consume(DIRECT_REPLY_TO.into(), "".into(), options, FieldTable::default()).await?;
-            let detached_channel = connection.create_channel().await?;
-            detached_channel.confirm_select(ConfirmSelectOptions::default()).await?;
-            lapin::Result::Ok((channel, consumer, detached_channel))
+            lapin::Result::Ok((channel, consumer, amqp::confirm_channel(&connection).await?))
         };
         // The caller may stop waiting meanwhile.
         let guard = CloseOnDrop::new(&connection);
@@ -251,17 +243,17 @@ async fn publish(
 
 /// Runs until the connection is lost or the session is dropped.
 async fn dispatch(mut consumer: Consumer, mut sent: mpsc::Receiver<UnconfirmedRequest>, calls: Arc<PendingCalls>) {
-    let mut confirms = JoinSet::new();
+    let mut confirms = FuturesUnordered::new();
     loop {
         tokio::select! {
-            delivery = std::future::poll_fn(|context| pin!(&mut consumer).poll_next(context)) => match delivery {
+            delivery = consumer.next() => match delivery {
                 Some(Ok(delivery)) => on_delivery(&calls, delivery),
                 Some(Err(_)) | None => break,
             },
             Some(UnconfirmedRequest { id, confirm }) = sent.recv() => {
-                confirms.spawn(async move { ConfirmResult { id, result: confirm.await } });
+                confirms.push(async move { (id, confirm.await) });
             }
-            Some(Ok(ConfirmResult { id, result })) = confirms.join_next() => match result {
+            Some((id, result)) = confirms.next() => match result {
                 Ok(confirmation) => on_confirmed(&calls, &id, confirmation),
                 Err(_) => break,
             },

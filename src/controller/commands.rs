@@ -1,7 +1,5 @@
 //! Operator commands of a pool: pause, resume, scale, drain, retry.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 
 use super::status::{self, Role};
@@ -144,7 +142,7 @@ impl Controller {
         let numbers = ScaleOverride { min, max, until, note: by.into() };
         let limits = numbers.apply_to(scale_limits(&self.config.settings));
         if min.is_some_and(|min| min > 0) {
-            self.pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
+            self.pool.handle(Event::demand(key.clone()), now);
         }
         self.overrides.scale(key, numbers);
         let seconds = until.since(now).as_secs();

@@ -11,12 +11,12 @@ use tokio::task::JoinSet;
 
 use super::counters::PoolCounters;
 use super::error_replies::{DeadLetterReason, ErrorReplier, original_key};
-use super::forwarding::open_confirm_channel;
 use super::poison_message::{self, WorkerFailure};
 use super::queue_names::QueueNames;
 use super::session::{SessionError, SessionEvent, consume, stream_ended};
 use super::session_state::HeldRequest;
 use super::{Controller, ControllerConfig, RecordedError};
+use crate::amqp;
 use crate::domain::group::Key;
 use crate::domain::time::Instant;
 use crate::limits::{CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_WORKER_EXIT_TIMEOUT};
@@ -62,7 +62,7 @@ async fn try_reject_requests(
     let mut letters = consume(connection, &config.names.dead_letter_queue(), CONTROLLER_DEAD_LETTERS_MAX).await?;
     let replier = ErrorReplier::open(connection, config, Arc::clone(&counters)).await?;
     // lapin may attribute a return to another publish of the channel, so one publish at a time.
-    let poison = Arc::new(Mutex::new(open_confirm_channel(connection).await?));
+    let poison = Arc::new(Mutex::new(amqp::confirm_channel(connection).await?));
     let mut tasks = JoinSet::<Result<(), SessionError>>::new();
     loop {
         tokio::select! {

@@ -10,10 +10,9 @@ use tokio::time::{sleep, timeout};
 
 use super::ControllerConfig;
 use super::counters::PoolCounters;
-use super::forwarding::open_confirm_channel;
 use super::queue_names::QueueNames;
 use super::session_state::QueueCondition;
-use crate::amqp::headers;
+use crate::amqp::{self, headers};
 use crate::limits::{
     AMQP_CALL_TIMEOUT, CONTROLLER_ANSWER_ATTEMPTS_MAX, CONTROLLER_ANSWER_RETRY_DELAY, CONTROLLER_HOPS_MAX,
     CONTROLLER_ORPHAN_TIMEOUT, CONTROLLER_QUEUE_DECLARE_SLOW, CONTROLLER_QUEUE_FULL_WAITING_MAX,
@@ -92,7 +91,7 @@ impl ErrorReplier {
         counters: Arc<PoolCounters>,
     ) -> lapin::Result<Arc<Self>> {
         let (names, status) = (config.names.clone(), config.settings.dead_letter_status.as_bytes().to_vec());
-        Ok(Arc::new(Self { channel: open_confirm_channel(connection).await?, names, status, counters }))
+        Ok(Arc::new(Self { channel: amqp::confirm_channel(connection).await?, names, status, counters }))
     }
 
     /// Replies with an error, then acknowledges the request. Gives up a reply that its queue rejects again and again, or does not

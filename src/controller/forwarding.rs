@@ -1,9 +1,9 @@
 //! Forwards orphan requests to the requests exchange and acknowledges them once the broker confirms.
 
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicPublishOptions, ConfirmSelectOptions};
+use lapin::options::{BasicAckOptions, BasicPublishOptions};
 use lapin::types::AMQPValue;
-use lapin::{BasicProperties, Channel, Confirmation, Connection};
+use lapin::{BasicProperties, Channel, Confirmation};
 
 use super::Controller;
 use super::queue_names::QueueNames;
@@ -22,12 +22,6 @@ pub(super) fn hops(delivery: &Delivery) -> u64 {
 
 pub(super) fn is_looping(delivery: &Delivery) -> bool {
     hops(delivery) >= CONTROLLER_HOPS_MAX
-}
-
-pub(super) async fn open_confirm_channel(connection: &Connection) -> lapin::Result<Channel> {
-    let channel = connection.create_channel().await?;
-    channel.confirm_select(ConfirmSelectOptions::default()).await?;
-    Ok(channel)
 }
 
 pub(super) struct ForwardResult {

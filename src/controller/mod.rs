@@ -276,7 +276,7 @@ impl Controller {
         match self.workers.on_driver_event(news, now) {
             Ok(found) if self.role == Role::Active => {
                 for key in found {
-                    self.pool.handle(Event::QueueFound(key), now);
+                    self.pool.handle(Event::demand(key), now);
                 }
             }
             // The session reads them when it becomes active.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions};
+use lapin::options::{BasicAckOptions, BasicGetOptions, BasicPublishOptions};
 use lapin::types::ShortString;
 use lapin::{Channel, Confirmation, Connection};
 use serde::{Deserialize, Serialize};
@@ -190,9 +190,8 @@ impl PoisonQueue<'_> {
     }
 
     async fn scan(&self) -> Result<PoisonScan, PoisonError> {
-        let channel = with_timeout(self.connection.create_channel()).await?;
+        let channel = with_timeout(amqp::confirm_channel(self.connection)).await?;
         let hold = CloseOnDrop::new(channel.clone());
-        with_timeout(channel.confirm_select(ConfirmSelectOptions::default())).await?;
         Ok(PoisonScan { channel, _hold: hold, queue: self.names.poison_queue().into(), scanned: 0, more: 0 })
     }
 }

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -19,7 +18,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use super::broker_counts::{self, CountResult};
 use super::dead_letters::{self, RejectEvent};
 use super::external_demand::{self, DemandReport};
-use super::forwarding::{self, open_confirm_channel};
+use super::forwarding;
 use super::poison_queue;
 use super::policies::{self, PolicyCheck};
 use super::queue_jobs::{QueueJob, QueueJobResult, QueueJobs};
@@ -127,7 +126,7 @@ async fn run_active(
     controller.pool.handle(Event::Connected(epoch), clock.now());
     let known_keys = controller.workers.load_known_keys();
     for key in controller.workers.counts(&known_keys).into_keys() {
-        controller.pool.handle(Event::QueueFound(key), clock.now());
+        controller.pool.handle(Event::demand(key), clock.now());
     }
     let mut ticks = interval(CONTROLLER_RECONCILE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -239,7 +238,7 @@ impl Controller {
             (QueueJob::Step(step), result) => {
                 // First, so that a group with held requests is not released in the moment its queue is bound.
                 if self.session.has_held(&key) {
-                    self.pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
+                    self.pool.handle(Event::demand(key.clone()), now);
                 }
                 let count = if result == StepResult::Failed {
                     &self.counters.queue_operation_failures
@@ -253,7 +252,7 @@ impl Controller {
                 let held = self.session.counts.fresh(&key, now).unwrap_or_default();
                 // Waiting requests are demand: workers may only be slow to start.
                 if ready > 0 || held > 0 {
-                    self.pool.handle(Event::QueueCounted { key: key.clone(), ready, in_progress: held }, now);
+                    self.pool.handle(Event::demand(key.clone()), now);
                 }
                 self.session.depths.insert(key, DepthSample { ready, at: now });
             }
@@ -276,7 +275,7 @@ impl Controller {
         }
         // Any client can publish reports, so the group limit applies.
         if !is_group_limit_reached(&self.pool, &key) {
-            self.pool.handle(Event::Demand { key, extra: Duration::ZERO }, now);
+            self.pool.handle(Event::demand(key), now);
         }
     }
 
@@ -293,11 +292,11 @@ impl Controller {
         let now = self.clock.now();
         self.overrides.expire(now);
         for key in self.overrides.keys_with_minimum() {
-            self.pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
+            self.pool.handle(Event::demand(key.clone()), now);
         }
         let waiting: Vec<Key> = self.session.held_keys().cloned().collect();
         for key in waiting {
-            self.pool.handle(Event::Demand { key, extra: Duration::ZERO }, now);
+            self.pool.handle(Event::demand(key), now);
         }
         let wanted: BTreeSet<&Key> = self.pool.tracker().groups().map(|(key, _)| key).collect();
         self.session.depths.retain(|key, _| wanted.contains(key));
@@ -351,12 +350,8 @@ impl Controller {
         let (now, first) = (self.clock.now(), self.session.counts.is_empty());
         for (key, unacknowledged) in result.iter().flatten() {
             // Unknown queues on the first count were declared by another controller. Later they may be stale.
-            if first && self.pool.progress(key).is_none() {
-                self.pool.handle(Event::QueueFound(key.clone()), now);
-            }
-            if *unacknowledged > 0 {
-                let seen = Event::QueueCounted { key: key.clone(), ready: 0, in_progress: *unacknowledged };
-                self.pool.handle(seen, now);
+            if *unacknowledged > 0 || (first && self.pool.progress(key).is_none()) {
+                self.pool.handle(Event::demand(key.clone()), now);
             }
         }
         self.session.counts.update(result, now);
@@ -372,7 +367,7 @@ async fn declare_topology(topology: Topology<'_>) -> Result<SessionChannels, Ses
     Ok(SessionChannels {
         orphans: consume(connection, &names.orphan_queue(), CONTROLLER_ORPHANS_MAX).await?,
         reports: consume(connection, &names.activity_queue(), CONTROLLER_DEAD_LETTERS_MAX).await?,
-        forwards: open_confirm_channel(connection).await?,
+        forwards: amqp::confirm_channel(connection).await?,
     })
 }
 

@@ -1,7 +1,6 @@
 //! Requests and queue facts that the controller holds for the lifetime of one connection.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use lapin::message::Delivery;
 
@@ -87,7 +86,7 @@ impl SessionState {
         if forwarding::hops(&delivery) > 0 {
             pool.handle(Event::Unroutable(key.clone()), now);
         }
-        pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
+        pool.handle(Event::demand(key.clone()), now);
         self.held.entry(key).or_default().push(HeldRequest::new(delivery, now));
     }
 

@@ -338,7 +338,7 @@ impl Model for World {
                 state.pool = Some(Pool::new(POLICY, 1, state.at()));
                 state.tell(Event::Connected(Epoch(state.epoch)));
                 if state.queue.is_some() {
-                    state.tell(Event::QueueFound(key()));
+                    state.tell(Event::demand(key()));
                 }
                 state.workers();
             }

@@ -58,19 +58,11 @@ pub enum Event {
     /// The broker is reachable, and the pool's exchanges exist.
     Connected(Epoch),
     Disconnected,
-    QueueFound(Key),
-    /// Demand for a key, which counts for `extra` longer than usual.
+    /// A request, a queue with requests that wait or are held, a report of a worker, or a queue that was found. Counts for
+    /// `extra` longer than usual.
     Demand {
         key: Key,
         extra: Duration,
-    },
-    /// Waiting or held requests are both demand: an empty queue says nothing about its workers.
-    QueueCounted {
-        key: Key,
-        /// Requests not held by any worker.
-        ready: u32,
-        /// Requests held by workers.
-        in_progress: u32,
     },
     /// A request of this key was returned although its queue is believed to be bound.
     Unroutable(Key),
@@ -103,14 +95,17 @@ pub enum Effect {
 }
 
 impl Event {
+    #[must_use]
+    pub const fn demand(key: Key) -> Self {
+        Self::Demand { key, extra: Duration::ZERO }
+    }
+
     /// `None` where the event concerns all keys.
     const fn key(&self) -> Option<&Key> {
         match self {
             Self::Connected(_) | Self::Disconnected | Self::Tick => None,
-            Self::QueueFound(key)
-            | Self::Unroutable(key)
+            Self::Unroutable(key)
             | Self::Demand { key, .. }
-            | Self::QueueCounted { key, .. }
             | Self::StepFinished { key, .. }
             | Self::Workers { key, .. } => Some(key),
         }
@@ -253,16 +248,8 @@ impl Pool {
                 self.reset_connection();
                 self.epoch = None;
             }
-            Event::QueueFound(key) => {
-                self.tracker.on_demand(key, Duration::ZERO, now);
-            }
             Event::Demand { key, extra } => {
                 self.tracker.on_demand(key, extra, now);
-            }
-            Event::QueueCounted { key, ready, in_progress: held } => {
-                if ready > 0 || held > 0 {
-                    self.tracker.on_demand(key, Duration::ZERO, now);
-                }
             }
             Event::Unroutable(key) => {
                 if let Some(queue) = self.queues.get_mut(&key)
@@ -539,16 +526,15 @@ mod tests {
         steps(&mut pool);
         for second in 1..1_000 {
             pool.handle(Event::Tick, at(second));
-            pool.handle(Event::QueueCounted { key: key(), ready: 0, in_progress: 1 }, at(second));
+            pool.handle(demand(), at(second));
             assert!(pool.is_bound(&key()) && steps(&mut pool).is_empty(), "after {second} s");
         }
-        pool.handle(Event::QueueCounted { key: key(), ready: 0, in_progress: 0 }, at(1_000));
         pool.handle(Event::Tick, at(1_009));
         assert_eq!(steps(&mut pool), [QueueStep::Unbind], "what was held is answered");
         // The queue of an unneeded group whose request a worker still holds stays.
         pool.handle(answered(QueueStep::Unbind, StepResult::Done), at(1_009));
         pool.handle(Event::Tick, at(1_014));
-        pool.handle(Event::QueueCounted { key: key(), ready: 0, in_progress: 1 }, at(1_014));
+        pool.handle(demand(), at(1_014));
         pool.handle(answered(QueueStep::Inspect, StepResult::Contents { ready: 0, consumers: 0 }), at(1_014));
         assert_eq!(steps(&mut pool), [QueueStep::Inspect, QueueStep::Bind]);
     }
