@@ -287,10 +287,8 @@ pub(super) fn build_http_handler(
         target,
         health_path: wanted.health.clone(),
         health_interval: wanted.health_interval.0,
-        health_timeout: wanted.health_timeout.0,
         startup_timeout: wanted.startup_timeout.0,
         max_run_time: wanted.max_run_time.0,
-        forward_headers: wanted.forward_headers.clone(),
         service: (!wanted.exec.is_empty()).then(service),
     };
     http::Http::new(settings).map_err(|error| Failure::from_error(Exit::Config, &error))

@@ -677,14 +677,10 @@ pub struct HttpHandler {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(example = &"/health")]
     pub health: Option<String>,
-    /// Interval of health checks while the service is healthy.
+    /// Interval of health checks while the service is healthy, and their timeout, at least 1 s. After three failures in a row the service is restarted; a timeout while it works on a request is not a failure.
     pub health_interval: Span<{ millis(SERVICE_PROBE_INTERVAL_MIN) }>,
-    /// Timeout of a health check. After three timeouts in a row the service is restarted, unless it works on a request.
-    pub health_timeout: Span<{ millis(SERVICE_PROBE_INTERVAL_MIN) }>,
     /// How long the service may take to become healthy before it is restarted, and how long a task waits for it before its claim is released.
     pub startup_timeout: Span<{ millis(SERVICE_STARTUP_TIMEOUT_MIN) }>,
-    /// Request headers that are forwarded to the service; a trailing `*` matches any suffix.
-    pub forward_headers: Vec<String>,
     /// Variables of the worker's environment that the service sees.
     pub env_allow: Vec<String>,
     /// Maximum run time of a task, whatever it asks for.
@@ -701,9 +697,7 @@ impl Default for HttpHandler {
             socket: None,
             health: None,
             health_interval: built_in("5s"),
-            health_timeout: built_in("5s"),
             startup_timeout: built_in("1m"),
-            forward_headers: ["x-*", "tracestate"].map(str::to_owned).to_vec(),
             env_allow: env_allow(),
             max_run_time: max_run_time(),
             termination_grace: termination_grace(),

@@ -54,10 +54,8 @@ pub enum Event {
     StartFailed,
     Exited,
     HealthChecked(HealthCheckResult),
-    /// A task could not be forwarded: the connection was refused.
+    /// The connection of a task was refused, or broke before the answer.
     Unreachable,
-    /// The connection broke, and the check that followed failed.
-    ConnectionBroken,
     Tick,
 }
 
@@ -83,24 +81,10 @@ pub enum Effect {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    BackingOff {
-        start_at: Instant,
-    },
+    BackingOff { start_at: Instant },
     Starting,
-    AwaitingHealthy {
-        deadline: Option<Instant>,
-        check_at: Option<Instant>,
-    },
-    Healthy {
-        since: Instant,
-        check_at: Option<Instant>,
-        failures: u32,
-    },
-    /// It was healthy, and may be about to exit.
-    Suspect {
-        check_at: Option<Instant>,
-        failures: u32,
-    },
+    AwaitingHealthy { deadline: Option<Instant>, check_at: Option<Instant> },
+    Healthy { since: Instant, check_at: Option<Instant>, failures: u32 },
     Stopping,
 }
 
@@ -133,11 +117,7 @@ impl ServiceSupervisor {
     pub const fn starts_at(&self) -> Option<Instant> {
         match self.state {
             State::BackingOff { start_at } => Some(start_at),
-            State::Starting
-            | State::AwaitingHealthy { .. }
-            | State::Healthy { .. }
-            | State::Suspect { .. }
-            | State::Stopping => None,
+            State::Starting | State::AwaitingHealthy { .. } | State::Healthy { .. } | State::Stopping => None,
         }
     }
 
@@ -146,7 +126,7 @@ impl ServiceSupervisor {
         match (self.state, event) {
             (State::Starting, Event::Started) => self.await_healthy(now, now),
             (State::Starting, Event::StartFailed)
-            | (State::AwaitingHealthy { .. } | State::Suspect { .. } | State::Stopping, Event::Exited) => {
+            | (State::AwaitingHealthy { .. } | State::Stopping, Event::Exited) => {
                 self.back_off(now);
             }
             (State::Healthy { since, .. }, Event::Exited) => {
@@ -157,20 +137,7 @@ impl ServiceSupervisor {
                 self.mark_down(since, now);
                 self.await_healthy(now, now);
             }
-            (State::Healthy { since, failures: misses, .. }, Event::ConnectionBroken) => {
-                self.mark_down(since, now);
-                self.state = State::Suspect { check_at: Some(now), failures: misses };
-            }
-            (
-                State::Suspect { failures: misses, .. },
-                Event::HealthChecked(health @ (HealthCheckResult::Unhealthy | HealthCheckResult::Busy)),
-            ) => {
-                self.on_suspect_checked(misses, health, now);
-            }
-            (
-                State::AwaitingHealthy { .. } | State::Suspect { .. },
-                Event::HealthChecked(HealthCheckResult::Healthy),
-            ) => {
+            (State::AwaitingHealthy { .. }, Event::HealthChecked(HealthCheckResult::Healthy)) => {
                 self.effects.push_back(Effect::Up);
                 self.state =
                     State::Healthy { since: now, check_at: Some(now.plus(self.policy.health_interval)), failures: 0 };
@@ -187,14 +154,7 @@ impl ServiceSupervisor {
             (State::Healthy { since, failures: misses, .. }, Event::HealthChecked(health)) => {
                 self.on_health_checked(since, misses, health, now)
             }
-            (
-                State::BackingOff { .. }
-                | State::Starting
-                | State::AwaitingHealthy { .. }
-                | State::Suspect { .. }
-                | State::Stopping,
-                _,
-            )
+            (State::BackingOff { .. } | State::Starting | State::AwaitingHealthy { .. } | State::Stopping, _)
             | (State::Healthy { .. }, Event::Started | Event::StartFailed | Event::Tick) => {}
         }
         self.perform_due(now);
@@ -214,16 +174,6 @@ impl ServiceSupervisor {
         self.on_unhealthy(now);
     }
 
-    fn on_suspect_checked(&mut self, misses: u32, health: HealthCheckResult, now: Instant) {
-        let misses = if health == HealthCheckResult::Unhealthy { misses + 1 } else { misses };
-        if misses < self.policy.failures_max {
-            self.state =
-                State::Suspect { check_at: Some(now.plus(self.policy.startup_check_interval)), failures: misses };
-        } else {
-            self.on_unhealthy(now);
-        }
-    }
-
     fn on_unhealthy(&mut self, now: Instant) {
         match self.policy.managed_by {
             ManagedBy::Worker => self.stop(StopReason::Unhealthy),
@@ -240,7 +190,7 @@ impl ServiceSupervisor {
         match self.state {
             State::BackingOff { start_at } => Some(start_at),
             State::AwaitingHealthy { deadline: until, check_at: ask_at } => [until, ask_at].into_iter().flatten().min(),
-            State::Healthy { check_at: ask_at, .. } | State::Suspect { check_at: ask_at, .. } => ask_at,
+            State::Healthy { check_at: ask_at, .. } => ask_at,
             State::Starting | State::Stopping => None,
         }
     }
@@ -254,9 +204,7 @@ impl ServiceSupervisor {
             State::AwaitingHealthy { deadline: until, .. } if until.is_some_and(|until| now >= until) => {
                 self.stop(StopReason::StartupTimeout)
             }
-            State::AwaitingHealthy { check_at: ask_at, .. }
-            | State::Healthy { check_at: ask_at, .. }
-            | State::Suspect { check_at: ask_at, .. }
+            State::AwaitingHealthy { check_at: ask_at, .. } | State::Healthy { check_at: ask_at, .. }
                 if ask_at.is_some_and(|at| now >= at) =>
             {
                 *ask_at = None;
@@ -266,7 +214,6 @@ impl ServiceSupervisor {
             | State::Starting
             | State::AwaitingHealthy { .. }
             | State::Healthy { .. }
-            | State::Suspect { .. }
             | State::Stopping => {}
         }
     }

@@ -52,14 +52,11 @@ pub const SERVICE_STARTING_PROBE_INTERVAL: Duration = Duration::from_millis(100)
 /// For an external service, until it is healthy.
 pub const SERVICE_ABSENT_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 pub const SERVICE_PROBE_INTERVAL_MIN: Duration = Duration::from_millis(100);
+/// A shorter interval of probes does not shorten the time that a probe may take.
+pub const SERVICE_PROBE_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 pub const SERVICE_STARTUP_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 /// Consecutive failed probes before a restart.
 pub const SERVICE_FAILED_PROBES_MAX: u32 = 3;
-/// A service that keeps a connection open this long counts as up.
-pub const SERVICE_CONNECTION_HELD_MIN: Duration = Duration::from_millis(100);
-/// How long a disconnected request waits to learn whether the service is exiting.
-pub const SERVICE_DISCONNECT_WAIT: Duration = Duration::from_secs(1);
-/// Consecutive failures before the first alert.
 pub const SERVICE_FAILURES_ALERT_AFTER: u32 = 3;
 /// Further failures between alerts; about half an hour.
 pub const SERVICE_FAILURES_ALERT_EVERY: u32 = 30;

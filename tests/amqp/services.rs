@@ -230,7 +230,7 @@ async fn a_request_whose_service_is_killed_is_answered_after_the_restart() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_closes_connections_is_retried_once_it_is_healthy() {
     let Some(uri) = shared_uri() else { return };
-    let scene = Scene::odd(uri, "health_timeout = \"2s\"").await;
+    let scene = Scene::odd(uri, "startup_timeout = \"3s\"").await;
     let mut worker = scene.worker();
     worker.says("service is up").await;
     let answer = scene.client.call("/stop", b"2").await;

@@ -157,25 +157,6 @@ fn one_that_nobody_answers_for_is_asked_after_at_once_and_ended_unless_it_comes_
 }
 
 #[test]
-fn one_that_broke_off_is_not_there_until_it_is_well_and_is_ended_soon_unless_it_is() {
-    let mut bench = Bench::well();
-    assert_eq!(bench.happens(Event::ConnectionBroken), [Effect::Down, Effect::CheckHealth]);
-    assert_eq!(bench.happens(Event::ConnectionBroken), [], "one question at a time");
-    assert_eq!(bench.happens(Event::HealthChecked(HealthCheckResult::Healthy)), [Effect::Up]);
-    assert_eq!(bench.happens(Event::ConnectionBroken), [Effect::Down, Effect::CheckHealth]);
-    for health in [HealthCheckResult::Unhealthy, HealthCheckResult::Busy, HealthCheckResult::Unhealthy] {
-        assert_eq!(bench.happens(Event::HealthChecked(health)), []);
-        assert_eq!(bench.passes(), (POLICY.startup_check_interval, vec![Effect::CheckHealth]));
-    }
-    assert_eq!(
-        bench.happens(Event::HealthChecked(HealthCheckResult::Unhealthy)),
-        [Effect::Stop(StopReason::Unhealthy)]
-    );
-    assert_eq!(bench.happens(Event::Exited), []);
-    assert_eq!(bench.passes().1, [Effect::Start]);
-}
-
-#[test]
 fn silence_of_one_that_is_at_work_says_nothing() {
     let mut bench = Bench::well();
     for _ in 0..10 {

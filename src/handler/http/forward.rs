@@ -2,8 +2,8 @@
 //!
 //! The worker sends `POST BASE/PATH` with the body of the request. It adds the task (`x-task-id`, `x-run-id`), how the request
 //! was published (`x-correlation-id`, `x-rpc-path`, `x-worker-key`), its `idempotency-key`, how many seconds the client
-//! still waits (`x-seconds-left`), and the trace context (`traceparent`). It forwards the configured headers of the request,
-//! except those above and those of the connection.
+//! still waits (`x-seconds-left`), and the trace context (`traceparent`). It forwards those headers of the request that begin
+//! with `x-`, except those above, and `tracestate`.
 //!
 //! A 2xx response completes the task; 429 and 503 retry it, after the delay in `retry-after`; any other status, redirects
 //! included, fails it. The body is the reply. The reply's status is `ok` or `core_error`, or that in the header `x-status`.
@@ -11,7 +11,7 @@
 //! the final reply.
 
 use std::path::Path;
-
+use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
@@ -58,26 +58,8 @@ const STATUS_HEADER: &str = "x-status";
 
 /// Headers by which workers and controllers annotate requests.
 const RESERVED_HEADER_PREFIX: &str = "x-journeyman-";
-const RESERVED_HEADERS: [&str; 18] = [
-    TASK_ID_HEADER,
-    RUN_ID_HEADER,
-    CORRELATION_ID_HEADER,
-    IDEMPOTENCY_KEY_HEADER,
-    PATH_HEADER,
-    WORKER_KEY_HEADER,
-    SECONDS_LEFT_HEADER,
-    TRACEPARENT_HEADER,
-    "connection",
-    "content-encoding",
-    "content-length",
-    "content-type",
-    "expect",
-    "host",
-    "keep-alive",
-    "te",
-    "transfer-encoding",
-    "upgrade",
-];
+const RESERVED_HEADERS: [&str; 6] =
+    [TASK_ID_HEADER, RUN_ID_HEADER, CORRELATION_ID_HEADER, PATH_HEADER, WORKER_KEY_HEADER, SECONDS_LEFT_HEADER];
 
 impl HttpInner {
     /// `None` if the path would leave the base URL.
@@ -108,7 +90,7 @@ impl HttpInner {
         let mut headers = HeaderMap::new();
         for (name, value) in &request.headers {
             let name = name.to_ascii_lowercase();
-            if headers.len() < SERVICE_HEADERS_MAX && self.is_forwarded_header(&name) {
+            if headers.len() < SERVICE_HEADERS_MAX && is_forwarded_header(&name) {
                 insert_header(&mut headers, &name, value);
             }
         }
@@ -141,16 +123,6 @@ impl HttpInner {
         headers
     }
 
-    fn is_forwarded_header(&self, name: &str) -> bool {
-        let named = |pattern: &String| match pattern.strip_suffix('*') {
-            Some(start) => name.starts_with(&start.to_ascii_lowercase()),
-            None => name.eq_ignore_ascii_case(pattern),
-        };
-        !RESERVED_HEADERS.contains(&name)
-            && !name.starts_with(RESERVED_HEADER_PREFIX)
-            && self.config.forward_headers.iter().any(named)
-    }
-
     pub(super) async fn forward(
         &self,
         request: &AddressedRequest,
@@ -159,7 +131,7 @@ impl HttpInner {
         let (headers, body) = (self.request_headers(request, context), request.request.body_bytes());
         let started = Instant::now();
         let sending = self.client.post(request.url.clone()).headers(headers).body(body).send();
-        let in_flight = self.track_request();
+        let in_flight = Arc::clone(&self.in_flight);
         let response = match sending.await {
             Ok(response) => response,
             Err(error) if error.is_connect() => return Ok(ForwardResult::NotConnected),
@@ -294,6 +266,12 @@ impl HttpInner {
             SentReplies::PartialSent => ExecuteError::failed(message),
         }
     }
+}
+
+fn is_forwarded_header(name: &str) -> bool {
+    !RESERVED_HEADERS.contains(&name)
+        && !name.starts_with(RESERVED_HEADER_PREFIX)
+        && (name.starts_with("x-") || name == "tracestate")
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -10,7 +10,6 @@ mod supervisor;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use reqwest::Client;
@@ -22,7 +21,7 @@ use super::environment::Variables;
 use super::{
     Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, PrepareFailure, Request, SidecarContext,
 };
-use crate::limits::{SERVICE_CONNECT_TIMEOUT, SERVICE_DISCONNECT_WAIT};
+use crate::limits::SERVICE_CONNECT_TIMEOUT;
 use forward::ForwardResult;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,11 +44,9 @@ pub struct HttpConfig {
     /// Answers with 2xx if the service is healthy; without a path, accepting a connection is healthy.
     pub health_path: Option<String>,
     pub health_interval: Duration,
-    pub health_timeout: Duration,
     /// Also how long a task waits for a service that is down.
     pub startup_timeout: Duration,
     pub max_run_time: Duration,
-    pub forward_headers: Vec<String>,
     /// `None` if the worker does not start the service.
     pub service: Option<ServiceProgram>,
 }
@@ -80,9 +77,9 @@ struct HttpInner {
     client: Client,
     base: Url,
     availability: watch::Sender<HttpAvailability>,
-    connection_refused: Notify,
-    disconnected: Notify,
-    in_flight: AtomicU32,
+    unreachable: Notify,
+    /// Each request in flight holds a clone.
+    in_flight: Arc<()>,
 }
 
 impl Http {
@@ -132,9 +129,8 @@ impl Http {
             client,
             base,
             availability: watch::channel(HttpAvailability::Down).0,
-            connection_refused: Notify::new(),
-            disconnected: Notify::new(),
-            in_flight: AtomicU32::new(0),
+            unreachable: Notify::new(),
+            in_flight: Arc::new(()),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -189,10 +185,11 @@ impl HttpInner {
                     forward::wait_before_retry(retry_after, request.deadline, context).await;
                     return Err(ExecuteError::new(ExecuteFailure::Intermittent, message));
                 }
-                Ok(Ok(ForwardResult::NotConnected)) => self.connection_refused.notify_one(),
+                Ok(Ok(ForwardResult::NotConnected)) => self.unreachable.notify_one(),
                 Ok(Err(error)) => {
-                    if let ExecuteError { reason: ExecuteFailure::Intermittent, .. } = &error {
-                        self.check_after_disconnect(epoch).await;
+                    // The retry waits until the service is healthy again.
+                    if error.reason == ExecuteFailure::Intermittent {
+                        self.unreachable.notify_one();
                     }
                     return Err(error);
                 }
@@ -206,35 +203,9 @@ impl HttpInner {
         }
     }
 
-    async fn check_after_disconnect(&self, epoch: Option<u64>) {
-        if supervisor::holds_connection(self).await {
-            return;
-        }
-        self.disconnected.notify_one();
-        let mut up = self.availability.subscribe();
-        let other = |up: &HttpAvailability| !matches!(up, HttpAvailability::Up { epoch: now } if Some(*now) == epoch);
-        // Its keeper is this worker's, and hears of it at once.
-        tokio::time::timeout(SERVICE_DISCONNECT_WAIT, up.wait_for(other)).await.ok();
-    }
-
     fn unavailable_message(&self) -> String {
         let HttpConfig { name, startup_timeout, .. } = &self.config;
         format!("the service {name} was not available within {} s", startup_timeout.as_secs_f64())
-    }
-
-    fn track_request(&self) -> InFlightGuard<'_> {
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
-        InFlightGuard { service: self }
-    }
-}
-
-struct InFlightGuard<'a> {
-    service: &'a HttpInner,
-}
-
-impl Drop for InFlightGuard<'_> {
-    fn drop(&mut self) {
-        self.service.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -5,12 +5,9 @@ use std::future::Future;
 use std::os::unix::fs::FileTypeExt as _;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
-use url::Url;
 
 use super::{HttpAvailability, HttpInner, ServiceProgram, Target};
 use crate::domain::outcome::Cleanup;
@@ -24,8 +21,8 @@ use crate::handler::process::{Input, Launch, RunLimits, RunningProcess};
 use crate::handler::sidecar::{SidecarProcess, SidecarStatus};
 use crate::host::program_path::PATH_DEFAULT;
 use crate::limits::{
-    SERVICE_ABSENT_PROBE_INTERVAL, SERVICE_CONNECTION_HELD_MIN, SERVICE_FAILED_PROBES_MAX,
-    SERVICE_FAILURES_ALERT_AFTER, SERVICE_FAILURES_ALERT_EVERY, SERVICE_STARTING_PROBE_INTERVAL,
+    SERVICE_ABSENT_PROBE_INTERVAL, SERVICE_FAILED_PROBES_MAX, SERVICE_FAILURES_ALERT_AFTER,
+    SERVICE_FAILURES_ALERT_EVERY, SERVICE_PROBE_TIMEOUT_MIN, SERVICE_STARTING_PROBE_INTERVAL,
 };
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -142,8 +139,7 @@ impl Supervisor {
             () = context.stop_requested() => SupervisorEvent::StopRequested,
             exit = exited => SupervisorEvent::Exited(exit),
             health = probed => SupervisorEvent::Service(Event::HealthChecked(health)),
-            () = http.connection_refused.notified() => SupervisorEvent::Service(Event::Unreachable),
-            () = http.disconnected.notified() => SupervisorEvent::Service(Event::ConnectionBroken),
+            () = http.unreachable.notified() => SupervisorEvent::Service(Event::Unreachable),
             () = due => SupervisorEvent::Service(Event::Tick),
         }
     }
@@ -160,7 +156,7 @@ impl Supervisor {
                     self.report_failure(&format!("cannot start: {error}"));
                 }
             },
-            Effect::CheckHealth => self.probe = Some(Box::pin(probe(Arc::clone(&self.http)))),
+            Effect::CheckHealth => self.probe = Some(Box::pin(probe_health(Arc::clone(&self.http)))),
             Effect::Stop(reason) => {
                 tracing::error!(handler = name, "service {}: restarting it", reason_text(reason));
                 self.stop_reason = Some(reason);
@@ -318,50 +314,21 @@ fn environment(http: &HttpInner, service: &ServiceProgram, process: &SidecarProc
     env
 }
 
-async fn probe(http: Arc<HttpInner>) -> HealthCheckResult {
-    probe_health(&http).await
-}
-
-/// Whether the service still accepts requests after it closed a connection. A process that is exiting may still accept
-/// connections, but does not keep them open.
-pub(super) async fn holds_connection(http: &HttpInner) -> bool {
-    if http.config.health_path.is_some() {
-        return probe_health(http).await != HealthCheckResult::Unhealthy;
-    }
-    let mut byte = [0];
-    let closed = async {
-        match &http.config.target {
-            Target::Unix(socket) => {
-                if let Ok(mut open) = UnixStream::connect(socket).await {
-                    drop(open.read(&mut byte).await);
-                }
-            }
-            Target::Tcp(url) => {
-                if let Some(mut open) = connect_tcp(url).await {
-                    drop(open.read(&mut byte).await);
-                }
-            }
-        }
-    };
-    timeout(SERVICE_CONNECTION_HELD_MIN, closed).await.is_err()
-}
-
-async fn probe_health(http: &HttpInner) -> HealthCheckResult {
+async fn probe_health(http: Arc<HttpInner>) -> HealthCheckResult {
+    let limit = http.config.health_interval.max(SERVICE_PROBE_TIMEOUT_MIN);
     let healthy = match &http.config.health_path {
         Some(path) => {
             let Some(url) = http.resolve_url(path) else { return HealthCheckResult::Unhealthy };
-            match http.client.get(url).timeout(http.config.health_timeout).send().await {
+            match http.client.get(url).timeout(limit).send().await {
                 Ok(response) => response.status().is_success(),
                 // A single-threaded service cannot answer while it handles a request.
-                Err(error)
-                    if error.is_timeout() && !error.is_connect() && http.in_flight.load(Ordering::Relaxed) > 0 =>
-                {
+                Err(error) if error.is_timeout() && !error.is_connect() && Arc::strong_count(&http.in_flight) > 1 => {
                     return HealthCheckResult::Busy;
                 }
                 Err(_) => false,
             }
         }
-        None => timeout(http.config.health_timeout, can_connect(http)).await.unwrap_or_default(),
+        None => timeout(limit, can_connect(&http)).await.unwrap_or_default(),
     };
     if healthy { HealthCheckResult::Healthy } else { HealthCheckResult::Unhealthy }
 }
@@ -369,62 +336,16 @@ async fn probe_health(http: &HttpInner) -> HealthCheckResult {
 async fn can_connect(http: &HttpInner) -> bool {
     match &http.config.target {
         Target::Unix(socket) => UnixStream::connect(socket).await.is_ok(),
-        Target::Tcp(url) => connect_tcp(url).await.is_some(),
+        Target::Tcp(url) => match (url.host_str(), url.port_or_known_default()) {
+            (Some(host), Some(port)) => TcpStream::connect((host.trim_matches(['[', ']']), port)).await.is_ok(),
+            (_, _) => false,
+        },
     }
-}
-
-async fn connect_tcp(url: &Url) -> Option<TcpStream> {
-    let (host, port) = (url.host_str()?, url.port_or_known_default()?);
-    TcpStream::connect((host.trim_matches(['[', ']']), port)).await.ok()
 }
 
 const fn reason_text(reason: StopReason) -> &'static str {
     match reason {
         StopReason::StartupTimeout => "not healthy within `startup_timeout`",
         StopReason::Unhealthy => "unhealthy",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use tokio::net::UnixListener;
-
-    use super::super::{Http, HttpConfig};
-    use super::*;
-
-    #[tokio::test]
-    async fn a_service_that_drops_connections_is_down() {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("service.sock");
-        let settings = HttpConfig {
-            name: "service".to_owned(),
-            target: Target::Unix(socket.clone()),
-            health_path: None,
-            health_interval: Duration::from_secs(1),
-            health_timeout: Duration::from_secs(1),
-            startup_timeout: Duration::from_secs(1),
-            max_run_time: Duration::from_secs(1),
-            forward_headers: Vec::new(),
-            service: None,
-        };
-        let http = Http::new(settings).unwrap();
-        assert!(!holds_connection(&http.inner).await, "nobody listens");
-        let listener = UnixListener::bind(&socket).unwrap();
-        assert!(holds_connection(&http.inner).await);
-        let dropping = async {
-            // The first is the one that lasted.
-            while let Ok((open, _)) = listener.accept().await {
-                drop(open);
-            }
-        };
-        // Where the machine stalls it is not dropped in time, and seems to stay.
-        let gone = timeout(Duration::from_secs(60), async { while holds_connection(&http.inner).await {} });
-        let seen = tokio::select! {
-            seen = gone => seen,
-            () = dropping => unreachable!("it listens for ever"),
-        };
-        seen.expect("it is not there");
     }
 }
