@@ -3,7 +3,7 @@
 //! The first write creates the file. Bytes go to the file until it holds [`LogLimits::head_bytes`]; later bytes go to a
 //! ring of [`LogLimits::tail_bytes`] in an unlinked file, which [`TaskLog::finish`] appends to the head after a line that
 //! says how many bytes were omitted. A write error never fails or delays the task: the first error ends the writing, later
-//! bytes are counted, and the log ends with a line that says so.
+//! bytes are counted, and the log ends with a line that says so, if the disk has room for it.
 //!
 //! Secrets are replaced before they are stored, see [`redact`]. Bytes that may be the beginning of a secret are held back
 //! until more bytes come, until nothing was written for [`REDACT_HOLD_MAX`], or until the log is finished.
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::fs::{MemfdFlags, OFlags};
+use rustix::fs::OFlags;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
@@ -59,6 +59,8 @@ pub struct FinishedLog {
     pub file: Arc<File>,
     /// The length of the log.
     pub bytes: u64,
+    /// How many bytes were omitted from its middle or could not be written.
+    pub omitted: u64,
 }
 
 /// A task's log. Clones write to the same file; a single [`TaskLog::write`] is never interleaved with another.
@@ -264,20 +266,6 @@ impl TaskLog {
         }
     }
 
-    /// Returns how many bytes [`TaskLog::finish`] would omit.
-    #[must_use]
-    pub fn bytes_dropped(&self) -> u64 {
-        let state = self.state();
-        let (limits, held) = (self.shared.limits, state.filter.held_back() as u64);
-        match &state.fault {
-            Some(fault) => state.overwritten(limits) + fault.bytes_lost + held,
-            None => {
-                let room = limits.head_bytes.saturating_sub(state.head_bytes);
-                (state.ring_bytes + held.saturating_sub(room)).saturating_sub(limits.tail_bytes)
-            }
-        }
-    }
-
     /// Ends the log and returns it; `None` if nothing was ever written. Repeated calls return the same log.
     ///
     /// Blocks while the tail (16 MiB by default) is appended to the head; call it on a blocking thread if
@@ -285,7 +273,7 @@ impl TaskLog {
     ///
     /// # Errors
     ///
-    /// If no file can hold the log.
+    /// If the file cannot be created.
     pub fn finish(&self) -> io::Result<Option<FinishedLog>> {
         let mut state = self.state();
         if state.finished.is_none() {
@@ -401,25 +389,20 @@ impl State {
     fn assemble(&mut self, shared: &LogShared) -> io::Result<FinishedLog> {
         let head = match self.head.take() {
             Some(head) => head,
-            None => match shared.create_file() {
-                Ok(file) => Arc::new(file),
-                Err(error) => {
-                    let lost = self.bytes_offered;
-                    self.fault.get_or_insert(WriteFault { error, bytes_lost: lost });
-                    Arc::new(memory_file()?)
-                }
-            },
+            None => Arc::new(shared.create_file()?),
         };
+        let overwritten = self.overwritten(shared.limits);
         if let Err(error) = self.append_tail(&head, shared.limits) {
             let lost = self.ring_bytes.min(shared.limits.tail_bytes);
             self.fault.get_or_insert(WriteFault { error, bytes_lost: 0 }).bytes_lost += lost;
         }
-        let Some(fault) = &self.fault else {
-            return Ok(FinishedLog { file: head, bytes: self.head_bytes });
-        };
-        let marker =
-            format!("\n[journeyman] log truncated: {} bytes could not be written: {}\n", fault.bytes_lost, fault.error);
-        append_marker(head, self.head_bytes, marker.as_bytes())
+        let lost = self.fault.as_ref().map_or(0, |fault| fault.bytes_lost);
+        if let Some(WriteFault { error, .. }) = &self.fault {
+            let marker = format!("\n[journeyman] log truncated: {lost} bytes could not be written: {error}\n");
+            // A full disk has no room for it either; the worker's log has the error.
+            write_counted(&head, self.head_bytes, marker.as_bytes(), &mut self.head_bytes).ok();
+        }
+        Ok(FinishedLog { file: head, bytes: self.head_bytes, omitted: overwritten + lost })
     }
 
     fn append_tail(&mut self, head: &File, limits: LogLimits) -> io::Result<()> {
@@ -444,25 +427,6 @@ impl State {
         }
         Ok(())
     }
-}
-
-/// Appends the marker; overwrites the last bytes on a full disk; falls back to a file in memory.
-fn append_marker(file: Arc<File>, bytes: u64, marker: &[u8]) -> io::Result<FinishedLog> {
-    let (mut end, length) = (bytes, marker.len() as u64);
-    if write_counted(&file, bytes, marker, &mut end).is_ok() {
-        return Ok(FinishedLog { file, bytes: end });
-    }
-    if bytes >= length && file.write_all_at(marker, bytes - length).is_ok() {
-        return Ok(FinishedLog { file, bytes });
-    }
-    let mut content = vec![0; to_usize(bytes.min(LOG_NOTE_BYTES_MAX as u64))];
-    if file.read_exact_at(&mut content, 0).is_err() {
-        content.clear();
-    }
-    content.extend_from_slice(marker);
-    let memory = memory_file()?;
-    memory.write_all_at(&content, 0)?;
-    Ok(FinishedLog { file: Arc::new(memory), bytes: content.len() as u64 })
 }
 
 /// Writes `bytes` at `at` and adds the bytes written to `count`, after an error as well.
@@ -511,10 +475,6 @@ fn create_unlinked(log: &Path) -> io::Result<File> {
     let file = create_log_file(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file)
-}
-
-fn memory_file() -> io::Result<File> {
-    Ok(File::from(rustix::fs::memfd_create("task-log", MemfdFlags::CLOEXEC)?))
 }
 
 fn to_usize(bytes: u64) -> usize {
