@@ -218,7 +218,7 @@ impl<'a> MessageReader<'a> {
                     self.context.log().write_note(&refused.message);
                     // A client that is gone misses no reply.
                     if refused.refusal != Refusal::Gone {
-                        self.state.fail_reply(&refused.message, &refused.message, self.context);
+                        self.state.fail_reply(&refused.message, self.context);
                     }
                 }
             }
@@ -247,35 +247,28 @@ impl ReaderState {
             if self.line_count == PROGRAM_LINES_MAX + 1 {
                 let wrong = format!("descriptor 3: more than {PROGRAM_LINES_MAX} lines; further lines are ignored");
                 context.log().write_note(&wrong);
-                self.fail_reply(&wrong, &wrong, context);
+                self.fail_reply(&wrong, context);
             }
             return;
         }
         let place = format!("descriptor 3, line {}", self.line_count);
-        let breaks = |shown: &str, wrong: &str| (format!("{place}: {shown}"), format!("{place}: {wrong}"));
-        let (wrong, broken) = match line {
-            SplitLine::TooLong => {
-                let wrong = format!("longer than {PROGRAM_LINE_BYTES_MAX} bytes");
-                (wrong.clone(), Some(breaks(&wrong, &wrong)))
-            }
+        let (wrong, may_be_reply) = match line {
+            SplitLine::TooLong => (format!("longer than {PROGRAM_LINE_BYTES_MAX} bytes"), true),
             SplitLine::Whole(bytes) => match serde_json::from_slice(bytes) {
                 Ok(message) => {
-                    let answers = matches!(message, ProgramMessage::Answer { .. } | ProgramMessage::Result { .. });
+                    let is_reply = matches!(message, ProgramMessage::Answer { .. } | ProgramMessage::Result { .. });
                     match self.handle_message(message, context) {
                         Ok(()) => return,
-                        Err(wrong) => (wrong.clone(), answers.then(|| breaks(&wrong, &wrong))),
+                        Err(wrong) => (wrong, is_reply),
                     }
                 }
-                Err(error) => {
-                    // serde's message may quote the line.
-                    let shown = if error.is_data() { "unknown message type or key" } else { "not JSON" };
-                    let wrong = error.to_string();
-                    (wrong.clone(), Some(breaks(shown, &wrong)))
-                }
+                // serde's message may quote the line.
+                Err(error) if error.is_data() => ("unknown message type, or a missing or invalid key".to_owned(), true),
+                Err(error) => (format!("not JSON, column {}", error.column()), true),
             },
         };
-        if let Some((shown, why)) = broken {
-            self.fail_reply(&why, &shown, context);
+        if may_be_reply {
+            self.fail_reply(&format!("{place}: {wrong}"), context);
         }
         self.ignored_count += 1;
         if self.ignored_count <= PROGRAM_IGNORED_LINES_LOGGED_MAX {
@@ -285,10 +278,10 @@ impl ReaderState {
         }
     }
 
-    /// Records the first line that may have been a reply; `shown` quotes nothing of the payload.
-    fn fail_reply(&mut self, why: &str, shown: &str, context: &Context) {
+    /// Records the first line that may have been a reply; `why` quotes nothing of the payload.
+    fn fail_reply(&mut self, why: &str, context: &Context) {
         if context.results().is_some() && self.reply_error.is_none() {
-            tracing::warn!(claim.run = %context.task().run, "program sent an invalid reply: {shown}");
+            tracing::warn!(claim.run = %context.task().run, "program sent an invalid reply: {why}");
             self.reply_error = Some(why.to_owned());
         }
     }

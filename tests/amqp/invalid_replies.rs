@@ -36,19 +36,19 @@ def large():
 }[request["path"]]()
 "#;
 
-/// The paths, the reason in the reply, and the reason in the log.
-const BAD: [(&str, &str, &str); 11] = [
-    ("/line", "longer than 65536 bytes", "longer than 65536 bytes"),
-    ("/missing", "No such file", "No such file"),
-    ("/large", "more than the limit of 200000", "more than the limit of 200000"),
-    ("/status", "`status` must be", "`status` must be"),
-    ("/key", "unknown key `jsn`", "unknown key `jsn`"),
-    ("/two", "more than one of `json`", "more than one of `json`"),
-    ("/cut", "EOF while parsing", "not JSON"),
-    ("/flood", "more than 20000 lines", "more than 20000 lines"),
-    ("/type", "the content type of a reply has 300 bytes", "the content type of a reply has 300 bytes"),
-    ("/part", "the content type of a reply has 300 bytes", "the content type of a reply has 300 bytes"),
-    ("/kind", "unknown variant", "unknown message type"),
+/// The paths and what the reply and the log say.
+const BAD: [(&str, &str); 11] = [
+    ("/line", "longer than 65536 bytes"),
+    ("/missing", "No such file"),
+    ("/large", "more than the limit of 200000"),
+    ("/status", "`status` must be"),
+    ("/key", "unknown key `jsn`"),
+    ("/two", "more than one of `json`"),
+    ("/cut", "not JSON"),
+    ("/flood", "more than 20000 lines"),
+    ("/type", "the content type of a reply has 300 bytes"),
+    ("/part", "the content type of a reply has 300 bytes"),
+    ("/kind", "unknown message type"),
 ];
 
 fn worker(folder: &std::path::Path, config: &std::path::Path, uri: &str, more: &[(&str, &str)]) -> Process {
@@ -67,7 +67,7 @@ async fn an_invalid_reply_of_a_program_becomes_an_error_reply() {
     let config = config(folder.path(), BADLY, "");
     let queue = [("WORKER_REQUESTS_QUEUE", client.queue.as_str()), ("WORKER_MAX_MSG_SIZE", "200000")];
     let worker = worker(folder.path(), &config, &uri, &queue);
-    for (path, why, _) in BAD {
+    for (path, why) in BAD {
         let answer = client.call(path, b"1").await;
         assert_eq!(answer.status(), "core_error", "{path}: {}", String::from_utf8_lossy(&answer.body));
         let said = answer.json();
@@ -81,8 +81,8 @@ async fn an_invalid_reply_of_a_program_becomes_an_error_reply() {
     assert_eq!(ended.code(), Some(0), "{}", ended.log);
     let told: Vec<&str> = ended.log.lines().filter(|line| line.contains("program sent an invalid reply")).collect();
     assert_eq!(told.len(), BAD.len(), "{}", ended.log);
-    for ((path, _, shown), line) in BAD.iter().zip(told) {
-        assert!(line.contains(shown), "{path}: {line}");
+    for ((path, why), line) in BAD.iter().zip(told) {
+        assert!(line.contains(why), "{path}: {line}");
     }
     client.delete_queue().await;
 }
