@@ -7,43 +7,27 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitId, WaitIdOptions};
 use tokio::io::unix::AsyncFd;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::host::process::{PROCESS_POLL_INTERVAL, ProcessStat, ProcessState, open_pidfd, wait_for_exit};
 
 #[derive(Debug)]
 pub(super) struct ExitWatcher {
     child: Pid,
-    method: WatchMethod,
-}
-
-#[derive(Debug)]
-enum WatchMethod {
-    Descriptor(AsyncFd<OwnedFd>),
-    Signal(Signal),
+    /// `None` before Linux 5.3 and in sandboxes without pidfd.
+    descriptor: Option<AsyncFd<OwnedFd>>,
 }
 
 impl ExitWatcher {
-    /// Watches an unreaped child by pidfd, or by `SIGCHLD` before Linux 5.3 and in sandboxes without pidfd.
-    pub(super) fn of(child: Pid) -> io::Result<Self> {
-        match open_pidfd(child) {
-            Ok(descriptor) => Ok(Self { child, method: WatchMethod::Descriptor(descriptor) }),
-            Err(_) => Self::by_signal(child),
-        }
-    }
-
-    fn by_signal(child: Pid) -> io::Result<Self> {
-        let method = WatchMethod::Signal(signal(SignalKind::child())?);
-        Ok(Self { child, method })
+    /// Watches an unreaped child.
+    pub(super) fn of(child: Pid) -> Self {
+        Self { child, descriptor: open_pidfd(child).ok() }
     }
 
     pub(super) async fn exited(&mut self) {
         while !has_exited(self.child) {
-            match &mut self.method {
-                WatchMethod::Descriptor(descriptor) => wait_readable(descriptor).await,
-                WatchMethod::Signal(signals) => {
-                    signals.recv().await;
-                }
+            match &self.descriptor {
+                Some(descriptor) => wait_readable(descriptor).await,
+                None => tokio::time::sleep(PROCESS_POLL_INTERVAL).await,
             }
         }
     }
@@ -107,10 +91,10 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_exit_is_seen_by_signal_without_pidfd() {
+    async fn an_exit_is_seen_without_pidfd() {
         let mut child = tokio::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let pid = Pid::from_raw(child.id().unwrap().cast_signed()).unwrap();
-        let mut exit = ExitWatcher::by_signal(pid).unwrap();
+        let mut exit = ExitWatcher { child: pid, descriptor: None };
         assert!(!has_exited(pid));
         drop(child.stdin.take());
         exit.exited().await;

@@ -242,7 +242,7 @@ impl RunningProcess {
         let running = Self {
             group,
             entry,
-            exit_watcher: ExitWatcher::of(leader)?,
+            exit_watcher: ExitWatcher::of(leader),
             output: pipe::Receiver::from_owned_fd(output)?,
             input: child.stdin.take(),
             child,
