@@ -65,8 +65,6 @@ pub const REDACT_PIECE_BYTES_MAX: usize = 4 << 10;
 pub const REDACT_PATTERN_BYTES_MAX: usize = 1 << 10;
 /// The longest private key: RSA with 8192 bits takes 6.4 KiB. An unterminated block is redacted this far.
 pub const REDACT_KEY_BLOCK_BYTES_MAX: usize = 8 << 10;
-/// The largest bitmap of the beginnings of secrets.
-pub const REDACT_BITMAP_BITS_MAX: usize = 1 << 22;
 /// Secrets that a task adds, with all their encodings.
 pub const REDACT_TASK_BYTES_MAX: usize = 1 << 20;
 /// How long bytes that may begin a secret are held back while no more follow.

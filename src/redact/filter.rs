@@ -195,9 +195,6 @@ fn match_extent(needle: &EncodedSecret, rest: &[u8]) -> MatchExtent {
 /// The next place at which a match may start and enough bytes follow to decide.
 fn candidate(sets: &[&SecretSet], bytes: &[u8], at: usize) -> Option<usize> {
     let unbroken = unbroken_candidate(sets, bytes, at);
-    if !sets.iter().any(|set| set.may_be_broken()) {
-        return unbroken;
-    }
     let until = unbroken.unwrap_or(bytes.len());
     base64_lines::candidate(bytes, at, until, |window| sets.iter().any(|set| set.may_start(window))).or(unbroken)
 }
@@ -205,7 +202,7 @@ fn candidate(sets: &[&SecretSet], bytes: &[u8], at: usize) -> Option<usize> {
 fn unbroken_candidate(sets: &[&SecretSet], bytes: &[u8], at: usize) -> Option<usize> {
     let rest = bytes.get(at..)?;
     let mut windows = rest.windows(WINDOW);
-    let number = |window: &[u8]| u32::from_le_bytes(window.try_into().unwrap_or_default());
+    let number = |window: &[u8]| u32::from_be_bytes(window.try_into().unwrap_or_default());
     let found = match sets {
         [] => None,
         [set] => windows.position(|window| set.may_start(number(window))),

@@ -11,10 +11,6 @@ mod encodings;
 mod filter;
 mod patterns;
 mod secret_set;
-#[cfg(test)]
-mod tests;
-#[cfg(test)]
-mod wrapped_base64_tests;
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -118,3 +114,8 @@ fn with_sets<T>(own: Option<&SecretSet>, work: impl FnOnce(&[&SecretSet]) -> T) 
         None => work(&[&process]),
     }
 }
+
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod wrapped_base64_tests;
