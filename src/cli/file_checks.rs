@@ -11,7 +11,7 @@ use crate::config::secrets::{self, ClientCredentials, SecretError};
 use crate::config::values::{File, SecretFile};
 use crate::config::{Environment, LoadedConfig};
 use crate::handler::environment;
-use crate::handler::program::{self, ProgramConfigError};
+use crate::handler::program;
 use crate::host::program_path::find_program;
 
 /// Looks at everything that is named.
@@ -137,9 +137,9 @@ impl FileChecks<'_> {
         self.programs(name, &handler.env_allow, &[("exec", &handler.exec), ("check", &handler.check)]);
         let schema = handler.schema.as_ref().map(|file| file.0.clone());
         let settings = program::ProgramConfig { schema, ..program::ProgramConfig::new(name, vec!["-".to_owned()]) };
-        if let Err(ProgramConfigError::Schema { path, message: what, .. }) = program::Program::new(settings) {
-            let what = format!("cannot use {}: {what}", path.display());
-            self.unusable(&format!("handler.{name}.schema"), what, "it has to be a file that holds a JSON Schema");
+        if let Err(error) = program::Program::new(settings) {
+            let help = "it has to be a file that holds a JSON Schema";
+            self.unusable(&format!("handler.{name}.schema"), error.message, help);
         }
     }
 

@@ -123,6 +123,29 @@ impl fmt::Display for ExecuteError {
     }
 }
 
+/// A configuration that no handler can be made of.
+#[doc(hidden)]
+#[derive(Debug, thiserror::Error)]
+#[error("handler {handler}: {message}")]
+pub struct HandlerConfigError {
+    pub handler: String,
+    pub message: String,
+}
+
+/// Makes the path of the program absolute, because it starts in another directory.
+fn use_absolute_program(handler: &str, key: &str, argv: &mut [String]) -> Result<(), HandlerConfigError> {
+    let Some(program) = argv.first_mut().filter(|program| !program.is_empty()) else {
+        let message = format!("`{key}` is empty; name a program and its arguments");
+        return Err(HandlerConfigError { handler: handler.to_owned(), message });
+    };
+    if program.contains('/')
+        && let Ok(path) = std::path::absolute(&*program)
+    {
+        *program = path.to_string_lossy().into_owned();
+    }
+    Ok(())
+}
+
 /// A kind of payload and how to run it.
 ///
 /// A panic in any method is reported as `internal-error` and affects no other task.

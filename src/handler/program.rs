@@ -50,7 +50,8 @@ use super::payload_schema::PayloadSchema;
 use super::process::{EndCause, Input, Launch, ProcessEnd, ProcessStatus, RunLimits, RunningProcess};
 use super::program_messages::{MessageReader, ProgramReport};
 use super::{
-    Context, DynHandler, ExecuteError, ExecuteFailure, HandlerFuture, PrepareError, PrepareFailure, PreparedPayload,
+    Context, DynHandler, ExecuteError, ExecuteFailure, HandlerConfigError, HandlerFuture, PrepareError, PrepareFailure,
+    PreparedPayload, use_absolute_program,
 };
 
 pub const PROTOCOL: &str = "stdio-json/1";
@@ -93,14 +94,6 @@ impl ProgramConfig {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum ProgramConfigError {
-    #[error("handler {name}: `{key}` is empty; name a program and its arguments")]
-    Empty { name: String, key: &'static str },
-    #[error("handler {name}: cannot use schema {}: {message}", path.display())]
-    Schema { name: String, path: PathBuf, message: String },
-}
-
 /// Clones share the program.
 #[derive(Debug, Clone)]
 pub struct Program {
@@ -115,22 +108,17 @@ struct ProgramInner {
 
 impl Program {
     /// Reads the schema and makes program paths absolute, because the program starts in another directory.
-    pub fn new(mut config: ProgramConfig) -> Result<Self, ProgramConfigError> {
-        config.exec = absolute_program(&config.name, "exec", config.exec)?;
-        let check = config.check.take().map(|check| absolute_program(&config.name, "check", check));
-        config.check = check.transpose()?;
-        let schema = match &config.schema {
-            Some(path) => {
-                let invalid =
-                    |message| ProgramConfigError::Schema { name: config.name.clone(), path: path.clone(), message };
-                PayloadSchema::new(read_schema(path).map_err(invalid)?).map_err(|error| invalid(error.to_string()))?
-            }
-            None => PayloadSchema::new(Value::Bool(true)).map_err(|error| ProgramConfigError::Schema {
-                name: config.name.clone(),
-                path: PathBuf::new(),
-                message: error.to_string(),
-            })?,
-        };
+    pub fn new(mut config: ProgramConfig) -> Result<Self, HandlerConfigError> {
+        use_absolute_program(&config.name, "exec", &mut config.exec)?;
+        if let Some(check) = &mut config.check {
+            use_absolute_program(&config.name, "check", check)?;
+        }
+        let value = config.schema.as_deref().map_or(Ok(Value::Bool(true)), read_schema);
+        let schema = value.and_then(|value| PayloadSchema::new(value).map_err(|error| error.to_string()));
+        let schema = schema.map_err(|error| {
+            let path = config.schema.as_deref().unwrap_or(Path::new("")).display();
+            HandlerConfigError { handler: config.name.clone(), message: format!("cannot use schema {path}: {error}") }
+        })?;
         Ok(Self { inner: Arc::new(ProgramInner { config, schema }) })
     }
 
@@ -404,17 +392,6 @@ fn read_available(channel: &pipe::Receiver, reader: &mut MessageReader<'_>) -> R
         Err(_) => return ReadResult::End,
     }
     ReadResult::More
-}
-
-fn absolute_program(name: &str, key: &'static str, mut argv: Vec<String>) -> Result<Vec<String>, ProgramConfigError> {
-    let program = argv.first_mut().filter(|program| !program.is_empty());
-    let program = program.ok_or_else(|| ProgramConfigError::Empty { name: name.to_owned(), key })?;
-    if program.contains('/')
-        && let Ok(path) = std::path::absolute(&*program)
-    {
-        *program = path.to_string_lossy().into_owned();
-    }
-    Ok(argv)
 }
 
 fn read_schema(path: &Path) -> Result<Value, String> {

@@ -19,7 +19,8 @@ use url::Url;
 
 use super::environment::Variables;
 use super::{
-    Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, PrepareFailure, Request, SidecarContext,
+    Context, ExecuteError, ExecuteFailure, HandlerConfigError, PayloadHandler, PrepareError, PrepareFailure, Request,
+    SidecarContext, use_absolute_program,
 };
 use crate::limits::SERVICE_CONNECT_TIMEOUT;
 use forward::ForwardResult;
@@ -51,13 +52,6 @@ pub struct HttpConfig {
     pub service: Option<ServiceProgram>,
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("handler {name}: {message}")]
-pub struct HttpConfigError {
-    pub name: String,
-    pub message: String,
-}
-
 /// `epoch` counts how often the service came up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HttpAvailability {
@@ -84,18 +78,9 @@ struct HttpInner {
 
 impl Http {
     /// Creates the HTTP client; neither starts nor contacts the service.
-    pub fn new(mut config: HttpConfig) -> Result<Self, HttpConfigError> {
-        let name = config.name.clone();
+    pub fn new(mut config: HttpConfig) -> Result<Self, HandlerConfigError> {
         if let Some(service) = &mut config.service {
-            let program = service.exec.first_mut().filter(|program| !program.is_empty());
-            let Some(program) = program else {
-                return Err(HttpConfigError { name, message: "`exec` is empty; name a program".to_owned() });
-            };
-            if program.contains('/')
-                && let Ok(path) = std::path::absolute(&*program)
-            {
-                *program = path.to_string_lossy().into_owned();
-            }
+            use_absolute_program(&config.name, "exec", &mut service.exec)?;
         }
         // The program starts in another directory.
         if let Target::Unix(socket) = &mut config.target
@@ -103,7 +88,7 @@ impl Http {
         {
             *socket = path;
         }
-        let invalid = |message: String| HttpConfigError { name: config.name.clone(), message };
+        let invalid = |message: String| HandlerConfigError { handler: config.name.clone(), message };
         crate::host::crypto_provider::install_crypto_provider();
         let mut builder = Client::builder()
             .http1_only()
