@@ -1,4 +1,4 @@
-//! What a case may do besides calling its sources: create and cancel tasks, look at them, let time pass.
+//! What a case may do in addition to calling its sources: create and cancel tasks, look at them, let time pass.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -110,8 +110,8 @@ async fn an_unknown_run_is_gone(bench: Arc<dyn Bench>) {
     let source = bench.source("w1");
     let task = bench.create(Spec::default()).await;
     let known = receive(&*source, 1).await.remove(0);
-    let nobody = TaskId::parse("S2NL7euHSXSb2_FRd4pI_g").expect("a good id");
-    for run in [Run { task, run: 7 }, Run { task: nobody, run: 0 }] {
+    let unknown = TaskId::parse("S2NL7euHSXSb2_FRd4pI_g").expect("a good id");
+    for run in [Run { task, run: 7 }, Run { task: unknown, run: 0 }] {
         let message = Message { run, ..known.clone() };
         assert_eq!(refusal(source.claim(&message).await), Refusal::Gone);
     }
@@ -310,7 +310,7 @@ async fn a_claim_whose_reply_was_lost_is_taken_over_by_its_worker_alone(bench: A
 }
 
 async fn what_an_earlier_life_claimed_is_taken_over_and_reported_once(bench: Arc<dyn Bench>) {
-    let nobody = TaskId::parse("S2NL7euHSXSb2_FRd4pI_g").expect("a good id");
+    let unknown = TaskId::parse("S2NL7euHSXSb2_FRd4pI_g").expect("a good id");
     for outcome in [Outcome::Completed, Outcome::Exception(ExceptionReason::WorkerShutdown)] {
         let earlier = bench.source("w1");
         let task = bench.create(Spec { retries: 0, ..Spec::default() }).await;
@@ -330,7 +330,7 @@ async fn what_an_earlier_life_claimed_is_taken_over_and_reported_once(bench: Arc
         assert_eq!(refusal(later.take_over(&run).await), Refusal::Gone, "{outcome}: it is over");
     }
     let later = bench.source("w1");
-    assert_eq!(refusal(later.take_over(&Run { task: nobody, run: 0 }).await), Refusal::Gone);
+    assert_eq!(refusal(later.take_over(&Run { task: unknown, run: 0 }).await), Refusal::Gone);
 }
 
 fn file(name: &str, content: &[u8]) -> Artifact {

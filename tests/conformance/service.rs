@@ -162,7 +162,7 @@ impl Bench for ServiceBench {
             let metadata = json!({
                 "name": "conformance",
                 "description": "a case of journeyman's conformance suite",
-                "owner": "nobody@example.com",
+                "owner": "owner@example.com",
                 "source": "https://example.com/",
             });
             let definition = json!({

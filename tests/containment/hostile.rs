@@ -15,7 +15,7 @@ use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentL
 use tokio::task::JoinSet;
 
 use crate::bench::Bench;
-use crate::hunt::{Quarry, zombies};
+use crate::payload_scan::{Quarry, zombies};
 use crate::{LEVELS, Report, at};
 
 /// Default number of runs in total.
@@ -155,7 +155,7 @@ const PAYLOADS: [Payload; 29] = [
          for i in 1 2 3 4 5 6 7 8 9 10; do for j in 1 2 3 4 5; do mkdir $n; cd $n; done; done; exec setsid sleep $M >/dev/null 2>&1 &",
     ),
     payload("removes its own folder", End::ByItself, "setsid sleep $M >/dev/null 2>&1 & rm -rf \"$TASK_WORKDIR\""),
-    payload("lets nobody into its folder", End::ByItself, "setsid sleep $M >/dev/null 2>&1 & chmod 000 ."),
+    payload("makes its directory unreadable", End::ByItself, "setsid sleep $M >/dev/null 2>&1 & chmod 000 ."),
     payload("many short processes", End::ByItself, "i=0; while [ $i -lt ${MANY:-60} ]; do ( : & ); i=$((i + 1)); done"),
     payload(
         "forks all the time",
@@ -428,7 +428,7 @@ pub(crate) async fn as_first_process() -> Report {
             }
         };
         let reaped = tokio::time::timeout(RUN_TIMEOUT, reaped).await.map_err(|_| format!("{} zombies", zombies()));
-        report.check("nobody waits to be reaped", reaped);
+        report.check("no zombie remains", reaped);
     };
     tokio::select! {
         () = all => {}

@@ -17,10 +17,10 @@
 #[allow(dead_code, reason = "this room needs a part of it")]
 mod bench;
 
-mod earlier;
 mod hostile;
-mod hunt;
-mod plain;
+mod payload_scan;
+mod recorded_processes;
+mod scopes;
 
 use std::process::ExitCode;
 
@@ -73,12 +73,12 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let report = runtime.block_on(async {
         match words[..] {
-            ["--victim", level, name] => earlier::victim(level, name).await,
+            ["--victim", level, name] => recorded_processes::victim(level, name).await,
             ["--first-process"] => hostile::as_first_process().await,
             _ => {
                 let filter = words.iter().find(|word| !word.starts_with('-')).copied().unwrap_or_default();
-                let mut report = plain::run(filter).await;
-                report.add(earlier::run(filter));
+                let mut report = scopes::run(filter).await;
+                report.add(recorded_processes::run(filter));
                 report.add(hostile::run(filter).await);
                 report
             }

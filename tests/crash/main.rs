@@ -26,7 +26,7 @@ use tokio::net::unix::pipe;
 
 const TASK_QUEUE: &str = "crash/test";
 /// Limit for everything that a test waits for.
-const PATIENCE: Duration = Duration::from_secs(180);
+const STEP_TIMEOUT: Duration = Duration::from_secs(180);
 
 fn api(root_url: &str) -> Api {
     let credentials = Credentials::new("tester", TOKEN.to_owned().into(), None).expect("credentials");
@@ -186,7 +186,7 @@ async fn a_payload_that_writes_after_its_worker_was_killed_does_not_prevent_a_st
     api.create_task(&task, running(&script)).await.expect("created");
     let worker = Process::worker(folder.path(), queue.root_url(), "claim-work");
     let mut said = String::new();
-    let read = tokio::time::timeout(PATIENCE, reader.read_to_string(&mut said)).await;
+    let read = tokio::time::timeout(STEP_TIMEOUT, reader.read_to_string(&mut said)).await;
     read.expect("it is told in time").expect("it is told");
     assert_eq!(said, "writing\n");
     worker.kill();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 
-use super::PATIENCE;
+use super::STEP_TIMEOUT;
 
 /// A client of the queue.
 pub const TOKEN: &str = "crash-test-token";
@@ -141,7 +141,7 @@ impl Process {
     }
 
     fn line(&mut self) -> Option<String> {
-        let next = self.log.recv_timeout(PATIENCE);
+        let next = self.log.recv_timeout(STEP_TIMEOUT);
         assert_ne!(next, Err(RecvTimeoutError::Timeout), "it falls silent: {:#?}", self.said);
         let line = next.ok()?;
         self.said.push(line.clone());

@@ -10,7 +10,7 @@ mod commands;
 mod controller;
 mod lapin_alone;
 mod machine;
-#[path = "../host/metadata.rs"]
+#[path = "../host/metadata_service.rs"]
 #[allow(dead_code, unreachable_pub, clippy::expect_used, reason = "shared with the tests of the host")]
 mod metadata;
 mod no_op_worker;

@@ -170,8 +170,8 @@ impl<'a> World<'a> {
                 run: world.run(),
                 outcome,
             };
-            let left_over = (0..world.number() % 4).map(|_| left(&mut world)).collect();
-            world.happens(Event::ClaimsRecovered(left_over));
+            let recovered = (0..world.number() % 4).map(|_| left(&mut world)).collect();
+            world.happens(Event::ClaimsRecovered(recovered));
         }
         world.happens(Event::Tick);
         world
@@ -221,8 +221,8 @@ impl<'a> World<'a> {
                 Event::Opened { source, sent_at, answer: self.or_refused(lanes) }
             }
             Effect::Poll { source, queue: lane, max } => {
-                let haul = self.haul(u64::from(max));
-                Event::Polled { source, queue: lane, sent_at, answer: self.or_refused(haul) }
+                let polled = self.poll_result(u64::from(max));
+                Event::Polled { source, queue: lane, sent_at, answer: self.or_refused(polled) }
             }
             Effect::Recover { source, .. } => {
                 let claims: Vec<GrantedClaim> = (0..self.number() % 3).map(|_| self.brought()).collect();
@@ -329,19 +329,19 @@ impl<'a> World<'a> {
     }
 
     /// Sometimes one more than requested.
-    fn haul(&mut self, max: u64) -> PollResult {
-        let mut haul = PollResult::default();
+    fn poll_result(&mut self, max: u64) -> PollResult {
+        let mut polled = PollResult::default();
         for _ in 0..self.number() % (max + 2) {
             if self.index() < 4 {
                 let run = if self.index() == 0 { None } else { Some(self.run()) };
                 let id = format!("m{}", self.number() % 9).into();
                 let dequeue_count = u32::try_from(self.number() % 20).unwrap_or_default();
-                haul.messages.push(ReceivedMessage { token: self.token(), id, dequeue_count, run });
+                polled.messages.push(ReceivedMessage { token: self.token(), id, dequeue_count, run });
             } else {
-                haul.claims.push(self.brought());
+                polled.claims.push(self.brought());
             }
         }
-        haul
+        polled
     }
 }
 

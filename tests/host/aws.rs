@@ -3,8 +3,8 @@
 use journeyman::domain::termination_notice::{Provider, Termination};
 use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin, WatchHealth};
 
-use crate::metadata::{Cloud as Service, FAULTS, Fault, Metadata};
-use crate::watched::{Watched, about};
+use crate::metadata_service::{Cloud as Service, FAULTS, Fault, Metadata};
+use crate::notice_watch::{Watched, about};
 
 const EC2: MetadataProvider = MetadataProvider::Fixed(Provider::Aws);
 const ACTION: &str = "spot/instance-action";

@@ -6,8 +6,8 @@ use journeyman::domain::termination_notice::{Provider, Termination};
 use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
 use serde_json::{Value, json};
 
-use crate::metadata::{Cloud as Service, FAULTS, Metadata};
-use crate::watched::{Watched, about};
+use crate::metadata_service::{Cloud as Service, FAULTS, Metadata};
+use crate::notice_watch::{Watched, about};
 
 const AZURE: MetadataProvider = MetadataProvider::Fixed(Provider::Azure);
 const LISTS: &str = "scheduledevents";

@@ -3,8 +3,8 @@
 use journeyman::domain::termination_notice::{Provider, Termination};
 use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
 
-use crate::metadata::{Cloud as Service, FAULTS, Metadata};
-use crate::watched::{Watched, about};
+use crate::metadata_service::{Cloud as Service, FAULTS, Metadata};
+use crate::notice_watch::{Watched, about};
 
 const GOOGLE: MetadataProvider = MetadataProvider::Fixed(Provider::Gcp);
 const WAITS: &str = "preempted?wait_for_change=true";
@@ -36,12 +36,12 @@ async fn a_preemption_before_the_first_poll_means_at_once() {
 #[tokio::test]
 async fn a_preemption_while_the_connection_broke_is_not_missed() {
     let service = Metadata::start(Service::Google).await;
-    service.change(|state| state.faults.extend([crate::metadata::Fault::Reset; 4]));
+    service.change(|state| state.faults.extend([crate::metadata_service::Fault::Reset; 4]));
     let mut watched = Watched::cloud(GOOGLE, service.url());
     service.is_asked(WAITS, 1).await;
     service.change(|state| {
         state.preempted = "TRUE";
-        state.faults.extend([crate::metadata::Fault::Reset; 2]);
+        state.faults.extend([crate::metadata_service::Fault::Reset; 2]);
     });
     let left = watched.goes_in().await;
     assert!(left > 5.0 && left <= 30.0, "{left}");

@@ -9,8 +9,8 @@
 
 mod aws;
 mod azure;
-mod file;
 mod gcp;
-mod metadata;
-mod watched;
-mod worker;
+mod metadata_service;
+mod notice_file;
+mod notice_watch;
+mod termination;

@@ -67,7 +67,7 @@ struct State {
     mail: Vec<Mail>,
     losses: u8,
     crashes: u8,
-    /// An outcome was accepted from somebody who did not hold the run.
+    /// An outcome was accepted from a worker that did not hold the run.
     stolen: bool,
 }
 
@@ -316,7 +316,7 @@ impl Model for World {
             if worker.crashed {
                 continue;
             }
-            // A message reaches whoever has nothing in hand, each run's once.
+            // A message reaches any idle worker, each run once.
             if state.queue == Queue::Pending && worker.machine.is_none() && worker.claims < 2 {
                 actions.push(Action::Receive(index));
             }
@@ -332,7 +332,7 @@ impl Model for World {
         }
         for (index, mail) in state.mail.iter().enumerate() {
             actions.push(Action::Deliver(index));
-            // What is left of a lease when a lost claim is asked for again is short, and so is its margin: shorter than
+            // The rest of a lease when a lost claim is asked for again is short, and so is its margin: shorter than
             // a tick, and with it than a clock or a kill that is out by whole ticks.
             let losable = mail.call != Call::Claim || self.lag + self.kill == 0;
             if losable && state.losses > 0 && !state.workers[mail.worker].crashed {

@@ -1,4 +1,4 @@
-//! A claim under everything that may happen to it, in any order, sensible or not.
+//! A claim under arbitrary events in arbitrary order, valid or not.
 
 use std::time::Duration;
 
@@ -163,7 +163,7 @@ fn lives(length: u64, late: u64, steps: Vec<Step>) {
         if happening == ClaimEvent::Started && machine.state_name() == "preparing" {
             let ours = machine.lease().is_some_and(|lease| now < lease.expires_at());
             if !ours {
-                // Nobody starts what is not ours any more.
+                // Nothing starts after the claim is lost.
                 return false;
             }
             assert!(!judge.executed, "I6: started twice");

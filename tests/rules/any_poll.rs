@@ -1,6 +1,6 @@
-//! Poll order against the protocol's own words, told again here: "the worker must poll the queues in order they are given";
-//! where there is no message "the worker should try the next"; "at end of the array, the worker should sleep a second or so,
-//! and start polling from the start". And ours: after a hit or trouble it starts from the start as well (I16).
+//! The order of polls against the protocol: "the worker must poll the queues in order they are given"; without a message
+//! "the worker should try the next"; "at end of the array, the worker should sleep a second or so, and start polling from
+//! the start". After a message or an error this worker starts from the start too (I16).
 
 use std::time::Duration;
 

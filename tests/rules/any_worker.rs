@@ -1,5 +1,5 @@
-//! The whole worker under everything that may be answered, in any order: what is taken is given back, what comes in is
-//! settled, a wake that was asked for changes something, and told to go it goes.
+//! The whole worker under arbitrary answers in arbitrary order: every slot is released, every claim is settled, every
+//! requested wake-up changes something, and a worker that is stopped ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -48,8 +48,8 @@ struct World {
     /// Claims that hold no slot.
     slotless: BTreeSet<Run>,
     executed: BTreeSet<Run>,
-    /// What an earlier life had left to report.
-    left_over: BTreeSet<Run>,
+    /// The outcomes that a previous process had left to report.
+    recovered: BTreeSet<Run>,
     exited: bool,
     calm: bool,
 }
@@ -79,7 +79,7 @@ impl World {
             polling: BTreeMap::new(),
             slotless: BTreeSet::new(),
             executed: BTreeSet::new(),
-            left_over: BTreeSet::new(),
+            recovered: BTreeSet::new(),
             exited: false,
             calm: false,
         }
@@ -150,7 +150,10 @@ impl World {
             }
             Effect::Prepare(token) => {
                 let run = self.worker.claims().find(|view| view.claim == *token).map(|view| view.run.clone());
-                assert!(!self.left_over.contains(&run.expect("a held claim")), "I28: {effect:?} of an earlier life's");
+                assert!(
+                    !self.recovered.contains(&run.expect("a held claim")),
+                    "I28: {effect:?} of a previous process's"
+                );
             }
             Effect::TakeOver(token) => assert!(self.claims.contains(token), "{effect:?} of what is over"),
             Effect::Open(_)
@@ -205,24 +208,29 @@ impl World {
         Duration::from_secs(self.below(120))
     }
 
-    fn haul(&mut self, long_poll: bool, max: u64) -> PollResult {
-        let mut haul = PollResult::default();
+    fn poll_result(&mut self, long_poll: bool, max: u64) -> PollResult {
+        let mut polled = PollResult::default();
         if self.calm {
-            return haul;
+            return polled;
         }
         for _ in 0..self.below(max + 2) {
             if long_poll {
                 let run = self.run();
-                haul.claims.push(self.bring(run));
+                polled.claims.push(self.bring(run));
             } else {
                 let run = (self.below(8) > 0).then(|| self.run());
                 let id = format!("m{}", self.below(12)).into();
                 let token = self.token();
                 self.messages.insert(token);
-                haul.messages.push(ReceivedMessage { token, id, dequeue_count: 9 + u32::from(self.below(4) > 2), run });
+                polled.messages.push(ReceivedMessage {
+                    token,
+                    id,
+                    dequeue_count: 9 + u32::from(self.below(4) > 2),
+                    run,
+                });
             }
         }
-        haul
+        polled
     }
 
     fn bring(&mut self, run: Run) -> GrantedClaim {
@@ -231,14 +239,14 @@ impl World {
         GrantedClaim { token, run, length: self.length() }
     }
 
-    /// An earlier life has left something, half of the time.
+    /// Half of the workers recover claims of a previous process.
     fn remembers(&mut self) {
         let runs: BTreeSet<Run> = (0..self.below(8).saturating_sub(3)).map(|_| self.run()).collect();
         let mut left = Vec::new();
         for run in runs {
             let GrantedClaim { token, run, .. } = self.bring(run);
             self.slotless.insert(run.clone());
-            self.left_over.insert(run.clone());
+            self.recovered.insert(run.clone());
             let outcome = if self.below(2) == 0 {
                 Outcome::Completed
             } else {
@@ -264,8 +272,8 @@ impl World {
             }
             Effect::Poll { source, queue: PriorityQueue(lane), max } => {
                 self.polling.remove(&source);
-                let haul = self.haul(source == SourceId(1), u64::from(max));
-                let answer = if haul == PollResult::default() { self.answer(haul) } else { Ok(haul) };
+                let polled = self.poll_result(source == SourceId(1), u64::from(max));
+                let answer = if polled == PollResult::default() { self.answer(polled) } else { Ok(polled) };
                 Event::Polled { source, queue: PriorityQueue(lane), sent_at, answer }
             }
             Effect::Recover { source, known_runs: held, .. } => {
@@ -375,7 +383,7 @@ fn lives(seed: u64) {
             _ => {}
         }
     }
-    // The faults end: everything that is under way is answered, and the worker is told to go.
+    // The faults end: everything that is under way is answered, and the worker is stopped.
     world.calm = true;
     world.happens(Event::Drain);
     for _ in 0..2_000 {

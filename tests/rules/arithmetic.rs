@@ -1,4 +1,4 @@
-//! The numbers: leases, waits, jitter, time. None of them overflows, whatever a queue or an operator says.
+//! Leases, waits, jitter and time do not overflow, whatever a queue or an operator sets.
 
 use std::time::Duration;
 

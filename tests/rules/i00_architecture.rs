@@ -1,4 +1,4 @@
-//! An invariant in force is cited where the code keeps it and has a room of its own here.
+//! An invariant in force is cited where the code keeps it and has a test module here.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -31,21 +31,21 @@ fn i00_every_invariant_in_force_is_cited_in_the_code_and_has_a_room_of_tests() {
     let mut code = String::new();
     sources(&root.join("src"), &mut code);
     let cited = cited(&code);
-    let rooms = std::fs::read_to_string(root.join("tests/rules/main.rs")).expect("this binary");
-    for (number, room) in [(18, "replies"), (19, "worker_kills")] {
+    let modules = std::fs::read_to_string(root.join("tests/rules/main.rs")).expect("this binary");
+    for (number, module) in [(18, "replies"), (19, "worker_kills")] {
         assert!(cited.contains(&number), "I{number} is cited nowhere in src");
-        let tests = std::fs::read_to_string(root.join(format!("tests/amqp/{room}.rs"))).expect("the room");
-        assert!(tests.contains(&format!("fn i{number:02}_")), "no test in tests/amqp/{room}.rs carries the number");
+        let tests = std::fs::read_to_string(root.join(format!("tests/amqp/{module}.rs"))).expect("the module");
+        assert!(tests.contains(&format!("fn i{number:02}_")), "no test in tests/amqp/{module}.rs carries the number");
     }
     for number in IN_FORCE {
         assert!(cited.contains(&number), "I{number} is cited nowhere in src");
-        let room = rooms.lines().find_map(|line| {
+        let module = modules.lines().find_map(|line| {
             let name = line.strip_prefix("mod ")?.strip_suffix(';')?;
             name.starts_with(&format!("i{number:02}_")).then_some(name)
         });
-        let room = room.unwrap_or_else(|| panic!("I{number} has no room in tests/rules"));
-        let tests = std::fs::read_to_string(root.join(format!("tests/rules/{room}.rs"))).expect("the room");
-        assert!(tests.contains(&format!("fn i{number:02}_")), "no test in {room} carries the number");
+        let module = module.unwrap_or_else(|| panic!("I{number} has no module in tests/rules"));
+        let tests = std::fs::read_to_string(root.join(format!("tests/rules/{module}.rs"))).expect("the module");
+        assert!(tests.contains(&format!("fn i{number:02}_")), "no test in {module} carries the number");
     }
 }
 

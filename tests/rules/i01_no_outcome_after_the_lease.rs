@@ -1,4 +1,4 @@
-//! I1: no outcome is sent at or after `abandon_at`, nor after a reply that said the claim is lost.
+//! I1: no outcome is sent at or after `abandon_at`, nor after a reply that reports the claim lost.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! I2: a payload is told to end early enough to be gone before its claim is.
+//! I2: a payload is stopped early enough to end before its claim does.
 
 use journeyman::domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason};
 use journeyman::domain::lease::clock_error;

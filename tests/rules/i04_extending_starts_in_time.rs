@@ -1,4 +1,4 @@
-//! I4: extending starts early enough for three attempts, and at once where the lease is too short for that.
+//! I4: the reclaim starts early enough for three attempts, and at once where the lease is too short for that.
 
 use std::time::Duration;
 
@@ -54,8 +54,8 @@ fn i04_three_attempts_fit_even_when_each_one_takes_all_its_time() {
 #[test]
 fn i04_a_service_that_asks_for_patience_is_still_asked_three_times() {
     let mut one = One::executing();
-    let patience = Refusal::Retry { retry_after: Some(secs(3600)) };
-    let acts = one.pass_to(one.abandon_at(), Reclaims::Refused(patience));
+    let retry = Refusal::Retry { retry_after: Some(secs(3600)) };
+    let acts = one.pass_to(one.abandon_at(), Reclaims::Refused(retry));
     assert!(reclaims(&acts) >= RECLAIM_ATTEMPTS_MIN as usize, "{acts:?}");
 }
 

@@ -101,8 +101,8 @@ fn i06_a_run_that_one_source_holds_is_not_claimed_through_another() {
     let claim = bench.preparing("m1", "T");
     let twin = bench.grant("T");
     let token = twin.token;
-    let haul = PollResult { messages: Vec::new(), claims: vec![twin] };
-    let effects = bench.polled(1, 0, Ok(haul));
+    let polled = PollResult { messages: Vec::new(), claims: vec![twin] };
+    let effects = bench.polled(1, 0, Ok(polled));
     assert!(effects.contains(&Effect::DropMessage(token)), "{effects:?}");
     let held: Vec<_> = bench.worker.claims().map(|view| (view.claim, view.run.clone())).collect();
     assert_eq!(held, [(claim, run("T"))]);
@@ -123,10 +123,10 @@ fn strangers() -> Bench {
 fn i06_a_run_of_another_deployment_is_another_run_whatever_its_name() {
     let mut bench = strangers();
     let ours = bench.executing("m1", "T");
-    let namesake = bench.grant("T");
-    let theirs = namesake.token;
-    let haul = |claims| Ok(PollResult { messages: Vec::new(), claims });
-    let effects = bench.polled(1, 0, haul(vec![namesake]));
+    let same_id = bench.grant("T");
+    let theirs = same_id.token;
+    let polled = |claims| Ok(PollResult { messages: Vec::new(), claims });
+    let effects = bench.polled(1, 0, polled(vec![same_id]));
     assert!(effects.contains(&Effect::Prepare(theirs)), "{effects:?}");
     // Nor is it taken for one that has ended here.
     bench.completes(ours);
@@ -136,7 +136,7 @@ fn i06_a_run_of_another_deployment_is_another_run_whatever_its_name() {
     bench.claimed(second, Ok(LEASE));
     let ended = bench.grant("U");
     let token = ended.token;
-    assert!(bench.polled(1, 0, haul(vec![ended])).contains(&Effect::Prepare(token)));
+    assert!(bench.polled(1, 0, polled(vec![ended])).contains(&Effect::Prepare(token)));
 }
 
 #[test]

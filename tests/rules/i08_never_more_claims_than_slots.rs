@@ -1,4 +1,4 @@
-//! I8: a slot is taken before a claim is asked for, and comes back exactly once.
+//! I8: a slot is reserved before a claim is requested, and released exactly once.
 
 use journeyman::domain::id::SourceId;
 use journeyman::domain::refusal::Refusal;

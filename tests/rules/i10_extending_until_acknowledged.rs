@@ -1,4 +1,4 @@
-//! I10: extending goes on until the outcome is acknowledged, not merely sent.
+//! I10: a claim is reclaimed until its outcome is acknowledged, not only sent.
 
 use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, SHUTDOWN_UPLOAD_MAX, UploadStatus};
 use journeyman::domain::outcome::ExecuteFailure;

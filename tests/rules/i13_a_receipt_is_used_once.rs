@@ -1,4 +1,4 @@
-//! I13: a delete uses the reception it belongs to, and none that was followed by another. (The bytes are the adapters'.)
+//! I13: a delete uses the pop receipt of the last reception of its message. (The adapters hold the receipt.)
 
 use journeyman::domain::id::LocalToken;
 use journeyman::domain::refusal::Refusal;

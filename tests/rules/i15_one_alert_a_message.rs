@@ -1,4 +1,4 @@
-//! I15: a message received more often than the limit raises one alert, not one a poll.
+//! I15: a message received more often than the limit raises one alert, not one for each poll.
 
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{ALERTED_MESSAGES_MAX, Alert, Effect, PollResult};

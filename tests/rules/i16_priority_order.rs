@@ -1,4 +1,4 @@
-//! I16: lanes are asked strictly in the order given; a lower one only after every higher one answered "empty" in the same round.
+//! I16: priority queues are polled strictly in order: a lower one only after every higher one was empty in the same round.
 
 use journeyman::domain::id::{PriorityQueue, SourceId};
 use journeyman::domain::refusal::Refusal;

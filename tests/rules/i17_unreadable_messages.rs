@@ -1,4 +1,4 @@
-//! I17: a message that cannot be read never stops the poller; it is said once and deleted, and costs its batch nothing.
+//! I17: an unreadable message never stops the poller: it is reported once and deleted, and its batch is processed.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! I21: `malformed-payload` only if no task code ran, `failed` only if it ran and ended by itself; a kill of ours is neither.
+//! I21: `malformed-payload` only if no task code ran, `failed` only if it ran and exited by itself, not if the worker killed it.
 
 use journeyman::domain::claim::{ClaimAction, ClaimEvent, UploadStatus};
 use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure, Verdict};

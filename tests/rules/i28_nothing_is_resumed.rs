@@ -1,4 +1,4 @@
-//! I28: what an earlier life of this worker held is handed back or left to expire; its payload is never resumed.
+//! I28: a claim of a previous process of this worker is released or expires; its payload is never resumed.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, RETRY, policy, run, secs};
 
 const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 
-/// An earlier life may have died with a poll under way.
+/// A previous process may have been killed during a poll.
 fn started() -> Bench {
     let mut bench = Bench::new(policy(2), &[CLAIMS]);
     bench.happens(Event::UnreadPoll { source: SourceId(0), age: secs(5) });
@@ -230,7 +230,7 @@ fn i28_polls_whose_claims_could_not_be_looked_for_are_remembered_and_not_without
         bench.polled(0, 0, Err(RETRY));
         effects = bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
         let windows = asked(&effects).expect("asked");
-        // The earlier life's as well, as long as there is room.
+        // Those of the previous process as well, while slots are free.
         assert_eq!(windows.len(), (lost + 1).min(UNREAD_POLLS_MAX));
         effects = bench.recovered(0, Err(Refusal::Denied));
         effects.extend(bench.pass(secs(60)));
@@ -325,7 +325,7 @@ fn i28_a_message_about_what_was_written_down_leads_to_no_second_claim() {
         let effects = taken(&mut bench, claim, answer);
         assert!(effects.contains(&Effect::Delete(message)), "I12: {answer:?} settles it: {effects:?}");
     }
-    // Where nobody would say, it is given up here, and what the queue makes of it is left to the lease.
+    // Without an answer the worker gives up, and the lease expires.
     let mut bench = Bench::new(policy(2), &[MESSAGES]);
     let claim = left(&mut bench, "T", SHUTDOWN);
     taken(&mut bench, claim, Err(Refusal::Denied));

@@ -1,4 +1,4 @@
-//! The rules, one room an invariant: each test drives a pure machine by hand and carries the invariant's number.
+//! The rules, one module an invariant: each test drives a pure machine by hand and carries the number of the invariant.
 
 #![allow(
     clippy::expect_used,
@@ -16,31 +16,31 @@ mod i01_no_outcome_after_the_lease;
 mod i02_no_payload_outlives_its_claim;
 mod i03_no_start_on_a_late_reply;
 mod i04_extending_starts_in_time;
-mod i05_transient_trouble_ends_nothing;
+mod i05_transient_errors_never_end_a_claim;
 mod i06_one_payload_a_claim;
-mod i07_overlap_is_said;
+mod i07_overlap_is_reported;
 mod i08_never_more_claims_than_slots;
 mod i09_one_outcome_accepted;
 mod i10_extending_until_acknowledged;
-mod i11_nothing_waits_for_anything;
-mod i12_deleted_only_when_settled;
+mod i11_calls_do_not_wait_for_each_other;
+mod i12_deleted_only_after_a_definite_answer;
 mod i13_a_receipt_is_used_once;
-mod i14_failed_deletes_are_said;
+mod i14_failed_deletes_are_reported;
 mod i15_one_alert_a_message;
 mod i16_priority_order;
 mod i17_unreadable_messages;
 mod i21_verdicts_and_outcomes;
-mod i22_the_hosts_end;
-mod i22_the_way_out;
-mod i23_hand_back_is_quick;
-mod i24_exit_says_why;
+mod i22_host_termination;
+mod i22_shutdown;
+mod i23_release_is_quick;
+mod i24_exit_reason;
 mod i25_no_retry_inside_a_run;
-mod i26_what_may_be_left_keeps_its_slot;
-mod i27_what_is_left_running_is_killed_first;
+mod i26_unproven_cleanup_keeps_the_slot;
+mod i27_orphans_are_killed_first;
 mod i28_nothing_is_resumed;
-mod i33_a_sick_host_pauses;
-mod i34_an_order_is_about_one_claim;
-mod notices;
-mod service;
-mod staying;
+mod i33_an_unhealthy_host_pauses;
+mod i34_a_command_is_about_one_claim;
+mod lifecycle;
+mod metadata_services;
+mod sidecar;
 mod support;

@@ -1,4 +1,4 @@
-//! Benches to put the machines on: time is a number, effects are a list.
+//! Test benches that drive the machines: time is a number, effects are a list.
 
 use std::time::Duration;
 
@@ -177,7 +177,7 @@ impl Bench {
         bench
     }
 
-    /// One source of claims, opened and asked for what an earlier life left; its first poll is under way.
+    /// One source of claims, opened and asked for the claims of a previous process; its first poll is under way.
     pub(crate) fn claims(capacity: u32) -> Self {
         let mut bench = Self::new(policy(capacity), &[CLAIMS]);
         bench.tick();

@@ -40,7 +40,7 @@ impl World {
             Effect::Delete(message) => self.check_delete(host, *message),
             Effect::Prepare(claim) => {
                 let track = &self.hosts[host].claims[claim];
-                self.held("I28", !track.left_over, || format!("prepared what an earlier life held: {track:?}"));
+                self.held("I28", !track.recovered, || format!("prepared what a previous process held: {track:?}"));
             }
             Effect::Execute(claim) => self.check_execute(host, *claim),
             Effect::Report { claim, outcome, .. } => self.check_report(host, *claim, *outcome),
@@ -61,8 +61,8 @@ impl World {
             Effect::Alert(alert) => self.check_alert(host, alert),
             Effect::Recover { .. } => self.check_fit(host),
             Effect::TakeOver(claim) => {
-                let known = self.hosts[host].claims.get(claim).is_some_and(|track| track.left_over);
-                self.held("I28", known, || format!("host {host} takes over {claim:?}, which nobody left"));
+                let known = self.hosts[host].claims.get(claim).is_some_and(|track| track.recovered);
+                self.held("I28", known, || format!("host {host} takes over {claim:?}, which no previous process held"));
             }
             Effect::Open(_)
             | Effect::ProbeHost
@@ -82,7 +82,7 @@ impl World {
         self.held("I22", self.hosts[host].stop.is_none(), || format!("host {host} polls after it was told to stop"));
         self.check_fit(host);
         let served = self.hosts[host].serving == ServiceAvailability::Up;
-        self.held("I33", served, || format!("host {host} polls while nobody is there to run its tasks"));
+        self.held("I33", served, || format!("host {host} polls while its sidecar is down"));
         self.held("I8", (1..=32).contains(&max), || format!("host {host} asks for {max}"));
     }
 
@@ -129,11 +129,11 @@ impl World {
             format!("host {host} starts {run} a second time")
         });
         self.held("I28", !self.hosts[host].left.contains(&run), || {
-            format!("host {host} starts {run}, which an earlier life of it held")
+            format!("host {host} starts {run}, which its previous process held")
         });
         if let Some(other) = self.other_alive(&run.task, host) {
             let excused = self.hosts[other].claims.values().any(|track| track.run.task == run.task && track.suspended);
-            // A task somebody canceled or a worker lost is on its way to be killed; its lease was not extended.
+            // A payload whose task was canceled or whose claim was lost is about to be killed; its lease was not extended.
             self.held("I7", excused, || format!("{run} runs at host {other} and now at host {host}"));
         }
         let track = self.hosts[host].claims.get_mut(&claim).expect("a claim");
@@ -215,7 +215,7 @@ impl World {
             | ClaimEnd::Unconfirmed { loss: LossReason::LeaseExpired | LossReason::GrantedTooLate, .. } => {
                 let over = track.lease.is_some_and(|lease| now >= lease.expires_at());
                 self.held("I5", over, || format!("host {host} gives up before its time: {track:?}"));
-                // A claim that an earlier life made is granted again with what is left of it.
+                // A claim that a previous process made is granted again for the rest of its lease.
                 let whole = track.lease.zip(track.leased_at).is_some_and(|(lease, sent_at)| {
                     lease.granted_until().since(sent_at).as_millis() > u128::from(self.queue.lease_ms / 2)
                 });
@@ -271,7 +271,7 @@ impl World {
 
     pub fn check_capacity(&self, host: usize) {
         let state = &self.hosts[host];
-        let claims = state.claims.values().filter(|track| !track.left_over && !track.unasked).count();
+        let claims = state.claims.values().filter(|track| !track.recovered && !track.unasked).count();
         let taken = u32::try_from(claims).expect("few") + state.reserved;
         self.held("I8", taken <= state.capacity, || format!("host {host} holds {taken} of {}", state.capacity));
         let free = state.worker.as_ref().map_or(0, |worker| worker.free_slots());
@@ -281,7 +281,7 @@ impl World {
         self.held("I14", state.deletes_failed == state.delete_alerts, || format!("host {host} hid a failed delete"));
     }
 
-    /// I2: nothing runs when somebody else may start it, unless this host was asleep (I7).
+    /// I2: no payload runs when another worker may start it, unless this host was asleep (I7).
     pub fn check_outlived(&self, host: usize, claim: LocalToken) {
         let track = &self.hosts[host].claims[&claim];
         let in_time = match self.queue.state(&track.run) {
@@ -347,12 +347,12 @@ impl World {
         let state = &mut self.hosts[host];
         let lanes = state.lanes();
         state.next_lane = match answer {
-            Ok(haul) if haul.messages.is_empty() && haul.claims.is_empty() => (lane.0 + 1) % lanes,
+            Ok(polled) if polled.messages.is_empty() && polled.claims.is_empty() => (lane.0 + 1) % lanes,
             Ok(_) | Err(_) => 0,
         };
-        if let Ok(haul) = answer {
+        if let Ok(polled) = answer {
             state.accepted |= !state.azure;
-            self.note_grants(host, &haul.claims);
+            self.note_grants(host, &polled.claims);
         }
     }
 
@@ -361,7 +361,7 @@ impl World {
         let began = self.hosts[host].began;
         for one in brought {
             if let Some(track) = self.hosts[host].claims.get_mut(&one.token) {
-                track.left_over = self.queue.claimed[&track.run] < began;
+                track.recovered = self.queue.claimed[&track.run] < began;
             }
         }
         self.note_grants(host, brought);

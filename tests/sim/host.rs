@@ -55,14 +55,14 @@ pub struct Host {
     pub unfit_until: u64,
     /// A task was found to fail because of the host, and no look has found it fit since.
     pub known_unfit: bool,
-    /// When this life began.
+    /// When this process started.
     pub began: u64,
     /// Whether what its tasks need is there, as its worker was told.
     pub serving: ServiceAvailability,
     pub request_good: Option<bool>,
     /// What is on its disk.
     pub journal: Journal,
-    /// What this life was told that an earlier one had left.
+    /// What this process recovered from the previous one.
     pub left: BTreeSet<Run>,
     /// What was executed here in whichever life.
     pub ever_executed: BTreeSet<Run>,
@@ -99,7 +99,7 @@ pub struct Track {
     pub verdict: Option<Verdict>,
     pub reports: u32,
     pub answered: bool,
-    pub left_over: bool,
+    pub recovered: bool,
     pub unasked: bool,
     pub outcome: Option<Outcome>,
     pub granted_calm: bool,
@@ -127,7 +127,7 @@ impl Track {
             verdict: None,
             reports: 0,
             answered: false,
-            left_over: false,
+            recovered: false,
             unasked: false,
             outcome: None,
             granted_calm: false,
@@ -243,7 +243,7 @@ impl Host {
             self.journal.apply(JournalRecord::Claimed { entry: EntryId(token.0), claim: held });
             self.journal.apply(JournalRecord::OutcomeDecided { entry: EntryId(token.0), outcome });
             let mut track = Track::new(run.clone());
-            track.left_over = true;
+            track.recovered = true;
             track.executed = self.ever_executed.contains(&run);
             self.claims.insert(token, track);
             self.left.insert(run.clone());

@@ -34,7 +34,7 @@ fn setting(name: &str, default: u64) -> u64 {
 fn workers_under_every_fault_lose_nothing_and_report_once() {
     let (first, seeds) = (setting("JOURNEYMAN_SIM_SEED", 0), setting("JOURNEYMAN_SIM_SEEDS", 2_000));
     let trace = setting("JOURNEYMAN_SIM_TRACE", 0) == 1;
-    let (next, virtual_ms, tally) = (AtomicU64::new(first), AtomicU64::new(0), Mutex::new(FaultTotals::default()));
+    let (next, virtual_ms, totals) = (AtomicU64::new(first), AtomicU64::new(0), Mutex::new(FaultTotals::default()));
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..2)
             .map(|_| {
@@ -47,7 +47,7 @@ fn workers_under_every_fault_lose_nothing_and_report_once() {
                         let mut world = World::new(seed, trace);
                         world.run();
                         virtual_ms.fetch_add(world.now, Ordering::Relaxed);
-                        tally.lock().add(&world.tally);
+                        totals.lock().add(&world.totals);
                     }
                 })
             })
@@ -58,15 +58,15 @@ fn workers_under_every_fault_lose_nothing_and_report_once() {
             }
         }
     });
-    let tally = tally.into_inner();
+    let totals = totals.into_inner();
     let days = virtual_ms.into_inner() / 86_400_000;
-    let kinds = tally.0.len();
-    let rarest = tally.0.iter().min_by_key(|(_, count)| **count);
+    let kinds = totals.0.len();
+    let rarest = totals.0.iter().min_by_key(|(_, count)| **count);
     println!(
         "simulation: {seeds} seeds, {days} days of virtual time, {kinds} kinds of fault, rarest {rarest:?}, 0 lost"
     );
     if seeds >= 300 {
-        let missing: Vec<_> = ALL.iter().filter(|fault| !tally.0.contains_key(fault)).collect();
+        let missing: Vec<_> = ALL.iter().filter(|fault| !totals.0.contains_key(fault)).collect();
         assert!(missing.is_empty(), "faults that never struck: {missing:?}");
     }
 }

@@ -113,7 +113,7 @@ pub struct World {
     enabled: BTreeSet<Fault>,
     pub calm: bool,
     calm_at: u64,
-    pub tally: FaultTotals,
+    pub totals: FaultTotals,
     waiters: BTreeMap<u64, Request>,
     errors_until: u64,
     forbidden_until: u64,
@@ -146,7 +146,7 @@ impl World {
             enabled,
             calm: false,
             calm_at: 0,
-            tally: FaultTotals::default(),
+            totals: FaultTotals::default(),
             waiters: BTreeMap::new(),
             errors_until: 0,
             forbidden_until: 0,
@@ -237,7 +237,7 @@ impl World {
     fn hit(&mut self, fault: Fault, percent: u64) -> bool {
         let strikes = !self.calm && self.enabled.contains(&fault) && self.rng.chance(percent);
         if strikes {
-            self.tally.count(fault);
+            self.totals.count(fault);
             self.note(|| format!("fault {fault:?}"));
         }
         strikes
@@ -262,7 +262,7 @@ impl World {
 
     fn done(&mut self) -> bool {
         let limit = self.queue.lease_ms * 5 + 40 * self.queue.lease_ms + 12 * 3_600_000;
-        // Messages are for the hosts that speak of them; without one, nobody takes them away.
+        // Messages are for the hosts that speak of them; without one they stay.
         let tidy = self.queue.entries.is_empty() || self.hosts.iter().all(|host| !host.azure);
         let done = self.queue.unresolved() == 0 && tidy;
         assert!(
@@ -348,7 +348,7 @@ impl World {
             Happens::Cancel => {
                 let tasks: Vec<TaskId> = self.queue.tasks.keys().cloned().collect();
                 if let Some(task) = tasks.first() {
-                    self.tally.count(Fault::TaskCanceled);
+                    self.totals.count(Fault::TaskCanceled);
                     self.note(|| format!("canceled {task}"));
                     self.queue.cancel(task, self.now);
                 }
@@ -387,7 +387,7 @@ impl World {
     }
 
     fn incident(&mut self, host: usize, fault: Fault) {
-        self.tally.count(fault);
+        self.totals.count(fault);
         self.note(|| format!("incident {fault:?} at host {host}"));
         match fault {
             Fault::Crash => self.stop_host(host),
@@ -440,11 +440,11 @@ impl World {
             }
             Fault::Undecodable => self.queue.put(0, None, 0, self.now),
             Fault::UnknownTask => {
-                let task = TaskId::parse("nobody").expect("a task id");
+                let task = TaskId::parse("unknown").expect("a task id");
                 self.queue.put(1, Some(Run { task, run: 0 }), 0, self.now);
             }
             Fault::HighDequeueCount => {
-                let task = TaskId::parse("nobody-either").expect("a task id");
+                let task = TaskId::parse("unknown-too").expect("a task id");
                 self.queue.put(2, Some(Run { task, run: 0 }), crate::host::DEQUEUE_ALERT, self.now);
             }
             other => unreachable!("{other:?} is no incident"),
@@ -615,7 +615,7 @@ impl World {
             Effect::Kill { claim, grace, .. } => self.kill(host, claim, grace),
             Effect::Upload(claim) => self.settle(host, claim),
             Effect::Report { claim, outcome, timeout } => {
-                // The record may be lost with the host, as long as nobody waits for it.
+                // The record may be lost with the host, unless a caller waits for it.
                 if let Some(run) = run_of(self, claim).filter(|_| !self.rng.chance(10)) {
                     let held = ClaimRecord { run, claimant: CLAIMANT.into(), processes: None };
                     self.hosts[host].note(JournalRecord::Claimed { entry: EntryId(claim.0), claim: held });
@@ -797,7 +797,7 @@ impl World {
     fn send_back(&mut self, request: Request, answer: Result<Answer, Refusal>) {
         let silent = Err(Refusal::Retry { retry_after: None });
         match request.back {
-            // The caller was told already, when its patience ended.
+            // The caller got its answer when it timed out.
             Back::Lost => {}
             Back::Broken(took) => {
                 let at = (self.now + took).min(request.gives_up);
@@ -1024,7 +1024,7 @@ impl World {
             Call::Poll { lane, max } => {
                 self.hosts[host].reserved -= u32::from(max);
                 self.sent_poll = true;
-                let answer = answer.map(|answer| self.haul(host, answer));
+                let answer = answer.map(|answer| self.poll_result(host, answer));
                 self.sent_poll = false;
                 self.check_polled(host, lane, &answer);
                 Event::Polled { source: SourceId(0), queue: lane, sent_at, answer }
@@ -1077,16 +1077,16 @@ impl World {
             Answer::Partly(granted) => (Answer::Granted(granted), Some(Refusal::Retry { retry_after: None })),
             other => (other, None),
         };
-        RecoveryResult { claims: self.haul(host, answer).claims, error: missed, foreign_claims: 0 }
+        RecoveryResult { claims: self.poll_result(host, answer).claims, error: missed, foreign_claims: 0 }
     }
 
-    fn haul(&mut self, host: usize, answer: Answer) -> PollResult {
-        let mut haul = PollResult::default();
+    fn poll_result(&mut self, host: usize, answer: Answer) -> PollResult {
+        let mut polled = PollResult::default();
         match answer {
             Answer::Entries(entries, counts) => {
                 for (entry, dequeue_count) in entries.into_iter().zip(counts) {
                     let token = self.hosts[host].token();
-                    haul.messages.push(ReceivedMessage {
+                    polled.messages.push(ReceivedMessage {
                         token,
                         id: entry.id.to_string().into(),
                         dequeue_count,
@@ -1101,7 +1101,7 @@ impl World {
                 for (run, length) in granted {
                     if unread {
                         let token = self.hosts[host].token();
-                        haul.messages.push(ReceivedMessage {
+                        polled.messages.push(ReceivedMessage {
                             token,
                             id: run.to_string().into(),
                             dequeue_count: 1,
@@ -1113,14 +1113,14 @@ impl World {
                     let mut track = Track::new(run.clone());
                     track.granted_calm = self.sent_in_calm(host, self.sent_at);
                     self.hosts[host].claims.insert(token, track);
-                    haul.claims.push(GrantedClaim { token, run, length });
+                    polled.claims.push(GrantedClaim { token, run, length });
                 }
             }
             Answer::Opened | Answer::Partly(_) | Answer::Length(_) | Answer::Done | Answer::Canceled(_) => {
-                unreachable!("no haul")
+                unreachable!("no polls")
             }
         }
-        haul
+        polled
     }
 
     /// What was sent in the very moment in which the calm began may have met a fault before.

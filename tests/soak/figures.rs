@@ -31,7 +31,7 @@ impl Series {
         }
     }
 
-    /// What is left once the process has warmed up.
+    /// The samples after the warm-up.
     fn warm(&self) -> &[Sample] {
         &self.0[self.0.len() / 3..]
     }

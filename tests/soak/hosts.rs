@@ -81,7 +81,7 @@ impl Queue {
                 break known.trim_end_matches('/').parse().expect("an address");
             }
         };
-        // What it says from here on nobody needs, but it has to be read.
+        // The rest of its output is not needed, but a full pipe would block it.
         std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
         Self { child, address }
     }
@@ -156,7 +156,7 @@ impl Drop for Worker {
     }
 }
 
-/// A payload's process, which may have gone.
+/// A payload's process, which may have exited.
 pub fn kill(process: i32) {
     if let Some(pid) = Pid::from_raw(process) {
         kill_process(pid, Signal::KILL).unwrap_or_default();

@@ -48,7 +48,7 @@ enum Kind {
     Sleeps,
 }
 
-/// What was done to a task, besides what was done to everything.
+/// The fault of a task, in addition to the faults of all tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Done {
     Nothing,
@@ -159,7 +159,7 @@ impl Soak {
                 let Some(client) = client else { return };
                 let Some(task) = self.held(&client).await else { return };
                 let note = Note { by: "soak".to_owned(), text: String::new() };
-                // Touched before: what is done may be done although nobody says so.
+                // Noted first, because a request may succeed without an answer.
                 let done = [Done::Killed, Done::CanceledByQueue, Done::CanceledByOperator, Done::HandedBack][which - 3];
                 self.touched(&task, done);
                 let name = task.as_str().to_owned();

@@ -56,7 +56,7 @@ fn all_retry(refusals: [CallError; 2], hint: &str) {
 
 #[tokio::test]
 async fn a_refused_connection_is_retried() {
-    let source = source(&gremlin::nobody().await, Dialect::ClaimWork);
+    let source = source(&gremlin::unused_address().await, Dialect::ClaimWork);
     let refused = discreet(poll(&source).await);
     assert_eq!(refused.refusal, RETRY);
     assert!(refused.message.starts_with("claimWork of prov/wt: cannot connect"), "{refused}");

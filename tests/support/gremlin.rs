@@ -94,8 +94,8 @@ impl Gremlin {
     }
 }
 
-/// The address of a port on which nobody listens.
-pub(crate) async fn nobody() -> String {
+/// The address of a port on which nothing listens.
+pub(crate) async fn unused_address() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a loopback port is free");
     format!("http://{}", listener.local_addr().expect("a bound socket has an address"))
 }

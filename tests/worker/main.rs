@@ -7,13 +7,13 @@
     reason = "a test binary has no outside, and its panics are failures"
 )]
 
-mod blocked;
-mod deployments;
-mod earlier;
+mod blocking_handlers;
+mod duplicate_worker_id;
 mod faults;
-mod long;
-mod namesakes;
+mod long_runs;
 mod outcomes;
+mod recovery;
 mod scripted;
 mod service;
-mod unfit;
+mod several_services;
+mod unhealthy_host;

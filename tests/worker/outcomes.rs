@@ -1,4 +1,4 @@
-//! What becomes of tasks, end to end, against the embedded queue in both dialects.
+//! The outcomes of tasks, end to end, against the embedded queue in both dialects.
 
 use std::time::Duration;
 
@@ -164,7 +164,7 @@ async fn what_a_worker_held_when_it_died_is_handed_back_at_its_next_start() {
     assert_handed_back(&service.states(&task).await, 2);
 }
 
-/// Handed back so often, and waiting for somebody else: the poll that is open when a worker is told to go does not take the
+/// Released so often, and waiting for another worker: the poll that is open when a worker is stopped does not take the
 /// task again.
 fn assert_handed_back(states: &[String], times: usize) {
     let (last, before) = states.split_last().expect("a run");

@@ -29,7 +29,7 @@ pub enum Script {
     Forget,
     /// Runs until it is told to end.
     Wait,
-    /// Blocks its thread, as a writer does whose reader is slow, until somebody opens this named pipe.
+    /// Blocks its thread, as a writer does whose reader is slow, until this named pipe is opened.
     Block {
         pipe: String,
     },

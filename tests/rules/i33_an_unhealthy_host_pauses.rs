@@ -1,5 +1,5 @@
-//! I33: a host that cannot run tasks hands back the one that found out, and claims no other until it was looked at and found
-//! fit; where that is wrong again and again, it is for longer each time.
+//! I33: a host that cannot run tasks releases the claim that failed, and claims nothing until a probe succeeds; the pause grows
+//! with repeated failures.
 
 use std::time::Duration;
 

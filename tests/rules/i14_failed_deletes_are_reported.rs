@@ -1,4 +1,4 @@
-//! I14: every failed delete is said with message and dequeue count; it is repeated a bounded number of times.
+//! I14: every failed delete is reported with message and dequeue count, and retried a limited number of times.
 
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, DELETE_ATTEMPTS_MAX, DeleteRetry, Effect};

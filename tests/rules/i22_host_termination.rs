@@ -1,4 +1,4 @@
-//! I22, where the host is taken away: the whole notice is used, and everything is said before it is over.
+//! I22 before the host terminates: the whole notice is used, and every outcome is reported before it is over.
 
 use std::time::Duration;
 

@@ -10,7 +10,7 @@ use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeConfi
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::metadata::PATIENCE;
+use crate::metadata_service::STEP_TIMEOUT;
 
 pub struct Watched {
     notices: mpsc::Receiver<Notice>,
@@ -42,7 +42,7 @@ impl Watched {
     }
 
     pub async fn next(&mut self) -> Notice {
-        let next = tokio::time::timeout(PATIENCE, self.notices.recv());
+        let next = tokio::time::timeout(STEP_TIMEOUT, self.notices.recv());
         next.await.expect("a notice comes").expect("the watch goes on")
     }
 
@@ -56,7 +56,7 @@ impl Watched {
     /// Waits until a status matches.
     pub async fn seen(&mut self, wanted: impl Fn(&WatchStatus) -> bool) -> WatchStatus {
         let seen = self.sights.wait_for(|sights| sights.iter().any(&wanted));
-        let seen = tokio::time::timeout(PATIENCE, seen).await.expect("it is seen").expect("the watch goes on");
+        let seen = tokio::time::timeout(STEP_TIMEOUT, seen).await.expect("it is seen").expect("the watch goes on");
         seen.iter().find(|sight| wanted(sight)).expect("it is seen").clone()
     }
 

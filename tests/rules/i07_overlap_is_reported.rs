@@ -1,4 +1,4 @@
-//! I7: where a payload may have lived beside another worker's, that is said, once.
+//! I7: if a payload may have overlapped with one of another worker, that is reported once.
 
 use journeyman::domain::outcome::ExecuteFailure;
 use journeyman::domain::worker::{Alert, Effect, Event};

@@ -1,4 +1,4 @@
-//! I24: why the worker exits is a function of what stopped it; the first cause counts, and a hand back outranks a drain.
+//! I24: the exit reason is the first cause of the exit; a release outranks a drain.
 
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};

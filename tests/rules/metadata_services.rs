@@ -1,4 +1,4 @@
-//! What the answers of metadata services mean, and when they are asked again.
+//! How replies of metadata services are interpreted, and when the next request is sent.
 
 use std::time::Duration;
 

@@ -118,7 +118,7 @@ impl Life {
         assert!(matches!(self.told.recv().await, Some(Told::Started(_))));
     }
 
-    /// As a process that is killed: nothing is said to anybody any more.
+    /// As a killed process: it sends nothing more.
     pub async fn dies(mut self) {
         self.running.abort_all();
         while self.running.join_next().await.is_some() {}
@@ -127,7 +127,7 @@ impl Life {
         }
     }
 
-    /// Waits until nothing of an earlier life is open any more.
+    /// Waits until the recovery of the previous process is complete.
     async fn recovered(&self) -> RecoverySummary {
         loop {
             let view: Option<WorkerStatus> = self.control.status().await;
@@ -151,7 +151,7 @@ async fn what_ran_when_its_worker_died_is_handed_back_by_the_next_one_at_once() 
         let mut second = scene.live();
         let recovered = second.recovered().await;
         assert_eq!(recovered, RecoverySummary { released: 1, ..RecoverySummary::default() }, "{style:?}");
-        // The next run is somebody's: here, the same worker's.
+        // Another worker may claim the next run; here, the same one does.
         assert_eq!(second.told.recv().await, Some(Told::Started("task/1".into())), "{style:?}");
         assert_eq!(scene.queue.states(&task), [HANDED_BACK, RunState::Running], "{style:?}");
     }
@@ -230,7 +230,7 @@ async fn what_another_name_has_claimed_is_left_to_expire() {
     let second = scene.live_as("renamed");
     assert_eq!(second.recovered().await, RecoverySummary { expired: 1, ..RecoverySummary::default() });
     tokio::time::sleep(Duration::from_secs(10 * 60)).await;
-    assert_eq!(scene.queue.states(&task), [RunState::Running], "nobody has touched it");
+    assert_eq!(scene.queue.states(&task), [RunState::Running], "it is unchanged");
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// Limit for everything that a test waits for.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cloud {
@@ -179,7 +179,7 @@ impl Metadata {
     pub async fn was_asked(&self, words: &str, enough: usize) {
         let mut questions = self.shared.questions.subscribe();
         let reached = questions.wait_for(|_| self.count(words) >= enough);
-        drop(tokio::time::timeout(PATIENCE, reached).await.expect("it is asked").expect("it is there"));
+        drop(tokio::time::timeout(STEP_TIMEOUT, reached).await.expect("it is asked").expect("it is there"));
     }
 }
 

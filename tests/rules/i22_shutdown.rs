@@ -1,4 +1,4 @@
-//! I22: told to go, every claim is either resolved `worker-shutdown` in time or left to expire, and nothing new is claimed.
+//! I22: at shutdown every claim is either resolved `worker-shutdown` in time or expires, and no claim is added.
 
 use std::time::Duration;
 

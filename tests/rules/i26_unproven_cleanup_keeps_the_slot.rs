@@ -1,4 +1,4 @@
-//! I26: what may be left of a payload keeps its slot, is said once, and decides what the exit is about.
+//! I26: a payload whose processes may remain keeps its slot, is reported once, and decides the exit reason.
 
 use journeyman::domain::id::LocalToken;
 use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};

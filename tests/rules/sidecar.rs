@@ -1,4 +1,4 @@
-//! A service beside the tasks.
+//! The sidecar of a source: the worker claims for it only while it is up.
 
 use std::time::Duration;
 
@@ -240,7 +240,7 @@ fn what_cannot_be_forwarded_is_handed_back_once_no_poll_would_bring_it_back() {
     let mut bench = WorkerBench::claims(2);
     let grant = bench.grant("T1");
     let claim = grant.token;
-    // The next poll is under way when it turns out that nobody is there.
+    // The next poll is under way when its sidecar goes down.
     let effects = bench.brought(vec![grant]);
     assert!(effects.contains(&WorkerEffect::Prepare(claim)) && polls(&effects) == 1, "{effects:?}");
     bench.happens(serving(ServiceAvailability::Down));

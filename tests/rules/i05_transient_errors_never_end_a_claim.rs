@@ -1,4 +1,4 @@
-//! I5: a transient failure to extend never ends a run by itself; a definite one always does.
+//! I5: a transient error of a reclaim never ends a run; a definite refusal always does.
 
 use journeyman::domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason};
 use journeyman::domain::refusal::Refusal;

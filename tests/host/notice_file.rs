@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{Notice, NoticeOrigin, WatchHealth};
 
-use crate::watched::{Watched, about};
+use crate::notice_watch::{Watched, about};
 
 const SOON: Notice = Notice { origin: NoticeOrigin::File, termination: Termination::Soon };
 

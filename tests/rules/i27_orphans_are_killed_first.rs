@@ -1,5 +1,5 @@
-//! A journal under everything that may happen to a worker and to its host: whatever was held and is not known to be over is
-//! killed where it may live, reported or forgotten; and nothing else is.
+//! I27 under arbitrary events of a worker and its host: every journaled claim that is not closed is killed where its processes may
+//! live, and reported or abandoned; nothing else is.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,4 @@
-//! I34: an order about one claim ends that claim and no other, in whatever state it is; it decides what is reported unless
-//! that was sent before.
+//! I34: a command ends one claim and no other, in any state of that claim, and decides its outcome unless that was sent already.
 
 use journeyman::domain::claim::{
     CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, UploadStatus,
@@ -208,7 +207,7 @@ fn i34_i22_a_canceled_task_is_not_handed_back_by_a_worker_that_has_to_go_and_the
     assert_eq!(
         (obeyed, reports(&acts)),
         (CancelResult::Reporting(INTERNAL), vec![INTERNAL]),
-        "this one nobody brings back"
+        "this task is not retried"
     );
 }
 
@@ -232,7 +231,7 @@ fn i34_i23_neighbours_run_on_and_its_slot_is_used_again() {
     let effects = bench.happens(Event::Uploaded { claim: one, status: UploadStatus::Complete });
     assert!(matches!(effects.last(), Some(Effect::Poll { max: 1, .. })), "its slot is asked for again: {effects:?}");
     let effects = bench.happens(Event::Command { claim: LocalToken(99), command: order });
-    assert_eq!(effects, [], "what nobody holds is no matter");
+    assert_eq!(effects, [], "a claim that is not held has no effect");
     let effects = bench.completes(other);
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { outcome: Outcome::Completed, .. })));
 }

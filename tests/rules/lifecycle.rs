@@ -1,5 +1,5 @@
-//! How long a worker stays, and when it asks for nothing: leaving is decided between polls alone, and no claim is ever
-//! caught between the decision and the exit (I22, I24).
+//! When a worker exits and when it polls: the exit is decided between polls, and no claim is lost between the decision and the
+//! exit (I22, I24).
 
 use std::time::Duration;
 
@@ -148,7 +148,7 @@ fn what_a_poll_brings_that_was_under_way_at_a_pause_is_run_where_it_is_claimed_a
     let claim = grant.token;
     let effects = bench.brought(vec![grant]);
     assert!(effects.contains(&Effect::Prepare(claim)), "{effects:?}");
-    // What ends with its connection goes back as if nobody had seen it.
+    // What ends with its connection is redelivered without an attempt.
     let mut bench = Bench::new(policy(2), &[Capabilities { connection_scoped: true, ..CLAIMS }]);
     bench.tick();
     bench.opened(0, 1);
@@ -157,7 +157,7 @@ fn what_a_poll_brings_that_was_under_way_at_a_pause_is_run_where_it_is_claimed_a
     let claim = grant.token;
     let effects = bench.brought(vec![grant]);
     assert!(!effects.contains(&Effect::Prepare(claim)), "{effects:?}");
-    // A message costs nobody a retry: it is left where it is.
+    // Releasing a message costs no retry.
     let room = HostResources { disk: Some(1), memory: None };
     let least = MinResources { disk: 2, memory: 0 };
     for held_off in

@@ -12,7 +12,7 @@ use journeyman::host::containment::{
 
 use crate::bench::Bench;
 use crate::hostile::LEAVE;
-use crate::hunt::Quarry;
+use crate::payload_scan::Quarry;
 use crate::{LEVELS, Report, at};
 
 /// Starts a payload that outlives it, prints its name, and waits to be killed.

@@ -1,4 +1,4 @@
-//! I23: between the notice and the last report nothing waits for anything but the payloads' own end; reports go in parallel.
+//! I23: between the notice and the last report the worker waits only for the payloads to end; reports are sent in parallel.
 
 use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, REPORT_RESERVE, SHUTDOWN_UPLOAD_MAX};
 use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};

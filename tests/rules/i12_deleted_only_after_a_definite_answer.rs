@@ -1,4 +1,4 @@
-//! I12: a message is deleted if its claim request was answered definitely, and only then.
+//! I12: a message is deleted only after a definite answer to its claim request.
 
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Effect, Event, ExitReason};
@@ -81,8 +81,8 @@ fn i12_a_bad_request_counts_for_its_own_source_alone() {
     bench.deleted(claim, Ok(()));
     let seen = bench.seen("m1", "T1");
     let other = seen.token;
-    let haul = journeyman::domain::worker::PollResult { messages: vec![seen], claims: Vec::new() };
-    bench.polled(1, 0, Ok(haul));
+    let polled = journeyman::domain::worker::PollResult { messages: vec![seen], claims: Vec::new() };
+    bench.polled(1, 0, Ok(polled));
     let effects = bench.claimed(other, Err(Refusal::Rejected));
     assert_eq!(deletes(&effects), 0, "{effects:?}");
     assert!(bench.worker.is_stopping());

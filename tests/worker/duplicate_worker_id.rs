@@ -9,8 +9,8 @@ use journeyman::worker::status::{Note, WorkerStatus};
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::earlier::{COMPLETED, HANDED_BACK, Life, STYLES, Scene};
 use crate::faults::Mood;
+use crate::recovery::{COMPLETED, HANDED_BACK, Life, STYLES, Scene};
 use crate::scripted::Told;
 
 async fn view(life: &Life) -> WorkerStatus {
@@ -94,7 +94,7 @@ async fn what_a_poll_claimed_whose_worker_died_before_it_was_answered_is_handed_
     assert!(first.told.try_recv().is_err());
     first.dies().await;
     scene.mood.send_replace(Mood::Well);
-    // The next life may come hours later, and may die before it has asked.
+    // The next process may start hours later, and may be killed before its first poll.
     scene.mood.send_replace(Mood::Refuses(Refusal::Retry { retry_after: None }));
     let second = scene.live();
     tokio::time::sleep(Duration::from_secs(1)).await;

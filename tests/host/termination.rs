@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 
-use crate::metadata::{Cloud, Metadata, PATIENCE};
+use crate::metadata_service::{Cloud, Metadata, STEP_TIMEOUT};
 
 const TASK_QUEUE: &str = "test/spot";
 const TOKEN: &str = "a-token-for-tests";
@@ -84,7 +84,7 @@ impl Place {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, there).await.expect("the payload runs");
+        tokio::time::timeout(STEP_TIMEOUT, there).await.expect("the payload runs");
     }
 
     async fn gate(&self) -> Gate {
@@ -139,7 +139,7 @@ impl Gate {
 
     async fn open(&self) {
         let opened = tokio::fs::write(&self.0, "go on\n");
-        tokio::time::timeout(PATIENCE, opened).await.expect("the task waits").expect("it is a pipe");
+        tokio::time::timeout(STEP_TIMEOUT, opened).await.expect("the task waits").expect("it is a pipe");
     }
 }
 
@@ -180,7 +180,7 @@ impl Worker {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, line).await.expect("it says so in time")
+        tokio::time::timeout(STEP_TIMEOUT, line).await.expect("it says so in time")
     }
 
     async fn runs(&mut self, tasks: usize) {
@@ -197,7 +197,7 @@ impl Worker {
             }
             self.child.wait().await.expect("it ends")
         };
-        let status = tokio::time::timeout(PATIENCE, rest).await.expect("it ends in time");
+        let status = tokio::time::timeout(STEP_TIMEOUT, rest).await.expect("it ends in time");
         assert_eq!(status.code(), Some(code), "{}", self.said);
         assert!(!self.said.contains(TOKEN) && !self.said.contains("token-1=="), "no token is logged:\n{}", self.said);
     }

@@ -1,4 +1,4 @@
-//! A host that cannot run tasks any more, and can again.
+//! A host that cannot run tasks for a while.
 
 use std::sync::Arc;
 use std::time::Duration;

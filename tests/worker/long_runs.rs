@@ -1,4 +1,4 @@
-//! Hours of a worker's life in virtual time, on a queue in memory.
+//! A worker that runs for hours of virtual time, on a queue in memory.
 
 use std::sync::Arc;
 use std::time::Duration;

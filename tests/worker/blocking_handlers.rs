@@ -19,7 +19,7 @@ fn pipe(folder: &Path, name: &str) -> PathBuf {
     path
 }
 
-/// Lets the writers go. A pipe that is opened both ways needs nobody at its other end.
+/// Lets the writers go. A pipe that is opened both ways needs no other end.
 fn release(pipes: &[PathBuf]) -> Vec<File> {
     let open = |path: &PathBuf| OpenOptions::new().read(true).write(true).open(path).expect("the pipe opens");
     pipes.iter().map(open).collect()

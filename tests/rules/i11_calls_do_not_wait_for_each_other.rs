@@ -1,4 +1,4 @@
-//! I11: the rules hold no lock and wait for nothing, so a report and a reclaim under way together cannot stop each other.
+//! I11: the rules hold no lock and await nothing, so a report and a reclaim in flight together cannot block each other.
 
 use std::time::Duration;
 
