@@ -22,8 +22,8 @@ use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::limits::MEMORY_ARTIFACT_BYTES_MAX;
 use crate::source::{
-    Artifact, ArtifactBody, CallError, Capabilities, Claim, ClaimWindow, Grant, Message, OpenResult, PollBatch,
-    RecoveryBatch, Source, SourceFuture,
+    Artifact, ArtifactBody, CallError, Capabilities, Claim, ClaimWindow, Grant, Message, MessageQueue, OpenResult,
+    PollBatch, Recovery, RecoveryBatch, Source, SourceFuture,
 };
 use crate::task::ArtifactErrorReason;
 
@@ -213,13 +213,15 @@ impl MemoryQueue {
 }
 
 /// A source of claims from a [`MemoryQueue`], for one worker.
+#[derive(Clone)]
 pub struct MemorySource {
     queue: MemoryQueue,
     worker: Arc<str>,
 }
 
 struct MemoryClaim {
-    worker: Arc<str>,
+    source: MemorySource,
+    run: Run,
 }
 
 impl MemorySource {
@@ -230,7 +232,7 @@ impl MemorySource {
                 let mut woken = std::pin::pin!(shared.wakeups.notified());
                 woken.as_mut().enable();
                 let now = self.queue.now();
-                let batch = self.queue.expire_leases(now).claim_pending(max, &self.worker, &shared.config, now);
+                let batch = self.queue.expire_leases(now).claim_pending(max, self, now);
                 if !batch.grants.is_empty() || !batch.unreadable.is_empty() {
                     return batch;
                 }
@@ -242,7 +244,7 @@ impl MemorySource {
         }
         // A lease that expired since has woken no poll.
         let now = self.queue.now();
-        self.queue.expire_leases(now).claim_pending(max, &self.worker, &shared.config, now)
+        self.queue.expire_leases(now).claim_pending(max, self, now)
     }
 
     fn claim_run(&self, run: &Run) -> Result<Grant, CallError> {
@@ -256,56 +258,7 @@ impl MemorySource {
             None => return Err(gone_error(run, "unknown")),
         };
         tasks.set_lease(run, &self.worker, lease, now);
-        tasks.grant(run, &self.worker, lease).ok_or_else(|| gone_error(run, "unknown"))
-    }
-
-    fn extend_lease(&self, claim: &Claim) -> Result<Duration, CallError> {
-        let (run, worker) = (claim.run(), claiming_worker(claim)?);
-        let now = self.queue.now();
-        let lease = self.queue.0.config.lease;
-        let mut tasks = self.queue.expire_leases(now);
-        if !tasks.is_running(run, worker) {
-            return Err(gone_error(run, "not running, or not for this worker"));
-        }
-        tasks.set_lease(run, worker, lease, now);
-        Ok(lease)
-    }
-
-    fn report_outcome(&self, claim: &Claim, outcome: Outcome) -> Result<(), CallError> {
-        let (run, worker) = (claim.run(), claiming_worker(claim)?);
-        let now = self.queue.now();
-        let mut tasks = self.queue.expire_leases(now);
-        if tasks.is_running(run, worker) {
-            tasks.resolve(&run.task, RunEnd::Reported(outcome));
-            if matches!(
-                outcome,
-                Outcome::Exception(ExceptionReason::WorkerShutdown | ExceptionReason::IntermittentTask)
-            ) {
-                tasks.retry(&run.task, now);
-                drop(tasks);
-                self.queue.0.wakeups.notify_waiters();
-            }
-            return Ok(());
-        }
-        let again = RunState::Resolved(RunEnd::Reported(outcome));
-        let repeated =
-            tasks.run(run).is_some_and(|found| found.state == again && found.worker.as_ref() == Some(worker));
-        if repeated { Ok(()) } else { Err(gone_error(run, "resolved already")) }
-    }
-
-    fn store_artifact(&self, claim: &Claim, artifact: &Artifact, stored: StoredArtifact) -> Result<(), CallError> {
-        let (run, worker) = (claim.run(), claiming_worker(claim)?);
-        let mut tasks = self.queue.expire_leases(self.queue.now());
-        let found = tasks.run_mut(run).filter(|found| found.worker.as_ref() == Some(worker));
-        let open = |state| {
-            let ended = RunState::Resolved(RunEnd::Reported(Outcome::Completed));
-            state != ended && state != RunState::Resolved(RunEnd::Reported(Outcome::Failed))
-        };
-        let found = found
-            .filter(|found| open(found.state))
-            .ok_or_else(|| gone_error(run, "resolved, and takes no artifacts"))?;
-        found.artifacts.insert(artifact.name.clone(), stored);
-        Ok(())
+        tasks.grant(run, self, now.plus(lease)).ok_or_else(|| gone_error(run, "unknown"))
     }
 
     fn delete_message(&self, lane: PriorityQueue, id: &str, receipt: &str) -> Result<(), CallError> {
@@ -323,12 +276,55 @@ impl MemorySource {
     }
 }
 
-fn claiming_worker(claim: &Claim) -> Result<&Arc<str>, CallError> {
-    let part: Option<&MemoryClaim> = claim.part();
-    part.map(|part| &part.worker).ok_or_else(|| {
-        let what = format!("{}: the claim was granted by another source", claim.run());
-        call_error(Refusal::Rejected, what)
-    })
+impl MemoryClaim {
+    fn extend_lease(&self) -> Result<Instant, CallError> {
+        let (run, MemorySource { queue, worker }) = (&self.run, &self.source);
+        let now = queue.now();
+        let lease = queue.0.config.lease;
+        let mut tasks = queue.expire_leases(now);
+        if !tasks.is_running(run, worker) {
+            return Err(gone_error(run, "not running, or not for this worker"));
+        }
+        tasks.set_lease(run, worker, lease, now);
+        Ok(now.plus(lease))
+    }
+
+    fn report_outcome(&self, outcome: Outcome) -> Result<(), CallError> {
+        let (run, MemorySource { queue, worker }) = (&self.run, &self.source);
+        let now = queue.now();
+        let mut tasks = queue.expire_leases(now);
+        if tasks.is_running(run, worker) {
+            tasks.resolve(&run.task, RunEnd::Reported(outcome));
+            if matches!(
+                outcome,
+                Outcome::Exception(ExceptionReason::WorkerShutdown | ExceptionReason::IntermittentTask)
+            ) {
+                tasks.retry(&run.task, now);
+                drop(tasks);
+                queue.0.wakeups.notify_waiters();
+            }
+            return Ok(());
+        }
+        let again = RunState::Resolved(RunEnd::Reported(outcome));
+        let repeated =
+            tasks.run(run).is_some_and(|found| found.state == again && found.worker.as_ref() == Some(worker));
+        if repeated { Ok(()) } else { Err(gone_error(run, "resolved already")) }
+    }
+
+    fn store_artifact(&self, artifact: &Artifact, stored: StoredArtifact) -> Result<(), CallError> {
+        let (run, MemorySource { queue, worker }) = (&self.run, &self.source);
+        let mut tasks = queue.expire_leases(queue.now());
+        let found = tasks.run_mut(run).filter(|found| found.worker.as_ref() == Some(worker));
+        let open = |state| {
+            let ended = RunState::Resolved(RunEnd::Reported(Outcome::Completed));
+            state != ended && state != RunState::Resolved(RunEnd::Reported(Outcome::Failed))
+        };
+        let found = found
+            .filter(|found| open(found.state))
+            .ok_or_else(|| gone_error(run, "resolved, and takes no artifacts"))?;
+        found.artifacts.insert(artifact.name.clone(), stored);
+        Ok(())
+    }
 }
 
 fn call_error(refusal: Refusal, what: String) -> CallError {
@@ -410,48 +406,56 @@ impl Source for MemorySource {
         })
     }
 
+    fn message_queue(&self) -> Option<&dyn MessageQueue> {
+        matches!(self.queue.0.config.style, PollStyle::Messages { .. }).then_some(self)
+    }
+
+    fn recovery(&self) -> Option<&dyn Recovery> {
+        Some(self)
+    }
+}
+
+impl MessageQueue for MemorySource {
     fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant> {
         Box::pin(async { self.claim_run(&message.run) })
     }
 
     fn delete<'a>(&'a self, lane: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()> {
-        Box::pin(async move {
-            match self.queue.0.config.style {
-                PollStyle::Messages { .. } => self.delete_message(lane, id, receipt),
-                PollStyle::Claims { .. } => Ok(()),
-            }
-        })
+        Box::pin(async move { self.delete_message(lane, id, receipt) })
     }
+}
 
+impl Recovery for MemorySource {
     fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
-        Box::pin(async {
-            match self.queue.0.config.style {
-                PollStyle::Messages { .. } => Ok(RecoveryBatch::default()),
-                PollStyle::Claims { .. } => Ok(self.recover_claims(held, asked)),
-            }
-        })
+        Box::pin(async { Ok(self.recover_claims(held, asked)) })
     }
 
     fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
         Box::pin(async { self.take_over_run(run) })
     }
+}
 
-    fn reclaim<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, Duration> {
-        Box::pin(async { self.extend_lease(claim) })
+impl Claim for MemoryClaim {
+    fn run(&self) -> &Run {
+        &self.run
     }
 
-    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> SourceFuture<'a, ()> {
-        Box::pin(async move { self.report_outcome(claim, outcome) })
+    fn renew(&self) -> SourceFuture<'_, Instant> {
+        Box::pin(async { self.extend_lease() })
     }
 
-    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
-        Box::pin(async { self.store_artifact(claim, artifact, read_artifact(artifact).await?) })
+    fn report(&self, outcome: Outcome) -> SourceFuture<'_, ()> {
+        Box::pin(async move { self.report_outcome(outcome) })
     }
 
-    fn is_canceled<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, bool> {
+    fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
+        Box::pin(async { self.store_artifact(artifact, read_artifact(artifact).await?) })
+    }
+
+    fn is_canceled(&self) -> SourceFuture<'_, bool> {
         Box::pin(async {
-            let tasks = self.queue.expire_leases(self.queue.now());
-            Ok(!tasks.is_running(claim.run(), claiming_worker(claim)?))
+            let MemorySource { queue, worker } = &self.source;
+            Ok(!queue.expire_leases(queue.now()).is_running(&self.run, worker))
         })
     }
 }

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use crate::domain::id::{PriorityQueue, Run};
 use crate::domain::outcome::Outcome;
+use crate::domain::time::Instant;
 
 pub use crate::domain::poll::Capabilities;
 pub use crate::domain::refusal::{CallError, Refusal};
@@ -37,7 +38,7 @@ pub struct OpenResult {
 /// The result of one poll.
 #[derive(Debug, Default)]
 pub struct PollBatch {
-    /// Messages that [`Source::claim`] turns into claims.
+    /// Messages that [`MessageQueue::claim`] turns into claims.
     pub messages: Vec<Message>,
     /// Messages, or claims of a claiming poll, that cannot be read. The rest of the batch is not affected.
     pub unreadable: Vec<UnreadableMessage>,
@@ -98,19 +99,19 @@ pub struct UnreadableMessage {
     pub reason: String,
 }
 
-/// The exclusive right to execute one run.
+/// A claim that was granted, and what it is for.
 #[derive(Debug)]
 pub struct Grant {
     /// The run.
     pub run: Run,
-    /// The length of the lease, from when the request was sent.
-    pub lease: Duration,
+    /// When the lease ends, on the worker's clock: the time at which the request was sent plus the granted length.
+    pub expires_at: Instant,
     /// The task definition.
     pub task: serde_json::Value,
     /// Why the payload cannot be read; it is malformed then.
     pub payload_error: Option<String>,
-    /// The adapter's own data: credentials and the like.
-    pub claim: Claim,
+    /// The right to execute the run.
+    pub claim: Arc<dyn Claim>,
     /// The sink of the handler's replies; `None` if the sender expects none.
     pub results: Option<Results>,
 }
@@ -120,6 +121,8 @@ pub struct Grant {
 pub enum SourceEvent {
     /// The claims of these runs are lost.
     Lost(Vec<Run>),
+    /// The creator of this run has canceled it. Its payload is stopped, and nothing is reported.
+    CancelRequested(Run),
     /// No more tasks will ever be pending.
     Exhausted {
         /// The reason, for the log.
@@ -127,39 +130,36 @@ pub enum SourceEvent {
     },
 }
 
-/// An adapter's data of a claim that it granted, opaque to others; the adapter reads it by [`Claim::part`].
-#[derive(Clone)]
-pub struct Claim {
-    run: Run,
-    part: Arc<dyn std::any::Any + Send + Sync>,
-}
-
-impl Claim {
-    /// Wraps an adapter's data. Replaceable pieces (credentials) use interior mutability.
-    pub fn new<T: Send + Sync + 'static>(run: Run, part: T) -> Self {
-        Self { run, part: Arc::new(part) }
-    }
-
+/// The exclusive right to execute one run.
+///
+/// Its calls follow the rules of [`Source`].
+pub trait Claim: Send + Sync {
     /// The run that the claim is for.
-    #[must_use]
-    pub const fn run(&self) -> &Run {
-        &self.run
-    }
+    fn run(&self) -> &Run;
 
-    /// The adapter's data, if it is of type `T`.
-    #[must_use]
-    pub fn part<T: Send + Sync + 'static>(&self) -> Option<&T> {
-        self.part.downcast_ref()
+    /// Extends the lease and returns its new end; see [`Grant::expires_at`]. New credentials in the answer replace the
+    /// old ones for every later call of the claim.
+    fn renew(&self) -> SourceFuture<'_, Instant>;
+
+    /// Reports the outcome. Repeating the same outcome is safe.
+    fn report(&self, outcome: Outcome) -> SourceFuture<'_, ()>;
+
+    /// Uploads an artifact of the run. Repeating it is safe.
+    fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()>;
+
+    /// Whether the run has been resolved elsewhere. Called only if [`Capabilities::reports_cancellation`] is set.
+    fn is_canceled(&self) -> SourceFuture<'_, bool> {
+        Box::pin(std::future::ready(Ok(false)))
     }
 }
 
-impl std::fmt::Debug for Claim {
+impl std::fmt::Debug for dyn Claim {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Claim({})", self.run)
+        write!(out, "Claim({})", self.run())
     }
 }
 
-/// A source of claims.
+/// A source of claims: what every queue has. What only some have is a trait of its own.
 ///
 /// The adapter bounds every call in time and size. Unless a method says otherwise, dropping its future is safe and
 /// leaves at most one unanswered request behind.
@@ -190,30 +190,20 @@ pub trait Source: Send + Sync + 'static {
     /// dropped is lost until its lease ends. The runtime never drops it.
     fn poll(&self, lane: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch>;
 
-    /// Claims the run of a message. Idempotent for the same worker.
-    fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant>;
+    /// The calls about messages, if polls return messages.
+    fn message_queue(&self) -> Option<&dyn MessageQueue> {
+        None
+    }
 
-    /// Deletes a message. Succeeds if it is gone already.
-    fn delete<'a>(&'a self, lane: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()>;
+    /// The calls that recover claims, if a claim outlives the connection and the process that made it.
+    fn recovery(&self) -> Option<&dyn Recovery> {
+        None
+    }
 
-    /// Lists the runs that the service counts as claimed by this worker, except `held`, and takes over those that
-    /// were claimed within a window of `asked`, measured from this call, with a new lease. The others, which may
-    /// belong to another worker with the same id, are counted. Refused if none could be taken over.
-    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch>;
-
-    /// Takes over a run that a previous process of this worker has claimed, in order to report it, with a lease from
-    /// this request. [`Refusal::Gone`] if the service counts the run as another worker's, or as resolved.
-    fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant>;
-
-    /// Extends a claim and returns the new length, from when the request was sent. New credentials in the answer
-    /// replace the old ones for every later call of the claim.
-    fn reclaim<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, Duration>;
-
-    /// Reports the outcome. Repeating the same outcome is safe.
-    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> SourceFuture<'a, ()>;
-
-    /// Uploads an artifact of the run. Repeating it is safe.
-    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> SourceFuture<'a, ()>;
+    /// The calls that postpone work, if the queue can schedule a message.
+    fn deferred(&self) -> Option<&dyn Deferred> {
+        None
+    }
 
     /// Resolves with the next event; never, for a source that learns everything by polling. One call at a time.
     ///
@@ -248,7 +238,38 @@ pub trait Source: Send + Sync + 'static {
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(std::future::ready(()))
     }
+}
 
-    /// Whether the run has been resolved elsewhere.
-    fn is_canceled<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, bool>;
+/// A source whose polls return messages, which are claimed one by one.
+pub trait MessageQueue: Send + Sync {
+    /// Claims the run of a message. Idempotent for the same worker.
+    fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant>;
+
+    /// Deletes a message. Succeeds if it is gone already.
+    fn delete<'a>(&'a self, queue: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()>;
+}
+
+/// A source whose claims outlive the connection and the process that made them.
+pub trait Recovery: Send + Sync {
+    /// Lists the runs that the service counts as claimed by this worker, except `held`, and takes over those that
+    /// were claimed within a window of `asked`, measured from this call, with a new lease. The others, which may
+    /// belong to another worker with the same id, are counted. Refused if none could be taken over.
+    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch>;
+
+    /// Takes over a run that a previous process of this worker has claimed, in order to report it, with a lease from
+    /// this request. [`Refusal::Gone`] if the service counts the run as another worker's, or as resolved.
+    fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant>;
+}
+
+/// A queue that can deliver a message later, for work that was launched elsewhere and is checked from time to time.
+pub trait Deferred: Send + Sync {
+    /// Stores `check` durably, to be delivered to a worker of this queue after `delay`, and then releases the claim
+    /// without reporting an outcome: the slot is free meanwhile. The order matters: a crash between the two steps
+    /// leaves the claim and an additional check, never neither.
+    ///
+    /// # Errors
+    ///
+    /// The claim is still held, unless the refusal is [`Refusal::Gone`]. Repeating the call may store a second check.
+    fn defer<'a>(&'a self, claim: &'a dyn Claim, check: &'a serde_json::Value, delay: Duration)
+    -> SourceFuture<'a, ()>;
 }

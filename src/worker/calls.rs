@@ -223,7 +223,11 @@ pub(super) async fn recover(
     clock: Clock,
 ) -> CallResult {
     let sent_at = clock.now();
-    CallResult::Recovered { source: id, sent_at, answer: call_guarded("recover", source.recover(&held, &asked)).await }
+    let answer = match source.recovery() {
+        Some(recovery) => call_guarded("recover", recovery.recover(&held, &asked)).await,
+        None => Ok(RecoveryBatch::default()),
+    };
+    CallResult::Recovered { source: id, sent_at, answer }
 }
 
 pub(super) async fn claim(
@@ -233,47 +237,57 @@ pub(super) async fn claim(
     clock: Clock,
 ) -> CallResult {
     let sent_at = clock.now();
-    CallResult::Claimed { claim, sent_at, answer: call_guarded("claim", source.claim(&message)).await }
+    let answer = match source.message_queue() {
+        Some(queue) => call_guarded("claim", queue.claim(&message)).await,
+        None => Err(no_messages_error("claim", &message.id)),
+    };
+    CallResult::Claimed { claim, sent_at, answer }
 }
 
 pub(super) async fn take_over(source: Arc<dyn Source>, claim: LocalToken, run: Run, clock: Clock) -> CallResult {
     let sent_at = clock.now();
-    CallResult::TakenOver { claim, sent_at, answer: call_guarded("take over", source.take_over(&run)).await }
+    let answer = match source.recovery() {
+        Some(recovery) => call_guarded("take over", recovery.take_over(&run)).await,
+        None => {
+            let message = format!("take over {run}: the service requeued it when the previous process ended");
+            Err(CallError { refusal: Refusal::Gone, message })
+        }
+    };
+    CallResult::TakenOver { claim, sent_at, answer }
 }
 
 pub(super) async fn delete(source: Arc<dyn Source>, message: LocalToken, entry: Arc<PolledMessage>) -> CallResult {
-    let answer = call_guarded("delete", source.delete(entry.lane, &entry.id, &entry.receipt)).await;
+    let answer = match source.message_queue() {
+        Some(queue) => call_guarded("delete", queue.delete(entry.lane, &entry.id, &entry.receipt)).await,
+        None => Err(no_messages_error("delete", &entry.id)),
+    };
     CallResult::Deleted { message, answer }
 }
 
+/// A fault of the adapter: its polls return messages, and it has no calls for them.
+fn no_messages_error(operation: &str, message: &str) -> CallError {
+    let message = format!("{operation} message {message}: the source has no message queue");
+    CallError { refusal: Refusal::Rejected, message }
+}
+
 pub(super) async fn report(
-    source: Arc<dyn Source>,
     token: LocalToken,
-    claim: Claim,
+    claim: Arc<dyn Claim>,
     outcome: Outcome,
     timeout: Duration,
 ) -> CallResult {
-    let answer = call_with_timeout(timeout, "report", source.report(&claim, outcome)).await;
+    let answer = call_with_timeout(timeout, "report", claim.report(outcome)).await;
     CallResult::Reported { claim: token, answer }
 }
 
-pub(super) async fn reclaim(
-    source: Arc<dyn Source>,
-    token: LocalToken,
-    claim: Claim,
-    timeout: Duration,
-    clock: Clock,
-) -> CallResult {
+pub(super) async fn reclaim(token: LocalToken, claim: Arc<dyn Claim>, timeout: Duration, clock: Clock) -> CallResult {
     let sent_at = clock.now();
-    CallResult::Reclaimed {
-        claim: token,
-        sent_at,
-        answer: call_with_timeout(timeout, "reclaim", source.reclaim(&claim)).await,
-    }
+    let answer = call_with_timeout(timeout, "reclaim", claim.renew()).await;
+    CallResult::Reclaimed { claim: token, sent_at, answer: answer.map(|expires_at| expires_at.since(sent_at)) }
 }
 
-pub(super) async fn check(source: Arc<dyn Source>, token: LocalToken, claim: Claim) -> CallResult {
-    CallResult::Checked { claim: token, answer: call_guarded("status", source.is_canceled(&claim)).await }
+pub(super) async fn check(token: LocalToken, claim: Arc<dyn Claim>) -> CallResult {
+    CallResult::Checked { claim: token, answer: call_guarded("status", claim.is_canceled()).await }
 }
 
 pub(super) async fn probe_host(host: HostProbe) -> CallResult {

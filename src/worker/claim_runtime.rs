@@ -37,7 +37,7 @@ pub(super) struct PolledMessage {
 pub(super) struct ClaimRuntime {
     pub(super) source_index: usize,
     pub(super) message: Option<Arc<Message>>,
-    pub(super) claim: Option<Claim>,
+    pub(super) claim: Option<Arc<dyn Claim>>,
     pub(super) prepared: Option<Box<dyn PreparedPayload>>,
     pub(super) execution: Option<Execution>,
     /// Whether the rules know that the payload was started.

@@ -205,7 +205,7 @@ impl Engine {
         crash_point("taken-over");
         let answer = match answer {
             Ok(grant) => {
-                let length = grant.lease;
+                let length = grant.expires_at.since(sent_at);
                 if let Some(live) = self.claims.get_mut(&claim) {
                     // Spans of that claim were the previous process's to record.
                     live.on_granted(grant, sent_at, TraceRecording::Off, self.clock.now());

@@ -13,7 +13,7 @@ use crate::handler::artifact::Optionality;
 use crate::handler::artifact_collector::{ArtifactCollector, CollectedArtifact};
 use crate::handler::log::{self, FinishedLog, TaskLog};
 use crate::limits::{LOG_FINISH_BYTES_INLINE, UPLOAD_RETRY_MAX, UPLOADS_CONCURRENT_MAX};
-use crate::source::{Artifact, ArtifactBody, Claim, Source};
+use crate::source::{Artifact, ArtifactBody, Claim};
 
 use super::claim_runtime::Execution;
 use super::counters::{WorkerCounters, count};
@@ -23,8 +23,7 @@ const RETRY: Policy = Policy { first: Duration::from_millis(500), max: Duration:
 
 #[derive(Clone)]
 pub(super) struct Uploader {
-    pub(super) source: Arc<dyn Source>,
-    pub(super) claim: Claim,
+    pub(super) claim: Arc<dyn Claim>,
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) seed: u64,
 }
@@ -128,7 +127,7 @@ impl Uploader {
         let (mut backoff, mut jitter) = (Backoff::NEW, Jitter::seeded(self.seed));
         let began = tokio::time::Instant::now();
         loop {
-            let refused = match self.source.upload(&self.claim, artifact).await {
+            let refused = match self.claim.upload(artifact).await {
                 Ok(()) => {
                     count(&self.counters.artifacts);
                     return UploadResult::Stored;

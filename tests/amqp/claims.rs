@@ -410,7 +410,7 @@ async fn requeueing_a_prefetched_request_is_not_an_attempt() {
             within("what went back", brings).await;
             for grant in grants {
                 assert!(tries == 0 || grant.run.run == 0, "{kind:?} {:?}", grant.run);
-                source.report(&grant.claim, Outcome::Completed).await.expect("it is answered");
+                grant.claim.report(Outcome::Completed).await.expect("it is answered");
             }
             source.pause();
             client.until_depth(0, 0).await;
@@ -458,7 +458,7 @@ async fn i06_a_request_of_a_previous_consumer_does_not_run_twice_at_once_after_a
     drop(grant);
     source.open().await.expect("nothing is held");
     let again = taken(&source).await;
-    source.report(&again.claim, Outcome::Completed).await.expect("it is answered");
+    again.claim.report(Outcome::Completed).await.expect("it is answered");
     client.until_depth(0, 1).await;
     source.close().await;
     client.delete_queue().await;
@@ -488,7 +488,7 @@ async fn a_failed_acknowledgement_is_counted() {
                 source.pause();
             }
             let shutdown = Outcome::Exception(ExceptionReason::WorkerShutdown);
-            let refused = source.report(&grant.claim, shutdown).await.expect_err("its channel is gone");
+            let refused = grant.claim.report(shutdown).await.expect_err("its channel is gone");
             assert_eq!(refused.refusal, Refusal::Gone, "{refused:?}");
         }
     };
@@ -496,7 +496,7 @@ async fn a_failed_acknowledgement_is_counted() {
     // The broker still has it.
     source.open().await.expect("nothing is held");
     let again = taken(&source).await;
-    source.report(&again.claim, Outcome::Completed).await.expect("it is answered");
+    again.claim.report(Outcome::Completed).await.expect("it is answered");
     client.until_depth(0, 1).await;
     source.close().await;
     client.delete_queue().await;

@@ -4,15 +4,10 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
-use journeyman::domain::id::{PriorityQueue, Run};
-use journeyman::domain::outcome::Outcome;
+use journeyman::domain::id::PriorityQueue;
 use journeyman::source::amqp::AmqpSource;
-use journeyman::source::{
-    Artifact, Capabilities, Claim, ClaimWindow, Grant, Message, OpenResult, PollBatch, RecoveryBatch, Source,
-    SourceEvent, SourceFuture,
-};
+use journeyman::source::{Capabilities, OpenResult, PollBatch, Source, SourceEvent, SourceFuture};
 use journeyman::worker::{Command, Note};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -53,30 +48,6 @@ impl Source for Late {
             }
             Ok(batch)
         })
-    }
-    fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant> {
-        self.source.claim(message)
-    }
-    fn delete<'a>(&'a self, lane: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()> {
-        self.source.delete(lane, id, receipt)
-    }
-    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
-        self.source.recover(held, asked)
-    }
-    fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
-        self.source.take_over(run)
-    }
-    fn reclaim<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, Duration> {
-        self.source.reclaim(claim)
-    }
-    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> SourceFuture<'a, ()> {
-        self.source.report(claim, outcome)
-    }
-    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
-        self.source.upload(claim, artifact)
-    }
-    fn is_canceled<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, bool> {
-        self.source.is_canceled(claim)
     }
     fn next_event(&self) -> Pin<Box<dyn Future<Output = SourceEvent> + Send + '_>> {
         self.source.next_event()

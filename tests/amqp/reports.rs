@@ -28,8 +28,8 @@ async fn once(call: &mut SourceFuture<'_, ()>) -> Poll<Result<(), CallError>> {
 }
 
 /// Starts a report, and drops it.
-async fn begin(source: &AmqpSource, grant: &Grant, outcome: Outcome) {
-    drop(once(&mut source.report(&grant.claim, outcome)).await);
+async fn begin(grant: &Grant, outcome: Outcome) {
+    drop(once(&mut grant.claim.report(outcome)).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -46,8 +46,8 @@ async fn a_request_whose_reply_is_being_published_is_not_requeued() {
     // Requests that were not polled in time were requeued.
     let before = source.metrics()["requeued"];
     wire.set(Way::Stall);
-    begin(&source, &grant, Outcome::Completed).await;
-    let mut back = source.report(&grant.claim, SHUTDOWN);
+    begin(&grant, Outcome::Completed).await;
+    let mut back = grant.claim.report(SHUTDOWN);
     assert!(once(&mut back).await.is_pending(), "it waits for what became of the answer");
     wire.set(Way::Carry);
     let refused = within("the report", back).await.expect_err("it was answered");
@@ -71,11 +71,11 @@ async fn an_acknowledgement_survives_a_dropped_report() {
         // Without reply_to the acknowledgement comes first.
         assert!(client.publish(BasicProperties::default(), b"1").await);
         let grant = taken(&source).await;
-        begin(&source, &grant, outcome).await;
-        source.report(&grant.claim, outcome).await.expect("it is settled");
+        begin(&grant, outcome).await;
+        grant.claim.report(outcome).await.expect("it is settled");
     }
     let grant = taken(&source).await;
-    source.report(&grant.claim, Outcome::Completed).await.expect("it came back once");
+    grant.claim.report(Outcome::Completed).await.expect("it came back once");
     assert_eq!(source.metrics()["acks_failed"], 0);
     source.pause();
     client.until_depth(0, 0).await;
@@ -92,9 +92,9 @@ async fn an_abandoned_copy_does_not_block_others() {
     publish(&client, &["1", "2"]).await;
     source.open().await.expect("there is a queue");
     let (left, waited) = (taken(&source).await, taken(&source).await);
-    begin(&source, &left, AGAIN).await;
-    within("the other copy", source.report(&waited.claim, AGAIN)).await.expect("it is copied");
-    within("the first one", source.report(&left.claim, AGAIN)).await.expect("it is copied");
+    begin(&left, AGAIN).await;
+    within("the other copy", waited.claim.report(AGAIN)).await.expect("it is copied");
+    within("the first one", left.claim.report(AGAIN)).await.expect("it is copied");
     source.pause();
     client.until_depth(2, 0).await;
     source.close().await;
@@ -115,7 +115,7 @@ async fn an_idle_source_reports_no_error() {
         tokio::time::timeout(AMQP_UNPOLLED_REQUEUE_DELAY + Duration::from_secs(1), source.poll(PriorityQueue(0), 1))
             .await;
     assert!(idle.is_err(), "nobody is missed");
-    source.report(&first.claim, Outcome::Completed).await.expect("it is settled");
+    first.claim.report(Outcome::Completed).await.expect("it is settled");
     assert_eq!(source.metrics()["consumers_started"], sessions);
     // As while its worker is paused.
     source.pause();
@@ -130,7 +130,7 @@ async fn an_idle_source_reports_no_error() {
         }
     };
     let second = within("it is asked again", again).await;
-    source.report(&second.claim, Outcome::Completed).await.expect("it is settled");
+    second.claim.report(Outcome::Completed).await.expect("it is settled");
     source.close().await;
     client.delete_queue().await;
 }

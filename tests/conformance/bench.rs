@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use journeyman::domain::id::{PriorityQueue, Run, TaskId};
 use journeyman::domain::refusal::Refusal;
-use journeyman::source::{Grant, Message, Source};
+use journeyman::domain::time::Instant;
+use journeyman::host::clock::Clock;
+use journeyman::source::{Grant, Message, MessageQueue, Recovery, Source};
 use serde_json::Value;
 
 pub(crate) type Fut<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -104,6 +106,18 @@ pub(crate) trait Bench: Send + Sync {
     /// Puts something among the messages that nothing can be made of.
     fn garbage(&self) -> Fut<'_, ()>;
     fn pass(&self, span: Span) -> Fut<'_, ()>;
+    /// The time by the clock of leases.
+    fn now(&self) -> Instant {
+        Clock::boot().now()
+    }
+}
+
+pub(crate) fn messages(source: &dyn Source) -> &dyn MessageQueue {
+    source.message_queue().expect("its polls return messages")
+}
+
+pub(crate) fn recovery(source: &dyn Source) -> &dyn Recovery {
+    source.recovery().expect("its claims can be recovered")
 }
 
 /// What was claimed, with the message that led there.
@@ -137,12 +151,12 @@ pub(crate) async fn take(source: &dyn Source, count: usize) -> Vec<Taken> {
     let mut taken = Vec::new();
     while !source.capabilities().long_poll && taken.len() < count {
         for message in receive(source, count - taken.len()).await {
-            match source.claim(&message).await {
+            match messages(source).claim(&message).await {
                 Ok(grant) => taken.push(Taken { message: Some(message), grant }),
                 Err(refused) => {
                     // What was canceled while it waited leaves its message behind.
                     assert_eq!(refused.refusal, Refusal::Gone, "{refused}");
-                    source.delete(message.queue, &message.id, &message.receipt).await.expect("it is deleted");
+                    messages(source).delete(message.queue, &message.id, &message.receipt).await.expect("it is deleted");
                 }
             }
         }

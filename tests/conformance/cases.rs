@@ -12,7 +12,7 @@ use journeyman::source::{Artifact, ArtifactBody, CallError, ClaimWindow, Message
 use journeyman::task::ArtifactErrorReason;
 use serde_json::json;
 
-use crate::bench::{Bench, Fut, Need, Span, Spec, receive, take, take_one};
+use crate::bench::{Bench, Fut, Need, Span, Spec, messages, receive, recovery, take, take_one};
 
 pub(crate) type RunCase = fn(Arc<dyn Bench>) -> Fut<'static, ()>;
 
@@ -78,7 +78,7 @@ async fn a_task_is_claimed_with_its_definition_and_a_lease(bench: Arc<dyn Bench>
     assert_eq!(taken.grant.run, Run { task: task.clone(), run: 0 });
     assert_eq!(taken.grant.claim.run(), &taken.grant.run);
     assert_eq!(taken.grant.task["payload"], payload);
-    let lease = taken.grant.lease;
+    let lease = taken.grant.expires_at.since(bench.now());
     assert!(lease > Duration::from_secs(5) && lease <= Duration::from_secs(24 * 3600), "{lease:?}");
     assert_eq!(bench.states(&task).await, ["running"]);
 }
@@ -98,12 +98,12 @@ async fn a_claim_by_message_is_idempotent_for_its_worker_and_gone_for_another(be
     let (first, second) = (bench.source("w1"), bench.source("w2"));
     bench.create(Spec::default()).await;
     let message = receive(&*first, 1).await.remove(0);
-    let grant = first.claim(&message).await.expect("it is granted");
-    let again = first.claim(&message).await.expect("it is granted again");
+    let grant = messages(&*first).claim(&message).await.expect("it is granted");
+    let again = messages(&*first).claim(&message).await.expect("it is granted again");
     assert_eq!(grant.run, again.run);
-    assert_eq!(refusal(second.claim(&message).await), Refusal::Gone);
-    first.report(&again.claim, Outcome::Completed).await.expect("it is accepted");
-    assert_eq!(refusal(first.claim(&message).await), Refusal::Gone);
+    assert_eq!(refusal(messages(&*second).claim(&message).await), Refusal::Gone);
+    again.claim.report(Outcome::Completed).await.expect("it is accepted");
+    assert_eq!(refusal(messages(&*first).claim(&message).await), Refusal::Gone);
 }
 
 async fn an_unknown_run_is_gone(bench: Arc<dyn Bench>) {
@@ -113,7 +113,7 @@ async fn an_unknown_run_is_gone(bench: Arc<dyn Bench>) {
     let unknown = TaskId::parse("S2NL7euHSXSb2_FRd4pI_g").expect("a good id");
     for run in [Run { task, run: 7 }, Run { task: unknown, run: 0 }] {
         let message = Message { run, ..known.clone() };
-        assert_eq!(refusal(source.claim(&message).await), Refusal::Gone);
+        assert_eq!(refusal(messages(&*source).claim(&message).await), Refusal::Gone);
     }
 }
 
@@ -173,13 +173,13 @@ async fn a_reclaim_answers_with_a_lease_each_time(bench: Arc<dyn Bench>) {
     let task = bench.create(Spec::default()).await;
     let grant = take_one(&*source).await.grant;
     for _ in 0..3 {
-        let lease = source.reclaim(&grant.claim).await.expect("it is granted");
+        let lease = grant.claim.renew().await.expect("it is granted").since(bench.now());
         assert!(lease > Duration::from_secs(5), "{lease:?}");
-        assert!(!source.is_canceled(&grant.claim).await.expect("it is answered"));
+        assert!(!grant.claim.is_canceled().await.expect("it is answered"));
     }
-    source.report(&grant.claim, Outcome::Completed).await.expect("it is accepted");
+    grant.claim.report(Outcome::Completed).await.expect("it is accepted");
     assert_eq!(bench.states(&task).await, ["completed"]);
-    assert_eq!(refusal(source.reclaim(&grant.claim).await), Refusal::Gone);
+    assert_eq!(refusal(grant.claim.renew().await), Refusal::Gone);
 }
 
 async fn a_reclaimed_run_outlives_its_first_lease(bench: Arc<dyn Bench>) {
@@ -188,9 +188,9 @@ async fn a_reclaimed_run_outlives_its_first_lease(bench: Arc<dyn Bench>) {
     let grant = take_one(&*source).await.grant;
     for _ in 0..3 {
         bench.pass(Span::MostOfALease).await;
-        source.reclaim(&grant.claim).await.expect("it is granted");
+        grant.claim.renew().await.expect("it is granted");
     }
-    source.report(&grant.claim, Outcome::Failed).await.expect("it is accepted");
+    grant.claim.report(Outcome::Failed).await.expect("it is accepted");
     assert_eq!(bench.states(&task).await, ["failed"]);
 }
 
@@ -199,14 +199,14 @@ async fn a_lease_that_ends_takes_the_run_away(bench: Arc<dyn Bench>) {
     let task = bench.create(Spec::default()).await;
     let taken = take_one(&*first).await;
     if let Some(message) = &taken.message {
-        first.delete(message.queue, &message.id, &message.receipt).await.expect("it is deleted");
+        messages(&*first).delete(message.queue, &message.id, &message.receipt).await.expect("it is deleted");
     }
     let claim = taken.grant.claim;
     bench.pass(Span::ALease).await;
     assert_eq!(bench.states(&task).await, ["exception/claim-expired", "pending"]);
-    assert!(first.is_canceled(&claim).await.expect("it is answered"));
-    assert_eq!(refusal(first.reclaim(&claim).await), Refusal::Gone);
-    assert_eq!(refusal(first.report(&claim, Outcome::Completed).await), Refusal::Gone);
+    assert!(claim.is_canceled().await.expect("it is answered"));
+    assert_eq!(refusal(claim.renew().await), Refusal::Gone);
+    assert_eq!(refusal(claim.report(Outcome::Completed).await), Refusal::Gone);
     let next = take_one(&*second).await.grant;
     assert_eq!(next.run, Run { task, run: 1 });
 }
@@ -226,7 +226,7 @@ async fn each_outcome_ends_the_run_as_the_queue_has_it(bench: Arc<dyn Bench>) {
         let task = bench.create(Spec { priority: "highest", ..Spec::default() }).await;
         let grant = take_one(&*source).await.grant;
         assert_eq!(grant.run.task, task);
-        source.report(&grant.claim, outcome).await.expect("it is accepted");
+        grant.claim.report(outcome).await.expect("it is accepted");
         assert_eq!(bench.states(&task).await, states, "{outcome}");
         // What waits to be run again must not be what the next turn takes.
         bench.cancel(&task).await;
@@ -241,9 +241,9 @@ async fn a_repeated_outcome_is_accepted_and_another_is_gone(bench: Arc<dyn Bench
         bench.create(Spec::default()).await;
         let claim = take_one(&*source).await.grant.claim;
         for _ in 0..2 {
-            source.report(&claim, outcome).await.expect("it is accepted");
+            claim.report(outcome).await.expect("it is accepted");
         }
-        assert_eq!(refusal(source.report(&claim, other).await), Refusal::Gone, "{other} after {outcome}");
+        assert_eq!(refusal(claim.report(other).await), Refusal::Gone, "{other} after {outcome}");
     }
 }
 
@@ -254,9 +254,9 @@ async fn a_run_handed_back_comes_again_as_the_next_one(bench: Arc<dyn Bench>) {
         let taken = take_one(&*source).await;
         assert_eq!(taken.grant.run, Run { task: task.clone(), run });
         let outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
-        source.report(&taken.grant.claim, outcome).await.expect("it is accepted");
+        taken.grant.claim.report(outcome).await.expect("it is accepted");
         if let Some(message) = taken.message {
-            source.delete(message.queue, &message.id, &message.receipt).await.expect("it is deleted");
+            messages(&*source).delete(message.queue, &message.id, &message.receipt).await.expect("it is deleted");
         }
     }
     assert_eq!(bench.states(&task).await.len(), 4);
@@ -266,7 +266,7 @@ async fn a_task_without_retries_is_not_run_again(bench: Arc<dyn Bench>) {
     let source = bench.source("w1");
     let task = bench.create(Spec { retries: 0, ..Spec::default() }).await;
     let claim = take_one(&*source).await.grant.claim;
-    source.report(&claim, Outcome::Exception(ExceptionReason::WorkerShutdown)).await.expect("it is accepted");
+    claim.report(Outcome::Exception(ExceptionReason::WorkerShutdown)).await.expect("it is accepted");
     assert_eq!(bench.states(&task).await, ["exception/worker-shutdown"]);
 }
 
@@ -274,11 +274,11 @@ async fn a_canceled_run_is_told_and_gone(bench: Arc<dyn Bench>) {
     let source = bench.source("w1");
     let task = bench.create(Spec::default()).await;
     let claim = take_one(&*source).await.grant.claim;
-    assert!(!source.is_canceled(&claim).await.expect("it is answered"));
+    assert!(!claim.is_canceled().await.expect("it is answered"));
     bench.cancel(&task).await;
-    assert!(source.is_canceled(&claim).await.expect("it is answered"));
-    assert_eq!(refusal(source.reclaim(&claim).await), Refusal::Gone);
-    assert_eq!(refusal(source.report(&claim, Outcome::Completed).await), Refusal::Gone);
+    assert!(claim.is_canceled().await.expect("it is answered"));
+    assert_eq!(refusal(claim.renew().await), Refusal::Gone);
+    assert_eq!(refusal(claim.report(Outcome::Completed).await), Refusal::Gone);
     assert_eq!(bench.states(&task).await, ["exception/canceled"]);
 }
 
@@ -292,21 +292,24 @@ async fn a_claim_whose_reply_was_lost_is_taken_over_by_its_worker_alone(bench: A
     // At no time at which this worker had asked: another one of its name may have.
     let long_ago = ClaimWindow { started_ago: Duration::MAX, ended_ago: Duration::from_secs(3600) };
     for asked in [&[][..], &[long_ago]] {
-        let left = first.recover(&kept, asked).await.expect("it is answered");
+        let left = recovery(&*first).recover(&kept, asked).await.expect("it is answered");
         assert_eq!((left.grants.len(), left.foreign_claims), (0, 1));
     }
-    assert!(second.recover(&[], &[ClaimWindow::ALWAYS]).await.expect("it is answered").grants.is_empty());
-    let found =
-        first.recover(&kept, &[long_ago, ClaimWindow::for_poll(Duration::ZERO)]).await.expect("it is answered").grants;
+    assert!(recovery(&*second).recover(&[], &[ClaimWindow::ALWAYS]).await.expect("it is answered").grants.is_empty());
+    let found = recovery(&*first)
+        .recover(&kept, &[long_ago, ClaimWindow::for_poll(Duration::ZERO)])
+        .await
+        .expect("it is answered")
+        .grants;
     assert_eq!(found.len(), 1);
     let grant = &found[0];
     assert_eq!(grant.run, Run { task: task.clone(), run: 0 });
     assert_eq!(grant.task["payload"], payload);
-    first.reclaim(&grant.claim).await.expect("it is granted");
-    first.report(&grant.claim, Outcome::Completed).await.expect("it is accepted");
+    grant.claim.renew().await.expect("it is granted");
+    grant.claim.report(Outcome::Completed).await.expect("it is accepted");
     assert_eq!(bench.states(&task).await, ["completed"]);
     let both = [kept[0].clone(), grant.run.clone()];
-    assert!(first.recover(&both, &[ClaimWindow::ALWAYS]).await.expect("it is answered").grants.is_empty());
+    assert!(recovery(&*first).recover(&both, &[ClaimWindow::ALWAYS]).await.expect("it is answered").grants.is_empty());
 }
 
 async fn what_an_earlier_life_claimed_is_taken_over_and_reported_once(bench: Arc<dyn Bench>) {
@@ -319,18 +322,19 @@ async fn what_an_earlier_life_claimed_is_taken_over_and_reported_once(bench: Arc
         drop(earlier);
         // All that is known of it is the run: no message, no credentials.
         let later = bench.source("w1");
-        let grant = later.take_over(&run).await.expect("it is still this worker's");
+        let grant = recovery(&*later).take_over(&run).await.expect("it is still this worker's");
         assert_eq!(grant.run, run);
-        assert!(grant.lease > Duration::from_secs(5), "{:?}", grant.lease);
-        later.reclaim(&grant.claim).await.expect("it is granted");
-        later.report(&grant.claim, outcome).await.expect("it is accepted");
+        let lease = grant.expires_at.since(bench.now());
+        assert!(lease > Duration::from_secs(5), "{lease:?}");
+        grant.claim.renew().await.expect("it is granted");
+        grant.claim.report(outcome).await.expect("it is accepted");
         let states = bench.states(&task).await;
         assert_eq!(states.len(), 1, "{states:?}");
         assert_ne!(states[0], "running");
-        assert_eq!(refusal(later.take_over(&run).await), Refusal::Gone, "{outcome}: it is over");
+        assert_eq!(refusal(recovery(&*later).take_over(&run).await), Refusal::Gone, "{outcome}: it is over");
     }
     let later = bench.source("w1");
-    assert_eq!(refusal(later.take_over(&Run { task: unknown, run: 0 }).await), Refusal::Gone);
+    assert_eq!(refusal(recovery(&*later).take_over(&Run { task: unknown, run: 0 }).await), Refusal::Gone);
 }
 
 fn file(name: &str, content: &[u8]) -> Artifact {
@@ -349,28 +353,28 @@ async fn artifacts_are_stored_and_read_back(bench: Arc<dyn Bench>) {
     for (name, content) in [("public/empty", &b""[..]), ("public/a b/small.txt", b"small"), ("public/large", &large)] {
         // Twice: a lost answer must not make the second attempt fail.
         for _ in 0..2 {
-            source.upload(&grant.claim, &file(name, content)).await.expect("it is stored");
+            grant.claim.upload(&file(name, content)).await.expect("it is stored");
         }
         assert!(bench.artifact(&grant.run, name).await == content, "{name} is read back as it was stored");
     }
     let missing = ArtifactBody::Error { reason: ArtifactErrorReason::Missing, message: "It is not there.".into() };
     let error = Artifact { name: "public/error".into(), expires: None, body: missing };
-    source.upload(&grant.claim, &error).await.expect("it is stored");
+    grant.claim.upload(&error).await.expect("it is stored");
     let url = "https://example.com/x".to_owned();
     let elsewhere = ArtifactBody::Reference { url, content_type: "text/plain".into() };
     let reference = Artifact { name: "public/reference".into(), expires: None, body: elsewhere };
-    source.upload(&grant.claim, &reference).await.expect("it is stored");
-    source.report(&grant.claim, Outcome::Completed).await.expect("it is accepted");
+    grant.claim.upload(&reference).await.expect("it is stored");
+    grant.claim.report(Outcome::Completed).await.expect("it is accepted");
 }
 
 async fn a_link_leads_to_its_target(bench: Arc<dyn Bench>) {
     let source = bench.source("w1");
     bench.create(Spec::default()).await;
     let grant = take_one(&*source).await.grant;
-    source.upload(&grant.claim, &file("public/logs/backing.log", b"a log")).await.expect("it is stored");
+    grant.claim.upload(&file("public/logs/backing.log", b"a log")).await.expect("it is stored");
     let body = ArtifactBody::Link { target: "public/logs/backing.log".into(), content_type: "text/plain".into() };
     let link = Artifact { name: "public/logs/live.log".into(), expires: None, body };
-    source.upload(&grant.claim, &link).await.expect("it is stored");
+    grant.claim.upload(&link).await.expect("it is stored");
     assert_eq!(bench.artifact(&grant.run, "public/logs/live.log").await, b"a log");
 }
 
@@ -378,19 +382,19 @@ async fn artifacts_are_taken_after_an_exception_and_refused_after_success(bench:
     let source = bench.source("w1");
     bench.create(Spec::default()).await;
     let grant = take_one(&*source).await.grant;
-    source.report(&grant.claim, Outcome::Exception(ExceptionReason::InternalError)).await.expect("it is accepted");
-    source.upload(&grant.claim, &file("public/late", b"late")).await.expect("it is stored");
+    grant.claim.report(Outcome::Exception(ExceptionReason::InternalError)).await.expect("it is accepted");
+    grant.claim.upload(&file("public/late", b"late")).await.expect("it is stored");
     assert_eq!(bench.artifact(&grant.run, "public/late").await, b"late");
     for outcome in [Outcome::Completed, Outcome::Failed] {
         bench.create(Spec::default()).await;
         let grant = take_one(&*source).await.grant;
-        source.report(&grant.claim, outcome).await.expect("it is accepted");
-        assert_eq!(refusal(source.upload(&grant.claim, &file("public/late", b"late")).await), Refusal::Gone);
+        grant.claim.report(outcome).await.expect("it is accepted");
+        assert_eq!(refusal(grant.claim.upload(&file("public/late", b"late")).await), Refusal::Gone);
     }
 }
 
 async fn delete(source: &dyn Source, message: &Message) -> Result<(), CallError> {
-    source.delete(message.queue, &message.id, &message.receipt).await
+    messages(source).delete(message.queue, &message.id, &message.receipt).await
 }
 
 async fn a_message_comes_back_with_a_higher_count_until_it_is_deleted(bench: Arc<dyn Bench>) {
@@ -447,7 +451,7 @@ async fn what_cannot_be_read_costs_the_batch_nothing_and_can_be_deleted(bench: A
     assert_eq!(read, created);
     assert_eq!(unread.len(), 1);
     assert_eq!(unread[0].dequeue_count, 1);
-    source.delete(unread[0].queue, &unread[0].id, &unread[0].receipt).await.expect("it is deleted");
+    messages(&*source).delete(unread[0].queue, &unread[0].id, &unread[0].receipt).await.expect("it is deleted");
 }
 
 async fn lanes_are_found_again_and_receipts_stay_good(bench: Arc<dyn Bench>) {

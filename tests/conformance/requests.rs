@@ -14,11 +14,9 @@ use journeyman::amqp::lapin::{BasicProperties, Channel, Connection, Consumer};
 use journeyman::amqp::{Broker, BrokerConfig as At, TlsFiles, headers, lapin};
 use journeyman::domain::id::{PriorityQueue, Run, TaskId};
 use journeyman::domain::outcome::Outcome;
+use journeyman::domain::time::Instant;
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig, PayloadForm};
-use journeyman::source::{
-    Artifact, Capabilities, Claim, ClaimWindow, Grant, Message, OpenResult, PollBatch, RecoveryBatch, Source,
-    SourceFuture,
-};
+use journeyman::source::{Artifact, Capabilities, Claim, Grant, OpenResult, PollBatch, Source, SourceFuture};
 
 use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 
@@ -166,15 +164,14 @@ async fn next_of(answers: &mut Consumer) -> Option<lapin::Result<lapin::message:
 /// The source with the names that its authors gave: without the number that tells deliveries apart.
 struct Named(AmqpSource);
 
-struct Inner(Claim);
+struct NamedClaim {
+    run: Run,
+    inner: Arc<dyn Claim>,
+}
 
 fn renamed(run: &Run) -> Run {
     let name = run.task.as_str().rsplit_once('.').expect("a number is part of it").0;
     Run { task: TaskId::parse(name).expect("a good id"), run: run.run }
-}
-
-fn inner(claim: &Claim) -> &Claim {
-    &claim.part::<Inner>().expect("it is one of these").0
 }
 
 impl Source for Named {
@@ -205,41 +202,28 @@ impl Source for Named {
             let batch = self.0.poll(lane, max).await?;
             let name = |grant: Grant| {
                 let run = renamed(&grant.run);
-                Grant { claim: Claim::new(run.clone(), Inner(grant.claim)), run, ..grant }
+                let claim = NamedClaim { run: run.clone(), inner: grant.claim };
+                Grant { claim: Arc::new(claim), run, ..grant }
             };
             Ok(PollBatch { grants: batch.grants.into_iter().map(name).collect(), ..PollBatch::default() })
         })
     }
+}
 
-    fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant> {
-        self.0.claim(message)
+impl Claim for NamedClaim {
+    fn run(&self) -> &Run {
+        &self.run
     }
 
-    fn delete<'a>(&'a self, lane: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()> {
-        self.0.delete(lane, id, receipt)
+    fn renew(&self) -> SourceFuture<'_, Instant> {
+        self.inner.renew()
     }
 
-    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
-        self.0.recover(held, asked)
+    fn report(&self, outcome: Outcome) -> SourceFuture<'_, ()> {
+        self.inner.report(outcome)
     }
 
-    fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
-        self.0.take_over(run)
-    }
-
-    fn reclaim<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, Duration> {
-        self.0.reclaim(inner(claim))
-    }
-
-    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> SourceFuture<'a, ()> {
-        self.0.report(inner(claim), outcome)
-    }
-
-    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
-        self.0.upload(inner(claim), artifact)
-    }
-
-    fn is_canceled<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, bool> {
-        self.0.is_canceled(inner(claim))
+    fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
+        self.inner.upload(artifact)
     }
 }

@@ -4,8 +4,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use journeyman::domain::id::PriorityQueue;
 use journeyman::domain::refusal::Refusal;
-use journeyman::source::Source as _;
 use journeyman::source::taskcluster::{Config, Dialect, Taskcluster};
+use journeyman::source::{MessageQueue as _, Recovery as _, Source as _};
 use serde_json::{Value, json};
 
 use crate::gremlin::{Act, Gremlin, answer, json as say};

@@ -5,8 +5,9 @@ use std::time::Duration;
 use journeyman::domain::id::PriorityQueue;
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
+use journeyman::host::clock::Clock;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
-use journeyman::source::{ClaimWindow, Message, Source as _};
+use journeyman::source::{ClaimWindow, Message, MessageQueue as _, Recovery as _, Source as _};
 use serde_json::json;
 
 use crate::gremlin::{Asked, Gremlin, answer_with, date, json as say};
@@ -25,7 +26,7 @@ fn message() -> Message {
 
 #[tokio::test]
 async fn a_poll_requests_the_free_slots_and_returns_claims() {
-    let (gremlin, _, claim) = claimed(|_| vec![]).await;
+    let (gremlin, claim) = claimed(|_| vec![]).await;
     assert_eq!(claim.run(), &run("T", 0));
     let asked = &gremlin.asked()[0];
     assert_eq!(asked.line, "POST /api/queue/v1/claim-work/prov%2Fwt HTTP/1.1");
@@ -79,8 +80,9 @@ async fn the_lease_is_computed_from_the_services_clock() {
         let body = json!({ "tasks": [granted] }).to_string();
         let headers = [("content-type", "application/json"), ("date", &date(shift_s))];
         let gremlin = Gremlin::start(|_| vec![answer_with(200, &headers, body)]).await;
+        let sent_at = Clock::boot().now();
         let batch = poll(&source(&gremlin.url(), Dialect::ClaimWork)).await.expect("the poll is answered");
-        let lease = batch.grants[0].lease.as_secs();
+        let lease = batch.grants[0].expires_at.since(sent_at).as_secs();
         assert!((1190..=1200).contains(&lease), "{lease} s with a clock {shift_s} s apart");
     }
 }
@@ -153,12 +155,13 @@ async fn a_grant_for_another_run_is_rejected() {
 async fn a_reclaim_replaces_the_credentials_of_every_later_call() {
     let done = json!({ "status": { "taskId": "T" } });
     let script = vec![say(200, &reclaim("T", 0, "second")), say(200, &reclaim("T", 0, "third")), say(200, &done)];
-    let (gremlin, source, claim) = claimed(|_| script).await;
+    let (gremlin, claim) = claimed(|_| script).await;
     for _ in 0..2 {
-        let lease = source.reclaim(&claim).await.expect("it is granted").as_secs();
+        let sent_at = Clock::boot().now();
+        let lease = claim.renew().await.expect("it is granted").since(sent_at).as_secs();
         assert!((1190..=1200).contains(&lease), "{lease}");
     }
-    source.report(&claim, Outcome::Completed).await.expect("it is accepted");
+    claim.report(Outcome::Completed).await.expect("it is accepted");
     let signers: Vec<_> = gremlin.asked()[1..].iter().map(|asked| signer(asked).id.expect("an id")).collect();
     assert_eq!(signers, ["task-client/first", "task-client/second", "task-client/third"]);
     let asked = gremlin.asked();
@@ -180,8 +183,8 @@ async fn reclaim_errors_are_definite_only_if_the_run_is_gone_or_denied() {
         (500, RETRY),
     ];
     for (status, refusal) in expected {
-        let (gremlin, source, claim) = claimed(|_| vec![error(status, "Code")]).await;
-        let refused = discreet(source.reclaim(&claim).await);
+        let (gremlin, claim) = claimed(|_| vec![error(status, "Code")]).await;
+        let refused = discreet(claim.renew().await);
         assert_eq!(refused.refusal, refusal, "{status}: {refused}");
         // The adapter does not retry with other credentials.
         assert_eq!(gremlin.asked().len(), 2);
@@ -201,8 +204,8 @@ async fn each_outcome_is_reported_by_its_call() {
         exception(ExceptionReason::IntermittentTask),
     ];
     for (outcome, call) in outcomes {
-        let (gremlin, source, claim) = claimed(|_| vec![say(200, &json!({ "status": { "taskId": "T" } }))]).await;
-        source.report(&claim, outcome).await.expect("it is accepted");
+        let (gremlin, claim) = claimed(|_| vec![say(200, &json!({ "status": { "taskId": "T" } }))]).await;
+        claim.report(outcome).await.expect("it is accepted");
         let asked = gremlin.asked().remove(1);
         assert_eq!(asked.line, format!("POST /api/queue/v1/task/T/runs/0/{call} HTTP/1.1"));
         match outcome {
@@ -217,8 +220,8 @@ async fn report_errors_are_classified() {
     let expected =
         [(400, Refusal::Rejected), (401, Refusal::Denied), (404, Refusal::Gone), (409, Refusal::Gone), (500, RETRY)];
     for (status, refusal) in expected {
-        let (_gremlin, source, claim) = claimed(|_| vec![error(status, "Code")]).await;
-        let refused = discreet(source.report(&claim, Outcome::Failed).await);
+        let (_gremlin, claim) = claimed(|_| vec![error(status, "Code")]).await;
+        let refused = discreet(claim.report(Outcome::Failed).await);
         assert_eq!(refused.refusal, refusal, "{status}: {refused}");
     }
 }
@@ -227,8 +230,8 @@ async fn report_errors_are_classified() {
 async fn a_report_is_accepted_only_by_the_queue() {
     let page = answer_with(200, &[("content-type", "text/html")], b"<html>please log in</html>");
     for answer in [page, say(200, &json!({})), say(200, &json!({ "status": { "taskId": "U" } }))] {
-        let (_gremlin, source, claim) = claimed(|_| vec![answer]).await;
-        assert_eq!(discreet(source.report(&claim, Outcome::Completed).await).refusal, RETRY);
+        let (_gremlin, claim) = claimed(|_| vec![answer]).await;
+        assert_eq!(discreet(claim.report(Outcome::Completed).await).refusal, RETRY);
     }
 }
 
@@ -261,12 +264,12 @@ async fn a_run_that_this_worker_does_not_run_is_canceled() {
     let expected = [(seen("running", "w1"), false), (seen("running", "w2"), true), (seen("exception", "w1"), true)];
     for (run, canceled) in expected {
         let status = json!({ "status": { "taskId": "T", "runs": [run] } });
-        let (gremlin, source, claim) = claimed(|_| vec![say(200, &status)]).await;
-        assert_eq!(source.is_canceled(&claim).await.expect("it is answered"), canceled);
+        let (gremlin, claim) = claimed(|_| vec![say(200, &status)]).await;
+        assert_eq!(claim.is_canceled().await.expect("it is answered"), canceled);
         assert_eq!(gremlin.asked()[1].line, "GET /api/queue/v1/task/T/status HTTP/1.1");
     }
-    let (_gremlin, source, claim) = claimed(|_| vec![error(404, "ResourceNotFound")]).await;
-    assert_eq!(discreet(source.is_canceled(&claim).await).refusal, Refusal::Gone);
+    let (_gremlin, claim) = claimed(|_| vec![error(404, "ResourceNotFound")]).await;
+    assert_eq!(discreet(claim.is_canceled().await).refusal, Refusal::Gone);
 }
 
 fn listed(task: &str, id: &str) -> serde_json::Value {

@@ -1,5 +1,6 @@
 //! Shared helpers: sources connected to a gremlin, and responses of a queue.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -86,7 +87,7 @@ pub(crate) fn error(status: u16, code: &str) -> Act {
 }
 
 /// Claims run `T/0` from a gremlin that continues with the script `then`.
-pub(crate) async fn claimed(then: impl FnOnce(&str) -> Vec<Act>) -> (Gremlin, Taskcluster, Claim) {
+pub(crate) async fn claimed(then: impl FnOnce(&str) -> Vec<Act>) -> (Gremlin, Arc<dyn Claim>) {
     claimed_by(then, |_| {}).await
 }
 
@@ -94,7 +95,7 @@ pub(crate) async fn claimed(then: impl FnOnce(&str) -> Vec<Act>) -> (Gremlin, Ta
 pub(crate) async fn claimed_by(
     then: impl FnOnce(&str) -> Vec<Act>,
     change: impl FnOnce(&mut Config),
-) -> (Gremlin, Taskcluster, Claim) {
+) -> (Gremlin, Arc<dyn Claim>) {
     let gremlin = Gremlin::start(|url| {
         let mut script = vec![gremlin::json(200, &json!({ "tasks": [claim("T", 0)] }))];
         script.extend(then(url));
@@ -105,7 +106,7 @@ pub(crate) async fn claimed_by(
     change(&mut settings);
     let source = Taskcluster::new(settings).expect("the settings are good");
     let grant = only(poll(&source).await.expect("the poll is answered"));
-    (gremlin, source, grant.claim)
+    (gremlin, grant.claim)
 }
 
 pub(crate) fn only(mut batch: PollBatch) -> Grant {

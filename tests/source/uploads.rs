@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use journeyman::domain::refusal::Refusal;
 use journeyman::source::taskcluster::ArtifactStorage;
-use journeyman::source::{Artifact, ArtifactBody, Source as _};
+use journeyman::source::{Artifact, ArtifactBody};
 use journeyman::task::ArtifactErrorReason;
 use serde_json::json;
 use sha2::Digest as _;
@@ -37,11 +37,11 @@ fn large() -> Vec<u8> {
 #[tokio::test]
 async fn each_attempt_sends_the_whole_file_to_a_fresh_url() {
     let script = |url: &str| vec![s3(url, "first"), error(503, "SlowDown"), s3(url, "second"), answer(200, "", "")];
-    let (gremlin, source, claim) = claimed(script).await;
+    let (gremlin, claim) = claimed(script).await;
     let content = large();
     let artifact = artifact(file(&content));
-    assert_eq!(discreet(source.upload(&claim, &artifact).await).refusal, RETRY);
-    source.upload(&claim, &artifact).await.expect("it is stored");
+    assert_eq!(discreet(claim.upload(&artifact).await).refusal, RETRY);
+    claim.upload(&artifact).await.expect("it is stored");
     let asked = gremlin.asked();
     let line = "POST /api/queue/v1/task/T/runs/0/artifacts/public%2Fa%20b.txt HTTP/1.1";
     assert_eq!((asked[1].line.as_str(), asked[3].line.as_str()), (line, line));
@@ -59,18 +59,18 @@ async fn each_attempt_sends_the_whole_file_to_a_fresh_url() {
 
 #[tokio::test]
 async fn an_empty_file_is_uploaded() {
-    let (gremlin, source, claim) = claimed(|url| vec![s3(url, "x"), answer(200, "", "")]).await;
-    source.upload(&claim, &artifact(file(b""))).await.expect("it is stored");
+    let (gremlin, claim) = claimed(|url| vec![s3(url, "x"), answer(200, "", "")]).await;
+    claim.upload(&artifact(file(b""))).await.expect("it is stored");
     let put = gremlin.asked().remove(2);
     assert_eq!((put.header("content-length"), put.body.len()), (Some("0"), 0));
 }
 
 #[tokio::test]
 async fn a_truncated_file_is_reported() {
-    let (_gremlin, source, claim) = claimed(|url| vec![s3(url, "x"), Act::Silence]).await;
+    let (_gremlin, claim) = claimed(|url| vec![s3(url, "x"), Act::Silence]).await;
     let ArtifactBody::File { file, bytes, content_type } = file(b"0123456789") else { unreachable!() };
     file.set_len(4).expect("a file can be cut");
-    let refused = discreet(source.upload(&claim, &artifact(ArtifactBody::File { file, bytes, content_type })).await);
+    let refused = discreet(claim.upload(&artifact(ArtifactBody::File { file, bytes, content_type })).await);
     assert_eq!(refused.refusal, Refusal::Rejected);
     assert!(refused.message.contains("truncated at byte 4 of 10"), "{refused}");
 }
@@ -87,8 +87,8 @@ async fn storage_errors_are_classified() {
         (500, RETRY),
         (301, RETRY),
     ] {
-        let (_gremlin, source, claim) = claimed(|url| vec![s3(url, "x"), answer(status, "", CANARY)]).await;
-        let refused = discreet(source.upload(&claim, &artifact(file(b"x"))).await);
+        let (_gremlin, claim) = claimed(|url| vec![s3(url, "x"), answer(status, "", CANARY)]).await;
+        let refused = discreet(claim.upload(&artifact(file(b"x"))).await);
         assert_eq!(refused.refusal, refusal, "{status}: {refused}");
     }
 }
@@ -98,8 +98,8 @@ async fn create_artifact_errors_are_classified() {
     for (status, refusal) in
         [(400, Refusal::Rejected), (403, Refusal::Denied), (404, Refusal::Gone), (409, Refusal::Gone), (500, RETRY)]
     {
-        let (_gremlin, source, claim) = claimed(|_| vec![error(status, "Code")]).await;
-        let refused = discreet(source.upload(&claim, &artifact(file(b"x"))).await);
+        let (_gremlin, claim) = claimed(|_| vec![error(status, "Code")]).await;
+        let refused = discreet(claim.upload(&artifact(file(b"x"))).await);
         assert_eq!(refused.refusal, refusal, "{status}: {refused}");
         assert!(refused.message.starts_with("artifact public/a b.txt of T/0: "), "{refused}");
     }
@@ -108,8 +108,8 @@ async fn create_artifact_errors_are_classified() {
 #[tokio::test]
 async fn an_upload_url_of_a_metadata_service_is_rejected() {
     let bad = say(200, &json!({ "putUrl": "http://169.254.169.254/latest", "contentType": "text/plain" }));
-    let (_gremlin, source, claim) = claimed(|_| vec![bad]).await;
-    let refused = discreet(source.upload(&claim, &artifact(file(b"x"))).await);
+    let (_gremlin, claim) = claimed(|_| vec![bad]).await;
+    let refused = discreet(claim.upload(&artifact(file(b"x"))).await);
     assert!(refused.message.contains("not allowed"), "{refused}");
 }
 
@@ -117,16 +117,16 @@ async fn an_upload_url_of_a_metadata_service_is_rejected() {
 async fn a_host_with_a_private_address_is_rejected_unless_allowed() {
     // The configured host is 127.0.0.1; this is another one.
     let named = |url: &str| vec![s3(&url.replace("127.0.0.1", "localhost"), "place"), answer(200, "", "")];
-    let (gremlin, source, claim) = claimed(named).await;
-    let refused = discreet(source.upload(&claim, &artifact(file(b"x"))).await);
+    let (gremlin, claim) = claimed(named).await;
+    let refused = discreet(claim.upload(&artifact(file(b"x"))).await);
     assert!(refused.message.contains("set allow_hosts = [\"localhost\"]"), "{refused}");
     assert_eq!(gremlin.asked().len(), 2);
 
     let allow = |settings: &mut journeyman::source::taskcluster::Config| {
         settings.api.allow_hosts = vec!["localhost".into()];
     };
-    let (gremlin, source, claim) = claimed_by(named, allow).await;
-    source.upload(&claim, &artifact(file(b"x"))).await.expect("it is stored");
+    let (gremlin, claim) = claimed_by(named, allow).await;
+    claim.upload(&artifact(file(b"x"))).await.expect("it is stored");
     assert!(gremlin.asked()[2].line.starts_with("PUT /bucket/place"));
 }
 
@@ -149,8 +149,8 @@ async fn links_references_and_errors_need_one_call() {
         ),
     ];
     for (body, expected) in expected {
-        let (gremlin, source, claim) = claimed(|_| vec![say(200, &json!({}))]).await;
-        source.upload(&claim, &artifact(body)).await.expect("it is stored");
+        let (gremlin, claim) = claimed(|_| vec![say(200, &json!({}))]).await;
+        claim.upload(&artifact(body)).await.expect("it is stored");
         let asked = gremlin.asked();
         assert_eq!(asked.len(), 2);
         assert_eq!(asked[1].json(), expected);
@@ -159,10 +159,10 @@ async fn links_references_and_errors_need_one_call() {
 
 #[tokio::test]
 async fn an_artifact_may_have_its_own_expiry() {
-    let (gremlin, source, claim) = claimed(|url| vec![s3(url, "x"), answer(200, "", "")]).await;
+    let (gremlin, claim) = claimed(|url| vec![s3(url, "x"), answer(200, "", "")]).await;
     let mut artifact = artifact(file(b"x"));
     artifact.expires = Some("2027-01-01T00:00:00Z".into());
-    source.upload(&claim, &artifact).await.expect("it is stored");
+    claim.upload(&artifact).await.expect("it is stored");
     assert_eq!(gremlin.asked()[1].json()["expires"], "2027-01-01T00:00:00Z");
 }
 
@@ -187,8 +187,8 @@ async fn stored_object(script: Vec<Act>, content: &[u8]) -> (Gremlin, Result<(),
     let by_object = |settings: &mut journeyman::source::taskcluster::Config| {
         settings.artifact_storage = ArtifactStorage::Object;
     };
-    let (gremlin, source, claim) = claimed_by(object(script), by_object).await;
-    let answer = source.upload(&claim, &artifact(file(content))).await;
+    let (gremlin, claim) = claimed_by(object(script), by_object).await;
+    let answer = claim.upload(&artifact(file(content))).await;
     (gremlin, answer)
 }
 

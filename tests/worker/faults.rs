@@ -8,12 +8,13 @@ use std::time::Duration;
 use journeyman::domain::id::{PriorityQueue, Run, TaskId};
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
+use journeyman::domain::time::Instant;
 use journeyman::handler;
 use journeyman::host::clock::Clock;
 use journeyman::source::memory::{Config as QueueSettings, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use journeyman::source::{
-    Artifact, CallError, Capabilities, Claim, ClaimWindow, Grant, Message, OpenResult, PollBatch, RecoveryBatch,
-    Source, SourceFuture,
+    Artifact, CallError, Capabilities, Claim, ClaimWindow, Grant, Message, MessageQueue, OpenResult, PollBatch,
+    Recovery, RecoveryBatch, Source, SourceFuture,
 };
 use journeyman::worker::{ExitReason, SourceBinding, Worker, WorkerConfig};
 use parking_lot::Mutex;
@@ -53,25 +54,29 @@ pub struct Moody {
 }
 
 impl Moody {
-    fn unless_moody<'a, T: Send + 'a>(&'a self, answer: SourceFuture<'a, T>) -> SourceFuture<'a, T> {
-        let mood = *self.mood.borrow();
-        Box::pin(async move {
-            match mood {
-                Mood::Refuses(refusal) => Err(CallError { refusal, message: "out of sorts".into() }),
-                Mood::Breaks => panic!("out of its mind"),
-                Mood::FailsAndForbids => Err(CallError {
-                    refusal: Refusal::Retry { retry_after: None },
-                    message: "a portal wants a login".into(),
-                }),
-                Mood::Well
-                | Mood::Quarantines
-                | Mood::StoresNothing
-                | Mood::RefusesFiles
-                | Mood::DeletesNothing
-                | Mood::LosesReplies => answer.await,
-            }
-        })
+    fn moody_grant(&self, grant: Grant) -> Grant {
+        Grant { claim: Arc::new(MoodyClaim { inner: grant.claim, mood: self.mood.clone() }), ..grant }
     }
+}
+
+fn unless_moody<'a, T: Send + 'a>(mood: &watch::Receiver<Mood>, answer: SourceFuture<'a, T>) -> SourceFuture<'a, T> {
+    let mood = *mood.borrow();
+    Box::pin(async move {
+        match mood {
+            Mood::Refuses(refusal) => Err(CallError { refusal, message: "out of sorts".into() }),
+            Mood::Breaks => panic!("out of its mind"),
+            Mood::FailsAndForbids => Err(CallError {
+                refusal: Refusal::Retry { retry_after: None },
+                message: "a portal wants a login".into(),
+            }),
+            Mood::Well
+            | Mood::Quarantines
+            | Mood::StoresNothing
+            | Mood::RefusesFiles
+            | Mood::DeletesNothing
+            | Mood::LosesReplies => answer.await,
+        }
+    })
 }
 
 impl Source for Moody {
@@ -91,7 +96,7 @@ impl Source for Moody {
         if *self.mood.borrow() == Mood::FailsAndForbids {
             return self.inner.open();
         }
-        self.unless_moody(self.inner.open())
+        unless_moody(&self.mood, self.inner.open())
     }
     fn poll(&self, lane: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
         self.polls.fetch_add(1, Ordering::Relaxed);
@@ -104,10 +109,25 @@ impl Source for Moody {
                 std::future::pending().await
             });
         }
-        self.unless_moody(self.inner.poll(lane, max))
+        let polled = async move {
+            let mut batch = self.inner.poll(lane, max).await?;
+            batch.grants = batch.grants.into_iter().map(|grant| self.moody_grant(grant)).collect();
+            Ok(batch)
+        };
+        unless_moody(&self.mood, Box::pin(polled))
     }
+    fn message_queue(&self) -> Option<&dyn MessageQueue> {
+        self.inner.message_queue().is_some().then_some(self)
+    }
+    fn recovery(&self) -> Option<&dyn Recovery> {
+        Some(self)
+    }
+}
+
+impl MessageQueue for Moody {
     fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant> {
-        self.unless_moody(self.inner.claim(message))
+        let granted = async { MessageQueue::claim(&self.inner, message).await.map(|grant| self.moody_grant(grant)) };
+        unless_moody(&self.mood, Box::pin(granted))
     }
     fn delete<'a>(&'a self, lane: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()> {
         if *self.mood.borrow() == Mood::DeletesNothing {
@@ -115,26 +135,49 @@ impl Source for Moody {
                 CallError { refusal: Refusal::Retry { retry_after: None }, message: format!("delete of {id}: stuck") };
             return Box::pin(async { Err(refused) });
         }
-        self.unless_moody(self.inner.delete(lane, id, receipt))
+        unless_moody(&self.mood, self.inner.delete(lane, id, receipt))
     }
+}
+
+impl Recovery for Moody {
     fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
         if *self.mood.borrow() == Mood::FailsAndForbids {
             return Box::pin(async {
                 Err(CallError { refusal: Refusal::Denied, message: "scopes are missing".into() })
             });
         }
-        self.unless_moody(self.inner.recover(held, asked))
+        unless_moody(
+            &self.mood,
+            Box::pin(async {
+                let mut found = self.inner.recover(held, asked).await?;
+                found.grants = found.grants.into_iter().map(|grant| self.moody_grant(grant)).collect();
+                Ok(found)
+            }),
+        )
     }
     fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
-        self.unless_moody(self.inner.take_over(run))
+        let granted = async { self.inner.take_over(run).await.map(|grant| self.moody_grant(grant)) };
+        unless_moody(&self.mood, Box::pin(granted))
     }
-    fn reclaim<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, Duration> {
-        self.unless_moody(self.inner.reclaim(claim))
+}
+
+/// A claim whose calls fail as those of its source do.
+struct MoodyClaim {
+    inner: Arc<dyn Claim>,
+    mood: watch::Receiver<Mood>,
+}
+
+impl Claim for MoodyClaim {
+    fn run(&self) -> &Run {
+        self.inner.run()
     }
-    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> SourceFuture<'a, ()> {
-        self.unless_moody(self.inner.report(claim, outcome))
+    fn renew(&self) -> SourceFuture<'_, Instant> {
+        unless_moody(&self.mood, self.inner.renew())
     }
-    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
+    fn report(&self, outcome: Outcome) -> SourceFuture<'_, ()> {
+        unless_moody(&self.mood, self.inner.report(outcome))
+    }
+    fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
         if *self.mood.borrow() == Mood::StoresNothing {
             return Box::pin(async {
                 Err(CallError { refusal: Refusal::Retry { retry_after: None }, message: "no room".into() })
@@ -143,10 +186,10 @@ impl Source for Moody {
         if *self.mood.borrow() == Mood::RefusesFiles {
             return Box::pin(async { Err(CallError { refusal: Refusal::Rejected, message: "too late".into() }) });
         }
-        self.unless_moody(self.inner.upload(claim, artifact))
+        unless_moody(&self.mood, self.inner.upload(artifact))
     }
-    fn is_canceled<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, bool> {
-        self.unless_moody(self.inner.is_canceled(claim))
+    fn is_canceled(&self) -> SourceFuture<'_, bool> {
+        unless_moody(&self.mood, self.inner.is_canceled())
     }
 }
 

@@ -22,7 +22,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
@@ -43,8 +42,7 @@ use crate::limits::{
 use crate::task::ReplyLimits;
 
 use super::{
-    Artifact, CallError, Capabilities, Claim, ClaimWindow, Grant, Message, OpenResult, PollBatch, RecoveryBatch,
-    Source, SourceEvent, SourceFuture,
+    Artifact, CallError, Capabilities, Claim, Grant, OpenResult, PollBatch, Source, SourceEvent, SourceFuture,
 };
 use backpressure::Backpressure;
 use claim::{ReceivedDelivery, RequestClaim, SettlePlan, SourceContext};
@@ -206,12 +204,11 @@ impl AmqpSourceInner {
     }
 
     async fn poll(self: &Arc<Self>, max: u8) -> Result<PollBatch, CallError> {
-        let began = self.clock.now();
         let session = self.current_session().await?;
         session.on_poll_started();
         let waited = timeout(
             consumer_timeout::long_poll_wait(self.queue_facts.consumer_timeout(), AMQP_LONG_POLL_WAIT),
-            self.wait_for_grants(&session, max, began),
+            self.wait_for_grants(&session, max),
         )
         .await;
         session.on_poll_ended();
@@ -235,12 +232,7 @@ impl AmqpSourceInner {
         current().ok_or_else(|| CallError { refusal: Refusal::Stale, message: message() })
     }
 
-    async fn wait_for_grants(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
-        max: u8,
-        began: Instant,
-    ) -> Result<PollBatch, CallError> {
+    async fn wait_for_grants(self: &Arc<Self>, session: &Arc<Session>, max: u8) -> Result<PollBatch, CallError> {
         loop {
             let must_wait = self.check_lost_sessions().is_err();
             let deliveries =
@@ -261,7 +253,7 @@ impl AmqpSourceInner {
                 }
                 continue;
             }
-            let grants: Vec<Grant> = deliveries.into_iter().filter_map(|one| self.admit(session, one, began)).collect();
+            let grants: Vec<Grant> = deliveries.into_iter().filter_map(|one| self.admit(session, one)).collect();
             if !grants.is_empty() {
                 return Ok(PollBatch { grants, ..PollBatch::default() });
             }
@@ -281,7 +273,7 @@ impl AmqpSourceInner {
     }
 
     /// Makes a grant of a delivery, or settles it without a handler.
-    fn admit(self: &Arc<Self>, session: &Arc<Session>, pending: PendingDelivery, began: Instant) -> Option<Grant> {
+    fn admit(self: &Arc<Self>, session: &Arc<Session>, pending: PendingDelivery) -> Option<Grant> {
         let PendingDelivery { delivery, received_at: since } = &pending;
         let (since, AmqpSourceConfig { payload_form: form, max_attempts, .. }) = (*since, &self.config);
         if delivery.redelivered {
@@ -305,17 +297,11 @@ impl AmqpSourceInner {
             self.dispose(claim, if fits { Disposition::Step(step) } else { Disposition::TooLarge });
             return None;
         };
-        let lease = now.since(began)
-            + claim::initial_lease(claim.delivered_at, now, self.queue_facts.consumer_timeout(), AMQP_LEASE);
-        let (run, replies) = (claim.run.clone(), Some(claim.replies()));
-        Some(Grant {
-            run: run.clone(),
-            lease,
-            task,
-            payload_error: None,
-            claim: Claim::new(run, claim),
-            results: replies,
-        })
+        let consumer_timeout = self.queue_facts.consumer_timeout();
+        let lease = claim::initial_lease(claim.delivered_at, now, consumer_timeout, AMQP_LEASE);
+        let (run, results) = (claim.run.clone(), Some(claim.replies()));
+        let claim = Arc::new(GrantedRequest { claim, source: Arc::clone(self) });
+        Some(Grant { run, expires_at: now.plus(lease), task, payload_error: None, claim, results })
     }
 
     fn new_claim(&self, session: &Arc<Session>, pending: PendingDelivery, attempt: u32, now: Instant) -> RequestClaim {
@@ -376,13 +362,6 @@ impl AmqpSourceInner {
             }
         });
     }
-
-    fn claim_of<'a>(&self, claim: &'a Claim) -> Result<&'a RequestClaim, CallError> {
-        claim.part::<RequestClaim>().ok_or_else(|| CallError {
-            refusal: Refusal::Rejected,
-            message: format!("the claim on {} is of another source", claim.run()),
-        })
-    }
 }
 
 impl Source for AmqpSource {
@@ -415,83 +394,6 @@ impl Source for AmqpSource {
 
     fn poll(&self, _lane: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
         Box::pin(self.inner.poll(max))
-    }
-
-    fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant> {
-        let message = format!("requests are claimed by polls; {} is a message", message.id);
-        Box::pin(async { Err(CallError { refusal: Refusal::Rejected, message }) })
-    }
-
-    fn delete<'a>(&'a self, _lane: PriorityQueue, _id: &'a str, _receipt: &'a str) -> SourceFuture<'a, ()> {
-        Box::pin(async { Ok(()) })
-    }
-
-    fn recover<'a>(&'a self, _held: &'a [Run], _asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
-        Box::pin(async { Ok(RecoveryBatch::default()) })
-    }
-
-    /// The broker requeued what a previous process held when its connection ended.
-    fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
-        let message = format!("request {run} was requeued when the connection of the previous process ended");
-        Box::pin(async { Err(CallError { refusal: Refusal::Gone, message }) })
-    }
-
-    fn reclaim<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, Duration> {
-        Box::pin(async {
-            let claim = self.inner.claim_of(claim)?;
-            let gone =
-                |what: &str| CallError { refusal: Refusal::Gone, message: format!("reclaim {}: {what}", claim.run) };
-            if claim.is_settled() {
-                return Err(gone("it is already settled"));
-            }
-            let patience = self.inner.queue_facts.consumer_timeout();
-            match claim.session.lost_reason() {
-                Some(what) => Err(gone(&what)),
-                None if claim.session.is_lost() => Err(gone("its channel is closed")),
-                None => Ok(consumer_timeout::extension_length(
-                    self.inner.clock.now().since(claim.delivered_at),
-                    patience,
-                    AMQP_LEASE,
-                )),
-            }
-        })
-    }
-
-    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> SourceFuture<'a, ()> {
-        Box::pin(async move {
-            let claim = self.inner.claim_of(claim)?;
-            match claim.plan_for(outcome) {
-                SettlePlan::Republish { attempts }
-                    if self.inner.config.max_attempts.is_some_and(|max| attempts >= max.get()) =>
-                {
-                    let why = claim.replies().failure_reason();
-                    let reason = format!(
-                        "the request was tried {attempts} times, and each time its handler asked for another attempt: {}",
-                        why.as_deref().unwrap_or("no reason was given")
-                    );
-                    give_up(claim, queue_facts::exhausted_action(&self.inner.config).await, reason, attempts).await?;
-                    self.inner.counters.attempts_exhausted.increment();
-                    Ok(())
-                }
-                SettlePlan::RepublishFresh => claim.settle(outcome, self.inner.return_plan(claim)).await,
-                plan @ (SettlePlan::Reply(_)
-                | SettlePlan::Requeue
-                | SettlePlan::Republish { .. }
-                | SettlePlan::DeadLetter) => claim.settle(outcome, plan).await,
-            }
-        })
-    }
-
-    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
-        Box::pin(async move {
-            // Logs are served while the request runs, and not stored.
-            if artifact.name.starts_with("public/logs/") {
-                return Ok(());
-            }
-            let message =
-                format!("request {} has no artifacts: {} can be part of its reply", claim.run(), artifact.name);
-            Err(CallError { refusal: Refusal::Rejected, message })
-        })
     }
 
     fn next_event(&self) -> Pin<Box<dyn Future<Output = SourceEvent> + Send + '_>> {
@@ -538,11 +440,74 @@ impl Source for AmqpSource {
             }
         })
     }
+}
 
-    fn is_canceled<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, bool> {
+/// A request that a handler runs.
+struct GrantedRequest {
+    claim: RequestClaim,
+    source: Arc<AmqpSourceInner>,
+}
+
+impl Claim for GrantedRequest {
+    fn run(&self) -> &Run {
+        &self.claim.run
+    }
+
+    fn renew(&self) -> SourceFuture<'_, Instant> {
         Box::pin(async {
-            let claim = self.inner.claim_of(claim)?;
-            Ok(claim.session.lost_reason().is_some())
+            let Self { claim, source } = self;
+            let gone =
+                |what: &str| CallError { refusal: Refusal::Gone, message: format!("reclaim {}: {what}", claim.run) };
+            if claim.is_settled() {
+                return Err(gone("it is already settled"));
+            }
+            match claim.session.lost_reason() {
+                Some(what) => Err(gone(&what)),
+                None if claim.session.is_lost() => Err(gone("its channel is closed")),
+                None => {
+                    let now = source.clock.now();
+                    let consumer_timeout = source.queue_facts.consumer_timeout();
+                    let held_for = now.since(claim.delivered_at);
+                    Ok(now.plus(consumer_timeout::extension_length(held_for, consumer_timeout, AMQP_LEASE)))
+                }
+            }
+        })
+    }
+
+    fn report(&self, outcome: Outcome) -> SourceFuture<'_, ()> {
+        Box::pin(async move {
+            let Self { claim, source } = self;
+            match claim.plan_for(outcome) {
+                SettlePlan::Republish { attempts }
+                    if source.config.max_attempts.is_some_and(|max| attempts >= max.get()) =>
+                {
+                    let why = claim.replies().failure_reason();
+                    let reason = format!(
+                        "the request was tried {attempts} times, and each time its handler asked for another attempt: {}",
+                        why.as_deref().unwrap_or("no reason was given")
+                    );
+                    give_up(claim, queue_facts::exhausted_action(&source.config).await, reason, attempts).await?;
+                    source.counters.attempts_exhausted.increment();
+                    Ok(())
+                }
+                SettlePlan::RepublishFresh => claim.settle(outcome, source.return_plan(claim)).await,
+                plan @ (SettlePlan::Reply(_)
+                | SettlePlan::Requeue
+                | SettlePlan::Republish { .. }
+                | SettlePlan::DeadLetter) => claim.settle(outcome, plan).await,
+            }
+        })
+    }
+
+    fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
+        Box::pin(async move {
+            // Logs are served while the request runs, and not stored.
+            if artifact.name.starts_with("public/logs/") {
+                return Ok(());
+            }
+            let message =
+                format!("request {} has no artifacts: {} can be part of its reply", self.run(), artifact.name);
+            Err(CallError { refusal: Refusal::Rejected, message })
         })
     }
 }

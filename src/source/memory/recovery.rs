@@ -29,7 +29,7 @@ impl MemorySource {
                 continue;
             }
             tasks.set_lease(&run, &self.worker, lease, now);
-            recovered.grants.extend(tasks.grant(&run, &self.worker, lease));
+            recovered.grants.extend(tasks.grant(&run, self, now.plus(lease)));
         }
         recovered
     }
@@ -42,6 +42,6 @@ impl MemorySource {
             return Err(gone_error(run, "not running, or not for this worker"));
         }
         tasks.set_lease(run, &self.worker, lease, now);
-        tasks.grant(run, &self.worker, lease).ok_or_else(|| gone_error(run, "unknown"))
+        tasks.grant(run, self, now.plus(lease)).ok_or_else(|| gone_error(run, "unknown"))
     }
 }

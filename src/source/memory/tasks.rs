@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Config, MemoryClaim, PRIORITIES, RunEnd, RunState, StoredArtifact};
+use super::{MemoryClaim, MemorySource, PRIORITIES, RunEnd, RunState, StoredArtifact};
 use crate::domain::id::{PriorityQueue, Run, TaskId};
 use crate::domain::time::Instant;
-use crate::source::{Claim, Grant, Message, PollBatch, UnreadableMessage};
+use crate::source::{Grant, Message, PollBatch, UnreadableMessage};
 
 #[derive(Default)]
 pub(super) struct TaskTable {
@@ -106,10 +106,10 @@ impl TaskTable {
         self.leases.insert((taken_until, run.task.clone()));
     }
 
-    pub(super) fn grant(&self, run: &Run, worker: &Arc<str>, lease: Duration) -> Option<Grant> {
+    pub(super) fn grant(&self, run: &Run, source: &MemorySource, expires_at: Instant) -> Option<Grant> {
         let task = self.tasks.get(&run.task)?.definition.clone();
-        let claim = Claim::new(run.clone(), MemoryClaim { worker: Arc::clone(worker) });
-        Some(Grant { run: run.clone(), lease, task, payload_error: None, claim, results: None })
+        let claim = Arc::new(MemoryClaim { source: source.clone(), run: run.clone() });
+        Some(Grant { run: run.clone(), expires_at, task, payload_error: None, claim, results: None })
     }
 
     pub(super) fn is_running(&self, run: &Run, worker: &Arc<str>) -> bool {
@@ -117,7 +117,8 @@ impl TaskTable {
     }
 
     /// Claims up to `max` pending runs for a worker.
-    pub(super) fn claim_pending(&mut self, max: u8, worker: &Arc<str>, settings: &Config, now: Instant) -> PollBatch {
+    pub(super) fn claim_pending(&mut self, max: u8, source: &MemorySource, now: Instant) -> PollBatch {
+        let lease = source.queue.0.config.lease;
         let mut batch = PollBatch::default();
         for lane in 0..PRIORITIES.len() {
             while batch.grants.len() + batch.unreadable.len() < usize::from(max) && !self.entries[lane].is_empty() {
@@ -129,8 +130,8 @@ impl TaskTable {
                 if self.run(&run).is_none_or(|found| found.state != RunState::Pending) {
                     continue;
                 }
-                self.set_lease(&run, worker, settings.lease, now);
-                batch.grants.extend(self.grant(&run, worker, settings.lease));
+                self.set_lease(&run, &source.worker, lease, now);
+                batch.grants.extend(self.grant(&run, source, now.plus(lease)));
             }
         }
         batch

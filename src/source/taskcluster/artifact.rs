@@ -18,18 +18,18 @@ use sha2::{Digest, Sha256, Sha512};
 use tokio::io::{AsyncWriteExt as _, DuplexStream};
 use tokio_util::io::ReaderStream;
 
-use super::claim_calls::{TaskclusterClaim, taskcluster_claim};
+use super::claim_calls::TaskclusterClaim;
 use super::credentials::Credentials;
 use super::error_response::{call_error, classify_status, retryable, sanitize, transport_error};
 use super::transport::{ApiRequest, ServiceName, encode_segment, read_error_response};
 use super::wire::WireCredentials;
-use super::{ArtifactStorage, Dialect, Taskcluster};
+use super::{ArtifactStorage, Dialect};
 use crate::domain::refusal::Refusal;
 use crate::limits::{
     ARTIFACT_BYTES_PER_SECOND_MIN, ARTIFACT_CHUNK_BYTES, ARTIFACT_INLINE_BYTES_MAX, ARTIFACT_TRANSFER_TIMEOUT_MAX,
     ARTIFACT_WHOLE_BYTES_MAX,
 };
-use crate::source::{Artifact, ArtifactBody, CallError, Claim};
+use crate::source::{Artifact, ArtifactBody, CallError};
 use crate::task::ArtifactErrorReason;
 
 /// The first `bytes` of a file.
@@ -85,20 +85,19 @@ struct WirePutUrl {
     headers: Map<String, Value>,
 }
 
-impl Taskcluster {
-    pub(super) async fn upload_artifact(&self, claim: &Claim, artifact: &Artifact) -> Result<(), CallError> {
-        let run = claim.run();
-        let state = taskcluster_claim(claim)?;
+impl TaskclusterClaim {
+    pub(super) async fn upload_artifact(&self, artifact: &Artifact) -> Result<(), CallError> {
+        let run = &self.run;
         let operation = format!("artifact {} of {run}", sanitize(&artifact.name));
         let name = encode_segment(&artifact.name);
         let upload = Upload {
             path: format!("/task/{}/runs/{}/artifacts/{name}", encode_segment(run.task.as_str()), run.run),
-            expires: expiry_of(artifact, state, &operation)?,
-            credentials: state.credentials.load(),
+            expires: expiry_of(artifact, self, &operation)?,
+            credentials: self.credentials.load(),
             content: file_content(&artifact.body),
             operation,
         };
-        match (&artifact.body, self.artifact_storage) {
+        match (&artifact.body, self.service.artifact_storage) {
             (ArtifactBody::File { .. }, ArtifactStorage::S3) => self.store_s3(&upload).await,
             (ArtifactBody::File { .. }, ArtifactStorage::Object) => self.store_object(&upload).await,
             (ArtifactBody::Link { target, content_type }, _) => {
@@ -128,7 +127,7 @@ impl Taskcluster {
         let call = ApiRequest::to_queue(operation, Method::POST, upload.path.clone())
             .body(body)
             .signed_by(&upload.credentials);
-        Ok(self.api.call(call).await?)
+        Ok(self.service.api.call(call).await?)
     }
 
     async fn create_reference(&self, upload: &Upload<'_>, url: &str, content_type: &str) -> Result<(), CallError> {
@@ -148,12 +147,12 @@ impl Taskcluster {
         target: &str,
         content_type: &str,
     ) -> Result<(), CallError> {
-        match self.dialect {
+        match self.service.dialect {
             // The Azure dialect has no links; a reference to the other artifact's URL serves the same readers.
             Dialect::Azure => {
                 let url = format!(
                     "{}/task/{}/runs/{}/artifacts/{}",
-                    self.api.queue_base_url(),
+                    self.service.api.queue_base_url(),
                     encode_segment(run.task.as_str()),
                     run.run,
                     encode_segment(target)
@@ -216,7 +215,7 @@ impl Taskcluster {
             "proposedUploadMethods": upload_methods(content, inline.as_deref()),
         });
         let create = call(Method::PUT, "upload", proposed);
-        let chosen: WireUpload = self.api.call(create).await?.json()?;
+        let chosen: WireUpload = self.service.api.call(create).await?.json()?;
         let hashes = match (inline, chosen.upload_method) {
             (Some(data), WireMethod { data_inline: Some(true), .. }) => Hashes::of(&data),
             (_, WireMethod { put_url: Some(put), .. }) => {
@@ -234,11 +233,11 @@ impl Taskcluster {
             "uploadId": upload_id,
             "hashes": hashes.into_json(),
         });
-        self.api.call(call(Method::POST, "finish-upload", finish)).await?;
+        self.service.api.call(call(Method::POST, "finish-upload", finish)).await?;
         let call = ApiRequest::to_queue(operation.clone(), Method::PUT, upload.path.clone())
             .body(json!({ "uploadId": upload_id }))
             .signed_by(&upload.credentials);
-        self.api.call(call).await?;
+        self.service.api.call(call).await?;
         Ok(())
     }
 
@@ -251,13 +250,14 @@ impl Taskcluster {
     ) -> Result<Hashes, CallError> {
         let operation = &upload.operation;
         let url = self
+            .service
             .api
             .address_policy()
             .parse_url(url)
             .map_err(|what| retryable(format!("{operation}: the upload URL {what}")))?;
         headers.insert(CONTENT_LENGTH, HeaderValue::from(content.bytes));
-        let request = self.api.http().put(url).headers(headers);
-        let request = request.timeout(transfer_timeout(content.bytes, self.api.timeouts().call));
+        let request = self.service.api.http().put(url).headers(headers);
+        let request = request.timeout(transfer_timeout(content.bytes, self.service.api.timeouts().call));
         let (read, sent) = if content.bytes <= ARTIFACT_WHOLE_BYTES_MAX {
             // Most logs are this small: one read, no pipe.
             match read_all(content).await {
@@ -273,7 +273,7 @@ impl Taskcluster {
             let both =
                 async { tokio::join!(stream_content(content, writer), request.body(Body::wrap_stream(stream)).send()) };
             // A storage that responds early and stops reading would block the reader forever.
-            match tokio::time::timeout(transfer_timeout(content.bytes, self.api.timeouts().call), both).await {
+            match tokio::time::timeout(transfer_timeout(content.bytes, self.service.api.timeouts().call), both).await {
                 Ok(both) => both,
                 Err(_) => return Err(retryable(format!("{operation}: the upload timed out"))),
             }

@@ -1,5 +1,6 @@
 //! Claim calls: claim, reclaim, report, and recovery of claims whose response was lost.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -8,21 +9,26 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::credentials::{Credentials, Swap};
-use super::error_response::{call_error, retryable, sanitize};
+use super::error_response::{retryable, sanitize};
 use super::transport::{ApiRequest, FailedCall, TimeoutClass, encode_segment};
 use super::wire::{
     CheckedClaim, CheckedGrant, TaskDefinition, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireReclaim,
     WireStatusReply,
 };
-use super::{Dialect, Taskcluster};
+use super::{Dialect, Service, Taskcluster};
 use crate::domain::id::{PriorityQueue, Run, TaskId};
 use crate::domain::outcome::Outcome;
 use crate::domain::refusal::Refusal;
+use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{CLAIMED_PAGE_ENTRIES, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
-use crate::source::{CallError, Claim, ClaimWindow, Grant, PollBatch, RecoveryBatch, UnreadableMessage};
+use crate::source::{
+    Artifact, CallError, Claim, ClaimWindow, Grant, PollBatch, RecoveryBatch, SourceFuture, UnreadableMessage,
+};
 
 pub(super) struct TaskclusterClaim {
+    pub(super) run: Run,
+    pub(super) service: Arc<Service>,
     pub(super) credentials: Swap<Credentials>,
     /// Expiry of the task and its artifacts.
     pub(super) task_expires: Option<String>,
@@ -33,6 +39,11 @@ struct UnheldClaims {
     /// Claimed by an unanswered poll of this worker, as far as the queue shows.
     claimed_by_lost_poll: Vec<(Run, Option<TaskDefinition>)>,
     foreign_claims: usize,
+}
+
+struct RenewedLease {
+    granted: CheckedGrant,
+    expires_at: Instant,
 }
 
 struct ClaimedPage {
@@ -46,12 +57,13 @@ impl Taskcluster {
         let operation = format!("claimWork of {}", self.task_queue);
         let path = format!("/claim-work/{}", encode_segment(&self.task_queue));
         let mut call = ApiRequest::to_queue(operation.clone(), Method::POST, path).body(json!({
-            "workerGroup": self.worker_identity.group,
-            "workerId": self.worker_identity.id,
+            "workerGroup": self.service.worker_identity.group,
+            "workerId": self.service.worker_identity.id,
             "tasks": max,
         }));
         call.timeout_class = TimeoutClass::LongPoll;
-        let reply = self.api.call(call).await?;
+        let sent_at = Clock::boot().now();
+        let reply = self.service.api.call(call).await?;
         let date = reply.date_or_now();
         let claims: WireClaims = reply.json()?;
         // Surplus claims up to the limit are kept: dropping them would leave their tasks unclaimable until they
@@ -64,9 +76,12 @@ impl Taskcluster {
         for entry in claims.tasks {
             let checked = serde_json::from_str::<WireClaim>(entry.get())
                 .map_err(|_| "invalid claim".to_owned())
-                .and_then(|claim| claim.check(&self.worker_identity, date));
+                .and_then(|claim| claim.check(&self.service.worker_identity, date));
             match checked {
-                Ok(claim) => batch.grants.push(grant(claim)),
+                Ok(claim) => {
+                    let expires_at = sent_at.plus(claim.granted.lease);
+                    batch.grants.push(self.service.grant(claim, expires_at));
+                }
                 Err(what) => batch.unreadable.push(UnreadableMessage {
                     queue: PriorityQueue(0),
                     id: describe_entry(&entry).into(),
@@ -82,83 +97,22 @@ impl Taskcluster {
     pub(super) async fn claim_task(&self, run: &Run) -> Result<Grant, CallError> {
         let operation = format!("claimTask {run}");
         let call = ApiRequest::to_queue(operation.clone(), Method::POST, run_path(run, "claim")).body(json!({
-            "workerGroup": self.worker_identity.group,
-            "workerId": self.worker_identity.id,
+            "workerGroup": self.service.worker_identity.group,
+            "workerId": self.service.worker_identity.id,
         }));
-        let reply = self.api.call(call).await.map_err(claim_task_error)?;
+        let sent_at = Clock::boot().now();
+        let reply = self.service.api.call(call).await.map_err(claim_task_error)?;
         let date = reply.date_or_now();
         let claim = reply.json::<WireClaim>()?;
-        let claim =
-            claim.check(&self.worker_identity, date).map_err(|what| retryable(format!("{operation}: {what}")))?;
+        let claim = claim
+            .check(&self.service.worker_identity, date)
+            .map_err(|what| retryable(format!("{operation}: {what}")))?;
         if claim.granted.run != *run {
             let other = &claim.granted.run;
             return Err(retryable(format!("{operation}: response is for {other}")));
         }
-        Ok(grant(claim))
-    }
-
-    pub(super) async fn reclaim_task(&self, claim: &Claim) -> Result<Duration, CallError> {
-        let run = claim.run();
-        let state = taskcluster_claim(claim)?;
-        let credentials = state.credentials.load();
-        let granted = self.reclaim_run(run, Some(credentials.as_ref())).await?;
-        state.credentials.store(granted.credentials);
-        Ok(granted.lease)
-    }
-
-    async fn reclaim_run(&self, run: &Run, signer: Option<&Credentials>) -> Result<CheckedGrant, CallError> {
-        let operation = format!("reclaimTask {run}");
-        let mut call = ApiRequest::to_queue(operation.clone(), Method::POST, run_path(run, "reclaim"));
-        if let Some(credentials) = signer {
-            call = call.signed_by(credentials);
-        }
-        let reply = self.api.call(call).await.map_err(reclaim_error)?;
-        let date = reply.date_or_now();
-        let granted = reply
-            .json::<WireReclaim>()?
-            .check(&self.worker_identity, date)
-            .map_err(|what| retryable(format!("{operation}: {what}")))?;
-        if granted.run != *run {
-            let other = &granted.run;
-            return Err(retryable(format!("{operation}: response is for {other}")));
-        }
-        Ok(granted)
-    }
-
-    pub(super) async fn report_outcome(&self, claim: &Claim, outcome: Outcome) -> Result<(), CallError> {
-        let run = claim.run();
-        let credentials = taskcluster_claim(claim)?.credentials.load();
-        let operation = format!("report of {run} as {outcome}");
-        let call = match outcome {
-            Outcome::Completed => ApiRequest::to_queue(operation, Method::POST, run_path(run, "completed")),
-            Outcome::Failed => ApiRequest::to_queue(operation, Method::POST, run_path(run, "failed")),
-            Outcome::Exception(reason) => ApiRequest::to_queue(operation, Method::POST, run_path(run, "exception"))
-                .body(json!({ "reason": reason.as_str() })),
-        };
-        let reply: WireStatusReply = self.api.call(call.signed_by(&credentials)).await?.json()?;
-        // A 200 from a proxy has accepted nothing.
-        if reply.status.task_id != run.task.as_str() {
-            return Err(retryable(format!("report of {run}: response is for {:?}", reply.status.task_id)));
-        }
-        Ok(())
-    }
-
-    pub(super) async fn is_resolved(&self, claim: &Claim) -> Result<bool, CallError> {
-        let run = claim.run();
-        let path = format!("/task/{}/status", encode_segment(run.task.as_str()));
-        let call = ApiRequest::to_queue(format!("status of {run}"), Method::GET, path);
-        let reply: WireStatusReply = self.api.call(call).await?.json()?;
-        let Some(found) = reply.status.runs.iter().find(|found| found.run_id == run.run) else {
-            return Err(retryable(format!("status of {run}: the response lacks this run")));
-        };
-        let group = found.worker_group.as_deref().unwrap_or_default();
-        let id = found.worker_id.as_deref().unwrap_or_default();
-        match found.state.as_str() {
-            "running" => Ok(!self.worker_identity.matches(group, id)),
-            "completed" | "failed" | "exception" => Ok(true),
-            // This worker holds the grant, so the response is older than the claim.
-            state => Err(retryable(format!("status of {run}: unexpected state {state:?}"))),
-        }
+        let expires_at = sent_at.plus(claim.granted.lease);
+        Ok(self.service.grant(claim, expires_at))
     }
 
     pub(super) async fn recover_lost_claims(
@@ -166,7 +120,7 @@ impl Taskcluster {
         held: &[Run],
         windows: &[ClaimWindow],
     ) -> Result<RecoveryBatch, CallError> {
-        match self.dialect {
+        match self.service.dialect {
             // `claimTask` is idempotent and the message reappears, so no claim can be lost.
             Dialect::Azure => return Ok(RecoveryBatch::default()),
             Dialect::ClaimWork => {}
@@ -191,18 +145,15 @@ impl Taskcluster {
     /// Takes over a run that a previous process claimed. The grant has all that a report needs, so no credentials
     /// are stored on disk.
     pub(super) async fn take_over_run(&self, run: &Run) -> Result<Grant, CallError> {
-        match self.dialect {
+        match self.service.dialect {
             // `claimTask` grants the same claim again to the same worker for the rest of its lease; its own
             // credentials then extend it. No further scope is needed.
             Dialect::Azure => {
                 let mut grant = self.claim_task(run).await?;
-                grant.lease = self.reclaim_task(&grant.claim).await?;
+                grant.expires_at = grant.claim.renew().await?;
                 Ok(grant)
             }
-            Dialect::ClaimWork => {
-                let granted = self.reclaim_run(run, None).await.map_err(|error| self.explain_missing_scopes(error))?;
-                Ok(grant(CheckedClaim { granted, task: TaskDefinition::EMPTY }))
-            }
+            Dialect::ClaimWork => self.reclaim_as_worker(run, TaskDefinition::EMPTY).await,
         }
     }
 
@@ -212,14 +163,19 @@ impl Taskcluster {
             Some(task) => task,
             None => self.fetch_definition(&run.task).await?,
         };
-        let granted = self.reclaim_run(&run, None).await.map_err(|error| self.explain_missing_scopes(error))?;
-        Ok(grant(CheckedClaim { granted, task }))
+        self.reclaim_as_worker(&run, task).await
+    }
+
+    /// Renews a claim with the worker's own credentials, since those of the claim are unknown.
+    async fn reclaim_as_worker(&self, run: &Run, task: TaskDefinition) -> Result<Grant, CallError> {
+        let renewed = self.service.reclaim(run, None).await.map_err(|error| self.explain_missing_scopes(error))?;
+        Ok(self.service.grant(CheckedClaim { granted: renewed.granted, task }, renewed.expires_at))
     }
 
     async fn fetch_definition(&self, task: &TaskId) -> Result<TaskDefinition, CallError> {
         let path = format!("/task/{}", encode_segment(task.as_str()));
         let call = ApiRequest::to_queue(format!("definition of {task}"), Method::GET, path);
-        self.api.call(call).await?.json()
+        self.service.api.call(call).await?.json()
     }
 
     async fn list_unheld_claims(&self, held: &[Run], windows: &[ClaimWindow]) -> Result<UnheldClaims, CallError> {
@@ -237,7 +193,7 @@ impl Taskcluster {
             let own_claims = page
                 .tasks
                 .into_iter()
-                .filter(|found| self.worker_identity.matches(&found.worker_group, &found.worker_id));
+                .filter(|found| self.service.worker_identity.matches(&found.worker_group, &found.worker_id));
             for WireClaimed { task_id, run_id, task, claimed, .. } in own_claims {
                 let Some(task_id) = TaskId::parse(&task_id) else {
                     continue;
@@ -266,7 +222,7 @@ impl Taskcluster {
         }
         let operation = format!("listClaimedTasks of {}", self.task_queue);
         // A 401 is about the credentials as such, not about their scopes.
-        let reply = self.api.call(ApiRequest::to_queue(operation, Method::GET, path)).await.map_err(|failed| {
+        let reply = self.service.api.call(ApiRequest::to_queue(operation, Method::GET, path)).await.map_err(|failed| {
             match failed.status {
                 Some(401) => failed.error,
                 Some(_) | None => self.explain_missing_scopes(failed.error),
@@ -288,19 +244,104 @@ impl Taskcluster {
     }
 }
 
-pub(super) fn taskcluster_claim(claim: &Claim) -> Result<&TaskclusterClaim, CallError> {
-    claim.part::<TaskclusterClaim>().ok_or_else(|| {
-        let what = format!("{}: claim belongs to another source", claim.run());
-        call_error(Refusal::Rejected, what)
-    })
+impl Service {
+    async fn reclaim(&self, run: &Run, signer: Option<&Credentials>) -> Result<RenewedLease, CallError> {
+        let operation = format!("reclaimTask {run}");
+        let mut call = ApiRequest::to_queue(operation.clone(), Method::POST, run_path(run, "reclaim"));
+        if let Some(credentials) = signer {
+            call = call.signed_by(credentials);
+        }
+        let sent_at = Clock::boot().now();
+        let reply = self.api.call(call).await.map_err(reclaim_error)?;
+        let date = reply.date_or_now();
+        let granted = reply
+            .json::<WireReclaim>()?
+            .check(&self.worker_identity, date)
+            .map_err(|what| retryable(format!("{operation}: {what}")))?;
+        if granted.run != *run {
+            let other = &granted.run;
+            return Err(retryable(format!("{operation}: response is for {other}")));
+        }
+        Ok(RenewedLease { expires_at: sent_at.plus(granted.lease), granted })
+    }
+
+    fn grant(self: &Arc<Self>, claim: CheckedClaim, expires_at: Instant) -> Grant {
+        let CheckedClaim { granted, task: TaskDefinition { task, unreadable } } = claim;
+        let claim = TaskclusterClaim {
+            run: granted.run.clone(),
+            service: Arc::clone(self),
+            credentials: Swap::new(granted.credentials),
+            task_expires: task.get("expires").and_then(Value::as_str).map(str::to_owned),
+        };
+        Grant { run: granted.run, expires_at, task, payload_error: unreadable, claim: Arc::new(claim), results: None }
+    }
 }
 
-fn grant(claim: CheckedClaim) -> Grant {
-    let CheckedClaim { granted, task: TaskDefinition { task, unreadable } } = claim;
-    let task_expires = task.get("expires").and_then(Value::as_str).map(str::to_owned);
-    let state = TaskclusterClaim { credentials: Swap::new(granted.credentials), task_expires };
-    let claim = Claim::new(granted.run.clone(), state);
-    Grant { claim, run: granted.run, lease: granted.lease, task, payload_error: unreadable, results: None }
+impl TaskclusterClaim {
+    async fn reclaim(&self) -> Result<Instant, CallError> {
+        let signer = self.credentials.load();
+        let renewed = self.service.reclaim(&self.run, Some(signer.as_ref())).await?;
+        self.credentials.store(renewed.granted.credentials);
+        Ok(renewed.expires_at)
+    }
+
+    async fn report_outcome(&self, outcome: Outcome) -> Result<(), CallError> {
+        let run = &self.run;
+        let credentials = self.credentials.load();
+        let operation = format!("report of {run} as {outcome}");
+        let call = match outcome {
+            Outcome::Completed => ApiRequest::to_queue(operation, Method::POST, run_path(run, "completed")),
+            Outcome::Failed => ApiRequest::to_queue(operation, Method::POST, run_path(run, "failed")),
+            Outcome::Exception(reason) => ApiRequest::to_queue(operation, Method::POST, run_path(run, "exception"))
+                .body(json!({ "reason": reason.as_str() })),
+        };
+        let reply: WireStatusReply = self.service.api.call(call.signed_by(&credentials)).await?.json()?;
+        // A 200 from a proxy has accepted nothing.
+        if reply.status.task_id != run.task.as_str() {
+            return Err(retryable(format!("report of {run}: response is for {:?}", reply.status.task_id)));
+        }
+        Ok(())
+    }
+
+    async fn is_resolved(&self) -> Result<bool, CallError> {
+        let run = &self.run;
+        let path = format!("/task/{}/status", encode_segment(run.task.as_str()));
+        let call = ApiRequest::to_queue(format!("status of {run}"), Method::GET, path);
+        let reply: WireStatusReply = self.service.api.call(call).await?.json()?;
+        let Some(found) = reply.status.runs.iter().find(|found| found.run_id == run.run) else {
+            return Err(retryable(format!("status of {run}: the response lacks this run")));
+        };
+        let group = found.worker_group.as_deref().unwrap_or_default();
+        let id = found.worker_id.as_deref().unwrap_or_default();
+        match found.state.as_str() {
+            "running" => Ok(!self.service.worker_identity.matches(group, id)),
+            "completed" | "failed" | "exception" => Ok(true),
+            // This worker holds the grant, so the response is older than the claim.
+            state => Err(retryable(format!("status of {run}: unexpected state {state:?}"))),
+        }
+    }
+}
+
+impl Claim for TaskclusterClaim {
+    fn run(&self) -> &Run {
+        &self.run
+    }
+
+    fn renew(&self) -> SourceFuture<'_, Instant> {
+        Box::pin(self.reclaim())
+    }
+
+    fn report(&self, outcome: Outcome) -> SourceFuture<'_, ()> {
+        Box::pin(self.report_outcome(outcome))
+    }
+
+    fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
+        Box::pin(self.upload_artifact(artifact))
+    }
+
+    fn is_canceled(&self) -> SourceFuture<'_, bool> {
+        Box::pin(self.is_resolved())
+    }
 }
 
 fn describe_entry(entry: &RawValue) -> String {

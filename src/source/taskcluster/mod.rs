@@ -24,10 +24,11 @@ pub use transport::{Api, ApiConfig, InvalidConfig, Timeouts};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use std::sync::Arc;
+
 use crate::domain::id::{PriorityQueue, Run};
-use crate::domain::outcome::Outcome;
 use crate::source::{
-    Artifact, Capabilities, Claim, ClaimWindow, Grant, Message, OpenResult, PollBatch, RecoveryBatch, Source,
+    Capabilities, ClaimWindow, Grant, Message, MessageQueue, OpenResult, PollBatch, Recovery, RecoveryBatch, Source,
     SourceFuture,
 };
 use azure::SignedQueues;
@@ -90,13 +91,18 @@ impl Config {
 
 /// A Taskcluster queue as a source of claims.
 pub struct Taskcluster {
-    api: Api,
-    dialect: Dialect,
+    service: Arc<Service>,
     task_queue: String,
-    worker_identity: WorkerIdentity,
-    artifact_storage: ArtifactStorage,
     queue_hosts: Vec<String>,
     signed_queues: Swap<SignedQueues>,
+}
+
+/// What the source shares with its claims.
+struct Service {
+    api: Api,
+    dialect: Dialect,
+    worker_identity: WorkerIdentity,
+    artifact_storage: ArtifactStorage,
 }
 
 impl Taskcluster {
@@ -127,11 +133,13 @@ impl Taskcluster {
         let own_hosts = config.queue_hosts.iter().filter(|host| !azure::QUEUE_HOSTS.contains(&host.as_str()));
         api.allow_hosts.extend(own_hosts.cloned());
         Ok(Self {
-            api: Api::new(api)?,
-            dialect: config.dialect,
+            service: Arc::new(Service {
+                api: Api::new(api)?,
+                dialect: config.dialect,
+                worker_identity: WorkerIdentity { group: config.worker_group, id: config.worker_id },
+                artifact_storage: config.artifact_storage,
+            }),
             task_queue: config.task_queue,
-            worker_identity: WorkerIdentity { group: config.worker_group, id: config.worker_id },
-            artifact_storage: config.artifact_storage,
             queue_hosts: config.queue_hosts,
             signed_queues: Swap::new(SignedQueues::default()),
         })
@@ -139,8 +147,8 @@ impl Taskcluster {
 
     /// The API client, for calls outside the worker's role.
     #[must_use]
-    pub const fn api(&self) -> &Api {
-        &self.api
+    pub fn api(&self) -> &Api {
+        &self.service.api
     }
 }
 
@@ -157,85 +165,77 @@ fn check_identifier(setting: &'static str, text: &str, bytes_max: usize) -> Resu
 
 impl Source for Taskcluster {
     fn describe(&self) -> String {
-        let dialect = match self.dialect {
+        let dialect = match self.service.dialect {
             Dialect::Azure => "Azure",
             Dialect::ClaimWork => "claimWork",
         };
-        let root = self.api.root_url();
+        let root = self.service.api.root_url();
         format!("Taskcluster ({dialect}) at {root}, queue {}", self.task_queue)
     }
 
     fn service_id(&self) -> String {
-        self.api.queue_base_url().to_owned()
+        self.service.api.queue_base_url().to_owned()
     }
 
     fn claimant(&self) -> String {
         format!(
             "{} {} {}/{}",
-            self.api.queue_base_url(),
+            self.service.api.queue_base_url(),
             self.task_queue,
-            self.worker_identity.group,
-            self.worker_identity.id
+            self.service.worker_identity.group,
+            self.service.worker_identity.id
         )
     }
 
     fn clock_skew_seconds(&self) -> Option<i64> {
-        self.api.clock_ahead()
+        self.service.api.clock_ahead()
     }
 
     fn capabilities(&self) -> Capabilities {
-        let long_poll = self.dialect == Dialect::ClaimWork;
+        let long_poll = self.service.dialect == Dialect::ClaimWork;
         Capabilities { long_poll, supports_recovery: long_poll, reports_cancellation: true, connection_scoped: false }
     }
 
     fn open(&self) -> SourceFuture<'_, OpenResult> {
-        match self.dialect {
+        match self.service.dialect {
             Dialect::Azure => Box::pin(self.poll_task_urls()),
             Dialect::ClaimWork => Box::pin(async { Ok(OpenResult { priority_queues: 1, usable_for: None }) }),
         }
     }
 
     fn poll(&self, queue: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
-        match self.dialect {
+        match self.service.dialect {
             Dialect::Azure => Box::pin(self.receive_messages(queue, max)),
             Dialect::ClaimWork => Box::pin(self.claim_work(max)),
         }
     }
 
+    fn message_queue(&self) -> Option<&dyn MessageQueue> {
+        (self.service.dialect == Dialect::Azure).then_some(self)
+    }
+
+    fn recovery(&self) -> Option<&dyn Recovery> {
+        Some(self)
+    }
+}
+
+impl MessageQueue for Taskcluster {
     fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant> {
         Box::pin(self.claim_task(&message.run))
     }
 
     fn delete<'a>(&'a self, queue: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()> {
-        match self.dialect {
-            Dialect::Azure => Box::pin(self.delete_message(queue, id, receipt)),
-            // `claimWork` returns claims; there is no message to delete.
-            Dialect::ClaimWork => Box::pin(async { Ok(()) }),
-        }
+        Box::pin(self.delete_message(queue, id, receipt))
     }
+}
 
+impl Recovery for Taskcluster {
     fn recover<'a>(&'a self, held: &'a [Run], windows: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
         Box::pin(self.recover_lost_claims(held, windows))
     }
 
     fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
         Box::pin(self.take_over_run(run))
-    }
-
-    fn reclaim<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, std::time::Duration> {
-        Box::pin(self.reclaim_task(claim))
-    }
-
-    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> SourceFuture<'a, ()> {
-        Box::pin(self.report_outcome(claim, outcome))
-    }
-
-    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
-        Box::pin(self.upload_artifact(claim, artifact))
-    }
-
-    fn is_canceled<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, bool> {
-        Box::pin(self.is_resolved(claim))
     }
 }
 

@@ -243,7 +243,7 @@ impl Engine {
         count(&self.counters().claims);
         self.count_for_source(usize::from(source.0), |counts| counts.claims += 1);
         self.control.liveness.count_received();
-        let brought = GrantedClaim { token, run: grant.run.clone(), length: grant.lease };
+        let brought = GrantedClaim { token, run: grant.run.clone(), length: grant.expires_at.since(sent_at) };
         let mut live = ClaimRuntime::new(usize::from(source.0));
         live.on_granted(grant, sent_at, self.trace_recording(), self.clock.now());
         self.claims.insert(token, live);
@@ -263,7 +263,7 @@ impl Engine {
                 count(&self.counters().claims);
                 self.control.liveness.count_received();
                 self.control.liveness.set_claims_held(self.claims.len());
-                let length = grant.lease;
+                let length = grant.expires_at.since(sent_at);
                 let recording = self.trace_recording();
                 if let Some(live) = self.claims.get_mut(&claim) {
                     live.on_granted(grant, sent_at, recording, self.clock.now());

@@ -73,14 +73,12 @@ impl Engine {
                     live.mark_not_started();
                 }
                 crash_point("before-report");
-                self.spawn_claim_call(claim, |source, held, _| calls::report(source, claim, held, outcome, timeout));
+                self.spawn_claim_call(claim, |held, _| calls::report(claim, held, outcome, timeout));
             }
             Effect::Reclaim { claim, timeout } => {
-                self.spawn_claim_call(claim, |source, held, clock| calls::reclaim(source, claim, held, timeout, clock));
+                self.spawn_claim_call(claim, |held, clock| calls::reclaim(claim, held, timeout, clock));
             }
-            Effect::CheckStatus(claim) => {
-                self.spawn_claim_call(claim, |source, held, _| calls::check(source, claim, held))
-            }
+            Effect::CheckStatus(claim) => self.spawn_claim_call(claim, |held, _| calls::check(claim, held)),
             Effect::UpdateLease { claim, expires_at: lease_ends } => {
                 if let Some(live) = self.claims.get(&claim) {
                     live.set_expires_at(lease_ends);
@@ -108,12 +106,12 @@ impl Engine {
 
     fn spawn_claim_call<F, C>(&mut self, claim: LocalToken, call: C)
     where
-        C: FnOnce(Arc<dyn source::Source>, source::Claim, Clock) -> F,
+        C: FnOnce(Arc<dyn source::Claim>, Clock) -> F,
         F: Future<Output = CallResult> + Send + 'static,
     {
         let Some(live) = self.claims.get_mut(&claim) else { return };
-        let (Some(feed), Some(held)) = (self.sources.get(live.source_index), live.claim.clone()) else { return };
-        let future = call(Arc::clone(&feed.source), held, self.clock);
+        let Some(held) = live.claim.clone() else { return };
+        let future = call(held, self.clock);
         live.track_call(self.calls.spawn(future));
     }
 
@@ -198,12 +196,7 @@ impl Engine {
             return self.handle_event(Event::Uploaded { claim, status: UploadStatus::Complete });
         };
         crash_point("before-upload");
-        let store = Uploader {
-            source: Arc::clone(&feed.source),
-            claim: held,
-            counters: Arc::clone(&self.control.counters),
-            seed: self.seed ^ claim.0,
-        };
+        let store = Uploader { claim: held, counters: Arc::clone(&self.control.counters), seed: self.seed ^ claim.0 };
         live.track_call(self.calls.spawn(calls::upload_results(store, claim, job)));
     }
 }

@@ -362,12 +362,8 @@ impl Engine {
     fn on_source_event(&mut self, source: SourceId, news: SourceEvent) {
         match news {
             SourceEvent::Lost(runs) => {
-                let index = usize::from(source.0);
                 for run in runs {
-                    let held = |(_, live): &(&LocalToken, &ClaimRuntime)| {
-                        live.source_index == index && live.claim.as_ref().is_some_and(|claim| *claim.run() == run)
-                    };
-                    match self.claims.iter().find(held).map(|(claim, _)| *claim) {
+                    match self.claim_on(source, &run) {
                         Some(claim) => self.handle_event(Event::Lost { claim }),
                         None => {
                             if self.early_losses.len() >= EARLY_LOSSES_MAX {
@@ -378,6 +374,12 @@ impl Engine {
                     }
                 }
             }
+            // A run that is not held here needs no stop.
+            SourceEvent::CancelRequested(run) => {
+                if let Some(claim) = self.claim_on(source, &run) {
+                    self.handle_event(Event::StatusChecked { claim, answer: Ok(true) });
+                }
+            }
             SourceEvent::Exhausted { what } if self.sources.len() == 1 => {
                 tracing::info!(source = self.source_name(source), "{what}: finishing the held claims, then exiting");
                 self.handle_event(Event::Drain);
@@ -386,6 +388,13 @@ impl Engine {
                 tracing::warn!(source = self.source_name(source), "{what}: polling again from time to time");
             }
         }
+    }
+
+    fn claim_on(&self, source: SourceId, run: &Run) -> Option<LocalToken> {
+        let index = usize::from(source.0);
+        let is_on_run = |live: &ClaimRuntime| live.claim.as_ref().is_some_and(|claim| claim.run() == run);
+        let mut held = self.claims.iter().filter(|(_, live)| live.source_index == index && is_on_run(live));
+        held.next().map(|(claim, _)| *claim)
     }
 
     fn map_refusal<T>(&mut self, source: SourceId, answer: Result<T, CallError>) -> Result<T, Refusal> {

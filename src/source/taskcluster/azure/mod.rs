@@ -64,7 +64,7 @@ impl Taskcluster {
         let (provisioner, worker_type) = self.split_task_queue();
         let path = format!("/poll-task-url/{}/{}", encode_segment(provisioner), encode_segment(worker_type));
         let call = ApiRequest::to_queue(operation.clone(), Method::GET, path);
-        let reply = self.api.call(call).await?;
+        let reply = self.service.api.call(call).await?;
         let date = reply.date_or_now();
         let WireQueues { queues, expires } = reply.json()?;
         let count = u16::try_from(queues.len()).unwrap_or(u16::MAX);
@@ -129,10 +129,11 @@ impl Taskcluster {
     }
 
     async fn send_to_storage(&self, operation: &str, method: Method, url: Url) -> Result<reqwest::Response, CallError> {
-        self.api
+        self.service
+            .api
             .http()
             .request(method, url)
-            .timeout(self.api.timeouts().call)
+            .timeout(self.service.api.timeouts().call)
             .send()
             .await
             .map_err(|error| transport_error(operation, error))
@@ -144,7 +145,7 @@ impl Taskcluster {
 
     fn check_queue_hosts(&self, queue: &SignedUrls) -> Result<(), String> {
         for url in queue.target_urls()? {
-            let policy = self.api.address_policy();
+            let policy = self.service.api.address_policy();
             let host = url.host_str().unwrap_or_default();
             let named = self.queue_hosts.iter().any(|allowed| host_matches(host, allowed));
             if !named && !policy.is_configured_host(host) {
