@@ -14,7 +14,6 @@ use super::claim::{ClaimEnd, LossReason};
 use super::id::Run;
 use super::outcome::{ExceptionReason, Outcome};
 use super::poll::Capabilities;
-use super::time::Instant;
 
 /// Superfluous records that trigger a compaction.
 pub const RECORDS_SLACK: usize = 4096;
@@ -43,34 +42,6 @@ pub struct EntryId(pub u64);
 /// The kernel's id of one boot of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootId(pub Box<str>);
-
-/// A point in time that a later process can read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JournalTimestamp {
-    /// On the boot clock of the boot in the journal; `None` for an earlier boot. Never steps.
-    pub boot: Option<Instant>,
-    /// Since 1970, on the wall clock, which may step.
-    pub wall: Duration,
-}
-
-impl JournalTimestamp {
-    /// The age at `now`, by the boot clock where both have it. Zero if a clock was set back.
-    #[must_use]
-    pub fn age_at(&self, now: Self) -> Duration {
-        match (self.boot, now.boot) {
-            (Some(then), Some(now)) => now.since(then),
-            (None, _) | (_, None) => now.wall.saturating_sub(self.wall),
-        }
-    }
-}
-
-/// A poll that a previous process sent and is not known to have read the answer of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UnreadPoll {
-    /// Index into the given claimants.
-    pub claimant: usize,
-    pub sent_at: JournalTimestamp,
-}
 
 /// A claim whose payload may start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,11 +102,11 @@ pub enum JournalRecord {
     Closed {
         entry: EntryId,
     },
-    /// The claiming polls whose answers have not been read: their claims may be in no other record.
-    UnreadPolls {
+    /// When the oldest claiming poll was sent whose answer was not read: its claims may be in no other record.
+    UnreadPoll {
         claimant: Box<str>,
-        /// Usually empty.
-        unread: Vec<JournalTimestamp>,
+        /// Since 1970, on the wall clock; `None` if every answer was read.
+        sent_at: Option<Duration>,
     },
 }
 
@@ -151,7 +122,7 @@ pub struct Journal {
     boot: Option<BootId>,
     open_claims: BTreeMap<EntryId, OpenClaim>,
     sidecars: BTreeMap<EntryId, ProcessRecord>,
-    unread_polls: BTreeMap<Box<str>, Vec<JournalTimestamp>>,
+    unread_polls: BTreeMap<Box<str>, Duration>,
 }
 
 /// What a previous process left, and what to do about it.
@@ -242,11 +213,11 @@ impl Journal {
                 self.open_claims.remove(&entry);
                 self.sidecars.remove(&entry);
             }
-            JournalRecord::UnreadPolls { claimant, unread } if unread.is_empty() => {
+            JournalRecord::UnreadPoll { claimant, sent_at: None } => {
                 self.unread_polls.remove(&claimant);
             }
-            JournalRecord::UnreadPolls { claimant, unread } => {
-                self.unread_polls.insert(claimant, unread);
+            JournalRecord::UnreadPoll { claimant, sent_at: Some(sent_at) } => {
+                self.unread_polls.insert(claimant, sent_at);
             }
         }
     }
@@ -258,9 +229,7 @@ impl Journal {
             JournalRecord::Claimed { entry, claim: held } => {
                 self.open_claims.get(entry).is_none_or(|open| open.claim != *held)
             }
-            JournalRecord::UnreadPolls { claimant, unread } => {
-                self.unread_polls.get(claimant).map_or(&[][..], Vec::as_slice) != unread.as_slice()
-            }
+            JournalRecord::UnreadPoll { claimant, sent_at } => self.unread_polls.get(claimant) != sent_at.as_ref(),
             JournalRecord::ProcessStarted { entry, .. } | JournalRecord::Closed { entry } => {
                 self.open_claims.contains_key(entry) || self.sidecars.contains_key(entry)
             }
@@ -297,9 +266,9 @@ impl Journal {
             }),
         );
         let polls = self.unread_polls.iter();
-        records.extend(polls.map(|(claimant, unread)| JournalRecord::UnreadPolls {
+        records.extend(polls.map(|(claimant, sent_at)| JournalRecord::UnreadPoll {
             claimant: claimant.clone(),
-            unread: unread.clone(),
+            sent_at: Some(*sent_at),
         }));
         records
     }
@@ -333,18 +302,10 @@ impl Journal {
         plan
     }
 
-    /// The unread polls of these claimants, with their times as readable in this boot of the host.
+    /// When this claimant sent the oldest poll whose answer was not read.
     #[must_use]
-    pub fn unread_polls(&self, boot: &BootId, claimants: &[Box<str>]) -> Vec<UnreadPoll> {
-        let same = self.boot.as_ref() == Some(boot);
-        let told = |sent: &JournalTimestamp| JournalTimestamp { boot: sent.boot.filter(|_| same), ..*sent };
-        let mut left = Vec::new();
-        for (name, unread) in &self.unread_polls {
-            if let Some(claimant) = claimants.iter().position(|claimant| claimant == name) {
-                left.extend(unread.iter().map(|sent| UnreadPoll { claimant, sent_at: told(sent) }));
-            }
-        }
-        left
+    pub fn unread_poll(&self, claimant: &str) -> Option<Duration> {
+        self.unread_polls.get(claimant).copied()
     }
 
     /// The processes that may remain of a payload: none after a reboot; if the boot is unknown, only those identified

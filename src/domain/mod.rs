@@ -23,5 +23,4 @@ pub mod slots;
 pub mod termination_notice;
 pub mod time;
 pub mod trace_context;
-pub mod unread_polls;
 pub mod worker;

@@ -8,7 +8,6 @@ use super::id::PriorityQueue;
 use super::jitter::Jitter;
 use super::refusal::Refusal;
 use super::time::Instant;
-use super::unread_polls::UnreadPolls;
 
 /// After a poll or an open without a definite answer.
 pub const POLL_RETRY: backoff::Policy =
@@ -19,11 +18,8 @@ pub const DENIED_RETRY: backoff::Policy =
 
 /// Attempts at a recovery without a definite answer before polling continues without it.
 pub const RECOVERY_ATTEMPTS_MAX: u32 = 5;
-/// Between the attempts that follow beside polling while the answer of a poll is unread.
-pub const LATE_RECOVERY_RETRY: backoff::Policy =
-    backoff::Policy { first: Duration::from_secs(30), max: Duration::from_secs(600) };
-/// How many of these there are. They span half an hour at most; by then what a lost poll claimed has run out.
-pub const LATE_RECOVERY_ATTEMPTS_MAX: u32 = 6;
+/// Tolerated difference of two clocks; services report whole seconds.
+pub const CLOCK_SKEW_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PollPolicy {
@@ -61,6 +57,28 @@ enum State {
     Recovering,
 }
 
+/// The oldest claiming poll whose answer was not read. Of the claims under this worker's id that no record has, those
+/// made since are this worker's; an older one belongs to another worker with the same id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnreadPoll {
+    Sent(Instant),
+    /// Its age is by the wall clock, which alone spans a reboot.
+    OfPreviousProcess {
+        age: Duration,
+        recorded_at: Instant,
+    },
+}
+
+impl UnreadPoll {
+    #[must_use]
+    pub const fn age(self, now: Instant) -> Duration {
+        match self {
+            Self::Sent(at) => now.since(at),
+            Self::OfPreviousProcess { age, recorded_at } => now.since(recorded_at).saturating_add(age),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Poller {
     policy: PollPolicy,
@@ -73,13 +91,10 @@ pub struct Poller {
     next_queue: u16,
     usable_until: Option<Instant>,
     recovery_due: bool,
-    /// A late recovery, after the regular attempts were used up.
-    recovery_retry_at: Option<Instant>,
-    unread_polls: UnreadPolls,
+    unread_poll: Option<UnreadPoll>,
     /// The answer of the current poll could not be read.
     reply_unreadable: bool,
     recovery_backoff: Backoff,
-    late_recovery_backoff: Backoff,
     poll_backoff: Backoff,
     claim_backoff: Backoff,
     open_denied_backoff: Backoff,
@@ -102,11 +117,9 @@ impl Poller {
             next_queue: 0,
             usable_until: None,
             recovery_due: capabilities.supports_recovery,
-            recovery_retry_at: None,
-            unread_polls: UnreadPolls::EMPTY,
+            unread_poll: None,
             reply_unreadable: false,
             recovery_backoff: Backoff::NEW,
-            late_recovery_backoff: Backoff::NEW,
             poll_backoff: Backoff::NEW,
             claim_backoff: Backoff::NEW,
             open_denied_backoff: Backoff::NEW,
@@ -132,7 +145,7 @@ impl Poller {
             State::Closed | State::Idle if now < not_before => NextCall::NotBefore(not_before),
             State::Closed => NextCall::Open,
             State::Idle if self.usable_until.is_some_and(|until| now >= until) => NextCall::Open,
-            State::Idle if self.recovery_due || self.recovery_retry_at.is_some_and(|at| now >= at) => NextCall::Recover,
+            State::Idle if self.recovery_due => NextCall::Recover,
             State::Idle => NextCall::Poll(PriorityQueue(self.next_queue)),
         }
     }
@@ -189,7 +202,7 @@ impl Poller {
             self.woken = false;
         }
         if self.capabilities.supports_recovery {
-            self.unread_polls.record_sent(now);
+            self.unread_poll.get_or_insert(UnreadPoll::Sent(now));
         }
         self.state = State::Polling { sent_at: now, queue };
     }
@@ -210,13 +223,13 @@ impl Poller {
     pub fn on_answered(&mut self, found: usize, now: Instant, jitter: &mut Jitter) {
         // A recovery does not reset the backoff of polls: failing polls would be sent at full speed where recoveries
         // succeed.
-        if matches!(self.state, State::Polling { .. }) {
+        if let State::Polling { sent_at, .. } = self.state {
             self.poll_backoff.reset();
             if self.capabilities.long_poll {
                 self.claim_denied_backoff.reset();
             }
             self.denied &= found > 0 && !self.capabilities.long_poll;
-            self.mark_poll_read();
+            self.mark_poll_read(sent_at);
         }
         match core::mem::replace(&mut self.state, State::Idle) {
             State::Polling { .. } if found > 0 => {
@@ -239,10 +252,8 @@ impl Poller {
             }
             State::Recovering => {
                 self.recovery_due = false;
-                self.recovery_retry_at = None;
-                self.unread_polls.clear();
+                self.unread_poll = None;
                 self.recovery_backoff.reset();
-                self.late_recovery_backoff.reset();
                 self.not_before = now;
             }
             State::Closed | State::Opening | State::Idle => {}
@@ -257,11 +268,11 @@ impl Poller {
             self.on_recovery_refused(refusal, now, jitter);
             return 0;
         }
-        if matches!(was, State::Polling { .. }) {
+        if let State::Polling { sent_at, .. } = was {
             if matches!(refusal, Refusal::Retry { .. }) {
                 self.request_recovery();
             }
-            self.mark_poll_read();
+            self.mark_poll_read(sent_at);
         }
         if matches!(was, State::Opening) || refusal == Refusal::Stale {
             self.state = State::Closed;
@@ -294,16 +305,9 @@ impl Poller {
             Refusal::Denied => Duration::ZERO,
         };
         let passing = matches!(refusal, Refusal::Retry { .. } | Refusal::Throttled { .. });
-        // A late recovery is not repeated at once.
-        self.recovery_due &= passing && self.recovery_backoff.tries() < RECOVERY_ATTEMPTS_MAX;
-        self.recovery_retry_at = None;
+        self.recovery_due = passing && self.recovery_backoff.tries() < RECOVERY_ATTEMPTS_MAX;
         if !self.recovery_due {
             self.recovery_backoff.reset();
-            let later = passing
-                && !self.unread_polls.polls().is_empty()
-                && self.late_recovery_backoff.tries() < LATE_RECOVERY_ATTEMPTS_MAX;
-            self.recovery_retry_at =
-                later.then(|| now.plus(self.late_recovery_backoff.wait(LATE_RECOVERY_RETRY, None, jitter)));
         }
         if refusal == Refusal::Stale {
             self.state = State::Closed;
@@ -330,25 +334,25 @@ impl Poller {
     /// answered or refused.
     pub const fn request_recovery(&mut self) {
         self.recovery_due = self.capabilities.supports_recovery;
-        self.late_recovery_backoff.reset();
         self.reply_unreadable = self.capabilities.supports_recovery;
     }
 
-    fn mark_poll_read(&mut self) {
-        if self.capabilities.supports_recovery && !core::mem::take(&mut self.reply_unreadable) {
-            self.unread_polls.record_read();
+    fn mark_poll_read(&mut self, sent_at: Instant) {
+        let read = !core::mem::take(&mut self.reply_unreadable);
+        if read && self.unread_poll == Some(UnreadPoll::Sent(sent_at)) {
+            self.unread_poll = None;
         }
     }
 
-    pub fn add_unread_poll(&mut self, now: Instant, ago: Duration) {
+    pub const fn set_unread_poll_of_previous_process(&mut self, age: Duration, now: Instant) {
         if self.capabilities.supports_recovery {
-            self.unread_polls.record_previous_process(now, ago);
+            self.unread_poll = Some(UnreadPoll::OfPreviousProcess { age, recorded_at: now });
         }
     }
 
     #[must_use]
-    pub const fn unread_polls(&self) -> &UnreadPolls {
-        &self.unread_polls
+    pub const fn unread_poll(&self) -> Option<UnreadPoll> {
+        self.unread_poll
     }
 
     #[must_use]

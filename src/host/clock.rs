@@ -10,11 +10,6 @@ use crate::domain::time::Instant;
 /// expired claim is noticed this soon after the host resumes.
 pub const SUSPEND_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The time since 1970, for times that are compared across boots. It steps when the system clock is set.
-pub(crate) fn unix_time() -> Duration {
-    read_clock(ClockId::Realtime)
-}
-
 fn read_clock(clock: ClockId) -> Duration {
     let time = clock_gettime(clock);
     let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
@@ -54,6 +49,14 @@ impl Clock {
         match self.0 {
             ClockKind::Boot => Instant::at(read_clock(ClockId::Boottime)),
             ClockKind::Tokio { origin } => Instant::at(origin.elapsed()),
+        }
+    }
+
+    /// The time since 1970, for times that are compared across boots. It steps when the system clock is set.
+    pub(crate) fn unix_time(self) -> Duration {
+        match self.0 {
+            ClockKind::Boot => read_clock(ClockId::Realtime),
+            ClockKind::Tokio { origin } => origin.elapsed(),
         }
     }
 

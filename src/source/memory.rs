@@ -22,8 +22,8 @@ use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::limits::MEMORY_ARTIFACT_BYTES_MAX;
 use crate::source::{
-    Artifact, ArtifactBody, CallError, Capabilities, Claim, ClaimWindow, Grant, Message, MessageQueue, OpenResult,
-    PollBatch, Recovery, RecoveryBatch, Source, SourceFuture,
+    Artifact, ArtifactBody, CallError, Capabilities, Claim, Grant, Message, MessageQueue, OpenResult, PollBatch,
+    Recovery, RecoveryBatch, Source, SourceFuture,
 };
 use crate::task::ArtifactErrorReason;
 
@@ -426,8 +426,8 @@ impl MessageQueue for MemorySource {
 }
 
 impl Recovery for MemorySource {
-    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
-        Box::pin(async { Ok(self.recover_claims(held, asked)) })
+    fn recover<'a>(&'a self, held: &'a [Run], newer_than: Option<Duration>) -> SourceFuture<'a, RecoveryBatch> {
+        Box::pin(async move { Ok(self.recover_claims(held, newer_than)) })
     }
 
     fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {

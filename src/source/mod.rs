@@ -20,7 +20,6 @@ use crate::domain::time::Instant;
 
 pub use crate::domain::poll::Capabilities;
 pub use crate::domain::refusal::{CallError, Refusal};
-pub use crate::domain::unread_polls::ClaimWindow;
 pub use crate::task::{Artifact, ArtifactBody, Results};
 
 /// The future of a call to a source.
@@ -53,7 +52,7 @@ pub struct RecoveryBatch {
     pub grants: Vec<Grant>,
     /// Why others could not be taken over. The next call finds them again.
     pub error: Option<CallError>,
-    /// Further claims under this worker's id, made at other times than those asked for. They are left alone.
+    /// Older claims under this worker's id. They are left alone.
     pub foreign_claims: usize,
 }
 
@@ -252,9 +251,9 @@ pub trait MessageQueue: Send + Sync {
 /// A source whose claims outlive the connection and the process that made them.
 pub trait Recovery: Send + Sync {
     /// Lists the runs that the service counts as claimed by this worker, except `held`, and takes over those that
-    /// were claimed within a window of `asked`, measured from this call, with a new lease. The others, which may
-    /// belong to another worker with the same id, are counted. Refused if none could be taken over.
-    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch>;
+    /// were claimed at most `newer_than` before this call, with a new lease. The others, which may belong to another
+    /// worker with the same id, are counted; `None` counts all. Refused if none could be taken over.
+    fn recover<'a>(&'a self, held: &'a [Run], newer_than: Option<Duration>) -> SourceFuture<'a, RecoveryBatch>;
 
     /// Takes over a run that a previous process of this worker has claimed, in order to report it, with a lease from
     /// this request. [`Refusal::Gone`] if the service counts the run as another worker's, or as resolved.

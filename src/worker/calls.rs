@@ -13,7 +13,6 @@ use crate::domain::id::{LocalToken, PriorityQueue, Run, SourceId};
 use crate::domain::outcome::{Cleanup, ExecuteFailure, Outcome, PrepareFailure, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
-use crate::domain::unread_polls::ClaimWindow;
 use crate::domain::worker::HostResources;
 use crate::handler::sidecar::SidecarStatus;
 use crate::handler::{Context, DynHandler, ExecuteError, PrepareError, PreparedPayload};
@@ -219,12 +218,12 @@ pub(super) async fn recover(
     source: Arc<dyn Source>,
     id: SourceId,
     held: Vec<Run>,
-    asked: Vec<ClaimWindow>,
+    newer_than: Option<Duration>,
     clock: Clock,
 ) -> CallResult {
     let sent_at = clock.now();
     let answer = match source.recovery() {
-        Some(recovery) => call_guarded("recover", recovery.recover(&held, &asked)).await,
+        Some(recovery) => call_guarded("recover", recovery.recover(&held, newer_than)).await,
         None => Ok(RecoveryBatch::default()),
     };
     CallResult::Recovered { source: id, sent_at, answer }

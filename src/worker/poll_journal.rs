@@ -1,68 +1,55 @@
-//! Journals the polls whose answers have not been read, so that the next process can recover what they claimed.
+//! What the engine journals before a call: the oldest poll whose answer was not read, so that the next process can
+//! recover what it claimed, and decided outcomes.
+
+use std::time::Duration;
 
 use crate::domain::id::{LocalToken, SourceId};
-use crate::domain::journal::{ClaimRecord, EntryId, JournalTimestamp, JournalTiming, UnreadPoll};
+use crate::domain::journal::{ClaimRecord, EntryId, JournalTiming};
 use crate::domain::outcome::Outcome;
+use crate::domain::poll::UnreadPoll;
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
-use crate::domain::unread_polls::SentPoll;
 use crate::domain::worker::{Event, RecoveryResult};
-use crate::host::clock::{self, Clock};
 use crate::host::journal::PendingWrite;
 use crate::source::{CallError, RecoveryBatch};
 
-use super::engine::Engine;
-
-pub(super) type JournaledPolls = Vec<(SentPoll, JournalTimestamp)>;
-
-pub(super) fn current_stamp(clock: Clock) -> JournalTimestamp {
-    JournalTimestamp { boot: Some(clock.now()), wall: clock::unix_time() }
-}
+use super::engine::{Engine, source_id};
 
 impl Engine {
     /// They are in this process's journal already.
-    pub(super) fn restore_polls(&mut self, left: Vec<UnreadPoll>) {
-        let now = current_stamp(self.clock);
-        for UnreadPoll { claimant, sent_at: sent } in left {
-            let source = SourceId(u16::try_from(claimant).unwrap_or(u16::MAX));
-            self.handle_event(Event::UnreadPoll { source, age: sent.age_at(now) });
-            let told = self.unanswered_polls(source).last().copied();
-            if let Some(noted) = self.journaled_polls.get_mut(claimant) {
-                noted.extend(told.map(|asked| (asked, sent)));
+    pub(super) fn restore_unread_polls(&mut self, sent_at: Vec<Option<Duration>>) {
+        for (index, sent_at) in sent_at.into_iter().enumerate() {
+            if let Some(sent_at) = sent_at {
+                let age = self.clock.unix_time().saturating_sub(sent_at);
+                self.handle_event(Event::UnreadPoll { source: source_id(index), age });
             }
         }
+        self.journaled_polls = self.unread_polls();
     }
 
-    fn unanswered_polls(&self, source: SourceId) -> &[SentPoll] {
-        let view = self.rules.sources().nth(usize::from(source.0));
-        view.map_or(&[], |view| view.poller.unread_polls().polls())
+    fn unread_polls(&self) -> Vec<Option<UnreadPoll>> {
+        self.rules.sources().map(|source| source.poller.unread_poll()).collect()
     }
 
-    /// Journals the unread polls of a source if they have changed.
-    pub(super) fn journal_polls(&mut self, source: SourceId) -> Option<PendingWrite> {
-        let asked = self.unanswered_polls(source).to_vec();
-        let (now, index) = (self.clock.now(), usize::from(source.0));
-        let noted = self.journaled_polls.get_mut(index)?;
-        if noted.iter().map(|(asked, _)| asked).eq(&asked) {
+    /// Journals the oldest unread poll of a source if it has changed.
+    pub(super) fn journal_unread_poll(&mut self, source: SourceId) -> Option<PendingWrite> {
+        let (unread, index) = (self.unread_polls(), usize::from(source.0));
+        if self.journaled_polls[index] == unread[index] {
             return None;
         }
-        let present = current_stamp(self.clock);
-        let stamped = asked.into_iter().map(|asked| {
-            let known = noted.iter().find(|(known, _)| *known == asked).map(|(_, stamp)| *stamp);
-            (asked, known.unwrap_or_else(|| sent_stamp(present, asked, now)))
-        });
-        *noted = stamped.collect();
-        let claimant = self.claimants.get(index).cloned().unwrap_or_default();
+        self.journaled_polls[index] = unread[index];
+        let (now, claimant) = (self.clock.now(), self.claimants[index].clone());
         // Two sources may be one claimant, and the record is per claimant.
-        let same = self.claimants.iter().zip(&self.journaled_polls).filter(|(other, _)| **other == claimant);
-        let unread = same.flat_map(|(_, stamped)| stamped.iter().map(|(_, stamp)| *stamp)).collect();
-        Some(self.journal.record_unread_polls(claimant, unread))
+        let of_claimant = self.claimants.iter().zip(unread).filter(|(other, _)| **other == claimant);
+        let age = of_claimant.filter_map(|(_, poll)| poll).map(|poll| poll.age(now)).max();
+        let sent_at = age.map(|age| self.clock.unix_time().saturating_sub(age));
+        Some(self.journal.record_unread_poll(claimant, sent_at))
     }
 
     /// Without waiting: a poll that is not journaled is recovered once more.
-    pub(super) fn journal_all_polls(&mut self) {
-        for source in 0..self.sources.len() {
-            self.journal_polls(SourceId(u16::try_from(source).unwrap_or(u16::MAX)));
+    pub(super) fn journal_unread_polls(&mut self) {
+        for index in 0..self.sources.len() {
+            self.journal_unread_poll(source_id(index));
         }
     }
 
@@ -107,9 +94,4 @@ impl Engine {
             );
         }
     }
-}
-
-fn sent_stamp(present: JournalTimestamp, asked: SentPoll, now: Instant) -> JournalTimestamp {
-    let ago = asked.age(now);
-    JournalTimestamp { boot: present.boot.map(|at| at.minus(ago)), wall: present.wall.saturating_sub(ago) }
 }

@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::domain::claim::ClaimEnd;
 use crate::domain::id::{LocalToken, Run, SourceId};
-use crate::domain::journal::{ClaimRecord, EntryId, RecoveryPlan, UnreadPoll};
+use crate::domain::journal::{ClaimRecord, EntryId, RecoveryPlan};
 use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
@@ -54,7 +55,7 @@ pub(super) fn lock_worker_names(claimants: &[Box<str>]) -> io::Result<Vec<NameLo
 pub(super) struct PreviousProcess {
     contents: journal::PreviousJournal,
     plan: RecoveryPlan,
-    recovered_polls: Vec<UnreadPoll>,
+    recovered_polls: Vec<Option<Duration>>,
     killed: usize,
 }
 
@@ -71,7 +72,7 @@ pub(super) fn recover_previous_process(
     let found = journal::PreviousJournal::read(folder);
     crash_point("startup-journal-read");
     let plan = found.journal.recovery_plan(&found.boot, claimants);
-    let polls_left = found.journal.unread_polls(&found.boot, claimants);
+    let polls_left = claimants.iter().map(|claimant| found.journal.unread_poll(claimant)).collect();
     // I27
     let killed = match kill_recorded_processes(&plan.kill) {
         Ok(killed) => killed,
@@ -104,7 +105,7 @@ pub(super) struct RecoveredState {
     pub(super) journal: Journal,
     pub(super) recovery: RecoveryProgress,
     pub(super) recovered_claims: Vec<RecoveredClaim>,
-    pub(super) recovered_polls: Vec<UnreadPoll>,
+    pub(super) recovered_polls: Vec<Option<Duration>>,
 }
 
 impl PreviousProcess {
@@ -127,13 +128,9 @@ impl PreviousProcess {
             let held = ClaimRecord { run: left.run.clone(), claimant, processes: None };
             CarriedRecord::Claim { entry: EntryId(token(index).0), held, outcome: left.outcome }
         });
-        let polls = claimants.iter().enumerate().map(|(index, claimant)| {
-            let of_it = polls_left.iter().filter(|left| left.claimant == index);
-            CarriedRecord::UnreadPolls { claimant: claimant.clone(), unread: of_it.map(|left| left.sent_at).collect() }
+        let polls = claimants.iter().zip(&polls_left).filter_map(|(claimant, sent_at)| {
+            sent_at.map(|sent_at| CarriedRecord::UnreadPoll { claimant: claimant.clone(), sent_at })
         });
-        // Equal claimants are one; the first has the record.
-        let named_first = |at: &usize| claimants.iter().position(|name| Some(name) == claimants.get(*at)) == Some(*at);
-        let polls = polls.enumerate().filter(|(index, _)| named_first(index)).map(|(_, polls)| polls);
         let journal = Journal::create(hold, found.boot, carried.chain(polls));
         let mut earlier =
             RecoveryProgress { killed, expired: plan.abandon.len(), damage, ..RecoveryProgress::default() };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use journeyman::domain::id::{PriorityQueue, Run, TaskId};
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
-use journeyman::source::{Artifact, ArtifactBody, CallError, ClaimWindow, Message, Source};
+use journeyman::source::{Artifact, ArtifactBody, CallError, Message, Source};
 use journeyman::task::ArtifactErrorReason;
 use serde_json::json;
 
@@ -282,6 +282,9 @@ async fn a_canceled_run_is_told_and_gone(bench: Arc<dyn Bench>) {
     assert_eq!(bench.states(&task).await, ["exception/canceled"]);
 }
 
+/// No claim is older.
+const EVERY: Option<Duration> = Some(Duration::MAX);
+
 async fn a_claim_whose_reply_was_lost_is_taken_over_by_its_worker_alone(bench: Arc<dyn Bench>) {
     let (first, second) = (bench.source("w1"), bench.source("w2"));
     let payload = json!({ "kept": "yes" });
@@ -289,18 +292,11 @@ async fn a_claim_whose_reply_was_lost_is_taken_over_by_its_worker_alone(bench: A
     let held = bench.create(Spec::default()).await;
     let taken = take(&*first, 2).await;
     let kept: Vec<Run> = taken.into_iter().map(|taken| taken.grant.run).filter(|run| run.task == held).collect();
-    // At no time at which this worker had asked: another one of its name may have.
-    let long_ago = ClaimWindow { started_ago: Duration::MAX, ended_ago: Duration::from_secs(3600) };
-    for asked in [&[][..], &[long_ago]] {
-        let left = recovery(&*first).recover(&kept, asked).await.expect("it is answered");
-        assert_eq!((left.grants.len(), left.foreign_claims), (0, 1));
-    }
-    assert!(recovery(&*second).recover(&[], &[ClaimWindow::ALWAYS]).await.expect("it is answered").grants.is_empty());
-    let found = recovery(&*first)
-        .recover(&kept, &[long_ago, ClaimWindow::for_poll(Duration::ZERO)])
-        .await
-        .expect("it is answered")
-        .grants;
+    // An older claim, or one of a worker that has lost no poll, is another worker's of the same id.
+    let left = recovery(&*first).recover(&kept, None).await.expect("it is answered");
+    assert_eq!((left.grants.len(), left.foreign_claims), (0, 1));
+    assert!(recovery(&*second).recover(&[], EVERY).await.expect("it is answered").grants.is_empty());
+    let found = recovery(&*first).recover(&kept, EVERY).await.expect("it is answered").grants;
     assert_eq!(found.len(), 1);
     let grant = &found[0];
     assert_eq!(grant.run, Run { task: task.clone(), run: 0 });
@@ -309,7 +305,7 @@ async fn a_claim_whose_reply_was_lost_is_taken_over_by_its_worker_alone(bench: A
     grant.claim.report(Outcome::Completed).await.expect("it is accepted");
     assert_eq!(bench.states(&task).await, ["completed"]);
     let both = [kept[0].clone(), grant.run.clone()];
-    assert!(recovery(&*first).recover(&both, &[ClaimWindow::ALWAYS]).await.expect("it is answered").grants.is_empty());
+    assert!(recovery(&*first).recover(&both, EVERY).await.expect("it is answered").grants.is_empty());
 }
 
 async fn what_an_earlier_life_claimed_is_taken_over_and_reported_once(bench: Arc<dyn Bench>) {

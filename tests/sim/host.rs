@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use journeyman::domain::claim;
 use journeyman::domain::id::{LocalToken, Run, ServiceId, SourceId};
-use journeyman::domain::journal::{
-    BootId, ClaimRecord, EntryId, Journal, JournalRecord, JournalTimestamp, UnreportedRun,
-};
+use journeyman::domain::journal::{BootId, ClaimRecord, EntryId, Journal, JournalRecord, UnreportedRun};
 use journeyman::domain::lease::{self, Lease};
 use journeyman::domain::outcome::{Outcome, Verdict};
 use journeyman::domain::poll;
@@ -231,10 +229,9 @@ impl Host {
         self.began = now;
         let boot = BootId("boot".into());
         let plan = self.journal.recovery_plan(&boot, &[CLAIMANT.into()]);
-        let polls = self.journal.unread_polls(&boot, &[CLAIMANT.into()]);
+        let sent_at = self.journal.unread_poll(CLAIMANT);
         self.journal = Journal::new(boot);
-        let unread = polls.iter().map(|left| left.sent_at).collect();
-        self.journal.apply(JournalRecord::UnreadPolls { claimant: CLAIMANT.into(), unread });
+        self.journal.apply(JournalRecord::UnreadPoll { claimant: CLAIMANT.into(), sent_at });
         self.left.clear();
         let mut left = Vec::new();
         for UnreportedRun { run, outcome, .. } in plan.report {
@@ -259,23 +256,20 @@ impl Host {
         };
         let place = SourceSpec { capabilities: manner, service: ServiceId(0) };
         self.worker = Some(Worker::new(self.policy.clone(), &[place], rng.bits()));
-        let present = self.stamp(self.local(now));
-        let ago = polls.iter().map(|left| left.sent_at.age_at(present));
-        let polls = ago.map(|ago| Event::UnreadPoll { source: SourceId(0), age: ago });
-        std::iter::once(Event::ClaimsRecovered(left)).chain(polls).collect()
+        let unread = sent_at.map(|sent_at| {
+            let age = self.local(now).since_origin().saturating_sub(sent_at);
+            Event::UnreadPoll { source: SourceId(0), age }
+        });
+        std::iter::once(Event::ClaimsRecovered(left)).chain(unread).collect()
     }
 
-    fn stamp(&self, at: Instant) -> JournalTimestamp {
-        JournalTimestamp { boot: Some(at), wall: Duration::ZERO }
-    }
-
-    /// Writes down which polls it has not read the answers of.
+    /// Writes down the oldest poll that it has not read the answer of.
     pub fn note_polls(&mut self, now: u64) {
         let now = self.local(now);
         let Some(source) = self.worker.as_ref().and_then(|worker| worker.sources().next()) else { return };
-        let sent = source.poller.unread_polls().polls().iter().map(|asked| self.stamp(now.minus(asked.age(now))));
-        let unread = sent.collect();
-        self.note(JournalRecord::UnreadPolls { claimant: CLAIMANT.into(), unread });
+        let unread = source.poller.unread_poll();
+        let sent_at = unread.map(|poll| now.since_origin().saturating_sub(poll.age(now)));
+        self.note(JournalRecord::UnreadPoll { claimant: CLAIMANT.into(), sent_at });
     }
 
     /// Writes something down.

@@ -12,7 +12,6 @@ use journeyman::domain::outcome::{ExecuteFailure, Outcome, PrepareFailure, Verdi
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::service_supervisor::ServiceAvailability;
 use journeyman::domain::time::Instant;
-use journeyman::domain::unread_polls::ClaimWindow;
 use journeyman::domain::worker::{
     Effect, Event, ExitReason, GrantedClaim, OpenedQueues, PollResult, ReceivedMessage, RecoveryResult,
 };
@@ -32,7 +31,7 @@ const EVENTS_MAX: u64 = 2_000_000;
 pub enum Call {
     Open,
     Poll { lane: PriorityQueue, max: u8 },
-    Recover { held: Vec<Run>, asked: Vec<ClaimWindow> },
+    Recover { held: Vec<Run>, newer_than: Option<Duration> },
     Claim { claim: LocalToken, run: Run },
     TakeOver { claim: LocalToken, run: Run },
     Delete { message: LocalToken, id: u64, receipt: u64 },
@@ -584,8 +583,8 @@ impl World {
                 let timeout = if self.hosts[host].azure { CALL_TIMEOUT } else { LONG_POLL_TIMEOUT };
                 self.send(host, Call::Poll { lane, max }, timeout);
             }
-            Effect::Recover { known_runs: held, windows: asked, .. } => {
-                self.send(host, Call::Recover { held, asked }, CALL_TIMEOUT)
+            Effect::Recover { known_runs: held, newer_than, .. } => {
+                self.send(host, Call::Recover { held, newer_than }, CALL_TIMEOUT)
             }
             Effect::Claim(claim) => {
                 let run = run_of(self, claim).expect("check_effect made the track");
@@ -822,13 +821,13 @@ impl World {
             }
             Call::Poll { lane, max } if self.hosts[host].azure => Ok(self.receive(lane, max)),
             Call::Poll { max, .. } => return self.claim_work(request, max),
-            Call::Recover { held, asked } => {
+            Call::Recover { held, newer_than } => {
                 let mut granted = Vec::new();
                 let mut missed = false;
                 let took = self.hosts[host].local(self.now).since(request.sent_at);
                 for run in self.queue.claimed_by(host).into_iter().filter(|run| !held.contains(run)) {
                     let ago = Duration::from_millis(self.now - self.queue.claimed[&run]);
-                    if !asked.iter().any(|window| window.contains(ago, took)) {
+                    if newer_than.is_none_or(|age| ago > age.saturating_add(took)) {
                         continue;
                     }
                     if self.hit(Fault::RecoveryPartly, 30) {

@@ -7,7 +7,7 @@ use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::host::clock::Clock;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
-use journeyman::source::{ClaimWindow, Message, MessageQueue as _, Recovery as _, Source as _};
+use journeyman::source::{Message, MessageQueue as _, Recovery as _, Source as _};
 use serde_json::json;
 
 use crate::gremlin::{Asked, Gremlin, answer_with, date, json as say};
@@ -292,7 +292,6 @@ async fn claims_made_outside_the_poll_windows_are_counted_and_not_taken_over() {
     let tasks = [
         claimed("early", Some(at(110))),
         claimed("lost", Some(at(90))),
-        claimed("late", Some(at(50))),
         claimed("timeless", None),
         listed("other", "w2"),
     ];
@@ -300,10 +299,10 @@ async fn claims_made_outside_the_poll_windows_are_counted_and_not_taken_over() {
     let headers = [("content-type", "application/json"), ("date", &date(shift_s))];
     let page = answer_with(200, &headers, page);
     let gremlin = Gremlin::start(|_| vec![page, say(200, &reclaim("lost", 0, "adopted"))]).await;
-    let asked = [ClaimWindow::for_poll(Duration::from_secs(100))];
-    let found = source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &asked).await.expect("it is answered");
+    let newer_than = Some(Duration::from_secs(100));
+    let found = source(&gremlin.url(), Dialect::ClaimWork).recover(&[], newer_than).await.expect("it is answered");
     let runs: Vec<String> = found.grants.iter().map(|grant| grant.run.to_string()).collect();
-    assert_eq!((runs, found.foreign_claims), (vec!["lost/0".to_owned()], 3));
+    assert_eq!((runs, found.foreign_claims), (vec!["lost/0".to_owned()], 2));
     assert_eq!(gremlin.asked().len(), 2, "foreign claims are not reclaimed");
 }
 
@@ -322,7 +321,7 @@ async fn claims_with_a_lost_response_are_found_on_all_pages_and_taken_over() {
     ];
     let gremlin = Gremlin::start(|_| script).await;
     let source = source(&gremlin.url(), Dialect::ClaimWork);
-    let grants = source.recover(&[run("H", 0)], &[ClaimWindow::ALWAYS]).await.expect("it is answered").grants;
+    let grants = source.recover(&[run("H", 0)], Some(Duration::MAX)).await.expect("it is answered").grants;
     assert_eq!(grants.len(), 1);
     assert_eq!((&grants[0].run, &grants[0].task["payload"]), (&run("O", 0), &json!("of O")));
     let asked = gremlin.asked();
@@ -344,7 +343,7 @@ async fn a_failed_takeover_does_not_drop_the_others() {
     let script = vec![say(200, &page), say(200, &reclaim("O", 0, "adopted")), error(500, "InternalServerError")];
     let gremlin = Gremlin::start(|_| script).await;
     let found =
-        source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &[ClaimWindow::ALWAYS]).await.expect("it is answered");
+        source(&gremlin.url(), Dialect::ClaimWork).recover(&[], Some(Duration::MAX)).await.expect("it is answered");
     assert_eq!(found.grants.len(), 1);
     assert_eq!(found.error.expect("it says so").refusal, RETRY);
 }
@@ -354,7 +353,7 @@ async fn an_endless_listing_is_cut() {
     let page = json!({ "tasks": [], "continuationToken": "again" });
     let gremlin = Gremlin::start(|_| vec![say(200, &page)]).await;
     let grants = source(&gremlin.url(), Dialect::ClaimWork)
-        .recover(&[], &[ClaimWindow::ALWAYS])
+        .recover(&[], Some(Duration::MAX))
         .await
         .expect("it is answered")
         .grants;
@@ -367,13 +366,13 @@ async fn missing_scopes_for_recovery_are_named() {
     let page = json!({ "tasks": [listed("O", "w1")] });
     for script in [vec![error(403, "InsufficientScopes")], vec![say(200, &page), error(403, "InsufficientScopes")]] {
         let gremlin = Gremlin::start(|_| script).await;
-        let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &[ClaimWindow::ALWAYS]).await);
+        let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[], Some(Duration::MAX)).await);
         assert_eq!(refused.refusal, Refusal::Denied);
         assert!(refused.message.contains("queue:claimed-list:prov/wt"), "{refused}");
         assert!(refused.message.contains("queue:reclaim-task:*"), "{refused}");
     }
     let gremlin = Gremlin::start(|_| vec![error(401, "AuthenticationFailed")]).await;
-    let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &[ClaimWindow::ALWAYS]).await);
+    let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[], Some(Duration::MAX)).await);
     assert_eq!(refused.refusal, Refusal::Denied);
     assert!(!refused.message.contains("scopes"), "{refused}");
 }

@@ -13,8 +13,8 @@ use journeyman::handler;
 use journeyman::host::clock::Clock;
 use journeyman::source::memory::{Config as QueueSettings, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use journeyman::source::{
-    Artifact, CallError, Capabilities, Claim, ClaimWindow, Grant, Message, MessageQueue, OpenResult, PollBatch,
-    Recovery, RecoveryBatch, Source, SourceFuture,
+    Artifact, CallError, Capabilities, Claim, Grant, Message, MessageQueue, OpenResult, PollBatch, Recovery,
+    RecoveryBatch, Source, SourceFuture,
 };
 use journeyman::worker::{ExitReason, SourceBinding, Worker, WorkerConfig};
 use parking_lot::Mutex;
@@ -140,7 +140,7 @@ impl MessageQueue for Moody {
 }
 
 impl Recovery for Moody {
-    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
+    fn recover<'a>(&'a self, held: &'a [Run], newer_than: Option<Duration>) -> SourceFuture<'a, RecoveryBatch> {
         if *self.mood.borrow() == Mood::FailsAndForbids {
             return Box::pin(async {
                 Err(CallError { refusal: Refusal::Denied, message: "scopes are missing".into() })
@@ -148,8 +148,8 @@ impl Recovery for Moody {
         }
         unless_moody(
             &self.mood,
-            Box::pin(async {
-                let mut found = self.inner.recover(held, asked).await?;
+            Box::pin(async move {
+                let mut found = self.inner.recover(held, newer_than).await?;
                 found.grants = found.grants.into_iter().map(|grant| self.moody_grant(grant)).collect();
                 Ok(found)
             }),

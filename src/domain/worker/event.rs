@@ -11,7 +11,6 @@ use crate::domain::outcome::{Outcome, PrepareFailure, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant;
-use crate::domain::unread_polls::ClaimWindow;
 
 use super::{HostResources, WorkerPolicy};
 
@@ -49,8 +48,8 @@ pub struct RecoveredClaim {
 pub enum Event {
     /// To be sent before the first [`Event::Tick`].
     ClaimsRecovered(Vec<RecoveredClaim>),
-    /// A previous process sent a claiming poll to this source and is not known to have read its answer. To be sent
-    /// before the first [`Event::Tick`].
+    /// A previous process did not read the answer of a claiming poll of this age. To be sent before the first
+    /// [`Event::Tick`].
     UnreadPoll {
         source: SourceId,
         age: Duration,
@@ -208,8 +207,8 @@ pub enum Effect {
         source: SourceId,
         /// Runs held or ended here.
         known_runs: Vec<Run>,
-        /// When unread polls may have claimed. A claim made at any other time is not ours.
-        windows: Vec<ClaimWindow>,
+        /// Claims up to this age are ours; `None` is that none is.
+        newer_than: Option<Duration>,
     },
     /// Claim the run of this message. The claim has the message's token.
     Claim(LocalToken),

@@ -325,7 +325,7 @@ impl Worker {
             Event::ClaimsRecovered(list) => self.on_claims_recovered(list, now),
             Event::UnreadPoll { source, age: ago } => {
                 if let Some(feed) = self.sources.get_mut(usize::from(source.0)) {
-                    feed.poller.add_unread_poll(now, ago);
+                    feed.poller.set_unread_poll_of_previous_process(ago, now);
                 }
             }
             Event::TakenOver { claim, sent_at, answer } => self.on_taken_over(claim, sent_at, answer, now),

@@ -10,7 +10,7 @@ use super::{
     RecoveryResult, RunKey, Worker,
 };
 use crate::domain::id::{LocalToken, Run, SourceId};
-use crate::domain::poll::NextCall;
+use crate::domain::poll::{CLOCK_SKEW_MAX, NextCall, UnreadPoll};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 
@@ -92,7 +92,10 @@ impl Worker {
                 // I28: a claim of a previous process may have run already, so it is released, never resumed. A claim
                 // from a lost reply of this process has not.
                 let began = self.started_at.unwrap_or(now);
-                let fresh = !feed.poller.unread_polls().may_include_previous_process(began);
+                let fresh = matches!(
+                    feed.poller.unread_poll(),
+                    Some(UnreadPoll::Sent(at)) if at >= began.plus(CLOCK_SKEW_MAX)
+                );
                 if core::mem::replace(&mut feed.foreign_claims, others) < others {
                     self.effects.push_back(Effect::Alert(Alert::DuplicateWorkerId { source, claims: others }));
                 }
@@ -200,8 +203,9 @@ impl Worker {
                     .chain(self.abandoned_runs.iter())
                     .filter(ours);
                 let held: Vec<Run> = known.map(|key| key.run.clone()).collect();
-                let asked = feed.poller.unread_polls().windows(now);
-                self.effects.push_back(Effect::Recover { source, known_runs: held, windows: asked });
+                let unread = feed.poller.unread_poll();
+                let newer_than = unread.map(|poll| poll.age(now).saturating_add(CLOCK_SKEW_MAX));
+                self.effects.push_back(Effect::Recover { source, known_runs: held, newer_than });
             }
             NextCall::Poll(queue) => {
                 let share = self.slots.free().div_ceil(waiting.max(1)).min(POLL_MAX).min(allowed);

@@ -12,6 +12,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
@@ -19,9 +20,7 @@ use tokio::sync::oneshot;
 
 use super::crash_points::{crash, crash_due, crash_point};
 use super::work_dir::WorkDirLock;
-use crate::domain::journal::{
-    BootId, ClaimRecord, EntryId, Journal as Rules, JournalRecord, JournalTimestamp, Leader, ProcessRecord,
-};
+use crate::domain::journal::{BootId, ClaimRecord, EntryId, Journal as Rules, JournalRecord, Leader, ProcessRecord};
 use crate::domain::outcome::Outcome;
 use crate::limits::{
     JOURNAL_BYTES_MAX, JOURNAL_CLOSE_TIMEOUT, JOURNAL_PENDING_BYTES_MAX, JOURNAL_POLL_TIMEOUT, JOURNAL_WRITE_TIMEOUT,
@@ -73,8 +72,8 @@ pub(crate) fn current_boot() -> BootId {
 pub(crate) enum CarriedRecord {
     /// A claim that still has to be reported.
     Claim { entry: EntryId, held: ClaimRecord, outcome: Outcome },
-    /// When the polls were sent whose replies were not read.
-    UnreadPolls { claimant: Box<str>, unread: Vec<JournalTimestamp> },
+    /// When the oldest poll was sent whose reply was not read.
+    UnreadPoll { claimant: Box<str>, sent_at: Duration },
 }
 
 /// The journal of this worker process. Clones share it.
@@ -176,8 +175,8 @@ impl Journal {
                     rules.apply(JournalRecord::Claimed { entry, claim: held });
                     rules.apply(JournalRecord::OutcomeDecided { entry, outcome });
                 }
-                CarriedRecord::UnreadPolls { claimant, unread } => {
-                    rules.apply(JournalRecord::UnreadPolls { claimant, unread })
+                CarriedRecord::UnreadPoll { claimant, sent_at } => {
+                    rules.apply(JournalRecord::UnreadPoll { claimant, sent_at: Some(sent_at) });
                 }
             }
         }
@@ -217,11 +216,11 @@ impl Journal {
         self.enqueue(Some(JournalRecord::Claimed { entry, claim: held }), None);
     }
 
-    /// Records when the polls were sent whose replies were not read.
-    pub(crate) fn record_unread_polls(&self, claimant: Box<str>, unread: Vec<JournalTimestamp>) -> PendingWrite {
+    /// Records when the oldest poll was sent whose reply was not read.
+    pub(crate) fn record_unread_poll(&self, claimant: Box<str>, sent_at: Option<Duration>) -> PendingWrite {
         let (sender, receiver) = oneshot::channel();
         self.enqueue(
-            Some(JournalRecord::UnreadPolls { claimant, unread }),
+            Some(JournalRecord::UnreadPoll { claimant, sent_at }),
             Some(WriteWaiter { result_sender: sender, sync_mode: SyncMode::Eventually }),
         );
         PendingWrite(receiver)

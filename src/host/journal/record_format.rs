@@ -67,9 +67,8 @@ mod tests {
 
     use super::*;
     use crate::domain::id::{Run, TaskId};
-    use crate::domain::journal::{BootId, ClaimRecord, EntryId, JournalTimestamp, Leader, ProcessRecord};
+    use crate::domain::journal::{BootId, ClaimRecord, EntryId, Leader, ProcessRecord};
     use crate::domain::outcome::{ExceptionReason, Outcome};
-    use crate::domain::time::Instant;
 
     fn text() -> impl Strategy<Value = Box<str>> {
         "\\PC{0,12}|\"\\\\\n\u{0}".prop_map(Into::into)
@@ -91,10 +90,6 @@ mod tests {
                 processes,
             },
         );
-        let stamp = (proptest::option::of(any::<u64>()), any::<u64>()).prop_map(|(boot, wall)| JournalTimestamp {
-            boot: boot.map(|nanos| Instant::at(Duration::from_nanos(nanos))),
-            wall: Duration::from_nanos(wall),
-        });
         let leader = (any::<i32>(), any::<u64>()).prop_map(|(pid, start_ticks)| Leader { pid, start_ticks });
         let outcome = prop_oneof![
             Just(Outcome::Completed),
@@ -112,8 +107,8 @@ mod tests {
             2 => (entry(), leader).prop_map(|(entry, leader)| JournalRecord::ProcessStarted { entry, leader }),
             2 => (entry(), outcome).prop_map(|(entry, outcome)| JournalRecord::OutcomeDecided { entry, outcome }),
             2 => entry().prop_map(|entry| JournalRecord::Closed { entry }),
-            2 => (text(), proptest::collection::vec(stamp, 0..3))
-                .prop_map(|(claimant, unread)| JournalRecord::UnreadPolls { claimant, unread }),
+            2 => (text(), proptest::option::of(any::<u64>().prop_map(Duration::from_millis)))
+                .prop_map(|(claimant, sent_at)| JournalRecord::UnreadPoll { claimant, sent_at }),
         ]
     }
 

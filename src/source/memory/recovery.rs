@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use super::{MemorySource, gone_error};
 use crate::domain::id::Run;
-use crate::source::{CallError, ClaimWindow, Grant, RecoveryBatch};
+use crate::source::{CallError, Grant, RecoveryBatch};
 
 impl MemorySource {
-    /// Takes over this worker's claims within a window of its polls, except `held`.
-    pub(super) fn recover_claims(&self, held: &[Run], asked: &[ClaimWindow]) -> RecoveryBatch {
+    /// Takes over this worker's claims that are at most `newer_than` old, except `held`.
+    pub(super) fn recover_claims(&self, held: &[Run], newer_than: Option<Duration>) -> RecoveryBatch {
         let now = self.queue.now();
         let lease = self.queue.0.config.lease;
         let mut tasks = self.queue.expire_leases(now);
@@ -24,7 +24,7 @@ impl MemorySource {
         let mut recovered = RecoveryBatch::default();
         for run in by_name {
             let claimed = tasks.run(&run).map(|found| now.since(found.claimed_at)).unwrap_or_default();
-            if !asked.iter().any(|window| window.contains(claimed, Duration::ZERO)) {
+            if newer_than.is_none_or(|age| claimed > age) {
                 recovered.foreign_claims += 1;
                 continue;
             }

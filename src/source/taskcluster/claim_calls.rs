@@ -22,9 +22,7 @@ use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{CLAIMED_PAGE_ENTRIES, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
-use crate::source::{
-    Artifact, CallError, Claim, ClaimWindow, Grant, PollBatch, RecoveryBatch, SourceFuture, UnreadableMessage,
-};
+use crate::source::{Artifact, CallError, Claim, Grant, PollBatch, RecoveryBatch, SourceFuture, UnreadableMessage};
 
 pub(super) struct TaskclusterClaim {
     pub(super) run: Run,
@@ -118,14 +116,14 @@ impl Taskcluster {
     pub(super) async fn recover_lost_claims(
         &self,
         held: &[Run],
-        windows: &[ClaimWindow],
+        newer_than: Option<Duration>,
     ) -> Result<RecoveryBatch, CallError> {
         match self.service.dialect {
             // `claimTask` is idempotent and the message reappears, so no claim can be lost.
             Dialect::Azure => return Ok(RecoveryBatch::default()),
             Dialect::ClaimWork => {}
         }
-        let UnheldClaims { claimed_by_lost_poll, foreign_claims } = self.list_unheld_claims(held, windows).await?;
+        let UnheldClaims { claimed_by_lost_poll, foreign_claims } = self.list_unheld_claims(held, newer_than).await?;
         let mut grants = Vec::new();
         let mut failed = None;
         for (run, task) in claimed_by_lost_poll {
@@ -178,7 +176,7 @@ impl Taskcluster {
         self.service.api.call(call).await?.json()
     }
 
-    async fn list_unheld_claims(&self, held: &[Run], windows: &[ClaimWindow]) -> Result<UnheldClaims, CallError> {
+    async fn list_unheld_claims(&self, held: &[Run], newer_than: Option<Duration>) -> Result<UnheldClaims, CallError> {
         let began = Clock::boot().now();
         let mut unheld = UnheldClaims::default();
         let mut token = None;
@@ -186,9 +184,9 @@ impl Taskcluster {
             let ClaimedPage { page, date } = self.claimed_page(token.as_deref()).await?;
             let elapsed = Clock::boot().now().since(began);
             // Compares times of the service's clock only. A claim without a time counts as another worker's.
-            let in_window = |claimed: Timestamp| {
-                let ago = Duration::try_from(date.duration_since(claimed)).unwrap_or_default();
-                windows.iter().any(|window| window.contains(ago, elapsed))
+            let is_newer = |claimed: Timestamp| {
+                let age = Duration::try_from(date.duration_since(claimed)).unwrap_or_default();
+                newer_than.is_some_and(|limit| age <= limit.saturating_add(elapsed))
             };
             let own_claims = page
                 .tasks
@@ -199,7 +197,7 @@ impl Taskcluster {
                     continue;
                 };
                 let run = Run { task: task_id, run: run_id };
-                match claimed.is_some_and(in_window) {
+                match claimed.is_some_and(is_newer) {
                     _ if held.contains(&run) => {}
                     true => unheld.claimed_by_lost_poll.push((run, task)),
                     false => unheld.foreign_claims += 1,

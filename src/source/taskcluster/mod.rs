@@ -25,11 +25,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::domain::id::{PriorityQueue, Run};
 use crate::source::{
-    Capabilities, ClaimWindow, Grant, Message, MessageQueue, OpenResult, PollBatch, Recovery, RecoveryBatch, Source,
-    SourceFuture,
+    Capabilities, Grant, Message, MessageQueue, OpenResult, PollBatch, Recovery, RecoveryBatch, Source, SourceFuture,
 };
 use azure::SignedQueues;
 use credentials::Swap;
@@ -230,8 +230,8 @@ impl MessageQueue for Taskcluster {
 }
 
 impl Recovery for Taskcluster {
-    fn recover<'a>(&'a self, held: &'a [Run], windows: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
-        Box::pin(self.recover_lost_claims(held, windows))
+    fn recover<'a>(&'a self, held: &'a [Run], newer_than: Option<Duration>) -> SourceFuture<'a, RecoveryBatch> {
+        Box::pin(self.recover_lost_claims(held, newer_than))
     }
 
     fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {

@@ -31,11 +31,11 @@ impl Engine {
             Effect::Open(id) => self.spawn_source_call(id, |source, clock| calls::open(source, id, clock)),
             Effect::Poll { source: id, queue: lane, max } => {
                 self.control.liveness.mark_claiming();
-                let noted = self.journal_polls(id);
+                let noted = self.journal_unread_poll(id);
                 self.spawn_source_call(id, |source, clock| calls::poll(source, id, lane, max, noted, clock));
             }
-            Effect::Recover { source: id, known_runs: held, windows: asked } => {
-                self.spawn_source_call(id, |source, clock| calls::recover(source, id, held, asked, clock));
+            Effect::Recover { source: id, known_runs: held, newer_than } => {
+                self.spawn_source_call(id, |source, clock| calls::recover(source, id, held, newer_than, clock));
             }
             Effect::Claim(claim) => self.claim(claim),
             Effect::TakeOver(claim) => self.take_over(claim),

@@ -12,7 +12,8 @@ use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::domain::id::{LocalToken, Run, ServiceId, SourceId};
-use crate::domain::journal::{EntryId, UnreadPoll};
+use crate::domain::journal::EntryId;
+use crate::domain::poll::UnreadPoll;
 use crate::domain::refusal::Refusal;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant as Moment;
@@ -34,7 +35,6 @@ use super::close_sources;
 use super::counters::WorkerCounters;
 use super::handler_runtime::HandlerRuntime;
 use super::host_probe::HostProbe;
-use super::poll_journal::JournaledPolls;
 use super::recent_outcomes::RecentOutcomes;
 use super::restart_recovery::{self, RecoveryProgress};
 use super::sidecars::Sidecars;
@@ -77,8 +77,8 @@ pub(super) struct Engine {
     pub(super) last_refusals: HashMap<SourceId, String>,
     /// Sources whose missing recovery scopes were logged.
     pub(super) recovery_denied: HashSet<SourceId>,
-    /// The polls of each source as journaled.
-    pub(super) journaled_polls: Vec<JournaledPolls>,
+    /// The oldest unread poll of each source, as journaled.
+    pub(super) journaled_polls: Vec<Option<UnreadPoll>>,
     /// Runs reported lost before their grant arrived.
     early_losses: HashSet<Run>,
     pub(super) source_activity: Vec<SourceActivity>,
@@ -102,7 +102,8 @@ pub(super) struct Engine {
     pub(super) recovery: RecoveryProgress,
     /// Outcomes of a previous process; sent to the rules first.
     recovered_claims: Vec<RecoveredClaim>,
-    recovered_polls: Vec<UnreadPoll>,
+    /// When a previous process sent the oldest unread poll of each source.
+    recovered_polls: Vec<Option<Duration>>,
 }
 
 impl Engine {
@@ -184,7 +185,7 @@ impl Engine {
             pending_cleanup: BTreeMap::new(),
             last_refusals: HashMap::new(),
             recovery_denied: HashSet::new(),
-            journaled_polls: claimants.iter().map(|_| JournaledPolls::new()).collect(),
+            journaled_polls: vec![None; claimants.len()],
             early_losses: HashSet::new(),
             // Journal entries of sidecars have tokens too.
             last_token: last_recovered + feed_count as u64,
@@ -223,7 +224,7 @@ impl Engine {
             .for_each(|left| drop(self.claims.insert(left.token, ClaimRuntime::new(usize::from(left.source.0)))));
         self.handle_event(Event::ClaimsRecovered(left_over));
         let polls_left = std::mem::take(&mut self.recovered_polls);
-        self.restore_polls(polls_left);
+        self.restore_unread_polls(polls_left);
         self.log_recovery();
         self.announce_capacity();
         for index in 0..self.sources.len() {
@@ -239,7 +240,7 @@ impl Engine {
             while let Some(effect) = self.rules.next_effect() {
                 self.perform(effect);
             }
-            self.journal_all_polls();
+            self.journal_unread_polls();
             if let Some(exit) = self.exit {
                 tracing::info!(exit = exit.as_str(), "the worker exits: {}", self.control.counts());
                 if tokio::time::timeout(HANDLERS_DROP_TIMEOUT, self.calls.shutdown()).await.is_err() {
@@ -436,6 +437,6 @@ fn source_specs(feeds: &[SourceBinding]) -> Vec<SourceSpec> {
         .collect()
 }
 
-fn source_id(index: usize) -> SourceId {
+pub(super) fn source_id(index: usize) -> SourceId {
     SourceId(u16::try_from(index).unwrap_or(u16::MAX))
 }
