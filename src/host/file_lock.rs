@@ -2,10 +2,8 @@
 
 use std::fs::{File, TryLockError};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use rustix::fs::OFlags;
 
 use crate::limits::{LOCK_ATTEMPTS_MAX, LOCK_RETRY_INTERVAL};
 
@@ -26,24 +24,6 @@ impl FileLock {
             Err(TryLockError::Error(error)) => Err(error),
         })?;
         Ok(locked.map(|()| Self(file)))
-    }
-
-    /// Locks an existing file, without retries. `None` if it is missing or another process holds the lock.
-    pub(crate) fn try_acquire_existing(path: &Path) -> io::Result<Option<Self>> {
-        // A task may have replaced it by a symlink or a FIFO.
-        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = match File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened?,
-        };
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} is not a file", path.display())));
-        }
-        match file.try_lock() {
-            Ok(()) => Ok(Some(Self(file))),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(error)) => Err(error),
-        }
     }
 
     pub(crate) const fn file(&self) -> &File {
@@ -81,16 +61,8 @@ mod tests {
         let copy = first.file().try_clone().unwrap();
         assert!(FileLock::acquire(&path).unwrap().is_none());
         drop(first);
-        let second = FileLock::try_acquire_existing(&path).unwrap().unwrap();
-        assert!(FileLock::try_acquire_existing(&path).unwrap().is_none(), "it is taken");
+        let second = FileLock::acquire(&path).unwrap().unwrap();
+        assert!(FileLock::acquire(&path).unwrap().is_none(), "it is taken");
         drop((second, copy));
-        assert!(FileLock::try_acquire_existing(&folder.path().join("none")).unwrap().is_none());
-        assert!(!folder.path().join("none").exists());
-        let pipe = folder.path().join("pipe");
-        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        assert!(
-            FileLock::try_acquire_existing(&pipe).unwrap_err().to_string().contains("is not a file"),
-            "without waiting for a writer"
-        );
     }
 }

@@ -116,7 +116,8 @@ impl WorkDir {
     }
 
     pub(crate) fn work_dir_lock(&self) -> io::Result<WorkDirLock> {
-        work_dir_lock(&self.path, &self.lock)
+        let metadata = self.lock.file().metadata()?;
+        Ok(WorkDirLock { lock_path: self.path.join(LOCK_FILE), device: metadata.dev(), inode: metadata.ino() })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -126,16 +127,6 @@ impl WorkDir {
     pub(crate) fn tasks_dir(&self) -> &Path {
         &self.tasks_dir
     }
-}
-
-/// Locks a work directory that no worker uses; `None` if it has no lock file or is in use.
-pub(crate) fn try_lock_abandoned(path: &Path) -> io::Result<Option<FileLock>> {
-    FileLock::try_acquire_existing(&path.join(LOCK_FILE))
-}
-
-pub(crate) fn work_dir_lock(dir: &Path, lock: &FileLock) -> io::Result<WorkDirLock> {
-    let metadata = lock.file().metadata()?;
-    Ok(WorkDirLock { lock_path: dir.join(LOCK_FILE), device: metadata.dev(), inode: metadata.ino() })
 }
 
 /// Creates a task directory, and `tasks` if it is missing, but not the work directory: without its lock it belongs to the

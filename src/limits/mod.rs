@@ -29,6 +29,10 @@ pub const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 pub const REFUSAL_TEXT_BYTES_MAX: usize = 300;
 /// Priority queues of one source.
 pub const PRIORITY_QUEUES_MAX: usize = 64;
+/// Deliveries of a message after which an alert is raised.
+pub const DEQUEUE_ALERT: u32 = 10;
+/// Rejections of the credentials in a row after which the worker exits.
+pub const AUTH_FAILURES_MAX: u32 = 10;
 pub const ERROR_BODY_BYTES_MAX: usize = 64 << 10;
 /// The longest lease that is believed; Taskcluster grants 20 minutes.
 pub const LEASE_MAX: Duration = Duration::from_secs(24 * 60 * 60);

@@ -47,7 +47,7 @@ use crate::domain::worker::WorkerPolicy;
 use crate::domain::{claim, poll};
 use crate::handler::DynHandler;
 use crate::handler::log::{LogLimits, TaskLog};
-use crate::limits::{HANDLER_THREADS_MAX, NOTICE_MARGIN, POLL_INTERVAL_MIN};
+use crate::limits::{AUTH_FAILURES_MAX, DEQUEUE_ALERT, HANDLER_THREADS_MAX, NOTICE_MARGIN, POLL_INTERVAL_MIN};
 use crate::source::Source;
 
 pub use crate::domain::worker::{
@@ -59,7 +59,6 @@ use crate::host::termination_notice::{NoticeOrigin, WatchStatus};
 pub use claim_commands::{ClaimSnapshot, CommandResult};
 use counters::{WorkerCounters, WorkerCounts, count};
 use liveness::Liveness;
-pub(crate) use restart_recovery::kill_leftovers_in;
 pub use status::{Note, WorkerStatus};
 pub use task_lookup::TaskLookupError;
 pub use trace_recorder::TraceRecorder;
@@ -85,10 +84,6 @@ pub struct WorkerConfig {
     pub poll_interval: Duration,
     /// How often to ask whether a running task was canceled. Default: `None`, never.
     pub status_poll_interval: Option<Duration>,
-    /// A message received more often than this raises an alert. Default: 10.
-    pub dequeue_alert: u32,
-    /// Consecutive rejections of the credentials that end the worker. Default: 10.
-    pub max_auth_failures: u32,
     /// When the worker exits by itself. Default: never.
     pub exit_policy: ExitPolicy,
     /// Resources that the host must have left for claiming. Default: no bounds.
@@ -120,8 +115,6 @@ impl Default for WorkerConfig {
             on_termination_notice: OnTerminationNotice::Finish { margin: NOTICE_MARGIN },
             poll_interval: Duration::from_secs(1),
             status_poll_interval: None,
-            dequeue_alert: 10,
-            max_auth_failures: 10,
             exit_policy: ExitPolicy::default(),
             min_resources: MinResources::default(),
             log: LogLimits::default(),
@@ -143,8 +136,8 @@ impl WorkerConfig {
                 termination_grace: self.termination_grace,
                 status_poll_interval: self.status_poll_interval,
             },
-            dequeue_alert: self.dequeue_alert,
-            max_auth_failures: self.max_auth_failures,
+            dequeue_alert: DEQUEUE_ALERT,
+            max_auth_failures: AUTH_FAILURES_MAX,
             drain_deadline: self.drain_deadline,
             exit_policy: self.exit_policy,
             min_resources: self.min_resources,

@@ -84,23 +84,6 @@ pub(super) fn recover_previous_process(
     Ok(PreviousProcess { contents: found, plan, recovered_polls: polls_left, killed })
 }
 
-/// Kills what a killed worker left running in its work directory, for a caller that removes it. Returns how many
-/// tasks had processes left; `None` if a worker is running there.
-///
-/// # Errors
-///
-/// If something cannot be killed, or the journal cannot be read.
-pub(crate) fn kill_leftovers_in(folder: &Path) -> io::Result<Option<usize>> {
-    let Some(lock) = work_dir::try_lock_abandoned(folder)? else { return Ok(None) };
-    let found = journal::PreviousJournal::read(folder);
-    let killed = kill_recorded_processes(&found.journal.recovery_plan(&found.boot, &[]).kill)?;
-    if let Some(damage) = found.damage.into_iter().next() {
-        return Err(io::Error::other(format!("{damage}; its entries about running tasks are lost")));
-    }
-    containment::remove_worker_cgroup(&work_dir::work_dir_lock(folder, &lock)?.identity());
-    Ok(Some(killed))
-}
-
 pub(super) struct RecoveredState {
     pub(super) journal: Journal,
     pub(super) recovery: RecoveryProgress,

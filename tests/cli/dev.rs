@@ -2,7 +2,6 @@
 
 use rustix::process::Signal;
 
-use crate::one_task::started;
 use crate::server::{Server, dev, left, task};
 use crate::support::{journeyman, run};
 
@@ -45,28 +44,6 @@ fn an_early_signal_leaves_nothing_behind() {
             assert!(!folder.path().join(".local/state/journeyman/dev.json").exists());
         }
     }
-}
-
-#[test]
-fn the_next_dev_kills_the_payloads_of_one_that_was_killed() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let here = folder.path();
-    let mut first = dev(here, &[]);
-    let file = here.join("pid");
-    started(&mut first, here, &format!("echo $$ >{}; echo rea''dy; exec sleep 600", file.display()));
-    first.signal(Signal::KILL);
-    first.ends();
-    let pid = std::fs::read_to_string(&file).expect("it wrote there");
-    let stat = std::path::Path::new("/proc").join(pid.trim()).join("stat");
-    let runs = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
-    assert!(runs(), "it outlives its worker");
-    let dirs = || left(here).into_iter().filter(|name| name.contains("journeyman-dev-")).count();
-    let second = dev(here, &[]);
-    assert_eq!((runs(), dirs()), (false, 1), "only the directory of the second one is left");
-    second.signal(Signal::QUIT);
-    let said = second.ends();
-    assert!(said.err.contains("of a `dev` that was killed, and killed 1 of its tasks"), "{}", said.err);
-    assert_eq!(dirs(), 0);
 }
 
 #[test]

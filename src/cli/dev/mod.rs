@@ -191,7 +191,7 @@ impl DevSession {
         });
         config.host.metadata_service = MetadataService::Off;
         config.activity.exchange = None;
-        config.worker.work_dir = values::File(temp_dir.join(tempdir::WORK_DIR));
+        config.worker.work_dir = values::File(temp_dir.join("work"));
         config.source = config
             .handler
             .keys()

@@ -469,14 +469,6 @@ fn worker_cgroup(own: &Cgroup, name: &str) -> Cgroup {
     Cgroup::at(own.path().join(format!("journeyman-{}", name_digest(name))))
 }
 
-/// Removes the group of a killed worker that ran in the same group as this process, by the name it was probed with.
-pub(crate) fn remove_worker_cgroup(name: &str) {
-    if let Ok(own) = cgroup::own_cgroup_path() {
-        // A group with processes is left to the next worker.
-        drop(worker_cgroup(&Cgroup::at(own), name).remove());
-    }
-}
-
 /// Starts the shim in a group, kills it, and waits for its end.
 fn try_kill_method(probe: &Cgroup, method: KillMethod) -> Result<(), String> {
     let shim = shim_path().map_err(|error| error.to_string())?;
