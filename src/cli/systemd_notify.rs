@@ -11,7 +11,7 @@ use super::control::status;
 use crate::host::service_manager::NotifySender;
 use crate::limits::{
     SYSTEMD_EXTEND_BY, SYSTEMD_EXTEND_INTERVAL, SYSTEMD_SNAPSHOT_TIMEOUT, SYSTEMD_STATUS_CHARS_MAX,
-    SYSTEMD_STATUS_CHECK_INTERVAL, SYSTEMD_STATUS_INTERVAL,
+    SYSTEMD_STATUS_CHECK_INTERVAL,
 };
 use crate::worker::status::{LifecycleState, WorkerStatus};
 
@@ -36,7 +36,7 @@ where
         watchdog,
         poll_interval,
         ready: false,
-        last_status: None,
+        last_status: String::new(),
         watchdog_sent_at: None,
         extended_at: None,
     };
@@ -58,7 +58,7 @@ struct Reporter {
     watchdog: Option<Duration>,
     poll_interval: Duration,
     ready: bool,
-    last_status: Option<LastStatus>,
+    last_status: String,
     watchdog_sent_at: Option<Instant>,
     extended_at: Option<Instant>,
 }
@@ -79,8 +79,11 @@ impl Reporter {
                 states.push(extend_timeout());
             }
         }
-        let status = self.changed_status(view, now);
-        states.extend(status.as_deref().map(NotifyState::Status));
+        let status = single_line(&status::one_line(view));
+        if status != self.last_status {
+            states.push(NotifyState::Status(&status));
+            self.last_status.clone_from(&status);
+        }
         if self.watchdog.is_some_and(|span| is_due(self.watchdog_sent_at, span / 2 - self.poll_interval, now)) {
             self.watchdog_sent_at = Some(now);
             states.push(NotifyState::Watchdog);
@@ -89,33 +92,6 @@ impl Reporter {
             self.sender.send(&states);
         }
     }
-
-    /// The status text, if a word or a count of it changed, or else at an interval if only a time in it changed.
-    fn changed_status(&mut self, view: &WorkerStatus, now: Instant) -> Option<String> {
-        let text = single_line(&status::one_line(view));
-        let words: String = text.chars().filter(|char| !char.is_ascii_digit()).collect();
-        let key = StatusKey { tasks: view.claims.len(), capacity: view.capacity, words };
-        let is_new = self.last_status.as_ref().is_none_or(|last| {
-            last.text != text && (last.key != key || is_due(Some(last.sent_at), SYSTEMD_STATUS_INTERVAL, now))
-        });
-        is_new.then(|| {
-            self.last_status = Some(LastStatus { text: text.clone(), key, sent_at: now });
-            text
-        })
-    }
-}
-
-struct LastStatus {
-    text: String,
-    key: StatusKey,
-    sent_at: Instant,
-}
-
-#[derive(PartialEq, Eq)]
-struct StatusKey {
-    tasks: usize,
-    capacity: u32,
-    words: String,
 }
 
 fn extend_timeout() -> NotifyState<'static> {
@@ -194,28 +170,6 @@ mod tests {
         let control = worker.control();
         drop(timeout(Duration::from_secs(300), report_status(sender, None, || control.status())).await);
         assert_eq!(lines(&receiver), [""; 0]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_changed_word_is_sent_at_once_and_a_changed_time_at_an_interval() {
-        let (sender, receiver) = NotifySender::channel();
-        let remaining = std::sync::atomic::AtomicU32::new(3600);
-        let snapshot = || async {
-            let mut paused = view();
-            let seconds = remaining.fetch_sub(1, Ordering::Relaxed);
-            paused.state = if seconds > 3575 { LifecycleState::Paused } else { LifecycleState::Running };
-            paused.blocked_message = (seconds > 3575).then(|| format!("paused for {seconds}s"));
-            Some(paused)
-        };
-        drop(timeout(Duration::from_millis(29_500), report_status(sender, None, snapshot)).await);
-        let expected = [
-            "READY=1",
-            "STATUS=PAUSED   0/4 busy   paused for 3600s",
-            "STATUS=PAUSED   0/4 busy   paused for 3590s",
-            "STATUS=PAUSED   0/4 busy   paused for 3580s",
-            "STATUS=RUNNING   0/4 busy",
-        ];
-        assert_eq!(lines(&receiver), expected);
     }
 
     #[tokio::test(start_paused = true)]
