@@ -45,7 +45,6 @@ impl FlagSet for WorkerFlags {
         flag("work-dir", "worker.work_dir"),
         flag("drain-deadline", "worker.drain_deadline"),
         flag("termination-grace", "worker.termination_grace"),
-        flag("dequeue-alert", "worker.dequeue_alert"),
         flag("status-poll-interval", "worker.status_poll_interval"),
         flag("poll-interval", "worker.poll_interval"),
         flag("exit-when-idle", "worker.exit_when_idle"),

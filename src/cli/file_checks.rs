@@ -6,8 +6,8 @@ use std::path::Path;
 use super::target;
 use crate::config::pool::PoolConfig;
 use crate::config::problem::{Problem, ProblemCode, ValueOrigin};
-use crate::config::schema::{Client, Handler, ProgramHandler, Source, TaskclusterSource};
-use crate::config::secrets::{self, ClientCredentials, SecretError};
+use crate::config::schema::{Client, Handler, ProgramHandler, Source};
+use crate::config::secrets::{self, CredentialKeys, SecretError};
 use crate::config::values::{File, SecretFile};
 use crate::config::{Environment, LoadedConfig};
 use crate::handler::environment;
@@ -20,7 +20,7 @@ pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> V
     let mut inspection = FileChecks { loaded, environment, problems: Vec::new() };
     for (name, source) in &loaded.config.source {
         if let Source::Taskcluster(source) = source {
-            inspection.source(&format!("source.{name}"), source);
+            inspection.credentials(&format!("source.{name}"), source.credentials());
         }
     }
     for (name, handler) in &loaded.config.handler {
@@ -34,9 +34,7 @@ pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> V
         inspection.pool(&format!("pool.{name}"), pool);
     }
     for (name, demand) in &loaded.config.demand {
-        let key = |file: &str| format!("demand.{name}.{file}");
-        inspection.secret(&key("access_token_file"), demand.access_token_file.as_ref(), "an access token");
-        inspection.secret(&key("certificate_file"), demand.certificate_file.as_ref(), "a certificate");
+        inspection.credentials(&format!("demand.{name}"), demand.credentials());
     }
     let work_dir = &loaded.config.worker.work_dir.0;
     if work_dir.exists() && !work_dir.is_dir() {
@@ -54,18 +52,14 @@ struct FileChecks<'a> {
 }
 
 impl FileChecks<'_> {
-    fn source(&mut self, key: &str, source: &TaskclusterSource) {
+    fn credentials(&mut self, key: &str, keys: CredentialKeys<'_>) {
         let before = self.problems.len();
-        self.secret(&format!("{key}.access_token_file"), source.access_token_file.as_ref(), "an access token");
-        self.secret(&format!("{key}.certificate_file"), source.certificate_file.as_ref(), "a certificate");
-        if self.problems[before..].iter().any(|problem| problem.code == ProblemCode::Unusable) {
+        self.secret(&format!("{key}.access_token_file"), keys.access_token_file, "an access token");
+        self.secret(&format!("{key}.certificate_file"), keys.certificate_file, "a certificate");
+        if keys.uses_descriptor() || self.problems[before..].iter().any(|found| found.code == ProblemCode::Unusable) {
             return;
         }
-        let here = |file: &Option<SecretFile>| !matches!(file, Some(SecretFile::Descriptor(_)));
-        if !here(&source.access_token_file) || !here(&source.certificate_file) {
-            return;
-        }
-        let Ok(Some(own)) = ClientCredentials::of_source(source, self.environment) else { return };
+        let Ok(Some(own)) = keys.read(self.environment) else { return };
         if let Err(failure) = target::build_credentials(&own.client_id, &own.access_token, own.certificate.as_ref()) {
             self.unusable(&format!("{key}.client_id"), format!("[{key}] cannot sign: {}", failure.message), "");
         }

@@ -10,7 +10,6 @@ use super::{amqp_setup, target, termination_watch};
 use crate::config::schema::{
     COMMAND, CommandHandler, Config, Handler as HandlerConfig, HttpHandler, ProgramHandler, Source, TaskclusterSource,
 };
-use crate::config::secrets::ClientCredentials;
 use crate::config::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::config::{Environment, schema};
 use crate::handler::log::LogLimits;
@@ -126,8 +125,6 @@ pub(super) fn worker_config(config: &Config) -> WorkerConfig {
         on_termination_notice: termination_watch::on_termination_notice(&config.host),
         poll_interval: worker.poll_interval.0,
         status_poll_interval: worker.status_poll_interval.0,
-        dequeue_alert: worker.dequeue_alert.get(),
-        max_auth_failures: worker.denied_max.get(),
         exit_policy: ExitPolicy {
             exit_when_idle: worker.exit_when_idle.0,
             max_tasks: Some(u64::from(worker.max_tasks)).filter(|most| *most > 0),
@@ -170,7 +167,7 @@ pub(super) const fn log_limits(bytes_max: u64) -> LogLimits {
 
 /// How the deployment of a source is reached.
 fn api_config(source: &TaskclusterSource, environment: &Environment) -> Result<ApiConfig, Failure> {
-    let credentials = ClientCredentials::of_source(source, environment)?
+    let credentials = source.credentials().read(environment)?
         .map(|own| target::build_credentials(&own.client_id, &own.access_token, own.certificate.as_ref()))
         .transpose()?;
     Ok(ApiConfig {

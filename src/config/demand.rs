@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::schema::built_in;
+use super::secrets::CredentialKeys;
 use super::values::{Queue as TaskQueue, Secret, SecretFile, Span, Url};
 
 /// A task queue whose pending tasks count as demand for a worker group.
@@ -45,6 +46,20 @@ pub struct DemandConfig {
     /// The certificate. From the environment only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Secret>,
+}
+
+impl DemandConfig {
+    /// The keys of its client.
+    #[must_use]
+    pub const fn credentials(&self) -> CredentialKeys<'_> {
+        CredentialKeys {
+            client_id: self.client_id.as_ref(),
+            access_token: self.access_token.as_ref(),
+            access_token_file: self.access_token_file.as_ref(),
+            certificate: self.certificate.as_ref(),
+            certificate_file: self.certificate_file.as_ref(),
+        }
+    }
 }
 
 fn interval() -> Span<1_000> {

@@ -6,6 +6,7 @@ use super::demand::DemandConfig;
 use super::load::join;
 use super::pool::{PoolConfig, PoolDriver, QueueType};
 use super::problem::{Problem, ProblemCode, ValueOrigin, suggest};
+use super::secrets::CredentialKeys;
 use super::schema::{Bridge, COMMAND, Config, Handler, HttpHandler, Source, TaskclusterSource};
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
 use crate::limits::{AMQP_NAME_BYTES_MAX, MESSAGE_TTL_MAX};
@@ -61,12 +62,23 @@ pub(super) fn check(
 impl Rules<'_> {
     fn demand(&mut self, config: &Config, key: &str, demand: &DemandConfig) {
         self.reference(&join(key, "pool"), "pool", &demand.pool, config.pool.keys().map(String::as_str));
-        self.one_of(key, "access_token", demand.access_token.is_some(), demand.access_token_file.is_some());
-        self.one_of(key, "certificate", demand.certificate.is_some(), demand.certificate_file.is_some());
-        let has_token = demand.access_token.is_some() || demand.access_token_file.is_some();
-        if demand.client_id.is_some() != has_token {
-            let message = format!("[{key}] needs both `client_id` and `access_token_file`, or neither");
-            self.push(ProblemCode::Missing, key, message, "");
+        self.credentials(key, demand.credentials());
+    }
+
+    fn credentials(&mut self, key: &str, keys: CredentialKeys<'_>) {
+        self.one_of(key, "access_token", keys.access_token.is_some(), keys.access_token_file.is_some());
+        self.one_of(key, "certificate", keys.certificate.is_some(), keys.certificate_file.is_some());
+        let has_token = keys.access_token.is_some() || keys.access_token_file.is_some();
+        let has_certificate = keys.certificate.is_some() || keys.certificate_file.is_some();
+        if keys.client_id.is_none() && (has_token || has_certificate) {
+            self.push(ProblemCode::Missing, key, format!("[{key}] has credentials and no `client_id`"), "");
+        }
+        if keys.client_id.is_some() && !has_token {
+            let message = format!(
+                "[{key}] has a `client_id` and neither `access_token_file` nor {}",
+                super::environment::variable(&join(key, "access_token"))
+            );
+            self.push(ProblemCode::Missing, &join(key, "client_id"), message, "");
         }
     }
 
@@ -88,20 +100,7 @@ impl Rules<'_> {
     }
 
     fn taskcluster(&mut self, config: &Config, key: &str, source: &TaskclusterSource) {
-        self.one_of(key, "access_token", source.access_token.is_some(), source.access_token_file.is_some());
-        self.one_of(key, "certificate", source.certificate.is_some(), source.certificate_file.is_some());
-        let token = source.access_token.is_some() || source.access_token_file.is_some();
-        let certificate = source.certificate.is_some() || source.certificate_file.is_some();
-        if source.client_id.is_none() && (token || certificate) {
-            self.push(ProblemCode::Missing, key, format!("[{key}] has credentials and no `client_id`"), "");
-        }
-        if source.client_id.is_some() && !token {
-            let message = format!(
-                "[{key}] has a `client_id` and neither `access_token_file` nor {}",
-                super::environment::variable(&join(key, "access_token"))
-            );
-            self.push(ProblemCode::Missing, &join(key, "client_id"), message, "");
-        }
+        self.credentials(key, source.credentials());
         if source.dialect == Dialect::Azure {
             self.azure(config, key, source);
         }

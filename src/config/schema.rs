@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::demand::DemandConfig;
 use super::pool::PoolConfig;
+use super::secrets::CredentialKeys;
 use super::values::{
     File, Filter, Listen, OptionalSpan, Queue as TaskQueue, Secret, SecretFile, Size, Span, Url, WorkerName, millis,
 };
@@ -73,10 +74,6 @@ pub struct Worker {
     pub drain_deadline: Span,
     /// Time between SIGTERM and SIGKILL for a task that is stopped. SIGKILL follows 0.5 s before its end, or a quarter before it if that is less, so that the exit is observed in time.
     pub termination_grace: Span,
-    /// Raise one alert for a message that the queue has delivered more often than this.
-    pub dequeue_alert: NonZeroU32,
-    /// Exit after the queue has rejected the credentials this many times in a row.
-    pub denied_max: NonZeroU32,
     /// How often the status of each running task is checked for cancellation. `0s` disables it.
     pub status_poll_interval: OptionalSpan<{ millis(STATUS_POLL_MIN) }>,
     /// Pause between polls when every queue is empty and the queue has no long poll; randomized by 20 %.
@@ -98,8 +95,6 @@ impl Default for Worker {
             work_dir: built_in("/var/lib/journeyman/work"),
             drain_deadline: built_in("1h"),
             termination_grace: built_in("10s"),
-            dequeue_alert: TEN,
-            denied_max: TEN,
             status_poll_interval: built_in("10s"),
             poll_interval: built_in("1s"),
             exit_when_idle: OptionalSpan(None),
@@ -108,8 +103,6 @@ impl Default for Worker {
         }
     }
 }
-
-const TEN: NonZeroU32 = NonZeroU32::new(10).expect("not zero");
 
 const CAPACITY_MAX: u16 = 16_384;
 
@@ -385,6 +378,18 @@ impl Source {
 }
 
 impl TaskclusterSource {
+    /// The keys of its client.
+    #[must_use]
+    pub const fn credentials(&self) -> CredentialKeys<'_> {
+        CredentialKeys {
+            client_id: self.client_id.as_ref(),
+            access_token: self.access_token.as_ref(),
+            access_token_file: self.access_token_file.as_ref(),
+            certificate: self.certificate.as_ref(),
+            certificate_file: self.certificate_file.as_ref(),
+        }
+    }
+
     /// A source without credentials.
     #[must_use]
     pub fn new(root_url: Url, task_queue: TaskQueue, handler: &str) -> Self {

@@ -11,8 +11,7 @@ use parking_lot::Mutex;
 use secrecy::zeroize::Zeroizing;
 
 use super::Environment;
-use super::demand::DemandConfig;
-use super::schema::{Client, TaskclusterSource};
+use super::schema::Client;
 use super::values::{Secret, SecretFile};
 use crate::limits::{SECRET_BYTES_MAX, SECRET_READ_TIMEOUT};
 
@@ -52,42 +51,42 @@ pub struct ClientCredentials {
     pub certificate: Option<Secret>,
 }
 
-impl ClientCredentials {
-    /// Reads what a source needs; `None` where it names no client.
+/// The keys of a section that name a client of Taskcluster.
+#[derive(Debug, Clone, Copy)]
+pub struct CredentialKeys<'a> {
+    pub client_id: Option<&'a String>,
+    pub access_token: Option<&'a Secret>,
+    pub access_token_file: Option<&'a SecretFile>,
+    pub certificate: Option<&'a Secret>,
+    pub certificate_file: Option<&'a SecretFile>,
+}
+
+impl CredentialKeys<'_> {
+    /// Whether one of them can only be read by the process that inherits it.
+    #[must_use]
+    pub fn uses_descriptor(&self) -> bool {
+        let files = [self.access_token_file, self.certificate_file];
+        files.into_iter().flatten().any(|file| matches!(file, SecretFile::Descriptor(_)))
+    }
+
+    /// Reads the credentials; `None` if no client is named.
     ///
     /// # Errors
     ///
     /// A file that cannot be read, is empty or is far too large.
-    pub fn of_source(source: &TaskclusterSource, environment: &Environment) -> Result<Option<Self>, SecretError> {
-        let Some(client_id) = source.client_id.clone() else { return Ok(None) };
-        let one = |value, file, what| read_one_of(value, file, what, environment);
-        let token = one(source.access_token.as_ref(), source.access_token_file.as_ref(), "an access token")?;
-        let certificate = one(source.certificate.as_ref(), source.certificate_file.as_ref(), "a certificate")?;
-        Ok(token.map(|access_token| Self { client_id, access_token, certificate }))
+    pub fn read(&self, environment: &Environment) -> Result<Option<ClientCredentials>, SecretError> {
+        let Some(client_id) = self.client_id.cloned() else { return Ok(None) };
+        let token = read_one_of(self.access_token, self.access_token_file, "an access token", environment)?;
+        let certificate = read_one_of(self.certificate, self.certificate_file, "a certificate", environment)?;
+        Ok(token.map(|access_token| ClientCredentials { client_id, access_token, certificate }))
     }
-}
-
-/// Reads what counting a queue of elsewhere needs; `None` where it names no client.
-///
-/// # Errors
-///
-/// As [`ClientCredentials::of_source`].
-pub fn demand_credentials(
-    demand: &DemandConfig,
-    environment: &Environment,
-) -> Result<Option<ClientCredentials>, SecretError> {
-    let Some(client_id) = demand.client_id.clone() else { return Ok(None) };
-    let one = |value, file, what| read_one_of(value, file, what, environment);
-    let token = one(demand.access_token.as_ref(), demand.access_token_file.as_ref(), "an access token")?;
-    let certificate = one(demand.certificate.as_ref(), demand.certificate_file.as_ref(), "a certificate")?;
-    Ok(token.map(|access_token| ClientCredentials { client_id, access_token, certificate }))
 }
 
 /// Reads the address of the AMQP broker; `None` where nobody names one.
 ///
 /// # Errors
 ///
-/// As [`ClientCredentials::of_source`].
+/// As [`CredentialKeys::read`].
 pub fn amqp_uri(amqp: &super::schema::Amqp, environment: &Environment) -> Result<Option<Secret>, SecretError> {
     read_one_of(amqp.uri.as_ref(), amqp.uri_file.as_ref(), "an AMQP address", environment)
 }
@@ -96,7 +95,7 @@ pub fn amqp_uri(amqp: &super::schema::Amqp, environment: &Environment) -> Result
 ///
 /// # Errors
 ///
-/// As [`ClientCredentials::of_source`].
+/// As [`CredentialKeys::read`].
 pub fn http_token(http: &super::schema::Http, environment: &Environment) -> Result<Option<Secret>, SecretError> {
     read_one_of(None, http.token_file.as_ref(), "a token", environment)
 }
@@ -105,7 +104,7 @@ pub fn http_token(http: &super::schema::Http, environment: &Environment) -> Resu
 ///
 /// # Errors
 ///
-/// As [`ClientCredentials::of_source`].
+/// As [`CredentialKeys::read`].
 pub fn client_token(client: &Client, environment: &Environment) -> Result<Option<Secret>, SecretError> {
     read_one_of(client.access_token.as_ref(), client.access_token_file.as_ref(), "an access token", environment)
 }
@@ -189,7 +188,7 @@ fn is_handed_down(number: i32) -> bool {
 ///
 /// # Errors
 ///
-/// As [`ClientCredentials::of_source`].
+/// As [`CredentialKeys::read`].
 pub fn read(path: &Path, what: &'static str) -> Result<Secret, SecretError> {
     let unreadable = |source| SecretError::Unreadable { what, path: path.to_owned(), source };
     let file = File::open(path).map_err(unreadable)?;

@@ -134,7 +134,7 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
     })
     .with_labels(HANDLER),
     counter("delete_failures", "Failed attempts to delete a message.", |s| count(s.snapshot.counts.deletes_failed)),
-    counter("high_dequeue_counts", "Messages received more often than `worker.dequeue_alert` allows.", |status| {
+    counter("high_dequeue_counts", "Messages that the queue has delivered more than 10 times.", |status| {
         count(status.snapshot.counts.dequeue_alerts)
     }),
     counter("unreadable_messages", "Messages and claims that could not be parsed.", |s| {

@@ -241,7 +241,7 @@ fn demand_configs(
 ) -> Result<Vec<controller::DemandSource>, Failure> {
     let of = |(name, demand): (&String, &DemandConfig)| {
         let failed = |what: String| Failure::new(Exit::Config, format!("[demand.{name}]: {what}"));
-        let own = secrets::demand_credentials(demand, environment)?;
+        let own = demand.credentials().read(environment)?;
         let own = own.map(|own| target::build_credentials(&own.client_id, &own.access_token, own.certificate.as_ref()));
         let settings = ApiConfig {
             root_url: demand.root_url.as_str().to_owned(),

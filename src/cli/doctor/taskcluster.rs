@@ -9,8 +9,6 @@ use crate::cli::target;
 use crate::cli::worker_setup::WorkerIdentity;
 use crate::config::Environment;
 use crate::config::schema::TaskclusterSource;
-use crate::config::secrets::ClientCredentials;
-use crate::config::values::SecretFile;
 use crate::domain::refusal::Refusal;
 use crate::limits::{DOCTOR_CALL_TIMEOUT, DOCTOR_STEP_TIMEOUT};
 use crate::source::taskcluster::Dialect;
@@ -123,12 +121,12 @@ impl SourceCheck {
     }
 
     fn load_credentials(&self) -> Option<crate::source::taskcluster::Credentials> {
+        let keys = self.source.credentials();
         // The descriptor belongs to the worker's process.
-        let readable = |file: &Option<SecretFile>| !matches!(file, Some(SecretFile::Descriptor(_)));
-        if !readable(&self.source.access_token_file) || !readable(&self.source.certificate_file) {
+        if keys.uses_descriptor() {
             return None;
         }
-        let own = ClientCredentials::of_source(&self.source, &self.environment).ok()??;
+        let own = keys.read(&self.environment).ok()??;
         target::build_credentials(&own.client_id, &own.access_token, own.certificate.as_ref()).ok()
     }
 
