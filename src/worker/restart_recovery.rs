@@ -13,11 +13,11 @@ use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::domain::worker::{Event, RecoveredClaim};
-use crate::host::containment::{self, OnLeak, apply_on_leak, kill_recorded_processes};
+use crate::host::containment::{OnLeak, apply_on_leak, kill_recorded_processes};
 use crate::host::crash_points::crash_point;
 use crate::host::journal::{self, CarriedRecord, Journal};
 use crate::host::name_lock::NameLock;
-use crate::host::work_dir::{self, WorkDirLock};
+use crate::host::work_dir::WorkDirLock;
 use crate::source::{CallError, Grant};
 
 use super::calls;

@@ -319,17 +319,3 @@ fn a_socket_that_takes_no_connection_holds_up_nothing() {
     assert_eq!(said.code, 1, "{}", said.out);
     assert!(said.out.contains("full: the listening process accepts no connection"), "{}", said.out);
 }
-
-#[test]
-fn a_configuration_that_cannot_be_read_is_all_that_is_said() {
-    let folder = tempfile::tempdir().expect("a folder");
-    std::fs::write(folder.path().join("journeyman.toml"), "[worker]\ncapcity = 3\n").expect("it can be written");
-    let said = run(journeyman(folder.path()).arg("doctor"), "");
-    assert_eq!(said.code, 1, "{}", said.out);
-    assert!(
-        said.out.starts_with("failed   configuration") && said.out.contains("did you mean `capacity`"),
-        "{}",
-        said.out
-    );
-    assert!(said.out.ends_with("0 ok, 0 warnings, 1 failed\n"), "{}", said.out);
-}

@@ -189,31 +189,12 @@ fn an_artifact_that_is_a_log_is_stored_without_secrets_and_any_other_as_it_is() 
 }
 
 #[test]
-fn a_secret_on_the_command_line_or_in_the_file_is_refused_and_not_repeated() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let source = configuration("http://127.0.0.1:9", "");
-    let in_file = configuration("http://127.0.0.1:9", "access_token = \"argv-canary-12\"");
-    for (file, arguments) in [
-        (&source, ["--set", "source.ci.access_token=argv-canary-12"].as_slice()),
-        (&source, &["--set", "source.ci.certificate=argv-canary-12"]),
-        (&in_file, &[]),
-    ] {
-        std::fs::write(folder.path().join("journeyman.toml"), file).expect("the file can be written");
-        for command in [["config", "check"].as_slice(), &["config", "show"], &["worker"]] {
-            let said = run(journeyman(folder.path()).args(command).args(arguments), "");
-            assert_eq!(said.code, 30, "{command:?} {arguments:?}: {}", said.err);
-            assert!(!said.err.contains("argv-canary-12") && !said.out.contains("argv-canary-12"), "{}", said.err);
-        }
-    }
-}
-
-#[test]
 fn a_configuration_cannot_be_printed_with_its_secrets() {
     let environment = Environment::from_pairs(&[("JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN", "debug-canary-31")]);
     let document = Document::new(Path::new("x.toml"), &configuration("http://127.0.0.1:9", ""));
     let loaded = config::load(Some(document), &environment, &[]).expect("it is good");
     let source = loaded.config.source["ci"].as_taskcluster().expect("a source of Taskcluster");
-    let credentials = config::secrets::ClientCredentials::of_source(source, &environment);
+    let credentials = source.credentials().read(&environment);
     for shown in [format!("{loaded:?}{loaded:#?}"), format!("{environment:?}"), format!("{credentials:?}")] {
         assert!(!shown.contains("debug-canary-31"), "{shown}");
     }

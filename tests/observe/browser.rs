@@ -1,8 +1,6 @@
-//! The status page in a browser: Chromium without a screen, with scripts and without, in both schemes and two widths.
-//!
-//! Screenshots are left in `target/screenshots`, to be looked at.
+//! The status page in a browser: headless Chromium, with scripts and without.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Output;
 use std::time::Duration;
 
@@ -58,47 +56,6 @@ pub(crate) async fn dom(chromium: &str, scripts: Scripts, address: &str, budget:
     let output = browse(chromium, scripts, &["--dump-dom", &budget], address).await;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("UTF-8")
-}
-
-fn screenshots() -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target").join("screenshots");
-    std::fs::create_dir_all(&folder).expect("a folder");
-    folder
-}
-
-/// Width and height of a PNG, from its first chunk.
-fn size(png: &[u8]) -> [u32; 2] {
-    assert_eq!(&png[1..4], b"PNG");
-    [16, 20].map(|at| u32::from_be_bytes(png[at..at + 4].try_into().expect("four bytes")))
-}
-
-/// Leaves a page's screenshots, in both schemes and two widths.
-pub(crate) async fn shoot(chromium: &str, word: &str, address: &str) {
-    for (scheme, blink) in
-        [("light", "--blink-settings=preferredColorScheme=1"), ("dark", "--blink-settings=preferredColorScheme=0")]
-    {
-        for (width, height) in [(1280, 1000), (390, 1700)] {
-            let file = screenshots().join(format!("{word}-{scheme}-{width}.png"));
-            drop(std::fs::remove_file(&file));
-            let (shot, window) =
-                (format!("--screenshot={}", file.display()), format!("--window-size={width},{height}"));
-            let output = browse(chromium, Scripts::On, &[&shot, &window, blink], address).await;
-            let png = std::fs::read(&file)
-                .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-            assert_eq!(size(&png)[0], width, "{word} {scheme}");
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_state_can_be_seen_in_both_schemes_and_two_widths() {
-    let Some(chromium) = chromium() else { return };
-    let server = Server::start(views::idle()).await;
-    let address = format!("http://{}/?refresh=no", server.address);
-    for (word, status) in views::all() {
-        server.show(Some(status));
-        shoot(&chromium, word, &address).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -15,7 +15,7 @@ use journeyman::observe::status_routes::SnapshotFn;
 use tokio::task::JoinSet;
 
 use crate::answers::get;
-use crate::browser::{Scripts, chromium, dom, shoot};
+use crate::browser::{Scripts, chromium, dom};
 use crate::views::HOSTILE;
 
 fn status(pools: Vec<PoolStatus>) -> ControllerStatusReply {
@@ -84,13 +84,6 @@ fn group(key: &str, phase: GroupPhase, workers: &[WorkerActivity]) -> GroupStatu
         failing: false,
         last_exit: None,
     }
-}
-
-/// It has just begun.
-pub(crate) fn empty() -> ControllerStatusReply {
-    let mut core = pool("core", Role::Active);
-    (core.seconds_in_role, core.generation, core.observed_generation) = (4.0, 0, 0);
-    status(vec![core])
 }
 
 /// Groups in every phase, and two pools.
@@ -248,17 +241,6 @@ async fn a_page_of_very_many_groups_shows_those_in_trouble_and_says_how_many_mor
     let page = get(server.address, "/").await.body;
     assert!(page.contains("6 workers in a row failed") && page.contains("and 803 more"), "{}", page.len());
     assert!(page.len() < 400_000, "{}", page.len());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_controller_can_be_seen_in_both_schemes_and_two_widths() {
-    let Some(chromium) = chromium() else { return };
-    let server = Server::start(empty()).await;
-    let address = format!("http://{}/?refresh=no", server.address);
-    for (word, status) in [("empty", empty()), ("busy", busy()), ("failing", failing()), ("standby", standby())] {
-        server.show(status);
-        shoot(&chromium, &format!("controller-{word}"), &address).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::answers::{Answer, get};
-use crate::browser::{Scripts, chromium, dom, shoot};
+use crate::browser::{Scripts, chromium, dom};
 use crate::groups::{Server, busy, failing};
 
 const TOKEN: &str = "a-token-of-tests-0123456789";
@@ -253,24 +253,5 @@ async fn the_buttons_of_the_page_order_what_they_say_with_the_token_that_was_giv
         assert_eq!((&told["pool"], &told["note"]["by"]), (&"core".into(), &"the page".into()));
         let ordered = serde_json::from_value::<PoolCommandRequest>(told.clone());
         assert!(ordered.is_ok(), "{told}: {ordered:?}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_orders_of_the_page_can_be_seen() {
-    let Some(chromium) = chromium() else { return };
-    let page = render(&failing(), Refresh::Auto, CommandButtons::Shown, jiff::Timestamp::now()).html;
-    // As after a person has shown the token, and as after they have asked for what was put aside.
-    let aside = "document.querySelector('button[data-poison]').click(); \
-                 while (!document.querySelector('#aside table')) await new Promise((done) => setTimeout(done, 20)); \
-                 document.querySelector('main').hidden = true; scrollTo(0, 0);";
-    for (word, more) in [("controller-orders", ""), ("controller-aside", aside)] {
-        let open = format!(
-            "<script>(async () => {{ document.getElementById('ask').click(); \
-             document.getElementById('token').value = 'a'; document.getElementById('use').click(); {more} \
-             for (const d of document.querySelectorAll('details')) d.open = true; }})();</script></body>"
-        );
-        let (address, _) = hands(page.replace("</body>", &open)).await;
-        shoot(&chromium, word, &format!("http://{address}/")).await;
     }
 }

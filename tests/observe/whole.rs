@@ -96,22 +96,6 @@ async fn a_worker_that_runs_a_task_is_seen_from_outside_and_its_handler_knows_it
     drop(dev);
 }
 
-#[tokio::test]
-async fn a_task_goes_on_in_the_trace_of_its_creator() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let here = folder.path();
-    let mut dev = Dev::start(here);
-    let given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-    let definition = format!(
-        r#"{{"extra":{{"traceparent":"{given}"}},"payload":{{"command":[["/bin/sh","-c","echo parent=$TRACEPARENT"]],"maxRunTime":60}}}}"#
-    );
-    let created = ran(here, &["task", "create", "--definition", &definition]);
-    let id = created.split_whitespace().next().expect("the id").to_owned();
-    until(&mut dev.log, "reported");
-    let log = ran(here, &["task", "log", &id]);
-    assert!(log.contains(&format!("parent={given}")), "{log}");
-}
-
 #[test]
 fn an_address_that_others_reach_is_refused_by_the_configuration() {
     let folder = tempfile::tempdir().expect("a folder");
