@@ -70,16 +70,8 @@ enum CliCommand {
     Status(control::WorkerStatusArgs),
     /// Show a worker's state live in a terminal
     Top(control::TopArgs),
-    /// Stop claiming; running tasks and tasks from a poll in flight continue
-    Pause(control::PauseArgs),
-    /// Resume claiming
-    Resume(control::CommandArgs),
-    /// Finish running tasks, then exit
-    Drain(control::DrainArgs),
-    /// Release running tasks, then exit
-    Stop(control::StopArgs),
-    /// Reload the configuration of a worker or a controller
-    Reload(control::CommandArgs),
+    #[command(flatten)]
+    Control(control::ControlCommand),
     /// List, show, release and cancel a worker's claims, and read their logs
     #[command(subcommand)]
     Claims(control::ClaimsCommand),
@@ -142,11 +134,7 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
         CliCommand::Run(arguments) => serve(worker_runtime()?, worker_runner::run(arguments, environment)),
         CliCommand::Status(arguments) => client_runtime()?.block_on(control::status(arguments, environment)),
         CliCommand::Top(arguments) => client_runtime()?.block_on(control::top(arguments, environment)),
-        CliCommand::Pause(arguments) => client_runtime()?.block_on(control::pause(arguments, environment)),
-        CliCommand::Resume(arguments) => client_runtime()?.block_on(control::resume(arguments, environment)),
-        CliCommand::Drain(arguments) => client_runtime()?.block_on(control::drain(arguments, environment)),
-        CliCommand::Stop(arguments) => client_runtime()?.block_on(control::stop(arguments, environment)),
-        CliCommand::Reload(arguments) => client_runtime()?.block_on(control::reload(arguments, environment)),
+        CliCommand::Control(command) => client_runtime()?.block_on(control::run(command, environment)),
         CliCommand::Claims(command) => client_runtime()?.block_on(control::claims(command, environment)),
         CliCommand::Call(arguments) => client_runtime()?.block_on(call::run(arguments, environment)),
         CliCommand::Task(arguments) => client_runtime()?.block_on(task::run(arguments, environment)),

@@ -7,11 +7,11 @@ use jiff::{SignedDuration, Timestamp, Unit};
 use tokio::sync::mpsc;
 
 use super::exit::{Exit, Failure};
-use crate::config::schema::{self, Config, Host, MetadataService};
-use crate::domain::termination_notice::{Provider, Termination};
+use crate::config::schema::{self, Config, Host};
+use crate::domain::termination_notice::Termination;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::host::termination_notice::{MetadataProvider, NOTICES_MAX, Notice, NoticeConfig, NoticeWatch};
+use crate::host::termination_notice::{NOTICES_MAX, Notice, NoticeConfig, NoticeWatch};
 use crate::worker::{Control, OnTerminationNotice};
 
 #[must_use]
@@ -25,13 +25,7 @@ pub(super) const fn on_termination_notice(host: &Host) -> OnTerminationNotice {
 #[must_use]
 pub(super) fn watch_config(host: &Host) -> NoticeConfig {
     NoticeConfig {
-        cloud: match host.metadata_service {
-            MetadataService::Auto => MetadataProvider::Auto,
-            MetadataService::Aws => MetadataProvider::Fixed(Provider::Aws),
-            MetadataService::Gcp => MetadataProvider::Fixed(Provider::Gcp),
-            MetadataService::Azure => MetadataProvider::Fixed(Provider::Azure),
-            MetadataService::Off => MetadataProvider::Off,
-        },
+        cloud: host.metadata_service,
         endpoint: host.metadata_endpoint.as_ref().map(|url| url.as_str().to_owned()),
         file: host.termination_file.as_ref().map(|file| file.0.clone()),
         schedule: None,

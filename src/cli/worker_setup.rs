@@ -14,7 +14,7 @@ use crate::config::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::config::{Environment, schema};
 use crate::handler::log::LogLimits;
 use crate::handler::{self, DynHandler, command, environment, http, program};
-use crate::host::containment::{ContainmentConfig, ContainmentLevel, OnLeak, Requirement, ResourceLimits};
+use crate::host::containment::{ContainmentConfig, ContainmentLevel, Requirement, ResourceLimits};
 use crate::host::program_path::find_program;
 use crate::redact;
 use crate::source::taskcluster::{self, Api, ApiConfig, Taskcluster, Timeouts};
@@ -151,10 +151,7 @@ fn containment_requirement(host: &schema::Host) -> ContainmentConfig {
             processes: host.task_pids.map(NonZeroU32::get),
             disk: host.task_disk.map(|size| size.0),
         },
-        on_leak: match host.on_cleanup_failure {
-            schema::OnCleanupFailure::KeepSlot => OnLeak::KeepSlot,
-            schema::OnCleanupFailure::ReuseSlot => OnLeak::ReuseSlot,
-        },
+        on_leak: host.on_cleanup_failure,
     }
 }
 
@@ -167,7 +164,9 @@ pub(super) const fn log_limits(bytes_max: u64) -> LogLimits {
 
 /// How the deployment of a source is reached.
 fn api_config(source: &TaskclusterSource, environment: &Environment) -> Result<ApiConfig, Failure> {
-    let credentials = source.credentials().read(environment)?
+    let credentials = source
+        .credentials()
+        .read(environment)?
         .map(|own| target::build_credentials(&own.client_id, &own.access_token, own.certificate.as_ref()))
         .transpose()?;
     Ok(ApiConfig {

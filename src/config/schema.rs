@@ -13,6 +13,8 @@ use super::secrets::CredentialKeys;
 use super::values::{
     File, Filter, Listen, OptionalSpan, Queue as TaskQueue, Secret, SecretFile, Size, Span, Url, WorkerName, millis,
 };
+use crate::host::containment::OnLeak;
+use crate::host::termination_notice::MetadataProvider;
 use crate::limits::{
     ACTIVITY_REPEAT_MIN, CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, QUEUE_VISIBILITY_TIMEOUT_MIN, RUN_TIME_MIN,
     SERVICE_PROBE_INTERVAL_MIN, SERVICE_STARTUP_TIMEOUT_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
@@ -117,7 +119,7 @@ fn capacity<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
 #[serde(deny_unknown_fields, default)]
 pub struct Host {
     /// Metadata service that announces the termination of a spot or preemptible host. `auto` tries all three at start and stops after a minute without an answer.
-    pub metadata_service: MetadataService,
+    pub metadata_service: MetadataProvider,
     /// What happens to running tasks on a termination notice. Tasks that have not started are released at once.
     pub on_termination_notice: OnTerminationNotice,
     /// How long before the termination running tasks are released; longer if `termination_grace` and the reports need more.
@@ -137,7 +139,7 @@ pub struct Host {
     /// How the processes of a task are contained.
     pub containment: Containment,
     /// What happens to the slot of a task whose processes may have survived SIGKILL.
-    pub on_cleanup_failure: OnCleanupFailure,
+    pub on_cleanup_failure: OnLeak,
     /// Memory limit of all processes of a task. Needs control groups with the memory controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(example = &"4GiB")]
@@ -155,7 +157,7 @@ pub struct Host {
 impl Default for Host {
     fn default() -> Self {
         Self {
-            metadata_service: MetadataService::Auto,
+            metadata_service: MetadataProvider::Auto,
             on_termination_notice: OnTerminationNotice::Finish,
             termination_margin: built_in("15s"),
             termination_file: None,
@@ -163,7 +165,7 @@ impl Default for Host {
             min_free_disk: built_in("512MiB"),
             min_free_memory: built_in("64MiB"),
             containment: Containment::Auto,
-            on_cleanup_failure: OnCleanupFailure::KeepSlot,
+            on_cleanup_failure: OnLeak::KeepSlot,
             task_memory: None,
             task_pids: None,
             task_disk: None,
@@ -181,32 +183,6 @@ pub enum Containment {
     Cgroup,
     /// A process group for each task.
     Group,
-}
-
-/// What happens to a slot whose task may still have processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnCleanupFailure {
-    /// It stays occupied until they have exited.
-    KeepSlot,
-    /// It is used again.
-    ReuseSlot,
-}
-
-/// Metadata service that is watched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum MetadataService {
-    /// The first that answers.
-    Auto,
-    /// EC2.
-    Aws,
-    /// Compute Engine.
-    Gcp,
-    /// Azure.
-    Azure,
-    /// None.
-    Off,
 }
 
 /// What happens to running tasks on a termination notice.

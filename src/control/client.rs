@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use reqwest::StatusCode;
 use serde::de::DeserializeOwned;
@@ -77,74 +78,80 @@ impl ControlClient {
     }
 
     pub async fn status(&self) -> Result<WorkerStatusReply, Error> {
-        let sent = self.http.get("http://worker/v1/status").timeout(CONTROL_TIMEOUT * 2).send().await;
-        self.read_reply(sent).await
+        self.get("status", &[], CONTROL_TIMEOUT * 2).await
     }
 
     pub async fn controller_status(&self) -> Result<controller_api::ControllerStatusReply, Error> {
-        let sent = self.http.get("http://controller/v1/controller").timeout(CONTROL_TIMEOUT * 2).send().await;
-        self.read_reply(sent).await
+        self.get("controller", &[], CONTROL_TIMEOUT * 2).await
+    }
+
+    pub async fn claim_details(&self, task: &str) -> Result<ClaimDetail, Error> {
+        self.get("claim", &[("task", Some(task))], CONTROL_TIMEOUT * 3).await
     }
 
     /// Lists the poison queue of one pool or of all.
     pub async fn list_poison(&self, pool: Option<&str>) -> Result<Inventories, Error> {
-        let asked = self.http.get(self.poison_url("", pool, None)?).timeout(CONTROLLER_POISON_TIMEOUT * 3);
-        self.read_reply(asked.send().await).await
+        self.get("poison", &[("pool", pool)], CONTROLLER_POISON_TIMEOUT * 3).await
     }
 
     /// Streams the body of a poisoned request.
     pub async fn poison_body(&self, pool: Option<&str>, id: &str) -> Result<reqwest::Response, Error> {
-        let asked = self.http.get(self.poison_url("/body", pool, Some(id))?).timeout(CONTROLLER_POISON_TIMEOUT * 3);
-        let answer = asked.send().await.map_err(|error| self.request_error(&error))?;
-        if answer.status().is_success() { Ok(answer) } else { Err(self.error_reply(answer).await) }
-    }
-
-    pub async fn apply_poison_action(&self, settle: &PoisonActionRequest) -> Result<PoisonOutcome, Error> {
-        let asked = self.http.post("http://controller/v1/poison").timeout(CONTROLLER_POISON_TIMEOUT * 3);
-        self.read_reply(asked.json(settle).send().await).await
-    }
-
-    fn poison_url(&self, path: &str, pool: Option<&str>, id: Option<&str>) -> Result<url::Url, Error> {
-        let query = [("pool", pool), ("id", id)].into_iter().filter_map(|(name, value)| Some((name, value?)));
-        url::Url::parse_with_params(&format!("http://controller/v1/poison{path}"), query)
-            .map_err(|error| Error::InvalidResponse(self.socket.clone(), error.to_string()))
-    }
-
-    /// Returns the message of the worker.
-    pub async fn send_command(&self, ordered: &WorkerCommandRequest) -> Result<String, Error> {
-        let sent = self.http.post("http://worker/v1/commands").timeout(CONTROL_TIMEOUT * 2).json(ordered).send().await;
-        Ok(self.read_reply::<CommandReply>(sent).await?.message)
-    }
-
-    /// Returns the message of the controller.
-    pub async fn send_pool_command(&self, ordered: &controller_api::PoolCommandRequest) -> Result<String, Error> {
-        let sent =
-            self.http.post("http://controller/v1/commands").timeout(CONTROL_TIMEOUT * 2).json(ordered).send().await;
-        Ok(self.read_reply::<CommandReply>(sent).await?.message)
-    }
-
-    pub async fn claim_details(&self, task: &str) -> Result<ClaimDetail, Error> {
-        let address = url::Url::parse_with_params("http://worker/v1/claim", [("task", task)])
-            .map_err(|error| Error::InvalidResponse(self.socket.clone(), error.to_string()))?;
-        self.read_reply(self.http.get(address).timeout(CONTROL_TIMEOUT * 3).send().await).await
+        let request = self.http.get(self.url("poison/body", &[("pool", pool), ("id", Some(id))])?);
+        self.send(request.timeout(CONTROLLER_POISON_TIMEOUT * 3)).await
     }
 
     /// Streams the log of a claim.
     pub async fn log(&self, task: &str, follow: Follow) -> Result<reqwest::Response, Error> {
-        let query = [("task", task), ("follow", if follow == Follow::Yes { "true" } else { "false" })];
-        let address = url::Url::parse_with_params("http://worker/v1/log", query)
-            .map_err(|error| Error::InvalidResponse(self.socket.clone(), error.to_string()))?;
-        let sent = self.http.get(address).send().await;
-        let answer = sent.map_err(|error| self.request_error(&error))?;
-        if answer.status().is_success() { Ok(answer) } else { Err(self.error_reply(answer).await) }
+        let follow = if follow == Follow::Yes { "true" } else { "false" };
+        self.send(self.http.get(self.url("log", &[("task", Some(task)), ("follow", Some(follow))])?)).await
     }
 
-    async fn read_reply<T: DeserializeOwned>(&self, sent: reqwest::Result<reqwest::Response>) -> Result<T, Error> {
-        let answer = sent.map_err(|error| self.request_error(&error))?;
-        if !answer.status().is_success() {
-            return Err(self.error_reply(answer).await);
-        }
-        let body = self.read_body(answer).await?;
+    /// Returns the message of the worker.
+    pub async fn send_command(&self, request: &WorkerCommandRequest) -> Result<String, Error> {
+        Ok(self.post::<CommandReply>("commands", request, CONTROL_TIMEOUT * 2).await?.message)
+    }
+
+    /// Returns the message of the controller.
+    pub async fn send_pool_command(&self, request: &controller_api::PoolCommandRequest) -> Result<String, Error> {
+        Ok(self.post::<CommandReply>("commands", request, CONTROL_TIMEOUT * 2).await?.message)
+    }
+
+    pub async fn apply_poison_action(&self, request: &PoisonActionRequest) -> Result<PoisonOutcome, Error> {
+        self.post("poison", request, CONTROLLER_POISON_TIMEOUT * 3).await
+    }
+
+    fn url(&self, path: &str, query: &[(&str, Option<&str>)]) -> Result<url::Url, Error> {
+        let query = query.iter().filter_map(|(name, value)| Some((name, (*value)?)));
+        url::Url::parse_with_params(&format!("http://socket/v1/{path}"), query)
+            .map_err(|error| Error::InvalidResponse(self.socket.clone(), error.to_string()))
+    }
+
+    async fn get<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        query: &[(&str, Option<&str>)],
+        timeout: Duration,
+    ) -> Result<T, Error> {
+        self.read_reply(self.http.get(self.url(path, query)?).timeout(timeout)).await
+    }
+
+    async fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl serde::Serialize,
+        timeout: Duration,
+    ) -> Result<T, Error> {
+        self.read_reply(self.http.post(self.url(path, &[])?).json(body).timeout(timeout)).await
+    }
+
+    async fn send(&self, request: reqwest::RequestBuilder) -> Result<reqwest::Response, Error> {
+        let response = request.send().await.map_err(|error| self.request_error(&error))?;
+        if response.status().is_success() { Ok(response) } else { Err(self.error_reply(response).await) }
+    }
+
+    async fn read_reply<T: DeserializeOwned>(&self, request: reqwest::RequestBuilder) -> Result<T, Error> {
+        let response = self.send(request).await?;
+        let body = self.read_body(response).await?;
         serde_json::from_slice(&body).map_err(|error| Error::InvalidResponse(self.socket.clone(), error.to_string()))
     }
 

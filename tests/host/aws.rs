@@ -6,7 +6,7 @@ use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigi
 use crate::metadata_service::{Cloud as Service, FAULTS, Fault, Metadata};
 use crate::notice_watch::{Watched, about};
 
-const EC2: MetadataProvider = MetadataProvider::Fixed(Provider::Aws);
+const EC2: MetadataProvider = MetadataProvider::Aws;
 const ACTION: &str = "spot/instance-action";
 
 fn action(word: &str, time: impl std::fmt::Display) -> Option<String> {

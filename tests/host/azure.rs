@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::metadata_service::{Cloud as Service, FAULTS, Metadata};
 use crate::notice_watch::{Watched, about};
 
-const AZURE: MetadataProvider = MetadataProvider::Fixed(Provider::Azure);
+const AZURE: MetadataProvider = MetadataProvider::Azure;
 const LISTS: &str = "scheduledevents";
 
 fn event(kind: &str, resources: &[&str], status: &str, not_before: &str) -> Value {

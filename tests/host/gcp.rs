@@ -6,7 +6,7 @@ use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigi
 use crate::metadata_service::{Cloud as Service, FAULTS, Metadata};
 use crate::notice_watch::{Watched, about};
 
-const GOOGLE: MetadataProvider = MetadataProvider::Fixed(Provider::Gcp);
+const GOOGLE: MetadataProvider = MetadataProvider::Gcp;
 const WAITS: &str = "preempted?wait_for_change=true";
 
 #[tokio::test]

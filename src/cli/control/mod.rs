@@ -54,47 +54,46 @@ pub(super) struct WorkerStatusArgs {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct PauseArgs {
-    #[command(flatten)]
-    target: TargetArgs,
-    /// Resume after this time [default: until `journeyman resume`]
-    #[arg(long = "for", value_name = "TIME")]
-    span: Option<Span>,
-    #[command(flatten)]
-    note: NoteArgs,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct DrainArgs {
-    #[command(flatten)]
-    target: TargetArgs,
-    /// Release tasks that still run after this time [default: `worker.drain_deadline`]
-    #[arg(long, value_name = "TIME")]
-    deadline: Option<Span>,
-    /// Wait until the worker has exited
-    #[arg(long)]
-    wait: bool,
-    #[command(flatten)]
-    note: NoteArgs,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct StopArgs {
-    #[command(flatten)]
-    target: TargetArgs,
-    /// Wait until the worker has exited
-    #[arg(long)]
-    wait: bool,
-    #[command(flatten)]
-    note: NoteArgs,
-}
-
-#[derive(Debug, Args)]
 pub(super) struct CommandArgs {
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
     note: NoteArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum ControlCommand {
+    /// Stop claiming; running tasks and tasks from a poll in flight continue
+    Pause {
+        /// Resume after this time [default: until `journeyman resume`]
+        #[arg(long = "for", value_name = "TIME")]
+        span: Option<Span>,
+        #[command(flatten)]
+        to: CommandArgs,
+    },
+    /// Resume claiming
+    Resume(CommandArgs),
+    /// Finish running tasks, then exit
+    Drain {
+        /// Release tasks that still run after this time [default: `worker.drain_deadline`]
+        #[arg(long, value_name = "TIME")]
+        deadline: Option<Span>,
+        /// Wait until the worker has exited
+        #[arg(long)]
+        wait: bool,
+        #[command(flatten)]
+        to: CommandArgs,
+    },
+    /// Release running tasks, then exit
+    Stop {
+        /// Wait until the worker has exited
+        #[arg(long)]
+        wait: bool,
+        #[command(flatten)]
+        to: CommandArgs,
+    },
+    /// Reload the configuration of a worker or a controller
+    Reload(CommandArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -233,34 +232,17 @@ fn to_json(status: &WorkerStatusReply) -> serde_json::Value {
     serde_json::to_value(status).unwrap_or_default()
 }
 
-pub(super) async fn pause(arguments: PauseArgs, environment: &Environment) -> ExitResult {
-    let seconds = arguments.span.map(|span| span.0.as_secs_f64());
-    send_command(&arguments.target, WorkerCommand::Pause { seconds }, arguments.note, environment).await?;
-    Ok(Exit::Success)
-}
-
-pub(super) async fn resume(arguments: CommandArgs, environment: &Environment) -> ExitResult {
-    send_command(&arguments.target, WorkerCommand::Resume, arguments.note, environment).await?;
-    Ok(Exit::Success)
-}
-
-pub(super) async fn stop(arguments: StopArgs, environment: &Environment) -> ExitResult {
-    let client = send_command(&arguments.target, WorkerCommand::Stop, arguments.note, environment).await?;
-    if arguments.wait {
-        wait_for_exit(&client).await?;
-    }
-    Ok(Exit::Success)
-}
-
-pub(super) async fn reload(arguments: CommandArgs, environment: &Environment) -> ExitResult {
-    send_command(&arguments.target, WorkerCommand::Reload, arguments.note, environment).await?;
-    Ok(Exit::Success)
-}
-
-pub(super) async fn drain(arguments: DrainArgs, environment: &Environment) -> ExitResult {
-    let seconds = arguments.deadline.map(|span| span.0.as_secs_f64());
-    let client = send_command(&arguments.target, WorkerCommand::Drain { seconds }, arguments.note, environment).await?;
-    if arguments.wait {
+pub(super) async fn run(command: ControlCommand, environment: &Environment) -> ExitResult {
+    let seconds = |span: Option<Span>| span.map(|span| span.0.as_secs_f64());
+    let (command, to, wait) = match command {
+        ControlCommand::Pause { span, to } => (WorkerCommand::Pause { seconds: seconds(span) }, to, false),
+        ControlCommand::Resume(to) => (WorkerCommand::Resume, to, false),
+        ControlCommand::Drain { deadline, wait, to } => (WorkerCommand::Drain { seconds: seconds(deadline) }, to, wait),
+        ControlCommand::Stop { wait, to } => (WorkerCommand::Stop, to, wait),
+        ControlCommand::Reload(to) => (WorkerCommand::Reload, to, false),
+    };
+    let client = send_command(&to.target, command, to.note, environment).await?;
+    if wait {
         wait_for_exit(&client).await?;
     }
     Ok(Exit::Success)
@@ -268,13 +250,21 @@ pub(super) async fn drain(arguments: DrainArgs, environment: &Environment) -> Ex
 
 async fn wait_for_exit(client: &ControlClient) -> Result<(), Failure> {
     let mut remaining = usize::MAX;
+    wait_until_gone(async || {
+        let claims = client.status().await?.snapshot.claims.len();
+        if std::mem::replace(&mut remaining, claims) != claims {
+            output::print_stderr(&format!("{claims} {} left", if claims == 1 { "task" } else { "tasks" }));
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Polls until the worker or the claim no longer exists.
+async fn wait_until_gone(mut poll: impl AsyncFnMut() -> Result<(), Error>) -> Result<(), Failure> {
     loop {
-        match client.status().await {
-            Ok(status) if status.snapshot.claims.len() != remaining => {
-                remaining = status.snapshot.claims.len();
-                output::print_stderr(&format!("{remaining} {} left", if remaining == 1 { "task" } else { "tasks" }));
-            }
-            Ok(_) | Err(Error::Timeout(_)) => {}
+        match poll().await {
+            Ok(()) | Err(Error::Timeout(_)) => {}
             Err(Error::InvalidResponse(..) | Error::NotRunning(_) | Error::NotFound(_)) => return Ok(()),
             Err(error @ (Error::Forbidden(_) | Error::NoResponse { .. } | Error::Rejected(_))) => {
                 return Err(error.into());
@@ -361,17 +351,8 @@ async fn end_claim(
     let claim = target.client(environment)?.claim_details(&task).await?.claim;
     let name = format!("{}:{}/{}", claim.source, claim.task, claim.run);
     let client = send_command(target, command(name.clone()), note, environment).await?;
-    loop {
-        match client.claim_details(&name).await {
-            Ok(_) | Err(Error::Timeout(_)) => {}
-            // The claim has ended, or the worker has exited.
-            Err(Error::NotFound(_) | Error::NotRunning(_) | Error::InvalidResponse(..)) => return Ok(Exit::Success),
-            Err(error @ (Error::Forbidden(_) | Error::NoResponse { .. } | Error::Rejected(_))) => {
-                return Err(error.into());
-            }
-        }
-        tokio::time::sleep(DRAIN_POLL_INTERVAL).await;
-    }
+    wait_until_gone(async || client.claim_details(&name).await.map(drop)).await?;
+    Ok(Exit::Success)
 }
 
 pub(super) fn format_seconds(seconds: f64) -> String {

@@ -18,11 +18,12 @@ use super::signals::ExitSignals;
 use super::target::{DevState, DevStateFile, state_dir};
 use super::{output, worker, worker_setup};
 use crate::config::schema::{
-    COMMAND, CommandHandler, Config, Handler, LogFormat, MetadataService, ProgramHandler, Source, TaskclusterSource,
+    COMMAND, CommandHandler, Config, Handler, LogFormat, ProgramHandler, Source, TaskclusterSource,
 };
 use crate::config::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Secret, Span};
 use crate::config::{Environment, LoadedConfig};
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
+use crate::host::termination_notice::MetadataProvider;
 use crate::limits::CLAIM_TIMEOUT_MIN;
 use crate::observe::log;
 use crate::queue::{self, Db, RegisteredClient};
@@ -189,7 +190,7 @@ impl DevSession {
                 ..CommandHandler::default()
             })
         });
-        config.host.metadata_service = MetadataService::Off;
+        config.host.metadata_service = MetadataProvider::Off;
         config.activity.exchange = None;
         config.worker.work_dir = values::File(temp_dir.join("work"));
         config.source = config

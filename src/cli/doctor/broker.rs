@@ -21,23 +21,20 @@ pub(super) async fn check_source(
 ) -> Vec<Check> {
     let part = |part: &str| format!("{name}: {part}");
     let (connection, check) = match connect(part("broker"), &config, &environment).await {
-        Ok(Connected { connection, check }) => (connection, check),
+        Ok(connected) => connected,
         Err(check) => return vec![check],
     };
-    let mut checks = vec![check];
     let queue = amqp_setup::requests_queue(&source, &config);
     let declaring = async {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        let channel = connection.create_channel().await?;
-        channel
-            .queue_declare(amqp::to_short_string_or_none(&queue).unwrap_or_default(), options, FieldTable::default())
-            .await
+        let name = amqp::to_short_string_or_none(&queue).unwrap_or_default();
+        connection.create_channel().await?.queue_declare(name, options, FieldTable::default()).await
     };
-    checks.push(match timeout(DOCTOR_CALL_TIMEOUT, declaring).await {
-        Ok(Ok(found)) => Check::ok(
-            part("queue"),
-            format!("{queue}: {} waiting, {} consumers", found.message_count(), found.consumer_count()),
-        ),
+    let found = match timeout(DOCTOR_CALL_TIMEOUT, declaring).await {
+        Ok(Ok(found)) => {
+            let counts = format!("{} waiting, {} consumers", found.message_count(), found.consumer_count());
+            Check::ok(part("queue"), format!("{queue}: {counts}"))
+        }
         Ok(Err(error)) if amqp::reply_code(&error) == Some(amqp::NOT_FOUND) => {
             let fix = "the controller declares it with the first request for its key; the worker waits for it";
             Check::warning(part("queue"), format!("queue {queue} does not exist"), fix)
@@ -47,17 +44,17 @@ pub(super) async fn check_source(
             format!("{queue}: {}", amqp::error_text(&error)),
             "does this user have read permission?",
         ),
-        Err(_) => {
-            Check::failed(part("queue"), format!("{queue}: no response"), "does the broker have a resource alarm?")
-        }
-    });
+        Err(_) => Check::failed(part("queue"), format!("{queue}: no response"), ALARM),
+    };
     amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
-    checks
+    vec![check, found]
 }
+
+const ALARM: &str = "does the broker have a resource alarm?";
 
 pub(super) async fn check_pools_broker(config: Config, environment: Environment) -> Vec<Check> {
     match connect("pools: broker".to_owned(), &config, &environment).await {
-        Ok(Connected { connection, check }) => {
+        Ok((connection, check)) => {
             amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
             vec![check]
         }
@@ -65,21 +62,16 @@ pub(super) async fn check_pools_broker(config: Config, environment: Environment)
     }
 }
 
-struct Connected {
-    connection: Connection,
-    check: Check,
-}
-
-async fn connect(part: String, config: &Config, environment: &Environment) -> Result<Connected, Check> {
+async fn connect(part: String, config: &Config, environment: &Environment) -> Result<(Connection, Check), Check> {
     let broker = match amqp_setup::build_broker(&config.amqp, environment) {
         Ok(broker) => broker,
         Err(failure) => return Err(Check::failed(part, failure.message, "see [amqp]")),
     };
     match broker.connect("journeyman doctor").await {
-        Ok(connection) => Ok(Connected {
-            connection,
-            check: Check::ok(part, format!("{}: connected and authenticated", broker.display_url())),
-        }),
+        Ok(connection) => {
+            let check = Check::ok(part, format!("{}: connected and authenticated", broker.display_url()));
+            Ok((connection, check))
+        }
         Err(refused) => {
             let fix = if refused.refusal == Refusal::Denied {
                 "check user, password and virtual host of `amqp.uri`, and the user's permissions"
@@ -91,16 +83,14 @@ async fn connect(part: String, config: &Config, environment: &Environment) -> Re
     }
 }
 
+/// Tasks run without the exchange, so that its failures are warnings.
 pub(super) async fn check_activity(exchange: String, config: Config, environment: Environment) -> Vec<Check> {
     let part = || "activity".to_owned();
-    let connected = match amqp_setup::build_broker(&config.amqp, &environment) {
-        Ok(broker) => broker.connect("journeyman doctor").await.map_err(|refused| refused.message),
-        Err(failure) => Err(failure.message),
-    };
-    let connection = match connected {
-        Ok(connection) => connection,
-        Err(what) => {
-            return vec![Check::warning(part(), what, "no activity is reported without the broker; tasks still run")];
+    let connection = match connect(part(), &config, &environment).await {
+        Ok((connection, _)) => connection,
+        Err(check) => {
+            let fix = "no activity is reported without the broker; tasks still run";
+            return vec![Check::warning(part(), check.result, fix)];
         }
     };
     let declaring = async {
@@ -111,15 +101,12 @@ pub(super) async fn check_activity(exchange: String, config: Config, environment
     };
     let check = match timeout(DOCTOR_CALL_TIMEOUT, declaring).await {
         Ok(Ok(())) => Check::ok(part(), format!("reported to {exchange}")),
-        Ok(Err(error)) => {
-            let what = format!("cannot report to {exchange}: {}", amqp::error_text(&error));
-            Check::warning(
-                part(),
-                what,
-                "the controller declares it; no activity is reported until then, tasks still run",
-            )
-        }
-        Err(_) => Check::warning(part(), format!("{exchange}: no response"), "does the broker have a resource alarm?"),
+        Ok(Err(error)) => Check::warning(
+            part(),
+            format!("cannot report to {exchange}: {}", amqp::error_text(&error)),
+            "the controller declares it; no activity is reported until then, tasks still run",
+        ),
+        Err(_) => Check::warning(part(), format!("{exchange}: no response"), ALARM),
     };
     amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
     vec![check]

@@ -12,10 +12,11 @@ use tokio::time::timeout;
 use super::Check;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::termination_watch;
-use crate::config::schema::{Config, Containment, Host, MetadataService};
+use crate::config::schema::{Config, Containment, Host};
 use crate::control::client::{ControlClient, Error};
 use crate::host::containment::own_cgroup;
-use crate::host::{resources, termination_notice};
+use crate::host::resources;
+use crate::host::termination_notice::{self, MetadataProvider};
 use crate::limits::{
     DOCTOR_CALL_TIMEOUT, DOCTOR_FREE_INODES_MIN, TASK_OPEN_FILES, WORKER_OPEN_FILES, WORKER_OPEN_FILES_MIN,
 };
@@ -257,15 +258,10 @@ pub(super) async fn check_control_socket(path: PathBuf) -> Check {
 
 pub(super) async fn check_cloud(host: Host) -> Vec<Check> {
     let name = "cloud";
-    if host.metadata_service == MetadataService::Off {
+    if host.metadata_service == MetadataProvider::Off {
         return vec![Check::ok(name, "not checked: host.metadata_service = \"off\"")];
     }
-    let wanted = match termination_watch::watch_config(&host) {
-        termination_notice::NoticeConfig { cloud: termination_notice::MetadataProvider::Fixed(provider), .. } => {
-            Some(provider)
-        }
-        termination_notice::NoticeConfig { .. } => None,
-    };
+    let wanted = host.metadata_service.fixed();
     let watch = match termination_notice::NoticeWatch::new(termination_watch::watch_config(&host)) {
         Ok(watch) => watch,
         Err(error) => {

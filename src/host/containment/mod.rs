@@ -27,6 +27,8 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use rustix::process::Signal;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::journal::ProcessRecorder;
 use super::process::{self, ProcessStat};
@@ -100,7 +102,8 @@ pub struct ResourceLimits {
 }
 
 /// Whether to reuse a slot when a payload's processes may have survived SIGKILL.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum OnLeak {
     /// The slot stays busy until they are gone.
     #[default]

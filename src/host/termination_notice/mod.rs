@@ -13,6 +13,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 
 use crate::domain::termination_notice::{
@@ -31,13 +33,30 @@ pub use metadata_service::EndpointError;
 pub const NOTICES_MAX: usize = 16;
 
 /// Whose metadata service is watched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum MetadataProvider {
-    Off,
     /// The first one that answers.
     Auto,
-    /// This one, whether it answers or not.
-    Fixed(Provider),
+    /// EC2, whether it answers or not.
+    Aws,
+    /// Compute Engine, whether it answers or not.
+    Gcp,
+    /// Azure, whether it answers or not.
+    Azure,
+    Off,
+}
+
+impl MetadataProvider {
+    #[must_use]
+    pub const fn fixed(self) -> Option<Provider> {
+        match self {
+            Self::Aws => Some(Provider::Aws),
+            Self::Gcp => Some(Provider::Gcp),
+            Self::Azure => Some(Provider::Azure),
+            Self::Auto | Self::Off => None,
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -148,9 +167,10 @@ impl NoticeWatch {
 
     async fn watch_cloud(&self, notices: &mpsc::Sender<Notice>) {
         let found = match self.config.cloud {
-            MetadataProvider::Off => None,
-            MetadataProvider::Fixed(provider) => Some(provider),
             MetadataProvider::Auto => self.find_provider().await,
+            MetadataProvider::Aws | MetadataProvider::Gcp | MetadataProvider::Azure | MetadataProvider::Off => {
+                self.config.cloud.fixed()
+            }
         };
         let Some(provider) = found else { return };
         let origin = NoticeOrigin::Cloud(provider);
