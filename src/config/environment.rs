@@ -161,11 +161,17 @@ fn hostname() -> String {
 impl Environment {
     /// Warnings about variables that would set a key if their underscores were doubled.
     pub(super) fn unknown_variables(&self) -> Vec<Problem> {
+        let names = self.0.keys().filter_map(|name| name.to_str());
+        let names: Vec<&str> =
+            names.filter(|name| name.starts_with("JOURNEYMAN_") && !name.starts_with(PREFIX)).collect();
+        if names.is_empty() {
+            return Vec::new();
+        }
         let single = |variable: &str| variable.replace("__", "_");
         let known: BTreeMap<String, String> =
             reference::keys().iter().map(|key| variable(&key.key)).map(|known| (single(&known), known)).collect();
-        let names = self.0.keys().filter_map(|name| name.to_str()).filter(|name| !name.starts_with(PREFIX));
         names
+            .into_iter()
             .filter_map(|name| Some((name, known.get(&single(name))?)))
             .map(|(name, near)| Problem {
                 code: ProblemCode::UnknownVariable,

@@ -28,15 +28,15 @@ fn no_response_message(pid: Option<i32>) -> String {
     let Some(pid) = pid else { return format!("no response from the listening process within {waited} s") };
     format!(
         "no response from process {pid} within {waited} s. If `ps -o stat= -p {pid}` shows T it is stopped: `kill -CONT {pid}` continues \
-         it. Otherwise it hangs: `kill -KILL {pid}`; the next start releases its claims"
+         it. Otherwise it hangs: `kill -KILL {pid}`; a restarted worker releases its claims, a restarted controller adopts its workers"
     )
 }
 
 #[derive(Debug, Error)]
 pub enum Error {
-    #[error("no worker is listening at {}; is it running? `--socket` sets another socket, `--config` another configuration", .0.display())]
+    #[error("nothing is listening at {}; is the worker or controller running? `--socket` sets another socket, `--config` another configuration", .0.display())]
     NotRunning(PathBuf),
-    #[error("permission denied for {}: only the user and group of the worker may use it", .0.display())]
+    #[error("permission denied for {}: only the user and group that own the socket may use it", .0.display())]
     Forbidden(PathBuf),
     #[error("{}: {}", .socket.display(), no_response_message(*.pid))]
     NoResponse { socket: PathBuf, pid: Option<i32> },

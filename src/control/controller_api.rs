@@ -94,16 +94,7 @@ impl PoolHandles {
 impl PoolHandles {
     pub async fn apply(&self, ordered: PoolCommandRequest) -> Result<CommandReply, ApiError> {
         let PoolCommandRequest { pool, command, note } = ordered;
-        let names = || self.controls.iter().map(|control| control.pool.as_str()).collect::<Vec<_>>().join(", ");
-        let control = match (&pool, &*self.controls) {
-            (Some(name), controls) => controls.iter().find(|control| control.pool == *name).ok_or_else(|| {
-                ApiError(StatusCode::NOT_FOUND, format!("no pool {name:?}; the pools are {}", names()))
-            })?,
-            (None, [only]) => only,
-            (None, _) => {
-                return Err(ApiError(StatusCode::BAD_REQUEST, format!("`pool` is required, one of {}", names())));
-            }
-        };
+        let control = self.select_one(pool.as_deref())?;
         let by = if note.text.is_empty() { note.by } else { format!("{}: {}", note.by, note.text) };
         let told = timeout(CONTROL_TIMEOUT, control.command(command, by))
             .await
@@ -124,6 +115,16 @@ impl PoolHandles {
             return Err(ApiError(StatusCode::NOT_FOUND, text));
         }
         Ok(named)
+    }
+
+    pub(super) fn select_one(&self, name: Option<&str>) -> Result<&ControllerHandle, ApiError> {
+        match self.select(name)?.as_slice() {
+            [control] => Ok(control),
+            several => {
+                let pools = several.iter().map(|control| control.pool.as_str()).collect::<Vec<_>>().join(", ");
+                Err(ApiError(StatusCode::BAD_REQUEST, format!("`pool` is required, one of {pools}")))
+            }
+        }
     }
 }
 

@@ -11,7 +11,6 @@ use tokio::time::timeout;
 
 use super::controller_api::{PoolHandles, controller_exited};
 use super::worker_api::ApiError;
-use crate::controller::ControllerHandle;
 use crate::controller::poison_queue::{PoisonAction, PoisonError, PoisonList, PoisonOutcome, PoisonSelection};
 use crate::limits::CONTROLLER_POISON_TIMEOUT;
 
@@ -64,7 +63,7 @@ impl PoolHandles {
         &self,
         PoisonActionRequest { pool, selection, action, by }: PoisonActionRequest,
     ) -> Result<PoisonOutcome, ApiError> {
-        with_timeout(select_one(self, pool.as_deref())?.resolve_poison(selection, action, by)).await
+        with_timeout(self.select_one(pool.as_deref())?.resolve_poison(selection, action, by)).await
     }
 }
 
@@ -79,7 +78,7 @@ pub(super) async fn handle_body(
     State(pools): State<PoolHandles>,
     Query(one): Query<PoisonedRequestQuery>,
 ) -> Result<Vec<u8>, ApiError> {
-    with_timeout(select_one(&pools, one.pool.as_deref())?.poison_body(&one.id)).await
+    with_timeout(pools.select_one(one.pool.as_deref())?.poison_body(&one.id)).await
 }
 
 pub(super) async fn handle_action(
@@ -87,14 +86,6 @@ pub(super) async fn handle_action(
     body: Bytes,
 ) -> Result<Json<PoisonOutcome>, ApiError> {
     pools.apply_poison_action(PoisonActionRequest::parse(&body)?).await.map(Json)
-}
-
-fn select_one<'a>(pools: &'a PoolHandles, name: Option<&str>) -> Result<&'a ControllerHandle, ApiError> {
-    let mut named = pools.select(name)?.into_iter();
-    match (named.next(), named.next()) {
-        (Some(control), None) => Ok(control),
-        _ => Err(ApiError(StatusCode::BAD_REQUEST, "`pool` is required: there are several".to_owned())),
-    }
 }
 
 async fn with_timeout<T>(asked: impl Future<Output = Option<Result<T, PoisonError>>>) -> Result<T, ApiError> {

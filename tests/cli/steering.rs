@@ -115,7 +115,7 @@ fn a_stop_hands_back_and_a_worker_that_is_gone_is_said_to_be() {
     assert!(said.err.contains("command: release"), "{}", said.err);
     let gone = run(journeyman(here).arg("status"), "");
     assert_eq!(gone.code, 32, "{}", gone.err);
-    assert!(gone.err.contains("no worker is listening at") && gone.err.contains("--socket"), "{}", gone.err);
+    assert!(gone.err.contains("nothing is listening at") && gone.err.contains("--socket"), "{}", gone.err);
     // A shell may have what a controller says to a worker: whoever looks is none.
     let gone = run(journeyman(here).arg("status").env("WORKER_KEY", "42").env("WORKER_AMQP_URI", "amqp://h"), "");
     assert_eq!(gone.code, 32, "{}", gone.err);

@@ -11,13 +11,14 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueHint};
 
 use super::config_args::{ConfigArgs, NoFlags};
+use super::controller::{controller_socket, no_pools};
 use super::exit::{Exit, ExitResult, Failure};
 use super::output::{self, Format};
 use super::target::{DevState, state_dir};
 use super::worker::control_socket;
-use crate::config::Environment;
 use crate::config::environment::SOCKET_VARIABLE;
 use crate::config::values::Span;
+use crate::config::{Config, Environment};
 use crate::control::client::{ControlClient, Error, Follow};
 use crate::control::{WorkerCommand, WorkerCommandRequest, WorkerStatusReply};
 use crate::limits::DRAIN_POLL_INTERVAL;
@@ -26,10 +27,10 @@ pub(super) use top::{TopArgs, top};
 
 #[derive(Debug, Args)]
 pub(super) struct TargetArgs {
-    /// Control socket of the worker [env: JOURNEYMAN_SOCKET] [default: from the configuration, or of `journeyman dev`]
+    /// Control socket [env: JOURNEYMAN_SOCKET] [default: from the configuration, or of `journeyman dev`]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     socket: Option<PathBuf>,
-    /// Configuration file of the worker
+    /// Configuration file of the worker or controller
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
 }
@@ -161,30 +162,36 @@ pub(super) enum ClaimsCommand {
 
 impl TargetArgs {
     fn client(&self, environment: &Environment) -> Result<ControlClient, Failure> {
-        Ok(ControlClient::new(&self.socket(environment)?)?)
+        if let Some(socket) = self.given_socket(environment) {
+            return Ok(ControlClient::new(&socket)?);
+        }
+        let socket = control_socket(&self.load(environment)?);
+        let dev_socket = || DevState::read(&state_dir(environment))?.socket.filter(|socket| socket.exists());
+        let dev = if self.config.is_none() && !socket.exists() { dev_socket() } else { None };
+        Ok(ControlClient::new(&dev.unwrap_or(socket))?)
     }
 
-    fn socket(&self, environment: &Environment) -> Result<PathBuf, Failure> {
-        let given = self.socket.clone().or_else(|| environment.get(SOCKET_VARIABLE).map(PathBuf::from));
-        if let Some(socket) = given {
-            return Ok(socket);
-        }
-        let loaded = ConfigArgs::<NoFlags>::from_file(self.config.clone())
-            .load(&environment.without_controller_variables())
-            .map_err(|failure| Failure {
-                message: format!(
-                    "{}\n\nThe configuration is needed to find the control socket; use `--socket PATH` instead.",
-                    failure.message
-                ),
-                ..failure
-            })?;
-        let socket = control_socket(&loaded.config);
-        if self.config.is_none() && !socket.exists() {
-            let dev = DevState::read(&state_dir(environment)).and_then(|state| state.socket);
-            return Ok(dev.filter(|dev| dev.exists()).unwrap_or(socket));
-        }
-        Ok(socket)
+    pub(in crate::cli) fn controller_client(&self, environment: &Environment) -> Result<ControlClient, Failure> {
+        let socket = match self.given_socket(environment) {
+            Some(socket) => socket,
+            None => controller_socket(&self.load(environment)?).ok_or_else(|| with_socket_hint(no_pools()))?,
+        };
+        Ok(ControlClient::new(&socket)?)
     }
+
+    fn given_socket(&self, environment: &Environment) -> Option<PathBuf> {
+        self.socket.clone().or_else(|| environment.get(SOCKET_VARIABLE).map(PathBuf::from))
+    }
+
+    fn load(&self, environment: &Environment) -> Result<Config, Failure> {
+        let settings = ConfigArgs::<NoFlags>::from_file(self.config.clone());
+        Ok(settings.load(&environment.without_controller_variables()).map_err(with_socket_hint)?.config)
+    }
+}
+
+fn with_socket_hint(failure: Failure) -> Failure {
+    let hint = "The configuration is needed to find the control socket; use `--socket PATH` instead.";
+    Failure { message: format!("{}\n\n{hint}", failure.message), ..failure }
 }
 
 impl From<Error> for Failure {

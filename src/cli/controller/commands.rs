@@ -2,8 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::status::{ControllerTargetArgs, controller_failure};
-use crate::cli::control::operator_name;
+use crate::cli::control::{TargetArgs, operator_name};
 use crate::cli::exit::{Exit, ExitResult};
 use crate::cli::output;
 use crate::config::Environment;
@@ -81,7 +80,7 @@ pub(super) struct PoolCommandArgs {
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     note: String,
     #[command(flatten)]
-    target: ControllerTargetArgs,
+    target: TargetArgs,
 }
 
 pub(super) async fn run(command: PoolSubcommand, environment: &Environment) -> ExitResult {
@@ -97,11 +96,8 @@ pub(super) async fn run(command: PoolSubcommand, environment: &Environment) -> E
     };
     let PoolCommandArgs { pool, note, target: which } = to;
     let note = Note { by: operator_name(environment), text: note };
-    let said = which
-        .client(environment)?
-        .send_pool_command(&PoolCommandRequest { pool, command, note })
-        .await
-        .map_err(controller_failure)?;
+    let said =
+        which.controller_client(environment)?.send_pool_command(&PoolCommandRequest { pool, command, note }).await?;
     output::line(&said)?;
     Ok(Exit::Success)
 }

@@ -78,7 +78,7 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
     log::start(&loaded.config.log, log::color_from_environment(environment));
     config_args::log_warnings(&loaded);
     let config = loaded.config;
-    let Some(socket) = control_socket(&config) else { return Err(no_pools()) };
+    let Some(socket) = controller_socket(&config) else { return Err(no_pools()) };
     worker_setup::redact_secrets(&config, environment);
     harden_process();
     let settings = config.pool.iter().map(|(name, pool)| pool_config(name, pool, &config, environment));
@@ -110,7 +110,7 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
             None => std::future::pending::<()>().await,
         }
     };
-    let answers = serve_control_socket(socket, seen.clone(), reloads)?;
+    let answers = serve_control_socket(socket, config.control.socket.is_some(), seen.clone(), reloads)?;
     // The socket answers before a pool reports that it is active.
     let mut pools = JoinSet::new();
     for (settings, asks) in to_run {
@@ -133,7 +133,7 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
     Ok(Exit::Success)
 }
 
-fn no_pools() -> Failure {
+pub(in crate::cli) fn no_pools() -> Failure {
     let text = "no [pool.NAME] is configured; `journeyman guide controller` shows an example";
     Failure::new(Exit::Config, text)
 }
@@ -155,30 +155,22 @@ fn http_token(config: &Config, environment: &Environment) -> Result<Option<Beare
     Ok(token.map(|token| BearerToken::new(token.reveal())))
 }
 
-struct SocketLocation {
-    path: PathBuf,
-    is_configured: bool,
-}
-
 /// `None` if no pool is configured.
-fn control_socket(config: &Config) -> Option<SocketLocation> {
+pub(in crate::cli) fn controller_socket(config: &Config) -> Option<PathBuf> {
     let (_, first) = config.pool.first_key_value()?;
-    let named = config.control.socket.as_ref().map(|socket| socket.0.clone());
-    Some(SocketLocation {
-        is_configured: named.is_some(),
-        path: named.unwrap_or_else(|| socket_in(&first.state_dir.0)),
-    })
+    let configured = config.control.socket.as_ref().map(|socket| socket.0.clone());
+    Some(configured.unwrap_or_else(|| socket_in(&first.state_dir.0)))
 }
 
 /// Waits for the socket if another controller of this host holds it.
 fn serve_control_socket(
-    place: SocketLocation,
+    path: PathBuf,
+    is_configured: bool,
     pools: PoolHandles,
     reloads: ReloadSender,
 ) -> Result<impl Future<Output = ()>, Failure> {
-    let SocketLocation { path, is_configured: named } = place;
     let first = match Socket::listen(&path) {
-        Err(error) if named && error.kind() != io::ErrorKind::AddrInUse => {
+        Err(error) if is_configured && error.kind() != io::ErrorKind::AddrInUse => {
             return Err(Failure::new(Exit::HostUnusable, format!("cannot listen on the control socket: {error}")));
         }
         first => first,

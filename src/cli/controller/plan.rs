@@ -5,8 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 
-use super::status::controller_failure;
-use super::{control_socket, no_pools};
+use super::{controller_socket, no_pools};
 use crate::cli::config_args::{ConfigArgs, NoFlags};
 use crate::cli::control::status::{BOLD, RESET, align_columns, strip_control_chars};
 use crate::cli::exit::{Exit, ExitResult, Failure};
@@ -41,12 +40,12 @@ fn parse_key(text: &str) -> Result<Key, String> {
 
 pub(super) async fn run(arguments: PlanArgs, environment: &Environment) -> ExitResult {
     let config = ConfigArgs::<NoFlags>::from_file(arguments.config).load(environment)?.config;
-    let Some(socket) = control_socket(&config) else { return Err(no_pools()) };
+    let Some(socket) = controller_socket(&config) else { return Err(no_pools()) };
     if let Some(name) = arguments.pool.as_ref().filter(|name| !config.pool.contains_key(*name)) {
         return Err(Failure::new(Exit::Config, format!("there is no [pool.{name}]")));
     }
-    let client = ControlClient::new(&socket.path).map_err(controller_failure)?;
-    let status = client.controller_status().await.map_err(controller_failure)?.snapshot;
+    let client = ControlClient::new(&socket)?;
+    let status = client.controller_status().await?.snapshot;
     let now = Clock::boot().now();
     let mut plans = Vec::new();
     for (name, pool) in config.pool.iter().filter(|(name, _)| arguments.pool.as_ref().is_none_or(|only| only == *name))

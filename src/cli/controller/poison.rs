@@ -4,9 +4,8 @@ use std::fmt::Write as _;
 
 use clap::{Args, Subcommand};
 
-use super::status::{ControllerTargetArgs, controller_failure};
-use crate::cli::control::operator_name;
 use crate::cli::control::status::{align_columns, strip_control_chars};
+use crate::cli::control::{TargetArgs, operator_name};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};
 use crate::config::Environment;
@@ -21,7 +20,7 @@ pub(super) struct PoisonTargetArgs {
     #[arg(long, short, value_name = "NAME")]
     pool: Option<String>,
     #[command(flatten)]
-    target: ControllerTargetArgs,
+    target: TargetArgs,
 }
 
 #[derive(Debug, Args)]
@@ -80,7 +79,7 @@ pub(super) enum PoisonCommand {
 pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> ExitResult {
     match command {
         PoisonCommand::List { place: PoisonTargetArgs { pool, target: which }, output } => {
-            let seen = which.client(environment)?.list_poison(pool.as_deref()).await.map_err(controller_failure)?;
+            let seen = which.controller_client(environment)?.list_poison(pool.as_deref()).await?;
             match output {
                 Format::Json => output::json(&serde_json::to_value(&seen).unwrap_or_default())?,
                 Format::Table => output::print(&list_table(&seen))?,
@@ -88,11 +87,11 @@ pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> Ex
             Ok(Exit::Success)
         }
         PoisonCommand::Show { id, place: PoisonTargetArgs { pool, target: which }, output, body } => {
-            let client = which.client(environment)?;
+            let client = which.controller_client(environment)?;
             if body {
                 return print_body(&client, pool.as_deref(), &id).await;
             }
-            let seen = client.list_poison(pool.as_deref()).await.map_err(controller_failure)?;
+            let seen = client.list_poison(pool.as_deref()).await?;
             let found = seen.values().flat_map(|inventory| &inventory.requests).find(|entry| entry.id == id);
             let Some(entry) = found else {
                 return Err(Failure::new(Exit::Failed, format!("no request {id} in the poison queue")));
@@ -113,7 +112,7 @@ pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> Ex
 }
 
 async fn print_body(client: &ControlClient, pool: Option<&str>, id: &str) -> ExitResult {
-    let mut body = client.poison_body(pool, id).await.map_err(controller_failure)?;
+    let mut body = client.poison_body(pool, id).await?;
     let mut out = output::UntrustedOutput::to_stdout();
     while let Some(piece) = body.chunk().await.map_err(|error| Failure::from_error(Exit::Unreachable, &error))? {
         out.print(&piece)?;
@@ -134,7 +133,7 @@ async fn apply_action(
     };
     let order =
         PoisonActionRequest { pool: place.pool, selection: which, action: fate, by: operator_name(environment) };
-    let settled = place.target.client(environment)?.apply_poison_action(&order).await.map_err(controller_failure)?;
+    let settled = place.target.controller_client(environment)?.apply_poison_action(&order).await?;
     output::print(&outcome_message(&settled, fate))?;
     Ok(if settled.failed.is_empty() { Exit::Success } else { Exit::Failed })
 }

@@ -1,50 +1,25 @@
 //! `journeyman controller status`: prints the status of a controller.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
 
-use clap::{Args, ValueHint};
+use clap::Args;
 
-use super::{control_socket, no_pools};
-use crate::cli::config_args::{ConfigArgs, NoFlags};
 use crate::cli::control::status::{BOLD, RESET, align_columns, strip_control_chars};
-use crate::cli::control::{format_seconds, print_repeatedly};
-use crate::cli::exit::{ExitResult, Failure};
+use crate::cli::control::{TargetArgs, format_seconds, print_repeatedly};
+use crate::cli::exit::ExitResult;
 use crate::cli::output::Format;
 use crate::config::Environment;
-use crate::config::environment::SOCKET_VARIABLE;
 use crate::config::values::Span;
-use crate::control::client::{ControlClient, Error};
 use crate::control::controller_api::ControllerStatusReply;
 use crate::controller::status::{
     DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, WorkerCounts,
 };
 
-#[derive(Debug, Args)]
-pub(super) struct ControllerTargetArgs {
-    /// The controller's control socket [env: JOURNEYMAN_SOCKET] [default: that of the configuration]
-    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
-    socket: Option<PathBuf>,
-    /// Configuration file of the controller
-    #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    config: Option<PathBuf>,
-}
-
-impl ControllerTargetArgs {
-    pub(super) fn client(self, environment: &Environment) -> Result<ControlClient, Failure> {
-        let socket = match self.socket.or_else(|| environment.get(SOCKET_VARIABLE).map(PathBuf::from)) {
-            Some(socket) => socket,
-            None => socket_from_config(self.config, environment)?,
-        };
-        ControlClient::new(&socket).map_err(controller_failure)
-    }
-}
-
 /// `journeyman controller status`
 #[derive(Debug, Args)]
 pub(super) struct ControllerStatusArgs {
     #[command(flatten)]
-    target: ControllerTargetArgs,
+    target: TargetArgs,
     /// Output format
     #[arg(long, short, value_enum, default_value_t = Format::Table)]
     output: Format,
@@ -54,49 +29,15 @@ pub(super) struct ControllerStatusArgs {
 }
 
 pub(super) async fn run(arguments: ControllerStatusArgs, environment: &Environment) -> ExitResult {
-    let client = arguments.target.client(environment)?;
+    let client = arguments.target.controller_client(environment)?;
     let look = async || {
-        let looked = client.controller_status().await.map_err(controller_failure)?;
+        let looked = client.controller_status().await?;
         Ok(match arguments.output {
             Format::Json => format!("{:#}\n", serde_json::to_value(&looked).unwrap_or_default()),
             Format::Table => render(&looked),
         })
     };
     print_repeatedly(arguments.watch.as_ref(), look).await
-}
-
-fn socket_from_config(file: Option<PathBuf>, environment: &Environment) -> Result<PathBuf, Failure> {
-    let hint = "The configuration names the socket of the controller; or use `--socket PATH`.";
-    let told = |failure: Failure| Failure { message: format!("{}\n\n{hint}", failure.message), ..failure };
-    let loaded =
-        ConfigArgs::<NoFlags>::from_file(file).load(&environment.without_controller_variables()).map_err(told)?;
-    Ok(control_socket(&loaded.config).ok_or_else(|| told(no_pools()))?.path)
-}
-
-pub(super) fn controller_failure(error: Error) -> Failure {
-    let message = match &error {
-        Error::NotRunning(socket) => format!(
-            "no controller answers at {}: is one running? `journeyman controller --config FILE` starts one, `--socket` names \
-             another socket, `--config` another configuration",
-            socket.display()
-        ),
-        Error::Forbidden(socket) => {
-            format!("permission denied for {}: only the user and group of the controller may use it", socket.display())
-        }
-        Error::NoResponse { socket, pid: Some(pid) } => format!(
-            "{}: no reply from process {pid}. If `ps -o stat= -p {pid}` shows T, the process is stopped: `kill -CONT {pid}`. Otherwise \
-             it hangs: `kill -KILL {pid}`; its workers keep running, and the next controller adopts them",
-            socket.display()
-        ),
-        Error::NoResponse { pid: None, .. }
-        | Error::Rejected(_)
-        | Error::NotFound(_)
-        | Error::Timeout(_)
-        | Error::InvalidResponse(..) => {
-            return error.into();
-        }
-    };
-    Failure { message, ..Failure::from(error) }
 }
 
 fn render(status: &ControllerStatusReply) -> String {
