@@ -17,7 +17,6 @@ use crate::source::taskcluster::{Api, ApiConfig, CredentialCheck, PendingCount, 
 const SKEW_WARNING: SignedDuration = SignedDuration::from_secs(5);
 /// Hawk and signed URLs allow one minute of clock skew.
 const SKEW_MAX: SignedDuration = SignedDuration::from_secs(60);
-const CERTIFICATE_EXPIRY_WARNING: SignedDuration = SignedDuration::from_hours(7 * 24);
 
 pub(super) async fn check_source(
     name: String,
@@ -131,8 +130,8 @@ impl SourceCheck {
     }
 
     async fn check_service(&mut self, api: &Api) -> Option<()> {
-        let pong = match api.ping().await {
-            Ok(pong) => pong,
+        let clock = match api.ping().await {
+            Ok(clock) => clock,
             Err(refused) if refused.message.contains("certificate") => {
                 let fix = "check the certificate, the CA certificates of this host (ca-certificates) and its clock";
                 return self.failed("tls", refused.message, fix);
@@ -143,15 +142,7 @@ impl SourceCheck {
             }
         };
         self.ok("queue", format!("{} responds", api.root_url()));
-        if let Some(ends) = pong.certificate_expires_at {
-            let left = ends.duration_since(Timestamp::now());
-            let found = format!("certificate expires on {}", ends.strftime("%Y-%m-%d"));
-            match left < CERTIFICATE_EXPIRY_WARNING {
-                true => self.warning("tls", found, "have the operator of the service renew it"),
-                false => self.ok("tls", found),
-            }
-        }
-        self.check_clock(pong.date);
+        self.check_clock(clock);
         Some(())
     }
 

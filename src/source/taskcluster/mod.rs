@@ -17,7 +17,7 @@ mod transport;
 mod wire;
 
 pub use credentials::{Credentials, InvalidCredentials};
-pub use probe::{CredentialCheck, PendingCount, PingResponse};
+pub use probe::{CredentialCheck, PendingCount};
 pub use task_calls::{Download, ListPage};
 pub use transport::{Api, ApiConfig, InvalidConfig, Timeouts};
 

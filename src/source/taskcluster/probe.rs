@@ -2,23 +2,11 @@
 
 use jiff::Timestamp;
 use reqwest::Method;
-use reqwest::tls::TlsInfo;
 use serde::Deserialize;
 use serde_json::Value;
-use x509_cert::Certificate;
-use x509_cert::der::Decode as _;
 
 use super::transport::{Api, ApiRequest, ServiceName, date_header, encode_segment};
 use crate::source::CallError;
-
-/// The response to a ping.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PingResponse {
-    /// The service's clock.
-    pub date: Option<Timestamp>,
-    /// Expiry of its certificate; `None` without TLS.
-    pub certificate_expires_at: Option<Timestamp>,
-}
 
 /// What a deployment says about the credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,19 +32,15 @@ struct Scopes {
 }
 
 impl Api {
-    /// ping of the queue service.
+    /// ping of the queue service. Returns the time of its clock.
     ///
     /// # Errors
     ///
     /// It does not respond, or not as expected.
-    pub async fn ping(&self) -> Result<PingResponse, CallError> {
+    pub async fn ping(&self) -> Result<Option<Timestamp>, CallError> {
         let response =
             self.send(ApiRequest::to_queue("ping of the queue".to_owned(), Method::GET, "/ping".to_owned())).await?;
-        let certificate = response.extensions().get::<TlsInfo>().and_then(TlsInfo::peer_certificate);
-        Ok(PingResponse {
-            date: date_header(&response),
-            certificate_expires_at: certificate.and_then(certificate_expiry),
-        })
+        Ok(date_header(&response))
     }
 
     /// currentScopes; without an auth service, a call that checks the signature before scopes.
@@ -90,23 +74,5 @@ impl Api {
             Err(failed) if failed.status == Some(403) => Ok(PendingCount::ScopeMissing),
             Err(failed) => Err(failed.error),
         }
-    }
-}
-
-fn certificate_expiry(der: &[u8]) -> Option<Timestamp> {
-    let certificate = Certificate::from_der(der).ok()?;
-    let end = certificate.tbs_certificate().validity().not_after.to_unix_duration();
-    Timestamp::from_second(i64::try_from(end.as_secs()).ok()?).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_end_of_a_certificate_is_read() {
-        let der = include_bytes!("../../../fixtures/tls/ends-2031.der");
-        assert_eq!(certificate_expiry(der), Some("2031-02-03T04:05:06Z".parse().unwrap()));
-        assert_eq!(certificate_expiry(b"nonsense"), None);
     }
 }

@@ -439,7 +439,6 @@ fn build_http_client(config: &ApiConfig, address_policy: &Arc<AddressPolicy>) ->
         .retry(reqwest::retry::never())
         .referer(false)
         .no_proxy()
-        .tls_info(true)
         .connect_timeout(timeouts.connect)
         .pool_idle_timeout(timeouts.idle)
         .tcp_nodelay(true)
