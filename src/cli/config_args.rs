@@ -1,4 +1,4 @@
-//! The flags that set keys of the configuration, made from the schema: name, what it is for, variable and default.
+//! The flags that set keys of the configuration, with help, variable and default from the schema.
 
 use std::io::Read as _;
 use std::marker::PhantomData;
@@ -17,7 +17,7 @@ use crate::limits::CONFIG_BYTES_MAX;
 pub struct ConfigFlag {
     name: &'static str,
     key: &'static str,
-    /// What the command takes where nobody says, if that is not what the schema says.
+    /// The default of this command, if it differs from the built-in value.
     default_override: Option<&'static str>,
 }
 
@@ -29,7 +29,6 @@ const LOG: [ConfigFlag; 2] = [flag("log-format", "log.format"), flag("log-level"
 
 /// The flags of one command.
 pub trait FlagSet: Clone + std::fmt::Debug {
-    /// Which.
     const LIST: &'static [ConfigFlag];
 }
 
@@ -110,7 +109,7 @@ pub struct ConfigArgs<F: FlagSet> {
     flags: PhantomData<F>,
 }
 
-/// Where a configuration is looked for, in this order, where nobody names one.
+/// The default files, in the order in which they are tried.
 const CONFIG_FILES: [&str; 2] = ["journeyman.toml", "/etc/journeyman/journeyman.toml"];
 
 impl<F: FlagSet> clap::Args for ConfigArgs<F> {

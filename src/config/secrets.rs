@@ -1,5 +1,4 @@
-//! Reads secrets: from files, from descriptors, from systemd's credentials; the environment has brought its own. None ever
-//! comes from an argument. A secret is never part of an error, and what it was read through is wiped.
+//! Reads secrets from files, inherited descriptors and systemd's credentials. Errors never contain a secret, and buffers are wiped.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,7 +14,7 @@ use super::schema::Client;
 use super::values::{Secret, SecretFile};
 use crate::limits::{SECRET_BYTES_MAX, SECRET_READ_TIMEOUT};
 
-/// Why a secret could not be had.
+/// Why a secret cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// The file cannot be read.
@@ -40,7 +39,7 @@ pub enum SecretError {
     },
 }
 
-/// Who a source says we are.
+/// The credentials of a Taskcluster client.
 #[derive(Debug, Clone)]
 pub struct ClientCredentials {
     /// The client id.
@@ -82,7 +81,7 @@ impl CredentialKeys<'_> {
     }
 }
 
-/// Reads the address of the AMQP broker; `None` where nobody names one.
+/// Reads the URI of the AMQP broker; `None` if none is configured.
 ///
 /// # Errors
 ///
@@ -91,7 +90,7 @@ pub fn amqp_uri(amqp: &super::schema::Amqp, environment: &Environment) -> Result
     read_one_of(amqp.uri.as_ref(), amqp.uri_file.as_ref(), "an AMQP address", environment)
 }
 
-/// Reads the token that orders over HTTP need; `None` where nobody can give any.
+/// Reads the token for commands over HTTP; `None` if none is configured.
 ///
 /// # Errors
 ///
@@ -109,7 +108,7 @@ pub fn client_token(client: &Client, environment: &Environment) -> Result<Option
     read_one_of(client.access_token.as_ref(), client.access_token_file.as_ref(), "an access token", environment)
 }
 
-/// Whether every user of this machine may read a file. A group is not meant: services are given secrets that way.
+/// Whether every user of this host may read a file. A readable group is fine: services get secrets that way.
 #[must_use]
 pub fn is_world_readable(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o004 != 0)
@@ -137,17 +136,16 @@ fn read_one_of(
     }
 }
 
-/// Where systemd put a credential; `None` where it gave none to this process.
+/// The file of a systemd credential; `None` if systemd passed none to this process.
 #[must_use]
 pub fn systemd_credential_path(name: &str, environment: &Environment) -> Option<PathBuf> {
     environment.get("CREDENTIALS_DIRECTORY").map(|folder| Path::new(folder).join(name))
 }
 
-/// What descriptors have held. They are read once and then closed, so that no payload inherits them; a configuration may
-/// be read again.
+/// Secrets of descriptors, which are read once and then closed, so that no payload inherits them. A reload reads them here.
 static DESCRIPTORS: Mutex<BTreeMap<i32, Secret>> = Mutex::new(BTreeMap::new());
 
-/// Reads a descriptor that was handed down to this process, and closes it.
+/// Reads an inherited descriptor and closes it.
 fn read_descriptor(number: i32, what: &'static str) -> Result<Secret, SecretError> {
     let label = || PathBuf::from(format!("fd:{number}"));
     let mut held = DESCRIPTORS.lock();
@@ -155,19 +153,19 @@ fn read_descriptor(number: i32, what: &'static str) -> Result<Secret, SecretErro
         return Ok(secret.clone());
     }
     let unreadable = |source| SecretError::Unreadable { what, path: label(), source };
-    if !is_handed_down(number) {
-        return Err(unreadable(std::io::Error::other("nobody handed it down")));
+    if !is_inherited(number) {
+        return Err(unreadable(std::io::Error::other("this process did not inherit it")));
     }
     let file = File::open(format!("/proc/self/fd/{number}")).map_err(unreadable)?;
     let (sender, read) = std::sync::mpsc::channel();
-    // Its writer may be slow, or never close it: the thread is left behind then.
+    // The writer may never close it; then the thread is left behind.
     std::thread::spawn(move || drop(sender.send(read_all(file))));
     let text = match read.recv_timeout(SECRET_READ_TIMEOUT) {
         Ok(text) => text.map_err(unreadable)?,
-        Err(_) => return Err(unreadable(std::io::Error::other("its writer does not close it"))),
+        Err(_) => return Err(unreadable(std::io::Error::other("its writer did not close it in time"))),
     };
     let secret = parse_secret(&text, || (what, label()))?;
-    // It is ours alone: what this process opens itself is closed on exec, and this was not.
+    // Inherited, so nothing else in this process owns it.
     if let Err(error) = nix::unistd::close(number) {
         return Err(unreadable(error.into()));
     }
@@ -175,8 +173,8 @@ fn read_descriptor(number: i32, what: &'static str) -> Result<Secret, SecretErro
     Ok(secret)
 }
 
-/// Whether a descriptor came with the process: all that it opens itself are closed on exec.
-fn is_handed_down(number: i32) -> bool {
+/// Whether a descriptor was inherited: those that the process opens itself are closed on exec.
+fn is_inherited(number: i32) -> bool {
     const CLOSE_ON_EXEC: u32 = 0o2_000_000;
     let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
     let flags = about.lines().find_map(|line| line.strip_prefix("flags:"));

@@ -1,4 +1,4 @@
-//! `journeyman controller` without a broker, and those who ask for one that is not there.
+//! `journeyman controller` without a broker, and commands without a controller.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use crate::server::Server;
 use crate::support::{journeyman, run};
 
-/// Nobody listens there.
+/// No process listens there.
 const NO_BROKER: &str = "amqp://me:secret-canary-5@127.0.0.1:1/";
 
 /// A controller with this configuration that has found no broker.
@@ -71,7 +71,7 @@ fn a_controller_without_a_broker_says_so_and_why_and_no_secret() {
 
 /// What is answered to a path.
 fn get(address: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).expect("somebody listens");
+    let mut stream = TcpStream::connect(address).expect("a connection");
     let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("it is sent");
     let mut answer = String::new();

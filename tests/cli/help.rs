@@ -51,7 +51,7 @@ fn manual_pages_exist_for_every_command_and_are_read_by_man() {
         let path = pages.join(format!("{name}.1"));
         let page = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert!(page.contains(&format!(".TH {name} 1")) && page.contains(".SH SYNOPSIS"), "{name}: {page}");
-        // Where there is no man there is nobody to read them.
+        // Not every host has man.
         let mut man = std::process::Command::new("man");
         if let Ok(read) = man.args(["--warnings", "-l"]).arg(&path).env("LC_ALL", "C.UTF-8").output() {
             let complaints = String::from_utf8_lossy(&read.stderr).into_owned();

@@ -179,12 +179,12 @@ fn an_order_that_names_no_task_or_several_ends_nothing_and_says_which_there_are(
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let mut server = dev(here, &[]);
-    let none = told(here, &["claims", "cancel", "nobody"]);
-    assert!(none.code == 1 && none.err.contains("holds no task nobody; it holds nothing"), "{}", none.err);
+    let none = told(here, &["claims", "cancel", "unknown"]);
+    assert!(none.code == 1 && none.err.contains("holds no task unknown; it holds nothing"), "{}", none.err);
     let (one, other) =
         (started(&mut server, here, "echo rea''dy; sleep 600"), started(&mut server, here, "echo rea''dy; sleep 600"));
     for command in ["show", "cancel", "release", "logs"] {
-        let none = told(here, &["claims", command, "nobody"]);
+        let none = told(here, &["claims", command, "unknown"]);
         let names = none.err.contains(&format!("{one}/0")) && none.err.contains(&format!("{other}/0"));
         assert!(none.code == 1 && names, "{command}: {}", none.err);
         let empty = told(here, &["claims", command, ""]);

@@ -41,8 +41,8 @@ fn tasks_are_created_watched_read_listed_and_canceled_against_dev() {
     let waited = task(here, &["wait", &sleeper]);
     assert!(waited.code == 1 && waited.out.contains("canceled"), "{}", waited.out);
 
-    let nobody = task(here, &["status", "AAAAAAAAQACAAAAAAAAAAA"]);
-    assert!(nobody.code == 1 && nobody.err.contains("404"), "{}", nobody.err);
+    let unknown = task(here, &["status", "AAAAAAAAQACAAAAAAAAAAA"]);
+    assert!(unknown.code == 1 && unknown.err.contains("404"), "{}", unknown.err);
     assert_eq!(task(here, &["create"]).code, 2, "nothing to do");
     assert_eq!(task(here, &["create", "--payload", "{"]).code, 2, "no JSON");
 
@@ -69,14 +69,14 @@ fn the_log_of_a_task_without_one_says_why_and_what_to_do() {
         let all = words.iter().all(|words| said.err.contains(words));
         assert!((said.code, said.out.as_str()) == (1, "") && all, "{words:?} in {}", said.err);
     };
-    // Nobody works for this queue.
-    let waits = create(&["--queue", "dev/nobody", "--", "/bin/true"]);
-    refused(&[&waits], &["is pending", "no worker of dev/nobody", "--wait"]);
+    // No worker claims from this queue.
+    let waits = create(&["--queue", "dev/idle", "--", "/bin/true"]);
+    refused(&[&waits], &["is pending", "no worker of dev/idle", "--wait"]);
     refused(&[&waits, "--run", "3"], &["no run 3"]);
     assert_eq!(task(here, &["cancel", &waits]).code, 0);
     refused(&[&waits], &["exception (canceled) and was never started"]);
     let definition = serde_json::json!({
-        "provisionerId": "dev", "workerType": "nobody", "dependencies": [&waits], "payload": {},
+        "provisionerId": "dev", "workerType": "idle", "dependencies": [&waits], "payload": {},
     });
     let blocked = create(&["--definition", &definition.to_string()]);
     refused(&[&blocked], &["is unscheduled", "dependencies"]);
@@ -177,7 +177,7 @@ pub(crate) fn queue(folder: &Path) -> (Server, String) {
         );
     let mut queue = Server::start(&mut command);
     let line: serde_json::Value =
-        serde_json::from_str(&queue.logs("root_url")).expect("a log that nobody watches is JSON");
+        serde_json::from_str(&queue.logs("root_url")).expect("a log without a terminal is JSON");
     let root = line["root_url"].as_str().expect("the root").to_owned();
     (queue, root)
 }
@@ -278,10 +278,10 @@ fn what_cannot_be_started_ends_with_the_code_that_says_why() {
     assert_eq!(code(&["worker"]), 30, "no source");
     assert_eq!(code(&["worker", "--capacity", "none"]), 30, "a bad value");
     assert_eq!(code(&["worker", "--nonsense"]), 2, "no such flag");
-    assert_eq!(code(&["queue"]), 30, "nobody could call");
+    assert_eq!(code(&["queue"]), 30, "no clients");
     assert_eq!(code(&["queue", "--set", "queue.auth=open", "--db", "/proc/none/queue.db"]), 21, "no such folder");
     assert_eq!(code(&["dev", "--handler", "nonsense"]), 2, "no NAME=PROGRAM");
-    assert_eq!(code(&["task", "list", "--root-url", "http://127.0.0.1:9", "--queue", "a/b"]), 32, "nobody listens");
+    assert_eq!(code(&["task", "list", "--root-url", "http://127.0.0.1:9", "--queue", "a/b"]), 32, "no listener");
     assert_eq!(code(&["handler", "schema", "nonsense"]), 30, "no such handler");
     let token = here.join("empty");
     std::fs::write(&token, "").expect("the file can be written");

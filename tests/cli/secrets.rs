@@ -232,7 +232,7 @@ fn what_a_pool_gives_its_workers_is_shown_nowhere() {
 fn a_descriptor_or_a_credential_that_is_not_there_is_said_with_a_way_out() {
     let folder = tempfile::tempdir().expect("a folder");
     for (line, said_so) in [
-        ("access_token_file = \"fd:9\"", "nobody handed it down"),
+        ("access_token_file = \"fd:9\"", "did not inherit it"),
         ("access_token_file = \"systemd:tc\"", "is LoadCredential= in the unit"),
     ] {
         let file = configuration("http://127.0.0.1:9", line);

@@ -26,7 +26,7 @@ fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// An address of this host that nobody else has: every test has its own.
+/// An address of this host for one test.
 fn own_address() -> String {
     let bytes = uuid::Uuid::new_v4().into_bytes();
     format!("http://127.{}.{}.{}:8080", bytes[0], bytes[1], bytes[2].clamp(1, 254))
@@ -41,7 +41,7 @@ struct Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        // Where the test has failed, nobody else ends them.
+        // A failed test leaves them running.
         let text = std::fs::read_to_string(self.service().join("lives")).unwrap_or_default();
         for pid in text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
             let line = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
@@ -168,7 +168,7 @@ impl Scene {
 /// Asks a server of this host, and goes where it says.
 fn get(url: &str) -> String {
     let (host, path) = url.strip_prefix("http://").and_then(|url| url.split_once('/')).expect("an address with a path");
-    let mut stream = std::net::TcpStream::connect(host).expect("somebody listens");
+    let mut stream = std::net::TcpStream::connect(host).expect("a connection");
     write!(stream, "GET /{path} HTTP/1.0\r\nHost: {host}\r\n\r\n").expect("it reads");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("text");
@@ -398,7 +398,7 @@ fn what_a_killed_worker_has_left_of_its_service_is_killed_by_the_next_one() {
         hears(&waiting);
         first.signal(Signal::KILL);
         first.ends();
-        assert!(!is_gone(scene.lives()[0]), "{containment}: nobody has ended it yet");
+        assert!(!is_gone(scene.lives()[0]), "{containment}: it still runs");
         let mut second = scene.worker_with(&["--set", &set]);
         second.logs("service is up");
         assert!(is_gone(scene.lives()[0]), "{containment}");
@@ -445,11 +445,11 @@ fn handler_test_tests_a_service() {
         "{}",
         said.out
     );
-    let nobody = run(journeyman(scene.here()).args(["handler", "test", "--service", "nobody"]), "");
+    let unknown = run(journeyman(scene.here()).args(["handler", "test", "--service", "unknown"]), "");
     assert!(
-        nobody.code == 30 && nobody.err.contains("no [handler.nobody] of kind `http`"),
+        unknown.code == 30 && unknown.err.contains("no [handler.unknown] of kind `http`"),
         "{}{}",
-        nobody.code,
-        nobody.err
+        unknown.code,
+        unknown.err
     );
 }

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use crate::running::{queue, worker};
 use crate::server::{Server, dev, task};
-use crate::support::{PATIENCE, Said, journeyman, run};
+use crate::support::{Said, TIMEOUT, journeyman, run};
 
 fn steer(folder: &Path, arguments: &[&str]) -> Said {
     let said = run(journeyman(folder).env("USER", "ana").args(arguments), "");
@@ -24,12 +24,12 @@ fn status(folder: &Path) -> serde_json::Value {
 
 /// Looks until there is something, and answers with that.
 fn until<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < end, "{what}: not in {PATIENCE:?}");
+        assert!(Instant::now() < end, "{what}: not in {TIMEOUT:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -116,7 +116,7 @@ fn a_stop_hands_back_and_a_worker_that_is_gone_is_said_to_be() {
     let gone = run(journeyman(here).arg("status"), "");
     assert_eq!(gone.code, 32, "{}", gone.err);
     assert!(gone.err.contains("nothing is listening at") && gone.err.contains("--socket"), "{}", gone.err);
-    // A shell may have what a controller says to a worker: whoever looks is none.
+    // A shell may have the variables of a worker.
     let gone = run(journeyman(here).arg("status").env("WORKER_KEY", "42").env("WORKER_AMQP_URI", "amqp://h"), "");
     assert_eq!(gone.code, 32, "{}", gone.err);
 }
@@ -144,7 +144,7 @@ fn scripted(folder: &Path, answers: Vec<(&'static str, serde_json::Value)>) -> A
                 line.clear();
             }
             reader.read_exact(&mut vec![0; length]).expect("the body comes");
-            noted.lock().expect("nobody panics with it").push(first);
+            noted.lock().expect("not poisoned").push(first);
             let (code, body) = answers.next().expect("there is one more");
             let body = body.to_string();
             let head = format!("HTTP/1.1 {code}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
@@ -175,7 +175,7 @@ fn a_worker_that_is_slow_to_look_still_holds_its_task() {
         let arguments = ["claims", "release", "fN1", "--wait", "--socket", "socket"];
         let ended = run(journeyman(folder.path()).args(arguments), "");
         assert_eq!(ended.code, code, "{last}: {}", ended.err);
-        let asked = asked.lock().expect("nobody panics with it");
+        let asked = asked.lock().expect("not poisoned");
         assert_eq!(asked.len(), 5, "it was asked again until the last word: {asked:?}");
         assert!(asked[2..].iter().all(|line| line.starts_with("GET /v1/claim?")), "{asked:?}");
     }
@@ -197,9 +197,9 @@ fn the_log_of_a_running_task_is_followed_to_its_end() {
     follow.prints("second");
     follow.prints("last");
     assert_eq!(follow.ends().code, 0);
-    let gone = run(journeyman(here).args(["claims", "logs", "nobody"]), "");
+    let gone = run(journeyman(here).args(["claims", "logs", "unknown"]), "");
     assert_eq!(gone.code, 1);
-    assert!(gone.err.contains("holds no task nobody"), "{}", gone.err);
+    assert!(gone.err.contains("holds no task unknown"), "{}", gone.err);
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn a_control_socket_is_for_its_user_and_group_at_any_length_of_its_path_and_for_
     let long = folder.path().join("a-folder-with-a-long-name-".repeat(6));
     std::fs::create_dir(&long).expect("a folder");
     let socket = long.join("control.sock");
-    // What a killed worker left is in nobody's way.
+    // A killed worker leaves its socket.
     std::fs::write(&socket, "").expect("a file");
     let path = socket.display().to_string();
     let (_queue, root) = queue(folder.path());
@@ -416,7 +416,7 @@ fn a_worker_is_paused_and_asked_for_its_state_by_signals() {
     server.signal(Signal::CONT);
     server.signal(Signal::USR1);
     assert!(server.logs("status: ").contains("by ana"));
-    // It ends by itself, and then nobody is named any more.
+    // The pause ends by itself.
     assert!(!asked("RUNNING").contains("by ana"));
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn journeyman(folder: &Path) -> Command {
 }
 
 /// The longest that a command may take which is expected to end by itself.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Runs a command to its end, with `input` on its standard input. One that does not end is killed, which fails the test.
 pub(crate) fn run(command: &mut Command, input: &str) -> Said {
@@ -38,7 +38,7 @@ pub(crate) fn run(command: &mut Command, input: &str) -> Said {
     let pid = Pid::from_child(&child);
     let (ended, watch) = std::sync::mpsc::channel::<()>();
     let watchdog = std::thread::spawn(move || {
-        if watch.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+        if watch.recv_timeout(TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             kill_process(pid, Signal::KILL).expect("it has not been waited for");
         }
     });

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 
 use crate::running::{queue, worker};
 use crate::server::Server;
-use crate::support::{PATIENCE, Said, journeyman, run};
+use crate::support::{Said, TIMEOUT, journeyman, run};
 
 /// A request to a collector.
 struct Posted {
@@ -62,7 +62,7 @@ fn spans(all: &[Posted]) -> impl Iterator<Item = &Span> {
 fn told_of(claims: usize, posted: &mpsc::Receiver<Posted>) -> Vec<Posted> {
     let mut all = Vec::new();
     while spans(&all).filter(|span| span.name == "task").count() < claims {
-        all.push(posted.recv_timeout(PATIENCE).expect("the spans come"));
+        all.push(posted.recv_timeout(TIMEOUT).expect("the spans come"));
     }
     all
 }
@@ -75,7 +75,6 @@ fn task(folder: &Path, root: &str, arguments: &[&str]) -> Said {
 }
 
 fn texts(attributes: &[KeyValue]) -> BTreeMap<&str, String> {
-    // One of another kind is missed by whoever wants it.
     let text = |pair: &KeyValue| {
         let value = pair.value.as_ref()?.value.as_ref()?;
         let number = if let Value::IntValue(number) = value { Some(number.to_string()) } else { None };

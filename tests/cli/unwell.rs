@@ -1,4 +1,4 @@
-//! A worker that is stopped, and one that may open too few files: what those who look are told.
+//! A worker that is stopped, and one that may open too few files.
 
 use std::process::Command;
 

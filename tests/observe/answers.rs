@@ -18,7 +18,7 @@ pub(crate) struct Answer {
 }
 
 pub(crate) async fn ask(address: SocketAddr, head: &str) -> Answer {
-    let mut stream = TcpStream::connect(address).await.expect("somebody listens");
+    let mut stream = TcpStream::connect(address).await.expect("a connection");
     stream.write_all(format!("{head}\r\nConnection: close\r\n\r\n").as_bytes()).await.expect("it is read");
     let mut text = String::new();
     stream.read_to_string(&mut text).await.expect("it is UTF-8");
@@ -90,7 +90,7 @@ async fn connections_that_ask_for_nothing_make_room_for_a_probe() {
     let server = Server::start(views::running()).await;
     let mut halves = Vec::new();
     for _ in 0..2 * HTTP_CONNECTIONS_MAX {
-        let mut stream = TcpStream::connect(server.address).await.expect("somebody listens");
+        let mut stream = TcpStream::connect(server.address).await.expect("a connection");
         stream.write_all(b"GET /livez HTTP/1.1\r\nConnection: close\r\nHost: ").await.expect("it is read");
         halves.push(stream);
     }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use crate::views::{self, Server};
 
 /// How long one page may take, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The browser that `tests/run` found; says loudly that nothing was tested where there is none.
+/// The browser that `tests/run` found; without it nothing is tested.
 pub(crate) fn chromium() -> Option<String> {
     let named = std::env::var("JOURNEYMAN_TEST_CHROMIUM").ok();
     let there = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
@@ -47,7 +47,7 @@ async fn browse(chromium: &str, scripts: Scripts, arguments: &[&str], address: &
         .env("HOME", profile.path())
         .stdin(std::process::Stdio::null())
         .kill_on_drop(true);
-    tokio::time::timeout(PATIENCE, command.output()).await.expect("the browser ends").expect("the browser starts")
+    tokio::time::timeout(TIMEOUT, command.output()).await.expect("the browser ends").expect("the browser starts")
 }
 
 /// The document as it stands after so many milliseconds of the page's own time.

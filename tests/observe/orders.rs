@@ -72,7 +72,7 @@ async fn post(server: &Server, more: &str, body: &str) -> Answer {
 async fn asked(server: &Server, what: &str, more: &str, body: &str) -> Answer {
     let length = body.len();
     let head = format!("{what} HTTP/1.1\r\nHost: {}\r\nContent-Length: {length}\r\n{more}", server.address);
-    let mut stream = TcpStream::connect(server.address).await.expect("somebody listens");
+    let mut stream = TcpStream::connect(server.address).await.expect("a connection");
     stream.write_all(format!("{head}Connection: close\r\n\r\n{body}").as_bytes()).await.expect("it is read");
     let mut text = String::new();
     stream.read_to_string(&mut text).await.expect("it is UTF-8");
@@ -99,7 +99,7 @@ async fn an_order_over_http_needs_the_token_and_is_told_to_the_controller() {
     assert_eq!(other.status, 401, "{}", other.body);
     let form = post(&server, &format!("Authorization: Bearer {TOKEN}\r\n"), &order.to_string()).await;
     assert_eq!(form.status, 415, "{}", form.body);
-    assert_eq!(told.lock().unwrap().len(), 0, "nobody has obeyed");
+    assert_eq!(told.lock().unwrap().len(), 0, "nothing was sent");
 
     let obeyed = post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}\r\n"), &order.to_string()).await;
     assert_eq!((obeyed.status, &*obeyed.body), (200, "{\"message\":\"group \\\"17\\\" of pool core is paused\"}"));
@@ -120,7 +120,7 @@ async fn what_was_put_aside_is_seen_and_settled_over_http_with_the_token_alone()
     for what in ["GET /v1/poison", "POST /v1/poison"] {
         assert_eq!(asked(&server, what, JSON, &drop.to_string()).await.status, 401, "{what}");
     }
-    assert_eq!(told.lock().unwrap().len(), 0, "nobody has obeyed");
+    assert_eq!(told.lock().unwrap().len(), 0, "nothing was sent");
     let seen: Value =
         serde_json::from_str(&asked(&server, "GET /v1/poison?pool=core", &token, "").await.body).expect("JSON");
     assert_eq!(seen, json!({ "core": put_aside() }));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::whole::{Dev, ran};
 
 /// How long a screen may take to show something, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A tmux server of this test's own, gone with it.
 struct Tmux {
@@ -25,7 +25,7 @@ impl Tmux {
 
     /// Looks until the screen shows it; `top` itself looks once a second.
     fn shows(&self, words: &str) -> String {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         loop {
             let screen = self.screen();
             if screen.contains(words) {

@@ -230,12 +230,12 @@ impl Server {
         *self.shown.lock().unwrap() = Shown { once: None, then: status, looks: 0 };
     }
 
-    /// How often somebody has looked.
+    /// The number of snapshots.
     pub(crate) fn looks(&self) -> usize {
         self.shown.lock().unwrap().looks
     }
 
-    /// Shows it to whoever looks next; after that the worker has exited.
+    /// Shows it once; after that the worker has exited.
     pub(crate) fn show_once(&self, status: WorkerStatusReply) {
         *self.shown.lock().unwrap() = Shown { once: Some(status), then: None, looks: 0 };
     }
