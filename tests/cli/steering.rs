@@ -4,13 +4,12 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
 use crate::running::{queue, worker};
 use crate::server::{Server, dev, task};
-use crate::support::{Said, TIMEOUT, journeyman, run};
+use crate::support::{Said, journeyman, run};
 
 fn steer(folder: &Path, arguments: &[&str]) -> Said {
     let said = run(journeyman(folder).env("USER", "ana").args(arguments), "");
@@ -20,18 +19,6 @@ fn steer(folder: &Path, arguments: &[&str]) -> Said {
 
 fn status(folder: &Path) -> serde_json::Value {
     serde_json::from_str(&steer(folder, &["status", "-o", "json"]).out).expect("JSON")
-}
-
-/// Looks until there is something, and answers with that.
-fn until<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
-    let end = Instant::now() + TIMEOUT;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < end, "{what}: not in {TIMEOUT:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]
@@ -332,7 +319,13 @@ fn what_a_notice_and_a_reload_came_to_is_counted_by_source() {
             .expect("it runs");
         assert!(created.status.success(), "{created:?}");
     };
-    assert!(std::process::Command::new("mkfifo").arg(here.join("pipe")).status().expect("mkfifo").success());
+    assert!(
+        std::process::Command::new("mkfifo")
+            .args([here.join("pipe"), here.join("up")])
+            .status()
+            .expect("mkfifo")
+            .success()
+    );
     create(&format!("echo up >{0}/up; cat {0}/pipe", here.display()));
     create("sleep 600");
     let notice = here.join("terminate-at");
@@ -342,7 +335,7 @@ fn what_a_notice_and_a_reload_came_to_is_counted_by_source() {
     server.logs("\"claimed\"");
     server.logs("\"claimed\"");
     // What has not begun when the notice comes never does.
-    until("the payload runs", || here.join("up").exists().then_some(()));
+    assert_eq!(std::fs::read_to_string(here.join("up")).expect("the payload runs"), "up\n");
     let told = |arguments: &[&str]| {
         run(journeyman(here).env("JOURNEYMAN_SOCKET", here.join("work/control.sock")).args(arguments), "")
     };
@@ -382,10 +375,12 @@ fn connections_that_say_nothing_leave_a_control_socket_in_use() {
     };
     // More than it serves at once: it is theirs until the time for a head is over, and then ours.
     let held: Vec<_> = (0..40).map(silent).collect();
-    let seen: serde_json::Value = until("there is a place for us", || {
+    let seen: serde_json::Value = loop {
         let said = run(journeyman(here).args(["status", "-o", "json"]), "");
-        (said.code == 0).then(|| serde_json::from_str(&said.out).expect("JSON"))
-    });
+        if said.code == 0 {
+            break serde_json::from_str(&said.out).expect("JSON");
+        }
+    };
     assert_eq!(seen["state"], "running");
     drop(held);
 }
