@@ -4,6 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use axum::body::Bytes;
 use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Html;
 use axum::routing::{get as get_route, post as post_route};
 use axum::{Json, Router};
 use journeyman::control::controller_api::PoolCommandRequest;
@@ -175,53 +177,25 @@ const wait = () => new Promise((done) => setTimeout(done, 300));
 })();
 "##;
 
-/// Serves a page without its policy and with hands, and obeys. Answers with what it was told.
-async fn hands(page: String) -> (std::net::SocketAddr, Arc<Mutex<Vec<(String, Value)>>>) {
+type Requests = Arc<Mutex<Vec<(String, Value)>>>;
+
+/// Serves a page without its policy, accepts its requests, and records them with their authorization.
+async fn hands(page: String) -> (std::net::SocketAddr, Requests) {
+    async fn accept(State(requests): State<Requests>, headers: HeaderMap, Json(body): Json<Value>) -> Json<Value> {
+        let authorization = headers.get("authorization").and_then(|value| value.to_str().ok()).unwrap_or_default();
+        requests.lock().unwrap().push((authorization.to_ascii_lowercase(), body));
+        Json(json!({ "message": "it is <b>obeyed</b>", "succeeded": ["5f0c2b7d91aa"], "failed": {}, "not_scanned": 0 }))
+    }
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("it has one");
-    let told: Arc<Mutex<Vec<(String, Value)>>> = Arc::default();
-    let hears = Arc::clone(&told);
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let (page, hears) = (page.clone(), Arc::clone(&hears));
-            tokio::spawn(async move {
-                let mut text = Vec::new();
-                let mut piece = [0; 4096];
-                let (head, body) = loop {
-                    let read = stream.read(&mut piece).await.unwrap_or(0);
-                    text.extend_from_slice(&piece[..read]);
-                    let so_far = String::from_utf8_lossy(&text).into_owned();
-                    let Some((head, body)) = so_far.split_once("\r\n\r\n") else {
-                        if read == 0 { return } else { continue }
-                    };
-                    let length = head.to_ascii_lowercase();
-                    let length =
-                        length.split("content-length: ").nth(1).and_then(|rest| rest.lines().next()?.parse().ok());
-                    if body.len() >= length.unwrap_or(0) {
-                        break (head.to_owned(), body.to_owned());
-                    }
-                };
-                let (media, answer) = if head.starts_with("GET /v1/poison?pool=core ") {
-                    ("application/json", json!({ "core": put_aside() }).to_string())
-                } else if head.starts_with("POST /v1/") {
-                    let shown = head
-                        .lines()
-                        .find_map(|line| line.to_ascii_lowercase().strip_prefix("authorization: ").map(str::to_owned));
-                    hears.lock().unwrap().push((shown.unwrap_or_default(), serde_json::from_str(&body).expect("JSON")));
-                    let said = json!({ "message": "it is <b>obeyed</b>", "succeeded": ["5f0c2b7d91aa"], "failed": {}, "not_scanned": 0 });
-                    ("application/json", said.to_string())
-                } else {
-                    ("text/html", page)
-                };
-                let head = format!(
-                    "HTTP/1.1 200 OK\r\nContent-Type: {media}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-                    answer.len()
-                );
-                drop(stream.write_all(format!("{head}{answer}").as_bytes()).await);
-            });
-        }
-    });
-    (address, told)
+    let requests = Requests::default();
+    let router = Router::new()
+        .route("/", get_route(async move || Html(page)))
+        .route("/v1/commands", post_route(accept))
+        .route("/v1/poison", get_route(async || Json(json!({ "core": put_aside() }))).post(accept))
+        .with_state(Arc::clone(&requests));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    (address, requests)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
