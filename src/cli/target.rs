@@ -174,7 +174,6 @@ pub fn build_api(root_url: &str, credentials: Option<Credentials>) -> Result<Api
         root_url: root_url.to_owned(),
         queue_url: None,
         credentials,
-        proxy: None,
         // `allow_hosts` protects workers; the commands of a person may follow any redirect.
         allow_hosts: vec!["*".to_owned()],
         timeouts: Timeouts::default(),

@@ -173,7 +173,6 @@ fn api_config(source: &TaskclusterSource, environment: &Environment) -> Result<A
         root_url: source.root_url.as_str().to_owned(),
         queue_url: source.queue_url.as_ref().map(|url| url.as_str().to_owned()),
         credentials,
-        proxy: None,
         allow_hosts: source.allow_hosts.clone(),
         timeouts: Timeouts::default(),
     })

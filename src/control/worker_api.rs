@@ -1,10 +1,8 @@
 //! Serves the control socket of a worker.
 
 use std::convert::Infallible;
-use std::fs::File;
 use std::future::Future;
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -16,7 +14,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
-use tokio::io::{AsyncRead, AsyncWriteExt as _, DuplexStream, ReadBuf};
+use tokio::fs::File;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadBuf};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -218,23 +217,22 @@ async fn handle_claim(
     Ok(Json(detail))
 }
 
-async fn handle_log(State(worker): State<ServedWorker>, Query(which): Query<LogQuery>) -> Result<Response, ApiError> {
-    let log = with_timeout(worker.control.log(&which.task)).await.map_err(|ApiError(status, text)| {
+async fn handle_log(State(worker): State<ServedWorker>, Query(query): Query<LogQuery>) -> Result<Response, ApiError> {
+    let log = with_timeout(worker.control.log(&query.task)).await.map_err(|ApiError(status, text)| {
         let more =
             if status == StatusCode::NOT_FOUND { "; `journeyman task log` reads the logs of ended tasks" } else { "" };
         ApiError(status, format!("{text}{more}"))
     })?;
     let (near, far) = tokio::io::duplex(CONTROL_READ_BYTES);
-    let reader = LogReader { log, file: None, offset: 0, query: which, control: worker.control };
     let mut copying = JoinSet::new();
-    copying.spawn(reader.run(near));
+    copying.spawn(copy_log(log, query, worker.control, near));
     Ok(Body::from_stream(ReaderStream::new(LogStream { reader: far, _copying: copying })).into_response())
 }
 
 /// Stops copying on drop.
 struct LogStream {
     reader: DuplexStream,
-    _copying: JoinSet<()>,
+    _copying: JoinSet<io::Result<()>>,
 }
 
 impl AsyncRead for LogStream {
@@ -243,70 +241,39 @@ impl AsyncRead for LogStream {
     }
 }
 
-struct LogReader {
-    log: TaskLog,
-    file: Option<File>,
-    offset: u64,
-    query: LogQuery,
-    control: Control,
-}
-
-impl LogReader {
-    async fn run(mut self, mut to: DuplexStream) {
-        loop {
-            // Before reading, so that no growth is missed.
-            let (seen, ended) = (self.log.bytes(), self.log.is_finished());
-            let mut reader = self;
-            let Ok((reader, read)) = tokio::task::spawn_blocking(move || {
-                let read = reader.read();
-                (reader, read)
-            })
-            .await
-            else {
-                return;
-            };
-            self = reader;
-            match read {
-                Ok(bytes) if !bytes.is_empty() => {
-                    if to.write_all(&bytes).await.is_err() {
-                        return;
-                    }
-                    continue;
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    tracing::debug!(%error, "cannot read a task's log");
-                    return;
-                }
-            }
-            if ended || !self.query.follow {
-                return;
-            }
-            tokio::select! {
-                () = self.log.wait_for_growth(seen) => {}
-                // The log of a lost claim is never finished.
-                () = tokio::time::sleep(CONTROL_FOLLOW_CHECK_INTERVAL) => {
-                    if self.control.log(&self.query.task).await.is_err() {
-                        return;
-                    }
-                }
-            }
-        }
-    }
-
-    fn read(&mut self) -> io::Result<Vec<u8>> {
-        if self.file.is_none() {
-            self.file = match File::open(self.log.path()) {
+async fn copy_log(log: TaskLog, query: LogQuery, control: Control, mut to: DuplexStream) -> io::Result<()> {
+    let mut file = None;
+    let mut buffer = vec![0; CONTROL_READ_BYTES];
+    loop {
+        // Before reading, so that no growth is missed.
+        let (seen, ended) = (log.bytes(), log.is_finished());
+        if file.is_none() {
+            file = match File::open(log.path()).await {
                 Ok(file) => Some(file),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(error) => return Err(error),
             };
         }
-        let Some(file) = &self.file else { return Ok(Vec::new()) };
-        let mut buffer = vec![0; CONTROL_READ_BYTES];
-        let taken = file.read_at(&mut buffer, self.offset)?;
-        buffer.truncate(taken);
-        self.offset += taken as u64;
-        Ok(buffer)
+        if let Some(file) = &mut file {
+            loop {
+                let read = file.read(&mut buffer).await?;
+                if read == 0 {
+                    break;
+                }
+                to.write_all(&buffer[..read]).await?;
+            }
+        }
+        if ended || !query.follow {
+            return Ok(());
+        }
+        tokio::select! {
+            () = log.wait_for_growth(seen) => {}
+            // The log of a lost claim is never finished.
+            () = tokio::time::sleep(CONTROL_FOLLOW_CHECK_INTERVAL) => {
+                if control.log(&query.task).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
     }
 }

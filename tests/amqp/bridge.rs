@@ -105,7 +105,6 @@ impl Place {
             root_url: service.root_url().to_owned(),
             queue_url: None,
             credentials: Some(Credentials::new("tester", "secret-token".to_owned().into(), None).expect("credentials")),
-            proxy: None,
             allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),
         });

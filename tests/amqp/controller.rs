@@ -228,7 +228,6 @@ async fn create_task(root_url: &str, task: &str, seconds: &str) {
         root_url: root_url.to_owned(),
         queue_url: None,
         credentials: Some(Credentials::new("tester", "secret-token".to_owned().into(), None).expect("credentials")),
-        proxy: None,
         allow_hosts: Vec::new(),
         timeouts: Timeouts::default(),
     };

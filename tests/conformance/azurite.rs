@@ -152,7 +152,6 @@ impl Bench for AzuriteBench {
                 root_url: self.service.url(),
                 queue_url: None,
                 credentials: None,
-                proxy: None,
                 allow_hosts: Vec::new(),
                 timeouts: Timeouts::default(),
             },

@@ -95,7 +95,6 @@ impl Service {
             root_url: self.root_url.clone(),
             queue_url: None,
             credentials: Some(self.credentials.clone()),
-            proxy: None,
             allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),
         }

@@ -34,7 +34,6 @@ fn api(root_url: &str) -> Api {
         root_url: root_url.to_owned(),
         queue_url: None,
         credentials: Some(credentials),
-        proxy: None,
         allow_hosts: Vec::new(),
         timeouts: Timeouts::default(),
     })

@@ -239,7 +239,6 @@ pub(crate) fn api_config(root_url: &str) -> Outcome<ApiConfig> {
         root_url: root_url.to_owned(),
         queue_url: None,
         credentials: Some(Credentials::new(CLIENT_ID, ACCESS_TOKEN.to_owned().into(), None)?),
-        proxy: None,
         allow_hosts: Vec::new(),
         timeouts: Timeouts::default(),
     })

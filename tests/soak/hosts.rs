@@ -169,7 +169,6 @@ pub fn api(root_url: &str) -> Api {
         root_url: root_url.to_owned(),
         queue_url: None,
         credentials: Some(credentials),
-        proxy: None,
         allow_hosts: Vec::new(),
         timeouts: Timeouts::default(),
     })

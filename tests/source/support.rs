@@ -23,7 +23,6 @@ pub(crate) fn settings(root_url: &str, dialect: Dialect) -> Config {
             root_url: root_url.to_owned(),
             queue_url: None,
             credentials: Credentials::new("worker/own", token.into(), None).ok(),
-            proxy: None,
             allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),
         },

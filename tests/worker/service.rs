@@ -50,7 +50,6 @@ impl Service {
             root_url: self.queue.root_url().to_owned(),
             queue_url: None,
             credentials: Some(Credentials::new("tester", token, None).expect("credentials")),
-            proxy: None,
             allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),
         }

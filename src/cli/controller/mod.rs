@@ -239,7 +239,6 @@ fn demand_configs(
             root_url: demand.root_url.as_str().to_owned(),
             queue_url: None,
             credentials: own.transpose()?,
-            proxy: None,
             allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),
         };

@@ -106,7 +106,6 @@ impl SourceCheck {
             root_url: self.source.root_url.as_str().to_owned(),
             queue_url: source.queue_url.as_ref().map(|url| url.as_str().to_owned()),
             credentials,
-            proxy: None,
             allow_hosts: source.allow_hosts.clone(),
             timeouts: Timeouts { connect: DOCTOR_STEP_TIMEOUT, call: DOCTOR_CALL_TIMEOUT, ..Timeouts::default() },
         };

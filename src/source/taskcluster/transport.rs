@@ -38,8 +38,6 @@ pub struct ApiConfig {
     pub queue_url: Option<String>,
     /// `None` leaves requests unsigned.
     pub credentials: Option<Credentials>,
-    /// A proxy for every request. Proxy variables of the environment are ignored.
-    pub proxy: Option<String>,
     /// Hosts that signed URLs and redirects may have although their addresses are private, besides those of the URLs
     /// above. A leading dot matches every subdomain, `*` every host.
     pub allow_hosts: Vec<String>,
@@ -433,7 +431,7 @@ fn service_url(root: &Url, name: &str) -> Url {
 fn build_http_client(config: &ApiConfig, address_policy: &Arc<AddressPolicy>) -> Result<Client, InvalidConfig> {
     crate::host::crypto_provider::install_crypto_provider();
     let timeouts = config.timeouts;
-    let mut builder = Client::builder()
+    let builder = Client::builder()
         .user_agent(concat!("journeyman/", env!("CARGO_PKG_VERSION")))
         .redirect(reqwest::redirect::Policy::none())
         .retry(reqwest::retry::never())
@@ -443,10 +441,6 @@ fn build_http_client(config: &ApiConfig, address_policy: &Arc<AddressPolicy>) ->
         .pool_idle_timeout(timeouts.idle)
         .tcp_nodelay(true)
         .dns_resolver(Arc::new(FilteringResolver(Arc::clone(address_policy))));
-    if let Some(proxy) = &config.proxy {
-        let proxy = reqwest::Proxy::all(proxy).map_err(|_| InvalidConfig::new("proxy", "not a proxy URL"))?;
-        builder = builder.proxy(proxy);
-    }
     builder.build().map_err(|error| {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
         let cause = cause.unwrap_or_default();

@@ -36,7 +36,6 @@ impl Tasks {
             root_url: service.root_url().to_owned(),
             queue_url: None,
             credentials: Some(Credentials::new("tester", "secret-token".to_owned().into(), None).expect("credentials")),
-            proxy: None,
             allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),
         });
