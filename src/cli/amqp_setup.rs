@@ -32,7 +32,7 @@ pub(super) fn build_broker(config: &schema::Amqp, environment: &Environment) -> 
     if let Some((_, key)) = client
         && secrets::is_world_readable(&key.0)
     {
-        tracing::warn!(path = %key.0.display(), "every user of this machine can read this private key; restrict it by chmod 600");
+        tracing::warn!(path = %key.0.display(), "every user of this host can read this private key; restrict it by chmod 600");
     }
     let settings = amqp::BrokerConfig {
         uri: SecretString::from(uri.as_ref().map_or(BROKER_URI_DEFAULT, |uri| uri.reveal())),

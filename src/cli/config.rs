@@ -1,4 +1,4 @@
-//! `journeyman config`: a configuration to start from, whether one can be used, what is in effect, and the schema.
+//! `journeyman config`: writes a template, and checks and shows the configuration and its schema.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,6 @@ use super::{file_checks, output};
 use crate::config::show::{self, ShowOrigins};
 use crate::config::{Environment, Problems, SCHEMA, reference};
 
-/// What to do with the configuration.
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
     /// Write a configuration to start from, with every key explained
@@ -86,11 +85,6 @@ pub(super) enum SchemaFormat {
     Markdown,
 }
 
-/// Runs it.
-///
-/// # Errors
-///
-/// [`Exit::Config`] where the configuration cannot be used.
 pub(super) fn run(command: ConfigCommand, environment: &Environment) -> ExitResult {
     match command {
         ConfigCommand::Init(init) => write_template(&init),

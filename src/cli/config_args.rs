@@ -191,7 +191,7 @@ impl<F: FlagSet> clap::FromArgMatches for ConfigArgs<F> {
 }
 
 impl<F: FlagSet> ConfigArgs<F> {
-    /// What a file says, and nothing else; without one, what the usual files say.
+    /// Reads only a file: this one or a default one.
     #[must_use]
     pub const fn from_file(file: Option<PathBuf>) -> Self {
         Self { file, overrides: Vec::new(), flags: PhantomData }
@@ -226,14 +226,14 @@ impl<F: FlagSet> ConfigArgs<F> {
     }
 }
 
-/// Writes what is perhaps not as it was meant into the worker's own log.
+/// Logs the warnings.
 pub fn log_warnings(loaded: &LoadedConfig) {
     for warning in &loaded.warnings {
         tracing::warn!("{}; {}", warning.message, warning.help.as_deref().unwrap_or_default());
     }
 }
 
-/// Shows on standard error what is perhaps not as it was meant.
+/// Prints the warnings to standard error.
 pub fn print_warnings(loaded: &LoadedConfig) {
     if !loaded.warnings.is_empty() {
         super::output::print_stderr(&Problems::new(loaded.document.clone(), loaded.warnings.clone()).to_string());
@@ -246,7 +246,7 @@ fn read(path: &Path) -> std::io::Result<String> {
         if path == Path::new("-") { Box::new(std::io::stdin().lock()) } else { Box::new(std::fs::File::open(path)?) };
     from.take(CONFIG_BYTES_MAX + 1).read_to_string(&mut text)?;
     if text.len() as u64 > CONFIG_BYTES_MAX {
-        return Err(std::io::Error::other("it is over 1 MiB, which no configuration is"));
+        return Err(std::io::Error::other("the file is larger than 1 MiB"));
     }
     Ok(text)
 }

@@ -1,5 +1,5 @@
-//! Whether the files and programs that a configuration names can be used on this machine, as far as can be seen without
-//! starting anything. Everything that is wrong is found at once; nothing is run, and no secret is part of a message.
+//! Checks that the files and programs of a configuration can be used on this host. Starts nothing, reports every problem at
+//! once, and never shows a secret.
 
 use std::path::Path;
 
@@ -14,36 +14,39 @@ use crate::handler::environment;
 use crate::handler::program;
 use crate::host::program_path::find_program;
 
-/// Looks at everything that is named.
 #[must_use]
 pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> Vec<Problem> {
-    let mut inspection = FileChecks { loaded, environment, problems: Vec::new() };
+    let mut checks = FileChecks { loaded, environment, problems: Vec::new() };
     for (name, source) in &loaded.config.source {
         if let Source::Taskcluster(source) = source {
-            inspection.credentials(&format!("source.{name}"), source.credentials());
+            checks.credentials(&format!("source.{name}"), source.credentials());
         }
     }
     for (name, handler) in &loaded.config.handler {
-        inspection.handler(name, handler);
+        checks.handler(name, handler);
     }
     for (id, client) in &loaded.config.queue.clients {
-        inspection.client(&format!("queue.clients.{id}"), client);
+        checks.client(&format!("queue.clients.{id}"), client);
     }
-    inspection.broker();
+    checks.broker();
     for (name, pool) in &loaded.config.pool {
-        inspection.pool(&format!("pool.{name}"), pool);
+        checks.pool(&format!("pool.{name}"), pool);
     }
     for (name, demand) in &loaded.config.demand {
-        inspection.credentials(&format!("demand.{name}"), demand.credentials());
+        checks.credentials(&format!("demand.{name}"), demand.credentials());
     }
     let work_dir = &loaded.config.worker.work_dir.0;
     if work_dir.exists() && !work_dir.is_dir() {
-        inspection.unusable("worker.work_dir", format!("{} is not a folder", work_dir.display()), "name a folder");
+        checks.unusable(
+            "worker.work_dir",
+            format!("{} is not a directory", work_dir.display()),
+            "set it to a directory",
+        );
     }
-    inspection.problems
+    checks.problems
 }
 
-const PROGRAM_HELP: &str = "a program is a file that may be executed, or a name that is found in PATH";
+const PROGRAM_HELP: &str = "a program is an executable file, or a name that is found in PATH";
 
 struct FileChecks<'a> {
     loaded: &'a LoadedConfig,
@@ -80,7 +83,7 @@ impl FileChecks<'_> {
         }
     }
 
-    /// The program of its workers, as it is looked for with what they find in their environment.
+    /// Searches the program of the pool's workers with the PATH that they get.
     fn pool(&mut self, key: &str, pool: &PoolConfig) {
         let Some(program) = pool.command.first() else { return };
         let own = pool.env.iter().map(|(name, value)| (name.clone(), value.0.clone()));
@@ -95,7 +98,7 @@ impl FileChecks<'_> {
         let path = match file {
             None => return,
             Some(SecretFile::File(path)) => path,
-            // Only the process that they are given to has them.
+            // Only the process that inherits the descriptor has it.
             Some(SecretFile::Descriptor(_)) => return,
             Some(SecretFile::Systemd(name)) => match secrets::systemd_credential_path(name, self.environment) {
                 Some(path) => {
@@ -111,10 +114,10 @@ impl FileChecks<'_> {
             Err(SecretError::Unreadable { source, .. }) => self.unusable(
                 key,
                 format!("cannot read {holds} from {}: {source}", path.display()),
-                "put it there, readable for the user that journeyman runs as",
+                "create it, readable for the user that journeyman runs as",
             ),
             Err(error @ SecretError::Unusable { .. }) => {
-                self.unusable(key, error.to_string(), "it has to hold that and nothing else");
+                self.unusable(key, error.to_string(), "it must contain that and nothing else");
             }
         }
     }
@@ -132,7 +135,7 @@ impl FileChecks<'_> {
         let schema = handler.schema.as_ref().map(|file| file.0.clone());
         let settings = program::ProgramConfig { schema, ..program::ProgramConfig::new(name, vec!["-".to_owned()]) };
         if let Err(error) = program::Program::new(settings) {
-            let help = "it has to be a file that holds a JSON Schema";
+            let help = "it must be a file with a JSON Schema";
             self.unusable(&format!("handler.{name}.schema"), error.message, help);
         }
     }
@@ -148,8 +151,8 @@ impl FileChecks<'_> {
     }
 
     fn world_readable(&mut self, key: &str, path: &Path, holds: &str) {
-        let what = format!("every user of this machine can read {}, which holds {holds}", path.display());
-        self.push(ProblemCode::WorldReadable, key, what, &format!("`chmod 600 {}` hides it", path.display()));
+        let what = format!("every user of this host can read {}, which holds {holds}", path.display());
+        self.push(ProblemCode::WorldReadable, key, what, &format!("`chmod 600 {}` restricts it", path.display()));
     }
 
     fn unusable(&mut self, key: &str, what: String, help: &str) {

@@ -1,4 +1,4 @@
-//! Makes a worker of a configuration: its sources, the handlers they name, and the limits it keeps to.
+//! Builds a worker from the configuration: its sources, handlers and limits.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -20,7 +20,7 @@ use crate::redact;
 use crate::source::taskcluster::{self, Api, ApiConfig, Taskcluster, Timeouts};
 use crate::worker::{ExitPolicy, MinResources, SourceBinding, Worker, WorkerConfig};
 
-/// How this worker is called where it claims.
+/// The worker's names in its queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WorkerIdentity {
     /// Its group.
@@ -105,7 +105,7 @@ pub(super) fn build_worker_with_apis(config: &Config, environment: &Environment)
     Ok(BuiltWorker { worker: Worker::new(worker_config(config), feeds), apis })
 }
 
-/// Keeps what the environment holds under the name of a secret out of every log, and what that of a pool's workers does.
+/// Redacts the values of variables with names of secrets, of this process and of the workers of pools.
 pub(super) fn redact_secrets(config: &Config, environment: &Environment) {
     let named = |(name, _): &(String, String)| redact::is_secret_name(name, &config.log.redact_env);
     let of_pools = config.pool.values().flat_map(|pool| &pool.env).map(|(name, value)| (name.clone(), value.0.clone()));
@@ -113,7 +113,6 @@ pub(super) fn redact_secrets(config: &Config, environment: &Environment) {
     redact::hide(values.iter().map(String::as_str)).until_exit();
 }
 
-/// The worker's own settings.
 #[must_use]
 pub(super) fn worker_config(config: &Config) -> WorkerConfig {
     let worker = &config.worker;
@@ -137,7 +136,6 @@ pub(super) fn worker_config(config: &Config) -> WorkerConfig {
     }
 }
 
-/// What is asked of the host for holding the processes of a task together.
 #[must_use]
 fn containment_requirement(host: &schema::Host) -> ContainmentConfig {
     ContainmentConfig {
@@ -178,7 +176,7 @@ fn api_config(source: &TaskclusterSource, environment: &Environment) -> Result<A
     })
 }
 
-/// The client of a source that is not polled.
+/// Builds the client of a source that is not polled.
 ///
 /// # Errors
 ///
@@ -192,7 +190,7 @@ pub(super) fn build_api(
         .map_err(|error| Failure::new(Exit::Config, format!("source.{source_name}.{error}")))
 }
 
-/// A source of tasks and what runs them.
+/// Builds a source with its handler.
 ///
 /// # Errors
 ///
@@ -226,7 +224,7 @@ pub(super) fn source_binding(
     Ok((SourceBinding { name: source_name.to_owned(), source: Arc::new(source), handler, env }, api))
 }
 
-/// Makes the handler of that name. `command` exists without being configured.
+/// Builds the handler of that name. `command` exists without a section.
 ///
 /// # Errors
 ///
@@ -253,7 +251,7 @@ pub(super) fn build_handler(
     }
 }
 
-/// A service as a handler.
+/// Builds a handler that forwards to a service.
 ///
 /// # Errors
 ///
@@ -318,7 +316,7 @@ fn build_program_handler(
     };
     let env = settings.env.clone();
     let made = program::Program::new(settings).map_err(|error| Failure::from_error(Exit::Config, &error))?;
-    // Found out here, it costs no task anything; found out later, every task that is claimed.
+    // At the start, so that a missing program costs no task.
     for named in [&wanted.exec, &wanted.check].into_iter().filter_map(|arguments| arguments.first()) {
         find_program(named, &env, Path::new(""))
             .map_err(|error| Failure::new(Exit::HostUnusable, format!("handler {name}: {error}")))?;

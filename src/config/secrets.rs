@@ -191,7 +191,7 @@ pub fn read(path: &Path, what: &'static str) -> Result<Secret, SecretError> {
     let unreadable = |source| SecretError::Unreadable { what, path: path.to_owned(), source };
     let file = File::open(path).map_err(unreadable)?;
     if is_world_readable(path) {
-        tracing::warn!(path = %path.display(), "every user of this machine can read this secret; chmod 600 hides it");
+        tracing::warn!(path = %path.display(), "every user of this host can read this secret; chmod 600 restricts it");
     }
     let text = read_all(file).map_err(unreadable)?;
     parse_secret(&text, || (what, path.to_owned()))
