@@ -261,16 +261,6 @@ fn handler_test_uses_an_empty_payload_by_default() {
 }
 
 #[test]
-fn a_worker_whose_credentials_are_never_accepted_ends_and_says_so() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (_queue, root) = queue(folder.path());
-    let said = run(&mut worker(folder.path(), &root, "the-wrong-token"), "");
-    assert_eq!(said.code, 31, "{}", said.err);
-    assert!(said.err.contains("error: the queue keeps rejecting the credentials"), "{}", said.err);
-    assert!(!said.err.contains("the-wrong-token"));
-}
-
-#[test]
 fn what_cannot_be_started_ends_with_the_code_that_says_why() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
