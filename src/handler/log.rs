@@ -231,6 +231,16 @@ impl TaskLog {
         self.store(&mut state, &line);
     }
 
+    /// Stores the bytes that are held back, at the end of a payload's output.
+    pub fn flush(&self) {
+        let mut state = self.state();
+        if state.finished.is_none() {
+            let mut redacted = Vec::new();
+            state.filter.flush(&mut redacted);
+            self.store(&mut state, &redacted);
+        }
+    }
+
     /// Returns how many bytes the log has, without those held back. Does not wait for a write in progress.
     #[must_use]
     pub fn bytes(&self) -> u64 {

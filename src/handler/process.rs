@@ -542,7 +542,10 @@ impl OutputPump<'_> {
     fn read(&mut self) {
         let mut buffer = [0; PROCESS_READ_BYTES];
         match self.output.try_read(&mut buffer) {
-            Ok(0) => self.state = PumpState::Ended,
+            Ok(0) => {
+                self.log.flush();
+                self.state = PumpState::Ended;
+            }
             Ok(bytes) => self.log.write(buffer.get(..bytes).unwrap_or_default()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {

@@ -51,6 +51,17 @@ proptest! {
 }
 
 #[test]
+fn held_back_output_is_stored_before_the_notes_that_follow_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
+    log.add_secret("stolen-secret").unwrap();
+    log.write(b"last");
+    log.flush();
+    log.write_note("exit status 0");
+    assert!(text(&log).starts_with("last[journeyman "));
+}
+
+#[test]
 fn a_task_that_logs_nothing_touches_no_disk() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("logs/log"), SMALL);
