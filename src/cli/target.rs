@@ -172,7 +172,6 @@ fn dev_client(environment: &Environment) -> Result<QueueClient, Failure> {
 pub fn build_api(root_url: &str, credentials: Option<Credentials>) -> Result<Api, Failure> {
     let settings = ApiConfig {
         root_url: root_url.to_owned(),
-        queue_url: None,
         credentials,
         // `allow_hosts` protects workers; the commands of a person may follow any redirect.
         allow_hosts: vec!["*".to_owned()],

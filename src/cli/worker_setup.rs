@@ -169,7 +169,6 @@ fn api_config(source: &TaskclusterSource, environment: &Environment) -> Result<A
         .transpose()?;
     Ok(ApiConfig {
         root_url: source.root_url.as_str().to_owned(),
-        queue_url: source.queue_url.as_ref().map(|url| url.as_str().to_owned()),
         credentials,
         allow_hosts: source.allow_hosts.clone(),
         timeouts: Timeouts::default(),
@@ -202,8 +201,6 @@ pub(super) fn source_binding(
     handler: Arc<dyn DynHandler>,
     environment: &Environment,
 ) -> Result<(SourceBinding, Api), Failure> {
-    let mut queue_hosts = taskcluster::Config::azure_queue_hosts();
-    queue_hosts.extend(source.queue_hosts.iter().cloned());
     let settings = taskcluster::Config {
         api: api_config(source, environment)?,
         dialect: source.dialect,
@@ -211,7 +208,6 @@ pub(super) fn source_binding(
         worker_group: name.group.clone(),
         worker_id: name.id.clone(),
         artifact_storage: source.artifact_storage,
-        queue_hosts,
     };
     let env = BTreeMap::from([
         ("TASKCLUSTER_ROOT_URL".to_owned(), source.root_url.as_str().to_owned()),

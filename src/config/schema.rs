@@ -262,10 +262,6 @@ pub struct TaskclusterSource {
     /// Root URL of the Taskcluster deployment.
     #[schemars(example = &"https://tc.example.com")]
     pub root_url: Url,
-    /// URL of the queue service if it is not `root_url` + `/api/queue/v1`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"https://tc.example.com/api/queue/v1")]
-    pub queue_url: Option<Url>,
     /// Tasks to claim: provisioner and worker type.
     #[schemars(example = &"provisioner/worker-type")]
     pub task_queue: TaskQueue,
@@ -287,10 +283,7 @@ pub struct TaskclusterSource {
     /// The certificate. From the environment only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Secret>,
-    /// Hosts besides that of `root_url` and Azure's own that signed queue URLs may lead to; `.example.com` matches every host below it. With `dialect = "azure"` only.
-    #[serde(default)]
-    pub queue_hosts: Vec<String>,
-    /// Hosts that signed URLs and redirects may lead to although they are in a private network or on this host; `.example.com` matches every host below it. The hosts of `root_url`, `queue_url` and `queue_hosts` are always allowed.
+    /// Hosts that signed URLs and redirects may lead to although they are in a private network or on this host; `.example.com` matches every host below it. The host of `root_url` is always allowed. Signed queue URLs may lead to these hosts and to Azure Queue Storage only.
     #[serde(default)]
     pub allow_hosts: Vec<String>,
     /// Where artifacts are stored. `dialect = "azure"` supports `s3` only.
@@ -372,14 +365,12 @@ impl TaskclusterSource {
         Self {
             dialect: Dialect::default(),
             root_url,
-            queue_url: None,
             task_queue,
             client_id: None,
             access_token_file: None,
             access_token: None,
             certificate_file: None,
             certificate: None,
-            queue_hosts: Vec::new(),
             allow_hosts: Vec::new(),
             artifact_storage: ArtifactStorage::default(),
             handler: handler.to_owned(),

@@ -103,7 +103,6 @@ impl Place {
         let service = queue::start(settings).await.expect("the queue starts");
         let api = Api::new(ApiConfig {
             root_url: service.root_url().to_owned(),
-            queue_url: None,
             credentials: Some(Credentials::new("tester", "secret-token".to_owned().into(), None).expect("credentials")),
             allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),

@@ -226,7 +226,6 @@ async fn requests_run_without_an_activity_exchange() {
 async fn create_task(root_url: &str, task: &str, seconds: &str) {
     let settings = ApiConfig {
         root_url: root_url.to_owned(),
-        queue_url: None,
         credentials: Some(Credentials::new("tester", "secret-token".to_owned().into(), None).expect("credentials")),
         allow_hosts: Vec::new(),
         timeouts: Timeouts::default(),

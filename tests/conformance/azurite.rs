@@ -150,7 +150,6 @@ impl Bench for AzuriteBench {
         let settings = Config {
             api: ApiConfig {
                 root_url: self.service.url(),
-                queue_url: None,
                 credentials: None,
                 allow_hosts: Vec::new(),
                 timeouts: Timeouts::default(),
@@ -160,7 +159,6 @@ impl Bench for AzuriteBench {
             worker_group: "wg".into(),
             worker_id: worker.into(),
             artifact_storage: ArtifactStorage::S3,
-            queue_hosts: Vec::new(),
         };
         Arc::new(Taskcluster::new(settings).expect("the settings are good"))
     }

@@ -93,7 +93,6 @@ impl Service {
     fn api(&self) -> ApiConfig {
         ApiConfig {
             root_url: self.root_url.clone(),
-            queue_url: None,
             credentials: Some(self.credentials.clone()),
             allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),
@@ -148,7 +147,6 @@ impl Bench for ServiceBench {
             worker_group: "conformance".into(),
             worker_id: worker.into(),
             artifact_storage: ArtifactStorage::S3,
-            queue_hosts: Config::azure_queue_hosts(),
         };
         Arc::new(Taskcluster::new(settings).expect("the settings are good"))
     }

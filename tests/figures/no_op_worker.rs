@@ -115,7 +115,6 @@ pub(crate) async fn run(role: &str) -> Outcome<()> {
                 worker_group: "bench".to_owned(),
                 worker_id: "worker".to_owned(),
                 artifact_storage: ArtifactStorage::S3,
-                queue_hosts: Vec::new(),
             })?;
             (Arc::new(source), erase(handler))
         }

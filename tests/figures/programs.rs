@@ -237,7 +237,6 @@ impl Queue {
 pub(crate) fn api_config(root_url: &str) -> Outcome<ApiConfig> {
     Ok(ApiConfig {
         root_url: root_url.to_owned(),
-        queue_url: None,
         credentials: Some(Credentials::new(CLIENT_ID, ACCESS_TOKEN.to_owned().into(), None)?),
         allow_hosts: Vec::new(),
         timeouts: Timeouts::default(),

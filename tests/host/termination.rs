@@ -48,7 +48,6 @@ impl Place {
     fn api(&self) -> Api {
         Api::new(ApiConfig {
             root_url: self.queue.root_url().to_owned(),
-            queue_url: None,
             credentials: Some(Credentials::new("tester", TOKEN.to_owned().into(), None).expect("credentials")),
             allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),

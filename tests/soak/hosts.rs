@@ -167,7 +167,6 @@ pub fn api(root_url: &str) -> Api {
     let credentials = Credentials::new("soak", TOKEN.to_owned().into(), None).expect("credentials");
     Api::new(ApiConfig {
         root_url: root_url.to_owned(),
-        queue_url: None,
         credentials: Some(credentials),
         allow_hosts: Vec::new(),
         timeouts: Timeouts::default(),

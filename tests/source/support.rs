@@ -21,7 +21,6 @@ pub(crate) fn settings(root_url: &str, dialect: Dialect) -> Config {
     Config {
         api: ApiConfig {
             root_url: root_url.to_owned(),
-            queue_url: None,
             credentials: Credentials::new("worker/own", token.into(), None).ok(),
             allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),
@@ -31,7 +30,6 @@ pub(crate) fn settings(root_url: &str, dialect: Dialect) -> Config {
         worker_group: "wg".into(),
         worker_id: "w1".into(),
         artifact_storage: ArtifactStorage::S3,
-        queue_hosts: Vec::new(),
     }
 }
 

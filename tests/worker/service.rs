@@ -48,7 +48,6 @@ impl Service {
         let token = "secret-token".to_owned().into();
         ApiConfig {
             root_url: self.queue.root_url().to_owned(),
-            queue_url: None,
             credentials: Some(Credentials::new("tester", token, None).expect("credentials")),
             allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),
@@ -100,7 +99,6 @@ impl Service {
             worker_group: "group".into(),
             worker_id: id.into(),
             artifact_storage: ArtifactStorage::S3,
-            queue_hosts: Vec::new(),
         });
         let mut settings = WorkerConfig {
             capacity: 8,

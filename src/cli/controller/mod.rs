@@ -237,7 +237,6 @@ fn demand_configs(
         let own = own.map(|own| target::build_credentials(&own.client_id, &own.access_token, own.certificate.as_ref()));
         let settings = ApiConfig {
             root_url: demand.root_url.as_str().to_owned(),
-            queue_url: None,
             credentials: own.transpose()?,
             allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),

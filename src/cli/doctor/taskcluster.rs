@@ -12,7 +12,7 @@ use crate::config::schema::TaskclusterSource;
 use crate::domain::refusal::Refusal;
 use crate::limits::{DOCTOR_CALL_TIMEOUT, DOCTOR_STEP_TIMEOUT};
 use crate::source::taskcluster::Dialect;
-use crate::source::taskcluster::{Api, ApiConfig, CredentialCheck, PendingCount, Timeouts};
+use crate::source::taskcluster::{Api, ApiConfig, CredentialCheck, Timeouts};
 
 const SKEW_WARNING: SignedDuration = SignedDuration::from_secs(5);
 /// Hawk and signed URLs allow one minute of clock skew.
@@ -40,8 +40,7 @@ struct SourceCheck {
 
 impl SourceCheck {
     async fn run(&mut self) -> Option<()> {
-        let url = self.source.queue_url.as_ref().unwrap_or(&self.source.root_url).as_str().to_owned();
-        let url = url::Url::parse(&url).ok()?;
+        let url = self.source.root_url.parts();
         let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
         let port = url.port_or_known_default()?;
         self.check_connection(&host, port).await?;
@@ -104,7 +103,6 @@ impl SourceCheck {
         let source = &self.source;
         let settings = ApiConfig {
             root_url: self.source.root_url.as_str().to_owned(),
-            queue_url: source.queue_url.as_ref().map(|url| url.as_str().to_owned()),
             credentials,
             allow_hosts: source.allow_hosts.clone(),
             timeouts: Timeouts { connect: DOCTOR_STEP_TIMEOUT, call: DOCTOR_CALL_TIMEOUT, ..Timeouts::default() },
@@ -202,9 +200,10 @@ impl SourceCheck {
                 self.ok("scopes", format!("not shown by this service; required: {need}"));
             }
         }
-        match api.check_pending(&queue).await {
-            Ok(PendingCount::Approximately(waiting)) => self.ok("task queue", format!("{queue}: {waiting} pending")),
-            Ok(PendingCount::ScopeMissing) => {
+        match api.pending_count(&queue).await {
+            Ok(waiting) => self.ok("task queue", format!("{queue}: {waiting} pending")),
+            // The credentials are valid.
+            Err(refused) if refused.refusal == Refusal::Denied => {
                 self.ok("task queue", format!("{queue}: no scope to see the number of pending tasks"))
             }
             Err(refused) => {

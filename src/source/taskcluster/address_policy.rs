@@ -2,7 +2,7 @@
 //!
 //! A compromised queue must not make its workers policy what only they can: a cloud's metadata service, this host's
 //! ports, the private network. So a host is checked as written, and its addresses again when it is resolved; the
-//! connection uses the checked addresses. Hosts of `root_url`, `queue_url` and `allow_hosts` may be private;
+//! connection uses the checked addresses. Hosts of `root_url` and `allow_hosts` may be private;
 //! metadata and link-local addresses are always forbidden.
 //!
 //! Calls to the configured URLs of the service itself are not checked here.
@@ -14,8 +14,7 @@ use url::{Host, Url};
 
 #[derive(Debug)]
 pub(super) struct AddressPolicy {
-    /// Hosts of the configured URLs.
-    configured_hosts: Vec<String>,
+    /// Including the host of `root_url`.
     allowed_hosts: Vec<String>,
     tls: TlsRequirement,
 }
@@ -74,10 +73,10 @@ impl fmt::Display for ForbiddenUrl {
 
 impl AddressPolicy {
     /// An entry of `allow_hosts` is a host, `.example.com` for every subdomain, or `*` for every host.
-    pub(super) fn new(root: &Url, queue: &Url, allow_hosts: &[String]) -> Self {
-        let configured_hosts = [root, queue].into_iter().filter_map(Url::host_str).map(normalize_host).collect();
+    pub(super) fn new(root: &Url, allow_hosts: &[String]) -> Self {
+        let allowed_hosts = root.host_str().into_iter().chain(allow_hosts.iter().map(String::as_str));
         let tls = if root.scheme() == "https" { TlsRequirement::Required } else { TlsRequirement::Optional };
-        Self { configured_hosts, allowed_hosts: allow_hosts.iter().map(|host| normalize_host(host)).collect(), tls }
+        Self { allowed_hosts: allowed_hosts.map(normalize_host).collect(), tls }
     }
 
     /// Parses a URL and checks it without resolving its host.
@@ -119,14 +118,9 @@ impl AddressPolicy {
         permitted.then_some(()).ok_or_else(forbidden)
     }
 
-    fn is_trusted(&self, host: &str) -> bool {
+    pub(super) fn is_trusted(&self, host: &str) -> bool {
         let host = normalize_host(host);
-        self.configured_hosts.contains(&host)
-            || self.allowed_hosts.iter().any(|pattern| pattern == "*" || host_matches(&host, pattern))
-    }
-
-    pub(super) fn is_configured_host(&self, host: &str) -> bool {
-        self.configured_hosts.contains(&normalize_host(host))
+        self.allowed_hosts.iter().any(|pattern| pattern == "*" || host_matches(&host, pattern))
     }
 }
 
@@ -206,8 +200,7 @@ mod tests {
 
     fn policy(root: &str, allow_hosts: &[&str]) -> AddressPolicy {
         let root = Url::parse(root).unwrap();
-        let queue = Url::parse("https://queue.example:8443/queue/v1").unwrap();
-        AddressPolicy::new(&root, &queue, &allow_hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>())
+        AddressPolicy::new(&root, &allow_hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>())
     }
 
     /// What is decided without a look-up, where the root is public and nothing else is allowed.

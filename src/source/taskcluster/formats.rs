@@ -23,6 +23,17 @@ pub fn task_id_from_bytes(mut bytes: [u8; 16]) -> TaskId {
     TaskId::parse(&URL_SAFE_NO_PAD.encode(bytes)).expect("22 characters of base64 are a task id")
 }
 
+/// Whether a text is a version 4 UUID in 22 characters of URL-safe base64.
+#[must_use]
+pub fn is_slugid(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    bytes.len() == 22
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+        && matches!(bytes[8], b'Q'..=b'T')
+        && b"CGKOSWaeimquy26-".contains(&bytes[10])
+        && b"AQgw".contains(&bytes[21])
+}
+
 /// Formats a time as the queue does.
 #[must_use]
 pub fn format_time(time: Timestamp) -> String {

@@ -59,7 +59,7 @@ pub fn signed_url(bytes: &[u8]) {
     let (poll, delete, id, receipt) = (next(), next(), next(), next());
     azure::fuzz_signed_url(poll, delete, id, receipt);
     let Ok(root) = url::Url::parse("https://tc.example") else { return };
-    if let Ok(url) = AddressPolicy::new(&root, &root, &[]).parse_url(poll) {
+    if let Ok(url) = AddressPolicy::new(&root, &[]).parse_url(poll) {
         assert!(url.scheme() == "https" && url.username().is_empty() && url.password().is_none());
         let address = match url.host() {
             Some(url::Host::Ipv4(address)) => Some(address.into()),

@@ -17,7 +17,7 @@ mod transport;
 mod wire;
 
 pub use credentials::{Credentials, InvalidCredentials};
-pub use probe::{CredentialCheck, PendingCount};
+pub use probe::CredentialCheck;
 pub use task_calls::{Download, ListPage};
 pub use transport::{Api, ApiConfig, InvalidConfig, Timeouts};
 
@@ -76,24 +76,12 @@ pub struct Config {
     pub worker_id: String,
     /// Which storage keeps artifact content.
     pub artifact_storage: ArtifactStorage,
-    /// Hosts, besides the deployment's own, that signed queue URLs may have; see [`Config::azure_queue_hosts`]. A
-    /// leading dot matches every subdomain.
-    pub queue_hosts: Vec<String>,
-}
-
-impl Config {
-    /// The hosts of Azure Queue Storage.
-    #[must_use]
-    pub fn azure_queue_hosts() -> Vec<String> {
-        azure::QUEUE_HOSTS.map(str::to_owned).to_vec()
-    }
 }
 
 /// A Taskcluster queue as a source of claims.
 pub struct Taskcluster {
     service: Arc<Service>,
     task_queue: String,
-    queue_hosts: Vec<String>,
     signed_queues: Swap<SignedQueues>,
 }
 
@@ -128,19 +116,14 @@ impl Taskcluster {
             let reason = "a queue of the azure dialect has no \"object\" artifacts; use \"s3\"";
             return Err(InvalidConfig::new("artifact_storage", reason));
         }
-        let mut api = config.api;
-        // The operator's own hosts may have private addresses; Azure's may not.
-        let own_hosts = config.queue_hosts.iter().filter(|host| !azure::QUEUE_HOSTS.contains(&host.as_str()));
-        api.allow_hosts.extend(own_hosts.cloned());
         Ok(Self {
             service: Arc::new(Service {
-                api: Api::new(api)?,
+                api: Api::new(config.api)?,
                 dialect: config.dialect,
                 worker_identity: WorkerIdentity { group: config.worker_group, id: config.worker_id },
                 artifact_storage: config.artifact_storage,
             }),
             task_queue: config.task_queue,
-            queue_hosts: config.queue_hosts,
             signed_queues: Swap::new(SignedQueues::default()),
         })
     }

@@ -34,12 +34,10 @@ const CLOCK_SKEW_TOLERATED: SignedDuration = SignedDuration::from_secs(60);
 pub struct ApiConfig {
     /// The deployment, such as `https://taskcluster.example.com`.
     pub root_url: String,
-    /// URL of its queue service, if not `<root_url>/api/queue/v1`.
-    pub queue_url: Option<String>,
     /// `None` leaves requests unsigned.
     pub credentials: Option<Credentials>,
-    /// Hosts that signed URLs and redirects may have although their addresses are private, besides those of the URLs
-    /// above. A leading dot matches every subdomain, `*` every host.
+    /// Hosts that signed URLs and redirects may have although their addresses are private, besides that of the root
+    /// URL. A leading dot matches every subdomain, `*` every host.
     pub allow_hosts: Vec<String>,
     /// Time limits.
     pub timeouts: Timeouts,
@@ -208,14 +206,11 @@ impl Api {
     ///
     /// An invalid URL, or no usable TLS configuration on this host.
     pub fn new(config: ApiConfig) -> Result<Self, InvalidConfig> {
-        let root = parse_base_url("root_url", &config.root_url)?;
-        let queue = match &config.queue_url {
-            Some(url) => parse_base_url("queue_url", url)?,
-            None => service_url(&root, "queue"),
-        };
+        let root = parse_root_url(&config.root_url)?;
+        let queue = service_url(&root, "queue");
         let object = service_url(&root, "object");
         let auth = service_url(&root, "auth");
-        let address_policy = Arc::new(AddressPolicy::new(&root, &queue, &config.allow_hosts));
+        let address_policy = Arc::new(AddressPolicy::new(&root, &config.allow_hosts));
         let http = build_http_client(&config, &address_policy)?;
         Ok(Self(Arc::new(ClientState {
             http,
@@ -405,9 +400,9 @@ fn service_time(skew_s: i64) -> SystemTime {
     SystemTime::from(service_now)
 }
 
-fn parse_base_url(setting: &'static str, text: &str) -> Result<Url, InvalidConfig> {
+fn parse_root_url(text: &str) -> Result<Url, InvalidConfig> {
     let example = "expected a URL such as https://taskcluster.example.com";
-    let url = Url::parse(text).map_err(|error| InvalidConfig::new(setting, format!("{error}; {example}")))?;
+    let url = Url::parse(text).map_err(|error| InvalidConfig::new("root_url", format!("{error}; {example}")))?;
     let plain = matches!(url.scheme(), "http" | "https")
         && url.has_host()
         && url.username().is_empty()
@@ -417,7 +412,7 @@ fn parse_base_url(setting: &'static str, text: &str) -> Result<Url, InvalidConfi
         Ok(url)
     } else {
         let what = format!("not a plain http or https URL; {example}");
-        Err(InvalidConfig::new(setting, what))
+        Err(InvalidConfig::new("root_url", what))
     }
 }
 
@@ -487,7 +482,7 @@ mod tests {
     #[test]
     fn of_several_addresses_only_those_are_connected_to_that_may_be() {
         let root = Url::parse("https://tc.example").unwrap();
-        let address_policy = AddressPolicy::new(&root, &root, &["minio".to_owned()]);
+        let address_policy = AddressPolicy::new(&root, &["minio".to_owned()]);
         let found = || ["10.0.0.1:0", "8.8.8.8:0", "169.254.169.254:0", "[::1]:0"].map(|text| text.parse().unwrap());
         let permitted = |host: &str| permitted_addresses(&address_policy, host, found().into_iter()).unwrap();
         assert_eq!(permitted("rebound.example"), ["8.8.8.8:0".parse::<SocketAddr>().unwrap()]);

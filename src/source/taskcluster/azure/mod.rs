@@ -16,6 +16,7 @@ use url::Url;
 use super::Taskcluster;
 use super::address_policy::host_matches;
 use super::error_response::{ErrorResponse, call_error, retryable, sanitize, transport_error};
+use super::formats::is_slugid;
 use super::transport::{ApiRequest, encode_segment, read_body, read_error_response};
 use crate::domain::id::{PriorityQueue, Run, TaskId};
 use crate::domain::refusal::Refusal;
@@ -24,8 +25,8 @@ use crate::source::{CallError, Message, OpenResult, PollBatch, UnreadableMessage
 use signed_url::SignedUrls;
 use xml::RawMessage;
 
-/// Azure Queue Storage.
-pub(super) const QUEUE_HOSTS: [&str; 3] =
+/// Azure Queue Storage. Its hosts must have public addresses.
+const QUEUE_HOSTS: [&str; 3] =
     [".queue.core.windows.net", ".queue.core.usgovcloudapi.net", ".queue.core.chinacloudapi.cn"];
 
 /// Standard base64; padding may be missing.
@@ -147,11 +148,9 @@ impl Taskcluster {
         for url in queue.target_urls()? {
             let policy = self.service.api.address_policy();
             let host = url.host_str().unwrap_or_default();
-            let named = self.queue_hosts.iter().any(|allowed| host_matches(host, allowed));
-            if !named && !policy.is_configured_host(host) {
+            if !policy.is_trusted(host) && !QUEUE_HOSTS.iter().any(|allowed| host_matches(host, allowed)) {
                 return Err(format!(
-                    "a URL leads to {host}, which is neither the deployment's host nor in queue_hosts; add it there to \
-                     allow it"
+                    "a URL leads to {host}; to allow it, set allow_hosts = [\"{host}\"] for this source"
                 ));
             }
             policy.check_url(&url).map_err(|what| format!("a URL {what}"))?;
@@ -229,17 +228,6 @@ fn decode_message(message: &RawMessage) -> Result<Run, &'static str> {
     let slugid = is_slugid(&named.task_id).then_some(&named.task_id);
     let task = slugid.and_then(|id| TaskId::parse(id)).ok_or("taskId is not a slugid")?;
     Ok(Run { task, run: named.run_id })
-}
-
-/// A version 4 UUID in URL-safe base64.
-fn is_slugid(text: &str) -> bool {
-    let bytes = text.as_bytes();
-    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
-    bytes.len() == 22
-        && bytes.iter().all(plain)
-        && matches!(bytes[8], b'Q'..=b'T')
-        && b"CGKOSWaeimquy26-".contains(&bytes[10])
-        && b"AQgw".contains(&bytes[21])
 }
 
 pub(super) fn fuzz_poll_response(document: &str) {
