@@ -11,7 +11,6 @@ use base64::engine::general_purpose::STANDARD;
 use parking_lot::RwLock;
 use reqwest::header::HeaderValue;
 use secrecy::{ExposeSecret, SecretString};
-use serde::Serialize;
 use serde_json::value::RawValue;
 use url::{Position, Url};
 
@@ -54,20 +53,6 @@ impl Credentials {
         access_token: SecretString,
         certificate: Option<&SecretString>,
     ) -> Result<Self, InvalidCredentials> {
-        Self::restricted(client_id, access_token, certificate, None)
-    }
-
-    /// As [`Credentials::new`], restricted to `scopes`, which the credentials must satisfy.
-    ///
-    /// # Errors
-    ///
-    /// They cannot sign a request.
-    pub fn restricted(
-        client_id: &str,
-        access_token: SecretString,
-        certificate: Option<&SecretString>,
-        scopes: Option<&[String]>,
-    ) -> Result<Self, InvalidCredentials> {
         let valid = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\' || byte == b' ';
         if client_id.is_empty() || !client_id.bytes().all(valid) {
             return Err(InvalidCredentials::ClientId);
@@ -82,12 +67,7 @@ impl Credentials {
         let signature = certificate.and_then(certificate_signature);
         let secrets = [Some(&access_token), signature.as_ref()];
         let redaction = redact::hide(secrets.into_iter().flatten().map(ExposeSecret::expose_secret));
-        let ext = Ext { certificate, authorized_scopes: scopes };
-        let ext = match ext {
-            Ext { certificate: None, authorized_scopes: None } => None,
-            ext => Some(serde_json::to_vec(&ext).map_err(|_| InvalidCredentials::Certificate)?),
-        };
-        let ext = ext.map(|text| STANDARD.encode(text).into());
+        let ext = certificate.map(|text| STANDARD.encode(format!(r#"{{"certificate":{}}}"#, text.get())).into());
         Ok(Self { client_id: client_id.to_owned(), access_token, ext, _redaction: Arc::new(redaction) })
     }
 
@@ -113,15 +93,6 @@ impl Credentials {
         value.set_sensitive(true);
         Some(value)
     }
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Ext<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    certificate: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    authorized_scopes: Option<&'a [String]>,
 }
 
 /// The certificate is kept as text; it is never changed.

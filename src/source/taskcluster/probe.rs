@@ -3,9 +3,9 @@
 use jiff::Timestamp;
 use reqwest::Method;
 use serde::Deserialize;
-use serde_json::Value;
 
-use super::transport::{Api, ApiRequest, ServiceName, date_header, encode_segment};
+use super::task_calls::pending_tasks_request;
+use super::transport::{Api, ApiRequest, ServiceName, date_header};
 use crate::source::CallError;
 
 /// What a deployment says about the credentials.
@@ -15,15 +15,6 @@ pub enum CredentialCheck {
     Scopes(Vec<String>),
     /// The signature is valid; the scopes are unknown.
     Accepted,
-}
-
-/// The number of pending tasks, as far as known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PendingCount {
-    /// An estimate.
-    Approximately(u64),
-    /// The credentials lack `queue:pending-count`, which workers do not need.
-    ScopeMissing,
 }
 
 #[derive(Deserialize)]
@@ -54,25 +45,10 @@ impl Api {
         match self.call(call).await {
             Ok(reply) => Ok(CredentialCheck::Scopes(reply.json::<Scopes>()?.scopes)),
             Err(failed) if matches!(failed.status, Some(401 | 403)) => Err(failed.error),
-            Err(_) => self.check_pending(task_queue).await.map(|_| CredentialCheck::Accepted),
-        }
-    }
-
-    /// pendingTasks of a task queue.
-    ///
-    /// # Errors
-    ///
-    /// `Denied` if the credentials are rejected, `Rejected` if the queue name is invalid.
-    pub async fn check_pending(&self, task_queue: &str) -> Result<PendingCount, CallError> {
-        let path = format!("/pending/{}", encode_segment(task_queue));
-        let call = ApiRequest::to_queue(format!("pendingTasks of {task_queue}"), Method::GET, path);
-        match self.call(call).await {
-            Ok(reply) => {
-                let reply: Value = reply.json()?;
-                Ok(PendingCount::Approximately(reply.get("pendingTasks").and_then(Value::as_u64).unwrap_or(0)))
-            }
-            Err(failed) if failed.status == Some(403) => Ok(PendingCount::ScopeMissing),
-            Err(failed) => Err(failed.error),
+            Err(_) => match self.call(pending_tasks_request(task_queue)).await {
+                Err(failed) if failed.status != Some(403) => Err(failed.error),
+                Ok(_) | Err(_) => Ok(CredentialCheck::Accepted),
+            },
         }
     }
 }

@@ -10,7 +10,6 @@ use serde_json::Value;
 use super::error_response::{call_error, classify_status, retryable, transport_error};
 use super::transport::{Api, ApiRequest, TimeoutClass, encode_segment, read_error_response};
 use crate::domain::id::{Run, TaskId};
-use crate::domain::refusal::Refusal;
 use crate::limits::{ARTIFACT_HOPS_MAX, ARTIFACT_TRANSFER_TIMEOUT_MAX};
 use crate::source::CallError;
 
@@ -65,9 +64,8 @@ impl Api {
     ///
     /// `Gone` if another task has this id, `Rejected` if the definition is invalid.
     pub async fn create_task(&self, task: &TaskId, definition: Value) -> Result<Value, CallError> {
-        let call =
-            ApiRequest::to_queue(format!("createTask {task}"), Method::PUT, task_path(task, "")).body(definition);
-        self.call_for_status(call).await
+        let call = ApiRequest::to_queue(format!("createTask {task}"), Method::PUT, task_path(task, ""));
+        self.call_for_status(call.body(definition)).await
     }
 
     /// status: returns the task's status.
@@ -76,8 +74,8 @@ impl Api {
     ///
     /// `Gone` if the task does not exist.
     pub async fn task_status(&self, task: &TaskId) -> Result<Value, CallError> {
-        self.call_for_status(ApiRequest::to_queue(format!("status of {task}"), Method::GET, task_path(task, "/status")))
-            .await
+        let call = ApiRequest::to_queue(format!("status of {task}"), Method::GET, task_path(task, "/status"));
+        self.call_for_status(call).await
     }
 
     /// cancelTask: returns the task's status.
@@ -86,12 +84,8 @@ impl Api {
     ///
     /// `Gone` if the task does not exist or its deadline has passed.
     pub async fn cancel_task(&self, task: &TaskId) -> Result<Value, CallError> {
-        self.call_for_status(ApiRequest::to_queue(
-            format!("cancelTask {task}"),
-            Method::POST,
-            task_path(task, "/cancel"),
-        ))
-        .await
+        let call = ApiRequest::to_queue(format!("cancelTask {task}"), Method::POST, task_path(task, "/cancel"));
+        self.call_for_status(call).await
     }
 
     /// rerunTask: returns the task's status.
@@ -100,8 +94,8 @@ impl Api {
     ///
     /// `Gone` if the task does not exist or its deadline has passed.
     pub async fn rerun_task(&self, task: &TaskId) -> Result<Value, CallError> {
-        self.call_for_status(ApiRequest::to_queue(format!("rerunTask {task}"), Method::POST, task_path(task, "/rerun")))
-            .await
+        let call = ApiRequest::to_queue(format!("rerunTask {task}"), Method::POST, task_path(task, "/rerun"));
+        self.call_for_status(call).await
     }
 
     /// task: returns the definition.
@@ -190,13 +184,8 @@ impl Api {
     async fn call_for_status(&self, call: ApiRequest<'_>) -> Result<Value, CallError> {
         let operation = call.operation.clone();
         let mut reply: Value = self.call(call).await?.json()?;
-        match reply.get_mut("status").map(Value::take) {
-            Some(status) => Ok(status),
-            None => Err(call_error(
-                Refusal::Retry { retry_after: None },
-                format!("{operation}: the response has no status"),
-            )),
-        }
+        let status = reply.get_mut("status").map(Value::take);
+        status.ok_or_else(|| retryable(format!("{operation}: the response has no status")))
     }
 
     async fn list_page(&self, operation: String, mut path: String, token: Option<&str>) -> Result<ListPage, CallError> {
@@ -212,13 +201,16 @@ impl Api {
     ///
     /// # Errors
     ///
-    /// `Denied` without the scope.
+    /// `Denied` without the scope `queue:pending-count:<task queue>`, which workers do not need.
     pub async fn pending_count(&self, task_queue: &str) -> Result<u64, CallError> {
-        let path = format!("/pending/{}", encode_segment(task_queue));
-        let call = ApiRequest::to_queue(format!("pendingTasks of {task_queue}"), Method::GET, path);
-        let reply: Value = self.call(call).await?.json()?;
+        let reply: Value = self.call(pending_tasks_request(task_queue)).await?.json()?;
         Ok(reply.get("pendingTasks").and_then(Value::as_u64).unwrap_or(0))
     }
+}
+
+pub(super) fn pending_tasks_request(task_queue: &str) -> ApiRequest<'static> {
+    let path = format!("/pending/{}", encode_segment(task_queue));
+    ApiRequest::to_queue(format!("pendingTasks of {task_queue}"), Method::GET, path)
 }
 
 fn transfer_request(operation: &str, path: String) -> ApiRequest<'static> {
