@@ -46,8 +46,6 @@ pub const CLAIMED_PAGE_ENTRIES: usize = 100;
 /// Smaller content is sent within the request to the object service, as other Taskcluster clients do.
 pub const ARTIFACT_INLINE_BYTES_MAX: u64 = 8 << 10;
 pub const ARTIFACT_CHUNK_BYTES: usize = 256 << 10;
-/// Content up to this size is sent from memory in one piece.
-pub const ARTIFACT_WHOLE_BYTES_MAX: u64 = 64 << 10;
 /// The slowest upload that is waited for, in addition to [`CALL_TIMEOUT`].
 pub const ARTIFACT_BYTES_PER_SECOND_MIN: u64 = 128 << 10;
 /// Taskcluster's upload URLs live 45 minutes.

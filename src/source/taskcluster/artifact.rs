@@ -24,10 +24,10 @@ use super::error_response::{call_error, classify_status, retryable, sanitize, tr
 use super::transport::{ApiRequest, ServiceName, encode_segment, read_error_response};
 use super::wire::WireCredentials;
 use super::{ArtifactStorage, Dialect};
+use crate::domain::id::Run;
 use crate::domain::refusal::Refusal;
 use crate::limits::{
     ARTIFACT_BYTES_PER_SECOND_MIN, ARTIFACT_CHUNK_BYTES, ARTIFACT_INLINE_BYTES_MAX, ARTIFACT_TRANSFER_TIMEOUT_MAX,
-    ARTIFACT_WHOLE_BYTES_MAX,
 };
 use crate::source::{Artifact, ArtifactBody, CallError};
 use crate::task::ArtifactErrorReason;
@@ -40,12 +40,11 @@ struct FileContent<'a> {
     content_type: &'a str,
 }
 
-struct Upload<'a> {
+struct Upload {
     operation: String,
     path: String,
     expires: String,
     credentials: Arc<Credentials>,
-    content: Option<FileContent<'a>>,
 }
 
 #[derive(Deserialize)]
@@ -89,97 +88,50 @@ impl TaskclusterClaim {
     pub(super) async fn upload_artifact(&self, artifact: &Artifact) -> Result<(), CallError> {
         let run = &self.run;
         let operation = format!("artifact {} of {run}", sanitize(&artifact.name));
-        let name = encode_segment(&artifact.name);
         let upload = Upload {
-            path: format!("/task/{}/runs/{}/artifacts/{name}", encode_segment(run.task.as_str()), run.run),
+            path: artifact_path(run, &artifact.name),
             expires: expiry_of(artifact, self, &operation)?,
             credentials: self.credentials.load(),
-            content: file_content(&artifact.body),
             operation,
         };
-        match (&artifact.body, self.service.artifact_storage) {
-            (ArtifactBody::File { .. }, ArtifactStorage::S3) => self.store_s3(&upload).await,
-            (ArtifactBody::File { .. }, ArtifactStorage::Object) => self.store_object(&upload).await,
-            (ArtifactBody::Link { target, content_type }, _) => {
-                self.create_link(&upload, run, target, content_type).await
+        let body = match (&artifact.body, self.service.dialect) {
+            (ArtifactBody::File { file, bytes, content_type }, _) => {
+                let content = FileContent { file, bytes: *bytes, content_type };
+                return match self.service.artifact_storage {
+                    ArtifactStorage::S3 => self.store_s3(&upload, content).await,
+                    ArtifactStorage::Object => self.store_object(&upload, content).await,
+                };
+            }
+            (ArtifactBody::Link { target, content_type }, Dialect::ClaimWork) => {
+                json!({ "storageType": "link", "contentType": content_type, "artifact": target })
+            }
+            // The Azure dialect has no links; a reference to the other artifact's URL serves the same readers.
+            (ArtifactBody::Link { target, content_type }, Dialect::Azure) => {
+                let url = format!("{}{}", self.service.api.queue_base_url(), artifact_path(run, target));
+                json!({ "storageType": "reference", "contentType": content_type, "url": url })
             }
             (ArtifactBody::Reference { url, content_type }, _) => {
-                self.create_reference(&upload, url, content_type).await
+                json!({ "storageType": "reference", "contentType": content_type, "url": url })
             }
             (ArtifactBody::Error { reason, message }, _) => {
-                let body = json!({
-                    "storageType": "error",
-                    "expires": upload.expires,
-                    "reason": error_reason(*reason),
-                    "message": message,
-                });
-                self.create_artifact(&upload, body).await.map(drop)
+                json!({ "storageType": "error", "reason": error_reason(*reason), "message": message })
             }
-        }
+        };
+        self.create_artifact(&upload, body).await.map(drop)
     }
 
     async fn create_artifact(
         &self,
-        upload: &Upload<'_>,
-        body: Value,
+        upload: &Upload,
+        mut body: Value,
     ) -> Result<super::transport::ApiResponse, CallError> {
-        let operation = upload.operation.clone();
-        let call = ApiRequest::to_queue(operation, Method::POST, upload.path.clone())
-            .body(body)
-            .signed_by(&upload.credentials);
-        Ok(self.service.api.call(call).await?)
+        body["expires"] = upload.expires.as_str().into();
+        let call = ApiRequest::to_queue(upload.operation.clone(), Method::POST, upload.path.clone());
+        Ok(self.service.api.call(call.body(body).signed_by(&upload.credentials)).await?)
     }
 
-    async fn create_reference(&self, upload: &Upload<'_>, url: &str, content_type: &str) -> Result<(), CallError> {
-        let body = json!({
-            "storageType": "reference",
-            "expires": upload.expires,
-            "contentType": content_type,
-            "url": url,
-        });
-        self.create_artifact(upload, body).await.map(drop)
-    }
-
-    async fn create_link(
-        &self,
-        upload: &Upload<'_>,
-        run: &crate::domain::id::Run,
-        target: &str,
-        content_type: &str,
-    ) -> Result<(), CallError> {
-        match self.service.dialect {
-            // The Azure dialect has no links; a reference to the other artifact's URL serves the same readers.
-            Dialect::Azure => {
-                let url = format!(
-                    "{}/task/{}/runs/{}/artifacts/{}",
-                    self.service.api.queue_base_url(),
-                    encode_segment(run.task.as_str()),
-                    run.run,
-                    encode_segment(target)
-                );
-                self.create_reference(upload, &url, content_type).await
-            }
-            Dialect::ClaimWork => {
-                let body = json!({
-                    "storageType": "link",
-                    "expires": upload.expires,
-                    "contentType": content_type,
-                    "artifact": target,
-                });
-                self.create_artifact(upload, body).await.map(drop)
-            }
-        }
-    }
-
-    async fn store_s3(&self, upload: &Upload<'_>) -> Result<(), CallError> {
-        let Some(content) = upload.content else {
-            return Ok(());
-        };
-        let body = json!({
-            "storageType": "s3",
-            "expires": upload.expires,
-            "contentType": content.content_type,
-        });
+    async fn store_s3(&self, upload: &Upload, content: FileContent<'_>) -> Result<(), CallError> {
+        let body = json!({ "storageType": "s3", "contentType": content.content_type });
         let answer: WireS3 = self.create_artifact(upload, body).await?.json()?;
         let content_type = answer.content_type.as_deref().unwrap_or(content.content_type);
         let headers = header_map([("content-type", content_type)], &upload.operation)?;
@@ -187,15 +139,8 @@ impl TaskclusterClaim {
         Ok(())
     }
 
-    async fn store_object(&self, upload: &Upload<'_>) -> Result<(), CallError> {
-        let Some(content) = upload.content else {
-            return Ok(());
-        };
-        let body = json!({
-            "storageType": "object",
-            "expires": upload.expires,
-            "contentType": content.content_type,
-        });
+    async fn store_object(&self, upload: &Upload, content: FileContent<'_>) -> Result<(), CallError> {
+        let body = json!({ "storageType": "object", "contentType": content.content_type });
         let object: WireObject = self.create_artifact(upload, body).await?.json()?;
         let WireObject { name, project_id, upload_id, expires, credentials } = object;
         let signer = credentials.parse().map_err(|what| retryable(format!("{}: {what}", upload.operation)))?;
@@ -217,7 +162,11 @@ impl TaskclusterClaim {
         let create = call(Method::PUT, "upload", proposed);
         let chosen: WireUpload = self.service.api.call(create).await?.json()?;
         let hashes = match (inline, chosen.upload_method) {
-            (Some(data), WireMethod { data_inline: Some(true), .. }) => Hashes::of(&data),
+            (Some(data), WireMethod { data_inline: Some(true), .. }) => {
+                let mut hashes = Hashes::default();
+                hashes.update(&data);
+                hashes
+            }
             (_, WireMethod { put_url: Some(put), .. }) => {
                 let given = put.headers.iter().map(|(name, value)| (name.as_str(), value.as_str().unwrap_or_default()));
                 let headers = header_map(given, operation)?;
@@ -243,7 +192,7 @@ impl TaskclusterClaim {
 
     async fn put_content(
         &self,
-        upload: &Upload<'_>,
+        upload: &Upload,
         content: FileContent<'_>,
         url: &str,
         mut headers: HeaderMap,
@@ -258,26 +207,13 @@ impl TaskclusterClaim {
         headers.insert(CONTENT_LENGTH, HeaderValue::from(content.bytes));
         let request = self.service.api.http().put(url).headers(headers);
         let request = request.timeout(transfer_timeout(content.bytes, self.service.api.timeouts().call));
-        let (read, sent) = if content.bytes <= ARTIFACT_WHOLE_BYTES_MAX {
-            // Most logs are this small: one read, no pipe.
-            match read_all(content).await {
-                Ok(data) => {
-                    let hashes = Hashes::of(&data);
-                    (Ok(hashes), request.body(data).send().await)
-                }
-                Err(what) => return Err(call_error(Refusal::Rejected, format!("{operation}: {what}"))),
-            }
-        } else {
-            let (writer, reader) = tokio::io::duplex(ARTIFACT_CHUNK_BYTES);
-            let stream = ReaderStream::with_capacity(reader, ARTIFACT_CHUNK_BYTES);
-            let both =
-                async { tokio::join!(stream_content(content, writer), request.body(Body::wrap_stream(stream)).send()) };
-            // A storage that responds early and stops reading would block the reader forever.
-            match tokio::time::timeout(transfer_timeout(content.bytes, self.service.api.timeouts().call), both).await {
-                Ok(both) => both,
-                Err(_) => return Err(retryable(format!("{operation}: the upload timed out"))),
-            }
-        };
+        let (writer, reader) = tokio::io::duplex(ARTIFACT_CHUNK_BYTES);
+        let stream = ReaderStream::with_capacity(reader, ARTIFACT_CHUNK_BYTES);
+        let both =
+            async { tokio::join!(stream_content(content, writer), request.body(Body::wrap_stream(stream)).send()) };
+        // A storage that responds early and stops reading would block the reader forever.
+        let both = tokio::time::timeout(transfer_timeout(content.bytes, self.service.api.timeouts().call), both).await;
+        let (read, sent) = both.map_err(|_| retryable(format!("{operation}: the upload timed out")))?;
         let response = match (&read, sent) {
             (Err(SendFailure::File(what)), _) => {
                 let what = format!("{operation}: {what}");
@@ -320,11 +256,8 @@ const fn error_reason(reason: ArtifactErrorReason) -> &'static str {
     }
 }
 
-fn file_content(body: &ArtifactBody) -> Option<FileContent<'_>> {
-    match body {
-        ArtifactBody::File { file, bytes, content_type } => Some(FileContent { file, bytes: *bytes, content_type }),
-        ArtifactBody::Link { .. } | ArtifactBody::Reference { .. } | ArtifactBody::Error { .. } => None,
-    }
+fn artifact_path(run: &Run, name: &str) -> String {
+    format!("/task/{}/runs/{}/artifacts/{}", encode_segment(run.task.as_str()), run.run, encode_segment(name))
 }
 
 fn transfer_timeout(bytes: u64, call: Duration) -> Duration {
@@ -370,12 +303,6 @@ struct Hashes {
 }
 
 impl Hashes {
-    fn of(data: &[u8]) -> Self {
-        let mut hashes = Self::default();
-        hashes.update(data);
-        hashes
-    }
-
     fn update(&mut self, data: &[u8]) {
         self.sha256.update(data);
         self.sha512.update(data);
@@ -387,10 +314,7 @@ impl Hashes {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        text.push_str(&format!("{byte:02x}"));
-        text
-    })
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 enum SendFailure {
@@ -439,19 +363,10 @@ async fn read_if_inline(content: FileContent<'_>, operation: &str) -> Result<Opt
     if content.bytes >= ARTIFACT_INLINE_BYTES_MAX {
         return Ok(None);
     }
-    let data = read_all(content).await.map_err(|what| call_error(Refusal::Rejected, format!("{operation}: {what}")))?;
-    Ok(Some(data))
-}
-
-async fn read_all(content: FileContent<'_>) -> Result<Vec<u8>, String> {
     let mut data = Vec::new();
     while (data.len() as u64) < content.bytes {
-        let next = read_chunk(content, data.len() as u64).await?;
-        if data.is_empty() {
-            data = next;
-        } else {
-            data.extend_from_slice(&next);
-        }
+        let next = read_chunk(content, data.len() as u64).await;
+        data.extend(next.map_err(|what| call_error(Refusal::Rejected, format!("{operation}: {what}")))?);
     }
-    Ok(data)
+    Ok(Some(data))
 }
