@@ -65,13 +65,9 @@ pub(super) fn classify_service_error(operation: &str, answered: &ErrorResponse) 
         status == 404 && parsed.as_ref().is_some_and(|body| body.code.is_none() && body.error.is_some());
     let is_foreign_page = parsed.is_none() && answered.content_type.contains("html");
     if unknown_route || (is_foreign_page && (400..500).contains(&status)) {
-        let reason = if unknown_route {
-            "the service has no such endpoint"
-        } else {
-            "response is an HTML page: probably a proxy, a firewall or a captive portal"
-        };
         return retryable(format!(
-            "{operation}: {status}, {reason}; is root_url correct, and is there a proxy in between?"
+            "{operation}: {status}, not a response of Taskcluster; is root_url correct, and is there a proxy or a \
+             captive portal in between?"
         ));
     }
     let mut what = format!("{operation}: {status}");
@@ -83,10 +79,6 @@ pub(super) fn classify_service_error(operation: &str, answered: &ErrorResponse) 
             if let Some(message) = body.message.or(body.error) {
                 write!(what, ": {}", summary_line(&message)).ok();
             }
-        }
-        None if !answered.content_type.is_empty() => {
-            let kind = sanitize(&answered.content_type);
-            write!(what, " with a body of {kind}, which is not a Taskcluster error").ok();
         }
         None => {}
     }
