@@ -4,4 +4,4 @@
 #[path = "../../targets.rs"]
 mod targets;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| journeyman::source::taskcluster::hostile::message_text(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| journeyman::source::taskcluster::fuzz_targets::message_text(bytes));

@@ -4,4 +4,4 @@
 #[path = "../../targets.rs"]
 mod targets;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| journeyman::source::taskcluster::hostile::poll_answer(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| journeyman::source::taskcluster::fuzz_targets::poll_response(bytes));
