@@ -74,7 +74,7 @@ fn the_log_of_a_task_without_one_says_why_and_what_to_do() {
     refused(&[&waits], &["is pending", "no worker of dev/idle", "--wait"]);
     refused(&[&waits, "--run", "3"], &["no run 3"]);
     assert_eq!(task(here, &["cancel", &waits]).code, 0);
-    refused(&[&waits], &["exception (canceled) and was never started"]);
+    refused(&[&waits], &["exception (canceled)", "was never started"]);
     let definition = serde_json::json!({
         "provisionerId": "dev", "workerType": "idle", "dependencies": [&waits], "payload": {},
     });

@@ -110,44 +110,33 @@ impl TaskStatus {
     /// Why a run (by default the last one) has no log, and what to do.
     #[must_use]
     pub fn missing_log_reason(&self, run: Option<u32>) -> String {
-        let (task, queue) = (&self.task, &self.queue);
         let wanted = match run {
             Some(number) => self.runs.iter().find(|run| run.number == number),
             None => self.runs.last(),
         };
         let Some(found) = wanted else {
-            return match (run, self.state, self.runs.last()) {
-                (Some(number), _, Some(last)) => {
-                    format!("{task} has no run {number}; the last run is {}", last.number)
-                }
-                (_, TaskState::Unscheduled, _) => {
-                    format!("{task} is unscheduled: it waits for its dependencies and has no run yet")
-                }
-                _ => format!("{task} is {} and has no run, so there is no log", self.summary()),
-            };
+            let runs = self.runs.len();
+            return format!("{} is {} and has {runs} runs, so there is no such log", self.task, self.summary());
+        };
+        let reason = match found.state {
+            TaskState::Pending | TaskState::Unscheduled => {
+                format!("no worker of {} has claimed it yet. Is one running? --wait waits for the log", self.queue)
+            }
+            TaskState::Running => "its log is uploaded at the end. --wait waits for it".to_owned(),
+            TaskState::Completed | TaskState::Failed | TaskState::Exception | TaskState::Other => {
+                let reason = if found.started_at.is_some() {
+                    "its log was not uploaded, or has expired"
+                } else {
+                    "it was never started"
+                };
+                reason.to_owned()
+            }
         };
         let earlier = match found.number.checked_sub(1) {
             Some(before) => format!("; `--run {before}` shows the previous run"),
             None => String::new(),
         };
-        let (run, summary) = (format!("{task}/{}", found.number), found.summary());
-        match found.state {
-            TaskState::Pending | TaskState::Unscheduled => format!(
-                "{run} is pending: no worker of {queue} has claimed it yet. Is one running? --wait waits for the log{earlier}"
-            ),
-            TaskState::Running => {
-                format!("{run} is running; its log is uploaded at the end. --wait waits for it{earlier}")
-            }
-            TaskState::Exception if found.started_at.is_none() => {
-                format!("{run} is {summary} and was never started, so there is no log{earlier}")
-            }
-            TaskState::Exception => format!(
-                "{run} is {summary} and has no log: the worker did not start it, is still uploading the log, or was lost{earlier}"
-            ),
-            TaskState::Completed | TaskState::Failed | TaskState::Other => {
-                format!("{run} is {summary} and has no log: none was uploaded, or it has expired{earlier}")
-            }
-        }
+        format!("{}/{} is {}: {reason}{earlier}", self.task, found.number, found.summary())
     }
 
     #[must_use]
@@ -219,41 +208,15 @@ mod tests {
 
     #[test]
     fn the_reason_for_a_missing_log_names_the_next_step() {
-        let why = |state: &str, runs: Value, run: Option<u32>| {
-            let raw = serde_json::json!({ "taskId": "abc", "taskQueueId": "a/b", "state": state, "runs": runs });
-            TaskStatus::read(&raw).missing_log_reason(run)
-        };
-        let run = |state: &str, started: Option<&str>, reason: Option<&str>| serde_json::json!({ "runId": 0, "state": state, "started": started, "reasonResolved": reason });
-        let began = Some("2026-11-21T10:20:44.5Z");
-        let second = serde_json::json!({ "runId": 1, "state": "pending" });
-        for (text, parts) in [
-            (why("unscheduled", serde_json::json!([]), None), &["is unscheduled", "dependencies"][..]),
-            (why("exception", serde_json::json!([]), None), &["abc is exception and has no run"]),
-            (why("pending", serde_json::json!([run("pending", None, None)]), None), &["no worker of a/b", "--wait"]),
-            (why("running", serde_json::json!([run("running", began, None)]), None), &["abc/0 is running", "--wait"]),
-            (
-                why("exception", serde_json::json!([run("exception", None, Some("canceled"))]), None),
-                &["exception (canceled) and was never started"],
-            ),
-            (
-                why("exception", serde_json::json!([run("exception", began, Some("claim-expired"))]), None),
-                &["exception (claim-expired)", "was lost"],
-            ),
-            (
-                why("completed", serde_json::json!([run("completed", began, Some("completed"))]), None),
-                &["abc/0 is completed and has no log", "expired"],
-            ),
-            (
-                why("pending", serde_json::json!([run("exception", began, Some("claim-expired")), second]), None),
-                &["abc/1 is pending", "`--run 0` shows the previous run"],
-            ),
-            (
-                why("running", serde_json::json!([run("running", began, None)]), Some(7)),
-                &["no run 7; the last run is 0"],
-            ),
-        ] {
-            assert!(parts.iter().all(|part| text.contains(part)), "{text}");
-        }
+        let raw = serde_json::json!({ "taskId": "abc", "taskQueueId": "a/b", "state": "pending", "runs": [
+            { "runId": 0, "state": "exception", "started": "2026-11-21T10:20:44.5Z", "reasonResolved": "claim-expired" },
+            { "runId": 1, "state": "pending" },
+        ]});
+        let status = TaskStatus::read(&raw);
+        let last = status.missing_log_reason(None);
+        assert!(last.contains("abc/1") && last.contains("--wait") && last.contains("--run 0"), "{last}");
+        assert!(status.missing_log_reason(Some(0)).contains("exception (claim-expired)"));
+        assert!(status.missing_log_reason(Some(7)).contains("no such log"));
     }
 
     #[test]
