@@ -4,7 +4,6 @@
 
 use rusqlite::{OptionalExtension, params};
 
-use super::super::auth::new_slugid;
 use super::super::clock::UnixMillis;
 use super::super::task_state::{RunState, TaskRecord};
 use super::StoreError;
@@ -16,7 +15,6 @@ pub(crate) struct ReceivedMessage {
     pub(crate) name: String,
     pub(crate) task_id: String,
     pub(crate) run: u32,
-    pub(crate) hint: String,
     pub(crate) inserted: UnixMillis,
     pub(crate) expires: UnixMillis,
     pub(crate) visible: UnixMillis,
@@ -35,11 +33,11 @@ pub(crate) enum DeleteResult {
 type StoreResult<T> = Result<T, StoreError>;
 
 impl Tx<'_> {
-    pub(crate) fn enable_messages(&mut self, queue: &str, base: &str) -> StoreResult<()> {
+    pub(crate) fn enable_messages(&mut self, queue: &str) -> StoreResult<()> {
         if self.has_messages(queue)? {
             return Ok(());
         }
-        self.conn.prepare_cached("INSERT INTO message_queues (queue, base) VALUES (?1, ?2)")?.execute([queue, base])?;
+        self.conn.prepare_cached("INSERT INTO message_queues (queue) VALUES (?1)")?.execute([queue])?;
         let waiting: Vec<TaskRecord> = self
             .conn
             .prepare_cached(&select_tasks("WHERE open = 1 AND queue = ?1 ORDER BY id"))?
@@ -51,11 +49,6 @@ impl Tx<'_> {
             }
         }
         Ok(())
-    }
-
-    pub(crate) fn task_queue_by_base(&self, base: &str) -> StoreResult<Option<String>> {
-        let mut found = self.conn.prepare_cached("SELECT queue FROM message_queues WHERE base = ?1")?;
-        Ok(found.query_row([base], |row| row.get(0)).optional()?)
     }
 
     pub(super) fn has_messages(&self, queue: &str) -> StoreResult<bool> {
@@ -111,7 +104,6 @@ impl Tx<'_> {
                     name: row.get(1)?,
                     task_id: row.get(2)?,
                     run: row.get(3)?,
-                    hint: String::new(),
                     inserted: UnixMillis(row.get(4)?),
                     expires: UnixMillis(row.get(5)?),
                     visible,
@@ -123,7 +115,6 @@ impl Tx<'_> {
             .collect::<Result<_, _>>()?;
         for (id, received) in &mut found {
             received.receipt = new_pop_receipt();
-            received.hint = new_slugid();
             self.conn
                 .prepare_cached("UPDATE messages SET visible = ?2, dequeued = ?3, receipt = ?4 WHERE id = ?1")?
                 .execute(params![*id, visible.0, received.dequeued, received.receipt])?;

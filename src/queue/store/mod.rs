@@ -9,12 +9,9 @@ mod index;
 pub(crate) mod messages;
 pub(crate) mod open;
 pub(crate) mod tx;
-mod write_failures;
 mod writer;
 
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -23,19 +20,9 @@ pub use self::open::OpenError;
 pub(crate) use self::open::open;
 
 use self::tx::{ClaimedRun, Tx};
-use super::clock::QueueClock;
+use self::writer::{Batch, Writer};
 use super::queue_error::QueueError;
 use super::task_state::WorkerIdentity;
-
-#[derive(Debug, Clone)]
-pub(crate) struct StoreConfig {
-    pub(crate) claim_timeout: Duration,
-    /// See [`Config`](super::Config).
-    pub(crate) claim_delay: Duration,
-    pub(crate) deadline_delay: Duration,
-    pub(crate) clock: QueueClock,
-    pub(crate) artifacts: PathBuf,
-}
 
 #[derive(Debug)]
 pub(crate) enum StoreError {
@@ -61,53 +48,21 @@ impl From<rusqlite::Error> for StoreError {
     }
 }
 
-trait StoreJob: Send {
-    fn run(&mut self, tx: &mut Tx<'_>) -> Result<(), StoreError>;
-    fn reply(self: Box<Self>, end: Result<(), QueueError>);
-    fn is_awaited(&self) -> bool;
-}
-
-struct PendingJob<T, F> {
-    work: Option<F>,
-    result: Option<T>,
-    reply: oneshot::Sender<Result<T, QueueError>>,
-}
-
-impl<T: Send, F: Send + FnOnce(&mut Tx<'_>) -> Result<T, StoreError>> StoreJob for PendingJob<T, F> {
-    fn run(&mut self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
-        if let Some(work) = self.work.take() {
-            self.result = Some(work(tx)?);
-        }
-        Ok(())
-    }
-
-    fn reply(self: Box<Self>, end: Result<(), QueueError>) {
-        let answer = match (end, self.result) {
-            (Ok(()), Some(done)) => Ok(done),
-            (Err(error), _) => Err(error),
-            (Ok(()), None) => Err(internal_error()),
-        };
-        // The caller may have gone.
-        self.reply.send(answer).ok();
-    }
-
-    fn is_awaited(&self) -> bool {
-        !self.reply.is_closed()
-    }
-}
+/// Runs within a batch and adds its reply to it.
+type Job = Box<dyn FnOnce(&mut Writer, &mut Batch) + Send>;
 
 struct Waiter {
     queue: String,
     worker: WorkerIdentity,
     limit: usize,
-    reply: oneshot::Sender<Result<UndeliveredClaims, QueueError>>,
+    reply: oneshot::Sender<UndeliveredClaims>,
 }
 
 /// Claims for a response. Claims dropped before [`deliver`](Self::deliver) return to their queue.
 pub(crate) struct UndeliveredClaims {
     claims: Vec<ClaimedRun>,
     undelivered: Arc<Mutex<Vec<(String, u32)>>>,
-    jobs: mpsc::WeakSender<StoreRequest>,
+    jobs: mpsc::WeakSender<Job>,
 }
 
 impl UndeliveredClaims {
@@ -125,22 +80,15 @@ impl Drop for UndeliveredClaims {
         self.undelivered.lock().extend(runs);
         if let Some(jobs) = self.jobs.upgrade() {
             // If the channel is full, the thread runs anyway.
-            jobs.try_send(StoreRequest::Wake).ok();
+            jobs.try_send(Box::new(|_, _| {})).ok();
         }
     }
 }
 
-enum StoreRequest {
-    Job(Box<dyn StoreJob>),
-    Wait(Waiter),
-    Wake,
-    Tick(oneshot::Sender<()>),
-}
-
 /// A handle. When the last one is dropped, the thread finishes its jobs and closes the database.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(crate) struct Store {
-    jobs: mpsc::Sender<StoreRequest>,
+    jobs: mpsc::Sender<Job>,
     pending: watch::Receiver<u64>,
 }
 
@@ -167,36 +115,50 @@ impl Store {
         F: Send + 'static + FnOnce(&mut Tx<'_>) -> Result<T, StoreError>,
     {
         let (reply, answer) = oneshot::channel();
-        let call = PendingJob { work: Some(work), result: None, reply };
-        self.jobs.send(StoreRequest::Job(Box::new(call))).await.map_err(|_| internal_error())?;
+        self.jobs.send(job(work, reply)).await.map_err(|_| internal_error())?;
+        // No reply if the commit failed.
         answer.await.map_err(|_| internal_error())?
     }
 
-    /// Claims pending runs, or waits for some until the receiver is dropped.
+    /// Claims pending runs, or waits for some until the receiver is dropped. Without a reply, the claims failed.
     pub(crate) async fn wait_for_work(
         &self,
         queue: String,
         worker: WorkerIdentity,
         limit: usize,
-    ) -> Result<oneshot::Receiver<Result<UndeliveredClaims, QueueError>>, QueueError> {
+    ) -> Result<oneshot::Receiver<UndeliveredClaims>, QueueError> {
         let (reply, answer) = oneshot::channel();
         let waiter = Waiter { queue, worker, limit, reply };
-        self.jobs.send(StoreRequest::Wait(waiter)).await.map_err(|_| internal_error())?;
+        let job: Job = Box::new(move |writer, batch| writer.run_waiter(waiter, batch));
+        self.jobs.send(job).await.map_err(|_| internal_error())?;
         Ok(answer)
     }
 
     /// Resolves due claims and deadlines now.
     pub(crate) async fn tick(&self) {
-        let (reply, answer) = oneshot::channel();
-        if self.jobs.send(StoreRequest::Tick(reply)).await.is_ok() {
-            answer.await.ok();
-        }
+        // Every batch does.
+        self.execute(|_| Ok(())).await.ok();
     }
 
     /// A counter that grows each time a run becomes pending.
     pub(crate) fn pending(&self) -> watch::Receiver<u64> {
         self.pending.clone()
     }
+}
+
+fn job<T, F>(work: F, reply: oneshot::Sender<Result<T, QueueError>>) -> Job
+where
+    T: Send + 'static,
+    F: Send + 'static + FnOnce(&mut Tx<'_>) -> Result<T, StoreError>,
+{
+    Box::new(move |writer, batch| {
+        if reply.is_closed() {
+            return;
+        }
+        let result = writer.in_savepoint(batch, work);
+        // The caller may have gone.
+        batch.replies.push(Box::new(move || drop(reply.send(result))));
+    })
 }
 
 #[cfg(test)]

@@ -3,15 +3,17 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use rusqlite::Connection;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
+use super::super::{Config, Db};
 use super::index::{Index, Move, Position};
 use super::tx::{read_task, select_tasks};
 use super::writer::Writer;
-use super::{Store, StoreConfig, StoreStatus};
+use super::{Store, StoreStatus};
 use crate::limits::{QUEUE_JOBS_MAX, QUEUE_JOURNAL_BYTES_KEPT, QUEUE_STATEMENTS_MAX};
 
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +28,7 @@ pub enum OpenError {
     Thread(#[source] std::io::Error),
 }
 
-const FORMAT: i64 = 2;
+const FORMAT: i64 = 3;
 
 pub(crate) struct OpenedDatabase {
     pub(super) conn: Connection,
@@ -39,17 +41,16 @@ fn create_private(path: &Path) {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).ok();
 }
 
-pub(crate) fn open(path: Option<&Path>) -> Result<OpenedDatabase, OpenError> {
-    let shown_path = path.map_or_else(|| ":memory:".to_owned(), |path| path.display().to_string());
-    let failed = |source| OpenError::File { path: shown_path.clone(), source };
-    let conn = match path {
-        Some(path) => {
+pub(crate) fn open(db: &Db) -> Result<OpenedDatabase, OpenError> {
+    let (path, conn) = match db {
+        Db::File(path) => {
             create_private(path);
-            Connection::open(path)
+            (path.display().to_string(), Connection::open(path))
         }
-        None => Connection::open_in_memory(),
-    }
-    .map_err(failed)?;
+        Db::Memory => (":memory:".to_owned(), Connection::open_in_memory()),
+    };
+    let failed = |source| OpenError::File { path: path.clone(), source };
+    let conn = conn.map_err(failed)?;
     let prepare = || -> rusqlite::Result<i64> {
         conn.set_prepared_statement_cache_capacity(QUEUE_STATEMENTS_MAX);
         // Keeps a second queue from using the same file.
@@ -71,7 +72,7 @@ pub(crate) fn open(path: Option<&Path>) -> Result<OpenedDatabase, OpenError> {
     };
     let found = prepare().map_err(failed)?;
     if found != FORMAT {
-        return Err(OpenError::Format { path: shown_path, found });
+        return Err(OpenError::Format { path, found });
     }
     let index = rebuild_index(&conn).map_err(failed)?;
     Ok(OpenedDatabase { conn, index })
@@ -94,7 +95,7 @@ impl OpenedDatabase {
         self.conn.query_row("SELECT value FROM meta WHERE key = 'secret'", [], |row| row.get(0)).map_err(failed)
     }
 
-    pub(crate) fn start(self, config: StoreConfig, runtime: Handle) -> Result<RunningStore, OpenError> {
+    pub(crate) fn start(self, config: Arc<Config>, runtime: Handle) -> Result<RunningStore, OpenError> {
         let (jobs, requests) = mpsc::channel(QUEUE_JOBS_MAX);
         let (pending_changed, pending) = watch::channel(0);
         let (status_sender, status) = watch::channel(StoreStatus::Running);

@@ -4,14 +4,15 @@
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
+use super::super::Config;
 use super::super::clock::UnixMillis;
 use super::super::queue_error::QueueError;
 use super::super::task_definition::{MESSAGE_TTL_MAX, NewTask, Requires, is_same_json};
 use super::super::task_state::{
     ClaimMethod, Priority, RunError, RunRecord, RunState, TaskRecord, Transition, WorkerIdentity,
 };
+use super::StoreError;
 use super::index::{Index, Move, Position};
-use super::{StoreConfig, StoreError};
 use crate::limits::{QUEUE_CLAIM_SCAN_MAX, QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX};
 
 /// A task with its row id and its position in the index when it was read.
@@ -55,7 +56,7 @@ struct PartialPage {
 pub(crate) struct Tx<'a> {
     pub(super) conn: &'a Connection,
     pub(super) index: &'a mut Index,
-    pub(crate) config: &'a StoreConfig,
+    pub(crate) config: &'a Config,
     pub(crate) now: UnixMillis,
     pub(super) moves: Vec<Move>,
     /// Task queues in which a run became pending.
