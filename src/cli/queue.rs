@@ -22,7 +22,7 @@ pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> Exit
     log::start(&loaded.config.log, log::color_from_environment(environment));
     config_args::log_warnings(&loaded);
     let config = &loaded.config.queue;
-    if config.clients.is_empty() && config.auth == schema::Auth::Checked {
+    if config.clients.is_empty() && config.auth == Auth::Checked {
         return Err(Failure::new(
             Exit::Config,
             "the queue has no clients: add [queue.clients.NAME], or set \
@@ -51,10 +51,8 @@ pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> Exit
 
 fn start_failure(error: &StartError) -> Failure {
     let exit = match error {
-        StartError::UnauthenticatedAddress(_) | StartError::TooShort { .. } | StartError::PublicUrl(_) => Exit::Config,
-        StartError::Database(_) | StartError::Listen { .. } | StartError::Folder { .. } | StartError::Interrupted => {
-            Exit::HostUnusable
-        }
+        StartError::UnauthenticatedAddress(_) => Exit::Config,
+        StartError::Database(_) | StartError::Listen { .. } | StartError::Folder { .. } => Exit::HostUnusable,
     };
     Failure::from_error(exit, error)
 }
@@ -75,13 +73,9 @@ fn queue_config(config: &schema::Queue, environment: &Environment) -> Result<que
     }
     Ok(queue::Config {
         listen: config.listen.0,
-        auth: match config.auth {
-            schema::Auth::Checked => Auth::Checked,
-            schema::Auth::Open => Auth::Open,
-            schema::Auth::OpenToNetwork => Auth::OpenToNetwork,
-        },
+        auth: config.auth,
         clients,
-        public_root_url: config.public_root_url.as_ref().map(|url| url.as_str().to_owned()),
+        public_root_url: config.public_root_url.as_ref().map(|url| url.parts().clone()),
         claim_timeout: config.claim_timeout.0,
         visibility_timeout: config.visibility_timeout.0,
         ..queue::Config::new(Db::File(config.db.0.clone()), PathBuf::from(artifacts))

@@ -19,6 +19,7 @@ use crate::limits::{
     ACTIVITY_REPEAT_MIN, CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, QUEUE_VISIBILITY_TIMEOUT_MIN, RUN_TIME_MIN,
     SERVICE_PROBE_INTERVAL_MIN, SERVICE_STARTUP_TIMEOUT_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
 };
+use crate::queue::Auth;
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
 
 /// A time that a task may run.
@@ -729,18 +730,6 @@ impl Default for Queue {
             clients: BTreeMap::new(),
         }
     }
-}
-
-/// Whether callers of the embedded queue have to sign their calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Auth {
-    /// A client signs every call.
-    Checked,
-    /// Every caller has all scopes. For loopback addresses and trusted users only.
-    Open,
-    /// Every caller that can reach the address has all scopes.
-    OpenToNetwork,
 }
 
 /// A client of the embedded queue.

@@ -1,9 +1,11 @@
-//! The HTTP server of the status pages and the control sockets: one accept loop with limits for an axum router.
+//! The HTTP server of the embedded queue, the status pages and the control sockets: one accept loop with limits for an
+//! axum router.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -24,6 +26,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 use crate::limits::{HTTP_CONNECTION_AGE_MAX, HTTP_CONNECTIONS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_TIMEOUT};
 
@@ -81,12 +84,18 @@ impl HttpListener {
     }
 }
 
-/// Serves until dropped. Further connections wait in the backlog of the listener, unless an idle one can be evicted.
-pub(crate) async fn serve<L: Listener>(mut listener: L, router: Router, limits: Limits) -> Infallible {
+/// Serves until dropped.
+pub(crate) async fn serve<L: Listener>(listener: L, router: Router, limits: Limits) -> Infallible {
+    serve_until(listener, router, limits, CancellationToken::new()).await;
+    std::future::pending().await
+}
+
+/// Serves until `stop` is cancelled, then closes the listener and finishes the requests in flight. Beyond
+/// `connections_max`, connections wait in the backlog of the listener, unless an idle one can be evicted.
+pub(crate) async fn serve_until<L: Listener>(mut listener: L, router: Router, limits: Limits, stop: CancellationToken) {
     let mut tasks = JoinSet::new();
     let mut connections: VecDeque<Connection> = VecDeque::new();
-    loop {
-        let (stream, _) = listener.accept().await;
+    while let Some((stream, _)) = stop.run_until_cancelled(listener.accept()).await {
         while tasks.try_join_next().is_some() {}
         connections.retain(|connection| !connection.task.is_finished());
         while connections.len() >= limits.connections_max {
@@ -100,9 +109,11 @@ pub(crate) async fn serve<L: Listener>(mut listener: L, router: Router, limits: 
             }
         }
         let is_busy = Arc::<AtomicBool>::default();
-        let task = tasks.spawn(serve_connection(stream, router.clone(), limits, Arc::clone(&is_busy)));
+        let task = tasks.spawn(serve_connection(stream, router.clone(), limits, Arc::clone(&is_busy), stop.clone()));
         connections.push_back(Connection { task, is_busy });
     }
+    drop(listener);
+    while tasks.join_next().await.is_some() {}
 }
 
 struct Connection {
@@ -115,6 +126,7 @@ async fn serve_connection(
     router: Router,
     limits: Limits,
     is_busy: Arc<AtomicBool>,
+    stop: CancellationToken,
 ) {
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
@@ -127,11 +139,22 @@ async fn serve_connection(
         }
     });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(limits.head_timeout).max_buf_size(HTTP_HEAD_BYTES_MAX);
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head_timeout)
+        .max_header_size(HTTP_HEAD_BYTES_MAX)
+        .max_buf_size(HTTP_HEAD_BYTES_MAX);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let until_end = async {
+        if let Some(ended) = stop.run_until_cancelled(&mut connection).await {
+            return ended;
+        }
+        connection.as_mut().graceful_shutdown();
+        connection.await
+    };
     let ended = match limits.connection_age_max {
-        Some(age_max) => timeout(age_max, connection).await.unwrap_or(Ok(())),
-        None => connection.await,
+        Some(age_max) => timeout(age_max, until_end).await.unwrap_or(Ok(())),
+        None => until_end.await,
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "HTTP connection failed");

@@ -24,7 +24,8 @@ pub const HTTP_CONNECTIONS_MAX: usize = 32;
 /// Browsers and Prometheus reconnect.
 pub const HTTP_CONNECTION_AGE_MAX: Duration = Duration::from_secs(60);
 pub const HTTP_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-pub const HTTP_HEAD_BYTES_MAX: usize = 16 << 10;
+/// Taskcluster's clients send a certificate with its scopes in a header.
+pub const HTTP_HEAD_BYTES_MAX: usize = 32 << 10;
 pub const TOP_REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 pub const TOP_KEYS_QUEUED_MAX: usize = 64;
 pub const TOP_KEY_POLL_INTERVAL: Duration = Duration::from_millis(100);

@@ -13,7 +13,6 @@ pub const QUEUE_CLAIM_TIMEOUT: Duration = Duration::from_secs(1200);
 pub const QUEUE_CLAIM_DELAY: Duration = Duration::from_secs(5);
 pub const QUEUE_DEADLINE_DELAY: Duration = Duration::from_secs(5);
 pub const QUEUE_POLL_URL_TTL: Duration = Duration::from_secs(30 * 60);
-pub const QUEUE_POLL_URL_TTL_MIN: Duration = Duration::from_secs(1);
 /// The storage service counts in seconds.
 pub const QUEUE_VISIBILITY_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 pub const QUEUE_VISIBILITY_TIMEOUT: Duration = Duration::from_secs(300);
@@ -21,25 +20,16 @@ pub const QUEUE_VISIBILITY_TIMEOUT_MAX: Duration = Duration::from_secs(7 * 24 * 
 /// As Taskcluster's `claimWork`.
 pub const QUEUE_LONG_POLL_WAIT: Duration = Duration::from_secs(20);
 pub const QUEUE_LONG_POLLS_MAX: usize = 4_096;
-pub const QUEUE_WAITERS_MAX: usize = 4_096;
 pub const QUEUE_CONNECTIONS_MAX: usize = 8_192;
+/// Between requests, and for the head of one.
 pub const QUEUE_CONNECTION_IDLE_MAX: Duration = Duration::from_secs(90);
-pub const QUEUE_UNAUTHENTICATED_MAX: usize = 64;
-/// Longer than a long poll.
-pub const QUEUE_UNAUTHENTICATED_AGE_MAX: Duration = Duration::from_secs(30);
-pub const QUEUE_UNAUTHENTICATED_WAIT_MAX: Duration = Duration::from_secs(1);
-pub const QUEUE_ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// A certificate with its scopes is in a header.
-pub const QUEUE_HEAD_BYTES_MAX: usize = 32 << 10;
-pub const QUEUE_HEAD_LINES_MAX: usize = 100;
-pub const QUEUE_BUFFER_BYTES_MAX: usize = QUEUE_HEAD_BYTES_MAX;
 pub const QUEUE_SMALL_BODY_BYTES_MAX: usize = 64 << 10;
-pub const QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX: usize = 16 << 10;
-/// Bodies in memory at once; further requests are told to retry.
+pub const QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX: usize = 4 << 10;
+/// Bodies of clients in memory at once; further requests are told to retry.
 pub const QUEUE_BODIES_BYTES_MAX: usize = 64 << 20;
 /// How much of a rejected body is read, so that its sender reads the response.
 pub const QUEUE_DISCARD_BYTES_MAX: usize = 16 << 20;
-pub const QUEUE_DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
+pub const QUEUE_DISCARD_TIMEOUT: Duration = Duration::from_secs(2);
 pub const QUEUE_BODY_BYTES_MAX: usize = 10 << 20;
 pub const QUEUE_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 pub const QUEUE_ARTIFACT_BYTES_MAX: u64 = 4 << 30;
@@ -54,8 +44,9 @@ pub const QUEUE_CLAIM_SCAN_MAX: usize = 256;
 pub const QUEUE_SWEEP_MAX: usize = 512;
 pub const QUEUE_SWEEP_INTERVAL: Duration = Duration::from_secs(600);
 pub const QUEUE_CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(30);
-pub const QUEUE_RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
-pub const QUEUE_RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
+pub const QUEUE_TIMER_MIN: Duration = Duration::from_millis(10);
+/// After a write failure.
+pub const QUEUE_RETRY_DELAY: Duration = Duration::from_secs(1);
 pub const QUEUE_PAGE_MAX: usize = 1_000;
 /// At least one task is returned; a worker reads [`JSON_BODY_BYTES_MAX`](super::JSON_BODY_BYTES_MAX).
 pub const QUEUE_REPLY_BYTES_MAX: usize = 12 << 20;

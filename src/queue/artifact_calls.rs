@@ -1,20 +1,22 @@
 //! The artifact calls of the API: create, list and get. Content is in `artifact_content`.
 
 use axum::http::StatusCode;
+use axum::http::header::LOCATION;
+use axum::response::IntoResponse as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::QueueState;
+use super::api::{App, Call, ReplyResult};
 use super::artifact_content::{self, ContentPath};
 use super::auth::Caller;
-use super::field_types::{Text, Time, Uri};
-use super::queue_error::{QueueError, QueueErrorCode};
-use super::route::ApiMethod;
+use super::clock::UnixMillis;
+use super::field_types::{Text, Uri};
+use super::queue_error::{QueueError, QueueErrorCode, json_response};
 use super::scopes::ScopeExpression;
 use super::store::StoreError;
 use super::store::artifacts::Artifact;
 use super::store::tx::Tx;
-use super::task_calls::{CallInput, CallReply, ReplyHeader, ReplyResult};
+use super::task_calls::ok;
 use super::task_state::RunState;
 use crate::limits::{QUEUE_CLOCK_DRIFT_MAX, QUEUE_LATE_ARTIFACTS_WINDOW, QUEUE_PUT_URL_TTL};
 
@@ -22,23 +24,23 @@ use crate::limits::{QUEUE_CLOCK_DRIFT_MAX, QUEUE_LATE_ARTIFACTS_WINDOW, QUEUE_PU
 #[serde(tag = "storageType", rename_all = "lowercase", rename_all_fields = "camelCase", deny_unknown_fields)]
 enum CreateArtifact {
     S3 {
-        expires: Time,
+        expires: UnixMillis,
         content_type: Text<255>,
         #[serde(rename = "contentLength")]
         _content_length: Option<u64>,
     },
     Reference {
-        expires: Time,
+        expires: UnixMillis,
         content_type: Text<255>,
         url: Uri,
     },
     Link {
-        expires: Time,
+        expires: UnixMillis,
         content_type: Option<Text<255>>,
         artifact: Text<1_024>,
     },
     Error {
-        expires: Time,
+        expires: UnixMillis,
         reason: ErrorReason,
         message: Text<4_096>,
     },
@@ -71,25 +73,17 @@ impl CreateArtifact {
             }
         };
         let content_type = content_type.map_or_else(|| "application/binary".to_owned(), |text| text.0);
-        Artifact { name, storage: storage.to_owned(), content_type, expires: expires.0, details }
+        Artifact { name, storage: storage.to_owned(), content_type, expires, details }
     }
 }
 
-fn artifact_path(input: &CallInput) -> ContentPath {
-    let (task, name) = (input.route.param("taskId"), input.route.param("name"));
-    ContentPath { task: task.to_owned(), run: input.route.run(), name: name.to_owned() }
-}
-
-pub(crate) async fn create(app: &QueueState, input: CallInput) -> ReplyResult {
-    let path = artifact_path(&input);
-    if path.name.is_empty() {
-        return Err(QueueError::new(QueueErrorCode::InvalidRequestArguments, "the artifact name is empty"));
-    }
-    let artifact = input.fields::<CreateArtifact>()?.into_artifact(path.name.clone());
+pub(crate) async fn create(app: App, call: Call) -> ReplyResult {
+    let path = ContentPath { task: call.task_id(), run: call.run(), name: call.param("name").to_owned() };
+    let artifact = call.fields::<CreateArtifact>()?.into_artifact(path.name.clone());
     if artifact.expires < app.now().minus(QUEUE_CLOCK_DRIFT_MAX) {
         return Err(QueueError::input("`expires` must be in the future"));
     }
-    let (caller, target) = (input.caller, path.clone());
+    let (caller, target) = (call.caller, path.clone());
     let artifact = app.store.execute(move |tx| store_artifact(tx, &caller, &target, artifact)).await?;
     let expires = app.now().plus(QUEUE_PUT_URL_TTL);
     let reply = match artifact.storage.as_str() {
@@ -97,11 +91,11 @@ pub(crate) async fn create(app: &QueueState, input: CallInput) -> ReplyResult {
             "storageType": "s3",
             "contentType": artifact.content_type,
             "expires": expires.iso(),
-            "putUrl": artifact_content::put_url(app, &path, &artifact.content_type, expires),
+            "putUrl": artifact_content::put_url(&app, &path, &artifact.content_type, expires),
         }),
         storage => json!({"storageType": storage}),
     };
-    Ok(CallReply::ok(reply.to_string()))
+    ok(reply.to_string())
 }
 
 fn store_artifact(
@@ -128,10 +122,10 @@ fn store_artifact(
     tx.put_artifact(&path.task, path.run, artifact)
 }
 
-pub(crate) async fn list(app: &QueueState, input: CallInput) -> ReplyResult {
-    let (task, run, limit) = (input.route.param("taskId").to_owned(), input.route.run(), input.page_size()?);
-    let after = input.page_start().unwrap_or_default();
-    input.caller.require_scope(format!("queue:list-artifacts:{task}:{run}"))?;
+pub(crate) async fn list(app: App, call: Call) -> ReplyResult {
+    let (task, run, limit) = (call.task_id(), call.run(), call.page_size()?);
+    let after = call.page_start().unwrap_or_default();
+    call.caller.require_scope(format!("queue:list-artifacts:{task}:{run}"))?;
     let page = app
         .store
         .execute(move |tx| {
@@ -154,21 +148,10 @@ pub(crate) async fn list(app: &QueueState, input: CallInput) -> ReplyResult {
     if let Some(next) = page.next {
         reply["continuationToken"] = next.into();
     }
-    Ok(CallReply::ok(reply.to_string()))
+    ok(reply.to_string())
 }
 
-fn latest_run(tx: &Tx<'_>, task: &str) -> Result<u32, StoreError> {
-    let last = tx.require_task(task)?.task.last_run().map(|(run, _)| run);
-    Ok(last.ok_or_else(|| QueueError::not_found(format!("task `{task}` has no runs")))?)
-}
-
-/// An artifact after its links, and its run.
-struct ResolvedArtifact {
-    artifact: Artifact,
-    run: u32,
-}
-
-fn follow_links(tx: &Tx<'_>, caller: &Caller, path: &ContentPath) -> Result<ResolvedArtifact, StoreError> {
+fn follow_links(tx: &Tx<'_>, caller: &Caller, path: &ContentPath) -> Result<Artifact, StoreError> {
     let mut names = vec![path.name.clone()];
     loop {
         let scopes = names.iter().map(|name| ScopeExpression::scope(format!("queue:get-artifact:{name}")));
@@ -180,7 +163,7 @@ fn follow_links(tx: &Tx<'_>, caller: &Caller, path: &ContentPath) -> Result<Reso
             return Err(QueueError::new(QueueErrorCode::ResourceExpired, "the artifact has expired").into());
         }
         if artifact.storage != "link" {
-            return Ok(ResolvedArtifact { artifact, run: path.run });
+            return Ok(artifact);
         }
         let target = artifact.details.get("artifact").and_then(Value::as_str).unwrap_or_default();
         if names.iter().any(|name| name == target) {
@@ -190,33 +173,39 @@ fn follow_links(tx: &Tx<'_>, caller: &Caller, path: &ContentPath) -> Result<Reso
     }
 }
 
-pub(crate) async fn get(app: &QueueState, input: CallInput) -> ReplyResult {
-    let (mut path, caller) = (artifact_path(&input), input.caller);
-    let is_latest = input.route.method == ApiMethod::GetLatestArtifact;
-    let task = path.task.clone();
-    let ResolvedArtifact { artifact, run } = app
-        .store
-        .execute(move |tx| {
-            if is_latest {
-                caller.require_scope(format!("queue:get-artifact:{}", path.name))?;
-                path.run = latest_run(tx, &path.task)?;
-            }
-            follow_links(tx, &caller, &path)
-        })
-        .await?;
-    let storage = ReplyHeader { name: "x-taskcluster-artifact-storage-type", value: artifact.storage.clone() };
+pub(crate) async fn get(app: App, call: Call) -> ReplyResult {
+    let run = call.run();
+    get_from(app, call, Some(run)).await
+}
+
+pub(crate) async fn get_latest(app: App, call: Call) -> ReplyResult {
+    get_from(app, call, None).await
+}
+
+/// Gets an artifact of `run`, or of the last run.
+async fn get_from(app: App, call: Call, run: Option<u32>) -> ReplyResult {
+    let (task, name, caller) = (call.task_id(), call.param("name").to_owned(), call.caller);
+    caller.require_scope(format!("queue:get-artifact:{name}"))?;
+    let found = app.store.execute(move |tx| {
+        let run = match run {
+            Some(run) => run,
+            None => tx.require_task(&task)?.task.last_run().map_or(0, |(run, _)| run),
+        };
+        let mut path = ContentPath { task, run, name };
+        let artifact = follow_links(tx, &caller, &path)?;
+        path.name.clone_from(&artifact.name);
+        Ok((artifact, path))
+    });
+    let (artifact, path) = found.await?;
+    let storage = [("x-taskcluster-artifact-storage-type", artifact.storage.clone())];
     if artifact.storage == "error" {
-        let body = artifact.details.to_string();
-        return Ok(CallReply { status: StatusCode::FAILED_DEPENDENCY, body, headers: vec![storage] });
+        let reply = json_response(StatusCode::FAILED_DEPENDENCY, artifact.details.to_string());
+        return Ok((storage, reply).into_response());
     }
     let url = match artifact.details.get("url").and_then(Value::as_str) {
         Some(url) => url.to_owned(),
-        None => {
-            let target = ContentPath { task, run, name: artifact.name.clone() };
-            artifact_content::get_url(app, &target, &artifact.content_type)
-        }
+        None => artifact_content::get_url(&app, &path, &artifact.content_type),
     };
     let body = json!({"storageType": artifact.storage, "url": url}).to_string();
-    let headers = vec![storage, ReplyHeader { name: "location", value: url }];
-    Ok(CallReply { status: StatusCode::SEE_OTHER, body, headers })
+    Ok((storage, [(LOCATION, url)], json_response(StatusCode::SEE_OTHER, body)).into_response())
 }

@@ -19,13 +19,13 @@ pub(crate) fn relative_path(task: &str, run: u32, name: &str) -> String {
 pub(crate) fn remove(folder: &Path, path: &str) {
     let path = folder.join(path);
     let gone = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
-    match gone {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => {
-            tracing::warn!(%error, path = %path.display(), "cannot remove expired artifact");
-        }
+    if let Err(error) = gone.or_else(ignore_missing) {
+        tracing::warn!(%error, path = %path.display(), "cannot remove expired artifact");
     }
+}
+
+fn ignore_missing(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
 const INCOMING: &str = "incoming";
@@ -34,41 +34,31 @@ pub(crate) fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Creates a private directory with its missing parents, and flushes each into its parent.
-pub(crate) fn create_dir_synced(folder: &Path, mut sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
-    let missing: Vec<&Path> =
-        folder.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.is_dir()).collect();
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    for made in missing.into_iter().rev() {
-        sync(parent_of(made))?;
-    }
-    Ok(())
+fn create_dir(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
-fn parent_of(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
-}
-
-/// Removes uploads that a previous process did not finish; none of them was acknowledged.
-pub(crate) fn remove_incoming(artifacts: &Path) -> io::Result<()> {
-    match std::fs::remove_dir_all(artifacts.join(INCOMING)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        Ok(()) | Err(_) => Ok(()),
-    }
+/// Creates the artifact directory, and removes uploads that a previous process did not finish; none of them was
+/// acknowledged.
+pub(crate) fn prepare(artifacts: &Path) -> io::Result<()> {
+    create_dir(artifacts)?;
+    std::fs::remove_dir_all(artifacts.join(INCOMING)).or_else(ignore_missing)?;
+    create_dir(&artifacts.join(INCOMING))?;
+    artifacts.ancestors().skip(1).take(2).filter(|parent| !parent.as_os_str().is_empty()).try_for_each(sync)
 }
 
 /// An unfinished upload; removed on drop unless it was committed.
 pub(crate) struct IncomingFile {
+    artifacts: PathBuf,
     path: PathBuf,
     file: File,
 }
 
 impl IncomingFile {
     pub(crate) fn create(artifacts: &Path) -> io::Result<Self> {
-        let folder = artifacts.join(INCOMING);
-        let path = folder.join(uuid::Uuid::new_v4().to_string());
-        let file = retry_with_dir(|| File::create_new(&path), &folder)?;
-        Ok(Self { path, file })
+        let path = artifacts.join(INCOMING).join(uuid::Uuid::new_v4().to_string());
+        let file = File::create_new(&path)?;
+        Ok(Self { artifacts: artifacts.to_owned(), path, file })
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -76,13 +66,15 @@ impl IncomingFile {
     }
 
     /// Flushes the content before the rename, and the directories after it.
-    pub(crate) fn commit(self, path: &Path, mut sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+    pub(crate) fn commit(self, path: &str, mut sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
         self.file.sync_all()?;
-        let folder = parent_of(path);
-        retry_with_dir(|| std::fs::rename(&self.path, path), folder)?;
-        sync(folder)?;
+        let path = self.artifacts.join(path);
+        let task_dir = path.parent().unwrap_or(&self.artifacts);
+        create_dir(task_dir)?;
+        std::fs::rename(&self.path, &path)?;
+        sync(task_dir)?;
         // The task directory may be new, created by another upload that has not flushed it yet.
-        sync(parent_of(folder))
+        sync(&self.artifacts)
     }
 }
 
@@ -93,68 +85,48 @@ impl Drop for IncomingFile {
     }
 }
 
-fn retry_with_dir<T>(act: impl Fn() -> io::Result<T>, folder: &Path) -> io::Result<T> {
-    match act() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-            act()
-        }
-        done => done,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn upload(artifacts: &Path) -> IncomingFile {
+        prepare(artifacts).unwrap();
+        let mut upload = IncomingFile::create(artifacts).unwrap();
+        upload.write(b"content").unwrap();
+        upload
+    }
+
     #[test]
-    fn an_artifact_is_stored_once_its_folder_and_the_one_above_are_on_disk() {
+    fn an_upload_is_stored_once_its_directory_and_the_one_above_are_on_disk() {
         let artifacts = tempfile::tempdir().unwrap();
+        let upload = upload(artifacts.path());
         let task = artifacts.path().join("task");
         let path = task.join("0-name");
-        let mut draft = IncomingFile::create(artifacts.path()).unwrap();
-        draft.write(b"content").unwrap();
         let mut synced = Vec::new();
-        let note = |folder: &Path| {
-            assert!(path.is_file(), "the name comes first");
+        let record = |folder: &Path| {
+            assert!(path.is_file(), "the rename comes first");
             synced.push(folder.to_owned());
             sync(folder)
         };
-        draft.commit(&path, note).unwrap();
+        upload.commit("task/0-name", record).unwrap();
         assert_eq!(synced, [task, artifacts.path().to_owned()]);
         assert_eq!(std::fs::read(&path).unwrap(), b"content");
     }
 
     #[test]
-    fn an_artifact_whose_folder_cannot_be_flushed_is_not_stored() {
+    fn an_upload_whose_directory_cannot_be_flushed_fails() {
         let artifacts = tempfile::tempdir().unwrap();
-        let draft = IncomingFile::create(artifacts.path()).unwrap();
-        let failed = draft.commit(&artifacts.path().join("task/0-name"), |_| Err(io::ErrorKind::StorageFull.into()));
+        let failed = upload(artifacts.path()).commit("task/0-name", |_| Err(io::ErrorKind::StorageFull.into()));
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 
     #[test]
-    fn each_new_folder_is_flushed_into_the_one_above() {
-        let tx = tempfile::tempdir().unwrap();
-        let mut synced = Vec::new();
-        let note = |folder: &Path| {
-            synced.push(folder.to_owned());
-            Ok(())
-        };
-        create_dir_synced(&tx.path().join("a/b"), note).unwrap();
-        assert_eq!(synced, [tx.path().to_owned(), tx.path().join("a")]);
-        create_dir_synced(&tx.path().join("a/b"), |folder| panic!("{folder:?} was there")).unwrap();
-    }
-
-    #[test]
-    fn what_was_half_written_is_gone_after_a_restart() {
+    fn an_unfinished_upload_is_removed_on_restart() {
         let artifacts = tempfile::tempdir().unwrap();
-        let mut draft = IncomingFile::create(artifacts.path()).unwrap();
-        draft.write(b"half").unwrap();
-        let path = draft.path.clone();
-        std::mem::forget(draft);
-        remove_incoming(artifacts.path()).unwrap();
+        let upload = upload(artifacts.path());
+        let path = upload.path.clone();
+        std::mem::forget(upload);
+        prepare(artifacts.path()).unwrap();
         assert!(!path.exists());
-        remove_incoming(artifacts.path()).unwrap();
     }
 }

@@ -8,25 +8,29 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use base64::Engine as _;
-use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE_NO_PAD};
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use hawk::mac::Mac;
 use hawk::{Bewit, Header, Key, PayloadHasher, RequestBuilder, SHA256};
+use schemars::JsonSchema;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
+use url::Url;
 
+use super::Config;
 use super::clock::UnixMillis;
 use super::queue_error::{QueueError, QueueErrorCode};
 use super::scopes::{ScopeExpression, satisfies, satisfies_all};
 use crate::limits::{QUEUE_CERTIFICATE_DRIFT, QUEUE_CERTIFICATE_TTL_MAX, QUEUE_CLOCK_DRIFT_MAX};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// Whether callers of the embedded queue have to sign their calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum Auth {
-    /// Every call is signed by a configured client or by temporary credentials that it issued.
-    #[default]
+    /// A client signs every call.
     Checked,
-    /// Every caller has all scopes; refused unless the queue listens on a loopback address.
+    /// Every caller has all scopes. For loopback addresses and trusted users only.
     Open,
-    /// Every caller has all scopes, on any address.
+    /// Every caller that can reach the address has all scopes.
     OpenToNetwork,
 }
 
@@ -121,13 +125,24 @@ pub(crate) struct Keyring {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct HostPort {
-    pub(crate) host: String,
-    pub(crate) port: u16,
+struct HostPort {
+    host: String,
+    port: u16,
+}
+
+impl HostPort {
+    fn of(url: &Url) -> Option<Self> {
+        let host = url.host_str()?.trim_start_matches('[').trim_end_matches(']').to_owned();
+        Some(Self { host, port: url.port_or_known_default()? })
+    }
 }
 
 fn auth_error(message: impl Into<String>) -> QueueError {
     QueueError::new(QueueErrorCode::AuthenticationFailed, message)
+}
+
+fn check(is_valid: bool, message: &str) -> Result<(), QueueError> {
+    if is_valid { Ok(()) } else { Err(auth_error(message)) }
 }
 
 /// HMAC-SHA256. Fails for no key or data used here; an empty result matches nothing.
@@ -147,21 +162,15 @@ pub(crate) fn new_slugid() -> String {
 }
 
 impl Keyring {
-    pub(crate) fn new(
-        auth: Auth,
-        clients: &[RegisteredClient],
-        own_secret: SecretString,
-        anonymous: &[String],
-        public_address: Option<HostPort>,
-    ) -> Self {
-        let clients = clients.iter().map(|client| (client.client_id.clone(), client.clone()));
+    pub(crate) fn new(config: &Config, own_secret: SecretString) -> Self {
+        let clients = config.clients.iter().map(|client| (client.client_id.clone(), client.clone()));
         Self {
-            auth,
+            auth: config.auth,
             clients: clients.collect(),
             own_secret,
-            anonymous_scopes: anonymous.into(),
+            anonymous_scopes: config.anonymous_scopes.as_slice().into(),
             all_scopes: Arc::from(["*".to_owned()]),
-            public_address,
+            public_address: config.public_root_url.as_ref().and_then(HostPort::of),
         }
     }
 
@@ -238,14 +247,11 @@ impl Keyring {
                 .request()
                 .validate_header(&header, &key, anytime)
         });
-        if !valid {
-            return Err(auth_error("Unauthorized: Bad mac"));
-        }
+        check(valid, "Unauthorized: Bad mac")?;
         let sent = header.ts.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
         let sent = UnixMillis(0).plus(sent);
-        if sent.until(now).max(now.until(sent)) > QUEUE_CLOCK_DRIFT_MAX {
-            return Err(auth_error("Unauthorized: Stale timestamp"));
-        }
+        let is_recent = sent.until(now).max(now.until(sent)) <= QUEUE_CLOCK_DRIFT_MAX;
+        check(is_recent, "Unauthorized: Stale timestamp")?;
         Ok(AuthenticatedRequest { caller: rights.caller, payload_hash: header.hash })
     }
 
@@ -267,14 +273,12 @@ impl Keyring {
         let valid = self
             .candidate_addresses(request.host)
             .any(|at| RequestBuilder::new("GET", &at.host, at.port, &bare).request().validate_bewit(&bewit, &key));
-        if request.method == "GET" && valid {
-            return Ok(rights.caller);
-        }
-        Err(auth_error("Unauthorized: Bad mac"))
+        check(request.method == "GET" && valid, "Unauthorized: Bad mac")?;
+        Ok(rights.caller)
     }
 
     fn candidate_addresses(&self, host: &str) -> impl Iterator<Item = HostPort> {
-        let own = parse_host(host, 80);
+        let own = Url::parse(&format!("http://{host}")).ok().as_ref().and_then(HostPort::of);
         own.into_iter().chain(self.public_address.clone())
     }
 
@@ -306,9 +310,7 @@ impl Keyring {
             Some(certificate) => self.verify_certificate(id, certificate, now)?,
         };
         if let Some(narrowed) = ext.authorized_scopes {
-            if !satisfies_all(&scopes, &narrowed) {
-                return Err(auth_error("ext.authorizedScopes oversteps the scopes of the credentials that carry it"));
-            }
+            check(satisfies_all(&scopes, &narrowed), "ext.authorizedScopes exceeds the scopes of its credentials")?;
             scopes = narrowed;
         }
         scopes.extend(self.anonymous_scopes.iter().cloned());
@@ -323,41 +325,23 @@ impl Keyring {
         now: UnixMillis,
     ) -> Result<(String, Vec<String>), QueueError> {
         let named = certificate.issuer.as_deref();
-        let issuer_id = named.unwrap_or(id);
-        if certificate.version != CERTIFICATE_VERSION {
-            return Err(auth_error("ext.certificate.version must be 1"));
-        }
-        if certificate.seed.len() != 44 {
-            return Err(auth_error("ext.certificate.seed must be 44 characters"));
-        }
-        if named == Some(id) {
-            return Err(auth_error("ext.certificate.issuer must differ from the supplied clientId"));
-        }
-        if UnixMillis(certificate.start) > now.plus(QUEUE_CERTIFICATE_DRIFT) {
-            return Err(auth_error("ext.certificate.start > now"));
-        }
-        if UnixMillis(certificate.expiry) < now.minus(QUEUE_CERTIFICATE_DRIFT) {
-            return Err(auth_error("ext.certificate.expiry < now"));
-        }
-        if UnixMillis(certificate.start).until(UnixMillis(certificate.expiry)) > QUEUE_CERTIFICATE_TTL_MAX {
-            return Err(auth_error("ext.certificate cannot last longer than 31 days!"));
-        }
-        let issuer = self.issuer(issuer_id)?;
-        let create = format!("auth:create-client:{id}");
-        if named.is_some() && !satisfies(issuer.scopes, &create) {
-            return Err(auth_error(format!(
-                "ext.certificate issuer `{issuer_id}` doesn't have `{create}` for supplied clientId."
-            )));
-        }
-        if !satisfies_all(issuer.scopes, &certificate.scopes) {
-            return Err(auth_error(format!(
-                "ext.certificate issuer `{issuer_id}` doesn't satisfiy all certificate scopes"
-            )));
-        }
+        let (start, expiry) = (UnixMillis(certificate.start), UnixMillis(certificate.expiry));
+        check(certificate.version == CERTIFICATE_VERSION, "ext.certificate.version must be 1")?;
+        check(certificate.seed.len() == 44, "ext.certificate.seed must be 44 characters")?;
+        check(named != Some(id), "ext.certificate.issuer must differ from the supplied clientId")?;
+        check(start <= now.plus(QUEUE_CERTIFICATE_DRIFT), "ext.certificate.start > now")?;
+        check(expiry >= now.minus(QUEUE_CERTIFICATE_DRIFT), "ext.certificate.expiry < now")?;
+        check(start.until(expiry) <= QUEUE_CERTIFICATE_TTL_MAX, "ext.certificate cannot last longer than 31 days")?;
+        let issuer = self.issuer(named.unwrap_or(id))?;
+        let may_name = named.is_none() || satisfies(issuer.scopes, &format!("auth:create-client:{id}"));
+        check(may_name, "ext.certificate.issuer lacks auth:create-client for the clientId")?;
+        check(
+            satisfies_all(issuer.scopes, &certificate.scopes),
+            "ext.certificate.issuer lacks some of the certificate scopes",
+        )?;
         let signed = STANDARD.decode(&certificate.signature).unwrap_or_default();
-        if !constant_time_eq(certificate_signature(issuer.token, &certificate, id), signed) {
-            return Err(auth_error("ext.certificate.signature is not valid"));
-        }
+        let fits = constant_time_eq(certificate_signature(issuer.token, &certificate, id), signed);
+        check(fits, "ext.certificate.signature is not valid")?;
         let key = hmac(issuer.token.as_bytes(), certificate.seed.as_bytes());
         Ok((URL_SAFE_NO_PAD.encode(key), certificate.scopes))
     }
@@ -389,26 +373,16 @@ fn certificate_signature(token: &str, certificate: &Certificate, client_id: &str
     hmac(token.as_bytes(), text.as_bytes())
 }
 
+/// Accepts both alphabets of base64, padded or not: clients differ.
 fn parse_ext(text: &str) -> Result<Ext, QueueError> {
-    let bytes =
-        STANDARD.decode(text).or_else(|_| STANDARD_NO_PAD.decode(text)).or_else(|_| URL_SAFE_NO_PAD.decode(text));
-    let read = bytes.ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let text = text.trim_end_matches('=').replace('+', "-").replace('/', "_");
+    let read = URL_SAFE_NO_PAD.decode(text).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
     read.ok_or_else(|| auth_error("Failed to parse ext"))
 }
 
-pub(crate) fn check_payload_hash(content_type: &str, body: &[u8], sent: Vec<u8>) -> Result<(), QueueError> {
-    let media = content_type.split(';').next().unwrap_or_default().trim();
-    let media = media.to_ascii_lowercase();
-    let ours = PayloadHasher::hash(media, SHA256, body).unwrap_or_default();
-    if constant_time_eq(ours.clone(), sent) {
-        return Ok(());
-    }
-    // The braces are part of the real service's text.
-    Err(auth_error(format!(
-        "Invalid payload hash: {{{{hash}}}}\nComputed payload hash: {}\nThis happens when your request carries a \
-         signed hash of the payload and the hash doesn't match the hash we've computed on the server-side.",
-        STANDARD.encode(ours)
-    )))
+pub(crate) fn check_payload_hash(media_type: &str, body: &[u8], sent: Vec<u8>) -> Result<(), QueueError> {
+    let ours = PayloadHasher::hash(media_type.to_ascii_lowercase(), SHA256, body).unwrap_or_default();
+    check(constant_time_eq(ours, sent), "the hash of the payload does not match the signed one")
 }
 
 /// Bounds the timestamp: the hawk crate panics when it adds a larger one to the epoch.
@@ -420,14 +394,4 @@ fn without_bewit(target: &str) -> String {
     let Some((path, query)) = target.split_once('?') else { return target.to_owned() };
     let rest: Vec<_> = query.split('&').filter(|pair| !pair.starts_with("bewit=")).collect();
     if rest.is_empty() { path.to_owned() } else { format!("{path}?{}", rest.join("&")) }
-}
-
-/// Parses `host`, `host:port` or `[v6]:port`.
-pub(crate) fn parse_host(text: &str, default_port: u16) -> Option<HostPort> {
-    let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) if !port.contains(']') => (host, port.parse().ok()?),
-        Some(_) | None => (text, default_port),
-    };
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    (!host.is_empty()).then(|| HostPort { host: host.to_owned(), port })
 }

@@ -8,14 +8,28 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::fmt::temporal::DateTimePrinter;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 static PRINTER: DateTimePrinter = DateTimePrinter::new().precision(Some(3));
 
 /// Milliseconds since 1970.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-#[serde(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Deserialize)]
+#[serde(try_from = "String")]
 pub(crate) struct UnixMillis(pub(crate) i64);
+
+impl TryFrom<String> for UnixMillis {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        Self::parse(&text).ok_or("expected an RFC 3339 time")
+    }
+}
+
+impl Serialize for UnixMillis {
+    fn serialize<S: Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+        out.serialize_str(&self.iso())
+    }
+}
 
 impl UnixMillis {
     /// Parses RFC 3339; finer fractions are cut to milliseconds, as JavaScript's `Date` does.
@@ -45,12 +59,6 @@ impl UnixMillis {
     /// `2026-11-21T10:20:44.810Z`
     pub(crate) fn iso(self) -> String {
         PRINTER.timestamp_to_string(&self.timestamp())
-    }
-
-    /// `2026-11-21T10:20:44Z`: the form of times in signed URLs.
-    pub(crate) fn iso_seconds(self) -> String {
-        let text = self.iso();
-        format!("{}Z", text.get(..19).unwrap_or_default())
     }
 
     /// `Sat, 21 Nov 2026 10:01:40 GMT`.
@@ -117,7 +125,6 @@ mod tests {
     fn times_are_shown_with_three_digits_and_read_back_whatever_their_shape() {
         let at = UnixMillis::parse("2026-11-21T10:20:44.8+00:00").unwrap();
         assert_eq!(at.iso(), "2026-11-21T10:20:44.800Z");
-        assert_eq!(at.iso_seconds(), "2026-11-21T10:20:44Z");
         assert_eq!(at.http_date(), "Sat, 21 Nov 2026 10:20:44 GMT");
         assert_eq!(at.plus_year().iso(), "2027-11-21T10:20:44.800Z");
         assert_eq!(UnixMillis::parse("yesterday"), None);

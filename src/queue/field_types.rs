@@ -1,11 +1,11 @@
 //! Types that request bodies are deserialized into; each rejects values that the API does not allow.
 
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use serde_json::Number;
 
-use super::clock::UnixMillis;
 use super::queue_error::{QueueError, QueueErrorCode};
+use crate::source::taskcluster::formats::is_slugid;
 
 /// Parses a body. An empty body is an empty object.
 pub(crate) fn parse_fields<T: DeserializeOwned>(body: &[u8]) -> Result<T, QueueError> {
@@ -68,35 +68,6 @@ impl<const MIN: u8, const MAX: u8> TryFrom<Number> for Integer<MIN, MAX> {
         let fits = |value: &u8| number.as_f64() == Some(f64::from(*value));
         (MIN..=MAX).find(fits).map(Self).ok_or_else(|| format!("expected an integer from {MIN} to {MAX}"))
     }
-}
-
-/// An RFC 3339 time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(try_from = "String")]
-pub(crate) struct Time(pub(crate) UnixMillis);
-
-impl TryFrom<String> for Time {
-    type Error = &'static str;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        UnixMillis::parse(&text).map(Self).ok_or("expected an RFC 3339 time")
-    }
-}
-
-impl Serialize for Time {
-    fn serialize<S: Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
-        out.serialize_str(&self.0.iso())
-    }
-}
-
-/// A version 4 UUID in 22 characters of URL-safe base64.
-pub(crate) fn is_slugid(text: &str) -> bool {
-    let bytes = text.as_bytes();
-    bytes.len() == 22
-        && is_name(text)
-        && (b'Q'..=b'T').contains(&bytes[8])
-        && b"CGKOSWaeimquy26-".contains(&bytes[10])
-        && b"AQgw".contains(&bytes[21])
 }
 
 fn is_name(text: &str) -> bool {

@@ -2,21 +2,17 @@
 //!
 //! It runs on one machine and has no replication. An answered call survives a crash of the process and of the host.
 
+mod api;
 mod artifact_calls;
 mod artifact_content;
 mod artifact_files;
 mod auth;
 mod azure_storage;
 mod clock;
-mod dispatch;
 mod field_types;
-mod idle_timeout;
 mod queue_error;
-mod request_body;
 mod response_json;
-mod route;
 mod scopes;
-mod server;
 mod store;
 mod task_calls;
 mod task_definition;
@@ -27,24 +23,28 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::serve::ListenerExt as _;
 use secrecy::SecretString;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use url::Url;
 
 pub use self::auth::{Auth, RegisteredClient};
 pub use self::clock::QueueClock;
 pub use self::store::OpenError;
+pub use self::task_state::Priority;
 
+use self::api::BodyBudget;
 use self::auth::Keyring;
 use self::clock::UnixMillis;
-use self::request_body::BodyBudget;
 use self::store::open::RunningStore;
-use self::store::{Store, StoreConfig, StoreStatus};
+use self::store::{Store, StoreStatus};
+use crate::http::{self, Limits};
 use crate::limits::{
-    CLAIM_TIMEOUT_MIN, QUEUE_ARTIFACT_BYTES_MAX, QUEUE_CLAIM_DELAY, QUEUE_CLAIM_TIMEOUT, QUEUE_DEADLINE_DELAY,
-    QUEUE_LONG_POLL_WAIT, QUEUE_LONG_POLLS_MAX, QUEUE_POLL_URL_TTL, QUEUE_POLL_URL_TTL_MIN, QUEUE_STOP_TIMEOUT,
-    QUEUE_VISIBILITY_TIMEOUT, QUEUE_VISIBILITY_TIMEOUT_MIN,
+    QUEUE_ARTIFACT_BYTES_MAX, QUEUE_CLAIM_DELAY, QUEUE_CLAIM_TIMEOUT, QUEUE_CONNECTION_IDLE_MAX, QUEUE_CONNECTIONS_MAX,
+    QUEUE_DEADLINE_DELAY, QUEUE_LONG_POLL_WAIT, QUEUE_LONG_POLLS_MAX, QUEUE_STOP_TIMEOUT, QUEUE_VISIBILITY_TIMEOUT,
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub struct Config {
     /// Scopes of every caller, with or without a signature.
     pub anonymous_scopes: Vec<String>,
     /// The URL that clients use if the queue is behind a proxy: `https://host[:port]`.
-    pub public_root_url: Option<String>,
+    pub public_root_url: Option<Url>,
     pub claim_timeout: Duration,
     /// Delay after `takenUntil` before a claim is resolved as `claim-expired`. A late reclaim is accepted until
     /// then.
@@ -77,8 +77,6 @@ pub struct Config {
     pub deadline_delay: Duration,
     /// How long `claimWork` waits for a pending task; capped at a tenth of `claim_timeout`.
     pub long_poll: Duration,
-    /// Lifetime of the signed poll URLs of the Azure dialect.
-    pub poll_url_lifetime: Duration,
     /// How long a received message stays hidden.
     pub visibility_timeout: Duration,
     pub artifact_bytes_max: u64,
@@ -101,7 +99,6 @@ impl Config {
             claim_delay: QUEUE_CLAIM_DELAY,
             deadline_delay: QUEUE_DEADLINE_DELAY,
             long_poll: QUEUE_LONG_POLL_WAIT,
-            poll_url_lifetime: QUEUE_POLL_URL_TTL,
             visibility_timeout: QUEUE_VISIBILITY_TIMEOUT,
             artifact_bytes_max: QUEUE_ARTIFACT_BYTES_MAX,
             clock: QueueClock::wall(),
@@ -117,17 +114,11 @@ pub enum StartError {
     Listen { address: SocketAddr, source: std::io::Error },
     #[error("cannot create the artifact directory {path}")]
     Folder { path: String, source: std::io::Error },
-    #[error("public_root_url {0:?} is not of the form https://host[:port]")]
-    PublicUrl(String),
     #[error(
         "authentication is off and {0} is reachable from other hosts; set `auth = \"checked\"`, listen on 127.0.0.1, or \
          set `auth = \"open-to-network\"` to allow it"
     )]
     UnauthenticatedAddress(String),
-    #[error("{name} is {given:?}; the minimum is {least:?}")]
-    TooShort { name: &'static str, given: Duration, least: Duration },
-    #[error("opening the database was interrupted")]
-    Interrupted,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -143,36 +134,20 @@ pub(crate) struct QueueState {
     pub(crate) keyring: Keyring,
     /// Without a trailing slash.
     pub(crate) root_url: String,
-    pub(crate) clock: QueueClock,
-    pub(crate) long_poll: Duration,
-    pub(crate) poll_url_lifetime: Duration,
-    pub(crate) visibility_timeout: Duration,
-    pub(crate) artifacts: PathBuf,
-    pub(crate) artifact_bytes_max: u64,
+    pub(crate) config: Arc<Config>,
     pub(crate) long_poll_permits: Arc<Semaphore>,
     pub(crate) body_budget: BodyBudget,
-    stop: watch::Receiver<StopSignal>,
+    pub(crate) stop: CancellationToken,
     started_at: UnixMillis,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StopSignal {
-    Running,
-    Stopping,
 }
 
 impl QueueState {
     pub(crate) fn now(&self) -> UnixMillis {
-        self.clock.now()
+        self.config.clock.now()
     }
 
     pub(crate) fn uptime(&self) -> Duration {
         self.started_at.until(self.now())
-    }
-
-    pub(crate) async fn stop_requested(&self) {
-        // The sender is dropped with the queue.
-        self.stop.clone().wait_for(|stop| *stop == StopSignal::Stopping).await.ok();
     }
 }
 
@@ -181,18 +156,11 @@ impl QueueState {
 pub struct RunningQueue {
     address: SocketAddr,
     root_url: String,
-    stop: watch::Sender<StopSignal>,
-    pending: watch::Receiver<u64>,
+    stop: DropGuard,
     long_poll_permits: Arc<Semaphore>,
-    store: Option<Store>,
+    store: Store,
     store_status: watch::Receiver<StoreStatus>,
     server: JoinHandle<()>,
-}
-
-impl std::fmt::Debug for Store {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("Store")
-    }
 }
 
 /// Opens the database, listens, and serves until the queue is stopped.
@@ -200,105 +168,65 @@ impl std::fmt::Debug for Store {
 /// # Errors
 ///
 /// The database, the artifact directory or the address cannot be used.
-pub async fn start(config: Config) -> Result<RunningQueue, StartError> {
-    validate(&config)?;
-    let artifacts_dir = config.artifacts.clone();
-    let folder_error = |source| StartError::Folder { path: artifacts_dir.display().to_string(), source };
-    artifact_files::create_dir_synced(&artifacts_dir, artifact_files::sync).map_err(folder_error)?;
-    let path = match &config.db {
-        Db::File(path) => Some(path.clone()),
-        Db::Memory => None,
-    };
-    let opened = tokio::task::spawn_blocking(move || store::open(path.as_deref()))
-        .await
-        .map_err(|_| StartError::Interrupted)??;
+pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
+    check_exposure(&config)?;
+    // A worker counts its lease from the time of the request, so a poll may take only a small part of it.
+    config.long_poll = config.long_poll.min(config.claim_timeout / 10);
+    let config = Arc::new(config);
+    let folder_error = |source| StartError::Folder { path: config.artifacts.display().to_string(), source };
+    let opened = store::open(&config.db)?;
     // The database is locked, so no other queue writes to this directory.
-    artifact_files::remove_incoming(&artifacts_dir).map_err(folder_error)?;
+    artifact_files::prepare(&config.artifacts).map_err(folder_error)?;
     let own_secret = SecretString::from(opened.own_secret()?);
     let failed = |source| StartError::Listen { address: config.listen, source };
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let root_url = match &config.public_root_url {
-        Some(url) => url.trim_end_matches('/').to_owned(),
+        Some(url) => url.as_str().trim_end_matches('/').to_owned(),
         None => format!("http://{address}"),
     };
-    let public_address = config.public_root_url.as_deref().map(parse_public_url).transpose()?;
-    let store_config = StoreConfig {
-        claim_timeout: config.claim_timeout,
-        claim_delay: config.claim_delay,
-        deadline_delay: config.deadline_delay,
-        clock: config.clock.clone(),
-        artifacts: artifacts_dir.clone(),
-    };
-    let RunningStore { store, status } = opened.start(store_config, tokio::runtime::Handle::current())?;
-    let (stop, stopping) = watch::channel(StopSignal::Running);
-    let keyring = Keyring::new(config.auth, &config.clients, own_secret, &config.anonymous_scopes, public_address);
-    let started_at = config.clock.now();
+    let RunningStore { store, status } = opened.start(Arc::clone(&config), tokio::runtime::Handle::current())?;
     let long_poll_permits = Arc::new(Semaphore::new(QUEUE_LONG_POLLS_MAX));
-    let app = Arc::new(QueueState {
+    let stop = CancellationToken::new();
+    let app = QueueState {
         store: store.clone(),
-        keyring,
+        keyring: Keyring::new(&config, own_secret),
         root_url: root_url.clone(),
-        clock: config.clock,
-        // A worker counts its lease from the time of the request, so a poll may take only a small part of it.
-        long_poll: config.long_poll.min(config.claim_timeout / 10),
-        poll_url_lifetime: config.poll_url_lifetime,
-        visibility_timeout: config.visibility_timeout,
-        artifacts: artifacts_dir,
-        artifact_bytes_max: config.artifact_bytes_max,
         long_poll_permits: Arc::clone(&long_poll_permits),
         body_budget: BodyBudget::new(),
-        stop: stopping.clone(),
-        started_at,
+        stop: stop.clone(),
+        started_at: config.clock.now(),
+        config,
+    };
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "cannot set TCP_NODELAY");
+        }
     });
-    let pending = store.pending();
-    #[expect(clippy::disallowed_methods, reason = "owned by Running, which aborts and awaits it")]
-    let server = tokio::spawn(server::serve(listener, app, stopping));
-    Ok(RunningQueue {
-        address,
-        root_url,
-        stop,
-        pending,
-        long_poll_permits,
-        store: Some(store),
-        store_status: status,
-        server,
-    })
+    let limits = Limits {
+        connections_max: QUEUE_CONNECTIONS_MAX,
+        head_timeout: QUEUE_CONNECTION_IDLE_MAX,
+        connection_age_max: None,
+    };
+    #[expect(clippy::disallowed_methods, reason = "owned by RunningQueue, which aborts and awaits it")]
+    let server = tokio::spawn(http::serve_until(listener, api::router(Arc::new(app)), limits, stop.clone()));
+    let stop = stop.drop_guard();
+    Ok(RunningQueue { address, root_url, stop, long_poll_permits, store, store_status: status, server })
 }
 
-fn validate(config: &Config) -> Result<(), StartError> {
-    let outside = config.public_root_url.clone().or_else(|| {
-        let address = config.listen;
-        (!address.ip().to_canonical().is_loopback()).then(|| address.to_string())
-    });
-    match (config.auth, outside) {
+fn check_exposure(config: &Config) -> Result<(), StartError> {
+    let exposed = match &config.public_root_url {
+        Some(url) => Some(url.to_string()),
+        None => (!config.listen.ip().to_canonical().is_loopback()).then(|| config.listen.to_string()),
+    };
+    match (config.auth, exposed) {
         (Auth::Open, Some(address)) => return Err(StartError::UnauthenticatedAddress(address)),
         (Auth::OpenToNetwork, _) => {
             tracing::warn!("authentication is off: every caller that can reach this queue has all scopes");
         }
         (Auth::Open, None) | (Auth::Checked, _) => {}
     }
-    let spans = [
-        ("claim_timeout", config.claim_timeout, CLAIM_TIMEOUT_MIN),
-        ("poll_url_lifetime", config.poll_url_lifetime, QUEUE_POLL_URL_TTL_MIN),
-        ("visibility_timeout", config.visibility_timeout, QUEUE_VISIBILITY_TIMEOUT_MIN),
-    ];
-    match spans.into_iter().find(|(_, given, least)| given < least) {
-        Some((name, given, least)) => Err(StartError::TooShort { name, given, least }),
-        None => Ok(()),
-    }
-}
-
-fn parse_public_url(url: &str) -> Result<auth::HostPort, StartError> {
-    let wrong = || StartError::PublicUrl(url.to_owned());
-    let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
-    let port = match scheme {
-        "https" => 443,
-        "http" => 80,
-        _ => return Err(wrong()),
-    };
-    let host = rest.split('/').next().unwrap_or_default();
-    auth::parse_host(host, port).ok_or_else(wrong)
+    Ok(())
 }
 
 impl RunningQueue {
@@ -316,7 +244,7 @@ impl RunningQueue {
     /// A counter that grows each time a run becomes pending.
     #[must_use]
     pub fn pending(&self) -> watch::Receiver<u64> {
-        self.pending.clone()
+        self.store.pending()
     }
 
     /// The number of long polls in flight.
@@ -327,9 +255,7 @@ impl RunningQueue {
 
     /// Resolves due claims and deadlines now; for tests with a manual clock.
     pub async fn tick(&self) {
-        if let Some(store) = &self.store {
-            store.tick().await;
-        }
+        self.store.tick().await;
     }
 
     /// Resolves when the database or the store thread has failed; never for a queue that was stopped.
@@ -353,15 +279,16 @@ impl RunningQueue {
     /// # Cancel safety
     ///
     /// Dropping the future stops the queue without waiting.
-    pub async fn stop(mut self) {
-        self.stop.send_replace(StopSignal::Stopping);
-        if tokio::time::timeout(QUEUE_STOP_TIMEOUT, &mut self.server).await.is_err() {
+    pub async fn stop(self) {
+        let Self { stop, store, mut store_status, mut server, .. } = self;
+        drop(stop);
+        if tokio::time::timeout(QUEUE_STOP_TIMEOUT, &mut server).await.is_err() {
             tracing::warn!("shutdown timed out with calls in flight");
-            self.server.abort();
-            (&mut self.server).await.ok();
+            server.abort();
+            server.await.ok();
         }
-        self.store = None;
-        if tokio::time::timeout(QUEUE_STOP_TIMEOUT, store_ended(&mut self.store_status)).await.is_err() {
+        drop(store);
+        if tokio::time::timeout(QUEUE_STOP_TIMEOUT, store_ended(&mut store_status)).await.is_err() {
             tracing::warn!("shutdown timed out before the database was closed");
         }
     }
@@ -369,10 +296,4 @@ impl RunningQueue {
 
 async fn store_ended(status: &mut watch::Receiver<StoreStatus>) -> Result<StoreStatus, watch::error::RecvError> {
     status.wait_for(|status| *status != StoreStatus::Running).await.map(|status| status.clone())
-}
-
-impl Drop for RunningQueue {
-    fn drop(&mut self) {
-        self.stop.send_replace(StopSignal::Stopping);
-    }
 }

@@ -1,14 +1,17 @@
 //! Error responses: status, code and JSON body in the form of the Taskcluster services.
 
 use axum::body::Body;
-use axum::http::{HeaderValue, Response, StatusCode, header};
-use serde_json::{Value, json};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 
 use super::clock::UnixMillis;
 use super::task_state::RunError;
 use crate::limits::QUEUE_RUNS_MAX;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) enum QueueErrorCode {
     MalformedPayload,
     InvalidRequestArguments,
@@ -25,24 +28,7 @@ pub(crate) enum QueueErrorCode {
 }
 
 impl QueueErrorCode {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::MalformedPayload => "MalformedPayload",
-            Self::InvalidRequestArguments => "InvalidRequestArguments",
-            Self::InputValidationError => "InputValidationError",
-            Self::InputError => "InputError",
-            Self::AuthenticationFailed => "AuthenticationFailed",
-            Self::InsufficientScopes => "InsufficientScopes",
-            Self::ResourceNotFound => "ResourceNotFound",
-            Self::RequestConflict => "RequestConflict",
-            Self::ResourceExpired => "ResourceExpired",
-            Self::InputTooLarge => "InputTooLarge",
-            Self::InternalServerError => "InternalServerError",
-            Self::ServiceUnavailable => "ServiceUnavailable",
-        }
-    }
-
-    pub(crate) const fn status(self) -> StatusCode {
+    const fn status(self) -> StatusCode {
         match self {
             Self::MalformedPayload | Self::InvalidRequestArguments | Self::InputValidationError | Self::InputError => {
                 StatusCode::BAD_REQUEST
@@ -103,54 +89,35 @@ impl QueueError {
             RunError::TooManyRuns => Self::conflict(format!("task `{subject}` has {QUEUE_RUNS_MAX} runs, the maximum")),
         }
     }
-}
 
-pub(crate) struct RequestInfo<'a> {
-    pub(crate) method: &'a str,
-    pub(crate) params: Value,
-    pub(crate) payload: Value,
-}
-
-pub(crate) fn error_response(error: QueueError, request: RequestInfo<'_>, now: UnixMillis) -> Response<Body> {
-    let code = error.code;
-    let body = json!({
-        "code": code.name(),
-        "message": error.message,
-        "requestInfo": {
-            "method": request.method,
-            "params": request.params,
-            "payload": request.payload,
-            "time": now.iso(),
-        },
-    });
-    let mut answer = json_response(code.status(), body.to_string());
-    if code == QueueErrorCode::AuthenticationFailed {
-        let hawk = HeaderValue::from_static("hawk");
-        answer.headers_mut().insert(header::WWW_AUTHENTICATE, hawk);
+    pub(crate) fn into_response(self, method: &str, params: &[(String, String)], now: UnixMillis) -> Response {
+        let params: Map<String, Value> = params.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+        let body = json!({
+            "code": self.code,
+            "message": self.message,
+            "requestInfo": {"method": method, "params": params, "time": now.iso()},
+        });
+        let mut response = json_response(self.code.status(), body.to_string());
+        let headers = response.headers_mut();
+        if self.code == QueueErrorCode::AuthenticationFailed {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("hawk"));
+        }
+        if self.code == QueueErrorCode::ServiceUnavailable {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
     }
-    if code == QueueErrorCode::ServiceUnavailable {
-        answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-    }
-    answer
 }
 
-pub(crate) fn json_response(status: StatusCode, body: impl Into<Body>) -> Response<Body> {
-    let mut answer = bare_response(status, body);
-    let json = HeaderValue::from_static("application/json; charset=utf-8");
-    answer.headers_mut().insert(header::CONTENT_TYPE, json);
-    answer
+pub(crate) fn json_response(status: StatusCode, body: impl Into<Body>) -> Response {
+    let headers = [
+        (CONTENT_TYPE, "application/json; charset=utf-8"),
+        (CACHE_CONTROL, "no-store no-cache must-revalidate"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (status, headers, body.into()).into_response()
 }
 
-pub(crate) fn bare_response(status: StatusCode, body: impl Into<Body>) -> Response<Body> {
-    let mut answer = Response::new(body.into());
-    *answer.status_mut() = status;
-    let headers = answer.headers_mut();
-    let no_store = HeaderValue::from_static("no-store no-cache must-revalidate");
-    headers.insert(header::CACHE_CONTROL, no_store);
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    answer
-}
-
-pub(crate) fn route_not_found() -> Response<Body> {
+pub(crate) fn route_not_found() -> Response {
     json_response(StatusCode::NOT_FOUND, r#"{"error":"Not found"}"#)
 }

@@ -1,42 +1,20 @@
 //! The JSON of responses: task status, claims and listings.
 
-use serde::{Serialize, Serializer};
-use serde_json::Value;
+use serde::Serialize;
 
 use super::auth::Keyring;
 use super::clock::UnixMillis;
 use super::store::tx::{ClaimedRun, ListPage, ListedTask};
 use super::task_definition::split_task_queue;
-use super::task_state::{CreatedReason, Priority, ResolvedReason, RunRecord, RunState, TaskRecord};
-
-fn iso<S: Serializer>(at: &UnixMillis, out: S) -> Result<S::Ok, S::Error> {
-    out.serialize_str(&at.iso())
-}
-
-#[expect(clippy::ref_option, reason = "the signature that serde asks for")]
-fn iso_option<S: Serializer>(at: &Option<UnixMillis>, out: S) -> Result<S::Ok, S::Error> {
-    match at {
-        Some(at) => out.serialize_str(&at.iso()),
-        None => out.serialize_none(),
-    }
-}
+use super::task_state::{CreatedReason, ResolvedReason, RunRecord, RunState, TaskRecord};
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct StatusJson<'a> {
-    task_id: &'a str,
+    #[serde(flatten)]
+    task: &'a TaskRecord,
     provisioner_id: &'a str,
     worker_type: &'a str,
-    task_queue_id: &'a str,
-    scheduler_id: &'a str,
-    project_id: &'a str,
-    task_group_id: &'a str,
-    priority: Priority,
-    #[serde(serialize_with = "iso")]
-    deadline: UnixMillis,
-    #[serde(serialize_with = "iso")]
-    expires: UnixMillis,
-    retries_left: u8,
     state: &'a str,
     runs: Vec<RunJson<'a>>,
 }
@@ -53,33 +31,19 @@ struct RunJson<'a> {
     worker_group: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     worker_id: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "iso_option")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     taken_until: Option<UnixMillis>,
-    #[serde(serialize_with = "iso")]
     scheduled: UnixMillis,
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "iso_option")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     started: Option<UnixMillis>,
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "iso_option")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     resolved: Option<UnixMillis>,
 }
 
 pub(crate) fn status(task: &TaskRecord) -> StatusJson<'_> {
     let (provisioner_id, worker_type) = split_task_queue(&task.queue);
-    StatusJson {
-        task_id: &task.task_id,
-        provisioner_id,
-        worker_type,
-        task_queue_id: &task.queue,
-        scheduler_id: &task.scheduler,
-        project_id: &task.project,
-        task_group_id: &task.group,
-        priority: task.priority,
-        deadline: task.deadline,
-        expires: task.expires,
-        retries_left: task.retries_left,
-        state: task.state_str(),
-        runs: task.runs.iter().enumerate().map(|(at, record)| run(at, record)).collect(),
-    }
+    let runs = task.runs.iter().enumerate().map(|(at, record)| run(at, record)).collect();
+    StatusJson { task, provisioner_id, worker_type, state: task.state_str(), runs }
 }
 
 fn run(run_id: usize, record: &RunRecord) -> RunJson<'_> {
@@ -162,9 +126,4 @@ pub(crate) fn pending_entry(listed: &ListedTask) -> String {
 
 pub(crate) fn task_entry(listed: &ListedTask) -> String {
     format!(r#"{{"status":{},"task":{}}}"#, to_json(&status(&listed.task)), listed.definition)
-}
-
-/// An empty or invalid body counts as an empty object.
-pub(crate) fn parse_body(body: &[u8]) -> Value {
-    serde_json::from_slice(body).unwrap_or_else(|_| Value::Object(serde_json::Map::new()))
 }

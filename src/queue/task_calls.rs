@@ -1,54 +1,22 @@
 //! The task and claim calls of the API: each parses its body, runs a job in the store and builds the response.
 
-use std::sync::Arc;
-
 use axum::http::StatusCode;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::time::timeout;
 
 use super::QueueState;
-use super::artifact_calls;
-use super::auth::Caller;
+use super::api::{App, Call, ReplyResult};
 use super::clock::UnixMillis;
-use super::field_types::{Identifier, Integer, parse_fields};
-use super::queue_error::{QueueError, QueueErrorCode};
-use super::request_body::RequestBody;
+use super::field_types::{Identifier, Integer};
+use super::queue_error::{QueueError, QueueErrorCode, json_response};
 use super::response_json;
-use super::route::{ApiMethod, Route, query_param};
 use super::scopes::ScopeExpression;
-use super::store::tx::Tx;
+use super::store::tx::{ClaimedRun, TaskRow, Tx};
 use super::store::{StoreError, UndeliveredClaims};
 use super::task_definition;
 use super::task_state::{ResolvedReason, RunError, TaskRecord, Transition, WorkerIdentity};
-use crate::limits::{QUEUE_OVERLOADED_POLL_WAIT, QUEUE_PAGE_MAX};
-
-pub(crate) struct CallInput {
-    pub(crate) route: Route,
-    pub(crate) query: String,
-    pub(crate) caller: Caller,
-    pub(crate) body: Arc<RequestBody>,
-}
-
-pub(crate) struct CallReply {
-    pub(crate) status: StatusCode,
-    pub(crate) body: String,
-    pub(crate) headers: Vec<ReplyHeader>,
-}
-
-pub(crate) struct ReplyHeader {
-    pub(crate) name: &'static str,
-    pub(crate) value: String,
-}
-
-impl CallReply {
-    pub(crate) const fn ok(body: String) -> Self {
-        Self { status: StatusCode::OK, body, headers: Vec::new() }
-    }
-}
-
-pub(crate) type ReplyResult = Result<CallReply, QueueError>;
+use crate::limits::QUEUE_OVERLOADED_POLL_WAIT;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -71,94 +39,41 @@ struct ReportException {
     reason: ResolvedReason,
 }
 
-impl CallInput {
-    pub(crate) fn fields<T: DeserializeOwned>(&self) -> Result<T, QueueError> {
-        parse_fields(&self.body)
-    }
-
-    fn task_id(&self) -> String {
-        self.route.param("taskId").to_owned()
-    }
-
-    fn task_queue(&self) -> String {
-        self.route.param("taskQueueId").to_owned()
-    }
-
-    pub(crate) fn page_size(&self) -> Result<usize, QueueError> {
-        let Some(text) = query_param(&self.query, "limit") else { return Ok(QUEUE_PAGE_MAX) };
-        let limit: usize = text.parse().map_err(|_| {
-            QueueError::new(QueueErrorCode::InvalidRequestArguments, format!("limit {text:?} is not a number"))
-        })?;
-        Ok(limit.clamp(1, QUEUE_PAGE_MAX))
-    }
-
-    pub(crate) fn page_start(&self) -> Option<String> {
-        query_param(&self.query, "continuationToken")
-    }
+pub(crate) fn ok(body: String) -> ReplyResult {
+    Ok(json_response(StatusCode::OK, body))
 }
 
-pub(crate) async fn handle(app: &QueueState, input: CallInput) -> ReplyResult {
-    match input.route.method {
-        ApiMethod::Ping => Ok(CallReply::ok(json!({"alive": true, "uptime": app.uptime().as_secs_f64()}).to_string())),
-        ApiMethod::CreateTask => create_task(app, input).await,
-        ApiMethod::Task => task(app, input).await,
-        ApiMethod::Status => status(app, input).await,
-        ApiMethod::RerunTask => apply_operation(app, input, TaskOperation::Rerun).await,
-        ApiMethod::CancelTask => apply_operation(app, input, TaskOperation::Cancel).await,
-        ApiMethod::PollTaskUrls => super::azure_storage::poll_task_urls(app, input).await,
-        ApiMethod::ClaimWork => claim_work(app, input).await,
-        ApiMethod::ClaimTask => claim_task(app, input).await,
-        ApiMethod::ReclaimTask => reclaim_task(app, input).await,
-        ApiMethod::ReportCompleted => report(app, input, ResolvedReason::Completed).await,
-        ApiMethod::ReportFailed => report(app, input, ResolvedReason::Failed).await,
-        ApiMethod::ReportException => {
-            let ReportException { reason } = input.fields()?;
-            if !reason.is_reportable() {
-                let message = "invalid request body: a worker cannot report this reason";
-                return Err(QueueError::new(QueueErrorCode::InputValidationError, message));
-            }
-            report(app, input, reason).await
-        }
-        ApiMethod::PendingTasks => pending_tasks(app, input).await,
-        ApiMethod::ListPendingTasks => list_pending(app, input).await,
-        ApiMethod::ListClaimedTasks => list_claimed(app, input).await,
-        ApiMethod::JourneymanListTasks => list_all(app, input).await,
-        ApiMethod::CreateArtifact => artifact_calls::create(app, input).await,
-        ApiMethod::GetArtifact | ApiMethod::GetLatestArtifact => artifact_calls::get(app, input).await,
-        ApiMethod::ListArtifacts => artifact_calls::list(app, input).await,
-    }
+pub(crate) async fn ping(app: App, _: Call) -> ReplyResult {
+    ok(json!({"alive": true, "uptime": app.uptime().as_secs_f64()}).to_string())
 }
 
-async fn create_task(app: &QueueState, input: CallInput) -> ReplyResult {
-    let draft = task_definition::parse_create_task(&input.task_id(), &input.body)?;
-    input.caller.require(&draft.required_scopes())?;
+pub(crate) async fn create_task(app: App, call: Call) -> ReplyResult {
+    let draft = task_definition::parse_create_task(&call.task_id(), &call.body)?;
+    call.caller.require(&draft.required_scopes())?;
     let new_task = draft.complete(app.now())?;
     let task = app.store.execute(move |tx| tx.create_task(new_task)).await?;
-    Ok(CallReply::ok(response_json::status_reply(&task)))
+    ok(response_json::status_reply(&task))
 }
 
-async fn task(app: &QueueState, input: CallInput) -> ReplyResult {
-    let task = input.task_id();
-    input.caller.require_scope(format!("queue:get-task:{task}"))?;
-    let definition = app
-        .store
-        .execute(move |tx| {
-            let row = tx.require_task(&task)?;
-            tx.definition(row.id)
-        })
-        .await?;
-    Ok(CallReply::ok(definition))
+pub(crate) async fn task(app: App, call: Call) -> ReplyResult {
+    let task = call.task_id();
+    call.caller.require_scope(format!("queue:get-task:{task}"))?;
+    let definition = app.store.execute(move |tx| {
+        let row = tx.require_task(&task)?;
+        tx.definition(row.id)
+    });
+    ok(definition.await?)
 }
 
-async fn status(app: &QueueState, input: CallInput) -> ReplyResult {
-    let task = input.task_id();
-    input.caller.require_scope(format!("queue:status:{task}"))?;
+pub(crate) async fn status(app: App, call: Call) -> ReplyResult {
+    let task = call.task_id();
+    call.caller.require_scope(format!("queue:status:{task}"))?;
     let row = app.store.execute(move |tx| tx.require_task(&task)).await?;
-    Ok(CallReply::ok(response_json::status_reply(&row.task)))
+    ok(response_json::status_reply(&row.task))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TaskOperation {
+pub(crate) enum TaskOperation {
     Rerun,
     Cancel,
 }
@@ -186,35 +101,34 @@ impl TaskOperation {
             Self::Cancel => task.cancel(now),
         }
     }
+
+    pub(crate) async fn run(self, app: App, call: Call) -> ReplyResult {
+        let (name, caller) = (call.task_id(), call.caller);
+        let task = app.store.execute(move |tx| {
+            let mut row = tx.require_task(&name)?;
+            caller.require(&self.required_scopes(&row.task))?;
+            match self.apply(&mut row.task, tx.now) {
+                Ok(Transition::Unchanged) => Ok(row.task),
+                Ok(Transition::Changed) => tx.save(row),
+                Err(error) => Err(QueueError::from_run_error(error, &name).into()),
+            }
+        });
+        ok(response_json::status_reply(&task.await?))
+    }
 }
 
-async fn apply_operation(app: &QueueState, input: CallInput, operation: TaskOperation) -> ReplyResult {
-    let (name, caller) = (input.task_id(), input.caller);
-    let change = move |tx: &mut Tx<'_>| -> Result<TaskRecord, StoreError> {
-        let mut row = tx.require_task(&name)?;
-        caller.require(&operation.required_scopes(&row.task))?;
-        match operation.apply(&mut row.task, tx.now) {
-            Ok(Transition::Unchanged) => Ok(row.task),
-            Ok(Transition::Changed) => tx.save(row),
-            Err(error) => Err(QueueError::from_run_error(error, &name).into()),
-        }
-    };
-    let task = app.store.execute(change).await?;
-    Ok(CallReply::ok(response_json::status_reply(&task)))
-}
-
-async fn claim_work(app: &QueueState, input: CallInput) -> ReplyResult {
-    let ClaimWork { worker_group, worker_id, tasks } = input.fields()?;
-    let (queue, worker) = (input.task_queue(), WorkerIdentity { group: worker_group.0, id: worker_id.0 });
-    input.caller.require(&ScopeExpression::All(vec![
+pub(crate) async fn claim_work(app: App, call: Call) -> ReplyResult {
+    let ClaimWork { worker_group, worker_id, tasks } = call.fields()?;
+    let (queue, worker) = (call.task_queue(), WorkerIdentity { group: worker_group.0, id: worker_id.0 });
+    call.caller.require(&ScopeExpression::All(vec![
         ScopeExpression::scope(format!("queue:claim-work:{queue}")),
         ScopeExpression::scope(format!("queue:worker-id:{}/{}", worker.group, worker.id)),
     ]))?;
     let limit = tasks.map_or(1, |tasks| usize::from(tasks.0));
-    let claims = wait_for_work(app, queue, worker, limit).await?.map(UndeliveredClaims::deliver).unwrap_or_default();
+    let claims = wait_for_work(&app, queue, worker, limit).await?.map(UndeliveredClaims::deliver).unwrap_or_default();
     let now = app.now();
     let claims: Vec<_> = claims.into_iter().map(|claim| response_json::claim_reply(&app.keyring, claim, now)).collect();
-    Ok(CallReply::ok(format!(r#"{{"tasks":[{}]}}"#, claims.join(","))))
+    ok(format!(r#"{{"tasks":[{}]}}"#, claims.join(",")))
 }
 
 async fn wait_for_work(
@@ -226,36 +140,31 @@ async fn wait_for_work(
     // Above the limit, the call returns after a short wait.
     let permit = app.long_poll_permits.try_acquire().ok();
     let mut answer = app.store.wait_for_work(queue, worker, limit).await?;
-    let wait = if permit.is_some() { app.long_poll } else { QUEUE_OVERLOADED_POLL_WAIT };
+    let wait = if permit.is_some() { app.config.long_poll } else { QUEUE_OVERLOADED_POLL_WAIT };
     let received = tokio::select! {
         received = timeout(wait, &mut answer) => received.ok(),
-        () = app.stop_requested() => None,
+        () = app.stop.cancelled() => None,
     };
     match received {
-        Some(Ok(found)) => found.map(Some),
-        Some(Err(_)) => Ok(None),
+        Some(found) => found.map(Some).map_err(|_| QueueError::internal(&uuid::Uuid::new_v4())),
         None => {
             // A claim that was delivered at this moment is returned, not lost.
             answer.close();
-            answer.try_recv().ok().transpose()
+            Ok(answer.try_recv().ok())
         }
     }
 }
 
-async fn claim_task(app: &QueueState, input: CallInput) -> ReplyResult {
-    let ClaimTask { worker_group, worker_id } = input.fields()?;
+pub(crate) async fn claim_task(app: App, call: Call) -> ReplyResult {
+    let ClaimTask { worker_group, worker_id } = call.fields()?;
     let worker = WorkerIdentity { group: worker_group.0, id: worker_id.0 };
-    let (name, run, caller) = (input.task_id(), input.route.run(), input.caller);
-    let claim = app
-        .store
-        .execute(move |tx| {
-            let row = tx.require_task(&name)?;
-            caller.require(&claim_task_scopes(&row.task.queue, &worker))?;
-            tx.claim(row, run, &worker)?
-                .map_err(|error| QueueError::from_run_error(error, &format!("{name}/{run}")).into())
-        })
-        .await?;
-    Ok(CallReply::ok(response_json::claim_reply(&app.keyring, claim, app.now())))
+    let (name, run, caller) = (call.task_id(), call.run(), call.caller);
+    let claim = app.store.execute(move |tx| {
+        let row = tx.require_task(&name)?;
+        caller.require(&claim_task_scopes(&row.task.queue, &worker))?;
+        tx.claim(row, run, &worker)?.map_err(|error| QueueError::from_run_error(error, &format!("{name}/{run}")).into())
+    });
+    ok(response_json::claim_reply(&app.keyring, claim.await?, app.now()))
 }
 
 fn claim_task_scopes(queue: &str, worker: &WorkerIdentity) -> ScopeExpression {
@@ -273,78 +182,87 @@ fn claim_task_scopes(queue: &str, worker: &WorkerIdentity) -> ScopeExpression {
     ])
 }
 
-async fn reclaim_task(app: &QueueState, input: CallInput) -> ReplyResult {
-    let (name, run, caller) = (input.task_id(), input.route.run(), input.caller);
-    let claim = app
-        .store
+/// Changes a task by a call that names a run and needs `queue:SCOPE:TASK/RUN`.
+async fn change_run<T: Send + 'static>(
+    app: &QueueState,
+    call: Call,
+    scope: &'static str,
+    change: impl FnOnce(&mut Tx<'_>, TaskRow, u32) -> Result<Result<T, RunError>, StoreError> + Send + 'static,
+) -> Result<T, QueueError> {
+    let (name, run, caller) = (call.task_id(), call.run(), call.caller);
+    app.store
         .execute(move |tx| {
             let run_error = |error| QueueError::from_run_error(error, &format!("{name}/{run}"));
-            let mut row = tx.require_task(&name)?;
+            let row = tx.require_task(&name)?;
             row.task.run(run).map_err(run_error)?;
-            caller.require_scope(format!("queue:reclaim-task:{name}/{run}"))?;
-            row.task.reclaim(run, tx.now, tx.config.claim_timeout).map_err(run_error)?;
-            tx.reclaim(row, run)
+            caller.require_scope(format!("queue:{scope}:{name}/{run}"))?;
+            change(tx, row, run)?.map_err(|error| run_error(error).into())
         })
-        .await?;
-    Ok(CallReply::ok(response_json::claim_reply(&app.keyring, claim, app.now())))
+        .await
 }
 
-async fn report(app: &QueueState, input: CallInput, ending: ResolvedReason) -> ReplyResult {
-    let exception = input.route.method == ApiMethod::ReportException;
-    let (name, run, caller) = (input.task_id(), input.route.run(), input.caller);
-    let change = move |tx: &mut Tx<'_>| -> Result<TaskRecord, StoreError> {
-        let run_error = |error| QueueError::from_run_error(error, &format!("{name}/{run}"));
-        let mut row = tx.require_task(&name)?;
-        row.task.run(run).map_err(run_error)?;
-        caller.require_scope(format!("queue:resolve-task:{name}/{run}"))?;
-        let transition = if exception {
-            row.task.report_exception(run, ending, tx.now)
-        } else {
-            row.task.report(run, ending, tx.now)
-        };
-        match transition.map_err(run_error)? {
-            Transition::Unchanged => Ok(row.task),
-            Transition::Changed => tx.save(row),
+pub(crate) async fn reclaim_task(app: App, call: Call) -> ReplyResult {
+    let claim: ClaimedRun = change_run(&app, call, "reclaim-task", |tx, mut row, run| {
+        match row.task.reclaim(run, tx.now, tx.config.claim_timeout) {
+            Ok(_) => tx.reclaim(row, run).map(Ok),
+            Err(error) => Ok(Err(error)),
         }
-    };
-    let task = app.store.execute(change).await?;
-    Ok(CallReply::ok(response_json::status_reply(&task)))
+    })
+    .await?;
+    ok(response_json::claim_reply(&app.keyring, claim, app.now()))
 }
 
-async fn pending_tasks(app: &QueueState, input: CallInput) -> ReplyResult {
-    let queue = input.task_queue();
-    input.caller.require_scope(format!("queue:pending-count:{queue}"))?;
+pub(crate) async fn report_exception(app: App, call: Call) -> ReplyResult {
+    let ReportException { reason } = call.fields()?;
+    if !reason.is_reportable() {
+        let message = "invalid request body: a worker cannot report this reason";
+        return Err(QueueError::new(QueueErrorCode::InputValidationError, message));
+    }
+    report(app, call, reason).await
+}
+
+pub(crate) async fn report(app: App, call: Call, reason: ResolvedReason) -> ReplyResult {
+    let task =
+        change_run(&app, call, "resolve-task", move |tx, mut row, run| match row.task.report(run, reason, tx.now) {
+            Ok(Transition::Unchanged) => Ok(Ok(row.task)),
+            Ok(Transition::Changed) => tx.save(row).map(Ok),
+            Err(error) => Ok(Err(error)),
+        });
+    ok(response_json::status_reply(&task.await?))
+}
+
+pub(crate) async fn pending_tasks(app: App, call: Call) -> ReplyResult {
+    let queue = call.task_queue();
+    call.caller.require_scope(format!("queue:pending-count:{queue}"))?;
     let name = queue.clone();
     let count = app.store.execute(move |tx| Ok(tx.count_pending(&name))).await?;
     let (provisioner, worker_type) = task_definition::split_task_queue(&queue);
-    Ok(CallReply::ok(
-        json!({
-            "provisionerId": provisioner, "workerType": worker_type, "taskQueueId": queue, "pendingTasks": count,
-        })
-        .to_string(),
-    ))
+    let reply = json!({
+        "provisionerId": provisioner, "workerType": worker_type, "taskQueueId": queue, "pendingTasks": count,
+    });
+    ok(reply.to_string())
 }
 
-async fn list_pending(app: &QueueState, input: CallInput) -> ReplyResult {
-    let (queue, limit) = (input.task_queue(), input.page_size()?);
-    let offset = input.page_start().and_then(|start| start.parse().ok()).unwrap_or(0);
-    input.caller.require_scope(format!("queue:pending-list:{queue}"))?;
+pub(crate) async fn list_pending(app: App, call: Call) -> ReplyResult {
+    let (queue, limit) = (call.task_queue(), call.page_size()?);
+    let offset = call.page_start().and_then(|start| start.parse().ok()).unwrap_or(0);
+    call.caller.require_scope(format!("queue:pending-list:{queue}"))?;
     let page = app.store.execute(move |tx| tx.list_pending(&queue, offset, limit)).await?;
-    Ok(CallReply::ok(response_json::listing(&page, response_json::pending_entry)))
+    ok(response_json::listing(&page, response_json::pending_entry))
 }
 
-async fn list_claimed(app: &QueueState, input: CallInput) -> ReplyResult {
-    let (queue, limit) = (input.task_queue(), input.page_size()?);
-    let after = input.page_start().and_then(|start| start.parse().ok()).unwrap_or(0);
-    input.caller.require_scope(format!("queue:claimed-list:{queue}"))?;
+pub(crate) async fn list_claimed(app: App, call: Call) -> ReplyResult {
+    let (queue, limit) = (call.task_queue(), call.page_size()?);
+    let after = call.page_start().and_then(|start| start.parse().ok()).unwrap_or(0);
+    call.caller.require_scope(format!("queue:claimed-list:{queue}"))?;
     let page = app.store.execute(move |tx| tx.list_claimed(&queue, after, limit)).await?;
-    Ok(CallReply::ok(response_json::listing(&page, response_json::claimed_entry)))
+    ok(response_json::listing(&page, response_json::claimed_entry))
 }
 
-async fn list_all(app: &QueueState, input: CallInput) -> ReplyResult {
-    let limit = input.page_size()?;
-    input.caller.require_scope("queue:journeyman-list-tasks".to_owned())?;
-    let before = input.page_start().and_then(|start| start.parse().ok()).unwrap_or(i64::MAX);
+pub(crate) async fn list_all(app: App, call: Call) -> ReplyResult {
+    let limit = call.page_size()?;
+    call.caller.require_scope("queue:journeyman-list-tasks".to_owned())?;
+    let before = call.page_start().and_then(|start| start.parse().ok()).unwrap_or(i64::MAX);
     let page = app.store.execute(move |tx| tx.list_all(before, limit)).await?;
-    Ok(CallReply::ok(response_json::listing(&page, response_json::task_entry)))
+    ok(response_json::listing(&page, response_json::task_entry))
 }

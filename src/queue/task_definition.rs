@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::clock::UnixMillis;
-use super::field_types::{Identifier, Integer, Project, Route, Scope, SlugId, TaskQueueId, Text, Time, body_error};
+use super::field_types::{Identifier, Integer, Project, Route, Scope, SlugId, TaskQueueId, Text, body_error};
 use super::queue_error::{QueueError, QueueErrorCode};
 use super::scopes::ScopeExpression;
 use super::task_state::{Priority, TaskRecord};
@@ -37,9 +37,9 @@ struct Definition<'a> {
     priority: Priority,
     #[serde(default = "default_retries")]
     retries: Integer<0, 49>,
-    created: Time,
-    deadline: Time,
-    expires: Option<Time>,
+    created: UnixMillis,
+    deadline: UnixMillis,
+    expires: Option<UnixMillis>,
     #[serde(default)]
     scopes: Vec<Scope>,
     #[serde(borrow)]
@@ -110,7 +110,7 @@ pub(crate) fn parse_create_task<'a>(task_id: &str, body: &'a [u8]) -> Result<Tas
     definition.worker_type = Some(Identifier(worker_type.to_owned()));
     definition.task_queue_id = Some(TaskQueueId(queue.clone()));
     definition.task_group_id.get_or_insert_with(|| SlugId(task_id.to_owned()));
-    definition.expires.get_or_insert_with(|| Time(definition.deadline.0.plus_year()));
+    definition.expires.get_or_insert_with(|| definition.deadline.plus_year());
     definition.extra =
         Some(definition.extra.map_or_else(|| serde_json::from_str("{}"), Ok).map_err(|error| body_error(&error))?);
     Ok(TaskDraft { task_id: task_id.to_owned(), queue, definition })
@@ -167,8 +167,8 @@ impl TaskDraft<'_> {
 }
 
 fn checked_times(definition: &Definition<'_>, now: UnixMillis) -> Result<(UnixMillis, UnixMillis), QueueError> {
-    let (created, deadline) = (definition.created.0, definition.deadline.0);
-    let expires = definition.expires.map_or_else(|| deadline.plus_year(), |expires| expires.0);
+    let (created, deadline) = (definition.created, definition.deadline);
+    let expires = definition.expires.unwrap_or_else(|| deadline.plus_year());
     let problem = if created < now.minus(QUEUE_CLOCK_DRIFT_MAX) {
         "`created` cannot be in the past (max 15min drift)"
     } else if created > now.plus(QUEUE_CLOCK_DRIFT_MAX) {

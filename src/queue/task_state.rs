@@ -109,9 +109,11 @@ impl ResolvedReason {
 }
 
 /// Ordered from the least to the most urgent.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum,
+)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Priority {
+pub enum Priority {
     #[default]
     Lowest = 1,
     VeryLow,
@@ -197,19 +199,26 @@ impl RunRecord {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct TaskRecord {
     pub(crate) task_id: String,
     /// `provisionerId/workerType`.
+    #[serde(rename = "taskQueueId")]
     pub(crate) queue: String,
+    #[serde(rename = "schedulerId")]
     pub(crate) scheduler: String,
+    #[serde(rename = "projectId")]
     pub(crate) project: String,
+    #[serde(rename = "taskGroupId")]
     pub(crate) group: String,
     pub(crate) priority: Priority,
     pub(crate) deadline: UnixMillis,
     pub(crate) expires: UnixMillis,
+    #[serde(skip)]
     pub(crate) retries: u8,
     pub(crate) retries_left: u8,
+    #[serde(skip)]
     pub(crate) runs: Vec<RunRecord>,
 }
 
@@ -325,30 +334,15 @@ impl TaskRecord {
         Ok(until)
     }
 
-    /// Resolves a run as completed or failed. The same report again changes nothing.
+    /// Resolves a run, and adds a retry if the reason allows one and retries are left. The same report again changes
+    /// nothing.
     pub(crate) fn report(&mut self, run: u32, ending: ResolvedReason, now: UnixMillis) -> Result<Transition, RunError> {
-        let state = self.run(run)?.state;
-        if state == ending.run_state() {
-            return if self.is_last(run) { Ok(Transition::Unchanged) } else { Err(RunError::NotRunning) };
-        }
-        if state != RunState::Running || !self.is_last(run) {
-            return Err(RunError::NotRunning);
-        }
-        self.resolve(ending, now);
-        Ok(Transition::Changed)
-    }
-
-    /// Resolves a run as an exception, and adds a retry if the reason allows one and retries are left.
-    pub(crate) fn report_exception(
-        &mut self,
-        run: u32,
-        ending: ResolvedReason,
-        now: UnixMillis,
-    ) -> Result<Transition, RunError> {
         let found = self.run(run)?;
-        if found.state == RunState::Exception && found.ending == Some(ending) {
-            let follows = self.runs.len() - 1 - run as usize;
-            return if follows <= 1 { Ok(Transition::Unchanged) } else { Err(RunError::NotRunning) };
+        if found.ending == Some(ending) {
+            // The first report of an exception may have added a run.
+            let added = usize::from(found.state == RunState::Exception);
+            let later = self.runs.len() - 1 - run as usize;
+            return if later <= added { Ok(Transition::Unchanged) } else { Err(RunError::NotRunning) };
         }
         if found.state != RunState::Running || !self.is_last(run) {
             return Err(RunError::NotRunning);

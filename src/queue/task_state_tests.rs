@@ -103,12 +103,12 @@ fn only_shutdown_intermittent_and_expiry_are_retried_and_only_while_retries_are_
         (ResolvedReason::Superseded, None),
     ] {
         let mut task = running(1);
-        assert_eq!(task.report_exception(0, ending, UnixMillis(50)), Ok(Transition::Changed));
+        assert_eq!(task.report(0, ending, UnixMillis(50)), Ok(Transition::Changed));
         assert_eq!(task.runs.get(1).map(|run| run.origin), origin, "{ending:?}");
         assert_eq!(task.retries_left, u8::from(origin.is_none()));
 
         let mut last = running(0);
-        assert_eq!(last.report_exception(0, ending, UnixMillis(50)), Ok(Transition::Changed));
+        assert_eq!(last.report(0, ending, UnixMillis(50)), Ok(Transition::Changed));
         assert_eq!(last.runs.len(), 1, "{ending:?} without retries left");
         assert!(!last.is_open());
     }
@@ -120,12 +120,12 @@ fn the_same_report_again_is_accepted_and_another_one_is_not() {
     assert_eq!(done.report(0, ResolvedReason::Completed, UnixMillis(50)), Ok(Transition::Changed));
     assert_eq!(done.report(0, ResolvedReason::Completed, UnixMillis(60)), Ok(Transition::Unchanged));
     assert_eq!(done.report(0, ResolvedReason::Failed, UnixMillis(60)), Err(RunError::NotRunning));
-    assert_eq!(done.report_exception(0, ResolvedReason::InternalError, UnixMillis(60)), Err(RunError::NotRunning));
+    assert_eq!(done.report(0, ResolvedReason::InternalError, UnixMillis(60)), Err(RunError::NotRunning));
 
     let mut left = running(1);
-    assert_eq!(left.report_exception(0, ResolvedReason::WorkerShutdown, UnixMillis(50)), Ok(Transition::Changed));
-    assert_eq!(left.report_exception(0, ResolvedReason::WorkerShutdown, UnixMillis(60)), Ok(Transition::Unchanged));
-    assert_eq!(left.report_exception(0, ResolvedReason::InternalError, UnixMillis(60)), Err(RunError::NotRunning));
+    assert_eq!(left.report(0, ResolvedReason::WorkerShutdown, UnixMillis(50)), Ok(Transition::Changed));
+    assert_eq!(left.report(0, ResolvedReason::WorkerShutdown, UnixMillis(60)), Ok(Transition::Unchanged));
+    assert_eq!(left.report(0, ResolvedReason::InternalError, UnixMillis(60)), Err(RunError::NotRunning));
     assert_eq!(left.report(0, ResolvedReason::Completed, UnixMillis(60)), Err(RunError::NotRunning));
     assert_eq!(left.runs.len(), 2);
 }
@@ -134,7 +134,7 @@ fn the_same_report_again_is_accepted_and_another_one_is_not() {
 fn an_outcome_of_a_pending_run_is_refused() {
     let mut task = task(1);
     assert_eq!(task.report(0, ResolvedReason::Completed, UnixMillis(5)), Err(RunError::NotRunning));
-    assert_eq!(task.report_exception(0, ResolvedReason::WorkerShutdown, UnixMillis(5)), Err(RunError::NotRunning));
+    assert_eq!(task.report(0, ResolvedReason::WorkerShutdown, UnixMillis(5)), Err(RunError::NotRunning));
     assert_eq!(task.report(3, ResolvedReason::Completed, UnixMillis(5)), Err(RunError::NoSuchRun));
 }
 
@@ -223,7 +223,7 @@ mod any_sequence {
                     1 => { task.claim(run, &worker("w2"), ClaimMethod::ClaimWork, now, LENGTH).ok(); }
                     2 => { task.reclaim(run, now, LENGTH).ok(); }
                     3 => { task.report(run, ResolvedReason::Completed, now).ok(); }
-                    4 => { task.report_exception(run, ResolvedReason::WorkerShutdown, now).ok(); }
+                    4 => { task.report(run, ResolvedReason::WorkerShutdown, now).ok(); }
                     5 => { task.cancel(now).ok(); }
                     6 => { task.rerun(now).ok(); }
                     7 => { task.expire_claim(now); }

@@ -200,9 +200,7 @@ async fn bodies_must_be_json_with_the_json_content_type() {
         let request = server.api.request("POST", path, None).header("authorization", header());
         server.api.send(request.header("content-type", kind).body(body))
     };
-    for (kind, body) in
-        [("text/plain", "{}"), ("application/json", "{"), ("application/json", "7"), ("application/json", "\u{0}")]
-    {
+    for (kind, body) in [("text/plain", "{}"), ("application/json", "{"), ("application/json", "7")] {
         assert_eq!(send(kind, body).await.refusal(400).0, "MalformedPayload", "{kind} {body}");
     }
     let (code, _) = send("application/json; charset=utf-8", "{}").await.refusal(400);

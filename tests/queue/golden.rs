@@ -57,8 +57,9 @@ fn drop_wording(error: &mut Value) {
     if let Some(message) = error.get_mut("message") {
         *message = "".into();
     }
-    if let Some(payload) = error.pointer_mut("/requestInfo/payload") {
-        *payload = json!({});
+    // The embedded queue does not repeat the request's body.
+    if let Some(info) = error["requestInfo"].as_object_mut() {
+        info.remove("payload");
     }
 }
 

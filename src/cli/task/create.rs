@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::path::Path;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
 
@@ -14,6 +14,7 @@ use super::status::{TaskState, TaskStatus};
 use crate::config::values::{Queue, Span};
 use crate::domain::id::TaskId;
 use crate::limits::TASK_DEFINITION_BYTES_MAX;
+use crate::queue::Priority;
 use crate::source::taskcluster::formats::{format_time, new_task_id};
 
 #[derive(Debug, Args)]
@@ -54,32 +55,6 @@ pub struct CreateArgs {
     /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Priority {
-    Highest,
-    VeryHigh,
-    High,
-    Medium,
-    Low,
-    VeryLow,
-    Lowest,
-}
-
-impl Priority {
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Highest => "highest",
-            Self::VeryHigh => "very-high",
-            Self::High => "high",
-            Self::Medium => "medium",
-            Self::Low => "low",
-            Self::VeryLow => "very-low",
-            Self::Lowest => "lowest",
-        }
-    }
 }
 
 pub async fn run(create: CreateArgs, client: &QueueClient) -> ExitResult {
@@ -136,7 +111,7 @@ impl CreateArgs {
             }),
         );
         if let Some(priority) = self.priority {
-            definition.insert("priority".to_owned(), json!(priority.as_str()));
+            definition.insert("priority".to_owned(), json!(priority));
         }
         if let Some(retries) = self.retries {
             definition.insert("retries".to_owned(), json!(retries));

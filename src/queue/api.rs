@@ -1,0 +1,307 @@
+//! The HTTP API: its routes, and what every call shares: authentication by the head alone, a bounded body, errors.
+
+use std::future::{poll_fn, ready};
+use std::pin::Pin;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, BodyDataStream, Bytes, HttpBody as _};
+use axum::extract::{RawPathParams, Request, State};
+use axum::http::header::{AUTHORIZATION, AsHeaderName, CONTENT_TYPE, HOST};
+use axum::http::request::Parts;
+use axum::response::Response;
+use axum::routing::{any, get, post};
+use futures_core::Stream as _;
+use serde::de::DeserializeOwned;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::QueueState;
+use super::artifact_calls;
+use super::auth::{AuthenticatedRequest, Caller, SignedRequest, check_payload_hash};
+use super::field_types::{is_identifier, is_printable, is_queue_id, parse_fields};
+use super::queue_error::{QueueError, QueueErrorCode, route_not_found};
+use super::task_calls::{self as calls, TaskOperation};
+use super::task_state::ResolvedReason;
+use super::{artifact_content, azure_storage};
+use crate::limits::{
+    QUEUE_BODIES_BYTES_MAX, QUEUE_BODY_BYTES_MAX, QUEUE_BODY_TIMEOUT, QUEUE_DISCARD_BYTES_MAX, QUEUE_DISCARD_TIMEOUT,
+    QUEUE_PAGE_MAX, QUEUE_SMALL_BODY_BYTES_MAX, QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
+};
+use crate::source::taskcluster::formats::is_slugid;
+
+pub(crate) type App = Arc<QueueState>;
+pub(crate) type ReplyResult = Result<Response, QueueError>;
+type ResponseFuture = Pin<Box<dyn Future<Output = Response> + Send>>;
+
+const CREATE_TASK: &str = "createTask";
+
+/// The routes. Clients send the slashes of task queues and artifact names encoded or bare; both are accepted.
+pub(super) fn router(app: App) -> Router {
+    let routes = [
+        ("/ping", get(call("ping", calls::ping))),
+        ("/task/{taskId}", get(call("task", calls::task)).put(call(CREATE_TASK, calls::create_task))),
+        ("/task/{taskId}/status", get(call("status", calls::status))),
+        ("/task/{taskId}/rerun", post(call("rerunTask", |app, call| TaskOperation::Rerun.run(app, call)))),
+        ("/task/{taskId}/cancel", post(call("cancelTask", |app, call| TaskOperation::Cancel.run(app, call)))),
+        ("/task/{taskId}/runs/{runId}/claim", post(call("claimTask", calls::claim_task))),
+        ("/task/{taskId}/runs/{runId}/reclaim", post(call("reclaimTask", calls::reclaim_task))),
+        (
+            "/task/{taskId}/runs/{runId}/completed",
+            post(call("reportCompleted", |app, call| calls::report(app, call, ResolvedReason::Completed))),
+        ),
+        (
+            "/task/{taskId}/runs/{runId}/failed",
+            post(call("reportFailed", |app, call| calls::report(app, call, ResolvedReason::Failed))),
+        ),
+        ("/task/{taskId}/runs/{runId}/exception", post(call("reportException", calls::report_exception))),
+        ("/task/{taskId}/runs/{runId}/artifacts", get(call("listArtifacts", artifact_calls::list))),
+        (
+            "/task/{taskId}/runs/{runId}/artifacts/{*name}",
+            get(call("getArtifact", artifact_calls::get)).post(call("createArtifact", artifact_calls::create)),
+        ),
+        ("/task/{taskId}/artifacts/{*name}", get(call("getLatestArtifact", artifact_calls::get_latest))),
+        ("/poll-task-url/{provisionerId}/{workerType}", get(call("pollTaskUrls", azure_storage::poll_task_urls))),
+        ("/claim-work/{*taskQueueId}", post(call("claimWork", calls::claim_work))),
+        ("/pending/{*taskQueueId}", get(call("pendingTasks", calls::pending_tasks))),
+        ("/task-queues/{taskQueueId}/pending", get(call("listPendingTasks", calls::list_pending))),
+        ("/task-queues/{provisionerId}/{workerType}/pending", get(call("listPendingTasks", calls::list_pending))),
+        ("/task-queues/{taskQueueId}/claimed", get(call("listClaimedTasks", calls::list_claimed))),
+        ("/task-queues/{provisionerId}/{workerType}/claimed", get(call("listClaimedTasks", calls::list_claimed))),
+        // An extension of this project: lists all tasks, newest first.
+        ("/journeyman/tasks", get(call("journeymanListTasks", calls::list_all))),
+    ];
+    let api = |router: Router<App>, (path, calls)| router.route(&format!("/api/queue/v1{path}"), calls);
+    routes
+        .into_iter()
+        .fold(Router::new(), api)
+        .route("/azure/{provisioner}/{worker_type}/{rank}/messages", any(azure_storage::messages))
+        .route("/azure/{provisioner}/{worker_type}/{rank}/messages/{message}", any(azure_storage::message))
+        .route(&format!("{}{{*path}}", artifact_content::PATH_PREFIX), any(artifact_content::handle))
+        .fallback(|| ready(route_not_found()))
+        .method_not_allowed_fallback(|| ready(route_not_found()))
+        .with_state(app)
+}
+
+fn call<F, R>(
+    name: &'static str,
+    handler: F,
+) -> impl Fn(State<App>, RawPathParams, Request) -> ResponseFuture + Clone + Send + Sync + 'static
+where
+    F: Fn(App, Call) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = ReplyResult> + Send,
+{
+    move |State(app), params, request| {
+        let handler = handler.clone();
+        Box::pin(async move {
+            let params = Params(params.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect());
+            let reply = match Call::read(&app, name, params.clone(), request).await {
+                Ok(call) => handler(Arc::clone(&app), call).await,
+                Err(error) => Err(error),
+            };
+            reply.unwrap_or_else(|error| error.into_response(name, &params.0, app.now()))
+        })
+    }
+}
+
+/// The decoded parameters of a path.
+#[derive(Clone)]
+struct Params(Vec<(String, String)>);
+
+impl Params {
+    /// Empty if the call has no such parameter.
+    fn get(&self, name: &str) -> &str {
+        self.0.iter().find(|(found, _)| found == name).map_or("", |(_, value)| value)
+    }
+
+    fn validate(&self) -> Result<(), QueueError> {
+        let is_invalid = |(name, value): &&(String, String)| match name.as_str() {
+            "taskId" => !is_slugid(value),
+            "runId" => !(value.bytes().all(|byte| byte.is_ascii_digit()) && value.parse::<u32>().is_ok()),
+            "taskQueueId" => !is_queue_id(value),
+            "provisionerId" | "workerType" => !is_identifier(value),
+            _ => !is_printable(value),
+        };
+        match self.0.iter().find(is_invalid) {
+            Some((name, _)) => {
+                Err(QueueError::new(QueueErrorCode::InvalidRequestArguments, format!("invalid URL parameter: {name}")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// An authenticated call with valid parameters.
+pub(crate) struct Call {
+    pub(crate) caller: Caller,
+    pub(crate) body: Vec<u8>,
+    params: Params,
+    query: String,
+    /// Held as long as the body.
+    _share: Option<OwnedSemaphorePermit>,
+}
+
+impl Call {
+    async fn read(app: &QueueState, name: &str, params: Params, request: Request) -> Result<Self, QueueError> {
+        let (parts, body) = request.into_parts();
+        let signed = SignedRequest {
+            method: parts.method.as_str(),
+            target: parts.uri.path_and_query().map_or("/", |target| target.as_str()),
+            host: header_str(&parts, HOST).unwrap_or_default(),
+            // An unreadable header is an invalid signature, not a missing one.
+            authorization: parts.headers.get(AUTHORIZATION).map(|value| value.to_str().unwrap_or_default()),
+        };
+        let bytes_max = |caller: &Caller| match name {
+            _ if !caller.is_authenticated() => QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
+            CREATE_TASK => QUEUE_BODY_BYTES_MAX,
+            _ => QUEUE_SMALL_BODY_BYTES_MAX,
+        };
+        let accepted = app.keyring.authenticate(&signed, app.now()).and_then(|authenticated| {
+            let caller = &authenticated.caller;
+            // Bodies of other callers are small; they must not use up the budget of clients.
+            let share =
+                caller.is_authenticated().then(|| app.body_budget.reserve(&body, bytes_max(caller))).transpose();
+            Ok((authenticated, share?))
+        });
+        let (AuthenticatedRequest { caller, payload_hash }, share) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                drain(&mut body.into_data_stream()).await;
+                return Err(error);
+            }
+        };
+        let body = read_body(body, bytes_max(&caller)).await?;
+        let media_type = header_str(&parts, CONTENT_TYPE).unwrap_or_default().split(';').next().unwrap_or_default();
+        let is_json = media_type.trim().eq_ignore_ascii_case("application/json");
+        if !body.is_empty() && !(is_json && body.trim_ascii_start().starts_with(b"{")) {
+            return Err(malformed("expected a JSON object with the content type application/json"));
+        }
+        if let Some(hash) = payload_hash {
+            check_payload_hash(media_type.trim(), &body, hash)?;
+        }
+        params.validate()?;
+        let query = parts.uri.query().unwrap_or_default().to_owned();
+        Ok(Self { caller, body, params, query, _share: share })
+    }
+
+    pub(crate) fn fields<T: DeserializeOwned>(&self) -> Result<T, QueueError> {
+        parse_fields(&self.body)
+    }
+
+    pub(crate) fn param(&self, name: &str) -> &str {
+        self.params.get(name)
+    }
+
+    pub(crate) fn task_id(&self) -> String {
+        self.param("taskId").to_owned()
+    }
+
+    pub(crate) fn run(&self) -> u32 {
+        // Valid wherever a route has it.
+        self.param("runId").parse().unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn task_queue(&self) -> String {
+        match self.param("taskQueueId") {
+            "" => format!("{}/{}", self.param("provisionerId"), self.param("workerType")),
+            queue => queue.to_owned(),
+        }
+    }
+
+    pub(crate) fn page_size(&self) -> Result<usize, QueueError> {
+        let Some(text) = query_param(&self.query, "limit") else { return Ok(QUEUE_PAGE_MAX) };
+        let limit: usize = text.parse().map_err(|_| {
+            QueueError::new(QueueErrorCode::InvalidRequestArguments, format!("limit {text:?} is not a number"))
+        })?;
+        Ok(limit.clamp(1, QUEUE_PAGE_MAX))
+    }
+
+    pub(crate) fn page_start(&self) -> Option<String> {
+        query_param(&self.query, "continuationToken")
+    }
+}
+
+pub(crate) fn header_str(parts: &Parts, name: impl AsHeaderName) -> Option<&str> {
+    parts.headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// Decodes a query parameter; `+` is a space.
+pub(crate) fn query_param(query: &str, name: &str) -> Option<String> {
+    url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
+}
+
+fn malformed(message: &str) -> QueueError {
+    QueueError::new(QueueErrorCode::MalformedPayload, message)
+}
+
+/// Bounds the request bodies in memory together.
+pub(crate) struct BodyBudget(Arc<Semaphore>);
+
+impl BodyBudget {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Semaphore::new(QUEUE_BODIES_BYTES_MAX)))
+    }
+
+    /// Reserves the declared length of a body, or `bytes_max`. Returned on drop.
+    pub(crate) fn reserve(&self, body: &Body, bytes_max: usize) -> Result<OwnedSemaphorePermit, QueueError> {
+        let declared = body.size_hint().upper().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(bytes_max);
+        let bytes = u32::try_from(declared.min(bytes_max)).unwrap_or(u32::MAX);
+        Arc::clone(&self.0).try_acquire_many_owned(bytes).map_err(|_| {
+            QueueError::new(QueueErrorCode::ServiceUnavailable, "too many request bodies in flight; retry later")
+        })
+    }
+}
+
+/// Reads a body. One that is too large is drained for a moment, so that the client reads the response instead of a
+/// connection reset.
+async fn read_body(body: Body, bytes_max: usize) -> Result<Vec<u8>, QueueError> {
+    let mut chunks = body.into_data_stream();
+    let mut bytes = Vec::new();
+    let read = timeout(QUEUE_BODY_TIMEOUT, async {
+        while let Some(chunk) = next_chunk(&mut chunks).await {
+            let chunk = chunk.map_err(|_| malformed("request body ended early"))?;
+            if bytes.len().saturating_add(chunk.len()) > bytes_max {
+                let message = format!("request body exceeds the limit of {bytes_max} bytes");
+                return Err(QueueError::new(QueueErrorCode::InputTooLarge, message));
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(())
+    });
+    match read.await {
+        Ok(Ok(())) => Ok(bytes),
+        Ok(Err(error)) => {
+            drain(&mut chunks).await;
+            Err(error)
+        }
+        Err(_) => Err(malformed(&format!("request body not received within {} s", QUEUE_BODY_TIMEOUT.as_secs()))),
+    }
+}
+
+pub(crate) async fn next_chunk(chunks: &mut BodyDataStream) -> Option<Result<Bytes, axum::Error>> {
+    poll_fn(|cx| Pin::new(&mut *chunks).poll_next(cx)).await
+}
+
+async fn drain(chunks: &mut BodyDataStream) {
+    let mut bytes = 0_usize;
+    let drained = async {
+        while let Some(Ok(chunk)) = next_chunk(chunks).await {
+            bytes = bytes.saturating_add(chunk.len());
+            if bytes > QUEUE_DISCARD_BYTES_MAX {
+                return;
+            }
+        }
+    };
+    timeout(QUEUE_DISCARD_TIMEOUT, drained).await.ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_plus_in_a_query_is_a_space() {
+        assert_eq!(query_param("a=1&popreceipt=x+y%2B=", "popreceipt").unwrap(), "x y+=");
+        assert_eq!(query_param("a=1", "b"), None);
+    }
+}
