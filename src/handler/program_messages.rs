@@ -116,9 +116,10 @@ fn default_result_name() -> String {
     "public/result.json".to_owned()
 }
 
-/// Splits a stream into lines of at most [`PROGRAM_LINE_BYTES_MAX`].
-#[derive(Debug, Default)]
+/// Splits a stream into lines of bounded length; skips empty lines.
+#[derive(Debug)]
 pub struct LineSplitter {
+    line_bytes_max: usize,
     partial: Vec<u8>,
     too_long: bool,
 }
@@ -130,6 +131,17 @@ pub enum SplitLine<'a> {
 }
 
 impl LineSplitter {
+    #[must_use]
+    pub const fn new(line_bytes_max: usize) -> Self {
+        Self { line_bytes_max, partial: Vec::new(), too_long: false }
+    }
+
+    /// Whether the current line is longer than the limit.
+    #[must_use]
+    pub const fn is_too_long(&self) -> bool {
+        self.too_long
+    }
+
     pub fn push(&mut self, bytes: &[u8], mut line: impl FnMut(SplitLine<'_>)) {
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
@@ -152,7 +164,7 @@ impl LineSplitter {
     }
 
     fn append(&mut self, bytes: &[u8]) {
-        if self.too_long || self.partial.len() + bytes.len() > PROGRAM_LINE_BYTES_MAX {
+        if self.too_long || self.partial.len() + bytes.len() > self.line_bytes_max {
             self.too_long = true;
             self.partial.clear();
         } else {
@@ -199,7 +211,12 @@ struct ReaderState {
 impl<'a> MessageReader<'a> {
     #[must_use]
     pub fn new(context: &'a Context) -> Self {
-        Self { context, lines: LineSplitter::default(), state: ReaderState::default(), sending: JoinSet::new() }
+        Self {
+            context,
+            lines: LineSplitter::new(PROGRAM_LINE_BYTES_MAX),
+            state: ReaderState::default(),
+            sending: JoinSet::new(),
+        }
     }
 
     pub fn push(&mut self, bytes: &[u8]) {
@@ -410,7 +427,7 @@ mod tests {
     use super::*;
 
     fn split(chunks: &[&[u8]]) -> Vec<String> {
-        let (mut lines, mut out) = (LineSplitter::default(), Vec::new());
+        let (mut lines, mut out) = (LineSplitter::new(PROGRAM_LINE_BYTES_MAX), Vec::new());
         let mut take = |line: SplitLine<'_>| {
             out.push(match line {
                 SplitLine::Whole(bytes) => String::from_utf8_lossy(bytes).into_owned(),

@@ -25,6 +25,7 @@ use super::{AddressedRequest, HttpInner};
 use crate::domain::refusal::Refusal;
 use crate::handler::artifact::{self, ArtifactDeclaration, ArtifactKind};
 use crate::handler::process::format_seconds;
+use crate::handler::program_messages::{LineSplitter, SplitLine};
 use crate::handler::{Context, ExecuteError, ExecuteFailure};
 use crate::limits::{
     SERVICE_ANSWER_BYTES_MAX, SERVICE_HEADERS_MAX, SERVICE_RETRY_AFTER_DEFAULT, SERVICE_RETRY_AFTER_MAX,
@@ -191,17 +192,22 @@ impl HttpInner {
         let reply =
             |body: Vec<u8>| Reply { status: status.clone(), body: body.into(), content_type: content_type.clone() };
         let max_bytes = results.limits().body_bytes;
-        let mut lines =
-            NdjsonSplitter::of(success && content_type.as_deref().is_some_and(|kind| kind.starts_with(NDJSON)));
+        let is_ndjson = success && content_type.as_deref().is_some_and(|kind| kind.starts_with(NDJSON));
+        let mut lines = LineSplitter::new(max_bytes);
         let mut sent = SentReplies::NothingSent;
-        let mut received = Vec::new();
+        let (mut received, mut partials) = (Vec::new(), Vec::new());
         while let Some(chunk) = response.chunk().await.map_err(|error| self.disconnect_error(&error, sent))? {
-            received.extend_from_slice(&chunk);
-            while let Some(line) = lines.next(&mut received) {
-                if line.len() > max_bytes {
-                    return Err(self.too_large_error(max_bytes));
+            if is_ndjson {
+                lines.push(&chunk, |line| partials.push(partial_body(&line)));
+            } else {
+                received.extend_from_slice(&chunk);
+            }
+            for body in partials.drain(..) {
+                let body = body.ok_or_else(|| self.too_large_error(max_bytes))?;
+                if body.is_empty() {
+                    continue;
                 }
-                let partial = Reply { status: ReplyStatus::OK, ..reply(line) };
+                let partial = Reply { status: ReplyStatus::OK, ..reply(body) };
                 context.send_partial_reply(partial).await.map_err(|refused| match refused.refusal {
                     Refusal::Gone => ExecuteError::failed("the client no longer waits for replies".to_owned()),
                     Refusal::Retry { .. }
@@ -212,10 +218,12 @@ impl HttpInner {
                 })?;
                 sent = SentReplies::PartialSent;
             }
-            if received.len() > max_bytes {
+            if lines.is_too_long() || received.len() > max_bytes {
                 return Err(self.too_large_error(max_bytes));
             }
         }
+        // The text after the last line end is the final reply.
+        lines.finish(|line| received.extend(partial_body(&line).unwrap_or_default()));
         if matches!(sent, SentReplies::PartialSent) && received.is_empty() {
             // The last line was a partial reply, so the final reply is empty.
             received.extend_from_slice(b"null");
@@ -280,36 +288,11 @@ enum SentReplies {
     PartialSent,
 }
 
-struct NdjsonSplitter {
-    /// How many bytes were searched for a line end; `None` if the response is not NDJSON.
-    scanned: Option<usize>,
-}
-
-impl NdjsonSplitter {
-    fn of(is_ndjson: bool) -> Self {
-        Self { scanned: is_ndjson.then_some(0) }
-    }
-
-    /// Takes the next line that is not empty, without its end.
-    fn next(&mut self, received: &mut Vec<u8>) -> Option<Vec<u8>> {
-        let scanned = self.scanned.as_mut()?;
-        loop {
-            let rest = received.get(*scanned..).unwrap_or_default();
-            let Some(end) = rest.iter().position(|byte| *byte == b'\n').map(|at| at + *scanned) else {
-                *scanned = received.len();
-                return None;
-            };
-            *scanned = 0;
-            let rest = received.split_off(end + 1);
-            let mut line = std::mem::replace(received, rest);
-            line.truncate(end);
-            if line.last() == Some(&b'\r') {
-                line.pop();
-            }
-            if !line.is_empty() {
-                return Some(line);
-            }
-        }
+/// A line of NDJSON; `None` if it is too long.
+fn partial_body(line: &SplitLine<'_>) -> Option<Vec<u8>> {
+    match line {
+        SplitLine::Whole(bytes) => Some(bytes.strip_suffix(b"\r").unwrap_or(bytes).to_vec()),
+        SplitLine::TooLong => None,
     }
 }
 
