@@ -122,8 +122,18 @@ pub async fn check_service(plan: &ServiceTest, folder: &Path) -> io::Result<Cont
     report.log_paths.extend(log_path);
     report.add("starts and becomes healthy", failed_if((!up).then_some(message)));
     if up {
-        check_good_payload(plan, folder, &mut report).await?;
-        check_bad_payload(plan, folder, &mut report).await?;
+        let good = try_payload(plan, plan.payload.as_ref(), "payload", folder, &mut report).await?;
+        let result = match good {
+            None => RuleOutcome::NotTested("needs a payload that the service answers with 2xx".to_owned()),
+            Some(result) => failed_if(result.err()),
+        };
+        report.add("answers a good payload with 2xx", result);
+        let bad = try_payload(plan, plan.bad_payload.as_ref(), "bad-payload", folder, &mut report).await?;
+        let result = match bad {
+            None => RuleOutcome::NotTested("needs a payload that the service answers with an error".to_owned()),
+            Some(result) => failed_if(result.is_ok().then(|| "the service answered with 2xx".to_owned())),
+        };
+        report.add("answers a bad payload with an error", result);
     }
     handle.stop.send_replace(true);
     let grace = plan.service.termination_grace();
@@ -141,43 +151,24 @@ pub async fn check_service(plan: &ServiceTest, folder: &Path) -> io::Result<Cont
     Ok(report)
 }
 
-async fn check_good_payload(plan: &ServiceTest, folder: &Path, report: &mut ContractReport) -> io::Result<()> {
-    const RULE: &str = "answers a good payload with 2xx";
-    let Some(payload) = &plan.payload else {
-        let why = "needs a payload that the service answers with 2xx".to_owned();
-        report.add(RULE, RuleOutcome::NotTested(why));
-        return Ok(());
-    };
-    let stage = TestTask::new(folder, "payload", payload)?;
+/// `None` without a payload.
+async fn try_payload(
+    plan: &ServiceTest,
+    payload: Option<&Value>,
+    name: &str,
+    folder: &Path,
+    report: &mut ContractReport,
+) -> io::Result<Option<Result<(), String>>> {
+    let Some(payload) = payload else { return Ok(None) };
+    let stage = TestTask::new(folder, name, payload)?;
     report.log_paths.push(stage.log_path());
-    let why = forward_payload(plan, payload, &stage).await.err();
-    report.add(RULE, failed_if(why));
-    Ok(())
-}
-
-async fn check_bad_payload(plan: &ServiceTest, folder: &Path, report: &mut ContractReport) -> io::Result<()> {
-    const RULE: &str = "answers a bad payload with an error";
-    let Some(payload) = &plan.bad_payload else {
-        let why = "needs a payload that the service answers with an error".to_owned();
-        report.add(RULE, RuleOutcome::NotTested(why));
-        return Ok(());
-    };
-    let stage = TestTask::new(folder, "bad-payload", payload)?;
-    report.log_paths.push(stage.log_path());
-    let accepted = forward_payload(plan, payload, &stage).await.is_ok();
-    report.add(RULE, failed_if(accepted.then(|| "the service answered with 2xx".to_owned())));
-    Ok(())
-}
-
-async fn forward_payload(plan: &ServiceTest, payload: &Value, stage: &TestTask) -> Result<(), String> {
     let forward = async {
         let handler = erase(plan.service.clone());
         let prepared = handler.prepare(payload, &stage.context).await.map_err(|error| error.to_string())?;
         prepared.execute(&stage.context).await.map_err(|error| error.to_string())
     };
-    timeout(plan.timeout, forward)
-        .await
-        .unwrap_or_else(|_| Err(format!("timed out after {}", format_seconds(plan.timeout))))
+    let result = timeout(plan.timeout, forward).await;
+    Ok(Some(result.unwrap_or_else(|_| Err(format!("timed out after {}", format_seconds(plan.timeout))))))
 }
 
 async fn check_refusal(plan: &ProgramTest, folder: &Path, report: &mut ContractReport) -> io::Result<()> {
