@@ -7,9 +7,6 @@ use crate::limits::ARGUMENT_BYTES_MAX;
 
 use super::Context;
 
-/// The default of `env_allow`.
-pub const ENV_ALLOW_DEFAULT: [&str; 3] = ["PATH", "LANG", "TZ"];
-
 pub type Variables = BTreeMap<String, String>;
 
 /// Selects the named variables.

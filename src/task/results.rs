@@ -149,12 +149,6 @@ impl Results {
         self.inner.final_reply.lock().clone()
     }
 
-    /// Whether a final reply is set.
-    #[must_use]
-    pub fn has_final(&self) -> bool {
-        self.inner.final_reply.lock().is_some()
-    }
-
     /// Sends a partial reply.
     ///
     /// # Errors
@@ -221,7 +215,7 @@ mod tests {
     #[test]
     fn the_last_reply_applies_and_one_over_the_limit_changes_nothing() {
         let replies = Results::new(NoSink, ReplyLimits { body_bytes: 3, content_type_bytes: 255 });
-        assert!(!replies.has_final());
+        assert_eq!(replies.final_reply(), None);
         replies.set_final(Reply::ok(*b"one")).unwrap();
         assert_eq!(replies.set_final(Reply::ok(*b"four")), Err(ReplyError::TooLarge { bytes: 4, max: 3 }));
         let of_type = |bytes| Reply { content_type: Some("x".repeat(bytes)), ..Reply::ok(*b"two") };
