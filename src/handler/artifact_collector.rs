@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{Dir, FileType};
-use rustix::io::Errno;
 
 use crate::limits::{ARTIFACT_BYTES_MAX, ARTIFACT_DEPTH_MAX, ARTIFACT_MESSAGE_BYTES_MAX, ARTIFACTS_MAX};
 use crate::task::{Artifact, ArtifactBody, ArtifactErrorReason};
@@ -150,7 +149,10 @@ impl ArtifactCollector {
         let Some(root) = &self.root else {
             return path_error(ArtifactErrorReason::Unreadable, "the task directory is not open");
         };
-        safe_open::open(root.as_fd(), &entry.path, entry.kind).map_err(|error| classify_open_error(&error, entry.kind))
+        safe_open::open(root.as_fd(), &entry.path, entry.kind).map_err(|error| {
+            let (reason, message) = safe_open::classify_error(&error, entry.kind);
+            PathError { reason, message }
+        })
     }
 }
 
@@ -261,24 +263,4 @@ fn path_error<T>(reason: ArtifactErrorReason, message: impl Into<String>) -> Res
 
 fn unreadable_path(error: &io::Error) -> PathError {
     PathError { reason: ArtifactErrorReason::Unreadable, message: error.to_string() }
-}
-
-fn classify_open_error(error: &io::Error, kind: PathKind) -> PathError {
-    let (reason, message) = match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::NOENT) => (ArtifactErrorReason::Missing, "no such file or directory"),
-        Some(Errno::NOTDIR) => match kind {
-            PathKind::File => {
-                (ArtifactErrorReason::Missing, "a component of the path is not a directory, or is a symbolic link")
-            }
-            PathKind::Directory => (ArtifactErrorReason::Irregular, "not a directory, or a symbolic link"),
-        },
-        Some(Errno::LOOP) => {
-            (ArtifactErrorReason::Irregular, "the path goes through a symbolic link, which is not followed")
-        }
-        Some(Errno::XDEV) => (ArtifactErrorReason::Irregular, "the path leads outside the task directory"),
-        Some(Errno::NXIO | Errno::NODEV) => (ArtifactErrorReason::Irregular, "not a regular file"),
-        Some(Errno::ACCESS | Errno::PERM) => (ArtifactErrorReason::Unreadable, "permission denied"),
-        Some(_) | None => return unreadable_path(error),
-    };
-    PathError { reason, message: message.to_owned() }
 }

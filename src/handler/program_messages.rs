@@ -392,7 +392,7 @@ fn reply_body(
             let max_bytes = context.results().map_or(0, |results| results.limits().body_bytes);
             let opened = safe_open::open_root(context.workdir())
                 .and_then(|root| safe_open::open(root.as_fd(), &path, PathKind::File));
-            let file = File::from(opened.map_err(|error| safe_open::open_error_message(&error))?);
+            let file = File::from(opened.map_err(|error| safe_open::classify_error(&error, PathKind::File).1)?);
             let bytes = file.metadata().map_or(0, |about| about.len());
             if bytes > max_bytes as u64 {
                 let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);

@@ -10,6 +10,8 @@ use std::path::{Component, Path};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::task::ArtifactErrorReason;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathKind {
     File,
@@ -53,11 +55,24 @@ pub fn open(root: BorrowedFd<'_>, path: &Path, kind: PathKind) -> io::Result<Own
     directory.ok_or_else(|| Errno::INVAL.into())
 }
 
+/// Why [`open`] failed.
 #[must_use]
-pub fn open_error_message(error: &io::Error) -> String {
-    match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::XDEV) => "the path leads outside the task directory".to_owned(),
-        Some(Errno::LOOP) => "the path goes through a symbolic link, which is not followed".to_owned(),
-        Some(_) | None => error.to_string(),
-    }
+pub fn classify_error(error: &io::Error, kind: PathKind) -> (ArtifactErrorReason, String) {
+    let (reason, message) = match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::NOENT) => (ArtifactErrorReason::Missing, "no such file or directory"),
+        Some(Errno::NOTDIR) => match kind {
+            PathKind::File => {
+                (ArtifactErrorReason::Missing, "a component of the path is not a directory, or is a symbolic link")
+            }
+            PathKind::Directory => (ArtifactErrorReason::Irregular, "not a directory, or a symbolic link"),
+        },
+        Some(Errno::LOOP) => {
+            (ArtifactErrorReason::Irregular, "the path goes through a symbolic link, which is not followed")
+        }
+        Some(Errno::XDEV) => (ArtifactErrorReason::Irregular, "the path leads outside the task directory"),
+        Some(Errno::NXIO | Errno::NODEV) => (ArtifactErrorReason::Irregular, "not a regular file"),
+        Some(Errno::ACCESS | Errno::PERM) => (ArtifactErrorReason::Unreadable, "permission denied"),
+        Some(_) | None => return (ArtifactErrorReason::Unreadable, error.to_string()),
+    };
+    (reason, message.to_owned())
 }

@@ -39,7 +39,7 @@ def large():
 /// The paths and what the reply and the log say.
 const BAD: [(&str, &str); 11] = [
     ("/line", "longer than 65536 bytes"),
-    ("/missing", "No such file"),
+    ("/missing", "no such file"),
     ("/large", "more than the limit of 200000"),
     ("/status", "`status` must be"),
     ("/key", "unknown key `jsn`"),
