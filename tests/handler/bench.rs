@@ -8,7 +8,10 @@ use journeyman::domain::id::{Run, TaskId};
 use journeyman::domain::time::Instant;
 use journeyman::handler::artifact::Artifacts;
 use journeyman::handler::log::{LogLimits, TaskLog};
-use journeyman::handler::{CancelCause, Cancellation, Context, DynHandler, ExecuteError, PrepareError, TaskInfo};
+use journeyman::handler::{
+    CancelCause, Cancellation, Context, DynHandler, ExecuteError, ExecuteFailure, PrepareError, PrepareFailure,
+    TaskInfo,
+};
 use journeyman::host::clock::Clock;
 use journeyman::host::containment::ProcessScope;
 use rustix::fs::{CWD, FileType, mknodat};
@@ -25,6 +28,26 @@ const BOUND: Duration = Duration::from_secs(30);
 pub(crate) enum Went {
     Refused(PrepareError),
     Ran(Result<(), ExecuteError>),
+}
+
+impl Went {
+    /// The message of a failed task.
+    #[track_caller]
+    pub(crate) fn failed(self) -> String {
+        match self {
+            Self::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, message })) => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What is wrong with a malformed payload.
+    #[track_caller]
+    pub(crate) fn malformed(self) -> Vec<String> {
+        match self {
+            Self::Refused(PrepareError { reason: PrepareFailure::Malformed, messages }) => messages,
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 pub(crate) struct Bench {

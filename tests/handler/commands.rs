@@ -3,7 +3,7 @@ use std::time::Duration;
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::command::{Command, CommandConfig};
 use journeyman::handler::environment;
-use journeyman::handler::{DynHandler, ExecuteError, ExecuteFailure, PrepareError, PrepareFailure, erase};
+use journeyman::handler::{DynHandler, ExecuteError, ExecuteFailure, erase};
 use journeyman::task::ArtifactBody;
 use serde_json::{Value, json};
 
@@ -28,13 +28,9 @@ fn sh(scripts: &[&str]) -> Value {
 
 async fn refused(payload: Value) -> Vec<String> {
     let bench = Bench::new();
-    match bench.run(&*handler(), payload).await {
-        Went::Refused(PrepareError { reason: PrepareFailure::Malformed, messages: sentences }) => {
-            assert_eq!(bench.log(), "", "something ran");
-            sentences
-        }
-        other => panic!("{other:?}"),
-    }
+    let sentences = bench.run(&*handler(), payload).await.malformed();
+    assert_eq!(bench.log(), "", "something ran");
+    sentences
 }
 
 #[tokio::test]
@@ -67,9 +63,7 @@ async fn the_value_of_a_variable_named_like_a_secret_is_redacted() {
 async fn the_first_command_that_fails_ends_the_task() {
     let bench = Bench::new();
     let went = bench.run(&*handler(), sh(&["exit 3", "echo never"])).await;
-    let Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, message: sentence })) = went else {
-        panic!("{went:?}")
-    };
+    let sentence = went.failed();
     assert_eq!(sentence, "command 0: exit status 3");
     assert!(!bench.log().contains("never\n"));
 }
@@ -78,9 +72,7 @@ async fn the_first_command_that_fails_ends_the_task() {
 async fn a_command_ended_by_a_signal_fails_the_task() {
     let bench = Bench::new();
     let went = bench.run(&*handler(), sh(&["kill -SEGV $$"])).await;
-    let Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, message: sentence })) = went else {
-        panic!("{went:?}")
-    };
+    let sentence = went.failed();
     assert!(sentence.contains("SEGV"), "{sentence}");
 }
 
@@ -99,9 +91,7 @@ async fn a_task_past_max_run_time_fails_even_with_exit_status_0() {
     let mut payload = sh(&["trap 'exit 0' TERM; while :; do sleep 0.05; done"]);
     payload["maxRunTime"] = json!(1);
     let went = bench.run(&*handler(), payload).await;
-    let Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, message: sentence })) = went else {
-        panic!("{went:?}")
-    };
+    let sentence = went.failed();
     assert_eq!(sentence, "command 0: stopped after maxRunTime, 1 s");
 }
 
@@ -190,9 +180,7 @@ async fn a_missing_first_program_is_rejected_and_a_missing_later_one_fails() {
     assert_eq!(sentences, ["payload/command/0: no-such-program: not found in PATH"]);
     let bench = Bench::new();
     let went = bench.run(&*handler(), json!({"command": [["true"], ["./missing"]], "maxRunTime": 9})).await;
-    let Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, message: sentence })) = went else {
-        panic!("{went:?}")
-    };
+    let sentence = went.failed();
     assert_eq!(sentence, "cannot start command 1: ./missing: no such file");
 }
 
@@ -257,8 +245,6 @@ async fn max_run_time_limits_all_commands_together() {
     let mut payload = sh(&["sleep 2", "sleep 5"]);
     payload["maxRunTime"] = json!(6);
     let went = bench.run(&*handler(), payload).await;
-    let Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, message: sentence })) = went else {
-        panic!("{went:?}")
-    };
+    let sentence = went.failed();
     assert_eq!(sentence, "command 1: stopped after maxRunTime, 6 s");
 }

@@ -1,4 +1,4 @@
-use journeyman::handler::{Context, ExecuteError, PayloadHandler, PrepareError, PrepareFailure, erase};
+use journeyman::handler::{Context, ExecuteError, PayloadHandler, PrepareError, erase};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
@@ -44,9 +44,7 @@ async fn a_valid_payload_is_prepared_and_executed() {
 async fn every_violation_is_listed_with_its_path_and_without_the_value() {
     let bench = Bench::new();
     let went = bench.run(&*erase(Greet), json!({"name": ["hunter2"], "times": 9, "nmae": "hunter2"})).await;
-    let Went::Refused(PrepareError { reason: PrepareFailure::Malformed, messages: sentences }) = went else {
-        panic!("{went:?}")
-    };
+    let sentences = went.malformed();
     let all = sentences.join("\n");
     assert_eq!(sentences.len(), 3, "{all}");
     assert!(sentences.iter().any(|line| line.starts_with("payload/name: ")), "{all}");
@@ -61,9 +59,7 @@ async fn the_number_of_listed_violations_is_limited() {
     let handler = erase(journeyman::handler::command::Command::default());
     let payload = json!({"maxRunTime": 1, "command": vec![json!(1); 5000]});
     let went = bench.run(&*handler, payload).await;
-    let Went::Refused(PrepareError { reason: PrepareFailure::Malformed, messages: sentences }) = went else {
-        panic!("{went:?}")
-    };
+    let sentences = went.malformed();
     assert_eq!(sentences.len(), 21);
     assert!(sentences.iter().all(|line| line.len() <= 500));
 }

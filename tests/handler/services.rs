@@ -410,9 +410,7 @@ async fn the_response_to_a_task_becomes_an_artifact() {
         (json!({"pth": "/x"}), "pth"),
     ] {
         let went = Bench::new().run(&*stage.handler, payload).await;
-        let Went::Refused(PrepareError { reason: PrepareFailure::Malformed, messages: sentences }) = went else {
-            panic!("{went:?}")
-        };
+        let sentences = went.malformed();
         assert!(sentences.join("\n").contains(words), "{sentences:?}");
     }
     stage.ends().await;
