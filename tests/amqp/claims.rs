@@ -372,7 +372,7 @@ async fn requeueing_a_request_that_did_not_start_is_not_an_attempt() {
         assert_eq!(client.call("/work", b"1").await.body, b"at last", "{kind:?}");
         assert_eq!(tries.load(std::sync::atomic::Ordering::Relaxed), 6, "{kind:?}");
         assert_eq!(worker.tally("attempts_exhausted").await, 0, "{kind:?}");
-        assert!(worker.tally("requeued").await >= 5, "{kind:?}: more often where it waited for nobody");
+        assert!(worker.tally("requeued").await >= 5, "{kind:?}: it is requeued again and again");
         worker.drained().await;
         client.until_depth(0, 0).await;
         client.delete_queue().await;

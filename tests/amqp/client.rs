@@ -64,7 +64,7 @@ impl Pool {
     }
 
     async fn answer(&self, request: &Delivery, body: &[u8], entries: &[(&'static str, AMQPValue)]) {
-        let to = request.properties.reply_to().as_ref().expect("somebody waits").clone();
+        let to = request.properties.reply_to().as_ref().expect("the client waits").clone();
         let id = request.properties.correlation_id().as_ref().expect("it has an id").clone();
         let table = amqp::header_table(entries.iter().map(|(name, value)| (*name, value.clone())));
         let properties = BasicProperties::default().with_correlation_id(id).with_headers(table);
@@ -225,7 +225,11 @@ async fn a_call_without_a_reply_times_out_and_a_late_reply_is_counted() {
     // Connecting would count against the timeout.
     within("the first", client.send(&pool.call("first"))).await.expect("it is taken");
     let first = within("a request", next(&mut worker)).await.expect("a request").properties;
-    assert_eq!((first.expiration().as_ref(), *first.delivery_mode()), (None, Some(2)), "nobody waits, so it stays");
+    assert_eq!(
+        (first.expiration().as_ref(), *first.delivery_mode()),
+        (None, Some(2)),
+        "a detached request does not expire"
+    );
     // The broker drops the request after its timeout.
     let short = RpcRequest { timeout: Duration::from_secs(5), ..pool.call("short") };
     let (answer, late) =
@@ -394,7 +398,7 @@ async fn a_silent_broker_is_reported_as_unreachable() {
     let client = RpcClient::new(broker(&format!("amqp://guest:guest@{address}/")), "a test");
     let call = RpcRequest { timeout: Duration::from_millis(300), routing_key: "k".to_owned(), ..RpcRequest::default() };
     let (called, sent) = tokio::join!(client.call(&call), client.send(&call));
-    for error in [called.map(|_| ()), sent].map(|said| said.expect_err("nobody answers")) {
+    for error in [called.map(|_| ()), sent].map(|said| said.expect_err("there is no answer")) {
         let RpcError::Unreachable(what) = &error else { panic!("{error:?}") };
         assert!(what.contains("did not respond within 300ms") && what.contains("was not sent"), "{what}");
     }

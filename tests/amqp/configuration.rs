@@ -102,7 +102,7 @@ async fn a_max_run_time_above_the_consumer_timeout_is_warned_of() {
 }
 
 pub(crate) async fn get(address: &str, path: &str) -> String {
-    let mut stream = tokio::net::TcpStream::connect(address).await.expect("somebody listens");
+    let mut stream = tokio::net::TcpStream::connect(address).await.expect("it listens");
     let asked = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
     stream.write_all(asked.as_bytes()).await.expect("it is sent");
     let mut answer = String::new();

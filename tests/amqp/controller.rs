@@ -368,9 +368,9 @@ async fn a_worker_connects_with_a_private_ca_and_a_client_certificate() {
     let strangers = amqp::TlsFiles::default();
     let unknown = amqp::Broker::new(&settings(strangers)).expect("the address is good").connect("test").await;
     assert!(unknown.err().is_some_and(|refused| refused.message.contains("certificate")));
-    let nobody = amqp::TlsFiles { ca: Some(tls.join("ca.pem")), client: None };
-    let nobody = amqp::Broker::new(&settings(nobody)).expect("the address is good").connect("test").await;
-    assert!(nobody.is_err());
+    let no_certificate = amqp::TlsFiles { ca: Some(tls.join("ca.pem")), client: None };
+    let refused = amqp::Broker::new(&settings(no_certificate)).expect("the address is good").connect("test").await;
+    assert!(refused.is_err());
     drop(own);
 }
 

@@ -112,7 +112,7 @@ impl Pool {
         assert!(self.publish(key, Client::properties(id, "/echo")).await, "{key} leads somewhere");
     }
 
-    /// What its workers have said, for whoever looks for what went wrong.
+    /// The logs of its workers, for the message of a failed assertion.
     fn last_words(&self) -> String {
         let logs = std::fs::read_dir(self.records()).into_iter().flatten().flatten().map(|entry| entry.path());
         let logs = logs.filter(|path| path.extension().is_some_and(|ending| ending == "log"));
@@ -132,7 +132,7 @@ impl Pool {
         }
     }
 
-    /// Waits until a queue is like this. The broker tells nobody: it has to be asked.
+    /// Polls a queue until it has this depth.
     async fn until(&self, queue: &str, like: Option<(u32, u32)>) {
         within(&format!("{queue} is {like:?}"), async { while self.depth(queue).await != like {} }).await;
     }
@@ -167,7 +167,7 @@ fn files(folder: &Path, ending: &str) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cold_key_is_answered_by_a_worker_that_is_started_for_it_and_goes_when_nobody_asks() {
+async fn a_cold_key_is_answered_by_a_worker_that_starts_for_it_and_stops_without_demand() {
     let Some(pool) = Pool::new().await else { return };
     let delays = "unbind_delay = \"8s\"\nstop_delay = \"4s\"\n";
     let mut controller = pool.controller(&format!("{delays}{}", pool.echo()));
@@ -217,19 +217,19 @@ async fn b08_requests_under_many_cold_keys_reach_their_queues_though_their_contr
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b03_requests_that_nobody_takes_are_answered_with_the_reason_however_many_they_are() {
+async fn b03_many_expired_requests_are_answered_with_the_reason() {
     let Some(pool) = Pool::new().await else { return };
     let mut controller = pool.controller("message_ttl = \"200ms\"\n");
     controller.says(READY).await;
     for number in 0..300 {
-        pool.ask("nobody", &number.to_string()).await;
+        pool.ask("idle", &number.to_string()).await;
     }
     for number in 0..300 {
         let answer = pool.client.answer(&number.to_string()).await;
         assert_eq!(answer.status(), "core_error");
         let body = answer.json();
         assert_eq!(body["context"]["reason"], "expired", "{body}");
-        assert_eq!(body["context"]["key"], "nobody");
+        assert_eq!(body["context"]["key"], "idle");
     }
     pool.until(&format!("{}-deadletter", pool.name), Some((0, 1))).await;
 }
@@ -315,7 +315,7 @@ async fn a_worker_inherits_no_file_of_who_started_its_controller_and_no_core_is_
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_came_to_a_queue_while_there_was_no_controller_gets_a_worker() {
     let Some(pool) = Pool::new().await else { return };
-    // It ends at once, so that the key has a queue and nobody who works.
+    // It exits at once, so that the key has a queue and no worker.
     let mut first = pool.controller("command = [\"/bin/false\"]\n");
     first.says(READY).await;
     pool.ask("a", "1").await;

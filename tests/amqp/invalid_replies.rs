@@ -90,7 +90,7 @@ async fn an_invalid_reply_of_a_program_becomes_an_error_reply() {
 /// A healthy service that responds with a media type of 300 bytes.
 async fn serve(listener: tokio::net::UnixListener) {
     loop {
-        let (mut stream, _) = listener.accept().await.expect("somebody comes");
+        let (mut stream, _) = listener.accept().await.expect("a connection");
         let mut head = [0; 16];
         stream.read_exact(&mut head).await.unwrap_or_default();
         let kind = if head.starts_with(b"GET /health ") { "text/plain".to_owned() } else { "x".repeat(300) };
@@ -143,7 +143,7 @@ async fn a_worker_is_started_while_its_service_starts_and_ready_once_it_takes_re
 async fn is_busy(listener: tokio::net::UnixListener, came: tokio::sync::mpsc::Sender<std::time::Instant>) {
     let mut count = 0;
     loop {
-        let (mut stream, _) = listener.accept().await.expect("somebody comes");
+        let (mut stream, _) = listener.accept().await.expect("a connection");
         let mut head = [0; 16];
         stream.read_exact(&mut head).await.unwrap_or_default();
         let answer = if head.starts_with(b"GET /health ") {

@@ -82,7 +82,7 @@ async fn partial_replies_arrive_first_and_in_order() {
     let act: Act = Arc::new(|_, context| {
         Box::pin(async move {
             for part in ["1", "2", "3"] {
-                context.send_partial_reply(Reply::ok(part.as_bytes())).await.expect("somebody waits");
+                context.send_partial_reply(Reply::ok(part.as_bytes())).await.expect("the client waits");
             }
             context.set_reply(Reply::ok(*b"4")).expect("it fits");
             Ok(())
@@ -235,7 +235,7 @@ async fn a_request_above_the_brokers_limit_is_refused_and_the_largest_one_is_ans
     };
     assert_eq!(asking.call(&call).await, Err(RpcError::TooLarge { bytes: MOST + 1 }));
     // The broker closes the channel of any other client.
-    let connection = broker.connect("somebody else").await.expect("a connection");
+    let connection = broker.connect("other").await.expect("a connection");
     let channel = connection.create_channel().await.expect("a channel");
     channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirmations");
     let (to, properties) = (client.queue.as_str().into(), BasicProperties::default());

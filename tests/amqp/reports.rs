@@ -114,7 +114,7 @@ async fn an_idle_source_reports_no_error() {
     let idle =
         tokio::time::timeout(AMQP_UNPOLLED_REQUEUE_DELAY + Duration::from_secs(1), source.poll(PriorityQueue(0), 1))
             .await;
-    assert!(idle.is_err(), "nobody is missed");
+    assert!(idle.is_err(), "there is no error");
     first.claim.report(Outcome::Completed).await.expect("it is settled");
     assert_eq!(source.metrics()["consumers_started"], sessions);
     // As while its worker is paused.

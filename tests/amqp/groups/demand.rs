@@ -106,7 +106,7 @@ async fn workers_are_started_for_the_tasks_of_a_queue_and_go_when_none_are_left(
         (&"builds".into(), &"active".into()),
         "{seen}"
     );
-    // Nothing waits any more, and nobody is told to go: they hold what was claimed.
+    // Nothing waits any more, and no worker is stopped: they hold what was claimed.
     let seen = until(&socket, "they are at work", |seen| seen["groups"][0]["workers"]["starting"] == 0).await;
     assert_eq!((&seen["workers"]["stopping"], &seen["groups"][0]["wanted"]), (&0.into(), &2.into()), "{seen}");
     let table = status(&socket, &[]).await;

@@ -245,7 +245,7 @@ fn support(name: &str) -> PathBuf {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support").join(name)
 }
 
-/// Lets a client of somebody else's ask; what it prints.
+/// Runs a foreign client; returns what it prints.
 async fn asks(python: &str, pool: &Pool, key: &[u8], count: usize) -> String {
     let mut client = std::process::Command::new(python);
     client.arg(support("known_client.py")).arg(&pool.name).arg(OsStr::from_bytes(key)).arg(count.to_string());
@@ -268,7 +268,7 @@ async fn an_existing_client_and_an_existing_worker_are_served_as_they_are() {
         let lines: Vec<String> = (0..3).map(|number| format!("ok {{\"echo\":{number},\"key\":\"{key}\"}}\n")).collect();
         assert_eq!(said, lines.concat());
     }
-    // Its queue is deleted when nobody asks any more, and it goes with that or with a signal.
+    // Without demand its queue is deleted, and the worker exits then or by a signal.
     pool.until(&format!("{}-req-42", pool.name), None).await;
     pool.until(&format!("{}-req-infra%3D42", pool.name), None).await;
     assert_eq!(pool.workers_there(), Vec::<i32>::new());

@@ -84,10 +84,10 @@ async fn a_group_has_other_numbers_for_a_time_and_is_made_for_them_where_it_is_n
     let said = obeyed(&socket, &["drain", &first]).await;
     assert!(said.contains("draining worker"), "{said}");
     until(&socket, "another one is started", |seen| seen["counters"]["workers_started"] == 3).await;
-    let (code, said) = tell(&socket, &["drain", "nobody"]).await;
-    assert!(code == Some(1) && said.contains("has no worker nobody"), "{said}");
+    let (code, said) = tell(&socket, &["drain", "no-worker"]).await;
+    assert!(code == Some(1) && said.contains("has no worker no-worker"), "{said}");
 
-    // Without the order nobody asks for it.
+    // There is no demand besides the command.
     obeyed(&socket, &["scale", "--key", "warm", "--for", "0s"]).await;
     until(&socket, "it has gone", |seen| seen["groups"] == serde_json::json!([])).await;
     pool.until(&format!("{}-req-warm", pool.name), None).await;
@@ -100,7 +100,7 @@ async fn a_group_whose_workers_did_not_last_is_tried_again_at_once_where_somebod
     controller.says(READY).await;
     let socket = pool.folder.path().join("workers/controller.sock");
     pool.ask("a", "1").await;
-    // The pauses grow; somebody who has mended it does not wait for the end of one.
+    // The delays grow; after a repair the operator does not wait for the next start.
     let waits = |seen: &serde_json::Value| {
         let group = &seen["groups"][0];
         group["consecutive_failures"].as_u64() >= Some(4) && group["restart_backoff_seconds"].as_f64().is_some()

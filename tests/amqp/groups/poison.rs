@@ -122,12 +122,12 @@ async fn of_what_was_put_aside_some_may_go_and_what_cannot_be_done_is_said() {
     let odd = BasicProperties::default().with_correlation_id("odd".into());
     assert!(pool.client.publish_to(&pool.poison(), odd, b"1").await);
     let seen = pool.put_aside(6).await;
-    assert_eq!(seen[5]["key"], Value::Null, "nobody has said what it came under");
+    assert_eq!(seen[5]["key"], Value::Null, "its key is unknown");
     let odd = seen[5]["id"].as_str().expect("a name");
-    let said = poison(&pool.socket(), &["requeue", "r1", "nobody", odd]).await;
+    let said = poison(&pool.socket(), &["requeue", "r1", "missing", odd]).await;
     let text = String::from_utf8_lossy(&said.stdout);
     assert_eq!(said.status.code(), Some(1), "{text}");
-    assert!(text.starts_with("1 requeued\n") && text.contains("nobody: not requeued: no such"), "{text}");
+    assert!(text.starts_with("1 requeued\n") && text.contains("missing: not requeued: no such"), "{text}");
     assert!(text.contains(&format!("{odd}: not requeued: its key is unknown")), "{text}");
     assert_eq!(
         done(&pool.socket(), &["discard", "r3"]).await,

@@ -101,8 +101,8 @@ async fn a_queue_that_somebody_else_has_made_is_taken_as_it_is_and_its_dead_lett
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interface_that_does_not_answer_is_told_of_and_queues_say_themselves_what_is_asked() {
     let Some(pool) = Pool::new().await else { return };
-    let nobody = "[amqp]\nmanagement_url = \"http://127.0.0.1:1\"\n";
-    let mut controller = pool.controller(&format!("message_ttl = \"200ms\"\n{nobody}"));
+    let unreachable = "[amqp]\nmanagement_url = \"http://127.0.0.1:1\"\n";
+    let mut controller = pool.controller(&format!("message_ttl = \"200ms\"\n{unreachable}"));
     controller.says("cannot apply policies, so TTL, length and limits hold for new queues only").await;
     controller.says(READY).await;
     controller.says("no queue counts from the management interface").await;
@@ -113,7 +113,7 @@ async fn an_interface_that_does_not_answer_is_told_of_and_queues_say_themselves_
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interface_that_takes_its_time_holds_nobody_up() {
     let Some(pool) = Pool::new().await else { return };
-    // Nobody ever takes the connection.
+    // The connection is never accepted.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let management = format!("[amqp]\nmanagement_url = \"http://{}\"\n", silent.local_addr().expect("its address"));
     let mut controller = pool.controller(&format!("message_ttl = \"200ms\"\n{management}"));
@@ -125,7 +125,7 @@ async fn an_interface_that_takes_its_time_holds_nobody_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn policies_that_somebody_takes_away_are_made_again() {
+async fn deleted_policies_are_applied_again() {
     let Some(pool) = Pool::new().await else { return };
     let mut controller = pool.controller(&by_management());
     controller.says(READY).await;
@@ -145,7 +145,7 @@ async fn b11_what_workers_hold_is_counted_and_keeps_their_group_whatever_else_th
     let mut controller = pool.controller(&format!("{delays}{}", by_management()));
     controller.says(READY).await;
     pool.ask("k", "1").await;
-    // A worker of somebody else's that reports nothing, and takes its time.
+    // A foreign worker that reports nothing and is slow.
     let queue = format!("{}-req-k", pool.name);
     pool.until(&queue, Some((1, 0))).await;
     let connection = pool.client.broker.connect("worker").await.expect("the broker lets us in");

@@ -1,4 +1,4 @@
-//! What a controller does where the broker takes something not.
+//! A controller whose broker refuses a request, a queue or an exchange.
 
 use journeyman::amqp;
 use journeyman::amqp::lapin::options::{
@@ -16,10 +16,10 @@ use crate::broker::Broker;
 use crate::support::{Client, shared_uri, within};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_whose_queue_cannot_be_made_is_answered_and_takes_no_room_from_others() {
+async fn requests_of_a_key_whose_queue_cannot_be_declared_get_an_error_and_delay_no_other_key() {
     let Some(pool) = Pool::new().await else { return };
     let queue = format!("{}-req-bad", pool.name);
-    // Nobody else may have anything to do with it.
+    // No other connection may use it.
     let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
     let declaring = pool.client.channel.queue_declare(queue.as_str().into(), options, FieldTable::default());
     declaring.await.expect("it is made");
@@ -39,7 +39,7 @@ async fn a_key_whose_queue_cannot_be_made_is_answered_and_takes_no_room_from_oth
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_whose_queue_is_full_is_answered_so_and_takes_no_room_from_others() {
+async fn requests_of_a_key_whose_queue_is_full_get_an_error_and_delay_no_other_key() {
     const REQUESTS: u64 = 700;
     let Some(pool) = Pool::new().await else { return };
     pool.client.declare_narrow(&format!("{}-req-hot", pool.name)).await;
@@ -47,7 +47,7 @@ async fn a_key_whose_queue_is_full_is_answered_so_and_takes_no_room_from_others(
     first.says(READY).await;
     first.signal(Signal::TERM);
     assert_eq!(first.ends().await.code(), Some(0));
-    // All of them are orphans: nobody binds the queue meanwhile.
+    // All of them are orphans: no controller binds the queue meanwhile.
     for number in 0..REQUESTS {
         pool.ask("hot", &number.to_string()).await;
     }
@@ -64,7 +64,7 @@ async fn a_key_whose_queue_is_full_is_answered_so_and_takes_no_room_from_others(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_whose_queue_confirms_nothing_takes_no_room_from_others_and_what_it_has_is_not_lost() {
+async fn a_key_whose_queue_confirms_nothing_delays_no_other_key_and_loses_no_request() {
     const REQUESTS: u64 = 600;
     // Another test's broker would have it, too.
     if shared_uri().is_none() {
@@ -109,7 +109,7 @@ async fn a_key_whose_queue_confirms_nothing_takes_no_room_from_others_and_what_i
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn exchanges_that_somebody_deletes_are_made_again_while_the_connection_lasts() {
+async fn deleted_exchanges_are_declared_again_while_the_connection_lasts() {
     let Some(pool) = Pool::new().await else { return };
     let mut controller = pool.controller("message_ttl = \"200ms\"\n");
     controller.says(READY).await;
@@ -144,7 +144,7 @@ async fn exchanges_that_somebody_deletes_are_made_again_while_the_connection_las
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cold_requests_whose_group_would_go_sooner_than_its_queue_is_made_reach_it_all_the_same() {
+async fn cold_requests_reach_their_queue_although_their_group_expires_before_it_is_declared() {
     const KEYS: usize = 200;
     let Some(pool) = Pool::new().await else { return };
     let mut controller = pool.controller("driver = \"noop\"\nunbind_delay = \"50ms\"\nstop_delay = \"50ms\"\n");
@@ -158,7 +158,7 @@ async fn cold_requests_whose_group_would_go_sooner_than_its_queue_is_made_reach_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_its_queue_refuses_is_given_up_and_holds_up_no_other() {
+async fn an_error_reply_that_its_queue_refuses_is_given_up_and_delays_no_other() {
     let Some(pool) = Pool::new().await else { return };
     let mut controller = pool.controller("message_ttl = \"200ms\"\n");
     controller.says(READY).await;
@@ -181,16 +181,16 @@ async fn an_answer_that_its_queue_refuses_is_given_up_and_holds_up_no_other() {
     // One after the other they would take as long as no test waits.
     for _ in 0..100 {
         let properties = Client::properties("1", "/echo").with_reply_to(full.as_str().into());
-        assert!(pool.publish("nobody", properties).await);
+        assert!(pool.publish("idle", properties).await);
     }
-    pool.ask("nobody", "2").await;
+    pool.ask("idle", "2").await;
     controller.says("gave up an error reply: its queue rejects it").await;
     assert_eq!(pool.client.answer("2").await.json()["context"]["reason"], "expired");
     pool.until(&format!("{}-deadletter", pool.name), Some((0, 1))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_poison_is_put_aside_though_the_place_for_it_is_gone() {
+async fn a_poison_request_is_moved_although_the_poison_queue_was_deleted() {
     let Some(pool) = Pool::new().await else { return };
     let killer = pool.workers("#!/bin/sh\nkill -9 $PPID\n");
     let mut controller = pool.controller(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{killer}"));
@@ -206,7 +206,7 @@ async fn what_is_poison_is_put_aside_though_the_place_for_it_is_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_inventory_refuses_stays_a_dead_letter_until_it_takes_it_and_is_answered_once() {
+async fn a_poison_request_that_the_poison_queue_refuses_is_retried_and_answered_once() {
     let Some(pool) = Pool::new().await else { return };
     let poison = format!("{}-poison", pool.name);
     let full = format!("policies/%2F/{poison}");

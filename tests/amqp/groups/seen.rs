@@ -22,7 +22,7 @@ pub(super) async fn status(socket: &Path, more: &[&str]) -> String {
     String::from_utf8(said.stdout).expect("UTF-8")
 }
 
-/// Looks at the first pool until it is as it should be. Nobody tells when it is: it has to be asked.
+/// Polls the first pool until it is as expected.
 pub(super) async fn until(socket: &Path, what: &str, like: impl Fn(&Value) -> bool) -> Value {
     within(what, async {
         loop {
@@ -149,7 +149,7 @@ async fn address(controller: &mut Process) -> String {
 
 /// What a controller answers to a path.
 async fn get(address: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).await.expect("somebody listens");
+    let mut stream = TcpStream::connect(address).await.expect("it listens");
     let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.expect("it is sent");
     let mut answer = String::new();
