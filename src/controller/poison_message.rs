@@ -211,12 +211,8 @@ pub(super) fn describe(copy: &Delivery, names: &QueueNames) -> PoisonedRequest {
     let text = |name| headers::text(table, name).map(str::to_owned);
     let at =
         headers::number(table, POISONED_AT).and_then(|at| jiff::Timestamp::from_second(i64::try_from(at).ok()?).ok());
-    let shown = |name: &str| {
-        let text = headers::text(table, name).map(str::to_owned);
-        text.or_else(|| headers::number(table, name).map(|number| number.to_string()))
-    };
-    let others = table.inner().keys().map(ShortString::as_str).filter(|name| !is_own_header(name));
-    let seen = others.filter_map(|name| Some((name.to_owned(), redact::text(&shown(name)?).into_owned())));
+    let others = headers::text_entries(table).filter(|(name, _)| !is_own_header(name));
+    let seen = others.map(|(name, text)| (name.to_owned(), redact::text(&text).into_owned()));
     PoisonedRequest {
         id: id(copy),
         key: key(copy, names),
@@ -277,7 +273,7 @@ mod tests {
         delivery.properties = BasicProperties::default()
             .with_headers(table)
             .with_reply_to("amq.rabbitmq.reply-to.token".into())
-            .with_user_id("somebody".into())
+            .with_user_id("user".into())
             .with_correlation_id("c".into());
         delivery
     }
@@ -315,7 +311,7 @@ mod tests {
         assert_eq!((seen.worker_log, seen.body_bytes, seen.poison_count), (log, 4, 1));
         assert_eq!(seen.poisoned_at.as_deref(), Some("1970-01-01T00:00:00Z"));
         assert_eq!(seen.headers, BTreeMap::from([("x-rpc-path".to_owned(), "/echo".to_owned())]));
-        assert_eq!(seen.properties["reply_to"], "amq.rabbitmq.reply-to", "its token is nobody's business");
+        assert_eq!(seen.properties["reply_to"], "amq.rabbitmq.reply-to", "the token is a capability");
         assert_eq!(seen.id.len(), ID_DIGITS);
         let again = requeue_properties(&aside);
         let table = again.headers().as_ref().unwrap();
@@ -352,7 +348,7 @@ mod tests {
         assert_eq!((seen.key.as_deref(), seen.attempts, seen.poison_count), (Some("a%2Fb"), Some(5), 1));
         let odd = amqp::header_table([("x-journeyman-queue", text("elsewhere")), ("x-odd", AMQPValue::Double(1.5))]);
         let seen = describe(&copied("core-poison", odd.clone()), &names);
-        assert_eq!((seen.key, seen.reason.as_str(), seen.headers.len()), (None, "unknown", 0));
+        assert_eq!((seen.key, seen.reason.as_str(), seen.headers.len()), (None, "unknown", 1));
         let other = copied("core-poison", FieldTable::default());
         assert_eq!(seen.id, id(&copied("core-poison", odd)));
         assert_ne!(seen.id, id(&other));

@@ -1,7 +1,7 @@
-//! A broker's management interface: how long it lets messages of a queue be worked at, what it counts of queues, and policies.
+//! A broker's management interface: consumer timeouts of queues, counts and policies.
 //!
-//! RabbitMQ shows its own `consumer_timeout` to nobody; what queues have of their own it shows, and heeds from 3.12 on. What
-//! follows of that is decided in [`crate::domain::consumer_timeout`].
+//! RabbitMQ does not show its global `consumer_timeout`, only those of queues, which it enforces from 3.12 on.
+//! [`crate::domain::consumer_timeout`] decides what follows.
 
 mod policies;
 mod queue_counts;
@@ -18,7 +18,6 @@ use crate::limits::{AMQP_MANAGEMENT_BYTES_MAX, AMQP_MANAGEMENT_TIMEOUT};
 pub use policies::{BrokerPolicy, PolicyResult};
 pub use queue_counts::{QueueCounts, escape_regex};
 
-/// The management interface of a broker.
 #[derive(Clone)]
 pub struct Management {
     http: reqwest::Client,
@@ -34,13 +33,11 @@ impl std::fmt::Debug for Management {
     }
 }
 
-/// Why it tells nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagementError {
-    /// There is no such queue, or nothing else of that name.
     #[error("there is no such queue")]
     NotFound,
-    /// It cannot be asked, or its answer cannot be read.
+    /// No response, or an unexpected one.
     #[error("{0}")]
     Failed(String),
 }
@@ -54,7 +51,7 @@ struct Overview {
 struct QueueInfo {
     #[serde(rename = "type", default)]
     kind: Option<String>,
-    /// An empty table is an empty list there.
+    /// RabbitMQ writes an empty table as an empty list.
     #[serde(default)]
     arguments: serde_json::Value,
     #[serde(default)]
@@ -62,12 +59,12 @@ struct QueueInfo {
 }
 
 impl Management {
-    /// The interface at `base`, such as `http://127.0.0.1:15672`, which is asked with the broker's user and password. Who may
-    /// vouch for it is this system's choice, or that of the file `ca` (PEM) where one is named.
+    /// The interface at `base`, such as `http://127.0.0.1:15672`, with the user and password of the broker. `ca` (PEM) replaces
+    /// the system's CAs.
     ///
     /// # Errors
     ///
-    /// Where the file cannot be used.
+    /// If the file cannot be used.
     pub fn new(broker: &Broker, base: &str, ca: Option<&Path>) -> Result<Self, InvalidBrokerConfig> {
         crate::host::crypto_provider::install_crypto_provider();
         let mut builder = reqwest::Client::builder()
@@ -83,7 +80,7 @@ impl Management {
         }
         let http = builder
             .build()
-            .map_err(|error| InvalidBrokerConfig(format!("no client for {base} can be made: {error}")))?;
+            .map_err(|error| InvalidBrokerConfig(format!("cannot build an HTTP client for {base}: {error}")))?;
         let login = &broker.uri.authority.userinfo;
         Ok(Self {
             http,
@@ -94,7 +91,7 @@ impl Management {
         })
     }
 
-    /// What is told of a queue.
+    /// Facts about the consumer timeout of a queue.
     ///
     /// # Errors
     ///
@@ -102,7 +99,7 @@ impl Management {
     pub async fn describe_queue(&self, queue: &str) -> Result<TimeoutFacts, ManagementError> {
         let overview: Overview = self.get("overview").await?;
         let version = BrokerVersion::parse(&overview.rabbitmq_version)
-            .ok_or_else(|| ManagementError::Failed(format!("its version is {:?}", overview.rabbitmq_version)))?;
+            .ok_or_else(|| ManagementError::Failed(format!("unknown version {:?}", overview.rabbitmq_version)))?;
         let path = format!("queues/{}/{}", urlencoding::encode(&self.vhost), urlencoding::encode(queue));
         let queue: QueueInfo = self.get(&path).await?;
         Ok(parse_queue(version, &queue))
@@ -111,7 +108,7 @@ impl Management {
     async fn get<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, ManagementError> {
         let asked = self.http.get(self.url(path));
         let bytes = self.send(path, asked).await?;
-        serde_json::from_slice(&bytes).map_err(|_| self.failure(path, "its answer is not what it should be"))
+        serde_json::from_slice(&bytes).map_err(|_| self.failure(path, "unexpected response"))
     }
 
     async fn put(&self, path: &str, what: &impl serde::Serialize) -> Result<(), ManagementError> {
@@ -138,15 +135,15 @@ impl Management {
             status @ (reqwest::StatusCode::UNAUTHORIZED | reqwest::StatusCode::FORBIDDEN) => {
                 let fix = "the user of `amqp.uri` needs the tag `management` at the broker, or `policymaker` for policies \
                            (`rabbitmqctl set_user_tags`), or leave that key out";
-                return Err(self.failure(path, &format!("it answers {status}; {fix}")));
+                return Err(self.failure(path, &format!("{status}; {fix}")));
             }
-            status => return Err(self.failure(path, &format!("it answers {status}"))),
+            status => return Err(self.failure(path, &format!("{status}"))),
         }
         let mut bytes = Vec::new();
         while let Some(piece) = answer.chunk().await.map_err(lost)? {
             bytes.extend_from_slice(&piece);
             if bytes.len() > AMQP_MANAGEMENT_BYTES_MAX {
-                return Err(self.failure(path, "its answer is too long"));
+                return Err(self.failure(path, "the response is too large"));
             }
         }
         Ok(bytes)

@@ -1,37 +1,32 @@
-//! Policies: what a broker does with queues and exchanges of some names, whoever has made them.
+//! Policies of the broker, which apply to queues and exchanges by name.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{Management, ManagementError};
 
-/// A policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrokerPolicy {
-    /// A regular expression, which is looked for anywhere in a name unless it is anchored.
+    /// A regular expression; it matches anywhere in a name unless it is anchored.
     pub pattern: String,
     /// `queues` or `exchanges`.
     #[serde(rename = "apply-to")]
     pub apply_to: String,
-    /// The highest counts, and no other.
+    /// Only the matching policy with the highest one applies.
     pub priority: i64,
-    /// What it says.
     pub definition: Map<String, Value>,
 }
 
-/// What came of a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PolicyResult {
-    /// It was what it is to be.
     Unchanged,
-    /// It was made so.
     Applied,
-    /// It is another one, and how.
+    /// The broker read it in another way; the text describes the difference.
     Mismatch(String),
 }
 
 impl Management {
-    /// Makes a policy what it is to be where it is not, reads it back, and compares. To make it has the broker look at every queue.
+    /// Sets a policy that differs, reads it back, and compares. It is set only if it differs: the broker then visits every queue.
     ///
     /// # Errors
     ///

@@ -213,7 +213,7 @@ pub(super) fn worker_spec(place: &Fixture, text: &str) -> WorkerSpec {
     WorkerSpec { id, key: key(text), variables }
 }
 
-/// A worker whose start cannot be had, whoever starts it.
+/// A worker that cannot be started.
 fn unstartable_spec(place: &Fixture) -> WorkerSpec {
     let mut assignment = worker_spec(place, "cannot");
     // No process has such a variable.
@@ -225,7 +225,7 @@ fn unstartable_spec(place: &Fixture) -> WorkerSpec {
 pub(super) async fn check_conformance(place: &Fixture, settings: PoolConfig) {
     let (core, other) = (place.test_pool("core", settings.clone()), place.test_pool("core-2", settings));
     let (mut site, mut stranger) = (DriverUnderTest::new(&core), DriverUnderTest::new(&other));
-    assert_eq!(site.list_changes().await, [], "nobody is there");
+    assert_eq!(site.list_changes().await, [], "no worker runs");
 
     // One that is started is there, and told what it is to know. That it is there is no news.
     let idle = worker_spec(place, "lives");
@@ -338,7 +338,7 @@ pub(super) async fn check_conformance(place: &Fixture, settings: PoolConfig) {
     assert_eq!(site.list_changes().await, []);
 }
 
-/// A worker has written what key it was told. Nobody tells when it has: it has to be looked for.
+/// A worker has written what key it was told. It has to be polled.
 async fn wait_until_up(place: &Fixture, worker: &WorkerSpec) {
     let path = place.path().join("seen").join(&worker.id);
     let looking = async {

@@ -187,16 +187,6 @@ impl Scaler {
         }
     }
 
-    /// When a decision may change by time alone.
-    #[must_use]
-    pub fn next_deadline(&self, groups: &[GroupInput], now: Instant) -> Option<Instant> {
-        let windows = groups.iter().filter_map(|group| {
-            let recent = self.recent_needs.get(&group.key).filter(|recent| recent.len() > 1)?;
-            recent.front().map(|need| need.at.plus(group.limits.scale_down_delay))
-        });
-        windows.chain(groups.iter().map(|group| group.not_before)).filter(|at| *at > now).min()
-    }
-
     fn draft<'a>(&mut self, group: &'a GroupInput, now: Instant) -> DecisionDraft<'a> {
         let (limits, load) = (group.limits, group.load);
         if group.pause == PauseState::Paused {
@@ -374,7 +364,7 @@ mod tests {
         assert_eq!((first.desired, first.start, drained(&first)), (3, 0, vec![]));
         assert_eq!(first.reasons, [ScaleReason::Load(0), ScaleReason::Unknown(3)]);
         let none = Load::default();
-        assert_eq!(decide(none, 101).desired, 3, "it may only be that nobody has reported yet");
+        assert_eq!(decide(none, 101).desired, 3, "workers may not have reported yet");
         assert_eq!(decide(none, 161).desired, 1);
         let cold = Scaler::default().plan(&[GroupInput { load: Load::unknown(), ..group("b", 0, &[]) }], None, at(1));
         assert_eq!((cold[0].desired, cold[0].start), (1, 1), "as many as there are to be at least");
@@ -405,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_stopped_because_nothing_waits_while_requests_are_held() {
+    fn workers_that_hold_requests_are_not_stopped_although_nothing_waits() {
         let mut busy = group("a", 0, &[WorkerActivity::Busy; 5]);
         busy.load = Load { unacknowledged: Some(0), in_flight: Some(10), ..Load::default() };
         let decision = alone(busy);

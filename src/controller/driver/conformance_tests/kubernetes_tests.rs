@@ -105,7 +105,7 @@ async fn pods_of_a_cluster_are_a_driver() {
     let (core, other) = (place.test_pool("core", means.clone()), place.test_pool("core-2", means));
     let (mut site, mut stranger, mut known) =
         (DriverUnderTest::new(&core), DriverUnderTest::new(&other), ObservedWorkers::default());
-    assert_eq!(site.list_changes().await, [], "nobody is there");
+    assert_eq!(site.list_changes().await, [], "no worker runs");
 
     // Two of a key are two pods of one Deployment; any key can be had.
     let mut texts = vec!["lives", "lives", "", "-", "Ü/ %2d.", "a=b\u{1}\"$`\\'\n"];
@@ -157,7 +157,7 @@ async fn pods_of_a_cluster_are_a_driver() {
     let (end, told) = known.exited.values().next().expect("one");
     assert!(end.reason.contains("exit status: 3") && end.log_tail.contains("goodbye") && !told, "{end:?}");
 
-    // In the end nobody is left, and no Deployment either.
+    // In the end there is no worker and no Deployment.
     let ending = async {
         while !known.running.is_empty() || !known.pending.is_empty() {
             known.stop_all(&site);

@@ -7,7 +7,7 @@
 
 mod progress;
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use core::time::Duration;
 
 pub use progress::{GroupProgress, QueueWait};
@@ -383,19 +383,11 @@ impl Pool {
     }
 
     fn advance_all(&mut self, now: Instant) {
-        for (key, wanted) in self.tracker.groups() {
-            self.queues.entry(key.clone()).or_insert_with(|| GroupQueue::new(BindingState::Unknown, wanted.generation));
+        let keys: BTreeSet<Key> =
+            self.tracker.groups().map(|(key, _)| key).chain(self.queues.keys()).cloned().collect();
+        for key in keys {
+            self.advance_key(&key, now);
         }
-        let generation = self.tracker.generation();
-        for (key, queue) in &mut self.queues {
-            queue.set_target(self.tracker.desired(key), generation);
-            if let Some(epoch) = self.epoch
-                && let Some(step) = queue.start_step(self.policy.stop_delay, now)
-            {
-                self.effects.push_back(Effect::RunStep { epoch, key: key.clone(), step });
-            }
-        }
-        self.queues.retain(|_, queue| !queue.is_done());
     }
 
     fn advance_key(&mut self, key: &Key, now: Instant) {
@@ -410,7 +402,7 @@ impl Pool {
         {
             self.effects.push_back(Effect::RunStep { epoch, key: key.clone(), step });
         }
-        if self.queues.get(key).is_some_and(GroupQueue::is_done) {
+        if queue.is_done() {
             self.queues.remove(key);
         }
     }
