@@ -59,6 +59,19 @@ impl fmt::Display for Run {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceId(pub u16);
 
+impl SourceId {
+    /// At most 65,536 sources.
+    #[must_use]
+    pub fn from_index(index: usize) -> Self {
+        Self(u16::try_from(index).unwrap_or(u16::MAX))
+    }
+
+    #[must_use]
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
 /// The service behind a source. Sources of one service refer to the same runs; sources of different services may use
 /// equal ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -82,7 +82,7 @@ impl Engine {
         let view = self.rules.claims().find(|view| view.claim == claim).ok_or_else(gone)?;
         let live = self.claims.get(&claim).ok_or_else(gone)?;
         let now = self.clock.now();
-        let feed = self.sources.get(live.source_index).ok_or_else(gone)?;
+        let feed = &self.sources[live.source_index];
         let context = live.execution.as_ref().map(|job| &job.context);
         let definition = context.map(|context| &context.task().definition);
         let text = |path: &str| definition.and_then(|task| task.pointer(path)?.as_str()).map(str::to_owned);

@@ -17,7 +17,7 @@ use super::trace_recorder::FinishedClaim;
 impl Engine {
     fn record_trace(&self, live: &ClaimRuntime, run: &Run, end: ClaimEnd) {
         let (Some(recorder), Some(trace)) = (&self.config.recorder, live.span_context) else { return };
-        let source = self.sources.get(live.source_index).map(|feed| feed.name.clone()).unwrap_or_default();
+        let source = self.sources[live.source_index].name.clone();
         let timeline = live.timeline.clone();
         recorder.record(FinishedClaim {
             run: run.clone(),

@@ -146,17 +146,6 @@ impl WorkerConfig {
     }
 }
 
-/// A warning if long-polling sources outnumber the slots.
-fn too_few_slots_warning(capacity: u32, long_polls: usize) -> Option<String> {
-    let slots = usize::try_from(capacity).unwrap_or(usize::MAX);
-    (slots < long_polls).then(|| {
-        format!(
-            "{long_polls} sources use long polls and there are {slots} slots for them, so they are polled in turn: a task \
-             may wait 20 s for each other source; a `capacity` of {long_polls} or a worker for each source avoids it"
-        )
-    })
-}
-
 /// A source, the handler of its tasks, and their environment.
 pub struct SourceBinding {
     /// The source's name in the configuration.
@@ -468,18 +457,5 @@ impl Control {
         if self.requests.send(order).await.is_err() {
             tracing::debug!("received a command after the worker had exited");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_warning_names_long_polling_sources_that_share_too_few_slots() {
-        assert_eq!(too_few_slots_warning(2, 2), None);
-        assert_eq!(too_few_slots_warning(1, 0), None);
-        let told = too_few_slots_warning(1, 2).unwrap();
-        assert!(told.contains("20 s") && told.contains("`capacity` of 2"), "{told}");
     }
 }

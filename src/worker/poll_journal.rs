@@ -13,7 +13,7 @@ use crate::domain::worker::{Event, RecoveryResult};
 use crate::host::journal::PendingWrite;
 use crate::source::{CallError, RecoveryBatch};
 
-use super::engine::{Engine, source_id};
+use super::engine::Engine;
 
 impl Engine {
     /// They are in this process's journal already.
@@ -21,7 +21,7 @@ impl Engine {
         for (index, sent_at) in sent_at.into_iter().enumerate() {
             if let Some(sent_at) = sent_at {
                 let age = self.clock.unix_time().saturating_sub(sent_at);
-                self.handle_event(Event::UnreadPoll { source: source_id(index), age });
+                self.handle_event(Event::UnreadPoll { source: SourceId::from_index(index), age });
             }
         }
         self.journaled_polls = self.unread_polls();
@@ -33,7 +33,7 @@ impl Engine {
 
     /// Journals the oldest unread poll of a source if it has changed.
     pub(super) fn journal_unread_poll(&mut self, source: SourceId) -> Option<PendingWrite> {
-        let (unread, index) = (self.unread_polls(), usize::from(source.0));
+        let (unread, index) = (self.unread_polls(), source.index());
         if self.journaled_polls[index] == unread[index] {
             return None;
         }
@@ -49,7 +49,7 @@ impl Engine {
     /// Without waiting: a poll that is not journaled is recovered once more.
     pub(super) fn journal_unread_polls(&mut self) {
         for index in 0..self.sources.len() {
-            self.journal_unread_poll(source_id(index));
+            self.journal_unread_poll(SourceId::from_index(index));
         }
     }
 
@@ -84,10 +84,10 @@ impl Engine {
     pub(super) fn journal_unprepared(&self, claim: LocalToken) {
         if let Some(live) = self.claims.get(&claim)
             && live.execution.is_none()
-            && let (Some(held), Some(feed)) = (&live.claim, self.sources.get(live.source_index))
-            && JournalTiming::of(feed.source.capabilities()) == JournalTiming::BeforePrepare
+            && let Some(held) = &live.claim
+            && JournalTiming::of(self.sources[live.source_index].source.capabilities()) == JournalTiming::BeforePrepare
         {
-            let claimant = self.claimants.get(live.source_index).cloned().unwrap_or_default();
+            let claimant = self.claimants[live.source_index].clone();
             self.journal.record_claim_without_processes(
                 EntryId(claim.0),
                 ClaimRecord { run: held.run().clone(), claimant, processes: None },

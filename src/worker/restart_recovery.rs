@@ -119,7 +119,7 @@ impl PreviousProcess {
             RecoveryProgress { killed, expired: plan.abandon.len(), damage, ..RecoveryProgress::default() };
         let mut left_over = Vec::new();
         for (index, left) in plan.report.into_iter().enumerate() {
-            let (token, source) = (token(index), SourceId(u16::try_from(left.claimant).unwrap_or(u16::MAX)));
+            let (token, source) = (token(index), SourceId::from_index(left.claimant));
             earlier.open.insert(token, left.run.clone());
             left_over.push(RecoveredClaim { token, source, run: left.run, outcome: left.outcome });
         }
@@ -172,8 +172,9 @@ impl Engine {
 
     pub(super) fn take_over(&mut self, claim: LocalToken) {
         let Some(run) = self.recovery.open.get(&claim).cloned() else { return };
-        let Some(feed) = self.claims.get(&claim).and_then(|live| self.sources.get(live.source_index)) else { return };
-        self.calls.spawn(calls::take_over(feed.source.clone(), claim, run, self.clock));
+        let Some(live) = self.claims.get(&claim) else { return };
+        let source = self.sources[live.source_index].source.clone();
+        self.calls.spawn(calls::take_over(source, claim, run, self.clock));
     }
 
     pub(super) fn on_taken_over(
@@ -198,8 +199,10 @@ impl Engine {
                 Err(refused.refusal)
             }
             Err(refused) if refused.refusal == Refusal::Denied => {
-                let feed = self.claims.get(&claim).map_or(usize::MAX, |live| live.source_index);
-                Err(self.log_recovery_refusal(SourceId(u16::try_from(feed).unwrap_or(u16::MAX)), refused))
+                match self.claims.get(&claim).map(|live| SourceId::from_index(live.source_index)) {
+                    Some(source) => Err(self.log_recovery_refusal(source, refused)),
+                    None => Err(self.log_refusal("take over", refused)),
+                }
             }
             Err(refused) => Err(self.log_refusal("take over", refused)),
         };

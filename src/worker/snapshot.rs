@@ -290,7 +290,7 @@ impl Engine {
     }
 
     pub(super) fn source_name(&self, source: SourceId) -> &str {
-        self.sources.get(usize::from(source.0)).map_or("?", |feed| feed.name.as_str())
+        &self.sources[source.index()].name
     }
 
     pub(super) fn count_for_source(&mut self, feed: usize, count: impl FnOnce(&mut SourceCounts)) {

@@ -7,7 +7,7 @@ use core::time::Duration;
 use super::{Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, OverlapAlert, RunKey, Worker};
 use crate::domain::claim::{self, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
 use crate::domain::host_health::FaultReport;
-use crate::domain::id::{LocalToken, Run, ServiceId, SourceId};
+use crate::domain::id::{LocalToken, Run, SourceId};
 use crate::domain::outcome::{ExecuteFailure, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::service_supervisor::ServiceAvailability;
@@ -55,9 +55,7 @@ impl Worker {
     }
 
     pub(super) fn run_key(&self, source: SourceId, run: &Run) -> RunKey {
-        let feed = self.sources.get(usize::from(source.0));
-        let service = feed.map_or(ServiceId(u16::MAX), |feed| feed.service);
-        RunKey { service, run: run.clone() }
+        RunKey { service: self.sources[source.index()].service, run: run.clone() }
     }
 
     /// Whether the run was ours and is over here, whatever the queue says.
@@ -66,8 +64,7 @@ impl Worker {
     }
 
     pub(super) fn claim_policy(&self, source: SourceId) -> claim::ClaimPolicy {
-        let tells =
-            self.sources.get(usize::from(source.0)).is_some_and(|feed| feed.poller.capabilities().reports_cancellation);
+        let tells = self.sources[source.index()].poller.capabilities().reports_cancellation;
         claim::ClaimPolicy {
             status_poll_interval: self.policy.claim.status_poll_interval.filter(|_| tells),
             ..self.policy.claim
@@ -108,7 +105,7 @@ impl Worker {
     ) {
         let Some(held) = self.claims.get(&claim) else { return };
         let source = held.source;
-        let Some(feed) = self.sources.get_mut(usize::from(source.0)) else { return };
+        let feed = &mut self.sources[source.index()];
         match answer {
             Ok(length) => {
                 feed.has_accepted_claim = true;
@@ -237,12 +234,18 @@ impl Worker {
     /// the next poll would return it too, waiting is useless.
     pub(super) fn on_cancel_command(&mut self, claim: LocalToken, command: claim::CancelCommand, now: Instant) {
         let Some(source) = self.claims.get(&claim).map(|held| held.source) else { return };
-        let polled = self.sources.get(usize::from(source.0)).is_some_and(|feed| feed.poller.is_long_polling());
-        if polled && !self.is_claiming() {
+        if !self.is_claiming() {
+            self.await_own_poll(claim, source, now);
+        }
+        self.handle_claim_event(claim, ClaimEvent::Command(command), now);
+    }
+
+    /// A release waits for a poll in flight, which would return the task to this worker.
+    pub(super) fn await_own_poll(&mut self, claim: LocalToken, source: SourceId, now: Instant) {
+        if self.sources[source.index()].poller.is_long_polling() {
             self.awaited_polls.insert(source);
             self.handle_claim_event(claim, ClaimEvent::PollStarted, now);
         }
-        self.handle_claim_event(claim, ClaimEvent::Command(command), now);
     }
 
     pub(super) fn assess_host(&mut self, claim: LocalToken, verdict: Verdict, now: Instant) {
@@ -266,19 +269,14 @@ impl Worker {
         if self.host_health.on_fault(now, &mut self.jitter) == FaultReport::First {
             self.effects.push_back(Effect::Alert(Alert::HostUnhealthy { run }));
         }
-        if self.sources.get(usize::from(source.0)).is_some_and(|feed| feed.poller.is_long_polling()) {
-            self.awaited_polls.insert(source);
-            self.handle_claim_event(claim, ClaimEvent::PollStarted, now);
-        }
+        self.await_own_poll(claim, source, now);
     }
 
     /// A poll in flight would return the claim to this worker, which cannot run it.
     pub(super) fn on_service_down(&mut self, claim: LocalToken, now: Instant) {
         let Some(source) = self.claims.get(&claim).map(|held| held.source) else { return };
-        let Some(feed) = self.sources.get(usize::from(source.0)) else { return };
-        if feed.availability == ServiceAvailability::Down && feed.poller.is_long_polling() {
-            self.awaited_polls.insert(source);
-            self.handle_claim_event(claim, ClaimEvent::PollStarted, now);
+        if self.sources[source.index()].availability == ServiceAvailability::Down {
+            self.await_own_poll(claim, source, now);
         }
     }
 

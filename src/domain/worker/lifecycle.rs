@@ -258,8 +258,7 @@ impl Worker {
     /// claims; they are released, which costs a retry. A pause keeps them, except those of a connection-scoped
     /// source, whose release costs nothing.
     pub(super) fn accepts_grants(&self, source: SourceId) -> bool {
-        let feed = self.sources.get(usize::from(source.0));
-        let is_free = feed.is_some_and(|feed| feed.poller.capabilities().connection_scoped);
+        let is_free = self.sources[source.index()].poller.capabilities().connection_scoped;
         let paused = self.lifecycle.paused.is_some() && is_free;
         let fit = self.lifecycle.shortage.is_none()
             && self.lifecycle.work_dir == WorkDirOwnership::Owned

@@ -118,10 +118,8 @@ impl Worker {
         let Some(after) = again else { return self.drop_message(message) };
         let wait = kept.retry.wait(DELETE_RETRY, after, &mut self.jitter);
         kept.delete_state = DeleteState::RetryAt(now.plus(wait));
-        if matches!(refusal, Refusal::Stale | Refusal::Denied)
-            && let Some(feed) = self.sources.get_mut(usize::from(kept.source.0))
-        {
-            feed.poller.reopen();
+        if matches!(refusal, Refusal::Stale | Refusal::Denied) {
+            self.sources[kept.source.index()].poller.reopen();
         }
     }
 

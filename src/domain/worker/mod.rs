@@ -301,9 +301,7 @@ impl Worker {
 
     /// At the start; later [`Event::ServiceAvailabilityChanged`] applies.
     pub fn set_availability(&mut self, source: SourceId, serving: ServiceAvailability) {
-        if let Some(feed) = self.sources.get_mut(usize::from(source.0)) {
-            feed.availability = serving;
-        }
+        self.sources[source.index()].availability = serving;
     }
 
     /// Existing claims keep the policy that they began with.
@@ -324,9 +322,7 @@ impl Worker {
         match event {
             Event::ClaimsRecovered(list) => self.on_claims_recovered(list, now),
             Event::UnreadPoll { source, age: ago } => {
-                if let Some(feed) = self.sources.get_mut(usize::from(source.0)) {
-                    feed.poller.set_unread_poll_of_previous_process(ago, now);
-                }
+                self.sources[source.index()].poller.set_unread_poll_of_previous_process(ago, now);
             }
             Event::TakenOver { claim, sent_at, answer } => self.on_taken_over(claim, sent_at, answer, now),
             Event::Opened { source, sent_at, answer } => self.on_opened(source, sent_at, answer, now),
@@ -363,11 +359,7 @@ impl Worker {
             }
             Event::Command { claim, command: order } => self.on_cancel_command(claim, order, now),
             Event::Lost { claim } => self.handle_claim_event(claim, ClaimEvent::Lost, now),
-            Event::Wake(source) => {
-                if let Some(feed) = self.sources.get_mut(usize::from(source.0)) {
-                    feed.poller.wake(now);
-                }
-            }
+            Event::Wake(source) => self.sources[source.index()].poller.wake(now),
             Event::Pause { until } => self.pause(until),
             Event::Resume => self.resume(),
             Event::ServiceAvailabilityChanged { source, availability: serving } => {

@@ -96,7 +96,7 @@ impl Worker {
         let those = self.claims.iter().filter(|(_, held)| which(&held.state));
         let claims: Vec<(LocalToken, SourceId)> = those.map(|(claim, held)| (*claim, held.source)).collect();
         for (claim, source) in claims {
-            if self.sources.get(usize::from(source.0)).is_some_and(|feed| feed.poller.is_long_polling()) {
+            if self.sources[source.index()].poller.is_long_polling() {
                 self.handle_claim_event(claim, ClaimEvent::PollStarted, now);
             }
             self.handle_claim_event(claim, ClaimEvent::Release { deadline }, now);

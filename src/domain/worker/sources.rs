@@ -22,7 +22,7 @@ impl Worker {
         answer: Result<OpenedQueues, Refusal>,
         now: Instant,
     ) {
-        let Some(feed) = self.sources.get_mut(usize::from(source.0)) else { return };
+        let feed = &mut self.sources[source.index()];
         match answer {
             Ok(lanes) => {
                 feed.poller.on_opened(lanes.count, lanes.usable_for.map(|span| sent_at.plus(span)), now);
@@ -39,7 +39,7 @@ impl Worker {
         answer: Result<PollResult, Refusal>,
         now: Instant,
     ) {
-        let Some(feed) = self.sources.get_mut(usize::from(source.0)) else { return };
+        let feed = &mut self.sources[source.index()];
         let mut slots = core::mem::take(&mut feed.reserved_slots);
         match answer {
             Ok(result) => {
@@ -86,7 +86,7 @@ impl Worker {
         answer: Result<RecoveryResult, Refusal>,
         now: Instant,
     ) {
-        let Some(feed) = self.sources.get_mut(usize::from(source.0)) else { return };
+        let feed = &mut self.sources[source.index()];
         match answer {
             Ok(RecoveryResult { claims, error: missed, foreign_claims: others }) => {
                 // I28: a claim of a previous process may have run already, so it is released, never resumed. A claim
@@ -121,7 +121,7 @@ impl Worker {
     }
 
     fn on_refusal(&mut self, source: SourceId, refusal: Refusal, now: Instant) {
-        let Some(feed) = self.sources.get_mut(usize::from(source.0)) else { return };
+        let feed = &mut self.sources[source.index()];
         let denied = feed.poller.on_refused(refusal, now, &mut self.jitter);
         match refusal {
             Refusal::Denied => self.on_denied(source, denied, now),
@@ -175,7 +175,7 @@ impl Worker {
     /// During shutdown a source is opened only where a delete waits for its URLs.
     pub(super) fn open_for_deletes(&mut self, now: Instant) {
         for (index, feed) in self.sources.iter_mut().enumerate() {
-            let source = SourceId(u16::try_from(index).unwrap_or(u16::MAX));
+            let source = SourceId::from_index(index);
             let waits = self.messages.values().any(|kept| kept.source == source && kept.delete_state.due().is_some());
             if waits && feed.poller.next_call(now) == NextCall::Open {
                 feed.poller.on_open_sent();
@@ -185,9 +185,9 @@ impl Worker {
     }
 
     fn start_call(&mut self, index: usize, waiting: u32, now: Instant) {
-        let source = SourceId(u16::try_from(index).unwrap_or(u16::MAX));
+        let source = SourceId::from_index(index);
         let allowed = self.claim_allowance();
-        let Some(feed) = self.sources.get_mut(index) else { return };
+        let feed = &mut self.sources[index];
         match feed.poller.next_call(now) {
             NextCall::Open => {
                 feed.poller.on_open_sent();

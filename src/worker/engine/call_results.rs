@@ -7,7 +7,7 @@ use super::super::catch_panic::drop_guarded;
 use super::super::claim_runtime::{ClaimRuntime, PolledMessage, TraceRecording};
 use super::super::counters::count;
 use super::super::timeline::ClaimPhase;
-use super::{Engine, source_id};
+use super::Engine;
 use crate::domain::id::{LocalToken, SourceId};
 use crate::domain::outcome::{Cleanup, ExecuteFailure, PrepareFailure};
 use crate::domain::time::Instant as Moment;
@@ -66,18 +66,18 @@ impl Engine {
             }
             CallResult::Polled { source, lane, sent_at, answer } => {
                 count(&self.counters().polls);
-                if let (Ok(batch), Some(track)) = (&answer, self.source_activity.get_mut(usize::from(source.0))) {
+                if let Ok(batch) = &answer {
                     if !batch.grants.is_empty() {
                         crash_point("claim-granted");
                     }
                     let entries = batch.messages.len() + batch.unreadable.len() + batch.grants.len();
-                    track.on_poll(self.clock.now(), entries);
+                    self.source_activity[source.index()].on_poll(self.clock.now(), entries);
                 }
                 let answer =
                     self.map_refusal(source, answer).map(|batch| self.accept_poll_result(source, sent_at, batch));
                 if answer.is_err() {
                     count(&self.counters().polls_failed);
-                    self.count_for_source(usize::from(source.0), |counts| counts.polls_failed += 1);
+                    self.count_for_source(source.index(), |counts| counts.polls_failed += 1);
                 }
                 let brought: Vec<LocalToken> =
                     answer.iter().flat_map(|haul| &haul.claims).map(|claim| claim.token).collect();
@@ -192,7 +192,7 @@ impl Engine {
                 lane: message.queue,
                 id: Arc::clone(&message.id),
                 receipt: Arc::clone(&message.receipt),
-                source_index: usize::from(source.0),
+                source_index: source.index(),
                 message: Some(message),
             };
             self.messages.insert(token, Arc::new(entry));
@@ -211,7 +211,7 @@ impl Engine {
                 dequeue_count: bad.dequeue_count,
                 run: None,
             });
-            let source = usize::from(source.0);
+            let source = source.index();
             let entry = PolledMessage {
                 lane: bad.queue,
                 id: bad.id,
@@ -241,10 +241,10 @@ impl Engine {
     pub(in crate::worker) fn accept_grant(&mut self, source: SourceId, sent_at: Moment, grant: Grant) -> GrantedClaim {
         let token = self.next_token();
         count(&self.counters().claims);
-        self.count_for_source(usize::from(source.0), |counts| counts.claims += 1);
+        self.count_for_source(source.index(), |counts| counts.claims += 1);
         self.control.liveness.count_received();
         let brought = GrantedClaim { token, run: grant.run.clone(), length: grant.expires_at.since(sent_at) };
-        let mut live = ClaimRuntime::new(usize::from(source.0));
+        let mut live = ClaimRuntime::new(source.index());
         live.on_granted(grant, sent_at, self.trace_recording(), self.clock.now());
         self.claims.insert(token, live);
         self.control.liveness.set_claims_held(self.claims.len());
@@ -272,7 +272,7 @@ impl Engine {
             }
             Err(refused) => {
                 count(&self.counters().claims_refused);
-                match feed.map(source_id) {
+                match feed.map(SourceId::from_index) {
                     Some(source) => Err(self.log_source_refusal(source, refused)),
                     None => Err(self.log_refusal("claim", refused)),
                 }

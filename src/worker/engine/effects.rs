@@ -98,10 +98,8 @@ impl Engine {
         C: FnOnce(Arc<dyn source::Source>, Clock) -> F,
         F: Future<Output = CallResult> + Send + 'static,
     {
-        if let Some(feed) = self.sources.get(usize::from(id.0)) {
-            let future = call(Arc::clone(&feed.source), self.clock);
-            self.calls.spawn(future);
-        }
+        let future = call(Arc::clone(&self.sources[id.index()].source), self.clock);
+        self.calls.spawn(future);
     }
 
     fn spawn_claim_call<F, C>(&mut self, claim: LocalToken, call: C)
@@ -126,21 +124,22 @@ impl Engine {
             }
             (None, None) => return,
         };
-        let (Some(feed), Some(message)) = (self.sources.get(live.source_index), live.message.clone()) else { return };
-        self.calls.spawn(calls::claim(Arc::clone(&feed.source), claim, message, self.clock));
+        let Some(message) = live.message.clone() else { return };
+        self.calls.spawn(calls::claim(Arc::clone(&self.sources[live.source_index].source), claim, message, self.clock));
     }
 
     fn delete(&mut self, message: LocalToken) {
         let Some(entry) = self.messages.get(&message) else { return };
-        let Some(feed) = self.sources.get(entry.source_index) else { return };
-        self.calls.spawn(calls::delete(Arc::clone(&feed.source), message, Arc::clone(entry)));
+        let source = Arc::clone(&self.sources[entry.source_index].source);
+        self.calls.spawn(calls::delete(source, message, Arc::clone(entry)));
     }
 
     fn prepare(&mut self, claim: LocalToken) {
         let Some(live) = self.claims.get_mut(&claim) else { return };
-        let (Some(feed), Some(held)) = (self.sources.get(live.source_index), live.claim.clone()) else { return };
+        let Some(held) = live.claim.clone() else { return };
+        let feed = &self.sources[live.source_index];
         let settings = &self.config;
-        let claimant = self.claimants.get(live.source_index).cloned().unwrap_or_default();
+        let claimant = self.claimants[live.source_index].clone();
         let (entry, run) = (EntryId(claim.0), held.run().clone());
         let new_scope =
             |first| self.containment.new_recorded_scope(ProcessRecorder::new(self.journal.clone(), entry, first));
@@ -179,7 +178,8 @@ impl Engine {
     fn upload_results(&mut self, claim: LocalToken) {
         self.journal_unprepared(claim);
         let Some(live) = self.claims.get_mut(&claim) else { return };
-        let (Some(feed), Some(held)) = (self.sources.get(live.source_index), live.claim.clone()) else { return };
+        let Some(held) = live.claim.clone() else { return };
+        let feed = &self.sources[live.source_index];
         if live.execution.is_none() && live.last_command.is_some() {
             // Stopped before it was prepared: the log says why.
             let (enclosure, settings) = (self.containment.new_scope(), &self.config);

@@ -152,7 +152,7 @@ impl Engine {
             besides
                 .source_indexes(beside)
                 .iter()
-                .for_each(|feed| rules.set_availability(source_id(*feed), ServiceAvailability::Down));
+                .for_each(|feed| rules.set_availability(SourceId::from_index(*feed), ServiceAvailability::Down));
         }
         Ok(Self {
             rules,
@@ -213,10 +213,6 @@ impl Engine {
         for feed in &self.sources {
             tracing::info!(source = feed.name, "source: {}", feed.source.describe());
         }
-        let long_polls = self.sources.iter().filter(|feed| feed.source.capabilities().long_poll).count();
-        if let Some(told) = super::too_few_slots_warning(self.config.capacity, long_polls) {
-            tracing::warn!("{told}");
-        }
         let wake: Arc<Notify> = Arc::clone(&self.control.wake);
         let left_over = std::mem::take(&mut self.recovered_claims);
         left_over
@@ -228,7 +224,7 @@ impl Engine {
         self.log_recovery();
         self.announce_capacity();
         for index in 0..self.sources.len() {
-            self.await_source_event(source_id(index));
+            self.await_source_event(SourceId::from_index(index));
         }
         for (beside, word) in self.sidecars.status_receivers() {
             self.calls.spawn(calls::sidecar_changed(beside, word));
@@ -274,7 +270,7 @@ impl Engine {
                 } } => self.handle_event(Event::Tick),
                 () = wake.notified() => {
                     for source in 0..self.sources.len() {
-                        self.handle_event(Event::Wake(source_id(source)));
+                        self.handle_event(Event::Wake(SourceId::from_index(source)));
                     }
                 }
             }
@@ -344,9 +340,7 @@ impl Engine {
     }
 
     fn await_source_event(&mut self, id: SourceId) {
-        if let Some(feed) = self.sources.get(usize::from(id.0)) {
-            self.calls.spawn(calls::next_source_event(Arc::clone(&feed.source), id));
-        }
+        self.calls.spawn(calls::next_source_event(Arc::clone(&self.sources[id.index()].source), id));
     }
 
     fn on_sidecar_changed(&mut self, beside: usize, word: Option<watch::Receiver<SidecarStatus>>) {
@@ -356,7 +350,10 @@ impl Engine {
             serving
         });
         for feed in self.sidecars.source_indexes(beside).to_vec() {
-            self.handle_event(Event::ServiceAvailabilityChanged { source: source_id(feed), availability: serving });
+            self.handle_event(Event::ServiceAvailabilityChanged {
+                source: SourceId::from_index(feed),
+                availability: serving,
+            });
         }
     }
 
@@ -392,7 +389,7 @@ impl Engine {
     }
 
     fn claim_on(&self, source: SourceId, run: &Run) -> Option<LocalToken> {
-        let index = usize::from(source.0);
+        let index = source.index();
         let is_on_run = |live: &ClaimRuntime| live.claim.as_ref().is_some_and(|claim| claim.run() == run);
         let mut held = self.claims.iter().filter(|(_, live)| live.source_index == index && is_on_run(live));
         held.next().map(|(claim, _)| *claim)
@@ -403,9 +400,7 @@ impl Engine {
     }
 
     pub(super) fn log_source_refusal(&mut self, source: SourceId, refused: CallError) -> Refusal {
-        if let Some(track) = self.source_activity.get_mut(usize::from(source.0)) {
-            track.on_refusal(self.clock.now(), &refused.message);
-        }
+        self.source_activity[source.index()].on_refusal(self.clock.now(), &refused.message);
         tracing::warn!(source = self.source_name(source), refusal = %refused.refusal, "{}", refused.message);
         self.store_refusal(source, refused)
     }
@@ -435,8 +430,4 @@ fn source_specs(feeds: &[SourceBinding]) -> Vec<SourceSpec> {
         .zip(&names)
         .map(|(feed, name)| SourceSpec { capabilities: feed.source.capabilities(), service: number(name) })
         .collect()
-}
-
-pub(super) fn source_id(index: usize) -> SourceId {
-    SourceId(u16::try_from(index).unwrap_or(u16::MAX))
 }
