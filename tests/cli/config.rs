@@ -13,7 +13,7 @@ fn check(arguments: &[&str], environment: &[(&str, &str)], input: &str) -> Said 
 }
 
 #[test]
-fn each_bad_file_is_refused_with_its_place_and_a_way_out() {
+fn each_bad_file_is_rejected_with_place_and_hint() {
     let folder = beside("config");
     let mut cases: Vec<_> = std::fs::read_dir(&folder)
         .expect("the cases are there")
@@ -31,14 +31,14 @@ fn each_bad_file_is_refused_with_its_place_and_a_way_out() {
 }
 
 #[test]
-fn what_is_not_there_is_no_matter_for_another_machine() {
+fn no_files_skips_the_checks_of_this_host() {
     let said = check(&["--no-files", "not-there.toml"], &[], "");
     assert_eq!((said.code, said.err.as_str()), (0, ""));
     assert!(said.out.contains("not-there.toml can be used: 2 sources, 2 handlers"), "{}", said.out);
 }
 
 #[test]
-fn a_secret_that_every_user_can_read_is_a_warning_and_its_content_is_never_shown() {
+fn a_world_readable_secret_is_a_warning_that_does_not_show_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = "[queue.clients.me]\naccess_token_file = \"token\"\n";
     let token = folder.path().join("token");
@@ -59,7 +59,7 @@ fn a_secret_that_every_user_can_read_is_a_warning_and_its_content_is_never_shown
 }
 
 #[test]
-fn a_brokers_secrets_that_every_user_can_read_are_a_warning() {
+fn world_readable_broker_secrets_are_a_warning() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     for (file, key) in [("uri", "uri_file = \"uri\""), ("key", "certificate_file = \"cert\"\nkey_file = \"key\"")] {
@@ -76,7 +76,7 @@ fn a_brokers_secrets_that_every_user_can_read_are_a_warning() {
 }
 
 #[test]
-fn a_key_without_its_certificate_is_said_at_its_place_however_the_broker_is_named() {
+fn a_key_file_without_certificate_file_is_reported_at_its_line() {
     let file = "[pool.core]\n[amqp]\nkey_file = \"/etc/key.pem\"\n";
     let said = check(&["-", "--no-files"], &[("WORKER_AMQP_URI", "amqp://host")], file);
     assert_eq!(said.code, CONFIG_INVALID);
@@ -85,7 +85,7 @@ fn a_key_without_its_certificate_is_said_at_its_place_however_the_broker_is_name
 }
 
 #[test]
-fn a_worker_may_have_the_configuration_of_its_controller() {
+fn a_worker_may_share_the_configuration_of_its_controller() {
     let file = "[pool.core]\n[handler.echo]\nkind = \"program\"\nexec = [\"/bin/true\"]\n";
     let uri = ("WORKER_AMQP_URI", "amqp://host");
     for (variables, sources) in [
@@ -102,7 +102,7 @@ fn a_worker_may_have_the_configuration_of_its_controller() {
 }
 
 #[test]
-fn a_variable_that_sets_nothing_is_a_warning_with_the_one_that_was_meant() {
+fn a_variable_with_single_underscores_is_a_warning() {
     let variables = [("JOURNEYMAN_WORKER_CAPACITY", "4"), ("JOURNEYMAN_TEST_ROOT_URL", "x"), ("JOURNEYMAN_CONFIG", "")];
     let said = check(&["-"], &variables, "");
     assert_eq!((said.code, said.out.as_str()), (0, "standard input can be used: 0 sources, 0 handlers, capacity 1\n"));
@@ -158,7 +158,7 @@ fn a_secret_is_never_repeated_by_an_error() {
 }
 
 #[test]
-fn every_line_of_the_template_is_valid_when_its_comment_is_taken_off() {
+fn the_template_is_valid_with_and_without_its_comments() {
     let empty = tempfile::tempdir().expect("a folder");
     let template = run(journeyman(empty.path()).args(["config", "init"]), "").out;
     let said = check(&["-"], &[], &template);
@@ -210,7 +210,7 @@ fn a_flag_wins_over_the_environment_and_the_environment_over_the_file() {
 }
 
 #[test]
-fn the_guide_shows_every_key_as_the_schema_has_it() {
+fn the_guide_lists_every_key_of_the_schema() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide/configuration.md");
     let readme = std::fs::read_to_string(&path).expect("configuration.md");
     let (begin, end) = ("<!-- configuration: begin -->\n", "<!-- configuration: end -->");
@@ -234,7 +234,7 @@ fn the_guide_shows_every_exit_code() {
 }
 
 #[test]
-fn of_two_words_on_the_same_matter_it_is_said_where_each_comes_from() {
+fn conflicting_values_are_reported_with_their_origins() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = journeyman(folder.path());
     command.args(["config", "check", "--no-files", "-"]).env("WORKER_AMQP_URI", "amqp://me:sekrit-of-the-test@h/");

@@ -22,7 +22,7 @@ fn without_broker(folder: &Path, more: &str) -> Server {
 }
 
 #[test]
-fn who_asks_a_controller_that_is_not_there_is_told_what_to_do() {
+fn commands_without_a_controller_fail_with_a_hint() {
     let folder = tempfile::tempdir().expect("a folder");
     let said = run(journeyman(folder.path()).args(["controller", "status"]), "");
     assert_eq!(said.code, 30, "{}", said.err);
@@ -37,7 +37,7 @@ fn who_asks_a_controller_that_is_not_there_is_told_what_to_do() {
 }
 
 #[test]
-fn a_controller_without_a_broker_says_so_and_why_and_no_secret() {
+fn a_controller_without_a_broker_reports_the_error_without_secrets() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let controller = without_broker(here, "");
@@ -80,7 +80,7 @@ fn get(address: &str, path: &str) -> String {
 }
 
 #[test]
-fn a_controller_without_a_broker_lives_and_is_not_ready() {
+fn a_controller_without_a_broker_is_alive_and_not_ready() {
     let folder = tempfile::tempdir().expect("a folder");
     let text = "[pool.core]\nstate_dir = \"pool\"\n[http]\nlisten = \"127.0.0.1:0\"\n";
     std::fs::write(folder.path().join("journeyman.toml"), text).expect("the file can be written");

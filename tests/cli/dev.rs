@@ -19,12 +19,12 @@ fn demo_ends_well(protocol: &str) {
 }
 
 #[test]
-fn the_demo_ends_as_it_should_and_leaves_nothing_behind() {
+fn the_demo_passes_and_leaves_nothing_behind() {
     demo_ends_well("claim-work");
 }
 
 #[test]
-fn the_demo_ends_as_it_should_with_azure_style_queues() {
+fn the_demo_passes_with_azure_style_queues() {
     demo_ends_well("azure");
 }
 

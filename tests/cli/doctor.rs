@@ -65,7 +65,7 @@ fn looks_at_the_host(said: &Said) {
 }
 
 #[test]
-fn a_host_that_is_well_has_nothing_that_failed() {
+fn doctor_reports_no_failure_on_a_healthy_host() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let (_queue, root) = queue(here);
@@ -86,7 +86,7 @@ fn a_host_that_is_well_has_nothing_that_failed() {
 }
 
 #[test]
-fn a_token_that_is_wrong_is_told_from_a_queue_that_is_down() {
+fn doctor_distinguishes_a_wrong_token_from_an_unreachable_queue() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let (_queue, root) = queue(here);
@@ -99,7 +99,7 @@ fn a_token_that_is_wrong_is_told_from_a_queue_that_is_down() {
 }
 
 #[test]
-fn a_port_where_nobody_listens_is_said() {
+fn doctor_reports_a_refused_connection() {
     let folder = tempfile::tempdir().expect("a folder");
     let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its number");
     let root = format!("http://{free}");
@@ -109,7 +109,7 @@ fn a_port_where_nobody_listens_is_said() {
 }
 
 #[test]
-fn a_name_that_nobody_knows_is_said() {
+fn doctor_reports_an_unknown_host_name() {
     let folder = tempfile::tempdir().expect("a folder");
     // Longer than a name may be, so that no server is asked.
     let root = format!("http://{}.invalid:7070", "x".repeat(70));
@@ -146,7 +146,7 @@ fn stand_in(date: &'static str, scopes: &'static [&'static str]) -> String {
 }
 
 #[test]
-fn a_clock_that_is_wrong_and_scopes_that_are_missing_are_said() {
+fn doctor_reports_a_wrong_clock_and_missing_scopes() {
     let folder = tempfile::tempdir().expect("a folder");
     let root = stand_in("Date: Thu, 01 Jan 2026 00:00:00 GMT\r\n", &["queue:claim-work:build/*"]);
     let said = run(&mut configured(folder.path(), &root, ""), "");
@@ -158,7 +158,7 @@ fn a_clock_that_is_wrong_and_scopes_that_are_missing_are_said() {
 }
 
 #[test]
-fn scopes_that_would_be_useful_are_a_warning_and_a_missing_clock_too() {
+fn doctor_warns_about_optional_scopes_and_a_missing_date() {
     let folder = tempfile::tempdir().expect("a folder");
     let root = stand_in("", &["queue:claim-work:build/linux", "queue:worker-id:g/*", "queue:status:*"]);
     let said = run(&mut configured(folder.path(), &root, ""), "");
@@ -218,7 +218,7 @@ fn a_certificate_of_an_unknown_issuer_fails() {
 }
 
 #[test]
-fn a_service_that_takes_connections_and_never_answers_is_not_waited_for() {
+fn doctor_does_not_wait_for_a_silent_service() {
     let folder = tempfile::tempdir().expect("a folder");
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let root = format!("http://{}", silent.local_addr().expect("its number"));
@@ -230,7 +230,7 @@ fn a_service_that_takes_connections_and_never_answers_is_not_waited_for() {
 }
 
 #[test]
-fn what_is_wrong_with_files_folders_and_programs_is_said_at_once() {
+fn doctor_reports_all_problems_of_files_directories_and_programs() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let (_queue, root) = queue(here);
@@ -247,7 +247,7 @@ fn what_is_wrong_with_files_folders_and_programs_is_said_at_once() {
 }
 
 #[test]
-fn a_host_that_is_short_of_disk_memory_or_its_cloud_is_said() {
+fn doctor_reports_low_disk_low_memory_and_a_missing_metadata_service() {
     let folder = tempfile::tempdir().expect("a folder");
     let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its number");
     let root = format!("http://{free}");
@@ -271,7 +271,7 @@ fn a_host_that_is_short_of_disk_memory_or_its_cloud_is_said() {
 }
 
 #[test]
-fn a_controllers_host_needs_a_broker_and_the_folders_of_its_pools_and_nothing_of_a_worker() {
+fn doctor_checks_broker_and_state_directories_of_a_controller() {
     let folder = tempfile::tempdir().expect("a folder");
     let text = "[pool.core]\ncommand = [\"/bin/true\"]\nstate_dir = \"pool\"\n[pool.odd]\ncommand = [\"./not-there\"]\n\
                 state_dir = \"/proc/journeyman\"\n[worker]\nwork_dir = \"/proc/journeyman/work\"\n";
@@ -291,7 +291,7 @@ fn a_controllers_host_needs_a_broker_and_the_folders_of_its_pools_and_nothing_of
 }
 
 #[test]
-fn a_socket_that_takes_no_connection_holds_up_nothing() {
+fn doctor_does_not_wait_for_a_blocked_control_socket() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
     let folder = tempfile::tempdir().expect("a folder");
     let address = SocketAddrUnix::new(folder.path().join("full")).expect("it is short");

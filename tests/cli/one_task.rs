@@ -39,7 +39,7 @@ fn ended(folder: &Path, id: &str) -> (String, usize) {
 const STUBBORN: &str = "trap '' TERM; echo rea''dy; while :; do sleep 1; done";
 
 #[test]
-fn everything_that_is_known_of_a_task_is_shown() {
+fn claims_show_prints_all_details() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let mut server = dev(here, &["--dialect", "azure"]);
@@ -103,7 +103,7 @@ fn the_memory_of_a_task_is_shown_without_control_groups_as_well() {
 }
 
 #[test]
-fn a_task_that_is_handed_back_is_ended_and_another_run_of_it_is_claimed() {
+fn a_released_task_is_stopped_and_its_next_run_is_claimed() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let settings = ["--dialect", "azure", "--termination-grace", "200ms", "--set", "handler.command.kind=command"];
@@ -134,7 +134,7 @@ fn a_task_that_is_handed_back_is_ended_and_another_run_of_it_is_claimed() {
 }
 
 #[test]
-fn a_task_that_is_canceled_here_is_run_by_nobody_again_and_its_log_says_by_whom() {
+fn a_canceled_claim_is_not_retried_and_the_log_names_the_operator() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let mut server = dev(here, &["--termination-grace", "200ms", "--set", "handler.command.kind=command"]);
@@ -151,7 +151,7 @@ fn a_task_that_is_canceled_here_is_run_by_nobody_again_and_its_log_says_by_whom(
 }
 
 #[test]
-fn a_task_that_was_canceled_is_not_handed_back_and_who_asks_is_told_so() {
+fn a_canceled_claim_cannot_be_released() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let mut server = dev(here, &["--termination-grace", "60s", "--set", "handler.command.kind=command"]);
@@ -175,7 +175,7 @@ fn a_task_that_was_canceled_is_not_handed_back_and_who_asks_is_told_so() {
 }
 
 #[test]
-fn an_order_that_names_no_task_or_several_ends_nothing_and_says_which_there_are() {
+fn an_unknown_or_ambiguous_claim_is_an_error_that_lists_the_claims() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let mut server = dev(here, &[]);

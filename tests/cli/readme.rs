@@ -40,7 +40,7 @@ fn spans() -> Vec<&'static str> {
 }
 
 #[test]
-fn every_configuration_in_the_pages_can_be_used() {
+fn every_configuration_in_the_pages_is_valid() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut seen = 0;
     for block in blocks().iter().filter(|block| block.language == "toml") {
@@ -123,7 +123,7 @@ fn invocations() -> Vec<Vec<String>> {
 }
 
 #[test]
-fn every_command_in_the_pages_is_one() {
+fn every_command_in_the_pages_parses() {
     let invocations = invocations();
     assert!(invocations.len() >= 8, "only {} commands were found", invocations.len());
     for words in invocations {

@@ -42,7 +42,7 @@ fn task(folder: &Path, root: &str, argv: &[&str]) {
 }
 
 #[test]
-fn it_says_hello_logs_through_the_runner_and_hands_back_when_told_to_go_at_once() {
+fn the_worker_greets_logs_through_the_runner_and_releases_on_request() {
     let folder = tempfile::tempdir().expect("a folder");
     let (_queue, root) = queue(folder.path());
     file(folder.path(), &root, "a-token-for-tests", "");
@@ -65,7 +65,7 @@ fn it_says_hello_logs_through_the_runner_and_hands_back_when_told_to_go_at_once(
 }
 
 #[test]
-fn new_credentials_are_used_from_then_on_and_a_host_that_is_not_needed_is_said_to_be() {
+fn new_credentials_are_used_and_an_idle_host_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     let (_queue, root) = queue(folder.path());
     file(folder.path(), &root, "a-token-that-ran-out", r#","log":{"level":"info"}"#);
@@ -84,7 +84,7 @@ fn new_credentials_are_used_from_then_on_and_a_host_that_is_not_needed_is_said_t
 }
 
 #[test]
-fn told_to_finish_it_finishes_and_a_file_that_cannot_be_used_is_reported() {
+fn the_runner_can_drain_the_worker_and_gets_errors_of_its_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let (_queue, root) = queue(folder.path());
     file(folder.path(), &root, "a-token-for-tests", "");

@@ -55,7 +55,7 @@ fn tasks_are_created_watched_read_listed_and_canceled_against_dev() {
 }
 
 #[test]
-fn the_log_of_a_task_without_one_says_why_and_what_to_do() {
+fn a_missing_log_is_explained() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let server = dev(here, &[]);
@@ -85,7 +85,7 @@ fn the_log_of_a_task_without_one_says_why_and_what_to_do() {
 }
 
 #[test]
-fn a_log_claims_no_more_deaths_than_the_worker_has_seen() {
+fn a_log_reports_only_the_kills_that_the_worker_observed() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let server = dev(here, &[]);
@@ -102,7 +102,7 @@ fn a_log_claims_no_more_deaths_than_the_worker_has_seen() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_said_before_it_costs_a_task() {
+fn a_missing_program_is_reported_at_start() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = journeyman(folder.path());
     let said = run(command.env("TMPDIR", folder.path()).args(["dev", "--handler", "x=./nosuch"]), "");
@@ -134,7 +134,7 @@ fn start_stubborn_task(server: &mut Server, folder: &Path) {
 }
 
 #[test]
-fn the_first_signal_drains_and_the_second_hands_back() {
+fn the_first_signal_drains_and_the_second_releases() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut server = dev(folder.path(), &["--termination-grace", "100ms", "--set", "handler.command.kind=command"]);
     let created = task(folder.path(), &["create", "--", "/bin/sleep", "600"]);
@@ -150,7 +150,7 @@ fn the_first_signal_drains_and_the_second_hands_back() {
 }
 
 #[test]
-fn the_third_signal_ends_it_at_once() {
+fn the_third_signal_aborts() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut server = dev(folder.path(), &["--termination-grace", "1h", "--set", "handler.command.kind=command"]);
     start_stubborn_task(&mut server, folder.path());
@@ -261,7 +261,7 @@ fn handler_test_uses_an_empty_payload_by_default() {
 }
 
 #[test]
-fn what_cannot_be_started_ends_with_the_code_that_says_why() {
+fn failed_starts_have_distinct_exit_codes() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let code = |arguments: &[&str]| run(journeyman(here).args(arguments), "").code;
@@ -282,7 +282,7 @@ fn what_cannot_be_started_ends_with_the_code_that_says_why() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_holds_up_neither_tasks_nor_signals() {
+fn an_unread_log_blocks_neither_tasks_nor_signals() {
     let folder = tempfile::tempdir().expect("a folder");
     let (_queue, root) = queue(folder.path());
     let mut command = worker(folder.path(), &root, "a-token-for-tests");

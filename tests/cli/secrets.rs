@@ -76,7 +76,7 @@ fn of_me(folder: &Path, root: &str, arguments: &[&str]) -> Said {
 }
 
 #[test]
-fn whatever_way_a_secret_comes_no_log_no_output_and_no_payload_shows_it() {
+fn no_log_output_or_payload_shows_a_secret_from_any_origin() {
     for way in &WAYS {
         let folder = tempfile::tempdir().expect("a folder");
         let here = folder.path();
@@ -121,7 +121,7 @@ fn whatever_way_a_secret_comes_no_log_no_output_and_no_payload_shows_it() {
 }
 
 #[test]
-fn no_signature_no_credential_of_a_claim_and_no_payload_is_in_the_most_detailed_log() {
+fn the_trace_log_has_no_signature_credential_or_payload() {
     for protocol in ["azure", "claim-work"] {
         let folder = tempfile::tempdir().expect("a folder");
         let here = folder.path();
@@ -148,7 +148,7 @@ fn no_signature_no_credential_of_a_claim_and_no_payload_is_in_the_most_detailed_
 }
 
 #[test]
-fn an_artifact_that_is_a_log_is_stored_without_secrets_and_any_other_as_it_is() {
+fn log_artifacts_are_redacted_and_others_are_stored_unchanged() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     std::fs::write(here.join("token"), CANARY).expect("the file can be written");
@@ -203,7 +203,7 @@ fn a_configuration_cannot_be_printed_with_its_secrets() {
 }
 
 #[test]
-fn what_a_pool_gives_its_workers_is_shown_nowhere() {
+fn variables_of_a_pool_are_never_shown() {
     let folder = tempfile::tempdir().expect("a folder");
     // A pool's name is in its log, whatever is hidden.
     let text = "[pool.pool-canary-19.env]\nMY_TOKEN = \"pool-canary-19\"\nPLACE = \"http://a:env-canary-44@b\"\n";
@@ -229,7 +229,7 @@ fn what_a_pool_gives_its_workers_is_shown_nowhere() {
 }
 
 #[test]
-fn a_descriptor_or_a_credential_that_is_not_there_is_said_with_a_way_out() {
+fn a_missing_descriptor_or_credential_is_an_error_with_a_hint() {
     let folder = tempfile::tempdir().expect("a folder");
     for (line, said_so) in [
         ("access_token_file = \"fd:9\"", "did not inherit it"),

@@ -243,7 +243,7 @@ fn the_example_service_in_rust_echoes() {
 }
 
 #[test]
-fn a_service_sees_what_it_is_given_of_the_workers_environment_and_nothing_else() {
+fn a_service_gets_only_the_allowed_variables() {
     let scene = Scene::odd("env_allow = [\"PATH\", \"GIVEN\"]");
     let program = source("tests/support/odd_service.py");
     scene.configure(&format!(
@@ -264,7 +264,7 @@ fn a_service_sees_what_it_is_given_of_the_workers_environment_and_nothing_else()
 }
 
 #[test]
-fn a_service_that_is_killed_in_the_midst_of_a_request_is_started_again_and_the_task_is_run_again() {
+fn a_service_killed_during_a_request_is_restarted_and_the_task_retried() {
     let scene = Scene::odd("");
     let (waiting, go) = (scene.pipe("waiting"), scene.pipe("go"));
     let mut worker = scene.worker();
@@ -292,7 +292,7 @@ fn a_service_that_is_killed_in_the_midst_of_a_request_is_started_again_and_the_t
 }
 
 #[test]
-fn nothing_is_claimed_for_a_service_that_never_gets_well_and_everybody_is_told_why() {
+fn nothing_is_claimed_while_the_service_is_unhealthy_and_the_status_says_why() {
     let scene = Scene::odd("startup_timeout = \"3s\"");
     scene.flag("never");
     let mut worker = scene.worker_with(&["--set", "http.listen=127.0.0.1:0"]);
@@ -322,7 +322,7 @@ fn nothing_is_claimed_for_a_service_that_never_gets_well_and_everybody_is_told_w
 }
 
 #[test]
-fn a_service_that_crashes_at_its_start_says_so_with_its_status_and_its_log() {
+fn a_service_that_crashes_at_start_is_reported_with_exit_status_and_log() {
     let scene = Scene::odd("");
     scene.flag("crash");
     let mut worker = scene.worker();
@@ -336,7 +336,7 @@ fn a_service_that_crashes_at_its_start_says_so_with_its_status_and_its_log() {
 }
 
 #[test]
-fn a_service_that_is_no_longer_well_is_ended_and_started_again() {
+fn an_unhealthy_service_is_restarted() {
     let scene = Scene::odd("");
     let mut worker = scene.worker();
     worker.logs("service is up");
@@ -350,7 +350,7 @@ fn a_service_that_is_no_longer_well_is_ended_and_started_again() {
 }
 
 #[test]
-fn a_worker_that_is_told_to_end_finishes_its_requests_before_its_service_is_told_to() {
+fn a_draining_worker_finishes_requests_before_it_stops_the_service() {
     let scene = Scene::odd("");
     let (waiting, go, ended) = (scene.pipe("waiting"), scene.pipe("go"), scene.pipe("ended"));
     let mut worker = scene.worker();
@@ -369,7 +369,7 @@ fn a_worker_that_is_told_to_end_finishes_its_requests_before_its_service_is_told
 }
 
 #[test]
-fn a_task_that_is_handed_back_drops_its_connection() {
+fn a_released_task_drops_its_connection() {
     let scene = Scene::odd("");
     let (waiting, dropped) = (scene.pipe("waiting"), scene.pipe("dropped"));
     let mut worker = scene.worker();
@@ -387,7 +387,7 @@ fn a_task_that_is_handed_back_drops_its_connection() {
 }
 
 #[test]
-fn what_a_killed_worker_has_left_of_its_service_is_killed_by_the_next_one() {
+fn the_next_worker_kills_the_service_of_a_killed_worker() {
     for containment in ["auto", "group"] {
         let scene = Scene::odd("");
         let (waiting, go) = (scene.pipe("waiting"), scene.pipe("go"));

@@ -22,7 +22,7 @@ fn status(folder: &Path) -> serde_json::Value {
 }
 
 #[test]
-fn a_status_says_what_is_held_and_for_how_long() {
+fn a_status_shows_claims_and_their_leases() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let mut server = dev(here, &[]);
@@ -46,7 +46,7 @@ fn a_status_says_what_is_held_and_for_how_long() {
 }
 
 #[test]
-fn a_paused_worker_says_by_whom_and_claims_nothing_until_it_is_resumed() {
+fn a_paused_worker_names_the_operator_and_claims_nothing_until_resumed() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let mut server = dev(here, &["--dialect", "azure"]);
@@ -88,7 +88,7 @@ fn a_drain_finishes_what_runs_and_waits_for_it() {
 }
 
 #[test]
-fn a_stop_hands_back_and_a_worker_that_is_gone_is_said_to_be() {
+fn stop_releases_claims_and_status_reports_an_exited_worker() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let mut server = dev(here, &[]);
@@ -142,7 +142,7 @@ fn scripted(folder: &Path, answers: Vec<(&'static str, serde_json::Value)>) -> A
 }
 
 #[test]
-fn a_worker_that_is_slow_to_look_still_holds_its_task() {
+fn waiting_for_a_release_survives_a_timeout_of_the_worker() {
     let said = |text: &str| serde_json::json!({ "message": text });
     let task = serde_json::json!({
         "task": "fN1SbArXTPSVFNUvaOlinQ", "run": 0, "source": "ci", "state": "running", "progress": null,
@@ -190,7 +190,7 @@ fn the_log_of_a_running_task_is_followed_to_its_end() {
 }
 
 #[test]
-fn a_configuration_is_read_again_as_a_whole_or_not_at_all() {
+fn a_reload_applies_all_of_a_configuration_or_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let (_queue, root) = queue(here);
@@ -237,7 +237,7 @@ fn a_configuration_is_read_again_as_a_whole_or_not_at_all() {
 }
 
 #[test]
-fn the_levels_of_the_log_are_read_again_too() {
+fn a_reload_changes_the_log_level() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let (_queue, root) = queue(here);
@@ -258,7 +258,7 @@ fn the_levels_of_the_log_are_read_again_too() {
 }
 
 #[test]
-fn a_worker_leaves_when_it_has_had_its_tasks_or_nothing_to_do() {
+fn a_worker_exits_when_idle_or_at_max_tasks() {
     for (flag, value, code) in [("--max-tasks", "1", 13), ("--exit-when-idle", "10s", 10)] {
         let folder = tempfile::tempdir().expect("a folder");
         let here = folder.path();
@@ -279,7 +279,7 @@ fn a_worker_leaves_when_it_has_had_its_tasks_or_nothing_to_do() {
 }
 
 #[test]
-fn a_control_socket_is_for_its_user_and_group_at_any_length_of_its_path_and_for_one_worker() {
+fn a_control_socket_is_private_to_one_worker_and_its_path_may_be_long() {
     let folder = tempfile::tempdir().expect("a folder");
     let long = folder.path().join("a-folder-with-a-long-name-".repeat(6));
     std::fs::create_dir(&long).expect("a folder");
@@ -306,7 +306,7 @@ fn a_control_socket_is_for_its_user_and_group_at_any_length_of_its_path_and_for_
 }
 
 #[test]
-fn what_a_notice_and_a_reload_came_to_is_counted_by_source() {
+fn notices_and_reloads_are_counted() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let (_queue, root) = queue(here);
@@ -361,7 +361,7 @@ fn what_a_notice_and_a_reload_came_to_is_counted_by_source() {
 }
 
 #[test]
-fn connections_that_say_nothing_leave_a_control_socket_in_use() {
+fn silent_connections_do_not_block_the_control_socket() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let (_queue, root) = queue(here);
@@ -386,7 +386,7 @@ fn connections_that_say_nothing_leave_a_control_socket_in_use() {
 }
 
 #[test]
-fn a_worker_is_paused_and_asked_for_its_state_by_signals() {
+fn signals_pause_resume_and_log_the_status() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let (_queue, root) = queue(here);
@@ -416,7 +416,7 @@ fn a_worker_is_paused_and_asked_for_its_state_by_signals() {
 }
 
 #[test]
-fn a_payload_inherits_no_file_of_who_started_the_worker() {
+fn a_payload_inherits_no_descriptor_of_the_workers_parent() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     std::fs::write(here.join("secret"), "hunter2").expect("it is written");

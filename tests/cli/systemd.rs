@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use journeyman::cli::exit::{Exit, RestartPolicy};
+use journeyman::cli::exit::Exit;
 use rustix::process::Signal;
 
 use crate::running::{queue, worker};
@@ -48,7 +48,7 @@ impl Manager {
 }
 
 #[test]
-fn systemd_hears_of_start_work_reload_refusal_drain_and_end_in_order() {
+fn systemd_is_notified_of_start_reload_drain_and_exit() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let mut manager = Manager::listen(&here.join("notify"));
@@ -138,6 +138,26 @@ fn a_payload_does_not_see_the_managers_socket() {
     drop(manager);
 }
 
+/// What the units do after an exit.
+#[derive(PartialEq, Clone, Copy)]
+enum RestartPolicy {
+    /// Counts as success; not restarted.
+    Stop,
+    /// Would fail again until an operator has acted; not restarted.
+    NeedsOperator,
+    Restart,
+}
+
+fn restart_policy(exit: Exit) -> RestartPolicy {
+    match exit {
+        Exit::Success | Exit::Idle | Exit::HostTerminating | Exit::LimitReached | Exit::Released => RestartPolicy::Stop,
+        Exit::Usage | Exit::Config | Exit::Denied | Exit::Aborted => RestartPolicy::NeedsOperator,
+        Exit::Failed | Exit::Internal | Exit::HostUnusable | Exit::Unreachable | Exit::ProcessesLeft => {
+            RestartPolicy::Restart
+        }
+    }
+}
+
 fn units() -> Vec<(PathBuf, String)> {
     ["journeyman.service", "journeyman@.service"].map(unit).to_vec()
 }
@@ -153,12 +173,12 @@ fn setting<'a>(unit: &'a str, key: &str) -> &'a str {
 }
 
 #[test]
-fn the_units_know_every_exit_code_by_what_is_to_be_done_after_it() {
+fn the_units_restart_by_exit_code() {
     for (path, unit) in units() {
         let codes =
             |key| setting(&unit, key).split(' ').map(|code| code.parse().expect("a number")).collect::<Vec<u8>>();
         let of = |after| {
-            let codes = Exit::ALL.iter().filter(|exit| exit.restart_policy() == after).map(|exit| exit.code());
+            let codes = Exit::ALL.iter().filter(|exit| restart_policy(**exit) == after).map(|exit| exit.code());
             codes.filter(|code| *code != 0).collect::<Vec<_>>()
         };
         assert_eq!(codes("SuccessExitStatus"), of(RestartPolicy::Stop), "{}", path.display());
@@ -168,7 +188,7 @@ fn the_units_know_every_exit_code_by_what_is_to_be_done_after_it() {
 }
 
 #[test]
-fn the_units_end_a_worker_as_it_wants_to_be_ended() {
+fn the_units_stop_a_worker_gracefully() {
     for (path, unit) in units() {
         for (key, value) in [
             ("Type", "notify-reload"),
@@ -190,7 +210,7 @@ fn the_units_end_a_worker_as_it_wants_to_be_ended() {
 }
 
 #[test]
-fn the_unit_of_the_controller_leaves_its_workers_as_they_are() {
+fn the_unit_of_the_controller_keeps_its_workers() {
     let (_, unit) = unit("journeyman-controller.service");
     for (key, value) in
         [("KillMode", "process"), ("Delegate", "yes"), ("Restart", "on-failure"), ("User", "journeyman")]
@@ -199,13 +219,13 @@ fn the_unit_of_the_controller_leaves_its_workers_as_they_are() {
     }
     let codes = setting(&unit, "RestartPreventExitStatus").split(' ').map(|code| code.parse().expect("a number"));
     let persons =
-        Exit::ALL.iter().filter(|exit| exit.restart_policy() == RestartPolicy::NeedsOperator).map(|exit| exit.code());
+        Exit::ALL.iter().filter(|exit| restart_policy(**exit) == RestartPolicy::NeedsOperator).map(|exit| exit.code());
     assert_eq!(codes.collect::<Vec<u8>>(), persons.collect::<Vec<_>>());
 }
 
 /// The package's script after an installation, with what it would call of the system played by scripts of one line.
 #[test]
-fn a_systemd_that_does_not_know_the_units_type_gets_one_that_it_knows_and_a_reload() {
+fn an_old_systemd_gets_a_unit_type_and_a_reload_that_it_supports() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();

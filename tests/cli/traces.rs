@@ -88,7 +88,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_run_is_a_span_below_its_creators_and_its_parts_and_its_payload_are_below_it() {
+fn a_run_is_a_child_span_of_its_creator_with_child_spans_for_its_phases() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let (_queue, root) = queue(here);
@@ -168,7 +168,7 @@ fn a_run_is_a_span_below_its_creators_and_its_parts_and_its_payload_are_below_it
 }
 
 #[test]
-fn a_collector_that_is_dead_or_never_answers_costs_a_task_nothing() {
+fn an_unreachable_or_silent_collector_does_not_affect_tasks() {
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let dead = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
     for (address, said_of_it) in [
@@ -192,7 +192,7 @@ fn a_collector_that_is_dead_or_never_answers_costs_a_task_nothing() {
 }
 
 #[test]
-fn variables_that_cannot_be_used_are_said_and_keep_no_worker_from_working() {
+fn invalid_trace_variables_are_logged_and_do_not_stop_the_worker() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let (_queue, root) = queue(here);

@@ -9,7 +9,7 @@ use crate::server::Server;
 use crate::support::{journeyman, run};
 
 #[test]
-fn a_worker_that_listens_and_does_not_answer_is_told_by_its_process_and_what_to_do() {
+fn a_stopped_worker_is_reported_with_its_process_and_a_hint() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let (_queue, root) = queue(here);
@@ -40,7 +40,7 @@ fn a_worker_that_listens_and_does_not_answer_is_told_by_its_process_and_what_to_
 }
 
 #[test]
-fn a_worker_that_may_open_fewer_files_than_its_capacity_needs_says_so_at_its_start() {
+fn a_low_limit_of_open_files_is_reported_at_start() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let (_queue, root) = queue(here);

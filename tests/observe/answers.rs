@@ -32,7 +32,7 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> Answer {
 }
 
 #[tokio::test]
-async fn a_worker_is_ready_while_it_claims_and_says_check_by_check_why_it_is_not() {
+async fn readiness_lists_the_failing_checks() {
     let server = Server::start(views::running()).await;
     let ready = get(server.address, "/readyz").await;
     assert_eq!((ready.status, ready.body.as_str()), (200, "ready\n"));
@@ -86,7 +86,7 @@ async fn a_worker_that_has_exited_is_neither_alive_nor_ready() {
 }
 
 #[tokio::test]
-async fn connections_that_ask_for_nothing_make_room_for_a_probe() {
+async fn idle_connections_are_closed_for_a_probe() {
     let server = Server::start(views::running()).await;
     let mut halves = Vec::new();
     for _ in 0..2 * HTTP_CONNECTIONS_MAX {
@@ -116,7 +116,7 @@ async fn a_loop_that_does_not_answer_is_not_alive() {
 }
 
 #[tokio::test]
-async fn the_json_is_the_view_that_the_command_shows() {
+async fn status_json_is_the_status_that_the_command_shows() {
     let server = Server::start(views::running()).await;
     let answer = get(server.address, "/status.json").await;
     let read: journeyman::control::WorkerStatusReply = serde_json::from_str(&answer.body).expect("it can be read back");
@@ -124,7 +124,7 @@ async fn the_json_is_the_view_that_the_command_shows() {
 }
 
 #[tokio::test]
-async fn nothing_but_looking_is_possible_and_only_under_a_name_of_this_machine() {
+async fn the_endpoint_is_read_only_and_served_under_loopback_names_only() {
     let server = Server::start(views::idle()).await;
     let address = server.address;
     let host = format!("Host: {address}");
@@ -143,7 +143,7 @@ async fn nothing_but_looking_is_possible_and_only_under_a_name_of_this_machine()
 }
 
 #[tokio::test]
-async fn pages_may_load_nothing_from_elsewhere_and_be_framed_by_nobody() {
+async fn pages_load_nothing_from_other_origins_and_cannot_be_framed() {
     let server = Server::start(views::idle()).await;
     let (page, still) = (get(server.address, "/").await, get(server.address, "/?refresh=no").await);
     for answer in [&page, &still] {
@@ -159,7 +159,7 @@ async fn pages_may_load_nothing_from_elsewhere_and_be_framed_by_nobody() {
 }
 
 #[tokio::test]
-async fn an_address_that_others_reach_has_to_be_meant() {
+async fn a_remote_listen_address_needs_permission() {
     let any = "0.0.0.0:0".parse().unwrap();
     let refused = HttpListener::listen(any, Exposure::Loopback).await.expect_err("others could reach it");
     assert!(refused.to_string().contains("http.allow_remote = true"), "{refused}");

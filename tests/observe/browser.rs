@@ -59,7 +59,7 @@ pub(crate) async fn dom(chromium: &str, scripts: Scripts, address: &str, budget:
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_scripts_the_page_refreshes_itself_and_runs_nothing_that_a_task_says() {
+async fn with_scripts_the_page_refreshes_and_escapes_what_tasks_say() {
     let Some(chromium) = chromium() else { return };
     let server = Server::start(views::running()).await;
     let page = dom(&chromium, Scripts::On, &format!("http://{}/", server.address), 7_000).await;
@@ -72,7 +72,7 @@ async fn with_scripts_the_page_refreshes_itself_and_runs_nothing_that_a_task_say
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_page_whose_worker_has_gone_says_since_when_it_is_old() {
+async fn a_page_of_an_exited_worker_shows_the_last_known_state() {
     let Some(chromium) = chromium() else { return };
     let server = Server::start(views::idle()).await;
     server.show_once(views::running());
@@ -82,7 +82,7 @@ async fn a_page_whose_worker_has_gone_says_since_when_it_is_old() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_scripts_the_page_is_whole() {
+async fn without_scripts_the_page_is_complete() {
     let Some(chromium) = chromium() else { return };
     let server = Server::start(views::paused()).await;
     let address = format!("http://{}/", server.address);

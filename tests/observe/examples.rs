@@ -72,7 +72,7 @@ fn six_alerts_use_metrics_that_exist_and_say_what_to_do() {
 
 /// `promtool` understands more than this file does; where there is one, it is asked, and runs `alerts.test.yml`.
 #[test]
-fn prometheus_own_tool_accepts_the_rules_and_each_fires_when_it_should() {
+fn promtool_accepts_the_rules_and_their_tests() {
     let tool = std::env::var("JOURNEYMAN_TEST_PROMTOOL").unwrap_or_else(|_| "promtool".to_owned());
     let there = std::process::Command::new(&tool).arg("--version").output();
     assert!(there.is_ok() || std::env::var("CI").as_deref() != Ok("true"), "CI=true, and there is no promtool");

@@ -194,7 +194,7 @@ impl Server {
 }
 
 #[tokio::test]
-async fn the_page_of_a_controller_says_of_each_group_why_and_of_each_pool_what_is_in_the_way() {
+async fn the_page_of_a_controller_explains_groups_and_pools() {
     let server = Server::start(busy()).await;
     let page = get(server.address, "/").await;
     assert_eq!(page.status, 200);
@@ -233,7 +233,7 @@ async fn the_page_of_a_controller_says_of_each_group_why_and_of_each_pool_what_i
 }
 
 #[tokio::test]
-async fn a_page_of_very_many_groups_shows_those_in_trouble_and_says_how_many_more_there_are() {
+async fn a_page_of_many_groups_shows_failing_ones_first_and_counts_the_rest() {
     let mut many = failing();
     let of = |number: u32| group(&format!("quiet-{number}"), GroupPhase::Active, &[WorkerActivity::Idle]);
     many.snapshot.pools[0].groups.splice(0..0, (0..1_000).map(of));
@@ -244,7 +244,7 @@ async fn a_page_of_very_many_groups_shows_those_in_trouble_and_says_how_many_mor
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_page_of_a_controller_refreshes_itself_and_runs_nothing_that_a_key_says() {
+async fn the_page_of_a_controller_refreshes_and_escapes_keys() {
     let Some(chromium) = chromium() else { return };
     let server = Server::start(failing()).await;
     let address = format!("http://{}/", server.address);

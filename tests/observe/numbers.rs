@@ -64,7 +64,7 @@ pub(crate) fn documented() -> BTreeSet<String> {
 }
 
 #[test]
-fn a_parser_that_is_not_ours_reads_every_state() {
+fn the_reference_parser_reads_the_metrics_of_every_state() {
     let Some(python) = python() else { return };
     for (word, status) in views::all() {
         let text = text(status).expect("it is written");
@@ -76,7 +76,7 @@ fn a_parser_that_is_not_ours_reads_every_state() {
 }
 
 #[test]
-fn samples_say_what_the_view_says() {
+fn samples_match_the_status() {
     let text = text(views::draining()).expect("it is written");
     for sample in [
         r#"journeyman_build_info{version="0.3.0"} 1"#,
@@ -112,7 +112,7 @@ fn samples_say_what_the_view_says() {
 }
 
 #[test]
-fn every_metric_is_documented_and_nothing_that_is_not_there() {
+fn exactly_the_existing_metrics_are_documented() {
     // Between them they hold everything that may be absent.
     let mut seen = names(&text(views::draining()).expect("it is written"));
     seen.extend(names(&text(views::running()).expect("it is written")));

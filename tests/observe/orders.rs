@@ -86,7 +86,7 @@ async fn asked(server: &Server, what: &str, more: &str, body: &str) -> Answer {
 const JSON: &str = "Content-Type: application/json\r\n";
 
 #[tokio::test]
-async fn an_order_over_http_needs_the_token_and_is_told_to_the_controller() {
+async fn a_command_over_http_needs_the_token_and_reaches_the_controller() {
     let (server, told) = obedient().await;
     let order =
         json!({ "pool": "core", "command": { "pause": { "key": "17", "seconds": 60.0 } }, "note": { "by": "ana" } });
@@ -115,7 +115,7 @@ async fn an_order_over_http_needs_the_token_and_is_told_to_the_controller() {
 }
 
 #[tokio::test]
-async fn what_was_put_aside_is_seen_and_settled_over_http_with_the_token_alone() {
+async fn poisoned_requests_are_listed_and_settled_over_http_with_the_token() {
     let (server, told) = obedient().await;
     let token = format!("{JSON}Authorization: Bearer {TOKEN}\r\n");
     let drop = json!({ "pool": "core", "selection": { "ids": ["5f0c2b7d91aa"] }, "action": "discard", "by": "ana" });
@@ -136,7 +136,7 @@ async fn what_was_put_aside_is_seen_and_settled_over_http_with_the_token_alone()
 }
 
 #[tokio::test]
-async fn the_page_has_orders_only_where_a_token_is_configured_and_shows_none_by_itself() {
+async fn the_page_has_commands_only_if_a_token_is_configured() {
     let (server, _) = obedient().await;
     let page = get(server.address, "/").await.body;
     assert!(page.contains("send commands") && page.contains("data-command"), "{page}");
@@ -199,7 +199,7 @@ async fn hands(page: String) -> (std::net::SocketAddr, Requests) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_buttons_of_the_page_order_what_they_say_with_the_token_that_was_given() {
+async fn the_buttons_of_the_page_send_commands_with_the_token() {
     let Some(chromium) = chromium() else { return };
     let page = render(&failing(), Refresh::Auto, CommandButtons::Shown, jiff::Timestamp::now()).html;
     let page = page.replace("</body>", &format!("<script>{HANDS}</script></body>"));

@@ -93,7 +93,7 @@ fn top_shows_a_running_task_its_log_and_pauses_after_a_yes() {
 }
 
 #[test]
-fn top_without_a_terminal_is_a_status_that_goes_on() {
+fn top_without_a_terminal_prints_the_status_repeatedly() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let _dev = Dev::start(here);

@@ -62,7 +62,7 @@ pub(crate) fn until(log: &mut impl std::io::BufRead, words: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_worker_that_runs_a_task_is_seen_from_outside_and_its_handler_knows_its_trace() {
+async fn a_running_task_is_visible_over_http_and_its_handler_gets_the_trace() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let mut dev = Dev::start(here);
@@ -97,7 +97,7 @@ async fn a_worker_that_runs_a_task_is_seen_from_outside_and_its_handler_knows_it
 }
 
 #[test]
-fn an_address_that_others_reach_is_refused_by_the_configuration() {
+fn a_remote_listen_address_is_a_configuration_error() {
     let folder = tempfile::tempdir().expect("a folder");
     let check = |text: &str| {
         let file = folder.path().join("journeyman.toml");
