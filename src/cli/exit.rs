@@ -71,32 +71,6 @@ impl Exit {
     }
 }
 
-/// What the systemd units do after an exit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RestartPolicy {
-    /// Counts as success; not restarted.
-    Stop,
-    /// Would fail again until an operator has acted; not restarted.
-    NeedsOperator,
-    Restart,
-}
-
-impl Exit {
-    /// `tests/cli/systemd.rs` compares it with the units in `examples/systemd`.
-    #[must_use]
-    pub const fn restart_policy(self) -> RestartPolicy {
-        match self {
-            Self::Success | Self::Idle | Self::HostTerminating | Self::LimitReached | Self::Released => {
-                RestartPolicy::Stop
-            }
-            Self::Usage | Self::Config | Self::Denied | Self::Aborted => RestartPolicy::NeedsOperator,
-            Self::Failed | Self::Internal | Self::HostUnusable | Self::Unreachable | Self::ProcessesLeft => {
-                RestartPolicy::Restart
-            }
-        }
-    }
-}
-
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit.code())

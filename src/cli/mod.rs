@@ -128,17 +128,17 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
     match command {
         CliCommand::Dev(arguments) => serve(server_runtime()?, dev::run(*arguments, environment)),
         CliCommand::Queue(arguments) => serve(server_runtime()?, queue::run(arguments, environment)),
-        CliCommand::Worker(arguments) => serve(worker_runtime()?, worker::run(arguments, environment)),
-        CliCommand::Bridge(arguments) => serve(worker_runtime()?, bridge::run(arguments, environment)),
+        CliCommand::Worker(arguments) => serve(local_runtime()?, worker::run(arguments, environment)),
+        CliCommand::Bridge(arguments) => serve(local_runtime()?, bridge::run(arguments, environment)),
         CliCommand::Controller(arguments) => serve(server_runtime()?, controller::run(arguments, environment)),
-        CliCommand::Run(arguments) => serve(worker_runtime()?, worker_runner::run(arguments, environment)),
-        CliCommand::Status(arguments) => client_runtime()?.block_on(control::status(arguments, environment)),
-        CliCommand::Top(arguments) => client_runtime()?.block_on(control::top(arguments, environment)),
-        CliCommand::Control(command) => client_runtime()?.block_on(control::run(command, environment)),
-        CliCommand::Claims(command) => client_runtime()?.block_on(control::claims(command, environment)),
-        CliCommand::Call(arguments) => client_runtime()?.block_on(call::run(arguments, environment)),
-        CliCommand::Task(arguments) => client_runtime()?.block_on(task::run(arguments, environment)),
-        CliCommand::Handler(command) => client_runtime()?.block_on(handler::run(command, environment)),
+        CliCommand::Run(arguments) => serve(local_runtime()?, worker_runner::run(arguments, environment)),
+        CliCommand::Status(arguments) => local_runtime()?.block_on(control::status(arguments, environment)),
+        CliCommand::Top(arguments) => local_runtime()?.block_on(control::top(arguments, environment)),
+        CliCommand::Control(command) => local_runtime()?.block_on(control::run(command, environment)),
+        CliCommand::Claims(command) => local_runtime()?.block_on(control::claims(command, environment)),
+        CliCommand::Call(arguments) => local_runtime()?.block_on(call::run(arguments, environment)),
+        CliCommand::Task(arguments) => local_runtime()?.block_on(task::run(arguments, environment)),
+        CliCommand::Handler(command) => local_runtime()?.block_on(handler::run(command, environment)),
         CliCommand::Config(command) => config::run(command, environment),
         CliCommand::Doctor(arguments) => doctor(arguments, environment),
         CliCommand::Guide(arguments) => guide::run(&arguments),
@@ -154,7 +154,7 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
 
 /// Does not wait for blocking calls that hang in a name lookup or a file system.
 fn doctor(arguments: doctor::DoctorArgs, environment: &Environment) -> ExitResult {
-    let runtime = client_runtime()?;
+    let runtime = local_runtime()?;
     let result = runtime.block_on(doctor::run(arguments, environment));
     runtime.shutdown_background();
     result
@@ -167,12 +167,8 @@ fn serve(runtime: tokio::runtime::Runtime, command: impl Future<Output = ExitRes
     result
 }
 
-fn client_runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    build_runtime(tokio::runtime::Builder::new_current_thread())
-}
-
-/// One thread renews the leases; handlers run on their own threads.
-fn worker_runtime() -> Result<tokio::runtime::Runtime, Failure> {
+/// Handlers of a worker run on their own threads.
+fn local_runtime() -> Result<tokio::runtime::Runtime, Failure> {
     build_runtime(tokio::runtime::Builder::new_current_thread())
 }
 
