@@ -23,7 +23,7 @@ use crate::config::Environment;
 use crate::config::schema::{Config, Handler, ProgramHandler};
 use crate::config::values::Span;
 use crate::domain::id::{Run, TaskId};
-use crate::limits::{DEMO_LOG_BYTES_MAX, DEMO_REDRAW_INTERVAL, DEMO_TASKS_TIMEOUT, TASK_LIST_PAGES_MAX};
+use crate::limits::{DEMO_LOG_BYTES_MAX, DEMO_REDRAW_INTERVAL, DEMO_TASKS_TIMEOUT};
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
 use crate::source::taskcluster::formats::{format_time, new_task_id};
@@ -242,19 +242,11 @@ impl Demo {
         Some(if own <= other { CheckResult::Passed } else { CheckResult::Failed("started too late".to_owned()) })
     }
 
+    /// The artifacts of a run, which fit on one page.
     async fn artifacts(&self, run: &Run) -> Result<Vec<String>, Failure> {
-        let mut names = Vec::new();
-        let mut token: Option<String> = None;
-        for _ in 0..TASK_LIST_PAGES_MAX {
-            let page = self.api.artifacts(run, token.as_deref()).await.map_err(call_failure)?;
-            let name = |entry: &serde_json::Value| entry.get("name").and_then(|name| name.as_str()).map(str::to_owned);
-            names.extend(page.entries.iter().filter_map(name));
-            token = page.continuation_token;
-            if token.is_none() {
-                break;
-            }
-        }
-        Ok(names)
+        let page = self.api.artifacts(run, None).await.map_err(call_failure)?;
+        let name = |entry: &serde_json::Value| entry.get("name").and_then(|name| name.as_str()).map(str::to_owned);
+        Ok(page.entries.iter().filter_map(name).collect())
     }
 
     async fn last_line(&self, id: &TaskId, status: &TaskStatus) -> String {
