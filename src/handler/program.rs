@@ -116,7 +116,7 @@ impl Program {
         let value = config.schema.as_deref().map_or(Ok(Value::Bool(true)), read_schema);
         let schema = value.and_then(|value| PayloadSchema::new(value).map_err(|error| error.to_string()));
         let schema = schema.map_err(|error| {
-            let path = config.schema.as_deref().unwrap_or(Path::new("")).display();
+            let path = config.schema.as_deref().unwrap_or_else(|| Path::new("")).display();
             HandlerConfigError { handler: config.name.clone(), message: format!("cannot use schema {path}: {error}") }
         })?;
         Ok(Self { inner: Arc::new(ProgramInner { config, schema }) })

@@ -34,19 +34,17 @@ impl Went {
     /// The message of a failed task.
     #[track_caller]
     pub(crate) fn failed(self) -> String {
-        match self {
-            Self::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, message })) => message,
-            other => panic!("{other:?}"),
-        }
+        let Self::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, message })) = self else { panic!("{self:?}") };
+        message
     }
 
     /// What is wrong with a malformed payload.
     #[track_caller]
     pub(crate) fn malformed(self) -> Vec<String> {
-        match self {
-            Self::Refused(PrepareError { reason: PrepareFailure::Malformed, messages }) => messages,
-            other => panic!("{other:?}"),
-        }
+        let Self::Refused(PrepareError { reason: PrepareFailure::Malformed, messages }) = self else {
+            panic!("{self:?}")
+        };
+        messages
     }
 }
 
