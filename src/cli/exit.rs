@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use crate::http::client::error_chain;
 use crate::redact;
 
 /// The numbers are stable; `guide/configuration.md` has the same list, see [`Exit::description`].
@@ -91,14 +92,7 @@ impl Failure {
 
     /// With the message of the error and its causes.
     pub fn from_error(exit: Exit, error: &dyn std::error::Error) -> Self {
-        let mut message = error.to_string();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            message.push_str(": ");
-            message.push_str(&error.to_string());
-            cause = error.source();
-        }
-        Self::new(exit, message)
+        Self::new(exit, error_chain(error))
     }
 }
 

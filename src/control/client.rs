@@ -11,6 +11,7 @@ use thiserror::Error;
 use super::poison_api::{Inventories, PoisonActionRequest};
 use super::{CommandReply, WorkerCommandRequest, WorkerStatusReply, controller_api, short_socket_path};
 use crate::controller::poison_queue::PoisonOutcome;
+use crate::http::client::{BodyError, read_body, root_cause};
 use crate::limits::{CONTROL_ANSWER_BYTES_MAX, CONTROL_TIMEOUT, CONTROLLER_POISON_TIMEOUT};
 use crate::worker::status::ClaimDetail;
 
@@ -170,27 +171,17 @@ impl ControlClient {
     }
 
     async fn read_body(&self, mut answer: reqwest::Response) -> Result<Vec<u8>, Error> {
-        let mut body = Vec::new();
-        while let Some(piece) = answer.chunk().await.map_err(|error| self.request_error(&error))? {
-            body.extend_from_slice(&piece);
-            if body.len() > CONTROL_ANSWER_BYTES_MAX {
-                return Err(Error::InvalidResponse(self.socket.clone(), "response too large".to_owned()));
-            }
-        }
-        Ok(body)
+        read_body(&mut answer, CONTROL_ANSWER_BYTES_MAX).await.map_err(|error| match error {
+            BodyError::Connection(error) => self.request_error(&error),
+            BodyError::TooLong => Error::InvalidResponse(self.socket.clone(), "response too large".to_owned()),
+        })
     }
 
     fn request_error(&self, error: &reqwest::Error) -> Error {
         if error.is_timeout() {
             return Error::NoResponse { socket: self.socket.clone(), pid: self.pid };
         }
-        let mut text = error.to_string();
-        let mut cause = std::error::Error::source(error);
-        while let Some(error) = cause {
-            text = error.to_string();
-            cause = error.source();
-        }
-        Error::InvalidResponse(self.socket.clone(), text)
+        Error::InvalidResponse(self.socket.clone(), root_cause(error))
     }
 }
 

@@ -199,7 +199,9 @@ pub(super) fn id(copy: &Delivery) -> String {
             let mut digest = Sha256::new();
             digest.update(format!("{:?}", copy.properties));
             digest.update(&copy.data);
-            digest.finalize().iter().map(|byte| format!("{byte:02x}")).take(ID_DIGITS / 2).collect()
+            let mut digits = hex::encode(digest.finalize());
+            digits.truncate(ID_DIGITS);
+            digits
         },
         str::to_owned,
     )

@@ -1,6 +1,8 @@
 //! The HTTP server of the embedded queue, the status pages and the control sockets: one accept loop with limits for an
 //! axum router.
 
+pub(crate) mod client;
+
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;

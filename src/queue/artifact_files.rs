@@ -11,9 +11,7 @@ use sha2::{Digest as _, Sha256};
 
 /// An artifact name may hold any character, so the file name is its digest.
 pub(crate) fn relative_path(task: &str, run: u32, name: &str) -> String {
-    let digest = Sha256::digest(name.as_bytes());
-    let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{task}/{run}-{hex}")
+    format!("{task}/{run}-{}", hex::encode(Sha256::digest(name.as_bytes())))
 }
 
 pub(crate) fn remove(folder: &Path, path: &str) {

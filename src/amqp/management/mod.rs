@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 use super::{Broker, InvalidBrokerConfig};
 use crate::domain::consumer_timeout::{BrokerVersion, QueueKind, TimeoutFacts};
+use crate::http::client::{BodyError, read_body, root_cause};
 use crate::limits::{AMQP_MANAGEMENT_BYTES_MAX, AMQP_MANAGEMENT_TIMEOUT};
 pub use policies::{BrokerPolicy, PolicyResult};
 pub use queue_counts::{QueueCounts, escape_regex};
@@ -139,14 +140,10 @@ impl Management {
             }
             status => return Err(self.failure(path, &format!("{status}"))),
         }
-        let mut bytes = Vec::new();
-        while let Some(piece) = answer.chunk().await.map_err(lost)? {
-            bytes.extend_from_slice(&piece);
-            if bytes.len() > AMQP_MANAGEMENT_BYTES_MAX {
-                return Err(self.failure(path, "the response is too large"));
-            }
-        }
-        Ok(bytes)
+        read_body(&mut answer, AMQP_MANAGEMENT_BYTES_MAX).await.map_err(|error| match error {
+            BodyError::Connection(error) => lost(error),
+            BodyError::TooLong => self.failure(path, "the response is too large"),
+        })
     }
 }
 
@@ -160,14 +157,6 @@ fn parse_queue(version: BrokerVersion, queue: &QueueInfo) -> TimeoutFacts {
         dead_letters: queue.arguments.get("x-dead-letter-exchange").is_some()
             || queue.effective_policy_definition.get("dead-letter-exchange").is_some(),
     }
-}
-
-fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut error = error;
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }
 
 #[cfg(test)]

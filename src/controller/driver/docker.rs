@@ -19,6 +19,7 @@ use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec,
 use crate::config::pool::DockerDriverConfig;
 use crate::controller::name_encoding;
 use crate::domain::group::Key;
+use crate::http::client::error_chain;
 use crate::limits::{CONTAINER_NAME_BYTES_MAX, DRIVER_CALL_TIMEOUT, DRIVER_LOG_TAIL_BYTES_MAX, DRIVER_POLL_INTERVAL};
 
 pub(super) struct DockerDriver {
@@ -175,14 +176,4 @@ impl From<Error> for DriverError {
     fn from(error: Error) -> Self {
         Self(error_chain(&error))
     }
-}
-
-fn error_chain(error: &Error) -> String {
-    let mut said = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        said = format!("{said}: {cause}");
-        source = cause.source();
-    }
-    said
 }

@@ -309,12 +309,8 @@ impl Hashes {
     }
 
     fn into_json(self) -> Value {
-        json!({ "sha256": hex(&self.sha256.finalize()), "sha512": hex(&self.sha512.finalize()) })
+        json!({ "sha256": hex::encode(&self.sha256.finalize()), "sha512": hex::encode(&self.sha512.finalize()) })
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 enum SendFailure {

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::domain::refusal::Refusal;
+use crate::http::client::root_cause;
 use crate::limits::{REFUSAL_TEXT_BYTES_MAX, RETRY_AFTER_MAX};
 use crate::source::CallError;
 
@@ -34,24 +35,14 @@ pub(super) fn retryable(what: impl Into<String>) -> CallError {
 
 pub(super) fn transport_error(operation: &str, error: reqwest::Error) -> CallError {
     let error = error.without_url();
-    let mut what = if error.is_timeout() {
+    let what = if error.is_timeout() {
         format!("{operation}: timed out")
     } else if error.is_connect() {
         format!("{operation}: cannot connect")
     } else {
         format!("{operation}: the connection failed")
     };
-    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(&error);
-    let mut root_cause = None;
-    while let Some(inner) = cause {
-        root_cause = Some(inner);
-        cause = inner.source();
-    }
-    if let Some(inner) = root_cause {
-        let text = sanitize(&inner.to_string());
-        write!(what, ": {text}").ok();
-    }
-    retryable(what)
+    retryable(format!("{what}: {}", sanitize(&root_cause(&error))))
 }
 
 pub(super) fn classify_service_error(operation: &str, answered: &ErrorResponse) -> CallError {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use jiff::{SignedDuration, Timestamp};
-use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, DATE, RETRY_AFTER};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, DATE, RETRY_AFTER};
 use reqwest::{Client, Method, RequestBuilder, Response};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -19,6 +19,7 @@ use url::{Position, Url};
 use super::address_policy::{AddressPolicy, ForbiddenUrl};
 use super::credentials::{Credentials, Swap};
 use super::error_response::{self, ErrorResponse, classify_service_error, retryable, transport_error};
+use crate::http::client::{self, BodyError};
 use crate::limits::{
     ARTIFACT_TRANSFER_TIMEOUT_MAX, CALL_TIMEOUT, CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, JSON_BODY_BYTES_MAX,
     LONG_POLL_TIMEOUT, POOL_IDLE_TIMEOUT,
@@ -370,19 +371,10 @@ pub(super) async fn read_error_response(response: Response) -> ErrorResponse {
 
 /// Reads a body of at most `bytes_max`; fails as soon as it is longer.
 pub(super) async fn read_body(operation: &str, mut response: Response, bytes_max: usize) -> Result<Vec<u8>, CallError> {
-    let too_long = || retryable(format!("{operation}: response exceeds {bytes_max} bytes"));
-    let announced = response.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    if announced.is_some_and(|bytes| bytes > bytes_max) {
-        return Err(too_long());
-    }
-    let mut body = Vec::with_capacity(announced.unwrap_or(0).min(ERROR_BODY_BYTES_MAX));
-    while let Some(chunk) = response.chunk().await.map_err(|error| transport_error(operation, error))? {
-        if body.len() + chunk.len() > bytes_max {
-            return Err(too_long());
-        }
-        body.extend_from_slice(&chunk);
-    }
-    Ok(body)
+    client::read_body(&mut response, bytes_max).await.map_err(|error| match error {
+        BodyError::Connection(error) => transport_error(operation, error),
+        BodyError::TooLong => retryable(format!("{operation}: response exceeds {bytes_max} bytes")),
+    })
 }
 
 pub(super) fn date_header(response: &Response) -> Option<Timestamp> {

@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::config::pool::KubernetesDriverConfig;
 use crate::config::values::File;
 use crate::controller::driver::DriverError;
+use crate::http::client::{BodyError, read_body, root_cause};
 use crate::limits::{DRIVER_CALL_TIMEOUT, DRIVER_OUTPUT_BYTES_MAX};
 
 #[derive(Debug, Clone, Copy)]
@@ -144,21 +145,10 @@ impl KubernetesApi {
         }
         let mut answer = request.send().await.map_err(lost)?;
         let status = answer.status();
-        let mut bytes = Vec::new();
-        while let Some(piece) = answer.chunk().await.map_err(lost)? {
-            bytes.extend_from_slice(&piece);
-            if bytes.len() > DRIVER_OUTPUT_BYTES_MAX {
-                return Err(trouble("the response is too large"));
-            }
-        }
-        Ok((status, bytes))
+        let body = read_body(&mut answer, DRIVER_OUTPUT_BYTES_MAX).await.map_err(|error| match error {
+            BodyError::Connection(error) => lost(error),
+            BodyError::TooLong => trouble("the response is too large"),
+        })?;
+        Ok((status, body))
     }
-}
-
-fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut last = error;
-    while let Some(cause) = last.source() {
-        last = cause;
-    }
-    last.to_string()
 }

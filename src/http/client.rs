@@ -1,0 +1,47 @@
+//! Shared by HTTP clients: reads a body up to a limit, and describes errors.
+
+use std::error::Error;
+
+use reqwest::Response;
+
+#[derive(Debug)]
+pub(crate) enum BodyError {
+    TooLong,
+    Connection(reqwest::Error),
+}
+
+/// Reads a body of at most `bytes_max`; fails as soon as it is longer.
+///
+/// # Cancel safety
+///
+/// Cancel safe; the connection is closed.
+pub(crate) async fn read_body(response: &mut Response, bytes_max: usize) -> Result<Vec<u8>, BodyError> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(BodyError::Connection)? {
+        if body.len() + chunk.len() > bytes_max {
+            return Err(BodyError::TooLong);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+/// The innermost error: of a request, the one that names the reason and not the URL.
+pub(crate) fn root_cause(error: &dyn Error) -> String {
+    let mut last = error;
+    while let Some(cause) = last.source() {
+        last = cause;
+    }
+    last.to_string()
+}
+
+/// The error and its causes, outermost first.
+pub(crate) fn error_chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
