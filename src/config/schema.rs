@@ -1,5 +1,7 @@
 //! The keys of the configuration. Help texts, `config init` and the guide show the doc comments of the fields.
 
+pub use crate::host::containment::OnCleanupFailure;
+pub use crate::host::termination_notice::MetadataProvider;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
@@ -13,7 +15,7 @@ use super::secrets::CredentialKeys;
 use super::values::{
     File, Filter, Listen, OptionalSpan, Queue as TaskQueue, Secret, SecretFile, Size, Span, Url, WorkerName, millis,
 };
-use crate::host::containment::OnLeak;
+use crate::host::containment::OnCleanupFailure;
 use crate::host::termination_notice::MetadataProvider;
 use crate::limits::{
     ACTIVITY_REPEAT_MIN, CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, QUEUE_VISIBILITY_TIMEOUT_MIN, RUN_TIME_MIN,
@@ -140,7 +142,7 @@ pub struct Host {
     /// How the processes of a task are contained.
     pub containment: Containment,
     /// What happens to the slot of a task whose processes may have survived SIGKILL.
-    pub on_cleanup_failure: OnLeak,
+    pub on_cleanup_failure: OnCleanupFailure,
     /// Memory limit of all processes of a task. Needs control groups with the memory controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(example = &"4GiB")]
@@ -166,7 +168,7 @@ impl Default for Host {
             min_free_disk: built_in("512MiB"),
             min_free_memory: built_in("64MiB"),
             containment: Containment::Auto,
-            on_cleanup_failure: OnLeak::KeepSlot,
+            on_cleanup_failure: OnCleanupFailure::KeepSlot,
             task_memory: None,
             task_pids: None,
             task_disk: None,

@@ -41,7 +41,6 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use crate::domain::termination_notice::Provider;
 use crate::domain::time::Instant;
 use crate::domain::worker::WorkerPolicy;
 use crate::domain::{claim, poll};
@@ -329,9 +328,9 @@ impl Control {
     /// As [`Control::terminate`], counted by the origin of the notice.
     pub async fn terminate_from(&self, origin: NoticeOrigin, deadline: Option<Instant>) {
         count(match origin {
-            NoticeOrigin::Cloud(Provider::Aws) => &self.counters.notices_aws,
-            NoticeOrigin::Cloud(Provider::Gcp) => &self.counters.notices_gcp,
-            NoticeOrigin::Cloud(Provider::Azure) => &self.counters.notices_azure,
+            NoticeOrigin::Aws => &self.counters.notices_aws,
+            NoticeOrigin::Gcp => &self.counters.notices_gcp,
+            NoticeOrigin::Azure => &self.counters.notices_azure,
             NoticeOrigin::File => &self.counters.notices_file,
         });
         self.terminate(deadline).await;

@@ -13,7 +13,7 @@ use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::domain::worker::{Event, RecoveredClaim};
-use crate::host::containment::{OnLeak, apply_on_leak, kill_recorded_processes};
+use crate::host::containment::{OnCleanupFailure, apply_on_cleanup_failure, kill_recorded_processes};
 use crate::host::crash_points::crash_point;
 use crate::host::journal::{self, CarriedRecord, Journal};
 use crate::host::name_lock::NameLock;
@@ -63,11 +63,11 @@ pub(super) struct PreviousProcess {
 ///
 /// # Errors
 ///
-/// If something cannot be killed, unless `on_leak` allows that. The message says what to do.
+/// If something cannot be killed, unless `on_cleanup_failure` allows that. The message says what to do.
 pub(super) fn recover_previous_process(
     folder: &Path,
     claimants: &[Box<str>],
-    unproven: OnLeak,
+    unproven: OnCleanupFailure,
 ) -> io::Result<PreviousProcess> {
     let found = journal::PreviousJournal::read(folder);
     crash_point("startup-journal-read");
@@ -77,7 +77,7 @@ pub(super) fn recover_previous_process(
     let killed = match kill_recorded_processes(&plan.kill) {
         Ok(killed) => killed,
         Err(error) => {
-            apply_on_leak(&error.to_string(), unproven)?;
+            apply_on_cleanup_failure(&error.to_string(), unproven)?;
             plan.kill.len()
         }
     };

@@ -1,6 +1,6 @@
 //! EC2.
 
-use journeyman::domain::termination_notice::{Provider, Termination};
+use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin, WatchHealth};
 
 use crate::metadata_service::{Cloud as Service, FAULTS, Fault, Metadata};
@@ -45,7 +45,7 @@ async fn a_hibernation_means_at_once() {
     let time = service.in_seconds(120);
     service.change(|state| state.instance_action = action("hibernate", time));
     let notice = Watched::cloud(EC2, service.url()).next().await;
-    assert_eq!(notice, Notice { origin: NoticeOrigin::Cloud(Provider::Aws), termination: Termination::Soon });
+    assert_eq!(notice, Notice { origin: NoticeOrigin::Aws, termination: Termination::Soon });
 }
 
 #[tokio::test]
@@ -111,7 +111,7 @@ async fn a_watch_is_failing_while_the_service_does_not_answer() {
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());
     let seen = watched.seen(|sight| sight.health == WatchHealth::Healthy).await;
-    assert_eq!(seen.origin, NoticeOrigin::Cloud(Provider::Aws));
+    assert_eq!(seen.origin, NoticeOrigin::Aws);
     service.is_asked(ACTION, 2).await;
     service.change(|state| state.faults.extend([Fault::ServerError; 10_000]));
     let seen = watched.seen(|sight| matches!(sight.health, WatchHealth::Failing(_))).await;
@@ -127,5 +127,5 @@ async fn ec2_is_detected() {
     let time = service.in_seconds(120);
     service.change(|state| state.instance_action = action("terminate", time));
     let notice = Watched::cloud(MetadataProvider::Auto, service.url()).next().await;
-    assert_eq!(notice.origin, NoticeOrigin::Cloud(Provider::Aws));
+    assert_eq!(notice.origin, NoticeOrigin::Aws);
 }

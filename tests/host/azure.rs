@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use journeyman::domain::termination_notice::{Provider, Termination};
+use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
 use serde_json::{Value, json};
 
@@ -65,7 +65,7 @@ async fn an_event_without_a_time_has_started_and_both_time_formats_are_parsed() 
     let service = Metadata::start(Service::Azure).await;
     service.change(|state| state.events = json!([event("Reboot", &["vmss_7"], "Started", "")]).to_string());
     let notice = Watched::cloud(AZURE, service.url()).next().await;
-    assert_eq!(notice, Notice { origin: NoticeOrigin::Cloud(Provider::Azure), termination: Termination::Soon });
+    assert_eq!(notice, Notice { origin: NoticeOrigin::Azure, termination: Termination::Soon });
 
     let service = Metadata::start(Service::Azure).await;
     let time = service.in_seconds(300).to_string();
@@ -110,5 +110,5 @@ async fn azure_is_detected() {
     let service = Metadata::start(Service::Azure).await;
     service.change(|state| state.events = json!([event("Reboot", &["vmss_7"], "Started", "")]).to_string());
     let notice = Watched::cloud(MetadataProvider::Auto, service.url()).next().await;
-    assert_eq!(notice.origin, NoticeOrigin::Cloud(Provider::Azure));
+    assert_eq!(notice.origin, NoticeOrigin::Azure);
 }

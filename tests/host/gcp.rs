@@ -1,6 +1,6 @@
 //! Google's Compute Engine.
 
-use journeyman::domain::termination_notice::{Provider, Termination};
+use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
 
 use crate::metadata_service::{Cloud as Service, FAULTS, Metadata};
@@ -30,7 +30,7 @@ async fn a_preemption_before_the_first_poll_means_at_once() {
     let service = Metadata::start(Service::Google).await;
     service.change(|state| state.preempted = "TRUE");
     let notice = Watched::cloud(GOOGLE, service.url()).next().await;
-    assert_eq!(notice, Notice { origin: NoticeOrigin::Cloud(Provider::Gcp), termination: Termination::Soon });
+    assert_eq!(notice, Notice { origin: NoticeOrigin::Gcp, termination: Termination::Soon });
 }
 
 #[tokio::test]
@@ -91,5 +91,5 @@ async fn google_is_detected() {
     let service = Metadata::start(Service::Google).await;
     service.change(|state| state.preempted = "TRUE");
     let notice = Watched::cloud(MetadataProvider::Auto, service.url()).next().await;
-    assert_eq!(notice.origin, NoticeOrigin::Cloud(Provider::Gcp));
+    assert_eq!(notice.origin, NoticeOrigin::Gcp);
 }

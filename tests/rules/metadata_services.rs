@@ -6,8 +6,8 @@ use journeyman::domain::termination_notice::azure::{AzureTimeout, AzureTracker, 
 use journeyman::domain::termination_notice::gcp::{self, GcpTracker};
 use journeyman::domain::termination_notice::notice_file::{NoticeFile, NoticeFileContent};
 use journeyman::domain::termination_notice::{
-    NOTICE_MIN, NOTICE_RETRY, NextRequest, NoticeEvent, NoticeReading, NoticeTracker, PROBE_DELAYS, PollSchedule,
-    Provider, ProviderProbe, ProviderSearch, Termination, aws, azure,
+    NOTICE_MIN, NOTICE_RETRY, NextRequest, NoticeEvent, NoticeOrigin, NoticeReading, NoticeTracker, PROBE_DELAYS,
+    PollSchedule, ProviderProbe, ProviderSearch, Termination, aws, azure,
 };
 use journeyman::domain::time::Instant;
 
@@ -312,10 +312,10 @@ fn a_host_is_searched_for_a_cloud_four_times_and_then_no_more() {
 
 #[test]
 fn a_service_that_proves_who_it_is_comes_before_one_that_others_imitate() {
-    let found = |there: &[Provider]| ProviderSearch::default().on_probed(there);
-    assert_eq!(found(&[Provider::Aws]), ProviderProbe::Found(Provider::Aws));
-    assert_eq!(found(&[Provider::Aws, Provider::Gcp]), ProviderProbe::Found(Provider::Gcp));
-    assert_eq!(found(&[Provider::Aws, Provider::Azure]), ProviderProbe::Found(Provider::Azure));
+    let found = |there: &[NoticeOrigin]| ProviderSearch::default().on_probed(there);
+    assert_eq!(found(&[NoticeOrigin::Aws]), ProviderProbe::Found(NoticeOrigin::Aws));
+    assert_eq!(found(&[NoticeOrigin::Aws, NoticeOrigin::Gcp]), ProviderProbe::Found(NoticeOrigin::Gcp));
+    assert_eq!(found(&[NoticeOrigin::Aws, NoticeOrigin::Azure]), ProviderProbe::Found(NoticeOrigin::Azure));
 }
 
 #[test]

@@ -261,7 +261,7 @@ pub(super) async fn check_cloud(host: Host) -> Vec<Check> {
     if host.metadata_service == MetadataProvider::Off {
         return vec![Check::ok(name, "not checked: host.metadata_service = \"off\"")];
     }
-    let wanted = host.metadata_service.fixed();
+    let wanted = host.metadata_service.origin();
     let watch = match termination_notice::NoticeWatch::new(termination_watch::watch_config(&host)) {
         Ok(watch) => watch,
         Err(error) => {
@@ -269,17 +269,16 @@ pub(super) async fn check_cloud(host: Host) -> Vec<Check> {
         }
     };
     let there = watch.responding_providers().await;
-    let shown = |provider| termination_notice::NoticeOrigin::Cloud(provider).as_str();
     vec![match (wanted, there.as_slice()) {
         (Some(wanted), there) if there.contains(&wanted) => {
-            Check::ok(name, format!("the metadata service of {} responds", shown(wanted)))
+            Check::ok(name, format!("the metadata service of {} responds", wanted.as_str()))
         }
         (Some(wanted), _) => Check::failed(
             name,
-            format!("the metadata service of {} does not respond, so termination notices are missed", shown(wanted)),
+            format!("the metadata service of {} does not respond, so termination notices are missed", wanted.as_str()),
             "change host.metadata_service if this host is elsewhere; in a container on EC2 set the hop limit to 2",
         ),
-        (None, [provider, ..]) => Check::ok(name, format!("the metadata service of {} responds", shown(*provider))),
+        (None, [provider, ..]) => Check::ok(name, format!("the metadata service of {} responds", provider.as_str())),
         (None, []) => Check::ok(name, "no metadata service responds; host.metadata_service = \"off\" skips the search"),
     }]
 }

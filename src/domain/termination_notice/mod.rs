@@ -27,12 +27,25 @@ pub const SAME_DEADLINE_WITHIN: Duration = Duration::from_secs(2);
 pub const PROBE_DELAYS: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(8), Duration::from_secs(30)];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Provider {
+pub enum NoticeOrigin {
     /// EC2, IMDSv2.
     Aws,
     /// Compute Engine.
     Gcp,
     Azure,
+    /// The termination file.
+    File,
+}
+
+impl NoticeOrigin {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Aws => "aws",
+            Self::Gcp => "gcp",
+            Self::Azure => "azure",
+            Self::File => "file",
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,7 +166,7 @@ pub enum NextRequest<C> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProviderProbe {
-    Found(Provider),
+    Found(NoticeOrigin),
     RetryAfter(Duration),
     NotFound,
 }
@@ -166,8 +179,8 @@ pub struct ProviderSearch {
 impl ProviderSearch {
     /// The providers that answered. Google and Azure identify themselves; other clouds imitate EC2's interface, so it
     /// comes last.
-    pub fn on_probed(&mut self, there: &[Provider]) -> ProviderProbe {
-        let order = [Provider::Gcp, Provider::Azure, Provider::Aws];
+    pub fn on_probed(&mut self, there: &[NoticeOrigin]) -> ProviderProbe {
+        let order = [NoticeOrigin::Gcp, NoticeOrigin::Azure, NoticeOrigin::Aws];
         if let Some(found) = order.into_iter().find(|provider| there.contains(provider)) {
             return ProviderProbe::Found(found);
         }

@@ -104,7 +104,7 @@ pub struct ResourceLimits {
 /// Whether to reuse a slot when a payload's processes may have survived SIGKILL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum OnLeak {
+pub enum OnCleanupFailure {
     /// The slot stays busy until they are gone.
     #[default]
     KeepSlot,
@@ -115,7 +115,7 @@ pub enum OnLeak {
 pub struct ContainmentConfig {
     pub requirement: Requirement,
     pub limits: ResourceLimits,
-    pub on_leak: OnLeak,
+    pub on_cleanup_failure: OnCleanupFailure,
 }
 
 /// The containment of this host. Cheap to clone.
@@ -131,7 +131,7 @@ struct ContainmentInner {
     limits: ResourceLimits,
     /// The configured limits that are not enforced.
     unenforced_keys: Option<&'static str>,
-    on_leak: OnLeak,
+    on_cleanup_failure: OnCleanupFailure,
     orphan_adoption: OrphanAdoption,
     claim_cgroups: Option<ClaimCgroups>,
     leftover_count: usize,
@@ -188,7 +188,7 @@ impl Containment {
                     KillMethod::FreezeAndSignal => ContainmentLevel::CgroupFreeze,
                 };
                 if let Some(unkillable) = found.unkillable {
-                    apply_on_leak(&unkillable, config.on_leak)?;
+                    apply_on_cleanup_failure(&unkillable, config.on_cleanup_failure)?;
                 }
                 delegate_controllers(&found.own_cgroup, &found.claim_cgroups.parent, limits).unwrap_or_else(|error| {
                     shortcomings.push(format!("limits of memory and processes are not enforced: {error}"));
@@ -225,7 +225,7 @@ impl Containment {
             shortcomings,
             limits,
             unenforced_keys,
-            on_leak: config.on_leak,
+            on_cleanup_failure: config.on_cleanup_failure,
             orphan_adoption,
             claim_cgroups,
             leftover_count,
@@ -244,7 +244,7 @@ impl Containment {
                 shortcomings: Vec::new(),
                 limits: ResourceLimits::default(),
                 unenforced_keys: None,
-                on_leak: OnLeak::KeepSlot,
+                on_cleanup_failure: OnCleanupFailure::KeepSlot,
                 orphan_adoption: OrphanAdoption::Disabled,
                 claim_cgroups: None,
                 leftover_count: 0,
@@ -281,8 +281,8 @@ impl Containment {
     }
 
     #[must_use]
-    pub fn on_leak(&self) -> OnLeak {
-        self.inner.on_leak
+    pub fn on_cleanup_failure(&self) -> OnCleanupFailure {
+        self.inner.on_cleanup_failure
     }
 
     /// How many control groups of the previous worker process were found at the start, and removed.
@@ -548,13 +548,13 @@ pub(crate) fn own_cgroup() -> Option<PathBuf> {
     cgroup::own_cgroup_path().ok().filter(|own| own.exists())
 }
 
-pub(crate) fn apply_on_leak(unkillable: &str, on_leak: OnLeak) -> io::Result<()> {
-    match on_leak {
-        OnLeak::ReuseSlot => {
+pub(crate) fn apply_on_cleanup_failure(unkillable: &str, on_cleanup_failure: OnCleanupFailure) -> io::Result<()> {
+    match on_cleanup_failure {
+        OnCleanupFailure::ReuseSlot => {
             tracing::error!("[alert operator] cannot kill processes of the previous worker process: {unkillable}");
             Ok(())
         }
-        OnLeak::KeepSlot => Err(io::Error::new(
+        OnCleanupFailure::KeepSlot => Err(io::Error::new(
             io::ErrorKind::ResourceBusy,
             format!(
                 "cannot kill processes of the previous worker process: {unkillable}; restart the host, or set \

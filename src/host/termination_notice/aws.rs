@@ -6,10 +6,10 @@ use reqwest::header::{HeaderMap, HeaderValue};
 use serde::Deserialize;
 use std::time::Duration;
 
-use super::metadata_service::{MetadataReply as HttpReply, MetadataRequest as HttpCall, MetadataService};
+use super::metadata_service::{MetadataClient, MetadataReply as HttpReply, MetadataRequest as HttpCall};
 use super::{DueCall, NoticeSink, SinkClosed, next_call};
 use crate::domain::termination_notice::aws::{AwsReply, AwsRequest, AwsTracker};
-use crate::domain::termination_notice::{NoticeReading, PollSchedule, Provider, Termination};
+use crate::domain::termination_notice::{NoticeOrigin, NoticeReading, PollSchedule, Termination};
 use crate::domain::time::Instant;
 use crate::limits::{METADATA_TIMEOUT, NOTICE_TOKEN_TTL};
 
@@ -27,11 +27,11 @@ struct MetadataToken {
     ttl: Duration,
 }
 
-pub(super) async fn responds(service: &MetadataService) -> Option<Provider> {
-    fetch_token(service).await.ok().map(|_| Provider::Aws)
+pub(super) async fn responds(service: &MetadataClient) -> Option<NoticeOrigin> {
+    fetch_token(service).await.ok().map(|_| NoticeOrigin::Aws)
 }
 
-pub(super) async fn watch(service: &MetadataService, schedule: PollSchedule, seed: u64, sink: NoticeSink) {
+pub(super) async fn watch(service: &MetadataClient, schedule: PollSchedule, seed: u64, sink: NoticeSink) {
     let (mut tracker, clock) = (AwsTracker::new(schedule, seed), service.clock());
     let mut value = HeaderValue::from_static("");
     loop {
@@ -61,7 +61,7 @@ pub(super) async fn watch(service: &MetadataService, schedule: PollSchedule, see
     }
 }
 
-async fn fetch_token(service: &MetadataService) -> Result<MetadataToken, String> {
+async fn fetch_token(service: &MetadataClient) -> Result<MetadataToken, String> {
     let mut headers = HeaderMap::new();
     headers.insert(TOKEN_TTL, HeaderValue::from(NOTICE_TOKEN_TTL.as_secs()));
     let call =
@@ -76,7 +76,7 @@ async fn fetch_token(service: &MetadataService) -> Result<MetadataToken, String>
     Ok(MetadataToken { value, ttl: ttl.min(NOTICE_TOKEN_TTL) })
 }
 
-async fn fetch_action(service: &MetadataService, token: HeaderValue, sent_at: Instant) -> (AwsReply, Option<String>) {
+async fn fetch_action(service: &MetadataClient, token: HeaderValue, sent_at: Instant) -> (AwsReply, Option<String>) {
     let call = HttpCall::get("/latest/meta-data/spot/instance-action", TOKEN, token, METADATA_TIMEOUT);
     let reply = match service.send(call).await {
         Ok(reply) => reply,

@@ -4,12 +4,12 @@ use jiff::Timestamp;
 use reqwest::header::HeaderValue;
 use serde::Deserialize;
 
-use super::metadata_service::{MetadataReply as HttpReply, MetadataRequest as HttpCall, MetadataService};
+use super::metadata_service::{MetadataClient, MetadataReply as HttpReply, MetadataRequest as HttpCall};
 use super::{DueCall, NoticeSink, SinkClosed, next_call};
 use crate::domain::termination_notice::azure::{
     AzureRequest, AzureTimeout, AzureTracker, EVENT_NOTICE_MIN, FIRST_REPLY_TIMEOUT, VmEvent, VmEventKind,
 };
-use crate::domain::termination_notice::{PollSchedule, Provider, Termination};
+use crate::domain::termination_notice::{NoticeOrigin, PollSchedule, Termination};
 use crate::domain::time::Instant;
 use crate::limits::{METADATA_TIMEOUT, NOTICE_EVENTS_MAX};
 
@@ -39,11 +39,11 @@ struct ScheduledEvent {
     not_before: String,
 }
 
-pub(super) async fn responds(service: &MetadataService) -> Option<Provider> {
-    fetch_vm_name(service).await.ok().map(|_| Provider::Azure)
+pub(super) async fn responds(service: &MetadataClient) -> Option<NoticeOrigin> {
+    fetch_vm_name(service).await.ok().map(|_| NoticeOrigin::Azure)
 }
 
-pub(super) async fn watch(service: &MetadataService, schedule: PollSchedule, seed: u64, sink: NoticeSink) {
+pub(super) async fn watch(service: &MetadataClient, schedule: PollSchedule, seed: u64, sink: NoticeSink) {
     let (mut tracker, clock) = (AzureTracker::new(schedule, seed), service.clock());
     loop {
         let DueCall { call, sent_at } = next_call(clock, |now| tracker.next_request(now)).await;
@@ -72,14 +72,14 @@ fn metadata_request(path: &str, timeout: std::time::Duration) -> HttpCall {
     HttpCall::get(path, "metadata", HeaderValue::from_static("true"), timeout)
 }
 
-async fn fetch_vm_name(service: &MetadataService) -> Result<String, String> {
+async fn fetch_vm_name(service: &MetadataClient) -> Result<String, String> {
     let reply = service.send(metadata_request(COMPUTE, METADATA_TIMEOUT)).await?;
     let compute = (reply.status == 200).then(|| serde_json::from_str(&reply.body).ok()).flatten();
     compute.map(|ComputeMetadata { name }| name).ok_or_else(|| reply.unexpected_reply())
 }
 
 async fn fetch_events(
-    service: &MetadataService,
+    service: &MetadataClient,
     timeout: AzureTimeout,
     sent_at: Instant,
 ) -> Result<Vec<VmEvent>, String> {

@@ -2,10 +2,10 @@
 
 use reqwest::header::HeaderValue;
 
-use super::metadata_service::{MetadataReply as HttpReply, MetadataRequest as HttpCall, MetadataService};
+use super::metadata_service::{MetadataClient, MetadataReply as HttpReply, MetadataRequest as HttpCall};
 use super::{DueCall, NoticeSink, SinkClosed, next_call};
 use crate::domain::termination_notice::gcp::{GcpReply, GcpRequest, GcpTracker, MAINTENANCE_NOTICE, PREEMPTION_NOTICE};
-use crate::domain::termination_notice::{PollSchedule, Provider};
+use crate::domain::termination_notice::{NoticeOrigin, PollSchedule};
 use crate::limits::{METADATA_TIMEOUT, NOTICE_LONG_POLL_WAIT};
 
 const FLAVOR: &str = "metadata-flavor";
@@ -40,10 +40,10 @@ impl WatchedValue {
     }
 }
 
-pub(super) async fn responds(service: &MetadataService) -> Option<Provider> {
+pub(super) async fn responds(service: &MetadataClient) -> Option<NoticeOrigin> {
     let call = HttpCall::get(format!("{INSTANCE}id"), FLAVOR, HeaderValue::from_static(GOOGLE), METADATA_TIMEOUT);
     let reply = service.send(call).await.ok()?;
-    (reply.status == 200 && is_from_google(&reply)).then_some(Provider::Gcp)
+    (reply.status == 200 && is_from_google(&reply)).then_some(NoticeOrigin::Gcp)
 }
 
 /// Google's service identifies itself in a header.
@@ -51,14 +51,14 @@ fn is_from_google(reply: &HttpReply) -> bool {
     reply.header(FLAVOR) == Some(GOOGLE)
 }
 
-pub(super) async fn watch(service: &MetadataService, schedule: PollSchedule, seed: u64, sink: NoticeSink) {
+pub(super) async fn watch(service: &MetadataClient, schedule: PollSchedule, seed: u64, sink: NoticeSink) {
     tokio::join!(
         watch_value(service, WatchedValue::Preempted, GcpTracker::new(schedule, PREEMPTION_NOTICE, seed), &sink),
         watch_value(service, WatchedValue::Maintenance, GcpTracker::new(schedule, MAINTENANCE_NOTICE, seed ^ 1), &sink),
     );
 }
 
-async fn watch_value(service: &MetadataService, value: WatchedValue, mut tracker: GcpTracker, sink: &NoticeSink) {
+async fn watch_value(service: &MetadataClient, value: WatchedValue, mut tracker: GcpTracker, sink: &NoticeSink) {
     let clock = service.clock();
     let mut etag = String::new();
     loop {
@@ -85,7 +85,7 @@ struct FetchedValue {
 }
 
 async fn fetch(
-    service: &MetadataService,
+    service: &MetadataClient,
     value: WatchedValue,
     call: GcpRequest,
     etag: &str,

@@ -10,6 +10,7 @@ use url::Url;
 
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
+use crate::http::client::{BodyError, error_chain, read_body};
 use crate::limits::{METADATA_BODY_BYTES_MAX, METADATA_CONNECT_TIMEOUT, POOL_IDLE_TIMEOUT};
 
 /// The link-local address of the metadata service of every cloud.
@@ -19,15 +20,15 @@ const ENDPOINT: &str = "http://169.254.169.254";
 #[error("{0}")]
 pub struct EndpointError(String);
 
-pub(super) struct MetadataService {
+pub(super) struct MetadataClient {
     http: Client,
     base: String,
     clock: Clock,
 }
 
-impl fmt::Debug for MetadataService {
+impl fmt::Debug for MetadataClient {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "MetadataService({})", self.base)
+        write!(out, "MetadataClient({})", self.base)
     }
 }
 
@@ -78,7 +79,7 @@ impl MetadataReply {
     }
 }
 
-impl MetadataService {
+impl MetadataClient {
     pub(super) fn new(endpoint: Option<&str>, clock: Clock) -> Result<Self, EndpointError> {
         let base = endpoint.unwrap_or(ENDPOINT).trim_end_matches('/').to_owned();
         let plain = Url::parse(&base).is_ok_and(|url| url.scheme() == "http" && url.has_host());
@@ -114,16 +115,14 @@ impl MetadataService {
         let name = call.path.split('?').next().unwrap_or_default().to_owned();
         let request = self.http.request(call.method, format!("{}{}", self.base, call.path));
         let replied = async {
-            let mut response = request.headers(call.headers).send().await.map_err(without_url)?;
-            let mut body = Vec::new();
-            while let Some(chunk) = response.chunk().await.map_err(without_url)? {
-                if body.len() + chunk.len() > METADATA_BODY_BYTES_MAX {
-                    return Err(format!("reply longer than {METADATA_BODY_BYTES_MAX} bytes"));
-                }
-                body.extend_from_slice(&chunk);
-            }
+            let lost = |error: reqwest::Error| error_chain(&error.without_url());
+            let mut response = request.headers(call.headers).send().await.map_err(lost)?;
+            let body = read_body(&mut response, METADATA_BODY_BYTES_MAX).await.map_err(|error| match error {
+                BodyError::Connection(error) => lost(error),
+                BodyError::TooLong => format!("reply longer than {METADATA_BODY_BYTES_MAX} bytes"),
+            })?;
             let body = String::from_utf8(body).map_err(|_| "reply is not UTF-8".to_owned())?;
-            Ok(MetadataReply {
+            Ok::<_, String>(MetadataReply {
                 status: response.status().as_u16(),
                 headers: std::mem::take(response.headers_mut()),
                 body,
@@ -135,15 +134,4 @@ impl MetadataService {
             Err(_) => Err(format!("{name}: no reply within {:?}", call.timeout)),
         }
     }
-}
-
-fn without_url(error: reqwest::Error) -> String {
-    let error = error.without_url();
-    let mut what = error.to_string();
-    let mut cause = std::error::Error::source(&error);
-    while let Some(error) = cause {
-        what = format!("{what}: {error}");
-        cause = error.source();
-    }
-    what
 }

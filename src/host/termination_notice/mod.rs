@@ -18,42 +18,44 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 
 use crate::domain::termination_notice::{
-    NextRequest, NoticeEvent, PollSchedule, Provider, ProviderProbe, ProviderSearch, Termination,
+    NextRequest, NoticeEvent, PollSchedule, ProviderProbe, ProviderSearch, Termination,
 };
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{
     NOTICE_FILE_POLL_INTERVAL, NOTICE_POLL_INTERVAL_AWS, NOTICE_POLL_INTERVAL_AZURE, NOTICE_POLL_INTERVAL_GCP,
 };
-use metadata_service::MetadataService;
+use metadata_service::MetadataClient;
 
+pub use crate::domain::termination_notice::NoticeOrigin;
 pub use metadata_service::EndpointError;
 
 /// How many notices may wait to be handled.
 pub const NOTICES_MAX: usize = 16;
 
-/// Whose metadata service is watched.
+/// Metadata service that is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MetadataProvider {
-    /// The first one that answers.
+    /// The first that answers.
     Auto,
-    /// EC2, whether it answers or not.
+    /// EC2.
     Aws,
-    /// Compute Engine, whether it answers or not.
+    /// Compute Engine.
     Gcp,
-    /// Azure, whether it answers or not.
+    /// Azure.
     Azure,
+    /// None.
     Off,
 }
 
 impl MetadataProvider {
-    #[must_use]
-    pub const fn fixed(self) -> Option<Provider> {
+    /// `None` if none is named.
+    pub const fn origin(self) -> Option<NoticeOrigin> {
         match self {
-            Self::Aws => Some(Provider::Aws),
-            Self::Gcp => Some(Provider::Gcp),
-            Self::Azure => Some(Provider::Azure),
+            Self::Aws => Some(NoticeOrigin::Aws),
+            Self::Gcp => Some(NoticeOrigin::Gcp),
+            Self::Azure => Some(NoticeOrigin::Azure),
             Self::Auto | Self::Off => None,
         }
     }
@@ -72,30 +74,12 @@ pub struct NoticeConfig {
     pub clock: Clock,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoticeOrigin {
-    Cloud(Provider),
-    File,
-}
-
-impl NoticeOrigin {
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Cloud(Provider::Aws) => "aws",
-            Self::Cloud(Provider::Gcp) => "gcp",
-            Self::Cloud(Provider::Azure) => "azure",
-            Self::File => "file",
-        }
-    }
-
-    const fn poll_interval(self) -> Duration {
-        match self {
-            Self::Cloud(Provider::Aws) => NOTICE_POLL_INTERVAL_AWS,
-            Self::Cloud(Provider::Gcp) => NOTICE_POLL_INTERVAL_GCP,
-            Self::Cloud(Provider::Azure) => NOTICE_POLL_INTERVAL_AZURE,
-            Self::File => NOTICE_FILE_POLL_INTERVAL,
-        }
+const fn poll_interval(origin: NoticeOrigin) -> Duration {
+    match origin {
+        NoticeOrigin::Aws => NOTICE_POLL_INTERVAL_AWS,
+        NoticeOrigin::Gcp => NOTICE_POLL_INTERVAL_GCP,
+        NoticeOrigin::Azure => NOTICE_POLL_INTERVAL_AZURE,
+        NoticeOrigin::File => NOTICE_FILE_POLL_INTERVAL,
     }
 }
 
@@ -125,7 +109,7 @@ pub enum WatchHealth {
 #[derive(Debug)]
 pub struct NoticeWatch {
     config: NoticeConfig,
-    service: MetadataService,
+    client: MetadataClient,
     seed: u64,
     statuses: Arc<watch::Sender<Vec<WatchStatus>>>,
 }
@@ -135,12 +119,11 @@ impl NoticeWatch {
     ///
     /// The endpoint is not an `http://` address.
     pub fn new(config: NoticeConfig) -> Result<Self, EndpointError> {
-        let service = MetadataService::new(config.endpoint.as_deref(), config.clock)?;
+        let client = MetadataClient::new(config.endpoint.as_deref(), config.clock)?;
         let seed = uuid::Uuid::new_v4().as_u64_pair().0;
-        Ok(Self { config, service, seed, statuses: Arc::default() })
+        Ok(Self { config, client, seed, statuses: Arc::default() })
     }
 
-    #[must_use]
     pub fn subscribe_statuses(&self) -> watch::Receiver<Vec<WatchStatus>> {
         self.statuses.subscribe()
     }
@@ -153,7 +136,7 @@ impl NoticeWatch {
     }
 
     fn schedule(&self, origin: NoticeOrigin) -> PollSchedule {
-        self.config.schedule.unwrap_or_else(|| PollSchedule::with_interval(origin.poll_interval()))
+        self.config.schedule.unwrap_or_else(|| PollSchedule::with_interval(poll_interval(origin)))
     }
 
     /// Sends each notice once. Returns if there is nothing to watch, or the receiver was dropped.
@@ -162,24 +145,32 @@ impl NoticeWatch {
     ///
     /// Cancel safe: a later watch reads the same notices again.
     pub async fn run(self, notices: mpsc::Sender<Notice>) {
-        tokio::join!(self.watch_cloud(&notices), self.watch_file(&notices));
-    }
-
-    async fn watch_cloud(&self, notices: &mpsc::Sender<Notice>) {
-        let found = match self.config.cloud {
-            MetadataProvider::Auto => self.find_provider().await,
-            MetadataProvider::Aws | MetadataProvider::Gcp | MetadataProvider::Azure | MetadataProvider::Off => {
-                self.config.cloud.fixed()
+        let cloud = async {
+            let origin = match self.config.cloud {
+                MetadataProvider::Auto => self.find_provider().await,
+                fixed => fixed.origin(),
+            };
+            if let Some(origin) = origin {
+                self.watch(origin, &notices).await;
             }
         };
-        let Some(provider) = found else { return };
-        let origin = NoticeOrigin::Cloud(provider);
+        tokio::join!(cloud, self.watch(NoticeOrigin::File, &notices));
+    }
+
+    async fn watch(&self, origin: NoticeOrigin, notices: &mpsc::Sender<Notice>) {
+        if origin == NoticeOrigin::File && self.config.file.is_none() {
+            return;
+        }
         tracing::info!(provider = origin.as_str(), "watching for termination notices");
-        let (service, schedule, sink) = (&self.service, self.schedule(origin), self.sink(origin, notices));
-        match provider {
-            Provider::Aws => aws::watch(service, schedule, self.seed, sink).await,
-            Provider::Gcp => gcp::watch(service, schedule, self.seed, sink).await,
-            Provider::Azure => azure::watch(service, schedule, self.seed, sink).await,
+        let (client, schedule, sink) = (&self.client, self.schedule(origin), self.sink(origin, notices));
+        match (origin, &self.config.file) {
+            (NoticeOrigin::Aws, _) => aws::watch(client, schedule, self.seed, sink).await,
+            (NoticeOrigin::Gcp, _) => gcp::watch(client, schedule, self.seed, sink).await,
+            (NoticeOrigin::Azure, _) => azure::watch(client, schedule, self.seed, sink).await,
+            (NoticeOrigin::File, Some(path)) => {
+                notice_file::watch(path, self.config.clock, schedule, self.seed, sink).await;
+            }
+            (NoticeOrigin::File, None) => {}
         }
     }
 
@@ -188,13 +179,13 @@ impl NoticeWatch {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn responding_providers(&self) -> Vec<Provider> {
-        let service = &self.service;
-        let (aws, gcp, azure) = tokio::join!(aws::responds(service), gcp::responds(service), azure::responds(service));
+    pub async fn responding_providers(&self) -> Vec<NoticeOrigin> {
+        let client = &self.client;
+        let (aws, gcp, azure) = tokio::join!(aws::responds(client), gcp::responds(client), azure::responds(client));
         [aws, gcp, azure].into_iter().flatten().collect()
     }
 
-    async fn find_provider(&self) -> Option<Provider> {
+    async fn find_provider(&self) -> Option<NoticeOrigin> {
         let mut search = ProviderSearch::default();
         loop {
             match search.on_probed(&self.responding_providers().await) {
@@ -209,13 +200,6 @@ impl NoticeWatch {
                 }
             }
         }
-    }
-
-    async fn watch_file(&self, notices: &mpsc::Sender<Notice>) {
-        let Some(path) = &self.config.file else { return };
-        let origin = NoticeOrigin::File;
-        let (schedule, sink) = (self.schedule(origin), self.sink(origin, notices));
-        notice_file::watch(path, self.config.clock, schedule, self.seed, sink).await;
     }
 }
 

@@ -12,7 +12,7 @@ use crate::domain::id::{LocalToken, SourceId};
 use crate::domain::outcome::{Cleanup, ExecuteFailure, PrepareFailure};
 use crate::domain::time::Instant as Moment;
 use crate::domain::worker::{Event, GrantedClaim, OpenedQueues, PollResult, ReceivedMessage};
-use crate::host::containment::OnLeak;
+use crate::host::containment::OnCleanupFailure;
 use crate::host::crash_points::crash_point;
 use crate::source::{CallError, Grant, PollBatch};
 
@@ -159,15 +159,15 @@ impl Engine {
     /// otherwise.
     pub(super) fn on_cleanup_unproven(&mut self, claim: LocalToken) {
         let Some(job) = self.claims.get(&claim).and_then(|live| live.execution.as_ref()) else { return };
-        match self.containment.on_leak() {
-            OnLeak::KeepSlot => {
+        match self.containment.on_cleanup_failure() {
+            OnCleanupFailure::KeepSlot => {
                 let enclosure = job.context.scope().clone();
                 let run = job.context.task().run.clone();
                 self.pending_cleanup.insert(claim, run.clone());
                 self.calls.spawn(calls::wait_for_cleanup(claim, run, enclosure));
                 self.handle_event(Event::CleanupPending { claim });
             }
-            OnLeak::ReuseSlot => {
+            OnCleanupFailure::ReuseSlot => {
                 count(&self.counters().cleanup_pending);
                 tracing::error!(
                     alert = "cleanup-pending", claim.run = %job.context.task().run,
