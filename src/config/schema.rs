@@ -1,7 +1,5 @@
 //! The keys of the configuration. Help texts, `config init` and the guide show the doc comments of the fields.
 
-pub use crate::host::containment::OnCleanupFailure;
-pub use crate::host::termination_notice::MetadataProvider;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 

@@ -28,13 +28,11 @@ enum ClockKind {
 
 impl Clock {
     /// The time since boot, including suspend.
-    #[must_use]
     pub const fn boot() -> Self {
         Self(ClockKind::Boot)
     }
 
     /// Tokio's clock, starting now; for tests with paused time.
-    #[must_use]
     pub fn tokio() -> Self {
         Self(ClockKind::Tokio { origin: tokio::time::Instant::now() })
     }
@@ -44,7 +42,6 @@ impl Clock {
     }
 
     /// The current time.
-    #[must_use]
     pub fn now(self) -> Instant {
         match self.0 {
             ClockKind::Boot => Instant::at(read_clock(ClockId::Boottime)),

@@ -5,7 +5,6 @@ use std::path::Path;
 use crate::domain::worker::HostResources;
 
 /// Blocks until the file system answers.
-#[must_use]
 pub fn measure(dir: &Path) -> HostResources {
     let disk = rustix::fs::statvfs(dir).ok().map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize));
     let memory = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| parse_mem_available(&text));

@@ -93,7 +93,6 @@ impl RunnerProtocol {
         self.hello_sent = true;
     }
 
-    #[must_use]
     pub const fn is_welcomed(&self) -> bool {
         self.agreed_capabilities.is_some()
     }
@@ -103,7 +102,6 @@ impl RunnerProtocol {
     }
 
     /// `None` if the runner does not accept log entries.
-    #[must_use]
     pub fn log_line(&self, mut entry: serde_json::Map<String, Value>) -> Option<String> {
         let text = entry.remove("message").unwrap_or_else(|| Value::from(""));
         entry.insert("textPayload".to_owned(), text);
@@ -111,7 +109,6 @@ impl RunnerProtocol {
     }
 
     /// `None` if the runner does not accept error reports.
-    #[must_use]
     pub fn error_report_line(&self, title: &str, description: &str) -> Option<String> {
         let report = json!({
             "type": "error-report", "kind": "journeyman", "title": title, "description": description, "extra": {},
@@ -120,7 +117,6 @@ impl RunnerProtocol {
     }
 
     /// Asks the runner to terminate this host. `None` if it does not accept that.
-    #[must_use]
     pub fn shutdown_line(&self) -> Option<String> {
         self.supports("shutdown").then(|| encode_line(&json!({"type": "shutdown"})))
     }

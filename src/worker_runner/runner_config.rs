@@ -50,7 +50,6 @@ impl RunnerConfig {
         Ok(serde_json::from_str(text)?)
     }
 
-    #[must_use]
     pub fn credentials(&self) -> RunnerCredentials {
         RunnerCredentials {
             client_id: self.client_id.clone(),

@@ -154,14 +154,6 @@ impl Cgroup {
         }
     }
 
-    /// One write, for short tasks. Processes that the kernel skips are left to [`Cgroup::kill_until_empty`].
-    pub(super) fn kill_without_retry(&self, method: KillMethod) {
-        match method {
-            KillMethod::Kill if self.write(KILL_FILE, "1").is_ok() => {}
-            KillMethod::Kill | KillMethod::FreezeAndSignal => self.kill(method),
-        }
-    }
-
     fn try_kill(&self, method: KillMethod) -> io::Result<()> {
         match method {
             KillMethod::Kill => {

@@ -63,7 +63,6 @@ pub enum ContainmentLevel {
 }
 
 impl ContainmentLevel {
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::ProcessGroup => "process-group",
@@ -101,13 +100,14 @@ pub struct ResourceLimits {
     pub disk: Option<u64>,
 }
 
-/// Whether to reuse a slot when a payload's processes may have survived SIGKILL.
+/// What happens to a slot whose task may still have processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnCleanupFailure {
-    /// The slot stays busy until they are gone.
+    /// It stays occupied until they have exited.
     #[default]
     KeepSlot,
+    /// It is used again.
     ReuseSlot,
 }
 
@@ -236,7 +236,6 @@ impl Containment {
     }
 
     /// Process groups alone: nothing is probed, adopted or limited.
-    #[must_use]
     pub fn disabled() -> Self {
         Self {
             inner: Arc::new(ContainmentInner {
@@ -252,19 +251,16 @@ impl Containment {
         }
     }
 
-    #[must_use]
     pub fn level(&self) -> ContainmentLevel {
         self.inner.level
     }
 
     /// Why the level is not better, one message each.
-    #[must_use]
     pub fn shortcomings(&self) -> &[String] {
         &self.inner.shortcomings
     }
 
     /// The limits that are enforced.
-    #[must_use]
     pub fn limits(&self) -> ResourceLimits {
         self.inner.limits
     }
@@ -280,20 +276,17 @@ impl Containment {
         })
     }
 
-    #[must_use]
     pub fn on_cleanup_failure(&self) -> OnCleanupFailure {
         self.inner.on_cleanup_failure
     }
 
     /// How many control groups of the previous worker process were found at the start, and removed.
-    #[must_use]
     pub fn leftover_count(&self) -> usize {
         self.inner.leftover_count
     }
 
     /// A scope for one claim. Its control group is created with the first process; its [`ScopeName`] is known at once, so that it
     /// can be journaled first.
-    #[must_use]
     pub fn new_scope(&self) -> ProcessScope {
         self.scope_recorded_by(None)
     }

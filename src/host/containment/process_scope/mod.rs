@@ -31,7 +31,6 @@ pub struct ScopeName {
 
 impl ScopeName {
     /// For the journal. Omits a control group whose path is not UTF-8: the worker's next start finds it by the work directory.
-    #[must_use]
     pub fn to_record(&self) -> ProcessRecord {
         let cgroup = self.cgroup.as_ref().and_then(|path| path.to_str()).map(Into::into);
         ProcessRecord { cookie: self.cookie.as_str().into(), cgroup, leaders: Vec::new() }
@@ -144,18 +143,6 @@ impl ScopeInner {
             }
         }
     }
-
-    /// For callers that then call `wait_cleaned_up`, which kills again.
-    fn kill_without_retry(&self) {
-        match &self.backend {
-            Backend::Cgroup { group, method } => {
-                if !group.is_empty() {
-                    group.kill_without_retry(*method);
-                }
-            }
-            Backend::ProcessGroup | Backend::Subreaper => self.kill(),
-        }
-    }
 }
 
 impl ProcessScope {
@@ -169,14 +156,12 @@ impl ProcessScope {
     }
 
     /// The process group that each payload process leads, without a cookie. Processes that leave it are not found.
-    #[must_use]
     pub fn without_cookie() -> Self {
         let name = ScopeName { cookie: String::new(), cgroup: None };
         Self::new(name, Backend::ProcessGroup, ResourceLimits::default(), None)
     }
 
     /// Its processes, as far as they can be found. Reads `/proc` or the control group; blocks.
-    #[must_use]
     pub fn processes(&self) -> Vec<i32> {
         match &self.inner.backend {
             Backend::ProcessGroup => Vec::new(),
@@ -200,7 +185,6 @@ impl ProcessScope {
 
     /// The memory of each scope's processes in bytes; `None` if it has none, or none can be found. Reads `/proc` once for all, and
     /// control groups; blocks.
-    #[must_use]
     pub fn memory_bytes_of(scopes: &[Option<Self>]) -> Vec<Option<u64>> {
         let scan: LazyCell<ProcScan> = LazyCell::new(ProcScan::read);
         let memory_bytes = |scope: &Self| match &scope.inner.backend {
@@ -214,7 +198,6 @@ impl ProcessScope {
         scopes.iter().map(|scope| memory_bytes(scope.as_ref()?)).collect()
     }
 
-    #[must_use]
     pub fn name(&self) -> &ScopeName {
         &self.inner.name
     }
@@ -270,7 +253,7 @@ impl ProcessScope {
         if !self.inner.lock_state().used {
             return Cleanup::Complete;
         }
-        self.inner.kill_without_retry();
+        self.inner.kill();
         children::mark_claim_ended(&self.inner.name.cookie);
         match tokio::time::timeout(PROCESS_KILL_TIMEOUT, self.wait_cleaned_up()).await {
             Ok(()) => Cleanup::Complete,

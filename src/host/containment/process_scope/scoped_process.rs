@@ -122,7 +122,7 @@ impl ScopedProcess {
     /// Kills all processes, unless another process of the scope is to be waited for.
     pub(crate) fn kill(&self) {
         if self.is_last() {
-            self.inner().kill_without_retry();
+            self.inner().kill();
         }
     }
 
