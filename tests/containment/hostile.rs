@@ -15,7 +15,7 @@ use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentL
 use tokio::task::JoinSet;
 
 use crate::bench::Bench;
-use crate::payload_scan::{Quarry, zombies};
+use crate::payload_scan::{PayloadScan, zombies};
 use crate::{LEVELS, Report, at};
 
 /// Default number of runs in total.
@@ -30,9 +30,9 @@ const DISK: u64 = 1 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     /// Its leader exits.
-    ByItself,
+    Exits,
     /// It is terminated once it has printed `ready`.
-    Told,
+    Terminated,
 }
 
 /// Whether other payloads may run at the same time.
@@ -75,36 +75,40 @@ pub(crate) const LEAVE: &str = "leave() {
 ";
 
 const PAYLOADS: [Payload; 29] = [
-    payload("setsid", End::ByItself, "setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & until_up"),
-    payload("double fork", End::ByItself, "( ( sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ) & ); until_up"),
+    payload("setsid", End::Exits, "setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & until_up"),
+    payload("double fork", End::Exits, "( ( sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ) & ); until_up"),
     payload(
         "double fork into another session",
-        End::ByItself,
+        End::Exits,
         "( ( setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ) & ); until_up",
     ),
-    payload("ignores TERM", End::Told, "trap '' TERM HUP INT; echo ready; while :; do sleep 0.02; done"),
-    payload("closes its output and stays", End::Told, "echo ready; exec >/dev/null 2>&1 </dev/null; exec sleep $M"),
+    payload("ignores TERM", End::Terminated, "trap '' TERM HUP INT; echo ready; while :; do sleep 0.02; done"),
+    payload(
+        "closes its output and stays",
+        End::Terminated,
+        "echo ready; exec >/dev/null 2>&1 </dev/null; exec sleep $M",
+    ),
     payload(
         "fork bomb, of a hundred",
-        End::Told,
+        End::Terminated,
         "f() { if [ $1 -gt 0 ]; then f $(($1 - 1)) & f $(($1 - 1)) & wait; else exec sleep $M; fi; }; echo ready; f 5",
     ),
-    payload("a line without end", End::Told, "echo ready; exec cat /dev/zero"),
+    payload("a line without end", End::Terminated, "echo ready; exec cat /dev/zero"),
     Payload {
         also: no_link_is_followed,
         ..payload(
             "a farm of symbolic links",
-            End::ByItself,
+            End::Exits,
             "mkdir out; for i in 1 2 3 4 5 6 7 8; do ln -s /etc/passwd out/f$i; ln -s / out/d$i; done; ln -s ../.. out/up",
         )
     },
-    payload("a grandchild holds the pipe", End::ByItself, "( sleep $M & ); exit 0"),
-    payload("stops itself", End::Told, "echo ready; kill -STOP $$"),
+    payload("a grandchild holds the pipe", End::Exits, "( sleep $M & ); exit 0"),
+    payload("stops itself", End::Terminated, "echo ready; kill -STOP $$"),
     Payload {
         company: Company::NoneInGroups,
         ..payload(
             "a daemon without an environment",
-            End::ByItself,
+            End::Exits,
             "( env -i setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ); until_up",
         )
     },
@@ -112,7 +116,7 @@ const PAYLOADS: [Payload; 29] = [
         company: Company::NoneInGroups,
         ..payload(
             "a daemon under the name of another claim",
-            End::ByItself,
+            End::Exits,
             "( JOURNEYMAN_CLAIM_COOKIE=forged setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ); until_up",
         )
     },
@@ -120,7 +124,7 @@ const PAYLOADS: [Payload; 29] = [
         also: it_has_left,
         ..payload(
             "moves into another control group",
-            End::ByItself,
+            End::Exits,
             "( leave; exec setsid sh -c 'echo >up; exec sleep $0' $M ) >/dev/null 2>&1 & until_up",
         )
     },
@@ -129,48 +133,44 @@ const PAYLOADS: [Payload; 29] = [
         also: it_has_left,
         ..payload(
             "moves into another control group and clears its environment",
-            End::ByItself,
+            End::Exits,
             "( leave; exec env -i setsid sh -c 'echo >up; exec sleep $0' $M ) >/dev/null 2>&1 & until_up",
         )
     },
-    payload("stops its own group", End::Told, "sleep $M & sleep $M & echo ready; kill -STOP 0"),
+    payload("stops its own group", End::Terminated, "sleep $M & sleep $M & echo ready; kill -STOP 0"),
     payload(
         "holds a sibling by ptrace",
-        End::Told,
+        End::Terminated,
         // PTRACE_ATTACH on x86-64; elsewhere another call that fails.
         "setsid sleep $M & exec perl -e '$| = 1; syscall(101, 16, $ARGV[0], 0, 0); print \"ready\\n\"; sleep' $!",
     ),
     Payload {
         also: its_size_is_logged,
-        ..payload(
-            "fills its folder",
-            End::ByItself,
-            "head -c 3000000 /dev/zero >fill; setsid sleep $M >/dev/null 2>&1 &",
-        )
+        ..payload("fills its folder", End::Exits, "head -c 3000000 /dev/zero >fill; setsid sleep $M >/dev/null 2>&1 &")
     },
     payload(
         "a folder deeper than a path can be",
-        End::ByItself,
+        End::Exits,
         "n=dddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd; \
          for i in 1 2 3 4 5 6 7 8 9 10; do for j in 1 2 3 4 5; do mkdir $n; cd $n; done; done; exec setsid sleep $M >/dev/null 2>&1 &",
     ),
-    payload("removes its own folder", End::ByItself, "setsid sleep $M >/dev/null 2>&1 & rm -rf \"$TASK_WORKDIR\""),
-    payload("makes its directory unreadable", End::ByItself, "setsid sleep $M >/dev/null 2>&1 & chmod 000 ."),
-    payload("many short processes", End::ByItself, "i=0; while [ $i -lt ${MANY:-60} ]; do ( : & ); i=$((i + 1)); done"),
+    payload("removes its own folder", End::Exits, "setsid sleep $M >/dev/null 2>&1 & rm -rf \"$TASK_WORKDIR\""),
+    payload("makes its directory unreadable", End::Exits, "setsid sleep $M >/dev/null 2>&1 & chmod 000 ."),
+    payload("many short processes", End::Exits, "i=0; while [ $i -lt ${MANY:-60} ]; do ( : & ); i=$((i + 1)); done"),
     payload(
         "forks all the time",
-        End::Told,
+        End::Terminated,
         "trap '' TERM; exec perl -e '$| = 1; print \"ready\\n\"; $SIG{TERM} = \"IGNORE\"; while (1) { my $p = fork; exit if $p; select(undef, undef, undef, 0.0005); }' $M",
     ),
     payload(
         "forks all the time, each time into another session",
-        End::ByItself,
+        End::Exits,
         "perl -MPOSIX -e 'exit if fork; open(my $up, \">up\"); close $up; \
          while (1) { my $p = fork; exit if $p; POSIX::setsid(); select(undef, undef, undef, 0.001); }' $M >/dev/null 2>&1; until_up",
     ),
     payload(
         "goes on in a thread when its first has ended",
-        End::ByItself,
+        End::Exits,
         "setsid python3 -c 'import ctypes, threading, time
 t = threading.Thread(target=lambda: (open(\"up\", \"w\").close(), time.sleep(100000)))
 t.start()
@@ -178,13 +178,13 @@ ctypes.CDLL(None).pthread_exit(None)' $M >/dev/null 2>&1 & until_up",
     ),
     payload(
         "a name that is no text",
-        End::ByItself,
+        End::Exits,
         "perl -MPOSIX -e 'exit if fork; exit if fork; POSIX::setsid(); open(my $c, \">\", \"/proc/self/comm\"); print $c \"\\xff\\xfe\"; close $c; open(my $up, \">up\"); close $up; sleep' $M >/dev/null 2>&1 & until_up",
     ),
-    payload("nohup in another session", End::ByItself, "nohup setsid sleep $M >/dev/null 2>&1 & sleep 0.01"),
+    payload("nohup in another session", End::Exits, "nohup setsid sleep $M >/dev/null 2>&1 & sleep 0.01"),
     payload(
         "writes to descriptor 3 after its exit",
-        End::ByItself,
+        End::Exits,
         "( while :; do echo '{\"type\":\"step\"}' >&3; sleep 0.01; done ) >/dev/null 2>&1 & exit 0",
     ),
     Payload {
@@ -199,13 +199,13 @@ os.setpgid(0, child)
 t = threading.Thread(target=lambda: (print(\"ready\", flush=True), time.sleep(100000)))
 t.start()
 ctypes.CDLL(None).pthread_exit(None)' $M",
-        end: End::Told,
+        end: End::Terminated,
         company: Company::Any,
         also: it_is_killed_at_once,
     },
     payload(
-        "starts a daemon when told to end",
-        End::Told,
+        "starts a daemon on SIGTERM",
+        End::Terminated,
         "trap 'setsid sleep $M >/dev/null 2>&1 & exit 0' TERM; echo ready; while :; do sleep 0.02; done",
     ),
 ];
@@ -249,10 +249,10 @@ fn mark() -> String {
 async fn once(payload: &Payload, containment: &Containment) -> Result<(), String> {
     let mark = mark();
     let bench = Bench::with_limits(LogLimits { head_bytes: 64 << 10, tail_bytes: 64 << 10 });
-    let enclosure = containment.new_scope();
-    let bench = bench.within(enclosure.clone());
-    let quarry =
-        Quarry { cookie: enclosure.name().cookie.clone(), mark: mark.clone(), folder: bench.workdir().to_owned() };
+    let scope = containment.new_scope();
+    let bench = bench.within(scope.clone());
+    let scan =
+        PayloadScan { cookie: scope.name().cookie.clone(), mark: mark.clone(), folder: bench.workdir().to_owned() };
     let argv = ["sh", "-c", &format!("{UNTIL_UP}{LEAVE}{}", payload.script)].map(str::to_owned);
     let mut env = environment::for_task(&environment::Variables::new(), &bench.context);
     env.insert("M".to_owned(), mark);
@@ -263,14 +263,14 @@ async fn once(payload: &Payload, containment: &Containment) -> Result<(), String
         workdir: bench.workdir(),
         input: Input::Null,
         message_channel: Some(writer),
-        scope: &enclosure,
+        scope: &scope,
     };
     let running = RunningProcess::start(launch).await.map_err(|error| format!("not started: {error}"))?;
     let bounds = RunLimits { run_time: Some(RUN_TIMEOUT), termination_grace: Duration::from_millis(30) };
     let finish = running.finish(bounds, &bench.context);
     let ended = match payload.end {
-        End::ByItself => finish.await,
-        End::Told => {
+        End::Exits => finish.await,
+        End::Terminated => {
             let (ended, ()) = tokio::join!(finish, async {
                 bench.logged("ready").await;
                 bench.cancel(Duration::from_secs(20));
@@ -279,18 +279,17 @@ async fn once(payload: &Payload, containment: &Containment) -> Result<(), String
         }
     };
     let ended = ended.map_err(|error| format!("cannot wait for it: {error}"))?;
-    let mut emptiness = enclosure.clean_up().await;
+    let mut emptiness = scope.clean_up().await;
     // On a stalled machine a killed process may take longer to exit than a worker waits.
-    if emptiness == Cleanup::Incomplete
-        && tokio::time::timeout(RUN_TIMEOUT / 2, enclosure.wait_cleaned_up()).await.is_ok()
+    if emptiness == Cleanup::Incomplete && tokio::time::timeout(RUN_TIMEOUT / 2, scope.wait_cleaned_up()).await.is_ok()
     {
         emptiness = Cleanup::Complete;
     }
-    let left = quarry.found();
+    let left = scan.running();
     if !left.is_empty() || emptiness != Cleanup::Complete {
         return Err(format!("{emptiness:?}, survivors {left:?}, {ended:?}"));
     }
-    if let Some(folder) = &enclosure.name().cgroup
+    if let Some(folder) = &scope.name().cgroup
         && folder.exists()
     {
         return Err(format!("{} was not removed", folder.display()));

@@ -4,20 +4,20 @@
 use std::path::{Path, PathBuf};
 
 /// Identifies the processes of a payload.
-pub(crate) struct Quarry {
+pub(crate) struct PayloadScan {
     pub(crate) cookie: String,
     pub(crate) mark: String,
     pub(crate) folder: PathBuf,
 }
 
-impl Quarry {
-    /// The running processes with one of the signs, with their command lines.
-    pub(crate) fn found(&self) -> Vec<String> {
+impl PayloadScan {
+    /// The running processes that match, with their command lines.
+    pub(crate) fn running(&self) -> Vec<String> {
         let own = std::process::id().to_string();
         let mut found = Vec::new();
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            if name.parse::<u32>().is_ok() && name != own && self.is_sign(&entry.path()) && runs(&entry.path()) {
+            if name.parse::<u32>().is_ok() && name != own && self.matches(&entry.path()) && runs(&entry.path()) {
                 let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
                 found.push(format!("{name} {}", String::from_utf8_lossy(&line).replace('\0', " ")));
             }
@@ -25,7 +25,7 @@ impl Quarry {
         found
     }
 
-    fn is_sign(&self, process: &Path) -> bool {
+    fn matches(&self, process: &Path) -> bool {
         let holds = |file: &str, needle: &str| {
             let mut bytes = std::fs::read(process.join(file)).unwrap_or_default();
             // After the first thread has exited, the other threads show these.

@@ -12,13 +12,13 @@ use journeyman::host::containment::{
 
 use crate::bench::Bench;
 use crate::hostile::LEAVE;
-use crate::payload_scan::Quarry;
+use crate::payload_scan::PayloadScan;
 use crate::{LEVELS, Report, at};
 
 /// Starts a payload that outlives it, prints its name, and waits to be killed.
 pub(crate) async fn victim(level: &str, name: &str) -> Report {
     let containment = Containment::probe(name, wanted(level)).expect("probed before");
-    let enclosure = containment.new_scope();
+    let scope = containment.new_scope();
     let bench = Bench::new();
     let env = environment::for_task(&environment::Variables::new(), &bench.context);
     let script = format!(
@@ -34,7 +34,7 @@ pub(crate) async fn victim(level: &str, name: &str) -> Report {
         workdir: bench.workdir(),
         input: Input::Null,
         message_channel: None,
-        scope: &enclosure,
+        scope: &scope,
     };
     let running = RunningProcess::start(launch).await.expect("it starts");
     let bounds = RunLimits { run_time: None, termination_grace: Duration::ZERO };
@@ -44,8 +44,8 @@ pub(crate) async fn victim(level: &str, name: &str) -> Report {
         ended = &mut ended => panic!("{ended:?}"),
         () = bench.logged("up") => {}
     }
-    let cgroup = enclosure.name().cgroup.as_ref().map_or_else(String::new, |path| path.display().to_string());
-    println!("{} {cgroup}", enclosure.name().cookie);
+    let cgroup = scope.name().cgroup.as_ref().map_or_else(String::new, |path| path.display().to_string());
+    println!("{} {cgroup}", scope.name().cookie);
     drop(tokio::time::timeout(Duration::from_secs(600), ended).await);
     Report::default()
 }
@@ -74,15 +74,15 @@ pub(crate) fn run(filter: &str) -> Report {
 fn next_start(level: ContainmentLevel) -> Result<(), String> {
     let name = format!("killed-{level}-{}", std::process::id());
     let (mut child, known) = start_victim(level, &name);
-    let quarry = Quarry { cookie: known.cookie.clone(), mark: mark(&name), folder: "/no/folder".into() };
+    let scan = PayloadScan { cookie: known.cookie.clone(), mark: mark(&name), folder: "/no/folder".into() };
     child.kill().and_then(|()| child.wait().map(drop)).map_err(|error| error.to_string())?;
-    if quarry.found().is_empty() {
+    if scan.running().is_empty() {
         return Err("no process was left, so the test shows nothing".to_owned());
     }
     let containment = Containment::probe(&name, wanted(level.as_str())).map_err(|error| error.to_string())?;
     if level != ContainmentLevel::ProcessGroup {
         // Found by the worker's name, without a record.
-        let left = quarry.found();
+        let left = scan.running();
         if !left.is_empty() || containment.leftover_count() != 1 {
             return Err(format!("{} groups found, remaining: {left:?}", containment.leftover_count()));
         }
@@ -91,7 +91,7 @@ fn next_start(level: ContainmentLevel) -> Result<(), String> {
     if found != usize::from(level == ContainmentLevel::ProcessGroup) {
         return Err(format!("{found} claims are reported to have had processes"));
     }
-    let left = quarry.found();
+    let left = scan.running();
     if left.is_empty() { Ok(()) } else { Err(format!("remaining: {left:?}")) }
 }
 

@@ -24,27 +24,37 @@ pub(crate) async fn run(filter: &str) -> Report {
     for level in LEVELS {
         let Ok(containment) = at(level, "plain") else { continue };
         let cases: [(&str, Result<(), String>); 7] = [
-            ("a payload finds what it was to find, and nothing of ours", nothing_of_ours(&containment).await),
-            ("what cannot be started is told as by the system itself", errors_are_the_same(&containment).await),
-            ("what the loader warns of ends nothing", a_missing_preload_is_a_warning(&containment).await),
-            ("the loader's variables are the payload's alone", the_loaders_variables(&containment).await),
-            ("two processes of a claim do not end each other", side_by_side(&containment).await),
-            ("a payload that is dropped is gone", dropped(&containment).await),
-            ("what a handler starts by itself is not taken for a payload's", of_a_handler(&containment).await),
+            (
+                "a payload has its own environment and descriptors, and none of the worker",
+                environment_of_a_payload(&containment).await,
+            ),
+            ("a failed start has the error of the system", errors_are_the_same(&containment).await),
+            (
+                "a warning of the dynamic loader does not end the payload",
+                a_missing_preload_is_a_warning(&containment).await,
+            ),
+            ("variables of the dynamic loader apply to the payload alone", the_loaders_variables(&containment).await),
+            ("two processes of a claim do not end each other", two_processes(&containment).await),
+            ("a dropped payload is killed", dropped(&containment).await),
+            (
+                "processes that a handler starts are not taken for those of a payload",
+                processes_of_a_handler(&containment).await,
+            ),
         ];
         for (name, outcome) in cases.into_iter().filter(|(name, _)| name.contains(filter)) {
             report.check(&format!("{level}: {name}"), outcome);
         }
     }
-    if "doubt".contains(filter) {
-        report.check("group: a stray that may be another claim's is not killed on suspicion", doubt().await);
+    if "ambiguous".contains(filter) {
+        report
+            .check("process-group: an orphan that may belong to another claim is not killed", ambiguous_orphan().await);
     }
     for level in [ContainmentLevel::CgroupKill, ContainmentLevel::CgroupFreeze] {
-        if "doubt".contains(filter) && at(level, "probe").is_ok() {
+        if "ambiguous".contains(filter) && at(level, "probe").is_ok() {
             let name = format!(
                 "{level}: a process that left its control group is killed when no task remains that may own it"
             );
-            report.check(&name, fugitive(level).await);
+            report.check(&name, escaped_process(level).await);
         }
     }
     if "limits".contains(filter) {
@@ -79,8 +89,8 @@ async fn start_with(
     RunningProcess::start(launch).await
 }
 
-fn bench(enclosure: &ProcessScope) -> Bench {
-    Bench::new().within(enclosure.clone())
+fn bench(scope: &ProcessScope) -> Bench {
+    Bench::new().within(scope.clone())
 }
 
 fn same<T: PartialEq + std::fmt::Debug>(what: &str, found: T, wanted: T) -> Result<(), String> {
@@ -88,7 +98,7 @@ fn same<T: PartialEq + std::fmt::Debug>(what: &str, found: T, wanted: T) -> Resu
 }
 
 /// A handler in Rust may start processes by itself: one that has exited, and one that runs while a claim ends.
-async fn of_a_handler(containment: &Containment) -> Result<(), String> {
+async fn processes_of_a_handler(containment: &Containment) -> Result<(), String> {
     let (tell, ready) = mpsc::channel::<()>();
     let (go, wait) = mpsc::channel::<()>();
     let handler = std::thread::spawn(move || -> io::Result<[Option<i32>; 2]> {
@@ -101,12 +111,12 @@ async fn of_a_handler(containment: &Containment) -> Result<(), String> {
         Ok([ended.wait()?.code(), runs.wait()?.code()])
     });
     ready.recv().ok();
-    let enclosure = containment.new_scope();
-    let bench = bench(&enclosure);
+    let scope = containment.new_scope();
+    let bench = bench(&scope);
     let leaves = ["sh", "-c", "for i in 1 2 3; do setsid sleep 600 >/dev/null 2>&1 & done"];
-    let running = start(&bench, &enclosure, &leaves).await.map_err(|error| error.to_string())?;
+    let running = start(&bench, &scope, &leaves).await.map_err(|error| error.to_string())?;
     running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
-    same("empty", enclosure.clean_up().await, Cleanup::Complete)?;
+    same("empty", scope.clean_up().await, Cleanup::Complete)?;
     drop(go);
     let seen = handler.join().map_err(|_| "the handler panicked".to_owned())?.map_err(|error| error.to_string())?;
     same("how they ended", seen, [Some(7), Some(0)])
@@ -116,12 +126,12 @@ const LOOK: &str = "echo $0 \"$@\"; pwd; tr '\\0' '\\n' </proc/$$/environ | cut 
                     tr '\\0' ' ' </proc/$$/cmdline; echo; echo /proc/$$/fd/*; grep -E '^Sig(Blk|Ign)' /proc/self/status; \
                     echo err >&2; readlink /proc/$$/fd/1 | cut -d: -f1; [ /proc/$$/fd/1 -ef /proc/$$/fd/2 ] && echo one";
 
-async fn nothing_of_ours(containment: &Containment) -> Result<(), String> {
+async fn environment_of_a_payload(containment: &Containment) -> Result<(), String> {
     let mut seen = Vec::new();
-    for enclosure in [ProcessScope::without_cookie(), containment.new_scope()] {
-        let bench = bench(&enclosure);
+    for scope in [ProcessScope::without_cookie(), containment.new_scope()] {
+        let bench = bench(&scope);
         let argv = ["sh", "-c", LOOK, "zero", "one two", ""];
-        let running = start(&bench, &enclosure, &argv).await.map_err(|error| error.to_string())?;
+        let running = start(&bench, &scope, &argv).await.map_err(|error| error.to_string())?;
         let leader = running.group().to_string();
         let ended = running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
         same("status", ended.status, ProcessStatus::Code(0))?;
@@ -143,13 +153,13 @@ async fn both_ways(
     variables: impl Fn(&Bench) -> Vec<(&'static str, String)>,
 ) -> Result<[(ProcessStatus, String); 2], String> {
     let mut seen = Vec::new();
-    for enclosure in [ProcessScope::without_cookie(), containment.new_scope()] {
-        let bench = bench(&enclosure);
+    for scope in [ProcessScope::without_cookie(), containment.new_scope()] {
+        let bench = bench(&scope);
         let variables = variables(&bench);
         let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        let running = start_with(&bench, &enclosure, argv, &variables).await.map_err(|error| error.to_string())?;
+        let running = start_with(&bench, &scope, argv, &variables).await.map_err(|error| error.to_string())?;
         let ended = running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
-        same("empty", enclosure.clean_up().await, Cleanup::Complete)?;
+        same("empty", scope.clean_up().await, Cleanup::Complete)?;
         let folder = bench.workdir().display().to_string();
         seen.push((ended.status, bench.log().replace(&folder, "FOLDER")));
     }
@@ -196,17 +206,17 @@ async fn the_loaders_variables(containment: &Containment) -> Result<(), String> 
 async fn errors_are_the_same(containment: &Containment) -> Result<(), String> {
     for (file, content) in [("interpreter", "#!/no/such/interpreter\n"), ("here", "")] {
         let mut told = Vec::new();
-        for enclosure in [ProcessScope::without_cookie(), containment.new_scope()] {
-            let bench = bench(&enclosure);
+        for scope in [ProcessScope::without_cookie(), containment.new_scope()] {
+            let bench = bench(&scope);
             let path = bench.workdir().join(file);
             std::fs::write(&path, content).unwrap();
             let mode = if content.is_empty() { 0o644 } else { 0o755 };
             std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
-            let error = match start(&bench, &enclosure, &[&format!("./{file}")]).await {
+            let error = match start(&bench, &scope, &[&format!("./{file}")]).await {
                 Ok(running) => return Err(format!("{file} was started: {running:?}")),
                 Err(error) => error,
             };
-            same("empty", enclosure.clean_up().await, Cleanup::Complete)?;
+            same("empty", scope.clean_up().await, Cleanup::Complete)?;
             told.push((error.kind(), error.raw_os_error(), error.to_string()));
         }
         same(file, &told[1], &told[0])?;
@@ -214,37 +224,37 @@ async fn errors_are_the_same(containment: &Containment) -> Result<(), String> {
     Ok(())
 }
 
-async fn side_by_side(containment: &Containment) -> Result<(), String> {
-    let enclosure = containment.new_scope();
-    let bench = bench(&enclosure);
-    let lasting = start(&bench, &enclosure, &["sh", "-c", "while [ ! -e go ]; do :; done; exit 7"]).await.unwrap();
-    let short = start(&bench, &enclosure, &["true"]).await.unwrap();
+async fn two_processes(containment: &Containment) -> Result<(), String> {
+    let scope = containment.new_scope();
+    let bench = bench(&scope);
+    let lasting = start(&bench, &scope, &["sh", "-c", "while [ ! -e go ]; do :; done; exit 7"]).await.unwrap();
+    let short = start(&bench, &scope, &["true"]).await.unwrap();
     let ended = short.finish(BOUNDS, &bench.context).await.unwrap();
     same("the short one", ended.status, ProcessStatus::Code(0))?;
     std::fs::write(bench.workdir().join("go"), "").unwrap();
     let ended = lasting.finish(BOUNDS, &bench.context).await.unwrap();
     same("the lasting one", ended.status, ProcessStatus::Code(7))?;
-    same("empty", enclosure.clean_up().await, Cleanup::Complete)
+    same("empty", scope.clean_up().await, Cleanup::Complete)
 }
 
 async fn dropped(containment: &Containment) -> Result<(), String> {
-    let enclosure = containment.new_scope();
-    let bench = bench(&enclosure);
+    let scope = containment.new_scope();
+    let bench = bench(&scope);
     let alive = bench.alive();
     let script = "exec 9>alive; setsid sleep 7654321 & sleep 7654321 & echo ready; wait";
-    let running = start(&bench, &enclosure, &["sh", "-c", script]).await.unwrap();
+    let running = start(&bench, &scope, &["sh", "-c", script]).await.unwrap();
     tokio::select! {
         ended = running.finish(BOUNDS, &bench.context) => return Err(format!("{ended:?}")),
         () = bench.logged("ready") => {}
     }
-    same("empty", enclosure.clean_up().await, Cleanup::Complete)?;
+    same("empty", scope.clean_up().await, Cleanup::Complete)?;
     alive.gone().await;
     Ok(())
 }
 
 /// Two claims run, and one leaves a daemon without an environment, which may belong to either.
-async fn doubt() -> Result<(), String> {
-    let containment = at(ContainmentLevel::ProcessGroup, "doubt")?;
+async fn ambiguous_orphan() -> Result<(), String> {
+    let containment = at(ContainmentLevel::ProcessGroup, "ambiguous")?;
     let (first, second) = (containment.new_scope(), containment.new_scope());
     let (one, other) = (bench(&first), bench(&second));
     let alive = one.alive();
@@ -254,20 +264,20 @@ async fn doubt() -> Result<(), String> {
     let left = start(&one, &first, &["sh", "-c", script]).await.unwrap();
     let ended = left.finish(BOUNDS, &one.context).await.unwrap();
     same("the first", ended.status, ProcessStatus::Code(0))?;
-    same("the first's emptiness", first.clean_up().await, Cleanup::Incomplete)?;
+    same("the cleanup of the first", first.clean_up().await, Cleanup::Incomplete)?;
     // After the other claim's end both have ended, so the daemon is killed.
     std::fs::write(other.workdir().join("go"), "").unwrap();
     let ended = lasting.finish(BOUNDS, &other.context).await.unwrap();
-    same("the other", ended.status, ProcessStatus::Code(0))?;
-    same("the other's emptiness", second.clean_up().await, Cleanup::Complete)?;
+    same("the second", ended.status, ProcessStatus::Code(0))?;
+    same("the cleanup of the second", second.clean_up().await, Cleanup::Complete)?;
     first.wait_cleaned_up().await;
     alive.gone().await;
     Ok(())
 }
 
 /// The same with control groups, where the daemon has left its group. A process in another claim's group belongs to that claim.
-async fn fugitive(level: ContainmentLevel) -> Result<(), String> {
-    let containment = at(level, "fugitive")?;
+async fn escaped_process(level: ContainmentLevel) -> Result<(), String> {
+    let containment = at(level, "escaped_process")?;
     let (first, second) = (containment.new_scope(), containment.new_scope());
     let (one, other) = (bench(&first), bench(&second));
     let (alive, neighbour) = (one.alive(), other.alive());
@@ -284,13 +294,13 @@ async fn fugitive(level: ContainmentLevel) -> Result<(), String> {
     same("the first", ended.status, ProcessStatus::Code(0))?;
     let out = one.workdir().join("left").exists();
     let emptiness = if out { Cleanup::Incomplete } else { Cleanup::Complete };
-    same("the first's emptiness", first.clean_up().await, emptiness)?;
-    same("its daemon lives where it got out", alive.is_there(), out)?;
-    same("the other's daemon lives", neighbour.is_there(), true)?;
+    same("the cleanup of the first", first.clean_up().await, emptiness)?;
+    same("its daemon runs if it escaped", alive.is_there(), out)?;
+    same("the daemon of the second runs", neighbour.is_there(), true)?;
     std::fs::write(other.workdir().join("go"), "").unwrap();
     let ended = lasting.finish(BOUNDS, &other.context).await.unwrap();
-    same("the other", ended.status, ProcessStatus::Code(0))?;
-    same("the other's emptiness", second.clean_up().await, Cleanup::Complete)?;
+    same("the second", ended.status, ProcessStatus::Code(0))?;
+    same("the cleanup of the second", second.clean_up().await, Cleanup::Complete)?;
     // Both claims have ended.
     first.wait_cleaned_up().await;
     alive.gone().await;
@@ -312,16 +322,19 @@ async fn limits(report: &mut Report) {
     };
     report.check(
         "a payload without memory is named as such",
-        said(&containment, "tail /dev/zero", "out of memory").await,
+        exceeds_limit(&containment, "tail /dev/zero", "out of memory").await,
     );
     let bomb = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25; do sleep 5 & done; wait";
-    report.check("a payload without processes is named as such", said(&containment, bomb, "refused a process").await);
+    report.check(
+        "a payload without processes is named as such",
+        exceeds_limit(&containment, bomb, "could not start a process").await,
+    );
 }
 
-async fn said(containment: &Containment, script: &str, words: &str) -> Result<(), String> {
-    let enclosure = containment.new_scope();
-    let bench = bench(&enclosure);
-    let running = start(&bench, &enclosure, &["sh", "-c", script]).await.map_err(|error| error.to_string())?;
+async fn exceeds_limit(containment: &Containment, script: &str, words: &str) -> Result<(), String> {
+    let scope = containment.new_scope();
+    let bench = bench(&scope);
+    let running = start(&bench, &scope, &["sh", "-c", script]).await.map_err(|error| error.to_string())?;
     let ended = running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
     if ended.describe().contains(words) { Ok(()) } else { Err(format!("{ended:?}")) }
 }

@@ -111,13 +111,13 @@ pub fn check(history: &History) -> Vec<Fault> {
             faults.extend(fault);
         }
     }
-    faults.extend(of_lines(&history.lines));
-    faults.extend(of_outcomes(history));
+    faults.extend(faults_of_lines(&history.lines));
+    faults.extend(faults_of_outcomes(history));
     faults.extend(history.left.iter().map(|pid| Fault::Left(*pid)));
     faults.into_iter().collect()
 }
 
-fn of_lines(lines: &[Line]) -> BTreeSet<Fault> {
+fn faults_of_lines(lines: &[Line]) -> BTreeSet<Fault> {
     let (mut faults, mut started) = (BTreeSet::new(), BTreeSet::new());
     let mut latest: BTreeMap<&str, u32> = BTreeMap::new();
     for line in lines {
@@ -134,7 +134,7 @@ fn of_lines(lines: &[Line]) -> BTreeSet<Fault> {
     faults
 }
 
-fn of_outcomes(history: &History) -> BTreeSet<Fault> {
+fn faults_of_outcomes(history: &History) -> BTreeSet<Fault> {
     let mut faults = BTreeSet::new();
     let mut seen = BTreeSet::new();
     for Accepted { run, outcome } in &history.accepted {
@@ -154,7 +154,7 @@ fn of_outcomes(history: &History) -> BTreeSet<Fault> {
 }
 
 /// A task that was released once and completed by its second run.
-fn good() -> History {
+fn correct_history() -> History {
     let run = |number| Run { task: "a".into(), run: number };
     let ended = |state: &str, reason: &str| Final { state: state.into(), reason: reason.into() };
     let accepted = |number, outcome: &str| Accepted { run: run(number), outcome: outcome.into() };
@@ -176,9 +176,9 @@ fn good() -> History {
     }
 }
 
-fn found(spoil: impl FnOnce(&mut History)) -> Vec<Fault> {
-    let mut history = good();
-    spoil(&mut history);
+fn found(change: impl FnOnce(&mut History)) -> Vec<Fault> {
+    let mut history = correct_history();
+    change(&mut history);
     check(&history)
 }
 
@@ -192,7 +192,7 @@ fn runs(history: &mut History) -> &mut Vec<Final> {
 
 #[test]
 fn a_correct_history_has_no_fault() {
-    assert_eq!(check(&good()), []);
+    assert_eq!(check(&correct_history()), []);
     // An outcome may be accepted without a log line of a killed worker; a run that never started may be released.
     assert_eq!(found(|history| history.accepted.clear()), []);
     assert_eq!(found(|history| history.lines = history.lines.split_off(2)), []);
@@ -206,7 +206,7 @@ fn a_correct_history_has_no_fault() {
 }
 
 #[test]
-fn a_task_that_is_lost_is_found() {
+fn a_task_that_is_lost_is_detected() {
     let lost = Fault::Lost("a".into());
     assert_eq!(
         found(|history| history.queue.clear()),
@@ -221,7 +221,7 @@ fn a_task_that_is_lost_is_found() {
 }
 
 #[test]
-fn an_executed_run_without_an_outcome_is_found() {
+fn an_executed_run_without_an_outcome_is_detected() {
     let open = |state: &'static str| {
         move |history: &mut History| {
             runs(history)[1] = Final { state: state.into(), reason: String::new() };
@@ -234,7 +234,7 @@ fn an_executed_run_without_an_outcome_is_found() {
 }
 
 #[test]
-fn two_accepted_outcomes_are_found() {
+fn two_accepted_outcomes_are_detected() {
     let twice = |outcome: &'static str| {
         move |history: &mut History| history.accepted.push(Accepted { run: run(1), outcome: outcome.into() })
     };
@@ -250,13 +250,13 @@ fn two_accepted_outcomes_are_found() {
 }
 
 #[test]
-fn an_outcome_without_an_execution_is_found() {
+fn an_outcome_without_an_execution_is_detected() {
     assert_eq!(found(|history| history.lines.truncate(2)), [Fault::Unexecuted(run(1))]);
     assert_eq!(found(|history| history.lines.truncate(4)), [Fault::Unfinished(run(1))]);
 }
 
 #[test]
-fn an_unexpected_outcome_is_found() {
+fn an_unexpected_outcome_is_detected() {
     let unexplained = |state: &'static str, reason: &'static str| {
         move |history: &mut History| {
             runs(history)[0] = Final { state: state.into(), reason: reason.into() };
@@ -271,12 +271,12 @@ fn an_unexpected_outcome_is_found() {
 }
 
 #[test]
-fn a_run_that_is_executed_again_is_found() {
+fn a_run_that_is_executed_again_is_detected() {
     assert_eq!(found(|history| history.lines.insert(1, Line::Start(run(0)))), [Fault::ExecutedAgain(run(0))]);
 }
 
 #[test]
-fn a_payload_that_runs_after_its_release_is_found() {
+fn a_payload_that_runs_after_its_release_is_detected() {
     for line in [Line::Step(run(0)), Line::End(run(0))] {
         assert_eq!(found(|history| history.lines.push(line.clone())), [Fault::Outlived(run(0))], "{line:?}");
     }

@@ -93,7 +93,7 @@ async fn check(api: &Api, tasks: &[TaskId]) -> usize {
 }
 
 /// Starts workers until every task is resolved, and kills each but the last at a different line of its log.
-async fn workers_die(protocol: &str) {
+async fn kill_workers(protocol: &str) {
     let folder = tempfile::tempdir().expect("a folder");
     let mut queue = Process::queue(folder.path(), "127.0.0.1:0");
     let root_url = root_url(&mut queue);
@@ -139,12 +139,12 @@ fn root_url(queue: &mut Process) -> String {
 
 #[tokio::test]
 async fn a_worker_killed_at_any_line_loses_nothing_by_claim_work() {
-    workers_die("claim-work").await;
+    kill_workers("claim-work").await;
 }
 
 #[tokio::test]
 async fn a_worker_killed_at_any_line_loses_nothing_by_azure_messages() {
-    workers_die("azure").await;
+    kill_workers("azure").await;
 }
 
 /// The claim lasts for an hour, so it has not expired.
@@ -185,7 +185,7 @@ async fn a_payload_that_writes_after_its_worker_was_killed_does_not_prevent_a_st
     let worker = Process::worker(folder.path(), queue.root_url(), "claim-work");
     let mut said = String::new();
     let read = tokio::time::timeout(STEP_TIMEOUT, reader.read_to_string(&mut said)).await;
-    read.expect("it is told in time").expect("it is told");
+    read.expect("the reply arrives in time").expect("the reply is readable");
     assert_eq!(said, "writing\n");
     worker.kill();
     finish(folder.path(), queue.root_url(), "claim-work", &api, std::slice::from_ref(&task)).await;

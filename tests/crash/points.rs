@@ -125,11 +125,11 @@ impl Scene<'_> {
 
     /// Runs a worker that is killed at the point, when it reaches it for the first, second or third time. Repeats if the worker
     /// never does, because the machine stalled and its claims expired.
-    async fn dies_at(&mut self, point: &str, number: usize) {
+    async fn crash_at(&mut self, point: &str, number: usize) {
         let once = AT_THE_START.contains(&point) || ["reclaimed", "releasing"].contains(&point);
         let times = if once { 1 } else { 1 + number % 3 };
         for left in (0..ATTEMPTS).rev() {
-            let mut worker = self.lives(point, times).await;
+            let mut worker = self.run_until_exit(point, times).await;
             let died = worker.died_of();
             let killed = died == Some(Signal::KILL.as_raw());
             let again = left > 0 && died.is_none();
@@ -140,7 +140,7 @@ impl Scene<'_> {
             }
             if AT_THE_START.contains(&point) {
                 // It left nothing to recover.
-                let mut other = self.lives("prepared", 1).await;
+                let mut other = self.run_until_exit("prepared", 1).await;
                 other.died_of();
                 self.said.append(&mut other.said);
             }
@@ -148,7 +148,7 @@ impl Scene<'_> {
     }
 
     /// Runs a worker that is killed when it reaches a point for the given time.
-    async fn lives(&mut self, point: &str, times: usize) -> Process {
+    async fn run_until_exit(&mut self, point: &str, times: usize) -> Process {
         if !AT_THE_START.contains(&point) {
             self.create(times, point).await;
         }
@@ -177,7 +177,7 @@ impl Scene<'_> {
                 for task in &self.created {
                     let status = self.api.task_status(task).await.expect("a status");
                     let said = &worker.said;
-                    assert_eq!(status["state"], "completed", "it goes on until all is done: {status}, {said:#?}");
+                    assert_eq!(status["state"], "completed", "the worker completes every task: {status}, {said:#?}");
                 }
                 break;
             };
@@ -263,7 +263,7 @@ pub async fn queue_in(folder: &Path, claim_timeout: Duration) -> queue::RunningQ
     .expect("the queue starts")
 }
 
-async fn play(stage: Stage, runs: usize) -> usize {
+async fn run_stage(stage: Stage, runs: usize) -> usize {
     let folder = tempfile::tempdir().expect("a folder");
     let queue = queue_in(folder.path(), Duration::from_secs(5)).await;
     let root_url = queue.root_url().to_owned();
@@ -280,7 +280,7 @@ async fn play(stage: Stage, runs: usize) -> usize {
     for point in &deaths {
         let number = passed.entry(point).or_default();
         *number += 1;
-        scene.dies_at(point, *number - 1).await;
+        scene.crash_at(point, *number - 1).await;
     }
     scene.finish().await;
     let history = scene.history().await;
@@ -318,7 +318,7 @@ fn a_worker_killed_at_any_crash_point_loses_nothing_and_reports_nothing_twice() 
         let stages = STAGES.map(|stage| {
             scope.spawn(move || {
                 let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-                runtime.expect("a runtime").block_on(play(stage, runs))
+                runtime.expect("a runtime").block_on(run_stage(stage, runs))
             })
         });
         stages.into_iter().map(|stage| stage.join().expect("it holds")).sum()

@@ -124,7 +124,7 @@ impl Process {
             "; not reported",
         ];
         loop {
-            let line = self.line().expect("the worker goes on");
+            let line = self.line().expect("the worker runs");
             if ends.iter().any(|end| line.contains(end)) {
                 return;
             }

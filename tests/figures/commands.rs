@@ -141,7 +141,7 @@ impl Lab {
             service.url()
         );
         let mut worker = self.command_worker(queue, &more)?;
-        service.was_asked("preempted?wait_for_change", 1).await;
+        service.wait_until_requested("preempted?wait_for_change", 1).await;
         let started = self.fresh("started")?;
         let tasks = queue.create(count, &command(&started, script)).await?;
         until("the start of every payload", async || Ok(std::fs::read_dir(&started)?.count() >= count)).await?;
@@ -179,7 +179,7 @@ impl Lab {
         runs(&task).await?;
         for number in 0..self.pick(40, 3) {
             let next = queue.create_one(&payload).await?;
-            // No two cancellations meet the status poll at the same place.
+            // No two cancellations meet the status poll at the same setup.
             sleep(Duration::from_micros(number * 37_129 % 200_000)).await;
             let began = now();
             queue.cancel(&task).await?;

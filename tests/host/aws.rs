@@ -4,7 +4,7 @@ use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin, WatchHealth};
 
 use crate::metadata_service::{Cloud as Service, FAULTS, Fault, Metadata};
-use crate::notice_watch::{Watched, about};
+use crate::notice_watch::{Watched, assert_about};
 
 const EC2: MetadataProvider = MetadataProvider::Aws;
 const ACTION: &str = "spot/instance-action";
@@ -17,15 +17,15 @@ fn action(word: &str, time: impl std::fmt::Display) -> Option<String> {
 async fn an_interruption_is_reported_once_with_its_time() {
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());
-    service.is_asked(ACTION, 2).await;
+    service.wait_for_requests(ACTION, 2).await;
     let time = service.in_seconds(120);
     service.change(|state| state.instance_action = action("terminate", time));
-    about(watched.goes_in().await, 120.0);
-    service.is_asked(ACTION, 5).await;
-    watched.said_nothing_more();
-    assert_eq!(service.asked()[0], "PUT /latest/api/token");
+    assert_about(watched.next_in_seconds().await, 120.0);
+    service.wait_for_requests(ACTION, 5).await;
+    watched.assert_no_more_notices();
+    assert_eq!(service.requests()[0], "PUT /latest/api/token");
     assert_eq!(
-        service.asked().iter().filter(|line| line.starts_with("PUT")).count(),
+        service.requests().iter().filter(|line| line.starts_with("PUT")).count(),
         1,
         "a token is used while it lives"
     );
@@ -36,7 +36,7 @@ async fn a_stop_is_a_termination() {
     let service = Metadata::start(Service::Ec2).await;
     let time = service.in_seconds(100);
     service.change(|state| state.instance_action = action("stop", time));
-    about(Watched::cloud(EC2, service.url()).goes_in().await, 100.0);
+    assert_about(Watched::cloud(EC2, service.url()).next_in_seconds().await, 100.0);
 }
 
 #[tokio::test]
@@ -55,7 +55,7 @@ async fn the_remaining_time_is_measured_on_the_clock_of_the_service() {
         service.change(|state| state.clock_s = clock_s);
         let time = service.in_seconds(120);
         service.change(|state| state.instance_action = action("terminate", time));
-        about(Watched::cloud(EC2, service.url()).goes_in().await, 120.0);
+        assert_about(Watched::cloud(EC2, service.url()).next_in_seconds().await, 120.0);
     }
 }
 
@@ -63,14 +63,14 @@ async fn the_remaining_time_is_measured_on_the_clock_of_the_service() {
 async fn a_rejected_token_is_replaced() {
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());
-    service.is_asked(ACTION, 1).await;
+    service.wait_for_requests(ACTION, 1).await;
     let time = service.in_seconds(120);
     service.change(|state| {
         state.tokens.clear();
         state.instance_action = action("terminate", time);
     });
-    about(watched.goes_in().await, 120.0);
-    assert_eq!(service.asked().iter().filter(|line| line.starts_with("PUT")).count(), 2);
+    assert_about(watched.next_in_seconds().await, 120.0);
+    assert_eq!(service.requests().iter().filter(|line| line.starts_with("PUT")).count(), 2);
 }
 
 #[tokio::test]
@@ -78,22 +78,22 @@ async fn a_token_is_renewed_before_it_expires() {
     let service = Metadata::start(Service::Ec2).await;
     service.change(|state| state.token_life_s = 1);
     let _watched = Watched::cloud(EC2, service.url());
-    service.is_asked("PUT /latest/api/token", 3).await;
-    service.is_asked(ACTION, 1).await;
+    service.wait_for_requests("PUT /latest/api/token", 3).await;
+    service.wait_for_requests(ACTION, 1).await;
 }
 
 #[tokio::test]
 async fn no_fault_of_the_service_is_a_notice_or_stops_the_watch() {
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());
-    service.is_asked(ACTION, 1).await;
+    service.wait_for_requests(ACTION, 1).await;
     service.change(|state| state.faults.extend(FAULTS));
-    service.is_asked(ACTION, FAULTS.len() + 2).await;
-    watched.said_nothing_more();
-    assert!(!service.asked().iter().any(|line| line.contains("elsewhere")), "no redirect is followed");
+    service.wait_for_requests(ACTION, FAULTS.len() + 2).await;
+    watched.assert_no_more_notices();
+    assert!(!service.requests().iter().any(|line| line.contains("elsewhere")), "no redirect is followed");
     let time = service.in_seconds(120);
     service.change(|state| state.instance_action = action("terminate", time));
-    about(watched.goes_in().await, 120.0);
+    assert_about(watched.next_in_seconds().await, 120.0);
 }
 
 #[tokio::test]
@@ -101,24 +101,24 @@ async fn a_watch_is_not_healthy_before_the_first_answer() {
     let service = Metadata::start(Service::Ec2).await;
     service.change(|state| state.faults.push_back(Fault::Silence));
     let mut watched = Watched::cloud(EC2, service.url());
-    watched.seen(|sight| sight.health == WatchHealth::Unknown).await;
-    watched.seen(|sight| sight.health == WatchHealth::Healthy).await;
-    watched.said_nothing_more();
+    watched.wait_for_status(|status| status.health == WatchHealth::Unknown).await;
+    watched.wait_for_status(|status| status.health == WatchHealth::Healthy).await;
+    watched.assert_no_more_notices();
 }
 
 #[tokio::test]
 async fn a_watch_is_failing_while_the_service_does_not_answer() {
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());
-    let seen = watched.seen(|sight| sight.health == WatchHealth::Healthy).await;
+    let seen = watched.wait_for_status(|status| status.health == WatchHealth::Healthy).await;
     assert_eq!(seen.origin, NoticeOrigin::Aws);
-    service.is_asked(ACTION, 2).await;
+    service.wait_for_requests(ACTION, 2).await;
     service.change(|state| state.faults.extend([Fault::ServerError; 10_000]));
-    let seen = watched.seen(|sight| matches!(sight.health, WatchHealth::Failing(_))).await;
+    let seen = watched.wait_for_status(|status| matches!(status.health, WatchHealth::Failing(_))).await;
     assert!(matches!(seen.health, WatchHealth::Failing(trouble) if trouble.contains("500")));
     service.change(|state| state.faults.clear());
-    watched.seen(|sight| sight.health == WatchHealth::Healthy).await;
-    watched.said_nothing_more();
+    watched.wait_for_status(|status| status.health == WatchHealth::Healthy).await;
+    watched.assert_no_more_notices();
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigi
 use serde_json::{Value, json};
 
 use crate::metadata_service::{Cloud as Service, FAULTS, Metadata};
-use crate::notice_watch::{Watched, about};
+use crate::notice_watch::{Watched, assert_about};
 
 const AZURE: MetadataProvider = MetadataProvider::Azure;
 const LISTS: &str = "scheduledevents";
@@ -35,13 +35,13 @@ async fn each_event_that_terminates_this_vm_is_reported_with_its_time() {
     for kind in ["Preempt", "Terminate", "Reboot", "Redeploy"] {
         let service = Metadata::start(Service::Azure).await;
         let mut watched = Watched::cloud(AZURE, service.url());
-        service.is_asked(LISTS, 1).await;
+        service.wait_for_requests(LISTS, 1).await;
         let time = documented(&service, 40);
         service
             .change(|state| state.events = json!([event(kind, &["vmss_3", "vmss_7"], "Scheduled", &time)]).to_string());
-        about(watched.goes_in().await, 40.0);
-        service.is_asked(LISTS, 3).await;
-        watched.said_nothing_more();
+        assert_about(watched.next_in_seconds().await, 40.0);
+        service.wait_for_requests(LISTS, 3).await;
+        watched.assert_no_more_notices();
     }
 }
 
@@ -56,8 +56,8 @@ async fn events_of_other_vms_and_freezes_are_ignored() {
         event("SomethingNew", &["vmss_7"], "Scheduled", &time),
     ]);
     service.change(|state| state.events = events.to_string());
-    service.is_asked(LISTS, 4).await;
-    watched.said_nothing_more();
+    service.wait_for_requests(LISTS, 4).await;
+    watched.assert_no_more_notices();
 }
 
 #[tokio::test]
@@ -70,11 +70,11 @@ async fn an_event_without_a_time_has_started_and_both_time_formats_are_parsed() 
     let service = Metadata::start(Service::Azure).await;
     let time = service.in_seconds(300).to_string();
     service.change(|state| state.events = json!([event("Reboot", &["VMSS_7"], "Scheduled", &time)]).to_string());
-    about(Watched::cloud(AZURE, service.url()).goes_in().await, 300.0);
+    assert_about(Watched::cloud(AZURE, service.url()).next_in_seconds().await, 300.0);
 
     let service = Metadata::start(Service::Azure).await;
     service.change(|state| state.events = json!([event("Preempt", &["vmss_7"], "Scheduled", "soon")]).to_string());
-    about(Watched::cloud(AZURE, service.url()).goes_in().await, 30.0);
+    assert_about(Watched::cloud(AZURE, service.url()).next_in_seconds().await, 30.0);
 }
 
 /// Slower than the timeout of the other requests.
@@ -87,8 +87,8 @@ async fn the_first_list_may_be_slow() {
         state.events = json!([event("Preempt", &["vmss_7"], "Scheduled", &time)]).to_string();
     });
     let mut watched = Watched::cloud(AZURE, service.url());
-    watched.goes_in().await;
-    assert_eq!(service.asked().iter().filter(|line| line.contains(LISTS)).count(), 1, "it was waited for");
+    watched.next_in_seconds().await;
+    assert_eq!(service.requests().iter().filter(|line| line.contains(LISTS)).count(), 1, "it was waited for");
 }
 
 #[tokio::test]
@@ -96,13 +96,13 @@ async fn no_fault_of_the_service_is_a_notice_or_stops_the_watch() {
     let service = Metadata::start(Service::Azure).await;
     service.change(|state| state.faults.extend(FAULTS));
     let mut watched = Watched::cloud(AZURE, service.url());
-    service.is_asked(LISTS, 1).await;
+    service.wait_for_requests(LISTS, 1).await;
     service.change(|state| state.faults.extend(FAULTS));
-    service.is_asked(LISTS, FAULTS.len() + 1).await;
-    watched.said_nothing_more();
+    service.wait_for_requests(LISTS, FAULTS.len() + 1).await;
+    watched.assert_no_more_notices();
     let time = documented(&service, 40);
     service.change(|state| state.events = json!([event("Preempt", &["vmss_7"], "Scheduled", &time)]).to_string());
-    about(watched.goes_in().await, 40.0);
+    assert_about(watched.next_in_seconds().await, 40.0);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
 
 use crate::metadata_service::{Cloud as Service, FAULTS, Metadata};
-use crate::notice_watch::{Watched, about};
+use crate::notice_watch::{Watched, assert_about};
 
 const GOOGLE: MetadataProvider = MetadataProvider::Gcp;
 const WAITS: &str = "preempted?wait_for_change=true";
@@ -13,15 +13,15 @@ const WAITS: &str = "preempted?wait_for_change=true";
 async fn a_preemption_gives_thirty_seconds() {
     let service = Metadata::start(Service::Google).await;
     let mut watched = Watched::cloud(GOOGLE, service.url());
-    service.is_asked(WAITS, 1).await;
+    service.wait_for_requests(WAITS, 1).await;
     service.change(|state| state.preempted = "TRUE");
-    about(watched.goes_in().await, 30.0);
-    service.is_asked(WAITS, 1).await;
-    watched.said_nothing_more();
+    assert_about(watched.next_in_seconds().await, 30.0);
+    service.wait_for_requests(WAITS, 1).await;
+    watched.assert_no_more_notices();
     assert!(
-        service.asked().iter().all(|line| !line.contains("wait") || line.contains("last_etag=")),
+        service.requests().iter().all(|line| !line.contains("wait") || line.contains("last_etag=")),
         "{:?}",
-        service.asked()
+        service.requests()
     );
 }
 
@@ -38,12 +38,12 @@ async fn a_preemption_while_the_connection_broke_is_not_missed() {
     let service = Metadata::start(Service::Google).await;
     service.change(|state| state.faults.extend([crate::metadata_service::Fault::Reset; 4]));
     let mut watched = Watched::cloud(GOOGLE, service.url());
-    service.is_asked(WAITS, 1).await;
+    service.wait_for_requests(WAITS, 1).await;
     service.change(|state| {
         state.preempted = "TRUE";
         state.faults.extend([crate::metadata_service::Fault::Reset; 2]);
     });
-    let left = watched.goes_in().await;
+    let left = watched.next_in_seconds().await;
     assert!(left > 5.0 && left <= 30.0, "{left}");
 }
 
@@ -52,12 +52,12 @@ async fn terminating_maintenance_gives_a_minute_and_a_migration_is_ignored() {
     let service = Metadata::start(Service::Google).await;
     let mut watched = Watched::cloud(GOOGLE, service.url());
     let waits = "maintenance-event?wait_for_change=true";
-    service.is_asked(waits, 1).await;
+    service.wait_for_requests(waits, 1).await;
     service.change(|state| state.maintenance = "MIGRATE_ON_HOST_MAINTENANCE");
-    service.is_asked(waits, 1).await;
-    watched.said_nothing_more();
+    service.wait_for_requests(waits, 1).await;
+    watched.assert_no_more_notices();
     service.change(|state| state.maintenance = "TERMINATE_ON_HOST_MAINTENANCE");
-    about(watched.goes_in().await, 60.0);
+    assert_about(watched.next_in_seconds().await, 60.0);
 }
 
 #[tokio::test]
@@ -68,8 +68,8 @@ async fn a_reply_without_googles_header_is_ignored() {
         state.preempted = "TRUE";
     });
     let mut watched = Watched::cloud(GOOGLE, service.url());
-    service.is_asked("preempted", 3).await;
-    watched.said_nothing_more();
+    service.wait_for_requests("preempted", 3).await;
+    watched.assert_no_more_notices();
     service.change(|state| state.flavor = Some("Google"));
     assert_eq!(watched.next().await.termination, Termination::Soon);
 }
@@ -79,11 +79,11 @@ async fn no_fault_of_the_service_is_a_notice_or_stops_the_watch() {
     let service = Metadata::start(Service::Google).await;
     service.change(|state| state.faults.extend(FAULTS));
     let mut watched = Watched::cloud(GOOGLE, service.url());
-    service.is_asked("instance/", FAULTS.len()).await;
-    service.is_asked(WAITS, 1).await;
-    watched.said_nothing_more();
+    service.wait_for_requests("instance/", FAULTS.len()).await;
+    service.wait_for_requests(WAITS, 1).await;
+    watched.assert_no_more_notices();
     service.change(|state| state.preempted = "TRUE");
-    about(watched.goes_in().await, 30.0);
+    assert_about(watched.next_in_seconds().await, 30.0);
 }
 
 #[tokio::test]

@@ -88,13 +88,13 @@ pub struct Metadata {
 }
 
 #[derive(Debug, Default)]
-struct Asked {
+struct Request {
     method: String,
     path: String,
     headers: Vec<(String, String)>,
 }
 
-impl Asked {
+impl Request {
     fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
     }
@@ -162,21 +162,21 @@ impl Metadata {
     }
 
     /// The requests so far, as `METHOD path`.
-    pub fn asked(&self) -> Vec<String> {
-        self.shared.asked.lock().clone()
+    pub fn requests(&self) -> Vec<String> {
+        self.shared.requests.lock().clone()
     }
 
     /// Waits for `times` more requests with these words.
-    pub async fn is_asked(&self, words: &str, times: usize) {
-        self.was_asked(words, self.count(words) + times).await;
+    pub async fn wait_for_requests(&self, words: &str, times: usize) {
+        self.wait_until_requested(words, self.count(words) + times).await;
     }
 
     fn count(&self, words: &str) -> usize {
-        self.asked().iter().filter(|line| line.contains(words)).count()
+        self.requests().iter().filter(|line| line.contains(words)).count()
     }
 
     /// Waits for requests with these words, counted from the start.
-    pub async fn was_asked(&self, words: &str, enough: usize) {
+    pub async fn wait_until_requested(&self, words: &str, enough: usize) {
         let mut questions = self.shared.questions.subscribe();
         let reached = questions.wait_for(|_| self.count(words) >= enough);
         drop(tokio::time::timeout(STEP_TIMEOUT, reached).await.expect("it is asked").expect("it is there"));
@@ -203,20 +203,20 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
     let Some(asked) = read(&mut stream).await else { return };
     let fault = shared.state().faults.pop_front();
     let questions = {
-        let mut all = shared.asked.lock();
+        let mut all = shared.requests.lock();
         all.push(format!("{} {}", asked.method, asked.path));
         all.len()
     };
     // Not under that lock: a waiting test takes it while this one is held.
     shared.questions.send_replace(questions);
     let mut bytes = match fault {
-        Some(Fault::ServerError) => said(&shared, plain(500, "busy")),
-        Some(Fault::Html) => said(&shared, plain(200, "<html>sign in</html>")),
-        Some(Fault::NoText) => said(&shared, plain(200, [0xff, 0xfe, 0x00])),
-        Some(Fault::EmptyBody) => said(&shared, plain(200, "")),
+        Some(Fault::ServerError) => encode_answer(&shared, plain(500, "busy")),
+        Some(Fault::Html) => encode_answer(&shared, plain(200, "<html>sign in</html>")),
+        Some(Fault::NoText) => encode_answer(&shared, plain(200, [0xff, 0xfe, 0x00])),
+        Some(Fault::EmptyBody) => encode_answer(&shared, plain(200, "")),
         Some(Fault::Redirect) => {
             let elsewhere = vec![("location", "http://127.0.0.1:9/elsewhere".to_owned())];
-            said(&shared, Answer { status: 302, headers: elsewhere, body: Vec::new() })
+            encode_answer(&shared, Answer { status: 302, headers: elsewhere, body: Vec::new() })
         }
         Some(Fault::Reset) => {
             stream.set_zero_linger().ok();
@@ -246,14 +246,14 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
                 Cloud::Google => google(&shared, &asked).await,
                 Cloud::Azure => azure(&shared, &asked).await,
             };
-            said(&shared, answer)
+            encode_answer(&shared, answer)
         }
     };
     stream.write_all(&std::mem::take(&mut bytes)).await.ok();
     stream.shutdown().await.ok();
 }
 
-fn said(shared: &Shared, answer: Answer) -> Vec<u8> {
+fn encode_answer(shared: &Shared, answer: Answer) -> Vec<u8> {
     let date = Timestamp::now() + SignedDuration::from_secs(shared.state().clock_s);
     let date = date.strftime("%a, %d %b %Y %H:%M:%S GMT");
     let mut head = format!(
@@ -269,7 +269,7 @@ fn said(shared: &Shared, answer: Answer) -> Vec<u8> {
 }
 
 /// Issues tokens to requests with a lifetime, and rejects other requests without a valid token.
-fn ec2(shared: &Shared, asked: &Asked) -> Answer {
+fn ec2(shared: &Shared, asked: &Request) -> Answer {
     let mut state = shared.state();
     if asked.plain() == "/latest/api/token" {
         let life = asked.header("x-aws-ec2-metadata-token-ttl-seconds").and_then(|text| text.parse::<u64>().ok());
@@ -295,7 +295,7 @@ fn ec2(shared: &Shared, asked: &Asked) -> Answer {
 }
 
 /// Returns values with ETags; a long poll waits while the value has the given ETag.
-async fn google(shared: &Shared, asked: &Asked) -> Answer {
+async fn google(shared: &Shared, asked: &Request) -> Answer {
     if asked.header("metadata-flavor") != Some("Google") {
         return plain(403, "Missing Metadata-Flavor:Google header.");
     }
@@ -330,7 +330,7 @@ async fn google(shared: &Shared, asked: &Asked) -> Answer {
 }
 
 /// The name of the VM at once, the first list of events after a delay.
-async fn azure(shared: &Shared, asked: &Asked) -> Answer {
+async fn azure(shared: &Shared, asked: &Request) -> Answer {
     if asked.header("metadata") != Some("true") {
         return plain(400, "{\"error\":\"Bad request. Required metadata header not specified\"}");
     }
@@ -352,10 +352,10 @@ async fn azure(shared: &Shared, asked: &Asked) -> Answer {
     }
 }
 
-async fn read(stream: &mut TcpStream) -> Option<Asked> {
+async fn read(stream: &mut TcpStream) -> Option<Request> {
     let mut bytes = Vec::new();
     let mut byte = [0; 1];
-    while !bytes.ends_with(b"\r\n\r\n") {
+    while !bytes.exits_with(b"\r\n\r\n") {
         if stream.read(&mut byte).await.ok()? == 0 {
             return None;
         }
@@ -368,5 +368,5 @@ async fn read(stream: &mut TcpStream) -> Option<Asked> {
         .filter_map(|line| line.split_once(": "))
         .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
         .collect();
-    Some(Asked { method: first.next()?, path: first.next()?, headers })
+    Some(Request { method: first.next()?, path: first.next()?, headers })
 }

@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{Notice, NoticeOrigin, WatchHealth};
 
-use crate::notice_watch::{Watched, about};
+use crate::notice_watch::{Watched, assert_about};
 
 const SOON: Notice = Notice { origin: NoticeOrigin::File, termination: Termination::Soon };
 
@@ -15,9 +15,9 @@ async fn a_new_file_is_a_notice_and_so_is_an_earlier_time() {
     let mut watched = Watched::file(path.clone());
     let time = |seconds| format!("{}\n", Timestamp::now() + SignedDuration::from_secs(seconds));
     std::fs::write(&path, time(90)).expect("it can be written");
-    about(watched.goes_in().await, 90.0);
+    assert_about(watched.next_in_seconds().await, 90.0);
     std::fs::write(&path, time(40)).expect("it can be written");
-    about(watched.goes_in().await, 40.0);
+    assert_about(watched.next_in_seconds().await, 40.0);
 }
 
 #[tokio::test]
@@ -41,9 +41,9 @@ async fn a_directory_at_the_files_path_is_no_notice_and_a_later_file_is() {
     std::fs::create_dir(&path).expect("it can be made");
     let mut watched = Watched::file(path.clone());
     // The status shows that a notice could be missed, and since when.
-    let seen = watched.seen(|sight| matches!(sight.health, WatchHealth::Failing(_))).await;
+    let seen = watched.wait_for_status(|status| matches!(status.health, WatchHealth::Failing(_))).await;
     assert!(matches!(seen.health, WatchHealth::Failing(why) if why.contains("not a regular file")));
-    watched.said_nothing_more();
+    watched.assert_no_more_notices();
     std::fs::remove_dir(&path).expect("it can be removed");
     std::fs::write(&path, "").expect("it can be written");
     assert_eq!(watched.next().await, SOON);

@@ -15,7 +15,7 @@ use crate::metadata_service::STEP_TIMEOUT;
 pub struct Watched {
     notices: mpsc::Receiver<Notice>,
     clock: Clock,
-    sights: watch::Receiver<Vec<WatchStatus>>,
+    statuses: watch::Receiver<Vec<WatchStatus>>,
     _tasks: JoinSet<()>,
 }
 
@@ -34,40 +34,40 @@ impl Watched {
         let schedule = PollSchedule { interval: Duration::from_millis(20), retry };
         let config = NoticeConfig { cloud, endpoint, file, schedule: Some(schedule), clock };
         let watch = NoticeWatch::new(config).expect("a watch");
-        let sights = watch.subscribe_statuses();
+        let statuses = watch.subscribe_statuses();
         let (sender, notices) = mpsc::channel(16);
         let mut tasks = JoinSet::new();
         tasks.spawn(watch.run(sender));
-        Self { notices, clock, sights, _tasks: tasks }
+        Self { notices, clock, statuses, _tasks: tasks }
     }
 
     pub async fn next(&mut self) -> Notice {
         let next = tokio::time::timeout(STEP_TIMEOUT, self.notices.recv());
-        next.await.expect("a notice comes").expect("the watch goes on")
+        next.await.expect("a notice arrives").expect("the watch runs")
     }
 
     /// The seconds until termination in the next notice.
-    pub async fn goes_in(&mut self) -> f64 {
+    pub async fn next_in_seconds(&mut self) -> f64 {
         let notice = self.next().await;
         let Termination::At(at) = notice.termination else { panic!("{notice:?} names no time") };
         at.since(self.clock.now()).as_secs_f64()
     }
 
     /// Waits until a status matches.
-    pub async fn seen(&mut self, wanted: impl Fn(&WatchStatus) -> bool) -> WatchStatus {
-        let seen = self.sights.wait_for(|sights| sights.iter().any(&wanted));
-        let seen = tokio::time::timeout(STEP_TIMEOUT, seen).await.expect("it is seen").expect("the watch goes on");
-        seen.iter().find(|sight| wanted(sight)).expect("it is seen").clone()
+    pub async fn wait_for_status(&mut self, wanted: impl Fn(&WatchStatus) -> bool) -> WatchStatus {
+        let seen = self.statuses.wait_for(|statuses| statuses.iter().any(&wanted));
+        let seen = tokio::time::timeout(STEP_TIMEOUT, seen).await.expect("it is seen").expect("the watch runs");
+        seen.iter().find(|status| wanted(status)).expect("it is seen").clone()
     }
 
-    pub fn said_nothing_more(&mut self) {
+    pub fn assert_no_more_notices(&mut self) {
         if let Ok(notice) = self.notices.try_recv() {
-            panic!("told again: {notice:?}");
+            panic!("unexpected notice: {notice:?}");
         }
     }
 }
 
 /// Allows for clock rounding and a loaded machine.
-pub fn about(found: f64, expected: f64) {
+pub fn assert_about(found: f64, expected: f64) {
     assert!(found <= expected + 0.5 && found >= expected - 9.0, "{found} s is not about {expected} s");
 }

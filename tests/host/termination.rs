@@ -21,7 +21,7 @@ const ENDLESS: &str = ": >\"$UP\"; [ \"$RUN_ID\" = 0 ] && exec sleep 600; exit 0
 /// The same, and ignores TERM.
 const STUBBORN: &str = "trap '' TERM; : >\"$UP\"; while [ \"$RUN_ID\" = 0 ]; do sleep 1; done; exit 0";
 
-struct Place {
+struct Setup {
     queue: queue::RunningQueue,
     folder: tempfile::TempDir,
 }
@@ -32,7 +32,7 @@ struct Run {
     resolved: Option<Timestamp>,
 }
 
-impl Place {
+impl Setup {
     async fn start(long_poll: Duration) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let mut settings = queue::Config::new(Db::Memory, folder.path().join("artifacts"));
@@ -75,7 +75,7 @@ impl Place {
     }
 
     /// Waits until the payload runs: a claim that has not started would be released.
-    async fn reached(&self, task: &TaskId) {
+    async fn wait_started(&self, task: &TaskId) {
         let up = self.up(task);
         let there = async {
             while !up.exists() {
@@ -94,12 +94,12 @@ impl Place {
 
     async fn runs(&self, task: &TaskId) -> Vec<Run> {
         let status = self.api().task_status(task).await.expect("a status");
-        let word = |run: &Value, key: &str| run.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let text = |run: &Value, key: &str| run.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let runs = status["runs"].as_array().expect("runs");
         let run = |run: &Value| Run {
-            state: word(run, "state"),
-            reason: word(run, "reasonResolved"),
-            resolved: word(run, "resolved").parse().ok(),
+            state: text(run, "state"),
+            reason: text(run, "reasonResolved"),
+            resolved: text(run, "resolved").parse().ok(),
         };
         runs.iter().map(run).collect()
     }
@@ -119,7 +119,7 @@ impl Place {
     }
 
     /// The first run was released before the deadline, and the second is pending.
-    async fn handed_back(&self, task: &TaskId, deadline: Timestamp) {
+    async fn assert_released(&self, task: &TaskId, deadline: Timestamp) {
         let runs = self.runs(task).await;
         let first = &runs[0];
         assert_eq!((first.state.as_str(), first.reason.as_str()), ("exception", "worker-shutdown"));
@@ -145,7 +145,7 @@ impl Gate {
 struct Worker {
     child: Child,
     lines: Lines<BufReader<ChildStderr>>,
-    said: String,
+    log: String,
 }
 
 impl Worker {
@@ -162,71 +162,71 @@ impl Worker {
             .spawn()
             .expect("the binary starts");
         let lines = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
-        Self { child, lines, said: String::new() }
+        Self { child, lines, log: String::new() }
     }
 
     /// The next log line with these words.
-    async fn logs(&mut self, words: &str) -> String {
+    async fn wait_for_log(&mut self, words: &str) -> String {
         let line = async {
             loop {
                 let line = self.lines.next_line().await.expect("it is UTF-8");
-                let line = line.unwrap_or_else(|| panic!("it ended without saying {words:?}:\n{}", self.said));
-                self.said.push_str(&line);
-                self.said.push('\n');
+                let line = line.unwrap_or_else(|| panic!("it exited without logging {words:?}:\n{}", self.log));
+                self.log.push_str(&line);
+                self.log.push('\n');
                 if line.contains(words) {
                     return line;
                 }
             }
         };
-        tokio::time::timeout(STEP_TIMEOUT, line).await.expect("it says so in time")
+        tokio::time::timeout(STEP_TIMEOUT, line).await.expect("the line is logged in time")
     }
 
     async fn runs(&mut self, tasks: usize) {
         for _ in 0..tasks {
-            self.logs("\"claimed\"").await;
+            self.wait_for_log("\"claimed\"").await;
         }
     }
 
-    async fn ends_with(&mut self, code: i32) {
+    async fn exits_with(&mut self, code: i32) {
         let rest = async {
             while let Some(line) = self.lines.next_line().await.expect("it is UTF-8") {
-                self.said.push_str(&line);
-                self.said.push('\n');
+                self.log.push_str(&line);
+                self.log.push('\n');
             }
             self.child.wait().await.expect("it ends")
         };
         let status = tokio::time::timeout(STEP_TIMEOUT, rest).await.expect("it ends in time");
-        assert_eq!(status.code(), Some(code), "{}", self.said);
-        assert!(!self.said.contains(TOKEN) && !self.said.contains("token-1=="), "no token is logged:\n{}", self.said);
+        assert_eq!(status.code(), Some(code), "{}", self.log);
+        assert!(!self.log.contains(TOKEN) && !self.log.contains("token-1=="), "no token is logged:\n{}", self.log);
     }
 }
 
 /// Four tasks run at the notice; all are released before the deadline, and another worker completes them.
 async fn releases_in_time(provider: &str, host: &str, notice: impl AsyncFnOnce(&mut Worker) -> Timestamp) {
-    let place = Place::start(Duration::from_secs(2)).await;
+    let setup = Setup::start(Duration::from_secs(2)).await;
     let mut tasks = Vec::new();
     for (number, script) in (0..).zip([ENDLESS, ENDLESS, STUBBORN, STUBBORN]) {
-        tasks.push(place.create(number, script).await);
+        tasks.push(setup.create(number, script).await);
     }
-    let mut worker = place.worker("leaving", host);
+    let mut worker = setup.worker("first", host);
     worker.runs(tasks.len()).await;
     for task in &tasks {
-        place.reached(task).await;
+        setup.wait_started(task).await;
     }
     let deadline = notice(&mut worker).await;
-    let line = worker.logs("this host terminates").await;
+    let line = worker.wait_for_log("this host terminates").await;
     assert!(line.contains(&format!("\"provider\":\"{provider}\"")), "{line}");
-    worker.ends_with(12).await;
+    worker.exits_with(12).await;
     assert!(Timestamp::now() < deadline, "the worker exits before the host");
     for task in &tasks {
-        place.handed_back(task, deadline).await;
+        setup.assert_released(task, deadline).await;
     }
-    let mut other = place.worker("staying", "metadata_service = \"off\"");
+    let mut other = setup.worker("other", "metadata_service = \"off\"");
     for _ in &tasks {
-        other.logs("\"outcome\":\"completed\"").await;
+        other.wait_for_log("\"outcome\":\"completed\"").await;
     }
     for task in &tasks {
-        let runs = place.runs(task).await;
+        let runs = setup.runs(task).await;
         assert_eq!((runs.len(), runs[1].state.as_str()), (2, "completed"));
     }
 }
@@ -243,7 +243,7 @@ async fn a_worker_on_ec2_releases_in_time() {
     let service = Metadata::start(Cloud::Ec2).await;
     let host = of_cloud("aws", &service, "15s");
     releases_in_time("aws", &host, async |_| {
-        service.is_asked("spot/instance-action", 1).await;
+        service.wait_for_requests("spot/instance-action", 1).await;
         let time = service.in_seconds(20);
         service.change(|state| {
             state.instance_action = Some(format!("{{\"action\":\"terminate\",\"time\":\"{time}\"}}"));
@@ -259,7 +259,7 @@ async fn a_worker_on_google_releases_in_time() {
     // The provider is detected.
     let host = of_cloud("auto", &service, "28s");
     releases_in_time("gcp", &host, async |_| {
-        service.was_asked("preempted?wait_for_change", 1).await;
+        service.wait_until_requested("preempted?wait_for_change", 1).await;
         service.change(|state| state.preempted = "TRUE");
         service.in_seconds(30)
     })
@@ -271,7 +271,7 @@ async fn a_worker_on_azure_releases_in_time() {
     let service = Metadata::start(Cloud::Azure).await;
     let host = of_cloud("azure", &service, "15s");
     releases_in_time("azure", &host, async |_| {
-        service.is_asked("scheduledevents", 2).await;
+        service.wait_for_requests("scheduledevents", 2).await;
         let time = service.in_seconds(17);
         let not_before = time.strftime("%a, %d %b %Y %H:%M:%S GMT");
         let event = json!([{"EventId": "1", "EventType": "Preempt", "ResourceType": "VirtualMachine",
@@ -302,21 +302,21 @@ fn write(path: &Path, text: &str) {
     std::fs::rename(&new, path).expect("it can be renamed");
 }
 
-struct WithFile {
-    place: Place,
+struct FileSetup {
+    setup: Setup,
     file: PathBuf,
     host: String,
 }
 
-impl WithFile {
+impl FileSetup {
     async fn start(long_poll: Duration, keys: &str) -> Self {
-        let place = Place::start(long_poll).await;
-        let file = place.folder.path().join("terminate-at");
+        let setup = Setup::start(long_poll).await;
+        let file = setup.folder.path().join("terminate-at");
         let host = format!("metadata_service = \"off\"\ntermination_file = \"{}\"\n{keys}", file.display());
-        Self { place, file, host }
+        Self { setup, file, host }
     }
 
-    fn goes_in(&self, seconds: i64) -> Timestamp {
+    fn next_in_seconds(&self, seconds: i64) -> Timestamp {
         let time = Timestamp::now() + SignedDuration::from_secs(seconds);
         write(&self.file, &time.to_string());
         time
@@ -325,103 +325,103 @@ impl WithFile {
 
 #[tokio::test]
 async fn a_task_that_can_finish_before_the_deadline_does_and_the_worker_exits_early() {
-    let host = WithFile::start(Duration::from_secs(1), "termination_margin = \"15s\"").await;
-    let gate = host.place.gate().await;
-    let task = host.place.create(1, &gate.script()).await;
-    let mut worker = host.place.worker("leaving", &host.host);
+    let host = FileSetup::start(Duration::from_secs(1), "termination_margin = \"15s\"").await;
+    let gate = host.setup.gate().await;
+    let task = host.setup.create(1, &gate.script()).await;
+    let mut worker = host.setup.worker("first", &host.host);
     worker.runs(1).await;
-    host.place.reached(&task).await;
-    let deadline = host.goes_in(600);
-    let line = worker.logs("this host terminates").await;
+    host.setup.wait_started(&task).await;
+    let deadline = host.next_in_seconds(600);
+    let line = worker.wait_for_log("this host terminates").await;
     assert!(line.contains("may finish until"), "{line}");
     gate.open().await;
-    worker.ends_with(12).await;
-    let runs = host.place.runs(&task).await;
+    worker.exits_with(12).await;
+    let runs = host.setup.runs(&task).await;
     assert_eq!((runs.len(), runs[0].state.as_str()), (1, "completed"));
     assert!(Timestamp::now() + SignedDuration::from_secs(300) < deadline, "the worker does not wait for the deadline");
 }
 
 #[tokio::test]
 async fn tasks_are_released_at_the_notice_if_configured() {
-    let host = WithFile::start(Duration::from_secs(1), "on_termination_notice = \"release\"").await;
-    let task = host.place.create(1, ENDLESS).await;
-    let mut worker = host.place.worker("leaving", &host.host);
+    let host = FileSetup::start(Duration::from_secs(1), "on_termination_notice = \"release\"").await;
+    let task = host.setup.create(1, ENDLESS).await;
+    let mut worker = host.setup.worker("first", &host.host);
     worker.runs(1).await;
-    host.place.reached(&task).await;
-    let deadline = host.goes_in(600);
-    worker.ends_with(12).await;
-    host.place.handed_back(&task, deadline - SignedDuration::from_secs(300)).await;
+    host.setup.wait_started(&task).await;
+    let deadline = host.next_in_seconds(600);
+    worker.exits_with(12).await;
+    host.setup.assert_released(&task, deadline - SignedDuration::from_secs(300)).await;
 }
 
 #[tokio::test]
 async fn a_termination_file_without_a_time_means_at_once_and_is_logged() {
-    let host = WithFile::start(Duration::from_secs(1), "").await;
-    let task = host.place.create(1, ENDLESS).await;
-    let mut worker = host.place.worker("leaving", &host.host);
+    let host = FileSetup::start(Duration::from_secs(1), "").await;
+    let task = host.setup.create(1, ENDLESS).await;
+    let mut worker = host.setup.worker("first", &host.host);
     worker.runs(1).await;
-    host.place.reached(&task).await;
+    host.setup.wait_started(&task).await;
     write(&host.file, "{\"action\": \"terminate\"}");
-    let line = worker.logs("contains no RFC 3339 time").await;
+    let line = worker.wait_for_log("contains no RFC 3339 time").await;
     assert!(line.contains("WARN") && line.contains("terminate-at"), "{line}");
-    worker.logs("at an unknown time").await;
-    worker.ends_with(12).await;
+    worker.wait_for_log("at an unknown time").await;
+    worker.exits_with(12).await;
     // The worker's open poll may claim the task again: that run is released as well.
-    let runs = host.place.runs(&task).await;
+    let runs = host.setup.runs(&task).await;
     let (last, before) = runs.split_last().expect("a run");
     assert_eq!(last.state, "pending");
     let back = |run: &Run| (run.state.as_str(), run.reason.as_str()) == ("exception", "worker-shutdown");
-    assert!(!before.is_empty() && before.iter().all(back), "{}", worker.said);
+    assert!(!before.is_empty() && before.iter().all(back), "{}", worker.log);
 }
 
 /// The worker's long poll is open at the notice; a task that it claims afterwards is not started.
 #[tokio::test]
 async fn a_claim_of_the_open_poll_after_the_notice_is_released() {
-    let host = WithFile::start(Duration::from_secs(20), "").await;
-    let running = host.place.create(1, ENDLESS).await;
-    let mut worker = host.place.worker("leaving", &host.host);
+    let host = FileSetup::start(Duration::from_secs(20), "").await;
+    let running = host.setup.create(1, ENDLESS).await;
+    let mut worker = host.setup.worker("first", &host.host);
     worker.runs(1).await;
-    host.place.reached(&running).await;
-    let deadline = host.goes_in(20);
-    worker.logs("this host terminates").await;
-    let late = host.place.create(2, ENDLESS).await;
-    worker.ends_with(12).await;
+    host.setup.wait_started(&running).await;
+    let deadline = host.next_in_seconds(20);
+    worker.wait_for_log("this host terminates").await;
+    let late = host.setup.create(2, ENDLESS).await;
+    worker.exits_with(12).await;
     for task in [&running, &late] {
-        host.place.handed_back(task, deadline).await;
+        host.setup.assert_released(task, deadline).await;
     }
-    assert_eq!(worker.said.matches("\"claimed\"").count(), 1, "{}", worker.said);
+    assert_eq!(worker.log.matches("\"claimed\"").count(), 1, "{}", worker.log);
 }
 
 #[tokio::test]
 async fn a_worker_that_starts_after_the_notice_exits() {
-    let host = WithFile::start(Duration::from_secs(1), "").await;
-    host.goes_in(600);
-    let mut worker = host.place.worker("leaving", &host.host);
-    worker.ends_with(12).await;
+    let host = FileSetup::start(Duration::from_secs(1), "").await;
+    host.next_in_seconds(600);
+    let mut worker = host.setup.worker("first", &host.host);
+    worker.exits_with(12).await;
 }
 
 #[tokio::test]
 async fn a_signal_after_the_notice_changes_neither_the_deadline_nor_the_exit_code() {
-    let host = WithFile::start(Duration::from_secs(1), "").await;
-    let gate = host.place.gate().await;
-    let task = host.place.create(1, &gate.script()).await;
-    let mut worker = host.place.worker("leaving", &host.host);
+    let host = FileSetup::start(Duration::from_secs(1), "").await;
+    let gate = host.setup.gate().await;
+    let task = host.setup.create(1, &gate.script()).await;
+    let mut worker = host.setup.worker("first", &host.host);
     worker.runs(1).await;
-    host.place.reached(&task).await;
-    host.goes_in(600);
-    worker.logs("this host terminates").await;
+    host.setup.wait_started(&task).await;
+    host.next_in_seconds(600);
+    worker.wait_for_log("this host terminates").await;
     let pid = rustix::process::Pid::from_raw(worker.child.id().expect("it runs").cast_signed()).expect("a pid");
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
-    worker.logs("draining").await;
+    worker.wait_for_log("draining").await;
     gate.open().await;
-    worker.ends_with(12).await;
-    assert_eq!(host.place.runs(&task).await[0].state, "completed");
+    worker.exits_with(12).await;
+    assert_eq!(host.setup.runs(&task).await[0].state, "completed");
 }
 
 #[tokio::test]
 async fn an_invalid_endpoint_is_rejected_at_the_start() {
-    let place = Place::start(Duration::from_secs(1)).await;
+    let setup = Setup::start(Duration::from_secs(1)).await;
     let mut worker =
-        place.worker("worker", "metadata_service = \"aws\"\nmetadata_endpoint = \"https://169.254.169.254\"");
-    worker.ends_with(30).await;
-    assert!(worker.said.contains("metadata_endpoint"), "{}", worker.said);
+        setup.worker("worker", "metadata_service = \"aws\"\nmetadata_endpoint = \"https://169.254.169.254\"");
+    worker.exits_with(30).await;
+    assert!(worker.log.contains("metadata_endpoint"), "{}", worker.log);
 }

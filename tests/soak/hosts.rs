@@ -60,7 +60,7 @@ pub struct Queue {
 impl Queue {
     /// On a free port, which it says only where it is not hidden behind another root.
     pub fn start(folder: &Folder, public_root: &str) -> Self {
-        Self::listening(folder, "127.0.0.1:0", None).killed_and_started(folder, public_root)
+        Self::listening(folder, "127.0.0.1:0", None).restart(folder, public_root)
     }
 
     fn listening(folder: &Folder, listen: &str, public_root: Option<&str>) -> Self {
@@ -86,7 +86,7 @@ impl Queue {
         Self { child, address }
     }
 
-    pub fn killed_and_started(&mut self, folder: &Folder, public_root: &str) -> Self {
+    pub fn restart(&mut self, folder: &Folder, public_root: &str) -> Self {
         self.child.kill().expect("it is there");
         self.child.wait().expect("it ends");
         Self::listening(folder, &self.address.to_string(), Some(public_root))
@@ -137,13 +137,13 @@ impl Worker {
         ControlClient::new(&self.socket).ok()
     }
 
-    pub fn lives(&mut self) {
+    pub fn assert_running(&mut self) {
         let ended = self.child.try_wait().expect("it can be asked");
         assert!(ended.is_none(), "the worker has ended: {ended:?}");
     }
 
     /// Ends it as a service manager does.
-    pub fn drained(&mut self) -> Option<i32> {
+    pub fn drain(&mut self) -> Option<i32> {
         kill_process(Pid::from_child(&self.child), Signal::TERM).expect("it is there");
         self.child.wait().expect("it ends").code()
     }

@@ -1,5 +1,5 @@
 //! A worker for hours, under faults: its queue is killed and started again, its connections are cut, its payloads are killed
-//! and its tasks canceled, handed back and taken from it. No task is lost, no run is started twice, and what it holds of
+//! and its tasks canceled, released and lost. No task is lost, no run is started twice, and what it holds of
 //! memory and descriptors does not grow.
 //!
 //! `JOURNEYMAN_SOAK_MINUTES` is the length in minutes (0.5 by default).
@@ -38,7 +38,7 @@ const FAULT_EVERY: Duration = Duration::from_secs(4);
 /// How often memory and descriptors are read.
 const SAMPLE_EVERY: Duration = Duration::from_secs(5);
 /// How long nothing may be resolved once there are no more faults. A claim that was lost takes a minute to run out.
-const CALM: Duration = Duration::from_secs(180);
+const QUIET_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// What a task does by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,12 +50,12 @@ enum Kind {
 
 /// The fault of a task, in addition to the faults of all tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Done {
+enum TaskFault {
     Nothing,
     Killed,
     CanceledByQueue,
     CanceledByOperator,
-    HandedBack,
+    Released,
 }
 
 const FAULTS: [&str; 7] = [
@@ -65,7 +65,7 @@ const FAULTS: [&str; 7] = [
     "payload killed",
     "canceled at the queue",
     "canceled at the worker",
-    "handed back",
+    "released",
 ];
 
 struct Soak {
@@ -74,18 +74,18 @@ struct Soak {
     proxy: Proxy,
     worker: Worker,
     api: Api,
-    tasks: BTreeMap<TaskId, (Kind, Done)>,
+    tasks: BTreeMap<TaskId, (Kind, TaskFault)>,
     faults: BTreeMap<&'static str, u64>,
     refused: u64,
     rng: u64,
 }
 
 impl Soak {
-    async fn begin() -> Self {
+    async fn start() -> Self {
         let folder = Folder::new();
         let proxy = Proxy::start().await;
         let queue = Queue::start(&folder, &proxy.root());
-        proxy.leads_to(queue.address);
+        proxy.set_target(queue.address);
         let worker = Worker::start(&folder, &proxy.root());
         let api = hosts::api(&format!("http://{}", queue.address));
         Self {
@@ -126,7 +126,7 @@ impl Soak {
         // The queue may be down; one that was created all the same is asked after.
         let created = self.api.create_task(&task, definition).await.is_ok();
         if created || self.api.task_status(&task).await.is_ok() {
-            self.tasks.insert(task, (kind, Done::Nothing));
+            self.tasks.insert(task, (kind, TaskFault::Nothing));
         } else {
             self.refused += 1;
         }
@@ -137,12 +137,12 @@ impl Soak {
         let held = client.status().await.ok()?.snapshot.claims;
         let running = held.iter().filter(|task| task.state == "running").filter_map(|task| TaskId::parse(&task.task));
         let mut untouched: Vec<TaskId> =
-            running.filter(|task| self.tasks.get(task).is_some_and(|(_, done)| *done == Done::Nothing)).collect();
+            running.filter(|task| self.tasks.get(task).is_some_and(|(_, done)| *done == TaskFault::Nothing)).collect();
         let chosen = self.random(untouched.len());
         (!untouched.is_empty()).then(|| untouched.swap_remove(chosen))
     }
 
-    fn touched(&mut self, task: &TaskId, done: Done) {
+    fn touched(&mut self, task: &TaskId, done: TaskFault) {
         if let Some((_, before)) = self.tasks.get_mut(task) {
             *before = done;
         }
@@ -152,7 +152,7 @@ impl Soak {
         let client = self.worker.client();
         let name = FAULTS[which];
         match which {
-            0 => self.queue = self.queue.killed_and_started(&self.folder, &self.proxy.root()),
+            0 => self.queue = self.queue.restart(&self.folder, &self.proxy.root()),
             1 => self.proxy.cut(),
             2 => self.proxy.cut_for(Duration::from_secs(5)),
             _ => {
@@ -160,17 +160,19 @@ impl Soak {
                 let Some(task) = self.held(&client).await else { return };
                 let note = Note { by: "soak".to_owned(), text: String::new() };
                 // Noted first, because a request may succeed without an answer.
-                let done = [Done::Killed, Done::CanceledByQueue, Done::CanceledByOperator, Done::HandedBack][which - 3];
+                let done =
+                    [TaskFault::Killed, TaskFault::CanceledByQueue, TaskFault::CanceledByOperator, TaskFault::Released]
+                        [which - 3];
                 self.touched(&task, done);
                 let name = task.as_str().to_owned();
                 match done {
-                    Done::Killed => {
+                    TaskFault::Killed => {
                         let processes =
                             client.claim_details(&name).await.map(|detail| detail.processes).unwrap_or_default();
                         processes.into_iter().for_each(hosts::kill);
                     }
-                    Done::CanceledByQueue => drop(self.api.cancel_task(&task).await),
-                    Done::CanceledByOperator => {
+                    TaskFault::CanceledByQueue => drop(self.api.cancel_task(&task).await),
+                    TaskFault::CanceledByOperator => {
                         drop(
                             client
                                 .send_command(&WorkerCommandRequest {
@@ -180,7 +182,7 @@ impl Soak {
                                 .await,
                         );
                     }
-                    Done::HandedBack => {
+                    TaskFault::Released => {
                         drop(
                             client
                                 .send_command(&WorkerCommandRequest {
@@ -190,7 +192,7 @@ impl Soak {
                                 .await,
                         );
                     }
-                    Done::Nothing => {}
+                    TaskFault::Nothing => {}
                 }
             }
         }
@@ -198,7 +200,7 @@ impl Soak {
     }
 
     /// Faults, tasks and samples for so long.
-    async fn storm(&mut self, span: Duration, series: &mut Series) {
+    async fn run_with_faults(&mut self, span: Duration, series: &mut Series) {
         let began = Instant::now();
         let mut create = tokio::time::interval(CREATE_EVERY);
         let mut fault = tokio::time::interval(FAULT_EVERY);
@@ -213,15 +215,15 @@ impl Soak {
                 }
                 _ = sample.tick() => series.read(self.worker.pid(), began.elapsed()),
             }
-            self.worker.lives();
+            self.worker.assert_running();
         }
     }
 
     /// Every task's last word, once all of them have one or none has come for long.
-    async fn calm(&mut self) -> BTreeMap<TaskId, Value> {
+    async fn wait_resolved(&mut self) -> BTreeMap<TaskId, Value> {
         let mut last = Instant::now();
         let mut resolved = BTreeMap::new();
-        while resolved.len() < self.tasks.len() && last.elapsed() < CALM {
+        while resolved.len() < self.tasks.len() && last.elapsed() < QUIET_TIMEOUT {
             for task in self.tasks.keys().filter(|task| !resolved.contains_key(*task)).cloned().collect::<Vec<_>>() {
                 let Ok(status) = self.api.task_status(&task).await else { break };
                 let open = matches!(status["state"].as_str(), Some("pending" | "running" | "unscheduled") | None);
@@ -261,10 +263,10 @@ fn judge(soak: &Soak, resolved: &BTreeMap<TaskId, Value>) -> Verdict {
         let own = if *kind == Kind::Fails { "failed" } else { "completed" };
         // An order that came too late, or never, leaves what the task does by itself.
         let allowed = match done {
-            Done::Nothing | Done::HandedBack => vec![own],
-            Done::Killed => vec![own, "failed"],
-            Done::CanceledByQueue => vec![own, "canceled"],
-            Done::CanceledByOperator => vec![own, "internal-error"],
+            TaskFault::Nothing | TaskFault::Released => vec![own],
+            TaskFault::Killed => vec![own, "failed"],
+            TaskFault::CanceledByQueue => vec![own, "canceled"],
+            TaskFault::CanceledByOperator => vec![own, "internal-error"],
         };
         if matches!(last.as_str(), "claim-expired" | "deadline-exceeded" | "none") {
             verdict.lost.push(format!("{task} ended as {last}"));
@@ -282,13 +284,13 @@ fn judge(soak: &Soak, resolved: &BTreeMap<TaskId, Value>) -> Verdict {
 
 async fn soak(minutes: f64) {
     let span = Duration::from_secs_f64(minutes * 60.0);
-    let mut soak = Soak::begin().await;
+    let mut soak = Soak::start().await;
     let mut series = Series::default();
-    soak.storm(span, &mut series).await;
-    let resolved = soak.calm().await;
+    soak.run_with_faults(span, &mut series).await;
+    let resolved = soak.wait_resolved().await;
     let verdict = judge(&soak, &resolved);
-    let code = soak.worker.drained();
-    println!("soak: {minutes} minutes of faults, then calm");
+    let code = soak.worker.drain();
+    println!("soak: {minutes} minutes of faults, then wait_resolved");
     println!("| what | how much |\n| --- | --- |");
     println!("| tasks created, and refused by a queue that was down | {}, {} |", soak.tasks.len(), soak.refused);
     for (end, count) in &verdict.ends {

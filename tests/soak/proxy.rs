@@ -39,7 +39,7 @@ impl Proxy {
         format!("http://{}", self.address)
     }
 
-    pub fn leads_to(&self, queue: SocketAddr) {
+    pub fn set_target(&self, queue: SocketAddr) {
         *self.state.to.lock() = Some(queue);
     }
 
