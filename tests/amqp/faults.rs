@@ -62,7 +62,7 @@ async fn a_worker_waits_for_a_killed_broker_and_no_durable_request_is_lost() {
     }
     let name = client.queue.clone();
     let own = tokio::task::spawn_blocking(move || {
-        own.remembers_its_queues();
+        own.store_queue_list();
         own.kill();
         own.up();
         own

@@ -3,7 +3,6 @@
 
 use std::path::{Path, PathBuf};
 
-/// Identifies the processes of a payload.
 pub(crate) struct PayloadScan {
     pub(crate) cookie: String,
     pub(crate) mark: String,

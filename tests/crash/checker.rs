@@ -11,7 +11,6 @@ pub struct Run {
 }
 
 impl Run {
-    /// Reads `task/run`.
     pub fn read(text: &str) -> Option<Self> {
         let (task, run) = text.rsplit_once('/')?;
         Some(Self { task: task.to_owned(), run: run.parse().ok()? })

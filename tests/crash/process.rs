@@ -7,7 +7,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 
 use super::STEP_TIMEOUT;
 
-/// A client of the queue.
 pub const TOKEN: &str = "crash-test-token";
 
 /// A process whose log is read line by line. Killed when dropped.

@@ -11,7 +11,6 @@ use tokio::task::JoinSet;
 
 use crate::Outcome;
 
-/// One figure.
 pub(crate) struct Row {
     pub(crate) figure: String,
     pub(crate) reached: String,

@@ -76,7 +76,7 @@ struct Shared {
     cloud: Cloud,
     state: Mutex<State>,
     changes: watch::Sender<u64>,
-    asked: Mutex<Vec<String>>,
+    requests: Mutex<Vec<String>>,
     questions: watch::Sender<usize>,
 }
 
@@ -132,7 +132,7 @@ impl Metadata {
             cloud,
             state: Mutex::new(state),
             changes: watch::Sender::new(0),
-            asked: Mutex::default(),
+            requests: Mutex::default(),
             questions: watch::Sender::new(0),
         });
         let mut tasks = JoinSet::new();
@@ -179,7 +179,7 @@ impl Metadata {
     pub async fn wait_until_requested(&self, words: &str, enough: usize) {
         let mut questions = self.shared.questions.subscribe();
         let reached = questions.wait_for(|_| self.count(words) >= enough);
-        drop(tokio::time::timeout(STEP_TIMEOUT, reached).await.expect("it is asked").expect("it is there"));
+        drop(tokio::time::timeout(STEP_TIMEOUT, reached).await.expect("requests arrive").expect("it is there"));
     }
 }
 
@@ -200,11 +200,11 @@ fn plain(status: u16, body: impl Into<Vec<u8>>) -> Answer {
 }
 
 async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
-    let Some(asked) = read(&mut stream).await else { return };
+    let Some(request) = read(&mut stream).await else { return };
     let fault = shared.state().faults.pop_front();
     let questions = {
         let mut all = shared.requests.lock();
-        all.push(format!("{} {}", asked.method, asked.path));
+        all.push(format!("{} {}", request.method, request.path));
         all.len()
     };
     // Not under that lock: a waiting test takes it while this one is held.
@@ -242,9 +242,9 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
         }
         None => {
             let answer = match shared.cloud {
-                Cloud::Ec2 => ec2(&shared, &asked),
-                Cloud::Google => google(&shared, &asked).await,
-                Cloud::Azure => azure(&shared, &asked).await,
+                Cloud::Ec2 => ec2(&shared, &request),
+                Cloud::Google => google(&shared, &request).await,
+                Cloud::Azure => azure(&shared, &request).await,
             };
             encode_answer(&shared, answer)
         }
@@ -269,11 +269,11 @@ fn encode_answer(shared: &Shared, answer: Answer) -> Vec<u8> {
 }
 
 /// Issues tokens to requests with a lifetime, and rejects other requests without a valid token.
-fn ec2(shared: &Shared, asked: &Request) -> Answer {
+fn ec2(shared: &Shared, request: &Request) -> Answer {
     let mut state = shared.state();
-    if asked.plain() == "/latest/api/token" {
-        let life = asked.header("x-aws-ec2-metadata-token-ttl-seconds").and_then(|text| text.parse::<u64>().ok());
-        if asked.method != "PUT" || !life.is_some_and(|life| (1..=21_600).contains(&life)) {
+    if request.plain() == "/latest/api/token" {
+        let life = request.header("x-aws-ec2-metadata-token-ttl-seconds").and_then(|text| text.parse::<u64>().ok());
+        if request.method != "PUT" || !life.is_some_and(|life| (1..=21_600).contains(&life)) {
             return plain(400, "");
         }
         state.given += 1;
@@ -283,11 +283,11 @@ fn ec2(shared: &Shared, asked: &Request) -> Answer {
         return Answer { status: 200, headers: life, body: token.into_bytes() };
     }
     let accepted =
-        asked.header("x-aws-ec2-metadata-token").is_some_and(|token| state.tokens.iter().any(|t| t == token));
+        request.header("x-aws-ec2-metadata-token").is_some_and(|token| state.tokens.iter().any(|t| t == token));
     if !accepted {
         return plain(401, "");
     }
-    let found = match asked.plain() {
+    let found = match request.plain() {
         "/latest/meta-data/spot/instance-action" => state.instance_action.clone(),
         _ => None,
     };
@@ -295,13 +295,13 @@ fn ec2(shared: &Shared, asked: &Request) -> Answer {
 }
 
 /// Returns values with ETags; a long poll waits while the value has the given ETag.
-async fn google(shared: &Shared, asked: &Request) -> Answer {
-    if asked.header("metadata-flavor") != Some("Google") {
+async fn google(shared: &Shared, request: &Request) -> Answer {
+    if request.header("metadata-flavor") != Some("Google") {
         return plain(403, "Missing Metadata-Flavor:Google header.");
     }
     let value = || {
         let state = shared.state();
-        match asked.plain() {
+        match request.plain() {
             "/computeMetadata/v1/instance/preempted" => Some(state.preempted),
             "/computeMetadata/v1/instance/maintenance-event" => Some(state.maintenance),
             "/computeMetadata/v1/instance/id" => Some("1234567890"),
@@ -316,10 +316,11 @@ async fn google(shared: &Shared, asked: &Request) -> Answer {
     };
     let etag = |value: &str| format!("etag/{value}");
     let Some(first) = value() else { return flavored(404, "", String::new()) };
-    if asked.query("wait_for_change") == Some("true") {
-        let named = asked.query("last_etag").map(|text| urlencoding::decode(text).expect("it is encoded").into_owned());
+    if request.query("wait_for_change") == Some("true") {
+        let named =
+            request.query("last_etag").map(|text| urlencoding::decode(text).expect("it is encoded").into_owned());
         let known = named.unwrap_or_else(|| etag(first));
-        let longest = asked.query("timeout_sec").and_then(|text| text.parse().ok()).unwrap_or(u64::MAX >> 20);
+        let longest = request.query("timeout_sec").and_then(|text| text.parse().ok()).unwrap_or(u64::MAX >> 20);
         let mut changes = shared.changes.subscribe();
         let changed = changes.wait_for(|_| value().is_some_and(|value| etag(value) != known));
         // Without a change it returns the current value.
@@ -330,15 +331,15 @@ async fn google(shared: &Shared, asked: &Request) -> Answer {
 }
 
 /// The name of the VM at once, the first list of events after a delay.
-async fn azure(shared: &Shared, asked: &Request) -> Answer {
-    if asked.header("metadata") != Some("true") {
+async fn azure(shared: &Shared, request: &Request) -> Answer {
+    if request.header("metadata") != Some("true") {
         return plain(400, "{\"error\":\"Bad request. Required metadata header not specified\"}");
     }
-    match asked.plain() {
-        "/metadata/instance/compute" if asked.query("api-version").is_some() => {
+    match request.plain() {
+        "/metadata/instance/compute" if request.query("api-version").is_some() => {
             plain(200, format!("{{\"name\":\"{}\",\"vmId\":\"x\"}}", shared.state().vm))
         }
-        "/metadata/scheduledevents" if asked.query("api-version") == Some("2020-07-01") => {
+        "/metadata/scheduledevents" if request.query("api-version") == Some("2020-07-01") => {
             let wait = {
                 let mut state = shared.state();
                 state.lists += 1;
@@ -355,7 +356,7 @@ async fn azure(shared: &Shared, asked: &Request) -> Answer {
 async fn read(stream: &mut TcpStream) -> Option<Request> {
     let mut bytes = Vec::new();
     let mut byte = [0; 1];
-    while !bytes.exits_with(b"\r\n\r\n") {
+    while !bytes.ends_with(b"\r\n\r\n") {
         if stream.read(&mut byte).await.ok()? == 0 {
             return None;
         }

@@ -3,20 +3,19 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// What may be grown by in an hour before it counts as growth: what an allocator does by itself is less.
+/// Growth per hour that fails the test; the allocator alone causes less.
 const MEMORY_MIB_PER_HOUR_MAX: f64 = 12.0;
 const DESCRIPTORS_PER_HOUR_MAX: f64 = 4.0;
-/// Shorter, a slope is noise.
+/// The slope of a shorter run is noise.
 const JUDGED_FROM: Duration = Duration::from_secs(15 * 60);
 
 struct Sample {
     at: Duration,
     memory_mib: f64,
-    /// `None` where this user may not look.
+    /// `None` without permission.
     descriptors: Option<f64>,
 }
 
-/// Samples of one process.
 #[derive(Default)]
 pub struct Series(Vec<Sample>);
 
@@ -66,7 +65,7 @@ impl Series {
         out
     }
 
-    /// Whether what grows grows too much, where there was time to see it.
+    /// Fails if memory or descriptors grow too much, after a run of sufficient length.
     pub fn judge(&self) {
         if self.0.last().is_none_or(|last| last.at < JUDGED_FROM) {
             return;

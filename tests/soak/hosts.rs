@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 const TOKEN: &str = "soak-test-token";
 const PROGRAM: &str = env!("CARGO_BIN_EXE_journeyman");
 
-/// Where everything is.
 pub struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -37,7 +36,7 @@ impl Folder {
         std::fs::read_to_string(self.ledger()).unwrap_or_default()
     }
 
-    /// Leaves it behind, to be looked into.
+    /// Keeps the directory for analysis.
     pub fn keep(self) -> PathBuf {
         self.0.keep()
     }
@@ -51,14 +50,14 @@ fn journeyman(folder: &Folder, log: &str) -> Command {
     command
 }
 
-/// The embedded queue as a process of its own.
+/// The embedded queue in its own process.
 pub struct Queue {
     child: Child,
     pub address: SocketAddr,
 }
 
 impl Queue {
-    /// On a free port, which it says only where it is not hidden behind another root.
+    /// On a free port, which it logs only without another public root.
     pub fn start(folder: &Folder, public_root: &str) -> Self {
         Self::listening(folder, "127.0.0.1:0", None).restart(folder, public_root)
     }
@@ -100,7 +99,7 @@ impl Drop for Queue {
     }
 }
 
-/// The worker as a process of its own.
+/// The worker in its own process.
 pub struct Worker {
     child: Child,
     socket: PathBuf,
@@ -132,7 +131,7 @@ impl Worker {
         self.child.id()
     }
 
-    /// `None` as long as it does not listen.
+    /// `None` until it listens.
     pub fn client(&self) -> Option<ControlClient> {
         ControlClient::new(&self.socket).ok()
     }
@@ -142,7 +141,6 @@ impl Worker {
         assert!(ended.is_none(), "the worker has ended: {ended:?}");
     }
 
-    /// Ends it as a service manager does.
     pub fn drain(&mut self) -> Option<i32> {
         kill_process(Pid::from_child(&self.child), Signal::TERM).expect("it is there");
         self.child.wait().expect("it ends").code()

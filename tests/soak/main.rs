@@ -37,7 +37,7 @@ const CREATE_EVERY: Duration = Duration::from_millis(500);
 const FAULT_EVERY: Duration = Duration::from_secs(4);
 /// How often memory and descriptors are read.
 const SAMPLE_EVERY: Duration = Duration::from_secs(5);
-/// How long nothing may be resolved once there are no more faults. A claim that was lost takes a minute to run out.
+/// Longest time without a resolved task after the faults. A lost claim expires after a minute.
 const QUIET_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// What a task does by itself.
@@ -132,7 +132,7 @@ impl Soak {
         }
     }
 
-    /// A task that the worker holds and that nothing was done to.
+    /// A running task without a fault.
     async fn held(&mut self, client: &ControlClient) -> Option<TaskId> {
         let held = client.status().await.ok()?.snapshot.claims;
         let running = held.iter().filter(|task| task.state == "running").filter_map(|task| TaskId::parse(&task.task));
@@ -199,7 +199,7 @@ impl Soak {
         *self.faults.entry(name).or_default() += 1;
     }
 
-    /// Faults, tasks and samples for so long.
+    /// Creates tasks, injects faults and takes samples for `span`.
     async fn run_with_faults(&mut self, span: Duration, series: &mut Series) {
         let began = Instant::now();
         let mut create = tokio::time::interval(CREATE_EVERY);
@@ -219,7 +219,7 @@ impl Soak {
         }
     }
 
-    /// Every task's last word, once all of them have one or none has come for long.
+    /// The final status of every task, once all are resolved or none was for a while.
     async fn wait_resolved(&mut self) -> BTreeMap<TaskId, Value> {
         let mut last = Instant::now();
         let mut resolved = BTreeMap::new();
@@ -238,7 +238,7 @@ impl Soak {
     }
 }
 
-/// What the history came to.
+/// The result of the run.
 #[derive(Debug, Default)]
 struct Verdict {
     lost: Vec<String>,

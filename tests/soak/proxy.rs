@@ -43,12 +43,12 @@ impl Proxy {
         *self.state.to.lock() = Some(queue);
     }
 
-    /// Every connection breaks off.
+    /// Resets every connection.
     pub fn cut(&self) {
         self.state.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// The same, and there are no new ones for a while.
+    /// Resets every connection and accepts no new one for `span`.
     pub fn cut_for(&self, span: Duration) {
         let until = Instant::now() + span;
         *self.state.closed_until.lock() = Some(until);

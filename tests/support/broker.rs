@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A broker of a test's own, which it may stop and start. Gone with this value.
+/// A broker of one test, which it may stop and start. Removed on drop.
 pub(crate) struct Broker {
     folder: tempfile::TempDir,
     said: String,
@@ -14,7 +14,7 @@ fn script() -> PathBuf {
 }
 
 impl Broker {
-    /// Starts one with this in its configuration.
+    /// Starts a broker with `extra` in its configuration.
     pub(crate) fn start(extra: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("rabbitmq.extra"), extra).expect("it is written");
@@ -23,7 +23,6 @@ impl Broker {
         broker
     }
 
-    /// Starts it again, where it was.
     pub(crate) fn up(&mut self) {
         let again = !self.said.is_empty();
         let output = self.command("start").output().expect("the script can be run");
@@ -40,32 +39,29 @@ impl Broker {
         }
     }
 
-    /// Stops it in an orderly way.
     pub(crate) fn stop(&self) {
         assert!(self.command("stop").status().expect("the script can be run").success());
     }
 
-    /// Has it write down which queues it has; that is not what tests are about. It keeps that in memory for some seconds: RabbitMQ
-    /// 3.10.8 that is killed before has forgotten a queue (mnesia), or has a new log, with nothing in it, for a quorum queue (dets),
-    /// whatever it had confirmed.
-    pub(crate) fn remembers_its_queues(&self) {
+    /// Makes the broker store its list of queues, which it keeps in memory for some seconds: RabbitMQ
+    /// 3.10.8 that is killed before forgets a queue (mnesia), or has a new empty log for a quorum queue (dets),
+    /// although it had confirmed it.
+    pub(crate) fn store_queue_list(&self) {
         self.ctl(&["eval", "mnesia:sync_log(), mnesia:dump_log(), [dets:sync(Table) || Table <- dets:all()]."]);
     }
 
-    /// Kills it.
     pub(crate) fn kill(&self) {
         assert!(self.command("kill").status().expect("the script can be run").success());
     }
 
-    /// Runs rabbitmqctl.
     pub(crate) fn ctl(&self, arguments: &[&str]) -> String {
         let output = self.command("ctl").args(arguments).output().expect("the script can be run");
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// What it makes of its queues, and the end of its log.
-    pub(crate) fn last_words(&self) -> String {
+    /// The state of its queues, and the end of its log.
+    pub(crate) fn diagnostics(&self) -> String {
         const LINES: usize = 60;
         let queues = self.ctl(&["list_queues", "name", "type", "state", "consumers", "messages"]);
         let logs = std::fs::read_dir(self.folder.path().join("log")).into_iter().flatten().flatten();
@@ -77,22 +73,19 @@ impl Broker {
         format!("{queues}\n{}", ends.collect::<Vec<_>>().join("\n\n"))
     }
 
-    /// Its address.
     pub(crate) fn uri(&self) -> String {
         self.value("AMQP")
     }
 
-    /// Its address for TLS.
     pub(crate) fn tls_uri(&self) -> String {
         self.value("AMQPS")
     }
 
-    /// Its management interface.
     pub(crate) fn management(&self) -> String {
         self.value("MANAGEMENT")
     }
 
-    /// Where its certificates are: `ca.pem`, `client.pem`, `client.key`.
+    /// The directory of its certificates: `ca.pem`, `client.pem`, `client.key`.
     pub(crate) fn tls(&self) -> PathBuf {
         self.folder.path().join("tls")
     }
@@ -126,7 +119,7 @@ pub(crate) fn shared() -> Option<String> {
     uri
 }
 
-/// Where the management interface of that broker is.
+/// The management interface of the shared broker.
 pub(crate) fn management() -> String {
     let base = std::env::var("JOURNEYMAN_TEST_AMQP_MANAGEMENT").expect("tests/run says where it is, with the broker");
     match base.split_once('@') {

@@ -1,25 +1,19 @@
 //! Reads recorded exchanges (`fixtures/`): lines of the request behind `> `, lines of the answer's head behind `< `,
 //! and the answer's body after an empty line.
 
-/// One request and its answer.
 #[derive(Debug)]
 #[allow(dead_code, reason = "each test binary reads what it needs")]
 pub struct Exchange {
-    /// `POST`.
     pub method: String,
-    /// Path and query.
     pub path: String,
-    /// The answer's status.
     pub status: u16,
     /// The answer's headers as they were sent, without those of the connection.
     pub headers: Vec<(String, String)>,
-    /// The answer's body.
     pub body: String,
 }
 
 #[allow(dead_code, reason = "each test binary reads what it needs")]
 impl Exchange {
-    /// Reads a record.
     pub fn parse(text: &str) -> Self {
         let mut request = text.lines().filter_map(|line| line.strip_prefix("> "));
         let mut first = request.next().expect("a record starts with its request").split(' ');

@@ -1,7 +1,7 @@
-//! A server that answers as a script says, faults included, and keeps what it was asked, byte for byte.
+//! A server that replies by a script, faults included, and records the requests byte for byte.
 //!
-//! Raw TCP, so that what goes over the wire is neither parsed nor tidied up. One request a connection; the acts of the
-//! script are played in order, and the last one for every request after it.
+//! Raw TCP, so that nothing is parsed or normalized. One request a connection; the replies of the
+//! script are used in order, and the last one for every later request.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// What is done with one request.
+/// The reply to one request.
 #[derive(Debug, Clone)]
 pub(crate) enum Act {
     /// Answer with these bytes and close.
@@ -24,18 +24,15 @@ pub(crate) enum Act {
     SayAndDrip(Vec<u8>),
     /// Answer with these bytes, then more as fast as they are taken, for ever.
     SayAndFlood(Vec<u8>),
-    /// Never answer.
     Silence,
 }
 
-/// A request as it came.
+/// A request as received.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Asked {
-    /// The request line.
     pub(crate) line: String,
     /// The headers, names in lower case.
     pub(crate) headers: Vec<(String, String)>,
-    /// The body.
     pub(crate) body: Vec<u8>,
 }
 
@@ -45,7 +42,6 @@ impl Asked {
         self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
     }
 
-    /// The body as JSON.
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).expect("the request's body is JSON")
     }
@@ -53,7 +49,6 @@ impl Asked {
 
 /// A running server. It ends when it is dropped.
 pub(crate) struct Gremlin {
-    /// Where it listens.
     pub(crate) address: SocketAddr,
     shared: Arc<Shared>,
     _tasks: JoinSet<()>,
@@ -67,7 +62,7 @@ struct Shared {
 }
 
 impl Gremlin {
-    /// Starts a server on a free port of the loopback address. The script is made with its address at hand.
+    /// Starts a server on a free port of the loopback address. `script` gets its address.
     pub(crate) async fn start(script: impl FnOnce(&str) -> Vec<Act>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a loopback port is free");
         let address = listener.local_addr().expect("a bound socket has an address");
@@ -78,17 +73,16 @@ impl Gremlin {
         Self { address, shared, _tasks: tasks }
     }
 
-    /// Its address as a URL.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Everything it was asked so far.
+    /// The requests so far.
     pub(crate) fn asked(&self) -> Vec<Asked> {
         self.shared.asked.lock().clone()
     }
 
-    /// How many bytes it got rid of.
+    /// How many bytes it sent.
     pub(crate) fn sent(&self) -> u64 {
         self.shared.sent.load(Ordering::Relaxed)
     }
@@ -100,12 +94,12 @@ pub(crate) async fn unused_address() -> String {
     format!("http://{}", listener.local_addr().expect("a bound socket has an address"))
 }
 
-/// An answer in full: status, one more header or none, content type, body, and the time of now as `Date`.
+/// A complete reply: status, one more header or none, content type, body, and the current time as `Date`.
 pub(crate) fn answer(status: u16, content_type: &str, body: impl AsRef<[u8]>) -> Act {
     answer_with(status, &[("content-type", content_type), ("date", &date(0))], body)
 }
 
-/// An answer in full with these headers.
+/// A complete reply with these headers.
 pub(crate) fn answer_with(status: u16, headers: &[(&str, &str)], body: impl AsRef<[u8]>) -> Act {
     let body = body.as_ref();
     let mut bytes = head(status, headers);
@@ -115,12 +109,11 @@ pub(crate) fn answer_with(status: u16, headers: &[(&str, &str)], body: impl AsRe
     Act::Say(bytes)
 }
 
-/// A JSON answer.
 pub(crate) fn json(status: u16, body: &serde_json::Value) -> Act {
     answer(status, "application/json; charset=utf-8", body.to_string())
 }
 
-/// The head of an answer alone, with the empty line behind it.
+/// The head of a reply with the empty line after it.
 pub(crate) fn head(status: u16, headers: &[(&str, &str)]) -> Vec<u8> {
     let mut head = format!("HTTP/1.1 {status} Said\r\nconnection: close\r\n");
     for (name, value) in headers {
@@ -130,7 +123,7 @@ pub(crate) fn head(status: u16, headers: &[(&str, &str)]) -> Vec<u8> {
     head.into_bytes()
 }
 
-/// The time of now, shifted, as a `Date` header tells it.
+/// The current time, shifted, in the format of a `Date` header.
 pub(crate) fn date(shift_s: i64) -> String {
     let at = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(shift_s);
     at.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()

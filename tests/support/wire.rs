@@ -10,24 +10,23 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// What a wire does.
+/// How a wire treats data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// Carries.
     Carry,
     /// Carries each piece after a while.
     Delay(Duration),
-    /// Carries nothing, and says nothing.
+    /// Carries nothing, without closing.
     Stall,
     /// Carries from the broker to the worker, and nothing back.
     HalfOpen,
 }
 
-/// How it goes for all connections, and for some.
+/// The mode of all connections, and of some.
 #[derive(Debug, Clone, Copy)]
 struct Ways {
     all: Way,
-    /// For those that were there before so many had been made.
+    /// Of the connections with a lower number.
     stranded: Option<(u64, Way)>,
 }
 
@@ -42,7 +41,7 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// One to the broker at `host:port`.
+    /// A wire to the broker at `host:port`.
     pub(crate) async fn to(target: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -74,24 +73,23 @@ impl Wire {
         self.carried.load(Ordering::Relaxed)
     }
 
-    /// From now on all connections are this way, but those that were stranded.
+    /// Sets the mode of all connections except stranded ones.
     pub(crate) fn set(&self, way: Way) {
         self.ways.send_modify(|ways| ways.all = way);
     }
 
-    /// The connections that are there are this way for good, or until they are cut. Others are not.
+    /// Sets the mode of the existing connections until they are cut. Later ones are not affected.
     pub(crate) fn strand(&self, way: Way) {
         let made = self.connections();
         self.ways.send_modify(|ways| ways.stranded = Some((made, way)));
     }
 
-    /// Resets every connection.
     pub(crate) fn cut(&self) {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }
 }
 
-/// One connection's view of the matter.
+/// The mode as one connection sees it.
 #[derive(Debug, Clone)]
 struct Line {
     number: u64,

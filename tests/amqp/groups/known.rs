@@ -178,7 +178,7 @@ async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_a
     let at_work = |seen: &Value| group(seen, "a")["workers"]["busy"] == 1;
     pool.sees("a worker is at work", at_work).await;
     let before = pool.workers_there();
-    broker.remembers_its_queues();
+    broker.store_queue_list();
     broker.kill();
     controller.says("lost connection to the broker").await;
     let broker = tokio::task::spawn_blocking(move || {
@@ -197,7 +197,7 @@ async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_a
     let is_back = async { while pool.depth(&queue).await.is_none_or(|(_, consumers)| consumers == 0) {} };
     if tokio::time::timeout(PATIENCE, is_back).await.is_err() {
         let (log, worker) = (controller.log(), pool.last_words());
-        panic!("its worker has not come back within {PATIENCE:?}\n{log}\n{worker}\n{}", broker.last_words());
+        panic!("its worker has not come back within {PATIENCE:?}\n{log}\n{worker}\n{}", broker.diagnostics());
     }
     std::fs::write(&gate, "").expect("it is written");
     let mut left: std::collections::BTreeSet<String> = (0..20).map(|number| number.to_string()).collect();
