@@ -36,12 +36,14 @@ pub fn kill_recorded_processes(records: &[ProcessRecord]) -> io::Result<usize> {
     if records.is_empty() {
         return Ok(0);
     }
+    let mut remaining: Vec<i32> = Vec::new();
     for _ in 0..CONTAINMENT_PROBE_TIMEOUT.as_millis() / PROCESS_POLL_INTERVAL.as_millis() {
-        let leftovers =
-            find_leftovers(records, &ProcessStat::read_all()?, |pid| environment_variable(pid, COOKIE_VARIABLE));
+        let cookie_of = |pid| environment_variable(pid, COOKIE_VARIABLE);
+        let leftovers = find_leftovers(records, &ProcessStat::read_all()?, cookie_of);
         if leftovers.is_empty() {
             return Ok(found.len());
         }
+        remaining = leftovers.iter().map(|leftover| leftover.stat.pid).collect();
         for LeftoverProcess { claim_index: claim, stat } in leftovers {
             found.insert(claim);
             process::signal_if(stat.pid, Signal::KILL, |pid| {
@@ -50,15 +52,8 @@ pub fn kill_recorded_processes(records: &[ProcessRecord]) -> io::Result<usize> {
         }
         std::thread::sleep(PROCESS_POLL_INTERVAL);
     }
-    let leftovers: Vec<i32> =
-        find_leftovers(records, &ProcessStat::read_all()?, |pid| environment_variable(pid, COOKIE_VARIABLE))
-            .iter()
-            .map(|leftover| leftover.stat.pid)
-            .collect();
-    if leftovers.is_empty() {
-        return Ok(found.len());
-    }
-    Err(io::Error::new(io::ErrorKind::ResourceBusy, format!("cannot kill processes of earlier tasks: {leftovers:?}")))
+    let text = format!("cannot kill processes of a previous worker process: {remaining:?}");
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, text))
 }
 
 /// Guards against a damaged record that names another group.

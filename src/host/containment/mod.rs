@@ -52,9 +52,10 @@ pub const COOKIE_VARIABLE: &str = "JOURNEYMAN_CLAIM_COOKIE";
 const WORKER_CGROUP: &str = "worker";
 
 /// How payloads are contained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum ContainmentLevel {
     /// A process group. Processes that leave it are found if this process adopts them.
+    #[default]
     ProcessGroup,
     /// A control group, frozen and then signalled. Linux before 5.14.
     CgroupFreeze,
@@ -124,13 +125,13 @@ pub struct Containment {
     inner: Arc<ContainmentInner>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ContainmentInner {
     level: ContainmentLevel,
     shortcomings: Vec<String>,
     limits: ResourceLimits,
     /// The configured limits that are not enforced.
-    unenforced_keys: Option<&'static str>,
+    unenforced_keys: Vec<&'static str>,
     on_cleanup_failure: OnCleanupFailure,
     orphan_adoption: OrphanAdoption,
     claim_cgroups: Option<ClaimCgroups>,
@@ -143,9 +144,10 @@ struct ClaimCgroups {
     kill_method: KillMethod,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum OrphanAdoption {
     Enabled,
+    #[default]
     Disabled,
 }
 
@@ -213,13 +215,13 @@ impl Containment {
         {
             return Err(io::Error::new(io::ErrorKind::Unsupported, cgroup_required_message(&shortcomings)));
         }
-        let unenforced_keys = match (limits.memory != config.limits.memory, limits.processes != config.limits.processes)
-        {
-            (true, true) => Some("host.task_memory and host.task_pids"),
-            (true, false) => Some("host.task_memory"),
-            (false, true) => Some("host.task_pids"),
-            (false, false) => None,
-        };
+        let mut unenforced_keys = Vec::new();
+        if limits.memory != config.limits.memory {
+            unenforced_keys.push("host.task_memory");
+        }
+        if limits.processes != config.limits.processes {
+            unenforced_keys.push("host.task_pids");
+        }
         let inner = ContainmentInner {
             level,
             shortcomings,
@@ -237,18 +239,7 @@ impl Containment {
 
     /// Process groups alone: nothing is probed, adopted or limited.
     pub fn disabled() -> Self {
-        Self {
-            inner: Arc::new(ContainmentInner {
-                level: ContainmentLevel::ProcessGroup,
-                shortcomings: Vec::new(),
-                limits: ResourceLimits::default(),
-                unenforced_keys: None,
-                on_cleanup_failure: OnCleanupFailure::KeepSlot,
-                orphan_adoption: OrphanAdoption::Disabled,
-                claim_cgroups: None,
-                leftover_count: 0,
-            }),
-        }
+        Self { inner: Arc::default() }
     }
 
     pub fn level(&self) -> ContainmentLevel {
@@ -267,11 +258,13 @@ impl Containment {
 
     /// For operators, if configured limits are not enforced.
     pub(crate) fn unenforced_limits_hint(&self) -> Option<String> {
-        self.inner.unenforced_keys.map(|keys| {
+        let ContainmentInner { unenforced_keys: keys, shortcomings, .. } = &*self.inner;
+        (!keys.is_empty()).then(|| {
             format!(
-                "{keys}: not enforced, a task may use more; {}; under systemd set Delegate=yes in the unit, or set \
+                "{}: not enforced, a task may use more; {}; under systemd set Delegate=yes in the unit, or set \
                  host.containment = \"cgroup\" to require control groups",
-                self.inner.shortcomings.join("; ")
+                keys.join(" and "),
+                shortcomings.join("; ")
             )
         })
     }
