@@ -188,59 +188,42 @@ impl Journal {
         }
     }
 
-    /// Replays a record. One that does not fit is ignored: its claim is closed, or was lost.
-    pub fn apply(&mut self, record: JournalRecord) {
+    /// Applies a record, and returns whether it changes anything. One that does not fit is ignored: its claim is closed,
+    /// or was lost.
+    pub fn apply(&mut self, record: JournalRecord) -> bool {
         match record {
-            JournalRecord::JournalStarted { boot } => self.boot = Some(boot),
-            JournalRecord::Claimed { entry, claim: held } => {
-                self.open_claims.insert(entry, OpenClaim { claim: held, outcome: None });
+            JournalRecord::JournalStarted { boot } => self.boot.replace(boot.clone()) != Some(boot),
+            JournalRecord::Claimed { entry, claim } => {
+                let changes = self.open_claims.get(&entry).is_none_or(|open| open.claim != claim);
+                if changes {
+                    self.open_claims.insert(entry, OpenClaim { claim, outcome: None });
+                }
+                changes
             }
             JournalRecord::SidecarStarted { entry, processes } => {
-                self.sidecars.insert(entry, processes);
+                self.sidecars.insert(entry, processes.clone()) != Some(processes)
             }
             JournalRecord::ProcessStarted { entry, leader } => {
                 let claimed = self.open_claims.get_mut(&entry).and_then(|open| open.claim.processes.as_mut());
-                if let Some(processes) = claimed.or_else(|| self.sidecars.get_mut(&entry)) {
-                    processes.leaders.push(leader);
-                }
+                let processes = claimed.or_else(|| self.sidecars.get_mut(&entry));
+                processes.map(|processes| processes.leaders.push(leader)).is_some()
             }
             JournalRecord::OutcomeDecided { entry, outcome } => {
-                if let Some(open) = self.open_claims.get_mut(&entry) {
-                    open.outcome = Some(outcome);
-                }
+                self.open_claims.get_mut(&entry).is_some_and(|open| open.outcome.replace(outcome) != Some(outcome))
             }
             JournalRecord::Closed { entry } => {
-                self.open_claims.remove(&entry);
-                self.sidecars.remove(&entry);
+                self.open_claims.remove(&entry).is_some() | self.sidecars.remove(&entry).is_some()
             }
-            JournalRecord::UnreadPoll { claimant, sent_at: None } => {
-                self.unread_polls.remove(&claimant);
-            }
+            JournalRecord::UnreadPoll { claimant, sent_at: None } => self.unread_polls.remove(&claimant).is_some(),
             JournalRecord::UnreadPoll { claimant, sent_at: Some(sent_at) } => {
-                self.unread_polls.insert(claimant, sent_at);
+                self.unread_polls.insert(claimant, sent_at) != Some(sent_at)
             }
         }
     }
 
     /// As [`Journal::apply`], for a new record. Returns the record if it has to be stored.
     pub fn record(&mut self, record: JournalRecord) -> Option<JournalRecord> {
-        let news = match &record {
-            JournalRecord::JournalStarted { .. } | JournalRecord::SidecarStarted { .. } => true,
-            JournalRecord::Claimed { entry, claim: held } => {
-                self.open_claims.get(entry).is_none_or(|open| open.claim != *held)
-            }
-            JournalRecord::UnreadPoll { claimant, sent_at } => self.unread_polls.get(claimant) != sent_at.as_ref(),
-            JournalRecord::ProcessStarted { entry, .. } | JournalRecord::Closed { entry } => {
-                self.open_claims.contains_key(entry) || self.sidecars.contains_key(entry)
-            }
-            JournalRecord::OutcomeDecided { entry, outcome } => {
-                self.open_claims.get(entry).is_some_and(|open| open.outcome != Some(*outcome))
-            }
-        };
-        if news {
-            self.apply(record.clone());
-        }
-        news.then_some(record)
+        self.apply(record.clone()).then_some(record)
     }
 
     /// Claims that are not closed.

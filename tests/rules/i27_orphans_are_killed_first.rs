@@ -85,7 +85,9 @@ fn live(steps: &[Step]) -> (Vec<JournalRecord>, Open) {
 
 fn read(records: &[JournalRecord]) -> Journal {
     let mut journal = Journal::default();
-    records.iter().cloned().for_each(|record| journal.apply(record));
+    for record in records {
+        journal.apply(record.clone());
+    }
     journal
 }
 

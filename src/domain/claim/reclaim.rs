@@ -78,17 +78,15 @@ impl ClaimState {
 
     /// From the grant to the answered report (I10).
     pub(super) const fn is_leased(&self) -> bool {
-        match self.stage {
-            Stage::Requested { .. }
-            | Stage::UploadingAfterReport
-            | Stage::Closed
-            | Stage::Stopping { after: AfterStop::Abandon(_) } => false,
+        let ends_with_report = matches!(
+            self.stage,
             Stage::Preparing
-            | Stage::Executing
-            | Stage::Stopping { after: AfterStop::Report(_) }
-            | Stage::Uploading { .. }
-            | Stage::Reporting { .. } => self.loss.is_none(),
-        }
+                | Stage::Executing
+                | Stage::Stopping { after: AfterStop::Report(_) }
+                | Stage::Uploading { .. }
+                | Stage::Reporting { .. }
+        );
+        ends_with_report && self.loss.is_none()
     }
 
     pub(super) fn reclaim_due(&self) -> Option<Instant> {
@@ -103,14 +101,6 @@ impl ClaimState {
     }
 
     pub(super) fn status_check_due(&self) -> Option<Instant> {
-        match self.stage {
-            Stage::Preparing | Stage::Executing => self.status_check_at,
-            Stage::Requested { .. }
-            | Stage::Stopping { .. }
-            | Stage::Uploading { .. }
-            | Stage::Reporting { .. }
-            | Stage::UploadingAfterReport
-            | Stage::Closed => None,
-        }
+        self.status_check_at.filter(|_| matches!(self.stage, Stage::Preparing | Stage::Executing))
     }
 }

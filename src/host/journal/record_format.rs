@@ -120,7 +120,9 @@ mod tests {
 
     fn state(records: &[JournalRecord]) -> Journal {
         let mut journal = Journal::default();
-        records.iter().cloned().for_each(|record| journal.apply(record));
+        for record in records {
+            journal.apply(record.clone());
+        }
         journal
     }
 
