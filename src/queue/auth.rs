@@ -21,6 +21,7 @@ use super::clock::UnixMillis;
 use super::queue_error::{QueueError, QueueErrorCode};
 use super::scopes::{ScopeExpression, satisfies, satisfies_all};
 use crate::limits::{QUEUE_CERTIFICATE_DRIFT, QUEUE_CERTIFICATE_TTL_MAX, QUEUE_CLOCK_DRIFT_MAX};
+use crate::source::taskcluster::formats::new_task_id;
 
 /// Whether callers of the embedded queue have to sign their calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -154,13 +155,6 @@ pub(crate) fn constant_time_eq(left: Vec<u8>, right: Vec<u8>) -> bool {
     !left.is_empty() && Mac::from(left) == Mac::from(right)
 }
 
-pub(crate) fn new_slugid() -> String {
-    let mut bytes = *uuid::Uuid::new_v4().as_bytes();
-    // Avoids a leading dash, which command lines take for an option.
-    bytes[0] &= 0x7f;
-    URL_SAFE_NO_PAD.encode(bytes)
-}
-
 impl Keyring {
     pub(crate) fn new(config: &Config, own_secret: SecretString) -> Self {
         let clients = config.clients.iter().map(|client| (client.client_id.clone(), client.clone()));
@@ -192,7 +186,7 @@ impl Keyring {
             scopes,
             start: start.0,
             expiry: expiry.0,
-            seed: new_slugid() + &new_slugid(),
+            seed: format!("{}{}", new_task_id(), new_task_id()),
             signature: String::new(),
             issuer: Some(ISSUER.to_owned()),
         };

@@ -115,8 +115,9 @@ impl TaskStatus {
             None => self.runs.last(),
         };
         let Some(found) = wanted else {
-            let runs = self.runs.len();
-            return format!("{} is {} and has {runs} runs, so there is no such log", self.task, self.summary());
+            let run = run.map_or_else(|| "run".to_owned(), |number| format!("run {number}"));
+            let waits = if self.state == TaskState::Unscheduled { ": it waits for its dependencies" } else { "" };
+            return format!("{} is {} and has no {run}, so there is no log{waits}", self.task, self.summary());
         };
         let reason = match found.state {
             TaskState::Pending | TaskState::Unscheduled => {
@@ -216,7 +217,7 @@ mod tests {
         let last = status.missing_log_reason(None);
         assert!(last.contains("abc/1") && last.contains("--wait") && last.contains("--run 0"), "{last}");
         assert!(status.missing_log_reason(Some(0)).contains("exception (claim-expired)"));
-        assert!(status.missing_log_reason(Some(7)).contains("no such log"));
+        assert!(status.missing_log_reason(Some(7)).contains("no run 7"));
     }
 
     #[test]

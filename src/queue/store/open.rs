@@ -15,6 +15,7 @@ use super::tx::{read_task, select_tasks};
 use super::writer::Writer;
 use super::{Store, StoreStatus};
 use crate::limits::{QUEUE_JOBS_MAX, QUEUE_JOURNAL_BYTES_KEPT, QUEUE_STATEMENTS_MAX};
+use crate::source::taskcluster::formats::new_task_id;
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -88,7 +89,7 @@ impl OpenedDatabase {
     /// Created with the database.
     pub(crate) fn own_secret(&self) -> Result<String, OpenError> {
         let failed = |source| OpenError::File { path: "(open)".to_owned(), source };
-        let new_secret = format!("{}{}", super::super::auth::new_slugid(), super::super::auth::new_slugid());
+        let new_secret = format!("{}{}", new_task_id(), new_task_id());
         self.conn
             .execute("INSERT OR IGNORE INTO meta (key, value) VALUES ('secret', ?1)", [new_secret])
             .map_err(failed)?;

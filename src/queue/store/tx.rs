@@ -46,13 +46,6 @@ pub(crate) struct ListPage<T> {
     pub(crate) next: Option<String>,
 }
 
-struct PartialPage {
-    items: Vec<ListedTask>,
-    /// Number of rows read, and the last of them.
-    seen: usize,
-    last: Option<i64>,
-}
-
 pub(crate) struct Tx<'a> {
     pub(super) conn: &'a Connection,
     pub(super) index: &'a mut Index,
@@ -327,14 +320,13 @@ impl Tx<'_> {
     /// Next to be claimed first.
     pub(crate) fn list_pending(&self, queue: &str, after: usize, limit: usize) -> StoreResult<ListPage<ListedTask>> {
         let ids: Vec<i64> = self.index.pending(queue).skip(after).take(limit + 1).map(|entry| entry.id).collect();
-        let PartialPage { items, seen, .. } = self.partial_page(&ids, limit)?;
-        Ok(ListPage { items, next: (seen < ids.len()).then(|| (after + seen).to_string()) })
+        self.page(&ids, limit, |seen, _| (after + seen).to_string())
     }
 
     /// Oldest first, starting after row `after`.
     pub(crate) fn list_claimed(&self, queue: &str, after: i64, limit: usize) -> StoreResult<ListPage<ListedTask>> {
         let ids: Vec<i64> = self.index.claimed(queue, after).take(limit + 1).collect();
-        self.page(&ids, limit)
+        self.page(&ids, limit, |_, last| last.to_string())
     }
 
     /// Newest first, starting below row `before`.
@@ -344,32 +336,31 @@ impl Tx<'_> {
             .prepare_cached("SELECT id FROM tasks WHERE id < ?1 ORDER BY id DESC LIMIT ?2")?
             .query_map(params![before, i64::try_from(limit + 1).unwrap_or(i64::MAX)], |row| row.get(0))?
             .collect::<Result<_, _>>()?;
-        self.page(&ids, limit)
+        self.page(&ids, limit, |_, last| last.to_string())
     }
 
-    fn page(&self, ids: &[i64], limit: usize) -> StoreResult<ListPage<ListedTask>> {
-        let PartialPage { items, seen, last } = self.partial_page(ids, limit)?;
-        Ok(ListPage { items, next: last.filter(|_| seen < ids.len()).map(|id| id.to_string()) })
-    }
-
-    /// At most `limit` tasks and `QUEUE_REPLY_BYTES_MAX` bytes, but at least one task.
-    fn partial_page(&self, ids: &[i64], limit: usize) -> StoreResult<PartialPage> {
-        let mut part = PartialPage { items: Vec::new(), seen: 0, last: None };
-        let mut bytes = 0_usize;
-        for id in ids.iter().take(limit) {
-            let row = self.task_by_id(*id)?;
-            if let Some(row) = row {
-                let definition = self.definition(*id)?;
-                bytes = bytes.saturating_add(definition.len());
-                if bytes > QUEUE_REPLY_BYTES_MAX && !part.items.is_empty() {
-                    break;
-                }
-                part.items.push(ListedTask { definition, task: row.task });
+    /// At most `limit` tasks and `QUEUE_REPLY_BYTES_MAX` bytes, but at least one task. The token is made of the number
+    /// of tasks on the page and the last of them.
+    fn page(
+        &self,
+        ids: &[i64],
+        limit: usize,
+        token: impl Fn(usize, i64) -> String,
+    ) -> StoreResult<ListPage<ListedTask>> {
+        let (mut items, mut bytes, mut last) = (Vec::new(), 0_usize, None);
+        for id in ids {
+            let Some(row) = self.task_by_id(*id)? else { continue };
+            let definition = self.definition(*id)?;
+            bytes = bytes.saturating_add(definition.len());
+            if let Some(last) = last
+                && (items.len() == limit || bytes > QUEUE_REPLY_BYTES_MAX)
+            {
+                return Ok(ListPage { next: Some(token(items.len(), last)), items });
             }
-            part.seen += 1;
-            part.last = Some(*id);
+            items.push(ListedTask { definition, task: row.task });
+            last = Some(*id);
         }
-        Ok(part)
+        Ok(ListPage { items, next: None })
     }
 
     pub(super) fn remove_expired(&mut self) -> StoreResult<()> {
