@@ -173,7 +173,8 @@ impl Call {
         let body = read_body(body, bytes_max(&caller)).await?;
         let media_type = header_str(&parts, CONTENT_TYPE).unwrap_or_default().split(';').next().unwrap_or_default();
         let is_json = media_type.trim().eq_ignore_ascii_case("application/json");
-        if !body.is_empty() && !(is_json && body.trim_ascii_start().starts_with(b"{")) {
+        let is_object = is_json && body.trim_ascii_start().starts_with(b"{");
+        if !body.is_empty() && !is_object {
             return Err(malformed("expected a JSON object with the content type application/json"));
         }
         if let Some(hash) = payload_hash {

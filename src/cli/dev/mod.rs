@@ -121,7 +121,7 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     let dev = DevSession::start(&arguments, config, temp_dir.path()).await?;
     state_file.write(&dev.state())?;
     let failed = dev.queue.failed();
-    run_unless_failed(failed, serve(dev, signals, environment)).await
+    run_unless_failed(failed, Box::pin(serve(dev, signals, environment))).await
 }
 
 async fn run_unless_failed<E: std::error::Error>(

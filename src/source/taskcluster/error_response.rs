@@ -62,16 +62,13 @@ pub(super) fn classify_service_error(operation: &str, answered: &ErrorResponse) 
         ));
     }
     let mut what = format!("{operation}: {status}");
-    match parsed {
-        Some(body) => {
-            if let Some(code) = body.code {
-                write!(what, " {}", sanitize(&code)).ok();
-            }
-            if let Some(message) = body.message.or(body.error) {
-                write!(what, ": {}", summary_line(&message)).ok();
-            }
+    if let Some(body) = parsed {
+        if let Some(code) = body.code {
+            write!(what, " {}", sanitize(&code)).ok();
         }
-        None => {}
+        if let Some(message) = body.message.or(body.error) {
+            write!(what, ": {}", summary_line(&message)).ok();
+        }
     }
     call_error(classify_status(status, retry_after), what)
 }
