@@ -10,11 +10,11 @@ use tokio::time::Instant;
 
 use super::requests_to_tasks::RESULT_ARTIFACT;
 use super::{RetryTimer, request_from_payload};
-use crate::client::{ReplyPosition, RpcClient, RpcError, RpcReply, RpcRequest};
+use crate::client::{RpcClient, RpcError, RpcReply, RpcRequest};
 use crate::domain::backoff::Policy;
 use crate::handler::artifact::{ArtifactDeclaration, ArtifactKind};
 use crate::handler::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
-use crate::limits::{BRIDGE_PARTIAL_REPLIES_MAX, BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN};
+use crate::limits::{BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN};
 
 /// The artifact for a reply that is not JSON.
 const RAW_RESULT_ARTIFACT: &str = "public/result";
@@ -90,12 +90,11 @@ impl TasksToRequests {
     async fn request_until_reply(&self, mut call: RpcRequest, context: &Context) -> Result<(), ExecuteError> {
         let until = Instant::now() + self.0.max_run_time;
         let mut retry = RetryTimer::new(RETRY_POLICY);
-        let mut partial_replies = PartialReplies::default();
         loop {
             call.timeout = until.saturating_duration_since(Instant::now());
             context.set_progress("waiting for the reply");
-            match self.request_once(&call, &mut partial_replies, context).await? {
-                Ok(reply) => return store_last_reply(&reply, context).await,
+            match self.0.client.call(&call).await {
+                Ok(reply) => return store_reply(&reply, context).await,
                 Err(RpcError::TimedOut(_)) => {
                     return Err(ExecuteError::failed(format!("no reply within {:?}", self.0.max_run_time)));
                 }
@@ -114,68 +113,20 @@ impl TasksToRequests {
             }
         }
     }
-
-    async fn request_once(
-        &self,
-        call: &RpcRequest,
-        partial_replies: &mut PartialReplies,
-        context: &Context,
-    ) -> Result<Result<RpcReply, RpcError>, ExecuteError> {
-        let mut replies = match self.0.client.stream(call).await {
-            Ok(replies) => replies,
-            Err(error) => return Ok(Err(error)),
-        };
-        partial_replies.restart();
-        loop {
-            match replies.next().await {
-                Some(Ok(reply)) if reply.position == ReplyPosition::Last => return Ok(Ok(reply)),
-                Some(Ok(reply)) => partial_replies.store(&reply, context).await?,
-                Some(Err(error)) => return Ok(Err(error)),
-                None => return Ok(Err(RpcError::ConnectionLost)),
-            }
-        }
-    }
 }
 
-/// The partial replies that were stored, over all attempts: repeated ones are not stored again.
-#[derive(Debug, Default)]
-struct PartialReplies {
-    stored_count: usize,
-    received_count: usize,
-}
-
-impl PartialReplies {
-    fn restart(&mut self) {
-        self.received_count = 0;
-    }
-
-    async fn store(&mut self, reply: &RpcReply, context: &Context) -> Result<(), ExecuteError> {
-        self.received_count += 1;
-        if self.received_count <= self.stored_count {
-            return Ok(());
-        }
-        self.stored_count = self.received_count;
-        if self.stored_count > BRIDGE_PARTIAL_REPLIES_MAX {
-            if self.stored_count == BRIDGE_PARTIAL_REPLIES_MAX + 1 {
-                context
-                    .log()
-                    .write_note(&format!("storing only the first {BRIDGE_PARTIAL_REPLIES_MAX} partial replies"));
-            }
-            return Ok(());
-        }
-        let name = format!(
-            "public/partial-replies/{:04}{}",
-            self.stored_count,
-            if is_json(&reply.body) { ".json" } else { "" }
-        );
-        declare_artifact(&name, &format!("part-{}", self.stored_count), &reply.body, context).await
-    }
-}
-
-async fn store_last_reply(reply: &RpcReply, context: &Context) -> Result<(), ExecuteError> {
-    let name = if is_json(&reply.body) { RESULT_ARTIFACT } else { RAW_RESULT_ARTIFACT };
+async fn store_reply(reply: &RpcReply, context: &Context) -> Result<(), ExecuteError> {
+    let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(&reply.body).is_ok();
+    let (name, kind) =
+        if is_json { (RESULT_ARTIFACT, "application/json") } else { (RAW_RESULT_ARTIFACT, "application/octet-stream") };
     if !reply.body.is_empty() {
-        declare_artifact(name, "reply", &reply.body, context).await?;
+        let host_fault = |error: std::io::Error| {
+            ExecuteError::new(ExecuteFailure::HostFault, format!("cannot store the reply: {error}"))
+        };
+        tokio::fs::write(context.workdir().join("reply"), &reply.body).await.map_err(host_fault)?;
+        let file = ArtifactKind::File { path: "reply".into(), content_type: Some(kind.to_owned()) };
+        let declared = context.artifacts().declare(ArtifactDeclaration::new(name, file));
+        declared.map_err(|error| ExecuteError::internal(error.to_string()))?;
     }
     if reply.is_ok() {
         return Ok(());
@@ -183,19 +134,4 @@ async fn store_last_reply(reply: &RpcReply, context: &Context) -> Result<(), Exe
     let status = reply.status.as_deref().unwrap_or("no status");
     let why = reply.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
     Err(ExecuteError::failed(format!("the reply has the status {status}{why}; see the artifact {name}")))
-}
-
-async fn declare_artifact(name: &str, file: &str, bytes: &[u8], context: &Context) -> Result<(), ExecuteError> {
-    let path = context.workdir().join(file);
-    let host =
-        |error: std::io::Error| ExecuteError::new(ExecuteFailure::HostFault, format!("cannot store a reply: {error}"));
-    tokio::fs::write(&path, bytes).await.map_err(host)?;
-    let kind = if is_json(bytes) { "application/json" } else { "application/octet-stream" };
-    let what = ArtifactKind::File { path: file.into(), content_type: Some(kind.to_owned()) };
-    let declared = context.artifacts().declare(ArtifactDeclaration::new(name, what));
-    declared.map_err(|error| ExecuteError::internal(error.to_string()))
-}
-
-fn is_json(bytes: &[u8]) -> bool {
-    serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok()
 }

@@ -41,7 +41,6 @@ pub const BRIDGE_POLL_MAX: Duration = Duration::from_secs(5);
 /// How long after its deadline a task of a request is kept, for a redelivery.
 pub const BRIDGE_TASK_RETENTION: Duration = Duration::from_secs(24 * 3600);
 pub const BRIDGE_RESULT_BYTES_MAX: usize = 16 << 20;
-pub const BRIDGE_PARTIAL_REPLIES_MAX: usize = 500;
 pub const AMQP_MANAGEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 pub const AMQP_MANAGEMENT_BYTES_MAX: usize = 1 << 20;
 pub const AMQP_MANAGEMENT_PAGE_QUEUES: u32 = 500;

@@ -335,7 +335,6 @@ async fn a_task_becomes_a_request_and_the_reply_its_outcome() {
     let none = place.task(json!({"path": 7})).await;
     assert_eq!(place.resolved(&good).await["state"], "completed");
     assert_eq!(place.artifact(&good, 0, "public/result.json").await, b"{\"x\":1}");
-    assert_eq!(place.artifact(&good, 0, "public/partial-replies/0001.json").await, b"[\"soon\"]");
     assert_eq!(place.resolved(&bad).await["state"], "failed");
     let why = place.artifact(&bad, 0, "public/result.json").await;
     assert!(String::from_utf8(why).expect("text").contains("it will not"));
