@@ -71,7 +71,7 @@ async fn try_reject_requests(
                 let letter = letter.ok_or_else(|| stream_ended("dead letters"))??;
                 let reason = DeadLetterReason::from_delivery(&letter);
                 if reason.is_poison() {
-                    events.send(SessionEvent::Reject(RejectEvent::Poison(letter))).await.ok();
+                    events.send(SessionEvent::Reject(Box::new(RejectEvent::Poison(letter)))).await.ok();
                 } else {
                     tracing::info!(reason = reason.reason, queue = reason.queue, "answered a dead letter with an error");
                     let replier = Arc::clone(&replier);
@@ -95,7 +95,7 @@ async fn try_reject_requests(
                             counters.poison_requests.increment();
                         } else {
                             let refused = RejectEvent::PoisonRefused(candidate.request);
-                            events.send(SessionEvent::Reject(refused)).await.ok();
+                            events.send(SessionEvent::Reject(Box::new(refused))).await.ok();
                         }
                         Ok(())
                     });

@@ -53,7 +53,7 @@ pub(super) enum SessionEvent {
     Demand(DemandReport),
     Policies(PolicyCheck),
     Counts(CountResult),
-    Reject(RejectEvent),
+    Reject(Box<RejectEvent>),
 }
 
 struct SessionChannels {
@@ -284,7 +284,7 @@ impl Controller {
             SessionEvent::Demand(report) => self.on_demand_report(report),
             SessionEvent::Policies(result) => self.on_policy_result(result),
             SessionEvent::Counts(counts) => self.on_broker_counts(counts),
-            SessionEvent::Reject(event) => self.on_reject_event(event, self.clock.now()),
+            SessionEvent::Reject(event) => self.on_reject_event(*event, self.clock.now()),
         }
     }
 
