@@ -6,7 +6,6 @@ use std::borrow::Cow;
 use lapin::types::{AMQPValue, FieldTable};
 
 /// A header as text, if it is UTF-8.
-#[must_use]
 pub fn text<'a>(table: &'a FieldTable, name: &str) -> Option<&'a str> {
     match table.inner().get(name)? {
         AMQPValue::LongString(text) => std::str::from_utf8(text.as_bytes()).ok(),
@@ -17,7 +16,6 @@ pub fn text<'a>(table: &'a FieldTable, name: &str) -> Option<&'a str> {
 }
 
 /// A header as a whole number, if it is not negative.
-#[must_use]
 pub fn number(table: &FieldTable, name: &str) -> Option<u64> {
     match table.inner().get(name)? {
         AMQPValue::ShortShortInt(number) => (*number).try_into().ok(),
@@ -58,7 +56,6 @@ fn scalar_text(value: &AMQPValue) -> Option<String> {
 }
 
 /// An upper bound of the table's size on the wire.
-#[must_use]
 pub fn wire_bytes(table: &FieldTable) -> usize {
     const NAME: usize = 1;
     table.inner().iter().map(|(name, value)| NAME + name.as_str().len() + value_wire_bytes(value)).sum()

@@ -138,7 +138,6 @@ impl Broker {
     }
 
     /// Sets the heartbeat unless the address does. A connection ends after about two heartbeats without traffic.
-    #[must_use]
     pub const fn with_default_heartbeat(mut self, seconds: u16) -> Self {
         if self.is_default_heartbeat {
             self.uri.query.heartbeat = Some(seconds);
@@ -147,7 +146,6 @@ impl Broker {
     }
 
     /// The address without user and password.
-    #[must_use]
     pub fn display_url(&self) -> &str {
         &self.display_url
     }
@@ -192,7 +190,6 @@ impl Broker {
     }
 
     /// Converts an error of lapin's; the message names the operation and the broker.
-    #[must_use]
     pub fn call_error(&self, operation: &str, error: &lapin::Error) -> CallError {
         CallError {
             refusal: refusal(error),
@@ -201,7 +198,6 @@ impl Broker {
     }
 }
 
-#[must_use]
 pub fn retry_error(what: String) -> CallError {
     CallError { refusal: Refusal::Retry { retry_after: None }, message: what }
 }
@@ -219,13 +215,11 @@ pub const NOT_FOUND: u16 = 404;
 pub const RESOURCE_LOCKED: u16 = 405;
 
 /// The broker's reply code and text, or lapin's own text.
-#[must_use]
 pub fn error_text(error: &lapin::Error) -> String {
     protocol_error(error)
         .map_or_else(|| error.to_string(), |fault| format!("{} {}", fault.get_id(), fault.get_message()))
 }
 
-#[must_use]
 pub fn reply_code(error: &lapin::Error) -> Option<u16> {
     protocol_error(error).map(lapin::protocol::AMQPError::get_id)
 }
@@ -235,7 +229,6 @@ fn protocol_error(error: &lapin::Error) -> Option<&lapin::protocol::AMQPError> {
 }
 
 /// Whether the broker blocks publishing, for want of memory or disk.
-#[must_use]
 pub fn is_blocked(connection: &Connection) -> bool {
     connection.status().blocked()
 }
@@ -299,7 +292,6 @@ pub(crate) fn poll_once(what: impl Future) {
     let _sent = std::pin::pin!(what).poll(&mut Context::from_waker(Waker::noop()));
 }
 
-#[must_use]
 pub fn header_table(entries: impl IntoIterator<Item = (&'static str, AMQPValue)>) -> FieldTable {
     let mut table = FieldTable::default();
     for (name, value) in entries {

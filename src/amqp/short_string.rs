@@ -25,7 +25,6 @@ pub fn to_short_string(what: &'static str, name: &str) -> Result<ShortString, Na
 }
 
 /// Converts a name that can be left out.
-#[must_use]
 pub fn to_short_string_or_none(name: &str) -> Option<ShortString> {
     ShortString::try_new(name).ok()
 }

@@ -51,7 +51,6 @@ pub struct RequestsToTasks(Config);
 
 impl RequestsToTasks {
     /// A handler with these settings.
-    #[must_use]
     pub const fn new(config: Config) -> Self {
         Self(config)
     }

@@ -41,7 +41,6 @@ pub struct TasksToRequests(Config);
 
 impl TasksToRequests {
     /// A handler with these settings.
-    #[must_use]
     pub const fn new(config: Config) -> Self {
         Self(config)
     }

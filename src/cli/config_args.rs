@@ -192,13 +192,11 @@ impl<F: FlagSet> clap::FromArgMatches for ConfigArgs<F> {
 
 impl<F: FlagSet> ConfigArgs<F> {
     /// Reads only a file: this one or a default one.
-    #[must_use]
     pub const fn from_file(file: Option<PathBuf>) -> Self {
         Self { file, overrides: Vec::new(), flags: PhantomData }
     }
 
     /// The same settings with another file.
-    #[must_use]
     pub fn with_file(mut self, file: Option<PathBuf>) -> Self {
         self.file = file.or(self.file);
         self

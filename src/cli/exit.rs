@@ -44,12 +44,10 @@ impl Exit {
         Self::ProcessesLeft,
     ];
 
-    #[must_use]
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    #[must_use]
     pub const fn description(self) -> &'static str {
         match self {
             Self::Success => "success: done, drained or stopped as requested",

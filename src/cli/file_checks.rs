@@ -14,7 +14,6 @@ use crate::handler::environment;
 use crate::handler::program;
 use crate::host::program_path::find_program;
 
-#[must_use]
 pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> Vec<Problem> {
     let mut checks = FileChecks { loaded, environment, problems: Vec::new() };
     for (name, source) in &loaded.config.source {

@@ -101,7 +101,6 @@ enum CliCommand {
 }
 
 /// Runs the command line.
-#[must_use]
 pub fn run(arguments: Vec<OsString>, environment: &Environment) -> Exit {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,

@@ -29,7 +29,6 @@ pub fn print_raw(bytes: &[u8]) -> io::Result<()> {
 pub struct UntrustedOutput(Option<anstream::adapter::StripBytes>);
 
 impl UntrustedOutput {
-    #[must_use]
     pub fn to_stdout() -> Self {
         Self(io::stdout().is_terminal().then(anstream::adapter::StripBytes::new))
     }

@@ -45,7 +45,6 @@ pub struct DevState {
     pub socket: Option<PathBuf>,
 }
 
-#[must_use]
 pub fn state_dir(environment: &Environment) -> PathBuf {
     let below = |name: &str, rest: &str| environment.get(name).map(|folder| Path::new(folder).join(rest));
     environment
@@ -59,7 +58,6 @@ pub fn state_dir(environment: &Environment) -> PathBuf {
 impl DevState {
     const FILE: &str = "dev.json";
 
-    #[must_use]
     pub fn read(folder: &Path) -> Option<Self> {
         serde_json::from_str(&fs::read_to_string(folder.join(Self::FILE)).ok()?).ok()
     }
@@ -191,7 +189,6 @@ pub fn build_credentials(
 }
 
 impl QueueClient {
-    #[must_use]
     pub fn call_failure(&self, refused: CallError) -> Failure {
         let exit = match refused.refusal {
             Refusal::Retry { .. } | Refusal::Throttled { .. } => Exit::Unreachable,

@@ -14,7 +14,6 @@ use crate::host::clock::Clock;
 use crate::host::termination_notice::{NOTICES_MAX, Notice, NoticeConfig, NoticeWatch};
 use crate::worker::{Control, OnTerminationNotice};
 
-#[must_use]
 pub(super) const fn on_termination_notice(host: &Host) -> OnTerminationNotice {
     match host.on_termination_notice {
         schema::OnTerminationNotice::Finish => OnTerminationNotice::Finish { margin: host.termination_margin.0 },
@@ -22,7 +21,6 @@ pub(super) const fn on_termination_notice(host: &Host) -> OnTerminationNotice {
     }
 }
 
-#[must_use]
 pub(super) fn watch_config(host: &Host) -> NoticeConfig {
     NoticeConfig {
         cloud: host.metadata_service,

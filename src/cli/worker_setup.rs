@@ -31,7 +31,6 @@ pub(super) struct WorkerIdentity {
 
 impl WorkerIdentity {
     /// The name with the host's name and the process id filled in, within the limit of the narrowest protocol in use.
-    #[must_use]
     pub(super) fn from_config(config: &Config) -> Self {
         let azure = config
             .source
@@ -113,7 +112,6 @@ pub(super) fn redact_secrets(config: &Config, environment: &Environment) {
     redact::hide(values.iter().map(String::as_str)).until_exit();
 }
 
-#[must_use]
 pub(super) fn worker_config(config: &Config) -> WorkerConfig {
     let worker = &config.worker;
     WorkerConfig {
@@ -136,7 +134,6 @@ pub(super) fn worker_config(config: &Config) -> WorkerConfig {
     }
 }
 
-#[must_use]
 fn containment_requirement(host: &schema::Host) -> ContainmentConfig {
     ContainmentConfig {
         requirement: match host.containment {
@@ -154,7 +151,6 @@ fn containment_requirement(host: &schema::Host) -> ContainmentConfig {
 }
 
 /// Three quarters are kept from the start, one quarter from the end.
-#[must_use]
 pub(super) const fn log_limits(bytes_max: u64) -> LogLimits {
     let tail_bytes = bytes_max / 4;
     LogLimits { head_bytes: bytes_max - tail_bytes, tail_bytes }

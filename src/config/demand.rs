@@ -50,7 +50,6 @@ pub struct DemandConfig {
 
 impl DemandConfig {
     /// The keys of its client.
-    #[must_use]
     pub const fn credentials(&self) -> CredentialKeys<'_> {
         CredentialKeys {
             client_id: self.client_id.as_ref(),

@@ -28,19 +28,16 @@ impl std::fmt::Debug for Environment {
 
 impl Environment {
     /// The environment of this process.
-    #[must_use]
     pub fn from_process() -> Self {
         Self(std::env::vars_os().collect())
     }
 
     /// An environment with these variables.
-    #[must_use]
     pub fn from_pairs(variables: &[(&str, &str)]) -> Self {
         Self(variables.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))).collect())
     }
 
     /// The value of a variable; `None` if it is not set, empty or not UTF-8.
-    #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(std::ffi::OsStr::new(name))?.to_str().filter(|value| !value.is_empty())
     }
@@ -87,7 +84,6 @@ const CONTROLLER_VARIABLES: [(&str, [&str; 2]); 8] = [
 
 impl Environment {
     /// The environment without the variables that a controller sets for a worker.
-    #[must_use]
     pub fn without_controller_variables(&self) -> Self {
         let is_removed = |name: &OsString| {
             let of_controller = CONTROLLER_VARIABLES.iter().map(|(name, _)| *name).chain(ID_BY_HOSTNAME);
@@ -108,13 +104,11 @@ const ID_BY_HOSTNAME: [&str; 2] = ["WORKER_ID_USE_HOSTNAME", "WORKEY_ID_USE_HOST
 
 impl Environment {
     /// Whether a controller has started this process as a worker.
-    #[must_use]
     pub fn is_started_by_controller(&self) -> bool {
         self.get("WORKER_AMQP_URI").is_some() || self.has_worker_group()
     }
 
     /// Whether a controller has set the worker group of this process.
-    #[must_use]
     pub fn has_worker_group(&self) -> bool {
         ["WORKER_KEY", "WORKER_REQUESTS_QUEUE"].iter().any(|name| self.get(name).is_some())
     }
@@ -185,7 +179,6 @@ impl Environment {
 }
 
 /// The variable that sets a key, such as `JOURNEYMAN__WORKER__CAPACITY` for `worker.capacity`.
-#[must_use]
 pub fn variable(key: &str) -> String {
     format!("{PREFIX}{}", shout(&key.replace('.', "__")))
 }

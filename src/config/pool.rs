@@ -127,7 +127,6 @@ pub enum PoolDriver {
 
 impl PoolDriver {
     /// The name in the configuration.
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Subprocess => "subprocess",

@@ -44,7 +44,6 @@ pub enum Severity {
 }
 
 impl ProblemCode {
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Unreadable => "JM-CFG-001",
@@ -60,7 +59,6 @@ impl ProblemCode {
         }
     }
 
-    #[must_use]
     pub const fn severity(self) -> Severity {
         match self {
             Self::UnknownVariable | Self::WorldReadable => Severity::Warning,
@@ -112,13 +110,11 @@ pub struct Document {
 }
 
 impl Document {
-    #[must_use]
     pub fn new(path: &Path, text: &str) -> Self {
         Self { name: path.display().to_string().into(), text: text.into() }
     }
 
     /// Line and column of a byte, both from 1; columns count characters.
-    #[must_use]
     pub fn position(&self, byte: usize) -> Position {
         let byte = byte.min(self.text.len());
         let head = self.text.get(..byte).unwrap_or(&self.text);
@@ -151,7 +147,6 @@ pub struct Problems {
 
 impl Problems {
     /// Sorts the problems: errors before warnings, and by their place in the file, then variables, then flags.
-    #[must_use]
     pub fn new(document: Option<Document>, mut list: Vec<Problem>) -> Self {
         let place = |problem: &Problem| match &problem.origin {
             ValueOrigin::File(span) => (0, span.start, String::new()),
@@ -164,12 +159,10 @@ impl Problems {
     }
 
     /// The number of problems that are errors.
-    #[must_use]
     pub fn error_count(&self) -> usize {
         self.list.iter().filter(|problem| problem.code.severity() == Severity::Error).count()
     }
 
-    #[must_use]
     pub fn list(&self) -> &[Problem] {
         &self.list
     }
@@ -268,7 +261,6 @@ impl fmt::Display for Problems {
 impl std::error::Error for Problems {}
 
 /// The known name that is most similar to an unknown one, if it is similar enough.
-#[must_use]
 pub fn suggest<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let lower = unknown.to_lowercase();
     let similarity = |name: &str| strsim::jaro_winkler(&lower, &name.to_lowercase());

@@ -56,7 +56,6 @@ pub(super) const SECTIONS: [&str; 14] = [
 ];
 
 /// Every key, in the order of the sections.
-#[must_use]
 pub fn keys() -> Vec<KeyReference> {
     let mut keys = Vec::new();
     for section in SECTIONS {
@@ -68,7 +67,6 @@ pub fn keys() -> Vec<KeyReference> {
 }
 
 /// The key of that name.
-#[must_use]
 pub fn find(key: &str) -> Option<KeyReference> {
     keys().into_iter().find(|known| known.key == key)
 }
@@ -199,7 +197,6 @@ fn choices(words: &[String]) -> String {
 }
 
 /// The reference as a Markdown table, for `guide/configuration.md`.
-#[must_use]
 pub fn markdown() -> String {
     let mut out = String::from("| key | value | default | description |\n| --- | --- | --- | --- |\n");
     for key in keys() {
@@ -214,7 +211,6 @@ pub fn markdown() -> String {
 }
 
 /// A configuration to start from: every key with its description, optional keys commented out.
-#[must_use]
 pub fn template() -> String {
     let mut out = String::from(
         "# Configuration of journeyman. Check it with `journeyman config check FILE`.\n\

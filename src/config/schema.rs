@@ -320,7 +320,6 @@ pub struct RequestSource {
 
 impl Source {
     /// The name of the handler.
-    #[must_use]
     pub fn handler(&self) -> &str {
         match self {
             Self::Taskcluster(source) => &source.handler,
@@ -329,7 +328,6 @@ impl Source {
     }
 
     /// The source as one of Taskcluster.
-    #[must_use]
     pub const fn as_taskcluster(&self) -> Option<&TaskclusterSource> {
         match self {
             Self::Taskcluster(source) => Some(source),
@@ -338,7 +336,6 @@ impl Source {
     }
 
     /// The source as one of AMQP.
-    #[must_use]
     pub const fn as_requests(&self) -> Option<&RequestSource> {
         match self {
             Self::Amqp(source) => Some(source),
@@ -349,7 +346,6 @@ impl Source {
 
 impl TaskclusterSource {
     /// The keys of its client.
-    #[must_use]
     pub const fn credentials(&self) -> CredentialKeys<'_> {
         CredentialKeys {
             client_id: self.client_id.as_ref(),
@@ -361,7 +357,6 @@ impl TaskclusterSource {
     }
 
     /// A source without credentials.
-    #[must_use]
     pub fn new(root_url: Url, task_queue: TaskQueue, handler: &str) -> Self {
         Self {
             dialect: Dialect::default(),
@@ -381,7 +376,6 @@ impl TaskclusterSource {
 
 impl RequestSource {
     /// A source for this handler with the built-in values.
-    #[must_use]
     pub fn new(handler: &str) -> Self {
         Self {
             requests_queue: None,
@@ -551,7 +545,6 @@ impl Default for Handler {
 
 impl Handler {
     /// The maximum run time of its tasks.
-    #[must_use]
     pub const fn max_run_time(&self) -> RunTime {
         match self {
             Self::Command(handler) => handler.max_run_time,
@@ -617,7 +610,6 @@ pub struct ProgramHandler {
 
 impl ProgramHandler {
     /// A handler of this program with the built-in values.
-    #[must_use]
     pub fn new(exec: Vec<String>) -> Self {
         Self {
             exec,

@@ -62,7 +62,6 @@ pub struct CredentialKeys<'a> {
 
 impl CredentialKeys<'_> {
     /// Whether one of them can only be read by the process that inherits it.
-    #[must_use]
     pub fn uses_descriptor(&self) -> bool {
         let files = [self.access_token_file, self.certificate_file];
         files.into_iter().flatten().any(|file| matches!(file, SecretFile::Descriptor(_)))
@@ -109,7 +108,6 @@ pub fn client_token(client: &Client, environment: &Environment) -> Result<Option
 }
 
 /// Whether every user of this host may read a file. A readable group is fine: services get secrets that way.
-#[must_use]
 pub fn is_world_readable(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o004 != 0)
 }
@@ -137,7 +135,6 @@ fn read_one_of(
 }
 
 /// The file of a systemd credential; `None` if systemd passed none to this process.
-#[must_use]
 pub fn systemd_credential_path(name: &str, environment: &Environment) -> Option<PathBuf> {
     environment.get("CREDENTIALS_DIRECTORY").map(|folder| Path::new(folder).join(name))
 }

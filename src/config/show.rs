@@ -18,7 +18,6 @@ pub enum ShowOrigins {
 }
 
 /// Writes the configuration in effect. Secrets are masked.
-#[must_use]
 pub fn to_toml(loaded: &LoadedConfig, origins: ShowOrigins) -> String {
     let mut out = String::new();
     if let Ok(Value::Object(sections)) = serde_json::to_value(&loaded.config) {
@@ -81,7 +80,6 @@ fn format_position(document: &Document, byte: usize) -> String {
 }
 
 /// The configuration in effect as JSON, with origins. Secrets are masked.
-#[must_use]
 pub fn to_json(loaded: &LoadedConfig) -> Value {
     let origins: serde_json::Map<String, Value> =
         loaded.origins.keys().map(|key| (key.clone(), Value::from(show_origin(loaded, key)))).collect();

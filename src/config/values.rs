@@ -115,7 +115,6 @@ pub struct Span<const MIN_MS: u64 = 0>(pub Duration);
 pub struct OptionalSpan<const MIN_MS: u64 = 0>(pub Option<Duration>);
 
 /// The milliseconds of a limit, for the types whose minimum it is.
-#[must_use]
 pub const fn millis(span: Duration) -> u64 {
     span.as_secs() * 1_000 + span.subsec_millis() as u64
 }
@@ -248,7 +247,6 @@ impl Text for WorkerName {
 impl WorkerName {
     /// Fills in the placeholders. A character that the protocol does not allow becomes `-`, and the host name is cut so that
     /// the result has at most `chars_max` characters.
-    #[must_use]
     pub fn fill(&self, hostname: &str, pid: u32, chars_max: usize) -> String {
         let with_pid = self.0.replace("{pid}", &pid.to_string());
         let Some(rest) = with_pid.len().checked_sub("{hostname}".len()) else { return with_pid };
@@ -283,12 +281,10 @@ pub struct Queue {
 }
 
 impl Queue {
-    #[must_use]
     pub fn provisioner(&self) -> &str {
         &self.provisioner
     }
 
-    #[must_use]
     pub fn worker_type(&self) -> &str {
         &self.worker_type
     }
@@ -319,12 +315,10 @@ pub struct Url(url::Url);
 
 impl Url {
     /// The URL without a trailing slash.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         self.0.as_str().trim_end_matches('/')
     }
 
-    #[must_use]
     pub const fn parts(&self) -> &url::Url {
         &self.0
     }
@@ -433,7 +427,6 @@ impl Text for SecretFile {
 pub struct Filter(String);
 
 impl Filter {
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -477,13 +470,11 @@ pub const MASK: &str = "********";
 
 impl Secret {
     /// Keeps the text without the white space around it.
-    #[must_use]
     pub fn new(text: &str) -> Self {
         let in_logs = redact::hide([text]);
         Self(Arc::new(Hidden { text: text.trim().to_owned().into(), _in_logs: in_logs }))
     }
 
-    #[must_use]
     pub fn reveal(&self) -> &str {
         use secrecy::ExposeSecret as _;
         self.0.text.expose_secret()

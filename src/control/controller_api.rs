@@ -25,7 +25,6 @@ use crate::worker::Note;
 
 pub const SOCKET_NAME: &str = "controller.sock";
 
-#[must_use]
 pub fn socket_in(folder: &Path) -> PathBuf {
     folder.join(SOCKET_NAME)
 }
@@ -71,7 +70,6 @@ pub struct PoolHandles {
 }
 
 impl PoolHandles {
-    #[must_use]
     pub fn new(controls: Vec<ControllerHandle>, clock: Clock) -> Self {
         Self { controls, clock, started_at: clock.now() }
     }
@@ -142,7 +140,6 @@ impl FromRef<AppState> for PoolHandles {
 }
 
 /// The commands that are also served over HTTP.
-#[must_use]
 pub fn command_routes(pools: PoolHandles) -> Router {
     shared_routes().with_state(AppState { pools, reloads: None })
 }

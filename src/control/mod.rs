@@ -18,7 +18,6 @@ use crate::worker::{Note, WorkerStatus};
 
 pub const SOCKET_NAME: &str = "control.sock";
 
-#[must_use]
 pub fn socket_in(work_dir: &Path) -> PathBuf {
     work_dir.join(SOCKET_NAME)
 }
@@ -40,7 +39,6 @@ pub struct WorkerStatusReply {
 }
 
 impl WorkerStatusReply {
-    #[must_use]
     pub fn new(id: String, group: String, snapshot: WorkerStatus) -> Self {
         Self { version: env!("CARGO_PKG_VERSION").to_owned(), id, group, pid: std::process::id(), snapshot }
     }

@@ -99,7 +99,6 @@ fn scale_limits(pool: &PoolConfig) -> ScaleLimits {
 }
 
 impl ControllerHandle {
-    #[must_use]
     pub fn new(pool: &str) -> (Self, ControllerInbox) {
         let (asks, asked) = mpsc::channel(CONTROLLER_STATUS_REQUESTS_MAX);
         (Self { pool: pool.to_owned(), requests: asks }, ControllerInbox(asked))

@@ -33,7 +33,6 @@ pub struct GroupPlan {
 }
 
 /// `requested` are keys for which demand is assumed.
-#[must_use]
 pub fn plan(pool: &status::PoolStatus, settings: &PoolConfig, requested: &[Key], now: Instant) -> PoolPlan {
     let limits = scale_limits(settings);
     let mut inputs: Vec<GroupInput> =

@@ -11,86 +11,70 @@ pub struct QueueNames {
 }
 
 impl QueueNames {
-    #[must_use]
     pub fn new(pool: &str) -> Self {
         Self { pool: escaped(pool) }
     }
 
-    #[must_use]
     pub fn are_valid(&self) -> bool {
         let longest =
             [self.dead_letter_exchange(), self.orphan_exchange(), self.activity_exchange(), self.lock_queue()];
         longest.iter().all(|name| name.len() <= AMQP_NAME_BYTES_MAX)
     }
 
-    #[must_use]
     pub fn requests_exchange(&self) -> String {
         format!("{}-req-xchg", self.pool)
     }
 
-    #[must_use]
     pub fn orphan_exchange(&self) -> String {
         format!("{}-orphan-xchg", self.pool)
     }
 
-    #[must_use]
     pub fn dead_letter_exchange(&self) -> String {
         format!("{}-deadletter-xchg", self.pool)
     }
 
-    #[must_use]
     pub fn activity_exchange(&self) -> String {
         format!("{}-activity-xchg", self.pool)
     }
 
-    #[must_use]
     pub fn orphan_queue(&self) -> String {
         format!("{}-orphan", self.pool)
     }
 
-    #[must_use]
     pub fn dead_letter_queue(&self) -> String {
         format!("{}-deadletter", self.pool)
     }
 
-    #[must_use]
     pub fn activity_queue(&self) -> String {
         format!("{}-activity", self.pool)
     }
 
-    #[must_use]
     pub fn poison_queue(&self) -> String {
         format!("{}-poison", self.pool)
     }
 
-    #[must_use]
     pub fn lock_queue(&self) -> String {
         format!("{}-controller", self.pool)
     }
 
-    #[must_use]
     pub fn request_queue_prefix(&self) -> String {
         format!("{}-req-", self.pool)
     }
 
-    #[must_use]
     pub fn request_queue(&self, key: &Key) -> Option<String> {
         let name = format!("{}{}", self.request_queue_prefix(), self.encoded_key(key));
         (name.len() <= AMQP_NAME_BYTES_MAX).then_some(name)
     }
 
-    #[must_use]
     pub fn encoded_key(&self, key: &Key) -> String {
         escaped(key.as_str())
     }
 
-    #[must_use]
     pub fn bindings(&self, key: &Key) -> Vec<String> {
         let escaped = self.encoded_key(key);
         if escaped == key.as_str() { vec![escaped] } else { vec![key.as_str().to_owned(), escaped] }
     }
 
-    #[must_use]
     pub fn parse_routing_key(&self, routing_key: &str) -> Option<Key> {
         // lapin replaced invalid UTF-8.
         if routing_key.contains(REPLACEMENT_CHAR) {
@@ -99,7 +83,6 @@ impl QueueNames {
         Key::new(&unescaped(routing_key)?)
     }
 
-    #[must_use]
     pub fn original_key(&self, routing_key: &str, died_in: Option<&str>) -> String {
         match died_in.and_then(|queue| self.parse_queue_name(queue)) {
             Some(key) if self.parse_routing_key(routing_key).as_ref() != Some(&key) => self.encoded_key(&key),
@@ -107,7 +90,6 @@ impl QueueNames {
         }
     }
 
-    #[must_use]
     pub fn parse_queue_name(&self, queue: &str) -> Option<Key> {
         let key = self.parse_routing_key(queue.strip_prefix(&self.request_queue_prefix())?)?;
         (self.request_queue(&key).as_deref() == Some(queue)).then_some(key)

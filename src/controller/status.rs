@@ -55,7 +55,6 @@ pub enum Role {
 impl Role {
     pub const ALL: [Self; 4] = [Self::Disconnected, Self::Standby, Self::Starting, Self::Active];
 
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Disconnected => "disconnected",
@@ -65,7 +64,6 @@ impl Role {
         }
     }
 
-    #[must_use]
     pub const fn inactive_reason(self) -> Option<&'static str> {
         match self {
             Self::Disconnected => Some("the broker cannot be reached"),
@@ -107,7 +105,6 @@ pub struct WorkerCounts {
 }
 
 impl WorkerCounts {
-    #[must_use]
     pub const fn total(self) -> u32 {
         self.starting + self.idle + self.busy + self.stopping
     }
@@ -218,7 +215,6 @@ pub enum WorkerActivity {
 }
 
 impl WorkerActivity {
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -243,7 +239,6 @@ pub enum GroupPhase {
 impl GroupPhase {
     pub const ALL: [Self; 3] = [Self::Active, Self::Unbound, Self::Deleting];
 
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Active => "active",

@@ -21,7 +21,6 @@ pub enum ActivityReport {
 
 impl ActivityReport {
     /// The name on the wire.
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Started => "started",
@@ -73,7 +72,6 @@ pub struct ActivityReporter {
 }
 
 impl ActivityReporter {
-    #[must_use]
     pub const fn new(policy: ActivityPolicy) -> Self {
         Self {
             policy,
@@ -122,7 +120,6 @@ impl ActivityReporter {
         self.reports.pop_front()
     }
 
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         if !self.connected {
             return None;
@@ -132,7 +129,6 @@ impl ActivityReporter {
     }
 
     /// No event leads to a report before this time, so none needs to be sent earlier.
-    #[must_use]
     pub fn next_report_allowed_at(&self) -> Option<Instant> {
         self.last_sent_at.map(|last| last.plus(REPORT_INTERVAL_MIN))
     }

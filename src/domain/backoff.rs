@@ -22,7 +22,6 @@ impl Backoff {
     pub const NEW: Self = Self { tries: 0 };
 
     /// Waits handed out since creation or the last [`Backoff::reset`].
-    #[must_use]
     pub const fn tries(&self) -> u32 {
         self.tries
     }

@@ -23,7 +23,6 @@ impl BrokerVersion {
     /// Classic queues have no consumer timeout from this version.
     const CLASSIC_UNLIMITED: Self = Self { major: 4, minor: 3 };
 
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split('.').map(|number| number.parse().ok());
         Some(Self { major: numbers.next()??, minor: numbers.next()?? })
@@ -54,7 +53,6 @@ pub enum QueueTimeout {
 }
 
 impl TimeoutFacts {
-    #[must_use]
     pub fn timeout(&self) -> QueueTimeout {
         if self.version < BrokerVersion::PER_QUEUE_TIMEOUT {
             return QueueTimeout::BrokerDefault;
@@ -70,7 +68,6 @@ impl TimeoutFacts {
 
 impl QueueTimeout {
     /// The timeout of a queue, given the `configured` value of the broker's own setting; `None` is unlimited.
-    #[must_use]
     pub const fn or_configured(self, configured: Option<Duration>) -> Option<Duration> {
         match self {
             Self::BrokerDefault => configured,
@@ -83,7 +80,6 @@ impl QueueTimeout {
 /// How long a reclaim extends the lease of a message received `held` ago, at most `max`. The margin is that of the
 /// whole timeout: extending to the very end would leave a payload no time to stop. Close to the end an extension
 /// gains nothing.
-#[must_use]
 pub fn extension_length(held: Duration, timeout: Option<Duration>, max: Duration) -> Duration {
     let Some(timeout) = timeout else { return max };
     let margin = margin(timeout);
@@ -93,7 +89,6 @@ pub fn extension_length(held: Duration, timeout: Option<Duration>, max: Duration
 
 /// How long a poll may wait, at most `max`. A lease counts from when the poll was sent, so a short timeout must not
 /// be spent on waiting.
-#[must_use]
 pub fn long_poll_wait(timeout: Option<Duration>, max: Duration) -> Duration {
     timeout.map_or(max, |timeout| max.min(timeout / 4))
 }

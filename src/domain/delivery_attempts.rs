@@ -44,7 +44,6 @@ pub enum AttemptAction {
 }
 
 impl DeliveryHistory {
-    #[must_use]
     pub const fn attempts(self) -> u32 {
         let more = match (self.broker_count, self.kind) {
             (_, DeliveryKind::First) => 0,
@@ -61,7 +60,6 @@ impl DeliveryHistory {
 
     /// Decides with a limit of `max` attempts; `None` is unlimited. A message whose copy the full queue rejects is
     /// tried uncounted: it is at the head of the queue, which would otherwise never drain.
-    #[must_use]
     pub const fn next_action(self, max: Option<NonZeroU32>, copies: Republishing) -> AttemptAction {
         let attempt = self.attempts();
         let Some(max) = max else { return AttemptAction::Try { attempt } };

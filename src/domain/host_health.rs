@@ -38,7 +38,6 @@ pub struct HostHealth {
 }
 
 impl HostHealth {
-    #[must_use]
     pub const fn new() -> Self {
         Self { state: State::Healthy { since: Instant::ORIGIN }, backoff: Backoff::NEW }
     }
@@ -77,12 +76,10 @@ impl HostHealth {
         }
     }
 
-    #[must_use]
     pub const fn is_unhealthy(&self) -> bool {
         !matches!(self.state, State::Healthy { .. })
     }
 
-    #[must_use]
     pub const fn next_deadline(&self) -> Option<Instant> {
         match self.state {
             State::Paused { until } => Some(until),

@@ -15,14 +15,12 @@ pub struct TaskId(Box<str>);
 impl TaskId {
     /// Returns `None` for an empty id, one over [`TASK_ID_BYTES_MAX`], one that starts with a dot, or one with
     /// characters other than printable ASCII without `/` and space.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let fits = !text.is_empty() && text.len() <= TASK_ID_BYTES_MAX && !text.starts_with('.');
         let clean = text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
         (fits && clean).then(|| Self(text.into()))
     }
 
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -61,12 +59,10 @@ pub struct SourceId(pub u16);
 
 impl SourceId {
     /// At most 65,536 sources.
-    #[must_use]
     pub fn from_index(index: usize) -> Self {
         Self(u16::try_from(index).unwrap_or(u16::MAX))
     }
 
-    #[must_use]
     pub fn index(self) -> usize {
         usize::from(self.0)
     }

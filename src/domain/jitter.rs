@@ -7,7 +7,6 @@ use core::time::Duration;
 pub struct Jitter(u64);
 
 impl Jitter {
-    #[must_use]
     pub const fn seeded(seed: u64) -> Self {
         Self(seed)
     }

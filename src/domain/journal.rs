@@ -29,7 +29,6 @@ pub enum JournalTiming {
 impl JournalTiming {
     /// A claim that outlives the worker is reported by the next process, whatever was done of it. A connection-scoped
     /// one leaves at most processes, which the next process has to find (I27).
-    #[must_use]
     pub const fn of(manner: Capabilities) -> Self {
         if manner.connection_scoped { Self::BeforeFirstProcess } else { Self::BeforePrepare }
     }
@@ -156,7 +155,6 @@ pub enum AfterClose {
 }
 
 impl AfterClose {
-    #[must_use]
     pub const fn of(end: ClaimEnd) -> Self {
         match end {
             ClaimEnd::Reported(_)
@@ -178,7 +176,6 @@ impl AfterClose {
 
 impl Journal {
     /// A journal that begins in this boot of the host.
-    #[must_use]
     pub const fn new(boot: BootId) -> Self {
         Self {
             boot: Some(boot),
@@ -227,13 +224,11 @@ impl Journal {
     }
 
     /// Claims that are not closed.
-    #[must_use]
     pub fn open_count(&self) -> usize {
         self.open_claims.len()
     }
 
     /// The smallest list of records that restores this state.
-    #[must_use]
     pub fn compacted(&self) -> Vec<JournalRecord> {
         let mut records = Vec::new();
         records.extend(self.boot.clone().map(|boot| JournalRecord::JournalStarted { boot }));
@@ -257,7 +252,6 @@ impl Journal {
     }
 
     /// Whether so many stored records should be compacted.
-    #[must_use]
     pub fn needs_compaction(&self, records: usize) -> bool {
         records > self.open_claims.len().saturating_mul(4).saturating_add(RECORDS_SLACK)
     }
@@ -266,7 +260,6 @@ impl Journal {
     ///
     /// Nothing is resumed (I28). A decided outcome is reported, since its log and artifacts are uploaded. Everything
     /// else is released.
-    #[must_use]
     pub fn recovery_plan(&self, boot: &BootId, claimants: &[Box<str>]) -> RecoveryPlan {
         let sidecars = self.sidecars.values().filter_map(|processes| self.surviving_processes(processes, boot));
         let mut plan = RecoveryPlan { kill: sidecars.collect(), ..RecoveryPlan::default() };
@@ -286,7 +279,6 @@ impl Journal {
     }
 
     /// When this claimant sent the oldest poll whose answer was not read.
-    #[must_use]
     pub fn unread_poll(&self, claimant: &str) -> Option<Duration> {
         self.unread_polls.get(claimant).copied()
     }

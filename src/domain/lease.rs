@@ -37,7 +37,6 @@ pub struct Lease {
 }
 
 impl Lease {
-    #[must_use]
     pub fn granted(sent_at: Instant, length: Duration, policy: Policy) -> Self {
         let grace = policy.termination_grace.min(length / 10);
         let needed = clock_error(length) + grace + KILL_SLACK.min(length / 40);
@@ -46,14 +45,12 @@ impl Lease {
     }
 
     /// The earliest time at which the queue may give the run to another worker.
-    #[must_use]
     pub const fn granted_until(&self) -> Instant {
         self.sent_at.plus(self.length)
     }
 
     /// When the claim is abandoned: nothing is started or reported from then on, and the payload is killed (I1, I2,
     /// I3).
-    #[must_use]
     pub const fn expires_at(&self) -> Instant {
         let abandon_at = self.granted_until().minus(self.margin);
         // A lease shorter than its margin was never usable.
@@ -64,28 +61,23 @@ impl Lease {
         }
     }
 
-    #[must_use]
     pub fn is_usable(&self, now: Instant) -> bool {
         now < self.expires_at()
     }
 
     /// The time between SIGTERM and SIGKILL after the claim is lost; at most a tenth of the lease.
-    #[must_use]
     pub const fn grace(&self) -> Duration {
         self.grace
     }
 
-    #[must_use]
     pub const fn margin(&self) -> Duration {
         self.margin
     }
 
-    #[must_use]
     pub fn attempt_timeout(&self) -> Duration {
         (self.length / 24).min(RECLAIM_TIMEOUT_MAX)
     }
 
-    #[must_use]
     pub fn retry_policy(&self) -> backoff::Policy {
         backoff::Policy { first: self.attempt_timeout() / 8, max: self.attempt_timeout() }
     }
@@ -99,19 +91,16 @@ impl Lease {
     }
 
     /// The later of two leases of the same claim: queues never move `takenUntil` back.
-    #[must_use]
     pub fn or_later(self, extension: Self) -> Self {
         if extension.expires_at() > self.expires_at() { extension } else { self }
     }
 }
 
-#[must_use]
 pub fn margin(length: Duration) -> Duration {
     MARGIN_MIN.max(length / 20).min(length / 4)
 }
 
 /// The error of the local clock and timers over `length`.
-#[must_use]
 pub fn clock_error(length: Duration) -> Duration {
     length / 1_000_000 * CLOCK_DRIFT_PPM + TIMER_LATENESS.min(length / 20)
 }

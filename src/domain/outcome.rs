@@ -21,7 +21,6 @@ pub enum ExceptionReason {
 }
 
 impl ExceptionReason {
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::WorkerShutdown => "worker-shutdown",
@@ -69,7 +68,6 @@ pub enum PrepareFailure {
 }
 
 impl PrepareFailure {
-    #[must_use]
     pub const fn outcome(self) -> Outcome {
         Outcome::Exception(match self {
             Self::Malformed => ExceptionReason::MalformedPayload,
@@ -80,7 +78,6 @@ impl PrepareFailure {
     }
 
     /// Describes the failure in the task's log.
-    #[must_use]
     pub const fn description(self) -> &'static str {
         match self {
             Self::Malformed => "the payload is malformed; no task code was run",
@@ -113,7 +110,6 @@ pub enum ExecuteFailure {
 pub type Verdict = Result<(), ExecuteFailure>;
 
 impl ExecuteFailure {
-    #[must_use]
     pub const fn outcome(self) -> Outcome {
         match self {
             Self::Failed => Outcome::Failed,
@@ -125,7 +121,6 @@ impl ExecuteFailure {
     }
 
     /// Describes the failure in the task's log.
-    #[must_use]
     pub const fn description(self) -> &'static str {
         match self {
             Self::Failed => "failed",

@@ -70,7 +70,6 @@ pub enum UnreadPoll {
 }
 
 impl UnreadPoll {
-    #[must_use]
     pub const fn age(self, now: Instant) -> Duration {
         match self {
             Self::Sent(at) => now.since(at),
@@ -104,7 +103,6 @@ pub struct Poller {
 }
 
 impl Poller {
-    #[must_use]
     pub const fn new(policy: PollPolicy, capabilities: Capabilities) -> Self {
         Self {
             policy,
@@ -128,7 +126,6 @@ impl Poller {
         }
     }
 
-    #[must_use]
     pub const fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
@@ -137,7 +134,6 @@ impl Poller {
         self.policy = policy;
     }
 
-    #[must_use]
     pub fn next_call(&self, now: Instant) -> NextCall {
         let not_before = self.not_before.max(self.claim_backoff_until);
         match self.state {
@@ -151,23 +147,19 @@ impl Poller {
     }
 
     /// Since when it has been ready; the earliest is polled first.
-    #[must_use]
     pub const fn ready_since(&self) -> Instant {
         self.not_before
     }
 
-    #[must_use]
     pub const fn is_polling(&self) -> bool {
         matches!(self.state, State::Polling { .. } | State::Recovering)
     }
 
     /// Whether a poll is in flight that the service answers as soon as a task is pending.
-    #[must_use]
     pub const fn is_long_polling(&self) -> bool {
         self.capabilities.long_poll && matches!(self.state, State::Polling { .. })
     }
 
-    #[must_use]
     pub fn state_name(&self, now: Instant) -> &'static str {
         match self.state {
             State::Opening => "opening",
@@ -181,7 +173,6 @@ impl Poller {
         }
     }
 
-    #[must_use]
     pub const fn is_failing(&self) -> bool {
         self.poll_backoff.tries() > 0
             || self.claim_backoff.tries() > 0
@@ -315,17 +306,14 @@ impl Poller {
         self.not_before = now.plus(wait);
     }
 
-    #[must_use]
     pub const fn consecutive_failures(&self) -> u32 {
         self.poll_backoff.tries()
     }
 
-    #[must_use]
     pub const fn is_denied(&self) -> bool {
         self.denied
     }
 
-    #[must_use]
     pub const fn consecutive_claim_failures(&self) -> u32 {
         self.claim_backoff.tries()
     }
@@ -350,12 +338,10 @@ impl Poller {
         }
     }
 
-    #[must_use]
     pub const fn unread_poll(&self) -> Option<UnreadPoll> {
         self.unread_poll
     }
 
-    #[must_use]
     pub const fn is_recovery_due(&self) -> bool {
         self.recovery_due
     }

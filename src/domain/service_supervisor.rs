@@ -98,7 +98,6 @@ pub struct ServiceSupervisor {
 }
 
 impl ServiceSupervisor {
-    #[must_use]
     pub const fn new(policy: ServicePolicy, seed: u64, now: Instant) -> Self {
         let state = match policy.managed_by {
             ManagedBy::Worker => State::BackingOff { start_at: now },
@@ -107,13 +106,11 @@ impl ServiceSupervisor {
         Self { policy, state, backoff: Backoff::NEW, jitter: Jitter::seeded(seed), effects: VecDeque::new() }
     }
 
-    #[must_use]
     pub const fn consecutive_failures(&self) -> u32 {
         self.backoff.tries()
     }
 
     /// `None` unless it waits for a restart.
-    #[must_use]
     pub const fn starts_at(&self) -> Option<Instant> {
         match self.state {
             State::BackingOff { start_at } => Some(start_at),
@@ -185,7 +182,6 @@ impl ServiceSupervisor {
         self.effects.pop_front()
     }
 
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         match self.state {
             State::BackingOff { start_at } => Some(start_at),

@@ -17,17 +17,14 @@ pub struct Slots {
 }
 
 impl Slots {
-    #[must_use]
     pub const fn new(capacity: u32) -> Self {
         Self { free: capacity, capacity, excess: 0 }
     }
 
-    #[must_use]
     pub const fn free(&self) -> u32 {
         self.free
     }
 
-    #[must_use]
     pub const fn capacity(&self) -> u32 {
         self.capacity
     }

@@ -12,30 +12,25 @@ pub struct Instant(Duration);
 impl Instant {
     pub const ORIGIN: Self = Self(Duration::ZERO);
 
-    #[must_use]
     pub const fn at(since_origin: Duration) -> Self {
         Self(since_origin)
     }
 
-    #[must_use]
     pub const fn since_origin(self) -> Duration {
         self.0
     }
 
     /// Saturates at the largest representable time.
-    #[must_use]
     pub const fn plus(self, span: Duration) -> Self {
         Self(self.0.saturating_add(span))
     }
 
     /// Saturates at the origin.
-    #[must_use]
     pub const fn minus(self, span: Duration) -> Self {
         Self(self.0.saturating_sub(span))
     }
 
     /// Zero if `earlier` is in the future.
-    #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }

@@ -20,13 +20,11 @@ const SAMPLED: u8 = 1;
 
 impl TraceParent {
     /// A new, sampled trace. Zero ids are invalid and become ones.
-    #[must_use]
     pub fn new(trace: u128, parent: u64) -> Self {
         Self { trace_id: trace.max(1), span_id: parent.max(1), flags: SAMPLED }
     }
 
     /// Reads version 00, and of later versions what version 00 defines.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('-');
         let version = u8::from_str_radix(hex(parts.next()?, 2)?, 16).ok()?;
@@ -42,27 +40,22 @@ impl TraceParent {
     }
 
     /// The same trace with another parent span.
-    #[must_use]
     pub const fn child(self, span: u64) -> Self {
         Self { span_id: if span == 0 { 1 } else { span }, ..self }
     }
 
-    #[must_use]
     pub const fn is_sampled(&self) -> bool {
         self.flags & SAMPLED == SAMPLED
     }
 
-    #[must_use]
     pub const fn trace_number(&self) -> u128 {
         self.trace_id
     }
 
-    #[must_use]
     pub const fn span_id(&self) -> u64 {
         self.span_id
     }
 
-    #[must_use]
     pub const fn trace_id(&self) -> TraceId {
         TraceId(self.trace_id)
     }

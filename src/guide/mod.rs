@@ -12,7 +12,6 @@ pub struct GuidePage {
 
 impl GuidePage {
     /// The text of the first line.
-    #[must_use]
     pub fn title(&self) -> &'static str {
         self.text.lines().next().unwrap_or(self.name).trim_start_matches("# ")
     }

@@ -26,7 +26,6 @@ pub enum Color {
     Never,
 }
 
-#[must_use]
 pub fn color_from_environment(environment: &Environment) -> Color {
     if environment.get("NO_COLOR").is_some() { Color::Never } else { Color::Auto }
 }
@@ -108,7 +107,6 @@ fn background_writer(to: impl Write + Send + 'static) -> NonBlocking {
     writer
 }
 
-#[must_use]
 pub fn dropped_lines() -> u64 {
     let writing = WRITER.lock();
     writing.as_ref().map_or(0, |(_, counter)| counter.dropped_lines() as u64)

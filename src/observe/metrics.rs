@@ -276,7 +276,6 @@ pub fn text(status: WorkerStatusReply) -> Result<String, fmt::Error> {
 }
 
 /// The table of `examples/prometheus/README.md`.
-#[must_use]
 pub fn markdown() -> String {
     openmetrics::markdown(FAMILIES)
 }

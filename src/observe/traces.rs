@@ -134,7 +134,6 @@ impl Export {
         Ok(Self { queue: Arc::new(SpanQueue { sender, counters }), sending, shutdown })
     }
 
-    #[must_use]
     pub fn recorder(&self) -> Arc<dyn TraceRecorder> {
         Arc::<SpanQueue>::clone(&self.queue)
     }

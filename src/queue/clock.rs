@@ -76,13 +76,11 @@ impl UnixMillis {
 pub struct QueueClock(Option<Arc<AtomicI64>>);
 
 impl QueueClock {
-    #[must_use]
     pub const fn wall() -> Self {
         Self(None)
     }
 
     /// A clock that only [`QueueClock::advance`] moves.
-    #[must_use]
     pub fn manual(unix_millis: i64) -> Self {
         Self(Some(Arc::new(AtomicI64::new(unix_millis))))
     }
@@ -94,7 +92,6 @@ impl QueueClock {
         }
     }
 
-    #[must_use]
     pub fn unix_millis(&self) -> i64 {
         self.now().0
     }

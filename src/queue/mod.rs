@@ -85,7 +85,6 @@ pub struct Config {
 
 impl Config {
     /// A queue on a free loopback port with authentication on and no clients.
-    #[must_use]
     pub fn new(db: Db, artifacts: PathBuf) -> Self {
         Self {
             db,
@@ -230,25 +229,21 @@ fn check_exposure(config: &Config) -> Result<(), StartError> {
 }
 
 impl RunningQueue {
-    #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// The `rootUrl` for clients, without a trailing slash.
-    #[must_use]
     pub fn root_url(&self) -> &str {
         &self.root_url
     }
 
     /// A counter that grows each time a run becomes pending.
-    #[must_use]
     pub fn pending(&self) -> watch::Receiver<u64> {
         self.store.pending()
     }
 
     /// The number of long polls in flight.
-    #[must_use]
     pub fn long_polls(&self) -> usize {
         QUEUE_LONG_POLLS_MAX - self.long_poll_permits.available_permits()
     }

@@ -59,12 +59,10 @@ impl RedactFilter {
         *self = Self { redaction_count: redactions, ..Self::default() };
     }
 
-    #[must_use]
     pub const fn held_back(&self) -> usize {
         self.bytes.len() - self.emitted
     }
 
-    #[must_use]
     pub const fn redaction_count(&self) -> u64 {
         self.redaction_count
     }

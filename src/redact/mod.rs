@@ -47,7 +47,6 @@ impl Drop for HiddenSecrets {
 }
 
 /// Redacts secrets in every log of this process from now on.
-#[must_use]
 pub fn hide<'a>(secrets: impl IntoIterator<Item = &'a str>) -> HiddenSecrets {
     let mut hidden = PROCESS_SECRETS.write();
     HiddenSecrets(secrets.into_iter().map(|secret| hidden.add(secret)).collect())
@@ -64,7 +63,6 @@ pub fn end_stream(filter: &mut RedactFilter, own: Option<&SecretSet>, out: &mut 
 }
 
 /// Redacts a complete text, such as a line or an error.
-#[must_use]
 pub fn bytes<'a>(bytes: &'a [u8], own: Option<&SecretSet>) -> Cow<'a, [u8]> {
     with_sets(own, |sets| {
         let (mut filter, mut out) = (RedactFilter::default(), Vec::with_capacity(bytes.len()));
@@ -74,7 +72,6 @@ pub fn bytes<'a>(bytes: &'a [u8], own: Option<&SecretSet>) -> Cow<'a, [u8]> {
     })
 }
 
-#[must_use]
 pub fn text(text: &str) -> Cow<'_, str> {
     match bytes(text.as_bytes(), None) {
         Cow::Borrowed(_) => Cow::Borrowed(text),
@@ -87,7 +84,6 @@ pub fn text(text: &str) -> Cow<'_, str> {
 const NOT_A_SECRET_NAME: &str = "WORKER_KEY";
 
 /// Returns whether a variable is named like a secret. `*` in a pattern matches any text; case is ignored.
-#[must_use]
 pub fn is_secret_name(name: &str, patterns: &[String]) -> bool {
     let is_exempt = name == NOT_A_SECRET_NAME;
     let applies = |pattern: &&String| !is_exempt || !pattern.contains('*');

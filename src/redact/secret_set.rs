@@ -46,7 +46,6 @@ impl std::fmt::Debug for SecretSet {
 }
 
 impl SecretSet {
-    #[must_use]
     pub fn new(patterns: Patterns) -> Self {
         let prefixes = match patterns {
             Patterns::Included => patterns::prefixes(),
@@ -84,7 +83,6 @@ impl SecretSet {
         self.rebuild_bitmap();
     }
 
-    #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes
     }

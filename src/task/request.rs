@@ -69,7 +69,6 @@ impl Request {
     }
 
     /// Returns the bytes of the body.
-    #[must_use]
     pub fn body_bytes(&self) -> Vec<u8> {
         match (&self.body, &self.body_base64, &self.json) {
             (Some(text), _, _) => text.clone().into_bytes(),
@@ -80,7 +79,6 @@ impl Request {
     }
 
     /// Decodes `body_base64`; `None` if it is missing or not base64.
-    #[must_use]
     pub fn decoded_body(&self) -> Option<Vec<u8>> {
         STANDARD.decode(self.body_base64.as_ref()?).ok()
     }

@@ -23,13 +23,11 @@ pub struct Reply {
 
 impl Reply {
     /// A reply with status `ok`.
-    #[must_use]
     pub fn ok(body: impl Into<Arc<[u8]>>) -> Self {
         Self { status: ReplyStatus::OK, body: body.into(), content_type: None }
     }
 
     /// The same reply with another status.
-    #[must_use]
     pub fn with_status(self, status: ReplyStatus) -> Self {
         Self { status, ..self }
     }
@@ -46,14 +44,12 @@ impl ReplyStatus {
     pub const CORE_ERROR: Self = Self(Cow::Borrowed("core_error"));
 
     /// A status of at most 64 letters, digits, `_`, `-` and `.`; `None` if invalid.
-    #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
         let clean = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte));
         (clean && !word.is_empty() && word.len() <= 64).then(|| Self(Cow::Owned(word.to_owned())))
     }
 
     /// The status as text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -144,7 +140,6 @@ impl Results {
     }
 
     /// The final reply.
-    #[must_use]
     pub fn final_reply(&self) -> Option<Reply> {
         self.inner.final_reply.lock().clone()
     }
@@ -173,19 +168,16 @@ impl Results {
     }
 
     /// Whether [`Results::mark_not_started`] was called.
-    #[must_use]
     pub fn is_not_started(&self) -> bool {
         self.inner.not_started.load(Ordering::Relaxed)
     }
 
     /// Why there is no successful reply.
-    #[must_use]
     pub fn failure_reason(&self) -> Option<String> {
         self.inner.failure_reason.lock().clone()
     }
 
     /// The limits of a reply.
-    #[must_use]
     pub fn limits(&self) -> ReplyLimits {
         self.inner.limits
     }

@@ -53,7 +53,6 @@ fn queues_path(vhost: &str, start: &str, page: u32) -> String {
     )
 }
 
-#[must_use]
 pub fn escape_regex(text: &str) -> String {
     let mut pattern = String::with_capacity(text.len());
     for char in text.chars() {

@@ -61,7 +61,6 @@ pub struct TaskStatus {
 
 impl TaskStatus {
     /// Missing properties are left out.
-    #[must_use]
     pub fn read(raw: &Value) -> Self {
         let text = |name: &str| raw.get(name).and_then(Value::as_str).unwrap_or("").to_owned();
         let queue = match text("taskQueueId") {
@@ -80,18 +79,15 @@ impl TaskStatus {
         }
     }
 
-    #[must_use]
     pub fn is_resolved(&self) -> bool {
         matches!(self.state, TaskState::Completed | TaskState::Failed | TaskState::Exception)
     }
 
-    #[must_use]
     pub fn is_canceled(&self) -> bool {
         self.runs.last().and_then(|run| run.reason.as_deref()) == Some("canceled")
     }
 
     /// The state and, while running, the rest of the lease.
-    #[must_use]
     pub fn short_summary(&self, now: Timestamp) -> String {
         let claimed = self.runs.last().filter(|run| run.state == TaskState::Running).and_then(|run| run.taken_until);
         match claimed {
@@ -101,14 +97,12 @@ impl TaskStatus {
     }
 
     /// The state and a reason that differs from it.
-    #[must_use]
     pub fn summary(&self) -> String {
         let reason = self.runs.last().and_then(|run| run.reason.as_ref()).filter(|reason| **reason != self.state_text);
         reason.map_or_else(|| self.state_text.clone(), |reason| format!("{} {reason}", self.state_text))
     }
 
     /// Why a run (by default the last one) has no log, and what to do.
-    #[must_use]
     pub fn missing_log_reason(&self, run: Option<u32>) -> String {
         let wanted = match run {
             Some(number) => self.runs.iter().find(|run| run.number == number),
@@ -140,7 +134,6 @@ impl TaskStatus {
         format!("{}/{} is {}: {reason}{earlier}", self.task, found.number, found.summary())
     }
 
-    #[must_use]
     pub fn describe(&self) -> String {
         let mut out = String::new();
         // Writing to a String cannot fail.
@@ -154,7 +147,6 @@ impl TaskStatus {
 
 impl RunStatus {
     /// Whether the lease was extended beyond one claim of this length.
-    #[must_use]
     pub fn was_extended(&self, claim: Duration) -> bool {
         let (Some(started), Some(until)) = (self.started_at, self.taken_until) else { return false };
         SignedDuration::try_from(claim)

@@ -11,7 +11,6 @@ use crate::domain::time::Instant;
 
 impl ClaimState {
     /// The result that `command` would have.
-    #[must_use]
     pub fn preview_cancel(&self, command: CancelCommand) -> CancelResult {
         let command = self.strongest_command(command);
         match self.stage {

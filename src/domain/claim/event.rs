@@ -66,7 +66,6 @@ pub enum CancelCommand {
 
 impl CancelCommand {
     /// The outcome of a payload stopped by this command.
-    #[must_use]
     pub const fn outcome(self) -> Outcome {
         Outcome::Exception(match self {
             Self::Release => ExceptionReason::WorkerShutdown,
@@ -76,7 +75,6 @@ impl CancelCommand {
 
     /// Replaces the outcome of a payload that has ended. A release does not hide `completed` or `failed` from a
     /// retry; a cancel keeps what is not retried anyway, except a success whose artifacts are not uploaded yet.
-    #[must_use]
     pub const fn override_outcome(self, outcome: Outcome) -> Outcome {
         match (self, outcome) {
             (Self::Release, Outcome::Completed | Outcome::Failed)
@@ -90,7 +88,6 @@ impl CancelCommand {
     }
 
     /// Whether the outcome has the wanted effect: retried for a release, not retried for a cancel.
-    #[must_use]
     pub const fn is_satisfied_by(self, outcome: Outcome) -> bool {
         let done_elsewhere =
             matches!(outcome, Outcome::Exception(ExceptionReason::WorkerShutdown | ExceptionReason::IntermittentTask));

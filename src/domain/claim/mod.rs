@@ -113,21 +113,18 @@ pub struct ClaimState {
 
 impl ClaimState {
     /// A claim to be requested.
-    #[must_use]
     pub fn requested(policy: ClaimPolicy, actions: &mut Vec<ClaimAction>) -> Self {
         actions.push(ClaimAction::Request);
         Self::in_stage(policy, Stage::Requested { retry_at: None })
     }
 
     /// A claim granted by a poll or a recovery; [`ClaimEvent::Granted`] follows.
-    #[must_use]
     pub const fn from_grant(policy: ClaimPolicy) -> Self {
         Self::in_stage(policy, Stage::Requested { retry_at: None })
     }
 
     /// A claim of a previous process: `outcome` is reported once the claim is granted again. Its payload is never
     /// prepared (I28).
-    #[must_use]
     pub fn recovered(policy: ClaimPolicy, outcome: Outcome, actions: &mut Vec<ClaimAction>) -> Self {
         Self { recovered_outcome: Some(outcome), ..Self::requested(policy, actions) }
     }
@@ -152,37 +149,30 @@ impl ClaimState {
         }
     }
 
-    #[must_use]
     pub const fn is_recovered(&self) -> bool {
         self.recovered_outcome.is_some()
     }
 
-    #[must_use]
     pub const fn is_granted(&self) -> bool {
         self.lease.is_some()
     }
 
-    #[must_use]
     pub const fn is_started(&self) -> bool {
         !matches!(self.stage, Stage::Requested { .. } | Stage::Preparing)
     }
 
-    #[must_use]
     pub const fn is_closed(&self) -> bool {
         matches!(self.stage, Stage::Closed)
     }
 
-    #[must_use]
     pub const fn lease(&self) -> Option<Lease> {
         self.lease
     }
 
-    #[must_use]
     pub fn next_reclaim(&self) -> Option<Instant> {
         self.reclaim_due()
     }
 
-    #[must_use]
     pub const fn state_name(&self) -> &'static str {
         match self.stage {
             Stage::Requested { .. } => "claiming",
@@ -226,7 +216,6 @@ impl ClaimState {
         self.on_timers(now, actions);
     }
 
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let stage = match self.stage {
             Stage::Requested { retry_at } | Stage::Reporting { retry_at, .. } => retry_at,

@@ -21,26 +21,22 @@ pub struct Load {
 impl Load {
     /// From the waiting requests, the broker's count where it is fresh, and the number of busy workers, each of which
     /// may hold `concurrency` requests.
-    #[must_use]
     pub fn new(ready: u32, unacknowledged: Option<u32>, busy: u32, concurrency: u32) -> Self {
         // Workers do not report how many each holds; a lower number might stop a busy one.
         let in_flight = unacknowledged.is_none().then(|| busy.saturating_mul(concurrency.max(1)));
         Self { ready, unacknowledged, in_flight, ..Self::default() }
     }
 
-    #[must_use]
     pub fn unknown() -> Self {
         Self { is_unknown: true, ..Self::default() }
     }
 
-    #[must_use]
     pub fn is_idle(&self) -> bool {
         self.ready == 0 && self.in_progress() == 0 && !self.is_unknown
     }
 
     /// The greater of the held requests and external tasks: a late count must neither stop a worker nor start one for
     /// what another holds.
-    #[must_use]
     pub fn in_progress(&self) -> u32 {
         let counted = self.unacknowledged.unwrap_or_default().saturating_add(self.external_tasks);
         counted.max(self.in_flight.unwrap_or_default())

@@ -27,12 +27,10 @@ pub struct Key(Box<str>);
 
 impl Key {
     /// `None` if longer than [`KEY_BYTES_MAX`]. An empty key is valid.
-    #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         (text.len() <= KEY_BYTES_MAX).then(|| Self(text.into()))
     }
 
-    #[must_use]
     pub const fn as_str(&self) -> &str {
         &self.0
     }

@@ -27,7 +27,6 @@ pub struct ScaleOverride {
 
 impl ScaleOverride {
     /// The limits with the override applied. A configured limit yields to an overridden one.
-    #[must_use]
     pub fn apply_to(&self, limits: ScaleLimits) -> ScaleLimits {
         let (mut min, mut max) = (self.min.unwrap_or(limits.min), self.max.unwrap_or(limits.max));
         if min > max && self.max.is_some() {
@@ -80,18 +79,15 @@ impl Overrides {
         self.scale.retain(|_, numbers| now < numbers.until);
     }
 
-    #[must_use]
     pub const fn pool_pause(&self) -> Option<&Pause> {
         self.pool_pause.as_ref()
     }
 
     /// The group's own pause, or that of its pool.
-    #[must_use]
     pub fn pause_of(&self, key: &Key) -> Option<&Pause> {
         self.group_pauses.get(key).or(self.pool_pause.as_ref())
     }
 
-    #[must_use]
     pub fn scale_of(&self, key: &Key) -> Option<&ScaleOverride> {
         self.scale.get(key)
     }
@@ -101,7 +97,6 @@ impl Overrides {
         self.scale.iter().filter(|(_, numbers)| numbers.min.is_some_and(|min| min > 0)).map(|(key, _)| key)
     }
 
-    #[must_use]
     pub fn count(&self) -> usize {
         self.group_pauses.len() + self.scale.len()
     }

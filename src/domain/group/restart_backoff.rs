@@ -33,7 +33,6 @@ pub struct RestartBackoff {
 
 impl RestartBackoff {
     /// A worker that runs for `stable_after` is stable.
-    #[must_use]
     pub const fn new(stable_after: Duration, seed: u64) -> Self {
         Self { stable_after, backoff: Backoff::NEW, jitter: Jitter::seeded(seed), not_before: Instant::ORIGIN }
     }
@@ -63,17 +62,14 @@ impl RestartBackoff {
         self.not_before = Instant::ORIGIN;
     }
 
-    #[must_use]
     pub const fn not_before(&self) -> Instant {
         self.not_before
     }
 
-    #[must_use]
     pub const fn consecutive_failures(&self) -> u32 {
         self.backoff.tries()
     }
 
-    #[must_use]
     pub const fn is_failing(&self) -> bool {
         self.backoff.tries() >= FAILURES_MAX
     }

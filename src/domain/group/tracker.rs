@@ -33,7 +33,6 @@ pub struct Tracker {
 impl Tracker {
     /// Starts with the queues found at the broker, as if each had demand now; an unneeded one is removed by its
     /// delays.
-    #[must_use]
     pub fn new(policy: TrackerPolicy, found: impl IntoIterator<Item = Key>, now: Instant) -> Self {
         let mut tracker = Self { policy, generation: Generation::default(), groups: BTreeMap::new() };
         for key in found {
@@ -85,17 +84,14 @@ impl Tracker {
         self.policy = policy;
     }
 
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.groups.values().map(|wanted| wanted.until).min()
     }
 
-    #[must_use]
     pub const fn generation(&self) -> Generation {
         self.generation
     }
 
-    #[must_use]
     pub fn desired(&self, key: &Key) -> Option<DesiredGroup> {
         self.groups.get(key).copied()
     }

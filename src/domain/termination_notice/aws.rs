@@ -31,7 +31,6 @@ pub struct AwsTracker {
 }
 
 impl AwsTracker {
-    #[must_use]
     pub const fn new(pace: PollSchedule, seed: u64) -> Self {
         Self {
             token: NoticeTracker::new(PollSchedule { interval: Duration::ZERO, ..pace }, seed),
@@ -42,7 +41,6 @@ impl AwsTracker {
         }
     }
 
-    #[must_use]
     pub fn next_request(&self, now: Instant) -> NextRequest<AwsRequest> {
         if now < self.action.next_at() {
             NextRequest::WaitUntil(self.action.next_at())

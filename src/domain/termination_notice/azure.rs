@@ -56,13 +56,11 @@ pub struct AzureTracker {
 }
 
 impl AzureTracker {
-    #[must_use]
     pub const fn new(pace: PollSchedule, seed: u64) -> Self {
         let (name_tracker, event_tracker) = (NoticeTracker::new(pace, seed), NoticeTracker::new(pace, seed ^ 1));
         Self { name: None, name_tracker, event_tracker, timeout: AzureTimeout::FirstReply, recovery_unreported: false }
     }
 
-    #[must_use]
     pub fn next_request(&self, now: Instant) -> NextRequest<AzureRequest> {
         let (watch, call) = match self.name {
             None => (&self.name_tracker, AzureRequest::Name),

@@ -34,12 +34,10 @@ pub struct GcpTracker {
 }
 
 impl GcpTracker {
-    #[must_use]
     pub const fn new(pace: PollSchedule, notice: Duration, seed: u64) -> Self {
         Self { tracker: NoticeTracker::new(pace, seed), notice, last_staying_at: None }
     }
 
-    #[must_use]
     pub fn next_request(&self, now: Instant) -> NextRequest<GcpRequest> {
         if now < self.tracker.next_at() {
             NextRequest::WaitUntil(self.tracker.next_at())

@@ -82,7 +82,6 @@ pub struct PollSchedule {
 }
 
 impl PollSchedule {
-    #[must_use]
     pub const fn with_interval(interval: Duration) -> Self {
         Self { interval, retry: NOTICE_RETRY }
     }
@@ -101,7 +100,6 @@ pub struct NoticeTracker {
 }
 
 impl NoticeTracker {
-    #[must_use]
     pub const fn new(schedule: PollSchedule, seed: u64) -> Self {
         Self {
             schedule,
@@ -115,12 +113,10 @@ impl NoticeTracker {
     }
 
     /// When to send the next request.
-    #[must_use]
     pub const fn next_at(&self) -> Instant {
         self.next_at
     }
 
-    #[must_use]
     pub const fn is_failing(&self) -> bool {
         self.backoff.tries() > 0
     }

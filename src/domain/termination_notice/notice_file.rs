@@ -21,12 +21,10 @@ pub struct NoticeFile {
 }
 
 impl NoticeFile {
-    #[must_use]
     pub const fn new(pace: PollSchedule, seed: u64) -> Self {
         Self { tracker: NoticeTracker::new(pace, seed), was_invalid: false }
     }
 
-    #[must_use]
     pub const fn next_at(&self) -> Instant {
         self.tracker.next_at()
     }

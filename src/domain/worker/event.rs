@@ -332,7 +332,6 @@ pub enum DeleteRetry {
 }
 
 impl ExitReason {
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Drained => "drained",

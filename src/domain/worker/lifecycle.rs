@@ -132,7 +132,6 @@ impl MinResources {
 }
 
 impl Worker {
-    #[must_use]
     pub fn claiming(&self) -> ClaimingState {
         match self.mode {
             Mode::Draining { since } => ClaimingState::Draining { since, deadline: self.drain_ends_at(since) },

@@ -79,7 +79,6 @@ pub enum OnTerminationNotice {
 
 impl OnTerminationNotice {
     /// When payloads with `grace` are stopped for a termination at `deadline`; `None` is at once.
-    #[must_use]
     pub fn release_at(self, deadline: Instant, grace: Duration) -> Option<Instant> {
         match self {
             Self::Finish { margin } => Some(deadline.minus(margin.max(grace.saturating_add(claim::REPORT_RESERVE)))),
@@ -224,7 +223,6 @@ pub struct Worker {
 
 impl Worker {
     /// `seed` determines all jitter.
-    #[must_use]
     pub fn new(policy: WorkerPolicy, sources: &[SourceSpec], seed: u64) -> Self {
         let feed = |place: &SourceSpec| SourceState {
             service: place.service,
@@ -261,7 +259,6 @@ impl Worker {
         }
     }
 
-    #[must_use]
     pub const fn free_slots(&self) -> u32 {
         self.slots.free()
     }
@@ -275,12 +272,10 @@ impl Worker {
         })
     }
 
-    #[must_use]
     pub const fn capacity(&self) -> u32 {
         self.slots.capacity()
     }
 
-    #[must_use]
     pub fn cleanup_pending(&self) -> usize {
         self.cleanup_pending.len()
     }
@@ -294,7 +289,6 @@ impl Worker {
         })
     }
 
-    #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.mode != Mode::Running
     }
@@ -387,7 +381,6 @@ impl Worker {
     }
 
     /// When to send [`Event::Tick`].
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.mode == Mode::Exited {
             return None;

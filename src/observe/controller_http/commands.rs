@@ -24,7 +24,6 @@ impl std::fmt::Debug for BearerToken {
 }
 
 impl BearerToken {
-    #[must_use]
     pub fn new(text: &str) -> Self {
         Self(Sha256::digest(text).into())
     }

@@ -114,7 +114,6 @@ pub(super) fn text(status: ControllerStatusReply) -> Result<String, fmt::Error> 
     openmetrics::text(status, FAMILIES)
 }
 
-#[must_use]
 pub fn markdown() -> String {
     openmetrics::markdown(FAMILIES)
 }

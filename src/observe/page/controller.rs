@@ -15,7 +15,6 @@ use crate::controller::status::{
 };
 use crate::limits::PAGE_GROUPS_MAX;
 
-#[must_use]
 pub fn render(status: &ControllerStatusReply, refresh: Refresh, acts: CommandButtons, now: Timestamp) -> HtmlPage {
     let (pools, clock) = (&status.snapshot.pools, SnapshotClock { now });
     let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();

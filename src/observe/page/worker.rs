@@ -12,7 +12,6 @@ use crate::worker::status::{
 
 const LEASE_SHORT_SECONDS: f64 = 30.0;
 
-#[must_use]
 pub fn render(status: &WorkerStatusReply, refresh: Refresh, now: Timestamp) -> HtmlPage {
     let (view, clock) = (&status.snapshot, SnapshotClock { now });
     let parts = PageContent {

@@ -95,7 +95,6 @@ pub enum Effect {
 }
 
 impl Event {
-    #[must_use]
     pub const fn demand(key: Key) -> Self {
         Self::Demand { key, extra: Duration::ZERO }
     }
@@ -224,7 +223,6 @@ pub struct Pool {
 }
 
 impl Pool {
-    #[must_use]
     pub fn new(policy: tracker::TrackerPolicy, seed: u64, now: Instant) -> Self {
         Self {
             policy,
@@ -298,14 +296,12 @@ impl Pool {
         self.effects.pop_front()
     }
 
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let steps = self.queues.values().filter(|queue| self.epoch.is_some() && queue.in_flight.is_none());
         let steps = steps.filter_map(|queue| queue.next_step(self.policy.stop_delay)).map(|(_, at)| at);
         steps.chain(self.tracker.next_deadline()).min()
     }
 
-    #[must_use]
     pub const fn tracker(&self) -> &Tracker {
         &self.tracker
     }
@@ -316,19 +312,16 @@ impl Pool {
     }
 
     /// Whether a request published now reaches the queue of its key.
-    #[must_use]
     pub fn is_bound(&self, key: &Key) -> bool {
         let bound = |queue: &GroupQueue| queue.binding == BindingState::Bound && queue.in_flight.is_none();
         self.queues.get(key).is_some_and(bound)
     }
 
-    #[must_use]
     pub fn consecutive_failures(&self, key: &Key) -> u32 {
         self.queues.get(key).map_or(0, |queue| queue.backoff.tries())
     }
 
     /// Every change up to this one has been carried out.
-    #[must_use]
     pub fn settled_generation(&self) -> Generation {
         let unsettled = self.queues.values().filter(|queue| !queue.is_settled()).map(|queue| queue.generation).min();
         unsettled.map_or_else(|| self.tracker.generation(), |since| Generation(since.0.saturating_sub(1)))

@@ -32,7 +32,6 @@ pub enum QueueWait {
 
 impl QueueWait {
     /// The time it ends, where known.
-    #[must_use]
     pub const fn until(&self) -> Option<Instant> {
         match self {
             Self::NextStep { at, .. } => Some(*at),
@@ -70,7 +69,6 @@ const fn step_text(step: QueueStep) -> &'static str {
 
 impl Pool {
     /// `None` where there is no group of this key.
-    #[must_use]
     pub fn progress(&self, key: &Key) -> Option<GroupProgress> {
         let queue = self.queues.get(key)?;
         let wanted = self.tracker.desired(key);
