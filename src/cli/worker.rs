@@ -76,7 +76,7 @@ pub(super) async fn run_with(
         }
     };
     let signals = ExitSignals::listen()?;
-    let ended = serve(worker, &loaded.config, environment, signals, Some(reloads), background).await;
+    let ended = Box::pin(serve(worker, &loaded.config, environment, signals, Some(reloads), background)).await;
     if let Some(manager) = manager {
         let exit = ended.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
         manager.sender.send(&[NotifyState::Stopping, NotifyState::Status(exit.description())]);

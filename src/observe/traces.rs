@@ -77,6 +77,7 @@ struct SpanCounters {
 }
 
 impl TraceRecorder for SpanQueue {
+    #[expect(clippy::disallowed_methods, reason = "a span has times of the wall clock")]
     fn record(&self, record: FinishedClaim) {
         let spans = span_count(&record);
         if self.sender.try_send(EndedClaim { record, ended_at: SystemTime::now() }).is_err() {
@@ -264,9 +265,10 @@ fn spans(ended: &EndedClaim) -> Vec<SpanData> {
             KeyValue::new("journeyman.source", record.source.clone()),
             KeyValue::new("journeyman.end", end_text(record.end)),
         ],
-        status: match record.end {
-            ClaimEnd::Reported(Outcome::Completed) => Status::Unset,
-            end => Status::error(end_text(end)),
+        status: if record.end == ClaimEnd::Reported(Outcome::Completed) {
+            Status::Unset
+        } else {
+            Status::error(end_text(record.end))
         },
         ..base("task", claim_span, trace.parent.map_or(SpanId::INVALID, SpanId::from))
     };

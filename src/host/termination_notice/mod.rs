@@ -148,7 +148,10 @@ impl NoticeWatch {
         let cloud = async {
             let origin = match self.config.cloud {
                 MetadataProvider::Auto => self.find_provider().await,
-                fixed => fixed.origin(),
+                fixed @ (MetadataProvider::Aws
+                | MetadataProvider::Gcp
+                | MetadataProvider::Azure
+                | MetadataProvider::Off) => fixed.origin(),
             };
             if let Some(origin) = origin {
                 self.watch(origin, &notices).await;

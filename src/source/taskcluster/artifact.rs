@@ -309,7 +309,7 @@ impl Hashes {
     }
 
     fn into_json(self) -> Value {
-        json!({ "sha256": hex::encode(&self.sha256.finalize()), "sha512": hex::encode(&self.sha512.finalize()) })
+        json!({ "sha256": hex::encode(self.sha256.finalize()), "sha512": hex::encode(self.sha512.finalize()) })
     }
 }
 
