@@ -10,12 +10,15 @@ pub(crate) enum BodyError {
     Connection(reqwest::Error),
 }
 
-/// Reads a body of at most `bytes_max`; fails as soon as it is longer.
+/// Reads a body of at most `bytes_max`; fails at once if it is announced to be longer, or as soon as it is longer.
 ///
 /// # Cancel safety
 ///
 /// Cancel safe; the connection is closed.
 pub(crate) async fn read_body(response: &mut Response, bytes_max: usize) -> Result<Vec<u8>, BodyError> {
+    if response.content_length().is_some_and(|bytes| bytes > bytes_max as u64) {
+        return Err(BodyError::TooLong);
+    }
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(BodyError::Connection)? {
         if body.len() + chunk.len() > bytes_max {
