@@ -5,12 +5,11 @@ use tokio::task::AbortHandle;
 use crate::domain::claim::{ClaimEnd, LossReason};
 use crate::domain::id::{LocalToken, Run};
 use crate::domain::journal::{AfterClose, EntryId};
-use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::host::crash_points::crash_point;
 
 use super::catch_panic::drop_guarded;
 use super::claim_runtime::{ClaimRuntime, Execution};
-use super::counters::{add, count};
+use super::counters::add;
 use super::engine::Engine;
 use super::trace_recorder::FinishedClaim;
 
@@ -45,48 +44,35 @@ impl Engine {
         live.calls.iter().for_each(AbortHandle::abort);
         self.count_end(live.source_index, end);
         self.record_trace(&live, run, end);
-        let counters = self.counters();
-        add(&counters.log_bytes, live.execution.as_ref().map_or(0, |job| job.context.log().bytes()));
+        add(&self.counters().log_bytes, live.execution.as_ref().map_or(0, |job| job.context.log().bytes()));
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
         match end {
             ClaimEnd::Reported(outcome) => {
-                count(match outcome {
-                    Outcome::Completed => &counters.completed,
-                    Outcome::Failed => &counters.failed,
-                    Outcome::Exception(ExceptionReason::WorkerShutdown) => &counters.released,
-                    Outcome::Exception(_) => &counters.exceptions,
-                });
                 tracing::info!(claim.run = %run, trace_id, %outcome, "reported");
             }
             ClaimEnd::AlreadyResolved(outcome) => {
-                count(&counters.superseded);
                 tracing::warn!(claim.run = %run, trace_id, %outcome, "the queue has an outcome already; the report was not accepted");
             }
             ClaimEnd::ReportRejected(outcome) => {
-                count(&counters.lost);
                 tracing::error!(claim.run = %run, trace_id, %outcome, "the queue rejected the report; the run will expire");
             }
             ClaimEnd::Unconfirmed { outcome, loss: loss @ (LossReason::Revoked | LossReason::Canceled) } => {
-                count(&counters.unconfirmed);
                 tracing::warn!(
                     claim.run = %run, trace_id, %outcome, ?loss,
                     "the report was not answered, and the queue says that the claim is over, most likely by this report"
                 );
             }
             ClaimEnd::Unconfirmed { outcome, loss } => {
-                count(&counters.unconfirmed);
                 tracing::warn!(
                     claim.run = %run, trace_id, %outcome, ?loss,
                     "the report was not answered before the claim was lost; it is unknown whether it was accepted"
                 );
             }
             ClaimEnd::Lost(LossReason::Canceled) => {
-                count(&counters.superseded);
                 tracing::info!(claim.run = %run, trace_id, "canceled or resolved elsewhere; not reported");
             }
             ClaimEnd::Lost(loss) => {
-                count(&counters.lost);
                 tracing::warn!(claim.run = %run, trace_id, ?loss, "claim lost; not reported");
             }
             ClaimEnd::NotGranted => tracing::debug!(claim.run = %run, "not granted"),

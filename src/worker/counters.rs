@@ -1,7 +1,10 @@
 //! The worker's counters, for metrics, the status and the exit line.
 
 use std::fmt;
+use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
 
 use crate::domain::claim::{ClaimEnd, LossReason};
 use crate::domain::outcome::{ExceptionReason, Outcome};
@@ -9,17 +12,41 @@ use crate::domain::outcome::{ExceptionReason, Outcome};
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
         #[derive(Debug, Default)]
-        pub struct WorkerCounters { $($(#[$doc])* pub(super) $name: AtomicU64),+ }
+        pub struct WorkerCounters {
+            /// The sum of all sources.
+            pub(super) sources: Mutex<SourceCounts>,
+            $($(#[$doc])* pub(super) $name: AtomicU64),+
+        }
 
         /// The counters at one moment.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-        pub struct WorkerCounts { $($(#[$doc])* pub $name: u64),+ }
+        pub struct WorkerCounts {
+            pub polls: u64,
+            pub polls_failed: u64,
+            pub claims: u64,
+            pub claims_refused: u64,
+            pub reclaims: u64,
+            pub reclaims_failed: u64,
+            #[serde(flatten)]
+            pub outcomes: OutcomeCounts,
+            $($(#[$doc])* pub $name: u64),+
+        }
 
         impl WorkerCounters {
             /// Reads all counters.
             #[must_use]
             pub fn read(&self) -> WorkerCounts {
-                WorkerCounts { $($name: self.$name.load(Ordering::Relaxed)),+ }
+                let sources = *self.sources.lock();
+                WorkerCounts {
+                    polls: sources.polls + sources.polls_failed,
+                    polls_failed: sources.polls_failed,
+                    claims: sources.claims,
+                    claims_refused: sources.claims_refused,
+                    reclaims: sources.reclaims,
+                    reclaims_failed: sources.reclaims_failed,
+                    outcomes: sources.ends.into(),
+                    $($name: self.$name.load(Ordering::Relaxed)),+
+                }
             }
         }
     };
@@ -27,7 +54,8 @@ macro_rules! counters {
 
 impl fmt::Display for WorkerCounts {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { claims, completed, failed, exceptions, released, lost, .. } = self;
+        let Self { claims, outcomes, .. } = self;
+        let OutcomeCounts { completed, failed, exceptions, released, lost, .. } = outcomes;
         write!(
             out,
             "{claims} claims, {completed} completed, {failed} failed, {exceptions} exceptions, {released} released, {lost} lost"
@@ -36,19 +64,6 @@ impl fmt::Display for WorkerCounts {
 }
 
 counters! {
-    polls,
-    polls_failed,
-    claims,
-    claims_refused,
-    reclaims,
-    reclaims_failed,
-    completed,
-    failed,
-    exceptions,
-    released,
-    superseded,
-    unconfirmed,
-    lost,
     /// Claims whose payload may have overlapped with another worker's.
     overlaps_possible,
     /// Claims whose processes may have survived SIGKILL.
@@ -127,6 +142,62 @@ impl ClaimEndCounts {
             ClaimEnd::ReportRejected(_) | ClaimEnd::Lost(_) => &mut self.lost,
             ClaimEnd::NotGranted => return,
         } += 1;
+    }
+}
+
+/// Ended claims by outcome.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct OutcomeCounts {
+    pub completed: u64,
+    pub failed: u64,
+    /// Reported as an exception other than `worker-shutdown`.
+    pub exceptions: u64,
+    /// Reported as `worker-shutdown`.
+    pub released: u64,
+    /// Canceled, or resolved elsewhere.
+    #[serde(default)]
+    pub superseded: u64,
+    /// Given up after a report without an answer.
+    #[serde(default)]
+    pub unconfirmed: u64,
+    /// Ended without a report accepted by the queue.
+    pub lost: u64,
+}
+
+impl OutcomeCounts {
+    pub(super) fn of(end: ClaimEnd) -> Self {
+        let mut ends = ClaimEndCounts::default();
+        ends.count(end);
+        ends.into()
+    }
+}
+
+impl From<ClaimEndCounts> for OutcomeCounts {
+    fn from(ends: ClaimEndCounts) -> Self {
+        Self {
+            completed: ends.completed,
+            failed: ends.failed,
+            exceptions: ends.malformed_payload
+                + ends.resource_unavailable
+                + ends.internal_error
+                + ends.intermittent_task,
+            released: ends.worker_shutdown,
+            superseded: ends.superseded,
+            unconfirmed: ends.unconfirmed,
+            lost: ends.lost,
+        }
+    }
+}
+
+impl AddAssign for OutcomeCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.completed += other.completed;
+        self.failed += other.failed;
+        self.exceptions += other.exceptions;
+        self.released += other.released;
+        self.superseded += other.superseded;
+        self.unconfirmed += other.unconfirmed;
+        self.lost += other.lost;
     }
 }
 

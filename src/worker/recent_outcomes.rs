@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::domain::time::Instant;
 
-use super::status::OutcomeCounts;
+use super::counters::OutcomeCounts;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const WINDOW_MINUTES: u64 = 60;
@@ -21,32 +21,20 @@ struct MinuteCounts {
 pub(super) struct RecentOutcomes(VecDeque<MinuteCounts>);
 
 impl RecentOutcomes {
-    pub(super) fn count(&mut self, now: Instant, count: impl FnOnce(&mut OutcomeCounts)) {
+    pub(super) fn add(&mut self, now: Instant, counts: OutcomeCounts) {
         let number = minute_number(now);
         self.expire(number);
         match self.0.back_mut() {
-            Some(last) if last.number == number => count(&mut last.outcomes),
-            _ => {
-                let mut outcomes = OutcomeCounts::default();
-                count(&mut outcomes);
-                self.0.push_back(MinuteCounts { number, outcomes });
-            }
+            Some(last) if last.number == number => last.outcomes += counts,
+            _ => self.0.push_back(MinuteCounts { number, outcomes: counts }),
         }
     }
 
     pub(super) fn sum(&mut self, now: Instant) -> OutcomeCounts {
         self.expire(minute_number(now));
-        self.0.iter().fold(OutcomeCounts::default(), |sum, minute| {
-            let one = minute.outcomes;
-            OutcomeCounts {
-                completed: sum.completed + one.completed,
-                failed: sum.failed + one.failed,
-                exceptions: sum.exceptions + one.exceptions,
-                released: sum.released + one.released,
-                superseded: sum.superseded + one.superseded,
-                lost: sum.lost + one.lost,
-            }
-        })
+        let mut sum = OutcomeCounts::default();
+        self.0.iter().for_each(|minute| sum += minute.outcomes);
+        sum
     }
 
     fn expire(&mut self, number: u64) {
@@ -69,7 +57,7 @@ mod tests {
         let at = |minutes: u64| Instant::at(MINUTE * u32::try_from(minutes).unwrap());
         let mut hour = RecentOutcomes::default();
         for minutes in 0..90 {
-            hour.count(at(minutes), |outcomes| outcomes.completed += 1);
+            hour.add(at(minutes), OutcomeCounts { completed: 1, ..OutcomeCounts::default() });
         }
         assert_eq!(hour.sum(at(89)).completed, 60);
         assert_eq!(hour.sum(at(120)).completed, 29);

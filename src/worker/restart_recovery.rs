@@ -22,7 +22,6 @@ use crate::source::{CallError, Grant};
 
 use super::calls;
 use super::claim_runtime::TraceRecording;
-use super::counters::count;
 use super::engine::Engine;
 use super::status::RecoverySummary;
 
@@ -219,17 +218,10 @@ impl Engine {
         match end {
             ClaimEnd::Reported(outcome @ Outcome::Exception(ExceptionReason::WorkerShutdown)) => {
                 self.recovery.released += 1;
-                count(&self.counters().released);
                 tracing::info!(claim.run = %run, %outcome, "reported; held by a previous process of this worker");
             }
             ClaimEnd::Reported(outcome) => {
                 self.recovery.reported += 1;
-                let counters = self.counters();
-                count(match outcome {
-                    Outcome::Completed => &counters.completed,
-                    Outcome::Failed => &counters.failed,
-                    Outcome::Exception(_) => &counters.exceptions,
-                });
                 tracing::info!(claim.run = %run, %outcome, "reported; decided by a previous process of this worker");
             }
             ClaimEnd::AlreadyResolved(_)

@@ -1,8 +1,7 @@
 //! Builds the status of a worker from the rules and the engine.
 
-use crate::domain::claim::{ClaimEnd, LossReason};
+use crate::domain::claim::ClaimEnd;
 use crate::domain::id::SourceId;
-use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::poll::NextCall;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant;
@@ -11,11 +10,11 @@ use crate::host::containment::ProcessScope;
 use crate::host::termination_notice::{WatchHealth, WatchStatus};
 
 use super::alerts::duplicate_id_message;
-use super::counters::SourceCounts;
+use super::counters::{OutcomeCounts, SourceCounts};
 use super::engine::Engine;
 use super::status::{
     BlockedReason, ClaimStatus, HostStatus, LifecycleState, NextAction, Note, NoticeStatus, NoticeWatchStatus,
-    OutcomeCounts, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
+    SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
 
 /// A source that fails for longer gets a hint.
@@ -49,7 +48,6 @@ struct LastRefusal {
 
 impl SourceActivity {
     pub(super) fn on_poll(&mut self, now: Instant, entries: usize) {
-        self.counts.polls += 1;
         self.polled_at = Some(now);
         self.last_refusal = None;
         if entries > 0 {
@@ -58,7 +56,6 @@ impl SourceActivity {
     }
 
     pub(super) fn on_refusal(&mut self, now: Instant, text: &str) {
-        self.counts.refusals += 1;
         let in_a_row = self.last_refusal.as_ref().map_or(0, |refused| refused.consecutive) + 1;
         self.last_refusal = Some(LastRefusal { at: now, message: text.to_owned(), consecutive: in_a_row });
     }
@@ -293,27 +290,18 @@ impl Engine {
         &self.sources[source.index()].name
     }
 
-    pub(super) fn count_for_source(&mut self, feed: usize, count: impl FnOnce(&mut SourceCounts)) {
-        if let Some(track) = self.source_activity.get_mut(feed) {
-            count(&mut track.counts);
-        }
+    pub(super) fn count_for_source(&mut self, source: usize, count: impl Fn(&mut SourceCounts)) {
+        count(&mut self.source_activity[source].counts);
+        count(&mut self.counters().sources.lock());
     }
 
-    pub(super) fn count_end(&mut self, feed: usize, end: ClaimEnd) {
+    pub(super) fn count_end(&mut self, source: usize, end: ClaimEnd) {
         let now = self.clock.now();
-        self.count_for_source(feed, |counts| counts.ends.count(end));
+        self.count_for_source(source, |counts| counts.ends.count(end));
         if let Some(noticed) = &mut self.notice {
             noticed.last_ended_at = Some(now);
         }
-        self.recent_outcomes.count(now, |outcomes: &mut OutcomeCounts| match end {
-            ClaimEnd::Reported(Outcome::Completed) => outcomes.completed += 1,
-            ClaimEnd::Reported(Outcome::Failed) => outcomes.failed += 1,
-            ClaimEnd::Reported(Outcome::Exception(ExceptionReason::WorkerShutdown)) => outcomes.released += 1,
-            ClaimEnd::Reported(Outcome::Exception(_)) => outcomes.exceptions += 1,
-            ClaimEnd::AlreadyResolved(_) | ClaimEnd::Lost(LossReason::Canceled) => outcomes.superseded += 1,
-            ClaimEnd::ReportRejected(_) | ClaimEnd::Unconfirmed { .. } | ClaimEnd::Lost(_) => outcomes.lost += 1,
-            ClaimEnd::NotGranted => {}
-        });
+        self.recent_outcomes.add(now, OutcomeCounts::of(end));
     }
 }
 

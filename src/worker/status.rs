@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::counters::{SourceCounts, WorkerCounts};
+use super::counters::{OutcomeCounts, SourceCounts, WorkerCounts};
 use super::trace_recorder::SpanCounts;
 
 /// The status of a worker. `journeyman status -o json` prints it; its keys are stable.
@@ -417,24 +417,6 @@ pub struct ClaimCommandStatus {
     pub note: Note,
     /// Since the command.
     pub seconds_ago: f64,
-}
-
-/// Ended claims.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OutcomeCounts {
-    /// Reported completed.
-    pub completed: u64,
-    /// Reported failed.
-    pub failed: u64,
-    /// Reported as an exception other than `worker-shutdown`.
-    pub exceptions: u64,
-    /// Reported as `worker-shutdown`.
-    pub released: u64,
-    /// Canceled, or resolved elsewhere.
-    #[serde(default)]
-    pub superseded: u64,
-    /// Ended without a report accepted by the queue.
-    pub lost: u64,
 }
 
 /// The host's resources and the configured minimums.

@@ -38,7 +38,7 @@ async fn a_lost_connection_stops_the_payload_and_the_redelivery_is_answered_once
         worker.completed(1).await;
         client.until_depth(0, 1).await;
         let counts = worker.control.counts();
-        assert_eq!((counts.lost, counts.completed), (1, 1), "{kind:?}");
+        assert_eq!((counts.outcomes.lost, counts.outcomes.completed), (1, 1), "{kind:?}");
         assert_eq!(worker.tally("replies").await, 1);
         worker.drained().await;
         client.delete_queue().await;
@@ -127,7 +127,7 @@ async fn a_broker_that_blocks_publishing_delays_replies_only() {
     assert_eq!(client.answer("a").await.body, b"a");
     worker.completed(1).await;
     client.until_depth(0, 1).await;
-    assert_eq!((worker.tally("replies").await, worker.control.counts().completed), (1, 1));
+    assert_eq!((worker.tally("replies").await, worker.control.counts().outcomes.completed), (1, 1));
     worker.drained().await;
     drop(own);
 }
@@ -147,7 +147,7 @@ async fn a_request_is_stopped_before_the_consumer_timeout_and_others_continue() 
     assert_eq!(gate.enters().await, "long");
     assert_eq!(client.answer("long").await.json()["type"], "journeyman:attempts_exhausted");
     assert_eq!(worker.tally("connections").await, 1, "the channel was never closed");
-    assert_eq!(worker.control.counts().lost, 2);
+    assert_eq!(worker.control.counts().outcomes.lost, 2);
     worker.drained().await;
     client.delete_queue().await;
 }
@@ -182,7 +182,7 @@ async fn a_channel_closed_by_the_consumer_timeout_loses_only_its_claims() {
         }
     };
     assert_eq!(answer.body, b"a");
-    assert_eq!(worker.control.counts().lost, again);
+    assert_eq!(worker.control.counts().outcomes.lost, again);
     worker.drained().await;
     drop(own);
 }

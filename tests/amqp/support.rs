@@ -364,7 +364,7 @@ impl Running {
     /// Waits until this many requests are completed: clients get the reply before the worker counts it.
     pub(crate) async fn completed(&self, count: u64) {
         within(&format!("{count} are completed"), async {
-            while self.control.counts().completed < count {
+            while self.control.counts().outcomes.completed < count {
                 tokio::task::yield_now().await;
             }
         })

@@ -7,10 +7,10 @@ use journeyman::control::WorkerStatusReply;
 use journeyman::http::{Exposure, HttpListener};
 use journeyman::observe::status_routes::SnapshotFn;
 use journeyman::observe::worker_http::serve;
-use journeyman::worker::counters::{ClaimEndCounts, SourceCounts, WorkerCounts};
+use journeyman::worker::counters::{ClaimEndCounts, OutcomeCounts, SourceCounts, WorkerCounts};
 use journeyman::worker::status::{
     ActivityStatus, BlockedReason, ClaimStatus, HostStatus, LifecycleState, NextAction, Note, NoticeStatus,
-    NoticeWatchStatus, OutcomeCounts, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
+    NoticeWatchStatus, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
 use tokio::task::JoinSet;
 
@@ -47,7 +47,7 @@ pub(crate) fn idle() -> WorkerStatusReply {
         ],
         claims: Vec::new(),
         cleanup_pending: Vec::new(),
-        last_hour: OutcomeCounts { completed: 112, failed: 6, exceptions: 2, released: 1, superseded: 0, lost: 0 },
+        last_hour: OutcomeCounts { completed: 112, failed: 6, exceptions: 2, released: 1, ..OutcomeCounts::default() },
         counts: WorkerCounts::default(),
         host: HostStatus {
             disk_free: Some(212 << 30),

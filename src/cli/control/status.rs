@@ -4,10 +4,11 @@ use std::fmt::Write as _;
 
 use super::format_seconds;
 use crate::control::WorkerStatusReply;
+use crate::worker::counters::OutcomeCounts;
 use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{
-    ActivityStatus, ClaimStatus, HostStatus, LifecycleState, NoticeWatchStatus, OutcomeCounts, SidecarSummary,
-    SourceStatus, WorkerStatus,
+    ActivityStatus, ClaimStatus, HostStatus, LifecycleState, NoticeWatchStatus, SidecarSummary, SourceStatus,
+    WorkerStatus,
 };
 
 const LABEL_WIDTH: usize = 9;
@@ -199,10 +200,16 @@ pub(super) fn claim_table(tasks: &[ClaimStatus]) -> String {
 }
 
 pub(super) fn outcomes_text(hour: OutcomeCounts) -> String {
-    let superseded = if hour.superseded == 0 { String::new() } else { format!("   superseded {}", hour.superseded) };
+    let nonzero = |name: &str, count: u64| if count == 0 { String::new() } else { format!("   {name} {count}") };
     format!(
-        "completed {}   failed {}   exceptions {}   released {}{superseded}   lost {}",
-        hour.completed, hour.failed, hour.exceptions, hour.released, hour.lost
+        "completed {}   failed {}   exceptions {}   released {}{}{}   lost {}",
+        hour.completed,
+        hour.failed,
+        hour.exceptions,
+        hour.released,
+        nonzero("superseded", hour.superseded),
+        nonzero("unconfirmed", hour.unconfirmed),
+        hour.lost
     )
 }
 

@@ -5,9 +5,10 @@ use maud::{Markup, html};
 
 use super::{CommandButtons, HtmlPage, PageContent, Refresh, SnapshotClock, build_page, format_seconds};
 use crate::control::WorkerStatusReply;
+use crate::worker::counters::OutcomeCounts;
 use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{
-    BlockedReason, ClaimStatus, HostStatus, LifecycleState, OutcomeCounts, SidecarSummary, SourceStatus, WorkerStatus,
+    BlockedReason, ClaimStatus, HostStatus, LifecycleState, SidecarSummary, SourceStatus, WorkerStatus,
 };
 
 const LEASE_SHORT_SECONDS: f64 = 30.0;
@@ -259,6 +260,7 @@ fn last_hour(hour: OutcomeCounts) -> Markup {
         ("exceptions", hour.exceptions),
         ("released", hour.released),
         ("superseded", hour.superseded),
+        ("unconfirmed", hour.unconfirmed),
         ("lost", hour.lost),
     ];
     html! { dl.facts { @for (name, count) in counts { div { dt { (name) } dd { (count) } } } } }

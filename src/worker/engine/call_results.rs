@@ -65,7 +65,6 @@ impl Engine {
                 Event::ResourcesMeasured(room)
             }
             CallResult::Polled { source, lane, sent_at, answer } => {
-                count(&self.counters().polls);
                 if let Ok(batch) = &answer {
                     if !batch.grants.is_empty() {
                         crash_point("claim-granted");
@@ -75,10 +74,10 @@ impl Engine {
                 }
                 let answer =
                     self.map_refusal(source, answer).map(|batch| self.accept_poll_result(source, sent_at, batch));
-                if answer.is_err() {
-                    count(&self.counters().polls_failed);
-                    self.count_for_source(source.index(), |counts| counts.polls_failed += 1);
-                }
+                self.count_for_source(source.index(), |counts| match answer {
+                    Ok(_) => counts.polls += 1,
+                    Err(_) => counts.polls_failed += 1,
+                });
                 let brought: Vec<LocalToken> =
                     answer.iter().flat_map(|haul| &haul.claims).map(|claim| claim.token).collect();
                 self.handle_event(Event::Polled { source, queue: lane, sent_at, answer });
@@ -129,19 +128,18 @@ impl Engine {
                 if answer.is_ok() {
                     self.control.liveness.count_received();
                 }
-                count(if answer.is_ok() { &self.counters().reclaims } else { &self.counters().reclaims_failed });
                 let now = self.clock.now();
-                let feed = self.claims.get_mut(&claim).map(|live| {
+                if let Some(live) = self.claims.get_mut(&claim) {
                     if answer.is_ok() {
                         (live.reclaimed_at, live.lease_requested_at) = (Some(now), Some(sent_at));
                         live.reclaims = live.reclaims.saturating_add(1);
                     }
-                    live.source_index
-                });
-                self.count_for_source(feed.unwrap_or(usize::MAX), |counts| match answer {
-                    Ok(_) => counts.reclaims += 1,
-                    Err(_) => counts.reclaims_failed += 1,
-                });
+                    let source = live.source_index;
+                    self.count_for_source(source, |counts| match answer {
+                        Ok(_) => counts.reclaims += 1,
+                        Err(_) => counts.reclaims_failed += 1,
+                    });
+                }
                 Event::Reclaimed {
                     claim,
                     sent_at,
@@ -240,7 +238,6 @@ impl Engine {
 
     pub(in crate::worker) fn accept_grant(&mut self, source: SourceId, sent_at: Moment, grant: Grant) -> GrantedClaim {
         let token = self.next_token();
-        count(&self.counters().claims);
         self.count_for_source(source.index(), |counts| counts.claims += 1);
         self.control.liveness.count_received();
         let brought = GrantedClaim { token, run: grant.run.clone(), length: grant.expires_at.since(sent_at) };
@@ -253,14 +250,15 @@ impl Engine {
 
     pub(super) fn on_claimed(&mut self, claim: LocalToken, sent_at: Moment, answer: Result<Grant, CallError>) -> Event {
         let feed = self.claims.get(&claim).map(|live| live.source_index);
-        self.count_for_source(feed.unwrap_or(usize::MAX), |counts| match answer {
-            Ok(_) => counts.claims += 1,
-            Err(_) => counts.claims_refused += 1,
-        });
+        if let Some(source) = feed {
+            self.count_for_source(source, |counts| match answer {
+                Ok(_) => counts.claims += 1,
+                Err(_) => counts.claims_refused += 1,
+            });
+        }
         let answer = match answer {
             Ok(grant) => {
                 crash_point("claim-granted");
-                count(&self.counters().claims);
                 self.control.liveness.count_received();
                 self.control.liveness.set_claims_held(self.claims.len());
                 let length = grant.expires_at.since(sent_at);
@@ -270,13 +268,10 @@ impl Engine {
                 }
                 Ok(length)
             }
-            Err(refused) => {
-                count(&self.counters().claims_refused);
-                match feed.map(SourceId::from_index) {
-                    Some(source) => Err(self.log_source_refusal(source, refused)),
-                    None => Err(self.log_refusal("claim", refused)),
-                }
-            }
+            Err(refused) => match feed.map(SourceId::from_index) {
+                Some(source) => Err(self.log_source_refusal(source, refused)),
+                None => Err(self.log_refusal("claim", refused)),
+            },
         };
         Event::Claimed { claim, sent_at, answer }
     }

@@ -404,6 +404,7 @@ impl Engine {
     }
 
     pub(super) fn log_source_refusal(&mut self, source: SourceId, refused: CallError) -> Refusal {
+        self.count_for_source(source.index(), |counts| counts.refusals += 1);
         self.source_activity[source.index()].on_refusal(self.clock.now(), &refused.message);
         tracing::warn!(source = self.source_name(source), refusal = %refused.refusal, "{}", refused.message);
         self.store_refusal(source, refused)

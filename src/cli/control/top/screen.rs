@@ -233,7 +233,8 @@ mod tests {
 
     use super::super::draw::draw;
     use super::*;
-    use crate::worker::status::{HostStatus, NextAction, Note, OutcomeCounts, SourceError, SourceStatus, WorkerStatus};
+    use crate::worker::counters::OutcomeCounts;
+    use crate::worker::status::{HostStatus, NextAction, Note, SourceError, SourceStatus, WorkerStatus};
 
     fn task(task: &str, left: f64, progress: &str) -> ClaimStatus {
         ClaimStatus {
@@ -286,7 +287,13 @@ mod tests {
                 task("fN1SbArXTPSVFNUvaOlinQ", 21.0, "compile\x1b[31m 63 %"),
                 task("aX9SbArXTPSVFNUvaOlin1", 999.0, ""),
             ],
-            last_hour: OutcomeCounts { completed: 112, failed: 6, exceptions: 2, released: 1, superseded: 0, lost: 0 },
+            last_hour: OutcomeCounts {
+                completed: 112,
+                failed: 6,
+                exceptions: 2,
+                released: 1,
+                ..OutcomeCounts::default()
+            },
             counts: crate::worker::counters::WorkerCounts::default(),
             host: HostStatus { disk_free: Some(212 << 30), memory_free: Some(9 << 30), ..HostStatus::default() },
             containment: "group".to_owned(),
