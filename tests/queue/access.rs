@@ -36,7 +36,6 @@ async fn a_client_may_call_what_its_scopes_cover() {
     let definition = server.api.definition("p/w", json!({}));
     let answer = worker.queue("PUT", &format!("task/{}", slugid()), Some(&definition)).await;
     assert_eq!(answer.refusal(403).0, "InsufficientScopes");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -55,7 +54,6 @@ async fn unknown_clients_and_invalid_headers_are_rejected() {
         let request = server.api.request("GET", "/api/queue/v1/ping", None).header("authorization", header);
         assert_eq!(server.api.send(request).await.refusal(401).0, "AuthenticationFailed", "{header}");
     }
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -66,7 +64,6 @@ async fn the_signature_covers_the_query() {
     let (_, line) = server.api.send(request.header("authorization", header)).await.refusal(401);
     assert_eq!(line, "Unauthorized: Bad mac");
     server.api.get("journeyman/tasks?limit=1").await.expect(200);
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -76,7 +73,6 @@ async fn clock_skew_is_tolerated_up_to_15_minutes() {
         let off = Api { skew, ..server.api.clone() };
         assert_eq!(off.get("ping").await.status, status, "{skew}");
     }
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -90,7 +86,6 @@ async fn claim_credentials_expire_five_minutes_after_the_claim() {
     server.advance(2).await;
     let (code, line) = worker.bare_post(&format!("task/{task}/runs/0/reclaim")).await.refusal(401);
     assert_eq!((code.as_str(), line.as_str()), ("AuthenticationFailed", "ext.certificate.expiry < now"));
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -112,7 +107,6 @@ async fn claim_credentials_are_limited_to_the_claim() {
         );
     }
     worker.bare_post(&format!("task/{task}/runs/0/reclaim")).await.expect(200);
-    server.running.stop().await;
 }
 
 /// Temporary credentials issued by a client, as every Taskcluster client can.
@@ -152,7 +146,6 @@ async fn a_client_may_issue_credentials_with_its_own_scopes_only() {
     // Naming the credentials needs auth:create-client.
     assert_eq!(issued_by(&worker, Some("other"), &scopes).get("ping").await.refusal(401).0, "AuthenticationFailed");
     issued_by(&server.api, Some("other"), &["queue:status:*"]).get("ping").await.expect(200);
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -164,7 +157,6 @@ async fn authorized_scopes_only_restrict() {
     assert_eq!(narrowed.bare_post(&format!("task/{task}/cancel")).await.refusal(403).0, "InsufficientScopes");
     let widened = Api { authorized_scopes: Some(vec!["*".to_owned()]), ..narrow(&server, "worker", "of-the-worker") };
     assert_eq!(widened.get("ping").await.refusal(401).0, "AuthenticationFailed");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -179,7 +171,6 @@ async fn anonymous_callers_may_ping_and_read_public_artifacts() {
     assert_eq!(missing.refusal(404).0, "ResourceNotFound");
     let private = server.api.anonymous("GET", &format!("task/{task}/artifacts/private/x"), None).await;
     assert_eq!(private.refusal(403).0, "InsufficientScopes");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -188,7 +179,6 @@ async fn an_open_queue_accepts_anonymous_callers() {
     let body = server.api.definition("p/w", json!({}));
     let answer = server.api.anonymous("PUT", &format!("task/{}", slugid()), Some(&body)).await;
     answer.expect(200);
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -205,7 +195,6 @@ async fn bodies_must_be_json_with_the_json_content_type() {
     }
     let (code, _) = send("application/json; charset=utf-8", "{}").await.refusal(400);
     assert_eq!(code, "InputValidationError");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -218,7 +207,6 @@ async fn invalid_url_parameters_are_rejected() {
     assert_eq!((answer.status, answer.json()), (404, json!({"error": "Not found"})));
     let nowhere = server.api.send(server.api.request("GET", "/", None)).await;
     assert_eq!(nowhere.json(), json!({"error": "Not found"}));
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -232,7 +220,6 @@ async fn error_responses_contain_no_credentials() {
     for secret in [worker.token.as_str(), certificate_part(&worker, "signature"), certificate_part(&worker, "seed")] {
         assert!(!answer.text.contains(secret), "{}", answer.text);
     }
-    server.running.stop().await;
 }
 
 fn certificate_part<'a>(worker: &'a Api, name: &str) -> &'a str {

@@ -51,7 +51,6 @@ async fn uploaded_content_is_downloaded_unchanged() {
     assert!(got.text == body, "{} bytes were put and {} got", body.len(), got.text.len());
     let latest = content(&server.api, &format!("task/{}/artifacts/{}", run.task, urlencoding::encode(name))).await;
     assert_eq!(latest.text.len(), body.len());
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -72,7 +71,6 @@ async fn modified_and_expired_urls_are_rejected() {
     assert_eq!(server.api.send(server.api.http.get(url)).await.status, 403);
     server.advance(45 * 60 + 1).await;
     assert_eq!(put(&server.api, url, "text/plain", Vec::new()).await.status, 403);
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -85,7 +83,6 @@ async fn an_artifact_over_the_size_limit_is_rejected_and_removed() {
     assert_eq!(put(&server.api, url, "text/plain", vec![b'x'; 1_000]).await.status, 200);
     let incoming = server.folder.path().join("artifacts/incoming");
     assert_eq!(std::fs::read_dir(incoming).expect("the folder is there").count(), 0);
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -94,7 +91,6 @@ async fn object_artifacts_are_rejected() {
     let run = running(&server).await;
     let answer = run.declare("public/o", json!({"storageType": "object", "contentType": "text/plain"})).await;
     assert_eq!(answer.refusal(400).0, "InputValidationError");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -115,7 +111,6 @@ async fn create_artifact_is_idempotent_and_a_reference_may_become_a_link() {
     assert_eq!(run.declare("public/live", live).await.refusal(409).0, "RequestConflict");
     let found = server.api.get(&format!("{}/public%2Flive", run.path)).await;
     assert_eq!(found.headers["x-taskcluster-artifact-storage-type"], "s3");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -125,7 +120,6 @@ async fn link_cycles_are_rejected() {
     run.declare("public/a", json!({"storageType": "link", "artifact": "public/b"})).await.expect(200);
     run.declare("public/b", json!({"storageType": "link", "artifact": "public/a"})).await.expect(200);
     assert_eq!(server.api.get(&format!("{}/public%2Fa", run.path)).await.refusal(400).0, "InputError");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -140,7 +134,6 @@ async fn artifacts_are_accepted_for_25_minutes_after_an_exception() {
     server.advance(61).await;
     let late = Run { worker: server.api.clone(), ..run };
     assert_eq!(late.declare("public/b", log()).await.refusal(409).0, "RequestConflict");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -157,7 +150,6 @@ async fn an_expired_artifact_is_removed_with_its_content() {
     assert!([404, 410].contains(&server.api.get(&format!("{}/public%2Fx", run.path)).await.status));
     server.advance(601).await;
     assert_eq!(stored(), 0);
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -167,5 +159,4 @@ async fn artifacts_of_unclaimed_runs_are_rejected() {
     let run = Run { worker: server.api.clone(), path: format!("task/{task}/runs/0/artifacts"), task };
     let answer = run.declare("public/x", json!({"storageType": "s3", "contentType": "text/plain"})).await;
     assert_eq!(answer.refusal(400).0, "InputError");
-    server.running.stop().await;
 }

@@ -101,7 +101,6 @@ async fn seven_queues_are_signed_for_half_an_hour_the_most_urgent_first() {
     assert_eq!(reply["expires"], "2026-11-21T10:50:44.549Z");
     let last = reply["queues"][6]["signedDeleteUrl"].as_str().expect("a URL");
     assert!(last.contains("/1/messages/{{messageId}}?popreceipt={{popReceipt}}&sv="), "{last}");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -131,7 +130,6 @@ async fn every_pending_run_has_one_message() {
     api.post(&format!("task/{early}/runs/0/exception"), again).await.expect(200);
     let found = poll(api, &high.poll).await;
     assert_eq!((found[0].task(), &found[0].body["runId"]), (early.as_str(), &json!(1)));
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -147,7 +145,6 @@ async fn a_poll_returns_at_most_the_requested_messages_and_one_by_default() {
         assert_eq!(poll(api, &format!("{}&numofmessages={most}", lowest.poll)).await.len(), most);
     }
     assert_eq!(poll(api, &format!("{}&numofmessages=32", lowest.poll)).await.len(), 1);
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -156,7 +153,6 @@ async fn an_empty_queue_is_one_xml_element() {
     let answer = raw(&server.api, "GET", &urls(&server.api).await[0].poll).await;
     assert_recorded(&answer, "01-empty");
     assert!(answer.text.ends_with("<QueueMessagesList/>"), "{}", answer.text);
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -176,7 +172,6 @@ async fn a_hidden_message_reappears_and_only_its_latest_receipt_is_valid() {
     server.advance(301).await;
     let fresh = lowest.delete(&second.id, &urlencoding::encode(&second.receipt));
     assert_recorded(&raw(api, "DELETE", &fresh).await, "04-delete-ok");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -210,7 +205,6 @@ async fn a_receipt_with_an_unencoded_plus_is_rejected() {
         server.advance(2).await;
     }
     assert!(plus && slash, "no receipt with a plus, or none with a slash, in 100 rounds");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -234,7 +228,6 @@ async fn modified_and_expired_urls_are_rejected() {
     assert_recorded(&raw(api, "DELETE", &wrong).await, "05-delete-again-404");
     server.advance(1_801).await;
     refused("12-sas-expired-403", url.clone()).await;
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -248,7 +241,6 @@ async fn a_wrong_receipt_does_not_delete_the_message() {
     assert_recorded(&wrong, "03-delete-wrong-popreceipt");
     server.advance(301).await;
     assert_eq!(poll(api, &lowest.poll).await.len(), 1);
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -263,7 +255,6 @@ async fn claim_work_removes_the_message_of_a_run() {
     assert_eq!(api.post(&format!("task/{task}/runs/0/claim"), body).await.refusal(409).0, "RequestConflict");
     let delete = lowest.delete(&found.id, &urlencoding::encode(&found.receipt));
     assert_recorded(&raw(api, "DELETE", &delete).await, "05-delete-again-404");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -279,7 +270,6 @@ async fn claim_task_is_idempotent_for_the_same_worker() {
     assert_eq!(claim("w2").await.refusal(409).0, "RequestConflict");
     let worker = api.with(&again["credentials"]);
     worker.bare_post(&format!("task/{task}/runs/0/reclaim")).await.expect(200);
-    server.running.stop().await;
 }
 
 async fn api_claim(api: Api, task: String, worker: String) -> Answer {

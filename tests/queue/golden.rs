@@ -119,7 +119,6 @@ async fn the_runs_of_a_task_match_the_recording() {
     let second = api.claim_work("test-prov/test-wt", "w1", 1).await;
     replay(api, MODERN, "16-cancelTask").await;
     replay(&api.with(&second[0]["credentials"]), MODERN, "17-reclaim-canceled-409").await;
-    server.running.stop().await;
 }
 
 async fn artifacts(server: &TestQueue, worker: &Api) {
@@ -154,7 +153,6 @@ async fn reports_and_late_calls_match_the_recording() {
     replay(api, MODERN, "26-task-404").await;
     replay(api, MODERN, "27-route-404").await;
     replay(api, MODERN, "28-run-404").await;
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -175,7 +173,6 @@ async fn rejected_calls_match_the_recording() {
     let request = api.request(&record.method, &record.path, record.request.as_ref());
     let answer = api.send(request.header("authorization", header)).await;
     check(&record, &answer);
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -202,7 +199,6 @@ async fn expired_claims_and_tasks_match_the_recording() {
     let worker = api.with(&third[0]["credentials"]);
     replay(&worker, MODERN, "43-reclaim-past-deadline-409").await;
     replay(&worker, MODERN, "44-completed-past-deadline").await;
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -219,7 +215,6 @@ async fn listings_match_the_recording() {
     api.queue("PUT", "task/GhusDcSGS26T_qe46oyyFQ", Some(&body)).await.expect(200);
     replay(api, MODERN, "61-claimTask-modern").await;
     replay(api, MODERN, "62-claimWork-no-tasks").await;
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -238,7 +233,6 @@ async fn rejected_artifacts_match_the_recording() {
     worker.queue("POST", path, first.as_ref()).await.expect(200);
     replay(&worker, MODERN, "64-artifact-conflict-409").await;
     replay(&worker, MODERN, "65-artifact-expires-400").await;
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -270,7 +264,6 @@ async fn the_azure_dialect_matches_the_recording() {
     replay(&worker, LEGACY, "12-reclaim-resolved-409").await;
     canceled_and_late(&server).await;
     outcomes(&server).await;
-    server.running.stop().await;
 }
 
 async fn legacy_task(api: &Api, task: &str, change: Value) {

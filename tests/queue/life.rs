@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use journeyman::queue::RunningQueue;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 
 use super::client::{Api, iso};
 use super::test_queue::TestQueue;
@@ -25,7 +25,6 @@ async fn a_claim_is_reclaimed_and_reported_with_its_credentials() {
     assert_eq!(done, twice);
     assert_eq!(worker.bare_post(&format!("task/{task}/runs/0/failed")).await.refusal(409).0, "RequestConflict");
     assert_eq!(server.api.status(&task).await["state"], "completed");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -40,7 +39,6 @@ async fn create_task_is_idempotent_for_the_same_definition() {
     assert_eq!(server.api.claim_work("p/w", "w1", 4).await.len(), 1);
     let other = server.api.definition("p/w", json!({"retries": 3}));
     assert_eq!(server.api.queue("PUT", &path, Some(&other)).await.refusal(409).0, "RequestConflict");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -54,7 +52,6 @@ async fn tasks_are_claimed_by_priority_and_then_by_age() {
     let claims = server.api.claim_work("p/w", "w1", 4).await;
     let order: Vec<_> = claims.iter().map(|claim| claim["status"]["taskId"].as_str().unwrap()).collect();
     assert_eq!(order, [&tasks[1], &tasks[4], &tasks[0], &tasks[2]]);
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -66,7 +63,6 @@ async fn a_long_poll_returns_a_new_task() {
     let comes = async move { other.create("p/w", json!({})).await };
     let (claims, task) = tokio::join!(waits, comes);
     assert_eq!(claims[0]["status"]["taskId"], task.as_str());
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -91,14 +87,12 @@ async fn each_task_goes_to_one_of_many_long_polls() {
     got.sort();
     tasks.sort();
     assert_eq!(got, tasks);
-    server.running.stop().await;
 }
 
 #[tokio::test]
 async fn a_long_poll_without_work_returns_an_empty_list() {
     let server = TestQueue::new().await;
     assert_eq!(server.api.claim_work("p/w", "w1", 1).await, Vec::<Value>::new());
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -144,7 +138,6 @@ async fn a_dropped_long_poll_leaves_no_claim() {
     assert_eq!(claims[0]["status"]["taskId"], task.as_str());
     assert_eq!(claims[0]["runId"], 0);
     assert_eq!(claims[0]["status"]["runs"].as_array().unwrap().len(), 1);
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -163,7 +156,6 @@ async fn an_expired_claim_is_retried() {
     server.advance(1_206).await;
     let status = server.api.status(&task).await;
     assert_eq!((&status["state"], status["runs"].as_array().map(Vec::len)), (&json!("exception"), Some(2)));
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -176,7 +168,6 @@ async fn a_reclaimed_claim_does_not_expire() {
         server.api.bare_post(&format!("task/{task}/runs/0/reclaim")).await.expect(200);
     }
     assert_eq!(server.api.status(&task).await["runs"].as_array().map(Vec::len), Some(1));
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -191,7 +182,6 @@ async fn the_deadline_resolves_pending_and_running_tasks() {
         assert_eq!(server.api.status(&task).await["runs"][0]["reasonResolved"], "deadline-exceeded");
     }
     assert_eq!(server.api.get("pending/p%2Fw").await.expect(200)["pendingTasks"], 0);
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -204,7 +194,6 @@ async fn a_canceled_task_can_be_rerun() {
     let again = server.api.bare_post(&format!("task/{task}/rerun")).await.expect(200);
     assert_eq!(again["status"]["runs"][1]["reasonCreated"], "rerun");
     assert_eq!(server.api.claim_work("p/w", "w1", 1).await[0]["runId"], 1);
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -221,7 +210,6 @@ async fn a_task_waits_for_its_dependencies() {
     let body = server.api.definition("p/second", json!({"dependencies": ["XJOIQcqPRgykTZR_00-b1w"]}));
     let answer = server.api.queue("PUT", &format!("task/{}", super::client::slugid()), Some(&body)).await;
     assert_eq!(answer.refusal(400).0, "InputError");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -236,7 +224,6 @@ async fn a_failed_dependency_unblocks_only_all_resolved_tasks() {
     server.api.bare_post(&format!("task/{first}/runs/0/failed")).await.expect(200);
     assert_eq!(server.api.status(&strict).await["state"], "unscheduled");
     assert_eq!(server.api.status(&easy).await["state"], "pending");
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -246,7 +233,6 @@ async fn pending_notifies_when_a_task_is_created() {
     news.mark_unchanged();
     server.api.create("p/w", json!({})).await;
     news.changed().await.unwrap();
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -259,7 +245,6 @@ async fn listings_are_paged() {
     assert_eq!(pages(&server.api, "task-queues/p%2Fw/claimed", 2).await, [2, 1]);
     assert_eq!(pages(&server.api, "task-queues/p/w/pending", 1).await, [1, 1]);
     assert_eq!(pages(&server.api, "journeyman/tasks", 2).await, [2, 2, 1]);
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -273,7 +258,6 @@ async fn responses_stay_within_the_size_that_a_worker_reads() {
     assert_eq!(server.api.claim_work("p/w", "w1", 3).await.len(), 1);
     assert_eq!(pages(&server.api, "task-queues/p%2Fw/claimed", 3).await, [2, 1]);
     assert_eq!(pages(&server.api, "journeyman/tasks", 3).await, [2, 1]);
-    server.running.stop().await;
 }
 
 async fn pages(api: &Api, path: &str, limit: usize) -> Vec<usize> {
@@ -297,20 +281,4 @@ async fn expired_tasks_are_removed() {
     assert_eq!(server.api.status(&task).await["state"], "exception");
     server.advance(700).await;
     assert_eq!(server.api.get(&format!("task/{task}/status")).await.refusal(404).0, "ResourceNotFound");
-    server.running.stop().await;
-}
-
-#[tokio::test]
-async fn an_oversized_body_is_rejected() {
-    let server = TestQueue::new().await;
-    let body = server.api.definition("p/w", json!({"payload": {"x": "y".repeat(11 << 20)}}));
-    let answer = server.api.queue("PUT", &format!("task/{}", super::client::slugid()), Some(&body)).await;
-    assert_eq!(answer.refusal(413).0, "InputTooLarge");
-    let mut stream = tokio::net::TcpStream::connect(server.running.address()).await.unwrap();
-    stream.write_all(b"GET /api/queue/v1/ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).await.unwrap();
-    assert!(text.starts_with("HTTP/1.1 200 OK") && text.contains(r#""alive":true"#), "{text}");
-    assert!(text.to_ascii_lowercase().contains("\r\ndate: "), "{text}");
-    server.running.stop().await;
 }

@@ -43,7 +43,6 @@ async fn an_unauthenticated_caller_is_rejected_before_its_body_is_read() {
     stream.write_all(head(&server.api, &path, &forger.header("PUT", &path, None), 9 << 20).as_bytes()).await.unwrap();
     let response = answer_head(&mut stream).await;
     assert!(response.starts_with("http/1.1 401 "), "{response}");
-    server.running.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -54,7 +53,6 @@ async fn an_unfinished_request_head_times_out() {
     stream.write_all(b"GET /api/queue/v1/ping HTTP/1.1\r\nx: ").await.unwrap();
     assert!(matches!(stream.read(&mut [0]).await, Ok(0) | Err(_)), "no answer is due");
     assert!(began.elapsed() <= Duration::from_secs(91), "{:?}", began.elapsed());
-    server.running.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -67,7 +65,6 @@ async fn an_unfinished_body_times_out_with_a_response() {
     stream.write_all(b"{").await.unwrap();
     assert!(answer_head(&mut stream).await.starts_with("http/1.1 400 "));
     assert!(began.elapsed() <= Duration::from_secs(61), "{:?}", began.elapsed());
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -80,7 +77,9 @@ async fn each_call_has_a_body_limit() {
     assert_eq!(server.api.queue("POST", &path, Some(&large)).await.refusal(413).0, "InputTooLarge");
     assert_eq!(server.api.anonymous("POST", &path, Some(&padded(20_000))).await.refusal(413).0, "InputTooLarge");
     server.api.create("p/w", json!({"payload": padded(9 << 20)})).await;
-    server.running.stop().await;
+    let huge = server.api.definition("p/w", json!({"payload": padded(11 << 20)}));
+    let answer = server.api.queue("PUT", &format!("task/{}", slugid()), Some(&huge)).await;
+    assert_eq!(answer.refusal(413).0, "InputTooLarge");
 }
 
 #[tokio::test]
@@ -113,7 +112,6 @@ async fn bodies_beyond_the_total_budget_are_rejected_with_retry_after() {
     for response in sent.join_all().await {
         assert!(response.starts_with("http/1.1 200 "), "{response}");
     }
-    server.running.stop().await;
 }
 
 #[tokio::test]
@@ -125,7 +123,6 @@ async fn request_heads_are_limited() {
         stream.write_all(head.as_bytes()).await.unwrap();
         assert!(answer_head(&mut stream).await.starts_with("http/1.1 431 "));
     }
-    server.running.stop().await;
 }
 
 #[tokio::test]
