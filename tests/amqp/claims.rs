@@ -19,11 +19,10 @@ use journeyman::task::Reply;
 use journeyman::worker::{Command, ExitReason, Note, WorkerConfig};
 
 use crate::broker::management;
-use crate::faults::target;
+
 use crate::support::{
-    Act, Client, Gate, Kind, Running, broker, echo, header, queue, shared, shared_uri, taken, within,
+    Act, Client, Gate, Kind, Running, echo, header, intermittent, queue, shared, taken, wired, within,
 };
-use crate::wire::Wire;
 
 pub(crate) async fn publish(client: &Client, bodies: &[&str]) {
     for body in bodies {
@@ -48,16 +47,13 @@ async fn b15_no_more_requests_are_taken_than_there_are_slots() {
         for id in ["1", "2", "3", "4", "5"] {
             assert_eq!(client.answer(id).await.body, id.as_bytes());
         }
-        worker.drained().await;
-        client.until_depth(0, 0).await;
-        client.delete_queue().await;
+        client.finish(worker).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_larger_capacity_takes_more_and_a_paused_worker_nothing() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Transient).await;
+    let Some(client) = Client::shared(Kind::Transient).await else { return };
     let (mut gate, act) = Gate::handler();
     let worker = Running::start(queue(&client), 1, act);
     publish(&client, &["1", "2", "3"]).await;
@@ -84,14 +80,12 @@ async fn a_larger_capacity_takes_more_and_a_paused_worker_nothing() {
     assert_eq!(BTreeSet::from([first.as_str(), &second, &third]), BTreeSet::from(["1", "2", "3"]));
     gate.go.add_permits(1);
     client.answer(&third).await;
-    worker.drained().await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_finishes_running_requests_and_leaves_the_others_in_the_queue() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Durable).await;
+    let Some(client) = Client::shared(Kind::Durable).await else { return };
     publish(&client, &["1", "2", "3"]).await;
     let (mut gate, act) = Gate::handler();
     let worker = Running::start(queue(&client), 1, act);
@@ -105,14 +99,12 @@ async fn a_drain_finishes_running_requests_and_leaves_the_others_in_the_queue() 
     for id in ["2", "3"] {
         assert_eq!(client.answer(id).await.status(), "ok");
     }
-    second.drained().await;
-    client.delete_queue().await;
+    client.finish(second).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_released_request_runs_on_another_worker_at_once() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Transient).await;
+    let Some(client) = Client::shared(Kind::Transient).await else { return };
     publish(&client, &["1", "2"]).await;
     let (mut gate, act) = Gate::handler();
     let first = Running::start(queue(&client), 2, act);
@@ -124,8 +116,7 @@ async fn a_released_request_runs_on_another_worker_at_once() {
     for id in ["1", "2"] {
         assert_eq!(client.answer(id).await.status(), "ok");
     }
-    second.drained().await;
-    client.delete_queue().await;
+    client.finish(second).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -146,14 +137,12 @@ async fn a_worker_waits_for_a_missing_queue() {
     .await;
     client.declare(Kind::Transient, &name).await;
     assert_eq!(client.call("/echo", b"1").await.status(), "ok");
-    worker.drained().await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_whose_queue_is_deleted_finishes_and_exits() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Transient).await;
+    let Some(client) = Client::shared(Kind::Transient).await else { return };
     publish(&client, &["1"]).await;
     let (mut gate, act) = Gate::handler();
     let worker = Running::start(queue(&client), 1, act);
@@ -245,13 +234,10 @@ async fn an_attempts_header_of_the_client_does_not_defeat_max_attempts() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_is_given_up_goes_to_the_poison_queue_with_the_reason() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Durable).await;
+    let Some(client) = Client::shared(Kind::Durable).await else { return };
     let kept = format!("{}-poison", client.queue);
     client.declare(Kind::Durable, &kept).await;
-    let act: Act = Arc::new(|_, _| {
-        Box::pin(async { Err(ExecuteError::new(ExecuteFailure::Intermittent, "the network is down".to_owned())) })
-    });
+    let act = intermittent("the network is down");
     let mut settings = queue(&client);
     settings.max_attempts = NonZeroU32::new(2);
     settings.on_attempts_exhausted = OnAttemptsExhausted::PoisonQueue(kept.clone());
@@ -265,15 +251,12 @@ async fn a_request_that_is_given_up_goes_to_the_poison_queue_with_the_reason() {
     assert!(header(&copy, "x-journeyman-reason").is_some_and(|reason| reason.contains("the network is down")));
     assert_eq!(header(&copy, "x-journeyman-queue").as_deref(), Some(client.queue.as_str()));
     assert_eq!(header(&copy, "x-rpc-path").as_deref(), Some("/work"));
-    worker.drained().await;
-    client.until_depth(0, 0).await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_may_ask_for_another_attempt() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Quorum).await;
+    let Some(client) = Client::shared(Kind::Quorum).await else { return };
     let act: Act = Arc::new(|_, context| {
         Box::pin(async move {
             if context.task().run.run < 2 {
@@ -288,15 +271,12 @@ async fn a_handler_may_ask_for_another_attempt() {
     let counts = worker.control.status().await.expect("it works").sources[0].counts;
     assert_eq!(counts.ends.intermittent_task, 2);
     assert_eq!(Outcome::Exception(ExceptionReason::IntermittentTask).to_string(), "exception (intermittent-task)");
-    worker.drained().await;
-    client.until_depth(0, 0).await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_is_given_up_is_dead_lettered() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Durable).await;
+    let Some(client) = Client::shared(Kind::Durable).await else { return };
     let dead = format!("{}-dead", client.queue);
     client.declare(Kind::Durable, &dead).await;
     client.delete_queue().await;
@@ -314,8 +294,7 @@ async fn without_a_dead_letter_exchange_a_request_that_is_given_up_gets_an_error
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Durable).await;
     let management = Management::new(&broker, &management(), None).expect("it can be asked");
-    let act: Act =
-        Arc::new(|_, _| Box::pin(async { Err(ExecuteError::new(ExecuteFailure::Intermittent, "no luck".to_owned())) }));
+    let act = intermittent("no luck");
     let mut settings = queue(&client);
     settings.max_attempts = NonZeroU32::new(2);
     settings.on_attempts_exhausted = OnAttemptsExhausted::DeadLetter;
@@ -326,15 +305,12 @@ async fn without_a_dead_letter_exchange_a_request_that_is_given_up_gets_an_error
     let headers = amqp::header_table([("x-journeyman-attempts", AMQPValue::LongUInt(2))]);
     assert!(client.publish(Client::properties("by its count", "/work").with_headers(headers), b"1").await);
     assert_eq!(client.answer("by its count").await.json()["type"], "journeyman:attempts_exhausted");
-    worker.drained().await;
-    client.until_depth(0, 0).await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_whose_creation_is_dropped_is_closed() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Transient).await;
+    let Some(client) = Client::shared(Kind::Transient).await else { return };
     for moment in 0..100 {
         let source = AmqpSource::new(queue(&client));
         // Dropped at different steps of connecting, opening channels, and consuming.
@@ -373,9 +349,7 @@ async fn requeueing_a_request_that_did_not_start_is_not_an_attempt() {
         assert_eq!(tries.load(std::sync::atomic::Ordering::Relaxed), 6, "{kind:?}");
         assert_eq!(worker.tally("attempts_exhausted").await, 0, "{kind:?}");
         assert!(worker.tally("requeued").await >= 5, "{kind:?}: it is requeued again and again");
-        worker.drained().await;
-        client.until_depth(0, 0).await;
-        client.delete_queue().await;
+        client.finish(worker).await;
     }
 }
 
@@ -438,11 +412,8 @@ async fn the_last_acknowledgements_arrive_before_the_worker_exits() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i06_a_request_of_a_previous_consumer_does_not_run_twice_at_once_after_a_lost_connection() {
-    let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
-    let client = Client::new(&direct, Kind::Durable).await;
-    let wire = Wire::to(&target(&uri)).await;
-    let mut settings = queue(&client);
-    settings.broker = broker(&wire.uri(&uri));
+    let Some((client, wire, settings)) = wired(Kind::Durable).await else { return };
+
     let source = AmqpSource::new(settings);
     publish(&client, &["1"]).await;
     source.open().await.expect("there is a queue");
@@ -466,11 +437,8 @@ async fn i06_a_request_of_a_previous_consumer_does_not_run_twice_at_once_after_a
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_acknowledgement_is_counted() {
-    let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
-    let client = Client::new(&direct, Kind::Durable).await;
-    let wire = Wire::to(&target(&uri)).await;
-    let mut settings = queue(&client);
-    settings.broker = broker(&wire.uri(&uri));
+    let Some((client, wire, mut settings)) = wired(Kind::Durable).await else { return };
+
     // Without counting, it is requeued without a copy.
     settings.max_attempts = None;
     let source = AmqpSource::new(settings);
@@ -504,8 +472,7 @@ async fn a_failed_acknowledgement_is_counted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redelivered_request_of_a_full_queue_is_tried_without_recording_the_attempt() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Durable).await;
+    let Some(client) = Client::shared(Kind::Durable).await else { return };
     client.delete_queue().await;
     client.declare_narrow(&client.queue).await;
     let request = |id: &str| Client::properties(id, "/a");
@@ -540,7 +507,5 @@ async fn a_redelivered_request_of_a_full_queue_is_tried_without_recording_the_at
     }
     assert_eq!(tries.load(std::sync::atomic::Ordering::Relaxed), 3);
     assert_eq!((worker.tally("attempts_recorded").await, worker.tally("attempts_exhausted").await), (0, 0));
-    worker.drained().await;
-    client.until_depth(0, 0).await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }

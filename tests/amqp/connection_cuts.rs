@@ -9,8 +9,8 @@ use journeyman::source::amqp::AmqpSourceConfig as Queue;
 use journeyman::task::Reply;
 use tokio::sync::watch;
 
-use crate::faults::{persistent, target};
-use crate::support::{Act, Client, Kind, Running, Taken, broker, queue, shared, shared_uri};
+use crate::faults::persistent;
+use crate::support::{Act, Client, Kind, Running, Taken, broker, queue, shared, shared_uri, target};
 use crate::wire::{Way, Wire};
 
 /// In turn. Heartbeats find the silent ones.

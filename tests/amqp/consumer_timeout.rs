@@ -70,6 +70,5 @@ async fn a_timeout_that_the_broker_reports_overrides_the_configured_one() {
     assert_eq!(client.answer("long").await.json()["type"], "journeyman:attempts_exhausted");
     let asked = later.asked();
     assert!(asked[1].line.contains(&format!("/api/queues/%2F/{}", client.queue)), "{}", asked[1].line);
-    worker.drained().await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }

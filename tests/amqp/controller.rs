@@ -19,9 +19,9 @@ use rustix::process::Signal;
 
 use crate::broker::Broker;
 use crate::configuration::{get, listening};
-use crate::faults::target;
+
 use crate::process::{Ended, Process, config};
-use crate::support::{Client, Kind, broker, next, shared_uri, within};
+use crate::support::{Client, Kind, broker, next, shared_uri, target, within};
 use crate::wire::{Way, Wire};
 
 /// Replies with its input, and reports progress.

@@ -10,13 +10,8 @@ use journeyman::worker::WorkerConfig;
 use tokio::sync::Semaphore;
 
 use crate::broker::Broker;
-use crate::support::{Act, Client, Gate, Kind, Running, broker, queue, shared, shared_uri, within};
+use crate::support::{Act, Client, Gate, Kind, Running, broker, queue, shared, shared_uri, target, wired, within};
 use crate::wire::Wire;
-
-pub(crate) fn target(uri: &str) -> String {
-    let rest = uri.split_once('@').expect("an address with a user").1;
-    rest.split_once('/').expect("an address with a path").0.to_owned()
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_connection_stops_the_payload_and_the_redelivery_is_answered_once() {
@@ -40,8 +35,7 @@ async fn a_lost_connection_stops_the_payload_and_the_redelivery_is_answered_once
         let counts = worker.control.counts();
         assert_eq!((counts.outcomes.lost, counts.outcomes.completed), (1, 1), "{kind:?}");
         assert_eq!(worker.tally("replies").await, 1);
-        worker.drained().await;
-        client.delete_queue().await;
+        client.finish(worker).await;
     }
 }
 
@@ -134,8 +128,7 @@ async fn a_broker_that_blocks_publishing_delays_replies_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_is_stopped_before_the_consumer_timeout_and_others_continue() {
-    let Some(direct) = shared() else { return };
-    let client = Client::new(&direct, Kind::Quorum).await;
+    let Some(client) = Client::shared(Kind::Quorum).await else { return };
     let (mut gate, act) = Gate::handler();
     let mut settings = queue(&client);
     settings.consumer_timeout = Some(Duration::from_secs(12));
@@ -148,8 +141,7 @@ async fn a_request_is_stopped_before_the_consumer_timeout_and_others_continue() 
     assert_eq!(client.answer("long").await.json()["type"], "journeyman:attempts_exhausted");
     assert_eq!(worker.tally("connections").await, 1, "the channel was never closed");
     assert_eq!(worker.control.counts().outcomes.lost, 2);
-    worker.drained().await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -245,12 +237,9 @@ impl Slow {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_does_not_run_twice_at_once_after_a_lost_connection() {
-    let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
-    let client = Client::new(&direct, Kind::Transient).await;
-    let wire = Wire::to(&target(&uri)).await;
+    let Some((client, wire, settings)) = wired(Kind::Transient).await else { return };
     let (mut slow, act) = Slow::handler();
-    let mut settings = queue(&client);
-    settings.broker = broker(&wire.uri(&uri));
+
     let grace = Duration::from_secs(60);
     let worker =
         Running::with(settings, |settings| WorkerConfig { capacity: 4, termination_grace: grace, ..settings }, act);
@@ -258,8 +247,7 @@ async fn a_request_does_not_run_twice_at_once_after_a_lost_connection() {
     assert_eq!(within("it starts", slow.entered.recv()).await, Some(0));
     wire.cut();
     slow.is_alone_again(&client, &worker).await;
-    worker.drained().await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,7 +8,7 @@ use journeyman::handler::{Context, ExecuteError, ExecuteFailure, host_errors};
 use journeyman::task::Reply;
 use journeyman::worker::WorkerConfig;
 
-use crate::support::{Act, Client, Kind, PATIENCE, Running, queue, shared};
+use crate::support::{Act, Client, Kind, PATIENCE, Running, queue};
 
 /// Runs a process, and returns the journal meanwhile.
 async fn with_process(journal: &Path, context: &Context) -> Result<String, ExecuteError> {
@@ -45,22 +45,19 @@ fn look(journal: &Path) -> Act {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_is_journaled_before_its_first_process_and_not_without_one() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Transient).await;
+    let Some(client) = Client::shared(Kind::Transient).await else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let work_dir = folder.path().join("work");
     let act = look(&work_dir.join("journal"));
     let worker = Running::with(queue(&client), |settings| WorkerConfig { work_dir, ..settings }, act);
     assert_eq!(client.call("/none", b"1").await.body, b"false");
     assert_eq!(client.call("/process", b"1").await.body, b"true");
-    worker.drained().await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_journal_only_requests_without_processes_are_answered() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Transient).await;
+    let Some(client) = Client::shared(Kind::Transient).await else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let work_dir = folder.path().join("work");
     let in_the_way = work_dir.join("journal.next/in the way");
@@ -77,6 +74,5 @@ async fn without_a_journal_only_requests_without_processes_are_answered() {
     .await;
     std::fs::remove_dir_all(in_the_way.parent().expect("a folder")).expect("removed");
     assert_eq!(client.answer("p").await.body, b"true");
-    worker.drained().await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }

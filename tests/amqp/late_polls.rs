@@ -85,9 +85,7 @@ async fn a_request_that_arrives_during_a_pause_is_requeued_without_an_attempt() 
         client.until_depth(1, 0).await;
         worker.control.command(Command::Resume, Note::of("the test")).await;
         assert_eq!(client.answer("1").await.body, b"{\"echo\":1}", "{kind:?}");
-        worker.drained().await;
-        client.until_depth(0, 0).await;
-        client.delete_queue().await;
+        client.finish(worker).await;
     }
 }
 

@@ -33,8 +33,7 @@ async fn a_reply_equals_the_one_of_the_recorded_worker() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_outcome_becomes_a_reply() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Durable).await;
+    let Some(client) = Client::shared(Kind::Durable).await else { return };
     let act: Act = Arc::new(|request, context| {
         Box::pin(async move {
             match request.path.as_deref() {
@@ -70,15 +69,12 @@ async fn every_outcome_becomes_a_reply() {
         assert!(said["message"].as_str().is_some_and(|message| message.contains(words)), "{said}");
         assert!(said["context"].is_object() && said["cause"].is_null());
     }
-    worker.drained().await;
-    client.until_depth(0, 0).await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn partial_replies_arrive_first_and_in_order() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Transient).await;
+    let Some(client) = Client::shared(Kind::Transient).await else { return };
     let act: Act = Arc::new(|_, context| {
         Box::pin(async move {
             for part in ["1", "2", "3"] {
@@ -94,14 +90,12 @@ async fn partial_replies_arrive_first_and_in_order() {
         let answer = client.answer("stream").await;
         assert_eq!((answer.status(), answer.body.as_slice(), answer.partial), ("ok", body.as_bytes(), partial));
     }
-    worker.drained().await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_of_every_type_and_missing_ones_are_accepted() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Transient).await;
+    let Some(client) = Client::shared(Kind::Transient).await else { return };
     let act: Act = Arc::new(|request, context| {
         Box::pin(async move {
             let seen = format!("{:?} {:?}", request.path, request.headers.get("traceparent"));
@@ -131,8 +125,7 @@ async fn headers_of_every_type_and_missing_ones_are_accepted() {
     assert!(client.publish(base(), b"1").await);
     assert_eq!(client.answer("").await.correlation_id, None);
     client.until_depth(0, 1).await;
-    worker.drained().await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -156,8 +149,7 @@ async fn a_reply_without_a_client_costs_nothing_and_a_missing_reply_queue_is_cou
     }
     gate.go.add_permits(1);
     assert_eq!(client.call("/d", b"d").await.body, b"d");
-    worker.drained().await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -183,14 +175,12 @@ async fn a_stream_without_a_client_ends() {
     assert!(gone.answer("stream").await.partial);
     drop(gone);
     assert_eq!(within("the handler is told", heard.recv()).await, Some(Refusal::Gone));
-    worker.drained().await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_is_too_large_or_expired_gets_a_reply_and_does_not_run() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Transient).await;
+    let Some(client) = Client::shared(Kind::Transient).await else { return };
     let (mut gate, act) = Gate::handler();
     let mut settings = queue(&client);
     settings.message_bytes_max = 1000;
@@ -207,8 +197,7 @@ async fn a_request_that_is_too_large_or_expired_gets_a_reply_and_does_not_run() 
     worker.counts("too_large", 1).await;
     worker.counts("expired", 1).await;
     assert_eq!(worker.control.counts().claims, 1);
-    worker.drained().await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -247,14 +236,12 @@ async fn a_request_above_the_brokers_limit_is_refused_and_the_largest_one_is_ans
     assert_eq!(amqp::reply_code(&told), Some(406), "{told}");
     assert_eq!(client.call("/largest", &body[..MOST]).await.body, MOST.to_string().as_bytes());
     assert_eq!((worker.control.counts().claims, worker.tally("too_large").await), (1, 0));
-    worker.drained().await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reply_that_the_broker_refuses_is_replaced_by_an_error() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Transient).await;
+    let Some(client) = Client::shared(Kind::Transient).await else { return };
     let act: Act = Arc::new(|_, context| {
         Box::pin(async move {
             // One byte more than RabbitMQ takes.
@@ -267,15 +254,12 @@ async fn a_reply_that_the_broker_refuses_is_replaced_by_an_error() {
     let worker = Running::start(settings, 1, act);
     let answer = client.call("/huge", b"null").await;
     assert_eq!((answer.status(), &answer.json()["type"]), ("core_error", &"journeyman:reply_refused".into()));
-    worker.drained().await;
-    client.until_depth(0, 0).await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i18_a_reply_that_its_queue_refuses_is_retried_and_its_request_is_held_until_it_is_accepted() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Durable).await;
+    let Some(client) = Client::shared(Kind::Durable).await else { return };
     let full = format!("{}-full", client.queue);
     client.declare_narrow(&full).await;
     assert!(client.publish_to(&full, BasicProperties::default(), b"in the way").await);
@@ -311,15 +295,12 @@ async fn i18_a_reply_that_its_queue_refuses_is_retried_and_its_request_is_held_u
     assert_eq!(client.get(&full).await.expect("it is there").data, b"in the way");
     let answer = client.taken_from(&full).await.next().await;
     assert_eq!(answer.properties.correlation_id().as_ref().map(ToString::to_string).as_deref(), Some("a"));
-    second.drained().await;
-    client.until_depth(0, 0).await;
-    client.delete_queue().await;
+    client.finish(second).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_whose_reply_is_refused_for_too_long_is_acknowledged_without_one_and_counted() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Durable).await;
+    let Some(client) = Client::shared(Kind::Durable).await else { return };
     let full = format!("{}-full", client.queue);
     client.declare_narrow(&full).await;
     assert!(client.publish_to(&full, BasicProperties::default(), b"in the way").await);
@@ -339,7 +320,5 @@ async fn a_request_whose_reply_is_refused_for_too_long_is_acknowledged_without_o
     assert_eq!(client.call("/a", b"b").await.body, b"b");
     worker.counts("too_large", 1).await;
     assert_eq!(client.get(&full).await.expect("it is there").data, b"in the way");
-    worker.drained().await;
-    client.until_depth(0, 0).await;
-    client.delete_queue().await;
+    client.finish(worker).await;
 }

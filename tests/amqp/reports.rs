@@ -14,9 +14,9 @@ use journeyman::source::amqp::AmqpSource;
 use journeyman::source::{CallError, Grant, Source as _, SourceFuture};
 
 use crate::claims::publish;
-use crate::faults::target;
-use crate::support::{Client, Kind, broker, queue, shared, shared_uri, taken, within};
-use crate::wire::{Way, Wire};
+
+use crate::support::{Client, Kind, queue, taken, wired, within};
+use crate::wire::Way;
 
 const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 const AGAIN: Outcome = Outcome::Exception(ExceptionReason::IntermittentTask);
@@ -34,11 +34,8 @@ async fn begin(grant: &Grant, outcome: Outcome) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_whose_reply_is_being_published_is_not_requeued() {
-    let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
-    let client = Client::new(&direct, Kind::Durable).await;
-    let wire = Wire::to(&target(&uri)).await;
-    let mut settings = queue(&client);
-    settings.broker = broker(&wire.uri(&uri));
+    let Some((client, wire, settings)) = wired(Kind::Durable).await else { return };
+
     let source = AmqpSource::new(settings);
     publish(&client, &["1"]).await;
     source.open().await.expect("there is a queue");
@@ -63,8 +60,7 @@ async fn a_request_whose_reply_is_being_published_is_not_requeued() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_acknowledgement_survives_a_dropped_report() {
-    let Some(direct) = shared() else { return };
-    let client = Client::new(&direct, Kind::Durable).await;
+    let Some(client) = Client::shared(Kind::Durable).await else { return };
     let source = AmqpSource::new(queue(&client));
     source.open().await.expect("there is a queue");
     for outcome in [Outcome::Completed, SHUTDOWN] {
@@ -85,8 +81,7 @@ async fn an_acknowledgement_survives_a_dropped_report() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_abandoned_copy_does_not_block_others() {
-    let Some(direct) = shared() else { return };
-    let client = Client::new(&direct, Kind::Durable).await;
+    let Some(client) = Client::shared(Kind::Durable).await else { return };
     let source = AmqpSource::new(queue(&client));
     source.set_capacity(2);
     publish(&client, &["1", "2"]).await;
@@ -103,8 +98,7 @@ async fn an_abandoned_copy_does_not_block_others() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_source_reports_no_error() {
-    let Some(direct) = shared() else { return };
-    let client = Client::new(&direct, Kind::Durable).await;
+    let Some(client) = Client::shared(Kind::Durable).await else { return };
     let source = AmqpSource::new(queue(&client));
     source.open().await.expect("there is a queue");
     // It waits for a poll, which takes it in time.

@@ -210,24 +210,6 @@ async fn commands_get_the_request_and_reply() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_whose_service_is_killed_is_answered_after_the_restart() {
-    let Some(uri) = shared_uri() else { return };
-    let scene = Scene::odd(uri, "").await;
-    let (mut waiting, mut go) = (scene.pipe("waiting"), scene.pipe("go"));
-    let mut worker = scene.worker();
-    worker.says("service is up").await;
-    scene.ask("a", "/wait", b"1").await;
-    waiting.hears(&worker).await;
-    kill_process(scene.lives()[0], Signal::KILL).expect("it runs");
-    waiting.hears(&worker).await;
-    assert_eq!(scene.lives().len(), 2);
-    go.lets_go();
-    let answer = scene.client.answer("a").await;
-    assert_eq!((answer.status(), answer.body.as_slice()), ("ok", &b"waited"[..]));
-    scene.ends(worker).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_closes_connections_is_retried_once_it_is_healthy() {
     let Some(uri) = shared_uri() else { return };
     let scene = Scene::odd(uri, "startup_timeout = \"3s\"").await;
@@ -280,42 +262,4 @@ async fn no_request_is_taken_while_the_service_is_unreachable() {
     go.lets_go();
     assert_eq!(scene.client.answer("b").await.body, b"waited");
     scene.ends(worker).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn requests_of_a_killed_worker_are_answered_by_the_next_one_and_its_service_is_killed() {
-    let Some(uri) = shared_uri() else { return };
-    let scene = Scene::odd(uri, "").await;
-    let (mut waiting, mut go) = (scene.pipe("waiting"), scene.pipe("go"));
-    let first = scene.worker();
-    scene.ask("a", "/wait", b"1").await;
-    waiting.hears(&first).await;
-    first.signal(Signal::KILL);
-    first.ends().await;
-    let second = scene.worker();
-    waiting.hears(&second).await;
-    assert!(is_gone(scene.lives()[0]));
-    go.lets_go();
-    assert_eq!(scene.client.answer("a").await.body, b"waited");
-    scene.ends(second).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_drains_answers_requests_that_its_service_works_on() {
-    let Some(uri) = shared_uri() else { return };
-    let scene = Scene::odd(uri, "").await;
-    let (mut waiting, mut go) = (scene.pipe("waiting"), scene.pipe("go"));
-    let mut worker = scene.worker();
-    scene.ask("a", "/wait", b"1").await;
-    waiting.hears(&worker).await;
-    worker.signal(Signal::TERM);
-    worker.says("command: drain").await;
-    // The next request stays in the queue.
-    scene.client.until_depth(0, 0).await;
-    go.lets_go();
-    assert_eq!(scene.client.answer("a").await.body, b"waited");
-    let ended = worker.ends().await;
-    assert_eq!(ended.code(), Some(0), "{}", ended.log);
-    assert!(is_gone(scene.lives()[0]));
-    scene.client.delete_queue().await;
 }

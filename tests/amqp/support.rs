@@ -16,13 +16,15 @@ use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
 use journeyman::amqp::{self, headers};
 use journeyman::domain::id::PriorityQueue;
-use journeyman::handler::{Context, ExecuteError, PayloadHandler, PrepareError, Request, erase};
+use journeyman::handler::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request, erase};
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as Queue};
 use journeyman::source::{Grant, Source};
 use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
 use secrecy::SecretString;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+
+use crate::wire::Wire;
 
 /// The longest wait of a test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -98,6 +100,11 @@ impl Client {
         Self::on(broker, kind, &queue).await
     }
 
+    /// On the broker that all tests share, where there is one.
+    pub(crate) async fn shared(kind: Kind) -> Option<Self> {
+        Some(Self::new(&shared()?, kind).await)
+    }
+
     pub(crate) async fn on(broker: &amqp::Broker, kind: Kind, queue: &str) -> Self {
         let client = Self::without_queue(broker, queue).await;
         client.declare(kind, queue).await;
@@ -162,6 +169,13 @@ impl Client {
     pub(crate) async fn delete_queue(&self) {
         let options = QueueDeleteOptions::default();
         self.channel.queue_delete(self.queue.as_str().into(), options).await.expect("the queue is deleted");
+    }
+
+    /// Drains the worker, and removes the queue once it is empty.
+    pub(crate) async fn finish(&self, worker: Running) {
+        worker.drained().await;
+        self.until_depth(0, 0).await;
+        self.delete_queue().await;
     }
 
     /// The properties of the recorded client.
@@ -387,6 +401,21 @@ pub(crate) fn queue(client: &Client) -> Queue {
     Queue::new(client.broker.clone(), &client.queue, "test worker")
 }
 
+/// The host and port of a broker.
+pub(crate) fn target(uri: &str) -> String {
+    let rest = uri.split_once('@').expect("an address with a user").1;
+    rest.split_once('/').expect("an address with a path").0.to_owned()
+}
+
+/// A client of the shared broker, and the settings of a source that reaches its queue over a wire.
+pub(crate) async fn wired(kind: Kind) -> Option<(Client, Wire, Queue)> {
+    let (client, uri) = (Client::shared(kind).await?, shared_uri()?);
+    let wire = Wire::to(&target(&uri)).await;
+    let mut settings = queue(&client);
+    settings.broker = broker(&wire.uri(&uri));
+    Some((client, wire, settings))
+}
+
 /// A handler that reports what it gets, and continues on permission.
 pub(crate) struct Gate {
     pub(crate) entered: mpsc::Receiver<String>,
@@ -417,6 +446,13 @@ impl Gate {
     pub(crate) async fn enters(&mut self) -> String {
         within("a request reaches its handler", self.entered.recv()).await.expect("the worker lives")
     }
+}
+
+/// A handler that asks for another attempt each time.
+pub(crate) fn intermittent(message: &'static str) -> Act {
+    Arc::new(move |_, _| {
+        Box::pin(async move { Err(ExecuteError::new(ExecuteFailure::Intermittent, message.to_owned())) })
+    })
 }
 
 /// Echoes.
