@@ -10,8 +10,8 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use crate::faults::Mood;
-use crate::recovery::{COMPLETED, HANDED_BACK, Life, STYLES, Scene};
-use crate::scripted::Told;
+use crate::recovery::{Life, Scene};
+use crate::scripted::{COMPLETED, HANDED_BACK, STYLES, Told};
 
 async fn view(life: &Life) -> WorkerStatus {
     life.control.status().await.expect("it lives")
@@ -109,11 +109,7 @@ async fn what_a_poll_claimed_whose_worker_died_before_it_was_answered_is_handed_
 
 #[tokio::test(start_paused = true)]
 async fn without_its_work_folder_a_worker_leaves_to_expire_what_it_held() {
-    let scene = Scene::new(STYLES[0]);
-    let task = scene.create_as("left", json!({"do": "wait"}));
-    let mut first = scene.live();
-    first.started().await;
-    first.dies().await;
+    let (scene, task) = Scene::orphaned(STYLES[0]).await;
     let folder = tempfile::tempdir().expect("a folder");
     let mut second = scene.live_on("", folder.path(), "worker");
     others(&second, 1).await;

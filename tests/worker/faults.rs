@@ -10,8 +10,7 @@ use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
 use journeyman::handler;
-use journeyman::host::clock::Clock;
-use journeyman::source::memory::{Config as QueueSettings, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
+use journeyman::source::memory::{MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use journeyman::source::{
     Artifact, CallError, Capabilities, Claim, Grant, Message, MessageQueue, OpenResult, PollBatch, Recovery,
     RecoveryBatch, Source, SourceFuture,
@@ -21,7 +20,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-use crate::scripted::{Scripted, Told};
+use crate::scripted::{COMPLETED, STYLES, Scripted, Told, create, memory_queue, runs};
 
 /// How a queue misbehaves at present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -204,13 +203,12 @@ struct Scene {
 
 impl Scene {
     fn new(mood: Mood) -> Self {
-        Self::with(mood, QueueSettings::default(), 1)
+        Self::with(mood, STYLES[0], 1)
     }
 
-    fn with(mood: Mood, queue: QueueSettings, capacity: u32) -> Self {
+    fn with(mood: Mood, style: PollStyle, capacity: u32) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let clock = Clock::tokio();
-        let queue = MemoryQueue::new(queue, Arc::new(move || clock.now()));
+        let (queue, clock) = memory_queue(style);
         let (mood, moods) = watch::channel(mood);
         let (sender, told) = mpsc::channel(8);
         let polls = Arc::<AtomicU64>::default();
@@ -236,9 +234,7 @@ impl Scene {
     }
 
     fn create_that(&self, payload: Value) -> TaskId {
-        let task = TaskId::parse("task").expect("a task id");
-        self.queue.create(task.clone(), json!({ "payload": payload })).expect("created");
-        task
+        create(&self.queue, "task", payload)
     }
 }
 
@@ -274,9 +270,8 @@ async fn trouble_for(mood: Mood, trouble: Duration) {
         scene.mood.send_replace(Mood::Well);
         control.drain().await;
     };
-    let (exit, ()) = tokio::join!(scene.worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
-    assert_eq!(scene.queue.states(&task), [RunState::Resolved(RunEnd::Reported(Outcome::Completed))], "{mood:?}");
+    runs(scene.worker, ExitReason::Drained, watch).await;
+    assert_eq!(scene.queue.states(&task), [COMPLETED], "{mood:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -306,9 +301,8 @@ async fn a_report_is_repeated_until_it_is_answered() {
         tokio::time::sleep(Duration::from_secs(10 * 60)).await;
         scene.mood.send_replace(Mood::Well);
     };
-    let (exit, ()) = tokio::join!(scene.worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
-    assert_eq!(scene.queue.states(&task), [RunState::Resolved(RunEnd::Reported(Outcome::Completed))]);
+    runs(scene.worker, ExitReason::Drained, watch).await;
+    assert_eq!(scene.queue.states(&task), [COMPLETED]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -324,9 +318,8 @@ async fn what_a_task_leaves_is_sent_until_it_is_taken_and_only_then_is_the_task_
         scene.mood.send_replace(Mood::Well);
         control.drain().await;
     };
-    let (exit, ()) = tokio::join!(scene.worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
-    assert_eq!(queue.states(&task), [RunState::Resolved(RunEnd::Reported(Outcome::Completed))]);
+    runs(scene.worker, ExitReason::Drained, watch).await;
+    assert_eq!(queue.states(&task), [COMPLETED]);
     let run = Run { task, run: 0 };
     for name in ["public/out.txt", "public/logs/live_backing.log", "public/logs/live.log"] {
         assert!(queue.artifact(&run, name).is_some(), "{name}");
@@ -342,8 +335,7 @@ async fn a_task_whose_artifacts_are_never_taken_is_not_completed() {
         assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
         control.drain().await;
     };
-    let (exit, ()) = tokio::join!(scene.worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
+    runs(scene.worker, ExitReason::Drained, watch).await;
     let unavailable = Outcome::Exception(ExceptionReason::ResourceUnavailable);
     assert_eq!(scene.queue.states(&task), [RunState::Resolved(RunEnd::Reported(unavailable))]);
 }
@@ -357,8 +349,7 @@ async fn a_quarantined_worker_polls_calmly() {
         tokio::time::sleep(Duration::from_secs(100)).await;
         control.drain().await;
     };
-    let (exit, ()) = tokio::join!(scene.worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
+    runs(scene.worker, ExitReason::Drained, watch).await;
     let polls = polls.load(Ordering::Relaxed);
     assert!((90..=130).contains(&polls), "once a second, up to a fifth earlier: {polls} in 100 s");
 }
@@ -401,9 +392,8 @@ fn heard() -> (Lines, impl Sized) {
 #[tokio::test(start_paused = true)]
 async fn i14_each_failed_delete_is_a_line_and_i15_a_message_that_comes_again_and_again_is_one_alert() {
     let (lines, _log) = heard();
-    let style = PollStyle::Messages { visibility_timeout: Duration::from_secs(300) };
     // A slot is free, so that there are polls while the task runs.
-    let mut scene = Scene::with(Mood::DeletesNothing, QueueSettings { style, ..QueueSettings::default() }, 2);
+    let mut scene = Scene::with(Mood::DeletesNothing, STYLES[1], 2);
     let task = scene.create(2 * 3600);
     let control = scene.worker.control();
     let counts = control.clone();
@@ -413,9 +403,8 @@ async fn i14_each_failed_delete_is_a_line_and_i15_a_message_that_comes_again_and
         tokio::time::sleep(Duration::from_secs(70 * 60)).await;
         control.drain().await;
     };
-    let (exit, ()) = tokio::join!(scene.worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
-    assert_eq!(scene.queue.states(&task), [RunState::Resolved(RunEnd::Reported(Outcome::Completed))]);
+    runs(scene.worker, ExitReason::Drained, watch).await;
+    assert_eq!(scene.queue.states(&task), [COMPLETED]);
     let counts = counts.counts();
     assert!(counts.deletes_failed > 11, "{counts:?}");
     let said = lines.with("cannot delete a message");
@@ -437,8 +426,7 @@ async fn half_an_hour_of_failed_polls_is_one_alert_and_missing_scopes_are_one_li
         tokio::time::sleep(Duration::from_secs(30 * 60)).await;
         control.drain().await;
     };
-    let (exit, ()) = tokio::join!(scene.worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
+    runs(scene.worker, ExitReason::Drained, watch).await;
     assert!(scene.polls.load(Ordering::Relaxed) > 20, "it is tried on");
     assert_eq!(lines.with("[alert operator]"), 1);
     assert_eq!(lines.with("last error: a portal wants a login"), 1);

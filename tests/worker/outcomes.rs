@@ -7,7 +7,7 @@ use journeyman::source::taskcluster::Dialect;
 use journeyman::worker::ExitReason;
 use serde_json::json;
 
-use crate::scripted::Told;
+use crate::scripted::{Told, runs};
 use crate::service::Service;
 
 const LONG: Duration = Duration::from_secs(1200);
@@ -30,8 +30,7 @@ async fn every_outcome(dialect: Dialect) {
         }
         control.drain().await;
     };
-    let (exit, ()) = tokio::join!(worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
+    runs(worker, ExitReason::Drained, watch).await;
     assert_eq!(service.states(&completes).await, ["completed"]);
     assert_eq!(service.states(&fails).await, ["failed"]);
     assert_eq!(service.states(&panics).await, ["internal-error"]);
@@ -52,30 +51,9 @@ async fn every_outcome(dialect: Dialect) {
 }
 
 #[tokio::test]
-async fn every_outcome_is_reported_once_by_claim_work() {
+async fn every_outcome_is_reported_once() {
     every_outcome(Dialect::ClaimWork).await;
-}
-
-#[tokio::test]
-async fn every_outcome_is_reported_once_by_azure_messages() {
     every_outcome(Dialect::Azure).await;
-}
-
-#[tokio::test]
-async fn a_claim_is_extended_while_its_task_runs() {
-    let service = Service::start(Dialect::ClaimWork, Duration::from_secs(20)).await;
-    let task = service.create("extended", json!({"do": "extensions", "times": 1})).await;
-    let (worker, mut told) = service.worker("worker", |_| {});
-    let control = worker.control();
-    let counts = control.clone();
-    let watch = async {
-        assert!(matches!(told.recv().await, Some(Told::Started(_))));
-        control.drain().await;
-    };
-    let (exit, ()) = tokio::join!(worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
-    assert_eq!(service.states(&task).await, ["completed"]);
-    assert!(counts.counts().reclaims >= 1, "{:?}", counts.counts());
 }
 
 #[tokio::test]
@@ -91,8 +69,7 @@ async fn a_worker_that_has_to_go_hands_its_task_back() {
             control.release(None).await;
             told.recv().await
         };
-        let (exit, order) = tokio::join!(worker.run(), watch);
-        assert_eq!(exit.expect("it ran"), ExitReason::Released);
+        let order = runs(worker, ExitReason::Released, watch).await;
         assert_eq!(order, Some(Told::Canceled(format!("{task}/0"), CancelCause::Shutdown)));
         assert_handed_back(&service.states(&task).await, 1);
     }
@@ -113,8 +90,7 @@ async fn a_canceled_task_stops_within_a_check_and_nothing_is_reported() {
         control.drain().await;
         order
     };
-    let (exit, order) = tokio::join!(worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
+    let order = runs(worker, ExitReason::Drained, watch).await;
     assert_eq!(order, Some(Told::Canceled(format!("{task}/0"), CancelCause::ClaimLost)));
     assert_eq!(service.states(&task).await, ["canceled"]);
     assert_eq!((counts.counts().outcomes.superseded, counts.counts().outcomes.lost), (1, 0));
@@ -133,8 +109,7 @@ async fn a_task_ends_before_its_lease_when_the_queue_is_gone() {
         control.drain().await;
         order
     };
-    let (exit, order) = tokio::join!(worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
+    let order = runs(worker, ExitReason::Drained, watch).await;
     assert!(matches!(order, Some(Told::Canceled(_, CancelCause::ClaimLost))), "{order:?}");
 }
 
@@ -148,8 +123,7 @@ async fn what_a_worker_held_when_it_died_is_handed_back_at_its_next_start() {
         assert!(matches!(told.recv().await, Some(Told::Started(_))));
         control.abort().await;
     };
-    let (exit, ()) = tokio::join!(worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), ExitReason::Aborted);
+    runs(worker, ExitReason::Aborted, watch).await;
     assert_eq!(service.states(&task).await, ["running"]);
     let (worker, mut told) = service.worker("worker", |_| {});
     let control = worker.control();
@@ -158,8 +132,7 @@ async fn what_a_worker_held_when_it_died_is_handed_back_at_its_next_start() {
         control.release(None).await;
         started
     };
-    let (exit, started) = tokio::join!(worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), ExitReason::Released);
+    let started = runs(worker, ExitReason::Released, watch).await;
     assert_eq!(started, Some(Told::Started(format!("{task}/1"))), "the first run is never taken up again");
     assert_handed_back(&service.states(&task).await, 2);
 }

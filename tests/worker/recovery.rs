@@ -7,26 +7,17 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use journeyman::domain::id::TaskId;
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::handler;
 use journeyman::host::clock::Clock;
-use journeyman::source::memory::{Config as QueueSettings, MemoryQueue, PollStyle, RunEnd, RunState};
+use journeyman::source::memory::{MemoryQueue, PollStyle, RunEnd, RunState};
 use journeyman::worker::status::{RecoverySummary, WorkerStatus};
 use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
 use crate::faults::{Mood, Moody};
-use crate::scripted::{Scripted, Told};
-
-pub const STYLES: [PollStyle; 2] = [
-    PollStyle::Claims { long_poll_wait: Duration::from_secs(20) },
-    PollStyle::Messages { visibility_timeout: Duration::from_secs(300) },
-];
-pub const HANDED_BACK: RunState =
-    RunState::Resolved(RunEnd::Reported(Outcome::Exception(ExceptionReason::WorkerShutdown)));
-pub const COMPLETED: RunState = RunState::Resolved(RunEnd::Reported(Outcome::Completed));
+use crate::scripted::{COMPLETED, HANDED_BACK, STYLES, Scripted, Told, create, memory_queue};
 
 /// A queue and a work folder, which outlive workers.
 pub struct Scene {
@@ -46,9 +37,7 @@ pub struct Life {
 
 impl Scene {
     pub fn new(style: PollStyle) -> Self {
-        let clock = Clock::tokio();
-        let queue =
-            MemoryQueue::new(QueueSettings { style, ..QueueSettings::default() }, Arc::new(move || clock.now()));
+        let (queue, clock) = memory_queue(style);
         Self {
             queue,
             clock,
@@ -58,14 +47,22 @@ impl Scene {
         }
     }
 
+    /// With a task that ran when its worker died.
+    pub async fn orphaned(style: PollStyle) -> (Self, TaskId) {
+        let scene = Self::new(style);
+        let task = scene.create(json!({"do": "wait"}));
+        let mut first = scene.live();
+        first.started().await;
+        first.dies().await;
+        (scene, task)
+    }
+
     fn create(&self, payload: serde_json::Value) -> TaskId {
         self.create_as("task", payload)
     }
 
     pub fn create_as(&self, name: &str, payload: serde_json::Value) -> TaskId {
-        let task = TaskId::parse(name).expect("a task id");
-        self.queue.create(task.clone(), json!({ "payload": payload })).expect("created");
-        task
+        create(&self.queue, name, payload)
     }
 
     pub fn live(&self) -> Life {
@@ -142,11 +139,7 @@ impl Life {
 #[tokio::test(start_paused = true)]
 async fn what_ran_when_its_worker_died_is_handed_back_by_the_next_one_at_once() {
     for style in STYLES {
-        let scene = Scene::new(style);
-        let task = scene.create(json!({"do": "wait"}));
-        let mut first = scene.live();
-        first.started().await;
-        first.dies().await;
+        let (scene, task) = Scene::orphaned(style).await;
         assert_eq!(scene.queue.states(&task), [RunState::Running], "{style:?}");
         let mut second = scene.live();
         let recovered = second.recovered().await;
@@ -185,11 +178,7 @@ async fn what_was_decided_and_not_answered_is_reported_as_it_was_decided_and_not
 #[tokio::test(start_paused = true)]
 async fn the_queue_may_be_away_for_minutes_when_a_worker_starts_again() {
     for style in STYLES {
-        let scene = Scene::new(style);
-        let task = scene.create(json!({"do": "wait"}));
-        let mut first = scene.live();
-        first.started().await;
-        first.dies().await;
+        let (scene, task) = Scene::orphaned(style).await;
         scene.mood.send_replace(Mood::Refuses(Refusal::Retry { retry_after: None }));
         let second = scene.live();
         tokio::time::sleep(Duration::from_secs(8 * 60)).await;
@@ -203,11 +192,7 @@ async fn the_queue_may_be_away_for_minutes_when_a_worker_starts_again() {
 #[tokio::test(start_paused = true)]
 async fn what_has_expired_by_then_is_forgotten() {
     for style in STYLES {
-        let scene = Scene::new(style);
-        let task = scene.create(json!({"do": "wait"}));
-        let mut first = scene.live();
-        first.started().await;
-        first.dies().await;
+        let (scene, task) = Scene::orphaned(style).await;
         tokio::time::sleep(Duration::from_secs(21 * 60)).await;
         let mut second = scene.live();
         assert_eq!(second.recovered().await, RecoverySummary { expired: 1, ..RecoverySummary::default() }, "{style:?}");
@@ -222,11 +207,7 @@ async fn what_has_expired_by_then_is_forgotten() {
 
 #[tokio::test(start_paused = true)]
 async fn what_another_name_has_claimed_is_left_to_expire() {
-    let scene = Scene::new(STYLES[0]);
-    let task = scene.create(json!({"do": "wait"}));
-    let mut first = scene.live();
-    first.started().await;
-    first.dies().await;
+    let (scene, task) = Scene::orphaned(STYLES[0]).await;
     let second = scene.live_as("renamed");
     assert_eq!(second.recovered().await, RecoverySummary { expired: 1, ..RecoverySummary::default() });
     tokio::time::sleep(Duration::from_secs(10 * 60)).await;
@@ -249,25 +230,8 @@ async fn what_a_worker_finished_leaves_nothing_to_the_next_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_that_had_to_go_at_once_leaves_what_it_held_to_the_next_one() {
-    let scene = Scene::new(STYLES[0]);
-    let task = scene.create(json!({"do": "wait"}));
-    let mut first = scene.live();
-    first.started().await;
-    first.control.abort().await;
-    assert!(matches!(first.running.join_next().await, Some(Ok(Ok(ExitReason::Aborted)))));
-    assert_eq!(scene.queue.states(&task), [RunState::Running]);
-    assert_eq!(scene.live().recovered().await.released, 1);
-    assert_eq!(scene.queue.states(&task)[0], HANDED_BACK);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_damaged_journal_is_told_of_and_keeps_nobody_from_starting() {
-    let scene = Scene::new(STYLES[0]);
-    let task = scene.create(json!({"do": "wait"}));
-    let mut first = scene.live();
-    first.started().await;
-    first.dies().await;
+    let (scene, task) = Scene::orphaned(STYLES[0]).await;
     let whole = std::fs::read_to_string(scene.journal()).expect("there is a journal");
     let (began, held) = whole.split_once('\n').expect("lines");
     std::fs::write(scene.journal(), format!("{began}\nrust and dust\n{held}12345678 {{\"held\":")).expect("written");

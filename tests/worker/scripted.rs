@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use journeyman::domain::id::TaskId;
+use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind};
 use journeyman::handler::{self, CancelCause, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
-use journeyman::source::memory::MemoryQueue;
-use journeyman::worker::SourceBinding;
+use journeyman::host::clock::Clock;
+use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
+use journeyman::worker::{ExitReason, SourceBinding, Worker};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 /// What a task is told to do.
@@ -33,10 +37,6 @@ pub enum Script {
     Block {
         pipe: String,
     },
-    /// Runs until its lease was extended so many times.
-    Extensions {
-        times: u32,
-    },
     /// Runs for so long, on tokio's clock.
     Sleep {
         seconds: u64,
@@ -47,6 +47,35 @@ pub enum Script {
 pub enum Told {
     Started(String),
     Canceled(String, CancelCause),
+}
+
+/// The kinds of a queue.
+pub const STYLES: [PollStyle; 2] = [
+    PollStyle::Claims { long_poll_wait: Duration::from_secs(20) },
+    PollStyle::Messages { visibility_timeout: Duration::from_secs(300) },
+];
+pub const COMPLETED: RunState = RunState::Resolved(RunEnd::Reported(Outcome::Completed));
+pub const HANDED_BACK: RunState =
+    RunState::Resolved(RunEnd::Reported(Outcome::Exception(ExceptionReason::WorkerShutdown)));
+
+/// A queue in memory, and its clock, which is tokio's.
+pub fn memory_queue(style: PollStyle) -> (MemoryQueue, Clock) {
+    let clock = Clock::tokio();
+    (MemoryQueue::new(Config { style, ..Config::default() }, Arc::new(move || clock.now())), clock)
+}
+
+/// Creates a task whose payload is this.
+pub fn create(queue: &MemoryQueue, name: &str, payload: Value) -> TaskId {
+    let task = TaskId::parse(name).expect("a task id");
+    queue.create(task.clone(), json!({ "payload": payload })).expect("created");
+    task
+}
+
+/// Runs the worker to its end, which is this one, while the test goes on.
+pub async fn runs<T>(worker: Worker, to: ExitReason, meanwhile: impl Future<Output = T>) -> T {
+    let (exit, seen) = tokio::join!(worker.run(), meanwhile);
+    assert_eq!(exit.expect("it ran"), to);
+    seen
 }
 
 pub struct Scripted(pub mpsc::Sender<Told>);
@@ -96,13 +125,6 @@ impl PayloadHandler for Scripted {
                     Ok(())
                 }
                 Script::Wait => std::future::pending().await,
-                Script::Extensions { times } => {
-                    let mut lease = context.watch_expires_at();
-                    for _ in 0..times {
-                        lease.changed().await.expect("the lease is kept");
-                    }
-                    Ok(())
-                }
                 Script::Sleep { seconds } => {
                     tokio::time::sleep(Duration::from_secs(seconds)).await;
                     Ok(())
