@@ -6,7 +6,7 @@ use super::scale_limits;
 use super::status::{self, GroupPhase};
 use crate::config::pool::PoolConfig;
 use crate::domain::group::load::Load;
-use crate::domain::group::scale::{GroupInput, GroupWorker, PauseState, ScaleLimits, Scaler, WorkerActivity};
+use crate::domain::group::scale::{GroupInput, GroupWorker, PauseState, ScaleLimits, Scaler};
 use crate::domain::group::{self, Key};
 use crate::domain::time::Instant;
 
@@ -84,12 +84,7 @@ fn group_input(
     let external: u32 = demands().map(|demand| demand.pending.unwrap_or(0) + demand.claimed.unwrap_or(0)).sum();
     let worker = |worker: &status::WorkerStatus| GroupWorker {
         id: worker.id.as_str().into(),
-        activity: match worker.state {
-            status::WorkerActivity::Starting => WorkerActivity::Starting,
-            status::WorkerActivity::Idle => WorkerActivity::Idle,
-            status::WorkerActivity::Busy => WorkerActivity::Busy,
-            status::WorkerActivity::Stopping => WorkerActivity::Stopping,
-        },
+        activity: worker.state,
         started_at: now.minus(status::seconds_to_duration(worker.age_seconds)),
     };
     Some(GroupInput {

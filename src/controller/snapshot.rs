@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::external_demand::DemandState;
 use super::status::{
-    BrokerStatus, DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, ScaleStatus, WorkerActivity,
-    WorkerCounts, WorkerStatus,
+    BrokerStatus, DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, ScaleStatus, WorkerStatus,
 };
 use super::workers::GroupSnapshot;
 use super::{Controller, RecordedError};
-use crate::domain::group::{self, Key, scale};
+use crate::domain::group::scale::GroupWorker;
+use crate::domain::group::{self, Key};
 use crate::domain::time::Instant;
 
 impl Controller {
@@ -20,12 +20,7 @@ impl Controller {
         let mut seen = self.workers.snapshot(now);
         let groups: Vec<GroupStatus> =
             keys.into_iter().map(|key| self.group_status(key, seen.remove(key).unwrap_or_default(), now)).collect();
-        let workers = groups.iter().fold(WorkerCounts::default(), |sum, group| WorkerCounts {
-            starting: sum.starting + group.workers.starting,
-            idle: sum.idle + group.workers.idle,
-            busy: sum.busy + group.workers.busy,
-            stopping: sum.stopping + group.workers.stopping,
-        });
+        let workers = groups.iter().flat_map(|group| &group.worker_list).map(|worker| worker.state).collect();
         let lost = (self.role == Role::Disconnected).then(|| self.disconnect_reason.clone()).flatten();
         PoolStatus {
             name: self.config.pool.clone(),
@@ -54,9 +49,7 @@ impl Controller {
     fn group_status(&self, key: &Key, seen: GroupSnapshot<'_>, now: Instant) -> GroupStatus {
         let standing = self.pool.progress(key);
         let until = |at: Instant| seconds(at.since(now));
-        let mut workers = WorkerCounts::default();
-        let members: Vec<WorkerStatus> =
-            seen.workers.into_iter().map(|worker| worker_status(worker, &mut workers, now)).collect();
+        let workers: Vec<WorkerStatus> = seen.workers.into_iter().map(|worker| worker_status(worker, now)).collect();
         let wait = standing.and_then(|standing| standing.wait);
         let (restarts, ours) = (seen.restarts, self.workers.starts_workers());
         GroupStatus {
@@ -75,8 +68,8 @@ impl Controller {
                 .loads
                 .get(key)
                 .and_then(|load| load.unacknowledged.or_else(|| load.in_flight.filter(|_| ours))),
-            workers,
-            worker_list: members,
+            workers: workers.iter().map(|worker| worker.state).collect(),
+            worker_list: workers,
             wanted: seen.decision.map(|decision| decision.desired),
             reasons: seen
                 .decision
@@ -110,15 +103,9 @@ fn demand_status(name: &str, known: &DemandState) -> DemandStatus {
     }
 }
 
-fn worker_status(worker: scale::GroupWorker, counts: &mut WorkerCounts, now: Instant) -> WorkerStatus {
-    let (doing, count) = match worker.activity {
-        scale::WorkerActivity::Starting => (WorkerActivity::Starting, &mut counts.starting),
-        scale::WorkerActivity::Idle => (WorkerActivity::Idle, &mut counts.idle),
-        scale::WorkerActivity::Busy => (WorkerActivity::Busy, &mut counts.busy),
-        scale::WorkerActivity::Stopping => (WorkerActivity::Stopping, &mut counts.stopping),
-    };
-    *count += 1;
-    WorkerStatus { id: worker.id.into(), state: doing, age_seconds: seconds(now.since(worker.started_at)) }
+fn worker_status(worker: GroupWorker, now: Instant) -> WorkerStatus {
+    let GroupWorker { id, activity, started_at } = worker;
+    WorkerStatus { id: id.into(), state: activity, age_seconds: seconds(now.since(started_at)) }
 }
 
 fn error_status(ended: &RecordedError, now: Instant) -> ErrorStatus {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use super::counters::CounterValues;
+pub use crate::domain::group::scale::WorkerActivity;
 
 /// Status of a controller. The keys of its JSON are stable.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -110,6 +111,21 @@ impl WorkerCounts {
     }
 }
 
+impl FromIterator<WorkerActivity> for WorkerCounts {
+    fn from_iter<I: IntoIterator<Item = WorkerActivity>>(activities: I) -> Self {
+        let mut counts = Self::default();
+        for activity in activities {
+            match activity {
+                WorkerActivity::Starting => counts.starting += 1,
+                WorkerActivity::Idle => counts.idle += 1,
+                WorkerActivity::Busy => counts.busy += 1,
+                WorkerActivity::Stopping => counts.stopping += 1,
+            }
+        }
+        counts
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GroupStatus {
     pub key: String,
@@ -203,26 +219,6 @@ pub struct WorkerStatus {
     pub state: WorkerActivity,
     /// Since it was started or adopted.
     pub age_seconds: f64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum WorkerActivity {
-    Starting,
-    Idle,
-    Busy,
-    Stopping,
-}
-
-impl WorkerActivity {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Idle => "idle",
-            Self::Busy => "busy",
-            Self::Stopping => "stopping",
-        }
-    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

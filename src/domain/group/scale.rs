@@ -11,6 +11,8 @@ use core::cmp::Reverse;
 use core::fmt;
 use core::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::load::Load;
 use super::{GroupPhase, Key};
 use crate::domain::time::Instant;
@@ -33,13 +35,25 @@ pub struct ScaleLimits {
     pub scale_down_delay: Duration,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum WorkerActivity {
     Starting,
     Idle,
     /// It holds requests, or its state is unknown.
     Busy,
     Stopping,
+}
+
+impl WorkerActivity {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Idle => "idle",
+            Self::Busy => "busy",
+            Self::Stopping => "stopping",
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
