@@ -105,15 +105,11 @@ impl ControllerHandle {
     }
 
     pub async fn status(&self) -> Option<status::PoolStatus> {
-        let (sender, looked) = oneshot::channel();
-        self.requests.send(ControllerRequest::Status(sender)).await.ok()?;
-        looked.await.ok()
+        self.request(ControllerRequest::Status).await?.ok()
     }
 
-    pub async fn command(&self, order: PoolCommand, by: String) -> Option<Result<String, CommandError>> {
-        let (sender, said) = oneshot::channel();
-        self.requests.send(ControllerRequest::Command(order, by, sender)).await.ok()?;
-        said.await.ok()
+    pub async fn command(&self, command: PoolCommand, by: String) -> Option<Result<String, CommandError>> {
+        self.request(|reply| ControllerRequest::Command(command, by, reply)).await?.ok()
     }
 
     pub async fn reconfigure(&self, settings: PoolConfig) {
@@ -140,11 +136,20 @@ impl ControllerHandle {
 
     async fn poison_request<T>(
         &self,
-        wish: impl FnOnce(poison_queue::PoisonReply<T>) -> PoisonRequest,
+        request: impl FnOnce(poison_queue::PoisonReply<T>) -> PoisonRequest,
     ) -> Option<Result<T, PoisonError>> {
-        let (sender, granted) = oneshot::channel();
-        self.requests.send(ControllerRequest::Poison(wish(sender))).await.ok()?;
-        Some(granted.await.unwrap_or_else(|_| Err(PoisonError::Failed("the connection was lost".to_owned()))))
+        let reply = self.request(|reply| ControllerRequest::Poison(request(reply))).await?;
+        Some(reply.unwrap_or_else(|_| Err(PoisonError::Failed("the connection was lost".to_owned()))))
+    }
+
+    /// `None` if the controller has exited; an error if it dropped the request.
+    async fn request<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<T>) -> ControllerRequest,
+    ) -> Option<Result<T, oneshot::error::RecvError>> {
+        let (sender, reply) = oneshot::channel();
+        self.requests.send(request(sender)).await.ok()?;
+        Some(reply.await)
     }
 }
 
