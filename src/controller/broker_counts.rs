@@ -14,7 +14,7 @@ pub(super) type CountResult = Result<BTreeMap<Key, u32>, String>;
 #[derive(Default)]
 pub(super) struct BrokerCounts {
     last: Option<(Instant, BTreeMap<Key, u32>)>,
-    error: Option<String>,
+    is_failing: bool,
 }
 
 impl BrokerCounts {
@@ -30,16 +30,15 @@ impl BrokerCounts {
     pub(super) fn update(&mut self, result: CountResult, now: Instant) {
         match result {
             Ok(counts) => {
-                if self.error.take().is_some() {
+                if std::mem::take(&mut self.is_failing) {
                     tracing::info!("queue counts of the management interface are available again");
                 }
                 self.last = Some((now, counts));
             }
             Err(why) => {
-                if self.error.is_none() {
+                if !std::mem::replace(&mut self.is_failing, true) {
                     tracing::warn!("no queue counts from the management interface, using worker reports: {why}");
                 }
-                self.error = Some(why);
             }
         }
     }

@@ -1,7 +1,6 @@
 //! Driver: workers as containers of a Docker-compatible daemon, found by their labels.
 
 use std::collections::HashMap;
-use std::future::poll_fn;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use bollard::query_parameters::{
     RemoveContainerOptionsBuilder,
 };
 use bollard::{API_DEFAULT_VERSION, Docker};
-use futures_core::Stream as _;
+use futures_util::StreamExt as _;
 use tokio::sync::OnceCell;
 
 use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
@@ -165,7 +164,7 @@ async fn log_tail(client: &Docker, name: &str) -> String {
     let mut said = String::new();
     let room = usize::try_from(DRIVER_LOG_TAIL_BYTES_MAX).unwrap_or(usize::MAX);
     while said.len() < room
-        && let Some(Ok(line)) = poll_fn(|context| lines.as_mut().poll_next(context)).await
+        && let Some(Ok(line)) = lines.next().await
     {
         said.push_str(&line.to_string());
     }
