@@ -29,12 +29,6 @@ pub(super) struct KubernetesApi {
     token_file: Option<PathBuf>,
 }
 
-pub(super) enum ApiResult {
-    Done(Value),
-    NotFound,
-    Conflict,
-}
-
 impl KubernetesApi {
     pub(super) fn new(cluster: &KubernetesDriverConfig) -> Result<Self, DriverError> {
         crate::host::crypto_provider::install_crypto_provider();
@@ -65,29 +59,29 @@ impl KubernetesApi {
     pub(super) async fn list(&self, kind: ResourceKind, label: &str, value: &str) -> Result<Vec<Value>, DriverError> {
         let selector = urlencoding::encode(&format!("{label}={value}")).into_owned();
         let path = format!("{}?labelSelector={selector}", self.collection_path(kind));
-        match self.call(Method::GET, &path, None).await? {
-            ApiResult::Done(Value::Object(mut list)) => match list.remove("items") {
-                Some(Value::Array(items)) => Ok(items),
-                Some(_) | None => Err(DriverError(format!("{path} has no items"))),
-            },
-            ApiResult::Done(_) | ApiResult::NotFound | ApiResult::Conflict => {
-                Err(DriverError(format!("{path} is not a list")))
-            }
+        let list = self.call(Method::GET, &path, None).await?;
+        match list.and_then(|mut list| list.get_mut("items").map(Value::take)) {
+            Some(Value::Array(items)) => Ok(items),
+            Some(_) | None => Err(DriverError(format!("{path} is not a list"))),
         }
     }
 
     pub(super) async fn get(&self, kind: ResourceKind, name: &str) -> Result<Option<Value>, DriverError> {
-        match self.call(Method::GET, &self.object_path(kind, name), None).await? {
-            ApiResult::Done(object) => Ok(Some(object)),
-            ApiResult::NotFound | ApiResult::Conflict => Ok(None),
-        }
+        self.call(Method::GET, &self.object_path(kind, name), None).await
     }
 
-    pub(super) async fn create(&self, kind: ResourceKind, object: &Value) -> Result<ApiResult, DriverError> {
-        self.call(Method::POST, &self.collection_path(kind), Some(("application/json", object))).await
+    pub(super) async fn create(&self, kind: ResourceKind, object: &Value) -> Result<Value, DriverError> {
+        let path = self.collection_path(kind);
+        let created = self.call(Method::POST, &path, Some(("application/json", object))).await?;
+        created.ok_or_else(|| DriverError(format!("{path} was not found")))
     }
 
-    pub(super) async fn patch(&self, kind: ResourceKind, name: &str, change: &Value) -> Result<ApiResult, DriverError> {
+    pub(super) async fn patch(
+        &self,
+        kind: ResourceKind,
+        name: &str,
+        change: &Value,
+    ) -> Result<Option<Value>, DriverError> {
         let body = Some(("application/merge-patch+json", change));
         self.call(Method::PATCH, &self.object_path(kind, name), body).await
     }
@@ -112,13 +106,18 @@ impl KubernetesApi {
         }
     }
 
-    async fn call(&self, method: Method, path: &str, body: Option<(&str, &Value)>) -> Result<ApiResult, DriverError> {
+    /// `None` if the object does not exist.
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<(&str, &Value)>,
+    ) -> Result<Option<Value>, DriverError> {
         let (status, bytes) = self.fetch(method.clone(), path, body).await?;
         let said: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         match status {
-            StatusCode::NOT_FOUND => Ok(ApiResult::NotFound),
-            StatusCode::CONFLICT => Ok(ApiResult::Conflict),
-            status if status.is_success() => Ok(ApiResult::Done(said)),
+            StatusCode::NOT_FOUND => Ok(None),
+            status if status.is_success() => Ok(Some(said)),
             status => {
                 let why = said["message"].as_str().unwrap_or_default();
                 Err(DriverError(format!("{method} {path}: {status}: {why}")))

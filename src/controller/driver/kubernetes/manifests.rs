@@ -11,9 +11,9 @@ use crate::domain::group::Key;
 use crate::limits::{DEPLOYMENT_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
 
 pub(super) const POOL: &str = "journeyman/pool";
-const GROUP: &str = "journeyman/group";
+pub(super) const GROUP: &str = "journeyman/group";
 const KEY: &str = "journeyman/key";
-const WORKER: &str = "journeyman/worker";
+pub(super) const WORKER: &str = "journeyman/worker";
 
 pub(super) fn deployment_name(pool: &str, key: &Key) -> String {
     name_encoding::object_name(&[pool, key.as_str()], DEPLOYMENT_NAME_BYTES_MAX)
@@ -26,14 +26,6 @@ pub(super) fn pool_label(pool: &str) -> String {
 pub(super) fn key_of(object: &Value, pool: &str) -> Option<Key> {
     let notes = &object["metadata"]["annotations"];
     (notes[POOL] == pool).then(|| notes[KEY].as_str().and_then(Key::new)).flatten()
-}
-
-pub(super) fn worker_of(object: &Value) -> Option<&str> {
-    object["metadata"]["annotations"][WORKER].as_str()
-}
-
-pub(super) fn group_of(pod: &Value) -> Option<&str> {
-    pod["metadata"]["labels"][GROUP].as_str()
 }
 
 pub(super) fn name_of(object: &Value) -> Option<&str> {

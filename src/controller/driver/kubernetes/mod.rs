@@ -15,8 +15,8 @@ use crate::config::pool::{KubernetesDriverConfig, KubernetesScaling, PoolConfig}
 use crate::config::values::File;
 use crate::domain::group::Key;
 use crate::limits::DRIVER_POLL_INTERVAL;
-use api::{ApiResult, DEPLOYMENTS, KubernetesApi, PODS, SCALED_OBJECTS, SECRETS, TRIGGER_AUTHENTICATIONS};
-use manifests::{GroupManifests, POOL, deployment_name, group_of, key_of, name_of, pool_label, worker_of};
+use api::{DEPLOYMENTS, KubernetesApi, PODS, SCALED_OBJECTS, SECRETS, TRIGGER_AUTHENTICATIONS};
+use manifests::{GROUP, GroupManifests, POOL, WORKER, deployment_name, key_of, name_of, pool_label};
 
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
@@ -54,7 +54,7 @@ impl KubernetesDriver {
                 Some(_) | None => WorkerState::Running,
             };
             if standing == WorkerState::Running
-                && let Some(group) = group_of(&pod)
+                && let Some(group) = pod["metadata"]["labels"][GROUP].as_str()
             {
                 *live.entry(group.to_owned()).or_default() += 1;
             }
@@ -87,12 +87,8 @@ impl KubernetesDriver {
     }
 
     async fn create_group(&self, new: &GroupManifests<'_>) -> Result<(), DriverError> {
-        expect_success(self.api.create(SECRETS, &new.secret()).await?, "the Secret")?;
-        let made = match self.api.create(DEPLOYMENTS, &new.deployment()).await {
-            Ok(answer) => expect_success(answer, "the Deployment"),
-            Err(why) => Err(why),
-        };
-        let deployment = match made {
+        self.api.create(SECRETS, &new.secret()).await?;
+        let deployment = match self.api.create(DEPLOYMENTS, &new.deployment()).await {
             Ok(deployment) => deployment,
             Err(why) => {
                 // A leftover Secret is overwritten by the next start.
@@ -110,8 +106,7 @@ impl KubernetesDriver {
                 [(TRIGGER_AUTHENTICATIONS, new.trigger_authentication()), (SCALED_OBJECTS, new.scaled_object())];
             for (kind, mut object) in objects {
                 object["metadata"]["ownerReferences"] = owner["metadata"]["ownerReferences"].clone();
-                let created = self.api.create(kind, &object).await;
-                if let Err(why) = created.and_then(|result| expect_success(result, "a KEDA object")) {
+                if let Err(why) = self.api.create(kind, &object).await {
                     self.delete_group(&new.deployment_name()).await.ok();
                     return Err(why);
                 }
@@ -128,7 +123,8 @@ impl KubernetesDriver {
         let Some(name) = name_of(deployment) else { return Ok(()) };
         let version = &deployment["metadata"]["resourceVersion"];
         let change = json!({ "metadata": { "resourceVersion": version }, "spec": { "replicas": replicas } });
-        expect_success(self.api.patch(DEPLOYMENTS, name, &change).await?, "the Deployment").map(drop)
+        let resized = self.api.patch(DEPLOYMENTS, name, &change).await?;
+        resized.map(drop).ok_or_else(|| DriverError(format!("Deployment {name} was not found")))
     }
 
     async fn remove_pod(&self, id: &str, key: &Key) -> Result<(), DriverError> {
@@ -153,14 +149,6 @@ fn replicas(deployment: &Value) -> u64 {
     deployment["spec"]["replicas"].as_u64().unwrap_or_default()
 }
 
-fn expect_success(answer: ApiResult, what: &str) -> Result<Value, DriverError> {
-    match answer {
-        ApiResult::Done(object) => Ok(object),
-        ApiResult::NotFound => Err(DriverError(format!("{what} was not found"))),
-        ApiResult::Conflict => Err(DriverError(format!("{what} exists already, or was changed meanwhile"))),
-    }
-}
-
 impl Driver for KubernetesDriver {
     const LIST_INTERVAL: Duration = DRIVER_POLL_INTERVAL;
 
@@ -177,8 +165,8 @@ impl Driver for KubernetesDriver {
             KubernetesScaling::Keda => {
                 let deployments = self.list_deployments().await?;
                 let found = deployments.iter().filter_map(|deployment| {
-                    let (id, key) = (worker_of(deployment)?.to_owned(), key_of(deployment, &self.name)?);
-                    Some(ListedWorker { id, key, state: WorkerState::Running })
+                    let id = deployment["metadata"]["annotations"][WORKER].as_str()?.to_owned();
+                    Some(ListedWorker { id, key: key_of(deployment, &self.name)?, state: WorkerState::Running })
                 });
                 Ok(found.collect())
             }
