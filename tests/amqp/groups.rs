@@ -19,6 +19,7 @@ use journeyman::amqp::lapin::options::{BasicPublishOptions, QueueDeclareOptions}
 use journeyman::amqp::lapin::types::FieldTable;
 use journeyman::amqp::lapin::{BasicProperties, Confirmation};
 use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::Value;
 
 use crate::controller::ECHO;
 use crate::process::{self, Process};
@@ -61,6 +62,13 @@ impl Pool {
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("WORKER_AMQP_URI", &self.uri);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         Process::of(command)
+    }
+
+    /// Starts a controller of it, and waits until that is the active one.
+    async fn active(&self, more: &str) -> Process {
+        let mut controller = self.controller(more);
+        controller.says(READY).await;
+        controller
     }
 
     /// Where its workers are written down.
@@ -110,6 +118,23 @@ impl Pool {
 
     async fn ask(&self, key: &str, id: &str) {
         assert!(self.publish(key, Client::properties(id, "/echo")).await, "{key} leads somewhere");
+    }
+
+    /// Asks under a key, and waits for the last reply.
+    async fn echoes(&self, key: &str, id: &str) -> Value {
+        self.ask(key, id).await;
+        self.answered(id).await
+    }
+
+    /// Waits for the last reply to a request.
+    async fn answered(&self, id: &str) -> Value {
+        loop {
+            let answer = self.client.answer(id).await;
+            if !answer.partial {
+                assert_eq!(answer.status(), "ok", "{id}: {:?}", answer.json());
+                return answer.json();
+            }
+        }
     }
 
     /// The logs of its workers, for the message of a failed assertion.
@@ -170,8 +195,7 @@ fn files(folder: &Path, ending: &str) -> usize {
 async fn a_cold_key_is_answered_by_a_worker_that_starts_for_it_and_stops_without_demand() {
     let Some(pool) = Pool::new().await else { return };
     let delays = "unbind_delay = \"8s\"\nstop_delay = \"4s\"\n";
-    let mut controller = pool.controller(&format!("{delays}{}", pool.echo()));
-    controller.says(READY).await;
+    let controller = pool.active(&format!("{delays}{}", pool.echo())).await;
     for key in ["infra=42 ü", "infra%3D42%20%C3%BC", "7"] {
         pool.ask(key, key).await;
     }
@@ -197,8 +221,7 @@ async fn a_cold_key_is_answered_by_a_worker_that_starts_for_it_and_stops_without
 async fn b08_requests_under_many_cold_keys_reach_their_queues_though_their_controller_is_killed() {
     const KEYS: usize = 300;
     let Some(pool) = Pool::new().await else { return };
-    let mut first = pool.controller("");
-    first.says(READY).await;
+    let first = pool.active("").await;
     for number in 0..KEYS {
         pool.ask(&format!("k{number}"), &number.to_string()).await;
         if number == KEYS / 2 {
@@ -206,8 +229,7 @@ async fn b08_requests_under_many_cold_keys_reach_their_queues_though_their_contr
         }
     }
     drop(first);
-    let mut second = pool.controller("");
-    second.says(READY).await;
+    let _second = pool.active("").await;
     for number in 0..KEYS {
         let queue = format!("{}-req-k{number}", pool.name);
         let there = async { while pool.depth(&queue).await.is_none_or(|(ready, _)| ready == 0) {} };
@@ -219,8 +241,7 @@ async fn b08_requests_under_many_cold_keys_reach_their_queues_though_their_contr
 #[tokio::test(flavor = "multi_thread")]
 async fn b03_many_expired_requests_are_answered_with_the_reason() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller("message_ttl = \"200ms\"\n");
-    controller.says(READY).await;
+    let _controller = pool.active("message_ttl = \"200ms\"\n").await;
     for number in 0..300 {
         pool.ask("idle", &number.to_string()).await;
     }
@@ -238,19 +259,15 @@ async fn b03_many_expired_requests_are_answered_with_the_reason() {
 async fn b14_a_second_controller_stands_by_takes_over_and_finds_the_workers_of_the_first() {
     let Some(pool) = Pool::new().await else { return };
     let echo = pool.echo();
-    let mut first = pool.controller(&echo);
-    first.says(READY).await;
-    pool.ask("a", "1").await;
-    assert!(pool.client.answer("1").await.partial);
-    assert_eq!(pool.client.answer("1").await.status(), "ok");
+    let first = pool.active(&echo).await;
     let mut second = pool.controller(&echo);
     second.says("standing by").await;
+    // Its worker is started while the second one stands by.
+    pool.echoes("a", "1").await;
     first.signal(Signal::KILL);
     second.says(READY).await;
     assert!(second.log().contains("adopted running workers"), "{}", second.log());
-    pool.ask("a", "2").await;
-    assert!(pool.client.answer("2").await.partial);
-    assert_eq!(pool.client.answer("2").await.status(), "ok");
+    pool.echoes("a", "2").await;
     assert_eq!(second.log().matches("worker started").count(), 0, "the first one's worker goes on");
 }
 
@@ -258,8 +275,7 @@ async fn b14_a_second_controller_stands_by_takes_over_and_finds_the_workers_of_t
 async fn a_pool_leaves_the_workers_of_another_alone_whose_folder_is_the_same() {
     let Some(pool) = Pool::new().await else { return };
     let echo = pool.echo();
-    let mut alone = pool.controller(&echo);
-    alone.says(READY).await;
+    let alone = pool.active(&echo).await;
     pool.ask("a", "1").await;
     assert!(pool.client.answer("1").await.partial);
     alone.signal(Signal::TERM);
@@ -316,16 +332,13 @@ async fn a_worker_inherits_no_file_of_who_started_its_controller_and_no_core_is_
 async fn a_request_that_came_to_a_queue_while_there_was_no_controller_gets_a_worker() {
     let Some(pool) = Pool::new().await else { return };
     // It exits at once, so that the key has a queue and no worker.
-    let mut first = pool.controller("command = [\"/bin/false\"]\n");
-    first.says(READY).await;
+    let mut first = pool.active("command = [\"/bin/false\"]\n").await;
     pool.ask("a", "1").await;
     first.says("worker exited").await;
     first.signal(Signal::TERM);
     assert_eq!(first.ends().await.code(), Some(0));
-    let mut second = pool.controller(&pool.echo());
-    second.says(READY).await;
-    assert!(pool.client.answer("1").await.partial);
-    assert_eq!(pool.client.answer("1").await.status(), "ok");
+    let _second = pool.active(&pool.echo()).await;
+    pool.answered("1").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -333,8 +346,7 @@ async fn b05_a_request_that_kills_its_workers_is_answered_and_put_aside() {
     let Some(pool) = Pool::new().await else { return };
     let killer = pool.workers("#!/bin/sh\nkill -9 $PPID\n");
     let delays = "unbind_delay = \"3s\"\nstop_delay = \"1s\"\n";
-    let mut controller = pool.controller(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{delays}{killer}"));
-    controller.says(READY).await;
+    let controller = pool.active(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{delays}{killer}")).await;
     pool.ask("a", "1").await;
     let answer = pool.client.answer("1").await;
     assert_eq!(answer.json()["context"]["reason"], "delivery_limit", "{:?}", answer.json());

@@ -9,8 +9,8 @@ use journeyman::source::taskcluster::formats::{format_time, new_task_id};
 use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
 use serde_json::{Value, json};
 
+use super::Pool;
 use super::seen::{status, until};
-use super::{Pool, READY};
 use crate::support::within;
 
 /// A queue of tasks, and who asks it.
@@ -90,10 +90,9 @@ async fn workers_are_started_for_the_tasks_of_a_queue_and_go_when_none_are_left(
         tasks.demand("ci", &pool.name, "far/side").replace("\"token\"", &format!("\"{}/token\"", here.display()));
     let go = here.join("go");
     let ids = [tasks.create("far/side", &go).await, tasks.create("far/side", &go).await];
-    let mut controller =
-        pool.controller(&format!("unbind_delay = \"8s\"\nstop_delay = \"4s\"\nmin = 0\nmax = 4\n{command}{demand}"));
-    controller.says(READY).await;
-    let socket = here.join("workers/controller.sock");
+    let _controller =
+        pool.active(&format!("unbind_delay = \"8s\"\nstop_delay = \"4s\"\nmin = 0\nmax = 4\n{command}{demand}")).await;
+    let socket = pool.socket();
     let both = |seen: &Value| seen["external_demands"][0]["claimed"] == 2 && seen["counters"]["workers_started"] == 2;
     let seen = until(&socket, "two workers hold the two tasks", both).await;
     assert_eq!(
@@ -133,7 +132,7 @@ async fn a_queue_that_may_not_be_listed_is_counted_by_what_waits_and_one_that_is
     tasks.create("far/other", &here.join("never")).await;
     let mut controller = pool.controller(&format!("command = [\"/bin/sleep\", \"600\"]\n{demand}"));
     controller.says("not allowed to list claimed tasks").await;
-    let socket = here.join("workers/controller.sock");
+    let socket = pool.socket();
     let counted = |seen: &Value| seen["external_demands"][0]["pending"] == 1 && seen["groups"][0]["wanted"] == 1;
     let seen = until(&socket, "what waits is counted", counted).await;
     assert_eq!(seen["external_demands"][0].get("claimed"), None, "{seen}");

@@ -8,31 +8,6 @@ use crate::controller::ECHO;
 use crate::process;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_controller_that_stood_by_finds_the_workers_that_were_started_meanwhile() {
-    let Some(pool) = Pool::new().await else { return };
-    let echo = pool.echo();
-    let mut first = pool.controller(&echo);
-    first.says(READY).await;
-    let socket = pool.folder.path().join("second.sock");
-    let mut second = pool.controller(&format!("{echo}[control]\nsocket = \"{}\"\n", socket.display()));
-    second.says("standing by").await;
-    pool.ask("a", "1").await;
-    assert!(pool.client.answer("1").await.partial);
-    assert_eq!(pool.client.answer("1").await.status(), "ok");
-    first.signal(Signal::KILL);
-    second.says(READY).await;
-    pool.ask("a", "2").await;
-    assert!(pool.client.answer("2").await.partial);
-    assert_eq!(pool.client.answer("2").await.status(), "ok");
-    // Two would be enough for the answer above as well.
-    let seen =
-        until(&socket, "it has decided", |seen| seen["role"] == "active" && seen["groups"][0]["wanted"] == 1).await;
-    let workers = &seen["groups"][0]["workers"];
-    let count: u64 = ["starting", "idle", "busy"].iter().filter_map(|name| workers[name].as_u64()).sum();
-    assert_eq!((count, second.log().matches("worker started").count()), (1, 0), "{seen}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn the_commands_of_a_site_start_a_worker_that_answers_and_outlives_its_controller() {
     let Some(pool) = Pool::new().await else { return };
     let here = pool.folder.path();
@@ -49,18 +24,13 @@ async fn the_commands_of_a_site_start_a_worker_that_answers_and_outlives_its_con
         "driver = \"exec\"\n[pool.{}.exec]\nlist = {command}\nstart = {command}\nstop = {command}\n",
         pool.name
     );
-    let mut first = pool.controller(&pool_section);
-    first.says(READY).await;
-    pool.ask("a b", "1").await;
-    assert!(pool.client.answer("1").await.partial);
-    assert_eq!(pool.client.answer("1").await.status(), "ok");
+    let first = pool.active(&pool_section).await;
+    pool.echoes("a b", "1").await;
     first.signal(Signal::KILL);
     let mut second = pool.controller(&pool_section);
     second.says("adopted running workers").await;
     second.says(READY).await;
-    pool.ask("a b", "2").await;
-    assert!(pool.client.answer("2").await.partial);
-    assert_eq!(pool.client.answer("2").await.status(), "ok");
+    pool.echoes("a b", "2").await;
     assert_eq!(second.log().matches("worker started").count(), 0, "{}", second.log());
     kill_noted(here);
 }
@@ -81,11 +51,10 @@ fn kill_noted(here: &std::path::Path) {
 #[tokio::test(flavor = "multi_thread")]
 async fn where_nobody_starts_workers_it_is_said_how_many_would_be() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller("driver = \"noop\"\nmin = 2\nmax = 3\n");
-    controller.says(READY).await;
+    let mut controller = pool.active("driver = \"noop\"\nmin = 2\nmax = 3\n").await;
     pool.ask("a", "1").await;
     controller.says("workers are wanted, but this pool has no driver").await;
-    let socket = pool.folder.path().join("workers/controller.sock");
+    let socket = pool.socket();
     let seen = until(&socket, "it has decided", |seen| seen["groups"][0]["wanted"] == 2).await;
     assert_eq!((&seen["starts_workers"], &seen["counters"]["workers_started"]), (&false.into(), &0.into()), "{seen}");
     assert!(seen["groups"][0]["reasons"].to_string().contains("raised to min = 2"), "{seen}");
@@ -96,11 +65,10 @@ async fn a_group_whose_workers_cannot_even_be_started_is_an_alert_and_said_in_it
     let Some(pool) = Pool::new().await else { return };
     let start = "[\"/bin/sh\", \"-c\", \"echo no room >&2; exit 1\"]";
     let commands = format!("list = [\"/bin/true\"]\nstart = {start}\nstop = [\"/bin/true\"]\n");
-    let mut controller = pool.controller(&format!("driver = \"exec\"\n[pool.{}.exec]\n{commands}", pool.name));
-    controller.says(READY).await;
+    let mut controller = pool.active(&format!("driver = \"exec\"\n[pool.{}.exec]\n{commands}", pool.name)).await;
     pool.ask("a", "1").await;
     controller.says("workers of this key keep failing; last failure: failed to start: no room").await;
-    let socket = pool.folder.path().join("workers/controller.sock");
+    let socket = pool.socket();
     let seen = until(&socket, "it fails", |seen| seen["groups"][0]["failing"] == true).await;
     let last = seen["groups"][0]["last_exit"]["message"].as_str().unwrap_or_default();
     assert_eq!(last, "failed to start: no room (exit status: 1)", "{seen}");

@@ -10,8 +10,8 @@ use journeyman::amqp::lapin::types::AMQPValue;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
+use super::Pool;
 use super::seen::until;
-use super::{Pool, READY};
 use crate::broker::Broker;
 use crate::support::{Client, PATIENCE, within};
 
@@ -23,17 +23,6 @@ impl Pool {
     /// What its controller says of the pool, once it is so.
     pub(super) async fn sees(&self, what: &str, like: impl Fn(&Value) -> bool) -> Value {
         until(&self.socket(), what, like).await
-    }
-
-    /// Waits until a request is answered for good; its last answer.
-    async fn answered(&self, id: &str) -> Value {
-        loop {
-            let answer = self.client.answer(id).await;
-            if !answer.partial {
-                assert_eq!(answer.status(), "ok", "{id}: {:?}", answer.json());
-                return answer.json();
-            }
-        }
     }
 
     /// The processes of its workers.
@@ -54,8 +43,7 @@ fn group<'a>(seen: &'a Value, key: &str) -> &'a Value {
 async fn b01_a_thousand_cold_keys_at_once_reach_their_queues_and_none_waits_for_another() {
     const KEYS: usize = 1_000;
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller("");
-    controller.says(READY).await;
+    let _controller = pool.active("").await;
     for number in 0..KEYS {
         pool.ask(&format!("k{number}"), &number.to_string()).await;
     }
@@ -77,8 +65,7 @@ async fn b01_a_thousand_cold_keys_at_once_reach_their_queues_and_none_waits_for_
 #[tokio::test(flavor = "multi_thread")]
 async fn b02_a_key_of_any_character_reaches_a_worker_that_is_told_it_whole() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller(&pool.echo());
-    controller.says(READY).await;
+    let _controller = pool.active(&pool.echo()).await;
     let ascii: Vec<char> = (0..=127_u8).map(char::from).filter(|char| *char != amqp::REPLACEMENT_CHAR).collect();
     let mut keys: Vec<String> = ascii.chunks(64).map(|chunk| chunk.iter().collect()).collect();
     keys.push("äß€😀 %41 %zz ../*#".to_owned());
@@ -97,8 +84,7 @@ async fn b02_a_key_of_any_character_reaches_a_worker_that_is_told_it_whole() {
 #[tokio::test(flavor = "multi_thread")]
 async fn b06_a_queue_that_nobody_empties_stays_and_so_does_the_connection() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller("unbind_delay = \"1s\"\nstop_delay = \"1s\"\n");
-    controller.says(READY).await;
+    let _controller = pool.active("unbind_delay = \"1s\"\nstop_delay = \"1s\"\n").await;
     pool.ask("a", "1").await;
     // For several times its delays.
     let later = |seen: &Value| seen["seconds_in_role"].as_f64().is_some_and(|seconds| seconds > 6.0);
@@ -125,8 +111,7 @@ async fn b09_a_request_that_its_queue_does_not_take_stays_an_orphan_until_it_doe
     let options = QueueDeclareOptions::default();
     channel.queue_declare(queue.as_str().into(), options, arguments).await.expect("it is declared");
     assert!(pool.client.publish_to(&queue, Client::properties("first", "/echo"), b"1").await);
-    let mut controller = pool.controller("");
-    controller.says(READY).await;
+    let mut controller = pool.active("").await;
     pool.ask("k", "second").await;
     controller.says("the queue exists with other arguments; adopting it").await;
     pool.sees("it is in hand", |seen| seen["orphans_held"] == 1 && group(seen, "k")["ready"] == 1).await;
@@ -144,16 +129,13 @@ async fn b09_a_request_that_its_queue_does_not_take_stays_an_orphan_until_it_doe
 #[tokio::test(flavor = "multi_thread")]
 async fn b10_a_worker_that_died_is_started_again() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller(&pool.echo());
-    controller.says(READY).await;
-    pool.ask("a", "1").await;
-    pool.answered("1").await;
+    let mut controller = pool.active(&pool.echo()).await;
+    pool.echoes("a", "1").await;
     let first = pool.workers_there();
     let pid = first.first().and_then(|pid| Pid::from_raw(*pid)).expect("a worker");
     kill_process_group(pid, Signal::KILL).expect("it is there");
     controller.says("worker exited").await;
-    pool.ask("a", "2").await;
-    pool.answered("2").await;
+    pool.echoes("a", "2").await;
     assert_ne!(pool.workers_there(), first);
 }
 
@@ -169,8 +151,7 @@ async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_a
         "#!/bin/sh\nuntil [ -e {} ]; do sleep 0.1; done\nprintf '{{\"type\":\"answer\",\"json\":1}}\\n' >&3\n",
         gate.display()
     );
-    let mut controller = pool.controller(&format!("queue_type = \"quorum\"\n{}", pool.workers(&waits)));
-    controller.says(READY).await;
+    let mut controller = pool.active(&format!("queue_type = \"quorum\"\n{}", pool.workers(&waits))).await;
     for number in 0..20 {
         let properties = Client::properties(&number.to_string(), "/echo").with_delivery_mode(2);
         assert!(pool.publish("a", properties.with_reply_to("answers".into())).await);
@@ -217,8 +198,7 @@ async fn b13_a_group_has_as_many_workers_as_its_load_needs() {
         "#!/bin/sh\nuntil [ -e {} ]; do sleep 0.1; done\nprintf '{{\"type\":\"answer\",\"json\":1}}\\n' >&3\n",
         gate.display()
     );
-    let mut controller = pool.controller(&format!("max = 3\n{}", pool.workers(&waits)));
-    controller.says(READY).await;
+    let _controller = pool.active(&format!("max = 3\n{}", pool.workers(&waits))).await;
     for number in 0..5 {
         pool.ask("a", &number.to_string()).await;
     }
@@ -261,8 +241,7 @@ async fn an_existing_client_and_an_existing_worker_are_served_as_they_are() {
     let (Some(pool), Some(python)) = (Pool::new().await, python()) else { return };
     let delays = "unbind_delay = \"3s\"\nstop_delay = \"1s\"\n";
     let worker = support("known_worker.py");
-    let mut controller = pool.controller(&format!("command = [\"{python}\", \"{}\"]\n{delays}", worker.display()));
-    controller.says(READY).await;
+    let _controller = pool.active(&format!("command = [\"{python}\", \"{}\"]\n{delays}", worker.display())).await;
     for key in ["42", "infra%3D42"] {
         let said = asks(&python, &pool, key.as_bytes(), 3).await;
         let lines: Vec<String> = (0..3).map(|number| format!("ok {{\"echo\":{number},\"key\":\"{key}\"}}\n")).collect();
@@ -277,8 +256,7 @@ async fn an_existing_client_and_an_existing_worker_are_served_as_they_are() {
 #[tokio::test(flavor = "multi_thread")]
 async fn b02_a_key_that_is_no_text_is_answered_and_costs_nobody_else_anything() {
     let (Some(pool), Some(python)) = (Pool::new().await, python()) else { return };
-    let mut controller = pool.controller("");
-    controller.says(READY).await;
+    let _controller = pool.active("").await;
     let said = asks(&python, &pool, b"a\xff", 2).await;
     assert_eq!(said.matches("core_error ").count(), 2, "{said}");
     assert!(said.contains("journeyman:dead_letter:invalid-key"), "{said}");

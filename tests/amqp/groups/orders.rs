@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use super::Pool;
 use super::seen::{status, until};
-use super::{Pool, READY};
 use crate::support::within;
 
 /// What `journeyman controller` says to an order, and its exit code.
@@ -26,9 +26,8 @@ async fn obeyed(socket: &Path, words: &[&str]) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_that_is_paused_starts_nobody_and_keeps_who_is_there_until_it_is_resumed() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller(&pool.echo());
-    controller.says(READY).await;
-    let socket = pool.folder.path().join("workers/controller.sock");
+    let _controller = pool.active(&pool.echo()).await;
+    let socket = pool.socket();
     pool.ask("old", "1").await;
     while pool.client.answer("1").await.partial {}
 
@@ -60,9 +59,8 @@ async fn a_pool_that_is_paused_starts_nobody_and_keeps_who_is_there_until_it_is_
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_has_other_numbers_for_a_time_and_is_made_for_them_where_it_is_not_there() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller(&format!("unbind_delay = \"1s\"\nstop_delay = \"1s\"\n{}", pool.echo()));
-    controller.says(READY).await;
-    let socket = pool.folder.path().join("workers/controller.sock");
+    let _controller = pool.active(&format!("unbind_delay = \"1s\"\nstop_delay = \"1s\"\n{}", pool.echo())).await;
+    let socket = pool.socket();
     let (code, said) = tell(&socket, &["scale", "--key", "warm", "--max", "1"]).await;
     assert!(code == Some(1) && said.contains("has no group \"warm\""), "{said}");
     let said = obeyed(&socket, &["scale", "--key", "warm", "--min", "2", "--for", "1h"]).await;
@@ -96,9 +94,8 @@ async fn a_group_has_other_numbers_for_a_time_and_is_made_for_them_where_it_is_n
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_whose_workers_did_not_last_is_tried_again_at_once_where_somebody_says_so() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller("command = [\"/bin/false\"]\n");
-    controller.says(READY).await;
-    let socket = pool.folder.path().join("workers/controller.sock");
+    let _controller = pool.active("command = [\"/bin/false\"]\n").await;
+    let socket = pool.socket();
     pool.ask("a", "1").await;
     // The delays grow; after a repair the operator does not wait for the next start.
     let waits = |seen: &serde_json::Value| {

@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
+use super::Pool;
 use super::seen::until;
-use super::{Pool, READY};
 use crate::support::within;
 
 /// `journeyman controller plan -o json` of a pool's configuration.
@@ -25,11 +25,10 @@ async fn plan(pool: &Pool, file: &Path, more: &[&str]) -> Value {
 async fn a_plan_shows_what_another_configuration_would_start_and_stop_without_doing_it() {
     let Some(pool) = Pool::new().await else { return };
     let echo = pool.echo();
-    let mut controller = pool.controller(&format!("min = 1\nmax = 1\n{echo}"));
-    controller.says(READY).await;
+    let _controller = pool.active(&format!("min = 1\nmax = 1\n{echo}")).await;
     pool.ask("7", "1").await;
     while pool.client.answer("1").await.partial {}
-    let socket = pool.folder.path().join("workers/controller.sock");
+    let socket = pool.socket();
     let there = until(&socket, "its worker is idle", |seen| seen["groups"][0]["workers"]["idle"] == 1).await;
     let id = &there["groups"][0]["worker_list"][0]["id"];
 

@@ -10,7 +10,7 @@ use journeyman::amqp::lapin::types::AMQPValue;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::{Pool, READY};
+use super::Pool;
 use crate::support::{Client, within};
 
 /// `journeyman controller poison`; what came of it.
@@ -80,8 +80,7 @@ async fn b04_a_request_that_is_put_aside_says_which_worker_ended_under_it_and_is
         mended.display()
     );
     let mut controller =
-        pool.controller(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{}", pool.workers(&program)));
-    controller.says(READY).await;
+        pool.active(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{}", pool.workers(&program))).await;
     pool.ask("a/b", "1").await;
     assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "delivery_limit");
     let seen = pool.put_aside(1).await.remove(0);
@@ -115,8 +114,7 @@ async fn b04_a_request_that_is_put_aside_says_which_worker_ended_under_it_and_is
 #[tokio::test(flavor = "multi_thread")]
 async fn of_what_was_put_aside_some_may_go_and_what_cannot_be_done_is_said() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller("");
-    controller.says(READY).await;
+    let _controller = pool.active("").await;
     let ids: BTreeSet<String> = (0..5).map(|id| format!("r{id}")).collect();
     pool.fill("k", &ids).await;
     let odd = BasicProperties::default().with_correlation_id("odd".into());
@@ -155,8 +153,7 @@ async fn of_what_was_put_aside_some_may_go_and_what_cannot_be_done_is_said() {
 async fn nothing_that_was_put_aside_is_lost_where_its_controller_dies_while_it_is_tried_again() {
     const COUNT: usize = 2_000;
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller("");
-    controller.says(READY).await;
+    let controller = pool.active("").await;
     pool.ask("k", "first").await;
     let queue = format!("{}-req-k", pool.name);
     pool.until(&queue, Some((1, 0))).await;
@@ -183,8 +180,7 @@ async fn nothing_that_was_put_aside_is_lost_where_its_controller_dies_while_it_i
 #[tokio::test(flavor = "multi_thread")]
 async fn a_controller_that_stands_by_says_who_knows_of_what_was_put_aside() {
     let Some(pool) = Pool::new().await else { return };
-    let mut first = pool.controller("");
-    first.says(READY).await;
+    let _first = pool.active("").await;
     let own = pool.folder.path().join("second.sock");
     let mut second = pool.controller(&format!("[control]\nsocket = \"{}\"\n", own.display()));
     second.says("standing by").await;

@@ -50,8 +50,7 @@ impl Pool {
 async fn policies_are_for_the_queues_of_their_pool_and_hold_for_queues_that_are_there() {
     let Some(pool) = Pool::new().await else { return };
     let queue = format!("{}-req-xchg", pool.name);
-    let mut first = pool.controller(&by_management());
-    first.says(READY).await;
+    let first = pool.active(&by_management()).await;
     let policy = get(&format!("policies/%2F/{}-req-queues", pool.name)).await;
     assert_eq!(
         (&policy["apply-to"], &policy["pattern"]),
@@ -67,8 +66,7 @@ async fn policies_are_for_the_queues_of_their_pool_and_hold_for_queues_that_are_
     pool.until(&queue, Some((1, 0))).await;
     leaves(first).await;
     // Another time holds for a queue that is there, though not for what waits in it.
-    let mut second = pool.controller(&format!("message_ttl = \"200ms\"\n{}", by_management()));
-    second.says(READY).await;
+    let second = pool.active(&format!("message_ttl = \"200ms\"\n{}", by_management())).await;
     assert!(pool.client.get(&queue).await.is_some(), "the first one waits without end");
     pool.ask("xchg", "2").await;
     let answer = pool.client.answer("2").await;
@@ -90,8 +88,7 @@ async fn a_queue_that_somebody_else_has_made_is_taken_as_it_is_and_its_dead_lett
     let declaring =
         pool.client.channel.queue_declare(queue.into(), QueueDeclareOptions::default(), FieldTable::default());
     declaring.await.expect("it is declared");
-    let mut controller = pool.controller(&format!("message_ttl = \"200ms\"\n{}", by_management()));
-    controller.says(READY).await;
+    let controller = pool.active(&format!("message_ttl = \"200ms\"\n{}", by_management())).await;
     pool.ask("k", "1").await;
     assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "expired");
     leaves(controller).await;
@@ -127,8 +124,7 @@ async fn an_interface_that_takes_its_time_holds_nobody_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn deleted_policies_are_applied_again() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller(&by_management());
-    controller.says(READY).await;
+    let mut controller = pool.active(&by_management()).await;
     pool.without_policies().await;
     controller.says("policies applied").await;
     for name in ["queues", "xchg"] {
@@ -142,8 +138,7 @@ async fn deleted_policies_are_applied_again() {
 async fn b11_what_workers_hold_is_counted_and_keeps_their_group_whatever_else_the_vhost_has() {
     let Some(pool) = Pool::new().await else { return };
     let delays = "unbind_delay = \"14s\"\nstop_delay = \"1s\"\nqueue_type = \"quorum\"\n";
-    let mut controller = pool.controller(&format!("{delays}{}", by_management()));
-    controller.says(READY).await;
+    let controller = pool.active(&format!("{delays}{}", by_management())).await;
     pool.ask("k", "1").await;
     // A foreign worker that reports nothing and is slow.
     let queue = format!("{}-req-k", pool.name);

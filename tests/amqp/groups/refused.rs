@@ -10,8 +10,8 @@ use journeyman::amqp::lapin::{BasicProperties, ExchangeKind};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use super::Pool;
 use super::policies::api;
-use super::{Pool, READY};
 use crate::broker::Broker;
 use crate::support::{Client, shared_uri, within};
 
@@ -23,8 +23,7 @@ async fn requests_of_a_key_whose_queue_cannot_be_declared_get_an_error_and_delay
     let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
     let declaring = pool.client.channel.queue_declare(queue.as_str().into(), options, FieldTable::default());
     declaring.await.expect("it is made");
-    let mut controller = pool.controller("");
-    controller.says(READY).await;
+    let _controller = pool.active("").await;
     // More than a controller has in hand at once.
     for number in 0..600 {
         pool.ask("bad", &number.to_string()).await;
@@ -43,8 +42,7 @@ async fn requests_of_a_key_whose_queue_is_full_get_an_error_and_delay_no_other_k
     const REQUESTS: u64 = 700;
     let Some(pool) = Pool::new().await else { return };
     pool.client.declare_narrow(&format!("{}-req-hot", pool.name)).await;
-    let mut first = pool.controller("");
-    first.says(READY).await;
+    let first = pool.active("").await;
     first.signal(Signal::TERM);
     assert_eq!(first.ends().await.code(), Some(0));
     // All of them are orphans: no controller binds the queue meanwhile.
@@ -52,8 +50,7 @@ async fn requests_of_a_key_whose_queue_is_full_get_an_error_and_delay_no_other_k
         pool.ask("hot", &number.to_string()).await;
     }
     pool.ask("good", "good").await;
-    let mut controller = pool.controller("");
-    controller.says(READY).await;
+    let controller = pool.active("").await;
     // Some wait for room, for a while; and one has it.
     let waiting = 1 + journeyman::limits::CONTROLLER_QUEUE_FULL_WAITING_MAX as u64;
     let answered = |seen: &Value| seen["counters"]["dead_letters"].as_u64() == Some(REQUESTS - waiting);
@@ -72,8 +69,7 @@ async fn a_key_whose_queue_confirms_nothing_delays_no_other_key_and_loses_no_req
     }
     let own = tokio::task::spawn_blocking(|| Broker::start("")).await.expect("it starts");
     let pool = Pool::at(own.uri()).await;
-    let mut controller = pool.controller("");
-    controller.says(READY).await;
+    let _controller = pool.active("").await;
     pool.ask("hot", "first").await;
     let hot = format!("{}-req-hot", pool.name);
     pool.until(&hot, Some((1, 0))).await;
@@ -111,8 +107,7 @@ async fn a_key_whose_queue_confirms_nothing_delays_no_other_key_and_loses_no_req
 #[tokio::test(flavor = "multi_thread")]
 async fn deleted_exchanges_are_declared_again_while_the_connection_lasts() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller("message_ttl = \"200ms\"\n");
-    controller.says(READY).await;
+    let _controller = pool.active("message_ttl = \"200ms\"\n").await;
     pool.ask("a", "1").await;
     assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "expired");
     // The requests exchange is declared last.
@@ -147,8 +142,7 @@ async fn deleted_exchanges_are_declared_again_while_the_connection_lasts() {
 async fn cold_requests_reach_their_queue_although_their_group_expires_before_it_is_declared() {
     const KEYS: usize = 200;
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller("driver = \"noop\"\nunbind_delay = \"50ms\"\nstop_delay = \"50ms\"\n");
-    controller.says(READY).await;
+    let _controller = pool.active("driver = \"noop\"\nunbind_delay = \"50ms\"\nstop_delay = \"50ms\"\n").await;
     for number in 0..KEYS {
         pool.ask(&format!("k{number}"), &number.to_string()).await;
     }
@@ -160,8 +154,7 @@ async fn cold_requests_reach_their_queue_although_their_group_expires_before_it_
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_reply_that_its_queue_refuses_is_given_up_and_delays_no_other() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller("message_ttl = \"200ms\"\n");
-    controller.says(READY).await;
+    let mut controller = pool.active("message_ttl = \"200ms\"\n").await;
     let full = format!("{}-full", pool.name);
     let one = amqp::header_table([
         ("x-max-length", AMQPValue::LongLongInt(1)),
@@ -193,8 +186,7 @@ async fn an_error_reply_that_its_queue_refuses_is_given_up_and_delays_no_other()
 async fn a_poison_request_is_moved_although_the_poison_queue_was_deleted() {
     let Some(pool) = Pool::new().await else { return };
     let killer = pool.workers("#!/bin/sh\nkill -9 $PPID\n");
-    let mut controller = pool.controller(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{killer}"));
-    controller.says(READY).await;
+    let mut controller = pool.active(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{killer}")).await;
     let poison = format!("{}-poison", pool.name);
     let channel = &pool.client.channel;
     channel.queue_delete(poison.as_str().into(), QueueDeleteOptions::default()).await.expect("it is deleted");
@@ -216,8 +208,7 @@ async fn a_poison_request_that_the_poison_queue_refuses_is_retried_and_answered_
     });
     api(reqwest::Method::PUT, &full, Some(policy)).await;
     let killer = pool.workers("#!/bin/sh\nkill -9 $PPID\n");
-    let mut controller = pool.controller(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{killer}"));
-    controller.says(READY).await;
+    let mut controller = pool.active(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{killer}")).await;
     pool.ask("a", "1").await;
     controller.says("rejects a poison request").await;
     api(reqwest::Method::DELETE, &full, None).await;

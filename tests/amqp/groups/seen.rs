@@ -38,12 +38,9 @@ pub(super) async fn until(socket: &Path, what: &str, like: impl Fn(&Value) -> bo
 #[tokio::test(flavor = "multi_thread")]
 async fn status_says_why_a_group_has_so_many_workers_and_what_came_of_its_requests() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller(&format!("min_idle = 1\nmax = 1\n{}", pool.echo()));
-    controller.says(READY).await;
-    pool.ask("a b", "1").await;
-    assert!(pool.client.answer("1").await.partial);
-    assert_eq!(pool.client.answer("1").await.status(), "ok");
-    let socket = pool.folder.path().join("workers/controller.sock");
+    let _controller = pool.active(&format!("min_idle = 1\nmax = 1\n{}", pool.echo())).await;
+    pool.echoes("a b", "1").await;
+    let socket = pool.socket();
     // It is busy until it says that it is ready again: after `started`, `ready`, and two words for the request.
     let up = |group: &Value| group["workers"]["idle"] == 1 && group["unacknowledged"] == 0;
     let is_told = |seen: &Value| seen["counters"]["activity_reports"].as_u64() >= Some(5);
@@ -77,11 +74,10 @@ async fn status_says_why_a_group_has_so_many_workers_and_what_came_of_its_reques
 #[tokio::test(flavor = "multi_thread")]
 async fn status_says_that_workers_do_not_last_and_where_the_log_of_the_last_one_is() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller("command = [\"/bin/false\"]\n");
-    controller.says(READY).await;
+    let mut controller = pool.active("command = [\"/bin/false\"]\n").await;
     pool.ask("a", "1").await;
     controller.says("worker exited").await;
-    let socket = pool.folder.path().join("workers/controller.sock");
+    let socket = pool.socket();
     let seen = until(&socket, "the end is seen", |seen| seen["groups"][0]["consecutive_failures"] != 0).await;
     let last = seen["groups"][0]["last_exit"]["message"].as_str().unwrap_or_default();
     // It may be over before it can be written down.
@@ -95,9 +91,8 @@ async fn status_says_that_workers_do_not_last_and_where_the_log_of_the_last_one_
 #[tokio::test(flavor = "multi_thread")]
 async fn a_controller_that_stands_by_says_so_and_answers_at_the_socket_of_the_one_that_went() {
     let Some(pool) = Pool::new().await else { return };
-    let mut first = pool.controller("");
-    first.says(READY).await;
-    let shared = pool.folder.path().join("workers/controller.sock");
+    let first = pool.active("").await;
+    let shared = pool.socket();
     until(&shared, "the first one controls", |seen| seen["role"] == "active").await;
     let own = pool.folder.path().join("second.sock");
     let mut second = pool.controller(&format!("[control]\nsocket = \"{}\"\n", own.display()));
@@ -119,10 +114,9 @@ async fn a_controller_that_stands_by_says_so_and_answers_at_the_socket_of_the_on
 async fn a_configuration_that_is_read_again_is_heeded_at_once_and_a_bad_one_is_refused() {
     let Some(pool) = Pool::new().await else { return };
     let echo = pool.echo();
-    let mut controller = pool.controller(&echo);
-    controller.says(READY).await;
+    let mut controller = pool.active(&echo).await;
     pool.ask("a", "1").await;
-    let socket = pool.folder.path().join("workers/controller.sock");
+    let socket = pool.socket();
     until(&socket, "one is enough", |seen| seen["groups"][0]["wanted"] == 1).await;
     pool.write(&format!("min = 2\nmax = 2\ntermination_grace = \"5s\"\n{echo}"));
     controller.signal(Signal::HUP);
@@ -161,13 +155,12 @@ async fn get(address: &str, path: &str) -> String {
 async fn a_controller_is_ready_while_it_has_its_pool_and_not_while_it_stands_by() {
     let Some(pool) = Pool::new().await else { return };
     let http = "[http]\nlisten = \"127.0.0.1:0\"\n";
-    let mut first = pool.controller(http);
-    first.says(READY).await;
+    let mut first = pool.active(http).await;
     let of_first = address(&mut first).await;
     let ready = get(&of_first, "/readyz").await;
     assert!(ready.starts_with("HTTP/1.1 200") && ready.ends_with("\r\nready\n"), "{ready}");
     pool.ask("a", "1").await;
-    let socket = pool.folder.path().join("workers/controller.sock");
+    let socket = pool.socket();
     until(&socket, "it is forwarded", |seen| seen["counters"]["orphans_forwarded"] == 1).await;
     let metrics = get(&of_first, "/metrics").await;
     let sample = format!("journeyman_controller_orphans_forwarded_total{{pool=\"{}\"}} 1.0", pool.name);
