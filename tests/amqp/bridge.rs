@@ -7,9 +7,6 @@ use std::time::Duration;
 
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::handler::ExecuteError;
-use journeyman::queue::{self, Db, RegisteredClient as QueueClient, RunningQueue as Service};
-use journeyman::source::taskcluster::formats::{format_time, new_task_id};
-use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
 use journeyman::task::Reply;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -17,7 +14,8 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 
-use crate::support::{Client, Kind, Running, broker, queue as requests, shared_uri, within};
+use crate::support::{Act, Client, Kind, Running, broker, queue as requests, shared_uri, within};
+use crate::task_queue::TaskQueue;
 
 /// Reports its start, waits for permission, and leaves a result or fails.
 const PROGRAM: &str = r#"#!/usr/bin/env python3
@@ -82,8 +80,7 @@ impl Drop for Process {
 struct Place {
     uri: String,
     client: Client,
-    service: Service,
-    api: Api,
+    tasks: TaskQueue,
     folder: tempfile::TempDir,
 }
 
@@ -92,22 +89,8 @@ impl Place {
         let uri = shared_uri()?;
         let client = Client::new(&broker(&uri), Kind::Durable).await;
         let folder = tempfile::tempdir().expect("a folder");
-        let mut settings = queue::Config::new(Db::Memory, folder.path().join("artifacts"));
-        settings.long_poll = Duration::from_millis(500);
-        settings.claim_timeout = claims;
-        settings.clients = vec![QueueClient {
-            client_id: "tester".into(),
-            access_token: "secret-token".to_owned().into(),
-            scopes: vec!["*".into()],
-        }];
-        let service = queue::start(settings).await.expect("the queue starts");
-        let api = Api::new(ApiConfig {
-            root_url: service.root_url().to_owned(),
-            credentials: Some(Credentials::new("tester", "secret-token".to_owned().into(), None).expect("credentials")),
-            allow_hosts: Vec::new(),
-            timeouts: Timeouts::default(),
-        });
-        Some(Self { uri, client, service, api: api.expect("usable settings"), folder })
+        let tasks = TaskQueue::start(folder.path(), |config| config.claim_timeout = claims).await;
+        Some(Self { uri, client, tasks, folder })
     }
 
     fn sources(&self) -> String {
@@ -115,7 +98,7 @@ impl Place {
             "[source.requests]\nkind = \"amqp\"\nrequests_queue = \"{}\"\nmax_attempts = 0\n\n\
              [source.builds]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"far/side\"\nclient_id = \"tester\"\n",
             self.client.queue,
-            self.service.root_url()
+            self.tasks.service.root_url()
         )
     }
 
@@ -127,21 +110,14 @@ impl Place {
     }
 
     async fn task(&self, payload: Value) -> TaskId {
-        let (task, now) = (new_task_id(), jiff::Timestamp::now());
-        let later = now.saturating_add(jiff::SignedDuration::from_hours(1)).expect("a time");
-        let definition = json!({
-            "taskQueueId": "far/side", "created": format_time(now), "deadline": format_time(later), "payload": payload,
-            "metadata": {"name": "n", "description": "d", "owner": "o@example.com", "source": "https://example.com"},
-        });
-        self.api.create_task(&task, definition).await.expect("created");
-        task
+        self.tasks.create("far/side", payload).await
     }
 
     /// Polls: the queue sends no notification.
     async fn resolved(&self, task: &TaskId) -> Value {
         within("the resolution", async {
             loop {
-                let status = self.api.task_status(task).await.expect("a status");
+                let status = self.tasks.api.task_status(task).await.expect("a status");
                 if !["pending", "running"].contains(&status["state"].as_str().expect("a state")) {
                     return status;
                 }
@@ -168,7 +144,7 @@ impl Place {
 
     async fn artifact(&self, task: &TaskId, run: u32, name: &str) -> Vec<u8> {
         let run = Run { task: task.clone(), run };
-        let mut download = self.api.artifact(&run, name).await.expect("it is there");
+        let mut download = self.tasks.api.artifact(&run, name).await.expect("it is there");
         let mut bytes = Vec::new();
         while let Some(piece) = download.next_chunk().await.expect("a piece") {
             bytes.extend(piece);
@@ -223,7 +199,7 @@ impl FarSide {
         let config = format!(
             "[worker]\ncapacity = 8\n\n[source.builds]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"far/side\"\n\
              client_id = \"tester\"\nhandler = \"far\"\n\n[handler.far]\nkind = \"program\"\nexec = [\"{}\"]\nenv_allow = [\"DOOR\", \"PATH\"]\n",
-            place.service.root_url(),
+            place.tasks.service.root_url(),
             program.display()
         );
         let more = [("DOOR", door.to_str().expect("text"))];
@@ -234,6 +210,16 @@ impl FarSide {
     async fn next(&mut self) -> Knock {
         within("a run at the far side", self.knocks.recv()).await.expect("the door stays open")
     }
+}
+
+/// A handler whose reply is the body of its request.
+fn returns_body() -> Act {
+    Arc::new(|request, context| {
+        Box::pin(async move {
+            context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
+            Ok(())
+        })
+    })
 }
 
 const LONG: Duration = Duration::from_secs(600);
@@ -359,19 +345,10 @@ async fn a_bridge_claims_at_most_its_capacity_of_tasks() {
     place.client.until_depth(8, 0).await;
     let mut running = 0;
     for task in &tasks {
-        running += usize::from(place.api.task_status(task).await.expect("a status")["state"] == "running");
+        running += usize::from(place.tasks.api.task_status(task).await.expect("a status")["state"] == "running");
     }
     assert_eq!(running, 8);
-    let worker = Running::start(
-        requests(&place.client),
-        4,
-        Arc::new(|request, context| {
-            Box::pin(async move {
-                context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
-                Ok(())
-            })
-        }),
-    );
+    let worker = Running::start(requests(&place.client), 4, returns_body());
     for (n, task) in tasks.iter().enumerate() {
         assert_eq!(place.resolved(task).await["state"], "completed");
         assert_eq!(place.artifact(task, 0, "public/result.json").await, n.to_string().as_bytes());
@@ -426,24 +403,12 @@ async fn a_task_of_a_killed_bridge_sends_its_request_again_with_the_same_message
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_retries_while_the_other_side_is_unavailable_and_reports_it() {
     let Some(place) = Place::new(LONG).await else { return };
-    let echo = || {
-        Running::start(
-            requests(&place.client),
-            4,
-            Arc::new(|request, context| {
-                Box::pin(async move {
-                    context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
-                    Ok(())
-                })
-            }),
-        )
-    };
     place.client.delete_queue().await;
     let bridge = place.bridge(0, "builds", "requests");
     let task = place.task(json!({"json": 1})).await;
     place.says("no queue for the key").await;
     place.client.declare(Kind::Durable, &place.client.queue).await;
-    let worker = echo();
+    let worker = Running::start(requests(&place.client), 4, returns_body());
     assert_eq!(place.resolved(&task).await["state"], "completed");
     worker.drained().await;
     bridge.signal(Signal::TERM);
@@ -451,7 +416,7 @@ async fn a_bridge_retries_while_the_other_side_is_unavailable_and_reports_it() {
     // The opposite direction: the task queue is unavailable, and comes back.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
-    let sources = place.sources().replace(place.service.root_url(), &format!("http://{address}"));
+    let sources = place.sources().replace(place.tasks.service.root_url(), &format!("http://{address}"));
     let config = format!("{sources}\n[bridge.it]\nfrom = \"requests\"\nto = \"builds\"\n");
     // Closes the first connection at once.
     let shut = std::thread::spawn(move || drop(listener.accept()));

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use journeyman::amqp;
 use journeyman::amqp::lapin::options::{
@@ -11,10 +10,6 @@ use journeyman::amqp::lapin::options::{
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman::amqp::lapin::{BasicProperties, Consumer, ExchangeKind};
 
-use journeyman::domain::id::TaskId;
-use journeyman::queue::{self, Db, RegisteredClient as QueueClient};
-use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
-
 use rustix::process::Signal;
 
 use crate::broker::Broker;
@@ -22,6 +17,7 @@ use crate::configuration::{get, listening};
 
 use crate::process::{Ended, Process, config};
 use crate::support::{Client, Kind, broker, next, shared_uri, target, within};
+use crate::task_queue::{TOKEN, TaskQueue};
 use crate::wire::{Way, Wire};
 
 /// Replies with its input, and reports progress.
@@ -182,18 +178,6 @@ async fn variables_and_a_handler_configure_a_worker() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_of_a_deleted_queue_exits_with_success() {
-    let Some(uri) = shared_uri() else { return };
-    let queue = format!("jm-test-{}", fresh());
-    let client = Client::on(&broker(&uri), Kind::Transient, &queue).await;
-    let worker = Worker::start(&[("WORKER_REQUESTS_QUEUE", &queue), ("WORKER_AMQP_URI", &uri)]);
-    client.until_depth(0, 1).await;
-    client.delete_queue().await;
-    let ended = worker.process.ends().await;
-    assert_eq!(ended.code(), Some(0), "{}", ended.log);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn requests_run_without_an_activity_exchange() {
     let Some(uri) = shared_uri() else { return };
     let queue = format!("jm-test-{}", fresh());
@@ -222,47 +206,21 @@ async fn requests_run_without_an_activity_exchange() {
     client.delete_queue().await;
 }
 
-/// A task of the embedded queue that sleeps.
-async fn create_task(root_url: &str, task: &str, seconds: &str) {
-    let settings = ApiConfig {
-        root_url: root_url.to_owned(),
-        credentials: Some(Credentials::new("tester", "secret-token".to_owned().into(), None).expect("credentials")),
-        allow_hosts: Vec::new(),
-        timeouts: Timeouts::default(),
-    };
-    let api = Api::new(settings).expect("usable settings");
-    let now = jiff::Timestamp::now();
-    let later = now.saturating_add(jiff::SignedDuration::from_hours(1)).expect("a time");
-    let definition = serde_json::json!({
-        "taskQueueId": "test/worker", "created": now.to_string(), "deadline": later.to_string(),
-        "payload": {"command": [["sleep", seconds]], "maxRunTime": 60},
-        "metadata": {"name": "n", "description": "d", "owner": "o@example.com", "source": "https://example.com"},
-    });
-    api.create_task(&TaskId::parse(task).expect("a task id"), definition).await.expect("created");
+/// The payload of a task that sleeps.
+fn sleeps(seconds: &str) -> serde_json::Value {
+    serde_json::json!({"command": [["sleep", seconds]], "maxRunTime": 60})
 }
 
-/// An embedded queue.
-async fn small_queue(folder: &Path) -> queue::RunningQueue {
-    let mut settings = queue::Config::new(Db::Memory, folder.to_owned());
-    settings.long_poll = Duration::from_millis(500);
-    settings.clients = vec![QueueClient {
-        client_id: "tester".into(),
-        access_token: "secret-token".to_owned().into(),
-        scopes: vec!["*".into()],
-    }];
-    queue::start(settings).await.expect("the queue starts")
-}
-
-/// A worker of it, which reports activity.
-fn worker_of_tasks(service: &queue::RunningQueue, protocol: &str, exchange: &str, uri: &str) -> Worker {
+/// A worker of an embedded queue, which reports activity.
+fn worker_of_tasks(tasks: &TaskQueue, protocol: &str, exchange: &str, uri: &str) -> Worker {
     let source = |key: &str| format!("JOURNEYMAN__SOURCE__CI__{key}");
     Worker::start(&[
         (&source("KIND"), "taskcluster"),
         (&source("DIALECT"), protocol),
-        (&source("ROOT_URL"), service.root_url()),
+        (&source("ROOT_URL"), tasks.service.root_url()),
         (&source("TASK_QUEUE"), "test/worker"),
         (&source("CLIENT_ID"), "tester"),
-        (&source("ACCESS_TOKEN"), "secret-token"),
+        (&source("ACCESS_TOKEN"), TOKEN),
         ("JOURNEYMAN__WORKER__POLL_INTERVAL", "100ms"),
         ("JOURNEYMAN__ACTIVITY__REPEAT", "2s"),
         ("JOURNEYMAN__HTTP__LISTEN", "127.0.0.1:0"),
@@ -281,18 +239,18 @@ async fn a_worker_of_taskcluster_reports_activity() {
     let mut reports = Reports::of(&client, &exchange).await;
     let folder = tempfile::tempdir().expect("a folder");
     for protocol in ["azure", "claim-work"] {
-        let service = small_queue(&folder.path().join(protocol)).await;
-        let worker = worker_of_tasks(&service, protocol, &exchange, &uri);
+        let tasks = TaskQueue::start(&folder.path().join(protocol), |_| {}).await;
+        let worker = worker_of_tasks(&tasks, protocol, &exchange, &uri);
         assert_eq!(reports.next("k", "w").await, "started");
         reports.until_ready("k", "w").await;
-        create_task(service.root_url(), "aaaaaaaaQACAAAAAAAAAAA", "15").await;
+        tasks.create("test/worker", sleeps("15")).await;
         // A pair when it is claimed, and more while it runs.
         for _ in 0..4 {
             assert_eq!(reports.next("k", "w").await, "request-received");
         }
         worker.leaves().await;
         reports.until_now(&client, &exchange).await;
-        service.stop().await;
+        tasks.service.stop().await;
     }
     client.delete_queue().await;
 }
@@ -306,11 +264,11 @@ async fn tasks_run_without_the_broker_and_activity_resumes_with_it() {
     let wire = Wire::to(&target(&uri)).await;
     wire.set(Way::Stall);
     let folder = tempfile::tempdir().expect("a folder");
-    let service = small_queue(&folder.path().join("queue")).await;
-    let mut worker = worker_of_tasks(&service, "claim-work", &exchange, &wire.uri(&uri));
+    let tasks = TaskQueue::start(folder.path(), |_| {}).await;
+    let mut worker = worker_of_tasks(&tasks, "claim-work", &exchange, &wire.uri(&uri));
     let address = listening(&mut worker.process).await;
     let metrics = async || get(&address, "/metrics").await;
-    create_task(service.root_url(), "aaaaaaaaQACAAAAAAAAAAA", "0").await;
+    tasks.create("test/worker", sleeps("0")).await;
     within("the task", async { while !metrics().await.contains("outcome=\"completed\"} 1.0") {} }).await;
     within("a failure", async {
         while metrics().await.contains("journeyman_activity_failures_total 0.0") {
@@ -325,7 +283,7 @@ async fn tasks_run_without_the_broker_and_activity_resumes_with_it() {
     reports.until_ready("k", "w").await;
     within("it is seen", async { while !metrics().await.contains("journeyman_activity_up 1.0") {} }).await;
     worker.leaves().await;
-    service.stop().await;
+    tasks.service.stop().await;
     client.delete_queue().await;
 }
 

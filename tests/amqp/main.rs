@@ -37,4 +37,5 @@ mod replies;
 mod reports;
 mod services;
 mod support;
+mod task_queue;
 mod worker_kills;

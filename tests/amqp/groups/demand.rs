@@ -1,63 +1,25 @@
 //! Workers of a pool for the tasks of a Taskcluster queue, by what that counts.
 
-use std::time::Duration;
-
-use jiff::{SignedDuration, Timestamp};
-use journeyman::domain::id::TaskId;
-use journeyman::queue::{self, Db, RegisteredClient as QueueClient, RunningQueue as Service};
-use journeyman::source::taskcluster::formats::{format_time, new_task_id};
-use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
 use serde_json::{Value, json};
 
 use super::Pool;
 use super::seen::{status, until};
 use crate::support::within;
+use crate::task_queue::{TaskQueue, client};
 
-/// A queue of tasks, and who asks it.
-struct Tasks {
-    service: Service,
-    api: Api,
+async fn start(folder: &std::path::Path) -> TaskQueue {
+    // Who counts for the pool may not list what is claimed in the other queue.
+    let counts = ["queue:pending-count:far/side", "queue:claimed-list:far/side", "queue:pending-count:far/other"];
+    TaskQueue::start(folder, |config| config.clients.push(client("counter", &counts))).await
 }
 
-impl Tasks {
-    async fn start(folder: &std::path::Path) -> Self {
-        let mut settings = queue::Config::new(Db::Memory, folder.join("artifacts"));
-        let client = |id: &str, scopes: &[&str]| QueueClient {
-            client_id: id.to_owned(),
-            access_token: "secret-token".to_owned().into(),
-            scopes: scopes.iter().map(ToString::to_string).collect(),
-        };
-        // Who counts for the pool may not list what is claimed in the other queue.
-        let counts = ["queue:pending-count:far/side", "queue:claimed-list:far/side", "queue:pending-count:far/other"];
-        settings.clients = vec![client("tester", &["*"]), client("counter", &counts)];
-        settings.long_poll = Duration::from_millis(200);
-        let service = queue::start(settings).await.expect("the queue starts");
-        let api = Api::new(ApiConfig {
-            root_url: service.root_url().to_owned(),
-            credentials: Some(Credentials::new("tester", "secret-token".to_owned().into(), None).expect("credentials")),
-            allow_hosts: Vec::new(),
-            timeouts: Timeouts::default(),
-        });
-        Self { service, api: api.expect("an address") }
-    }
+/// The payload of a task that ends when this file is there.
+fn waits_for(file: &std::path::Path) -> Value {
+    let waits = format!("until [ -e {} ]; do sleep 0.05; done", file.display());
+    json!({ "command": [["/bin/sh", "-c", waits]], "maxRunTime": 600 })
+}
 
-    /// A task that ends when its file is there.
-    async fn create(&self, task_queue: &str, waits_for: &std::path::Path) -> TaskId {
-        let (id, now) = (new_task_id(), Timestamp::now());
-        let (provisioner, worker_type) = task_queue.split_once('/').expect("a slash");
-        let waits = format!("until [ -e {} ]; do sleep 0.05; done", waits_for.display());
-        let definition = json!({
-            "provisionerId": provisioner,
-            "workerType": worker_type,
-            "created": format_time(now),
-            "deadline": format_time(now + SignedDuration::from_mins(60)),
-            "payload": { "command": [["/bin/sh", "-c", waits]], "maxRunTime": 600 },
-            "metadata": { "name": "n", "description": "d", "owner": "o@example.com", "source": "https://example.com/" },
-        });
-        self.api.create_task(&id, definition).await.expect("it is created");
-        id
-    }
-
+impl TaskQueue {
     /// The section of a demand.
     fn demand(&self, name: &str, pool: &str, task_queue: &str) -> String {
         format!(
@@ -72,7 +34,7 @@ impl Tasks {
 async fn workers_are_started_for_the_tasks_of_a_queue_and_go_when_none_are_left() {
     let Some(pool) = Pool::new().await else { return };
     let here = pool.folder.path();
-    let tasks = Tasks::start(here).await;
+    let tasks = start(here).await;
     std::fs::write(here.join("token"), "secret-token").expect("it is written");
     let worker = format!(
         "[worker]\nid = \"w-{{pid}}\"\npoll_interval = \"200ms\"\n[host]\nmetadata_service = \"off\"\n[source.builds]\nkind = \"taskcluster\"\nroot_url = \"{}\"\n\
@@ -89,7 +51,7 @@ async fn workers_are_started_for_the_tasks_of_a_queue_and_go_when_none_are_left(
     let demand =
         tasks.demand("ci", &pool.name, "far/side").replace("\"token\"", &format!("\"{}/token\"", here.display()));
     let go = here.join("go");
-    let ids = [tasks.create("far/side", &go).await, tasks.create("far/side", &go).await];
+    let ids = [tasks.create("far/side", waits_for(&go)).await, tasks.create("far/side", waits_for(&go)).await];
     let _controller =
         pool.active(&format!("unbind_delay = \"8s\"\nstop_delay = \"4s\"\nmin = 0\nmax = 4\n{command}{demand}")).await;
     let socket = pool.socket();
@@ -125,11 +87,11 @@ async fn workers_are_started_for_the_tasks_of_a_queue_and_go_when_none_are_left(
 async fn a_queue_that_may_not_be_listed_is_counted_by_what_waits_and_one_that_is_gone_keeps_its_last_count() {
     let Some(pool) = Pool::new().await else { return };
     let here = pool.folder.path();
-    let tasks = Tasks::start(here).await;
+    let tasks = start(here).await;
     std::fs::write(here.join("token"), "secret-token").expect("it is written");
     let demand = tasks.demand("other", &pool.name, "far/other");
     let demand = demand.replace("\"token\"", &format!("\"{}/token\"", here.display()));
-    tasks.create("far/other", &here.join("never")).await;
+    tasks.create("far/other", waits_for(&here.join("never"))).await;
     let mut controller = pool.controller(&format!("command = [\"/bin/sleep\", \"600\"]\n{demand}"));
     controller.says("not allowed to list claimed tasks").await;
     let socket = pool.socket();
