@@ -28,6 +28,7 @@ pub mod host;
 pub mod http;
 #[doc(hidden)]
 pub mod limits;
+mod named_enum;
 #[doc(hidden)]
 pub mod observe;
 #[doc(hidden)]

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::named_enum::named_enum;
+
 pub use super::counters::CounterValues;
 pub use crate::domain::group::scale::WorkerActivity;
 
@@ -42,29 +44,18 @@ pub struct PoolStatus {
     pub last_error: Option<ErrorStatus>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Role {
-    Disconnected,
-    /// Another controller holds the lock of the pool.
-    Standby,
-    /// Holds the lock and declares the topology.
-    Starting,
-    Active,
+named_enum! {
+    pub enum Role {
+        Disconnected = "disconnected",
+        /// Another controller holds the lock of the pool.
+        Standby = "standby",
+        /// Holds the lock and declares the topology.
+        Starting = "starting",
+        Active = "active",
+    }
 }
 
 impl Role {
-    pub const ALL: [Self; 4] = [Self::Disconnected, Self::Standby, Self::Starting, Self::Active];
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Disconnected => "disconnected",
-            Self::Standby => "standby",
-            Self::Starting => "starting",
-            Self::Active => "active",
-        }
-    }
-
     pub const fn inactive_reason(self) -> Option<&'static str> {
         match self {
             Self::Disconnected => Some("the broker cannot be reached"),
@@ -221,26 +212,14 @@ pub struct WorkerStatus {
     pub age_seconds: f64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum GroupPhase {
-    /// Its queue is bound.
-    Active,
-    /// Its queue is unbound: new requests become orphans, its workers drain the queue.
-    Unbound,
-    /// Its workers are stopped, then its queue is deleted.
-    Deleting,
-}
-
-impl GroupPhase {
-    pub const ALL: [Self; 3] = [Self::Active, Self::Unbound, Self::Deleting];
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Active => "active",
-            Self::Unbound => "unbound",
-            Self::Deleting => "deleting",
-        }
+named_enum! {
+    pub enum GroupPhase {
+        /// Its queue is bound.
+        Active = "active",
+        /// Its queue is unbound: new requests become orphans, its workers drain the queue.
+        Unbound = "unbound",
+        /// Its workers are stopped, then its queue is deleted.
+        Deleting = "deleting",
     }
 }
 

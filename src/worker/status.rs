@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::named_enum::named_enum;
+
 use super::counters::{OutcomeCounts, SourceCounts, WorkerCounts};
 use super::trace_recorder::SpanCounts;
 
@@ -119,99 +121,47 @@ impl fmt::Display for RecoverySummary {
     }
 }
 
-/// What a worker is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LifecycleState {
-    /// Claiming and executing.
-    Running,
-    /// Executing, but not claiming.
-    Paused,
-    /// At a limit of its own, about to exit.
-    Exiting,
-    /// Finishing its claims.
-    Draining,
-    /// Releasing its claims.
-    Releasing,
-    /// Exited.
-    Exited,
-}
-
-impl LifecycleState {
-    /// All states.
-    pub const ALL: [Self; 6] =
-        [Self::Running, Self::Paused, Self::Exiting, Self::Draining, Self::Releasing, Self::Exited];
-
-    /// The name in the status.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Paused => "paused",
-            Self::Exiting => "exiting",
-            Self::Draining => "draining",
-            Self::Releasing => "releasing",
-            Self::Exited => "exited",
-        }
+named_enum! {
+    /// What a worker is doing.
+    pub enum LifecycleState {
+        /// Claiming and executing.
+        Running = "running",
+        /// Executing, but not claiming.
+        Paused = "paused",
+        /// At a limit of its own, about to exit.
+        Exiting = "exiting",
+        /// Finishing its claims.
+        Draining = "draining",
+        /// Releasing its claims.
+        Releasing = "releasing",
+        /// Exited.
+        Exited = "exited",
     }
 }
 
-/// Why a worker does not claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum BlockedReason {
-    /// Every slot is taken.
-    Full,
-    /// Paused by an operator.
-    Paused,
-    /// Too little free disk space.
-    Disk,
-    /// Too little free memory.
-    Memory,
-    /// The host could not run a task.
-    HostUnhealthy,
-    /// The sidecars of all sources are down.
-    SidecarDown,
-    /// About to exit by itself.
-    Exiting,
-    /// Finishing its claims.
-    Draining,
-    /// Releasing its claims.
-    Releasing,
-    /// Exited.
-    Exited,
-}
-
-impl BlockedReason {
-    /// All reasons.
-    pub const ALL: [Self; 10] = [
-        Self::Full,
-        Self::Paused,
-        Self::Disk,
-        Self::Memory,
-        Self::HostUnhealthy,
-        Self::SidecarDown,
-        Self::Exiting,
-        Self::Draining,
-        Self::Releasing,
-        Self::Exited,
-    ];
-
-    /// The name in the status.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Full => "full",
-            Self::Paused => "paused",
-            Self::Disk => "disk",
-            Self::Memory => "memory",
-            Self::HostUnhealthy => "host-unhealthy",
-            Self::SidecarDown => "sidecar-down",
-            Self::Exiting => "exiting",
-            Self::Draining => "draining",
-            Self::Releasing => "releasing",
-            Self::Exited => "exited",
-        }
+named_enum! {
+    /// Why a worker does not claim.
+    pub enum BlockedReason {
+        /// Every slot is taken.
+        Full = "full",
+        /// Paused by an operator.
+        Paused = "paused",
+        /// Too little free disk space.
+        Disk = "disk",
+        /// Too little free memory.
+        Memory = "memory",
+        /// The host could not run a task.
+        HostUnhealthy = "host-unhealthy",
+        /// The sidecars of all sources are down.
+        SidecarDown = "sidecar-down",
+        /// About to exit by itself.
+        Exiting = "exiting",
+        /// Finishing its claims.
+        Draining = "draining",
+        /// Releasing its claims.
+        Releasing = "releasing",
+        /// Exited.
+        Exited = "exited",
     }
 }
 

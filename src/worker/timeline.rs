@@ -3,36 +3,23 @@
 use crate::domain::id::LocalToken;
 use crate::domain::time::Instant;
 use crate::domain::worker::Effect;
+use crate::named_enum::named_enum;
 
-/// A phase of a claim. Upload and report may overlap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ClaimPhase {
-    /// Being requested.
-    Claim,
-    /// The payload is being prepared.
-    Prepare,
-    /// The payload runs.
-    Run,
-    /// The payload is being stopped.
-    End,
-    /// Artifacts and log are being uploaded.
-    Upload,
-    /// The outcome is being reported.
-    Report,
-}
-
-impl ClaimPhase {
-    /// The name in the status and in spans.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Claim => "claim",
-            Self::Prepare => "prepare",
-            Self::Run => "run",
-            Self::End => "end",
-            Self::Upload => "upload",
-            Self::Report => "report",
-        }
+named_enum! {
+    /// A phase of a claim. Upload and report may overlap.
+    pub enum ClaimPhase {
+        /// Being requested.
+        Claim = "claim",
+        /// The payload is being prepared.
+        Prepare = "prepare",
+        /// The payload runs.
+        Run = "run",
+        /// The payload is being stopped.
+        End = "end",
+        /// Artifacts and log are being uploaded.
+        Upload = "upload",
+        /// The outcome is being reported.
+        Report = "report",
     }
 }
 
