@@ -95,17 +95,18 @@ impl Engine {
         let services = self.sidecars.summaries();
         let watches = self.notice_watches(now);
         let kept = self.pending_cleanup_runs();
+        let ClaimingStatus { state, reason, message } = self.claiming_status(&services);
         let mut hints = hints(claiming, &sources, last_hour, &services);
         hints.extend(watches.iter().filter_map(NoticeWatchStatus::hint));
         hints.extend(pending_cleanup_hint(&kept));
         hints.extend(self.containment().unenforced_limits_hint());
         hints.extend(unremoved_hint(self.unremoved_count));
         let view = WorkerStatus {
-            state: lifecycle_state(claiming),
-            blocked_message: blocked_message(claiming, tasks.len(), kept.len(), now, &services),
-            blocked_reason: blocked_reason(claiming),
+            state,
+            blocked_message: message,
+            blocked_reason: reason,
             // A pause with a limit ends by itself.
-            note: self.current_note(claiming),
+            note: self.current_note(state),
             uptime_seconds: seconds_between(self.started_at, now),
             capacity: self.rules.capacity(),
             slots_polling: self
@@ -137,9 +138,7 @@ impl Engine {
 
     /// Empty while claiming.
     pub(super) fn blocked_message(&self) -> String {
-        let (claiming, now) = (self.rules.claiming(), self.clock.now());
-        blocked_message(claiming, self.claims.len(), self.pending_cleanup_runs().len(), now, &self.sidecars.summaries())
-            .unwrap_or_default()
+        self.claiming_status(&self.sidecars.summaries()).message.unwrap_or_default()
     }
 
     fn pending_cleanup_runs(&self) -> Vec<String> {
@@ -162,8 +161,8 @@ impl Engine {
     }
 
     /// The operator who gave the current command, or the worker's own reason.
-    fn current_note(&self, claiming: ClaimingState) -> Option<Note> {
-        let ordered = self.note.clone().filter(|_| lifecycle_state(claiming) != LifecycleState::Running);
+    fn current_note(&self, state: LifecycleState) -> Option<Note> {
+        let ordered = self.note.clone().filter(|_| state != LifecycleState::Running);
         let lost = || Some(Note { by: "worker".to_owned(), text: self.work_dir_lost_reason.clone()? });
         ordered.or_else(lost)
     }
@@ -305,86 +304,86 @@ impl Engine {
     }
 }
 
-const fn lifecycle_state(claiming: ClaimingState) -> LifecycleState {
-    match claiming {
-        ClaimingState::Polling
-        | ClaimingState::AtCapacity
-        | ClaimingState::Blocked(
-            ClaimingBlocked::LowDisk { .. }
-            | ClaimingBlocked::LowMemory { .. }
-            | ClaimingBlocked::HostUnhealthy { .. }
-            | ClaimingBlocked::ServiceDown,
-        ) => LifecycleState::Running,
-        ClaimingState::Blocked(ClaimingBlocked::Paused { .. }) => LifecycleState::Paused,
-        ClaimingState::Exiting(_) => LifecycleState::Exiting,
-        ClaimingState::Draining { .. } => LifecycleState::Draining,
-        ClaimingState::Releasing { .. } => LifecycleState::Releasing,
-        ClaimingState::Exited => LifecycleState::Exited,
+/// Whether the worker claims, and if not, why.
+#[derive(Debug)]
+struct ClaimingStatus {
+    state: LifecycleState,
+    reason: Option<BlockedReason>,
+    message: Option<String>,
+}
+
+impl Engine {
+    fn claiming_status(&self, services: &[SidecarSummary]) -> ClaimingStatus {
+        let now = self.clock.now();
+        let held = || self.rules.claims().filter(|claim| claim.state.is_granted()).count();
+        let (state, reason, message) = match self.rules.claiming() {
+            ClaimingState::Polling => {
+                return ClaimingStatus { state: LifecycleState::Running, reason: None, message: None };
+            }
+            ClaimingState::AtCapacity => {
+                let message = match self.pending_cleanup_runs().len() {
+                    0 => "every slot is taken".to_owned(),
+                    kept => {
+                        format!("every slot is taken, {kept} of them by processes that may remain of ended payloads")
+                    }
+                };
+                (LifecycleState::Running, BlockedReason::Full, message)
+            }
+            ClaimingState::Blocked(blocked) => {
+                let (reason, message) = blocked_reason(blocked, now, services);
+                let paused = reason == BlockedReason::Paused;
+                (if paused { LifecycleState::Paused } else { LifecycleState::Running }, reason, message)
+            }
+            ClaimingState::Exiting(exit) => {
+                let why = if exit == ExitReason::Idle {
+                    "idle for `worker.exit_when_idle`"
+                } else if exit == ExitReason::WorkDirLost {
+                    "the work directory was removed or replaced"
+                } else {
+                    "reached `worker.max_tasks` or `worker.max_uptime`"
+                };
+                (LifecycleState::Exiting, BlockedReason::Exiting, format!("{why}; the worker exits"))
+            }
+            ClaimingState::Draining { deadline, .. } => {
+                let message = tasks_remaining(held(), "released in", deadline, now);
+                (LifecycleState::Draining, BlockedReason::Draining, message)
+            }
+            ClaimingState::Releasing { deadline } => {
+                let message = tasks_remaining(held(), "the host terminates in", deadline, now);
+                (LifecycleState::Releasing, BlockedReason::Releasing, message)
+            }
+            ClaimingState::Exited => (LifecycleState::Exited, BlockedReason::Exited, "exited".to_owned()),
+        };
+        ClaimingStatus { state, reason: Some(reason), message: Some(message) }
     }
 }
 
-const fn blocked_reason(claiming: ClaimingState) -> Option<BlockedReason> {
-    Some(match claiming {
-        ClaimingState::Polling => return None,
-        ClaimingState::AtCapacity => BlockedReason::Full,
-        ClaimingState::Blocked(ClaimingBlocked::Paused { .. }) => BlockedReason::Paused,
-        ClaimingState::Blocked(ClaimingBlocked::LowDisk { .. }) => BlockedReason::Disk,
-        ClaimingState::Blocked(ClaimingBlocked::LowMemory { .. }) => BlockedReason::Memory,
-        ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { .. }) => BlockedReason::HostUnhealthy,
-        ClaimingState::Blocked(ClaimingBlocked::ServiceDown) => BlockedReason::SidecarDown,
-        ClaimingState::Exiting(_) => BlockedReason::Exiting,
-        ClaimingState::Draining { .. } => BlockedReason::Draining,
-        ClaimingState::Releasing { .. } => BlockedReason::Releasing,
-        ClaimingState::Exited => BlockedReason::Exited,
-    })
-}
-
-fn blocked_message(
-    claiming: ClaimingState,
-    tasks: usize,
-    kept: usize,
-    now: Instant,
-    services: &[SidecarSummary],
-) -> Option<String> {
-    Some(match claiming {
-        ClaimingState::Polling => return None,
-        ClaimingState::AtCapacity if kept > 0 => {
-            format!("every slot is taken, {kept} of them by processes that may remain of ended payloads")
+fn blocked_reason(blocked: ClaimingBlocked, now: Instant, services: &[SidecarSummary]) -> (BlockedReason, String) {
+    match blocked {
+        ClaimingBlocked::Paused { until } => {
+            let message = until.map_or_else(
+                || "paused until `journeyman resume`".to_owned(),
+                |until| format!("paused for {}", format_duration(until.since(now))),
+            );
+            (BlockedReason::Paused, message)
         }
-        ClaimingState::AtCapacity => "every slot is taken".to_owned(),
-        ClaimingState::Blocked(ClaimingBlocked::Paused { until: None }) => {
-            "paused until `journeyman resume`".to_owned()
+        ClaimingBlocked::LowDisk { free, min } => {
+            (BlockedReason::Disk, below_minimum("disk", free, min, "host.min_free_disk"))
         }
-        ClaimingState::Blocked(ClaimingBlocked::Paused { until: Some(until) }) => {
-            format!("paused for {}", format_duration(until.since(now)))
+        ClaimingBlocked::LowMemory { free, min } => {
+            (BlockedReason::Memory, below_minimum("memory", free, min, "host.min_free_memory"))
         }
-        ClaimingState::Blocked(ClaimingBlocked::LowDisk { free, min: least }) => {
-            below_minimum("disk", free, least, "host.min_free_disk")
+        ClaimingBlocked::HostUnhealthy { until } => {
+            let probe = until.map_or_else(
+                || "is being probed".to_owned(),
+                |until| format!("is probed again in {}", format_duration(until.since(now))),
+            );
+            (BlockedReason::HostUnhealthy, format!("this host could not run a task and {probe}; the log says why"))
         }
-        ClaimingState::Blocked(ClaimingBlocked::LowMemory { free, min: least }) => {
-            below_minimum("memory", free, least, "host.min_free_memory")
+        ClaimingBlocked::ServiceDown => {
+            (BlockedReason::SidecarDown, unavailable_sidecars(services).collect::<Vec<_>>().join("; "))
         }
-        ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { until: None }) => {
-            "this host could not run a task and is being probed; the log says why".to_owned()
-        }
-        ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { until: Some(until) }) => {
-            format!(
-                "this host could not run a task; next probe in {}; the log says why",
-                format_duration(until.since(now))
-            )
-        }
-        ClaimingState::Blocked(ClaimingBlocked::ServiceDown) => {
-            unavailable_sidecars(services).collect::<Vec<_>>().join("; ")
-        }
-        ClaimingState::Exiting(ExitReason::Idle) => "idle for `worker.exit_when_idle`; the worker exits".to_owned(),
-        ClaimingState::Exiting(ExitReason::WorkDirLost) => {
-            "the work directory was removed or replaced; the worker exits".to_owned()
-        }
-        ClaimingState::Exiting(_) => "reached `worker.max_tasks` or `worker.max_uptime`; the worker exits".to_owned(),
-        ClaimingState::Draining { deadline, .. } => tasks_remaining(tasks, "released in", deadline, now),
-        ClaimingState::Releasing { deadline } => tasks_remaining(tasks, "the host terminates in", deadline, now),
-        ClaimingState::Exited => "exited".to_owned(),
-    })
+    }
 }
 
 fn pending_cleanup_hint(kept: &[String]) -> Option<String> {
