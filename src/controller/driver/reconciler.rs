@@ -22,6 +22,12 @@ struct Termination {
     last_result: Option<(StopMode, bool)>,
 }
 
+impl Termination {
+    const fn new(kill_at: Instant) -> Self {
+        Self { kill_at, is_requested: false, last_attempt_list: None, in_progress: false, last_result: None }
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Cleanup {
     in_progress: bool,
@@ -76,13 +82,7 @@ impl Reconciler {
     pub(super) fn request_stop(&mut self, id: &str, now: Instant) {
         let kill_at = now.plus(self.termination_grace);
         if let Some(worker) = self.workers.get_mut(id) {
-            worker.termination.get_or_insert(Termination {
-                kill_at,
-                is_requested: false,
-                last_attempt_list: None,
-                in_progress: false,
-                last_result: None,
-            });
+            worker.termination.get_or_insert_with(|| Termination::new(kill_at));
         }
     }
 
@@ -153,13 +153,7 @@ impl Reconciler {
                         let kill_at = now.plus(self.termination_grace);
                         let termination = worker.termination.get_or_insert_with(|| {
                             changes.push(WorkerChange::Stopping { id });
-                            Termination {
-                                kill_at,
-                                is_requested: true,
-                                last_attempt_list: None,
-                                in_progress: false,
-                                last_result: None,
-                            }
+                            Termination::new(kill_at)
                         });
                         // The stop took effect whatever the call returned.
                         termination.is_requested = true;
