@@ -355,18 +355,19 @@ impl WorkerSet {
 
     pub(super) fn keys_with_idle_workers(&self, now: Instant) -> Option<BTreeSet<&Key>> {
         self.driver.as_ref()?;
-        let idle = self.workers.iter().filter(|(id, member)| member.status(id, now).activity == WorkerActivity::Idle);
-        Some(idle.map(|(_, member)| &member.key).collect())
+        Some(self.keys_by_activity(WorkerActivity::Idle, now).collect())
     }
 
     pub(super) fn busy_by_key(&self, now: Instant) -> BTreeMap<Key, u32> {
         let mut busy = BTreeMap::new();
-        for (_, member) in
-            self.workers.iter().filter(|(id, member)| member.status(id, now).activity == WorkerActivity::Busy)
-        {
-            *busy.entry(member.key.clone()).or_default() += 1;
+        for key in self.keys_by_activity(WorkerActivity::Busy, now) {
+            *busy.entry(key.clone()).or_default() += 1;
         }
         busy
+    }
+
+    fn keys_by_activity(&self, activity: WorkerActivity, now: Instant) -> impl Iterator<Item = &Key> {
+        self.workers.values().filter(move |worker| worker.activity(now) == activity).map(|worker| &worker.key)
     }
 
     pub(super) fn plan(&mut self, tracker: &Tracker, loads: &BTreeMap<Key, Load>, orders: &Overrides, now: Instant) {
@@ -446,7 +447,11 @@ impl TrackedWorker {
     }
 
     fn status(&self, id: &str, now: Instant) -> GroupWorker {
-        let doing = if self.stopping {
+        GroupWorker { id: id.into(), activity: self.activity(now), started_at: self.started_at }
+    }
+
+    fn activity(&self, now: Instant) -> WorkerActivity {
+        if self.stopping {
             WorkerActivity::Stopping
         } else if self.ready_at.is_none() {
             WorkerActivity::Starting
@@ -454,8 +459,7 @@ impl TrackedWorker {
             WorkerActivity::Busy
         } else {
             WorkerActivity::Idle
-        };
-        GroupWorker { id: id.into(), activity: doing, started_at: self.started_at }
+        }
     }
 }
 
