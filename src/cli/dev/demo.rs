@@ -27,6 +27,8 @@ use crate::limits::{DEMO_LOG_BYTES_MAX, DEMO_REDRAW_INTERVAL, DEMO_TASKS_TIMEOUT
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
 use crate::source::taskcluster::formats::{format_time, new_task_id};
+use crate::worker::Control;
+use crate::worker::status::BlockedReason;
 use status::{TaskState, TaskStatus};
 
 /// Short enough that the demo shows a reclaim (at half of so short a claim), long enough to survive a stall of 5 s.
@@ -87,7 +89,7 @@ pub(super) async fn run(
     let mut worker = pin!(worker::run_until_exit(worker, signals.apply_to(control.clone())));
     let ended = tokio::select! {
         gone = &mut worker => gone.map(|_| Exit::Failed),
-        shown = demo.watch() => shown,
+        shown = demo.watch(&control) => shown,
         failure = dev.wake_on_pending(control.clone()) => Err(failure),
     };
     control.drain().await;
@@ -156,7 +158,7 @@ impl Demo {
         Ok(())
     }
 
-    async fn watch(&mut self) -> ExitResult {
+    async fn watch(&mut self, control: &Control) -> ExitResult {
         let mut canceled = false;
         while self.started_at.elapsed() < DEMO_TASKS_TIMEOUT {
             for index in 0..self.tasks.len() {
@@ -165,7 +167,7 @@ impl Demo {
                 }
             }
             self.elapsed = self.started_at.elapsed();
-            self.screen.show(&self.rows, self.elapsed)?;
+            self.screen.show(&self.rows, self.elapsed, blocked_by_host(control).await.as_deref())?;
             if self.rows.iter().all(|row| row.result != CheckResult::Pending) {
                 let passed = self.rows.iter().all(|row| row.result == CheckResult::Passed);
                 return Ok(if passed { Exit::Success } else { Exit::Failed });
@@ -267,6 +269,14 @@ impl Demo {
         }
         Ok(String::from_utf8_lossy(&log).into_owned())
     }
+}
+
+/// Why this host takes no tasks.
+async fn blocked_by_host(control: &Control) -> Option<String> {
+    let status = control.status().await?;
+    let reason = status.blocked_reason?;
+    let of_host = matches!(reason, BlockedReason::Disk | BlockedReason::Memory | BlockedReason::HostUnhealthy);
+    status.blocked_message.filter(|_| of_host)
 }
 
 fn call_failure(refused: CallError) -> Failure {

@@ -26,8 +26,11 @@ pub(super) enum CheckResult {
 
 #[derive(Debug)]
 pub(super) enum DemoScreen {
-    /// The last line printed for each row.
-    Plain(Vec<String>),
+    Plain {
+        /// The last line printed for each row.
+        printed: Vec<String>,
+        blocked: bool,
+    },
     Table {
         columns: usize,
         lines_drawn: usize,
@@ -51,15 +54,22 @@ impl DemoScreen {
             Some((_, columns)) if !dumb => {
                 Self::Table { columns, lines_drawn: 0, color: environment.get("NO_COLOR").is_none() }
             }
-            Some(_) | None => Self::Plain(vec![String::new(); rows]),
+            Some(_) | None => Self::Plain { printed: vec![String::new(); rows], blocked: false },
         }
     }
 
-    pub(super) fn show(&mut self, rows: &[Row], elapsed: Duration) -> io::Result<()> {
+    /// `blocked` is why the worker claims nothing although tasks are pending.
+    pub(super) fn show(&mut self, rows: &[Row], elapsed: Duration, blocked: Option<&str>) -> io::Result<()> {
         match self {
-            Self::Plain(printed) => print_changes(printed, rows, elapsed),
+            Self::Plain { printed, blocked: was_blocked } => {
+                if let Some(why) = blocked.filter(|_| !*was_blocked) {
+                    output::line(&format!("{:6.1}s  claiming nothing: {why}", elapsed.as_secs_f64()))?;
+                }
+                *was_blocked = blocked.is_some();
+                print_changes(printed, rows, elapsed)
+            }
             Self::Table { columns, lines_drawn, color } => {
-                let lines = render(rows, elapsed, *columns, *color);
+                let lines = render(rows, elapsed, blocked, *columns, *color);
                 let up = if *lines_drawn == 0 { String::new() } else { format!("\x1b[{lines_drawn}A") };
                 let body: String = lines.iter().flat_map(|line| ["\r\x1b[2K", line, "\n"]).collect();
                 *lines_drawn = lines.len();
@@ -70,7 +80,7 @@ impl DemoScreen {
 
     /// Prints what the table does not show.
     pub(super) fn print_summary(&self, rows: &[Row], elapsed: Duration) -> io::Result<()> {
-        if matches!(self, Self::Plain(_)) {
+        if matches!(self, Self::Plain { .. }) {
             output::line(&format!("\n{}", summary(rows, elapsed)))?;
         }
         for row in rows {
@@ -94,7 +104,7 @@ fn print_changes(printed: &mut [String], rows: &[Row], elapsed: Duration) -> io:
     Ok(())
 }
 
-fn render(rows: &[Row], elapsed: Duration, columns: usize, color: bool) -> Vec<String> {
+fn render(rows: &[Row], elapsed: Duration, blocked: Option<&str>, columns: usize, color: bool) -> Vec<String> {
     let paint = |code: &str, text: &str| if color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() };
     let cut = |text: &str| text.chars().take(columns.saturating_sub(1)).collect::<String>();
     let mut lines =
@@ -110,7 +120,7 @@ fn render(rows: &[Row], elapsed: Duration, columns: usize, color: bool) -> Vec<S
         let rest = cut(&format!("  {:10} {:28} {:>3}  {}", row.name, state(row), run(row), row.description));
         lines.push(format!("{}{}", paint(code, mark), rest.get(1..).unwrap_or("")));
     }
-    lines.push(String::new());
+    lines.push(blocked.map_or_else(String::new, |why| paint("33", &cut(&format!("  claiming nothing: {why}")))));
     lines.push(paint("1", &cut(&summary(rows, elapsed))));
     lines
 }
@@ -159,7 +169,7 @@ mod tests {
             row("failed", CheckResult::Failed("x".into())),
         ];
         for columns in [50, 60, 200] {
-            let lines = render(&rows, Duration::from_secs(1), columns, false);
+            let lines = render(&rows, Duration::from_secs(1), Some(&"x".repeat(300)), columns, false);
             assert!(lines.iter().all(|line| line.chars().count() < columns), "{lines:#?}");
         }
     }
