@@ -29,8 +29,10 @@ async fn a_plan_shows_what_another_configuration_would_start_and_stop_without_do
     pool.ask("7", "1").await;
     while pool.client.answer("1").await.partial {}
     let socket = pool.socket();
-    let there = until(&socket, "its worker is idle", |seen| seen["groups"][0]["workers"]["idle"] == 1).await;
-    let id = &there["groups"][0]["worker_list"][0]["id"];
+    let counted_and_idle =
+        |pool: &Value| pool["groups"][0]["workers"]["idle"] == 1 && pool["groups"][0]["ready"].is_u64();
+    let status = until(&socket, "its worker is idle and its queue is inspected", counted_and_idle).await;
+    let id = &status["groups"][0]["worker_list"][0]["id"];
 
     let more = pool.write(&format!("min = 3\nmax = 3\n{echo}"));
     let planned = plan(&pool, &more, &[]).await;
