@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use opentelemetry::trace::{SpanContext as OtelSpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
 use opentelemetry::{InstrumentationScope, KeyValue};
-use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::resource::EnvResourceDetector;
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanExporter as _, SpanLinks};
@@ -105,7 +105,7 @@ pub struct Export {
 }
 
 impl Export {
-    /// Starts the export for a worker of this id and group. The exporter reads the `OTEL_*` variables for headers and timeout.
+    /// Starts the export for a worker of this id and group. The exporter reads the `OTEL_*` variables for headers.
     ///
     /// # Errors
     ///
@@ -118,9 +118,14 @@ impl Export {
     ) -> Result<Self, String> {
         hide_headers(environment);
         crate::host::crypto_provider::install_crypto_provider();
+        let timeout = export_timeout(environment);
+        // A redirect would send the headers, often a token, to another host.
+        let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).timeout(timeout).build();
         let mut exporter = SpanExporter::builder()
             .with_http()
+            .with_http_client(client.map_err(|error| error.to_string())?)
             .with_endpoint(collector.as_str())
+            .with_timeout(timeout)
             .build()
             .map_err(|error| error.to_string())?;
         exporter.set_resource(&resource(environment, worker_id, worker_group));
@@ -146,6 +151,14 @@ impl Export {
             tracing::warn!("the collector of traces did not answer in time; the last spans are lost");
         }
     }
+}
+
+/// 10 s unless the variables say otherwise, as OpenTelemetry defines it.
+fn export_timeout(environment: &Environment) -> Duration {
+    let milliseconds = ["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"]
+        .into_iter()
+        .find_map(|name| environment.get(name)?.trim().parse().ok());
+    Duration::from_millis(milliseconds.unwrap_or(10_000))
 }
 
 /// Headers often carry a token.
@@ -312,8 +325,6 @@ fn end_text(end: ClaimEnd) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::domain::id::{Run, TaskId};
     use crate::domain::trace_context::TraceParent;

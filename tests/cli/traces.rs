@@ -192,6 +192,31 @@ fn an_unreachable_or_silent_collector_does_not_affect_tasks() {
 }
 
 #[test]
+fn a_redirect_of_the_collector_is_not_followed() {
+    let (other, posted) = collector();
+    let redirecting = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("http://{}", redirecting.local_addr().expect("bound"));
+    std::thread::spawn(move || {
+        for stream in redirecting.incoming() {
+            let mut stream = BufReader::new(stream.expect("a connection"));
+            stream.read_line(&mut String::new()).expect("a request");
+            let response = format!("HTTP/1.1 307 Moved\r\nlocation: {other}\r\ncontent-length: 0\r\n\r\n");
+            stream.get_mut().write_all(response.as_bytes()).expect("a response");
+        }
+    });
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let (_queue, root) = queue(here);
+    let mut command = worker(here, &root, "a-token-for-tests");
+    command.env("OTEL_EXPORTER_OTLP_ENDPOINT", &address).env("OTEL_EXPORTER_OTLP_HEADERS", "x-key=otel-canary-7392");
+    let server = Server::start(command.args(["--max-tasks", "1"]));
+    assert_eq!(task(here, &root, &["create", "--queue", "build/linux", "--", "/bin/true"]).code, 0);
+    let said = server.ends();
+    assert!(said.err.contains("dropping spans"), "{}", said.err);
+    assert!(posted.try_recv().is_err(), "the spans and the headers went to another host");
+}
+
+#[test]
 fn invalid_trace_variables_are_logged_and_do_not_stop_the_worker() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
