@@ -12,7 +12,7 @@ use crate::config::{Environment, Problems, SCHEMA, reference};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
-    /// Write a configuration to start from, with every key explained
+    /// Write a configuration to start from, with the usual keys
     Init(InitArgs),
     /// Say whether a configuration can be used, and every place that is wrong
     Check(CheckArgs),
@@ -134,11 +134,11 @@ fn check_config(check: CheckArgs, environment: &Environment) -> ExitResult {
 
 fn write_template(init: &InitArgs) -> ExitResult {
     let Some(path) = &init.file else {
-        output::print(&reference::template())?;
+        output::print(reference::TEMPLATE)?;
         return Ok(Exit::Success);
     };
     let written = std::fs::File::create_new(path)
-        .and_then(|mut file| std::io::Write::write_all(&mut file, reference::template().as_bytes()));
+        .and_then(|mut file| std::io::Write::write_all(&mut file, reference::TEMPLATE.as_bytes()));
     match written {
         Ok(()) => {
             output::line(&format!(

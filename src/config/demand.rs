@@ -14,37 +14,25 @@ pub struct DemandConfig {
     /// Kind of the queue.
     pub kind: DemandKind,
     /// Pool whose workers run its tasks.
-    #[schemars(example = &"core")]
     pub pool: String,
     /// Key of the worker group in the pool.
-    #[schemars(example = &"42")]
     pub key: String,
     /// Root URL of the Taskcluster deployment.
-    #[schemars(example = &"https://tc.example.com")]
     pub root_url: Url,
     /// Tasks to count: provisioner and worker type.
-    #[schemars(example = &"provisioner/worker-type")]
     pub task_queue: TaskQueue,
     /// Interval of the counts.
     #[serde(default = "interval")]
     pub interval: Span<1_000>,
     /// Taskcluster client id. It needs `queue:pending-count:TASK_QUEUE`, and `queue:claimed-list:TASK_QUEUE` to count claimed tasks as well.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"worker/build")]
     pub client_id: Option<String>,
     /// File with the access token, readable by its owner only; or `fd:N` or `systemd:NAME`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/etc/journeyman/access-token")]
     pub access_token_file: Option<SecretFile>,
     /// The access token. From the environment only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_token: Option<Secret>,
     /// File with the certificate of temporary credentials; or `fd:N` or `systemd:NAME`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/etc/journeyman/certificate.json")]
     pub certificate_file: Option<SecretFile>,
     /// The certificate. From the environment only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Secret>,
 }
 

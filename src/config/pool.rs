@@ -23,12 +23,8 @@ pub struct PoolConfig {
     /// How long a request may wait for a worker; `0s` is no limit. An expired request gets an error reply.
     pub message_ttl: OptionalSpan<{ millis(MESSAGE_TTL_MIN) }>,
     /// Maximum number of requests in one queue [built-in: no limit].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = 10_000)]
     pub max_length: Option<u32>,
     /// Maximum redeliveries of a request whose worker exited. After it the request gets an error reply and moves to the poison queue. With `queue_type = "quorum"` only [built-in: the broker's].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = 5)]
     pub delivery_limit: Option<u32>,
     /// How workers are started: as processes of this host, as systemd units, with Docker, Kubernetes or commands of your own. `noop` only logs how many workers are needed.
     pub driver: PoolDriver,
@@ -51,22 +47,16 @@ pub struct PoolConfig {
     /// How long fewer workers have to be sufficient before a group scales down.
     pub scale_down_delay: Span,
     /// Maximum number of workers of all groups together [built-in: no limit].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = 50)]
     pub max_total: Option<u32>,
     /// `x-status` of the controller's error replies. One known client exits at a status that it does not know. The reason is in the header `x-dead-letter-reason` and in the body.
     pub dead_letter_status: String,
     /// For `driver = "exec"`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub exec: Option<ExecDriverConfig>,
     /// For `driver = "systemd"`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub systemd: Option<SystemdDriverConfig>,
     /// For `driver = "docker"`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub docker: Option<DockerDriverConfig>,
     /// For `driver = "kubernetes"`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub kubernetes: Option<KubernetesDriverConfig>,
 }
 
@@ -145,15 +135,12 @@ impl PoolDriver {
 pub struct ExecDriverConfig {
     /// Command line that lists the workers.
     #[serde(deserialize_with = "program")]
-    #[schemars(example = ["/opt/workers", "list"])]
     pub list: Vec<String>,
     /// Command line that starts a worker.
     #[serde(deserialize_with = "program")]
-    #[schemars(example = ["/opt/workers", "start"])]
     pub start: Vec<String>,
     /// Command line that stops a worker.
     #[serde(deserialize_with = "program")]
-    #[schemars(example = ["/opt/workers", "stop"])]
     pub stop: Vec<String>,
 }
 
@@ -162,7 +149,6 @@ pub struct ExecDriverConfig {
 #[serde(deny_unknown_fields)]
 pub struct SystemdDriverConfig {
     /// Name of the template unit without `@.service`.
-    #[schemars(example = &"worker")]
     pub unit: String,
     /// The program and its leading arguments; tests use a stand-in.
     #[serde(skip, default = "systemctl")]
@@ -178,14 +164,11 @@ fn systemctl() -> Vec<String> {
 #[serde(deny_unknown_fields)]
 pub struct DockerDriverConfig {
     /// Image of a worker. It must exist on the host; it is not pulled.
-    #[schemars(example = &"worker:1")]
     pub image: String,
     /// Address of the daemon: `unix:///…`, or `http://…` on a trusted network.
     #[serde(default = "docker_host")]
     pub host: String,
     /// Network of the workers, such as `host` [built-in: the daemon's default].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"host")]
     pub network: Option<String>,
 }
 
@@ -198,7 +181,6 @@ fn docker_host() -> String {
 #[serde(deny_unknown_fields)]
 pub struct KubernetesDriverConfig {
     /// Image of a worker.
-    #[schemars(example = &"worker:1")]
     pub image: String,
     /// Namespace of the workers.
     #[serde(default = "namespace")]
@@ -207,23 +189,15 @@ pub struct KubernetesDriverConfig {
     #[serde(default)]
     pub scaling: KubernetesScaling,
     /// Service account of the workers [built-in: the namespace's default].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"worker")]
     pub service_account: Option<String>,
     /// File with a pod template (JSON) for resources, volumes, node selectors and the like.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/etc/journeyman/pod.json")]
     pub template: Option<File>,
     /// URL of the cluster's API; `http://127.0.0.1:8001` is that of `kubectl proxy`.
     #[serde(default = "api_server")]
     pub server: Url,
     /// File with the bearer token for the API, read for each call [built-in: none with `http://`, otherwise the one of the controller's pod].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/var/run/secrets/kubernetes.io/serviceaccount/token")]
     pub token_file: Option<File>,
     /// File with the CA certificates (PEM) that verify the API [built-in: as for `token_file`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")]
     pub ca_file: Option<File>,
 }
 

@@ -1,11 +1,10 @@
-//! Lists every key with its type, default and description, as help texts, `config init` and the guide show them.
+//! Lists every key with its type, default and description, as help texts and the guide show them.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
 use super::SCHEMA;
-use super::environment::variable;
 
 /// A key of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,10 +19,6 @@ pub struct KeyReference {
     pub requirement: KeyRequirement,
     /// What it is for.
     pub description: String,
-    /// A value as TOML for the template, where there is no built-in one.
-    example: String,
-    /// The kinds of section that have the key; empty if all have it.
-    kinds: Vec<String>,
 }
 
 /// Whether a key has to be set.
@@ -96,44 +91,36 @@ fn collect_kinds(variants: &[&Value], default: Option<String>, key: &str, keys: 
         variant.pointer("/properties/kind/const").and_then(Value::as_str).unwrap_or_default().to_owned()
     };
     let kinds: Vec<String> = variants.iter().map(|variant| kind_of(variant)).collect();
-    let mut merged: Vec<KeyReference> = Vec::new();
+    keys.push(KeyReference {
+        key: format!("{key}.kind"),
+        value_kind: choices(&kinds),
+        requirement: if default.is_some() { KeyRequirement::Optional } else { KeyRequirement::Required },
+        default,
+        description: format!("Kind of the {}.", key.split('.').next().unwrap_or_default()),
+    });
+    let mut merged: Vec<(KeyReference, Vec<&str>)> = Vec::new();
     for (variant, kind) in variants.iter().zip(&kinds) {
         let mut own = Vec::new();
-        for (name, property) in variant.get("properties").and_then(Value::as_object).into_iter().flatten() {
-            let is_required = list(variant, "required").any(|required| required == name);
-            collect(property, &format!("{key}.{name}"), is_required, &mut own);
-        }
-        for mut one in own {
-            if let Some(known) = merged.iter_mut().find(|known| known.key == one.key) {
-                known.kinds.push(kind.clone());
-                continue;
+        collect(variant, key, false, &mut own);
+        for one in own.into_iter().filter(|one| !one.key.ends_with(".kind")) {
+            match merged.iter_mut().find(|(known, _)| known.key == one.key) {
+                Some((_, of_kinds)) => of_kinds.push(kind),
+                None => merged.push((one, vec![kind])),
             }
-            one.kinds.push(kind.clone());
-            merged.push(one);
         }
     }
-    // `kind` comes first, and keys of all kinds last.
-    merged.sort_by_key(|one| (!one.key.ends_with(".kind"), one.kinds.len() == kinds.len()));
-    for mut one in merged {
-        let of_kinds = one.kinds.iter().map(|kind| format!("`{kind}`")).collect::<Vec<_>>().join(" and ");
-        if one.key.ends_with(".kind") {
-            one.value_kind = choices(&kinds);
-            one.requirement = if default.is_some() { KeyRequirement::Optional } else { KeyRequirement::Required };
-            one.default.clone_from(&default);
-            one.description = format!("Kind of the {}.", key.split('.').next().unwrap_or_default());
-            one.kinds.clear();
-        } else if one.kinds.len() == kinds.len() {
-            one.kinds.clear();
-        } else {
-            one.description = format!("{} For {of_kinds}.", one.description);
+    // Keys of all kinds come last.
+    merged.sort_by_key(|(_, of_kinds)| of_kinds.len() == kinds.len());
+    for (mut one, of_kinds) in merged {
+        if of_kinds.len() < kinds.len() {
+            one.description = format!("{} For `{}`.", one.description, of_kinds.join("` and `"));
         }
         keys.push(one);
     }
 }
 
 fn describe(schema: &Value, key: &str, is_required: bool) -> KeyReference {
-    let inner = without_null(schema);
-    let value_kind = value_kind(inner);
+    let value_kind = value_kind(without_null(schema));
     let requirement = match is_required {
         _ if value_kind == "secret" => KeyRequirement::Secret,
         true => KeyRequirement::Required,
@@ -146,11 +133,6 @@ fn describe(schema: &Value, key: &str, is_required: bool) -> KeyReference {
         default: schema.get("default").filter(|value| !value.is_null()).map(Value::to_string),
         requirement,
         description: words(schema.get("description").and_then(Value::as_str).unwrap_or_default()),
-        example: list(schema, "examples")
-            .chain(list(inner, "examples"))
-            .next()
-            .map_or_else(|| "\"…\"".to_owned(), Value::to_string),
-        kinds: Vec::new(),
     }
 }
 
@@ -210,64 +192,8 @@ pub fn markdown() -> String {
     out
 }
 
-/// A configuration to start from: every key with its description, optional keys commented out.
-pub fn template() -> String {
-    let mut out = String::from(
-        "# Configuration of journeyman. Check it with `journeyman config check FILE`.\n\
-         #\n\
-         # A key `capacity` in [worker] is also JOURNEYMAN__WORKER__CAPACITY in the environment, and\n\
-         # `--capacity` or `--set worker.capacity=…` on the command line. The environment overrides this file, and\n\
-         # flags override both. A key that is commented out shows its built-in value, or an example if it has none.\n",
-    );
-    let mut section = String::new();
-    for key in keys() {
-        let (table, name) = key.key.rsplit_once('.').unwrap_or(("", &key.key));
-        if table != section {
-            section = table.to_owned();
-            out.push_str(&heading(table));
-        }
-        if key.requirement == KeyRequirement::Secret {
-            let example = variable(&key.key.replace("NAME", "local"));
-            _ = writeln!(out, "\n# {}\n# {name}: set {example}", key.description);
-            continue;
-        }
-        let of_other_kind =
-            !key.kinds.is_empty() && !key.kinds.iter().any(|kind| TEMPLATE_KINDS.contains(&kind.as_str()));
-        let example = || key.default.clone().unwrap_or_else(|| key.example.clone());
-        let (mark, value) = match (table, name) {
-            ("source.NAME", "kind") => ("", "\"taskcluster\"".to_owned()),
-            ("source.NAME", "root_url") => ("", "\"http://127.0.0.1:7070\"".to_owned()),
-            ("source.NAME", "task_queue") => ("", "\"journeyman/local\"".to_owned()),
-            ("handler.NAME", "kind") => ("", "\"command\"".to_owned()),
-            ("demand.NAME", "kind") => ("#  ", "\"taskcluster\"".to_owned()),
-            // A second `#` marks sections and keys that the others of this file do not need.
-            (table, _) if ["bridge.NAME", "demand.NAME"].contains(&table) || table.starts_with("pool.NAME") => {
-                ("#  ", example())
-            }
-            _ if of_other_kind => ("#  ", example()),
-            _ => ("# ", example()),
-        };
-        _ = writeln!(out, "\n# {} ({})\n{mark}{name} = {value}", key.description, key.value_kind);
-    }
-    out
-}
-
-/// The kinds of the sections that the template configures.
-const TEMPLATE_KINDS: [&str; 2] = ["taskcluster", "command"];
-
-fn heading(table: &str) -> String {
-    let (comment, mark, name) = match table {
-        "source.NAME" => ("One section for each queue, with a name of your choice.", "", "source.local"),
-        "handler.NAME" => ("One section for each handler. A source refers to it by its name.", "", "handler.command"),
-        "bridge.NAME" => ("One section for each bridge of `journeyman bridge`.", "#  ", "bridge.builds"),
-        "pool.NAME" => ("One section for each pool of `journeyman controller`.", "#  ", "pool.core"),
-        "demand.NAME" => ("One section for each task queue that counts as demand for a pool.", "#  ", "demand.builds"),
-        "queue.clients.NAME" => ("One section for each client of the embedded queue.", "# ", "queue.clients.worker"),
-        table if table.starts_with("pool.NAME.") => return format!("\n#  [{}]\n", table.replace("NAME", "core")),
-        table => return format!("\n[{table}]\n"),
-    };
-    format!("\n# {comment}\n{mark}[{name}]\n")
-}
+/// A configuration to start from.
+pub const TEMPLATE: &str = include_str!("template.toml");
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! The keys of the configuration. Help texts, `config init` and the guide show the doc comments of the fields.
+//! The keys of the configuration. Help texts and the guide show the doc comments of the fields.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -126,12 +126,8 @@ pub struct Host {
     /// How long before the termination running tasks are released; longer if `termination_grace` and the reports need more.
     pub termination_margin: Span,
     /// File that announces a termination by an RFC 3339 time. Any other content means that the host terminates now. The file need not exist.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/run/journeyman/terminate-at")]
     pub termination_file: Option<File>,
     /// URL of the metadata service if it is not `http://169.254.169.254`; `http://[fd00:ec2::254]` on EC2 without IPv4.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"http://169.254.169.254")]
     pub metadata_endpoint: Option<Url>,
     /// Stop claiming below this free disk space in `worker.work_dir`. Tasks of a poll in flight are released, which costs them a retry.
     pub min_free_disk: Size,
@@ -142,16 +138,10 @@ pub struct Host {
     /// What happens to the slot of a task whose processes may have survived SIGKILL.
     pub on_cleanup_failure: OnCleanupFailure,
     /// Memory limit of all processes of a task. Needs control groups with the memory controller.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"4GiB")]
     pub task_memory: Option<Size>,
     /// Limit of processes and threads of a task. Needs control groups with the pids controller.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = 4096)]
     pub task_pids: Option<NonZeroU32>,
     /// Maximum size of a task's directory, checked every 5 s and at the task's end.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"20GiB")]
     pub task_disk: Option<Size>,
 }
 
@@ -201,8 +191,6 @@ pub enum OnTerminationNotice {
 #[serde(deny_unknown_fields, default)]
 pub struct Control {
     /// Path of the socket, usable by the user and group that own it [built-in: `control.sock` in `worker.work_dir`; for a controller `controller.sock` in `state_dir` of its first pool].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/run/journeyman/control.sock")]
     pub socket: Option<File>,
 }
 
@@ -211,14 +199,10 @@ pub struct Control {
 #[serde(deny_unknown_fields, default)]
 pub struct Http {
     /// Address of `/livez`, `/readyz`, `/metrics` and the status page [built-in: none]. With port 0 the system chooses a port.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"127.0.0.1:7080")]
     pub listen: Option<Listen>,
     /// Allow a `listen` address that other hosts can reach. Anyone who can connect sees task names and sources, but no secrets.
     pub allow_remote: bool,
     /// File with the bearer token for commands to a controller; or `fd:N` or `systemd:NAME` [built-in: no commands over HTTP].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/etc/journeyman/http-token")]
     pub token_file: Option<SecretFile>,
 }
 
@@ -227,8 +211,6 @@ pub struct Http {
 #[serde(deny_unknown_fields, default)]
 pub struct Telemetry {
     /// Base URL of a collector that receives OTLP over HTTP [built-in: `OTEL_EXPORTER_OTLP_ENDPOINT`, or none].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"http://127.0.0.1:4318")]
     pub otlp_endpoint: Option<Url>,
 }
 
@@ -261,28 +243,18 @@ pub struct TaskclusterSource {
     #[serde(default)]
     pub dialect: Dialect,
     /// Root URL of the Taskcluster deployment.
-    #[schemars(example = &"https://tc.example.com")]
     pub root_url: Url,
     /// Tasks to claim: provisioner and worker type.
-    #[schemars(example = &"provisioner/worker-type")]
     pub task_queue: TaskQueue,
     /// Taskcluster client id.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"worker/build")]
     pub client_id: Option<String>,
     /// File with the access token, readable by its owner only; or `fd:N` or `systemd:NAME`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/etc/journeyman/access-token")]
     pub access_token_file: Option<SecretFile>,
     /// The access token. From the environment only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_token: Option<Secret>,
     /// File with the certificate of temporary credentials; or `fd:N` or `systemd:NAME`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/etc/journeyman/certificate.json")]
     pub certificate_file: Option<SecretFile>,
     /// The certificate. From the environment only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Secret>,
     /// Hosts that signed URLs and redirects may lead to although they are in a private network or on this host; `.example.com` matches every host below it. The host of `root_url` is always allowed. Signed queue URLs may lead to these hosts and to Azure Queue Storage only.
     #[serde(default)]
@@ -300,8 +272,6 @@ pub struct TaskclusterSource {
 #[serde(deny_unknown_fields)]
 pub struct RequestSource {
     /// Queue to consume [built-in: `amqp.requests_queue`]. The worker never declares it and waits until it exists.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"core-req-42")]
     pub requests_queue: Option<String>,
     /// Maximum attempts of a request whose worker exits or whose handler asks for a retry; 0 is no limit.
     #[serde(default = "max_attempts")]
@@ -310,8 +280,6 @@ pub struct RequestSource {
     #[serde(default)]
     pub on_attempts_exhausted: OnAttemptsExhausted,
     /// Queue for copies of such requests with the reason; their clients get an error reply as well.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"core-poison")]
     pub poison_queue: Option<String>,
     /// Name of the handler that runs the requests.
     #[serde(default = "command_name")]
@@ -407,45 +375,28 @@ pub enum OnAttemptsExhausted {
 #[serde(deny_unknown_fields, default)]
 pub struct Amqp {
     /// URI of the broker, such as `amqps://user:password@broker.example.com/vhost` [built-in: RabbitMQ on this host, as guest]. From the environment only; `JOURNEYMAN_AMQP_URI` and `WORKER_AMQP_URI` set it too.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub uri: Option<Secret>,
     /// File with the URI; or `fd:N` or `systemd:NAME`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/etc/journeyman/amqp-uri")]
     pub uri_file: Option<SecretFile>,
     /// File with the CA certificates (PEM) that verify the broker, instead of the system's.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/etc/journeyman/amqp-ca.pem")]
     pub ca_file: Option<File>,
     /// File with the client certificate chain (PEM).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/etc/journeyman/amqp.pem")]
     pub certificate_file: Option<File>,
     /// File with the private key of the client certificate (PEM).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/etc/journeyman/amqp.key")]
     pub key_file: Option<File>,
     /// This worker's id for its controller [built-in: `worker.id`]. `WORKER_ID` sets it too, or the host name with `WORKER_ID_USE_HOSTNAME`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"worker-1")]
     pub worker_id: Option<String>,
     /// Key of the worker group, part of the name of its queue. `WORKER_KEY` sets it too.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"42")]
     pub worker_key: Option<String>,
     /// Pool of this worker. `WORKER_POOL` sets it too.
     pub pool: String,
     /// Queue to consume [built-in: `POOL-req-KEY`]. `WORKER_REQUESTS_QUEUE` sets it too.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"core-req-42")]
     pub requests_queue: Option<String>,
     /// Maximum size of a message that is received or published. The broker has a limit of its own. `WORKER_MAX_MSG_SIZE` sets it too, in bytes.
     pub max_message_size: Size<1>,
     /// The broker's `consumer_timeout`, if the queue does not set another. A request that takes longer is stopped and returned to the queue shortly before it. `0s` is no limit.
     pub consumer_timeout: OptionalSpan,
     /// URL of the broker's management interface, used with the user and password of `uri` [built-in: none]. A worker reads the queue's consumer timeout there (RabbitMQ 3.12 or later); a controller counts unacknowledged messages and sets policies.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"http://127.0.0.1:15672")]
     pub management_url: Option<Url>,
 }
 
@@ -473,8 +424,6 @@ impl Default for Amqp {
 #[serde(deny_unknown_fields, default)]
 pub struct Activity {
     /// Exchange for the reports; empty is none [built-in: `POOL-activity-xchg` with a source of kind `amqp`, otherwise none]. `WORKER_ACTIVITY_EXCHANGE` sets it too.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"core-activity-xchg")]
     pub exchange: Option<String>,
     /// How often a running task is reported when nothing changes.
     pub repeat: Span<{ millis(ACTIVITY_REPEAT_MIN) }>,
@@ -498,10 +447,8 @@ fn command_name() -> String {
 #[serde(deny_unknown_fields)]
 pub struct Bridge {
     /// Name of the source whose tasks or requests are claimed.
-    #[schemars(example = &"requests")]
     pub from: String,
     /// Name of the source of the other kind that they are sent to. Nothing is claimed from it.
-    #[schemars(example = &"builds")]
     pub to: String,
     /// Maximum time that the other side may take.
     #[serde(default = "bridge_run_time")]
@@ -563,8 +510,6 @@ pub struct CommandHandler {
     /// Maximum run time of a task, whatever it asks for.
     pub max_run_time: RunTime,
     /// Run time of a task that sets none. Without it, tasks have to set one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"1h")]
     pub default_run_time: Option<RunTime>,
     /// Time between SIGTERM and SIGKILL for the processes of a task.
     pub termination_grace: Span,
@@ -587,15 +532,11 @@ impl Default for CommandHandler {
 pub struct ProgramHandler {
     /// The program and its arguments. With `http`, the worker starts it as a sidecar that serves `url` or `socket`, checks its health and restarts it.
     #[serde(deserialize_with = "program")]
-    #[schemars(example = ["/opt/handlers/build", "--verbose"])]
     pub exec: Vec<String>,
     /// A program that validates a payload before it runs.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(example = ["/opt/handlers/build", "--check"])]
+    #[serde(default)]
     pub check: Vec<String>,
     /// File with the JSON Schema of the payloads.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/opt/handlers/build.schema.json")]
     pub schema: Option<File>,
     /// Variables of the worker's environment that a payload sees.
     #[serde(default = "env_allow")]
@@ -627,20 +568,12 @@ impl ProgramHandler {
 #[serde(deny_unknown_fields, default)]
 pub struct HttpHandler {
     /// The program and its arguments. With `http`, the worker starts it as a sidecar that serves `url` or `socket`, checks its health and restarts it.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(example = ["/opt/handlers/build", "--verbose"])]
     pub exec: Vec<String>,
     /// Base URL of the service; the path of a request is appended. Needs it or `socket`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"http://127.0.0.1:8080")]
     pub url: Option<Url>,
     /// Unix socket of the service.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/run/echo/echo.sock")]
     pub socket: Option<File>,
     /// Path that answers with 2xx while the service is healthy [built-in: the service is healthy if it accepts connections].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/health")]
     pub health: Option<String>,
     /// Interval of health checks while the service is healthy, and their timeout, at least 1 s. After three failures in a row the service is restarted; a timeout while it works on a request is not a failure.
     pub health_interval: Span<{ millis(SERVICE_PROBE_INTERVAL_MIN) }>,
@@ -701,8 +634,6 @@ pub struct Queue {
     /// How long a received message stays hidden from other polls. A worker claims it within moments, unless it has crashed.
     pub visibility_timeout: Span<{ millis(QUEUE_VISIBILITY_TIMEOUT_MIN) }>,
     /// Root URL for clients behind a reverse proxy.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"https://queue.example.com")]
     pub public_root_url: Option<Url>,
     /// Whether callers have to sign their calls.
     pub auth: Auth,
@@ -729,11 +660,8 @@ impl Default for Queue {
 #[serde(deny_unknown_fields)]
 pub struct Client {
     /// File with the client's access token, readable by its owner only; or `fd:N` or `systemd:NAME`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(example = &"/etc/journeyman/access-token")]
     pub access_token_file: Option<SecretFile>,
     /// The access token. From the environment only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_token: Option<Secret>,
     /// Scopes of the client. A trailing `*` matches any suffix.
     #[serde(default = "every_scope")]

@@ -30,7 +30,8 @@ pub fn to_toml(loaded: &LoadedConfig, origins: ShowOrigins) -> String {
 
 fn table(loaded: &LoadedConfig, origins: ShowOrigins, key: &str, value: &Value, out: &mut String) {
     let Value::Object(entries) = value else { return };
-    let (tables, leaves): (Vec<_>, Vec<_>) = entries.iter().partition(|(_, value)| value.is_object());
+    let set = entries.iter().filter(|(_, value)| !value.is_null());
+    let (tables, leaves): (Vec<_>, Vec<_>) = set.partition(|(_, value)| value.is_object());
     if !leaves.is_empty() {
         _ = writeln!(out, "\n[{}]", quote_key(key));
     }

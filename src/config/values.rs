@@ -20,7 +20,7 @@ use crate::redact;
 trait Text: Sized {
     /// What the reference calls such a value.
     const KIND: &'static str;
-    /// A value for messages and the template.
+    /// A value for messages.
     const EXAMPLE: &'static str;
     /// Parses the text. The error completes the sentence "expected …".
     fn read(text: &str) -> Result<Self, String>;
@@ -68,7 +68,7 @@ macro_rules! text_value {
 
                 fn json_schema(_: &mut SchemaGenerator) -> Schema {
                     let title = format!("{}{}", Self::KIND, Self::bounds());
-                    json_schema!({ "type": "string", "title": title, "examples": [Self::EXAMPLE] })
+                    json_schema!({ "type": "string", "title": title })
                 }
 
                 fn inline_schema() -> bool {

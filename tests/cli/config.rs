@@ -165,7 +165,7 @@ fn the_template_is_valid_with_and_without_its_comments() {
     assert_eq!((said.code, said.err.as_str()), (0, ""));
     let is_setting = |line: &str| {
         line.strip_prefix("# ").is_some_and(|rest| {
-            rest.starts_with("[queue.") || rest.split_once(" = ").is_some_and(|(key, _)| !key.contains([' ', '`']))
+            rest.starts_with('[') || rest.split_once(" = ").is_some_and(|(key, _)| !key.contains([' ', '`']))
         })
     };
     let bare: String = template
