@@ -17,8 +17,7 @@ pub const POLL_BODY_BYTES_MAX: usize = 1 << 20;
 pub const JSON_BODY_BYTES_MAX: usize = 16 << 20;
 /// The limit of Azure Queue Storage and of `claimWork`.
 pub const POLL_MESSAGES_MAX: u8 = 32;
-pub const XML_DEPTH_MAX: usize = 16;
-pub const XML_ATTRIBUTES_MAX: usize = 64;
+pub const XML_TAG_BYTES_MAX: usize = 1 << 10;
 /// Of calls that are not long polls.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The service answers after 20 s; proxies give up after 60 s.
@@ -43,8 +42,6 @@ pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(10 * 60);
 /// Pages of a listing read at a time.
 pub const LISTING_PAGES_MAX: usize = 20;
 pub const CLAIMED_PAGE_ENTRIES: usize = 100;
-/// Smaller content is sent within the request to the object service, as other Taskcluster clients do.
-pub const ARTIFACT_INLINE_BYTES_MAX: u64 = 8 << 10;
 pub const ARTIFACT_CHUNK_BYTES: usize = 256 << 10;
 /// The slowest upload that is waited for, in addition to [`CALL_TIMEOUT`].
 pub const ARTIFACT_BYTES_PER_SECOND_MIN: u64 = 128 << 10;
