@@ -3,13 +3,13 @@
 //! It follows no redirect, retries nothing, requests no compression and ignores proxy variables of the environment.
 //! Each body is read up to a limit. Callers decide what a response means.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, DATE, RETRY_AFTER};
 use reqwest::{Client, Method, RequestBuilder, Response};
 use serde::de::DeserializeOwned;
@@ -28,7 +28,7 @@ use crate::source::CallError;
 
 const CLOCK_UNKNOWN: i64 = i64::MIN;
 /// Minimum clock difference to blame a rejected signature on.
-const CLOCK_SKEW_TOLERATED: SignedDuration = SignedDuration::from_secs(60);
+const CLOCK_SKEW_TOLERATED_S: u64 = 60;
 
 /// Address and credentials of a deployment.
 #[derive(Clone)]
@@ -92,8 +92,6 @@ struct ClientState {
     address_policy: Arc<AddressPolicy>,
     credentials: Swap<Option<Credentials>>,
     timeouts: Timeouts,
-    /// Service time minus local time, learned from a rejected signature.
-    signing_skew_s: AtomicI64,
     /// Local time minus service time at the latest response with a `Date`.
     clock_ahead_s: AtomicI64,
 }
@@ -222,7 +220,6 @@ impl Api {
             address_policy,
             credentials: Swap::new(config.credentials),
             timeouts: config.timeouts,
-            signing_skew_s: AtomicI64::new(0),
             clock_ahead_s: AtomicI64::new(CLOCK_UNKNOWN),
         })))
     }
@@ -287,14 +284,13 @@ impl Api {
             TimeoutClass::LongPoll => self.0.timeouts.long_poll,
             TimeoutClass::Transfer => ARTIFACT_TRANSFER_TIMEOUT_MAX,
         };
-        let skew_s = self.0.signing_skew_s.load(Ordering::Relaxed);
         let own = self.0.credentials.load();
         let signer = match call.signer {
             Signer::Own => own.as_ref().as_ref(),
             Signer::With(credentials) => Some(credentials),
         };
         let authorization =
-            signer.and_then(|credentials| credentials.sign(call.method.as_str(), &url, service_time(skew_s)));
+            signer.and_then(|credentials| credentials.sign(call.method.as_str(), &url, SystemTime::now()));
         let mut request = self.0.http.request(call.method.clone(), url).timeout(timeout);
         if let Some(value) = authorization {
             request = request.header(AUTHORIZATION, value);
@@ -315,7 +311,7 @@ impl Api {
         if response.status().is_success() || is_redirect {
             return Ok(response);
         }
-        Err(self.failed_call(operation, response, skew_s).await)
+        Err(self.failed_call(operation, response).await)
     }
 
     /// Limits the time to the response head to that of a call; the body may take longer.
@@ -326,34 +322,14 @@ impl Api {
         }
     }
 
-    async fn failed_call(&self, operation: &str, response: Response, skew_s: i64) -> FailedCall {
-        let date = date_header(&response);
+    async fn failed_call(&self, operation: &str, response: Response) -> FailedCall {
         let answered = read_error_response(response).await;
         let mut error = classify_service_error(operation, &answered);
-        if answered.status == 401
-            && let Some(date) = date
-            && let Some(hint) = self.correct_clock_skew(date, skew_s)
-        {
-            error.message.push_str("; ");
-            error.message.push_str(&hint);
+        let ahead_s = self.clock_ahead().unwrap_or_default();
+        if answered.status == 401 && ahead_s.unsigned_abs() > CLOCK_SKEW_TOLERATED_S {
+            write!(error.message, "; this host's clock is off by {} s: synchronize it", ahead_s.unsigned_abs()).ok();
         }
         FailedCall { status: Some(answered.status), error }
-    }
-
-    /// A rejected signature may mean that the local clock is wrong, so later calls use the service's time. If that
-    /// does not help, the clock is not the cause, and the local time is used again.
-    fn correct_clock_skew(&self, date: Timestamp, skew_s: i64) -> Option<String> {
-        let skew = date.duration_since(Timestamp::now());
-        let tried = skew.as_secs().abs_diff(skew_s) <= CLOCK_SKEW_TOLERATED.as_secs().unsigned_abs();
-        if tried {
-            if skew_s != 0 {
-                self.0.signing_skew_s.store(0, Ordering::Relaxed);
-            }
-            return None;
-        }
-        self.0.signing_skew_s.store(skew.as_secs(), Ordering::Relaxed);
-        let apart = skew.as_secs().unsigned_abs();
-        Some(format!("this host's clock is off by {apart} s; signing with the service's time"))
     }
 }
 
@@ -384,12 +360,6 @@ pub(super) fn date_header(response: &Response) -> Option<Timestamp> {
 
 pub(super) fn encode_segment(text: &str) -> impl fmt::Display + '_ {
     urlencoding::encode(text)
-}
-
-fn service_time(skew_s: i64) -> SystemTime {
-    let now = Timestamp::now();
-    let service_now = now.checked_add(SignedDuration::from_secs(skew_s)).unwrap_or(now);
-    SystemTime::from(service_now)
 }
 
 fn parse_root_url(text: &str) -> Result<Url, InvalidConfig> {
