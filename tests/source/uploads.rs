@@ -193,27 +193,7 @@ async fn stored_object(script: Vec<Act>, content: &[u8]) -> (Gremlin, Result<(),
 }
 
 #[tokio::test]
-async fn a_small_object_is_sent_inline() {
-    let inline = say(200, &json!({ "uploadMethod": { "dataInline": true } }));
-    let script = vec![inline, say(200, &json!({})), answer(204, "", "")];
-    let (gremlin, stored) = stored_object(script, b"hello object").await;
-    stored.expect("it is stored");
-    let asked = gremlin.asked();
-    assert_eq!(asked[2].line, "PUT /api/object/v1/upload/t%2FT%2F0%2Fpublic%2Fa%20b.txt HTTP/1.1");
-    let proposed = &asked[2].json()["proposedUploadMethods"];
-    assert_eq!(proposed["dataInline"]["objectData"], "aGVsbG8gb2JqZWN0");
-    assert_eq!(proposed["putUrl"]["contentLength"], 12);
-    assert!(asked[2].header("authorization").expect("it is signed").contains("id=\"upload\""));
-    assert_eq!(asked[3].line, "POST /api/object/v1/finish-upload/t%2FT%2F0%2Fpublic%2Fa%20b.txt HTTP/1.1");
-    let finish = json!({ "projectId": "none", "uploadId": "U", "hashes": hashes(b"hello object") });
-    assert_eq!(asked[3].json(), finish);
-    assert_eq!(asked[4].line, "PUT /api/queue/v1/task/T/runs/0/artifacts/public%2Fa%20b.txt HTTP/1.1");
-    assert_eq!(asked[4].json(), json!({ "uploadId": "U" }));
-    assert!(asked[4].header("authorization").expect("it is signed").contains("task-client/first"));
-}
-
-#[tokio::test]
-async fn a_large_object_is_sent_to_the_put_url() {
+async fn an_object_is_sent_to_the_put_url_and_finished() {
     let storage = Gremlin::start(|_| vec![answer(200, "", "")]).await;
     let put_url = json!({
         "url": format!("{}/bucket?sig={CANARY}", storage.url()),
@@ -229,8 +209,15 @@ async fn a_large_object_is_sent_to_the_put_url() {
     assert_eq!((put.header("content-type"), put.header("x-amz-meta")), (Some("text/x"), Some("y")));
     assert_eq!(put.header("authorization"), None);
     let asked = gremlin.asked();
-    assert_eq!(asked[2].json()["proposedUploadMethods"].get("dataInline"), None);
-    assert_eq!(asked[3].json()["hashes"], hashes(&content));
+    assert_eq!(asked[2].line, "PUT /api/object/v1/upload/t%2FT%2F0%2Fpublic%2Fa%20b.txt HTTP/1.1");
+    assert_eq!(asked[2].json()["proposedUploadMethods"]["putUrl"]["contentLength"], 700_001);
+    assert!(asked[2].header("authorization").expect("it is signed").contains("id=\"upload\""));
+    assert_eq!(asked[3].line, "POST /api/object/v1/finish-upload/t%2FT%2F0%2Fpublic%2Fa%20b.txt HTTP/1.1");
+    let finish = json!({ "projectId": "none", "uploadId": "U", "hashes": hashes(&content) });
+    assert_eq!(asked[3].json(), finish);
+    assert_eq!(asked[4].line, "PUT /api/queue/v1/task/T/runs/0/artifacts/public%2Fa%20b.txt HTTP/1.1");
+    assert_eq!(asked[4].json(), json!({ "uploadId": "U" }));
+    assert!(asked[4].header("authorization").expect("it is signed").contains("task-client/first"));
 }
 
 #[tokio::test]

@@ -8,8 +8,6 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use reqwest::header::{CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Body, Method};
 use serde::Deserialize;
@@ -26,9 +24,7 @@ use super::wire::WireCredentials;
 use super::{ArtifactStorage, Dialect};
 use crate::domain::id::Run;
 use crate::domain::refusal::Refusal;
-use crate::limits::{
-    ARTIFACT_BYTES_PER_SECOND_MIN, ARTIFACT_CHUNK_BYTES, ARTIFACT_INLINE_BYTES_MAX, ARTIFACT_TRANSFER_TIMEOUT_MAX,
-};
+use crate::limits::{ARTIFACT_BYTES_PER_SECOND_MIN, ARTIFACT_CHUNK_BYTES, ARTIFACT_TRANSFER_TIMEOUT_MAX};
 use crate::source::{Artifact, ArtifactBody, CallError};
 use crate::task::ArtifactErrorReason;
 
@@ -73,7 +69,6 @@ pub(super) struct WireUpload {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WireMethod {
-    pub(super) data_inline: Option<bool>,
     put_url: Option<WirePutUrl>,
 }
 
@@ -152,31 +147,22 @@ impl TaskclusterClaim {
                 .signed_by(&signer)
         };
 
-        let inline = read_if_inline(content, operation).await?;
         let proposed = json!({
             "expires": expires,
             "projectId": project_id,
             "uploadId": upload_id,
-            "proposedUploadMethods": upload_methods(content, inline.as_deref()),
+            "proposedUploadMethods": {
+                "putUrl": { "contentType": content.content_type, "contentLength": content.bytes },
+            },
         });
         let create = call(Method::PUT, "upload", proposed);
         let chosen: WireUpload = self.service.api.call(create).await?.json()?;
-        let hashes = match (inline, chosen.upload_method) {
-            (Some(data), WireMethod { data_inline: Some(true), .. }) => {
-                let mut hashes = Hashes::default();
-                hashes.update(&data);
-                hashes
-            }
-            (_, WireMethod { put_url: Some(put), .. }) => {
-                let given = put.headers.iter().map(|(name, value)| (name.as_str(), value.as_str().unwrap_or_default()));
-                let headers = header_map(given, operation)?;
-                self.put_content(upload, content, &put.url, headers).await?
-            }
-            (_, _) => {
-                let what = format!("{operation}: the object service accepted none of the proposed upload methods");
-                return Err(retryable(what));
-            }
+        let Some(put) = chosen.upload_method.put_url else {
+            return Err(retryable(format!("{operation}: the object service did not accept an upload by URL")));
         };
+        let given = put.headers.iter().map(|(name, value)| (name.as_str(), value.as_str().unwrap_or_default()));
+        let headers = header_map(given, operation)?;
+        let hashes = self.put_content(upload, content, &put.url, headers).await?;
         let finish = json!({
             "projectId": project_id,
             "uploadId": upload_id,
@@ -265,19 +251,6 @@ fn transfer_timeout(bytes: u64, call: Duration) -> Duration {
     call.saturating_add(sending).min(ARTIFACT_TRANSFER_TIMEOUT_MAX)
 }
 
-fn upload_methods(content: FileContent<'_>, inline: Option<&[u8]>) -> Value {
-    let mut methods = json!({
-        "putUrl": { "contentType": content.content_type, "contentLength": content.bytes },
-    });
-    if let Some(data) = inline {
-        methods["dataInline"] = json!({
-            "contentType": content.content_type,
-            "objectData": STANDARD.encode(data),
-        });
-    }
-    methods
-}
-
 fn header_map<'a>(
     given: impl IntoIterator<Item = (&'a str, &'a str)>,
     operation: &str,
@@ -352,17 +325,4 @@ async fn read_chunk(content: FileContent<'_>, at: u64) -> Result<Vec<u8>, String
         return Err(format!("file was truncated at byte {at} of {bytes} during the upload"));
     }
     Ok(chunk)
-}
-
-/// The content, if it is small enough to be sent within a request.
-async fn read_if_inline(content: FileContent<'_>, operation: &str) -> Result<Option<Vec<u8>>, CallError> {
-    if content.bytes >= ARTIFACT_INLINE_BYTES_MAX {
-        return Ok(None);
-    }
-    let mut data = Vec::new();
-    while (data.len() as u64) < content.bytes {
-        let next = read_chunk(content, data.len() as u64).await;
-        data.extend(next.map_err(|what| call_error(Refusal::Rejected, format!("{operation}: {what}")))?);
-    }
-    Ok(Some(data))
 }
