@@ -12,8 +12,8 @@ use super::field_types::{Identifier, Integer};
 use super::queue_error::{QueueError, QueueErrorCode, json_response};
 use super::response_json;
 use super::scopes::ScopeExpression;
+use super::store::StoreError;
 use super::store::tx::{ClaimedRun, TaskRow, Tx};
-use super::store::{StoreError, UndeliveredClaims};
 use super::task_definition;
 use super::task_state::{ResolvedReason, RunError, TaskRecord, Transition, WorkerIdentity};
 use crate::limits::QUEUE_OVERLOADED_POLL_WAIT;
@@ -125,7 +125,7 @@ pub(crate) async fn claim_work(app: App, call: Call) -> ReplyResult {
         ScopeExpression::scope(format!("queue:worker-id:{}/{}", worker.group, worker.id)),
     ]))?;
     let limit = tasks.map_or(1, |tasks| usize::from(tasks.0));
-    let claims = wait_for_work(&app, queue, worker, limit).await?.map(UndeliveredClaims::deliver).unwrap_or_default();
+    let claims = wait_for_work(&app, queue, worker, limit).await?;
     let now = app.now();
     let claims: Vec<_> = claims.into_iter().map(|claim| response_json::claim_reply(&app.keyring, claim, now)).collect();
     ok(format!(r#"{{"tasks":[{}]}}"#, claims.join(",")))
@@ -136,23 +136,19 @@ async fn wait_for_work(
     queue: String,
     worker: WorkerIdentity,
     limit: usize,
-) -> Result<Option<UndeliveredClaims>, QueueError> {
+) -> Result<Vec<ClaimedRun>, QueueError> {
     // Above the limit, the call returns after a short wait.
     let permit = app.long_poll_permits.try_acquire().ok();
-    let mut answer = app.store.wait_for_work(queue, worker, limit).await?;
+    let cancel = app.stop.child_token();
+    let mut answer = app.store.wait_for_work(queue, worker, limit, cancel.clone()).await?;
     let wait = if permit.is_some() { app.config.long_poll } else { QUEUE_OVERLOADED_POLL_WAIT };
-    let received = tokio::select! {
-        received = timeout(wait, &mut answer) => received.ok(),
-        () = app.stop.cancelled() => None,
-    };
-    match received {
-        Some(found) => found.map(Some).map_err(|_| QueueError::internal(&uuid::Uuid::new_v4())),
-        None => {
-            // A claim that was delivered at this moment is returned, not lost.
-            answer.close();
-            Ok(answer.try_recv().ok())
-        }
+    if let Ok(Some(found)) = timeout(wait, cancel.run_until_cancelled(&mut answer)).await {
+        return found.map_err(|_| QueueError::internal(&uuid::Uuid::new_v4()));
     }
+    // Claims of the batch in flight are returned, not lost.
+    cancel.cancel();
+    app.store.tick().await;
+    Ok(answer.try_recv().unwrap_or_default())
 }
 
 pub(crate) async fn claim_task(app: App, call: Call) -> ReplyResult {

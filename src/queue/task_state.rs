@@ -306,18 +306,6 @@ impl TaskRecord {
         Ok(Transition::Changed)
     }
 
-    /// Undoes a claim whose response was not delivered.
-    pub(crate) fn revert_claim(&mut self, run: u32) -> Transition {
-        if !self.is_last(run) {
-            return Transition::Unchanged;
-        }
-        let Some(found) = self.runs.last_mut().filter(|found| found.state == RunState::Running) else {
-            return Transition::Unchanged;
-        };
-        *found = RunRecord::pending(found.origin, found.scheduled);
-        Transition::Changed
-    }
-
     /// Extends a claim, also after `takenUntil` while the run is unresolved. `takenUntil` never moves back.
     pub(crate) fn reclaim(&mut self, run: u32, now: UnixMillis, length: Duration) -> Result<UnixMillis, RunError> {
         self.run(run)?;

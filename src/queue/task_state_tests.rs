@@ -180,16 +180,6 @@ fn a_report_for_a_run_that_was_rerun_since_is_refused() {
 }
 
 #[test]
-fn a_claim_nobody_heard_of_is_undone_without_a_trace() {
-    let mut task = task(2);
-    let before = task.clone();
-    task.claim(0, &worker("w1"), ClaimMethod::ClaimWork, UnixMillis(10), LENGTH).unwrap();
-    assert_eq!(task.revert_claim(0), Transition::Changed);
-    assert_eq!(task, before);
-    assert_eq!(task.revert_claim(0), Transition::Unchanged);
-}
-
-#[test]
 fn the_deadline_ends_a_task_without_a_retry() {
     let mut task = running(3);
     assert_eq!(task.expire_deadline(UnixMillis(100)), Transition::Unchanged);

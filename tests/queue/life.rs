@@ -132,8 +132,10 @@ async fn a_dropped_long_poll_leaves_no_claim() {
     stream.write_all(request.as_bytes()).await.unwrap();
     wait_for_long_poll(&server.running).await;
     drop(stream);
+    while server.running.long_polls() > 0 {
+        tokio::task::yield_now().await;
+    }
     let task = server.api.create("p/w", json!({})).await;
-    // The task is free whether the queue noticed the loss before or after it claimed for the lost worker.
     let claims = server.api.claim_work("p/w", "w2", 1).await;
     assert_eq!(claims[0]["status"]["taskId"], task.as_str());
     assert_eq!(claims[0]["runId"], 0);

@@ -11,10 +11,8 @@ pub(crate) mod open;
 pub(crate) mod tx;
 mod writer;
 
-use std::sync::Arc;
-
-use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
 
 pub use self::open::OpenError;
 pub(crate) use self::open::open;
@@ -55,33 +53,13 @@ struct Waiter {
     queue: String,
     worker: WorkerIdentity,
     limit: usize,
-    reply: oneshot::Sender<UndeliveredClaims>,
+    reply: oneshot::Sender<Vec<ClaimedRun>>,
+    cancel: CancellationToken,
 }
 
-/// Claims for a response. Claims dropped before [`deliver`](Self::deliver) return to their queue.
-pub(crate) struct UndeliveredClaims {
-    claims: Vec<ClaimedRun>,
-    undelivered: Arc<Mutex<Vec<(String, u32)>>>,
-    jobs: mpsc::WeakSender<Job>,
-}
-
-impl UndeliveredClaims {
-    pub(crate) fn deliver(mut self) -> Vec<ClaimedRun> {
-        std::mem::take(&mut self.claims)
-    }
-}
-
-impl Drop for UndeliveredClaims {
-    fn drop(&mut self) {
-        if self.claims.is_empty() {
-            return;
-        }
-        let runs = self.claims.drain(..).map(|claimed| (claimed.task.task_id, claimed.run));
-        self.undelivered.lock().extend(runs);
-        if let Some(jobs) = self.jobs.upgrade() {
-            // If the channel is full, the thread runs anyway.
-            jobs.try_send(Box::new(|_, _| {})).ok();
-        }
+impl Waiter {
+    fn is_gone(&self) -> bool {
+        self.cancel.is_cancelled() || self.reply.is_closed()
     }
 }
 
@@ -120,15 +98,16 @@ impl Store {
         answer.await.map_err(|_| internal_error())?
     }
 
-    /// Claims pending runs, or waits for some until the receiver is dropped. Without a reply, the claims failed.
+    /// Claims pending runs, or waits for some until `cancel`. Without a reply, the claims failed.
     pub(crate) async fn wait_for_work(
         &self,
         queue: String,
         worker: WorkerIdentity,
         limit: usize,
-    ) -> Result<oneshot::Receiver<UndeliveredClaims>, QueueError> {
+        cancel: CancellationToken,
+    ) -> Result<oneshot::Receiver<Vec<ClaimedRun>>, QueueError> {
         let (reply, answer) = oneshot::channel();
-        let waiter = Waiter { queue, worker, limit, reply };
+        let waiter = Waiter { queue, worker, limit, reply, cancel };
         let job: Job = Box::new(move |writer, batch| writer.run_waiter(waiter, batch));
         self.jobs.send(job).await.map_err(|_| internal_error())?;
         Ok(answer)

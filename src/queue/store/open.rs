@@ -100,7 +100,7 @@ impl OpenedDatabase {
         let (jobs, requests) = mpsc::channel(QUEUE_JOBS_MAX);
         let (pending_changed, pending) = watch::channel(0);
         let (status_sender, status) = watch::channel(StoreStatus::Running);
-        let writer = Writer::new(self, config, jobs.downgrade(), pending_changed, status_sender.clone());
+        let writer = Writer::new(self, config, pending_changed, status_sender.clone());
         let body = move || {
             // `run` has published the failure.
             if writer.run(requests, &runtime).is_ok() {

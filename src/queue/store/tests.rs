@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use serde_json::json;
 use tokio::runtime::Handle;
 
@@ -40,11 +42,9 @@ fn create_in(tx: &mut Tx<'_>, task: &str) -> Result<(), StoreError> {
 }
 
 fn writer(clock: &QueueClock) -> Writer {
-    let (jobs, _) = mpsc::channel(1);
     Writer::new(
         open(&Db::Memory).unwrap(),
         config(clock.clone()),
-        jobs.downgrade(),
         watch::channel(0).0,
         watch::channel(StoreStatus::Running).0,
     )
@@ -73,8 +73,8 @@ fn worker() -> WorkerIdentity {
     WorkerIdentity { group: "wg".to_owned(), id: "w1".to_owned() }
 }
 
-async fn found(store: &Store) -> UndeliveredClaims {
-    let answer = store.wait_for_work("p/w".to_owned(), worker(), 8).await.unwrap();
+async fn found(store: &Store) -> Vec<ClaimedRun> {
+    let answer = store.wait_for_work("p/w".to_owned(), worker(), 8, CancellationToken::new()).await.unwrap();
     answer.await.unwrap()
 }
 
@@ -83,29 +83,19 @@ async fn pending(store: &Store) -> usize {
 }
 
 #[tokio::test]
-async fn undelivered_claims_return_to_their_queue() {
+async fn closed_and_canceled_waiters_get_no_claims() {
     let store = store();
+    let cancel = CancellationToken::new();
+    let wait = |cancel| store.wait_for_work("p/w".to_owned(), worker(), 8, cancel);
+    let closed = wait(CancellationToken::new()).await.unwrap();
+    let mut canceled = wait(cancel.clone()).await.unwrap();
+    store.tick().await;
+    drop(closed);
+    cancel.cancel();
+    let next = wait(CancellationToken::new()).await.unwrap();
     create(&store, "XJOIQcqPRgykTZR_00-b1w").await;
-    let grants = found(&store).await;
-    assert_eq!(pending(&store).await, 0);
-    drop(grants);
-    store.tick().await;
-    assert_eq!(pending(&store).await, 1);
-    let given = found(&store).await.deliver();
-    assert_eq!((given.len(), given[0].task.runs.len()), (1, 1));
-    store.tick().await;
-    assert_eq!(pending(&store).await, 0);
-}
-
-#[tokio::test]
-async fn a_closed_waiter_gets_no_claims() {
-    let store = store();
-    let gone = store.wait_for_work("p/w".to_owned(), worker(), 8).await.unwrap();
-    store.tick().await;
-    drop(gone);
-    let next = store.wait_for_work("p/w".to_owned(), worker(), 8).await.unwrap();
-    create(&store, "XJOIQcqPRgykTZR_00-b1w").await;
-    assert_eq!(next.await.unwrap().deliver().len(), 1);
+    assert_eq!(next.await.unwrap().len(), 1);
+    assert!(canceled.try_recv().is_err());
 }
 
 #[tokio::test]
@@ -118,7 +108,7 @@ async fn a_failed_job_is_rolled_back_alone() {
     let works = create(&store, "XJOIQcqPRgykTZR_00-b1w");
     let (failed, ()) = tokio::join!(fails, works);
     assert_eq!(failed.unwrap_err().message, "no");
-    assert_eq!(found(&store).await.deliver().len(), 1);
+    assert_eq!(found(&store).await.len(), 1);
 }
 
 #[tokio::test]
@@ -156,7 +146,7 @@ async fn a_failed_commit_fails_its_calls_and_leaves_the_index_as_the_file_is() {
     let refused = store.execute(poison).await;
     assert!(refused.unwrap_err().message.contains("incidentId"));
     assert_eq!(pending(&store).await, 1);
-    assert_eq!(found(&store).await.deliver().len(), 1);
+    assert_eq!(found(&store).await.len(), 1);
 }
 
 #[tokio::test]
@@ -203,7 +193,7 @@ async fn a_full_disk_fails_writes_until_there_is_space() {
     assert_eq!(pending(&store).await, 1);
     limit("1073741823").await.unwrap();
     store.execute(write).await.unwrap();
-    assert_eq!(found(&store).await.deliver().len(), 1);
+    assert_eq!(found(&store).await.len(), 1);
 }
 
 #[tokio::test]

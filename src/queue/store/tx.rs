@@ -277,15 +277,6 @@ impl Tx<'_> {
         Ok(claimed)
     }
 
-    pub(super) fn revert_claim(&mut self, task_id: &str, run: u32) -> StoreResult<()> {
-        if let Some(mut row) = self.find_task(task_id)?
-            && row.task.revert_claim(run) == Transition::Changed
-        {
-            self.save(row)?;
-        }
-        Ok(())
-    }
-
     pub(super) fn expire_due(&mut self) -> StoreResult<()> {
         let (claims, deadlines) = (self.claims_due(), self.deadlines_due());
         for id in deadlines {

@@ -6,7 +6,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use rusqlite::{Connection, ErrorCode};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
@@ -17,7 +16,7 @@ use super::super::queue_error::QueueError;
 use super::index::Index;
 use super::open::{OpenedDatabase, rebuild_index};
 use super::tx::Tx;
-use super::{Job, StoreError, StoreStatus, UndeliveredClaims, Waiter, internal_error};
+use super::{Job, StoreError, StoreStatus, Waiter, internal_error};
 use crate::limits::{
     QUEUE_BATCH_MAX, QUEUE_CLOCK_CHECK_INTERVAL, QUEUE_RETRY_DELAY, QUEUE_SWEEP_INTERVAL, QUEUE_TIMER_MIN,
 };
@@ -27,9 +26,6 @@ pub(super) struct Writer {
     index: Index,
     config: Arc<Config>,
     waiters: HashMap<String, VecDeque<Waiter>>,
-    /// Claims whose response was not delivered.
-    undelivered: Arc<Mutex<Vec<(String, u32)>>>,
-    jobs: mpsc::WeakSender<Job>,
     pending_changed: watch::Sender<u64>,
     status: watch::Sender<StoreStatus>,
     last_sweep: Option<UnixMillis>,
@@ -52,7 +48,6 @@ impl Writer {
     pub(super) fn new(
         opened: OpenedDatabase,
         config: Arc<Config>,
-        jobs: mpsc::WeakSender<Job>,
         pending_changed: watch::Sender<u64>,
         status: watch::Sender<StoreStatus>,
     ) -> Self {
@@ -61,8 +56,6 @@ impl Writer {
             index: opened.index,
             config,
             waiters: HashMap::new(),
-            undelivered: Arc::default(),
-            jobs,
             pending_changed,
             status,
             last_sweep: None,
@@ -142,7 +135,6 @@ impl Writer {
 
     fn run_in_transaction(&mut self, jobs: Vec<Job>, batch: &mut Batch) -> rusqlite::Result<()> {
         self.run_statement("BEGIN IMMEDIATE")?;
-        self.revert_undelivered(batch);
         jobs.into_iter().for_each(|job| job(self, batch));
         self.run_due(batch);
         self.serve_waiters(batch);
@@ -242,7 +234,7 @@ impl Writer {
         if let Some(waiter) = self.claim_for(waiter, batch) {
             // At most one for each connection.
             let waiters = self.waiters.entry(waiter.queue.clone()).or_default();
-            waiters.retain(|waiter| !waiter.reply.is_closed());
+            waiters.retain(|waiter| !waiter.is_gone());
             waiters.push_back(waiter);
         }
     }
@@ -270,27 +262,16 @@ impl Writer {
 
     /// Returns the waiter if it has to wait for work.
     fn claim_for(&mut self, waiter: Waiter, batch: &mut Batch) -> Option<Waiter> {
-        if waiter.reply.is_closed() {
+        if waiter.is_gone() {
             return None;
         }
         let claims = self.in_savepoint(batch, |tx| tx.claim_work(&waiter.queue, &waiter.worker, waiter.limit)).ok()?;
         if claims.is_empty() {
             return Some(waiter);
         }
-        let (undelivered, jobs) = (Arc::clone(&self.undelivered), self.jobs.clone());
-        batch.replies.push(Box::new(move || {
-            // If the receiver is gone, the claims are dropped, which reverts them.
-            drop(waiter.reply.send(UndeliveredClaims { claims, undelivered, jobs }));
-        }));
+        // If the receiver is gone, the claims expire, or their worker recovers them.
+        batch.replies.push(Box::new(move || drop(waiter.reply.send(claims))));
         None
-    }
-
-    fn revert_undelivered(&mut self, batch: &mut Batch) {
-        let undelivered = std::mem::take(&mut *self.undelivered.lock());
-        for (task_id, run) in undelivered {
-            // On failure, the claim expires.
-            self.in_savepoint(batch, |tx| tx.revert_claim(&task_id, run)).ok();
-        }
     }
 
     fn run_due(&mut self, batch: &mut Batch) {
