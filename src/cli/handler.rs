@@ -1,5 +1,6 @@
 //! `journeyman handler`: prints the schema of a handler's payloads and tests programs against the handler contract.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueHint};
@@ -86,13 +87,10 @@ async fn test_service(test: HandlerTestArgs, name: &str, environment: &Environme
         return Err(Failure::new(Exit::Config, message));
     };
     let service = worker_setup::build_http_handler(name, handler, environment)?;
-    let payload = test.payload.map(|text| parse_payload(&text, "payload")).transpose()?;
-    let bad_payload = test.bad_payload.map(|text| parse_payload(&text, "bad payload")).transpose()?;
+    let payload = parse_payload(test.payload, "payload")?;
+    let bad_payload = parse_payload(test.bad_payload, "bad payload")?;
     let plan = ServiceTest { service, payload, bad_payload, timeout: test.timeout.0 };
-    let folder = create_temp_dir()?;
-    let report = contract_test::check_service(&plan, &folder).await.map_err(|error| dir_failure(&folder, &error))?;
-    output::print(&report.to_string())?;
-    print_logs_and_exit(&report, &folder)
+    print_report(async |folder| contract_test::check_service(&plan, folder).await).await
 }
 
 async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitResult {
@@ -103,42 +101,27 @@ async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitR
         ..program::ProgramConfig::new("test", test.exec)
     };
     let program = Program::new(config).map_err(|error| Failure::from_error(Exit::Config, &error))?;
-    let payload = test.payload.map(|text| parse_payload(&text, "payload")).transpose()?;
-    let bad_payload = test.bad_payload.map(|text| parse_payload(&text, "bad payload")).transpose()?;
-    let use_default = payload.is_none() && bad_payload.is_none();
-    let payload = if use_default { Some(json!({})) } else { payload };
-    let plan = ProgramTest {
-        program,
-        payload,
-        bad_payload,
-        timeout: test.timeout.0,
-        cancel_after: contract_test::CANCEL_AFTER,
-    };
-    let folder = create_temp_dir()?;
-    let report = contract_test::check_program(&plan, &folder).await.map_err(|error| dir_failure(&folder, &error))?;
-    output::print(&report.to_string())?;
-    if use_default {
-        output::print_stderr("tested with the payload {}; use --payload and --bad-payload for others");
+    let mut payload = parse_payload(test.payload, "payload")?;
+    let bad_payload = parse_payload(test.bad_payload, "bad payload")?;
+    if payload.is_none() && bad_payload.is_none() {
+        output::print_stderr("testing with the payload {}; use --payload and --bad-payload for others");
+        payload = Some(json!({}));
     }
-    print_logs_and_exit(&report, &folder)
+    let cancel_after = contract_test::CANCEL_AFTER;
+    let plan = ProgramTest { program, payload, bad_payload, timeout: test.timeout.0, cancel_after };
+    print_report(async |folder| contract_test::check_program(&plan, folder).await).await
 }
 
-/// Creates a directory for the tasks and the logs.
-fn create_temp_dir() -> Result<PathBuf, Failure> {
-    let folder = std::env::temp_dir().join(format!("journeyman-handler-test-{}", uuid::Uuid::new_v4().simple()));
-    std::fs::create_dir(&folder).map_err(|error| dir_failure(&folder, &error))?;
-    Ok(folder)
-}
-
-fn dir_failure(folder: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(Exit::HostUnusable, format!("cannot use the directory {}: {error}", folder.display()))
-}
-
-fn print_logs_and_exit(report: &ContractReport, folder: &Path) -> ExitResult {
+/// Tests in a temporary directory, which stays if a rule fails.
+async fn print_report(test: impl AsyncFnOnce(&Path) -> io::Result<ContractReport>) -> ExitResult {
+    let unusable = |error| Failure::new(Exit::HostUnusable, format!("cannot use a temporary directory: {error}"));
+    let folder = tempfile::Builder::new().prefix("journeyman-handler-test-").tempdir().map_err(unusable)?;
+    let report = test(folder.path()).await.map_err(unusable)?;
+    output::print(&report.to_string())?;
     if report.passed() {
-        std::fs::remove_dir_all(folder).map_err(|error| dir_failure(folder, &error))?;
         return Ok(Exit::Success);
     }
+    drop(folder.keep());
     output::line("")?;
     for log in &report.log_paths {
         output::line(&format!("log: {}", log.display()))?;
@@ -146,8 +129,9 @@ fn print_logs_and_exit(report: &ContractReport, folder: &Path) -> ExitResult {
     Ok(Exit::Failed)
 }
 
-fn parse_payload(text: &str, what: &str) -> Result<Value, Failure> {
-    serde_json::from_str(&read_json_arg(text, what)?).map_err(|error| {
+fn parse_payload(text: Option<String>, what: &str) -> Result<Option<Value>, Failure> {
+    let Some(text) = text else { return Ok(None) };
+    serde_json::from_str(&read_json_arg(&text, what)?).map_err(|error| {
         Failure::new(Exit::Usage, format!("the {what} is not JSON: {error}; use @FILE to read it from a file"))
     })
 }

@@ -1,7 +1,6 @@
 //! `journeyman dev --demo`: creates the tasks, shows them until they are resolved, and checks each result.
 
 use std::fs;
-use std::future::Future;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -16,17 +15,17 @@ use super::super::signals::ExitSignals;
 use super::super::target;
 use super::super::task::{self, status};
 use super::super::{output, worker, worker_setup};
-use super::screen::{CheckResult, DemoScreen, Row};
-use super::tasks::{self, DemoTask, Expectation, GREET, GREET_PROGRAM};
+use super::screen::DemoScreen;
+use super::tasks::{self, CheckResult, DemoTask, Expectation, GREET, GREET_PROGRAM};
 use super::{CLIENT_ID, DevSession};
 use crate::config::Environment;
 use crate::config::schema::{Config, Handler, ProgramHandler};
 use crate::config::values::Span;
-use crate::domain::id::{Run, TaskId};
+use crate::domain::id::Run;
 use crate::limits::{DEMO_LOG_BYTES_MAX, DEMO_REDRAW_INTERVAL, DEMO_TASKS_TIMEOUT};
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
-use crate::source::taskcluster::formats::{format_time, new_task_id};
+use crate::source::taskcluster::formats::format_time;
 use crate::worker::Control;
 use crate::worker::status::BlockedReason;
 use status::{TaskState, TaskStatus};
@@ -42,15 +41,15 @@ const TASK_LOG_MAX: &str = "1MiB";
 const LOG_LEVEL: &str = "error";
 
 pub(super) fn configure(config: &mut Config, temp_dir: &Path, set: impl Fn(&str) -> bool) -> Result<(), Failure> {
-    let built_in = |what: String| Failure::new(Exit::Internal, what);
+    let invalid = |what: String| Failure::new(Exit::Internal, what);
     if !set("worker.termination_grace") {
         config.worker.termination_grace = Span(Duration::from_secs(2));
     }
     if !set("log.task_log_max") {
-        config.log.task_log_max = TASK_LOG_MAX.parse().map_err(built_in)?;
+        config.log.task_log_max = TASK_LOG_MAX.parse().map_err(invalid)?;
     }
     if !set("log.level") {
-        config.log.level = LOG_LEVEL.parse().map_err(built_in)?;
+        config.log.level = LOG_LEVEL.parse().map_err(invalid)?;
     }
     config.handler.clear();
     let path = temp_dir.join("greet.sh");
@@ -93,57 +92,40 @@ pub(super) async fn run(
         failure = dev.wake_on_pending(control.clone()) => Err(failure),
     };
     control.drain().await;
-    let ended = wait_for_worker(ended, worker).await;
+    let ended = match ended {
+        Ok(Exit::Success) => tokio::time::timeout(DEMO_TASKS_TIMEOUT, worker).await.unwrap_or_else(|_| {
+            Err(Failure::new(Exit::Failed, "all tasks are resolved, but the worker did not finish draining"))
+        }),
+        Ok(_) | Err(_) => ended,
+    };
     dev.queue.stop().await;
-    demo.screen.print_summary(&demo.rows, demo.elapsed)?;
+    demo.screen.print_summary(&demo.tasks, demo.started_at.elapsed())?;
     ended
-}
-
-/// Waits for the drain, and returns the first failure.
-async fn wait_for_worker(ended: ExitResult, worker: impl Future<Output = ExitResult>) -> ExitResult {
-    let ended = ended?;
-    if ended != Exit::Success {
-        return Ok(ended);
-    }
-    match tokio::time::timeout(DEMO_TASKS_TIMEOUT, worker).await {
-        Ok(drained) => drained,
-        Err(_) => Err(Failure::new(Exit::Failed, "all tasks are resolved, but the worker did not finish draining")),
-    }
 }
 
 struct Demo {
     api: Api,
     reclaimed_marker: PathBuf,
-    tasks: Vec<(TaskId, DemoTask)>,
-    rows: Vec<Row>,
+    tasks: Vec<DemoTask>,
     screen: DemoScreen,
     started_at: Instant,
-    elapsed: Duration,
 }
 
 impl Demo {
     fn new(api: Api, reclaimed_marker: PathBuf, environment: &Environment) -> Self {
-        let tasks: Vec<_> = tasks::tasks(&reclaimed_marker).into_iter().map(|task| (new_task_id(), task)).collect();
-        let row = |(_, task): &(TaskId, DemoTask)| Row {
-            name: task.name,
-            description: task.description,
-            status: None,
-            result: CheckResult::Pending,
-        };
-        let rows: Vec<_> = tasks.iter().map(row).collect();
-        let screen = DemoScreen::new(environment, rows.len());
-        Self { api, reclaimed_marker, tasks, rows, screen, started_at: Instant::now(), elapsed: Duration::ZERO }
+        let tasks = tasks::tasks(&reclaimed_marker);
+        let screen = DemoScreen::new(environment, tasks.len());
+        Self { api, reclaimed_marker, tasks, screen, started_at: Instant::now() }
     }
 
     async fn create(&self) -> Result<(), Failure> {
         let now = Timestamp::now();
-        let deadline = now + SignedDuration::from_mins(10);
-        for (id, task) in &self.tasks {
+        for task in &self.tasks {
             let definition = json!({
                 "provisionerId": "dev",
                 "workerType": task.handler,
                 "created": format_time(now),
-                "deadline": format_time(deadline),
+                "deadline": format_time(now + SignedDuration::from_mins(10)),
                 "priority": task.priority,
                 "payload": task.payload,
                 "metadata": {
@@ -153,122 +135,102 @@ impl Demo {
                     "source": "https://example.com/journeyman",
                 },
             });
-            self.api.create_task(id, definition).await.map_err(call_failure)?;
+            self.api.create_task(&task.id, definition).await.map_err(call_failure)?;
         }
         Ok(())
     }
 
     async fn watch(&mut self, control: &Control) -> ExitResult {
-        let mut canceled = false;
         while self.started_at.elapsed() < DEMO_TASKS_TIMEOUT {
             for index in 0..self.tasks.len() {
-                if self.rows[index].result == CheckResult::Pending {
-                    self.update_row(index, &mut canceled).await?;
+                if self.tasks[index].result == CheckResult::Pending {
+                    self.update(index).await?;
                 }
             }
-            self.elapsed = self.started_at.elapsed();
-            self.screen.show(&self.rows, self.elapsed, blocked_by_host(control).await.as_deref())?;
-            if self.rows.iter().all(|row| row.result != CheckResult::Pending) {
-                let passed = self.rows.iter().all(|row| row.result == CheckResult::Passed);
+            let blocked = blocked_by_host(control).await;
+            self.screen.show(&self.tasks, self.started_at.elapsed(), blocked.as_deref())?;
+            if self.tasks.iter().all(|task| task.result != CheckResult::Pending) {
+                let passed = self.tasks.iter().all(|task| task.result == CheckResult::Passed);
                 return Ok(if passed { Exit::Success } else { Exit::Failed });
             }
             tokio::time::sleep(DEMO_REDRAW_INTERVAL).await;
         }
-        for row in self.rows.iter_mut().filter(|row| row.result == CheckResult::Pending) {
-            row.result = CheckResult::Failed(format!("not resolved within {} s", DEMO_TASKS_TIMEOUT.as_secs()));
+        for task in self.tasks.iter_mut().filter(|task| task.result == CheckResult::Pending) {
+            task.result = CheckResult::Failed(format!("not resolved within {} s", DEMO_TASKS_TIMEOUT.as_secs()));
         }
         Ok(Exit::Failed)
     }
 
-    async fn update_row(&mut self, index: usize, canceled: &mut bool) -> Result<(), Failure> {
-        let (id, task) = &self.tasks[index];
-        let status = TaskStatus::read(&self.api.task_status(id).await.map_err(call_failure)?);
-        if task.expectation == Expectation::Canceled && status.state == TaskState::Running && !*canceled {
-            self.api.cancel_task(id).await.map_err(call_failure)?;
-            *canceled = true;
+    async fn update(&mut self, index: usize) -> Result<(), Failure> {
+        let task = &self.tasks[index];
+        let status = TaskStatus::read(&self.api.task_status(&task.id).await.map_err(call_failure)?);
+        let running = status.state == TaskState::Running;
+        let was_running = task.status.as_ref().is_some_and(|status| status.state == TaskState::Running);
+        if task.expectation == Expectation::Canceled && running && !was_running {
+            self.api.cancel_task(&task.id).await.map_err(call_failure)?;
         }
-        let extended = || status.runs.last().is_some_and(|run| run.was_extended(CLAIM_TIMEOUT));
-        if task.expectation == Expectation::Reclaimed && status.state == TaskState::Running && extended() {
+        let extended = task.expectation == Expectation::Reclaimed && running && was_extended(&status);
+        if extended {
             fs::write(&self.reclaimed_marker, "").map_err(|error| Failure::from_error(Exit::HostUnusable, &error))?;
-            self.rows[index].description = tasks::EXTENDED;
         }
-        if status.is_resolved() {
-            if let Some(wrong) = tasks::unexpected_result(task.expected, &status) {
-                let last_line = self.last_line(id, &status).await;
-                self.rows[index].result = CheckResult::Failed(format!("{wrong}{last_line}"));
-            } else if let Some(result) = self.check_expectation(id, task, &status).await? {
-                self.rows[index].result = result;
-            }
+        let result = if !status.is_resolved() {
+            CheckResult::Pending
+        } else if let Some(wrong) = tasks::unexpected_result(task, &status) {
+            CheckResult::Failed(wrong)
+        } else {
+            self.check_expectation(task, &status).await?.map_or(CheckResult::Passed, CheckResult::Failed)
+        };
+        let task = &mut self.tasks[index];
+        if extended {
+            task.description = tasks::EXTENDED;
         }
-        self.rows[index].status = Some(status);
+        (task.status, task.result) = (Some(status), result);
         Ok(())
     }
 
-    async fn check_expectation(
-        &self,
-        id: &TaskId,
-        task: &DemoTask,
-        status: &TaskStatus,
-    ) -> Result<Option<CheckResult>, Failure> {
-        let check = |passed: bool, failure: &str| {
-            Some(if passed { CheckResult::Passed } else { CheckResult::Failed(failure.to_owned()) })
-        };
-        let last = status.runs.last();
-        let run = Run { task: id.clone(), run: last.map_or(0, |run| run.number) };
-        Ok(match task.expectation {
-            Expectation::None | Expectation::Canceled => Some(CheckResult::Passed),
-            Expectation::Reclaimed => {
-                check(last.is_some_and(|run| run.was_extended(CLAIM_TIMEOUT)), "claim was never extended")
-            }
+    /// What is wrong with a resolved task.
+    async fn check_expectation(&self, task: &DemoTask, status: &TaskStatus) -> Result<Option<String>, Failure> {
+        let run = Run { task: task.id.clone(), run: status.runs.last().map_or(0, |run| run.number) };
+        let (met, wrong) = match task.expectation {
+            Expectation::None | Expectation::Canceled => return Ok(None),
+            Expectation::Reclaimed => (was_extended(status), "claim was never extended".to_owned()),
             Expectation::Artifacts(names) => {
-                let found = self.artifacts(&run).await?;
-                let missing = names.iter().find(|name| !found.iter().any(|found| found == *name));
-                check(missing.is_none(), &format!("artifact {} is missing", missing.unwrap_or(&"")))
+                let found = self.api.artifacts(&run, None).await.map_err(call_failure)?.entries;
+                let missing = names.iter().find(|name| !found.iter().any(|entry| entry["name"] == ***name));
+                (missing.is_none(), format!("artifact {} is missing", missing.unwrap_or(&"")))
             }
             Expectation::LogContains(words) => {
-                check(self.log(&run).await?.contains(words), &format!("log does not contain \"{words}\""))
+                (self.log(&run).await?.contains(words), format!("log does not contain \"{words}\""))
             }
             Expectation::LogTruncated => {
                 let log = self.log(&run).await?;
-                let both = log.contains("one more line") && log.contains("the end");
-                check(both && log.len() < DEMO_LOG_BYTES_MAX, "log was not truncated")
+                let both_ends = log.contains("one more line") && log.contains("the end");
+                (both_ends && log.len() < DEMO_LOG_BYTES_MAX, "log was not truncated".to_owned())
             }
-            Expectation::StartedBefore(other) => self.started_before(status, other),
-        })
-    }
-
-    /// `None` until the other task has started.
-    fn started_before(&self, status: &TaskStatus, other: &str) -> Option<CheckResult> {
-        let other = self.rows.iter().find(|row| row.name == other)?.status.as_ref()?.runs.first()?.started_at?;
-        let own = status.runs.first()?.started_at?;
-        Some(if own <= other { CheckResult::Passed } else { CheckResult::Failed("started too late".to_owned()) })
-    }
-
-    /// The artifacts of a run, which fit on one page.
-    async fn artifacts(&self, run: &Run) -> Result<Vec<String>, Failure> {
-        let page = self.api.artifacts(run, None).await.map_err(call_failure)?;
-        let name = |entry: &serde_json::Value| entry.get("name").and_then(|name| name.as_str()).map(str::to_owned);
-        Ok(page.entries.iter().filter_map(name).collect())
-    }
-
-    async fn last_line(&self, id: &TaskId, status: &TaskStatus) -> String {
-        let run = Run { task: id.clone(), run: status.runs.last().map_or(0, |run| run.number) };
-        let log = self.log(&run).await.unwrap_or_default();
-        let last = log.lines().rev().find(|line| !line.trim().is_empty());
-        last.map_or_else(String::new, |line| format!("; last line of its log: {line}"))
+            Expectation::StartedBefore(name) => {
+                let started_at = |status: &TaskStatus| status.runs.first()?.started_at;
+                let other = self.tasks.iter().find(|other| other.name == name).and_then(|task| task.status.as_ref());
+                let later = other.and_then(started_at).is_none_or(|other| started_at(status) <= Some(other));
+                (later, "started too late".to_owned())
+            }
+        };
+        Ok((!met).then_some(wrong))
     }
 
     async fn log(&self, run: &Run) -> Result<String, Failure> {
         let mut download = self.api.artifact(run, task::LOG_ARTIFACT).await.map_err(call_failure)?;
         let mut log = Vec::new();
-        while let Some(piece) = download.next_chunk().await.map_err(call_failure)? {
+        while let Some(piece) = download.next_chunk().await.map_err(call_failure)?
+            && log.len() < DEMO_LOG_BYTES_MAX
+        {
             log.extend(piece);
-            if log.len() >= DEMO_LOG_BYTES_MAX {
-                break;
-            }
         }
         Ok(String::from_utf8_lossy(&log).into_owned())
     }
+}
+
+fn was_extended(status: &TaskStatus) -> bool {
+    status.runs.last().is_some_and(|run| run.was_extended(CLAIM_TIMEOUT))
 }
 
 /// Why this host takes no tasks.

@@ -3,15 +3,13 @@
 mod demo;
 mod screen;
 mod tasks;
-mod tempdir;
 
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::time::Duration;
 
 use clap::Args;
+use tempfile::TempDir;
 
-use self::tempdir::TempDir;
 use super::config_args::{self, ConfigArgs, DevFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
@@ -24,7 +22,6 @@ use crate::config::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Secr
 use crate::config::{Environment, LoadedConfig};
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::host::termination_notice::MetadataProvider;
-use crate::limits::CLAIM_TIMEOUT_MIN;
 use crate::observe::log;
 use crate::queue::{self, Db, RegisteredClient};
 use crate::source::taskcluster::Dialect;
@@ -48,9 +45,6 @@ pub(in crate::cli) struct DevArgs {
     /// Database file of the queue [default: a temporary file]
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     db: Option<PathBuf>,
-    /// Length of a claim [default: 20m]
-    #[arg(long, value_name = "TIME", value_parser = parse_claim_timeout, conflicts_with = "demo")]
-    claim_timeout: Option<Duration>,
     #[command(flatten)]
     settings: ConfigArgs<DevFlags>,
 }
@@ -71,12 +65,6 @@ fn parse_handler_flag(text: &str) -> Result<HandlerProgram, String> {
         return Err("the program is missing after the `=`".to_owned());
     }
     Ok(HandlerProgram { name: name.to_owned(), exec: vec![path.to_owned()] })
-}
-
-fn parse_claim_timeout(text: &str) -> Result<Duration, String> {
-    let span: Span<{ values::millis(CLAIM_TIMEOUT_MIN) }> =
-        text.parse().map_err(|expected| format!("expected {expected}"))?;
-    Ok(span.0)
 }
 
 const CAPACITY: u16 = 4;
@@ -100,7 +88,7 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     // Before the temporary directory: a signal from here on must not prevent its removal.
     let signals = ExitSignals::listen()?;
     if arguments.demo {
-        let temp_dir = TempDir::create()?;
+        let temp_dir = create_temp_dir()?;
         demo::configure(&mut config, temp_dir.path(), set)?;
         log::start(&config.log, log::color_from_environment(environment));
         let dev = DevSession::start(&arguments, config, temp_dir.path()).await?;
@@ -109,12 +97,14 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     }
     // Not for the demo, which must not conflict with a `dev` that keeps running.
     let state_file = DevStateFile::lock(&state_dir(environment))?;
-    let temp_dir = TempDir::create()?;
+    let temp_dir = create_temp_dir()?;
     if !set("log.format") {
         config.log.format = LogFormat::Human;
     }
     log::start(&config.log, log::color_from_environment(environment));
-    add_handlers(&arguments.handlers, &mut config)?;
+    for HandlerProgram { name, exec } in &arguments.handlers {
+        config.handler.insert(name.clone(), Handler::Program(ProgramHandler::new(exec.clone())));
+    }
     if !config.source.is_empty() {
         output::print_stderr("note: dev uses its own queue only and ignores the sources of the configuration");
     }
@@ -124,36 +114,23 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     run_unless_failed(failed, Box::pin(serve(dev, signals, environment))).await
 }
 
+fn create_temp_dir() -> Result<TempDir, Failure> {
+    tempfile::Builder::new()
+        .prefix("journeyman-dev-")
+        .tempdir()
+        .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot create a temporary directory: {error}")))
+}
+
+/// A failure of the queue is the cause of one of the worker.
 async fn run_unless_failed<E: std::error::Error>(
     failed: impl Future<Output = E>,
     work: impl Future<Output = ExitResult>,
 ) -> ExitResult {
-    let mut failed = pin!(failed);
     tokio::select! {
-        ended = work => match tokio::time::timeout(Duration::ZERO, &mut failed).await {
-            // The queue's error is the cause of the other one.
-            Ok(failed) if ended.is_err() => Err(Failure::from_error(Exit::Internal, &failed)),
-            Ok(_) | Err(_) => ended,
-        },
-        failed = &mut failed => Err(Failure::from_error(Exit::Internal, &failed)),
+        biased;
+        failed = failed => Err(Failure::from_error(Exit::Internal, &failed)),
+        ended = work => ended,
     }
-}
-
-fn add_handlers(programs: &[HandlerProgram], config: &mut Config) -> Result<(), Failure> {
-    for (index, program) in programs.iter().enumerate() {
-        let name = &program.name;
-        if programs[..index].iter().any(|earlier| earlier.name == *name) {
-            return Err(Failure::new(
-                Exit::Usage,
-                format!("--handler names `{name}` twice; give each program its own"),
-            ));
-        }
-        let handler = Handler::Program(ProgramHandler::new(program.exec.clone()));
-        if config.handler.insert(name.clone(), handler).is_some() {
-            output::print_stderr(&format!("note: --handler {name}=… replaces [handler.{name}] of the configuration"));
-        }
-    }
-    Ok(())
 }
 
 async fn serve(dev: DevSession, signals: ExitSignals, environment: &Environment) -> ExitResult {
@@ -245,11 +222,7 @@ impl DevSession {
 }
 
 async fn start_queue(arguments: &DevArgs, token: &Secret, temp_dir: &Path) -> Result<queue::RunningQueue, Failure> {
-    let claim_timeout = match (&arguments.claim_timeout, arguments.demo) {
-        (Some(span), _) => *span,
-        (None, true) => demo::CLAIM_TIMEOUT,
-        (None, false) => CLAIM_TIMEOUT,
-    };
+    let claim_timeout = if arguments.demo { demo::CLAIM_TIMEOUT } else { CLAIM_TIMEOUT };
     let db = arguments.db.clone().unwrap_or_else(|| temp_dir.join("queue.db"));
     let artifacts = match &arguments.db {
         Some(db) => PathBuf::from(format!("{}-artifacts", db.display())),

@@ -7,35 +7,14 @@ use jiff::Timestamp;
 
 use super::super::output;
 use super::super::task::status::{TaskState, TaskStatus};
+use super::tasks::{CheckResult, DemoTask};
 use crate::config::Environment;
-
-#[derive(Debug, Clone)]
-pub(super) struct Row {
-    pub(super) name: &'static str,
-    pub(super) description: &'static str,
-    pub(super) status: Option<TaskStatus>,
-    pub(super) result: CheckResult,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum CheckResult {
-    Pending,
-    Passed,
-    Failed(String),
-}
 
 #[derive(Debug)]
 pub(super) enum DemoScreen {
-    Plain {
-        /// The last line printed for each row.
-        printed: Vec<String>,
-        blocked: bool,
-    },
-    Table {
-        columns: usize,
-        lines_drawn: usize,
-        color: bool,
-    },
+    /// The last line printed for each task, and the last reason for claiming nothing.
+    Plain(Vec<String>),
+    Table { columns: usize, lines_drawn: usize, color: bool },
 }
 
 /// Lines around the rows of the table, and one for the prompt.
@@ -44,32 +23,36 @@ const COLUMNS_MIN: usize = 50;
 
 impl DemoScreen {
     /// A table if stdout is a terminal that is large enough. `NO_COLOR` is respected.
-    pub(super) fn new(environment: &Environment, rows: usize) -> Self {
-        let size = io::stdout().is_terminal().then(|| rustix::termios::tcgetwinsize(io::stdout()).ok()).flatten();
-        let large_enough = |rows_and_columns: (usize, usize)| {
-            rows_and_columns.0 >= rows + FRAME_LINES && rows_and_columns.1 >= COLUMNS_MIN
-        };
-        let dumb = environment.get("TERM").is_none_or(|term| term == "dumb");
-        match size.map(|size| (size.ws_row.into(), size.ws_col.into())).filter(|size| large_enough(*size)) {
-            Some((_, columns)) if !dumb => {
-                Self::Table { columns, lines_drawn: 0, color: environment.get("NO_COLOR").is_none() }
-            }
-            Some(_) | None => Self::Plain { printed: vec![String::new(); rows], blocked: false },
+    pub(super) fn new(environment: &Environment, tasks: usize) -> Self {
+        let usable = io::stdout().is_terminal() && environment.get("TERM").is_some_and(|term| term != "dumb");
+        let size = usable.then(|| rustix::termios::tcgetwinsize(io::stdout()).ok()).flatten();
+        let (rows, columns) = size.map_or((0, 0), |size| (size.ws_row.into(), size.ws_col.into()));
+        if rows >= tasks + FRAME_LINES && columns >= COLUMNS_MIN {
+            Self::Table { columns, lines_drawn: 0, color: environment.get("NO_COLOR").is_none() }
+        } else {
+            Self::Plain(vec![String::new(); tasks + 1])
         }
     }
 
     /// `blocked` is why the worker claims nothing although tasks are pending.
-    pub(super) fn show(&mut self, rows: &[Row], elapsed: Duration, blocked: Option<&str>) -> io::Result<()> {
+    pub(super) fn show(&mut self, tasks: &[DemoTask], elapsed: Duration, blocked: Option<&str>) -> io::Result<()> {
         match self {
-            Self::Plain { printed, blocked: was_blocked } => {
-                if let Some(why) = blocked.filter(|_| !*was_blocked) {
-                    output::line(&format!("{:6.1}s  claiming nothing: {why}", elapsed.as_secs_f64()))?;
+            Self::Plain(printed) => {
+                let known = tasks.iter().map(|task| {
+                    let text = |status: &TaskStatus| columns_of(task, &status.summary());
+                    task.status.as_ref().map_or_else(String::new, text)
+                });
+                let blocked = blocked.map_or_else(String::new, |why| format!("claiming nothing: {why}"));
+                for (line, last) in known.chain([blocked]).zip(printed) {
+                    if *last != line && !line.is_empty() {
+                        output::line(&format!("{:6.1}s  {line}", elapsed.as_secs_f64()))?;
+                    }
+                    *last = line;
                 }
-                *was_blocked = blocked.is_some();
-                print_changes(printed, rows, elapsed)
+                Ok(())
             }
             Self::Table { columns, lines_drawn, color } => {
-                let lines = render(rows, elapsed, blocked, *columns, *color);
+                let lines = render(tasks, elapsed, blocked, *columns, *color);
                 let up = if *lines_drawn == 0 { String::new() } else { format!("\x1b[{lines_drawn}A") };
                 let body: String = lines.iter().flat_map(|line| ["\r\x1b[2K", line, "\n"]).collect();
                 *lines_drawn = lines.len();
@@ -79,68 +62,53 @@ impl DemoScreen {
     }
 
     /// Prints what the table does not show.
-    pub(super) fn print_summary(&self, rows: &[Row], elapsed: Duration) -> io::Result<()> {
-        if matches!(self, Self::Plain { .. }) {
-            output::line(&format!("\n{}", summary(rows, elapsed)))?;
+    pub(super) fn print_summary(&self, tasks: &[DemoTask], elapsed: Duration) -> io::Result<()> {
+        if matches!(self, Self::Plain(_)) {
+            output::line(&format!("\n{}", summary(tasks, elapsed)))?;
         }
-        for row in rows {
-            if let CheckResult::Failed(why) = &row.result {
-                output::line(&format!("  {} {why}", row.name))?;
+        for task in tasks {
+            if let CheckResult::Failed(why) = &task.result {
+                output::line(&format!("  {} {why}", task.name))?;
             }
         }
         Ok(())
     }
 }
 
-fn print_changes(printed: &mut [String], rows: &[Row], elapsed: Duration) -> io::Result<()> {
-    for (row, last) in rows.iter().zip(printed) {
-        let Some(status) = &row.status else { continue };
-        let line = format!("{:10} {:28} {:>3}  {}", row.name, status.summary(), run(row), row.description);
-        if *last != line {
-            output::line(&format!("{:6.1}s  {line}", elapsed.as_secs_f64()))?;
-            *last = line;
-        }
-    }
-    Ok(())
+fn columns_of(task: &DemoTask, state: &str) -> String {
+    let run = task.status.as_ref().and_then(|status| status.runs.last());
+    let run = run.map_or_else(String::new, |run| run.number.to_string());
+    format!("{:10} {state:28} {run:>3}  {}", task.name, task.description)
 }
 
-fn render(rows: &[Row], elapsed: Duration, blocked: Option<&str>, columns: usize, color: bool) -> Vec<String> {
+fn render(tasks: &[DemoTask], elapsed: Duration, blocked: Option<&str>, columns: usize, color: bool) -> Vec<String> {
     let paint = |code: &str, text: &str| if color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() };
     let cut = |text: &str| text.chars().take(columns.saturating_sub(1)).collect::<String>();
     let mut lines =
         vec![String::new(), paint("1", &cut(&format!("  {:10} {:28} {:>3}  DESCRIPTION", "TASK", "STATE", "RUN")))];
-    for row in rows {
-        let (mark, code) = match (&row.result, row.status.as_ref().map(|status| status.state)) {
+    for task in tasks {
+        let (mark, code) = match (&task.result, task.status.as_ref().map(|status| status.state)) {
             (CheckResult::Passed, _) => ("✓", "32"),
             (CheckResult::Failed(_), _) => ("✗", "31"),
             (CheckResult::Pending, Some(TaskState::Running)) => ("●", "36"),
             (CheckResult::Pending, _) => ("·", "2"),
         };
+        let state = task.status.as_ref().map(|status| status.short_summary(Timestamp::now()));
         // Only the mark is coloured, so that escape codes do not count towards the width.
-        let rest = cut(&format!("  {:10} {:28} {:>3}  {}", row.name, state(row), run(row), row.description));
+        let rest = cut(&format!("  {}", columns_of(task, state.as_deref().unwrap_or("-"))));
         lines.push(format!("{}{}", paint(code, mark), rest.get(1..).unwrap_or("")));
     }
     lines.push(blocked.map_or_else(String::new, |why| paint("33", &cut(&format!("  claiming nothing: {why}")))));
-    lines.push(paint("1", &cut(&summary(rows, elapsed))));
+    lines.push(paint("1", &cut(&summary(tasks, elapsed))));
     lines
 }
 
-fn summary(rows: &[Row], elapsed: Duration) -> String {
-    let passed = rows.iter().filter(|row| row.result == CheckResult::Passed).count();
-    let failed = rows.iter().filter(|row| matches!(row.result, CheckResult::Failed(_))).count();
-    let pending = rows.len() - passed - failed;
-    let failed = if failed == 0 { String::new() } else { format!(", {failed} not") };
-    let pending = if pending == 0 { String::new() } else { format!(", {pending} pending") };
-    format!("{passed} of {} ended as expected{failed}{pending}, {:.1} s", rows.len(), elapsed.as_secs_f64())
-}
-
-fn state(row: &Row) -> String {
-    row.status.as_ref().map_or_else(|| "-".to_owned(), |status| status.short_summary(Timestamp::now()))
-}
-
-fn run(row: &Row) -> String {
-    let last = row.status.as_ref().and_then(|status| status.runs.last());
-    last.map_or_else(String::new, |run| run.number.to_string())
+fn summary(tasks: &[DemoTask], elapsed: Duration) -> String {
+    let passed = tasks.iter().filter(|task| task.result == CheckResult::Passed).count();
+    let pending = tasks.iter().filter(|task| task.result == CheckResult::Pending).count();
+    let nonzero = |count: usize, what: &str| if count == 0 { String::new() } else { format!(", {count} {what}") };
+    let (failed, pending) = (nonzero(tasks.len() - passed - pending, "not"), nonzero(pending, "pending"));
+    format!("{passed} of {} ended as expected{failed}{pending}, {:.1} s", tasks.len(), elapsed.as_secs_f64())
 }
 
 /// What fits beside the other columns at 80.
@@ -151,37 +119,28 @@ pub(super) const DESCRIPTION_CHARS_MAX: usize = 32;
 mod tests {
     use super::*;
 
-    fn row(state: &str, result: CheckResult) -> Row {
-        let status = serde_json::json!({ "taskId": "a", "state": state, "runs": [{ "runId": 0, "state": state }] });
-        Row {
-            name: "long-name",
-            description: "a description of some length",
-            status: Some(TaskStatus::read(&status)),
-            result,
-        }
+    fn tasks() -> [DemoTask; 3] {
+        let results = [CheckResult::Pending, CheckResult::Passed, CheckResult::Failed("x".into())];
+        let tasks = super::super::tasks::tasks(std::path::Path::new("reclaimed"));
+        let tasks = tasks.into_iter().zip(["running", "completed", "failed"]).zip(results).map(|((task, state), result)| {
+            let status = serde_json::json!({ "state": state, "runs": [{ "runId": 0, "state": state }] });
+            DemoTask { status: Some(TaskStatus::read(&status)), result, ..task }
+        });
+        tasks.collect::<Vec<_>>().try_into().unwrap()
     }
 
     #[test]
     fn no_line_of_the_table_is_wider_than_the_terminal() {
-        let rows = [
-            row("running", CheckResult::Pending),
-            row("completed", CheckResult::Passed),
-            row("failed", CheckResult::Failed("x".into())),
-        ];
         for columns in [50, 60, 200] {
-            let lines = render(&rows, Duration::from_secs(1), Some(&"x".repeat(300)), columns, false);
+            let lines = render(&tasks(), Duration::from_secs(1), Some(&"x".repeat(300)), columns, false);
             assert!(lines.iter().all(|line| line.chars().count() < columns), "{lines:#?}");
         }
     }
 
     #[test]
     fn the_summary_counts_passed_failed_and_pending_tasks() {
-        let rows = [
-            row("running", CheckResult::Pending),
-            row("completed", CheckResult::Passed),
-            row("failed", CheckResult::Failed("x".into())),
-        ];
-        assert_eq!(summary(&rows, Duration::from_millis(1500)), "1 of 3 ended as expected, 1 not, 1 pending, 1.5 s");
-        assert_eq!(summary(&rows[1..2], Duration::ZERO), "1 of 1 ended as expected, 0.0 s");
+        let tasks = tasks();
+        assert_eq!(summary(&tasks, Duration::from_millis(1500)), "1 of 3 ended as expected, 1 not, 1 pending, 1.5 s");
+        assert_eq!(summary(&tasks[1..2], Duration::ZERO), "1 of 1 ended as expected, 0.0 s");
     }
 }

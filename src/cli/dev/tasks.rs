@@ -4,8 +4,10 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::super::task::status::{TaskState, TaskStatus};
+use super::super::task::status::TaskStatus;
 use crate::config::schema::COMMAND;
+use crate::domain::id::TaskId;
+use crate::source::taskcluster::formats::new_task_id;
 
 pub(super) const GREET: &str = "greet";
 
@@ -24,21 +26,26 @@ pub(super) const EXTENDED: &str = "its claim was extended";
 
 #[derive(Debug, Clone)]
 pub(super) struct DemoTask {
+    pub(super) id: TaskId,
     pub(super) name: &'static str,
     pub(super) description: &'static str,
     pub(super) handler: &'static str,
     pub(super) priority: &'static str,
     pub(super) payload: Value,
-    pub(super) expected: ExpectedResult,
+    /// The expected `reasonResolved` of the last run.
+    pub(super) reason: &'static str,
+    /// The expected number of runs.
+    pub(super) runs: usize,
     pub(super) expectation: Expectation,
+    pub(super) status: Option<TaskStatus>,
+    pub(super) result: CheckResult,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ExpectedResult {
-    pub(super) state: TaskState,
-    /// `reasonResolved` of the last run.
-    pub(super) reason: &'static str,
-    pub(super) runs: usize,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum CheckResult {
+    Pending,
+    Passed,
+    Failed(String),
 }
 
 /// A further check of a resolved task.
@@ -55,42 +62,44 @@ pub(super) enum Expectation {
     Canceled,
 }
 
-const COMPLETED: ExpectedResult = ExpectedResult { state: TaskState::Completed, reason: "completed", runs: 1 };
-const FAILED: ExpectedResult = ExpectedResult { state: TaskState::Failed, reason: "failed", runs: 1 };
-
 /// In order of creation. The long task waits for the file `reclaimed`.
 pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
     // One second more, so that the table shows the new lease.
     let until_reclaimed = "until [ -e \"$0\" ]; do sleep 0.1; done; sleep 1";
     vec![
-        task("patient", "lowest priority, created first", shell("echo last"), COMPLETED, Expectation::None)
-            .with_priority("lowest"),
+        DemoTask {
+            priority: "lowest",
+            ..task("patient", "lowest priority, created first", shell("echo last"), "completed", Expectation::None)
+        },
         task(
             "hello",
             "a command that succeeds",
             command(&[&["/bin/echo", "hello"]]),
-            COMPLETED,
+            "completed",
             Expectation::LogContains("hello"),
         ),
-        task("fails", "a command with exit status 3", shell("echo no; exit 3"), FAILED, Expectation::LogContains("3")),
+        task("fails", "a command with exit status 3", shell("echo no; exit 3"), "failed", Expectation::LogContains("3")),
         task(
             "malformed",
             "a payload that breaks the schema",
             json!({ "command": "echo hello", "maxRunTime": 60 }),
-            ExpectedResult { state: TaskState::Exception, reason: "malformed-payload", runs: 1 },
+            "malformed-payload",
             Expectation::LogContains("command"),
         ),
-        task(
-            "flaky",
-            "exit status 75 asks for a retry",
-            json!({
-                "command": [["/bin/sh", "-c", "echo run $RUN_ID; [ \"$RUN_ID\" -gt 0 ] || exit 75"]],
-                "maxRunTime": 60,
-                "onExitStatus": { "retry": [75] },
-            }),
-            ExpectedResult { state: TaskState::Completed, reason: "completed", runs: 2 },
-            Expectation::None,
-        ),
+        DemoTask {
+            runs: 2,
+            ..task(
+                "flaky",
+                "exit status 75 asks for a retry",
+                json!({
+                    "command": [["/bin/sh", "-c", "echo run $RUN_ID; [ \"$RUN_ID\" -gt 0 ] || exit 75"]],
+                    "maxRunTime": 60,
+                    "onExitStatus": { "retry": [75] },
+                }),
+                "completed",
+                Expectation::None,
+            )
+        },
         task(
             "artifacts",
             "uploads a file and a directory",
@@ -102,67 +111,71 @@ pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
                     { "type": "directory", "name": "public/out", "path": "out" },
                 ],
             }),
-            COMPLETED,
+            "completed",
             Expectation::Artifacts(&["public/a.txt", "public/out/one", "public/out/deep/two"]),
         ),
         task(
             "long",
             "runs until its claim is extended",
             command(&[&["/bin/sh", "-c", until_reclaimed, &reclaimed.to_string_lossy()]]),
-            COMPLETED,
+            "completed",
             Expectation::Reclaimed,
         ),
         task(
             "too-long",
             "runs past its maxRunTime of 2 s",
             json!({ "command": [["/bin/sleep", "300"]], "maxRunTime": 2 }),
-            FAILED,
+            "failed",
             Expectation::LogContains("maxRunTime"),
         ),
         task(
             "canceled",
             "canceled while it runs",
             shell("sleep 300"),
-            ExpectedResult { state: TaskState::Exception, reason: "canceled", runs: 1 },
+            "canceled",
             Expectation::Canceled,
         ),
         task(
             "orphan",
             "leaves a child in the background",
             shell("sleep 300 & echo done"),
-            COMPLETED,
+            "completed",
             Expectation::LogContains("done"),
         ),
         task(
             "big-log",
             "8 MB of log, head and tail kept",
             shell("yes 'one more line of a long log' | head -c 8000000; echo the end"),
-            COMPLETED,
+            "completed",
             Expectation::LogTruncated,
         ),
         task(
             "two-steps",
             "the second of two commands fails",
             command(&[&["/bin/true"], &["/bin/false"]]),
-            FAILED,
+            "failed",
             Expectation::None,
         ),
-        task(
-            "program",
-            "a handler written in shell",
-            json!({ "whom": "world" }),
-            COMPLETED,
-            Expectation::Artifacts(&["public/greeting.json"]),
-        )
-        .with_handler(GREET),
-        task(
-            "urgent",
-            "highest priority, created last",
-            shell("echo first"),
-            COMPLETED,
-            Expectation::StartedBefore("patient"),
-        )
-        .with_priority("highest"),
+        DemoTask {
+            handler: GREET,
+            ..task(
+                "program",
+                "a handler written in shell",
+                json!({ "whom": "world" }),
+                "completed",
+                Expectation::Artifacts(&["public/greeting.json"]),
+            )
+        },
+        DemoTask {
+            priority: "highest",
+            ..task(
+                "urgent",
+                "highest priority, created last",
+                shell("echo first"),
+                "completed",
+                Expectation::StartedBefore("patient"),
+            )
+        },
     ]
 }
 
@@ -170,19 +183,21 @@ fn task(
     name: &'static str,
     description: &'static str,
     payload: Value,
-    expected: ExpectedResult,
+    reason: &'static str,
     expectation: Expectation,
 ) -> DemoTask {
-    DemoTask { name, description, handler: COMMAND, priority: "medium", payload, expected, expectation }
-}
-
-impl DemoTask {
-    fn with_priority(self, priority: &'static str) -> Self {
-        Self { priority, ..self }
-    }
-
-    fn with_handler(self, handler: &'static str) -> Self {
-        Self { handler, ..self }
+    DemoTask {
+        id: new_task_id(),
+        name,
+        description,
+        handler: COMMAND,
+        priority: "medium",
+        payload,
+        reason,
+        runs: 1,
+        expectation,
+        status: None,
+        result: CheckResult::Pending,
     }
 }
 
@@ -194,12 +209,12 @@ fn shell(script: &str) -> Value {
     command(&[&["/bin/sh", "-c", script]])
 }
 
-pub(super) fn unexpected_result(expected: ExpectedResult, status: &TaskStatus) -> Option<String> {
-    let reason = status.runs.last().and_then(|run| run.reason.clone()).unwrap_or_default();
-    if status.state != expected.state || reason != expected.reason {
-        return Some(format!("expected {}, got {reason}", expected.reason));
-    }
-    (status.runs.len() != expected.runs).then(|| format!("expected {} runs, got {}", expected.runs, status.runs.len()))
+/// The reason and the number of runs of a resolved task, if they are not the expected ones.
+pub(super) fn unexpected_result(task: &DemoTask, status: &TaskStatus) -> Option<String> {
+    let reason = status.runs.last().and_then(|run| run.reason.as_deref()).unwrap_or_default();
+    let runs = status.runs.len();
+    let expected = (task.reason, task.runs) == (reason, runs);
+    (!expected).then(|| format!("expected {} in {} runs, got {reason} in {runs}", task.reason, task.runs))
 }
 
 #[cfg(test)]
@@ -220,13 +235,13 @@ mod tests {
 
     #[test]
     fn an_unexpected_result_is_reported() {
-        let status = |state: &str, reason: &str, runs: usize| {
-            let run = json!({ "runId": 0, "state": state, "reasonResolved": reason });
-            TaskStatus::read(&json!({ "taskId": "a", "state": state, "runs": vec![run; runs] }))
+        let task = task("a", "", Value::Null, "completed", Expectation::None);
+        let check = |reason: &str, runs: usize| {
+            let run = json!({ "runId": 0, "reasonResolved": reason });
+            unexpected_result(&task, &TaskStatus::read(&json!({ "runs": vec![run; runs] })))
         };
-        assert_eq!(unexpected_result(COMPLETED, &status("completed", "completed", 1)), None);
-        assert!(unexpected_result(COMPLETED, &status("failed", "failed", 1)).is_some());
-        assert!(unexpected_result(COMPLETED, &status("completed", "completed", 2)).is_some());
-        assert!(unexpected_result(FAILED, &status("exception", "canceled", 1)).is_some());
+        assert_eq!(check("completed", 1), None);
+        assert!(check("failed", 1).is_some());
+        assert!(check("completed", 2).is_some());
     }
 }
