@@ -201,8 +201,6 @@ pub const MESSAGE_TTL_MAX: Duration = Duration::from_millis(u32::MAX as u64);
 pub const DOCTOR_CHECK_TIMEOUT: Duration = Duration::from_secs(40);
 pub const DOCTOR_STEP_TIMEOUT: Duration = Duration::from_secs(5);
 pub const DOCTOR_CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// A checkout of a large project needs more.
-pub const DOCTOR_FREE_INODES_MIN: u64 = 100_000;
 /// Descriptors of a worker without tasks: connections, sockets, pipes of threads.
 pub const WORKER_OPEN_FILES: u64 = 128;
 /// A worker with fewer descriptors does not start: it could not answer its control socket.

@@ -14,7 +14,11 @@ use crate::config::Environment;
 pub(super) enum DemoScreen {
     /// The last line printed for each task, and the last reason for claiming nothing.
     Plain(Vec<String>),
-    Table { columns: usize, lines_drawn: usize, color: bool },
+    Table {
+        columns: usize,
+        lines_drawn: usize,
+        color: bool,
+    },
 }
 
 /// Lines around the rows of the table, and one for the prompt.
@@ -122,10 +126,11 @@ mod tests {
     fn tasks() -> [DemoTask; 3] {
         let results = [CheckResult::Pending, CheckResult::Passed, CheckResult::Failed("x".into())];
         let tasks = super::super::tasks::tasks(std::path::Path::new("reclaimed"));
-        let tasks = tasks.into_iter().zip(["running", "completed", "failed"]).zip(results).map(|((task, state), result)| {
-            let status = serde_json::json!({ "state": state, "runs": [{ "runId": 0, "state": state }] });
-            DemoTask { status: Some(TaskStatus::read(&status)), result, ..task }
-        });
+        let tasks =
+            tasks.into_iter().zip(["running", "completed", "failed"]).zip(results).map(|((task, state), result)| {
+                let status = serde_json::json!({ "state": state, "runs": [{ "runId": 0, "state": state }] });
+                DemoTask { status: Some(TaskStatus::read(&status)), result, ..task }
+            });
         tasks.collect::<Vec<_>>().try_into().unwrap()
     }
 

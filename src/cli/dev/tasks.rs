@@ -78,7 +78,13 @@ pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
             "completed",
             Expectation::LogContains("hello"),
         ),
-        task("fails", "a command with exit status 3", shell("echo no; exit 3"), "failed", Expectation::LogContains("3")),
+        task(
+            "fails",
+            "a command with exit status 3",
+            shell("echo no; exit 3"),
+            "failed",
+            Expectation::LogContains("3"),
+        ),
         task(
             "malformed",
             "a payload that breaks the schema",
@@ -128,13 +134,7 @@ pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
             "failed",
             Expectation::LogContains("maxRunTime"),
         ),
-        task(
-            "canceled",
-            "canceled while it runs",
-            shell("sleep 300"),
-            "canceled",
-            Expectation::Canceled,
-        ),
+        task("canceled", "canceled while it runs", shell("sleep 300"), "canceled", Expectation::Canceled),
         task(
             "orphan",
             "leaves a child in the background",

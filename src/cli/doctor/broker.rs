@@ -13,18 +13,20 @@ use crate::config::schema::{Config, RequestSource};
 use crate::domain::refusal::Refusal;
 use crate::limits::{AMQP_CLOSE_TIMEOUT, DOCTOR_CALL_TIMEOUT};
 
+const ALARM: &str = "does the broker have a resource alarm?";
+
 pub(super) async fn check_source(
-    name: String,
-    source: RequestSource,
-    config: Config,
-    environment: Environment,
+    name: &str,
+    source: &RequestSource,
+    config: &Config,
+    environment: &Environment,
 ) -> Vec<Check> {
-    let part = |part: &str| format!("{name}: {part}");
-    let (connection, check) = match connect(part("broker"), &config, &environment).await {
+    let part = format!("{name}: queue");
+    let (connection, check) = match connect(format!("{name}: broker"), config, environment).await {
         Ok(connected) => connected,
         Err(check) => return vec![check],
     };
-    let queue = amqp_setup::requests_queue(&source, &config);
+    let queue = amqp_setup::requests_queue(source, config);
     let declaring = async {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let name = amqp::to_short_string_or_none(&queue).unwrap_or_default();
@@ -33,27 +35,24 @@ pub(super) async fn check_source(
     let found = match timeout(DOCTOR_CALL_TIMEOUT, declaring).await {
         Ok(Ok(found)) => {
             let counts = format!("{} waiting, {} consumers", found.message_count(), found.consumer_count());
-            Check::ok(part("queue"), format!("{queue}: {counts}"))
+            Check::ok(part, format!("{queue}: {counts}"))
         }
         Ok(Err(error)) if amqp::reply_code(&error) == Some(amqp::NOT_FOUND) => {
             let fix = "the controller declares it with the first request for its key; the worker waits for it";
-            Check::warning(part("queue"), format!("queue {queue} does not exist"), fix)
+            Check::warning(part, format!("queue {queue} does not exist"), fix)
         }
-        Ok(Err(error)) => Check::failed(
-            part("queue"),
-            format!("{queue}: {}", amqp::error_text(&error)),
-            "does this user have read permission?",
-        ),
-        Err(_) => Check::failed(part("queue"), format!("{queue}: no response"), ALARM),
+        Ok(Err(error)) => {
+            let found = format!("{queue}: {}", amqp::error_text(&error));
+            Check::failed(part, found, "does this user have read permission?")
+        }
+        Err(_) => Check::failed(part, format!("{queue}: no response"), ALARM),
     };
     amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
     vec![check, found]
 }
 
-const ALARM: &str = "does the broker have a resource alarm?";
-
-pub(super) async fn check_pools_broker(config: Config, environment: Environment) -> Vec<Check> {
-    match connect("pools: broker".to_owned(), &config, &environment).await {
+pub(super) async fn check_pools_broker(config: &Config, environment: &Environment) -> Vec<Check> {
+    match connect("pools: broker".to_owned(), config, environment).await {
         Ok((connection, check)) => {
             amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
             vec![check]
@@ -84,29 +83,28 @@ async fn connect(part: String, config: &Config, environment: &Environment) -> Re
 }
 
 /// Tasks run without the exchange, so that its failures are warnings.
-pub(super) async fn check_activity(exchange: String, config: Config, environment: Environment) -> Vec<Check> {
-    let part = || "activity".to_owned();
-    let connection = match connect(part(), &config, &environment).await {
+pub(super) async fn check_activity(exchange: &str, config: &Config, environment: &Environment) -> Vec<Check> {
+    let part = "activity";
+    let connection = match connect(part.to_owned(), config, environment).await {
         Ok((connection, _)) => connection,
         Err(check) => {
             let fix = "no activity is reported without the broker; tasks still run";
-            return vec![Check::warning(part(), check.result, fix)];
+            return vec![Check::warning(part, check.result, fix)];
         }
     };
     let declaring = async {
         let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
-        let name = amqp::to_short_string_or_none(&exchange).unwrap_or_default();
+        let name = amqp::to_short_string_or_none(exchange).unwrap_or_default();
         let channel = connection.create_channel().await?;
         channel.exchange_declare(name, ExchangeKind::Fanout, options, FieldTable::default()).await
     };
     let check = match timeout(DOCTOR_CALL_TIMEOUT, declaring).await {
-        Ok(Ok(())) => Check::ok(part(), format!("reported to {exchange}")),
-        Ok(Err(error)) => Check::warning(
-            part(),
-            format!("cannot report to {exchange}: {}", amqp::error_text(&error)),
-            "the controller declares it; no activity is reported until then, tasks still run",
-        ),
-        Err(_) => Check::warning(part(), format!("{exchange}: no response"), ALARM),
+        Ok(Ok(())) => Check::ok(part, format!("reported to {exchange}")),
+        Ok(Err(error)) => {
+            let fix = "the controller declares it; no activity is reported until then, tasks still run";
+            Check::warning(part, format!("cannot report to {exchange}: {}", amqp::error_text(&error)), fix)
+        }
+        Err(_) => Check::warning(part, format!("{exchange}: no response"), ALARM),
     };
     amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
     vec![check]

@@ -7,11 +7,10 @@ pub(super) mod host;
 mod taskcluster;
 
 use std::fmt::Write as _;
-use std::future::Future;
 
 use clap::Args;
+use futures_util::future::{BoxFuture, join_all};
 use serde::Serialize;
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::amqp_setup;
@@ -43,16 +42,6 @@ enum State {
     Ok,
     Warning,
     Failed,
-}
-
-impl State {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Warning => "warning",
-            Self::Failed => "failed",
-        }
-    }
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -95,17 +84,14 @@ pub(super) async fn run(arguments: DoctorArgs, environment: &Environment) -> Exi
             vec![Check::failed("configuration", failure.message, "see `journeyman config check`")]
         }
     };
+    let (warnings, failed) = (count(&checks, State::Warning), count(&checks, State::Failed));
     match arguments.output {
         Format::Table => output::print(&render(&checks))?,
         Format::Json => {
-            output::json(&serde_json::json!({
-                "checks": checks,
-                "warnings": count(&checks, State::Warning),
-                "failed": count(&checks, State::Failed),
-            }))?;
+            output::json(&serde_json::json!({ "checks": checks, "warnings": warnings, "failed": failed }))?;
         }
     }
-    Ok(if count(&checks, State::Failed) == 0 { Exit::Success } else { Exit::Failed })
+    Ok(if failed == 0 { Exit::Success } else { Exit::Failed })
 }
 
 fn count(checks: &[Check], state: State) -> usize {
@@ -113,21 +99,21 @@ fn count(checks: &[Check], state: State) -> usize {
 }
 
 fn render(checks: &[Check]) -> String {
-    let name = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
+    let width = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
     let mut out = String::new();
     for check in checks {
-        let color = match check.state {
-            State::Ok => "\x1b[32m",
-            State::Warning => "\x1b[33m",
-            State::Failed => "\x1b[31m",
+        let (color, state) = match check.state {
+            State::Ok => ("\x1b[32m", "ok"),
+            State::Warning => ("\x1b[33m", "warning"),
+            State::Failed => ("\x1b[31m", "failed"),
         };
-        let indent = format!("\n{:7}  {:name$}  ", "", "");
-        let result = check.result.trim_end().replace('\n', &indent);
-        // Writing to a String cannot fail.
-        _ = writeln!(out, "{color}{:<7}\x1b[0m  {:name$}  {result}", check.state.as_str(), check.name);
+        let indent = format!("\n{:7}  {:width$}  ", "", "");
+        let mut text = check.result.trim_end().replace('\n', &indent);
         if let Some(fix) = check.fix.as_ref().filter(|fix| !fix.is_empty()) {
-            _ = writeln!(out, "{:7}  {:name$}  > {}", "", "", fix.trim_end().replace('\n', &format!("{indent}  ")));
+            // Writing to a String cannot fail.
+            _ = write!(text, "{indent}> {}", fix.trim_end().replace('\n', &format!("{indent}  ")));
         }
+        _ = writeln!(out, "{color}{state:<7}\x1b[0m  {:width$}  {text}", check.name);
     }
     let (warnings, failed) = (count(checks, State::Warning), count(checks, State::Failed));
     let noun = if warnings == 1 { "warning" } else { "warnings" };
@@ -180,70 +166,45 @@ fn is_controller_config(config: &Config) -> bool {
 
 /// Runs the checks concurrently; the order of the lines is fixed.
 async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Check> {
-    let name = WorkerIdentity::from_config(&loaded.config);
-    let mut running = JoinSet::new();
-    let mut spawn = |part: &str, checks: CheckFuture| {
-        let (position, part) = (running.len(), part.to_owned());
-        running.spawn(async move {
-            let fix = "the service neither responds nor refuses; check it by hand";
-            let result = timeout(DOCTOR_CHECK_TIMEOUT, checks).await;
-            let late =
-                || vec![Check::failed(part, format!("no response within {} s", DOCTOR_CHECK_TIMEOUT.as_secs()), fix)];
-            CheckGroup { position, checks: result.unwrap_or_else(|_| late()) }
-        });
-    };
-    for (source_name, source) in &loaded.config.source {
-        let (source_name, source, name) = (source_name.clone(), source.clone(), name.clone());
-        let (environment, config) = (environment.clone(), loaded.config.clone());
-        let checks: CheckFuture = match source {
-            Source::Taskcluster(source) => {
-                Box::pin(taskcluster::check_source(source_name.clone(), source, name, environment))
-            }
-            Source::Amqp(source) => Box::pin(broker::check_source(source_name.clone(), source, config, environment)),
-        };
-        spawn(&source_name, checks);
+    let config = &loaded.config;
+    let worker = WorkerIdentity::from_config(config);
+    let exchange = amqp_setup::activity_exchange(config);
+    let mut groups: Vec<(&str, BoxFuture<'_, Vec<Check>>)> = Vec::new();
+    for (name, source) in &config.source {
+        groups.push((
+            name,
+            match source {
+                Source::Taskcluster(source) => Box::pin(taskcluster::check_source(name, source, &worker, environment)),
+                Source::Amqp(source) => Box::pin(broker::check_source(name, source, config, environment)),
+            },
+        ));
     }
-    if let Some(exchange) = amqp_setup::activity_exchange(&loaded.config) {
-        let (config, environment) = (loaded.config.clone(), environment.clone());
-        spawn("activity", Box::pin(broker::check_activity(exchange, config, environment)));
+    if let Some(exchange) = &exchange {
+        groups.push(("activity", Box::pin(broker::check_activity(exchange, config, environment))));
     }
-    if !loaded.config.pool.is_empty() {
-        let (config, environment) = (loaded.config.clone(), environment.clone());
-        spawn("pools", Box::pin(broker::check_pools_broker(config, environment)));
-        let config = loaded.config.clone();
-        spawn("pools", run_blocking("pools", move || host::check_pool_dirs(&config)));
+    if !config.pool.is_empty() {
+        groups.push(("pools", Box::pin(broker::check_pools_broker(config, environment))));
+        groups.push(("pools", Box::pin(run_blocking(config, host::check_pool_dirs))));
     }
-    if !is_controller_config(&loaded.config) {
-        let config = loaded.config.clone();
-        spawn("cloud", Box::pin(host::check_cloud(config.host.clone())));
-        let socket = control_socket(&config);
-        spawn("host", run_blocking("host", move || host::check_host(&config)));
-        spawn("control socket", Box::pin(async move { vec![host::check_control_socket(socket).await] }));
+    if !is_controller_config(config) {
+        groups.push(("cloud", Box::pin(host::check_cloud(&config.host))));
+        groups.push(("host", Box::pin(run_blocking(config, host::check_host))));
+        groups.push(("control socket", Box::pin(host::check_control_socket(control_socket(config)))));
     }
-    let mut parts = Vec::new();
-    while let Some(part) = running.join_next().await {
-        match part {
-            Ok(part) => parts.push(part),
-            Err(error) => std::panic::resume_unwind(error.into_panic()),
-        }
-    }
-    parts.sort_by_key(|part| part.position);
-    parts.into_iter().flat_map(|part| part.checks).collect()
+    let with_timeout = groups.into_iter().map(async |(name, checks)| {
+        let found = || format!("no response within {} s", DOCTOR_CHECK_TIMEOUT.as_secs());
+        let fix = "the service neither responds nor refuses; check it by hand";
+        let late = |_| vec![Check::failed(name, found(), fix)];
+        timeout(DOCTOR_CHECK_TIMEOUT, checks).await.unwrap_or_else(late)
+    });
+    join_all(with_timeout).await.concat()
 }
 
 /// For checks that may block on a file system.
-fn run_blocking(part: &'static str, check: impl FnOnce() -> Vec<Check> + Send + 'static) -> CheckFuture {
-    Box::pin(async move {
-        let checks = tokio::task::spawn_blocking(check).await;
-        checks.unwrap_or_else(|error| vec![Check::failed(part, format!("check failed: {error}"), "")])
-    })
-}
-
-type CheckFuture = std::pin::Pin<Box<dyn Future<Output = Vec<Check>> + Send>>;
-
-struct CheckGroup {
-    position: usize,
-    checks: Vec<Check>,
+async fn run_blocking(config: &Config, check: fn(&Config) -> Vec<Check>) -> Vec<Check> {
+    let config = config.clone();
+    let checks = tokio::task::spawn_blocking(move || check(&config)).await;
+    checks.unwrap_or_else(|error| vec![Check::failed("host", format!("check failed: {error}"), "")])
 }
 
 #[cfg(test)]
@@ -257,11 +218,7 @@ mod tests {
             Check::failed("a longer name", "two\nlines", "mend\nboth"),
             Check::warning("b", "found", ""),
         ];
-        let plain = render(&checks)
-            .replace("\x1b[32m", "")
-            .replace("\x1b[33m", "")
-            .replace("\x1b[31m", "")
-            .replace("\x1b[0m", "");
+        let plain = anstream::adapter::strip_str(&render(&checks)).to_string();
         let expected = "\
 ok       a              one line
 failed   a longer name  two
