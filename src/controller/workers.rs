@@ -35,7 +35,6 @@ struct TrackedWorker {
 pub(super) struct WorkerSet {
     pool: String,
     driver: Option<DriverHandle>,
-    awaited_list: u64,
     is_listed: bool,
     list_error: Option<String>,
     workers: BTreeMap<String, TrackedWorker>,
@@ -79,7 +78,6 @@ impl WorkerSet {
         ]);
         Ok(Self {
             pool: settings.pool.clone(),
-            awaited_list: 0,
             is_listed: driver.is_none(),
             list_error: None,
             known_keys: BTreeSet::new(),
@@ -102,7 +100,6 @@ impl WorkerSet {
     pub(super) fn activate(&mut self) {
         if let Some(driver) = &mut self.driver {
             driver.activate();
-            self.awaited_list = driver.request_list();
             self.is_listed = false;
             self.previous_workers = std::mem::take(&mut self.workers);
         }
@@ -193,7 +190,7 @@ impl WorkerSet {
     }
 
     pub(super) fn drain(&mut self, id: &str) -> bool {
-        let (Some(driver), Some(member)) = (&self.driver, self.workers.get_mut(id)) else { return false };
+        let (Some(driver), Some(member)) = (&mut self.driver, self.workers.get_mut(id)) else { return false };
         if !member.stopping {
             member.stopping = driver.stop(id);
         }
@@ -252,14 +249,14 @@ impl WorkerSet {
                     self.record_failure(&key, WorkerEnd::NeverReady, format!("failed to start: {why}"), None, now);
                 }
             }
-            DriverEvent::Listed { number, changes: Ok(changes) } => {
-                self.is_listed |= number >= self.awaited_list;
+            DriverEvent::Listed(Ok(changes)) => {
+                self.is_listed = true;
                 if self.list_error.take().is_some() {
                     tracing::info!(pool = self.pool, "workers can be listed again");
                 }
                 return Ok(self.apply_changes(changes, now));
             }
-            DriverEvent::Listed { changes: Err(DriverError(why)), .. } => {
+            DriverEvent::Listed(Err(DriverError(why))) => {
                 let what = format!("cannot list the workers: {why}");
                 if self.list_error.replace(why).is_none() {
                     tracing::warn!(pool = self.pool, "{what}; they keep running, retrying");
@@ -301,9 +298,7 @@ impl WorkerSet {
                 WorkerChange::Exited { id, key, exit, requested } => self.on_exit(&id, key, &exit, requested, now),
             }
         }
-        if self.is_listed {
-            self.previous_workers.clear();
-        }
+        self.previous_workers.clear();
         // Resolved pending workers appear under their platform names.
         let adopted = adopted.saturating_sub(resolved);
         if adopted > 0 {
@@ -406,7 +401,7 @@ impl WorkerSet {
 
     fn apply_decision(&mut self, decision: &ScaleDecision, now: Instant) {
         let (wanted, why) = describe(decision);
-        let Some(driver) = &self.driver else {
+        let Some(driver) = &mut self.driver else {
             if self.decisions.get(&decision.key).map_or(0, |last| last.desired) != wanted {
                 tracing::info!(key = %decision.key, wanted, "workers are wanted, but this pool has no driver: {why}");
             }

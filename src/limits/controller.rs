@@ -44,8 +44,7 @@ pub const CONTROLLER_GROUPS_MAX: usize = 10_000;
 pub const CONTROLLER_WORKERS_TIMEOUT: Duration = Duration::from_secs(5);
 pub const DRIVER_CALLS_MAX: usize = 16;
 pub const DRIVER_CALL_TIMEOUT: Duration = Duration::from_secs(60);
-pub const DRIVER_COMMANDS_QUEUED_MAX: usize = 1024;
-pub const DRIVER_EVENTS_QUEUED_MAX: usize = 256;
+pub const DRIVER_STARTS_QUEUED_MAX: usize = 1024;
 pub const DRIVER_EXIT_REASON_BYTES_MAX: usize = 1024;
 pub const DRIVER_LOG_TAIL_BYTES_MAX: u64 = 4096;
 /// After this time, a recorded start without a process is given up.

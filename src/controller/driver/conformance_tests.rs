@@ -102,8 +102,8 @@ impl DriverUnderTest {
     /// The controller is killed, and the next one starts.
     async fn restart(self, config: &TestPool) -> Self {
         let Self { mut handle, mut ended, mut ended_before } = self;
-        if let Some(mut task) = handle.task.take() {
-            task.tasks.shutdown().await;
+        if let Some(mut active) = handle.active.take() {
+            active.calls.shutdown().await;
         }
         drop(handle);
         ended_before.append(&mut ended);
@@ -130,16 +130,24 @@ impl DriverUnderTest {
         timeout(TEST_TIMEOUT, self.handle.next_event()).await.expect("an event")
     }
 
+    /// Lists at once. Returns whether an earlier list is still running.
+    fn request_list(&mut self) -> bool {
+        let active = self.handle.active.as_mut().expect("it is active");
+        active.list_ticks.reset_immediately();
+        active.is_listing
+    }
+
     /// What has changed until now.
     async fn list_changes(&mut self) -> Vec<WorkerChange> {
-        let (asked, mut all) = (self.handle.request_list(), Vec::new());
+        let (mut is_stale, mut all) = (self.request_list(), Vec::new());
         loop {
             match self.next_event().await {
-                DriverEvent::Listed { number, changes } => {
+                DriverEvent::Listed(changes) => {
                     all.extend(self.check_changes(changes));
-                    if number >= asked {
+                    if !std::mem::replace(&mut is_stale, false) {
                         return all;
                     }
+                    self.request_list();
                 }
                 DriverEvent::Started(id) | DriverEvent::StartFailed { id, .. } => panic!("{id} was not to be started"),
             }
@@ -169,7 +177,7 @@ impl DriverUnderTest {
                 DriverEvent::Started(started) if started == id => return Ok(()),
                 DriverEvent::StartFailed { id: refused, error: why } if refused == id => return Err(why),
                 // It may have looked meanwhile.
-                DriverEvent::Listed { changes, .. } => assert_eq!(self.check_changes(changes), []),
+                DriverEvent::Listed(changes) => assert_eq!(self.check_changes(changes), []),
                 DriverEvent::Started(id) | DriverEvent::StartFailed { id, .. } => panic!("{id} was not to be started"),
             }
         }
@@ -480,19 +488,17 @@ mod real {
         wait_until_up(&place, &goes).await;
         assert_eq!(site.list_changes().await, []);
         execute(&pool, "ALTER TABLE worker RENAME TO hidden");
-        let asked = site.handle.request_list();
         let why = loop {
-            if let DriverEvent::Listed { number, changes } = site.next_event().await
-                && number >= asked
-            {
-                break changes.expect_err("not all was seen").0;
+            site.request_list();
+            if let DriverEvent::Listed(Err(DriverError(why))) = site.next_event().await {
+                break why;
             }
         };
         assert!(why.contains("worker"), "{why}");
         execute(&pool, "ALTER TABLE hidden RENAME TO worker");
-        while let DriverEvent::Listed { number, changes } = site.next_event().await {
+        while let DriverEvent::Listed(changes) = site.next_event().await {
             if let Ok(changes) = changes {
-                assert_eq!(changes, [], "{number}: it was never taken for exited");
+                assert_eq!(changes, [], "it was never taken for exited");
                 break;
             }
         }

@@ -11,21 +11,21 @@ mod subprocess;
 mod systemd;
 mod worker_logs;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use crate::config::pool::{PoolConfig, PoolDriver};
 use crate::domain::group::Key;
 use crate::host::clock::Clock;
-use crate::limits::{DRIVER_CALL_TIMEOUT, DRIVER_CALLS_MAX, DRIVER_COMMANDS_QUEUED_MAX, DRIVER_EVENTS_QUEUED_MAX};
+use crate::limits::{DRIVER_CALL_TIMEOUT, DRIVER_CALLS_MAX, DRIVER_STARTS_QUEUED_MAX};
 
 use docker::DockerDriver;
 use exec::ExecDriver;
@@ -103,18 +103,56 @@ trait Driver: Send + Sync + 'static {
     fn stop(&self, id: String, key: Key, mode: StopMode) -> impl Future<Output = Result<(), DriverError>> + Send;
 }
 
-enum DriverCommand {
+enum DriverCall {
+    List,
     Start(WorkerSpec),
-    Stop(String),
-    /// List at once, and report it under this number.
-    List(u64),
+    Stop(String, Key, StopMode),
+}
+
+enum DriverCallResult {
+    Listed(Result<Vec<ListedWorker>, DriverError>),
+    Started { id: String, result: Result<(), DriverError> },
+    Stopped { id: String, mode: StopMode, result: Result<(), DriverError> },
+}
+
+/// A [`Driver`] of any kind.
+trait AnyDriver: Send + Sync {
+    fn list_interval(&self) -> Duration;
+    fn reconciler(&self, termination_grace: Duration) -> Reconciler;
+    fn call(self: Arc<Self>, call: DriverCall) -> BoxFuture<'static, DriverCallResult>;
+}
+
+impl<D: Driver> AnyDriver for D {
+    fn list_interval(&self) -> Duration {
+        D::LIST_INTERVAL
+    }
+
+    fn reconciler(&self, termination_grace: Duration) -> Reconciler {
+        Reconciler::new(termination_grace, self.worker_id_source())
+    }
+
+    fn call(self: Arc<Self>, call: DriverCall) -> BoxFuture<'static, DriverCallResult> {
+        Box::pin(async move {
+            match call {
+                DriverCall::List => DriverCallResult::Listed(with_timeout(self.list()).await),
+                DriverCall::Start(spec) => {
+                    let id = spec.id.clone();
+                    DriverCallResult::Started { id, result: with_timeout(self.start(spec)).await }
+                }
+                DriverCall::Stop(id, key, mode) => {
+                    let result = with_timeout(self.stop(id.clone(), key, mode)).await;
+                    DriverCallResult::Stopped { id, mode, result }
+                }
+            }
+        })
+    }
 }
 
 #[derive(Debug)]
 pub(super) enum DriverEvent {
     Started(String),
     StartFailed { id: String, error: DriverError },
-    Listed { number: u64, changes: Result<Vec<WorkerChange>, DriverError> },
+    Listed(Result<Vec<WorkerChange>, DriverError>),
 }
 
 /// A difference to the previous list.
@@ -145,29 +183,23 @@ pub(super) enum WorkerChange {
     },
 }
 
-enum AnyDriver {
-    Subprocess(Arc<SubprocessDriver>),
-    Exec(Arc<ExecDriver>),
-    Systemd(Arc<SystemdDriver>),
-    Docker(Arc<DockerDriver>),
-    Kubernetes(Arc<KubernetesDriver>),
-}
-
-/// A driver, whose task runs while the controller holds the pool.
+/// A driver, which is called while the controller holds the pool.
 pub(super) struct DriverHandle {
-    driver: AnyDriver,
+    driver: Arc<dyn AnyDriver>,
     store: Arc<StateStore>,
     termination_grace: Duration,
     clock: Clock,
-    task: Option<DriverTask>,
+    active: Option<ActiveDriver>,
 }
 
-struct DriverTask {
-    commands: mpsc::Sender<DriverCommand>,
-    events: mpsc::Receiver<DriverEvent>,
-    lists_requested: u64,
-    /// One task, aborted on drop.
-    tasks: JoinSet<()>,
+struct ActiveDriver {
+    reconciler: Reconciler,
+    /// Calls in progress; aborted on drop.
+    calls: JoinSet<DriverCallResult>,
+    starts: VecDeque<WorkerSpec>,
+    list_ticks: Interval,
+    is_list_due: bool,
+    is_listing: bool,
 }
 
 impl DriverHandle {
@@ -184,31 +216,30 @@ impl DriverHandle {
         let folder = pool_dir(name, pool);
         let store = Arc::new(StateStore::open(&folder)?);
         let no_table = || io::Error::other(format!("[pool.{name}] has no table for its driver"));
-        let driver = match pool.driver {
+        let driver: Arc<dyn AnyDriver> = match pool.driver {
             PoolDriver::Noop => return Ok(None),
             PoolDriver::Subprocess => {
-                let driver = SubprocessDriver::new(name, pool.command.clone(), folder, Arc::clone(&store));
-                AnyDriver::Subprocess(Arc::new(driver))
+                Arc::new(SubprocessDriver::new(name, pool.command.clone(), folder, Arc::clone(&store)))
             }
             PoolDriver::Exec => {
                 let commands = pool.exec.clone().ok_or_else(no_table)?;
-                AnyDriver::Exec(Arc::new(ExecDriver { commands, pool: name.to_owned() }))
+                Arc::new(ExecDriver { commands, pool: name.to_owned() })
             }
             PoolDriver::Docker => {
                 let config = pool.docker.clone().ok_or_else(no_table)?;
-                AnyDriver::Docker(Arc::new(DockerDriver::new(config, pool.command.clone(), name.to_owned())))
+                Arc::new(DockerDriver::new(config, pool.command.clone(), name.to_owned()))
             }
             PoolDriver::Kubernetes => {
                 let cluster = pool.kubernetes.clone().ok_or_else(no_table)?;
                 let driver = KubernetesDriver::new(name.to_owned(), pool.clone(), cluster);
-                AnyDriver::Kubernetes(Arc::new(driver.map_err(|DriverError(why)| io::Error::other(why))?))
+                Arc::new(driver.map_err(|DriverError(why)| io::Error::other(why))?)
             }
             PoolDriver::Systemd => {
                 let config = pool.systemd.clone().ok_or_else(no_table)?;
-                AnyDriver::Systemd(Arc::new(SystemdDriver::new(config, name.to_owned(), folder, Arc::clone(&store))))
+                Arc::new(SystemdDriver::new(config, name.to_owned(), folder, Arc::clone(&store)))
             }
         };
-        Ok(Some(Self { driver, store, termination_grace: pool.termination_grace.0, clock, task: None }))
+        Ok(Some(Self { driver, store, termination_grace: pool.termination_grace.0, clock, active: None }))
     }
 
     pub(super) fn store(&self) -> &StateStore {
@@ -216,197 +247,115 @@ impl DriverHandle {
     }
 
     pub(super) fn activate(&mut self) {
-        self.task = Some(match &self.driver {
-            AnyDriver::Subprocess(driver) => self.spawn(driver),
-            AnyDriver::Exec(driver) => self.spawn(driver),
-            AnyDriver::Systemd(driver) => self.spawn(driver),
-            AnyDriver::Docker(driver) => self.spawn(driver),
-            AnyDriver::Kubernetes(driver) => self.spawn(driver),
+        let mut list_ticks = interval(self.driver.list_interval());
+        list_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.active = Some(ActiveDriver {
+            reconciler: self.driver.reconciler(self.termination_grace),
+            calls: JoinSet::new(),
+            starts: VecDeque::new(),
+            list_ticks,
+            is_list_due: false,
+            is_listing: false,
         });
     }
 
     pub(super) fn deactivate(&mut self) {
-        self.task = None;
+        self.active = None;
     }
 
-    fn spawn<D: Driver>(&self, driver: &Arc<D>) -> DriverTask {
-        let (commands, received) = mpsc::channel(DRIVER_COMMANDS_QUEUED_MAX);
-        let (sender, events) = mpsc::channel(DRIVER_EVENTS_QUEUED_MAX);
-        let reconciler = Reconciler::new(self.termination_grace, driver.worker_id_source());
-        let worker = DriverLoop {
-            driver: Arc::clone(driver),
-            reconciler,
-            store: Arc::clone(&self.store),
-            stop_requests: BTreeSet::new(),
-            clock: self.clock,
-            calls: JoinSet::new(),
-        };
-        let mut tasks = JoinSet::new();
-        tasks.spawn(worker.run(received, sender));
-        DriverTask { commands, events, lists_requested: 0, tasks }
+    /// False if too many starts are queued: the next plan decides anew.
+    pub(super) fn start(&mut self, spec: WorkerSpec) -> bool {
+        let active = self.active.as_mut().filter(|active| active.starts.len() < DRIVER_STARTS_QUEUED_MAX);
+        let Some(active) = active else { return false };
+        active.reconciler.on_start_requested(&spec);
+        active.starts.push_back(spec);
+        true
     }
 
-    fn send(&self, command: DriverCommand) -> bool {
-        self.task.as_ref().is_some_and(|task| task.commands.try_send(command).is_ok())
+    /// False if the driver is not active.
+    pub(super) fn stop(&mut self, id: &str) -> bool {
+        let now = self.clock.now();
+        self.active.as_mut().map(|active| active.reconciler.request_stop(id, now)).is_some()
     }
 
-    /// False if too many commands are queued: the next plan decides anew.
-    pub(super) fn start(&self, spec: WorkerSpec) -> bool {
-        self.send(DriverCommand::Start(spec))
-    }
-
-    /// False as in [`DriverHandle::start`].
-    pub(super) fn stop(&self, id: &str) -> bool {
-        self.send(DriverCommand::Stop(id.to_owned()))
-    }
-
-    /// Returns the number of the list that answers this, or of an earlier one.
-    pub(super) fn request_list(&mut self) -> u64 {
-        let Some(task) = &mut self.task else { return 0 };
-        task.lists_requested += 1;
-        // With a full channel the next periodic list answers instead.
-        task.commands.try_send(DriverCommand::List(task.lists_requested)).ok();
-        task.lists_requested
-    }
-
-    /// Cancel safe.
+    /// Pending while the driver is not active. Cancel safe.
     pub(super) async fn next_event(&mut self) -> DriverEvent {
-        let Some(task) = &mut self.task else { return std::future::pending().await };
-        if let Some(event) = task.events.recv().await {
-            return event;
-        }
-        // A panic in a driver is a bug: the controller dies with it.
-        match task.tasks.join_next().await {
-            Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            Some(Ok(()) | Err(_)) | None => std::future::pending().await,
-        }
-    }
-}
-
-enum DriverCallResult {
-    Listed { number: u64, found: Result<Vec<ListedWorker>, DriverError> },
-    Started { id: String, result: Result<(), DriverError> },
-    Stopped { id: String, mode: StopMode, result: Result<(), DriverError> },
-}
-
-struct DriverLoop<D> {
-    driver: Arc<D>,
-    reconciler: Reconciler,
-    store: Arc<StateStore>,
-    /// Workers that were asked to stop, also by previous controllers: a second TERM makes a worker release what it runs.
-    stop_requests: BTreeSet<String>,
-    clock: Clock,
-    calls: JoinSet<DriverCallResult>,
-}
-
-impl<D: Driver> DriverLoop<D> {
-    async fn run(mut self, mut commands: mpsc::Receiver<DriverCommand>, events: mpsc::Sender<DriverEvent>) {
-        let mut ticks = interval(D::LIST_INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut requested, mut listed, mut is_listing, mut is_due) = (0, 0, false, false);
         loop {
+            self.start_calls();
+            let Some(active) = &mut self.active else { return std::future::pending().await };
             tokio::select! {
                 biased;
-                Some(done) = self.calls.join_next() => {
-                    let event = match done {
-                        Ok(DriverCallResult::Listed { number, found }) => {
-                            (is_listing, listed) = (false, number);
-                            let changes = found.and_then(|found| self.on_listed(found).map_err(DriverError::from));
-                            Some(DriverEvent::Listed { number, changes })
-                        }
-                        Ok(DriverCallResult::Started { id, result: Ok(()) }) => {
-                            self.reconciler.on_started(&id);
-                            Some(DriverEvent::Started(id))
-                        }
-                        Ok(DriverCallResult::Started { id, result: Err(error) }) => {
-                            self.reconciler.on_start_failed(&id);
-                            Some(DriverEvent::StartFailed { id, error })
-                        }
-                        Ok(DriverCallResult::Stopped { id, mode, result }) => {
-                            self.on_stopped(&id, mode, result);
-                            None
-                        }
-                        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-                        Err(_) => return,
-                    };
-                    if let Some(event) = event
-                        && events.send(event).await.is_err()
-                    {
-                        return;
+                Some(done) = active.calls.join_next() => {
+                    // A panic in a driver is a bug: the controller dies with it.
+                    let done = done.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+                    if let Some(event) = self.on_call_result(done) {
+                        return event;
                     }
                 }
-                command = commands.recv(), if self.calls.len() < DRIVER_CALLS_MAX => match command {
-                    None => return,
-                    Some(DriverCommand::Start(spec)) => {
-                        self.reconciler.on_start_requested(&spec);
-                        let driver = Arc::clone(&self.driver);
-                        self.calls.spawn(async move {
-                            let id = spec.id.clone();
-                            DriverCallResult::Started { id, result: with_timeout(driver.start(spec)).await }
-                        });
-                    }
-                    Some(DriverCommand::Stop(id)) => self.reconciler.request_stop(&id, self.clock.now()),
-                    Some(DriverCommand::List(number)) => requested = number,
-                },
-                _ = ticks.tick() => is_due = true,
-            }
-            if !is_listing && (is_due || requested > listed) {
-                (is_listing, is_due) = (true, false);
-                self.reconciler.on_list_started();
-                let (driver, number) = (Arc::clone(&self.driver), requested);
-                self.calls.spawn(async move {
-                    DriverCallResult::Listed { number, found: with_timeout(driver.list()).await }
-                });
-            }
-            while self.calls.len() < DRIVER_CALLS_MAX
-                && let Some((id, key, mode)) = self.reconciler.next_stop(self.clock.now())
-            {
-                let driver = Arc::clone(&self.driver);
-                self.calls.spawn(async move {
-                    let result = with_timeout(driver.stop(id.clone(), key, mode)).await;
-                    DriverCallResult::Stopped { id, mode, result }
-                });
+                _ = active.list_ticks.tick() => active.is_list_due = true,
             }
         }
     }
 
-    fn on_listed(&mut self, mut found: Vec<ListedWorker>) -> io::Result<Vec<WorkerChange>> {
-        self.stop_requests.append(&mut self.store.stop_requests()?);
-        for worker in found.iter_mut().filter(|worker| worker.state == WorkerState::Running) {
-            if self.stop_requests.contains(&worker.id) {
-                worker.state = WorkerState::Stopping;
-            }
+    fn start_calls(&mut self) {
+        let Some(active) = &mut self.active else { return };
+        if active.is_list_due && !active.is_listing {
+            (active.is_listing, active.is_list_due) = (true, false);
+            active.reconciler.on_list_started();
+            active.calls.spawn(Arc::clone(&self.driver).call(DriverCall::List));
         }
-        let mut changes = self.reconciler.on_listed(found, self.clock.now());
-        for change in &mut changes {
-            if let WorkerChange::Exited { id, requested, .. } = change {
-                *requested |= self.stop_requests.contains(id);
-            }
+        while active.calls.len() < DRIVER_CALLS_MAX {
+            let call = if let Some((id, key, mode)) = active.reconciler.next_stop(self.clock.now()) {
+                DriverCall::Stop(id, key, mode)
+            } else if let Some(spec) = active.starts.pop_front() {
+                DriverCall::Start(spec)
+            } else {
+                break;
+            };
+            active.calls.spawn(Arc::clone(&self.driver).call(call));
         }
-        let reconciler = &self.reconciler;
-        for id in self.stop_requests.iter().filter(|id| !reconciler.is_known(id)) {
-            self.store.remove_stop_request(id)?;
-        }
-        self.stop_requests.retain(|id| reconciler.is_known(id));
-        Ok(changes)
     }
 
-    fn on_stopped(&mut self, id: &str, mode: StopMode, result: Result<(), DriverError>) {
-        let is_new = self.reconciler.on_stopped(id, mode, result.is_ok());
-        match (mode, result) {
-            (StopMode::Terminate, Ok(())) => {
-                self.stop_requests.insert(id.to_owned());
-                if let Err(error) = self.store.add_stop_request(id) {
-                    tracing::warn!(worker = id, "cannot record the stop request: {error}");
+    fn on_call_result(&mut self, result: DriverCallResult) -> Option<DriverEvent> {
+        let active = self.active.as_mut()?;
+        match result {
+            DriverCallResult::Listed(found) => {
+                active.is_listing = false;
+                let changes = found.and_then(|found| {
+                    let changes = active.reconciler.on_listed(found, &self.store.stop_requests()?, self.clock.now());
+                    for id in self.store.stop_requests()?.iter().filter(|id| !active.reconciler.is_known(id)) {
+                        self.store.remove_stop_request(id)?;
+                    }
+                    Ok(changes)
+                });
+                Some(DriverEvent::Listed(changes))
+            }
+            DriverCallResult::Started { id, result: Ok(()) } => {
+                active.reconciler.on_started(&id);
+                Some(DriverEvent::Started(id))
+            }
+            DriverCallResult::Started { id, result: Err(error) } => {
+                active.reconciler.on_start_failed(&id);
+                Some(DriverEvent::StartFailed { id, error })
+            }
+            DriverCallResult::Stopped { id, mode, result } => {
+                let is_new = active.reconciler.on_stopped(&id, mode, result.is_ok());
+                // A second TERM makes a worker release what it runs, so the next controller must not repeat it.
+                let result = result.and_then(|()| match mode {
+                    StopMode::Terminate => Ok(self.store.add_stop_request(&id)?),
+                    StopMode::Kill | StopMode::Remove => Ok(()),
+                });
+                match (mode, result) {
+                    (_, Err(DriverError(why))) if is_new => {
+                        tracing::warn!(worker = id, "cannot stop the worker, retrying: {why}");
+                    }
+                    (StopMode::Kill, Ok(())) if is_new => {
+                        tracing::warn!(worker = id, "the worker did not exit within `termination_grace`; killing it");
+                    }
+                    (StopMode::Terminate | StopMode::Kill | StopMode::Remove, _) => {}
                 }
+                None
             }
-            (_, Err(DriverError(why))) if is_new => {
-                tracing::warn!(worker = id, "cannot stop the worker, retrying: {why}");
-            }
-            (StopMode::Kill, Ok(())) if is_new => {
-                tracing::warn!(worker = id, "the worker did not exit within `termination_grace`; killing it");
-            }
-            (StopMode::Kill | StopMode::Remove, Ok(())) | (_, Err(_)) => {}
         }
     }
 }

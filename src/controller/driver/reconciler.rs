@@ -1,217 +1,184 @@
 //! Compares the lists of a driver with the expected workers, and decides which stop calls are due.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::{ListedWorker, StopMode, WorkerChange, WorkerExit, WorkerIdSource, WorkerSpec, WorkerState};
 use crate::domain::group::Key;
 use crate::domain::time::Instant;
 
-struct ExpectedWorker {
+struct KnownWorker {
     key: Key,
-    expected_from_list: Option<u64>,
+    /// The first list that has to show it; `None` while its start call runs.
+    listed_from: Option<u64>,
     is_pending: bool,
-    termination: Option<Termination>,
+    kill_at: Option<Instant>,
+    is_terminated: bool,
+    /// Kept until a list no longer shows it.
+    is_exited: bool,
+    is_removal_due: bool,
+    is_stop_call_running: bool,
+    /// A stop call is retried after the next list.
+    last_stop_list: u64,
+    last_stop_result: Option<(StopMode, bool)>,
 }
 
-struct Termination {
-    kill_at: Instant,
-    is_requested: bool,
-    last_attempt_list: Option<u64>,
-    in_progress: bool,
-    last_result: Option<(StopMode, bool)>,
-}
-
-impl Termination {
-    const fn new(kill_at: Instant) -> Self {
-        Self { kill_at, is_requested: false, last_attempt_list: None, in_progress: false, last_result: None }
+impl KnownWorker {
+    const fn new(key: Key, listed_from: Option<u64>, is_pending: bool) -> Self {
+        Self {
+            key,
+            listed_from,
+            is_pending,
+            kill_at: None,
+            is_terminated: false,
+            is_exited: false,
+            is_removal_due: false,
+            is_stop_call_running: false,
+            last_stop_list: 0,
+            last_stop_result: None,
+        }
     }
-}
 
-#[derive(Clone, Copy)]
-struct Cleanup {
-    in_progress: bool,
-    settled_from_list: u64,
-    has_failed: bool,
+    fn stop_mode(&self, now: Instant) -> Option<StopMode> {
+        if self.is_exited {
+            return self.is_removal_due.then_some(StopMode::Remove);
+        }
+        match self.kill_at? {
+            kill_at if now >= kill_at => Some(StopMode::Kill),
+            _ if self.is_terminated => None,
+            _ => Some(StopMode::Terminate),
+        }
+    }
 }
 
 pub(super) struct Reconciler {
     termination_grace: Duration,
     id_source: WorkerIdSource,
     lists_started: u64,
-    workers: BTreeMap<String, ExpectedWorker>,
-    cleanup_queue: VecDeque<(String, Key)>,
-    cleanups: BTreeMap<String, Cleanup>,
+    workers: BTreeMap<String, KnownWorker>,
 }
 
 impl Reconciler {
     pub(super) const fn new(termination_grace: Duration, id_source: WorkerIdSource) -> Self {
-        Self {
-            termination_grace,
-            id_source,
-            lists_started: 0,
-            workers: BTreeMap::new(),
-            cleanup_queue: VecDeque::new(),
-            cleanups: BTreeMap::new(),
-        }
+        Self { termination_grace, id_source, lists_started: 0, workers: BTreeMap::new() }
     }
 
     pub(super) fn is_known(&self, id: &str) -> bool {
-        self.workers.contains_key(id) || self.cleanups.contains_key(id)
+        self.workers.contains_key(id)
     }
 
     pub(super) fn on_start_requested(&mut self, spec: &WorkerSpec) {
         let is_pending = self.id_source == WorkerIdSource::Platform;
-        let worker = ExpectedWorker { key: spec.key.clone(), expected_from_list: None, is_pending, termination: None };
-        self.workers.insert(spec.id.clone(), worker);
+        self.workers.insert(spec.id.clone(), KnownWorker::new(spec.key.clone(), None, is_pending));
     }
 
     pub(super) fn on_started(&mut self, id: &str) {
         if let Some(worker) = self.workers.get_mut(id) {
-            worker.expected_from_list = Some(self.lists_started + 1);
+            worker.listed_from = Some(self.lists_started + 1);
         }
     }
 
     pub(super) fn on_start_failed(&mut self, id: &str) {
-        self.workers.remove(id);
-        // An exited remainder of a failed start is not reported.
-        let cleanup = Cleanup { in_progress: false, settled_from_list: self.lists_started + 1, has_failed: false };
-        self.cleanups.insert(id.to_owned(), cleanup);
+        self.on_started(id);
+        if let Some(worker) = self.workers.get_mut(id) {
+            // Its remainder is removed without a report.
+            worker.is_exited = true;
+        }
     }
 
     pub(super) fn request_stop(&mut self, id: &str, now: Instant) {
-        let kill_at = now.plus(self.termination_grace);
         if let Some(worker) = self.workers.get_mut(id) {
-            worker.termination.get_or_insert_with(|| Termination::new(kill_at));
+            worker.kill_at.get_or_insert(now.plus(self.termination_grace));
         }
     }
 
     pub(super) fn next_stop(&mut self, now: Instant) -> Option<(String, Key, StopMode)> {
-        if let Some((id, key)) = self.cleanup_queue.pop_front() {
-            return Some((id, key, StopMode::Remove));
-        }
         let lists = self.lists_started;
-        self.workers.iter_mut().filter(|(_, worker)| worker.expected_from_list.is_some()).find_map(|(id, worker)| {
-            let termination = worker.termination.as_mut()?;
-            let over = now >= termination.kill_at;
-            if termination.in_progress
-                || termination.last_attempt_list == Some(lists)
-                || (termination.is_requested && !over)
-            {
+        self.workers.iter_mut().find_map(|(id, worker)| {
+            if worker.listed_from.is_none() || worker.is_stop_call_running || worker.last_stop_list == lists {
                 return None;
             }
-            (termination.in_progress, termination.last_attempt_list) = (true, Some(lists));
-            Some((id.clone(), worker.key.clone(), if over { StopMode::Kill } else { StopMode::Terminate }))
+            let mode = worker.stop_mode(now)?;
+            (worker.is_stop_call_running, worker.last_stop_list, worker.is_removal_due) = (true, lists, false);
+            Some((id.clone(), worker.key.clone(), mode))
         })
     }
 
-    pub(super) fn on_stopped(&mut self, id: &str, stop: StopMode, done: bool) -> bool {
-        match stop {
-            StopMode::Remove => {
-                let Some(cleanup) = self.cleanups.get_mut(id) else { return !done };
-                let is_news = cleanup.has_failed == done;
-                *cleanup = Cleanup { in_progress: false, settled_from_list: self.lists_started + 1, has_failed: !done };
-                is_news
-            }
-            StopMode::Terminate | StopMode::Kill => {
-                let termination = self.workers.get_mut(id).and_then(|worker| worker.termination.as_mut());
-                termination.is_some_and(|termination| {
-                    termination.in_progress = false;
-                    termination.is_requested |= done;
-                    termination.last_result.replace((stop, done)) != Some((stop, done))
-                })
-            }
-        }
+    /// True if the result differs from that of the last call.
+    pub(super) fn on_stopped(&mut self, id: &str, mode: StopMode, done: bool) -> bool {
+        let Some(worker) = self.workers.get_mut(id) else { return false };
+        worker.is_stop_call_running = false;
+        worker.is_terminated |= done;
+        worker.last_stop_result.replace((mode, done)) != Some((mode, done))
     }
 
     pub(super) const fn on_list_started(&mut self) {
         self.lists_started += 1;
     }
 
-    pub(super) fn on_listed(&mut self, found: Vec<ListedWorker>, now: Instant) -> Vec<WorkerChange> {
-        let (mut changes, mut there, mut over) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
-        for ListedWorker { id, key, state: standing } in found {
-            match standing {
-                WorkerState::Running | WorkerState::Stopping | WorkerState::Pending => {
-                    there.insert(id.clone());
-                    let is_pending = standing == WorkerState::Pending;
-                    let worker = self.workers.entry(id.clone()).or_insert_with(|| {
-                        let (id, known) = (id.clone(), key.clone());
-                        changes.push(if is_pending {
-                            WorkerChange::Pending { id, key: known }
-                        } else {
-                            WorkerChange::Discovered { id, key: known }
-                        });
-                        ExpectedWorker {
-                            key,
-                            expected_from_list: Some(self.lists_started),
-                            is_pending,
-                            termination: None,
-                        }
-                    });
-                    if standing == WorkerState::Stopping {
-                        let kill_at = now.plus(self.termination_grace);
-                        let termination = worker.termination.get_or_insert_with(|| {
-                            changes.push(WorkerChange::Stopping { id });
-                            Termination::new(kill_at)
-                        });
-                        // The stop took effect whatever the call returned.
-                        termination.is_requested = true;
-                    }
+    /// `stop_requests` are those of this and of previous controllers.
+    pub(super) fn on_listed(
+        &mut self,
+        found: Vec<ListedWorker>,
+        stop_requests: &BTreeSet<String>,
+        now: Instant,
+    ) -> Vec<WorkerChange> {
+        let (lists, kill_at) = (self.lists_started, now.plus(self.termination_grace));
+        let (mut changes, mut shown) = (Vec::new(), BTreeSet::new());
+        for ListedWorker { id, key, state } in found {
+            shown.insert(id.clone());
+            let is_requested = stop_requests.contains(&id);
+            let known = self.workers.get_mut(&id);
+            if let WorkerState::Exited(exit) = state {
+                // A list that began before the start returned may show a container that does not run yet.
+                if known.as_ref().is_some_and(|worker| worker.listed_from.is_none_or(|from| from > lists)) {
+                    continue;
                 }
-                WorkerState::Exited(end) => {
-                    // A list that began before the start returned may show a created
-                    // container that does not run yet.
-                    let is_early = |worker: &ExpectedWorker| {
-                        worker.expected_from_list.is_none_or(|from| from > self.lists_started)
-                    };
-                    if self.workers.get(&id).is_some_and(is_early) {
-                        there.insert(id);
-                        continue;
-                    }
-                    over.insert(id.clone());
-                    let known = self.workers.remove(&id);
-                    let is_new = self.schedule_cleanup(&id, &key);
-                    // A pending worker may have started and exited between two lists.
-                    let is_news = is_new && known.is_none();
-                    if is_news && self.id_source == WorkerIdSource::Platform {
-                        changes.push(WorkerChange::Discovered { id: id.clone(), key: key.clone() });
-                    }
-                    if is_news || known.is_some() {
-                        let told = known.is_some_and(|worker| worker.termination.is_some());
-                        changes.push(WorkerChange::Exited { id, key, exit: end, requested: told });
-                    }
+                if known.is_none() && self.id_source == WorkerIdSource::Platform {
+                    // It may have started and exited between two lists.
+                    changes.push(WorkerChange::Discovered { id: id.clone(), key: key.clone() });
                 }
-            }
-        }
-        let missed = |(id, worker): &(&String, &ExpectedWorker)| {
-            !there.contains(*id) && worker.expected_from_list.is_some_and(|from| from <= self.lists_started)
-        };
-        let gone: Vec<String> = self.workers.iter().filter(missed).map(|(id, _)| id.clone()).collect();
-        for id in gone {
-            let Some(worker) = self.workers.remove(&id) else { continue };
-            if worker.is_pending {
-                changes.push(WorkerChange::PendingResolved { id });
+                let worker = self.workers.entry(id.clone()).or_insert_with_key(|_| KnownWorker::new(key, Some(lists), false));
+                worker.is_removal_due = true;
+                if !std::mem::replace(&mut worker.is_exited, true) {
+                    let requested = is_requested || worker.kill_at.is_some();
+                    changes.push(WorkerChange::Exited { id, key: worker.key.clone(), exit, requested });
+                }
                 continue;
             }
-            let told = worker.termination.is_some();
-            let end = WorkerExit { reason: "no longer listed".to_owned(), ..WorkerExit::default() };
-            changes.push(WorkerChange::Exited { id, key: worker.key, exit: end, requested: told });
+            let is_pending = state == WorkerState::Pending;
+            if known.is_none_or(|worker| worker.is_exited) {
+                self.workers.insert(id.clone(), KnownWorker::new(key.clone(), Some(lists), is_pending));
+                let id = id.clone();
+                changes.push(if is_pending {
+                    WorkerChange::Pending { id, key }
+                } else {
+                    WorkerChange::Discovered { id, key }
+                });
+            }
+            if (state == WorkerState::Stopping || is_requested)
+                && let Some(worker) = self.workers.get_mut(&id)
+            {
+                // The stop took effect whatever the call returned.
+                worker.is_terminated = true;
+                if worker.kill_at.replace(worker.kill_at.unwrap_or(kill_at)).is_none() {
+                    changes.push(WorkerChange::Stopping { id });
+                }
+            }
         }
-        let lists = self.lists_started;
-        self.cleanups
-            .retain(|id, cleanup| cleanup.in_progress || lists < cleanup.settled_from_list || over.contains(id));
+        let is_gone = |id: &String, worker: &mut KnownWorker| {
+            !shown.contains(id) && worker.listed_from.is_some_and(|from| from <= lists)
+        };
+        for (id, worker) in self.workers.extract_if(.., is_gone).filter(|(_, worker)| !worker.is_exited) {
+            changes.push(if worker.is_pending {
+                WorkerChange::PendingResolved { id }
+            } else {
+                let requested = worker.kill_at.is_some() || stop_requests.contains(&id);
+                let exit = WorkerExit { reason: "no longer listed".to_owned(), ..WorkerExit::default() };
+                WorkerChange::Exited { id, key: worker.key, exit, requested }
+            });
+        }
         changes
-    }
-
-    fn schedule_cleanup(&mut self, id: &str, key: &Key) -> bool {
-        let before = self.cleanups.get(id).copied();
-        if before.is_none_or(|cleanup| !cleanup.in_progress && self.lists_started >= cleanup.settled_from_list) {
-            self.cleanup_queue.push_back((id.to_owned(), key.clone()));
-            let has_failed = before.is_some_and(|cleanup| cleanup.has_failed);
-            self.cleanups.insert(id.to_owned(), Cleanup { in_progress: true, settled_from_list: 0, has_failed });
-        }
-        before.is_none()
     }
 }
 
@@ -251,7 +218,7 @@ mod tests {
 
     fn listed(reconciler: &mut Reconciler, found: &[ListedWorker]) -> Vec<WorkerChange> {
         reconciler.on_list_started();
-        reconciler.on_listed(found.to_vec(), at(0))
+        reconciler.on_listed(found.to_vec(), &BTreeSet::new(), at(0))
     }
 
     fn due(reconciler: &mut Reconciler, seconds: u64) -> Option<(String, StopMode)> {
@@ -265,7 +232,7 @@ mod tests {
         assert_eq!(listed(&mut reconciler, &[]), []);
         reconciler.on_list_started();
         reconciler.on_started("a");
-        assert_eq!(reconciler.on_listed(Vec::new(), at(0)), []);
+        assert_eq!(reconciler.on_listed(Vec::new(), &BTreeSet::new(), at(0)), []);
         assert_eq!(listed(&mut reconciler, &[there("a")]), []);
         let gone =
             WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("no longer listed"), requested: false };
@@ -279,7 +246,7 @@ mod tests {
         reconciler.on_start_requested(&spec("a"));
         reconciler.on_list_started();
         reconciler.on_started("a");
-        assert_eq!(reconciler.on_listed(vec![ended("a", "created, never started")], at(0)), []);
+        assert_eq!(reconciler.on_listed(vec![ended("a", "created, never started")], &BTreeSet::new(), at(0)), []);
         assert_eq!(due(&mut reconciler, 0), None, "nothing of it is to be forgotten");
         let gone = WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("3"), requested: false };
         assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), [gone]);
@@ -376,10 +343,7 @@ mod tests {
         assert!(!reconciler.on_stopped("a", StopMode::Remove, false), "that was said");
         assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), []);
         assert_eq!(due(&mut reconciler, 0), forget);
-        reconciler.on_list_started();
         reconciler.on_stopped("a", StopMode::Remove, true);
-        assert_eq!(reconciler.on_listed(vec![ended("a", "3")], at(0)), [], "it began before that was done");
-        assert_eq!(due(&mut reconciler, 0), None);
         assert_eq!(listed(&mut reconciler, &[]), []);
         assert_eq!(due(&mut reconciler, 0), None);
         assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), [gone], "another one of that name");
@@ -394,7 +358,7 @@ mod tests {
         assert_eq!(due(&mut reconciler, 0), Some(("a".to_owned(), StopMode::Remove)));
         reconciler.on_stopped("a", StopMode::Remove, true);
         assert_eq!(listed(&mut reconciler, &[]), []);
-        assert!(reconciler.cleanups.is_empty());
+        assert!(!reconciler.is_known("a"));
     }
 
     #[test]

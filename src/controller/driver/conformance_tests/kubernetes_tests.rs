@@ -61,7 +61,7 @@ impl ObservedWorkers {
                     return Ok(());
                 }
                 DriverEvent::StartFailed { error: why, .. } => return Err(why),
-                DriverEvent::Listed { changes, .. } => {
+                DriverEvent::Listed(changes) => {
                     changes.expect("it can say").into_iter().for_each(|one| self.apply(one))
                 }
             }
@@ -69,7 +69,7 @@ impl ObservedWorkers {
     }
 
     /// Tells everybody to go who was not told yet.
-    fn stop_all(&mut self, site: &DriverUnderTest) {
+    fn stop_all(&mut self, site: &mut DriverUnderTest) {
         for id in self.running.keys().chain(self.pending.keys()) {
             if self.stop_requested.insert(id.clone()) {
                 assert!(site.handle.stop(id));
@@ -160,7 +160,7 @@ async fn pods_of_a_cluster_are_a_driver() {
     // In the end there is no worker and no Deployment.
     let ending = async {
         while !known.running.is_empty() || !known.pending.is_empty() {
-            known.stop_all(&site);
+            known.stop_all(&mut site);
             for change in site.list_changes().await {
                 known.apply(change);
             }
