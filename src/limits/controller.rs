@@ -47,8 +47,6 @@ pub const DRIVER_CALL_TIMEOUT: Duration = Duration::from_secs(60);
 pub const DRIVER_STARTS_QUEUED_MAX: usize = 1024;
 pub const DRIVER_EXIT_REASON_BYTES_MAX: usize = 1024;
 pub const DRIVER_LOG_TAIL_BYTES_MAX: u64 = 4096;
-/// After this time, a recorded start without a process is given up.
-pub const DRIVER_START_RECORD_TIMEOUT: Duration = Duration::from_secs(60);
 /// The log of a worker process is truncated at the front beyond this size.
 pub const DRIVER_LOG_BYTES_MAX: u64 = 64 << 20;
 pub const DRIVER_LOG_BYTES_KEPT: u64 = 8 << 20;

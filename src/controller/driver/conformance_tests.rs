@@ -507,7 +507,7 @@ mod real {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_worker_whose_start_was_interrupted_is_adopted_and_stopped_like_any_other() {
+    async fn a_worker_whose_start_was_interrupted_is_killed() {
         if !has_cgroups() {
             return;
         }
@@ -519,31 +519,17 @@ mod real {
         site.start(lives.clone()).await.expect("it is started");
         wait_until_up(&place, &lives).await;
         drop(site);
-        let known = record(&pool, &lives.id);
-        execute(&pool, "UPDATE worker SET is_started = 0, pid = NULL, start_ticks = NULL");
+        let started = record(&pool, &lives.id);
+        let interrupted = store::WorkerRecord { process: None, ..started.clone() };
+        store(&pool).put_worker(&interrupted).expect("the state");
         let mut site = DriverUnderTest::new(&pool);
-        let (id, key) = (lives.id.clone(), lives.key.clone());
-        assert_eq!(site.list_changes().await, [WorkerChange::Discovered { id, key }]);
-        assert_eq!(record(&pool, &lives.id), known);
-        assert!(site.handle.stop(&lives.id));
-        site.wait_for_exit(&lives.id, true).await;
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_recorded_start_without_a_process_is_given_up() {
-        let place = Fixture::new();
-        let pool = place.processes("core", "");
-        let mut site = DriverUnderTest::new(&pool);
-        let state = store(&pool);
-        let fresh = store::WorkerRecord::pending("fresh", &key("k"));
-        state.insert_worker(&fresh).expect("the state");
-        let other = store::WorkerRecord { id: "other".to_owned(), boot: "another".to_owned(), ..fresh.clone() };
-        state.insert_worker(&other).expect("the state");
-        assert_eq!(site.list_changes().await, []);
-        assert_eq!(state.workers().expect("the state"), [fresh], "it may be starting");
-        execute(&pool, "UPDATE worker SET created_at = 0");
-        assert_eq!(site.list_changes().await, []);
-        assert_eq!(state.workers().expect("the state"), []);
+        let killing = async {
+            while store(&pool).workers().expect("the state") != [] {
+                assert_eq!(site.list_changes().await, []);
+            }
+        };
+        timeout(TEST_TIMEOUT, killing).await.expect("its record is removed");
+        assert!(!is_there(&format!("/proc/{}/stat", started.process.expect("a process").pid)));
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
-use rusqlite::{Connection, Row, params};
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use serde::{Deserialize, Serialize};
 
 use crate::domain::group::Key;
 use crate::limits::CONTROLLER_STORE_TIMEOUT;
@@ -15,57 +15,32 @@ use crate::limits::CONTROLLER_STORE_TIMEOUT;
 const FILE: &str = "state.db";
 
 const SCHEMA: &str = "
-    CREATE TABLE IF NOT EXISTS worker (
-        id TEXT PRIMARY KEY,
-        key TEXT NOT NULL,
-        boot TEXT NOT NULL,
-        created_at INTEGER NOT NULL,
-        is_started INTEGER NOT NULL,
-        pid INTEGER,
-        start_ticks INTEGER,
-        cgroup TEXT
-    );
+    CREATE TABLE IF NOT EXISTS worker (id TEXT PRIMARY KEY, record TEXT NOT NULL);
     CREATE TABLE IF NOT EXISTS stop_request (id TEXT PRIMARY KEY);
     CREATE TABLE IF NOT EXISTS known_key (key TEXT PRIMARY KEY);
 ";
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct WorkerRecord {
     pub(super) id: String,
     pub(super) key: String,
     pub(super) boot: String,
-    /// Unix time in seconds.
-    pub(super) created_at: i64,
-    /// False from before the start call until it has returned.
-    pub(super) is_started: bool,
+    /// `None` until it has started.
     pub(super) process: Option<WorkerPid>,
     pub(super) cgroup: Option<PathBuf>,
 }
 
 /// Identifies a process across pid reuse.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct WorkerPid {
     pub(super) pid: i32,
     pub(super) start_ticks: u64,
 }
 
 impl WorkerRecord {
-    pub(super) fn pending(id: &str, key: &Key) -> Self {
+    pub(super) fn new(id: &str, key: &Key, cgroup: Option<PathBuf>) -> Self {
         let crate::domain::journal::BootId(boot) = crate::host::journal::current_boot();
-        Self {
-            id: id.to_owned(),
-            key: key.as_str().to_owned(),
-            boot: boot.into(),
-            created_at: jiff::Timestamp::now().as_second(),
-            is_started: false,
-            process: None,
-            cgroup: None,
-        }
-    }
-
-    pub(super) fn age(&self) -> Duration {
-        let seconds = jiff::Timestamp::now().as_second().saturating_sub(self.created_at);
-        Duration::from_secs(u64::try_from(seconds).unwrap_or_default())
+        Self { id: id.to_owned(), key: key.as_str().to_owned(), boot: boot.into(), process: None, cgroup }
     }
 }
 
@@ -90,42 +65,20 @@ impl StateStore {
         Ok(Self(Mutex::new(connection)))
     }
 
-    fn connection(&self) -> MutexGuard<'_, Connection> {
-        self.0.lock()
-    }
-
     fn execute(&self, statement: &str, values: impl rusqlite::Params) -> io::Result<()> {
-        self.connection().prepare_cached(statement).and_then(|mut sql| sql.execute(values)).map(drop).map_err(failed)
+        self.0.lock().prepare_cached(statement).and_then(|mut sql| sql.execute(values)).map(drop).map_err(failed)
     }
 
     fn texts(&self, statement: &str) -> io::Result<Vec<String>> {
-        let connection = self.connection();
+        let connection = self.0.lock();
         let mut statement = connection.prepare_cached(statement).map_err(failed)?;
         let rows = statement.query_map((), |row| row.get(0)).map_err(failed)?;
         rows.collect::<Result<_, _>>().map_err(failed)
     }
 
-    pub(super) fn insert_worker(&self, record: &WorkerRecord) -> io::Result<()> {
-        self.execute(
-            "INSERT INTO worker VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-            params![
-                record.id,
-                record.key,
-                record.boot,
-                record.created_at,
-                record.is_started,
-                record.process.map(|process| process.pid),
-                record.process.map(|process| process.start_ticks.cast_signed()),
-                record.cgroup.as_ref().map(|path| path.to_string_lossy()),
-            ],
-        )
-    }
-
-    pub(super) fn mark_started(&self, id: &str, process: Option<WorkerPid>) -> io::Result<()> {
-        self.execute(
-            "UPDATE worker SET is_started = 1, pid = ?2, start_ticks = ?3 WHERE id = ?1",
-            params![id, process.map(|process| process.pid), process.map(|process| process.start_ticks.cast_signed())],
-        )
+    pub(super) fn put_worker(&self, record: &WorkerRecord) -> io::Result<()> {
+        let json = serde_json::to_string(record)?;
+        self.execute("INSERT OR REPLACE INTO worker VALUES (?1, ?2)", [&record.id, &json])
     }
 
     pub(super) fn remove_worker(&self, id: &str) -> io::Result<()> {
@@ -133,10 +86,7 @@ impl StateStore {
     }
 
     pub(super) fn workers(&self) -> io::Result<Vec<WorkerRecord>> {
-        let connection = self.connection();
-        let mut statement = connection.prepare_cached("SELECT * FROM worker").map_err(failed)?;
-        let rows = statement.query_map((), worker_record).map_err(failed)?;
-        rows.collect::<Result<_, _>>().map_err(failed)
+        self.texts("SELECT record FROM worker")?.iter().map(|json| Ok(serde_json::from_str(json)?)).collect()
     }
 
     pub(super) fn stop_requests(&self) -> io::Result<BTreeSet<String>> {
@@ -160,7 +110,7 @@ impl StateStore {
         removed: impl Iterator<Item = &'a Key>,
         added: impl Iterator<Item = &'a Key>,
     ) -> io::Result<()> {
-        let mut connection = self.connection();
+        let mut connection = self.0.lock();
         let update = || {
             let transaction = connection.transaction()?;
             for key in removed {
@@ -173,19 +123,6 @@ impl StateStore {
         };
         update().map_err(failed)
     }
-}
-
-fn worker_record(row: &Row<'_>) -> rusqlite::Result<WorkerRecord> {
-    let (pid, ticks): (Option<i32>, Option<i64>) = (row.get("pid")?, row.get("start_ticks")?);
-    Ok(WorkerRecord {
-        id: row.get("id")?,
-        key: row.get("key")?,
-        boot: row.get("boot")?,
-        created_at: row.get("created_at")?,
-        is_started: row.get("is_started")?,
-        process: pid.zip(ticks).map(|(pid, ticks)| WorkerPid { pid, start_ticks: ticks.cast_unsigned() }),
-        cgroup: row.get::<_, Option<String>>("cgroup")?.map(PathBuf::from),
-    })
 }
 
 fn failed(error: rusqlite::Error) -> io::Error {

@@ -1,13 +1,13 @@
 //! Driver: workers as process groups of this host, each in its own cgroup where cgroups v2 are available.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
@@ -20,7 +20,7 @@ use crate::host::containment::children::{self, ChildRegistration, StartedChild};
 use crate::host::containment::{WorkerCgroup, WorkerCgroups};
 use crate::host::process::{self, ProcessStat};
 use crate::host::program_path::find_program;
-use crate::limits::{CONTROLLER_RECONCILE_INTERVAL, DRIVER_START_RECORD_TIMEOUT};
+use crate::limits::CONTROLLER_RECONCILE_INTERVAL;
 
 pub(super) struct SubprocessDriver {
     /// Program and arguments.
@@ -28,39 +28,11 @@ pub(super) struct SubprocessDriver {
     store: Arc<StateStore>,
     logs: WorkerLogs,
     cgroups: Option<WorkerCgroups>,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
     /// Children of this process. Workers of a previous controller are observed by pid and start time instead.
-    children: BTreeMap<String, (Child, ChildRegistration)>,
-    /// Killed, and to be removed once they are empty.
-    dying_cgroups: Vec<WorkerCgroup>,
+    children: Mutex<Children>,
 }
 
-impl State {
-    fn kill_cgroup(&mut self, path: Option<PathBuf>) {
-        if let Some(path) = path {
-            let cgroup = WorkerCgroup::at(path);
-            cgroup.kill();
-            if !cgroup.try_remove() {
-                self.dying_cgroups.push(cgroup);
-            }
-        }
-    }
-
-    fn exit_reason(&mut self, record: &WorkerRecord) -> io::Result<Option<String>> {
-        if let Some((child, _)) = self.children.get_mut(&record.id) {
-            return Ok(match child.try_wait() {
-                Ok(None) => None,
-                Ok(Some(status)) => Some(status.to_string()),
-                Err(error) => Some(error.to_string()),
-            });
-        }
-        Ok((!is_running(record)?).then(|| "exited without a controller to read its status".to_owned()))
-    }
-}
+type Children = BTreeMap<String, (Child, ChildRegistration)>;
 
 impl SubprocessDriver {
     pub(super) fn new(pool: &str, command: Vec<String>, folder: PathBuf, store: Arc<StateStore>) -> Self {
@@ -72,30 +44,23 @@ impl SubprocessDriver {
                 "no cgroups, so processes that leave a worker's process group may outlive it: {why}"
             ),
         }
-        Self { command, store, logs: WorkerLogs::new(folder), cgroups: cgroups.ok(), state: Mutex::default() }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+        Self { command, store, logs: WorkerLogs::new(folder), cgroups: cgroups.ok(), children: Mutex::default() }
     }
 
     fn list_workers(&self) -> io::Result<Vec<ListedWorker>> {
-        let mut state = self.state();
-        state.dying_cgroups.retain(|cgroup| !cgroup.try_remove());
+        let mut children = self.children.lock();
         let (records, stop_requests) = (self.store.workers()?, self.store.stop_requests()?);
-        let ids: BTreeSet<&str> = records.iter().map(|record| record.id.as_str()).collect();
-        state.children.retain(|id, _| ids.contains(id.as_str()));
         let mut listed = Vec::with_capacity(records.len());
-        for record in &records {
+        for record in records {
             let Some(key) = Key::new(&record.key) else { continue };
-            let record = match record.process {
-                Some(_) => record.clone(),
-                None => match self.resolve_pending(&mut state, record)? {
-                    Some(record) => record,
-                    None => continue,
-                },
-            };
-            let worker_state = match state.exit_reason(&record)? {
+            if record.process.is_none() {
+                // Its start failed, or the controller was killed meanwhile.
+                if remove_cgroup(&record) {
+                    self.store.remove_worker(&record.id)?;
+                }
+                continue;
+            }
+            let state = match exit_reason(&mut children, &record)? {
                 None => WorkerState::Running,
                 // A shell that does not `exec` its last program exits before that does.
                 Some(_) if stop_requests.contains(&record.id) && has_processes(&record) => WorkerState::Running,
@@ -106,24 +71,9 @@ impl SubprocessDriver {
                 }
             };
             self.logs.truncate(&record.id);
-            listed.push(ListedWorker { id: record.id, key, state: worker_state });
+            listed.push(ListedWorker { id: record.id, key, state });
         }
         Ok(listed)
-    }
-
-    /// A previous controller was killed between recording the start and recording the process.
-    fn resolve_pending(&self, state: &mut State, record: &WorkerRecord) -> io::Result<Option<WorkerRecord>> {
-        let is_this_boot = is_this_boot(record);
-        if is_this_boot && let Some(process) = find_leader(record)? {
-            self.store.mark_started(&record.id, Some(process))?;
-            tracing::info!(worker = record.id, pid = process.pid, "adopted a worker whose start was interrupted");
-            return Ok(Some(WorkerRecord { process: Some(process), ..record.clone() }));
-        }
-        if !is_this_boot || record.age() > DRIVER_START_RECORD_TIMEOUT {
-            state.kill_cgroup(record.cgroup.clone());
-            self.store.remove_worker(&record.id)?;
-        }
-        Ok(None)
     }
 
     fn create_cgroup(&self, id: &str) -> Option<WorkerCgroup> {
@@ -140,35 +90,24 @@ impl SubprocessDriver {
         let own = || inherited_variables().find(|(name, _)| *name == "PATH")?.1.into_string().ok();
         let path = variables.get("PATH").cloned().or_else(own);
         find_program(program, &path.into_iter().map(|path| ("PATH".to_owned(), path)).collect(), Path::new(""))?;
-        let mut state = self.state();
+        let mut children = self.children.lock();
         let cgroup = self.create_cgroup(&id);
-        let record = WorkerRecord {
-            cgroup: cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()),
-            ..WorkerRecord::pending(&id, &key)
-        };
-        match self.spawn_worker(cgroup, (program, arguments), &record, variables) {
-            Ok(child) => {
-                state.children.insert(id, child);
-                Ok(())
-            }
-            Err(error) => {
-                state.kill_cgroup(record.cgroup);
-                self.store.remove_worker(&id)?;
-                Err(error)
-            }
-        }
+        let record = WorkerRecord::new(&id, &key, cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()));
+        let child = self.spawn_worker(cgroup, (program, arguments), record, variables)?;
+        children.insert(id, child);
+        Ok(())
     }
 
     fn spawn_worker(
         &self,
         cgroup: Option<WorkerCgroup>,
         (program, arguments): (&String, &[String]),
-        record: &WorkerRecord,
+        record: WorkerRecord,
         variables: BTreeMap<String, String>,
     ) -> Result<(Child, ChildRegistration), DriverError> {
         let log = self.logs.open(&record.id)?;
-        // Recorded before the spawn, so that the next controller searches for it.
-        self.store.insert_worker(record)?;
+        // Recorded before the spawn, so that the next controller kills a worker whose pid was not recorded.
+        self.store.put_worker(&record)?;
         let mut command = match &cgroup {
             Some(cgroup) => {
                 let (shim, arguments) = cgroup.command_prefix()?;
@@ -186,14 +125,15 @@ impl SubprocessDriver {
         let recorded = || {
             // The next list reports a worker that has exited already.
             let start_ticks = start_ticks(pid)?.unwrap_or_default();
-            self.store.mark_started(&record.id, Some(WorkerPid { pid, start_ticks }))
+            let process = Some(WorkerPid { pid, start_ticks });
+            self.store.put_worker(&WorkerRecord { process, ..record.clone() })
         };
         recorded().inspect_err(|_| signal_group(&record.id, pid, Signal::KILL))?;
         Ok((child, registration))
     }
 
     fn stop_worker(&self, id: &str, mode: StopMode) -> io::Result<()> {
-        let mut state = self.state();
+        let mut children = self.children.lock();
         let records = self.store.workers()?;
         let Some(record) = records.iter().find(|record| record.id == id) else { return Ok(()) };
         let running = if is_running(record)? { record.process } else { None };
@@ -210,8 +150,10 @@ impl SubprocessDriver {
             }
             (StopMode::Kill, None) => kill_remaining(record)?,
             (StopMode::Remove, _) => {
-                state.children.remove(id);
-                state.kill_cgroup(record.cgroup.clone());
+                children.remove(id);
+                if !remove_cgroup(record) {
+                    return Err(io::Error::other("its processes are still exiting"));
+                }
                 self.store.remove_worker(id)?;
                 self.logs.prune(|log| log == id || records.iter().all(|record| record.id != log));
             }
@@ -255,17 +197,6 @@ fn has_processes(record: &WorkerRecord) -> bool {
     record.cgroup.clone().is_some_and(|path| !WorkerCgroup::at(path).processes().is_empty())
 }
 
-fn find_leader(record: &WorkerRecord) -> io::Result<Option<WorkerPid>> {
-    let Some(path) = record.cgroup.clone() else { return Ok(None) };
-    let mut leaders = Vec::new();
-    for pid in WorkerCgroup::at(path).processes() {
-        let stat = ProcessStat::try_read(pid)?;
-        leaders.extend(stat.filter(|stat| stat.pid == stat.group && stat.state == process::ProcessState::Running));
-    }
-    let first = leaders.into_iter().min_by_key(|stat| stat.start_ticks);
-    Ok(first.map(|stat| WorkerPid { pid: stat.pid, start_ticks: stat.start_ticks }))
-}
-
 /// Kills what an exited worker has left behind.
 fn kill_remaining(record: &WorkerRecord) -> io::Result<()> {
     // The pid may be reused.
@@ -283,6 +214,19 @@ fn kill_cgroup(record: &WorkerRecord) {
     if let Some(path) = &record.cgroup {
         WorkerCgroup::at(path.clone()).kill();
     }
+}
+
+/// False while processes of it are exiting.
+fn remove_cgroup(record: &WorkerRecord) -> bool {
+    kill_cgroup(record);
+    record.cgroup.clone().is_none_or(|path| WorkerCgroup::at(path).try_remove())
+}
+
+fn exit_reason(children: &mut Children, record: &WorkerRecord) -> io::Result<Option<String>> {
+    if let Some((child, _)) = children.get_mut(&record.id) {
+        return Ok(child.try_wait()?.map(|status| status.to_string()));
+    }
+    Ok((!is_running(record)?).then(|| "exited without a controller to read its status".to_owned()))
 }
 
 fn signal_group(id: &str, pid: i32, signal: Signal) {

@@ -17,7 +17,7 @@ use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec,
 use crate::config::pool::SystemdDriverConfig;
 use crate::controller::name_encoding;
 use crate::domain::group::Key;
-use crate::limits::{DRIVER_POLL_INTERVAL, DRIVER_START_RECORD_TIMEOUT, UNIT_NAME_BYTES_MAX};
+use crate::limits::{DRIVER_POLL_INTERVAL, UNIT_NAME_BYTES_MAX};
 
 pub(super) struct SystemdDriver {
     config: SystemdDriverConfig,
@@ -138,12 +138,6 @@ impl Driver for SystemdDriver {
             found.push(ListedWorker { id: record.id, key, state });
         }
         for (instance, (record, key)) in records {
-            if !record.is_started {
-                if record.age() > DRIVER_START_RECORD_TIMEOUT {
-                    self.remove(&record.id, &instance)?;
-                }
-                continue;
-            }
             // systemd unloads a unit that exited with success.
             let log = Some(format!("`journalctl --unit {}`", self.unit_name(&instance)));
             let exit = WorkerExit { reason: "exited with success".to_owned(), log, ..WorkerExit::default() };
@@ -155,15 +149,13 @@ impl Driver for SystemdDriver {
     async fn start(&self, spec: WorkerSpec) -> Result<(), DriverError> {
         let WorkerSpec { id, key, variables } = spec;
         let instance = self.instance_name(&id, &key);
-        self.store.insert_worker(&WorkerRecord::pending(&id, &key))?;
+        self.store.put_worker(&WorkerRecord::new(&id, &key, None))?;
         let start = async {
             self.write_environment(&instance, &variables)?;
             run_checked(&self.systemctl(&["start", "--no-block", &self.unit_name(&instance)]), b"").await
         };
         let started = start.await;
-        if started.is_ok() {
-            self.store.mark_started(&id, None)?;
-        } else {
+        if started.is_err() {
             self.remove(&id, &instance)?;
         }
         started.map(drop)
