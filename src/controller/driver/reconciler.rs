@@ -88,7 +88,7 @@ impl Reconciler {
 
     pub(super) fn request_stop(&mut self, id: &str, now: Instant) {
         if let Some(worker) = self.workers.get_mut(id) {
-            worker.kill_at.get_or_insert(now.plus(self.termination_grace));
+            worker.kill_at.get_or_insert_with(|| now.plus(self.termination_grace));
         }
     }
 
@@ -138,7 +138,8 @@ impl Reconciler {
                     // It may have started and exited between two lists.
                     changes.push(WorkerChange::Discovered { id: id.clone(), key: key.clone() });
                 }
-                let worker = self.workers.entry(id.clone()).or_insert_with_key(|_| KnownWorker::new(key, Some(lists), false));
+                let worker =
+                    self.workers.entry(id.clone()).or_insert_with_key(|_| KnownWorker::new(key, Some(lists), false));
                 worker.is_removal_due = true;
                 if !std::mem::replace(&mut worker.is_exited, true) {
                     let requested = is_requested || worker.kill_at.is_some();
@@ -166,10 +167,13 @@ impl Reconciler {
                 }
             }
         }
-        let is_gone = |id: &String, worker: &mut KnownWorker| {
+        let is_gone = |id: &str, worker: &KnownWorker| {
             !shown.contains(id) && worker.listed_from.is_some_and(|from| from <= lists)
         };
-        for (id, worker) in self.workers.extract_if(.., is_gone).filter(|(_, worker)| !worker.is_exited) {
+        let gone: Vec<String> =
+            self.workers.iter().filter(|(id, worker)| is_gone(id, worker)).map(|(id, _)| id.clone()).collect();
+        for id in gone {
+            let Some(worker) = self.workers.remove(&id).filter(|worker| !worker.is_exited) else { continue };
             changes.push(if worker.is_pending {
                 WorkerChange::PendingResolved { id }
             } else {
