@@ -5,6 +5,13 @@ use std::borrow::Cow;
 
 use lapin::types::{AMQPValue, FieldTable};
 
+/// The method that a client calls.
+pub const PATH: &str = "x-rpc-path";
+/// The status of a reply.
+pub const STATUS: &str = "x-status";
+/// Set for a reply that others follow.
+pub const PARTIAL: &str = "x-non-terminating-response";
+
 /// A header as text, if it is UTF-8.
 pub fn text<'a>(table: &'a FieldTable, name: &str) -> Option<&'a str> {
     match table.inner().get(name)? {

@@ -24,7 +24,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::domain::refusal::CallError;
 use crate::domain::refusal::Refusal;
-use crate::limits::{AMQP_CONNECT_TIMEOUT, AMQP_HEARTBEAT};
+use crate::limits::{AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CONNECT_TIMEOUT, AMQP_HEARTBEAT};
 use crate::redact;
 
 pub use lapin;
@@ -250,40 +250,36 @@ pub(crate) async fn confirm_channel(connection: &Connection) -> lapin::Result<Ch
     Ok(channel)
 }
 
-/// Closes a channel or connection when dropped, unless it is disarmed: lapin would keep it open, with its consumers.
-pub(crate) struct CloseOnDrop<T: StartClose>(Option<T>);
-
-impl<T: StartClose> CloseOnDrop<T> {
-    pub(crate) const fn new(what: T) -> Self {
-        Self(Some(what))
-    }
-
-    pub(crate) fn disarm(mut self) -> Option<T> {
-        self.0.take()
-    }
-}
-
-impl<T: StartClose> Drop for CloseOnDrop<T> {
-    fn drop(&mut self) {
-        if let Some(what) = self.0.take() {
-            what.start_close();
+/// Runs `work` until the connection or channel is lost: lapin leaves some calls unanswered that are made while a connection ends.
+pub(crate) async fn while_open<T>(is_open: impl Fn() -> bool, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = std::pin::pin!(work);
+    loop {
+        match tokio::time::timeout(AMQP_CHANNEL_CHECK_INTERVAL, work.as_mut()).await {
+            Ok(ended) => return Some(ended),
+            Err(_) if is_open() => {}
+            Err(_) => return None,
         }
     }
 }
 
-pub(crate) trait StartClose {
-    fn start_close(&self);
-}
+/// Closes a channel when dropped, unless it is disarmed: lapin would keep it open where a consumer is being created.
+pub(crate) struct CloseOnDrop(Option<Channel>);
 
-impl StartClose for Channel {
-    fn start_close(&self) {
-        poll_once(self.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()));
+impl CloseOnDrop {
+    pub(crate) const fn new(channel: Channel) -> Self {
+        Self(Some(channel))
+    }
+
+    pub(crate) fn disarm(mut self) {
+        self.0 = None;
     }
 }
 
-impl StartClose for &Connection {
-    fn start_close(&self) {
-        poll_once(self.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()));
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        if let Some(channel) = self.0.take() {
+            poll_once(channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()));
+        }
     }
 }
 
@@ -374,5 +370,13 @@ mod tests {
         let uri = SecretString::from(format!("amqp://me:secret@host/{}", "v".repeat(256)));
         let error = Broker::new(&BrokerConfig { uri, tls: TlsFiles::default() }).unwrap_err().to_string();
         assert_eq!(error, "the vhost of the AMQP address has 256 bytes, and AMQP has room for 255");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_without_an_answer_ends_soon_after_its_connection() {
+        let (checks, started) = (std::cell::Cell::new(0), tokio::time::Instant::now());
+        let is_open = || checks.replace(checks.get() + 1) < 100;
+        assert_eq!(while_open(is_open, std::future::pending::<()>()).await, None);
+        assert_eq!(started.elapsed(), 101 * AMQP_CHANNEL_CHECK_INTERVAL);
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use secrecy::SecretString;
 
@@ -15,7 +16,7 @@ use crate::amqp::{self, Broker, ClientCertificate, TlsFiles};
 use crate::config::schema::{self, Config, Handler, RequestSource};
 use crate::config::{Environment, secrets};
 use crate::handler::DynHandler;
-use crate::source::amqp::{AmqpSource, AmqpSourceConfig, MaxRunTime, OnAttemptsExhausted, PayloadForm};
+use crate::source::amqp::{AmqpSource, AmqpSourceConfig, OnAttemptsExhausted, PayloadForm};
 use crate::worker::{Control, SourceBinding};
 
 /// A RabbitMQ on this machine with its default user.
@@ -114,7 +115,7 @@ pub(super) fn requests_queue(source: &RequestSource, config: &Config) -> String 
 pub(super) struct RequestHandling {
     pub handler: Arc<dyn DynHandler>,
     pub form: PayloadForm,
-    pub max_run_time: MaxRunTime,
+    pub max_run_time: Option<Duration>,
 }
 
 impl RequestHandling {
@@ -124,18 +125,11 @@ impl RequestHandling {
         let handler_config = config.handler.get(name).unwrap_or(&built_in);
         let is_command = matches!(handler_config, Handler::Command(_));
         let form = if is_command { PayloadForm::Body } else { PayloadForm::Whole };
-        let (max_run_time, default_max_run_time) = (handler_config.max_run_time().0, built_in.max_run_time().0);
-        let is_configured = max_run_time != default_max_run_time
+        // Of two defaults no warning, unless the broker reports another timeout.
+        let is_compared = config.amqp.management_url.is_some()
+            || handler_config.max_run_time().0 != built_in.max_run_time().0
             || config.amqp.consumer_timeout != schema::Amqp::default().consumer_timeout;
-        Self {
-            handler,
-            form,
-            max_run_time: if is_configured {
-                MaxRunTime::Configured(max_run_time)
-            } else {
-                MaxRunTime::Default(max_run_time)
-            },
-        }
+        Self { handler, form, max_run_time: is_compared.then_some(handler_config.max_run_time().0) }
     }
 }
 

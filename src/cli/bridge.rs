@@ -63,11 +63,7 @@ fn source_binding(
                     origin: amqp_setup::requests_queue(from, config),
                     max_run_time,
                 }));
-            let work = RequestHandling {
-                handler,
-                form: amqp::PayloadForm::Whole,
-                max_run_time: amqp::MaxRunTime::Configured(max_run_time),
-            };
+            let work = RequestHandling { handler, form: amqp::PayloadForm::Whole, max_run_time: Some(max_run_time) };
             amqp_setup::source_binding(&bridge.from, from, config, name, work, environment)
         }
         (Source::Taskcluster(from), Source::Amqp(to)) => {

@@ -111,16 +111,17 @@ impl Session {
         let connection = broker.connect(name).await?;
         let opening = async {
             let channel = amqp::confirm_channel(&connection).await?;
+            // The caller may stop waiting meanwhile.
+            let guard = CloseOnDrop::new(channel.clone());
             let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
             let consumer =
                 channel.basic_consume(DIRECT_REPLY_TO.into(), "".into(), options, FieldTable::default()).await?;
-            lapin::Result::Ok((channel, consumer, amqp::confirm_channel(&connection).await?))
+            let detached_channel = amqp::confirm_channel(&connection).await?;
+            guard.disarm();
+            lapin::Result::Ok((channel, consumer, detached_channel))
         };
-        // The caller may stop waiting meanwhile.
-        let guard = CloseOnDrop::new(&connection);
         let (channel, consumer, detached_channel) =
             opening.await.map_err(|error| broker.call_error("open a channel", &error))?;
-        guard.disarm();
         let calls = Arc::new(PendingCalls { by_id: Mutex::default(), late_replies, is_closed: AtomicBool::new(false) });
         let (confirms, sent) = mpsc::channel(CALLS_MAX);
         let mut dispatcher = JoinSet::new();

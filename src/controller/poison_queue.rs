@@ -198,7 +198,7 @@ impl PoisonQueue<'_> {
 
 struct PoisonScan {
     channel: Channel,
-    _hold: CloseOnDrop<Channel>,
+    _hold: CloseOnDrop,
     queue: ShortString,
     scanned: usize,
     more: u32,

@@ -26,7 +26,8 @@ pub const AMQP_CHANNEL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 pub const AMQP_REPLY_RETRY_MAX: Duration = Duration::from_secs(60);
 pub const AMQP_QUEUE_FULL_TTL: Duration = Duration::from_secs(60);
 pub const AMQP_REPLY_RETRY_DELAY: Duration = Duration::from_secs(1);
-pub const AMQP_REPLY_GIVEN_UP_ALERT_INTERVAL: Duration = Duration::from_secs(60);
+/// Lost claims and queues that the worker has not received yet; more wait.
+pub const AMQP_EVENTS_MAX: usize = 64;
 pub const CALLS_MAX: usize = 16_384;
 /// RabbitMQ's own limit before 4.0.
 pub const CALL_BODY_BYTES_MAX: usize = 128 << 20;

@@ -11,7 +11,6 @@ use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::amqp::management::Management;
 use journeyman::domain::id::PriorityQueue;
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
-use journeyman::domain::refusal::Refusal;
 use journeyman::handler::{ExecuteError, ExecuteFailure};
 use journeyman::source::Source as _;
 use journeyman::source::amqp::{AmqpSource, OnAttemptsExhausted};
@@ -436,41 +435,6 @@ async fn i06_a_request_of_a_previous_consumer_does_not_run_twice_at_once_after_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failed_acknowledgement_is_counted() {
-    let Some((client, wire, mut settings)) = wired(Kind::Durable).await else { return };
-
-    // Without counting, it is requeued without a copy.
-    settings.max_attempts = None;
-    let source = AmqpSource::new(settings);
-    publish(&client, &["1"]).await;
-    let counted = async {
-        while source.metrics()["acks_failed"] == 0 {
-            source.open().await.expect("nothing is held");
-            let grant = taken(&source).await;
-            // Nothing arrives any more, so the end of the channel is only found by a check.
-            source.pause();
-            client.until_depth(0, 0).await;
-            wire.cut();
-            // Until the loss of the connection is known; whether the source has noticed it by then varies.
-            while source.open().await.is_ok() {
-                source.pause();
-            }
-            let shutdown = Outcome::Exception(ExceptionReason::WorkerShutdown);
-            let refused = grant.claim.report(shutdown).await.expect_err("its channel is gone");
-            assert_eq!(refused.refusal, Refusal::Gone, "{refused:?}");
-        }
-    };
-    within("it is counted", Box::pin(counted)).await;
-    // The broker still has it.
-    source.open().await.expect("nothing is held");
-    let again = taken(&source).await;
-    again.claim.report(Outcome::Completed).await.expect("it is answered");
-    client.until_depth(0, 1).await;
-    source.close().await;
-    client.delete_queue().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_redelivered_request_of_a_full_queue_is_tried_without_recording_the_attempt() {
     let Some(client) = Client::shared(Kind::Durable).await else { return };
     client.delete_queue().await;
@@ -506,6 +470,6 @@ async fn a_redelivered_request_of_a_full_queue_is_tried_without_recording_the_at
         assert_eq!(client.answer(id).await.body, b"at last");
     }
     assert_eq!(tries.load(std::sync::atomic::Ordering::Relaxed), 3);
-    assert_eq!((worker.tally("attempts_recorded").await, worker.tally("attempts_exhausted").await), (0, 0));
+    assert_eq!(worker.tally("attempts_exhausted").await, 0);
     client.finish(worker).await;
 }

@@ -8,7 +8,6 @@ use journeyman::amqp::lapin::BasicProperties;
 use journeyman::amqp::lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::client::{RpcError, RpcRequest};
-use journeyman::domain::refusal::Refusal;
 use journeyman::handler::{ExecuteError, ExecuteFailure};
 use journeyman::task::{Reply, ReplyStatus};
 use journeyman::worker::ExitReason;
@@ -149,32 +148,6 @@ async fn a_reply_without_a_client_costs_nothing_and_a_missing_reply_queue_is_cou
     }
     gate.go.add_permits(1);
     assert_eq!(client.call("/d", b"d").await.body, b"d");
-    client.finish(worker).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stream_without_a_client_ends() {
-    let Some(broker) = shared() else { return };
-    let client = Client::new(&broker, Kind::Transient).await;
-    let (said, mut heard) = tokio::sync::mpsc::channel(1);
-    let act: Act = Arc::new(move |_, context| {
-        let said = said.clone();
-        Box::pin(async move {
-            let refused = loop {
-                if let Err(refused) = context.send_partial_reply(Reply::ok(*b"more")).await {
-                    break refused;
-                }
-            };
-            said.send(refused.refusal).await.expect("the test listens");
-            Ok(())
-        })
-    });
-    let worker = Running::start(queue(&client), 1, act);
-    let gone = Client::without_queue(&broker, &client.queue).await;
-    assert!(gone.publish(Client::properties("stream", "/s"), b"null").await);
-    assert!(gone.answer("stream").await.partial);
-    drop(gone);
-    assert_eq!(within("the handler is told", heard.recv()).await, Some(Refusal::Gone));
     client.finish(worker).await;
 }
 

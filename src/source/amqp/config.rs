@@ -29,8 +29,8 @@ pub struct AmqpSourceConfig {
     pub consumer_timeout: Option<Duration>,
     /// The management interface; `None` where it is not queried.
     pub management: Option<Management>,
-    /// The handler's run time limit, for a warning.
-    pub max_run_time: MaxRunTime,
+    /// The handler's run time limit, for a warning where the consumer_timeout is shorter.
+    pub max_run_time: Option<Duration>,
     /// The largest message that is received or sent, in bytes.
     pub message_bytes_max: u64,
     /// How long a refused reply is retried; then its request is acknowledged without a reply.
@@ -50,28 +50,11 @@ impl AmqpSourceConfig {
             on_attempts_exhausted: OnAttemptsExhausted::Reply,
             consumer_timeout: Some(consumer_timeout::DEFAULT_TIMEOUT),
             management: None,
-            max_run_time: MaxRunTime::Unknown,
+            max_run_time: None,
             message_bytes_max: AMQP_MESSAGE_BYTES_MAX,
             reply_retry_max: AMQP_REPLY_RETRY_MAX,
         }
     }
-}
-
-/// The handler's run time limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MaxRunTime {
-    /// No limit is known.
-    Unknown,
-    /// Both this limit and `consumer_timeout` are defaults: compared only with a timeout that the broker reports.
-    Default(Duration),
-    /// This limit or `consumer_timeout` is configured.
-    Configured(Duration),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TimeoutOrigin {
-    Broker,
-    Config,
 }
 
 /// What happens to a request after its last attempt.
@@ -83,23 +66,4 @@ pub enum OnAttemptsExhausted {
     DeadLetter,
     /// A copy goes to this queue, and the client gets an error reply.
     PoisonQueue(String),
-}
-
-impl AmqpSourceConfig {
-    pub(super) fn warn_if_too_short(&self, timeout: Option<Duration>, origin: TimeoutOrigin) {
-        let max_run_time = match (self.max_run_time, origin) {
-            (MaxRunTime::Configured(max_run_time), _) | (MaxRunTime::Default(max_run_time), TimeoutOrigin::Broker) => {
-                max_run_time
-            }
-            (MaxRunTime::Unknown, _) | (MaxRunTime::Default(_), TimeoutOrigin::Config) => return,
-        };
-        let Some(timeout) = timeout else { return };
-        if timeout < max_run_time {
-            tracing::warn!(
-                queue = self.queue,
-                "requests may run for {max_run_time:?} and the broker requeues them after {timeout:?}: raise its \
-                 consumer_timeout and `amqp.consumer_timeout`, or lower `max_run_time` of the handler"
-            );
-        }
-    }
 }

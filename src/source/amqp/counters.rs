@@ -28,23 +28,18 @@ macro_rules! counters {
 
 counters! {
     connections,
-    consumers_started,
     /// Last replies that a queue or a client took.
     replies,
-    partial_replies,
-    /// Replies to a missing queue, and partial replies whose client was gone.
+    /// Replies to a missing queue.
     clients_absent,
     /// Replies that the broker refused.
     replies_nacked,
     /// Requests that were acknowledged without a reply, since its queue refused it for too long.
     replies_given_up,
+    /// Requests that were returned to their queue, as they are or as a copy.
     requeued,
-    /// Requests whose channel was closed before they were acknowledged.
-    acks_failed,
     /// Deliveries that were delivered before.
     redelivered,
-    /// Copies that record an attempt.
-    attempts_recorded,
     attempts_exhausted,
     /// Requests whose `expiration` passed before they started.
     expired,

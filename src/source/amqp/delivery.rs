@@ -17,8 +17,6 @@ use crate::domain::id::{Run, TASK_ID_BYTES_MAX, TaskId};
 use crate::limits::{IDEMPOTENCY_BODY_BYTES_MAX, REQUEST_JSON_BYTES_MAX};
 use crate::task::Request;
 
-/// The method that the client calls.
-pub(super) const PATH_HEADER: &str = "x-rpc-path";
 /// Attempts before this delivery.
 pub(super) const ATTEMPTS_HEADER: &str = "x-journeyman-attempts";
 /// The delivery count of a quorum queue.
@@ -146,7 +144,7 @@ pub(super) fn task_definition(delivery: &Delivery, form: PayloadForm) -> Value {
         ["traceparent", "tracestate"].into_iter().filter_map(|name| Some((name, texts.get(name)?))).collect();
     let mut extra = json!(extra);
     let mut request = Request {
-        path: headers::text(table, PATH_HEADER).map(ToOwned::to_owned),
+        path: headers::text(table, headers::PATH).map(ToOwned::to_owned),
         routing_key: delivery.routing_key.to_string(),
         correlation_id: properties.correlation_id().as_ref().map(ToString::to_string),
         content_type: properties.content_type().as_ref().map(ToString::to_string),
@@ -345,7 +343,7 @@ mod tests {
         let mut table = FieldTable::default();
         table.insert("CC".into(), AMQPValue::LongString("elsewhere".into()));
         table.insert(DELIVERY_COUNT_HEADER.into(), AMQPValue::LongLongInt(4));
-        table.insert(PATH_HEADER.into(), AMQPValue::ByteArray(b"/echo".to_vec().into()));
+        table.insert(headers::PATH.into(), AMQPValue::ByteArray(b"/echo".to_vec().into()));
         let original = BasicProperties::default()
             .with_headers(table)
             .with_user_id("another-user".into())
@@ -354,7 +352,7 @@ mod tests {
         let copy = republish_properties(&original, 2, Duration::from_millis(400));
         let table = copy.headers().as_ref().unwrap();
         assert_eq!(headers::number(table, ATTEMPTS_HEADER), Some(2));
-        assert_eq!(headers::text(table, PATH_HEADER), Some("/echo"));
+        assert_eq!(headers::text(table, headers::PATH), Some("/echo"));
         assert!(table.inner().len() == 2 && copy.user_id().is_none());
         assert_eq!(copy.reply_to().as_ref().map(ToString::to_string).as_deref(), Some("there"));
         assert_eq!(message_ttl(&copy), Some(Duration::from_millis(1100)), "400 ms of it are over");
@@ -369,7 +367,7 @@ mod tests {
     fn unusable_headers_and_expirations_are_ignored() {
         let mut delivery = Delivery::mock(1, "".into(), "k".into(), true, vec![0xff]);
         let mut table = FieldTable::default();
-        table.insert(PATH_HEADER.into(), AMQPValue::Double(1.5));
+        table.insert(headers::PATH.into(), AMQPValue::Double(1.5));
         table.insert(ATTEMPTS_HEADER.into(), AMQPValue::LongString("many".into()));
         table.insert("nested".into(), AMQPValue::FieldTable(FieldTable::default()));
         delivery.properties = BasicProperties::default().with_headers(table).with_expiration("soon".into());

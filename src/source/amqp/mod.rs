@@ -4,138 +4,98 @@
 //! no other consumer. A poll waits for deliveries, a reclaim checks the channel, a report publishes the reply and acknowledges.
 //! A lost connection and a deleted queue arrive as [`SourceEvent`]s.
 
-mod backpressure;
 mod claim;
 mod config;
-mod connection;
 mod counters;
 mod delivery;
-mod disposition;
 mod publisher;
 mod queue_facts;
-mod refused_replies;
-mod reply_clients;
 mod reply_format;
 mod session;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::time::Duration;
 
+use futures_util::future::join_all;
+use lapin::Connection;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::amqp;
 use crate::domain::consumer_timeout;
-use crate::domain::delivery_attempts::AttemptAction;
-use crate::domain::id::{PriorityQueue, Run};
-use crate::domain::outcome::Outcome;
+use crate::domain::delivery_attempts::{AttemptAction, Republishing};
+use crate::domain::id::PriorityQueue;
+use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{
-    AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_LEASE, AMQP_LONG_POLL_WAIT, AMQP_NAME_BYTES_MAX,
+    AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_EVENTS_MAX, AMQP_LEASE, AMQP_LONG_POLL_WAIT,
+    AMQP_QUEUE_FULL_TTL, AMQP_REPLY_RETRY_DELAY,
 };
-use crate::task::ReplyLimits;
 
-use super::{
-    Artifact, CallError, Capabilities, Claim, Grant, OpenResult, PollBatch, Source, SourceEvent, SourceFuture,
-};
-use backpressure::Backpressure;
-use claim::{ReceivedDelivery, RequestClaim, SettlePlan, SourceContext};
-pub use config::{AmqpSourceConfig, MaxRunTime, OnAttemptsExhausted};
-use connection::SharedConnection;
+use super::{CallError, Capabilities, Grant, OpenResult, PollBatch, Source, SourceEvent, SourceFuture};
+use claim::{GrantedRequest, RequestClaim, SettlePlan};
+pub use config::{AmqpSourceConfig, OnAttemptsExhausted};
 use counters::AmqpSourceCounters;
 pub use delivery::PayloadForm;
-use disposition::{Disposition, give_up};
 use queue_facts::QueueFacts;
-use refused_replies::RefusedReplies;
-use session::{PendingDelivery, Session};
-
-/// A bound of the settlements that run outside of reports: more than a broker delivers to one consumer (65,535).
-const BACKGROUND_SETTLES_MAX: u32 = 1 << 17;
+use reply_format::error_reply;
+use session::{PendingDelivery, Session, SessionEnd};
 
 /// A request queue.
 pub struct AmqpSource {
     inner: Arc<AmqpSourceInner>,
+    events: tokio::sync::Mutex<mpsc::Receiver<SourceEvent>>,
 }
 
 struct AmqpSourceInner {
     config: AmqpSourceConfig,
     clock: Clock,
-    connection: Arc<SharedConnection>,
-    queue_facts: QueueFacts,
-    session: Mutex<Option<Arc<Session>>>,
-    /// Earlier sessions whose claims are still held, and the last one until its successor is open: a payload may outlive its
-    /// connection.
-    previous_sessions: Mutex<Vec<Arc<Session>>>,
-    last_epoch: AtomicU64,
+    connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
+    facts: Mutex<QueueFacts>,
+    /// The last one takes requests. Claims of earlier ones may still be held: a payload may outlive its connection.
+    sessions: Mutex<Vec<Arc<Session>>>,
     prefetch: AtomicU16,
-    events: Arc<EventQueue>,
-    counters: Arc<AmqpSourceCounters>,
-    refused_replies: Arc<RefusedReplies>,
-    backpressure: Arc<Backpressure>,
-    /// One permit for each settlement that runs outside of a report.
-    settle_permits: Arc<Semaphore>,
-    /// Background tasks; dropped with the source.
+    events: mpsc::Sender<SourceEvent>,
+    counters: AmqpSourceCounters,
+    /// When the request queue refused a copy, as a full queue with `reject-publish` does.
+    copy_refused_at: Mutex<Option<Instant>>,
+    /// Background tasks; aborted with the source.
     tasks: Mutex<JoinSet<()>>,
 }
 
 /// Deliveries to this process, over all queues: makes run ids unique.
 static DELIVERIES_TOTAL: AtomicU64 = AtomicU64::new(0);
 
-/// Events that were not received yet; bounded by one for each claim held.
-#[derive(Default)]
-pub(crate) struct EventQueue {
-    pending: Mutex<VecDeque<SourceEvent>>,
-    pushed: Notify,
-}
-
-impl EventQueue {
-    fn push(&self, event: SourceEvent) {
-        self.pending.lock().push_back(event);
-        self.pushed.notify_one();
-    }
-
-    async fn recv(&self) -> SourceEvent {
-        loop {
-            let next = self.pending.lock().pop_front();
-            match next {
-                Some(event) => return event,
-                None => self.pushed.notified().await,
-            }
-        }
-    }
-}
-
 impl AmqpSource {
     /// A source that connects with its first poll.
     #[must_use]
     pub fn new(config: AmqpSourceConfig) -> Self {
-        let counters: Arc<AmqpSourceCounters> = Arc::default();
-        let AmqpSourceConfig { broker, connection_name: name, .. } = &config;
-        let refused_replies = RefusedReplies::new(config.reply_retry_max, Arc::clone(&counters));
-        Self {
-            inner: Arc::new(AmqpSourceInner {
-                connection: Arc::new(SharedConnection::new(broker.clone(), name, Arc::clone(&counters))),
-                queue_facts: QueueFacts::new(&config),
-                config,
-                clock: Clock::boot(),
-                session: Mutex::default(),
-                previous_sessions: Mutex::default(),
-                last_epoch: AtomicU64::new(0),
-                prefetch: AtomicU16::new(1),
-                events: Arc::default(),
-                refused_replies: Arc::new(refused_replies),
-                backpressure: Arc::default(),
-                counters,
-                settle_permits: Arc::new(Semaphore::new(BACKGROUND_SETTLES_MAX as usize)),
-                tasks: Mutex::default(),
-            }),
-        }
+        let (events, receiver) = mpsc::channel(AMQP_EVENTS_MAX);
+        let inner = AmqpSourceInner {
+            facts: Mutex::new(QueueFacts::configured(&config)),
+            config,
+            clock: Clock::boot(),
+            connection: tokio::sync::Mutex::default(),
+            sessions: Mutex::default(),
+            prefetch: AtomicU16::new(1),
+            events,
+            counters: AmqpSourceCounters::default(),
+            copy_refused_at: Mutex::default(),
+            tasks: Mutex::default(),
+        };
+        Self { inner: Arc::new(inner), events: tokio::sync::Mutex::new(receiver) }
+    }
+}
+
+impl Drop for AmqpSource {
+    fn drop(&mut self) {
+        self.inner.tasks.lock().abort_all();
     }
 }
 
@@ -150,106 +110,85 @@ impl AmqpSourceInner {
         tasks.spawn(task);
     }
 
-    fn source_context(&self) -> SourceContext {
-        SourceContext {
-            counters: Arc::clone(&self.counters),
-            refused_replies: Arc::clone(&self.refused_replies),
-            backpressure: Arc::clone(&self.backpressure),
-        }
+    /// The session that takes requests.
+    fn current_session(&self) -> Option<Arc<Session>> {
+        self.sessions.lock().last().filter(|session| session.end().is_none()).cloned()
     }
 
-    async fn open(self: &Arc<Self>) -> Result<OpenResult, CallError> {
-        let opened = OpenResult { priority_queues: 1, usable_for: None };
-        {
-            let mut current = self.session.lock();
-            if current.as_ref().is_some_and(|session| session.end_reason().is_none()) {
-                return Ok(opened);
-            }
-            self.previous_sessions.lock().extend(current.take());
+    async fn connection(&self) -> Result<Arc<Connection>, CallError> {
+        let mut current = self.connection.lock().await;
+        if let Some(connection) = current.as_ref().filter(|connection| connection.status().connected()) {
+            return Ok(Arc::clone(connection));
         }
-        let AmqpSourceConfig { broker, queue, connection_name: name, .. } = &self.config;
+        let connection = self.config.broker.connect(&self.config.connection_name).await?;
+        self.counters.connections.increment();
+        Ok(Arc::clone(current.insert(Arc::new(connection))))
+    }
+
+    async fn open(self: &Arc<Self>) -> Result<Arc<Session>, CallError> {
+        let prefetch = self.prefetch.load(Ordering::Relaxed);
+        match self.current_session() {
+            Some(session) if session.prefetch == prefetch => return Ok(session),
+            Some(outdated) => outdated.retire(),
+            None => {}
+        }
+        let AmqpSourceConfig { broker, queue, connection_name, .. } = &self.config;
         let queue =
             &amqp::to_short_string("the queue name", queue).map_err(|error| amqp::retry_error(error.to_string()))?;
-        let connection = self.connection.get_or_connect().await?;
+        let connection = self.connection().await?;
         // Checked after connecting: a new connection is only opened once the previous one is known to be lost.
         self.check_lost_sessions()?;
-        self.queue_facts.refresh(&self.config, &connection).await;
-        let epoch = self.last_epoch.fetch_add(1, Ordering::Relaxed) + 1;
-        let prefetch = self.prefetch.load(Ordering::Relaxed);
-        let tag = format!("{name}.{epoch}");
-        let (session, consumer) = Session::open(broker, connection, queue, &tag, prefetch, epoch).await?;
-        self.counters.consumers_started.increment();
-        tracing::debug!(queue = queue.as_str(), epoch, prefetch, "consuming");
-        let (owner, inner) = (Arc::clone(&session), Arc::downgrade(self));
-        self.spawn(Arc::clone(&session).run(consumer, Arc::clone(&self.events), move |pending| {
-            if let Some(inner) = inner.upgrade() {
-                inner.return_unclaimed(&owner, pending);
+        if !self.facts.lock().are_of(&connection) {
+            let facts = QueueFacts::query(&self.config, &connection).await;
+            *self.facts.lock() = facts;
+        }
+        let (session, consumer) = Session::open(broker, connection, queue, connection_name, prefetch).await?;
+        tracing::debug!(queue = queue.as_str(), prefetch, "consuming");
+        let (owner, source) = (Arc::clone(&session), Arc::downgrade(self));
+        self.spawn(Arc::clone(&session).run(consumer, self.events.clone(), move |pending| {
+            if let Some(source) = source.upgrade() {
+                source.return_unclaimed(&owner, pending);
             }
         }));
-        *self.session.lock() = Some(session);
-        Ok(opened)
+        self.sessions.lock().push(Arc::clone(&session));
+        Ok(session)
     }
 
     /// I6: the broker redelivers what a lost channel had brought, and the new delivery must not run beside the payload of the old one.
     fn check_lost_sessions(&self) -> Result<(), CallError> {
-        let mut earlier = self.previous_sessions.lock();
-        earlier.retain(|session| session.held_claims() > 0);
-        let lost = earlier.iter().filter(|session| session.is_lost());
-        let held: usize = lost.map(|session| session.held_claims()).sum();
-        if held == 0 {
-            return Ok(());
+        let mut sessions = self.sessions.lock();
+        sessions.retain(|session| session.end().is_none() || session.held_claims() > 0);
+        let lost = sessions.iter().filter(|session| session.is_lost());
+        match lost.map(|session| session.held_claims()).sum::<usize>() {
+            0 => Ok(()),
+            held => Err(amqp::retry_error(format!("{held} requests of a lost connection are still being ended"))),
         }
-        let message = format!("{held} requests of a lost connection are still being ended");
-        Err(CallError { refusal: Refusal::Retry { retry_after: None }, message })
     }
 
+    /// Opens a session where the last one has ended. At once, without a failed poll: a source that shares its slots with others would
+    /// spend its turn on the failure.
     async fn poll(self: &Arc<Self>, max: u8) -> Result<PollBatch, CallError> {
-        let session = self.current_session().await?;
+        let session = self.open().await?;
         session.on_poll_started();
-        let waited = timeout(
-            consumer_timeout::long_poll_wait(self.queue_facts.consumer_timeout(), AMQP_LONG_POLL_WAIT),
-            self.wait_for_grants(&session, max),
-        )
-        .await;
+        let wait = consumer_timeout::long_poll_wait(self.consumer_timeout(), AMQP_LONG_POLL_WAIT);
+        let polled = timeout(wait, self.wait_for_grants(&session, max)).await;
         session.on_poll_ended();
-        waited.unwrap_or_else(|_| Ok(PollBatch::default()))
-    }
-
-    /// Opens a session where there is none or the current one is retired. At once, without a failed poll: a source that shares its slots
-    /// with others would spend its turn on the failure.
-    async fn current_session(self: &Arc<Self>) -> Result<Arc<Session>, CallError> {
-        let current = || self.session.lock().clone();
-        let is_over = current().is_none_or(|session| {
-            if session.prefetch != self.prefetch.load(Ordering::Relaxed) {
-                session.retire("the number of slots has changed");
-            }
-            session.is_retired()
-        });
-        if is_over {
-            self.open().await?;
-        }
-        let message = || "the queue has no consumer yet".to_owned();
-        current().ok_or_else(|| CallError { refusal: Refusal::Stale, message: message() })
+        polled.unwrap_or_else(|_| Ok(PollBatch::default()))
     }
 
     async fn wait_for_grants(self: &Arc<Self>, session: &Arc<Session>, max: u8) -> Result<PollBatch, CallError> {
         loop {
             let must_wait = self.check_lost_sessions().is_err();
-            let deliveries =
-                if must_wait || session.is_stopped() { Vec::new() } else { session.drain_pending(usize::from(max)) };
+            let deliveries = if must_wait { Vec::new() } else { session.take_pending(usize::from(max)) };
             if deliveries.is_empty() {
-                if let Some(what) = session.end_reason() {
-                    // A retired session is no error: the next poll opens another one.
-                    let is_none = session.is_stopped() || session.is_retired();
-                    let ended = self.on_session_ended(session, what);
-                    return if is_none { Ok(PollBatch::default()) } else { Err(ended) };
-                }
-                let arrived = session.arrived.notified();
-                if must_wait {
+                match session.end() {
+                    Some(SessionEnd::Retired) => return Ok(PollBatch::default()),
+                    Some(SessionEnd::Canceled(message)) => return Err(CallError { refusal: Refusal::Stale, message }),
+                    // The worker waits before it retries, so that those of a restarted broker do not all reconnect at the same moment.
+                    Some(SessionEnd::Lost(message)) => return Err(amqp::retry_error(message)),
                     // No event reports the end of the last lost claim.
-                    drop(timeout(AMQP_CHANNEL_CHECK_INTERVAL, arrived).await);
-                } else {
-                    arrived.await;
+                    None if must_wait => drop(timeout(AMQP_CHANNEL_CHECK_INTERVAL, session.arrived.notified()).await),
+                    None => session.arrived.notified().await,
                 }
                 continue;
             }
@@ -260,119 +199,126 @@ impl AmqpSourceInner {
         }
     }
 
-    /// A session that was retired is replaced at once; one that was lost after a pause, so that the workers of a restarted broker do not
-    /// all reconnect at the same moment.
-    fn on_session_ended(&self, session: &Arc<Session>, message: String) -> CallError {
-        let mut current = self.session.lock();
-        if current.as_ref().is_some_and(|current| current.epoch == session.epoch) {
-            self.previous_sessions.lock().extend(current.take());
-        }
-        let refusal =
-            if session.lost_reason().is_some() { Refusal::Retry { retry_after: None } } else { Refusal::Stale };
-        CallError { refusal, message }
-    }
-
     /// Makes a grant of a delivery, or settles it without a handler.
     fn admit(self: &Arc<Self>, session: &Arc<Session>, pending: PendingDelivery) -> Option<Grant> {
-        let PendingDelivery { delivery, received_at: since } = &pending;
-        let (since, AmqpSourceConfig { payload_form: form, max_attempts, .. }) = (*since, &self.config);
+        let AmqpSourceConfig { payload_form, max_attempts, .. } = &self.config;
+        let delivery = &pending.delivery;
+        let (bytes, ttl) = (delivery.data.len(), delivery::message_ttl(&delivery.properties));
         if delivery.redelivered {
             self.counters.redelivered.increment();
         }
-        let step = delivery::attempt_history(delivery).next_action(*max_attempts, self.backpressure.last_copy_result());
-        let attempt = match step {
-            AttemptAction::Try { attempt } | AttemptAction::Republish { attempt } => attempt,
-            AttemptAction::Exhausted { attempts } => attempts,
+        let action = delivery::attempt_history(delivery).next_action(*max_attempts, self.last_copy_result());
+        let is_expired = ttl.is_some_and(|ttl| pending.received_at.elapsed() >= ttl);
+        let claim = self.new_claim(session, pending);
+        let plan = if is_expired {
+            self.counters.expired.increment();
+            SettlePlan::Reply(error_reply("expired", "the request expired before it could start", None))
+        } else if bytes > self.message_bytes_max() {
+            self.counters.too_large.increment();
+            let message = format!("the request has {bytes} bytes, more than this worker accepts");
+            SettlePlan::Reply(error_reply("too_large", &message, None))
+        } else {
+            match action {
+                AttemptAction::Try { .. } => {
+                    let task = delivery::task_definition(claim.delivery(), *payload_form);
+                    return Some(self.grant(claim, task));
+                }
+                AttemptAction::Republish { attempt } => SettlePlan::Republish { attempts: attempt },
+                AttemptAction::Exhausted { attempts } => {
+                    tracing::error!(
+                        alert = "attempts-exhausted", claim.run = %claim.run,
+                        "[alert operator] giving up a request after {attempts} attempts; see the logs of its workers for the cause"
+                    );
+                    let reason = format!(
+                        "the request was delivered {attempts} times, by the count of its queue or its header {}, and no worker settled it",
+                        delivery::ATTEMPTS_HEADER
+                    );
+                    SettlePlan::GiveUp { reason, attempts }
+                }
+            }
         };
-        let fits = delivery.data.len() <= self.message_bytes_max();
-        let task =
-            (fits && matches!(step, AttemptAction::Try { .. })).then(|| delivery::task_definition(delivery, *form));
-        let now = self.clock.now();
-        let claim = self.new_claim(session, pending, attempt, now);
-        if delivery::message_ttl(claim.properties()).is_some_and(|ttl| since.elapsed() >= ttl) {
-            self.dispose(claim, Disposition::Expired);
-            return None;
-        }
-        let Some(task) = task else {
-            self.dispose(claim, if fits { Disposition::Step(step) } else { Disposition::TooLarge });
-            return None;
-        };
-        let consumer_timeout = self.queue_facts.consumer_timeout();
-        let lease = claim::initial_lease(claim.delivered_at, now, consumer_timeout, AMQP_LEASE);
-        let (run, results) = (claim.run.clone(), Some(claim.replies()));
-        let claim = Arc::new(GrantedRequest { claim, source: Arc::clone(self) });
-        Some(Grant { run, expires_at: now.plus(lease), task, payload_error: None, claim, results })
+        self.settle_in_background(claim, plan);
+        None
     }
 
-    fn new_claim(&self, session: &Arc<Session>, pending: PendingDelivery, attempt: u32, now: Instant) -> RequestClaim {
-        let PendingDelivery { delivery, received_at: since } = pending;
-        let run = delivery::run_id(&delivery.properties, DELIVERIES_TOTAL.fetch_add(1, Ordering::Relaxed), attempt);
-        let delivery = ReceivedDelivery {
-            delivery_tag: delivery.delivery_tag,
-            properties: delivery.properties,
-            body: delivery.data.into(),
-            queue: session.queue.clone(),
-            delivered_at: now.minus(since.elapsed()),
-            received_at: since,
-        };
-        let limits = ReplyLimits { body_bytes: self.message_bytes_max(), content_type_bytes: AMQP_NAME_BYTES_MAX };
-        RequestClaim::new(run, delivery, Arc::clone(session), limits, self.source_context())
+    fn grant(&self, claim: Arc<RequestClaim>, task: serde_json::Value) -> Grant {
+        let (now, consumer_timeout) = (self.clock.now(), self.consumer_timeout());
+        let held = now.since(claim.delivered_at);
+        let lease = consumer_timeout.map_or(AMQP_LEASE, |timeout| timeout.saturating_sub(held).min(AMQP_LEASE));
+        let (run, results) = (claim.run.clone(), Some(claim.results()));
+        let claim = Arc::new(GrantedRequest(claim));
+        Grant { run, expires_at: now.plus(lease), task, payload_error: None, claim, results }
+    }
+
+    fn new_claim(self: &Arc<Self>, session: &Arc<Session>, pending: PendingDelivery) -> Arc<RequestClaim> {
+        let attempt = delivery::attempt_history(&pending.delivery).attempts();
+        let number = DELIVERIES_TOTAL.fetch_add(1, Ordering::Relaxed);
+        let run = delivery::run_id(&pending.delivery.properties, number, attempt);
+        RequestClaim::new(self, session, pending, run)
+    }
+
+    /// No handler has seen the request, so this is no attempt.
+    fn return_unclaimed(self: &Arc<Self>, session: &Arc<Session>, pending: PendingDelivery) {
+        let claim = self.new_claim(session, pending);
+        let plan = claim.return_plan();
+        self.settle_in_background(claim, plan);
+    }
+
+    /// Settles a request that no handler sees. Bounded by what the broker delivers to one consumer.
+    fn settle_in_background(&self, claim: Arc<RequestClaim>, plan: SettlePlan) {
+        const OUTCOME: Outcome = Outcome::Exception(ExceptionReason::InternalError);
+        self.spawn(async move {
+            loop {
+                match claim.settle(OUTCOME, plan.clone()).await {
+                    Ok(()) => return,
+                    // Requeued, it would be delivered again at once.
+                    Err(CallError { refusal: Refusal::Retry { .. }, .. }) => sleep(AMQP_REPLY_RETRY_DELAY).await,
+                    Err(error) => {
+                        tracing::warn!(claim.run = %claim.run, next = %error.refusal, "{}", error.message);
+                        return;
+                    }
+                }
+            }
+        });
+    }
+
+    fn consumer_timeout(&self) -> Option<Duration> {
+        self.facts.lock().consumer_timeout
+    }
+
+    fn on_attempts_exhausted(&self) -> OnAttemptsExhausted {
+        self.facts.lock().on_attempts_exhausted.clone()
     }
 
     fn message_bytes_max(&self) -> usize {
         usize::try_from(self.config.message_bytes_max).unwrap_or(usize::MAX)
     }
 
-    /// The request was not looked at, so this is no attempt.
-    fn return_unclaimed(self: &Arc<Self>, session: &Arc<Session>, pending: PendingDelivery) {
-        let attempt = delivery::attempt_history(&pending.delivery).attempts();
-        let claim = self.new_claim(session, pending, attempt, self.clock.now());
-        let plan = self.return_plan(&claim);
-        self.dispose(claim, Disposition::ReturnUnclaimed(plan));
+    /// The result of the last copy, forgotten after a while.
+    fn last_copy_result(&self) -> Republishing {
+        match *self.copy_refused_at.lock() {
+            Some(at) if at.elapsed() < AMQP_QUEUE_FULL_TTL => Republishing::Refused,
+            Some(_) | None => Republishing::Accepted,
+        }
     }
 
-    /// How a request that has not started is returned. A copy keeps the number of attempts; where attempts are not limited, or the broker
-    /// blocks publishing, the original is requeued and keeps its place.
-    fn return_plan(&self, claim: &RequestClaim) -> SettlePlan {
-        let counts = self.config.max_attempts.is_some();
-        if counts && !claim.is_blocked() { SettlePlan::RepublishFresh } else { SettlePlan::Requeue }
-    }
-
-    /// Settles a request that no handler sees. Bounded by what the broker delivers to one consumer.
-    fn dispose(self: &Arc<Self>, claim: RequestClaim, what: Disposition) {
-        let (counters, inner) = (Arc::clone(&self.counters), Arc::downgrade(self));
-        let permits = Arc::clone(&self.settle_permits);
-        self.spawn(async move {
-            let Ok(_permit) = permits.acquire().await else { return };
-            let run = claim.run.clone();
-            // A source that was dropped has requeued its requests.
-            let Some(inner) = inner.upgrade() else { return };
-            let exhausted = match what {
-                Disposition::Step(AttemptAction::Exhausted { .. }) => {
-                    queue_facts::exhausted_action(&inner.config).await
-                }
-                Disposition::Expired
-                | Disposition::TooLarge
-                | Disposition::Step(_)
-                | Disposition::ReturnUnclaimed(_) => OnAttemptsExhausted::Reply,
-            };
-            drop(inner);
-            if let Err(refused) = what.apply(claim, &counters, exhausted).await {
-                tracing::warn!(claim.run = %run, next = %refused.refusal, "{}", refused.message);
-            }
-        });
+    fn record_copy_result(&self, result: Republishing) {
+        let refused_at = (result == Republishing::Refused).then(Instant::now);
+        let earlier = std::mem::replace(&mut *self.copy_refused_at.lock(), refused_at);
+        if refused_at.is_some() && earlier.is_none() {
+            tracing::warn!(
+                "the request queue refuses copies: it is probably full; attempts are not recorded meanwhile"
+            );
+        }
     }
 }
 
 impl Source for AmqpSource {
     fn describe(&self) -> String {
         let AmqpSourceConfig { broker, queue, .. } = &self.inner.config;
-        let blocked = self.inner.session.lock().as_ref().is_some_and(|session| session.is_blocked());
-        format!(
-            "AMQP queue {queue} at {}{}",
-            broker.display_url(),
-            if blocked { ", which blocks publishing at present" } else { "" }
-        )
+        let is_blocked = self.inner.current_session().is_some_and(|session| session.is_blocked());
+        let blocked = if is_blocked { ", which blocks publishing at present" } else { "" };
+        format!("AMQP queue {queue} at {}{blocked}", broker.display_url())
     }
 
     fn service_id(&self) -> String {
@@ -389,7 +335,10 @@ impl Source for AmqpSource {
     }
 
     fn open(&self) -> SourceFuture<'_, OpenResult> {
-        Box::pin(self.inner.open())
+        Box::pin(async {
+            self.inner.open().await?;
+            Ok(OpenResult { priority_queues: 1, usable_for: None })
+        })
     }
 
     fn poll(&self, _lane: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
@@ -397,16 +346,18 @@ impl Source for AmqpSource {
     }
 
     fn next_event(&self) -> Pin<Box<dyn Future<Output = SourceEvent> + Send + '_>> {
-        Box::pin(self.inner.events.recv())
+        Box::pin(async {
+            match self.events.lock().await.recv().await {
+                Some(event) => event,
+                None => std::future::pending().await,
+            }
+        })
     }
 
     fn set_capacity(&self, capacity: u32) {
         let prefetch = u16::try_from(capacity).unwrap_or(u16::MAX).max(1);
-        let before = self.inner.prefetch.swap(prefetch, Ordering::Relaxed);
-        if before != prefetch
-            && let Some(session) = self.inner.session.lock().clone()
-        {
-            session.retire("the number of slots has changed");
+        if self.inner.prefetch.swap(prefetch, Ordering::Relaxed) != prefetch {
+            self.pause();
         }
     }
 
@@ -415,99 +366,19 @@ impl Source for AmqpSource {
     }
 
     fn pause(&self) {
-        if let Some(session) = self.inner.session.lock().clone() {
-            session.stop_consuming();
+        if let Some(session) = self.inner.current_session() {
+            session.retire();
         }
     }
 
     /// Waits for acknowledgements that are still on their way: a broken connection would cause a redelivery.
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {
-            let earlier = std::mem::take(&mut *self.inner.previous_sessions.lock());
-            let sessions = earlier.into_iter().chain(self.inner.session.lock().take());
-            let closing =
-                sessions.filter(|session| !session.is_lost()).map(|session| async move { session.close().await });
-            let mut closing: JoinSet<()> = closing.collect();
-            while closing.join_next().await.is_some() {}
-            // A copy whose original is not settled is a duplicate.
-            let all = self.inner.settle_permits.acquire_many(BACKGROUND_SETTLES_MAX);
-            if timeout(AMQP_CLOSE_TIMEOUT, all).await.is_err() {
-                tracing::debug!("requests were still being requeued when the source closed; some may run twice");
-            }
-            self.inner.settle_permits.close();
-            if let Some(connection) = self.inner.connection.current() {
+            let sessions = std::mem::take(&mut *self.inner.sessions.lock());
+            join_all(sessions.iter().filter(|session| !session.is_lost()).map(|session| session.close())).await;
+            if let Some(connection) = self.inner.connection.lock().await.take() {
                 amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
             }
-        })
-    }
-}
-
-/// A request that a handler runs.
-struct GrantedRequest {
-    claim: RequestClaim,
-    source: Arc<AmqpSourceInner>,
-}
-
-impl Claim for GrantedRequest {
-    fn run(&self) -> &Run {
-        &self.claim.run
-    }
-
-    fn renew(&self) -> SourceFuture<'_, Instant> {
-        Box::pin(async {
-            let Self { claim, source } = self;
-            let gone =
-                |what: &str| CallError { refusal: Refusal::Gone, message: format!("reclaim {}: {what}", claim.run) };
-            if claim.is_settled() {
-                return Err(gone("it is already settled"));
-            }
-            match claim.session.lost_reason() {
-                Some(what) => Err(gone(&what)),
-                None if claim.session.is_lost() => Err(gone("its channel is closed")),
-                None => {
-                    let now = source.clock.now();
-                    let consumer_timeout = source.queue_facts.consumer_timeout();
-                    let held_for = now.since(claim.delivered_at);
-                    Ok(now.plus(consumer_timeout::extension_length(held_for, consumer_timeout, AMQP_LEASE)))
-                }
-            }
-        })
-    }
-
-    fn report(&self, outcome: Outcome) -> SourceFuture<'_, ()> {
-        Box::pin(async move {
-            let Self { claim, source } = self;
-            match claim.plan_for(outcome) {
-                SettlePlan::Republish { attempts }
-                    if source.config.max_attempts.is_some_and(|max| attempts >= max.get()) =>
-                {
-                    let why = claim.replies().failure_reason();
-                    let reason = format!(
-                        "the request was tried {attempts} times, and each time its handler asked for another attempt: {}",
-                        why.as_deref().unwrap_or("no reason was given")
-                    );
-                    give_up(claim, queue_facts::exhausted_action(&source.config).await, reason, attempts).await?;
-                    source.counters.attempts_exhausted.increment();
-                    Ok(())
-                }
-                SettlePlan::RepublishFresh => claim.settle(outcome, source.return_plan(claim)).await,
-                plan @ (SettlePlan::Reply(_)
-                | SettlePlan::Requeue
-                | SettlePlan::Republish { .. }
-                | SettlePlan::DeadLetter) => claim.settle(outcome, plan).await,
-            }
-        })
-    }
-
-    fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
-        Box::pin(async move {
-            // Logs are served while the request runs, and not stored.
-            if artifact.name.starts_with("public/logs/") {
-                return Ok(());
-            }
-            let message =
-                format!("request {} has no artifacts: {} can be part of its reply", self.run(), artifact.name);
-            Err(CallError { refusal: Refusal::Rejected, message })
         })
     }
 }

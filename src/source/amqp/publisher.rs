@@ -1,157 +1,107 @@
-//! Publishes replies and copies for a session, with confirms, on channels apart from that of the deliveries.
+//! Publishes replies and copies for a session, with confirms, on a channel apart from that of the deliveries: the broker closes a channel
+//! over one faulty message.
 
-use std::io;
 use std::sync::Arc;
 
-use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::options::BasicPublishOptions;
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, PublisherConfirm};
-use parking_lot::Mutex;
-use tokio::task::JoinSet;
+use tokio::sync::Mutex;
 
+use crate::amqp;
 use crate::host::crash_points::crash_point;
 
-use super::connection;
-use super::reply_clients::is_direct_reply_to;
+const MANDATORY: BasicPublishOptions = BasicPublishOptions { mandatory: true, immediate: false };
+const NOT_MANDATORY: BasicPublishOptions = BasicPublishOptions { mandatory: false, immediate: false };
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PublishResult {
-    /// A queue has it.
-    Confirmed,
-    /// No queue matches the key.
-    Returned,
-    /// The broker refused it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PublishError {
+    #[error("its queue does not exist")]
+    Unroutable,
+    #[error("its queue is full")]
     Nacked,
+    /// The broker closed the channel over the message.
+    #[error("{0}")]
+    Rejected(String),
+    /// The message may have been published.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<lapin::Error> for PublishError {
+    fn from(error: lapin::Error) -> Self {
+        let text = amqp::error_text(&error);
+        if error.is_amqp_soft_error() { Self::Rejected(text) } else { Self::Failed(text) }
+    }
 }
 
 pub(super) struct Publisher {
     connection: Arc<Connection>,
-    reply_channel: Mutex<Channel>,
-    /// Held while a new reply channel is opened.
-    reopening: tokio::sync::Mutex<()>,
-    /// Publishes one copy at a time. `None` before the first one, and after one whose result was not awaited.
-    copy_channel: tokio::sync::Mutex<Option<Channel>>,
+    channel: Mutex<Channel>,
 }
 
 impl Publisher {
-    /// `reply_channel` is in confirm mode.
-    pub(super) fn new(connection: Arc<Connection>, reply_channel: Channel) -> Self {
-        Self {
-            connection,
-            reply_channel: Mutex::new(reply_channel),
-            reopening: tokio::sync::Mutex::default(),
-            copy_channel: tokio::sync::Mutex::default(),
-        }
+    pub(super) async fn open(connection: Arc<Connection>) -> lapin::Result<Self> {
+        let channel = amqp::confirm_channel(&connection).await?;
+        Ok(Self { connection, channel: Mutex::new(channel) })
     }
 
-    /// Publishes a reply through the default exchange and waits for the confirm. lapin attaches a return to whichever confirm comes next, so
-    /// of concurrent replies the number of returns is known, and not which reply was returned.
-    ///
-    /// Not cancel safe: the reply may have been published.
+    /// Publishes a reply. lapin attaches a return to whichever confirm comes next, so of concurrent replies the number of returns is known,
+    /// and not which reply was returned.
     pub(super) async fn publish_reply(
-        self: Arc<Self>,
+        &self,
         key: ShortString,
         properties: BasicProperties,
         body: Arc<[u8]>,
-    ) -> lapin::Result<PublishResult> {
-        let publishing = async {
-            let channel = self.open_reply_channel().await?;
-            let confirm = send(&channel, key, properties, body).await?;
-            crash_point("request-published");
-            await_confirm(confirm).await
-        };
-        self.while_connected(publishing).await
+    ) -> Result<(), PublishError> {
+        // RabbitMQ returns each mandatory message to a direct reply-to address, delivered or not.
+        let is_direct = key.as_str().starts_with("amq.rabbitmq.reply-to.");
+        let options = if is_direct { NOT_MANDATORY } else { MANDATORY };
+        let confirm = self.open_channel().await?.basic_publish("".into(), key, options, &body, properties).await?;
+        crash_point("request-published");
+        await_confirm(confirm).await
     }
 
-    /// Publishes a copy whose return has to be its own, so one at a time. Not cancel safe.
+    /// Publishes a copy to the request queue.
     pub(super) async fn publish_copy(
-        self: Arc<Self>,
-        key: ShortString,
+        &self,
+        queue: ShortString,
         properties: BasicProperties,
-        body: Arc<[u8]>,
-    ) -> lapin::Result<PublishResult> {
-        run_to_completion(async move {
-            let publishing = async {
-                let mut copy_channel = self.copy_channel.lock().await;
-                let channel = match copy_channel.take().filter(|channel| channel.status().connected()) {
-                    Some(channel) => channel,
-                    None => open_confirm_channel(&self.connection).await?,
-                };
-                let ended = await_confirm(send(&channel, key, properties, body).await?).await;
-                *copy_channel = Some(channel);
-                ended
-            };
-            self.while_connected(publishing).await
-        })
-        .await
-    }
-
-    /// The broker closes the channel over one faulty reply, which must not cost the deliveries, so replies have their own.
-    async fn open_reply_channel(self: &Arc<Self>) -> lapin::Result<Channel> {
-        if let Some(channel) = self.current_reply_channel() {
-            return Ok(channel);
+        body: &[u8],
+    ) -> Result<(), PublishError> {
+        let confirm =
+            self.open_channel().await?.basic_publish("".into(), queue, NOT_MANDATORY, body, properties).await?;
+        match await_confirm(confirm).await {
+            // This is the return of a reply.
+            Err(PublishError::Unroutable) => Ok(()),
+            published => published,
         }
-        let this = Arc::clone(self);
-        run_to_completion(async move {
-            let opening = async {
-                let _reopening = this.reopening.lock().await;
-                if let Some(channel) = this.current_reply_channel() {
-                    return Ok(channel);
-                }
-                let channel = open_confirm_channel(&this.connection).await?;
-                *this.reply_channel.lock() = channel.clone();
-                Ok(channel)
-            };
-            this.while_connected(opening).await
-        })
-        .await
     }
 
-    fn current_reply_channel(&self) -> Option<Channel> {
-        let reply_channel = self.reply_channel.lock();
-        reply_channel.status().connected().then(|| reply_channel.clone())
+    /// Publishes on a channel of its own, so that a return is that of this message.
+    pub(super) async fn publish_alone(
+        &self,
+        queue: ShortString,
+        properties: BasicProperties,
+        body: &[u8],
+    ) -> Result<(), PublishError> {
+        let channel = amqp::confirm_channel(&self.connection).await?;
+        await_confirm(channel.basic_publish("".into(), queue, MANDATORY, body, properties).await?).await
     }
 
-    async fn while_connected<T>(&self, work: impl Future<Output = lapin::Result<T>>) -> lapin::Result<T> {
-        connection::while_connected(&self.connection, work).await
+    async fn open_channel(&self) -> lapin::Result<Channel> {
+        let mut channel = self.channel.lock().await;
+        if !channel.status().connected() {
+            *channel = amqp::confirm_channel(&self.connection).await?;
+        }
+        Ok(channel.clone())
     }
 }
 
-/// Runs to the end while the caller waits for something else: other tasks may wait for the lock that it holds.
-async fn run_to_completion<T: Send + 'static>(
-    work: impl Future<Output = lapin::Result<T>> + Send + 'static,
-) -> lapin::Result<T> {
-    let mut tasks = JoinSet::new();
-    tasks.spawn(work);
-    match tasks.join_next().await {
-        Some(Ok(ended)) => ended,
-        Some(Err(error)) => Err(io::Error::other(error).into()),
-        None => Err(io::Error::other("the task did not start").into()),
+async fn await_confirm(confirm: PublisherConfirm) -> Result<(), PublishError> {
+    match confirm.await? {
+        Confirmation::Ack(None) | Confirmation::NotRequested => Ok(()),
+        Confirmation::Ack(Some(_)) => Err(PublishError::Unroutable),
+        Confirmation::Nack(_) => Err(PublishError::Nacked),
     }
-}
-
-/// Publishes through the default exchange. The body is freed before the confirm: it may be large.
-pub(super) async fn send(
-    channel: &Channel,
-    key: ShortString,
-    properties: BasicProperties,
-    body: Arc<[u8]>,
-) -> lapin::Result<PublisherConfirm> {
-    // RabbitMQ returns each mandatory message to a direct reply-to address, delivered or not.
-    let options = BasicPublishOptions { mandatory: !is_direct_reply_to(&key), ..BasicPublishOptions::default() };
-    channel.basic_publish("".into(), key, options, &body, properties).await
-}
-
-pub(super) async fn await_confirm(confirm: PublisherConfirm) -> lapin::Result<PublishResult> {
-    Ok(match confirm.await? {
-        Confirmation::Ack(None) | Confirmation::NotRequested => PublishResult::Confirmed,
-        Confirmation::Ack(Some(_)) => PublishResult::Returned,
-        Confirmation::Nack(_) => PublishResult::Nacked,
-    })
-}
-
-pub(super) async fn open_confirm_channel(connection: &Connection) -> lapin::Result<Channel> {
-    let channel = connection.create_channel().await?;
-    channel.confirm_select(ConfirmSelectOptions::default()).await?;
-    Ok(channel)
 }

@@ -3,27 +3,21 @@
 use std::sync::Arc;
 
 use lapin::BasicProperties;
-use lapin::types::{AMQPValue, ShortString};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde_json::json;
 
-use crate::amqp::{self, header_table};
+use crate::amqp::{self, header_table, headers};
 use crate::domain::refusal::Refusal;
 use crate::source::CallError;
 use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyStatus};
 
-use super::claim::SourceContext;
-use super::publisher::PublishResult;
-use super::reply_clients::is_direct_reply_to;
+use super::publisher::PublishError;
 use super::session::Session;
-
-const STATUS_HEADER: &str = "x-status";
-const PARTIAL_HEADER: &str = "x-non-terminating-response";
 
 pub(super) struct PartialReplySender {
     pub(super) session: Arc<Session>,
     pub(super) reply_to: Option<ShortString>,
     pub(super) correlation_id: Option<ShortString>,
-    pub(super) context: SourceContext,
 }
 
 impl PartialReplySink for PartialReplySender {
@@ -33,45 +27,27 @@ impl PartialReplySink for PartialReplySender {
             let Some(to) = self.reply_to.clone() else {
                 return Err(refused(Refusal::Gone, "the request has no reply_to"));
             };
-            if let Some(lost) = self.session.lost_reason() {
-                return Err(refused(Refusal::Gone, &lost));
-            }
-            let properties = reply_properties(&reply, self.correlation_id.clone(), ReplyPosition::Partial);
-            match Arc::clone(&self.session.publisher).publish_reply(to.clone(), properties, reply.body).await {
-                Ok(PublishResult::Confirmed)
-                    if is_direct_reply_to(&to)
-                        && matches!(self.session.reply_clients.is_present(&to).await, Ok(false)) =>
-                {
-                    self.context.counters.clients_absent.increment();
-                    Err(refused(Refusal::Gone, "the client is gone"))
-                }
-                Ok(PublishResult::Confirmed) => {
-                    self.context.counters.partial_replies.increment();
-                    Ok(())
-                }
-                Ok(PublishResult::Returned) => Err(refused(Refusal::Gone, "the reply queue does not exist")),
-                Ok(PublishResult::Nacked) => {
-                    Err(refused(Refusal::Retry { retry_after: None }, "the broker refused it"))
-                }
-                Err(error) => Err(refused(Refusal::Retry { retry_after: None }, &amqp::error_text(&error))),
+            let mut headers = status_header(&reply);
+            headers.insert(headers::PARTIAL.into(), AMQPValue::Boolean(true));
+            let properties = reply_properties(&reply, self.correlation_id.clone()).with_headers(headers);
+            let publish = self.session.publisher.publish_reply(to, properties, reply.body);
+            match amqp::while_open(|| !self.session.is_lost(), publish).await {
+                Some(Ok(())) => Ok(()),
+                Some(Err(PublishError::Unroutable)) => Err(refused(Refusal::Gone, "the reply queue does not exist")),
+                Some(Err(error)) => Err(refused(Refusal::Retry { retry_after: None }, &error.to_string())),
+                None => Err(refused(Refusal::Gone, &self.session.lost_reason())),
             }
         })
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ReplyPosition {
-    Partial,
-    Last,
+fn status_header(reply: &Reply) -> FieldTable {
+    let status = AMQPValue::ByteArray(reply.status.as_str().as_bytes().to_vec().into());
+    header_table([(headers::STATUS, status)])
 }
 
-fn reply_properties(reply: &Reply, correlation_id: Option<ShortString>, more: ReplyPosition) -> BasicProperties {
-    let status = AMQPValue::ByteArray(reply.status.as_str().as_bytes().to_vec().into());
-    let mut headers = header_table([(STATUS_HEADER, status)]);
-    if more == ReplyPosition::Partial {
-        headers.insert(PARTIAL_HEADER.into(), AMQPValue::Boolean(true));
-    }
-    let mut properties = BasicProperties::default().with_headers(headers);
+fn reply_properties(reply: &Reply, correlation_id: Option<ShortString>) -> BasicProperties {
+    let mut properties = BasicProperties::default().with_headers(status_header(reply));
     if let Some(id) = correlation_id {
         properties = properties.with_correlation_id(id);
     }
@@ -84,7 +60,7 @@ fn reply_properties(reply: &Reply, correlation_id: Option<ShortString>, more: Re
 
 /// The properties of the last reply. It is as persistent as its request.
 pub(super) fn last_reply_properties(reply: &Reply, request: &BasicProperties) -> BasicProperties {
-    let properties = reply_properties(reply, request.correlation_id().clone(), ReplyPosition::Last);
+    let properties = reply_properties(reply, request.correlation_id().clone());
     match *request.delivery_mode() {
         Some(mode) => properties.with_delivery_mode(mode),
         None => properties,

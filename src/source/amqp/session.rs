@@ -1,14 +1,13 @@
 //! One consumer on one channel: its deliveries, its claims, and its end.
 //!
-//! A delivery can be acknowledged only on the channel that brought it, so a session never changes its channel. A session is followed by
-//! another one with the next epoch.
+//! A delivery can be acknowledged only on the channel that brought it, so a session never changes its channel. Another session replaces
+//! one that has ended.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use futures_core::Stream as _;
+use futures_util::StreamExt as _;
 use lapin::message::Delivery;
 use lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions, QueueDeclareOptions,
@@ -16,20 +15,17 @@ use lapin::options::{
 use lapin::protocol::constants::REPLY_SUCCESS;
 use lapin::types::{DeliveryTag, FieldTable, ShortString};
 use lapin::{Channel, Connection, Consumer};
-use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, interval, sleep, timeout};
 
 use crate::amqp::{self, Broker, CloseOnDrop};
 use crate::domain::id::Run;
-use crate::domain::refusal::Refusal;
 use crate::host::crash_points::crash_point;
 use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_UNPOLLED_REQUEUE_DELAY};
 use crate::source::{CallError, SourceEvent};
 
-use super::publisher::{self, Publisher};
-use super::reply_clients::ReplyClients;
-use super::{EventQueue, connection};
+use super::publisher::Publisher;
 
 /// A delivery that no poll has taken yet.
 pub(super) struct PendingDelivery {
@@ -45,55 +41,40 @@ pub(super) enum AckKind {
     DeadLetter,
 }
 
+/// Why a session brings no more deliveries.
+#[derive(Clone)]
+pub(super) enum SessionEnd {
+    /// By this worker; claims go on.
+    Retired,
+    /// By the broker, since the queue was deleted or is unavailable; claims go on.
+    Canceled(String),
+    /// The channel is closed, and its claims are lost.
+    Lost(String),
+}
+
 pub(super) struct Session {
-    pub(super) epoch: u64,
     pub(super) prefetch: u16,
     pub(super) queue: ShortString,
     broker: Broker,
     connection: Arc<Connection>,
     consume_channel: Channel,
-    pub(super) publisher: Arc<Publisher>,
-    pub(super) reply_clients: ReplyClients,
+    pub(super) publisher: Publisher,
     state: Mutex<State>,
     /// Claims that exist, settled or not: their payloads may still run.
     held_claims: AtomicUsize,
     /// A delivery arrived, or the session ended.
     pub(super) arrived: Notify,
-    /// A poll ended and left deliveries.
-    poll_ended: Notify,
     retired: Notify,
     /// The consumer has ended, and no claim is unsettled.
-    ended: Notify,
+    finished: Notify,
 }
 
 struct State {
     pending: VecDeque<PendingDelivery>,
-    /// Why no more deliveries come.
-    end_reason: Option<String>,
-    /// Why nothing can be acknowledged any more.
-    lost_reason: Option<String>,
     unsettled: BTreeSet<Run>,
-    is_stopped: bool,
-    /// Replaced by another session.
-    is_retired: bool,
-    poll_activity: PollActivity,
-}
-
-impl State {
-    fn unpolled_deadline(&self) -> Option<Instant> {
-        match self.poll_activity {
-            PollActivity::IdleSince(since) => {
-                self.pending.front().map(|first| since.max(first.received_at) + AMQP_UNPOLLED_REQUEUE_DELAY)
-            }
-            PollActivity::Polling => None,
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-enum PollActivity {
-    Polling,
-    IdleSince(Instant),
+    end: Option<SessionEnd>,
+    /// `None` during a poll.
+    last_poll_at: Option<Instant>,
 }
 
 impl Session {
@@ -104,105 +85,75 @@ impl Session {
         queue: &ShortString,
         tag: &str,
         prefetch: u16,
-        epoch: u64,
     ) -> Result<(Arc<Self>, Consumer), CallError> {
-        let refused = |operation: &str, error: lapin::Error| queue_error(broker, queue.as_str(), operation, &error);
         let opening = async {
-            let consume_channel =
-                connection.create_channel().await.map_err(|error| refused("open a channel", error))?;
-            consume_channel
-                .basic_qos(prefetch, BasicQosOptions::default())
-                .await
-                .map_err(|error| refused("set the prefetch", error))?;
-            let reply_channel =
-                publisher::open_confirm_channel(&connection).await.map_err(|error| refused("open a channel", error))?;
+            let consume_channel = connection.create_channel().await?;
+            consume_channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
+            let publisher = Publisher::open(Arc::clone(&connection)).await?;
             // Dropped without closing, the consumer would stay at the broker and take requests that no poll sees.
             let guard = CloseOnDrop::new(consume_channel.clone());
             // The broker generates a tag where ours is too long.
             let tag = amqp::to_short_string_or_none(tag).unwrap_or_default();
-            let consumer = consume_channel
-                .basic_consume(queue.clone(), tag, BasicConsumeOptions::default(), FieldTable::default())
-                .await
-                .map_err(|error| refused("consume", error))?;
+            let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
+            let consumer = consume_channel.basic_consume(queue.clone(), tag, options, arguments).await?;
             guard.disarm();
-            Ok::<_, CallError>((consume_channel, reply_channel, consumer))
+            lapin::Result::Ok((consume_channel, publisher, consumer))
         };
-        let (consume_channel, reply_channel, consumer) = match timeout(AMQP_CALL_TIMEOUT, opening).await {
-            Ok(opened) => opened?,
+        let (consume_channel, publisher, consumer) = match timeout(AMQP_CALL_TIMEOUT, opening).await {
+            Ok(opened) => opened.map_err(|error| consume_error(broker, queue.as_str(), &error))?,
             Err(_) => {
                 return Err(amqp::retry_error(format!("consume from {queue}: timed out after {AMQP_CALL_TIMEOUT:?}")));
             }
         };
         let session = Self {
-            epoch,
             prefetch,
             queue: queue.clone(),
             broker: broker.clone(),
-            publisher: Arc::new(Publisher::new(Arc::clone(&connection), reply_channel)),
-            reply_clients: ReplyClients::new(Arc::clone(&connection)),
+            publisher,
             connection,
             consume_channel,
             state: Mutex::new(State {
                 pending: VecDeque::new(),
-                end_reason: None,
-                lost_reason: None,
                 unsettled: BTreeSet::new(),
-                is_stopped: false,
-                is_retired: false,
-                poll_activity: PollActivity::IdleSince(Instant::now()),
+                end: None,
+                last_poll_at: Some(Instant::now()),
             }),
             held_claims: AtomicUsize::new(0),
             arrived: Notify::new(),
-            poll_ended: Notify::new(),
             retired: Notify::new(),
-            ended: Notify::new(),
+            finished: Notify::new(),
         };
         Ok((Arc::new(session), consumer))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
     pub(super) fn on_poll_started(&self) {
-        self.state().poll_activity = PollActivity::Polling;
+        self.state.lock().last_poll_at = None;
     }
 
     pub(super) fn on_poll_ended(&self) {
-        let mut state = self.state();
-        state.poll_activity = PollActivity::IdleSince(Instant::now());
-        if !state.pending.is_empty() {
-            self.poll_ended.notify_one();
-        }
+        self.state.lock().last_poll_at = Some(Instant::now());
     }
 
-    pub(super) fn drain_pending(&self, max: usize) -> Vec<PendingDelivery> {
-        let mut state = self.state();
-        let count = state.pending.len().min(max);
+    pub(super) fn take_pending(&self, max: usize) -> Vec<PendingDelivery> {
+        let mut state = self.state.lock();
+        let count = if state.end.is_some() { 0 } else { state.pending.len().min(max) };
         state.pending.drain(..count).collect()
     }
 
-    /// Why no more deliveries come, once all are taken.
-    pub(super) fn end_reason(&self) -> Option<String> {
-        let state = self.state();
-        if state.pending.is_empty() || state.is_stopped { state.end_reason.clone() } else { None }
+    pub(super) fn end(&self) -> Option<SessionEnd> {
+        self.state.lock().end.clone()
     }
 
-    /// Whether another session replaces it, and it is neither lost nor stopped.
-    pub(super) fn is_retired(&self) -> bool {
-        let state = self.state();
-        state.is_retired && !state.is_stopped && state.lost_reason.is_none()
-    }
-
-    pub(super) fn lost_reason(&self) -> Option<String> {
-        self.state().lost_reason.clone()
-    }
-
-    /// Whether it is lost, including a loss that was not reported yet.
+    /// Whether the channel is closed, also where that was not reported yet.
     pub(super) fn is_lost(&self) -> bool {
-        self.lost_reason().is_some()
-            || !self.connection.status().connected()
-            || !self.consume_channel.status().connected()
+        !self.connection.status().connected() || !self.consume_channel.status().connected()
+    }
+
+    pub(super) fn lost_reason(&self) -> String {
+        match self.end() {
+            Some(SessionEnd::Lost(reason)) => reason,
+            Some(SessionEnd::Retired | SessionEnd::Canceled(_)) | None => "its channel is closed".to_owned(),
+        }
     }
 
     pub(super) fn held_claims(&self) -> usize {
@@ -215,11 +166,11 @@ impl Session {
 
     pub(super) fn add_claim(&self, run: Run) {
         self.held_claims.fetch_add(1, Ordering::AcqRel);
-        self.state().unsettled.insert(run);
+        self.state.lock().unsettled.insert(run);
     }
 
     pub(super) fn mark_settled(&self, run: &Run) {
-        self.state().unsettled.remove(run);
+        self.state.lock().unsettled.remove(run);
     }
 
     /// Whether the broker blocks publishing.
@@ -228,42 +179,22 @@ impl Session {
     }
 
     /// Ends the consumer: pending deliveries are requeued, claims go on.
-    pub(super) fn retire(&self, why: &str) {
-        let mut state = self.state();
-        state.end_reason.get_or_insert_with(|| why.to_owned());
-        state.is_retired = true;
-        drop(state);
+    pub(super) fn retire(&self) {
+        self.state.lock().end.get_or_insert(SessionEnd::Retired);
         self.retired.notify_one();
-    }
-
-    /// Retires the session because the worker pauses or drains.
-    pub(super) fn stop_consuming(&self) {
-        self.state().is_stopped = true;
-        self.retire("the worker takes no requests at present");
         self.arrived.notify_one();
     }
 
-    pub(super) fn is_stopped(&self) -> bool {
-        self.state().is_stopped
-    }
-
-    /// Settles a delivery at the broker. Returns whether that was sent: on a closed channel nothing is.
+    /// Settles a delivery at the broker.
     ///
     /// Uses the channel, since a delivery's own `Acker` sends each frame by way of another task of lapin's.
-    pub(super) async fn acknowledge(&self, tag: DeliveryTag, kind: AckKind) -> lapin::Result<bool> {
-        if !self.consume_channel.status().connected() {
-            return Ok(false);
+    pub(super) async fn acknowledge(&self, tag: DeliveryTag, kind: AckKind) -> lapin::Result<()> {
+        let channel = &self.consume_channel;
+        match kind {
+            AckKind::Acknowledge => channel.basic_ack(tag, BasicAckOptions::default()).await,
+            AckKind::Requeue => channel.basic_reject(tag, BasicRejectOptions { requeue: true }).await,
+            AckKind::DeadLetter => channel.basic_reject(tag, BasicRejectOptions { requeue: false }).await,
         }
-        let call = async {
-            match kind {
-                AckKind::Acknowledge => self.consume_channel.basic_ack(tag, BasicAckOptions::default()).await,
-                AckKind::Requeue => self.consume_channel.basic_reject(tag, BasicRejectOptions { requeue: true }).await,
-                AckKind::DeadLetter => {
-                    self.consume_channel.basic_reject(tag, BasicRejectOptions { requeue: false }).await
-                }
-            }
-        };
-        connection::while_connected(&self.connection, call).await.map(|()| true)
     }
 
     /// Requeues a delivery without waiting for the broker: where the frame is lost, the channel has ended, and that requeues as well.
@@ -276,97 +207,120 @@ impl Session {
         open
     }
 
-    /// Queues deliveries for polls until the consumer has ended and no claim is unsettled. Pending deliveries in the end go to `requeue`.
+    /// Queues deliveries for polls until the consumer has ended, passes pending ones to `requeue`, and waits until no claim is unsettled.
     pub(super) async fn run(
         self: Arc<Self>,
         consumer: Consumer,
-        events: Arc<EventQueue>,
+        events: mpsc::Sender<SourceEvent>,
         requeue: impl Fn(PendingDelivery),
     ) {
-        self.receive_deliveries(consumer, &events, requeue).await;
-        self.ended.notify_one();
+        if let Err(why) = self.run_until_settled(consumer, &events, requeue).await {
+            self.on_channel_lost(&why, &events).await;
+        }
+        self.finished.notify_one();
+    }
+
+    /// An error is the reason why the channel is closed.
+    async fn run_until_settled(
+        &self,
+        mut consumer: Consumer,
+        events: &mpsc::Sender<SourceEvent>,
+        requeue: impl Fn(PendingDelivery),
+    ) -> Result<(), String> {
+        self.receive_deliveries(&mut consumer, events).await?;
+        let pending = std::mem::take(&mut self.state.lock().pending);
+        pending.into_iter().for_each(requeue);
+        self.arrived.notify_one();
+        // Without a consumer nothing reports the end of the channel.
+        while !self.state.lock().unsettled.is_empty() {
+            if self.is_lost() {
+                return Err("the channel was closed".to_owned());
+            }
+            sleep(AMQP_CHANNEL_CHECK_INTERVAL).await;
+        }
+        Ok(())
     }
 
     /// Ends the consumer, then the channel, in order: a quorum queue has been seen to lose acknowledgements that were on their way
     /// when their connection closed.
     pub(super) async fn close(&self) {
-        self.state().is_stopped = true;
-        self.retire("the worker exits");
+        self.retire();
         let closing = async {
-            self.ended.notified().await;
+            self.finished.notified().await;
             self.consume_channel.close(REPLY_SUCCESS, "OK".into()).await
         };
         if !matches!(timeout(AMQP_CLOSE_TIMEOUT, closing).await, Ok(Ok(()))) {
-            tracing::debug!(queue = self.queue.as_str(), "a channel was not closed cleanly");
+            tracing::debug!(
+                queue = self.queue.as_str(),
+                "a channel was not closed cleanly; some requests may run twice"
+            );
         }
     }
 
-    async fn receive_deliveries(&self, mut consumer: Consumer, events: &EventQueue, requeue: impl Fn(PendingDelivery)) {
+    async fn receive_deliveries(
+        &self,
+        consumer: &mut Consumer,
+        events: &mpsc::Sender<SourceEvent>,
+    ) -> Result<(), String> {
+        let mut checks = interval(AMQP_CHANNEL_CHECK_INTERVAL);
         loop {
-            let unpolled = self.unpolled_deadline();
-            let received = tokio::select! {
+            tokio::select! {
                 biased;
-                received = next_delivery(&mut consumer) => received,
-                () = self.retired.notified() => break self.cancel_consumer(consumer, events, requeue).await,
-                // Recalculates the deadline of pending deliveries.
-                () = self.poll_ended.notified() => continue,
-                () = async { match unpolled {
-                    Some(at) => sleep_until(at).await,
-                    None => std::future::pending().await,
-                } } => {
-                    // A poll may have taken them meanwhile.
-                    if self.unpolled_deadline().is_some_and(|at| at <= Instant::now()) {
-                        self.retire("no poll takes requests at present; they were requeued");
+                received = consumer.next() => match received {
+                    Some(delivery) => self.on_delivery(delivery.map_err(|error| amqp::error_text(&error))?),
+                    None if self.is_lost() => return Err("the channel was closed".to_owned()),
+                    None => {
+                        self.on_consumer_canceled(events).await;
+                        return Ok(());
                     }
-                    continue;
-                }
-            };
-            match received {
-                Some(Ok(delivery)) => {
-                    crash_point("request-delivered");
-                    self.state().pending.push_back(PendingDelivery { delivery, received_at: Instant::now() });
-                    self.arrived.notify_one();
-                }
-                Some(Err(error)) => return self.on_channel_lost(&amqp::error_text(&error), events),
-                None if self.consume_channel.status().connected() => {
-                    return self.on_consumer_canceled(events, requeue).await;
-                }
-                None => return self.on_channel_lost("the channel was closed", events),
+                },
+                () = self.retired.notified() => return self.cancel_consumer(consumer).await,
+                _ = checks.tick() => if self.is_unpolled() {
+                    self.retire();
+                },
             }
         }
     }
 
-    /// When pending deliveries are requeued because no poll takes them. Requests that a worker prefetched while another source has its
-    /// slots would wait otherwise (`sources_that_share_one_slot_take_turns`).
-    fn unpolled_deadline(&self) -> Option<Instant> {
-        self.state().unpolled_deadline()
+    fn on_delivery(&self, delivery: Delivery) {
+        crash_point("request-delivered");
+        self.state.lock().pending.push_back(PendingDelivery { delivery, received_at: Instant::now() });
+        self.arrived.notify_one();
+    }
+
+    /// Whether deliveries wait and no poll takes them. Requests that a worker prefetched while another source has its slots would wait
+    /// otherwise (`sources_that_share_one_slot_take_turns`).
+    fn is_unpolled(&self) -> bool {
+        let state = self.state.lock();
+        match (state.last_poll_at, state.pending.front()) {
+            (Some(polled), Some(first)) => polled.max(first.received_at).elapsed() >= AMQP_UNPOLLED_REQUEUE_DELAY,
+            (None, _) | (_, None) => false,
+        }
     }
 
     /// Every claim is lost; the broker requeues pending deliveries itself.
-    fn on_channel_lost(&self, why: &str, events: &EventQueue) {
+    async fn on_channel_lost(&self, why: &str, events: &mpsc::Sender<SourceEvent>) {
         let reason = format!("the connection to {} was lost: {why}", self.broker.display_url());
         let unsettled = {
-            let mut state = self.state();
-            state.end_reason = Some(reason.clone());
-            state.lost_reason = Some(reason);
+            let mut state = self.state.lock();
+            state.end = Some(SessionEnd::Lost(reason));
             state.pending.clear();
             std::mem::take(&mut state.unsettled)
         };
         self.arrived.notify_one();
         if !unsettled.is_empty() {
-            events.push(SourceEvent::Lost(unsettled.into_iter().collect()));
+            drop(events.send(SourceEvent::Lost(unsettled.into_iter().collect())).await);
         }
     }
 
     /// The broker ended the consumer: the queue was deleted, or is unavailable.
-    async fn on_consumer_canceled(&self, events: &EventQueue, requeue: impl Fn(PendingDelivery)) {
+    async fn on_consumer_canceled(&self, events: &mpsc::Sender<SourceEvent>) {
         let why = format!("the broker canceled the consumer of {}", self.queue);
-        self.state().end_reason = Some(why.clone());
+        self.state.lock().end.get_or_insert_with(|| SessionEnd::Canceled(why.clone()));
         self.arrived.notify_one();
         if self.is_queue_deleted().await {
-            events.push(SourceEvent::Exhausted { what: format!("{why}: the queue was deleted") });
+            drop(events.send(SourceEvent::Exhausted { what: format!("{why}: the queue was deleted") }).await);
         }
-        self.watch_channel(events, requeue).await;
     }
 
     /// Whether the queue was deleted, not just made unavailable.
@@ -385,64 +339,33 @@ impl Session {
         }
     }
 
-    /// Ends the consumer, and requeues what it still brings.
-    async fn cancel_consumer(&self, mut consumer: Consumer, events: &EventQueue, requeue: impl Fn(PendingDelivery)) {
+    /// Ends the consumer, and takes what it still brings.
+    async fn cancel_consumer(&self, consumer: &mut Consumer) -> Result<(), String> {
         let canceling = self.consume_channel.basic_cancel(consumer.tag(), BasicCancelOptions::default());
         let ended = async {
             canceling.await?;
-            while let Some(received) = next_delivery(&mut consumer).await {
-                self.state().pending.push_back(PendingDelivery { delivery: received?, received_at: Instant::now() });
+            while let Some(delivery) = consumer.next().await {
+                self.on_delivery(delivery?);
             }
-            Ok::<_, lapin::Error>(())
+            lapin::Result::Ok(())
         };
         match timeout(AMQP_CALL_TIMEOUT, ended).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => return self.on_channel_lost(&amqp::error_text(&error), events),
-            Err(_) => tracing::debug!(queue = self.queue.as_str(), "a consumer was not canceled in time"),
-        }
-        let pending = std::mem::take(&mut self.state().pending);
-        pending.into_iter().for_each(&requeue);
-        self.arrived.notify_one();
-        self.watch_channel(events, requeue).await;
-    }
-
-    /// Watches the channel while claims of it are held or deliveries are pending: without a consumer nothing reports its end.
-    async fn watch_channel(&self, events: &EventQueue, requeue: impl Fn(PendingDelivery)) {
-        loop {
-            self.drain_unclaimed().into_iter().for_each(&requeue);
-            {
-                let state = self.state();
-                if state.unsettled.is_empty() && state.pending.is_empty() {
-                    return;
-                }
+            Ok(ended) => ended.map_err(|error| amqp::error_text(&error)),
+            Err(_) => {
+                tracing::debug!(queue = self.queue.as_str(), "a consumer was not canceled in time");
+                Ok(())
             }
-            if !self.consume_channel.status().connected() {
-                return self.on_channel_lost("the channel was closed", events);
-            }
-            sleep(AMQP_CHANNEL_CHECK_INTERVAL).await;
         }
     }
-
-    /// Pending deliveries of a stopped session, and those that no poll took in time.
-    fn drain_unclaimed(&self) -> VecDeque<PendingDelivery> {
-        let mut state = self.state();
-        let is_late = state.unpolled_deadline().is_some_and(|at| at <= Instant::now());
-        if state.is_stopped || is_late { std::mem::take(&mut state.pending) } else { VecDeque::new() }
-    }
-}
-
-async fn next_delivery(consumer: &mut Consumer) -> Option<lapin::Result<Delivery>> {
-    std::future::poll_fn(|context| Pin::new(&mut *consumer).poll_next(context)).await
 }
 
 /// A missing queue may be declared later.
-fn queue_error(broker: &Broker, queue: &str, operation: &str, error: &lapin::Error) -> CallError {
+fn consume_error(broker: &Broker, queue: &str, error: &lapin::Error) -> CallError {
     if amqp::reply_code(error) == Some(amqp::NOT_FOUND) {
-        let reason = format!(
+        return amqp::retry_error(format!(
             "the queue {queue} does not exist at {}; waiting for its controller to declare it",
             broker.display_url()
-        );
-        return CallError { refusal: Refusal::Retry { retry_after: None }, message: reason };
+        ));
     }
-    broker.call_error(operation, error)
+    broker.call_error("consume", error)
 }
