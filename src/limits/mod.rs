@@ -165,10 +165,9 @@ pub const NOTICE_FILE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 pub const NOTICE_LONG_POLL_WAIT: Duration = Duration::from_secs(30);
 /// The longest that EC2 allows.
 pub const NOTICE_TOKEN_TTL: Duration = Duration::from_secs(6 * 60 * 60);
-pub const NOTICE_EVENTS_MAX: usize = 100;
 pub const NOTICE_FILE_BYTES_MAX: u64 = 256;
-/// An empty notice file is read again after this delay before it counts as a notice.
-pub const NOTICE_FILE_EMPTY_DELAY: Duration = Duration::from_millis(250);
+/// A termination file without a time is read again after this delay before it counts as a notice.
+pub const NOTICE_FILE_REREAD_DELAY: Duration = Duration::from_millis(250);
 pub const NOTICE_MARGIN: Duration = Duration::from_secs(15);
 pub const POLL_INTERVAL_MIN: Duration = Duration::from_millis(50);
 /// Zero turns the poll off.

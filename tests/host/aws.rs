@@ -74,6 +74,16 @@ async fn a_rejected_token_is_replaced() {
 }
 
 #[tokio::test]
+async fn a_service_that_rejects_its_own_tokens_is_not_polled_in_a_loop() {
+    let service = Metadata::start(Service::Ec2).await;
+    service.change(|state| state.accept_tokens = false);
+    let mut watched = Watched::cloud(EC2, service.url());
+    watched.wait_for_status(|status| matches!(status.health, WatchHealth::Failing(_))).await;
+    assert!(service.requests().len() <= 8, "two requests a poll: {:?}", service.requests());
+    watched.assert_no_more_notices();
+}
+
+#[tokio::test]
 async fn a_token_is_renewed_before_it_expires() {
     let service = Metadata::start(Service::Ec2).await;
     service.change(|state| state.token_life_s = 1);

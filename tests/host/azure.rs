@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use journeyman::domain::termination_notice::Termination;
-use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
+use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin, WatchHealth};
 use serde_json::{Value, json};
 
 use crate::metadata_service::{Cloud as Service, FAULTS, Metadata};
@@ -54,6 +54,7 @@ async fn events_of_other_vms_and_freezes_are_ignored() {
         event("Preempt", &["vmss_70", "vmss_3"], "Scheduled", &time),
         event("Freeze", &["vmss_7"], "Scheduled", &time),
         event("SomethingNew", &["vmss_7"], "Scheduled", &time),
+        event("Preempt", &[], "Scheduled", &time),
     ]);
     service.change(|state| state.events = events.to_string());
     service.wait_for_requests(LISTS, 4).await;
@@ -75,6 +76,30 @@ async fn an_event_without_a_time_has_started_and_both_time_formats_are_parsed() 
     let service = Metadata::start(Service::Azure).await;
     service.change(|state| state.events = json!([event("Preempt", &["vmss_7"], "Scheduled", "soon")]).to_string());
     assert_about(Watched::cloud(AZURE, service.url()).next_in_seconds().await, 30.0);
+}
+
+#[tokio::test]
+async fn the_earliest_event_counts_and_a_started_one_before_all() {
+    let service = Metadata::start(Service::Azure).await;
+    let preempt = |seconds| event("Preempt", &["vmss_7"], "Scheduled", &documented(&service, seconds));
+    let events = json!([preempt(900), preempt(60)]).to_string();
+    service.change(|state| state.events = events);
+    let mut watched = Watched::cloud(AZURE, service.url());
+    assert_about(watched.next_in_seconds().await, 60.0);
+    let events = json!([preempt(40), event("Preempt", &["vmss_7"], "Started", "")]).to_string();
+    service.change(|state| state.events = events);
+    assert_eq!(watched.next().await.termination, Termination::Soon);
+}
+
+#[tokio::test]
+async fn a_vm_without_a_name_receives_no_notice_and_its_watch_fails() {
+    let service = Metadata::start(Service::Azure).await;
+    service.change(|state| state.vm = "");
+    let mut watched = Watched::cloud(AZURE, service.url());
+    watched.wait_for_status(|status| matches!(status.health, WatchHealth::Failing(_))).await;
+    service.change(|state| state.vm = "vmss_7");
+    watched.wait_for_status(|status| status.health == WatchHealth::Healthy).await;
+    watched.assert_no_more_notices();
 }
 
 /// Slower than the timeout of the other requests.

@@ -59,6 +59,7 @@ pub struct State {
     /// EC2: the accepted tokens, and the lifetime of a new one.
     pub tokens: Vec<String>,
     pub token_life_s: u64,
+    pub accept_tokens: bool,
     pub instance_action: Option<String>,
     /// Google.
     pub flavor: Option<&'static str>,
@@ -118,6 +119,7 @@ impl Metadata {
             clock_s: 0,
             tokens: Vec::new(),
             token_life_s: 21_600,
+            accept_tokens: true,
             instance_action: None,
             flavor: Some("Google"),
             preempted: "FALSE",
@@ -282,9 +284,8 @@ fn ec2(shared: &Shared, request: &Request) -> Answer {
         let life = vec![("x-aws-ec2-metadata-token-ttl-seconds", state.token_life_s.to_string())];
         return Answer { status: 200, headers: life, body: token.into_bytes() };
     }
-    let accepted =
-        request.header("x-aws-ec2-metadata-token").is_some_and(|token| state.tokens.iter().any(|t| t == token));
-    if !accepted {
+    let known = request.header("x-aws-ec2-metadata-token").is_some_and(|token| state.tokens.iter().any(|t| t == token));
+    if !known || !state.accept_tokens {
         return plain(401, "");
     }
     let found = match request.plain() {

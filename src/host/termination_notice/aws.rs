@@ -1,15 +1,15 @@
 //! EC2's instance metadata service, version 2: every request needs a token.
 
-use jiff::Timestamp;
-use reqwest::Method;
-use reqwest::header::{HeaderMap, HeaderValue};
-use serde::Deserialize;
 use std::time::Duration;
 
-use super::metadata_service::{MetadataClient, MetadataReply as HttpReply, MetadataRequest as HttpCall};
-use super::{DueCall, NoticeSink, SinkClosed, next_call};
-use crate::domain::termination_notice::aws::{AwsReply, AwsRequest, AwsTracker};
-use crate::domain::termination_notice::{NoticeOrigin, NoticeReading, PollSchedule, Termination};
+use jiff::Timestamp;
+use reqwest::Method;
+use reqwest::header::HeaderValue;
+use serde::Deserialize;
+
+use super::NoticeReader;
+use super::metadata_service::MetadataClient;
+use crate::domain::termination_notice::{NoticeReading, Termination};
 use crate::domain::time::Instant;
 use crate::limits::{METADATA_TIMEOUT, NOTICE_TOKEN_TTL};
 
@@ -24,82 +24,71 @@ struct InstanceAction {
 
 struct MetadataToken {
     value: HeaderValue,
-    ttl: Duration,
+    /// Nine tenths of its lifetime.
+    usable_until: Instant,
 }
 
-pub(super) async fn responds(service: &MetadataClient) -> Option<NoticeOrigin> {
-    fetch_token(service).await.ok().map(|_| NoticeOrigin::Aws)
+pub(super) async fn responds(client: &MetadataClient) -> bool {
+    fetch_token(client, client.clock().now()).await.is_ok()
 }
 
-pub(super) async fn watch(service: &MetadataClient, schedule: PollSchedule, seed: u64, sink: NoticeSink) {
-    let (mut tracker, clock) = (AwsTracker::new(schedule, seed), service.clock());
-    let mut value = HeaderValue::from_static("");
-    loop {
-        let DueCall { call, sent_at } = next_call(clock, |now| tracker.next_request(now)).await;
-        let (event, error) = match call {
-            AwsRequest::Token => {
-                let (ttl, error) = match fetch_token(service).await {
-                    Ok(token) => {
-                        value = token.value;
-                        (Some(token.ttl), None)
-                    }
-                    Err(error) => (None, Some(error)),
-                };
-                (tracker.on_token(ttl, sent_at, clock.now()), error)
-            }
-            AwsRequest::InstanceAction => {
-                let (reply, error) = fetch_action(service, value.clone(), sent_at).await;
-                if !matches!(reply, AwsReply::Unauthorized | AwsReply::Reading(NoticeReading::Unavailable)) {
-                    sink.record_answer();
-                }
-                (tracker.on_reply(reply, sent_at, clock.now()), error)
-            }
-        };
-        if let Err(SinkClosed) = sink.report(event, error.as_deref()).await {
-            return;
-        }
+pub(super) struct Reader<'a> {
+    client: &'a MetadataClient,
+    token: Option<MetadataToken>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) const fn new(client: &'a MetadataClient) -> Self {
+        Self { client, token: None }
     }
 }
 
-async fn fetch_token(service: &MetadataClient) -> Result<MetadataToken, String> {
-    let mut headers = HeaderMap::new();
-    headers.insert(TOKEN_TTL, HeaderValue::from(NOTICE_TOKEN_TTL.as_secs()));
-    let call =
-        HttpCall { method: Method::PUT, path: "/latest/api/token".to_owned(), headers, timeout: METADATA_TIMEOUT };
-    let reply = service.send(call).await?;
+impl NoticeReader for Reader<'_> {
+    async fn read(&mut self, sent_at: Instant) -> Result<NoticeReading, String> {
+        if let Some(token) = self.token.take().filter(|token| sent_at < token.usable_until)
+            && let Some(reading) = fetch_action(self.client, &token, sent_at).await?
+        {
+            self.token = Some(token);
+            return Ok(reading);
+        }
+        let token = fetch_token(self.client, sent_at).await?;
+        let reading = fetch_action(self.client, &token, sent_at).await?;
+        self.token = Some(token);
+        reading.ok_or_else(|| "the service rejects the token that it issued".to_owned())
+    }
+}
+
+async fn fetch_token(client: &MetadataClient, sent_at: Instant) -> Result<MetadataToken, String> {
+    let ttl = HeaderValue::from(NOTICE_TOKEN_TTL.as_secs());
+    let reply = client.send(Method::PUT, "/latest/api/token", (TOKEN_TTL, ttl), METADATA_TIMEOUT).await?;
     let mut value = HeaderValue::from_str(reply.body.trim()).map_err(|_| reply.unexpected_reply())?;
     if reply.status != 200 || value.is_empty() {
         return Err(reply.unexpected_reply());
     }
     value.set_sensitive(true);
     let ttl = reply.header(TOKEN_TTL).and_then(|text| text.parse().ok()).map_or(NOTICE_TOKEN_TTL, Duration::from_secs);
-    Ok(MetadataToken { value, ttl: ttl.min(NOTICE_TOKEN_TTL) })
+    let ttl = ttl.min(NOTICE_TOKEN_TTL);
+    Ok(MetadataToken { value, usable_until: sent_at.plus(ttl - ttl / 10) })
 }
 
-async fn fetch_action(service: &MetadataClient, token: HeaderValue, sent_at: Instant) -> (AwsReply, Option<String>) {
-    let call = HttpCall::get("/latest/meta-data/spot/instance-action", TOKEN, token, METADATA_TIMEOUT);
-    let reply = match service.send(call).await {
-        Ok(reply) => reply,
-        Err(error) => return (AwsReply::Reading(NoticeReading::Unavailable), Some(error)),
-    };
-    let reading = match reply.status {
-        401 => return (AwsReply::Unauthorized, None),
-        404 => Some(NoticeReading::Nothing),
-        200 => parse_action(&reply, sent_at),
-        _ => None,
-    };
-    match reading {
-        Some(reading) => (AwsReply::Reading(reading), None),
-        None => (AwsReply::Reading(NoticeReading::Unavailable), Some(reply.unexpected_reply())),
+/// `None` if the token is not accepted.
+async fn fetch_action(
+    client: &MetadataClient,
+    token: &MetadataToken,
+    sent_at: Instant,
+) -> Result<Option<NoticeReading>, String> {
+    let path = "/latest/meta-data/spot/instance-action";
+    let reply = client.get(path, (TOKEN, token.value.clone()), METADATA_TIMEOUT).await?;
+    match reply.status {
+        401 => return Ok(None),
+        404 => return Ok(Some(NoticeReading::Nothing)),
+        _ => {}
     }
-}
-
-/// EC2 announces a hibernation when it begins, so its time does not count.
-fn parse_action(reply: &HttpReply, sent_at: Instant) -> Option<NoticeReading> {
-    let InstanceAction { action, time } = serde_json::from_str(&reply.body).ok()?;
+    let InstanceAction { action, time } = reply.json()?;
     let time: Option<Timestamp> = time.and_then(|text| text.parse().ok());
-    Some(NoticeReading::Terminating(match time {
+    Ok(Some(NoticeReading::Terminating(match time {
+        // EC2 announces a hibernation when it begins, so its time does not count.
         Some(time) if action != "hibernate" => Termination::At(reply.to_local_clock(time, sent_at)),
         Some(_) | None => Termination::Soon,
-    }))
+    })))
 }

@@ -1,20 +1,23 @@
 //! Azure's metadata service: the name of this VM, then the scheduled events of its whole availability set.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use reqwest::header::HeaderValue;
 use serde::Deserialize;
 
-use super::metadata_service::{MetadataClient, MetadataReply as HttpReply, MetadataRequest as HttpCall};
-use super::{DueCall, NoticeSink, SinkClosed, next_call};
-use crate::domain::termination_notice::azure::{
-    AzureRequest, AzureTimeout, AzureTracker, EVENT_NOTICE_MIN, FIRST_REPLY_TIMEOUT, VmEvent, VmEventKind,
-};
-use crate::domain::termination_notice::{NoticeOrigin, PollSchedule, Termination};
+use super::NoticeReader;
+use super::metadata_service::{MetadataClient, MetadataReply};
+use crate::domain::termination_notice::{NoticeReading, Termination};
 use crate::domain::time::Instant;
-use crate::limits::{METADATA_TIMEOUT, NOTICE_EVENTS_MAX};
+use crate::limits::METADATA_TIMEOUT;
 
 const COMPUTE: &str = "/metadata/instance/compute?api-version=2021-02-01&format=json";
 const EVENTS: &str = "/metadata/scheduledevents?api-version=2020-07-01";
+/// The shortest notice of an event, used where its time cannot be read.
+const EVENT_NOTICE_MIN: Duration = Duration::from_secs(30);
+/// The first request for events starts the service, which takes up to two minutes.
+const FIRST_REPLY_TIMEOUT: Duration = Duration::from_secs(130);
 
 #[derive(Deserialize)]
 struct ComputeMetadata {
@@ -39,73 +42,65 @@ struct ScheduledEvent {
     not_before: String,
 }
 
-pub(super) async fn responds(service: &MetadataClient) -> Option<NoticeOrigin> {
-    fetch_vm_name(service).await.ok().map(|_| NoticeOrigin::Azure)
+pub(super) async fn responds(client: &MetadataClient) -> bool {
+    fetch_vm_name(client).await.is_ok()
 }
 
-pub(super) async fn watch(service: &MetadataClient, schedule: PollSchedule, seed: u64, sink: NoticeSink) {
-    let (mut tracker, clock) = (AzureTracker::new(schedule, seed), service.clock());
-    loop {
-        let DueCall { call, sent_at } = next_call(clock, |now| tracker.next_request(now)).await;
-        let (event, error) = match call {
-            AzureRequest::Name => {
-                let name = fetch_vm_name(service).await;
-                let event = tracker.on_name(name.as_deref().ok(), sent_at, clock.now());
-                (event, name.err())
-            }
-            AzureRequest::Events(timeout) => {
-                let events = fetch_events(service, timeout, sent_at).await;
-                let event = tracker.on_events(events.as_deref().ok(), sent_at, clock.now());
-                if events.is_ok() {
-                    sink.record_answer();
-                }
-                (event, events.err())
-            }
-        };
-        if let Err(SinkClosed) = sink.report(event, error.as_deref()).await {
-            return;
-        }
+pub(super) struct Reader<'a> {
+    client: &'a MetadataClient,
+    vm_name: Option<String>,
+    events_timeout: Duration,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) const fn new(client: &'a MetadataClient) -> Self {
+        Self { client, vm_name: None, events_timeout: FIRST_REPLY_TIMEOUT }
     }
 }
 
-fn metadata_request(path: &str, timeout: std::time::Duration) -> HttpCall {
-    HttpCall::get(path, "metadata", HeaderValue::from_static("true"), timeout)
+impl NoticeReader for Reader<'_> {
+    async fn read(&mut self, sent_at: Instant) -> Result<NoticeReading, String> {
+        let vm_name = match &self.vm_name {
+            Some(name) => name,
+            None => self.vm_name.insert(fetch_vm_name(self.client).await?),
+        };
+        let reply = get(self.client, EVENTS, self.events_timeout).await?;
+        let EventList { events } = reply.json()?;
+        self.events_timeout = METADATA_TIMEOUT;
+        let earliest =
+            events.iter().filter(|event| event.terminates(vm_name)).map(|event| event.at(&reply, sent_at)).min();
+        // `None` sorts first: an event under way outranks a scheduled one.
+        Ok(earliest.map_or(NoticeReading::Nothing, |at| {
+            NoticeReading::Terminating(at.map_or(Termination::Soon, Termination::At))
+        }))
+    }
 }
 
-async fn fetch_vm_name(service: &MetadataClient) -> Result<String, String> {
-    let reply = service.send(metadata_request(COMPUTE, METADATA_TIMEOUT)).await?;
-    let compute = (reply.status == 200).then(|| serde_json::from_str(&reply.body).ok()).flatten();
-    compute.map(|ComputeMetadata { name }| name).ok_or_else(|| reply.unexpected_reply())
+async fn get(client: &MetadataClient, path: &str, timeout: Duration) -> Result<MetadataReply, String> {
+    client.get(path, ("metadata", HeaderValue::from_static("true")), timeout).await
 }
 
-async fn fetch_events(
-    service: &MetadataClient,
-    timeout: AzureTimeout,
-    sent_at: Instant,
-) -> Result<Vec<VmEvent>, String> {
-    let timeout = match timeout {
-        AzureTimeout::Default => METADATA_TIMEOUT,
-        AzureTimeout::FirstReply => FIRST_REPLY_TIMEOUT,
-    };
-    let reply = service.send(metadata_request(EVENTS, timeout)).await?;
-    let list = (reply.status == 200).then(|| serde_json::from_str(&reply.body).ok()).flatten();
-    let EventList { events } = list.ok_or_else(|| reply.unexpected_reply())?;
-    Ok(events.into_iter().take(NOTICE_EVENTS_MAX).map(|event| to_scheduled(event, &reply, sent_at)).collect())
+async fn fetch_vm_name(client: &MetadataClient) -> Result<String, String> {
+    let reply = get(client, COMPUTE, METADATA_TIMEOUT).await?;
+    let ComputeMetadata { name } = reply.json()?;
+    if name.is_empty() { Err(reply.unexpected_reply()) } else { Ok(name) }
 }
 
-fn to_scheduled(event: ScheduledEvent, reply: &HttpReply, sent_at: Instant) -> VmEvent {
-    let kind = match event.event_type.as_str() {
-        "Preempt" | "Terminate" | "Reboot" | "Redeploy" => VmEventKind::Terminates,
-        "Freeze" => VmEventKind::Freezes,
-        _ => VmEventKind::Other,
-    };
-    // An event without a time has started.
-    let termination = match parse_time(&event.not_before) {
-        Some(at) => Termination::At(reply.to_local_clock(at, sent_at)),
-        None if event.not_before.trim().is_empty() || event.event_status == "Started" => Termination::Soon,
-        None => Termination::At(sent_at.plus(EVENT_NOTICE_MIN)),
-    };
-    VmEvent { kind, resources: event.resources.into_iter().map(String::into_boxed_str).collect(), termination }
+impl ScheduledEvent {
+    /// Whether the VM ends, restarts, or moves to another host without its memory. A freeze takes some seconds.
+    fn terminates(&self, vm_name: &str) -> bool {
+        matches!(self.event_type.as_str(), "Preempt" | "Terminate" | "Reboot" | "Redeploy")
+            && self.resources.iter().any(|resource| resource.eq_ignore_ascii_case(vm_name))
+    }
+
+    /// `None` if it has started: then it has no time.
+    fn at(&self, reply: &MetadataReply, sent_at: Instant) -> Option<Instant> {
+        match parse_time(&self.not_before) {
+            Some(at) => Some(reply.to_local_clock(at, sent_at)),
+            None if self.not_before.trim().is_empty() || self.event_status == "Started" => None,
+            None => Some(sent_at.plus(EVENT_NOTICE_MIN)),
+        }
+    }
 }
 
 /// `Mon, 19 Sep 2016 18:29:47 GMT` as documented, or RFC 3339.

@@ -1,111 +1,102 @@
 //! Google's metadata service: long polls for two values.
 
+use std::time::Duration;
+
 use reqwest::header::HeaderValue;
 
-use super::metadata_service::{MetadataClient, MetadataReply as HttpReply, MetadataRequest as HttpCall};
-use super::{DueCall, NoticeSink, SinkClosed, next_call};
-use crate::domain::termination_notice::gcp::{GcpReply, GcpRequest, GcpTracker, MAINTENANCE_NOTICE, PREEMPTION_NOTICE};
-use crate::domain::termination_notice::{NoticeOrigin, PollSchedule};
+use super::NoticeReader;
+use super::metadata_service::{MetadataClient, MetadataReply};
+use crate::domain::termination_notice::{NoticeReading, Termination};
+use crate::domain::time::Instant;
 use crate::limits::{METADATA_TIMEOUT, NOTICE_LONG_POLL_WAIT};
 
 const FLAVOR: &str = "metadata-flavor";
 const GOOGLE: &str = "Google";
 const INSTANCE: &str = "/computeMetadata/v1/instance/";
 
-#[derive(Debug, Clone, Copy)]
-enum WatchedValue {
-    Preempted,
-    Maintenance,
+pub(super) async fn responds(client: &MetadataClient) -> bool {
+    get(client, &format!("{INSTANCE}id"), METADATA_TIMEOUT).await.is_ok_and(|reply| reply.status == 200)
 }
 
-impl WatchedValue {
-    const fn path(self) -> &'static str {
-        match self {
-            Self::Preempted => "preempted",
-            Self::Maintenance => "maintenance-event",
+/// Watches one value with `wait_for_change`.
+pub(super) struct Reader<'a> {
+    client: &'a MetadataClient,
+    name: &'static str,
+    staying: &'static [&'static str],
+    terminating: &'static str,
+    /// Google's documented time from the change of the value to the end of the VM.
+    notice: Duration,
+    /// Of the last value, if its change can be waited for. Sent with the long poll, so that a change between two polls is not missed.
+    etag: Option<String>,
+    last_staying_at: Option<Instant>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) const fn of_preemption(client: &'a MetadataClient) -> Self {
+        let notice = Duration::from_secs(30);
+        Self {
+            client,
+            name: "preempted",
+            staying: &["FALSE"],
+            terminating: "TRUE",
+            notice,
+            etag: None,
+            last_staying_at: None,
         }
     }
 
-    /// A live migration does not stop the VM.
-    fn parse(self, value: &str) -> Option<GcpReply> {
-        match (self, value.trim()) {
-            (Self::Preempted, "TRUE") | (Self::Maintenance, "TERMINATE_ON_HOST_MAINTENANCE") => {
-                Some(GcpReply::Terminating)
-            }
-            (Self::Preempted, "FALSE") | (Self::Maintenance, "NONE" | "MIGRATE_ON_HOST_MAINTENANCE") => {
-                Some(GcpReply::Staying)
-            }
-            _ => None,
+    /// A live migration does not stop the VM. Hosts with GPUs get an hour's notice, which cannot be told from here.
+    pub(super) const fn of_maintenance(client: &'a MetadataClient) -> Self {
+        Self {
+            client,
+            name: "maintenance-event",
+            staying: &["NONE", "MIGRATE_ON_HOST_MAINTENANCE"],
+            terminating: "TERMINATE_ON_HOST_MAINTENANCE",
+            notice: Duration::from_secs(60),
+            etag: None,
+            last_staying_at: None,
         }
     }
 }
 
-pub(super) async fn responds(service: &MetadataClient) -> Option<NoticeOrigin> {
-    let call = HttpCall::get(format!("{INSTANCE}id"), FLAVOR, HeaderValue::from_static(GOOGLE), METADATA_TIMEOUT);
-    let reply = service.send(call).await.ok()?;
-    (reply.status == 200 && is_from_google(&reply)).then_some(NoticeOrigin::Gcp)
+impl NoticeReader for Reader<'_> {
+    async fn read(&mut self, _: Instant) -> Result<NoticeReading, String> {
+        let (mut path, mut timeout) = (format!("{INSTANCE}{}", self.name), METADATA_TIMEOUT);
+        // Taken, so that the value is read without waiting after an error.
+        let etag = self.etag.take();
+        if let Some(etag) = &etag {
+            path.push_str(&format!("?wait_for_change=true&timeout_sec={}", NOTICE_LONG_POLL_WAIT.as_secs()));
+            if !etag.is_empty() {
+                path.push_str(&format!("&last_etag={}", urlencoding::encode(etag)));
+            }
+            timeout += NOTICE_LONG_POLL_WAIT;
+        }
+        let reply = get(self.client, &path, timeout).await?;
+        let (value, now) = (reply.body.trim(), self.client.clock().now());
+        let staying = self.staying.contains(&value);
+        if reply.status != 200 || !staying && value != self.terminating {
+            return Err(format!("{}: {}", self.name, reply.unexpected_reply()));
+        }
+        if staying {
+            self.last_staying_at = Some(now);
+        }
+        let next_etag = reply.header("etag").unwrap_or_default().to_owned();
+        self.etag = self.last_staying_at.is_some().then_some(next_etag);
+        if staying {
+            return Ok(NoticeReading::Nothing);
+        }
+        // A long poll returns at the change; a read may be late by the time since the last one, and the first read by any time.
+        let changed_at = if etag.is_some() { Some(now) } else { self.last_staying_at };
+        Ok(NoticeReading::Terminating(changed_at.map_or(Termination::Soon, |at| Termination::At(at.plus(self.notice)))))
+    }
 }
 
 /// Google's service identifies itself in a header.
-fn is_from_google(reply: &HttpReply) -> bool {
-    reply.header(FLAVOR) == Some(GOOGLE)
-}
-
-pub(super) async fn watch(service: &MetadataClient, schedule: PollSchedule, seed: u64, sink: NoticeSink) {
-    tokio::join!(
-        watch_value(service, WatchedValue::Preempted, GcpTracker::new(schedule, PREEMPTION_NOTICE, seed), &sink),
-        watch_value(service, WatchedValue::Maintenance, GcpTracker::new(schedule, MAINTENANCE_NOTICE, seed ^ 1), &sink),
-    );
-}
-
-async fn watch_value(service: &MetadataClient, value: WatchedValue, mut tracker: GcpTracker, sink: &NoticeSink) {
-    let clock = service.clock();
-    let mut etag = String::new();
-    loop {
-        let DueCall { call, sent_at } = next_call(clock, |now| tracker.next_request(now)).await;
-        let (reply, error) = match fetch(service, value, call, &etag).await {
-            Ok(fetched) => {
-                etag = fetched.etag;
-                sink.record_answer();
-                (fetched.reply, None)
-            }
-            Err(error) => (GcpReply::Unavailable, Some(error)),
-        };
-        let event = tracker.on_reply(call, reply, sent_at, clock.now());
-        if let Err(SinkClosed) = sink.report(event, error.as_deref()).await {
-            return;
-        }
+async fn get(client: &MetadataClient, path: &str, timeout: Duration) -> Result<MetadataReply, String> {
+    let reply = client.get(path, (FLAVOR, HeaderValue::from_static(GOOGLE)), timeout).await?;
+    if reply.header(FLAVOR) == Some(GOOGLE) {
+        Ok(reply)
+    } else {
+        Err(format!("{path}: the reply is not Google's: it has no `Metadata-Flavor: Google`"))
     }
-}
-
-struct FetchedValue {
-    reply: GcpReply,
-    /// Sent with the next long poll, so that a change between two polls is not missed.
-    etag: String,
-}
-
-async fn fetch(
-    service: &MetadataClient,
-    value: WatchedValue,
-    call: GcpRequest,
-    etag: &str,
-) -> Result<FetchedValue, String> {
-    let mut path = format!("{INSTANCE}{}", value.path());
-    let mut timeout = METADATA_TIMEOUT;
-    if call == GcpRequest::WaitForChange {
-        path.push_str(&format!("?wait_for_change=true&timeout_sec={}", NOTICE_LONG_POLL_WAIT.as_secs()));
-        if !etag.is_empty() {
-            path.push_str(&format!("&last_etag={}", urlencoding::encode(etag)));
-        }
-        timeout += NOTICE_LONG_POLL_WAIT;
-    }
-    let reply = service.send(HttpCall::get(path, FLAVOR, HeaderValue::from_static(GOOGLE), timeout)).await?;
-    if !is_from_google(&reply) {
-        return Err(format!("{}: the reply is not Google's: it has no `Metadata-Flavor: Google`", value.path()));
-    }
-    let parsed = if reply.status == 200 { value.parse(&reply.body) } else { None };
-    let etag = reply.header("etag").unwrap_or_default().to_owned();
-    parsed
-        .map(|reply| FetchedValue { reply, etag })
-        .ok_or_else(|| format!("{}: {}", value.path(), reply.unexpected_reply()))
 }

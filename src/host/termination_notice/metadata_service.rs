@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use reqwest::header::{DATE, HeaderMap, HeaderValue};
 use reqwest::{Client, Method};
+use serde::de::DeserializeOwned;
 use url::Url;
 
 use crate::domain::time::Instant;
@@ -16,10 +17,6 @@ use crate::limits::{METADATA_BODY_BYTES_MAX, METADATA_CONNECT_TIMEOUT, POOL_IDLE
 /// The link-local address of the metadata service of every cloud.
 const ENDPOINT: &str = "http://169.254.169.254";
 
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct EndpointError(String);
-
 pub(super) struct MetadataClient {
     http: Client,
     base: String,
@@ -29,23 +26,6 @@ pub(super) struct MetadataClient {
 impl fmt::Debug for MetadataClient {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "MetadataClient({})", self.base)
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct MetadataRequest {
-    pub(super) method: Method,
-    /// With the query.
-    pub(super) path: String,
-    pub(super) headers: HeaderMap,
-    pub(super) timeout: Duration,
-}
-
-impl MetadataRequest {
-    pub(super) fn get(path: impl Into<String>, header: &'static str, value: HeaderValue, timeout: Duration) -> Self {
-        let mut headers = HeaderMap::new();
-        headers.insert(header, value);
-        Self { method: Method::GET, path: path.into(), headers, timeout }
     }
 }
 
@@ -60,6 +40,12 @@ pub(super) struct MetadataReply {
 impl MetadataReply {
     pub(super) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
+    }
+
+    /// The body of a reply with status 200.
+    pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, String> {
+        let parsed = (self.status == 200).then(|| serde_json::from_str(&self.body).ok()).flatten();
+        parsed.ok_or_else(|| self.unexpected_reply())
     }
 
     /// The service's time, at the end of the second of its `Date` header; our time without one.
@@ -80,11 +66,11 @@ impl MetadataReply {
 }
 
 impl MetadataClient {
-    pub(super) fn new(endpoint: Option<&str>, clock: Clock) -> Result<Self, EndpointError> {
+    pub(super) fn new(endpoint: Option<&str>, clock: Clock) -> Result<Self, String> {
         let base = endpoint.unwrap_or(ENDPOINT).trim_end_matches('/').to_owned();
         let plain = Url::parse(&base).is_ok_and(|url| url.scheme() == "http" && url.has_host());
         if !plain {
-            return Err(EndpointError(format!("{base} is not an http:// address")));
+            return Err(format!("{base} is not an http:// address"));
         }
         crate::host::crypto_provider::install_crypto_provider();
         let http = Client::builder()
@@ -100,7 +86,7 @@ impl MetadataClient {
             .pool_idle_timeout(POOL_IDLE_TIMEOUT)
             .tcp_nodelay(true)
             .build()
-            .map_err(|error| EndpointError(format!("cannot build an HTTP client: {error}")))?;
+            .map_err(|error| format!("cannot build an HTTP client: {error}"))?;
         Ok(Self { http, base, clock })
     }
 
@@ -108,15 +94,27 @@ impl MetadataClient {
         self.clock
     }
 
-    /// # Cancel safety
-    ///
-    /// Cancel safe: the requests change nothing.
-    pub(super) async fn send(&self, call: MetadataRequest) -> Result<MetadataReply, String> {
-        let name = call.path.split('?').next().unwrap_or_default().to_owned();
-        let request = self.http.request(call.method, format!("{}{}", self.base, call.path));
+    pub(super) async fn get(
+        &self,
+        path: &str,
+        header: (&'static str, HeaderValue),
+        timeout: Duration,
+    ) -> Result<MetadataReply, String> {
+        self.send(Method::GET, path, header, timeout).await
+    }
+
+    /// `path` includes the query. Cancel safe: the requests change nothing.
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        (name, value): (&'static str, HeaderValue),
+        timeout: Duration,
+    ) -> Result<MetadataReply, String> {
+        let request = self.http.request(method, format!("{}{path}", self.base)).header(name, value);
         let replied = async {
             let lost = |error: reqwest::Error| error_chain(&error.without_url());
-            let mut response = request.headers(call.headers).send().await.map_err(lost)?;
+            let mut response = request.send().await.map_err(lost)?;
             let body = read_body(&mut response, METADATA_BODY_BYTES_MAX).await.map_err(|error| match error {
                 BodyError::Connection(error) => lost(error),
                 BodyError::TooLong => format!("reply longer than {METADATA_BODY_BYTES_MAX} bytes"),
@@ -128,10 +126,11 @@ impl MetadataClient {
                 body,
             })
         };
-        match tokio::time::timeout(call.timeout, replied).await {
+        let path = path.split('?').next().unwrap_or_default();
+        match tokio::time::timeout(timeout, replied).await {
             Ok(Ok(reply)) => Ok(reply),
-            Ok(Err(error)) => Err(format!("{name}: {error}")),
-            Err(_) => Err(format!("{name}: no reply within {:?}", call.timeout)),
+            Ok(Err(error)) => Err(format!("{path}: {error}")),
+            Err(_) => Err(format!("{path}: no reply within {timeout:?}")),
         }
     }
 }

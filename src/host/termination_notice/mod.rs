@@ -1,7 +1,6 @@
 //! Watches for notices that this host terminates: from the metadata service of its cloud, and from a file.
 //!
-//! The requests are sent here. [`crate::domain::termination_notice`] interprets the replies and schedules the next request, and
-//! [`crate::domain::worker`] decides what happens to tasks.
+//! [`crate::domain::termination_notice`] schedules the requests, and [`crate::domain::worker`] decides what happens to tasks.
 
 mod aws;
 mod azure;
@@ -10,16 +9,13 @@ mod metadata_service;
 mod notice_file;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 
-use crate::domain::termination_notice::{
-    NextRequest, NoticeEvent, PollSchedule, ProviderProbe, ProviderSearch, Termination,
-};
+use crate::domain::termination_notice::{NoticeEvent, NoticeReading, NoticeTracker, PollSchedule, Termination};
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{
@@ -28,8 +24,9 @@ use crate::limits::{
 use metadata_service::MetadataClient;
 
 pub use crate::domain::termination_notice::NoticeOrigin;
-pub use metadata_service::EndpointError;
 
+/// Between searches for a metadata service; the network of a freshly started host may not be up at first.
+const SEARCH_DELAYS: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(8), Duration::from_secs(30)];
 /// How many notices may wait to be handled.
 pub const NOTICES_MAX: usize = 16;
 
@@ -105,38 +102,30 @@ pub enum WatchHealth {
     Failing(String),
 }
 
+/// Reads whether the host terminates, from one origin.
+trait NoticeReader {
+    async fn read(&mut self, sent_at: Instant) -> Result<NoticeReading, String>;
+}
+
 /// The watch over this host.
 #[derive(Debug)]
 pub struct NoticeWatch {
     config: NoticeConfig,
     client: MetadataClient,
-    seed: u64,
-    statuses: Arc<watch::Sender<Vec<WatchStatus>>>,
+    statuses: watch::Sender<Vec<WatchStatus>>,
 }
 
 impl NoticeWatch {
     /// # Errors
     ///
     /// The endpoint is not an `http://` address.
-    pub fn new(config: NoticeConfig) -> Result<Self, EndpointError> {
+    pub fn new(config: NoticeConfig) -> Result<Self, String> {
         let client = MetadataClient::new(config.endpoint.as_deref(), config.clock)?;
-        let seed = uuid::Uuid::new_v4().as_u64_pair().0;
-        Ok(Self { config, client, seed, statuses: Arc::default() })
+        Ok(Self { config, client, statuses: watch::Sender::default() })
     }
 
     pub fn subscribe_statuses(&self) -> watch::Receiver<Vec<WatchStatus>> {
         self.statuses.subscribe()
-    }
-
-    fn sink(&self, origin: NoticeOrigin, notices: &mpsc::Sender<Notice>) -> NoticeSink {
-        let (notices, clock) = (notices.clone(), self.config.clock);
-        let sink = NoticeSink { origin, clock, notices, statuses: Arc::clone(&self.statuses) };
-        sink.set_health(WatchHealth::Unknown);
-        sink
-    }
-
-    fn schedule(&self, origin: NoticeOrigin) -> PollSchedule {
-        self.config.schedule.unwrap_or_else(|| PollSchedule::with_interval(poll_interval(origin)))
     }
 
     /// Sends each notice once. Returns if there is nothing to watch, or the receiver was dropped.
@@ -145,140 +134,109 @@ impl NoticeWatch {
     ///
     /// Cancel safe: a later watch reads the same notices again.
     pub async fn run(self, notices: mpsc::Sender<Notice>) {
-        let cloud = async {
-            let origin = match self.config.cloud {
-                MetadataProvider::Auto => self.find_provider().await,
-                fixed @ (MetadataProvider::Aws
-                | MetadataProvider::Gcp
-                | MetadataProvider::Azure
-                | MetadataProvider::Off) => fixed.origin(),
-            };
-            if let Some(origin) = origin {
-                self.watch(origin, &notices).await;
-            }
-        };
-        tokio::join!(cloud, self.watch(NoticeOrigin::File, &notices));
+        tokio::join!(self.watch_cloud(&notices), self.watch_file(&notices));
     }
 
-    async fn watch(&self, origin: NoticeOrigin, notices: &mpsc::Sender<Notice>) {
-        if origin == NoticeOrigin::File && self.config.file.is_none() {
-            return;
-        }
-        tracing::info!(provider = origin.as_str(), "watching for termination notices");
-        let (client, schedule, sink) = (&self.client, self.schedule(origin), self.sink(origin, notices));
-        match (origin, &self.config.file) {
-            (NoticeOrigin::Aws, _) => aws::watch(client, schedule, self.seed, sink).await,
-            (NoticeOrigin::Gcp, _) => gcp::watch(client, schedule, self.seed, sink).await,
-            (NoticeOrigin::Azure, _) => azure::watch(client, schedule, self.seed, sink).await,
-            (NoticeOrigin::File, Some(path)) => {
-                notice_file::watch(path, self.config.clock, schedule, self.seed, sink).await;
-            }
-            (NoticeOrigin::File, None) => {}
+    async fn watch_file(&self, notices: &mpsc::Sender<Notice>) {
+        if let Some(path) = &self.config.file {
+            self.poll(NoticeOrigin::File, notice_file::Reader::new(path), notices).await;
         }
     }
 
-    /// The providers whose metadata services answer.
+    async fn watch_cloud(&self, notices: &mpsc::Sender<Notice>) {
+        let auto = self.config.cloud == MetadataProvider::Auto;
+        let provider = if auto { self.find_provider().await } else { self.config.cloud.origin() };
+        let (client, Some(origin)) = (&self.client, provider) else { return };
+        match origin {
+            NoticeOrigin::Aws => self.poll(origin, aws::Reader::new(client), notices).await,
+            NoticeOrigin::Azure => self.poll(origin, azure::Reader::new(client), notices).await,
+            NoticeOrigin::Gcp => {
+                tokio::join!(
+                    self.poll(origin, gcp::Reader::of_preemption(client), notices),
+                    self.poll(origin, gcp::Reader::of_maintenance(client), notices),
+                );
+            }
+            NoticeOrigin::File => {}
+        }
+    }
+
+    /// The providers whose metadata services answer. Google and Azure identify themselves; other clouds imitate EC2's interface, so
+    /// it comes last.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub async fn responding_providers(&self) -> Vec<NoticeOrigin> {
         let client = &self.client;
-        let (aws, gcp, azure) = tokio::join!(aws::responds(client), gcp::responds(client), azure::responds(client));
-        [aws, gcp, azure].into_iter().flatten().collect()
+        let (gcp, azure, aws) = tokio::join!(gcp::responds(client), azure::responds(client), aws::responds(client));
+        let found = [(NoticeOrigin::Gcp, gcp), (NoticeOrigin::Azure, azure), (NoticeOrigin::Aws, aws)];
+        found.into_iter().filter_map(|(origin, responds)| responds.then_some(origin)).collect()
     }
 
     async fn find_provider(&self) -> Option<NoticeOrigin> {
-        let mut search = ProviderSearch::default();
+        for delay in SEARCH_DELAYS.map(Some).into_iter().chain([None]) {
+            if let Some(found) = self.responding_providers().await.first() {
+                return Some(*found);
+            }
+            if let Some(delay) = delay {
+                tokio::time::sleep(delay).await;
+            }
+        }
+        tracing::info!(
+            "no metadata service answered; not watching for termination notices (set `host.metadata_service` to name one, or \
+             \"off\" to skip the search)"
+        );
+        None
+    }
+
+    async fn poll(&self, origin: NoticeOrigin, mut reader: impl NoticeReader, notices: &mpsc::Sender<Notice>) {
+        let (clock, provider) = (self.config.clock, origin.as_str());
+        let schedule = self.config.schedule.unwrap_or_else(|| PollSchedule::with_interval(poll_interval(origin)));
+        let mut tracker = NoticeTracker::new(schedule, uuid::Uuid::new_v4().as_u64_pair().0);
+        tracing::info!(provider, "watching for termination notices");
+        self.set_health(origin, WatchHealth::Unknown);
         loop {
-            match search.on_probed(&self.responding_providers().await) {
-                ProviderProbe::Found(provider) => return Some(provider),
-                ProviderProbe::RetryAfter(wait) => tokio::time::sleep(wait).await,
-                ProviderProbe::NotFound => {
-                    tracing::info!(
-                        "no metadata service answered; not watching for termination notices (set \
-                         `host.metadata_service` to name one, or \"off\" to skip the search)"
-                    );
-                    return None;
+            clock.sleep_until(tracker.next_at()).await;
+            let sent_at = clock.now();
+            let reading = reader.read(sent_at).await;
+            match &reading {
+                Ok(_) => self.record_answer(origin),
+                Err(error) => tracing::debug!(provider, "request for termination notices failed: {error}"),
+            }
+            match tracker.on_reading(reading.as_ref().ok().copied(), sent_at, clock.now()) {
+                None => {}
+                Some(NoticeEvent::Terminating(termination)) => {
+                    let Ok(()) = notices.send(Notice { origin, termination }).await else { return };
+                }
+                Some(NoticeEvent::Withdrawn) => {
+                    tracing::warn!(provider, "termination notice withdrawn; the worker still shuts down");
+                }
+                Some(NoticeEvent::WatchFailing) => {
+                    let error = reading.err().unwrap_or_default();
+                    tracing::warn!(provider, "termination watch failing, a notice may be missed: {error}");
+                    self.set_health(origin, WatchHealth::Failing(error));
+                }
+                Some(NoticeEvent::WatchRecovered) => {
+                    tracing::info!(provider, "termination watch recovered");
+                    self.set_health(origin, WatchHealth::Healthy);
                 }
             }
         }
     }
-}
 
-/// A request that is due.
-struct DueCall<C> {
-    call: C,
-    sent_at: Instant,
-}
-
-/// Waits until a request is due.
-async fn next_call<C>(clock: Clock, mut next: impl FnMut(Instant) -> NextRequest<C>) -> DueCall<C> {
-    loop {
-        let sent_at = clock.now();
-        match next(sent_at) {
-            NextRequest::WaitUntil(until) => clock.sleep_until(until).await,
-            NextRequest::Call(call) => return DueCall { call, sent_at },
-        }
-    }
-}
-
-/// The receiver of notices was dropped.
-#[derive(Debug)]
-struct SinkClosed;
-
-/// Sends the notices of one origin, and publishes the health of its watch.
-#[derive(Debug, Clone)]
-struct NoticeSink {
-    origin: NoticeOrigin,
-    clock: Clock,
-    notices: mpsc::Sender<Notice>,
-    statuses: Arc<watch::Sender<Vec<WatchStatus>>>,
-}
-
-impl NoticeSink {
-    fn set_health(&self, health: WatchHealth) {
-        let status = WatchStatus { origin: self.origin, health, since: self.clock.now() };
+    fn set_health(&self, origin: NoticeOrigin, health: WatchHealth) {
+        let status = WatchStatus { origin, health, since: self.config.clock.now() };
         self.statuses.send_modify(|statuses| {
-            statuses.retain(|status| status.origin != self.origin);
+            statuses.retain(|status| status.origin != origin);
             statuses.push(status);
         });
     }
 
-    /// The service has said whether there is a notice.
-    fn record_answer(&self) {
-        let is_unknown = |status: &WatchStatus| status.origin == self.origin && status.health == WatchHealth::Unknown;
+    fn record_answer(&self, origin: NoticeOrigin) {
+        let is_unknown = |status: &WatchStatus| status.origin == origin && status.health == WatchHealth::Unknown;
         if self.statuses.borrow().iter().any(is_unknown) {
-            self.set_health(WatchHealth::Healthy);
+            self.set_health(origin, WatchHealth::Healthy);
         }
-    }
-
-    /// `error` is that of the last request, if it failed.
-    async fn report(&self, event: Option<NoticeEvent>, error: Option<&str>) -> Result<(), SinkClosed> {
-        let provider = self.origin.as_str();
-        if let Some(error) = error {
-            tracing::debug!(provider, "request for termination notices failed: {error}");
-        }
-        match event {
-            None => {}
-            Some(NoticeEvent::Terminating(termination)) => {
-                let notice = Notice { origin: self.origin, termination };
-                return self.notices.send(notice).await.map_err(|_| SinkClosed);
-            }
-            Some(NoticeEvent::Withdrawn) => {
-                tracing::warn!(provider, "termination notice withdrawn; the worker still shuts down");
-            }
-            Some(NoticeEvent::WatchFailing) => {
-                let error = error.unwrap_or("no answer");
-                tracing::warn!(provider, "termination watch failing, a notice may be missed: {error}");
-                self.set_health(WatchHealth::Failing(error.to_owned()));
-            }
-            Some(NoticeEvent::WatchRecovered) => {
-                tracing::info!(provider, "termination watch recovered");
-                self.set_health(WatchHealth::Healthy);
-            }
-        }
-        Ok(())
     }
 }
 

@@ -1,12 +1,6 @@
-//! Turns the answers of a host's metadata service into termination notices, and schedules the next request.
+//! Turns the readings of a host's metadata service into termination notices, and schedules the next request.
 //!
-//! The adapters in `host/notice` send the requests and parse the bodies; [`super::worker`] decides what happens to
-//! tasks.
-
-pub mod aws;
-pub mod azure;
-pub mod gcp;
-pub mod notice_file;
+//! `host/termination_notice` reads the services; [`super::worker`] decides what happens to tasks.
 
 use core::time::Duration;
 
@@ -23,8 +17,6 @@ pub const FAILURES_BEFORE_WARNING: u32 = 3;
 pub const NOTICE_MIN: Duration = Duration::from_secs(5);
 /// Deadlines this close are the same one.
 pub const SAME_DEADLINE_WITHIN: Duration = Duration::from_secs(2);
-/// Between probes for a metadata service; the network of a freshly started host may not be up at first.
-pub const PROBE_DELAYS: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(8), Duration::from_secs(30)];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NoticeOrigin {
@@ -59,8 +51,6 @@ pub enum Termination {
 pub enum NoticeReading {
     Nothing,
     Terminating(Termination),
-    /// No answer, or an invalid one.
-    Unavailable,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,25 +107,26 @@ impl NoticeTracker {
         self.next_at
     }
 
-    pub const fn is_failing(&self) -> bool {
-        self.backoff.tries() > 0
-    }
-
-    /// Applies the reading of a request sent at `sent_at`.
-    pub fn on_reading(&mut self, answer: NoticeReading, sent_at: Instant, now: Instant) -> Option<NoticeEvent> {
-        if answer == NoticeReading::Unavailable {
+    /// Applies the reading of a request sent at `sent_at`; `None` without an answer, or with an invalid one.
+    pub fn on_reading(
+        &mut self,
+        reading: Option<NoticeReading>,
+        sent_at: Instant,
+        now: Instant,
+    ) -> Option<NoticeEvent> {
+        let Some(reading) = reading else {
             self.next_at = now.plus(self.backoff.wait(self.schedule.retry, None, &mut self.jitter));
             return (self.backoff.tries() == FAILURES_BEFORE_WARNING).then_some(NoticeEvent::WatchFailing);
-        }
+        };
         self.next_at = sent_at.plus(self.schedule.interval).max(now);
-        let was_unwell = self.backoff.tries() >= FAILURES_BEFORE_WARNING;
+        let was_failing = self.backoff.tries() >= FAILURES_BEFORE_WARNING;
         self.backoff.reset();
-        self.event_for(answer, now).or_else(|| was_unwell.then_some(NoticeEvent::WatchRecovered))
+        self.event_for(reading, now).or_else(|| was_failing.then_some(NoticeEvent::WatchRecovered))
     }
 
-    fn event_for(&mut self, answer: NoticeReading, now: Instant) -> Option<NoticeEvent> {
-        let before = self.last_reading.replace(answer);
-        match answer {
+    fn event_for(&mut self, reading: NoticeReading, now: Instant) -> Option<NoticeEvent> {
+        let before = self.last_reading.replace(reading);
+        match reading {
             NoticeReading::Terminating(Termination::At(at)) => {
                 let at = at.max(now.plus(NOTICE_MIN));
                 let earlier = self.earliest.is_none_or(|known| at.plus(SAME_DEADLINE_WITHIN) <= known);
@@ -149,39 +140,6 @@ impl NoticeTracker {
             NoticeReading::Nothing => {
                 matches!(before, Some(NoticeReading::Terminating(_))).then_some(NoticeEvent::Withdrawn)
             }
-            NoticeReading::Unavailable => None,
         }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NextRequest<C> {
-    Call(C),
-    WaitUntil(Instant),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProviderProbe {
-    Found(NoticeOrigin),
-    RetryAfter(Duration),
-    NotFound,
-}
-
-#[derive(Debug, Clone, Default)]
-pub struct ProviderSearch {
-    rounds: usize,
-}
-
-impl ProviderSearch {
-    /// The providers that answered. Google and Azure identify themselves; other clouds imitate EC2's interface, so it
-    /// comes last.
-    pub fn on_probed(&mut self, there: &[NoticeOrigin]) -> ProviderProbe {
-        let order = [NoticeOrigin::Gcp, NoticeOrigin::Azure, NoticeOrigin::Aws];
-        if let Some(found) = order.into_iter().find(|provider| there.contains(provider)) {
-            return ProviderProbe::Found(found);
-        }
-        let again = PROBE_DELAYS.get(self.rounds);
-        self.rounds += 1;
-        again.map_or(ProviderProbe::NotFound, |wait| ProviderProbe::RetryAfter(*wait))
     }
 }
