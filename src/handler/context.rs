@@ -259,10 +259,6 @@ impl Context {
         deadline.since(self.inner.clock.now())
     }
 
-    pub(crate) fn now(&self) -> Instant {
-        self.inner.clock.now()
-    }
-
     /// Watches [`Context::expires_at`] for changes.
     #[must_use]
     pub fn watch_expires_at(&self) -> watch::Receiver<Instant> {

@@ -62,7 +62,7 @@ impl Engine {
                 source = source(*id),
                 consecutive,
                 "[alert operator] source unavailable, still retrying; last error: {}",
-                self.last_refusals.get(id).map_or("none", String::as_str)
+                self.source_activity[id.index()].last_refusal()
             ),
             Alert::Throttled { source: id } => {
                 tracing::warn!(alert = "throttled", source = source(*id), "the queue throttles requests; backing off");

@@ -5,15 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, watch};
 
-use crate::domain::claim::UploadStatus;
-use crate::domain::host_health::ProbeResult;
+use crate::domain::claim::{ClaimEvent, UploadStatus};
 use crate::domain::id::{LocalToken, PriorityQueue, Run, SourceId};
 use crate::domain::outcome::{Cleanup, ExecuteFailure, Outcome, PrepareFailure, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
-use crate::domain::worker::HostResources;
+use crate::domain::worker::{Event, HostResources};
 use crate::handler::sidecar::SidecarStatus;
 use crate::handler::{Context, DynHandler, ExecuteError, PrepareError, PreparedPayload};
 use crate::host::resources;
@@ -23,7 +22,6 @@ use crate::source::{CallError, Claim, Grant, OpenResult, PollBatch, RecoveryBatc
 use super::catch_panic::{Panicked, catch_panic};
 use super::claim_runtime::{Execution, PolledMessage};
 use super::host_probe::HostProbe;
-use super::timeline::ClaimPhase;
 use super::uploads::Uploader;
 use crate::host::clock::Clock;
 use crate::host::containment::ProcessScope;
@@ -31,11 +29,13 @@ use crate::host::crash_points::crash_point;
 use crate::host::journal::{PendingSync, PendingWrite};
 use crate::host::work_dir::WorkDirLock;
 
+/// What a call returns: the event of the rules, or what the engine makes it from.
 pub(super) enum CallResult {
-    ResourcesMeasured {
-        room: HostResources,
-        /// Whether this worker still holds the work directory.
-        held: io::Result<()>,
+    Event(Event),
+    Claim {
+        claim: LocalToken,
+        event: ClaimEvent,
+        attachment: Option<Attachment>,
     },
     Opened {
         source: SourceId,
@@ -44,7 +44,7 @@ pub(super) enum CallResult {
     },
     Polled {
         source: SourceId,
-        lane: PriorityQueue,
+        queue: PriorityQueue,
         sent_at: Instant,
         answer: Result<PollBatch, CallError>,
     },
@@ -53,105 +53,55 @@ pub(super) enum CallResult {
         sent_at: Instant,
         answer: Result<RecoveryBatch, CallError>,
     },
-    Claimed {
-        claim: LocalToken,
-        sent_at: Instant,
-        answer: Result<Grant, CallError>,
+    ResourcesMeasured {
+        resources: HostResources,
+        /// Whether this worker still holds the work directory.
+        work_dir: io::Result<()>,
     },
-    TakenOver {
-        claim: LocalToken,
-        sent_at: Instant,
-        answer: Result<Grant, CallError>,
-    },
-    Deleted {
-        message: LocalToken,
-        answer: Result<(), CallError>,
-    },
-    Prepared {
-        claim: LocalToken,
-        answer: Result<Box<dyn PreparedPayload>, PrepareFailure>,
-    },
-    /// `started` is set if the call that prepared it started it.
-    Ended {
-        claim: LocalToken,
-        verdict: Verdict,
-        emptiness: Cleanup,
-        started: Option<Instant>,
-    },
-    CleanupDone {
-        claim: LocalToken,
-    },
-    Uploaded {
-        claim: LocalToken,
-        settled: UploadStatus,
-    },
-    Reported {
-        claim: LocalToken,
-        answer: Result<(), CallError>,
-    },
-    Reclaimed {
-        claim: LocalToken,
-        sent_at: Instant,
-        answer: Result<Duration, CallError>,
-    },
-    Checked {
-        claim: LocalToken,
-        answer: Result<bool, CallError>,
-    },
-    HostProbed(ProbeResult),
     SourceEvent {
         source: SourceId,
-        news: SourceEvent,
+        event: SourceEvent,
     },
     /// `None` once the sidecar has ended.
     SidecarChanged {
-        beside: usize,
-        word: Option<watch::Receiver<SidecarStatus>>,
+        sidecar: usize,
+        status: Option<watch::Receiver<SidecarStatus>>,
     },
 }
 
+/// What the engine keeps of a call about a claim.
+pub(super) enum Attachment {
+    Grant {
+        grant: Box<Grant>,
+        sent_at: Instant,
+    },
+    ClaimRefused(CallError),
+    Reclaimed {
+        sent_at: Instant,
+    },
+    ReclaimFailed,
+    Prepared(Box<dyn PreparedPayload>),
+    /// Processes of the payload may have survived.
+    CleanupPending,
+}
+
 impl CallResult {
-    pub(super) const fn phases_ended(&self) -> &'static [ClaimPhase] {
-        match self {
-            Self::Claimed { .. } | Self::TakenOver { .. } => &[ClaimPhase::Claim],
-            Self::Prepared { .. } => &[ClaimPhase::Prepare],
-            Self::Ended { .. } => &[ClaimPhase::Prepare, ClaimPhase::Run, ClaimPhase::End],
-            Self::Uploaded { .. } => &[ClaimPhase::Upload],
-            Self::Reported { .. } => &[ClaimPhase::Report],
-            Self::ResourcesMeasured { .. }
-            | Self::Opened { .. }
-            | Self::Polled { .. }
-            | Self::Recovered { .. }
-            | Self::Deleted { .. }
-            | Self::CleanupDone { .. }
-            | Self::Reclaimed { .. }
-            | Self::Checked { .. }
-            | Self::HostProbed(_)
-            | Self::SourceEvent { .. }
-            | Self::SidecarChanged { .. } => &[],
-        }
+    fn of_claim(claim: LocalToken, event: ClaimEvent) -> Self {
+        Self::Claim { claim, event, attachment: None }
     }
 
-    pub(super) const fn claim(&self) -> Option<LocalToken> {
-        match self {
-            Self::Claimed { claim, .. }
-            | Self::TakenOver { claim, .. }
-            | Self::Prepared { claim, .. }
-            | Self::Ended { claim, .. }
-            | Self::CleanupDone { claim }
-            | Self::Uploaded { claim, .. }
-            | Self::Reported { claim, .. }
-            | Self::Reclaimed { claim, .. }
-            | Self::Checked { claim, .. } => Some(*claim),
-            Self::ResourcesMeasured { .. }
-            | Self::Opened { .. }
-            | Self::Polled { .. }
-            | Self::Recovered { .. }
-            | Self::Deleted { .. }
-            | Self::HostProbed(_)
-            | Self::SourceEvent { .. }
-            | Self::SidecarChanged { .. } => None,
-        }
+    fn claimed(claim: LocalToken, sent_at: Instant, answer: Result<Grant, CallError>) -> Self {
+        let (answer, attachment) = match answer {
+            Ok(grant) => (Ok(grant.expires_at.since(sent_at)), Attachment::Grant { grant: Box::new(grant), sent_at }),
+            Err(error) => (Err(error.refusal), Attachment::ClaimRefused(error)),
+        };
+        Self::Claim { claim, event: ClaimEvent::Claimed { sent_at, answer }, attachment: Some(attachment) }
+    }
+
+    fn ended(claim: LocalToken, verdict: Verdict, cleanup: Cleanup) -> Self {
+        crash_point("exited");
+        let attachment = (cleanup == Cleanup::Incomplete).then_some(Attachment::CleanupPending);
+        Self::Claim { claim, event: ClaimEvent::Ended(verdict), attachment }
     }
 }
 
@@ -159,7 +109,8 @@ impl CallResult {
 /// it answers, since each measurement holds a thread.
 pub(super) async fn measure_resources(tasks: PathBuf, hold: WorkDirLock, one: Arc<Semaphore>) -> CallResult {
     tokio::time::sleep(HOST_RESOURCES_INTERVAL).await;
-    let unknown = CallResult::ResourcesMeasured { room: HostResources { disk: None, memory: None }, held: Ok(()) };
+    let unknown =
+        CallResult::ResourcesMeasured { resources: HostResources { disk: None, memory: None }, work_dir: Ok(()) };
     let Ok(permit) = Arc::clone(&one).try_acquire_owned() else { return unknown };
     // A host without a free thread is measured at the next interval.
     let measured = catch_panic(async move {
@@ -170,7 +121,7 @@ pub(super) async fn measure_resources(tasks: PathBuf, hold: WorkDirLock, one: Ar
         measuring.await
     });
     match tokio::time::timeout(HOST_RESOURCES_INTERVAL, measured).await {
-        Ok(Ok(Ok((room, held)))) => CallResult::ResourcesMeasured { room, held },
+        Ok(Ok(Ok((resources, work_dir)))) => CallResult::ResourcesMeasured { resources, work_dir },
         Ok(Ok(Err(_)) | Err(_)) | Err(_) => unknown,
     }
 }
@@ -178,7 +129,7 @@ pub(super) async fn measure_resources(tasks: PathBuf, hold: WorkDirLock, one: Ar
 /// A source that panics sends no more events.
 pub(super) async fn next_source_event(source: Arc<dyn Source>, id: SourceId) -> CallResult {
     match catch_panic(source.next_event()).await {
-        Ok(news) => CallResult::SourceEvent { source: id, news },
+        Ok(event) => CallResult::SourceEvent { source: id, event },
         Err(Panicked(text)) => {
             tracing::error!(panic = text, "a source panicked; it sends no more events");
             std::future::pending().await
@@ -186,11 +137,9 @@ pub(super) async fn next_source_event(source: Arc<dyn Source>, id: SourceId) -> 
     }
 }
 
-pub(super) async fn sidecar_changed(beside: usize, mut word: watch::Receiver<SidecarStatus>) -> CallResult {
-    match word.changed().await {
-        Ok(()) => CallResult::SidecarChanged { beside, word: Some(word) },
-        Err(_) => CallResult::SidecarChanged { beside, word: None },
-    }
+pub(super) async fn sidecar_changed(sidecar: usize, mut status: watch::Receiver<SidecarStatus>) -> CallResult {
+    let status = status.changed().await.is_ok().then_some(status);
+    CallResult::SidecarChanged { sidecar, status }
 }
 
 pub(super) async fn open(source: Arc<dyn Source>, id: SourceId, clock: Clock) -> CallResult {
@@ -202,7 +151,7 @@ pub(super) async fn open(source: Arc<dyn Source>, id: SourceId, clock: Clock) ->
 pub(super) async fn poll(
     source: Arc<dyn Source>,
     id: SourceId,
-    lane: PriorityQueue,
+    queue: PriorityQueue,
     max: u8,
     noted: Option<PendingWrite>,
     clock: Clock,
@@ -211,7 +160,7 @@ pub(super) async fn poll(
         noted.written().await;
     }
     let sent_at = clock.now();
-    CallResult::Polled { source: id, lane, sent_at, answer: call_guarded("poll", source.poll(lane, max)).await }
+    CallResult::Polled { source: id, queue, sent_at, answer: call_guarded("poll", source.poll(queue, max)).await }
 }
 
 pub(super) async fn recover(
@@ -240,7 +189,7 @@ pub(super) async fn claim(
         Some(queue) => call_guarded("claim", queue.claim(&message)).await,
         None => Err(no_messages_error("claim", &message.id)),
     };
-    CallResult::Claimed { claim, sent_at, answer }
+    CallResult::claimed(claim, sent_at, answer)
 }
 
 pub(super) async fn take_over(source: Arc<dyn Source>, claim: LocalToken, run: Run, clock: Clock) -> CallResult {
@@ -252,7 +201,7 @@ pub(super) async fn take_over(source: Arc<dyn Source>, claim: LocalToken, run: R
             Err(CallError { refusal: Refusal::Gone, message })
         }
     };
-    CallResult::TakenOver { claim, sent_at, answer }
+    CallResult::claimed(claim, sent_at, answer)
 }
 
 pub(super) async fn delete(source: Arc<dyn Source>, message: LocalToken, entry: Arc<PolledMessage>) -> CallResult {
@@ -260,7 +209,8 @@ pub(super) async fn delete(source: Arc<dyn Source>, message: LocalToken, entry: 
         Some(queue) => call_guarded("delete", queue.delete(entry.lane, &entry.id, &entry.receipt)).await,
         None => Err(no_messages_error("delete", &entry.id)),
     };
-    CallResult::Deleted { message, answer }
+    crash_point("after-delete");
+    CallResult::Event(Event::Deleted { message, answer: log_refusal("delete", answer) })
 }
 
 /// A fault of the adapter: its polls return messages, and it has no calls for them.
@@ -276,74 +226,46 @@ pub(super) async fn report(
     timeout: Duration,
 ) -> CallResult {
     let answer = call_with_timeout(timeout, "report", claim.report(outcome)).await;
-    CallResult::Reported { claim: token, answer }
+    crash_point("after-report");
+    CallResult::of_claim(token, ClaimEvent::Reported(log_refusal("report", answer)))
 }
 
 pub(super) async fn reclaim(token: LocalToken, claim: Arc<dyn Claim>, timeout: Duration, clock: Clock) -> CallResult {
     let sent_at = clock.now();
     let answer = call_with_timeout(timeout, "reclaim", claim.renew()).await;
-    CallResult::Reclaimed { claim: token, sent_at, answer: answer.map(|expires_at| expires_at.since(sent_at)) }
+    crash_point("reclaimed");
+    let answer = log_refusal("reclaim", answer).map(|expires_at| expires_at.since(sent_at));
+    let attachment = answer.map_or(Attachment::ReclaimFailed, |_| Attachment::Reclaimed { sent_at });
+    CallResult::Claim { claim: token, event: ClaimEvent::Reclaimed { sent_at, answer }, attachment: Some(attachment) }
 }
 
-pub(super) async fn check(token: LocalToken, claim: Arc<dyn Claim>) -> CallResult {
-    CallResult::Checked { claim: token, answer: call_guarded("status", claim.is_canceled()).await }
+pub(super) async fn check_status(token: LocalToken, claim: Arc<dyn Claim>) -> CallResult {
+    let answer = call_guarded("status", claim.is_canceled()).await;
+    CallResult::of_claim(token, ClaimEvent::StatusChecked(log_refusal("status", answer)))
 }
 
 pub(super) async fn probe_host(host: HostProbe) -> CallResult {
-    CallResult::HostProbed(host.run().await)
+    CallResult::Event(Event::HostProbed(host.run().await))
 }
 
-pub(super) async fn upload_results(store: Uploader, claim: LocalToken, job: Execution) -> CallResult {
-    let settled = match catch_panic(store.upload_all(job)).await {
-        Ok(settled) => settled,
-        Err(Panicked(text)) => {
-            tracing::error!(panic = text, "uploading a task's log and artifacts panicked");
-            UploadStatus::UploadFailed
-        }
-    };
-    CallResult::Uploaded { claim, settled }
+pub(super) async fn upload_results(uploader: Uploader, claim: LocalToken, execution: Execution) -> CallResult {
+    let status = catch_panic(uploader.upload_all(execution)).await.unwrap_or_else(|Panicked(text)| {
+        tracing::error!(panic = text, "uploading a task's log and artifacts panicked");
+        UploadStatus::UploadFailed
+    });
+    crash_point("after-upload");
+    CallResult::of_claim(claim, ClaimEvent::Uploaded(status))
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PayloadStarted {
-    pub(super) claim: LocalToken,
-    pub(super) at: Instant,
-}
-
-/// Prepares, and starts at once if the lease allows (I3), which saves a round trip between threads. `starts` receives
-/// a payload that does not end at once.
-pub(super) async fn prepare_and_execute(
-    handler: Arc<dyn DynHandler>,
-    recorded: Option<PendingSync>,
-    claim: LocalToken,
-    context: Context,
-    starts: mpsc::Sender<PayloadStarted>,
-) -> CallResult {
-    let back = prepare(handler, recorded, claim, context.clone()).await;
-    let CallResult::Prepared { answer: Ok(prepared), .. } = back else { return back };
-    crash_point("prepared");
-    let at = context.now();
-    if context.cancellation().is_some() || at >= context.expires_at() {
-        return CallResult::Prepared { claim, answer: Ok(prepared) };
-    }
-    let mut executing = Box::pin(execute(prepared, claim, context.clone()));
-    let mut back = tokio::select! {
-        biased;
-        back = &mut executing => back,
-        () = std::future::ready(()) => {
-            // The receiver is closed if the worker exits, which drops this call as well.
-            starts.send(PayloadStarted { claim, at }).await.ok();
-            executing.await
-        }
-    };
-    if let CallResult::Ended { started, .. } = &mut back {
-        *started = Some(at);
-    }
-    back
+fn log_refusal<T>(operation: &str, answer: Result<T, CallError>) -> Result<T, Refusal> {
+    answer.map_err(|error| {
+        tracing::warn!(operation, refusal = %error.refusal, "{}", error.message);
+        error.refusal
+    })
 }
 
 /// Prepares once the claim is journaled. A cancellation drops the preparation.
-async fn prepare(
+pub(super) async fn prepare(
     handler: Arc<dyn DynHandler>,
     recorded: Option<PendingSync>,
     claim: LocalToken,
@@ -367,18 +289,29 @@ async fn prepare(
         answer = prepared => Some(answer),
     };
     // I26: its processes are gone before anything else happens to the claim. A prepared payload may be a process.
-    let emptiness = match answer {
+    let cleanup = match answer {
         Some(Ok(Ok(_))) => Cleanup::Complete,
         Some(_) | None => context.scope().clean_up().await,
     };
-    let Some(answer) = answer.filter(|_| emptiness == Cleanup::Complete) else {
-        return CallResult::Ended { claim, verdict: Err(ExecuteFailure::Internal), emptiness, started: None };
+    let Some(answer) = answer.filter(|_| cleanup == Cleanup::Complete) else {
+        return CallResult::ended(claim, Err(ExecuteFailure::Internal), cleanup);
     };
-    if workdir_failed(&context) {
-        return CallResult::Prepared { claim, answer: Err(PrepareFailure::HostFault) };
-    }
+    let answer =
+        if workdir_failed(&context) { Err(PrepareFailure::HostFault) } else { prepare_result(answer, &context) };
+    let (answer, attachment) = match answer {
+        Ok(prepared) => (Ok(()), Some(Attachment::Prepared(prepared))),
+        Err(failure) => (Err(failure), None),
+    };
+    crash_point("prepared");
+    CallResult::Claim { claim, event: ClaimEvent::Prepared(answer), attachment }
+}
+
+fn prepare_result(
+    answer: Result<Result<Box<dyn PreparedPayload>, PrepareError>, Panicked>,
+    context: &Context,
+) -> Result<Box<dyn PreparedPayload>, PrepareFailure> {
     let error = match answer {
-        Ok(Ok(prepared)) => return CallResult::Prepared { claim, answer: Ok(prepared) },
+        Ok(Ok(prepared)) => return Ok(prepared),
         Ok(Err(error)) => error,
         Err(Panicked(text)) => {
             tracing::error!(claim.run = %context.task().run, panic = text, "the handler panicked in prepare");
@@ -387,14 +320,14 @@ async fn prepare(
     };
     match error.reason {
         PrepareFailure::HostFault => tracing::error!(claim.run = %context.task().run, "host fault: {error}"),
-        PrepareFailure::ServiceDown => release_unstarted(&context, &error),
+        PrepareFailure::ServiceDown => release_unstarted(context, &error),
         PrepareFailure::Malformed | PrepareFailure::Unavailable | PrepareFailure::Internal => {}
     }
     let description = error.reason.description();
     context.log().write_note(&format!("{description}:"));
     error.messages.iter().for_each(|message| context.log().write_note(&format!("  {message}")));
-    set_failure_reason(&context, &format!("{description}: {error}"));
-    CallResult::Prepared { claim, answer: Err(error.reason) }
+    set_failure_reason(context, &format!("{description}: {error}"));
+    Err(error.reason)
 }
 
 pub(super) async fn wait_for_cleanup(claim: LocalToken, run: Run, enclosure: ProcessScope) -> CallResult {
@@ -407,7 +340,8 @@ pub(super) async fn wait_for_cleanup(claim: LocalToken, run: Run, enclosure: Pro
         }
     };
     tokio::join!(enclosure.wait_cleaned_up(), saying);
-    CallResult::CleanupDone { claim }
+    tracing::warn!(claim.run = %run, "the remaining processes of a payload are gone; its slot is free");
+    CallResult::Event(Event::CleanupDone { claim })
 }
 
 /// A handler that has not returned [`KILL_SLACK`] after its deadline is dropped, which kills its processes.
@@ -421,8 +355,8 @@ pub(super) async fn execute(prepared: Box<dyn PreparedPayload>, claim: LocalToke
         }
     };
     // I26: also for a handler that was dropped, or that left processes behind.
-    let emptiness = context.scope().clean_up().await;
-    CallResult::Ended { claim, verdict: verdict(ended, &context), emptiness, started: None }
+    let cleanup = context.scope().clean_up().await;
+    CallResult::ended(claim, verdict(ended, &context), cleanup)
 }
 
 async fn kill_overdue(context: &Context) {
@@ -542,28 +476,29 @@ mod tests {
     }
 
     fn context(workdir: &Path) -> Context {
-        held_until(workdir, Instant::ORIGIN)
-    }
-
-    fn held_until(workdir: &Path, lease_ends: Instant) -> Context {
         let run = Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 0 };
         let task = TaskInfo { run, source: "s".into(), definition: serde_json::Value::Null, env: Default::default() };
         let log = TaskLog::new(workdir.with_extension("log"), LogLimits::default());
-        let (cancel, lease_ends) = (watch::channel(None).1, watch::channel(lease_ends).1);
+        let (cancel, lease_ends) = (watch::channel(None).1, watch::channel(Instant::ORIGIN).1);
         Context::new(task, workdir.to_owned(), log, Artifacts::new(), cancel, lease_ends, Clock::boot())
     }
 
     async fn prepared(uses: Uses, context: &Context) -> Result<Box<dyn PreparedPayload>, PrepareFailure> {
         let handler = erase(OkHandler { uses });
         let back = prepare(handler, Some(PendingSync::succeeded()), LocalToken(1), context.clone()).await;
-        let CallResult::Prepared { answer, .. } = back else { panic!("it answers whether it is prepared") };
-        answer
+        match back {
+            CallResult::Claim { attachment: Some(Attachment::Prepared(prepared)), .. } => Ok(prepared),
+            CallResult::Claim { event: ClaimEvent::Prepared(Err(failure)), .. } => Err(failure),
+            _ => panic!("it answers whether it is prepared"),
+        }
     }
 
     async fn ended(uses: Uses, context: &Context) -> Verdict {
         let Ok(prepared) = prepared(uses, context).await else { panic!("it is prepared") };
         let back = execute(prepared, LocalToken(1), context.clone()).await;
-        let CallResult::Ended { verdict, .. } = back else { panic!("it answers how it ended") };
+        let CallResult::Claim { event: ClaimEvent::Ended(verdict), .. } = back else {
+            panic!("it answers how it ended")
+        };
         verdict
     }
 
@@ -576,21 +511,6 @@ mod tests {
         assert_eq!(prepared(Uses::InPrepare, &context(&workdir)).await.err(), Some(PrepareFailure::HostFault));
         assert_eq!(ended(Uses::InExecute, &context(&workdir)).await, Err(ExecuteFailure::HostFault));
         assert_eq!(ended(Uses::Never, &context(&workdir)).await, Ok(()));
-    }
-
-    #[tokio::test]
-    async fn i03_a_payload_is_started_as_soon_as_it_is_prepared_while_its_claim_is_ours_and_not_after() {
-        let base = tempfile::tempdir().unwrap();
-        let ran = async |lease_ends| {
-            let context = held_until(base.path(), lease_ends);
-            let handler = erase(OkHandler { uses: Uses::Never });
-            prepare_and_execute(handler, None, LocalToken(1), context, mpsc::channel(1).0).await
-        };
-        let now = Clock::boot().now();
-        let back = ran(now.plus(Duration::from_secs(3600))).await;
-        assert!(matches!(back, CallResult::Ended { verdict: Ok(()), started: Some(_), .. }));
-        let back = ran(now).await;
-        assert!(matches!(back, CallResult::Prepared { answer: Ok(_), .. }));
     }
 
     #[tokio::test]

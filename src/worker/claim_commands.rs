@@ -1,6 +1,6 @@
 //! Commands and queries about one claim.
 
-use crate::domain::claim::{CancelCommand, CancelResult};
+use crate::domain::claim::{CancelCommand, CancelResult, ClaimEvent};
 use crate::domain::id::LocalToken;
 use crate::domain::time::Instant;
 use crate::domain::worker::Event;
@@ -82,7 +82,7 @@ impl Engine {
         let view = self.rules.claims().find(|view| view.claim == claim).ok_or_else(gone)?;
         let live = self.claims.get(&claim).ok_or_else(gone)?;
         let now = self.clock.now();
-        let feed = &self.sources[live.source_index];
+        let feed = &self.sources[live.source.index()];
         let context = live.execution.as_ref().map(|job| &job.context);
         let definition = context.map(|context| &context.task().definition);
         let text = |path: &str| definition.and_then(|task| task.pointer(path)?.as_str()).map(str::to_owned);
@@ -141,7 +141,7 @@ impl Engine {
             }
             live.last_command = Some(said);
         }
-        self.handle_event(Event::Command { claim, command: order });
+        self.handle_event(Event::Claim(claim, ClaimEvent::Command(order)));
         Ok(CommandResult { run, result: obeyed })
     }
 }

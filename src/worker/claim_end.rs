@@ -1,9 +1,7 @@
 //! The end of a claim: logged, counted, cleaned up.
 
-use tokio::task::AbortHandle;
-
 use crate::domain::claim::{ClaimEnd, LossReason};
-use crate::domain::id::{LocalToken, Run};
+use crate::domain::id::LocalToken;
 use crate::domain::journal::{AfterClose, EntryId};
 use crate::host::crash_points::crash_point;
 
@@ -14,12 +12,12 @@ use super::engine::Engine;
 use super::trace_recorder::FinishedClaim;
 
 impl Engine {
-    fn record_trace(&self, live: &ClaimRuntime, run: &Run, end: ClaimEnd) {
+    fn record_trace(&self, live: &ClaimRuntime, end: ClaimEnd) {
         let (Some(recorder), Some(trace)) = (&self.config.recorder, live.span_context) else { return };
-        let source = self.sources[live.source_index].name.clone();
+        let source = self.source_name(live.source).to_owned();
         let timeline = live.timeline.clone();
         recorder.record(FinishedClaim {
-            run: run.clone(),
+            run: live.run.clone(),
             source,
             span_context: trace,
             timeline,
@@ -28,22 +26,22 @@ impl Engine {
         });
     }
 
-    pub(super) fn close(&mut self, claim: LocalToken, run: &Run, end: ClaimEnd) {
+    pub(super) fn close(&mut self, claim: LocalToken, end: ClaimEnd) {
         crash_point("before-journal-close");
         match AfterClose::of(end) {
             AfterClose::Nothing => self.journal.record_closed(EntryId(claim.0)),
             AfterClose::RetryAfterRestart => {}
         }
-        let Some(mut live) = self.claims.remove(&claim) else { return };
+        let Some(mut live) = self.claims.remove(&claim) else { unreachable!("{claim:?} is closed twice") };
         self.control.liveness.set_claims_held(self.claims.len());
-        if self.close_recovered_claim(claim, live.source_index, end) {
-            live.calls.iter().for_each(AbortHandle::abort);
-            return;
+        live.abort_calls();
+        if live.recovered {
+            return self.close_recovered_claim(&live, end);
         }
         drop_guarded(live.prepared.take());
-        live.calls.iter().for_each(AbortHandle::abort);
-        self.count_end(live.source_index, end);
-        self.record_trace(&live, run, end);
+        self.count_end(live.source, end);
+        self.record_trace(&live, end);
+        let run = &live.run;
         add(&self.counters().log_bytes, live.execution.as_ref().map_or(0, |job| job.context.log().bytes()));
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::domain::claim::{self, KillCause};
-use crate::domain::id::{LocalToken, PriorityQueue, Run};
+use crate::domain::id::{LocalToken, PriorityQueue, Run, SourceId};
 use crate::domain::time::Instant;
 use crate::domain::trace_context::TraceParent;
 use crate::handler::artifact::Artifacts;
@@ -35,14 +35,15 @@ pub(super) struct PolledMessage {
 }
 
 pub(super) struct ClaimRuntime {
-    pub(super) source_index: usize,
+    pub(super) source: SourceId,
+    pub(super) run: Run,
+    /// A claim of a previous process, to be reported only.
+    pub(super) recovered: bool,
     pub(super) message: Option<Arc<Message>>,
     pub(super) claim: Option<Arc<dyn Claim>>,
     pub(super) prepared: Option<Box<dyn PreparedPayload>>,
     pub(super) execution: Option<Execution>,
-    /// Whether the rules know that the payload was started.
-    pub(super) started: bool,
-    pub(super) calls: Vec<AbortHandle>,
+    calls: Vec<AbortHandle>,
     pub(super) granted_at: Option<Instant>,
     pub(super) reclaimed_at: Option<Instant>,
     /// When the request was sent that the lease counts from.
@@ -71,18 +72,19 @@ pub(super) struct ExecutionSetup<'a> {
     pub(super) work_dir_lock: WorkDirLock,
     pub(super) log: LogLimits,
     pub(super) clock: Clock,
-    pub(super) enclosure: ProcessScope,
+    pub(super) scope: ProcessScope,
 }
 
 impl ClaimRuntime {
-    pub(super) fn new(source_index: usize) -> Self {
+    pub(super) fn new(source: SourceId, run: Run) -> Self {
         Self {
-            source_index,
+            source,
+            run,
+            recovered: false,
             message: None,
             claim: None,
             prepared: None,
             execution: None,
-            started: false,
             calls: Vec::new(),
             granted_at: None,
             reclaimed_at: None,
@@ -98,6 +100,28 @@ impl ClaimRuntime {
             cancel: watch::Sender::new(None),
             expires_at: watch::Sender::new(Instant::ORIGIN),
         }
+    }
+
+    /// Of a message about a run.
+    pub(super) fn requested(entry: &PolledMessage) -> Self {
+        let Some(message) = &entry.message else { unreachable!("a claim of a message without a run") };
+        let live = Self::new(SourceId::from_index(entry.source_index), message.run.clone());
+        Self { message: Some(Arc::clone(message)), ..live }
+    }
+
+    pub(super) fn recovered(source: SourceId, run: Run) -> Self {
+        Self { recovered: true, ..Self::new(source, run) }
+    }
+
+    /// The claim that was granted.
+    pub(super) fn granted(&self) -> Arc<dyn Claim> {
+        let Some(claim) = &self.claim else { unreachable!("{} is used before it is granted", self.run) };
+        Arc::clone(claim)
+    }
+
+    pub(super) fn on_reclaimed(&mut self, sent_at: Instant, now: Instant) {
+        (self.reclaimed_at, self.lease_requested_at) = (Some(now), Some(sent_at));
+        self.reclaims = self.reclaims.saturating_add(1);
     }
 
     pub(super) fn on_granted(&mut self, grant: Grant, sent_at: Instant, recording: TraceRecording, now: Instant) {
@@ -124,6 +148,10 @@ impl ClaimRuntime {
         self.calls.push(call);
     }
 
+    pub(super) fn abort_calls(&self) {
+        self.calls.iter().for_each(AbortHandle::abort);
+    }
+
     /// A finished call keeps its memory while its handle is held.
     pub(super) fn prune_calls(&mut self) {
         self.calls.retain(|call| !call.is_finished());
@@ -134,11 +162,11 @@ impl ClaimRuntime {
     pub(super) fn start_execution(
         &mut self,
         claim: LocalToken,
-        run: &Run,
         feed: &SourceBinding,
-        around: ExecutionSetup<'_>,
+        setup: ExecutionSetup<'_>,
     ) -> Execution {
-        let ExecutionSetup { tasks_dir: base, work_dir_lock, log, clock, enclosure } = around;
+        let ExecutionSetup { tasks_dir: base, work_dir_lock, log, clock, scope } = setup;
+        let run = &self.run;
         let name = format!("{}_{}_{}", run.task, run.run, claim.0);
         let workdir = base.join(&name);
         let log = TaskLog::in_work_dir(base.join(format!("{name}.log")), log, work_dir_lock.clone());
@@ -162,7 +190,7 @@ impl ClaimRuntime {
             self.expires_at.subscribe(),
             clock,
         )
-        .in_scope(enclosure)
+        .in_scope(scope)
         .with_work_dir_lock(work_dir_lock)
         .with_results(self.results.take())
         .with_payload_error(self.payload_error.take());
@@ -257,7 +285,12 @@ impl TraceOrigin {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::id::TaskId;
     use tokio::task::JoinSet;
+
+    fn run() -> Run {
+        Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 0 }
+    }
 
     #[test]
     fn of_several_stops_a_lost_claim_and_the_earliest_deadline_apply() {
@@ -269,7 +302,7 @@ mod tests {
             ([(lost, 0, 10), (shutdown, 1, 30)], at(10), 10),
             ([(lost, 0, 10), (shutdown, 1, 0)], at(1), 0),
         ] {
-            let live = ClaimRuntime::new(0);
+            let live = ClaimRuntime::new(SourceId(0), run());
             for (cause, now, grace) in orders {
                 live.kill(cause, Duration::from_secs(grace), at(now));
             }
@@ -319,7 +352,7 @@ mod tests {
 
     #[tokio::test]
     async fn finished_calls_are_released() {
-        let (mut live, mut calls) = (ClaimRuntime::new(0), JoinSet::new());
+        let (mut live, mut calls) = (ClaimRuntime::new(SourceId(0), run()), JoinSet::new());
         live.track_call(calls.spawn(async {}));
         calls.join_next().await.unwrap().unwrap();
         live.track_call(calls.spawn(std::future::pending()));

@@ -7,13 +7,10 @@ use crate::domain::id::{LocalToken, SourceId};
 use crate::domain::journal::{ClaimRecord, EntryId, JournalTiming};
 use crate::domain::outcome::Outcome;
 use crate::domain::poll::UnreadPoll;
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
-use crate::domain::worker::{Event, RecoveryResult};
+use crate::domain::worker::Event;
 use crate::host::journal::PendingWrite;
-use crate::source::{CallError, RecoveryBatch};
 
-use super::engine::Engine;
+use super::engine::{Engine, open_claim};
 
 impl Engine {
     /// They are in this process's journal already.
@@ -53,45 +50,22 @@ impl Engine {
         }
     }
 
-    pub(super) fn accept_recovered(
-        &mut self,
-        source: SourceId,
-        sent_at: Instant,
-        found: RecoveryBatch,
-    ) -> RecoveryResult {
-        let missed = found.error.map(|refused| self.log_recovery_refusal(source, refused));
-        let claims = found.grants.into_iter().map(|grant| self.accept_grant(source, sent_at, grant)).collect();
-        RecoveryResult { claims, error: missed, foreign_claims: found.foreign_claims }
-    }
-
-    /// As [`Engine::log_source_refusal`], for a recovery: missing scopes are logged once.
-    pub(super) fn log_recovery_refusal(&mut self, source: SourceId, refused: CallError) -> Refusal {
-        if refused.refusal == Refusal::Denied && !self.recovery_denied.insert(source) {
-            tracing::debug!(source = self.source_name(source), refusal = %refused.refusal, "{}", refused.message);
-            return refused.refusal;
-        }
-        self.log_source_refusal(source, refused)
-    }
-}
-
-impl Engine {
-    pub(super) fn journal_outcome(&self, claim: LocalToken, outcome: Outcome) {
+    pub(super) fn journal_outcome(&mut self, claim: LocalToken, outcome: Outcome) {
         self.journal_unprepared(claim);
         self.journal.record_outcome(EntryId(claim.0), outcome);
     }
 
     /// A claim that was never prepared is in no record yet, and its poll counts as read.
-    pub(super) fn journal_unprepared(&self, claim: LocalToken) {
-        if let Some(live) = self.claims.get(&claim)
-            && live.execution.is_none()
-            && let Some(held) = &live.claim
-            && JournalTiming::of(self.sources[live.source_index].source.capabilities()) == JournalTiming::BeforePrepare
+    pub(super) fn journal_unprepared(&mut self, claim: LocalToken) {
+        let live = open_claim(&mut self.claims, claim);
+        let index = live.source.index();
+        if live.execution.is_none()
+            && !live.recovered
+            && JournalTiming::of(self.sources[index].source.capabilities()) == JournalTiming::BeforePrepare
         {
-            let claimant = self.claimants[live.source_index].clone();
-            self.journal.record_claim_without_processes(
-                EntryId(claim.0),
-                ClaimRecord { run: held.run().clone(), claimant, processes: None },
-            );
+            let record =
+                ClaimRecord { run: live.run.clone(), claimant: self.claimants[index].clone(), processes: None };
+            self.journal.record_claim_without_processes(EntryId(claim.0), record);
         }
     }
 }

@@ -1,27 +1,23 @@
 //! Recovers after a previous process: kills its processes, reports its outcomes where the queue still grants the
 //! claim, drops the rest. [`crate::domain::journal`] and the rules decide; this performs and counts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 use crate::domain::claim::ClaimEnd;
-use crate::domain::id::{LocalToken, Run, SourceId};
+use crate::domain::id::{LocalToken, SourceId};
 use crate::domain::journal::{ClaimRecord, EntryId, RecoveryPlan};
 use crate::domain::outcome::{ExceptionReason, Outcome};
-use crate::domain::refusal::Refusal;
-use crate::domain::time::Instant;
-use crate::domain::worker::{Event, RecoveredClaim};
+use crate::domain::worker::RecoveredClaim;
 use crate::host::containment::{OnCleanupFailure, apply_on_cleanup_failure, kill_recorded_processes};
 use crate::host::crash_points::crash_point;
 use crate::host::journal::{self, CarriedRecord, Journal};
 use crate::host::name_lock::NameLock;
 use crate::host::work_dir::WorkDirLock;
-use crate::source::{CallError, Grant};
 
-use super::calls;
-use super::claim_runtime::TraceRecording;
+use super::claim_runtime::ClaimRuntime;
 use super::engine::Engine;
 use super::status::RecoverySummary;
 
@@ -114,12 +110,16 @@ impl PreviousProcess {
             sent_at.map(|sent_at| CarriedRecord::UnreadPoll { claimant: claimant.clone(), sent_at })
         });
         let journal = Journal::create(hold, found.boot, carried.chain(polls));
-        let mut earlier =
-            RecoveryProgress { killed, expired: plan.abandon.len(), damage, ..RecoveryProgress::default() };
+        let earlier = RecoveryProgress {
+            killed,
+            expired: plan.abandon.len(),
+            damage,
+            pending: plan.report.len(),
+            ..RecoveryProgress::default()
+        };
         let mut left_over = Vec::new();
         for (index, left) in plan.report.into_iter().enumerate() {
             let (token, source) = (token(index), SourceId::from_index(left.claimant));
-            earlier.open.insert(token, left.run.clone());
             left_over.push(RecoveredClaim { token, source, run: left.run, outcome: left.outcome });
         }
         RecoveredState { journal, recovery: earlier, recovered_claims: left_over, recovered_polls: polls_left }
@@ -133,7 +133,7 @@ pub(super) struct RecoveryProgress {
     released: usize,
     expired: usize,
     damage: usize,
-    open: BTreeMap<LocalToken, Run>,
+    pending: usize,
 }
 
 impl RecoveryProgress {
@@ -144,7 +144,7 @@ impl RecoveryProgress {
             reported: self.reported,
             released: self.released,
             expired: self.expired,
-            pending: self.open.len(),
+            pending: self.pending,
             journal_errors: self.damage,
         };
         (view != RecoverySummary::default()).then_some(view)
@@ -154,7 +154,7 @@ impl RecoveryProgress {
 impl Engine {
     /// Logs the result once nothing is pending.
     pub(super) fn log_recovery(&self) {
-        if !self.recovery.open.is_empty() {
+        if self.recovery.pending > 0 {
             return;
         }
         if let Some(recovered) = self.recovery.summary() {
@@ -169,51 +169,12 @@ impl Engine {
         }
     }
 
-    pub(super) fn take_over(&mut self, claim: LocalToken) {
-        let Some(run) = self.recovery.open.get(&claim).cloned() else { return };
-        let Some(live) = self.claims.get(&claim) else { return };
-        let source = self.sources[live.source_index].source.clone();
-        self.calls.spawn(calls::take_over(source, claim, run, self.clock));
-    }
-
-    pub(super) fn on_taken_over(
-        &mut self,
-        claim: LocalToken,
-        sent_at: Instant,
-        answer: Result<Grant, CallError>,
-    ) -> Event {
-        crash_point("taken-over");
-        let answer = match answer {
-            Ok(grant) => {
-                let length = grant.expires_at.since(sent_at);
-                if let Some(live) = self.claims.get_mut(&claim) {
-                    // Spans of that claim were the previous process's to record.
-                    live.on_granted(grant, sent_at, TraceRecording::Off, self.clock.now());
-                }
-                Ok(length)
-            }
-            // The most frequent result: reported by then, or expired.
-            Err(refused) if refused.refusal == Refusal::Gone => {
-                tracing::debug!("{}", refused.message);
-                Err(refused.refusal)
-            }
-            Err(refused) if refused.refusal == Refusal::Denied => {
-                match self.claims.get(&claim).map(|live| SourceId::from_index(live.source_index)) {
-                    Some(source) => Err(self.log_recovery_refusal(source, refused)),
-                    None => Err(self.log_refusal("take over", refused)),
-                }
-            }
-            Err(refused) => Err(self.log_refusal("take over", refused)),
-        };
-        Event::TakenOver { claim, sent_at, answer }
-    }
-
-    /// Returns whether this was a claim of a previous process, which is counted separately: this process lost
-    /// nothing.
-    pub(super) fn close_recovered_claim(&mut self, claim: LocalToken, feed: usize, end: ClaimEnd) -> bool {
-        let Some(run) = self.recovery.open.remove(&claim) else { return false };
+    /// Counted separately: this process lost nothing.
+    pub(super) fn close_recovered_claim(&mut self, live: &ClaimRuntime, end: ClaimEnd) {
+        let run = &live.run;
+        self.recovery.pending -= 1;
         if let ClaimEnd::Reported(_) = end {
-            self.count_end(feed, end);
+            self.count_end(live.source, end);
         }
         match end {
             ClaimEnd::Reported(outcome @ Outcome::Exception(ExceptionReason::WorkerShutdown)) => {
@@ -234,6 +195,5 @@ impl Engine {
             }
         }
         self.log_recovery();
-        true
     }
 }

@@ -30,6 +30,8 @@ pub(super) struct SourceActivity {
     polled_at: Option<Instant>,
     received_at: Option<Instant>,
     last_refusal: Option<LastRefusal>,
+    /// Missing scopes of recovery were logged.
+    pub(super) recovery_denied: bool,
     pub(super) counts: SourceCounts,
 }
 
@@ -53,6 +55,10 @@ impl SourceActivity {
         if entries > 0 {
             self.received_at = Some(now);
         }
+    }
+
+    pub(super) fn last_refusal(&self) -> &str {
+        self.last_refusal.as_ref().map_or("none", |refusal| &refusal.message)
     }
 
     pub(super) fn on_refusal(&mut self, now: Instant, text: &str) {
@@ -289,12 +295,12 @@ impl Engine {
         &self.sources[source.index()].name
     }
 
-    pub(super) fn count_for_source(&mut self, source: usize, count: impl Fn(&mut SourceCounts)) {
-        count(&mut self.source_activity[source].counts);
+    pub(super) fn count_for_source(&mut self, source: SourceId, count: impl Fn(&mut SourceCounts)) {
+        count(&mut self.source_activity[source.index()].counts);
         count(&mut self.counters().sources.lock());
     }
 
-    pub(super) fn count_end(&mut self, source: usize, end: ClaimEnd) {
+    pub(super) fn count_end(&mut self, source: SourceId, end: ClaimEnd) {
         let now = self.clock.now();
         self.count_for_source(source, |counts| counts.ends.count(end));
         if let Some(noticed) = &mut self.notice {

@@ -1,8 +1,7 @@
 //! When each phase of a claim began and ended.
 
-use crate::domain::id::LocalToken;
+use crate::domain::claim::{ClaimAction, ClaimEvent};
 use crate::domain::time::Instant;
-use crate::domain::worker::Effect;
 use crate::named_enum::named_enum;
 
 named_enum! {
@@ -34,41 +33,46 @@ pub struct PhaseTiming {
     pub ended_at: Option<Instant>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PhaseStart {
-    pub(super) claim: LocalToken,
-    pub(super) phase: ClaimPhase,
-}
-
-pub(super) const fn phase_start(effect: &Effect) -> Option<PhaseStart> {
-    let (claim, phase) = match effect {
-        Effect::Claim(claim) | Effect::TakeOver(claim) => (*claim, ClaimPhase::Claim),
-        Effect::Prepare(claim) => (*claim, ClaimPhase::Prepare),
-        Effect::Execute(claim) => (*claim, ClaimPhase::Run),
-        Effect::Kill { claim, .. } => (*claim, ClaimPhase::End),
-        Effect::Upload(claim) => (*claim, ClaimPhase::Upload),
-        Effect::Report { claim, .. } => (*claim, ClaimPhase::Report),
-        Effect::Open(_)
-        | Effect::Poll { .. }
-        | Effect::Recover { .. }
-        | Effect::Delete(_)
-        | Effect::DropMessage(_)
-        | Effect::Reclaim { .. }
-        | Effect::CheckStatus(_)
-        | Effect::UpdateLease { .. }
-        | Effect::Close { .. }
-        | Effect::ProbeHost
-        | Effect::Alert(_)
-        | Effect::Exit(_) => return None,
-    };
-    Some(PhaseStart { claim, phase })
-}
-
 /// The phases of a claim, each at most once.
 #[derive(Debug, Clone, Default)]
 pub struct Timeline(Vec<PhaseTiming>);
 
 impl Timeline {
+    pub(super) fn on_action(&mut self, action: &ClaimAction, now: Instant) {
+        let phase = match action {
+            ClaimAction::Request | ClaimAction::TakeOver => ClaimPhase::Claim,
+            ClaimAction::Prepare => ClaimPhase::Prepare,
+            ClaimAction::Execute => ClaimPhase::Run,
+            ClaimAction::Kill { .. } => ClaimPhase::End,
+            ClaimAction::Upload => ClaimPhase::Upload,
+            ClaimAction::Report { .. } => ClaimPhase::Report,
+            ClaimAction::Reclaim { .. }
+            | ClaimAction::CheckStatus
+            | ClaimAction::UpdateLease { .. }
+            | ClaimAction::Close(_) => return,
+        };
+        self.start(phase, now);
+    }
+
+    pub(super) fn on_event(&mut self, event: &ClaimEvent, now: Instant) {
+        let phases: &[ClaimPhase] = match event {
+            ClaimEvent::Claimed { .. } => &[ClaimPhase::Claim],
+            ClaimEvent::Prepared(_) => &[ClaimPhase::Prepare],
+            ClaimEvent::Ended(_) => &[ClaimPhase::Prepare, ClaimPhase::Run, ClaimPhase::End],
+            ClaimEvent::Uploaded(_) => &[ClaimPhase::Upload],
+            ClaimEvent::Reported(_) => &[ClaimPhase::Report],
+            ClaimEvent::Reclaimed { .. }
+            | ClaimEvent::StatusChecked(_)
+            | ClaimEvent::Lost
+            | ClaimEvent::Release { .. }
+            | ClaimEvent::Command(_)
+            | ClaimEvent::PollStarted
+            | ClaimEvent::PollEnded
+            | ClaimEvent::Tick => return,
+        };
+        self.end(phases, now);
+    }
+
     /// A phase begins; one that began before continues.
     pub fn start(&mut self, phase: ClaimPhase, now: Instant) {
         match self.0.iter_mut().find(|lap| lap.phase == phase) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use base64::engine::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use journeyman::config::{self, Document, Environment, show};
-use journeyman::domain::claim::{self, UploadStatus};
+use journeyman::domain::claim::{self, ClaimAction, ClaimEvent, UploadStatus};
 use journeyman::domain::host_health::ProbeResult;
 use journeyman::domain::id::{LocalToken, Run, ServiceId, SourceId, TaskId};
 use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
@@ -197,16 +197,18 @@ impl<'a> World<'a> {
     fn sees(&mut self, effect: Effect) {
         match effect {
             Effect::Exit(_) => self.exited = true,
-            Effect::Close { claim, .. } => self.calls.retain(|(call, _)| subject(call) != Some(claim)),
-            Effect::Kill { claim, .. } => {
+            Effect::Claim(claim, ClaimAction::Close(_)) => self.calls.retain(|(call, _)| subject(call) != Some(claim)),
+            Effect::Claim(claim, ClaimAction::Kill { .. }) => {
                 for (call, _) in &mut self.calls {
-                    if *call == Effect::Prepare(claim) || *call == Effect::Execute(claim) {
+                    if *call == Effect::Claim(claim, ClaimAction::Prepare)
+                        || *call == Effect::Claim(claim, ClaimAction::Execute)
+                    {
                         *call = effect.clone();
                     }
                 }
             }
             Effect::DropMessage(message) => self.calls.retain(|(call, _)| *call != Effect::Delete(message)),
-            Effect::Alert(_) | Effect::UpdateLease { .. } => {}
+            Effect::Alert(_) | Effect::Claim(_, ClaimAction::UpdateLease { .. }) => {}
             call => self.calls.push((call, self.now)),
         }
     }
@@ -233,16 +235,12 @@ impl<'a> World<'a> {
                     answer: self.or_refused(RecoveryResult { claims, error: None, foreign_claims: others }),
                 }
             }
-            Effect::Claim(claim) => {
+            Effect::Claim(claim, ClaimAction::Request | ClaimAction::TakeOver) => {
                 let length = self.length();
-                Event::Claimed { claim, sent_at, answer: self.or_refused(length) }
-            }
-            Effect::TakeOver(claim) => {
-                let length = self.length();
-                Event::TakenOver { claim, sent_at, answer: self.or_refused(length) }
+                Event::Claim(claim, ClaimEvent::Claimed { sent_at, answer: self.or_refused(length) })
             }
             Effect::Delete(message) => Event::Deleted { message, answer: self.or_refused(()) },
-            Effect::Prepare(claim) => {
+            Effect::Claim(claim, ClaimAction::Prepare) => {
                 let faults = [
                     PrepareFailure::Malformed,
                     PrepareFailure::Unavailable,
@@ -251,9 +249,9 @@ impl<'a> World<'a> {
                     PrepareFailure::ServiceDown,
                 ];
                 let answer = faults.get(self.index()).map_or(Ok(()), |fault| Err(*fault));
-                Event::Prepared { claim, answer }
+                Event::Claim(claim, ClaimEvent::Prepared(answer))
             }
-            Effect::Execute(claim) | Effect::Kill { claim, .. } => {
+            Effect::Claim(claim, ClaimAction::Execute | ClaimAction::Kill { .. }) => {
                 let verdicts = [
                     Ok(()),
                     Err(ExecuteFailure::Failed),
@@ -262,27 +260,28 @@ impl<'a> World<'a> {
                     Err(ExecuteFailure::ServiceDown),
                 ];
                 let verdict = verdicts.get(self.index()).copied().unwrap_or(Err(ExecuteFailure::Internal));
-                Event::Ended { claim, verdict }
+                Event::Claim(claim, ClaimEvent::Ended(verdict))
             }
-            Effect::Upload(claim) => {
+            Effect::Claim(claim, ClaimAction::Upload) => {
                 let settled = [UploadStatus::Complete, UploadStatus::ArtifactMissing].get(self.index()).copied();
-                Event::Uploaded { claim, status: settled.unwrap_or(UploadStatus::UploadFailed) }
+                Event::Claim(claim, ClaimEvent::Uploaded(settled.unwrap_or(UploadStatus::UploadFailed)))
             }
-            Effect::Report { claim, .. } => Event::Reported { claim, answer: self.or_refused(()) },
-            Effect::Reclaim { claim, .. } => {
+            Effect::Claim(claim, ClaimAction::Report { .. }) => {
+                Event::Claim(claim, ClaimEvent::Reported(self.or_refused(())))
+            }
+            Effect::Claim(claim, ClaimAction::Reclaim { .. }) => {
                 let length = self.length();
-                Event::Reclaimed { claim, sent_at, answer: self.or_refused(length) }
+                Event::Claim(claim, ClaimEvent::Reclaimed { sent_at, answer: self.or_refused(length) })
             }
-            Effect::CheckStatus(claim) => {
+            Effect::Claim(claim, ClaimAction::CheckStatus) => {
                 let resolved = self.index() == 0;
-                Event::StatusChecked { claim, answer: self.or_refused(resolved) }
+                Event::Claim(claim, ClaimEvent::StatusChecked(self.or_refused(resolved)))
             }
             Effect::ProbeHost => {
                 Event::HostProbed(if self.index() == 0 { ProbeResult::Unhealthy } else { ProbeResult::Healthy })
             }
             Effect::DropMessage(_)
-            | Effect::UpdateLease { .. }
-            | Effect::Close { .. }
+            | Effect::Claim(_, ClaimAction::UpdateLease { .. } | ClaimAction::Close(_))
             | Effect::Alert(_)
             | Effect::Exit(_) => Event::Tick,
         }
@@ -346,21 +345,5 @@ impl<'a> World<'a> {
 }
 
 fn subject(effect: &Effect) -> Option<LocalToken> {
-    match effect {
-        Effect::Claim(claim) | Effect::TakeOver(claim) | Effect::Prepare(claim) | Effect::Execute(claim) => {
-            Some(*claim)
-        }
-        Effect::Upload(claim) | Effect::CheckStatus(claim) => Some(*claim),
-        Effect::Kill { claim, .. } | Effect::Report { claim, .. } | Effect::Reclaim { claim, .. } => Some(*claim),
-        Effect::Open(_)
-        | Effect::Poll { .. }
-        | Effect::Recover { .. }
-        | Effect::Delete(_)
-        | Effect::DropMessage(_)
-        | Effect::UpdateLease { .. }
-        | Effect::Close { .. }
-        | Effect::ProbeHost
-        | Effect::Alert(_)
-        | Effect::Exit(_) => None,
-    }
+    if let Effect::Claim(claim, _) = effect { Some(*claim) } else { None }
 }

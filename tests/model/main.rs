@@ -180,7 +180,7 @@ impl State {
         let dead_at = self.now + world.kill;
         let payload = self.workers[worker].payload;
         self.workers[worker].payload = match act {
-            ClaimAction::Request => return self.send(worker, Call::Claim),
+            ClaimAction::Request | ClaimAction::TakeOver => return self.send(worker, Call::Claim),
             ClaimAction::Reclaim { .. } => return self.send(worker, Call::Reclaim),
             ClaimAction::Report { .. } => return self.send(worker, Call::Report),
             ClaimAction::CheckStatus | ClaimAction::UpdateLease { .. } => return,
@@ -247,14 +247,14 @@ impl State {
         let now = self.local(mail.worker);
         let (happening, now) = match (mail.call, length) {
             (Call::Claim, Some(length)) if world.reply == Reply::Believed => {
-                (ClaimEvent::Granted { sent_at, length }, mail.sent_at)
+                (ClaimEvent::Claimed { sent_at, answer: Ok(length) }, mail.sent_at)
             }
-            (Call::Claim, Some(length)) => (ClaimEvent::Granted { sent_at, length }, now),
+            (Call::Claim, Some(length)) => (ClaimEvent::Claimed { sent_at, answer: Ok(length) }, now),
             (Call::Claim, None) if answer.is_some() => {
                 self.workers[mail.worker].machine = None;
                 return;
             }
-            (Call::Claim, None) => (ClaimEvent::RequestFailed { retry_after: None }, now),
+            (Call::Claim, None) => (ClaimEvent::Claimed { sent_at, answer: Err(refused) }, now),
             (Call::Reclaim, length) => (ClaimEvent::Reclaimed { sent_at, answer: length.ok_or(refused) }, now),
             (Call::Report, length) => (ClaimEvent::Reported(length.map(|_| ()).ok_or(refused)), now),
         };

@@ -12,6 +12,8 @@ use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, Prep
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
 
+use crate::support::UNANSWERED;
+
 fn refusals() -> impl Strategy<Value = Refusal> {
     let after = || proptest::option::of((0_u64..400).prop_map(Duration::from_secs));
     prop_oneof![
@@ -59,9 +61,8 @@ fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (0_u64..400_000).prop_map(|millis| Step::Wait(Duration::from_millis(millis))),
         6 => Just(Step::Wake),
-        1 => proptest::option::of((0_u64..400).prop_map(Duration::from_secs)).prop_map(|retry_after| Step::Happens(ClaimEvent::RequestFailed { retry_after })),
+        1 => refusals().prop_map(|refusal| Step::Happens(ClaimEvent::Claimed { sent_at: Instant::ORIGIN, answer: Err(refusal) })),
         3 => Just(Step::Happens(ClaimEvent::Prepared(Ok(())))),
-        1 => Just(Step::Happens(ClaimEvent::Started)),
         1 => unprepared.prop_map(|why| Step::Happens(ClaimEvent::Prepared(Err(why)))),
         3 => verdicts.prop_map(|verdict| Step::Happens(ClaimEvent::Ended(verdict))),
         3 => settled.prop_map(|settled| Step::Happens(ClaimEvent::Uploaded(settled))),
@@ -73,7 +74,7 @@ fn steps() -> impl Strategy<Value = Step> {
         1 => refusals().prop_map(|refusal| Step::Happens(ClaimEvent::StatusChecked(Err(refusal)))),
         1 => proptest::option::of(0_u64..300).prop_map(Step::HandBack),
         1 => prop_oneof![Just(CancelCommand::Release), Just(CancelCommand::Cancel)].prop_map(|order| Step::Happens(ClaimEvent::Command(order))),
-        1 => Just(Step::Happens(ClaimEvent::Granted { sent_at: Instant::ORIGIN, length: Duration::from_secs(600) })),
+        1 => Just(Step::Happens(ClaimEvent::Claimed { sent_at: Instant::ORIGIN, answer: Ok(Duration::from_secs(600)) })),
     ]
 }
 
@@ -128,6 +129,7 @@ impl Judge {
             ClaimAction::Prepare => assert!(usable && !self.killed && !self.executed),
             ClaimAction::Close(end) => self.closed = Some(end),
             ClaimAction::Request
+            | ClaimAction::TakeOver
             | ClaimAction::Upload
             | ClaimAction::Reclaim { .. }
             | ClaimAction::CheckStatus
@@ -160,15 +162,6 @@ fn lives(length: u64, late: u64, steps: Vec<Step>) {
         if let ClaimEvent::Prepared(Err(_)) = happening {
             judge.unprepared |= machine.state_name() == "preparing";
         }
-        if happening == ClaimEvent::Started && machine.state_name() == "preparing" {
-            let ours = machine.lease().is_some_and(|lease| now < lease.expires_at());
-            if !ours {
-                // Nothing starts after the claim is lost.
-                return false;
-            }
-            assert!(!judge.executed, "I6: started twice");
-            judge.executed = true;
-        }
         machine.handle(happening, now, &mut jitter, &mut acts);
         let any = !acts.is_empty();
         for act in acts.drain(..) {
@@ -178,7 +171,7 @@ fn lives(length: u64, late: u64, steps: Vec<Step>) {
     };
     let length = Duration::from_secs(length);
     now = now.plus(Duration::from_secs(late));
-    happens(&mut machine, &mut judge, ClaimEvent::Granted { sent_at: Instant::ORIGIN, length }, now);
+    happens(&mut machine, &mut judge, ClaimEvent::Claimed { sent_at: Instant::ORIGIN, answer: Ok(length) }, now);
     for step in steps {
         match step {
             Step::Wait(span) => {
@@ -214,14 +207,14 @@ fn lives(length: u64, late: u64, steps: Vec<Step>) {
             break;
         }
         let asks = match machine.state_name() {
-            "claiming" => ClaimEvent::RequestFailed { retry_after: None },
+            "claiming" => UNANSWERED,
             "stopping" => ClaimEvent::Ended(Err(ExecuteFailure::Internal)),
             "uploading" | "uploading-after-report" => ClaimEvent::Uploaded(UploadStatus::Complete),
             _ => ClaimEvent::Tick,
         };
         now = machine.next_deadline().map_or(now, |due| due.max(now));
         happens(&mut machine, &mut judge, ClaimEvent::Tick, now);
-        if machine.next_deadline().is_none() || asks == (ClaimEvent::RequestFailed { retry_after: None }) {
+        if machine.next_deadline().is_none() || asks == UNANSWERED {
             let answer = if machine.state_name() == "reporting" {
                 ClaimEvent::Reported(Err(Refusal::Retry { retry_after: None }))
             } else {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
+use journeyman::domain::claim::ClaimAction;
 use journeyman::domain::id::SourceId;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
@@ -95,7 +96,7 @@ fn until_asked(bench: &mut Bench, lanes: u16, mut effects: Vec<Effect>) -> u16 {
         for effect in &effects {
             match effect {
                 Effect::Open(_) => more.extend(bench.opened(0, lanes)),
-                Effect::Claim(claim) => more.extend(bench.claimed(*claim, Err(Refusal::Gone))),
+                Effect::Claim(claim, ClaimAction::Request) => more.extend(bench.claimed(*claim, Err(Refusal::Gone))),
                 Effect::Delete(message) => more.extend(bench.deleted(*message, Ok(()))),
                 _ => {}
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use journeyman::domain::claim::UploadStatus;
+use journeyman::domain::claim::{ClaimAction, ClaimEvent, UploadStatus};
 use journeyman::domain::host_health::ProbeResult;
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
 use journeyman::domain::jitter::Jitter;
@@ -96,6 +96,7 @@ impl World {
             any = true;
             self.sees(effect);
         }
+        self.slotless.retain(|run| self.worker.claims().any(|view| view.run == run));
         self.slots_add_up();
         any
     }
@@ -107,7 +108,7 @@ impl World {
                 assert!(*max > 0 && !self.worker.is_stopping(), "{effect:?}");
                 assert_eq!(self.polling.insert(*source, u32::from(*max)), None, "two polls at once");
             }
-            Effect::Claim(token) => {
+            Effect::Claim(token, ClaimAction::Request) => {
                 assert!(self.messages.contains(token) || self.claims.contains(token), "{effect:?} of what is over");
                 self.claims.insert(*token);
             }
@@ -119,50 +120,47 @@ impl World {
                 self.calls.retain(|call| call.effect != Effect::Delete(*token));
                 return;
             }
-            Effect::Close { claim, run, .. } => {
+            Effect::Claim(claim, ClaimAction::Close(_)) => {
                 assert!(self.claims.remove(claim), "{effect:?} twice");
                 self.calls.retain(|call| subject(&call.effect) != Some(*claim));
-                self.slotless.remove(run);
                 return;
             }
             Effect::Alert(Alert::UnexpectedGrant { run } | Alert::RecoveredClaim { run }) => {
                 self.slotless.insert(run.clone());
                 return;
             }
-            Effect::Execute(token) => {
+            Effect::Claim(token, ClaimAction::Execute) => {
                 let run = self.worker.claims().find(|view| view.claim == *token).map(|view| view.run.clone());
                 assert!(self.executed.insert(run.expect("a held claim")), "I25: executed twice");
             }
-            Effect::Kill { claim, .. } => {
+            Effect::Claim(claim, ClaimAction::Kill { .. }) => {
                 // The preparation or the payload is what answers.
                 let claim = *claim;
-                let lives =
-                    |call: &Call| call.effect == Effect::Prepare(claim) || call.effect == Effect::Execute(claim);
+                let lives = |call: &Call| {
+                    call.effect == Effect::Claim(claim, ClaimAction::Prepare)
+                        || call.effect == Effect::Claim(claim, ClaimAction::Execute)
+                };
                 for call in self.calls.iter_mut().filter(|call| lives(call)) {
                     call.effect = effect.clone();
                 }
                 return;
             }
-            Effect::Alert(_) | Effect::UpdateLease { .. } => return,
+            Effect::Alert(_) | Effect::Claim(_, ClaimAction::UpdateLease { .. }) => return,
             Effect::Exit(_) => {
                 self.exited = true;
                 return;
             }
-            Effect::Prepare(token) => {
+            Effect::Claim(token, ClaimAction::Prepare) => {
                 let run = self.worker.claims().find(|view| view.claim == *token).map(|view| view.run.clone());
                 assert!(
                     !self.recovered.contains(&run.expect("a held claim")),
                     "I28: {effect:?} of a previous process's"
                 );
             }
-            Effect::TakeOver(token) => assert!(self.claims.contains(token), "{effect:?} of what is over"),
-            Effect::Open(_)
-            | Effect::Recover { .. }
-            | Effect::ProbeHost
-            | Effect::Upload(_)
-            | Effect::Report { .. }
-            | Effect::Reclaim { .. }
-            | Effect::CheckStatus(_) => {}
+            Effect::Claim(token, ClaimAction::TakeOver) => {
+                assert!(self.claims.contains(token), "{effect:?} of what is over")
+            }
+            Effect::Open(_) | Effect::Recover { .. } | Effect::ProbeHost | Effect::Claim(..) => {}
         }
         self.calls.push(Call { effect, sent_at: self.now });
     }
@@ -289,36 +287,42 @@ impl World {
                 });
                 Event::Recovered { source, sent_at, answer }
             }
-            Effect::Claim(claim) => Event::Claimed { claim, sent_at, answer: self.answer(length) },
-            Effect::TakeOver(claim) => Event::TakenOver { claim, sent_at, answer: self.answer(length) },
+            Effect::Claim(claim, ClaimAction::Request | ClaimAction::TakeOver) => {
+                Event::Claim(claim, ClaimEvent::Claimed { sent_at, answer: self.answer(length) })
+            }
             Effect::Delete(message) => Event::Deleted { message, answer: self.answer(()) },
-            Effect::Prepare(claim) => {
+            Effect::Claim(claim, ClaimAction::Prepare) => {
                 let unfit = !self.calm && self.below(8) == 0;
                 let answer = match self.below(5) {
                     0 if unfit => Err(PrepareFailure::HostFault),
                     0 => Err(PrepareFailure::Malformed),
                     _ => Ok(()),
                 };
-                Event::Prepared { claim, answer }
+                Event::Claim(claim, ClaimEvent::Prepared(answer))
             }
-            Effect::Execute(claim) | Effect::Kill { claim, .. } => {
+            Effect::Claim(claim, ClaimAction::Execute | ClaimAction::Kill { .. }) => {
                 let unfit = !self.calm && self.below(20) == 0;
-                Event::Ended { claim, verdict: if unfit { Err(ExecuteFailure::HostFault) } else { Ok(()) } }
+                Event::Claim(claim, ClaimEvent::Ended(if unfit { Err(ExecuteFailure::HostFault) } else { Ok(()) }))
             }
             Effect::ProbeHost => {
                 let unfit = !self.calm && self.below(2) == 0;
                 Event::HostProbed(if unfit { ProbeResult::Unhealthy } else { ProbeResult::Healthy })
             }
-            Effect::Upload(claim) => Event::Uploaded { claim, status: UploadStatus::Complete },
-            Effect::Report { claim, .. } => Event::Reported { claim, answer: self.answer(()) },
-            Effect::Reclaim { claim, .. } => Event::Reclaimed { claim, sent_at, answer: self.answer(length) },
-            Effect::CheckStatus(claim) => {
+            Effect::Claim(claim, ClaimAction::Upload) => {
+                Event::Claim(claim, ClaimEvent::Uploaded(UploadStatus::Complete))
+            }
+            Effect::Claim(claim, ClaimAction::Report { .. }) => {
+                Event::Claim(claim, ClaimEvent::Reported(self.answer(())))
+            }
+            Effect::Claim(claim, ClaimAction::Reclaim { .. }) => {
+                Event::Claim(claim, ClaimEvent::Reclaimed { sent_at, answer: self.answer(length) })
+            }
+            Effect::Claim(claim, ClaimAction::CheckStatus) => {
                 let canceled = self.below(4) == 0;
-                Event::StatusChecked { claim, answer: self.answer(canceled) }
+                Event::Claim(claim, ClaimEvent::StatusChecked(self.answer(canceled)))
             }
             Effect::DropMessage(_)
-            | Effect::UpdateLease { .. }
-            | Effect::Close { .. }
+            | Effect::Claim(_, ClaimAction::UpdateLease { .. } | ClaimAction::Close(_))
             | Effect::Alert(_)
             | Effect::Exit(_) => {
                 return;
@@ -350,18 +354,7 @@ impl World {
 }
 
 fn subject(effect: &Effect) -> Option<LocalToken> {
-    match effect {
-        Effect::Claim(claim)
-        | Effect::TakeOver(claim)
-        | Effect::Prepare(claim)
-        | Effect::Execute(claim)
-        | Effect::Upload(claim)
-        | Effect::CheckStatus(claim)
-        | Effect::Report { claim, .. }
-        | Effect::Reclaim { claim, .. }
-        | Effect::Kill { claim, .. } => Some(*claim),
-        _ => None,
-    }
+    if let Effect::Claim(claim, _) = effect { Some(*claim) } else { None }
 }
 
 fn lives(seed: u64) {

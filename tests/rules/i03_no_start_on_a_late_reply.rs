@@ -14,7 +14,7 @@ fn abandon_at() -> journeyman::domain::time::Instant {
 #[test]
 fn i03_a_grant_that_arrives_too_late_is_given_up_without_a_word() {
     let mut one = One::requested();
-    let acts = one.happens_at(abandon_at(), ClaimEvent::Granted { sent_at: at(0), length: LEASE });
+    let acts = one.happens_at(abandon_at(), ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) });
     assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate))]);
 }
 
@@ -22,14 +22,14 @@ fn i03_a_grant_that_arrives_too_late_is_given_up_without_a_word() {
 fn i03_a_grant_that_arrives_just_in_time_is_prepared() {
     let mut one = One::requested();
     let now = abandon_at().minus(Duration::from_nanos(1));
-    let acts = one.happens_at(now, ClaimEvent::Granted { sent_at: at(0), length: LEASE });
+    let acts = one.happens_at(now, ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) });
     assert!(acts.contains(&ClaimAction::Prepare), "{acts:?}");
 }
 
 #[test]
 fn i03_the_lease_counts_from_when_the_request_was_sent() {
     let mut one = One::requested();
-    one.happens_at(at(100), ClaimEvent::Granted { sent_at: at(40), length: LEASE });
+    one.happens_at(at(100), ClaimEvent::Claimed { sent_at: at(40), answer: Ok(LEASE) });
     assert_eq!(one.abandon_at(), abandon_at().plus(Duration::from_secs(40)));
 }
 
@@ -48,25 +48,9 @@ fn i03_a_payload_that_is_prepared_just_in_time_is_started() {
 }
 
 #[test]
-fn i03_what_was_started_as_soon_as_it_was_prepared_is_told_to_end_when_its_lease_is_over() {
-    let mut one = One::preparing();
-    assert_eq!(one.happens(ClaimEvent::Started), []);
-    assert_eq!(one.machine.state_name(), "running");
-    let acts = one.pass_to(abandon_at(), Reclaims::Silent);
-    assert!(matches!(acts.last(), Some(ClaimAction::Kill { .. })), "{acts:?}");
-}
-
-#[test]
-fn i03_a_word_of_a_start_that_comes_late_kills_and_does_not_close() {
-    let mut one = One::preparing();
-    let acts = one.happens_at(abandon_at(), ClaimEvent::Started);
-    assert!(matches!(acts[..], [ClaimAction::Kill { .. }]), "{acts:?}");
-}
-
-#[test]
 fn i03_a_lease_without_length_is_given_up_at_once() {
     let mut one = One::requested();
-    let acts = one.happens(ClaimEvent::Granted { sent_at: at(0), length: Duration::ZERO });
+    let acts = one.happens(ClaimEvent::Claimed { sent_at: at(0), answer: Ok(Duration::ZERO) });
     assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate))]);
 }
 
@@ -74,7 +58,7 @@ fn i03_a_lease_without_length_is_given_up_at_once() {
 fn i03_a_late_grant_is_not_handed_back_either() {
     let mut one = One::requested();
     one.happens(ClaimEvent::Release { deadline: None });
-    let acts = one.happens_at(abandon_at(), ClaimEvent::Granted { sent_at: at(0), length: LEASE });
+    let acts = one.happens_at(abandon_at(), ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) });
     assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate))]);
     assert_eq!(one.pass_to(at(10_000), Reclaims::Silent), []);
 }

@@ -10,7 +10,7 @@ use crate::support::{LEASE, One, RETRY, Reclaims, at, claim_policy, secs};
 
 fn granted(length: Duration, now: u64) -> (One, Vec<ClaimAction>) {
     let mut one = One::requested();
-    let acts = one.happens_at(at(now), ClaimEvent::Granted { sent_at: at(0), length });
+    let acts = one.happens_at(at(now), ClaimEvent::Claimed { sent_at: at(0), answer: Ok(length) });
     (one, acts)
 }
 
@@ -101,7 +101,7 @@ fn i04_claims_made_together_do_not_come_back_together() {
     for _ in 0..100 {
         let mut acts = Vec::new();
         let mut machine = journeyman::domain::claim::ClaimState::from_grant(claim_policy());
-        machine.handle(ClaimEvent::Granted { sent_at: at(0), length: LEASE }, at(0), &mut jitter, &mut acts);
+        machine.handle(ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) }, at(0), &mut jitter, &mut acts);
         due.insert(machine.next_deadline().expect("granted"));
     }
     let spread = due.last().expect("some").since(*due.first().expect("some"));

@@ -11,7 +11,7 @@ use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, One, RETRY, at, claims, del
 fn i06_a_second_answer_to_anything_starts_nothing() {
     let mut one = One::executing();
     assert_eq!(one.happens(ClaimEvent::Prepared(Ok(()))), []);
-    assert_eq!(one.happens(ClaimEvent::Granted { sent_at: at(0), length: LEASE }), []);
+    assert_eq!(one.happens(ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) }), []);
     let mut one = One::settling();
     assert_eq!(one.happens(ClaimEvent::Prepared(Ok(()))), []);
     assert_eq!(one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))), []);
@@ -41,7 +41,11 @@ fn i06_the_same_message_twice_in_one_batch_makes_one_claim_and_one_delete() {
     let (earlier, latest) = (first.token, again.token);
     let effects = bench.hit(vec![first, again]);
     assert_eq!(claims(&effects), 1);
-    assert!(effects.contains(&Effect::Claim(latest)) && effects.contains(&Effect::DropMessage(earlier)), "{effects:?}");
+    assert!(
+        effects.contains(&Effect::Claim(latest, ClaimAction::Request))
+            && effects.contains(&Effect::DropMessage(earlier)),
+        "{effects:?}"
+    );
     let effects = bench.claimed(latest, Ok(LEASE));
     assert!(effects.contains(&Effect::Delete(latest)), "{effects:?}");
     assert_eq!(deletes(&effects), 1);
@@ -68,16 +72,17 @@ fn i06_a_message_about_a_run_in_hand_is_settled_by_the_claim_at_every_step() {
     assert!(granted.contains(&Effect::Delete(waiting)), "{granted:?}");
     steps.push(granted);
     for (id, event) in [
-        ("m3", Event::Prepared { claim, answer: Ok(()) }),
-        ("m4", Event::Ended { claim, verdict: Ok(()) }),
-        ("m5", Event::Uploaded { claim, status: journeyman::domain::claim::UploadStatus::Complete }),
+        ("m3", Event::Claim(claim, ClaimEvent::Prepared(Ok(())))),
+        ("m4", Event::Claim(claim, ClaimEvent::Ended(Ok(())))),
+        ("m5", Event::Claim(claim, ClaimEvent::Uploaded(journeyman::domain::claim::UploadStatus::Complete))),
     ] {
         assert!(again(&mut bench, id).1, "before {event:?}");
         steps.push(bench.happens(event));
     }
     assert!(again(&mut bench, "m6").1);
-    steps.push(bench.happens(Event::Reported { claim, answer: Ok(()) }));
-    let executed = steps.iter().flatten().filter(|effect| matches!(effect, Effect::Execute(_))).count();
+    steps.push(bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(())))));
+    let executed =
+        steps.iter().flatten().filter(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Execute))).count();
     assert_eq!(executed, 1);
 }
 
@@ -87,7 +92,10 @@ fn i06_a_run_in_hand_that_a_poll_or_a_recovery_brings_again_is_not_taken_twice()
     let (first, twin) = (bench.grant("T"), bench.grant("T"));
     let (kept, dropped) = (first.token, twin.token);
     let effects = bench.brought(vec![first, twin]);
-    assert!(effects.contains(&Effect::Prepare(kept)) && effects.contains(&Effect::DropMessage(dropped)), "{effects:?}");
+    assert!(
+        effects.contains(&Effect::Claim(kept, ClaimAction::Prepare)) && effects.contains(&Effect::DropMessage(dropped)),
+        "{effects:?}"
+    );
     assert_eq!(bench.worker.claims().count(), 1);
 }
 
@@ -127,16 +135,16 @@ fn i06_a_run_of_another_deployment_is_another_run_whatever_its_name() {
     let theirs = same_id.token;
     let polled = |claims| Ok(PollResult { messages: Vec::new(), claims });
     let effects = bench.polled(1, 0, polled(vec![same_id]));
-    assert!(effects.contains(&Effect::Prepare(theirs)), "{effects:?}");
+    assert!(effects.contains(&Effect::Claim(theirs, ClaimAction::Prepare)), "{effects:?}");
     // Nor is it taken for one that has ended here.
     bench.completes(ours);
     let seen = bench.seen("m2", "U");
     let second = seen.token;
-    assert!(bench.hit(vec![seen]).contains(&Effect::Claim(second)));
+    assert!(bench.hit(vec![seen]).contains(&Effect::Claim(second, ClaimAction::Request)));
     bench.claimed(second, Ok(LEASE));
     let ended = bench.grant("U");
     let token = ended.token;
-    assert!(bench.polled(1, 0, polled(vec![ended])).contains(&Effect::Prepare(token)));
+    assert!(bench.polled(1, 0, polled(vec![ended])).contains(&Effect::Claim(token, ClaimAction::Prepare)));
 }
 
 #[test]

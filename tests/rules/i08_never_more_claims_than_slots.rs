@@ -1,5 +1,6 @@
 //! I8: a slot is reserved before a claim is requested, and released exactly once.
 
+use journeyman::domain::claim::ClaimAction;
 use journeyman::domain::id::SourceId;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::slots::Slots;
@@ -116,8 +117,12 @@ fn i08_a_claim_that_nobody_asked_for_is_handed_back_and_not_started() {
     let token = second.token;
     let effects = bench.brought(vec![first, second]);
     assert!(effects.contains(&Effect::Alert(Alert::UnexpectedGrant { run: run("T2") })), "{effects:?}");
-    assert!(!effects.contains(&Effect::Prepare(token)));
-    assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { claim, .. } if *claim == token)));
+    assert!(!effects.contains(&Effect::Claim(token, ClaimAction::Prepare)));
+    assert!(
+        effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Claim(claim, ClaimAction::Report { .. }) if *claim == token))
+    );
 }
 
 #[test]

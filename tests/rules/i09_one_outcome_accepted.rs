@@ -4,7 +4,7 @@ use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
 use journeyman::domain::outcome::Outcome;
 use journeyman::domain::refusal::Refusal;
 
-use crate::support::{LEASE, One, RETRY, Reclaims, at, secs};
+use crate::support::{LEASE, One, RETRY, Reclaims, UNANSWERED, at, secs};
 
 #[test]
 fn i09_each_definite_answer_closes_the_claim_and_nothing_follows() {
@@ -37,10 +37,10 @@ fn i09_an_answer_that_settles_nothing_repeats_the_same_outcome() {
 fn i09_the_waits_between_reports_do_not_count_the_requests_before_the_grant() {
     let mut one = One::requested();
     for _ in 0..4 {
-        one.happens(ClaimEvent::RequestFailed { retry_after: None });
+        one.happens(UNANSWERED);
         one.pass_to(one.now.plus(secs(10)), Reclaims::Silent);
     }
-    one.happens(ClaimEvent::Granted { sent_at: one.now, length: LEASE });
+    one.happens(ClaimEvent::Claimed { sent_at: one.now, answer: Ok(LEASE) });
     one.happens(ClaimEvent::Prepared(Err(journeyman::domain::outcome::PrepareFailure::Malformed)));
     one.happens(ClaimEvent::Uploaded(journeyman::domain::claim::UploadStatus::Complete));
     one.happens(ClaimEvent::Reported(Err(RETRY)));

@@ -1,5 +1,6 @@
 //! I12: a message is deleted only after a definite answer to its claim request.
 
+use journeyman::domain::claim::ClaimAction;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Effect, Event, ExitReason};
 
@@ -48,7 +49,7 @@ fn i12_no_definite_answer_keeps_the_message_and_asks_again() {
 fn i12_a_message_whose_claim_never_got_an_answer_is_left_to_others() {
     let (mut effects, mut bench) = answered(Err(RETRY));
     let mut all = Vec::new();
-    while let Some(Effect::Claim(claim)) =
+    while let Some(Effect::Claim(claim, ClaimAction::Request)) =
         effects.iter().chain(&bench.pass(secs(15))).find(|e| claims(std::slice::from_ref(e)) == 1)
     {
         effects = bench.claimed(*claim, Err(RETRY));

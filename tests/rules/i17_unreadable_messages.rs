@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use journeyman::domain::claim::ClaimAction;
 use journeyman::domain::id::SourceId;
 use journeyman::domain::worker::{Alert, Effect, PollResult};
 
@@ -68,6 +69,6 @@ fn i17_what_could_not_be_read_is_looked_for_though_the_rest_of_the_answer_could(
     let grant = bench.grant("T");
     let claim = grant.token;
     let effects = bench.polled(0, 0, Ok(PollResult { messages: vec![bad], claims: vec![grant] }));
-    assert!(effects.contains(&Effect::Prepare(claim)), "{effects:?}");
+    assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Recover { .. })), "{effects:?}");
 }

@@ -36,21 +36,6 @@ fn i21_what_was_not_prepared_is_reported_by_its_reason_and_never_executed() {
 }
 
 #[test]
-fn i21_what_was_started_as_soon_as_it_was_prepared_ran() {
-    let mut one = One::preparing();
-    one.happens(ClaimEvent::Started);
-    assert_eq!(one.happens(ClaimEvent::Started), [], "said twice");
-    assert_eq!(one.happens(ClaimEvent::Ended(Ok(()))), [ClaimAction::Upload]);
-    assert_eq!(reported(&one.happens(ClaimEvent::Uploaded(UploadStatus::Complete))), Some(Outcome::Completed));
-    // Told to end before that was known: its word does not count.
-    let mut one = One::preparing();
-    assert!(matches!(one.happens(ClaimEvent::Release { deadline: None })[..], [ClaimAction::Kill { .. }]));
-    assert_eq!(one.happens(ClaimEvent::Started), []);
-    let acts = one.happens(ClaimEvent::Ended(Ok(())));
-    assert_eq!(reported(&acts), Some(Outcome::Exception(ExceptionReason::WorkerShutdown)));
-}
-
-#[test]
 fn i21_what_ran_to_its_end_is_reported_by_its_verdict() {
     for (verdict, outcome) in [
         (Ok(()), Outcome::Completed),

@@ -18,12 +18,12 @@ fn goes_at(seconds: u64) -> Event {
 }
 
 fn killed(effects: &[Effect], claim: LocalToken) -> bool {
-    effects.iter().any(|effect| matches!(effect, Effect::Kill { claim: token, .. } if *token == claim))
+    effects.iter().any(|effect| matches!(effect, Effect::Claim(token, ClaimAction::Kill { .. }) if *token == claim))
 }
 
 fn reported(effects: &[Effect], claim: LocalToken) -> Option<Outcome> {
     effects.iter().find_map(|effect| match effect {
-        Effect::Report { claim: token, outcome, .. } if *token == claim => Some(*outcome),
+        Effect::Claim(token, ClaimAction::Report { outcome, .. }) if *token == claim => Some(*outcome),
         _ => None,
     })
 }
@@ -35,12 +35,12 @@ fn i22_a_running_payload_goes_on_until_the_margin_before_the_host_goes() {
     assert_eq!(bench.happens(goes_at(120)), []);
     assert_eq!(bench.pass(secs(120) - MARGIN - secs(1)), [], "none of the notice is wasted");
     let effects = bench.pass(secs(1));
-    assert_eq!(effects, [Effect::Kill { claim, cause: KillCause::Shutdown, grace: GRACE }]);
-    let effects = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
+    assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE })]);
+    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
     assert_eq!(reported(&effects, claim), Some(SHUTDOWN));
-    bench.happens(Event::Reported { claim, answer: Ok(()) });
+    bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
     bench.empty(0);
-    let effects = bench.happens(Event::Uploaded { claim, status: UploadStatus::Complete });
+    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Uploaded(UploadStatus::Complete)));
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
 }
 
@@ -65,7 +65,10 @@ fn i22_a_grace_longer_than_the_margin_has_its_time_nevertheless() {
     let claim = bench.executing("m1", "T");
     bench.happens(goes_at(120));
     assert_eq!(bench.pass(secs(120) - GRACE - REPORT_RESERVE - secs(1)), []);
-    assert_eq!(bench.pass(secs(1)), [Effect::Kill { claim, cause: KillCause::Shutdown, grace: GRACE }]);
+    assert_eq!(
+        bench.pass(secs(1)),
+        [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE })]
+    );
 }
 
 #[test]
@@ -74,7 +77,7 @@ fn i22_a_notice_shorter_than_the_margin_hands_back_at_once() {
     let claim = bench.executing("m1", "T");
     assert_eq!(
         bench.happens(goes_at(8)),
-        [Effect::Kill { claim, cause: KillCause::Shutdown, grace: secs(8) - REPORT_RESERVE }]
+        [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: secs(8) - REPORT_RESERVE })]
     );
 }
 
@@ -83,11 +86,11 @@ fn i22_a_host_that_goes_at_an_unknown_time_hands_back_at_once() {
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
     let effects = bench.happens(Event::TerminationNotice { deadline: None });
-    assert_eq!(effects, [Effect::Kill { claim, cause: KillCause::Shutdown, grace: GRACE }]);
+    assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE })]);
     bench.empty(0);
-    bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
-    bench.happens(Event::Reported { claim, answer: Ok(()) });
-    let effects = bench.happens(Event::Uploaded { claim, status: UploadStatus::Complete });
+    bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
+    bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
+    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Uploaded(UploadStatus::Complete)));
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
 }
 
@@ -98,7 +101,10 @@ fn i22_where_it_is_wanted_running_payloads_are_handed_back_at_the_notice() {
     bench.tick();
     bench.opened(0, 1);
     let claim = bench.executing("m1", "T");
-    assert_eq!(bench.happens(goes_at(120)), [Effect::Kill { claim, cause: KillCause::Shutdown, grace: GRACE }]);
+    assert_eq!(
+        bench.happens(goes_at(120)),
+        [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE })]
+    );
 }
 
 #[test]
@@ -110,13 +116,13 @@ fn i22_what_has_not_started_is_handed_back_at_the_notice_and_never_started() {
     bench.claimed(first, Ok(LEASE));
     assert!(killed(&bench.happens(goes_at(120)), first));
     // Prepared meanwhile: the payload is not started all the same.
-    let effects = bench.happens(Event::Prepared { claim: first, answer: Ok(()) });
-    assert!(!effects.contains(&Effect::Execute(first)), "{effects:?}");
-    let effects = bench.happens(Event::Ended { claim: first, verdict: Err(ExecuteFailure::Internal) });
+    let effects = bench.happens(Event::Claim(first, ClaimEvent::Prepared(Ok(()))));
+    assert!(!effects.contains(&Effect::Claim(first, ClaimAction::Execute)), "{effects:?}");
+    let effects = bench.happens(Event::Claim(first, ClaimEvent::Ended(Err(ExecuteFailure::Internal))));
     assert_eq!(reported(&effects, first), Some(SHUTDOWN));
     let effects = bench.claimed(second, Ok(LEASE));
     assert_eq!(reported(&effects, second), Some(SHUTDOWN), "{effects:?}");
-    assert!(!effects.contains(&Effect::Prepare(second)));
+    assert!(!effects.contains(&Effect::Claim(second, ClaimAction::Prepare)));
 }
 
 #[test]
@@ -139,7 +145,7 @@ fn i22_what_a_long_poll_brings_after_the_notice_is_handed_back() {
     let claim = grant.token;
     let effects = bench.brought(vec![grant]);
     assert_eq!(reported(&effects, claim), Some(SHUTDOWN), "{effects:?}");
-    let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
+    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
 }
 
@@ -154,7 +160,7 @@ fn i22_what_has_not_started_waits_for_the_long_poll_that_would_take_it_again() {
     let effects = bench.brought(vec![grant]);
     assert_eq!(polls(&effects), 1, "the next poll is under way: {effects:?}");
     bench.happens(goes_at(120));
-    let effects = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Internal) });
+    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Internal))));
     assert_eq!(reported(&effects, claim), None, "it would come straight back: {effects:?}");
     let effects = bench.empty(0);
     assert_eq!(reported(&effects, claim), Some(SHUTDOWN), "{effects:?}");
@@ -186,7 +192,7 @@ fn i22_a_notice_shortens_a_drain_and_a_hand_back_under_way() {
     bench.happens(Event::Release { deadline: None });
     let effects = bench.happens(goes_at(8));
     let grace = secs(8) - REPORT_RESERVE;
-    assert_eq!(effects, [Effect::Kill { claim, cause: KillCause::Shutdown, grace }]);
+    assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace })]);
 }
 
 #[test]
@@ -197,11 +203,14 @@ fn i22_a_signal_within_the_notice_changes_nothing_and_a_second_one_hands_back() 
     assert_eq!(bench.happens(Event::Drain), [], "systemd tells everybody when the host goes");
     assert_eq!(bench.pass(secs(30)), []);
     assert!(killed(&bench.happens(Event::Release { deadline: None }), claim));
-    bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
-    bench.happens(Event::Reported { claim, answer: Err(RETRY) });
+    bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
+    bench.happens(Event::Claim(claim, ClaimEvent::Reported(Err(RETRY))));
     let effects = bench.pass(secs(90));
     let closed = |effect: &Effect| {
-        matches!(effect, Effect::Close { end: ClaimEnd::Unconfirmed { loss: LossReason::ShutdownDeadline, .. }, .. })
+        matches!(
+            effect,
+            Effect::Claim(_, ClaimAction::Close(ClaimEnd::Unconfirmed { loss: LossReason::ShutdownDeadline, .. }))
+        )
     };
     assert!(effects.iter().any(closed), "the host still goes at its time: {effects:?}");
 }
@@ -238,17 +247,17 @@ fn i22_a_host_that_goes_at_an_unknown_time_waits_for_no_poll() {
         let grant = bench.grant("T");
         let claim = grant.token;
         assert_eq!(polls(&bench.brought(vec![grant])), 1, "the other slot waits in the next poll");
-        bench.happens(Event::Prepared { claim, answer: Ok(()) });
-        let is_report = |effect: &Effect| matches!(effect, Effect::Report { .. });
+        bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
+        let is_report = |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { .. }));
         let waits = before.is_some();
         if let Some(before) = before {
             bench.happens(before);
-            let ended = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
+            let ended = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
             assert!(!ended.iter().any(is_report), "the worker may wait: {ended:?}");
         }
         let mut effects = bench.happens(Event::TerminationNotice { deadline: None });
         if !waits {
-            effects = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
+            effects = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
         }
         assert!(effects.iter().any(is_report), "the host may be gone the next second: {effects:?}");
     }

@@ -70,7 +70,7 @@ fn i22_nothing_is_reported_at_the_deadline_itself() {
 
     let mut one = One::requested();
     one.happens(notice(20));
-    let acts = one.happens_at(at(20), ClaimEvent::Granted { sent_at: at(1), length: LEASE });
+    let acts = one.happens_at(at(20), ClaimEvent::Claimed { sent_at: at(1), answer: Ok(LEASE) });
     assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline))]);
 }
 
@@ -154,11 +154,11 @@ fn i22_a_grant_that_arrives_on_the_way_out_is_handed_back_and_never_prepared() {
         assert_eq!(bench.happens(order.clone()), []);
         let effects = bench.claimed(claim, Ok(LEASE));
         assert!(effects.contains(&Effect::Delete(claim)), "{order:?}: {effects:?}");
-        let handed_back = |effect: &Effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, claim: token, .. } if *token == claim);
+        let handed_back = |effect: &Effect| matches!(effect, Effect::Claim(token, ClaimAction::Report { outcome: SHUTDOWN, .. }) if *token == claim);
         assert!(effects.iter().any(handed_back), "{order:?}: {effects:?}");
-        assert!(!effects.contains(&Effect::Prepare(claim)));
+        assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)));
         bench.deleted(claim, Ok(()));
-        let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
+        let effects = bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
         assert!(matches!(effects.last(), Some(Effect::Exit(_))), "{order:?}: {effects:?}");
     }
 }
@@ -175,7 +175,7 @@ fn i22_a_claim_request_without_an_answer_is_not_sent_again_on_the_way_out() {
         let mut effects = bench.happens(order.clone());
         effects.extend(bench.pass(secs(60)));
         assert_eq!(claims(&effects), 0, "{order:?}: {effects:?}");
-        assert!(effects.contains(&Effect::Close { claim, run: run("T"), end: ClaimEnd::NotGranted }), "{effects:?}");
+        assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Close(ClaimEnd::NotGranted))), "{effects:?}");
         assert!(effects.contains(&Effect::DropMessage(claim)), "{effects:?}");
         assert!(matches!(effects.last(), Some(Effect::Exit(_))), "{order:?}: {effects:?}");
 
@@ -214,7 +214,11 @@ fn i22_a_drain_lets_payloads_finish_and_reports_their_outcome() {
     assert_eq!(bench.happens(Event::Drain), []);
     assert_eq!(bench.pass(secs(600)), []);
     let effects = bench.completes(claim);
-    assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { outcome: Outcome::Completed, .. })));
+    assert!(
+        effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: Outcome::Completed, .. })))
+    );
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Drained)));
 }
 
@@ -230,10 +234,10 @@ fn i22_a_drain_that_takes_too_long_hands_back() {
     bench.happens(Event::Drain);
     assert_eq!(bench.pass(secs(299)), []);
     let effects = bench.pass(secs(1));
-    assert_eq!(effects, [Effect::Kill { claim, cause: KillCause::Shutdown, grace: GRACE }]);
-    bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
-    bench.happens(Event::Reported { claim, answer: Ok(()) });
-    let effects = bench.happens(Event::Uploaded { claim, status: UploadStatus::Complete });
+    assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE })]);
+    bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
+    bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
+    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Uploaded(UploadStatus::Complete)));
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::DrainDeadline)));
 }
 
@@ -244,10 +248,12 @@ fn i22_a_long_poll_under_way_is_waited_for_and_what_it_brings_is_handed_back() {
     let grant = bench.grant("T");
     let claim = grant.token;
     let effects = bench.brought(vec![grant]);
-    let [Effect::Alert(Alert::LateGrant { .. }), Effect::Report { outcome: SHUTDOWN, .. }] = effects[..] else {
+    let [Effect::Alert(Alert::LateGrant { .. }), Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. })] =
+        effects[..]
+    else {
         panic!("{effects:?}")
     };
-    let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
+    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Drained)));
 }
 
@@ -259,7 +265,7 @@ fn i22_past_the_deadline_the_worker_waits_for_the_payload_only_and_without_spinn
     let effects = bench.pass(secs(30));
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Exit(_))), "{effects:?}");
     assert!(bench.worker.next_deadline().is_none_or(|next| next > bench.now), "nothing is due");
-    let effects = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
+    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
     assert_eq!(
         effects.last(),
         Some(&Effect::Exit(ExitReason::Released)),
@@ -273,17 +279,14 @@ fn i22_what_a_poll_brings_past_the_deadline_is_left_to_expire() {
     let first = bench.grant("T1");
     let executing = first.token;
     bench.brought(vec![first]);
-    bench.happens(Event::Prepared { claim: executing, answer: Ok(()) });
+    bench.happens(Event::Claim(executing, ClaimEvent::Prepared(Ok(()))));
     bench.happens(Event::Release { deadline: Some(at(30)) });
     bench.pass(secs(30));
     let late = bench.grant("T2");
     let claim = late.token;
     let effects = bench.brought(vec![late]);
     let late = Effect::Alert(Alert::LateGrant { run: run("T2") });
-    assert_eq!(
-        effects,
-        [late, Effect::Close { claim, run: run("T2"), end: ClaimEnd::Lost(LossReason::ShutdownDeadline) }]
-    );
+    assert_eq!(effects, [late, Effect::Claim(claim, ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline)))]);
 }
 
 #[test]
@@ -293,7 +296,7 @@ fn i22_an_abort_exits_at_once_and_nothing_follows() {
     assert_eq!(bench.happens(Event::Abort), [Effect::Exit(ExitReason::Aborted)]);
     assert_eq!(bench.worker.next_deadline(), None);
     for event in [
-        Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) },
+        Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))),
         Event::Drain,
         Event::Release { deadline: None },
         Event::Abort,
@@ -370,7 +373,7 @@ fn i22_a_drain_with_an_end_of_its_own_counts_from_when_it_was_said_and_may_give_
     bench.pass(secs(200));
     let deadline = bench.now.plus(secs(600));
     assert_eq!(bench.happens(Event::DrainBy { deadline }), []);
-    let kill = |effect: &Effect| matches!(effect, Effect::Kill { claim: told, .. } if *told == claim);
+    let kill = |effect: &Effect| matches!(effect, Effect::Claim(told, ClaimAction::Kill { .. }) if *told == claim);
     assert!(!bench.pass(secs(599)).iter().any(kill), "the time that was given last counts");
     assert!(bench.pass(secs(2)).iter().any(kill));
 }

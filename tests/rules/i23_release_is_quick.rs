@@ -13,7 +13,7 @@ fn thirty_two(bench: &mut Bench) -> Vec<journeyman::domain::id::LocalToken> {
     for claim in &held {
         bench.claimed(*claim, Ok(LEASE));
         bench.deleted(*claim, Ok(()));
-        bench.happens(Event::Prepared { claim: *claim, answer: Ok(()) });
+        bench.happens(Event::Claim(*claim, ClaimEvent::Prepared(Ok(()))));
     }
     held
 }
@@ -24,13 +24,16 @@ fn i23_at_the_end_of_a_notice_all_payloads_are_told_at_once_and_have_their_grace
     let held = thirty_two(&mut bench);
     bench.happens(Event::TerminationNotice { deadline: Some(at(120)) });
     let effects = bench.pass(secs(120) - MARGIN);
-    let kills = effects.iter().filter(|effect| matches!(effect, Effect::Kill { grace: GRACE, .. })).count();
+    let kills = effects
+        .iter()
+        .filter(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Kill { grace: GRACE, .. })))
+        .count();
     assert_eq!((kills, bench.now), (32, at(120).minus(MARGIN)));
     bench.now = bench.now.plus(GRACE);
     assert!(at(120).since(bench.now) >= REPORT_RESERVE, "those that use all of it can still be reported");
     for claim in held {
-        let effects = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
-        assert!(matches!(effects[..], [Effect::Report { .. }]), "{effects:?}");
+        let effects = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
+        assert!(matches!(effects[..], [Effect::Claim(_, ClaimAction::Report { .. })]), "{effects:?}");
     }
 }
 
@@ -39,12 +42,18 @@ fn i23_all_payloads_are_told_at_once_and_each_one_is_reported_when_it_ends() {
     let mut bench = Bench::messages(32, 1);
     let held = thirty_two(&mut bench);
     let effects = bench.happens(Event::Release { deadline: Some(at(120)) });
-    let kills = effects.iter().filter(|effect| matches!(effect, Effect::Kill { grace: GRACE, .. })).count();
+    let kills = effects
+        .iter()
+        .filter(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Kill { grace: GRACE, .. })))
+        .count();
     assert_eq!(kills, 32);
     bench.now = bench.now.plus(GRACE);
     for claim in held {
-        let effects = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
-        assert!(matches!(effects[..], [Effect::Report { .. }]), "reported at once, before its log: {effects:?}");
+        let effects = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
+        assert!(
+            matches!(effects[..], [Effect::Claim(_, ClaimAction::Report { .. })]),
+            "reported at once, before its log: {effects:?}"
+        );
     }
 }
 

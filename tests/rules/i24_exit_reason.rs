@@ -1,5 +1,6 @@
 //! I24: the exit reason is the first cause of the exit; a release outranks a drain.
 
+use journeyman::domain::claim::ClaimEvent;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
 
@@ -157,9 +158,10 @@ fn i24_a_drain_that_takes_too_long_keeps_its_cause() {
     assert!(bench.worker.is_stopping());
     bench.pass(secs(5));
     bench.empty(0);
-    bench.happens(Event::Ended { claim, verdict: Err(journeyman::domain::outcome::ExecuteFailure::Failed) });
-    bench.happens(Event::Reported { claim, answer: Ok(()) });
-    let effects = bench.happens(Event::Uploaded { claim, status: journeyman::domain::claim::UploadStatus::Complete });
+    bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Failed))));
+    bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
+    let effects =
+        bench.happens(Event::Claim(claim, ClaimEvent::Uploaded(journeyman::domain::claim::UploadStatus::Complete)));
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Misconfigured)));
 }
 

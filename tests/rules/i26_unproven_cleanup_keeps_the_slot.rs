@@ -1,5 +1,6 @@
 //! I26: a payload whose processes may remain keeps its slot, is reported once, and decides the exit reason.
 
+use journeyman::domain::claim::{ClaimAction, ClaimEvent};
 use journeyman::domain::id::LocalToken;
 use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
 use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
@@ -10,9 +11,11 @@ use crate::support::{Bench, run};
 fn ends_occupied(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
     let mut effects = bench.happens(Event::CleanupPending { claim });
     effects.extend(bench.happens(Event::CleanupPending { claim }));
-    effects.extend(bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Internal) }));
-    effects.extend(bench.happens(Event::Uploaded { claim, status: journeyman::domain::claim::UploadStatus::Complete }));
-    effects.extend(bench.happens(Event::Reported { claim, answer: Ok(()) }));
+    effects.extend(bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Internal)))));
+    effects.extend(
+        bench.happens(Event::Claim(claim, ClaimEvent::Uploaded(journeyman::domain::claim::UploadStatus::Complete))),
+    );
+    effects.extend(bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(())))));
     effects
 }
 
@@ -27,8 +30,12 @@ fn i26_a_slot_is_not_used_while_something_may_be_in_its_place() {
     let alert = Effect::Alert(Alert::CleanupPending { run: run("T") });
     assert_eq!(effects.iter().filter(|effect| **effect == alert).count(), 1, "{effects:?}");
     let internal = Outcome::Exception(ExceptionReason::InternalError);
-    assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { outcome, .. } if *outcome == internal)));
-    assert!(effects.iter().any(|effect| matches!(effect, Effect::Close { .. })), "{effects:?}");
+    assert!(
+        effects.iter().any(
+            |effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome, .. }) if *outcome == internal)
+        )
+    );
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Close(_)))), "{effects:?}");
     assert_eq!((bench.worker.free_slots(), bench.worker.cleanup_pending()), (1, 1));
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{CancelCommand, ClaimEnd, LossReason, TAKEOVER_ATTEMPTS_MAX};
+use journeyman::domain::claim::{CancelCommand, ClaimAction, ClaimEnd, ClaimEvent, LossReason, TAKEOVER_ATTEMPTS_MAX};
 use journeyman::domain::id::{LocalToken, SourceId};
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::poll::{CLOCK_SKEW_MAX, RECOVERY_ATTEMPTS_MAX};
@@ -29,12 +29,12 @@ fn i28_a_claim_found_at_the_start_is_handed_back() {
     let claim = found.token;
     let effects = bench.recovered(0, Ok(vec![found]));
     assert!(effects.contains(&Effect::Alert(Alert::RecoveredClaim { run: run("T") })), "{effects:?}");
-    let report = |effect: &Effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. });
+    let report = |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. }));
     assert!(effects.iter().any(report), "{effects:?}");
-    assert!(!effects.contains(&Effect::Prepare(claim)));
+    assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)));
     assert_eq!(bench.worker.free_slots(), 0, "it holds no slot: both wait in the poll");
-    let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
-    assert!(matches!(effects[..], [Effect::Close { end: ClaimEnd::Reported(SHUTDOWN), .. }]), "{effects:?}");
+    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
+    assert!(matches!(effects[..], [Effect::Claim(_, ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN)))]), "{effects:?}");
 }
 
 #[test]
@@ -42,10 +42,11 @@ fn i28_one_whose_lease_does_not_allow_it_is_forgotten() {
     let mut bench = started();
     let found = GrantedClaim { length: Duration::ZERO, ..bench.grant("T") };
     let effects = bench.recovered(0, Ok(vec![found]));
-    let close =
-        |effect: &Effect| matches!(effect, Effect::Close { end: ClaimEnd::Lost(LossReason::GrantedTooLate), .. });
+    let close = |effect: &Effect| {
+        matches!(effect, Effect::Claim(_, ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate))))
+    };
     assert!(effects.iter().any(close), "{effects:?}");
-    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Report { .. })));
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { .. }))));
 }
 
 #[test]
@@ -61,7 +62,7 @@ fn i28_a_claim_whose_reply_was_lost_in_this_life_is_started() {
     assert!(bench.pass(secs(2)).iter().any(|effect| matches!(effect, Effect::Recover { .. })));
     let found = bench.grant("T");
     let claim = found.token;
-    assert!(bench.recovered(0, Ok(vec![found])).contains(&Effect::Prepare(claim)));
+    assert!(bench.recovered(0, Ok(vec![found])).contains(&Effect::Claim(claim, ClaimAction::Prepare)));
 }
 
 #[test]
@@ -73,7 +74,7 @@ fn i28_a_claim_whose_reply_was_lost_too_soon_for_the_clocks_to_tell_is_handed_ba
     let found = bench.grant("T");
     let claim = found.token;
     let effects = bench.recovered(0, Ok(vec![found]));
-    assert!(!effects.contains(&Effect::Prepare(claim)), "{effects:?}");
+    assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
 }
 
 #[test]
@@ -93,8 +94,11 @@ fn i28_while_the_start_could_not_be_looked_at_everything_found_later_is_an_earli
     let found = bench.grant("T");
     let claim = found.token;
     let effects = bench.recovered(0, Ok(vec![found]));
-    assert!(!effects.contains(&Effect::Prepare(claim)), "{effects:?}");
-    assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. })), "{effects:?}");
+    assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
+    assert!(
+        effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. }))),
+        "{effects:?}"
+    );
 }
 
 fn partly(bench: &mut Bench, claims: Vec<GrantedClaim>) -> Vec<Effect> {
@@ -107,7 +111,7 @@ fn i28_what_a_recovery_missed_is_looked_for_again_and_not_for_ever() {
     let mut bench = started();
     let found = bench.grant("T");
     let mut effects = partly(&mut bench, vec![found]);
-    let reported = |effect: &Effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. });
+    let reported = |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. }));
     assert!(effects.iter().any(reported), "what was found is handed back: {effects:?}");
     let mut tries = 1;
     while !effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })) {
@@ -129,7 +133,7 @@ fn i28_what_a_first_recovery_missed_is_still_an_earlier_lifes() {
     let claim = found.token;
     let effects = bench.recovered(0, Ok(vec![found]));
     assert!(effects.contains(&Effect::Alert(Alert::RecoveredClaim { run: run("T") })), "{effects:?}");
-    assert!(!effects.contains(&Effect::Prepare(claim)));
+    assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)));
 }
 
 // What goes by our name and is not ours.
@@ -195,12 +199,12 @@ fn left(bench: &mut Bench, name: &str, outcome: Outcome) -> LocalToken {
     let token = bench.token();
     let left = RecoveredClaim { token, source: SourceId(0), run: run(name), outcome };
     let effects = bench.happens(Event::ClaimsRecovered(vec![left]));
-    assert!(effects.contains(&Effect::TakeOver(token)), "asked for first of all: {effects:?}");
+    assert!(effects.contains(&Effect::Claim(token, ClaimAction::TakeOver)), "asked for first of all: {effects:?}");
     token
 }
 
 fn taken(bench: &mut Bench, claim: LocalToken, answer: Result<Duration, Refusal>) -> Vec<Effect> {
-    bench.happens(Event::TakenOver { claim, sent_at: bench.now, answer })
+    bench.happens(Event::Claim(claim, ClaimEvent::Claimed { sent_at: bench.now, answer }))
 }
 
 #[test]
@@ -211,13 +215,13 @@ fn i28_what_was_written_down_is_asked_for_once_more_and_reported_as_it_was_left(
             let claim = left(&mut bench, "T", outcome);
             assert_eq!(bench.worker.free_slots(), 2, "it holds no slot");
             let effects = taken(&mut bench, claim, Ok(LEASE));
-            assert!(!effects.contains(&Effect::Prepare(claim)), "{effects:?}");
+            assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
             let reports =
-                effects.iter().any(|effect| matches!(effect, Effect::Report { outcome: sent, .. } if *sent == outcome));
+                effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: sent, .. }) if *sent == outcome));
             assert!(reports, "{effects:?}");
-            let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
+            let effects = bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
             assert!(
-                effects.contains(&Effect::Close { claim, run: run("T"), end: ClaimEnd::Reported(outcome) }),
+                effects.contains(&Effect::Claim(claim, ClaimAction::Close(ClaimEnd::Reported(outcome)))),
                 "{effects:?}"
             );
         }
@@ -231,11 +235,14 @@ fn i28_what_the_queue_does_not_grant_again_is_not_reported_and_says_nothing_of_o
         for number in 0..20 {
             let claim = left(&mut bench, &format!("T{number}"), Outcome::Completed);
             let effects = taken(&mut bench, claim, Err(refusal));
-            let lost =
-                |effect: &Effect| matches!(effect, Effect::Close { end: ClaimEnd::Lost(LossReason::Revoked), .. });
+            let lost = |effect: &Effect| {
+                matches!(effect, Effect::Claim(_, ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))))
+            };
             assert!(effects.iter().any(lost), "{effects:?}");
             assert!(
-                !effects.iter().any(|effect| matches!(effect, Effect::Report { .. } | Effect::Alert(_))),
+                !effects
+                    .iter()
+                    .any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { .. }) | Effect::Alert(_))),
                 "{effects:?}"
             );
         }
@@ -253,7 +260,10 @@ fn i28_a_message_about_what_was_written_down_leads_to_no_second_claim() {
         let seen = bench.seen("m", "T");
         let message = seen.token;
         let effects = bench.hit(vec![seen]);
-        assert!(!effects.iter().any(|effect| matches!(effect, Effect::Claim(_) | Effect::Delete(_))), "{effects:?}");
+        assert!(
+            !effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Request) | Effect::Delete(_))),
+            "{effects:?}"
+        );
         let effects = taken(&mut bench, claim, answer);
         assert!(effects.contains(&Effect::Delete(message)), "I12: {answer:?} settles it: {effects:?}");
     }
@@ -265,7 +275,7 @@ fn i28_a_message_about_what_was_written_down_leads_to_no_second_claim() {
     bench.opened(0, 1);
     let seen = bench.seen("m", "T");
     let effects = bench.hit(vec![seen]);
-    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Claim(_))), "{effects:?}");
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Request))), "{effects:?}");
 }
 
 #[test]
@@ -274,9 +284,9 @@ fn i28_an_answer_that_settles_nothing_is_asked_for_again_for_as_long_as_a_lease_
     let claim = left(&mut bench, "T", SHUTDOWN);
     let (began, mut asked) = (bench.now, 1);
     let mut effects = taken(&mut bench, claim, Err(RETRY));
-    while !effects.iter().any(|effect| matches!(effect, Effect::Close { end: ClaimEnd::NotGranted, .. })) {
-        let again = |effect: &Effect| *effect == Effect::TakeOver(claim);
-        effects = bench.pass_until(|effect| *effect == Effect::TakeOver(claim));
+    while !effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Close(ClaimEnd::NotGranted)))) {
+        let again = |effect: &Effect| *effect == Effect::Claim(claim, ClaimAction::TakeOver);
+        effects = bench.pass_until(|effect| *effect == Effect::Claim(claim, ClaimAction::TakeOver));
         asked += effects.iter().filter(|effect| again(effect)).count();
         effects = taken(&mut bench, claim, Err(RETRY));
     }
@@ -292,7 +302,7 @@ fn i28_a_worker_that_has_to_go_does_not_wait_for_what_an_earlier_one_left() {
         let claim = left(&mut bench, "T", SHUTDOWN);
         taken(&mut bench, claim, Err(RETRY));
         let effects = bench.happens(order);
-        let closed = |effect: &Effect| matches!(effect, Effect::Close { end: ClaimEnd::NotGranted, .. });
+        let closed = |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Close(ClaimEnd::NotGranted)));
         assert!(effects.iter().any(closed), "{effects:?}");
         assert!(effects.iter().any(|effect| matches!(effect, Effect::Exit(_))), "{effects:?}");
     }
@@ -301,7 +311,8 @@ fn i28_a_worker_that_has_to_go_does_not_wait_for_what_an_earlier_one_left() {
     let claim = left(&mut bench, "T", Outcome::Completed);
     bench.happens(Event::Release { deadline: None });
     let effects = taken(&mut bench, claim, Ok(LEASE));
-    let decided = |effect: &Effect| matches!(effect, Effect::Report { outcome: Outcome::Completed, .. });
+    let decided =
+        |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: Outcome::Completed, .. }));
     assert!(effects.iter().any(decided), "{effects:?}");
 }
 
@@ -314,9 +325,9 @@ fn i28_an_order_about_what_was_left_decides_what_is_reported_of_it() {
     ] {
         let mut bench = Bench::new(policy(2), &[CLAIMS]);
         let claim = left(&mut bench, "T", left_as);
-        bench.happens(Event::Command { claim, command: order });
+        bench.happens(Event::Claim(claim, ClaimEvent::Command(order)));
         let effects = taken(&mut bench, claim, Ok(LEASE));
-        let report = |effect: &Effect| matches!(effect, Effect::Report { outcome, .. } if *outcome == reported);
+        let report = |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome, .. }) if *outcome == reported);
         assert!(effects.iter().any(report), "{left_as:?}, {order:?}: {effects:?}");
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimEnd, UploadStatus};
+use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, UploadStatus};
 use journeyman::domain::host_health::{FAULT_BACKOFF, ProbeResult};
 use journeyman::domain::id::LocalToken;
 use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
@@ -14,17 +14,20 @@ use crate::support::{Bench, LEASE, claims, polls, run, secs};
 const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 
 fn prepared_on_a_sick_host(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
-    let mut all = bench.happens(Event::Prepared { claim, answer: Err(PrepareFailure::HostFault) });
-    all.extend(bench.happens(Event::Uploaded { claim, status: UploadStatus::Complete }));
+    let mut all = bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Err(PrepareFailure::HostFault))));
+    all.extend(bench.happens(Event::Claim(claim, ClaimEvent::Uploaded(UploadStatus::Complete))));
     all
 }
 
 fn handed_back(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
     let mut all = prepared_on_a_sick_host(bench, claim);
-    assert!(all.iter().any(|effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. })), "{all:?}");
-    all.extend(bench.happens(Event::Reported { claim, answer: Ok(()) }));
     assert!(
-        all.iter().any(|effect| matches!(effect, Effect::Close { end: ClaimEnd::Reported(SHUTDOWN), .. })),
+        all.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. }))),
+        "{all:?}"
+    );
+    all.extend(bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(())))));
+    assert!(
+        all.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN))))),
         "{all:?}"
     );
     all
@@ -93,11 +96,11 @@ fn i33_faults_of_several_tasks_at_once_are_one() {
     bench.hit(seen);
     for claim in &tokens {
         bench.claimed(*claim, Ok(LEASE));
-        bench.happens(Event::Prepared { claim: *claim, answer: Ok(()) });
+        bench.happens(Event::Claim(*claim, ClaimEvent::Prepared(Ok(()))));
     }
     let mut alerts = 0;
     for claim in &tokens {
-        alerts += unfit(&bench.happens(Event::Ended { claim: *claim, verdict: Err(ExecuteFailure::HostFault) }));
+        alerts += unfit(&bench.happens(Event::Claim(*claim, ClaimEvent::Ended(Err(ExecuteFailure::HostFault)))));
     }
     assert_eq!(alerts, 1);
     let at = bench.now;
@@ -126,7 +129,7 @@ fn i33_a_healthy_probe_restores_the_full_capacity() {
     bench.brought(vec![grant]);
     prepared_on_a_sick_host(&mut bench, claim);
     bench.polled(0, 0, Ok(PollResult::default()));
-    bench.happens(Event::Reported { claim, answer: Ok(()) });
+    bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
     bench.pass_until(|effect| *effect == Effect::ProbeHost);
     let effects = bench.happens(Event::HostProbed(ProbeResult::Healthy));
     let max = effects.iter().find_map(|effect| match effect {
@@ -157,10 +160,16 @@ fn i33_what_is_handed_back_waits_for_the_poll_that_would_bring_it_straight_back(
     let effects = bench.brought(vec![grant]);
     assert_eq!(polls(&effects), 1, "the other slot waits in the next poll: {effects:?}");
     let effects = prepared_on_a_sick_host(&mut bench, claim);
-    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Report { .. })), "{effects:?}");
+    assert!(
+        !effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { .. }))),
+        "{effects:?}"
+    );
     bench.now = bench.now.plus(Duration::from_secs(2));
     let effects = bench.polled(0, 0, Ok(PollResult::default()));
-    assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. })), "{effects:?}");
+    assert!(
+        effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. }))),
+        "{effects:?}"
+    );
     assert_eq!(polls(&effects), 0);
 }
 

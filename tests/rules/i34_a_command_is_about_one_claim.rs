@@ -8,7 +8,7 @@ use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, Prep
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Effect, Event};
 
-use crate::support::{Bench, GRACE, LEASE, MARGIN, One, RETRY, Reclaims, at, secs};
+use crate::support::{Bench, GRACE, LEASE, MARGIN, One, RETRY, Reclaims, UNANSWERED, at, secs};
 
 const ORDERS: [CancelCommand; 2] = [CancelCommand::Release, CancelCommand::Cancel];
 const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
@@ -57,7 +57,7 @@ fn i34_the_lease_of_what_is_being_ended_is_still_extended() {
 
 #[test]
 fn i34_a_claim_that_is_being_asked_for_is_reported_when_it_is_granted_and_never_prepared() {
-    let granted = ClaimEvent::Granted { sent_at: at(0), length: LEASE };
+    let granted = ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) };
     let mut one = One::requested();
     assert_eq!(ordered(&mut one, CancelCommand::Release), (CancelResult::ReportWhenGranted(SHUTDOWN), Vec::new()));
     let acts = one.happens(granted);
@@ -73,7 +73,7 @@ fn i34_a_claim_that_is_being_asked_for_is_reported_when_it_is_granted_and_never_
 #[test]
 fn i34_a_claim_that_was_not_answered_is_let_go_for_a_hand_back_and_asked_for_again_to_be_canceled() {
     let mut one = One::requested();
-    one.happens(ClaimEvent::RequestFailed { retry_after: None });
+    one.happens(UNANSWERED);
     assert_eq!(
         ordered(&mut one, CancelCommand::Release),
         (CancelResult::NotRequested, vec![ClaimAction::Close(ClaimEnd::NotGranted)])
@@ -81,13 +81,10 @@ fn i34_a_claim_that_was_not_answered_is_let_go_for_a_hand_back_and_asked_for_aga
 
     let mut one = One::requested();
     ordered(&mut one, CancelCommand::Release);
-    assert_eq!(
-        one.happens(ClaimEvent::RequestFailed { retry_after: None }),
-        [ClaimAction::Close(ClaimEnd::NotGranted)]
-    );
+    assert_eq!(one.happens(UNANSWERED), [ClaimAction::Close(ClaimEnd::NotGranted)]);
 
     let mut one = One::requested();
-    one.happens(ClaimEvent::RequestFailed { retry_after: None });
+    one.happens(UNANSWERED);
     ordered(&mut one, CancelCommand::Cancel);
     assert_eq!(one.pass_to(at(60), Reclaims::Silent), [ClaimAction::Request]);
 }
@@ -220,20 +217,27 @@ fn i34_i23_neighbours_run_on_and_its_slot_is_used_again() {
     for claim in [one, other] {
         bench.claimed(claim, Ok(LEASE));
         bench.deleted(claim, Ok(()));
-        bench.happens(Event::Prepared { claim, answer: Ok(()) });
+        bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
     }
     let order = CancelCommand::Release;
-    let effects = bench.happens(Event::Command { claim: one, command: order });
-    assert_eq!(effects, [Effect::Kill { claim: one, cause: KillCause::Command(order), grace: GRACE }]);
-    let effects = bench.happens(Event::Ended { claim: one, verdict: Err(ExecuteFailure::Failed) });
-    assert!(matches!(effects[..], [Effect::Report { claim, outcome: SHUTDOWN, .. }] if claim == one), "{effects:?}");
-    bench.happens(Event::Reported { claim: one, answer: Ok(()) });
-    let effects = bench.happens(Event::Uploaded { claim: one, status: UploadStatus::Complete });
+    let effects = bench.happens(Event::Claim(one, ClaimEvent::Command(order)));
+    assert_eq!(effects, [Effect::Claim(one, ClaimAction::Kill { cause: KillCause::Command(order), grace: GRACE })]);
+    let effects = bench.happens(Event::Claim(one, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
+    assert!(
+        matches!(effects[..], [Effect::Claim(claim, ClaimAction::Report { outcome: SHUTDOWN, .. })] if claim == one),
+        "{effects:?}"
+    );
+    bench.happens(Event::Claim(one, ClaimEvent::Reported(Ok(()))));
+    let effects = bench.happens(Event::Claim(one, ClaimEvent::Uploaded(UploadStatus::Complete)));
     assert!(matches!(effects.last(), Some(Effect::Poll { max: 1, .. })), "its slot is asked for again: {effects:?}");
-    let effects = bench.happens(Event::Command { claim: LocalToken(99), command: order });
+    let effects = bench.happens(Event::Claim(LocalToken(99), ClaimEvent::Command(order)));
     assert_eq!(effects, [], "a claim that is not held has no effect");
     let effects = bench.completes(other);
-    assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { outcome: Outcome::Completed, .. })));
+    assert!(
+        effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: Outcome::Completed, .. })))
+    );
 }
 
 #[test]
@@ -242,10 +246,12 @@ fn i34_i22_what_is_being_ended_by_an_order_is_told_of_the_hosts_end() {
     let claim = bench.executing("m1", "A");
     bench.happens(Event::TerminationNotice { deadline: Some(at(120)) });
     bench.pass(secs(60));
-    bench.happens(Event::Command { claim, command: CancelCommand::Release });
+    bench.happens(Event::Claim(claim, ClaimEvent::Command(CancelCommand::Release)));
     let effects = bench.pass(secs(60) - MARGIN);
     assert!(
-        effects.iter().any(|effect| matches!(effect, Effect::Kill { cause: KillCause::Shutdown, .. })),
+        effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Kill { cause: KillCause::Shutdown, .. }))),
         "{effects:?}"
     );
 }
@@ -257,16 +263,17 @@ fn i34_what_a_paused_worker_hands_back_waits_for_the_poll_that_would_bring_it_ba
         let grant = bench.grant("A");
         let claim = grant.token;
         bench.brought(vec![grant]);
-        bench.happens(Event::Prepared { claim, answer: Ok(()) });
+        bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
         if paused {
             bench.happens(Event::Pause { until: None });
         }
-        bench.happens(Event::Command { claim, command: CancelCommand::Release });
+        bench.happens(Event::Claim(claim, ClaimEvent::Command(CancelCommand::Release)));
         if resumed {
             bench.happens(Event::Resume);
         }
-        let is_report = |effect: &Effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. });
-        let effects = bench.happens(Event::Ended { claim, verdict: Err(ExecuteFailure::Failed) });
+        let is_report =
+            |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. }));
+        let effects = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
         assert_eq!(effects.iter().any(is_report), !paused, "one that asks on has nothing to wait for: {effects:?}");
         let effects = bench.empty(0);
         assert_eq!(effects.iter().any(is_report), paused, "{effects:?}");

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::ClaimEnd;
+use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent};
 use journeyman::domain::id::SourceId;
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::poll::Capabilities;
@@ -46,9 +46,9 @@ fn i22_a_claim_that_the_last_poll_of_an_idle_worker_brings_is_executed_and_the_w
     let grant = bench.grant("T1");
     let claim = grant.token;
     let effects = bench.brought(vec![grant]);
-    assert!(effects.contains(&Effect::Prepare(claim)), "{effects:?}");
+    assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
     assert!(!bench.worker.is_stopping());
-    bench.happens(Event::Prepared { claim, answer: Ok(()) });
+    bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
     let effects = bench.completes(claim);
     assert_eq!(polls(&effects), 1, "idleness begins anew: {effects:?}");
     assert_eq!(exits(&bench.pass(secs(59))), None);
@@ -131,11 +131,11 @@ fn i22_what_a_poll_brings_that_was_under_way_when_the_host_ran_short_goes_back_a
         let claim = grant.token;
         let effects = bench.brought(vec![grant]);
         let handed_back = Outcome::Exception(ExceptionReason::WorkerShutdown);
-        let back = |effect: &Effect| matches!(effect, Effect::Report { outcome, .. } if *outcome == handed_back);
+        let back = |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome, .. }) if *outcome == handed_back);
         assert!(effects.iter().any(back), "{held_off:?}: {effects:?}");
         assert!(effects.contains(&Effect::Alert(Alert::LateGrant { run: run("T") })), "{effects:?}");
-        assert!(!effects.contains(&Effect::Prepare(claim)), "{held_off:?}");
-        bench.happens(Event::Reported { claim, answer: Ok(()) });
+        assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{held_off:?}");
+        bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
         assert!(!bench.worker.is_stopping() && bench.worker.free_slots() == 2, "it is the worker that it was");
     }
 }
@@ -147,7 +147,7 @@ fn what_a_poll_brings_that_was_under_way_at_a_pause_is_run_where_it_is_claimed_a
     let grant = bench.grant("T");
     let claim = grant.token;
     let effects = bench.brought(vec![grant]);
-    assert!(effects.contains(&Effect::Prepare(claim)), "{effects:?}");
+    assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
     // What ends with its connection is redelivered without an attempt.
     let mut bench = Bench::new(policy(2), &[Capabilities { connection_scoped: true, ..CLAIMS }]);
     bench.tick();
@@ -156,7 +156,7 @@ fn what_a_poll_brings_that_was_under_way_at_a_pause_is_run_where_it_is_claimed_a
     let grant = bench.grant("T");
     let claim = grant.token;
     let effects = bench.brought(vec![grant]);
-    assert!(!effects.contains(&Effect::Prepare(claim)), "{effects:?}");
+    assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
     // Releasing a message costs no retry.
     let room = HostResources { disk: Some(1), memory: None };
     let least = MinResources { disk: 2, memory: 0 };
@@ -188,9 +188,13 @@ fn a_claim_that_was_asked_for_before_a_pause_is_run_as_what_was_held_is_and_no_o
     assert_eq!(claims(&bench.hit(vec![seen])), 1);
     bench.happens(Event::Pause { until: None });
     let effects = bench.claimed(asked, Ok(LEASE));
-    assert!(effects.contains(&Effect::Prepare(asked)), "{effects:?}");
+    assert!(effects.contains(&Effect::Claim(asked, ClaimAction::Prepare)), "{effects:?}");
     assert_eq!(polls(&effects), 0, "{effects:?}");
-    assert!(bench.happens(Event::Prepared { claim: before, answer: Ok(()) }).contains(&Effect::Execute(before)));
+    assert!(
+        bench
+            .happens(Event::Claim(before, ClaimEvent::Prepared(Ok(()))))
+            .contains(&Effect::Claim(before, ClaimAction::Execute))
+    );
 }
 
 #[test]
@@ -215,7 +219,7 @@ fn i24_a_pause_with_an_end_ends_by_itself_and_what_is_held_goes_on_meanwhile() {
     bench.empty(0);
     let effects = bench.pass(secs(99));
     assert_eq!(polls(&effects), 0, "{effects:?}");
-    assert!(bench.completes(claim).iter().any(|effect| matches!(effect, Effect::Close { .. })));
+    assert!(bench.completes(claim).iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Close(_)))));
     assert_eq!(polls(&bench.pass(secs(2))), 1);
     assert_eq!(bench.worker.claiming(), ClaimingState::Polling);
 }
@@ -269,13 +273,16 @@ fn i22_a_worker_that_has_been_up_long_enough_drains_when_its_poll_is_back() {
     let (grant, late) = (bench.grant("T1"), bench.grant("T2"));
     let (claim, last) = (grant.token, late.token);
     bench.brought(vec![grant]);
-    bench.happens(Event::Prepared { claim, answer: Ok(()) });
+    bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
     bench.pass(secs(101));
     assert!(!bench.worker.is_stopping(), "its poll may still bring a claim");
     let effects = bench.brought(vec![late]);
-    assert!(effects.contains(&Effect::Prepare(last)), "and what it brings is executed: {effects:?}");
+    assert!(
+        effects.contains(&Effect::Claim(last, ClaimAction::Prepare)),
+        "and what it brings is executed: {effects:?}"
+    );
     assert!(bench.worker.is_stopping());
-    bench.happens(Event::Prepared { claim: last, answer: Ok(()) });
+    bench.happens(Event::Claim(last, ClaimEvent::Prepared(Ok(()))));
     assert_eq!(exits(&bench.completes(claim)), None);
     assert_eq!(exits(&bench.completes(last)), Some(ExitReason::LimitReached));
 }
@@ -286,16 +293,16 @@ fn i27_a_worker_whose_folder_was_removed_begins_nothing_more_and_leaves_when_wha
     let (grant, late) = (bench.grant("T1"), bench.grant("T2"));
     let (claim, back) = (grant.token, late.token);
     bench.brought(vec![grant]);
-    bench.happens(Event::Prepared { claim, answer: Ok(()) });
+    bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
     let said = Effect::Alert(Alert::WorkDirLost);
     assert!(bench.happens(Event::WorkDirLost).contains(&said));
     assert!(!bench.happens(Event::WorkDirLost).contains(&said), "once");
     assert_eq!(bench.worker.claiming(), ClaimingState::Exiting(ExitReason::WorkDirLost));
     assert!(!bench.worker.is_stopping(), "its poll may still bring a claim");
     let effects = bench.brought(vec![late]);
-    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Prepare(_))), "{effects:?}");
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Prepare))), "{effects:?}");
     assert!(bench.worker.is_stopping());
-    bench.happens(Event::Reported { claim: back, answer: Ok(()) });
+    bench.happens(Event::Claim(back, ClaimEvent::Reported(Ok(()))));
     assert_eq!(exits(&bench.completes(claim)), Some(ExitReason::WorkDirLost));
 }
 
@@ -305,16 +312,17 @@ fn i24_a_hand_back_outranks_a_limit() {
     let grant = bench.grant("T1");
     let claim = grant.token;
     bench.brought(vec![grant]);
-    bench.happens(Event::Prepared { claim, answer: Ok(()) });
+    bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
     bench.happens(Event::Release { deadline: None });
-    bench.happens(Event::Ended { claim, verdict: Err(journeyman::domain::outcome::ExecuteFailure::Failed) });
-    let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
-    let closed = Effect::Upload(claim);
+    bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Failed))));
+    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
+    let closed = Effect::Claim(claim, ClaimAction::Upload);
     assert!(effects.contains(&closed), "{effects:?}");
-    let effects = bench.happens(Event::Uploaded { claim, status: journeyman::domain::claim::UploadStatus::Complete });
+    let effects =
+        bench.happens(Event::Claim(claim, ClaimEvent::Uploaded(journeyman::domain::claim::UploadStatus::Complete)));
     let end = ClaimEnd::Reported(Outcome::Exception(ExceptionReason::WorkerShutdown));
     assert!(
-        effects.iter().any(|effect| matches!(effect, Effect::Close { end: seen, .. } if *seen == end)),
+        effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Close(seen)) if *seen == end)),
         "{effects:?}"
     );
     assert_eq!(exits(&effects), Some(ExitReason::Released));

@@ -8,7 +8,7 @@ use journeyman::domain::service_supervisor::{
 };
 use journeyman::domain::time::Instant;
 
-use journeyman::domain::claim::UploadStatus;
+use journeyman::domain::claim::{ClaimAction, ClaimEvent, UploadStatus};
 use journeyman::domain::id::SourceId;
 use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure};
 use journeyman::domain::poll::Capabilities;
@@ -242,13 +242,13 @@ fn what_cannot_be_forwarded_is_handed_back_once_no_poll_would_bring_it_back() {
     let claim = grant.token;
     // The next poll is under way when its sidecar goes down.
     let effects = bench.brought(vec![grant]);
-    assert!(effects.contains(&WorkerEffect::Prepare(claim)) && polls(&effects) == 1, "{effects:?}");
+    assert!(effects.contains(&WorkerEffect::Claim(claim, ClaimAction::Prepare)) && polls(&effects) == 1, "{effects:?}");
     bench.happens(serving(ServiceAvailability::Down));
-    let mut effects = bench.happens(WorkerEvent::Prepared { claim, answer: Err(PrepareFailure::ServiceDown) });
-    effects.extend(bench.happens(WorkerEvent::Uploaded { claim, status: UploadStatus::Complete }));
+    let mut effects = bench.happens(WorkerEvent::Claim(claim, ClaimEvent::Prepared(Err(PrepareFailure::ServiceDown))));
+    effects.extend(bench.happens(WorkerEvent::Claim(claim, ClaimEvent::Uploaded(UploadStatus::Complete))));
     let reported = |effects: &[WorkerEffect]| {
         let outcome = |effect: &WorkerEffect| match effect {
-            WorkerEffect::Report { outcome, .. } => Some(*outcome),
+            WorkerEffect::Claim(_, ClaimAction::Report { outcome, .. }) => Some(*outcome),
             _ => None,
         };
         effects.iter().find_map(outcome)

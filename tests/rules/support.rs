@@ -18,6 +18,8 @@ pub(crate) const GRACE: Duration = Duration::from_secs(10);
 /// More than [`GRACE`] and the time for a report.
 pub(crate) const MARGIN: Duration = Duration::from_secs(15);
 pub(crate) const RETRY: Refusal = Refusal::Retry { retry_after: None };
+/// A claim request without a definite answer.
+pub(crate) const UNANSWERED: ClaimEvent = ClaimEvent::Claimed { sent_at: Instant::ORIGIN, answer: Err(RETRY) };
 
 /// Messages first, then claims; nothing optional.
 pub(crate) const MESSAGES: Capabilities =
@@ -79,7 +81,7 @@ impl One {
 
     pub(crate) fn preparing_under(policy: claim::ClaimPolicy) -> Self {
         let mut one = Self { machine: ClaimState::from_grant(policy), now: at(0), jitter: Jitter::seeded(1) };
-        let acts = one.happens(ClaimEvent::Granted { sent_at: at(0), length: LEASE });
+        let acts = one.happens(ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) });
         assert!(acts.contains(&ClaimAction::Prepare), "{acts:?}");
         one
     }
@@ -263,7 +265,7 @@ impl Bench {
     }
 
     pub(crate) fn claimed(&mut self, claim: LocalToken, answer: Result<Duration, Refusal>) -> Vec<Effect> {
-        self.happens(Event::Claimed { claim, sent_at: self.now, answer })
+        self.happens(Event::Claim(claim, ClaimEvent::Claimed { sent_at: self.now, answer }))
     }
 
     pub(crate) fn deleted(&mut self, message: LocalToken, answer: Result<(), Refusal>) -> Vec<Effect> {
@@ -274,9 +276,9 @@ impl Bench {
     pub(crate) fn preparing(&mut self, id: &str, name: &str) -> LocalToken {
         let seen = self.seen(id, name);
         let claim = seen.token;
-        assert!(self.hit(vec![seen]).contains(&Effect::Claim(claim)));
+        assert!(self.hit(vec![seen]).contains(&Effect::Claim(claim, ClaimAction::Request)));
         let effects = self.claimed(claim, Ok(LEASE));
-        assert!(effects.contains(&Effect::Prepare(claim)), "{effects:?}");
+        assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
         claim
     }
 
@@ -284,23 +286,23 @@ impl Bench {
     pub(crate) fn executing(&mut self, id: &str, name: &str) -> LocalToken {
         let claim = self.preparing(id, name);
         self.deleted(claim, Ok(()));
-        let effects = self.happens(Event::Prepared { claim, answer: Ok(()) });
-        assert!(effects.contains(&Effect::Execute(claim)), "{effects:?}");
+        let effects = self.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
+        assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Execute)), "{effects:?}");
         claim
     }
 
     /// From an executing claim to its accepted report.
     pub(crate) fn completes(&mut self, claim: LocalToken) -> Vec<Effect> {
-        let mut all = self.happens(Event::Ended { claim, verdict: Ok(()) });
-        all.extend(self.happens(Event::Uploaded { claim, status: claim::UploadStatus::Complete }));
-        all.extend(self.happens(Event::Reported { claim, answer: Ok(()) }));
+        let mut all = self.happens(Event::Claim(claim, ClaimEvent::Ended(Ok(()))));
+        all.extend(self.happens(Event::Claim(claim, ClaimEvent::Uploaded(claim::UploadStatus::Complete))));
+        all.extend(self.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(())))));
         all
     }
 }
 
 /// Whether any of them is a claim request.
 pub(crate) fn claims(effects: &[Effect]) -> usize {
-    effects.iter().filter(|effect| matches!(effect, Effect::Claim(_))).count()
+    effects.iter().filter(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Request))).count()
 }
 
 /// How many deletes are among them.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimEnd, KillCause, LossReason, REPORT_RESERVE};
+use journeyman::domain::claim::{ClaimAction, ClaimEnd, KillCause, LossReason, REPORT_RESERVE};
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run};
 use journeyman::domain::lease::{self, Lease};
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
@@ -36,40 +36,40 @@ impl World {
     pub fn check_effect(&mut self, host: usize, effect: &Effect) {
         match effect {
             Effect::Poll { queue: lane, max, .. } => self.check_poll(host, *lane, *max),
-            Effect::Claim(claim) => self.check_claim(host, *claim),
+            Effect::Claim(claim, ClaimAction::Request) => self.check_claim(host, *claim),
             Effect::Delete(message) => self.check_delete(host, *message),
-            Effect::Prepare(claim) => {
+            Effect::Claim(claim, ClaimAction::Prepare) => {
                 let track = &self.hosts[host].claims[claim];
                 self.held("I28", !track.recovered, || format!("prepared what a previous process held: {track:?}"));
             }
-            Effect::Execute(claim) => self.check_execute(host, *claim),
-            Effect::Report { claim, outcome, .. } => self.check_report(host, *claim, *outcome),
-            Effect::Reclaim { claim, timeout } => self.check_reclaim(host, *claim, *timeout),
-            Effect::Kill { claim, cause: KillCause::ClaimLost(_), .. } => {
+            Effect::Claim(claim, ClaimAction::Execute) => self.check_execute(host, *claim),
+            Effect::Claim(claim, ClaimAction::Report { outcome, .. }) => self.check_report(host, *claim, *outcome),
+            Effect::Claim(claim, ClaimAction::Reclaim { timeout }) => self.check_reclaim(host, *claim, *timeout),
+            Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::ClaimLost(_), .. }) => {
                 if let Some(track) = self.hosts[host].claims.get_mut(claim) {
                     track.given_up = true;
                 }
             }
-            Effect::Kill { claim, cause: KillCause::Shutdown, .. } => self.check_shutdown(host, *claim),
-            Effect::Kill { claim, cause: KillCause::Command(order), .. } => {
+            Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, .. }) => {
+                self.check_shutdown(host, *claim)
+            }
+            Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Command(order), .. }) => {
                 let track = &self.hosts[host].claims[claim];
                 self.held("I34", track.ordered == Some(*order), || {
                     format!("host {host} ends without an order: {track:?}")
                 });
             }
-            Effect::Close { claim, end, .. } => self.check_close(host, *claim, *end),
+            Effect::Claim(claim, ClaimAction::Close(end)) => self.check_close(host, *claim, *end),
             Effect::Alert(alert) => self.check_alert(host, alert),
             Effect::Recover { .. } => self.check_fit(host),
-            Effect::TakeOver(claim) => {
+            Effect::Claim(claim, ClaimAction::TakeOver) => {
                 let known = self.hosts[host].claims.get(claim).is_some_and(|track| track.recovered);
                 self.held("I28", known, || format!("host {host} takes over {claim:?}, which no previous process held"));
             }
             Effect::Open(_)
             | Effect::ProbeHost
             | Effect::DropMessage(_)
-            | Effect::Upload(_)
-            | Effect::CheckStatus(_)
-            | Effect::UpdateLease { .. }
+            | Effect::Claim(_, ClaimAction::Upload | ClaimAction::CheckStatus | ClaimAction::UpdateLease { .. })
             | Effect::Exit(_) => {}
         }
     }

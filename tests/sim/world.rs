@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use journeyman::domain::claim::{CancelCommand, UploadStatus};
+use journeyman::domain::claim::{CancelCommand, ClaimAction, ClaimEvent, UploadStatus};
 use journeyman::domain::host_health::ProbeResult;
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run, SourceId, TaskId};
 use journeyman::domain::journal::{AfterClose, ClaimRecord, EntryId, JournalRecord};
@@ -321,12 +321,12 @@ impl World {
             Happens::PreparedAt { host, claim, answer, .. } => {
                 self.note_host_fault(host, claim, answer == Err(PrepareFailure::HostFault));
                 if self.hosts[host].claims.get(&claim).is_some_and(|track| !track.killed) {
-                    self.tell(host, Event::Prepared { claim, answer });
+                    self.tell(host, Event::Claim(claim, ClaimEvent::Prepared(answer)));
                 }
             }
             Happens::EndedAt { host, claim, verdict, .. } => self.payload_ended(host, claim, verdict),
             Happens::SettledAt { host, claim, settled, .. } => {
-                self.tell(host, Event::Uploaded { claim, status: settled })
+                self.tell(host, Event::Claim(claim, ClaimEvent::Uploaded(settled)))
             }
             Happens::LongPollOver { id } => {
                 if let Some(request) = self.waiters.remove(&id) {
@@ -468,7 +468,7 @@ impl World {
             if let Some(track) = self.hosts[host].claims.get_mut(&claim).filter(|track| track.reports == 0) {
                 track.ordered = track.ordered.max(Some(order));
             }
-            self.tell(host, Event::Command { claim, command: order });
+            self.tell(host, Event::Claim(claim, ClaimEvent::Command(order)));
         }
     }
 
@@ -586,11 +586,11 @@ impl World {
             Effect::Recover { known_runs: held, newer_than, .. } => {
                 self.send(host, Call::Recover { held, newer_than }, CALL_TIMEOUT)
             }
-            Effect::Claim(claim) => {
+            Effect::Claim(claim, ClaimAction::Request) => {
                 let run = run_of(self, claim).expect("check_effect made the track");
                 self.send(host, Call::Claim { claim, run }, CALL_TIMEOUT);
             }
-            Effect::TakeOver(claim) => {
+            Effect::Claim(claim, ClaimAction::TakeOver) => {
                 let run = run_of(self, claim).expect("made at the start");
                 self.send(host, Call::TakeOver { claim, run }, CALL_TIMEOUT);
             }
@@ -604,16 +604,16 @@ impl World {
                     self.hosts[host].claims.remove(&token);
                 }
             }
-            Effect::Prepare(claim) => {
+            Effect::Claim(claim, ClaimAction::Prepare) => {
                 let run = run_of(self, claim).expect("a claim");
                 let held = ClaimRecord { run, claimant: CLAIMANT.into(), processes: None };
                 self.hosts[host].note(JournalRecord::Claimed { entry: EntryId(claim.0), claim: held });
                 self.prepare(host, claim);
             }
-            Effect::Execute(claim) => self.execute(host, claim),
-            Effect::Kill { claim, grace, .. } => self.kill(host, claim, grace),
-            Effect::Upload(claim) => self.settle(host, claim),
-            Effect::Report { claim, outcome, timeout } => {
+            Effect::Claim(claim, ClaimAction::Execute) => self.execute(host, claim),
+            Effect::Claim(claim, ClaimAction::Kill { grace, .. }) => self.kill(host, claim, grace),
+            Effect::Claim(claim, ClaimAction::Upload) => self.settle(host, claim),
+            Effect::Claim(claim, ClaimAction::Report { outcome, timeout }) => {
                 // The record may be lost with the host, unless a caller waits for it.
                 if let Some(run) = run_of(self, claim).filter(|_| !self.rng.chance(10)) {
                     let held = ClaimRecord { run, claimant: CLAIMANT.into(), processes: None };
@@ -624,12 +624,12 @@ impl World {
                     self.send(host, Call::Report { claim, run, outcome }, millis(timeout));
                 }
             }
-            Effect::Reclaim { claim, timeout } => {
+            Effect::Claim(claim, ClaimAction::Reclaim { timeout }) => {
                 if let Some(run) = run_of(self, claim) {
                     self.send(host, Call::Reclaim { claim, run }, millis(timeout));
                 }
             }
-            Effect::CheckStatus(claim) => {
+            Effect::Claim(claim, ClaimAction::CheckStatus) => {
                 if let Some(run) = run_of(self, claim) {
                     self.send(host, Call::Check { claim, run }, CALL_TIMEOUT);
                 }
@@ -642,8 +642,8 @@ impl World {
                 let (at, life) = (self.now + self.rng.between(1, 10_000), self.hosts[host].life);
                 self.at(at, Happens::LookedAt { host, life, condition });
             }
-            Effect::UpdateLease { .. } | Effect::Alert(_) => {}
-            Effect::Close { claim, end, .. } => {
+            Effect::Claim(_, ClaimAction::UpdateLease { .. }) | Effect::Alert(_) => {}
+            Effect::Claim(claim, ClaimAction::Close(end)) => {
                 self.hosts[host].claims.remove(&claim);
                 if AfterClose::of(end) == AfterClose::Nothing && !self.rng.chance(10) {
                     self.hosts[host].note(JournalRecord::Closed { entry: EntryId(claim.0) });
@@ -723,7 +723,7 @@ impl World {
             self.hosts[host].claims.get_mut(&claim).expect("a claim").alive_since = None;
         }
         self.note_host_fault(host, claim, verdict == Err(ExecuteFailure::HostFault));
-        self.tell(host, Event::Ended { claim, verdict });
+        self.tell(host, Event::Claim(claim, ClaimEvent::Ended(verdict)));
     }
 
     fn note_host_fault(&mut self, host: usize, claim: LocalToken, fault: bool) {
@@ -1036,12 +1036,12 @@ impl World {
             Call::Claim { claim, .. } => {
                 let answer = answer.map(|answer| answer.expect_length());
                 self.check_claimed(host, claim, sent_at, answer);
-                Event::Claimed { claim, sent_at, answer }
+                Event::Claim(claim, ClaimEvent::Claimed { sent_at, answer })
             }
             Call::TakeOver { claim, .. } => {
                 let answer = answer.map(|answer| answer.expect_length());
                 self.check_taken(host, claim, sent_at, answer);
-                Event::TakenOver { claim, sent_at, answer }
+                Event::Claim(claim, ClaimEvent::Claimed { sent_at, answer })
             }
             Call::Delete { message, .. } => {
                 let answer = answer.map(|_| ());
@@ -1051,21 +1051,21 @@ impl World {
             Call::Reclaim { claim, .. } => {
                 let answer = answer.map(|answer| answer.expect_length());
                 self.check_reclaimed(host, claim, sent_at, answer);
-                Event::Reclaimed { claim, sent_at, answer }
+                Event::Claim(claim, ClaimEvent::Reclaimed { sent_at, answer })
             }
             Call::Report { claim, .. } => {
                 let answer = answer.map(|_| ());
                 if let Some(track) = self.hosts[host].claims.get_mut(&claim) {
                     track.answered |= matches!(answer, Ok(()) | Err(Refusal::Gone | Refusal::Rejected));
                 }
-                Event::Reported { claim, answer }
+                Event::Claim(claim, ClaimEvent::Reported(answer))
             }
             Call::Check { claim, .. } => {
                 let answer = answer.map(|answer| matches!(answer, Answer::Canceled(true)));
                 if let Some(track) = self.hosts[host].claims.get_mut(&claim) {
                     track.told_canceled |= answer == Ok(true);
                 }
-                Event::StatusChecked { claim, answer }
+                Event::Claim(claim, ClaimEvent::StatusChecked(answer))
             }
         };
         self.tell(host, event);

@@ -118,7 +118,8 @@ pub enum CancelResult {
 pub enum ClaimAction {
     /// Send the claim request.
     Request,
-    /// Prepare the payload. It may be started as well, see [`ClaimEvent::Started`].
+    /// Request a claim of a previous process again, in order to report it.
+    TakeOver,
     Prepare,
     Execute,
     /// Send SIGTERM, and SIGKILL after `grace`. Answered by [`ClaimEvent::Ended`] when all processes are gone.
@@ -147,18 +148,13 @@ pub enum ClaimAction {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimEvent {
-    /// The request was granted; `sent_at` is from before it was sent.
-    Granted {
+    /// The claim request was answered; `sent_at` is from before it was sent.
+    Claimed {
         sent_at: Instant,
-        length: Duration,
-    },
-    /// The claim request had no definite answer.
-    RequestFailed {
-        retry_after: Option<Duration>,
+        /// The length of the lease.
+        answer: Result<Duration, Refusal>,
     },
     Prepared(Result<(), PrepareFailure>),
-    /// The payload was prepared and started in one step, before the lease expired (I3).
-    Started,
     /// The payload ended, or its preparation was aborted; none of its processes is left.
     Ended(Verdict),
     Uploaded(UploadStatus),

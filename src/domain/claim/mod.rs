@@ -115,24 +115,14 @@ impl ClaimState {
     /// A claim to be requested.
     pub fn requested(policy: ClaimPolicy, actions: &mut Vec<ClaimAction>) -> Self {
         actions.push(ClaimAction::Request);
-        Self::in_stage(policy, Stage::Requested { retry_at: None })
+        Self::from_grant(policy)
     }
 
-    /// A claim granted by a poll or a recovery; [`ClaimEvent::Granted`] follows.
+    /// A claim granted by a poll or a recovery; [`ClaimEvent::Claimed`] follows.
     pub const fn from_grant(policy: ClaimPolicy) -> Self {
-        Self::in_stage(policy, Stage::Requested { retry_at: None })
-    }
-
-    /// A claim of a previous process: `outcome` is reported once the claim is granted again. Its payload is never
-    /// prepared (I28).
-    pub fn recovered(policy: ClaimPolicy, outcome: Outcome, actions: &mut Vec<ClaimAction>) -> Self {
-        Self { recovered_outcome: Some(outcome), ..Self::requested(policy, actions) }
-    }
-
-    const fn in_stage(policy: ClaimPolicy, stage: Stage) -> Self {
         Self {
             policy,
-            stage,
+            stage: Stage::Requested { retry_at: None },
             lease: None,
             reclaim: ReclaimSchedule::InFlight,
             reclaim_retry: Backoff::NEW,
@@ -147,6 +137,13 @@ impl ClaimState {
             upload_deadline: None,
             recovered_outcome: None,
         }
+    }
+
+    /// A claim of a previous process: `outcome` is reported once the claim is granted again. Its payload is never
+    /// prepared (I28).
+    pub fn recovered(policy: ClaimPolicy, outcome: Outcome, actions: &mut Vec<ClaimAction>) -> Self {
+        actions.push(ClaimAction::TakeOver);
+        Self { recovered_outcome: Some(outcome), ..Self::from_grant(policy) }
     }
 
     pub const fn is_recovered(&self) -> bool {
@@ -192,12 +189,11 @@ impl ClaimState {
             return;
         }
         match event {
-            ClaimEvent::Granted { sent_at, length } => self.on_granted(sent_at, length, now, jitter, actions),
-            ClaimEvent::RequestFailed { retry_after: after } => self.on_request_failed(after, now, jitter, actions),
+            ClaimEvent::Claimed { sent_at, answer: Ok(length) } => {
+                self.on_granted(sent_at, length, now, jitter, actions)
+            }
+            ClaimEvent::Claimed { answer: Err(refusal), .. } => self.on_claim_refused(refusal, now, jitter, actions),
             ClaimEvent::Prepared(answer) => self.on_prepared(answer, now, actions),
-            ClaimEvent::Started if self.stage == Stage::Preparing => self.stage = Stage::Executing,
-            // The payload was told to stop meanwhile.
-            ClaimEvent::Started => {}
             ClaimEvent::Ended(verdict) => self.on_ended(verdict, now, actions),
             ClaimEvent::Uploaded(settled) => self.on_uploaded(settled, now, actions),
             ClaimEvent::Reported(answer) => self.on_reported(answer, now, jitter, actions),
@@ -264,27 +260,42 @@ impl ClaimState {
         }
     }
 
-    fn on_request_failed(
+    fn on_claim_refused(
         &mut self,
-        after: Option<Duration>,
+        refusal: Refusal,
         now: Instant,
         jitter: &mut Jitter,
         actions: &mut Vec<ClaimAction>,
     ) {
-        if let Stage::Requested { .. } = self.stage {
-            let (most, retry) = match self.recovered_outcome {
-                Some(_) => (TAKEOVER_ATTEMPTS_MAX, TAKEOVER_RETRY),
-                None => (CLAIM_ATTEMPTS_MAX, CLAIM_RETRY),
-            };
-            // I22: on shutdown no request is sent any more, not even a retry.
-            let wanted = self.release.is_none() && self.command != Some(CancelCommand::Release);
-            if wanted && self.retry.tries() + 1 < most {
-                let wait = self.retry.wait(retry, after, jitter);
-                self.stage = Stage::Requested { retry_at: Some(now.plus(wait)) };
-            } else {
-                self.close(ClaimEnd::NotGranted, actions);
-            }
+        if !matches!(self.stage, Stage::Requested { .. }) {
+            return;
         }
+        let (most, retry, refused) = if self.is_recovered() {
+            // I9: no report unless the queue has granted the claim again.
+            (TAKEOVER_ATTEMPTS_MAX, TAKEOVER_RETRY, ClaimEnd::Lost(LossReason::Revoked))
+        } else {
+            (CLAIM_ATTEMPTS_MAX, CLAIM_RETRY, ClaimEnd::NotGranted)
+        };
+        let after = match refusal {
+            Refusal::Retry { retry_after } => retry_after,
+            Refusal::Throttled { retry_after } if self.is_recovered() => retry_after,
+            Refusal::Stale => None,
+            Refusal::Gone | Refusal::Rejected | Refusal::Denied | Refusal::Throttled { .. } => {
+                return self.close(refused, actions);
+            }
+        };
+        // I22: on shutdown no request is sent any more, not even a retry.
+        let wanted = self.release.is_none() && self.command != Some(CancelCommand::Release);
+        if wanted && self.retry.tries() + 1 < most {
+            let wait = self.retry.wait(retry, after, jitter);
+            self.stage = Stage::Requested { retry_at: Some(now.plus(wait)) };
+        } else {
+            self.close(ClaimEnd::NotGranted, actions);
+        }
+    }
+
+    const fn request(&self) -> ClaimAction {
+        if self.is_recovered() { ClaimAction::TakeOver } else { ClaimAction::Request }
     }
 
     fn on_prepared(&mut self, answer: Result<(), PrepareFailure>, now: Instant, actions: &mut Vec<ClaimAction>) {
@@ -390,7 +401,7 @@ impl ClaimState {
         match self.stage {
             Stage::Requested { retry_at: Some(at) } if now >= at => {
                 self.stage = Stage::Requested { retry_at: None };
-                actions.push(ClaimAction::Request);
+                actions.push(self.request());
             }
             Stage::Uploading { outcome, deadline: Some(at) } if now >= at => {
                 // An upload that has not finished will not; only a retry can succeed. An exception needs no

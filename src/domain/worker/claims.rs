@@ -1,14 +1,13 @@
-//! Connects the queue's answers to the state state of each claim.
+//! Connects the queue's answers to the state of each claim.
 
 use alloc::collections::btree_map::Entry;
 use alloc::vec::Vec;
-use core::time::Duration;
 
 use super::{Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, OverlapAlert, RunKey, Worker};
 use crate::domain::claim::{self, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
 use crate::domain::host_health::FaultReport;
 use crate::domain::id::{LocalToken, Run, SourceId};
-use crate::domain::outcome::{ExecuteFailure, Verdict};
+use crate::domain::outcome::{ExecuteFailure, PrepareFailure};
 use crate::domain::refusal::Refusal;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::slots::Slot;
@@ -51,7 +50,7 @@ impl Worker {
             // Before the grant, so that the payload is never prepared.
             self.handle_claim_event(token, ClaimEvent::Release { deadline: self.release_deadline() }, now);
         }
-        self.handle_claim_event(token, ClaimEvent::Granted { sent_at, length }, now);
+        self.handle_claim_event(token, ClaimEvent::Claimed { sent_at, answer: Ok(length) }, now);
     }
 
     pub(super) fn run_key(&self, source: SourceId, run: &Run) -> RunKey {
@@ -96,65 +95,87 @@ impl Worker {
         );
     }
 
-    pub(super) fn on_claimed(
-        &mut self,
-        claim: LocalToken,
-        sent_at: Instant,
-        answer: Result<Duration, Refusal>,
-        now: Instant,
-    ) {
+    /// A call may return after the end of its claim; that is ignored.
+    pub(super) fn on_claim_event(&mut self, claim: LocalToken, event: ClaimEvent, now: Instant) {
         let Some(held) = self.claims.get(&claim) else { return };
-        let source = held.source;
+        let (source, recovered) = (held.source, held.state.is_recovered());
+        match event {
+            // I12: a definite answer settles the messages.
+            ClaimEvent::Claimed { answer: Ok(_) | Err(Refusal::Gone), .. } if recovered => {
+                self.delete_messages_of(claim)
+            }
+            ClaimEvent::Claimed { .. } if recovered => {}
+            ClaimEvent::Claimed { answer: Ok(_), .. } => self.on_grant(claim, source, now),
+            ClaimEvent::Claimed { answer: Err(refusal), .. } => self.on_claim_refused(claim, source, refusal, now),
+            ClaimEvent::Prepared(Err(PrepareFailure::HostFault)) => self.on_host_fault(claim, now),
+            ClaimEvent::Prepared(Err(PrepareFailure::ServiceDown)) => self.on_service_down(claim, source, now),
+            ClaimEvent::Ended(verdict) => {
+                self.alert_overlap(claim, now);
+                match verdict {
+                    Err(ExecuteFailure::HostFault) => self.on_host_fault(claim, now),
+                    Err(ExecuteFailure::ServiceDown) => self.on_service_down(claim, source, now),
+                    Ok(()) | Err(ExecuteFailure::Failed | ExecuteFailure::Intermittent) => {
+                        self.record_host_success(claim)
+                    }
+                    Err(ExecuteFailure::Unavailable | ExecuteFailure::Internal) => {}
+                }
+            }
+            // I34: while no further poll follows, a release waits for the poll in flight, which would return the
+            // task. Where the next poll would return it too, waiting is useless.
+            ClaimEvent::Command(_) if !self.is_claiming() => self.await_own_poll(claim, source, now),
+            ClaimEvent::Command(_)
+            | ClaimEvent::Prepared(_)
+            | ClaimEvent::Uploaded(_)
+            | ClaimEvent::Reported(_)
+            | ClaimEvent::Reclaimed { .. }
+            | ClaimEvent::StatusChecked(_)
+            | ClaimEvent::Lost
+            | ClaimEvent::Release { .. }
+            | ClaimEvent::PollStarted
+            | ClaimEvent::PollEnded
+            | ClaimEvent::Tick => {}
+        }
+        self.handle_claim_event(claim, event, now);
+    }
+
+    fn on_grant(&mut self, claim: LocalToken, source: SourceId, now: Instant) {
         let feed = &mut self.sources[source.index()];
-        match answer {
-            Ok(length) => {
-                feed.has_accepted_claim = true;
-                feed.poller.on_claim_accepted();
-                self.lifecycle.count_granted();
-                self.delete_messages_of(claim);
-                if !self.accepts_grants(source) {
-                    let run = self.claims.get(&claim).map(|held| held.run.clone());
-                    self.effects.extend(run.map(|run| Effect::Alert(Alert::LateGrant { run })));
-                    let deadline = self.release_deadline();
-                    self.handle_claim_event(claim, ClaimEvent::Release { deadline }, now);
-                }
-                self.handle_claim_event(claim, ClaimEvent::Granted { sent_at, length }, now);
-            }
+        feed.has_accepted_claim = true;
+        feed.poller.on_claim_accepted();
+        self.lifecycle.count_granted();
+        self.delete_messages_of(claim);
+        if !self.accepts_grants(source) {
+            let run = self.claims.get(&claim).map(|held| held.run.clone());
+            self.effects.extend(run.map(|run| Effect::Alert(Alert::LateGrant { run })));
+            self.handle_claim_event(claim, ClaimEvent::Release { deadline: self.release_deadline() }, now);
+        }
+    }
+
+    fn on_claim_refused(&mut self, claim: LocalToken, source: SourceId, refusal: Refusal, now: Instant) {
+        let feed = &mut self.sources[source.index()];
+        match refusal {
             // I12: a definite answer about the task settles the message.
-            Err(Refusal::Gone) => {
+            Refusal::Gone => {
                 feed.poller.on_claim_accepted();
                 self.delete_messages_of(claim);
-                self.close_claim(claim, ClaimEnd::NotGranted);
             }
-            Err(Refusal::Rejected) if feed.has_accepted_claim => {
-                self.delete_messages_of(claim);
-                self.close_claim(claim, ClaimEnd::NotGranted);
-            }
-            Err(Refusal::Rejected) => {
-                self.close_claim(claim, ClaimEnd::NotGranted);
-                self.drain(ExitReason::Misconfigured, now);
-            }
-            Err(refusal @ (Refusal::Denied | Refusal::Throttled { .. })) => {
+            Refusal::Rejected if feed.has_accepted_claim => self.delete_messages_of(claim),
+            Refusal::Rejected => self.drain(ExitReason::Misconfigured, now),
+            Refusal::Denied => {
                 let denied = feed.poller.on_claim_refused(refusal, now, &mut self.jitter);
-                self.close_claim(claim, ClaimEnd::NotGranted);
-                if refusal == Refusal::Denied {
-                    self.on_denied(source, denied, now);
-                } else {
-                    self.effects.push_back(Effect::Alert(Alert::Throttled { source }));
-                }
+                self.on_denied(source, denied, now);
             }
-            Err(Refusal::Retry { .. } | Refusal::Stale) => {
-                let after = match answer {
-                    Err(Refusal::Retry { retry_after: after }) => after,
-                    Ok(_) | Err(_) => None,
-                };
+            Refusal::Throttled { .. } => {
+                feed.poller.on_claim_refused(refusal, now, &mut self.jitter);
+                self.effects.push_back(Effect::Alert(Alert::Throttled { source }));
+            }
+            Refusal::Retry { .. } | Refusal::Stale => {
                 let before = feed.poller.consecutive_claim_failures();
-                feed.poller.on_claim_refused(Refusal::Retry { retry_after: after }, now, &mut self.jitter);
+                feed.poller.on_claim_refused(refusal, now, &mut self.jitter);
                 let consecutive = feed.poller.consecutive_claim_failures();
                 if consecutive > before {
                     self.alert_repeated_failures(source, consecutive);
                 }
-                self.handle_claim_event(claim, ClaimEvent::RequestFailed { retry_after: after }, now);
             }
         }
     }
@@ -198,62 +219,26 @@ impl Worker {
 
     pub(super) fn perform(&mut self, claim: LocalToken, actions: Vec<ClaimAction>, now: Instant) {
         for action in actions {
-            let effect = match action {
-                ClaimAction::Request if self.claims.get(&claim).is_some_and(|held| held.state.is_recovered()) => {
-                    Effect::TakeOver(claim)
-                }
-                ClaimAction::Request => Effect::Claim(claim),
-                ClaimAction::Prepare => Effect::Prepare(claim),
-                ClaimAction::Execute => {
-                    if let Some(held) = self.claims.get_mut(&claim) {
-                        held.started_at = Some(now);
-                    }
-                    Effect::Execute(claim)
-                }
-                ClaimAction::Kill { cause, grace } => {
-                    self.alert_overlap(claim, now);
-                    Effect::Kill { claim, cause, grace }
-                }
-                ClaimAction::Upload => Effect::Upload(claim),
-                ClaimAction::Report { outcome, timeout } => Effect::Report { claim, outcome, timeout },
-                ClaimAction::Reclaim { timeout } => Effect::Reclaim { claim, timeout },
-                ClaimAction::CheckStatus => Effect::CheckStatus(claim),
-                ClaimAction::UpdateLease { expires_at: lease_ends } => {
-                    Effect::UpdateLease { claim, expires_at: lease_ends }
-                }
-                ClaimAction::Close(end) => {
-                    self.close_claim(claim, end);
-                    continue;
-                }
-            };
-            self.effects.push_back(effect);
+            if action == ClaimAction::Execute
+                && let Some(held) = self.claims.get_mut(&claim)
+            {
+                held.started_at = Some(now);
+            }
+            if matches!(action, ClaimAction::Kill { .. }) {
+                self.alert_overlap(claim, now);
+            }
+            self.effects.push_back(Effect::Claim(claim, action));
+            if let ClaimAction::Close(end) = action {
+                self.close_claim(claim, end);
+            }
         }
-    }
-
-    /// I34: while no further poll follows, a release waits for the poll in flight, which would return the task. Where
-    /// the next poll would return it too, waiting is useless.
-    pub(super) fn on_cancel_command(&mut self, claim: LocalToken, command: claim::CancelCommand, now: Instant) {
-        let Some(source) = self.claims.get(&claim).map(|held| held.source) else { return };
-        if !self.is_claiming() {
-            self.await_own_poll(claim, source, now);
-        }
-        self.handle_claim_event(claim, ClaimEvent::Command(command), now);
     }
 
     /// A release waits for a poll in flight, which would return the task to this worker.
-    pub(super) fn await_own_poll(&mut self, claim: LocalToken, source: SourceId, now: Instant) {
+    fn await_own_poll(&mut self, claim: LocalToken, source: SourceId, now: Instant) {
         if self.sources[source.index()].poller.is_long_polling() {
             self.awaited_polls.insert(source);
             self.handle_claim_event(claim, ClaimEvent::PollStarted, now);
-        }
-    }
-
-    pub(super) fn assess_host(&mut self, claim: LocalToken, verdict: Verdict, now: Instant) {
-        match verdict {
-            Err(ExecuteFailure::HostFault) => self.on_host_fault(claim, now),
-            Err(ExecuteFailure::ServiceDown) => self.on_service_down(claim, now),
-            Ok(()) | Err(ExecuteFailure::Failed) | Err(ExecuteFailure::Intermittent) => self.record_host_success(claim),
-            Err(ExecuteFailure::Unavailable) | Err(ExecuteFailure::Internal) => {}
         }
     }
 
@@ -263,7 +248,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn on_host_fault(&mut self, claim: LocalToken, now: Instant) {
+    fn on_host_fault(&mut self, claim: LocalToken, now: Instant) {
         let Some(held) = self.claims.get(&claim) else { return };
         let (source, run) = (held.source, held.run.clone());
         if self.host_health.on_fault(now, &mut self.jitter) == FaultReport::First {
@@ -273,15 +258,14 @@ impl Worker {
     }
 
     /// A poll in flight would return the claim to this worker, which cannot run it.
-    pub(super) fn on_service_down(&mut self, claim: LocalToken, now: Instant) {
-        let Some(source) = self.claims.get(&claim).map(|held| held.source) else { return };
+    fn on_service_down(&mut self, claim: LocalToken, source: SourceId, now: Instant) {
         if self.sources[source.index()].availability == ServiceAvailability::Down {
             self.await_own_poll(claim, source, now);
         }
     }
 
     /// I7: a payload alive after its lease (a suspended host, a slow kill) may have overlapped with another worker's.
-    pub(super) fn alert_overlap(&mut self, claim: LocalToken, now: Instant) {
+    fn alert_overlap(&mut self, claim: LocalToken, now: Instant) {
         let Some(held) = self.claims.get_mut(&claim) else { return };
         let late = held.state.lease().is_some_and(|lease| now >= lease.granted_until());
         if late && held.overlap_alert == OverlapAlert::Pending {
@@ -298,7 +282,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn close_claim(&mut self, claim: LocalToken, end: ClaimEnd) {
+    fn close_claim(&mut self, claim: LocalToken, end: ClaimEnd) {
         let Some(held) = self.claims.remove(&claim) else { return };
         let key = self.run_key(held.source, &held.run);
         self.claims_by_run.remove(&key);
@@ -319,7 +303,6 @@ impl Worker {
             Some(kept) => *kept = held.slot,
             None => self.slots.release(held.slot),
         }
-        self.effects.push_back(Effect::Close { claim, run: held.run, end });
         // Unsettled messages become visible again.
         for message in held.messages {
             self.drop_message(message);

@@ -4,10 +4,10 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::domain::claim::{self, ClaimEnd, KillCause, UploadStatus};
+use crate::domain::claim::{ClaimAction, ClaimEvent};
 use crate::domain::host_health::ProbeResult;
 use crate::domain::id::{LocalToken, PriorityQueue, Run, SourceId};
-use crate::domain::outcome::{Outcome, PrepareFailure, Verdict};
+use crate::domain::outcome::Outcome;
 use crate::domain::refusal::Refusal;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant;
@@ -54,11 +54,6 @@ pub enum Event {
         source: SourceId,
         age: Duration,
     },
-    TakenOver {
-        claim: LocalToken,
-        sent_at: Instant,
-        answer: Result<Duration, Refusal>,
-    },
     Opened {
         source: SourceId,
         sent_at: Instant,
@@ -75,60 +70,18 @@ pub enum Event {
         sent_at: Instant,
         answer: Result<RecoveryResult, Refusal>,
     },
-    Claimed {
-        claim: LocalToken,
-        sent_at: Instant,
-        answer: Result<Duration, Refusal>,
-    },
     Deleted {
         message: LocalToken,
         answer: Result<(), Refusal>,
     },
-    Prepared {
-        claim: LocalToken,
-        answer: Result<(), PrepareFailure>,
-    },
-    /// The payload was prepared and started, both for [`Effect::Prepare`]. Precedes [`Event::Ended`].
-    Started {
-        claim: LocalToken,
-    },
-    /// Answers [`Effect::Execute`] or [`Effect::Kill`]: all processes of the payload are gone.
-    Ended {
-        claim: LocalToken,
-        verdict: Verdict,
-    },
-    /// Processes of the payload may have survived SIGKILL. Precedes [`Event::Ended`].
+    /// An event of one claim. One that comes after the end of the claim is ignored.
+    Claim(LocalToken, ClaimEvent),
+    /// Processes of the payload may have survived SIGKILL. Precedes [`ClaimEvent::Ended`].
     CleanupPending {
         claim: LocalToken,
     },
     /// The remaining processes of a claim are gone, whether the claim is over or not.
     CleanupDone {
-        claim: LocalToken,
-    },
-    Uploaded {
-        claim: LocalToken,
-        status: UploadStatus,
-    },
-    Reported {
-        claim: LocalToken,
-        answer: Result<(), Refusal>,
-    },
-    Reclaimed {
-        claim: LocalToken,
-        sent_at: Instant,
-        answer: Result<Duration, Refusal>,
-    },
-    StatusChecked {
-        claim: LocalToken,
-        /// Whether the run was resolved elsewhere.
-        answer: Result<bool, Refusal>,
-    },
-    Command {
-        claim: LocalToken,
-        command: claim::CancelCommand,
-    },
-    /// The source reports that the claim is no longer ours.
-    Lost {
         claim: LocalToken,
     },
     /// A task may have become pending.
@@ -210,43 +163,10 @@ pub enum Effect {
         /// Claims up to this age are ours; `None` is that none is.
         newer_than: Option<Duration>,
     },
-    /// Claim the run of this message. The claim has the message's token.
-    Claim(LocalToken),
-    /// Request a claim of a previous process again, in order to report it.
-    TakeOver(LocalToken),
+    /// Perform an action of a claim. A claim of a message has the message's token.
+    Claim(LocalToken, ClaimAction),
     Delete(LocalToken),
     DropMessage(LocalToken),
-    Prepare(LocalToken),
-    Execute(LocalToken),
-    Kill {
-        claim: LocalToken,
-        cause: KillCause,
-        /// The earliest of several deadlines applies.
-        grace: Duration,
-    },
-    Upload(LocalToken),
-    Report {
-        claim: LocalToken,
-        outcome: Outcome,
-        timeout: Duration,
-    },
-    Reclaim {
-        claim: LocalToken,
-        timeout: Duration,
-    },
-    CheckStatus(LocalToken),
-    UpdateLease {
-        /// The claim.
-        claim: LocalToken,
-        /// When the claim expires unless extended.
-        expires_at: Instant,
-    },
-    /// The claim is over; drop its calls in flight.
-    Close {
-        claim: LocalToken,
-        run: Run,
-        end: ClaimEnd,
-    },
     ProbeHost,
     Alert(Alert),
     /// Nothing follows.

@@ -18,11 +18,10 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::backoff::{self, Backoff};
-use super::claim::{self, ClaimEvent, ClaimState};
+use super::claim::{self, ClaimState};
 use super::host_health::HostHealth;
 use super::id::{LocalToken, Run, ServiceId, SourceId};
 use super::jitter::Jitter;
-use super::outcome::PrepareFailure;
 use super::poll::{self, NextCall, Poller};
 use super::service_supervisor::ServiceAvailability;
 use super::slots::{Slot, Slots};
@@ -318,41 +317,13 @@ impl Worker {
             Event::UnreadPoll { source, age: ago } => {
                 self.sources[source.index()].poller.set_unread_poll_of_previous_process(ago, now);
             }
-            Event::TakenOver { claim, sent_at, answer } => self.on_taken_over(claim, sent_at, answer, now),
             Event::Opened { source, sent_at, answer } => self.on_opened(source, sent_at, answer, now),
             Event::Polled { source, queue: _, sent_at, answer } => self.on_polled(source, sent_at, answer, now),
             Event::Recovered { source, sent_at, answer } => self.on_recovered(source, sent_at, answer, now),
-            Event::Claimed { claim, sent_at, answer } => self.on_claimed(claim, sent_at, answer, now),
             Event::Deleted { message, answer } => self.on_deleted(message, answer, now),
-            Event::Prepared { claim, answer } => {
-                match answer {
-                    Err(PrepareFailure::HostFault) => self.on_host_fault(claim, now),
-                    Err(PrepareFailure::ServiceDown) => self.on_service_down(claim, now),
-                    Ok(())
-                    | Err(PrepareFailure::Malformed | PrepareFailure::Unavailable | PrepareFailure::Internal) => {}
-                }
-                self.handle_claim_event(claim, ClaimEvent::Prepared(answer), now);
-            }
-            Event::Started { claim } => self.handle_claim_event(claim, ClaimEvent::Started, now),
-            Event::Ended { claim, verdict } => {
-                self.alert_overlap(claim, now);
-                self.assess_host(claim, verdict, now);
-                self.handle_claim_event(claim, ClaimEvent::Ended(verdict), now);
-            }
+            Event::Claim(claim, event) => self.on_claim_event(claim, event, now),
             Event::CleanupPending { claim } => self.on_cleanup_pending(claim),
             Event::CleanupDone { claim } => self.slots.release(self.cleanup_pending.remove(&claim).flatten()),
-            Event::Uploaded { claim, status: settled } => {
-                self.handle_claim_event(claim, ClaimEvent::Uploaded(settled), now)
-            }
-            Event::Reported { claim, answer } => self.handle_claim_event(claim, ClaimEvent::Reported(answer), now),
-            Event::Reclaimed { claim, sent_at, answer } => {
-                self.handle_claim_event(claim, ClaimEvent::Reclaimed { sent_at, answer }, now);
-            }
-            Event::StatusChecked { claim, answer } => {
-                self.handle_claim_event(claim, ClaimEvent::StatusChecked(answer), now)
-            }
-            Event::Command { claim, command: order } => self.on_cancel_command(claim, order, now),
-            Event::Lost { claim } => self.handle_claim_event(claim, ClaimEvent::Lost, now),
             Event::Wake(source) => self.sources[source.index()].poller.wake(now),
             Event::Pause { until } => self.pause(until),
             Event::Resume => self.resume(),

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
+use crate::domain::claim::ClaimEvent;
 use crate::domain::id::{LocalToken, Run, ServiceId, SourceId};
 use crate::domain::journal::EntryId;
 use crate::domain::poll::UnreadPoll;
@@ -29,8 +30,8 @@ use crate::host::work_dir::{WorkDir, WorkDirLock};
 use crate::limits::HANDLERS_DROP_TIMEOUT;
 use crate::source::{CallError, SourceEvent};
 
-use super::calls::{self, CallResult, PayloadStarted};
-use super::claim_runtime::{ClaimRuntime, PolledMessage};
+use super::calls::{self, CallResult};
+use super::claim_runtime::{ClaimRuntime, PolledMessage, TraceRecording};
 use super::close_sources;
 use super::counters::WorkerCounters;
 use super::handler_runtime::HandlerRuntime;
@@ -44,8 +45,6 @@ use super::{ClaimingState, Command, Control, ControlRequest, SourceBinding, Work
 
 /// Lost runs remembered until their grant arrives.
 const EARLY_LOSSES_MAX: usize = 1024;
-/// Started payloads that the rules have not processed yet.
-const PAYLOAD_STARTS_MAX: usize = 256;
 /// In the work directory.
 const SIDECARS_DIR: &str = "sidecars";
 
@@ -67,16 +66,10 @@ pub(super) struct Engine {
     pub(super) calls: JoinSet<CallResult>,
     threads: HandlerRuntime,
     pub(super) sidecars: Sidecars,
-    /// Payloads started by the call that prepared them.
-    payload_starts: mpsc::Receiver<PayloadStarted>,
-    payload_starts_sender: mpsc::Sender<PayloadStarted>,
     messages: HashMap<LocalToken, Arc<PolledMessage>>,
     pub(super) claims: HashMap<LocalToken, ClaimRuntime>,
     /// Claims whose processes may remain.
     pub(super) pending_cleanup: BTreeMap<LocalToken, Run>,
-    pub(super) last_refusals: HashMap<SourceId, String>,
-    /// Sources whose missing recovery scopes were logged.
-    pub(super) recovery_denied: HashSet<SourceId>,
     /// The oldest unread poll of each source, as journaled.
     pub(super) journaled_polls: Vec<Option<UnreadPoll>>,
     /// Runs reported lost before their grant arrived.
@@ -138,7 +131,6 @@ impl Engine {
         drop(control.containment.set(containment.clone()));
         let seed = settings.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
         let mut rules = rules::Worker::new(settings.policy(), &source_specs(&feeds), seed);
-        let (starting, starts) = mpsc::channel(PAYLOAD_STARTS_MAX);
         let own = !settings.clock.is_tokio();
         let threads = if own { HandlerRuntime::dedicated(settings.handler_threads)? } else { HandlerRuntime::shared() };
         let feed_count = feeds.len();
@@ -182,13 +174,9 @@ impl Engine {
             control,
             calls: JoinSet::new(),
             threads,
-            payload_starts: starts,
-            payload_starts_sender: starting,
             messages: HashMap::new(),
             claims: HashMap::new(),
             pending_cleanup: BTreeMap::new(),
-            last_refusals: HashMap::new(),
-            recovery_denied: HashSet::new(),
             journaled_polls: vec![None; claimants.len()],
             early_losses: HashSet::new(),
             // Journal entries of sidecars have tokens too.
@@ -219,9 +207,9 @@ impl Engine {
         }
         let wake: Arc<Notify> = Arc::clone(&self.control.wake);
         let left_over = std::mem::take(&mut self.recovered_claims);
-        left_over
-            .iter()
-            .for_each(|left| drop(self.claims.insert(left.token, ClaimRuntime::new(usize::from(left.source.0)))));
+        left_over.iter().for_each(|left| {
+            drop(self.claims.insert(left.token, ClaimRuntime::recovered(left.source, left.run.clone())))
+        });
         self.handle_event(Event::ClaimsRecovered(left_over));
         let polls_left = std::mem::take(&mut self.recovered_polls);
         self.restore_unread_polls(polls_left);
@@ -266,7 +254,6 @@ impl Engine {
             tokio::select! {
                 biased;
                 Some(order) = self.requests.recv() => self.handle_request(order),
-                Some(started) = self.payload_starts.recv() => self.on_payload_started(started),
                 Some(back) = self.calls.join_next() => self.on_call_joined(back),
                 () = async { match deadline {
                     Some(at) => clock.sleep_until(at).await,
@@ -347,17 +334,14 @@ impl Engine {
         self.calls.spawn(calls::next_source_event(Arc::clone(&self.sources[id.index()].source), id));
     }
 
-    fn on_sidecar_changed(&mut self, beside: usize, word: Option<watch::Receiver<SidecarStatus>>) {
-        let serving = word.map_or(ServiceAvailability::Down, |mut word| {
-            let serving = word.borrow_and_update().availability;
-            self.calls.spawn(calls::sidecar_changed(beside, word));
-            serving
+    fn on_sidecar_changed(&mut self, sidecar: usize, status: Option<watch::Receiver<SidecarStatus>>) {
+        let availability = status.map_or(ServiceAvailability::Down, |mut status| {
+            let availability = status.borrow_and_update().availability;
+            self.calls.spawn(calls::sidecar_changed(sidecar, status));
+            availability
         });
-        for feed in self.sidecars.source_indexes(beside).to_vec() {
-            self.handle_event(Event::ServiceAvailabilityChanged {
-                source: SourceId::from_index(feed),
-                availability: serving,
-            });
+        for index in self.sidecars.source_indexes(sidecar).to_vec() {
+            self.handle_event(Event::ServiceAvailabilityChanged { source: SourceId::from_index(index), availability });
         }
     }
 
@@ -366,7 +350,7 @@ impl Engine {
             SourceEvent::Lost(runs) => {
                 for run in runs {
                     match self.claim_on(source, &run) {
-                        Some(claim) => self.handle_event(Event::Lost { claim }),
+                        Some(claim) => self.handle_event(Event::Claim(claim, ClaimEvent::Lost)),
                         None => {
                             if self.early_losses.len() >= EARLY_LOSSES_MAX {
                                 self.early_losses.clear();
@@ -379,7 +363,7 @@ impl Engine {
             // A run that is not held here needs no stop.
             SourceEvent::CancelRequested(run) => {
                 if let Some(claim) = self.claim_on(source, &run) {
-                    self.handle_event(Event::StatusChecked { claim, answer: Ok(true) });
+                    self.handle_event(Event::Claim(claim, ClaimEvent::StatusChecked(Ok(true))));
                 }
             }
             SourceEvent::Exhausted { what } if self.sources.len() == 1 => {
@@ -393,36 +377,39 @@ impl Engine {
     }
 
     fn claim_on(&self, source: SourceId, run: &Run) -> Option<LocalToken> {
-        let index = source.index();
-        let is_on_run = |live: &ClaimRuntime| live.claim.as_ref().is_some_and(|claim| claim.run() == run);
-        let mut held = self.claims.iter().filter(|(_, live)| live.source_index == index && is_on_run(live));
-        held.next().map(|(claim, _)| *claim)
+        let is_held = |live: &ClaimRuntime| live.source == source && live.run == *run && live.claim.is_some();
+        self.claims.iter().find(|(_, live)| is_held(live)).map(|(claim, _)| *claim)
     }
 
-    fn map_refusal<T>(&mut self, source: SourceId, answer: Result<T, CallError>) -> Result<T, Refusal> {
-        answer.map_err(|refused| self.log_source_refusal(source, refused))
+    pub(super) fn log_source_refusal(&mut self, source: SourceId, error: CallError) -> Refusal {
+        self.count_for_source(source, |counts| counts.refusals += 1);
+        self.source_activity[source.index()].on_refusal(self.clock.now(), &error.message);
+        tracing::warn!(source = self.source_name(source), refusal = %error.refusal, "{}", error.message);
+        error.refusal
     }
 
-    pub(super) fn log_source_refusal(&mut self, source: SourceId, refused: CallError) -> Refusal {
-        self.count_for_source(source.index(), |counts| counts.refusals += 1);
-        self.source_activity[source.index()].on_refusal(self.clock.now(), &refused.message);
-        tracing::warn!(source = self.source_name(source), refusal = %refused.refusal, "{}", refused.message);
-        self.store_refusal(source, refused)
+    /// Recovery is optional: missing scopes are logged once.
+    fn log_recovery_refusal(&mut self, source: SourceId, error: CallError) -> Refusal {
+        let activity = &mut self.source_activity[source.index()];
+        if error.refusal == Refusal::Denied && std::mem::replace(&mut activity.recovery_denied, true) {
+            return error.refusal;
+        }
+        self.log_source_refusal(source, error)
     }
 
-    fn store_refusal(&mut self, source: SourceId, refused: CallError) -> Refusal {
-        self.last_refusals.insert(source, refused.message);
-        refused.refusal
-    }
-
-    pub(super) fn log_refusal(&self, operation: &str, refused: CallError) -> Refusal {
-        tracing::warn!(operation, refusal = %refused.refusal, "{}", refused.message);
-        refused.refusal
+    fn trace_recording(&self) -> TraceRecording {
+        if self.config.recorder.is_some() { TraceRecording::On } else { TraceRecording::Off }
     }
 
     pub(super) fn counters(&self) -> &WorkerCounters {
         &self.control.counters
     }
+}
+
+/// The rules perform actions of open claims only.
+pub(super) fn open_claim(claims: &mut HashMap<LocalToken, ClaimRuntime>, claim: LocalToken) -> &mut ClaimRuntime {
+    let Some(live) = claims.get_mut(&claim) else { unreachable!("{claim:?} is not open") };
+    live
 }
 
 /// Sources with equal service ids share one number.
