@@ -39,15 +39,10 @@ pub const QUEUE_BATCH_MAX: usize = 512;
 /// The size that SQLite's write-ahead log is truncated to.
 pub const QUEUE_JOURNAL_BYTES_KEPT: i64 = 16 << 20;
 pub const QUEUE_STATEMENTS_MAX: usize = 64;
-/// Expired tasks that a claim skips.
-pub const QUEUE_CLAIM_SCAN_MAX: usize = 256;
-pub const QUEUE_SWEEP_MAX: usize = 512;
-pub const QUEUE_SWEEP_INTERVAL: Duration = Duration::from_secs(600);
-pub const QUEUE_CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(30);
-pub const QUEUE_TIMER_MIN: Duration = Duration::from_millis(10);
-/// After a write failure.
-pub const QUEUE_RETRY_DELAY: Duration = Duration::from_secs(1);
-pub const QUEUE_PAGE_MAX: usize = 1_000;
+/// Expired claims, tasks or artifacts in one commit.
+pub const QUEUE_SWEEP_MAX: u32 = 512;
+pub const QUEUE_EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
+pub const QUEUE_PAGE_MAX: u32 = 1_000;
 /// At least one task is returned; a worker reads [`JSON_BODY_BYTES_MAX`](super::JSON_BODY_BYTES_MAX).
 pub const QUEUE_REPLY_BYTES_MAX: usize = 12 << 20;
 pub const QUEUE_STOP_TIMEOUT: Duration = Duration::from_secs(10);

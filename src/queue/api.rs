@@ -21,6 +21,7 @@ use super::artifact_calls;
 use super::auth::{AuthenticatedRequest, Caller, SignedRequest, check_payload_hash};
 use super::field_types::{is_identifier, is_printable, is_queue_id, parse_fields};
 use super::queue_error::{QueueError, QueueErrorCode, route_not_found};
+use super::store::tx::PageRequest;
 use super::task_calls::{self as calls, TaskOperation};
 use super::task_state::ResolvedReason;
 use super::{artifact_content, azure_storage};
@@ -209,16 +210,15 @@ impl Call {
         }
     }
 
-    pub(crate) fn page_size(&self) -> Result<usize, QueueError> {
-        let Some(text) = query_param(&self.query, "limit") else { return Ok(QUEUE_PAGE_MAX) };
-        let limit: usize = text.parse().map_err(|_| {
-            QueueError::new(QueueErrorCode::InvalidRequestArguments, format!("limit {text:?} is not a number"))
-        })?;
-        Ok(limit.clamp(1, QUEUE_PAGE_MAX))
-    }
-
-    pub(crate) fn page_start(&self) -> Option<String> {
-        query_param(&self.query, "continuationToken")
+    pub(crate) fn page(&self) -> Result<PageRequest, QueueError> {
+        let number = |name: &str, default| match query_param(&self.query, name) {
+            None => Ok(default),
+            Some(text) => text.parse().map_err(|_| {
+                QueueError::new(QueueErrorCode::InvalidRequestArguments, format!("{name} {text:?} is not a number"))
+            }),
+        };
+        let limit = number("limit", QUEUE_PAGE_MAX)?.clamp(1, QUEUE_PAGE_MAX);
+        Ok(PageRequest { offset: number("continuationToken", 0)?, limit })
     }
 }
 

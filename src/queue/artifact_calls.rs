@@ -123,15 +123,14 @@ fn store_artifact(
 }
 
 pub(crate) async fn list(app: App, call: Call) -> ReplyResult {
-    let (task, run, limit) = (call.task_id(), call.run(), call.page_size()?);
-    let after = call.page_start().unwrap_or_default();
+    let (task, run, page) = (call.task_id(), call.run(), call.page()?);
     call.caller.require_scope(format!("queue:list-artifacts:{task}:{run}"))?;
     let page = app
         .store
         .execute(move |tx| {
             let row = tx.require_task(&task)?;
             row.task.run(run).map_err(|error| QueueError::from_run_error(error, &format!("{task}/{run}")))?;
-            tx.list_artifacts(&task, run, &after, limit)
+            tx.list_artifacts(&task, run, page)
         })
         .await?;
     let artifacts: Vec<Value> = page
@@ -146,7 +145,7 @@ pub(crate) async fn list(app: App, call: Call) -> ReplyResult {
         .collect();
     let mut reply = json!({"artifacts": artifacts});
     if let Some(next) = page.next {
-        reply["continuationToken"] = next.into();
+        reply["continuationToken"] = next.to_string().into();
     }
     ok(reply.to_string())
 }

@@ -38,8 +38,6 @@ pub(crate) async fn poll_task_urls(app: App, call: Call) -> ReplyResult {
             ScopeExpression::scope(format!("assume:worker-type:{queue}")),
         ]),
     ]))?;
-    let name = queue.clone();
-    app.store.execute(move |tx| tx.enable_messages(&name)).await?;
     let now = app.now();
     let expires = now.plus(QUEUE_POLL_URL_TTL);
     let urls: Vec<Value> = Priority::ALL
@@ -179,7 +177,7 @@ fn messages_xml(received: &[ReceivedMessage]) -> String {
             "<QueueMessage><MessageId>{}</MessageId><InsertionTime>{}</InsertionTime>\
              <ExpirationTime>{}</ExpirationTime><PopReceipt>{}</PopReceipt><TimeNextVisible>{}</TimeNextVisible>\
              <DequeueCount>{}</DequeueCount><MessageText>{}</MessageText></QueueMessage>",
-            message.name,
+            message.name(),
             message.inserted.http_date(),
             message.expires.http_date(),
             message.receipt,
@@ -203,7 +201,7 @@ pub(crate) async fn message(
     let query = query.unwrap_or_default();
     let queue = path.authorize(&app, &query, method == Method::DELETE)?;
     let receipt = query_param(&query, "popreceipt").unwrap_or_default();
-    let deleted = app.store.execute(move |tx| tx.delete_message(&queue, path.rank, &path.message, &receipt));
+    let deleted = app.store.execute(move |tx| tx.delete_message(&queue, &path.message, &receipt));
     match deleted.await? {
         DeleteResult::Deleted => Ok(StatusCode::NO_CONTENT),
         DeleteResult::NotFound => Err(MESSAGE_NOT_FOUND),

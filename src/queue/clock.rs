@@ -105,16 +105,6 @@ impl QueueClock {
 }
 
 #[cfg(test)]
-impl QueueClock {
-    /// Sets a manual clock back.
-    pub(crate) fn set_back(&self, span: Duration) {
-        if let Some(millis) = &self.0 {
-            millis.fetch_sub(span.as_millis().try_into().unwrap_or(i64::MAX), Ordering::SeqCst);
-        }
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
 

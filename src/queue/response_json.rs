@@ -97,7 +97,7 @@ pub(crate) fn claim_reply(keyring: &Keyring, claim: ClaimedRun, now: UnixMillis)
 
 pub(crate) fn listing(page: &ListPage<ListedTask>, entry: impl Fn(&ListedTask) -> String) -> String {
     let entries: Vec<_> = page.items.iter().map(entry).collect();
-    let next = page.next.as_ref().map_or_else(String::new, |next| format!(r#","continuationToken":{}"#, to_json(next)));
+    let next = page.next.map_or_else(String::new, |next| format!(r#","continuationToken":"{next}""#));
     format!(r#"{{"tasks":[{}]{next}}}"#, entries.join(","))
 }
 

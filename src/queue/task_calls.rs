@@ -15,7 +15,7 @@ use super::scopes::ScopeExpression;
 use super::store::StoreError;
 use super::store::tx::{ClaimedRun, TaskRow, Tx};
 use super::task_definition;
-use super::task_state::{ResolvedReason, RunError, TaskRecord, Transition, WorkerIdentity};
+use super::task_state::{ResolvedReason, RunError, TaskRecord, WorkerIdentity};
 use crate::limits::QUEUE_OVERLOADED_POLL_WAIT;
 
 #[derive(Deserialize)]
@@ -95,7 +95,7 @@ impl TaskOperation {
         ])
     }
 
-    fn apply(self, task: &mut TaskRecord, now: UnixMillis) -> Result<Transition, RunError> {
+    fn apply(self, task: &mut TaskRecord, now: UnixMillis) -> Result<(), RunError> {
         match self {
             Self::Rerun => task.rerun(now),
             Self::Cancel => task.cancel(now),
@@ -107,11 +107,8 @@ impl TaskOperation {
         let task = app.store.execute(move |tx| {
             let mut row = tx.require_task(&name)?;
             caller.require(&self.required_scopes(&row.task))?;
-            match self.apply(&mut row.task, tx.now) {
-                Ok(Transition::Unchanged) => Ok(row.task),
-                Ok(Transition::Changed) => tx.save(row),
-                Err(error) => Err(QueueError::from_run_error(error, &name).into()),
-            }
+            self.apply(&mut row.task, tx.now).map_err(|error| QueueError::from_run_error(error, &name))?;
+            tx.save(row)
         });
         ok(response_json::status_reply(&task.await?))
     }
@@ -124,7 +121,7 @@ pub(crate) async fn claim_work(app: App, call: Call) -> ReplyResult {
         ScopeExpression::scope(format!("queue:claim-work:{queue}")),
         ScopeExpression::scope(format!("queue:worker-id:{}/{}", worker.group, worker.id)),
     ]))?;
-    let limit = tasks.map_or(1, |tasks| usize::from(tasks.0));
+    let limit = tasks.map_or(1, |tasks| tasks.0);
     let claims = wait_for_work(&app, queue, worker, limit).await?;
     let now = app.now();
     let claims: Vec<_> = claims.into_iter().map(|claim| response_json::claim_reply(&app.keyring, claim, now)).collect();
@@ -135,7 +132,7 @@ async fn wait_for_work(
     app: &QueueState,
     queue: String,
     worker: WorkerIdentity,
-    limit: usize,
+    limit: u8,
 ) -> Result<Vec<ClaimedRun>, QueueError> {
     // Above the limit, the call returns after a short wait.
     let permit = app.long_poll_permits.try_acquire().ok();
@@ -200,7 +197,7 @@ async fn change_run<T: Send + 'static>(
 pub(crate) async fn reclaim_task(app: App, call: Call) -> ReplyResult {
     let claim: ClaimedRun = change_run(&app, call, "reclaim-task", |tx, mut row, run| {
         match row.task.reclaim(run, tx.now, tx.config.claim_timeout) {
-            Ok(_) => tx.reclaim(row, run).map(Ok),
+            Ok(()) => tx.save_claim(row, run, None).map(Ok),
             Err(error) => Ok(Err(error)),
         }
     })
@@ -220,8 +217,7 @@ pub(crate) async fn report_exception(app: App, call: Call) -> ReplyResult {
 pub(crate) async fn report(app: App, call: Call, reason: ResolvedReason) -> ReplyResult {
     let task =
         change_run(&app, call, "resolve-task", move |tx, mut row, run| match row.task.report(run, reason, tx.now) {
-            Ok(Transition::Unchanged) => Ok(Ok(row.task)),
-            Ok(Transition::Changed) => tx.save(row).map(Ok),
+            Ok(()) => tx.save(row).map(Ok),
             Err(error) => Ok(Err(error)),
         });
     ok(response_json::status_reply(&task.await?))
@@ -231,7 +227,7 @@ pub(crate) async fn pending_tasks(app: App, call: Call) -> ReplyResult {
     let queue = call.task_queue();
     call.caller.require_scope(format!("queue:pending-count:{queue}"))?;
     let name = queue.clone();
-    let count = app.store.execute(move |tx| Ok(tx.count_pending(&name))).await?;
+    let count = app.store.execute(move |tx| tx.count_pending(&name)).await?;
     let (provisioner, worker_type) = task_definition::split_task_queue(&queue);
     let reply = json!({
         "provisionerId": provisioner, "workerType": worker_type, "taskQueueId": queue, "pendingTasks": count,
@@ -240,25 +236,22 @@ pub(crate) async fn pending_tasks(app: App, call: Call) -> ReplyResult {
 }
 
 pub(crate) async fn list_pending(app: App, call: Call) -> ReplyResult {
-    let (queue, limit) = (call.task_queue(), call.page_size()?);
-    let offset = call.page_start().and_then(|start| start.parse().ok()).unwrap_or(0);
+    let (queue, page) = (call.task_queue(), call.page()?);
     call.caller.require_scope(format!("queue:pending-list:{queue}"))?;
-    let page = app.store.execute(move |tx| tx.list_pending(&queue, offset, limit)).await?;
+    let page = app.store.execute(move |tx| tx.list_pending(&queue, page)).await?;
     ok(response_json::listing(&page, response_json::pending_entry))
 }
 
 pub(crate) async fn list_claimed(app: App, call: Call) -> ReplyResult {
-    let (queue, limit) = (call.task_queue(), call.page_size()?);
-    let after = call.page_start().and_then(|start| start.parse().ok()).unwrap_or(0);
+    let (queue, page) = (call.task_queue(), call.page()?);
     call.caller.require_scope(format!("queue:claimed-list:{queue}"))?;
-    let page = app.store.execute(move |tx| tx.list_claimed(&queue, after, limit)).await?;
+    let page = app.store.execute(move |tx| tx.list_claimed(&queue, page)).await?;
     ok(response_json::listing(&page, response_json::claimed_entry))
 }
 
 pub(crate) async fn list_all(app: App, call: Call) -> ReplyResult {
-    let limit = call.page_size()?;
+    let page = call.page()?;
     call.caller.require_scope("queue:journeyman-list-tasks".to_owned())?;
-    let before = call.page_start().and_then(|start| start.parse().ok()).unwrap_or(i64::MAX);
-    let page = app.store.execute(move |tx| tx.list_all(before, limit)).await?;
+    let page = app.store.execute(move |tx| tx.list_all(page)).await?;
     ok(response_json::listing(&page, response_json::task_entry))
 }

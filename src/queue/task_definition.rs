@@ -2,8 +2,6 @@
 //!
 //! The payload is stored as the text it was sent as.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -213,9 +211,6 @@ pub(crate) fn is_same_json(left: &str, right: &str) -> bool {
     let read = |text: &str| serde_json::from_str::<Value>(text).ok();
     read(left).is_some_and(|left| read(right) == Some(left))
 }
-
-/// The maximum that Azure Queue Storage allows.
-pub(crate) const MESSAGE_TTL_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 #[cfg(test)]
 mod tests {

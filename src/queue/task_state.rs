@@ -232,12 +232,6 @@ pub(crate) enum RunError {
     TooManyRuns,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Transition {
-    Changed,
-    Unchanged,
-}
-
 impl TaskRecord {
     /// `unscheduled` without a run.
     pub(crate) fn state_str(&self) -> &'static str {
@@ -254,6 +248,11 @@ impl TaskRecord {
         (run.state == RunState::Pending).then_some((at, run))
     }
 
+    /// `takenUntil` of the last run while it is running.
+    pub(crate) fn running_until(&self) -> Option<UnixMillis> {
+        self.runs.last().filter(|run| run.state == RunState::Running).and_then(|run| run.taken_until)
+    }
+
     pub(crate) fn last_run(&self) -> Option<(u32, &RunRecord)> {
         let run = self.runs.last()?;
         Some((u32::try_from(self.runs.len() - 1).ok()?, run))
@@ -267,12 +266,10 @@ impl TaskRecord {
         self.runs.len() == run as usize + 1
     }
 
-    pub(crate) fn schedule(&mut self, now: UnixMillis) -> Transition {
+    pub(crate) fn schedule(&mut self, now: UnixMillis) {
         if self.runs.is_empty() {
             self.runs.push(RunRecord::pending(CreatedReason::Scheduled, now));
-            return Transition::Changed;
         }
-        Transition::Unchanged
     }
 
     /// Claims a pending run. `claimTask` is idempotent: the same worker gets the same claim again.
@@ -283,7 +280,7 @@ impl TaskRecord {
         via: ClaimMethod,
         now: UnixMillis,
         length: Duration,
-    ) -> Result<Transition, RunError> {
+    ) -> Result<(), RunError> {
         if self.deadline <= now {
             return Err(RunError::PastDeadline);
         }
@@ -292,7 +289,7 @@ impl TaskRecord {
         match found.state {
             RunState::Pending if last => {}
             RunState::Running if last && found.via == Some(via) && found.worker.as_ref() == Some(worker) => {
-                return Ok(Transition::Unchanged);
+                return Ok(());
             }
             RunState::Pending | RunState::Running | RunState::Completed | RunState::Failed | RunState::Exception => {
                 return Err(RunError::AlreadyClaimed);
@@ -303,11 +300,11 @@ impl TaskRecord {
         found.via = Some(via);
         found.taken_until = Some(now.plus(length));
         found.started = Some(now);
-        Ok(Transition::Changed)
+        Ok(())
     }
 
     /// Extends a claim, also after `takenUntil` while the run is unresolved. `takenUntil` never moves back.
-    pub(crate) fn reclaim(&mut self, run: u32, now: UnixMillis, length: Duration) -> Result<UnixMillis, RunError> {
+    pub(crate) fn reclaim(&mut self, run: u32, now: UnixMillis, length: Duration) -> Result<(), RunError> {
         self.run(run)?;
         if self.deadline <= now {
             return Err(RunError::PastDeadline);
@@ -317,61 +314,54 @@ impl TaskRecord {
         if !last || found.state != RunState::Running {
             return Err(RunError::NotRunning);
         }
-        let until = now.plus(length).max(found.taken_until.unwrap_or_default());
-        found.taken_until = Some(until);
-        Ok(until)
+        found.taken_until = found.taken_until.max(Some(now.plus(length)));
+        Ok(())
     }
 
     /// Resolves a run, and adds a retry if the reason allows one and retries are left. The same report again changes
     /// nothing.
-    pub(crate) fn report(&mut self, run: u32, ending: ResolvedReason, now: UnixMillis) -> Result<Transition, RunError> {
+    pub(crate) fn report(&mut self, run: u32, ending: ResolvedReason, now: UnixMillis) -> Result<(), RunError> {
         let found = self.run(run)?;
         if found.ending == Some(ending) {
             // The first report of an exception may have added a run.
             let added = usize::from(found.state == RunState::Exception);
             let later = self.runs.len() - 1 - run as usize;
-            return if later <= added { Ok(Transition::Unchanged) } else { Err(RunError::NotRunning) };
+            return if later <= added { Ok(()) } else { Err(RunError::NotRunning) };
         }
         if found.state != RunState::Running || !self.is_last(run) {
             return Err(RunError::NotRunning);
         }
         self.resolve(ending, now);
-        Ok(Transition::Changed)
+        Ok(())
     }
 
-    pub(crate) fn expire_claim(&mut self, now: UnixMillis) -> Transition {
-        let over = self
-            .runs
-            .last()
-            .is_some_and(|run| run.state == RunState::Running && run.taken_until.is_some_and(|until| until <= now));
-        if !over {
-            return Transition::Unchanged;
+    pub(crate) fn expire_claim(&mut self, now: UnixMillis) {
+        if self.running_until().is_some_and(|until| until <= now) {
+            self.resolve(ResolvedReason::ClaimExpired, now);
         }
-        self.resolve(ResolvedReason::ClaimExpired, now);
-        Transition::Changed
     }
 
-    pub(crate) fn expire_deadline(&mut self, now: UnixMillis) -> Transition {
-        if self.deadline > now {
-            return Transition::Unchanged;
+    pub(crate) fn expire_deadline(&mut self, now: UnixMillis) {
+        if self.deadline <= now {
+            self.resolve_externally(ResolvedReason::DeadlineExceeded, now);
         }
-        self.resolve_externally(ResolvedReason::DeadlineExceeded, now)
     }
 
-    pub(crate) fn cancel(&mut self, now: UnixMillis) -> Result<Transition, RunError> {
+    pub(crate) fn cancel(&mut self, now: UnixMillis) -> Result<(), RunError> {
         if self.deadline < now {
             return Err(RunError::PastDeadline);
         }
-        Ok(self.resolve_externally(ResolvedReason::Canceled, now))
+        self.resolve_externally(ResolvedReason::Canceled, now);
+        Ok(())
     }
 
     /// Adds a run to a resolved task and restores its retries.
-    pub(crate) fn rerun(&mut self, now: UnixMillis) -> Result<Transition, RunError> {
+    pub(crate) fn rerun(&mut self, now: UnixMillis) -> Result<(), RunError> {
         if self.deadline < now {
             return Err(RunError::PastDeadline);
         }
         if self.runs.last().is_some_and(|run| !run.state.is_resolved()) {
-            return Ok(Transition::Unchanged);
+            return Ok(());
         }
         if self.runs.len() >= QUEUE_RUNS_MAX {
             return Err(RunError::TooManyRuns);
@@ -379,24 +369,16 @@ impl TaskRecord {
         self.runs.push(RunRecord::pending(CreatedReason::Rerun, now));
         let remaining = QUEUE_RUNS_MAX - self.runs.len();
         self.retries_left = self.retries.min(u8::try_from(remaining).unwrap_or(u8::MAX));
-        Ok(Transition::Changed)
+        Ok(())
     }
 
-    fn resolve_externally(&mut self, ending: ResolvedReason, now: UnixMillis) -> Transition {
-        match self.runs.last().map(|run| run.state) {
-            None => {
-                let mut run = RunRecord::pending(CreatedReason::Exception, now);
-                run.state = RunState::Exception;
-                run.ending = Some(ending);
-                run.resolved = Some(now);
-                self.runs.push(run);
-                Transition::Changed
-            }
-            Some(RunState::Pending | RunState::Running) => {
-                self.resolve(ending, now);
-                Transition::Changed
-            }
-            Some(RunState::Completed | RunState::Failed | RunState::Exception) => Transition::Unchanged,
+    /// Resolves a task that may have no run. A resolved task stays as it is.
+    fn resolve_externally(&mut self, ending: ResolvedReason, now: UnixMillis) {
+        if self.runs.is_empty() {
+            self.runs.push(RunRecord::pending(CreatedReason::Exception, now));
+        }
+        if self.is_open() {
+            self.resolve(ending, now);
         }
     }
 

@@ -16,7 +16,7 @@ fn task(retries: u8) -> TaskRecord {
         retries_left: retries,
         runs: Vec::new(),
     };
-    assert_eq!(task.schedule(UnixMillis(1)), Transition::Changed);
+    task.schedule(UnixMillis(1));
     task
 }
 
@@ -26,7 +26,7 @@ fn worker(id: &str) -> WorkerIdentity {
 
 fn running(retries: u8) -> TaskRecord {
     let mut task = task(retries);
-    assert_eq!(task.claim(0, &worker("w1"), ClaimMethod::ClaimTask, UnixMillis(10), LENGTH), Ok(Transition::Changed));
+    assert_eq!(task.claim(0, &worker("w1"), ClaimMethod::ClaimTask, UnixMillis(10), LENGTH), Ok(()));
     task
 }
 
@@ -34,10 +34,7 @@ fn running(retries: u8) -> TaskRecord {
 fn a_claim_repeated_by_the_same_worker_is_the_same_claim() {
     let mut task = running(0);
     let before = task.clone();
-    assert_eq!(
-        task.claim(0, &worker("w1"), ClaimMethod::ClaimTask, UnixMillis(500), LENGTH),
-        Ok(Transition::Unchanged)
-    );
+    assert_eq!(task.claim(0, &worker("w1"), ClaimMethod::ClaimTask, UnixMillis(500), LENGTH), Ok(()));
     assert_eq!(task, before);
     assert_eq!(
         task.claim(0, &worker("w2"), ClaimMethod::ClaimTask, UnixMillis(500), LENGTH),
@@ -49,7 +46,7 @@ fn a_claim_repeated_by_the_same_worker_is_the_same_claim() {
 #[test]
 fn a_claim_of_claim_work_cannot_be_repeated_by_claim_task() {
     let mut task = task(0);
-    assert_eq!(task.claim(0, &worker("w1"), ClaimMethod::ClaimWork, UnixMillis(10), LENGTH), Ok(Transition::Changed));
+    assert_eq!(task.claim(0, &worker("w1"), ClaimMethod::ClaimWork, UnixMillis(10), LENGTH), Ok(()));
     assert_eq!(
         task.claim(0, &worker("w1"), ClaimMethod::ClaimTask, UnixMillis(11), LENGTH),
         Err(RunError::AlreadyClaimed)
@@ -62,16 +59,17 @@ fn nothing_is_claimed_or_reclaimed_at_or_after_the_deadline_but_a_report_still_c
     let deadline = task.deadline;
     assert_eq!(task.claim(0, &worker("w1"), ClaimMethod::ClaimTask, deadline, LENGTH), Err(RunError::PastDeadline));
     assert_eq!(task.reclaim(0, deadline, LENGTH), Err(RunError::PastDeadline));
-    assert_eq!(task.report(0, ResolvedReason::Completed, deadline.plus(LENGTH)), Ok(Transition::Changed));
+    assert_eq!(task.report(0, ResolvedReason::Completed, deadline.plus(LENGTH)), Ok(()));
 }
 
 #[test]
 fn a_reclaim_after_taken_until_counts_until_somebody_has_resolved_the_run() {
     let mut task = running(1);
     let late = UnixMillis(10).plus(LENGTH).plus(Duration::from_secs(1));
-    assert_eq!(task.reclaim(0, late, LENGTH), Ok(late.plus(LENGTH)));
+    assert_eq!(task.reclaim(0, late, LENGTH), Ok(()));
+    assert_eq!(task.running_until(), Some(late.plus(LENGTH)));
     let later = late.plus(LENGTH);
-    assert_eq!(task.expire_claim(later), Transition::Changed);
+    task.expire_claim(later);
     assert_eq!(task.reclaim(0, later, LENGTH), Err(RunError::NotRunning));
     assert_eq!(task.runs[0].ending, Some(ResolvedReason::ClaimExpired));
     assert_eq!(task.runs[1].origin, CreatedReason::Retry);
@@ -82,14 +80,16 @@ fn a_reclaim_after_taken_until_counts_until_somebody_has_resolved_the_run() {
 #[test]
 fn a_reclaim_never_moves_the_end_of_a_claim_backwards() {
     let mut task = running(0);
-    let until = task.runs[0].taken_until.unwrap();
-    assert_eq!(task.reclaim(0, UnixMillis(20), Duration::from_secs(1)), Ok(until));
+    let until = task.running_until();
+    assert_eq!(task.reclaim(0, UnixMillis(20), Duration::from_secs(1)), Ok(()));
+    assert_eq!(task.running_until(), until);
 }
 
 #[test]
 fn a_claim_does_not_expire_early() {
     let mut task = running(1);
-    assert_eq!(task.expire_claim(UnixMillis(9).plus(LENGTH)), Transition::Unchanged);
+    task.expire_claim(UnixMillis(9).plus(LENGTH));
+    assert_eq!(task.runs[0].state, RunState::Running);
 }
 
 #[test]
@@ -103,12 +103,12 @@ fn only_shutdown_intermittent_and_expiry_are_retried_and_only_while_retries_are_
         (ResolvedReason::Superseded, None),
     ] {
         let mut task = running(1);
-        assert_eq!(task.report(0, ending, UnixMillis(50)), Ok(Transition::Changed));
+        assert_eq!(task.report(0, ending, UnixMillis(50)), Ok(()));
         assert_eq!(task.runs.get(1).map(|run| run.origin), origin, "{ending:?}");
         assert_eq!(task.retries_left, u8::from(origin.is_none()));
 
         let mut last = running(0);
-        assert_eq!(last.report(0, ending, UnixMillis(50)), Ok(Transition::Changed));
+        assert_eq!(last.report(0, ending, UnixMillis(50)), Ok(()));
         assert_eq!(last.runs.len(), 1, "{ending:?} without retries left");
         assert!(!last.is_open());
     }
@@ -117,14 +117,16 @@ fn only_shutdown_intermittent_and_expiry_are_retried_and_only_while_retries_are_
 #[test]
 fn the_same_report_again_is_accepted_and_another_one_is_not() {
     let mut done = running(1);
-    assert_eq!(done.report(0, ResolvedReason::Completed, UnixMillis(50)), Ok(Transition::Changed));
-    assert_eq!(done.report(0, ResolvedReason::Completed, UnixMillis(60)), Ok(Transition::Unchanged));
+    assert_eq!(done.report(0, ResolvedReason::Completed, UnixMillis(50)), Ok(()));
+    let before = done.clone();
+    assert_eq!(done.report(0, ResolvedReason::Completed, UnixMillis(60)), Ok(()));
+    assert_eq!(done, before);
     assert_eq!(done.report(0, ResolvedReason::Failed, UnixMillis(60)), Err(RunError::NotRunning));
     assert_eq!(done.report(0, ResolvedReason::InternalError, UnixMillis(60)), Err(RunError::NotRunning));
 
     let mut left = running(1);
-    assert_eq!(left.report(0, ResolvedReason::WorkerShutdown, UnixMillis(50)), Ok(Transition::Changed));
-    assert_eq!(left.report(0, ResolvedReason::WorkerShutdown, UnixMillis(60)), Ok(Transition::Unchanged));
+    assert_eq!(left.report(0, ResolvedReason::WorkerShutdown, UnixMillis(50)), Ok(()));
+    assert_eq!(left.report(0, ResolvedReason::WorkerShutdown, UnixMillis(60)), Ok(()));
     assert_eq!(left.report(0, ResolvedReason::InternalError, UnixMillis(60)), Err(RunError::NotRunning));
     assert_eq!(left.report(0, ResolvedReason::Completed, UnixMillis(60)), Err(RunError::NotRunning));
     assert_eq!(left.runs.len(), 2);
@@ -141,15 +143,15 @@ fn an_outcome_of_a_pending_run_is_refused() {
 #[test]
 fn cancel_resolves_what_is_open_and_leaves_what_is_resolved() {
     let mut task = running(3);
-    assert_eq!(task.cancel(UnixMillis(50)), Ok(Transition::Changed));
+    assert_eq!(task.cancel(UnixMillis(50)), Ok(()));
     assert_eq!(task.runs[0].ending, Some(ResolvedReason::Canceled));
     assert_eq!(task.runs.len(), 1);
-    assert_eq!(task.cancel(UnixMillis(60)), Ok(Transition::Unchanged));
+    assert_eq!(task.cancel(UnixMillis(60)), Ok(()));
     assert_eq!(task.cancel(task.deadline.plus(LENGTH)), Err(RunError::PastDeadline));
 
     let mut bare = task.clone();
     bare.runs.clear();
-    assert_eq!(bare.cancel(UnixMillis(50)), Ok(Transition::Changed));
+    assert_eq!(bare.cancel(UnixMillis(50)), Ok(()));
     assert_eq!(bare.runs[0].origin, CreatedReason::Exception);
     assert_eq!(bare.state_str(), "exception");
 }
@@ -157,15 +159,15 @@ fn cancel_resolves_what_is_open_and_leaves_what_is_resolved() {
 #[test]
 fn a_rerun_gives_the_retries_back_and_stops_at_fifty_runs() {
     let mut task = running(49);
-    assert_eq!(task.rerun(UnixMillis(20)), Ok(Transition::Unchanged));
-    assert_eq!(task.cancel(UnixMillis(50)), Ok(Transition::Changed));
-    assert_eq!(task.rerun(UnixMillis(60)), Ok(Transition::Changed));
+    assert_eq!(task.rerun(UnixMillis(20)), Ok(()));
+    assert_eq!(task.cancel(UnixMillis(50)), Ok(()));
+    assert_eq!(task.rerun(UnixMillis(60)), Ok(()));
     assert_eq!(task.retries_left, 48);
     while task.runs.len() < QUEUE_RUNS_MAX {
-        assert_eq!(task.cancel(UnixMillis(70)), Ok(Transition::Changed));
-        assert_eq!(task.rerun(UnixMillis(80)), Ok(Transition::Changed));
+        assert_eq!(task.cancel(UnixMillis(70)), Ok(()));
+        assert_eq!(task.rerun(UnixMillis(80)), Ok(()));
     }
-    assert_eq!(task.cancel(UnixMillis(90)), Ok(Transition::Changed));
+    assert_eq!(task.cancel(UnixMillis(90)), Ok(()));
     assert_eq!(task.rerun(UnixMillis(95)), Err(RunError::TooManyRuns));
     assert_eq!(task.rerun(task.deadline.plus(LENGTH)), Err(RunError::PastDeadline));
 }
@@ -173,8 +175,8 @@ fn a_rerun_gives_the_retries_back_and_stops_at_fifty_runs() {
 #[test]
 fn a_report_for_a_run_that_was_rerun_since_is_refused() {
     let mut task = running(0);
-    assert_eq!(task.report(0, ResolvedReason::Failed, UnixMillis(50)), Ok(Transition::Changed));
-    assert_eq!(task.rerun(UnixMillis(60)), Ok(Transition::Changed));
+    assert_eq!(task.report(0, ResolvedReason::Failed, UnixMillis(50)), Ok(()));
+    assert_eq!(task.rerun(UnixMillis(60)), Ok(()));
     assert_eq!(task.report(0, ResolvedReason::Failed, UnixMillis(70)), Err(RunError::NotRunning));
     assert_eq!(task.reclaim(0, UnixMillis(70), LENGTH), Err(RunError::NotRunning));
 }
@@ -182,8 +184,9 @@ fn a_report_for_a_run_that_was_rerun_since_is_refused() {
 #[test]
 fn the_deadline_ends_a_task_without_a_retry() {
     let mut task = running(3);
-    assert_eq!(task.expire_deadline(UnixMillis(100)), Transition::Unchanged);
-    assert_eq!(task.expire_deadline(task.deadline), Transition::Changed);
+    task.expire_deadline(UnixMillis(100));
+    assert!(task.is_open());
+    task.expire_deadline(task.deadline);
     assert_eq!(task.runs.len(), 1);
     assert_eq!(task.runs[0].ending, Some(ResolvedReason::DeadlineExceeded));
 }

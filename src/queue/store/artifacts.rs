@@ -5,8 +5,8 @@ use serde_json::Value;
 
 use super::super::clock::UnixMillis;
 use super::super::queue_error::QueueError;
-use super::StoreError;
-use super::tx::{ListPage, Tx, sweep_max};
+use super::tx::{ListPage, PageRequest, StoreResult, Tx};
+use crate::limits::QUEUE_SWEEP_MAX;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Artifact {
@@ -16,8 +16,6 @@ pub(crate) struct Artifact {
     pub(crate) expires: UnixMillis,
     pub(crate) details: Value,
 }
-
-type StoreResult<T> = Result<T, StoreError>;
 
 const COLUMNS: &str = "name, storage, content_type, expires, details";
 
@@ -29,25 +27,18 @@ impl Tx<'_> {
         Ok(found.query_row(params![task, run, name], read_artifact).optional()?)
     }
 
-    /// Ordered by name, starting after `after`.
-    pub(crate) fn list_artifacts(
-        &self,
-        task: &str,
-        run: u32,
-        after: &str,
-        limit: usize,
-    ) -> StoreResult<ListPage<Artifact>> {
-        let rows = i64::try_from(limit + 1).unwrap_or(i64::MAX);
+    /// Ordered by name.
+    pub(crate) fn list_artifacts(&self, task: &str, run: u32, page: PageRequest) -> StoreResult<ListPage<Artifact>> {
+        let PageRequest { offset, limit } = page;
         let mut items: Vec<Artifact> = self
             .conn
             .prepare_cached(&format!(
-                "SELECT {COLUMNS} FROM artifacts WHERE task_id = ?1 AND run = ?2 AND name > ?3 ORDER BY name LIMIT ?4"
+                "SELECT {COLUMNS} FROM artifacts WHERE task_id = ?1 AND run = ?2 ORDER BY name LIMIT ?3 OFFSET ?4"
             ))?
-            .query_map(params![task, run, after, rows], read_artifact)?
+            .query_map(params![task, run, limit.saturating_add(1), offset], read_artifact)?
             .collect::<Result<_, _>>()?;
-        let more = items.len() > limit;
-        items.truncate(limit);
-        let next = items.last().filter(|_| more).map(|last| last.name.clone());
+        let next = (items.len() > limit as usize).then_some(offset.saturating_add(limit));
+        items.truncate(limit as usize);
         Ok(ListPage { items, next })
     }
 
@@ -83,13 +74,13 @@ impl Tx<'_> {
     pub(super) fn remove_expired_artifacts(&mut self) -> StoreResult<()> {
         let gone: Vec<(String, u32, String)> = self
             .conn
-            .prepare_cached("SELECT task_id, run, name FROM artifacts WHERE expires <= ?1 LIMIT ?2")?
-            .query_map(params![self.now.0, sweep_max()], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
+            .prepare_cached(
+                "DELETE FROM artifacts WHERE (task_id, run, name) IN (SELECT task_id, run, name FROM artifacts \
+                 WHERE expires <= ?1 LIMIT ?2) RETURNING task_id, run, name",
+            )?
+            .query_map(params![self.now.0, QUEUE_SWEEP_MAX], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
             .collect::<Result<_, _>>()?;
         for (task, run, name) in gone {
-            self.conn
-                .prepare_cached("DELETE FROM artifacts WHERE task_id = ?1 AND run = ?2 AND name = ?3")?
-                .execute(params![task, run, name])?;
             self.files_to_remove.push(super::super::artifact_files::relative_path(&task, run, &name));
         }
         Ok(())

@@ -1,18 +1,16 @@
-//! The messages of the Azure dialect: one for each pending run.
+//! The messages of the Azure dialect: one for each pending run, in the row of its task.
 //!
-//! A task queue has messages once its poll URLs were requested; other task queues have none.
+//! A message is named `TASK-RUN`.
+
+use std::time::Duration;
 
 use rusqlite::{OptionalExtension, params};
 
 use super::super::clock::UnixMillis;
-use super::super::task_state::{RunState, TaskRecord};
-use super::StoreError;
-use super::tx::{Tx, read_task, select_tasks};
-use std::time::Duration;
+use super::tx::{StoreResult, TaskRow, Tx};
 
 #[derive(Debug)]
 pub(crate) struct ReceivedMessage {
-    pub(crate) name: String,
     pub(crate) task_id: String,
     pub(crate) run: u32,
     pub(crate) inserted: UnixMillis,
@@ -20,6 +18,12 @@ pub(crate) struct ReceivedMessage {
     pub(crate) visible: UnixMillis,
     pub(crate) dequeued: u32,
     pub(crate) receipt: String,
+}
+
+impl ReceivedMessage {
+    pub(crate) fn name(&self) -> String {
+        format!("{}-{}", self.task_id, self.run)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,61 +34,7 @@ pub(crate) enum DeleteResult {
     ReceiptMismatch,
 }
 
-type StoreResult<T> = Result<T, StoreError>;
-
 impl Tx<'_> {
-    pub(crate) fn enable_messages(&mut self, queue: &str) -> StoreResult<()> {
-        if self.has_messages(queue)? {
-            return Ok(());
-        }
-        self.conn.prepare_cached("INSERT INTO message_queues (queue) VALUES (?1)")?.execute([queue])?;
-        let waiting: Vec<TaskRecord> = self
-            .conn
-            .prepare_cached(&select_tasks("WHERE open = 1 AND queue = ?1 ORDER BY id"))?
-            .query_map([queue], |row| read_task(row).map(|row| row.task))?
-            .collect::<Result<_, _>>()?;
-        for task in waiting {
-            if let Some((run, record)) = task.pending_run().filter(|(_, run)| run.state == RunState::Pending) {
-                self.put_message(&task, run, record.scheduled)?;
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn has_messages(&self, queue: &str) -> StoreResult<bool> {
-        let mut found = self.conn.prepare_cached("SELECT 1 FROM message_queues WHERE queue = ?1")?;
-        Ok(found.exists([queue])?)
-    }
-
-    pub(super) fn put_message(&mut self, task: &TaskRecord, run: u32, since: UnixMillis) -> StoreResult<()> {
-        if !self.has_messages(&task.queue)? {
-            return Ok(());
-        }
-        let name = uuid::Uuid::new_v4().to_string();
-        self.conn
-            .prepare_cached(
-                "INSERT OR IGNORE INTO messages (name, queue, priority, task_id, run, inserted, expires, visible, \
-                 dequeued, receipt) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?6, 0, '')",
-            )?
-            .execute(params![
-                name,
-                task.queue,
-                task.priority.rank(),
-                task.task_id,
-                run,
-                since.0,
-                self.message_expiry(task).0,
-            ])?;
-        Ok(())
-    }
-
-    pub(super) fn drop_message(&mut self, task_id: &str, run: u32) -> StoreResult<()> {
-        self.conn
-            .prepare_cached("DELETE FROM messages WHERE task_id = ?1 AND run = ?2")?
-            .execute(params![task_id, run])?;
-        Ok(())
-    }
-
     pub(crate) fn receive_messages(
         &mut self,
         queue: &str,
@@ -93,55 +43,44 @@ impl Tx<'_> {
         hidden: Duration,
     ) -> StoreResult<Vec<ReceivedMessage>> {
         let visible = self.now.plus(hidden);
-        let mut found: Vec<(i64, ReceivedMessage)> = self
-            .conn
-            .prepare_cached(
-                "SELECT id, name, task_id, run, inserted, expires, dequeued FROM messages WHERE queue = ?1 \
-                 AND priority = ?2 AND visible <= ?3 AND expires > ?3 ORDER BY visible, id LIMIT ?4",
-            )?
-            .query_map(params![queue, rank, self.now.0, limit], |row| {
-                let received = ReceivedMessage {
-                    name: row.get(1)?,
-                    task_id: row.get(2)?,
-                    run: row.get(3)?,
-                    inserted: UnixMillis(row.get(4)?),
-                    expires: UnixMillis(row.get(5)?),
-                    visible,
-                    dequeued: row.get::<_, u32>(6)?.saturating_add(1),
-                    receipt: String::new(),
-                };
-                Ok((row.get(0)?, received))
-            })?
-            .collect::<Result<_, _>>()?;
-        for (id, received) in &mut found {
-            received.receipt = new_pop_receipt();
-            self.conn
-                .prepare_cached("UPDATE messages SET visible = ?2, dequeued = ?3, receipt = ?4 WHERE id = ?1")?
-                .execute(params![*id, visible.0, received.dequeued, received.receipt])?;
+        let found = self.tasks(
+            "WHERE queue = ?1 AND priority = ?2 AND pending_since IS NOT NULL AND visible <= ?3 AND deadline > ?3 \
+             ORDER BY pending_since, id LIMIT ?4",
+            params![queue, rank, self.now.0, limit],
+        )?;
+        let mut received = Vec::new();
+        for TaskRow { id, task } in found {
+            let Some((run, record)) = task.pending_run() else { continue };
+            let (inserted, receipt) = (record.scheduled, new_pop_receipt());
+            let dequeued = self
+                .conn
+                .prepare_cached(
+                    "UPDATE tasks SET visible = ?2, dequeued = dequeued + 1, receipt = ?3 WHERE id = ?1 RETURNING dequeued",
+                )?
+                .query_row(params![id, visible.0, receipt], |row| row.get(0))?;
+            let (task_id, expires) = (task.task_id, task.deadline);
+            received.push(ReceivedMessage { task_id, run, inserted, expires, visible, dequeued, receipt });
         }
-        Ok(found.into_iter().map(|(_, received)| received).collect())
+        Ok(received)
     }
 
     /// Deletes a message if the receipt is of its latest reception.
-    pub(crate) fn delete_message(
-        &mut self,
-        queue: &str,
-        rank: u8,
-        name: &str,
-        receipt: &str,
-    ) -> StoreResult<DeleteResult> {
+    pub(crate) fn delete_message(&mut self, queue: &str, name: &str, receipt: &str) -> StoreResult<DeleteResult> {
         let found: Option<(i64, String)> = self
             .conn
             .prepare_cached(
-                "SELECT id, receipt FROM messages WHERE name = ?1 AND queue = ?2 AND priority = ?3 AND expires > ?4",
+                "SELECT id, receipt FROM tasks WHERE queue = ?1 AND task_id = substr(?2, 1, 22) AND receipt != '' \
+                 AND ?2 = task_id || '-' || (json_array_length(runs) - 1)",
             )?
-            .query_row(params![name, queue, rank, self.now.0], |row| Ok((row.get(0)?, row.get(1)?)))
+            .query_row([queue, name], |row| Ok((row.get(0)?, row.get(1)?)))
             .optional()?;
         let Some((id, current)) = found else { return Ok(DeleteResult::NotFound) };
-        if current.is_empty() || current != receipt {
+        if current != receipt {
             return Ok(DeleteResult::ReceiptMismatch);
         }
-        self.conn.prepare_cached("DELETE FROM messages WHERE id = ?1")?.execute([id])?;
+        self.conn
+            .prepare_cached("UPDATE tasks SET visible = ?2, receipt = '' WHERE id = ?1")?
+            .execute([id, i64::MAX])?;
         Ok(DeleteResult::Deleted)
     }
 }

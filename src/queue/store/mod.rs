@@ -5,7 +5,6 @@
 //! of calls.
 
 pub(crate) mod artifacts;
-mod index;
 pub(crate) mod messages;
 pub(crate) mod open;
 pub(crate) mod tx;
@@ -52,7 +51,7 @@ type Job = Box<dyn FnOnce(&mut Writer, &mut Batch) + Send>;
 struct Waiter {
     queue: String,
     worker: WorkerIdentity,
-    limit: usize,
+    limit: u8,
     reply: oneshot::Sender<Vec<ClaimedRun>>,
     cancel: CancellationToken,
 }
@@ -103,7 +102,7 @@ impl Store {
         &self,
         queue: String,
         worker: WorkerIdentity,
-        limit: usize,
+        limit: u8,
         cancel: CancellationToken,
     ) -> Result<oneshot::Receiver<Vec<ClaimedRun>>, QueueError> {
         let (reply, answer) = oneshot::channel();

@@ -1,4 +1,4 @@
-//! Opens the database: pragmas, schema, index, and the thread that owns it.
+//! Opens the database: pragmas, schema, and the thread that owns it.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -10,8 +10,6 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
 use super::super::{Config, Db};
-use super::index::{Index, Move, Position};
-use super::tx::{read_task, select_tasks};
 use super::writer::Writer;
 use super::{Store, StoreStatus};
 use crate::limits::{QUEUE_JOBS_MAX, QUEUE_JOURNAL_BYTES_KEPT, QUEUE_STATEMENTS_MAX};
@@ -29,11 +27,10 @@ pub enum OpenError {
     Thread(#[source] std::io::Error),
 }
 
-const FORMAT: i64 = 3;
+const FORMAT: i64 = 4;
 
 pub(crate) struct OpenedDatabase {
     pub(super) conn: Connection,
-    pub(super) index: Index,
 }
 
 /// Creates the file with mode 0600, because it holds the queue's own secret. SQLite reports any error when it opens
@@ -75,8 +72,7 @@ pub(crate) fn open(db: &Db) -> Result<OpenedDatabase, OpenError> {
     if found != FORMAT {
         return Err(OpenError::Format { path, found });
     }
-    let index = rebuild_index(&conn).map_err(failed)?;
-    Ok(OpenedDatabase { conn, index })
+    Ok(OpenedDatabase { conn })
 }
 
 pub(crate) struct RunningStore {
@@ -110,13 +106,4 @@ impl OpenedDatabase {
         std::thread::Builder::new().name("queue-store".to_owned()).spawn(body).map_err(OpenError::Thread)?;
         Ok(RunningStore { store: Store { jobs, pending }, status })
     }
-}
-
-pub(super) fn rebuild_index(conn: &Connection) -> rusqlite::Result<Index> {
-    let mut index = Index::default();
-    let mut open = conn.prepare(&select_tasks("WHERE open = 1"))?;
-    for row in open.query_map([], read_task)? {
-        index.apply(Move { from: Position::default(), to: row?.position() });
-    }
-    Ok(index)
 }

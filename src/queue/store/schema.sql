@@ -12,34 +12,33 @@ CREATE TABLE tasks (
     retries INTEGER NOT NULL,
     retries_left INTEGER NOT NULL,
     runs TEXT NOT NULL,
-    open INTEGER NOT NULL
+    -- Of the last run: set while it is pending, while it is running, and while it is unresolved.
+    pending_since INTEGER,
+    taken_until INTEGER,
+    open_until INTEGER,
+    -- The message of the last run, for the Azure dialect.
+    visible INTEGER NOT NULL DEFAULT 0,
+    dequeued INTEGER NOT NULL DEFAULT 0,
+    receipt TEXT NOT NULL DEFAULT ''
 );
-CREATE INDEX open_tasks ON tasks (id) WHERE open = 1;
+CREATE INDEX pending_tasks ON tasks (queue, priority DESC, pending_since, id) WHERE pending_since IS NOT NULL;
+CREATE INDEX claimed_tasks ON tasks (queue, id) WHERE taken_until IS NOT NULL;
+CREATE INDEX claim_expiry ON tasks (taken_until) WHERE taken_until IS NOT NULL;
+CREATE INDEX open_tasks ON tasks (open_until) WHERE open_until IS NOT NULL;
 CREATE INDEX task_expiry ON tasks (expires);
-CREATE TABLE definitions (id INTEGER PRIMARY KEY, scopes TEXT NOT NULL, json TEXT NOT NULL);
-CREATE TABLE dependencies (
-    needs TEXT NOT NULL,
-    id INTEGER NOT NULL,
-    PRIMARY KEY (needs, id)
-) WITHOUT ROWID;
-CREATE TABLE message_queues (queue TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE messages (
-    id INTEGER PRIMARY KEY,
-    name TEXT NOT NULL UNIQUE,
-    queue TEXT NOT NULL,
-    priority INTEGER NOT NULL,
-    task_id TEXT NOT NULL,
-    run INTEGER NOT NULL,
-    inserted INTEGER NOT NULL,
-    expires INTEGER NOT NULL,
-    visible INTEGER NOT NULL,
-    dequeued INTEGER NOT NULL,
-    receipt TEXT NOT NULL,
-    UNIQUE (task_id, run)
+CREATE TABLE definitions (
+    id INTEGER PRIMARY KEY REFERENCES tasks ON DELETE CASCADE,
+    scopes TEXT NOT NULL,
+    json TEXT NOT NULL
 );
-CREATE INDEX lanes ON messages (queue, priority, visible, id);
+CREATE TABLE dependencies (
+    id INTEGER NOT NULL REFERENCES tasks ON DELETE CASCADE,
+    needs TEXT NOT NULL,
+    PRIMARY KEY (id, needs)
+) WITHOUT ROWID;
+CREATE INDEX dependents ON dependencies (needs, id);
 CREATE TABLE artifacts (
-    task_id TEXT NOT NULL,
+    task_id TEXT NOT NULL REFERENCES tasks (task_id) ON DELETE CASCADE,
     run INTEGER NOT NULL,
     name TEXT NOT NULL,
     storage TEXT NOT NULL,

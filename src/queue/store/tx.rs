@@ -1,26 +1,19 @@
-//! One job's view of the store: the tables, the index, and the moves of the job.
-//!
-//! A job runs in a savepoint. Its moves are applied to the index once all its statements have succeeded.
+//! One job's view of the store: the tables of tasks. A job runs in a savepoint.
 
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, Params, Row, params};
 
 use super::super::Config;
 use super::super::clock::UnixMillis;
 use super::super::queue_error::QueueError;
-use super::super::task_definition::{MESSAGE_TTL_MAX, NewTask, Requires, is_same_json};
-use super::super::task_state::{
-    ClaimMethod, Priority, RunError, RunRecord, RunState, TaskRecord, Transition, WorkerIdentity,
-};
+use super::super::task_definition::{NewTask, Requires, is_same_json};
+use super::super::task_state::{ClaimMethod, Priority, RunError, RunRecord, RunState, TaskRecord, WorkerIdentity};
 use super::StoreError;
-use super::index::{Index, Move, Position};
-use crate::limits::{QUEUE_CLAIM_SCAN_MAX, QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX};
+use crate::limits::{QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX};
 
-/// A task with its row id and its position in the index when it was read.
 #[derive(Debug)]
 pub(crate) struct TaskRow {
     pub(crate) id: i64,
     pub(crate) task: TaskRecord,
-    position: Position,
 }
 
 #[derive(Debug)]
@@ -42,62 +35,66 @@ pub(crate) struct ListedTask {
 #[derive(Debug)]
 pub(crate) struct ListPage<T> {
     pub(crate) items: Vec<T>,
-    /// Start of the next page, if there is one.
-    pub(crate) next: Option<String>,
+    /// Offset of the next page, if there is one.
+    pub(crate) next: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PageRequest {
+    pub(crate) offset: u32,
+    pub(crate) limit: u32,
 }
 
 pub(crate) struct Tx<'a> {
     pub(super) conn: &'a Connection,
-    pub(super) index: &'a mut Index,
     pub(crate) config: &'a Config,
     pub(crate) now: UnixMillis,
-    pub(super) moves: Vec<Move>,
     /// Task queues in which a run became pending.
     pub(super) queues_with_work: Vec<String>,
     /// Artifact files to remove after the commit.
     pub(super) files_to_remove: Vec<String>,
 }
 
-type StoreResult<T> = Result<T, StoreError>;
+pub(super) type StoreResult<T> = Result<T, StoreError>;
 
 impl Tx<'_> {
     pub(crate) fn find_task(&self, task_id: &str) -> StoreResult<Option<TaskRow>> {
-        let mut found = self.conn.prepare_cached(&select_tasks("WHERE task_id = ?1"))?;
-        Ok(found.query_row([task_id], read_task).optional()?)
+        Ok(self.tasks("WHERE task_id = ?1", [task_id])?.pop())
     }
 
     pub(crate) fn require_task(&self, task_id: &str) -> StoreResult<TaskRow> {
         self.find_task(task_id)?.ok_or_else(|| QueueError::task_not_found(task_id).into())
     }
 
-    fn task_by_id(&self, id: i64) -> StoreResult<Option<TaskRow>> {
-        let mut found = self.conn.prepare_cached(&select_tasks("WHERE id = ?1"))?;
-        Ok(found.query_row([id], read_task).optional()?)
+    pub(super) fn tasks(&self, condition: &str, params: impl Params) -> StoreResult<Vec<TaskRow>> {
+        let mut found = self.conn.prepare_cached(&format!(
+            "SELECT id, task_id, queue, scheduler, project, task_group, priority, deadline, expires, retries, \
+             retries_left, runs FROM tasks {condition}"
+        ))?;
+        Ok(found.query_map(params, read_task)?.collect::<Result<_, _>>()?)
     }
 
-    /// Writes a task back, updates the index and schedules its dependents.
+    /// Writes a task back, with a new message if a run became pending, and schedules the dependents of a resolved task.
     pub(crate) fn save(&mut self, row: TaskRow) -> StoreResult<TaskRecord> {
-        let TaskRow { id, task, position: from } = row;
+        let TaskRow { id, task } = row;
+        let runs = serde_json::to_string(&task.runs).map_err(StoreError::json)?;
+        let pending_since = task.pending_run().map(|(_, run)| run.scheduled.0);
+        let taken_until = task.running_until().map(|until| until.0);
+        let open_until = task.is_open().then_some(task.deadline.0);
         self.conn
-            .prepare_cached("UPDATE tasks SET retries_left = ?2, runs = ?3, open = ?4 WHERE id = ?1")?
-            .execute(params![id, task.retries_left, runs_json(&task)?, task.is_open()])?;
-        self.record_move(id, &task, from)?;
-        if !task.is_open() {
+            .prepare_cached(
+                "UPDATE tasks SET retries_left = ?2, runs = ?3, pending_since = ?4, taken_until = ?5, open_until = ?6, \
+                 visible = iif(?4 IS NULL, visible, 0), dequeued = iif(?4 IS NULL, dequeued, 0), \
+                 receipt = iif(?4 IS NULL, receipt, '') WHERE id = ?1",
+            )?
+            .execute(params![id, task.retries_left, runs, pending_since, taken_until, open_until])?;
+        if pending_since.is_some() {
+            self.queues_with_work.push(task.queue.clone());
+        }
+        if open_until.is_none() {
             self.schedule_dependents(&task)?;
         }
         Ok(task)
-    }
-
-    fn record_move(&mut self, id: i64, task: &TaskRecord, from: Position) -> StoreResult<()> {
-        let to = Position::of(id, task);
-        if let (Some(queue), Some((run, record))) = (to.pending_queue(), task.pending_run())
-            && to.pending_queue() != from.pending_queue()
-        {
-            self.queues_with_work.push(queue.to_owned());
-            self.put_message(task, run, record.scheduled)?;
-        }
-        self.moves.push(Move { from, to });
-        Ok(())
     }
 
     /// Creating a task with the same definition again returns the existing task.
@@ -120,7 +117,7 @@ impl Tx<'_> {
         self.conn
             .prepare_cached(
                 "INSERT INTO tasks (task_id, queue, scheduler, project, task_group, priority, deadline, expires, \
-                 retries, retries_left, runs, open) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+                 retries, retries_left, runs) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9, '[]')",
             )?
             .execute(params![
                 task.task_id,
@@ -132,9 +129,6 @@ impl Tx<'_> {
                 task.deadline.0,
                 task.expires.0,
                 task.retries,
-                task.retries_left,
-                runs_json(&task)?,
-                true,
             ])?;
         let id = self.conn.last_insert_rowid();
         let scopes = serde_json::to_string(&new_task.scopes).map_err(StoreError::json)?;
@@ -148,8 +142,7 @@ impl Tx<'_> {
                     .execute(params![needs, id])?;
             }
         }
-        self.record_move(id, &task, Position::default())?;
-        Ok(task)
+        self.save(TaskRow { id, task })
     }
 
     /// Fails if a dependency does not exist.
@@ -171,19 +164,13 @@ impl Tx<'_> {
     }
 
     fn schedule_dependents(&mut self, task: &TaskRecord) -> StoreResult<()> {
-        let waiting: Vec<i64> = self
-            .conn
-            .prepare_cached("SELECT id FROM dependencies WHERE needs = ?1")?
-            .query_map([&task.task_id], |row| row.get(0))?
-            .collect::<Result<_, _>>()?;
-        for id in waiting {
-            let Some(mut row) = self.task_by_id(id)?.filter(|row| row.task.runs.is_empty()) else {
-                continue;
-            };
+        let waiting =
+            self.tasks("WHERE runs = '[]' AND id IN (SELECT id FROM dependencies WHERE needs = ?1)", [&task.task_id])?;
+        for mut row in waiting {
             let DependencyFields { dependencies, requires } =
-                serde_json::from_str(&self.definition(id)?).map_err(StoreError::json)?;
+                serde_json::from_str(&self.definition(row.id)?).map_err(StoreError::json)?;
             if !self.has_unmet_dependencies(&dependencies, requires, &row.task.task_id)? {
-                self.conn.prepare_cached("DELETE FROM dependencies WHERE id = ?1")?.execute([id])?;
+                self.conn.prepare_cached("DELETE FROM dependencies WHERE id = ?1")?.execute([row.id])?;
                 row.task.schedule(self.now);
                 self.save(row)?;
             }
@@ -211,32 +198,18 @@ impl Tx<'_> {
         let (now, length) = (self.now, self.config.claim_timeout);
         match row.task.claim(run, worker, ClaimMethod::ClaimTask, now, length) {
             Err(error) => Ok(Err(error)),
-            Ok(transition) => {
+            Ok(()) => {
                 let definition = self.definition(row.id)?;
-                self.finish_claim(row, run, transition, Some(definition)).map(Ok)
+                self.save_claim(row, run, Some(definition)).map(Ok)
             }
         }
     }
 
-    /// Saves a task whose claim on `run` was extended.
-    pub(crate) fn reclaim(&mut self, row: TaskRow, run: u32) -> StoreResult<ClaimedRun> {
-        self.finish_claim(row, run, Transition::Changed, None)
-    }
-
-    fn finish_claim(
-        &mut self,
-        row: TaskRow,
-        run: u32,
-        transition: Transition,
-        definition: Option<String>,
-    ) -> StoreResult<ClaimedRun> {
+    /// Saves a task whose `run` was claimed, or reclaimed, which needs no definition.
+    pub(crate) fn save_claim(&mut self, row: TaskRow, run: u32, definition: Option<String>) -> StoreResult<ClaimedRun> {
         let scopes = self.scopes(row.id)?;
-        let task = match transition {
-            Transition::Unchanged => row.task,
-            Transition::Changed => self.save(row)?,
-        };
-        let record = task.runs.get(run as usize);
-        let taken_until = record.and_then(|record| record.taken_until).unwrap_or_default();
+        let task = self.save(row)?;
+        let taken_until = task.running_until().unwrap_or_default();
         Ok(ClaimedRun { run, taken_until, definition, scopes, task })
     }
 
@@ -245,147 +218,98 @@ impl Tx<'_> {
         &mut self,
         queue: &str,
         worker: &WorkerIdentity,
-        limit: usize,
+        limit: u8,
     ) -> StoreResult<Vec<ClaimedRun>> {
-        let next: Vec<i64> =
-            self.index.pending(queue).take(limit + QUEUE_CLAIM_SCAN_MAX).map(|entry| entry.id).collect();
         let (now, length) = (self.now, self.config.claim_timeout);
-        let messages = self.has_messages(queue)?;
         let (mut claimed, mut bytes) = (Vec::new(), 0_usize);
-        for id in next {
-            if claimed.len() >= limit {
-                break;
-            }
-            let Some(mut row) = self.task_by_id(id)? else { continue };
+        let pending = self.tasks(
+            "WHERE queue = ?1 AND pending_since IS NOT NULL AND deadline > ?2 \
+             ORDER BY priority DESC, pending_since, id LIMIT ?3",
+            params![queue, now.0, limit],
+        )?;
+        for mut row in pending {
             let Some((run, _)) = row.task.pending_run() else { continue };
-            // Past its deadline but not resolved yet.
-            let Ok(transition) = row.task.claim(run, worker, ClaimMethod::ClaimWork, now, length) else {
-                continue;
-            };
-            let definition = self.definition(id)?;
+            let definition = self.definition(row.id)?;
             bytes = bytes.saturating_add(definition.len());
             if bytes > QUEUE_REPLY_BYTES_MAX && !claimed.is_empty() {
                 // The worker limits the size of a response; the next call gets the rest.
                 break;
             }
-            let claim = self.finish_claim(row, run, transition, Some(definition))?;
-            if messages {
-                self.drop_message(&claim.task.task_id, claim.run)?;
+            if row.task.claim(run, worker, ClaimMethod::ClaimWork, now, length).is_ok() {
+                claimed.push(self.save_claim(row, run, Some(definition))?);
             }
-            claimed.push(claim);
         }
         Ok(claimed)
     }
 
+    /// Resolves tasks past their deadline and claims that have expired.
     pub(super) fn expire_due(&mut self) -> StoreResult<()> {
-        let (claims, deadlines) = (self.claims_due(), self.deadlines_due());
-        for id in deadlines {
-            if let Some(mut row) = self.task_by_id(id)?
-                && row.task.expire_deadline(self.now) == Transition::Changed
-            {
-                self.save(row)?;
-            }
+        let due = params![self.now.minus(self.config.deadline_delay).0, QUEUE_SWEEP_MAX];
+        for mut row in self.tasks("WHERE open_until <= ?1 LIMIT ?2", due)? {
+            row.task.expire_deadline(self.now);
+            self.save(row)?;
         }
-        for id in claims {
-            if let Some(mut row) = self.task_by_id(id)?
-                && row.task.expire_claim(self.now) == Transition::Changed
-            {
-                self.save(row)?;
-            }
+        let due = params![self.now.minus(self.config.claim_delay).0, QUEUE_SWEEP_MAX];
+        for mut row in self.tasks("WHERE taken_until <= ?1 LIMIT ?2", due)? {
+            row.task.expire_claim(self.now);
+            self.save(row)?;
         }
         Ok(())
-    }
-
-    fn claims_due(&self) -> Vec<i64> {
-        self.index.claims_due(self.now.minus(self.config.claim_delay), QUEUE_SWEEP_MAX)
-    }
-
-    fn deadlines_due(&self) -> Vec<i64> {
-        self.index.deadlines_due(self.now.minus(self.config.deadline_delay), QUEUE_SWEEP_MAX)
-    }
-
-    pub(crate) fn count_pending(&self, queue: &str) -> usize {
-        self.index.pending_count(queue)
-    }
-
-    /// Next to be claimed first.
-    pub(crate) fn list_pending(&self, queue: &str, after: usize, limit: usize) -> StoreResult<ListPage<ListedTask>> {
-        let ids: Vec<i64> = self.index.pending(queue).skip(after).take(limit + 1).map(|entry| entry.id).collect();
-        self.page(&ids, limit, |seen, _| (after + seen).to_string())
-    }
-
-    /// Oldest first, starting after row `after`.
-    pub(crate) fn list_claimed(&self, queue: &str, after: i64, limit: usize) -> StoreResult<ListPage<ListedTask>> {
-        let ids: Vec<i64> = self.index.claimed(queue, after).take(limit + 1).collect();
-        self.page(&ids, limit, |_, last| last.to_string())
-    }
-
-    /// Newest first, starting below row `before`.
-    pub(crate) fn list_all(&self, before: i64, limit: usize) -> StoreResult<ListPage<ListedTask>> {
-        let ids: Vec<i64> = self
-            .conn
-            .prepare_cached("SELECT id FROM tasks WHERE id < ?1 ORDER BY id DESC LIMIT ?2")?
-            .query_map(params![before, i64::try_from(limit + 1).unwrap_or(i64::MAX)], |row| row.get(0))?
-            .collect::<Result<_, _>>()?;
-        self.page(&ids, limit, |_, last| last.to_string())
-    }
-
-    /// At most `limit` tasks and `QUEUE_REPLY_BYTES_MAX` bytes, but at least one task. The token is made of the number
-    /// of tasks on the page and the last of them.
-    fn page(
-        &self,
-        ids: &[i64],
-        limit: usize,
-        token: impl Fn(usize, i64) -> String,
-    ) -> StoreResult<ListPage<ListedTask>> {
-        let (mut items, mut bytes, mut last) = (Vec::new(), 0_usize, None);
-        for id in ids {
-            let Some(row) = self.task_by_id(*id)? else { continue };
-            let definition = self.definition(*id)?;
-            bytes = bytes.saturating_add(definition.len());
-            if let Some(last) = last
-                && (items.len() == limit || bytes > QUEUE_REPLY_BYTES_MAX)
-            {
-                return Ok(ListPage { next: Some(token(items.len(), last)), items });
-            }
-            items.push(ListedTask { definition, task: row.task });
-            last = Some(*id);
-        }
-        Ok(ListPage { items, next: None })
     }
 
     pub(super) fn remove_expired(&mut self) -> StoreResult<()> {
-        let gone: Vec<(i64, String)> = self
+        let tasks: Vec<String> = self
             .conn
-            .prepare_cached("SELECT id, task_id FROM tasks WHERE expires <= ?1 LIMIT ?2")?
-            .query_map(params![self.now.0, sweep_max()], |row| Ok((row.get(0)?, row.get(1)?)))?
+            .prepare_cached(
+                "DELETE FROM tasks WHERE id IN (SELECT id FROM tasks WHERE expires <= ?1 LIMIT ?2) RETURNING task_id",
+            )?
+            .query_map(params![self.now.0, QUEUE_SWEEP_MAX], |row| row.get(0))?
             .collect::<Result<_, _>>()?;
-        for (id, task_id) in gone {
-            if let Some(row) = self.task_by_id(id)? {
-                self.moves.push(Move { from: row.position, to: Position::default() });
+        self.files_to_remove.extend(tasks);
+        self.remove_expired_artifacts()
+    }
+
+    pub(crate) fn count_pending(&self, queue: &str) -> StoreResult<u32> {
+        let mut count =
+            self.conn.prepare_cached("SELECT count(*) FROM tasks WHERE queue = ?1 AND pending_since IS NOT NULL")?;
+        Ok(count.query_row([queue], |row| row.get(0))?)
+    }
+
+    /// Next to be claimed first.
+    pub(crate) fn list_pending(&self, queue: &str, page: PageRequest) -> StoreResult<ListPage<ListedTask>> {
+        self.list_tasks(
+            "WHERE queue = ?1 AND pending_since IS NOT NULL ORDER BY priority DESC, pending_since, id",
+            queue,
+            page,
+        )
+    }
+
+    /// Oldest first.
+    pub(crate) fn list_claimed(&self, queue: &str, page: PageRequest) -> StoreResult<ListPage<ListedTask>> {
+        self.list_tasks("WHERE queue = ?1 AND taken_until IS NOT NULL ORDER BY id", queue, page)
+    }
+
+    /// Newest first.
+    pub(crate) fn list_all(&self, page: PageRequest) -> StoreResult<ListPage<ListedTask>> {
+        self.list_tasks("WHERE ?1 = '' ORDER BY id DESC", "", page)
+    }
+
+    /// At most `limit` tasks and `QUEUE_REPLY_BYTES_MAX` bytes, but at least one task.
+    fn list_tasks(&self, condition: &str, queue: &str, page: PageRequest) -> StoreResult<ListPage<ListedTask>> {
+        let PageRequest { offset, limit } = page;
+        let found =
+            self.tasks(&format!("{condition} LIMIT ?2 OFFSET ?3"), params![queue, limit.saturating_add(1), offset])?;
+        let (mut items, mut bytes) = (Vec::new(), 0_usize);
+        for (row, count) in found.into_iter().zip(0..) {
+            let definition = self.definition(row.id)?;
+            bytes = bytes.saturating_add(definition.len());
+            if count > 0 && (count == limit || bytes > QUEUE_REPLY_BYTES_MAX) {
+                return Ok(ListPage { items, next: Some(offset.saturating_add(count)) });
             }
-            for table in ["tasks", "definitions", "dependencies"] {
-                self.conn.prepare_cached(&format!("DELETE FROM {table} WHERE id = ?1"))?.execute([id])?;
-            }
-            for table in ["messages", "artifacts"] {
-                self.conn.prepare_cached(&format!("DELETE FROM {table} WHERE task_id = ?1"))?.execute([&task_id])?;
-            }
-            self.files_to_remove.push(task_id);
+            items.push(ListedTask { definition, task: row.task });
         }
-        self.remove_expired_artifacts()?;
-        self.conn
-            .prepare_cached("DELETE FROM messages WHERE id IN (SELECT id FROM messages WHERE expires <= ?1 LIMIT ?2)")?
-            .execute(params![self.now.0, sweep_max()])?;
-        Ok(())
+        Ok(ListPage { items, next: None })
     }
-
-    pub(super) fn message_expiry(&self, task: &TaskRecord) -> UnixMillis {
-        task.deadline.min(self.now.plus(MESSAGE_TTL_MAX))
-    }
-}
-
-pub(super) fn sweep_max() -> i64 {
-    i64::try_from(QUEUE_SWEEP_MAX).unwrap_or(i64::MAX)
 }
 
 #[derive(serde::Deserialize)]
@@ -402,19 +326,7 @@ fn is_met(task: &TaskRecord, requires: Requires) -> bool {
     })
 }
 
-fn runs_json(task: &TaskRecord) -> StoreResult<String> {
-    serde_json::to_string(&task.runs).map_err(StoreError::json)
-}
-
-pub(super) fn select_tasks(condition: &str) -> String {
-    format!(
-        "SELECT id, task_id, queue, scheduler, project, task_group, priority, deadline, expires, retries, \
-         retries_left, runs FROM tasks {condition}"
-    )
-}
-
-pub(super) fn read_task(row: &Row<'_>) -> rusqlite::Result<TaskRow> {
-    let id = row.get(0)?;
+fn read_task(row: &Row<'_>) -> rusqlite::Result<TaskRow> {
     let runs = row.get_ref(11)?.as_str()?;
     let runs: Vec<RunRecord> = serde_json::from_str(runs)
         .map_err(|error| rusqlite::Error::FromSqlConversionFailure(11, rusqlite::types::Type::Text, Box::new(error)))?;
@@ -431,12 +343,5 @@ pub(super) fn read_task(row: &Row<'_>) -> rusqlite::Result<TaskRow> {
         retries_left: row.get(10)?,
         runs,
     };
-    let from = Position::of(id, &task);
-    Ok(TaskRow { id, task, position: from })
-}
-
-impl TaskRow {
-    pub(super) fn position(self) -> Position {
-        self.position
-    }
+    Ok(TaskRow { id: row.get(0)?, task })
 }

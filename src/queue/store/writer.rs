@@ -4,33 +4,24 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
 use super::super::Config;
-use super::super::clock::UnixMillis;
 use super::super::queue_error::QueueError;
-use super::index::Index;
-use super::open::{OpenedDatabase, rebuild_index};
+use super::open::OpenedDatabase;
 use super::tx::Tx;
 use super::{Job, StoreError, StoreStatus, Waiter, internal_error};
-use crate::limits::{
-    QUEUE_BATCH_MAX, QUEUE_CLOCK_CHECK_INTERVAL, QUEUE_RETRY_DELAY, QUEUE_SWEEP_INTERVAL, QUEUE_TIMER_MIN,
-};
+use crate::limits::{QUEUE_BATCH_MAX, QUEUE_EXPIRY_INTERVAL};
 
 pub(super) struct Writer {
     conn: Connection,
-    index: Index,
     config: Arc<Config>,
     waiters: HashMap<String, VecDeque<Waiter>>,
     pending_changed: watch::Sender<u64>,
     status: watch::Sender<StoreStatus>,
-    last_sweep: Option<UnixMillis>,
-    /// Whether writes have failed since the last one that succeeded.
-    is_failing: bool,
 }
 
 /// What a batch does once it is committed. If the commit fails, it is dropped, and the callers get an error.
@@ -39,7 +30,6 @@ pub(super) struct Batch {
     pub(super) replies: Vec<Box<dyn FnOnce() + Send>>,
     queues_with_work: Vec<String>,
     files_to_remove: Vec<String>,
-    has_write_failure: bool,
     /// Stops the thread.
     fatal: Option<rusqlite::Error>,
 }
@@ -51,16 +41,7 @@ impl Writer {
         pending_changed: watch::Sender<u64>,
         status: watch::Sender<StoreStatus>,
     ) -> Self {
-        Self {
-            conn: opened.conn,
-            index: opened.index,
-            config,
-            waiters: HashMap::new(),
-            pending_changed,
-            status,
-            last_sweep: None,
-            is_failing: false,
-        }
+        Self { conn: opened.conn, config, waiters: HashMap::new(), pending_changed, status }
     }
 
     /// Runs until the last handle is dropped.
@@ -70,8 +51,8 @@ impl Writer {
     /// A database error that stops the queue.
     pub(super) fn run(mut self, mut requests: mpsc::Receiver<Job>, runtime: &Handle) -> rusqlite::Result<()> {
         loop {
-            let sleep = self.sleep_duration();
-            let received = runtime.block_on(async { tokio::time::timeout(sleep, requests.recv()).await });
+            let received =
+                runtime.block_on(async { tokio::time::timeout(QUEUE_EXPIRY_INTERVAL, requests.recv()).await });
             let first = match received {
                 Ok(Some(work)) => Some(work),
                 Ok(None) => return Ok(()),
@@ -87,88 +68,32 @@ impl Writer {
         }
     }
 
-    fn next_due(&self) -> Option<UnixMillis> {
-        let claim = self.index.next_claim_end().map(|at| at.plus(self.config.claim_delay));
-        let deadline = self.index.next_deadline().map(|at| at.plus(self.config.deadline_delay));
-        [claim, deadline].into_iter().flatten().min()
-    }
-
-    fn is_due(&self) -> bool {
-        self.next_due().is_some_and(|at| at <= self.config.clock.now())
-    }
-
-    pub(super) fn sleep_duration(&self) -> Duration {
-        if self.is_failing {
-            return QUEUE_RETRY_DELAY;
-        }
-        let now = self.config.clock.now();
-        let sweep = self.last_sweep.map_or(now, |at| at.plus(QUEUE_SWEEP_INTERVAL));
-        let next = self.next_due().map_or(sweep, |end| end.min(sweep));
-        // The wall clock may step, and the timer stops during suspend.
-        now.until(next).clamp(QUEUE_TIMER_MIN, QUEUE_CLOCK_CHECK_INTERVAL)
-    }
-
     pub(super) fn run_batch(&mut self, jobs: Vec<Job>) -> rusqlite::Result<()> {
-        let changes = self.conn.total_changes();
         let mut batch = Batch::default();
-        match self.run_in_transaction(jobs, &mut batch) {
-            Ok(()) => {
-                // A read-only batch does not show that the disk has space.
-                let changed = self.conn.total_changes() > changes;
-                if changed && !batch.has_write_failure && std::mem::take(&mut self.is_failing) {
-                    tracing::info!("the database accepts writes again");
-                }
-                self.finish(batch);
-                Ok(())
-            }
-            Err(error) => {
-                let rolled_back = self.roll_back();
-                let end = self.record_failure(error).and(rolled_back);
-                if let Err(error) = &end {
-                    // Published before the replies are dropped, so that a rejected caller can see the reason.
-                    self.status.send_replace(StoreStatus::Failed(error.to_string()));
-                }
-                end
-            }
+        let Err(error) = self.run_in_transaction(jobs, &mut batch) else {
+            self.finish(batch);
+            return Ok(());
+        };
+        let rolled_back = if self.conn.is_autocommit() { Ok(()) } else { self.conn.execute_batch("ROLLBACK") };
+        tracing::error!(%error, "cannot write to the database; is the disk full?");
+        let end = if is_fatal(&error) { Err(error) } else { rolled_back };
+        if let Err(error) = &end {
+            // Published before the replies are dropped, so that a rejected caller can see the reason.
+            self.status.send_replace(StoreStatus::Failed(error.to_string()));
         }
+        end
     }
 
     fn run_in_transaction(&mut self, jobs: Vec<Job>, batch: &mut Batch) -> rusqlite::Result<()> {
         self.run_statement("BEGIN IMMEDIATE")?;
         jobs.into_iter().for_each(|job| job(self, batch));
-        self.run_due(batch);
+        // A failure is logged, and retried with the next batch.
+        self.in_savepoint(batch, |tx| tx.expire_due().and_then(|()| tx.remove_expired())).ok();
         self.serve_waiters(batch);
         match batch.fatal.take() {
             Some(error) => Err(error),
             None => self.run_statement("COMMIT"),
         }
-    }
-
-    /// Logs the first of several write failures.
-    ///
-    /// # Errors
-    ///
-    /// The same error, if it stops the queue.
-    fn record_failure(&mut self, error: rusqlite::Error) -> rusqlite::Result<()> {
-        if is_fatal(&error) {
-            return Err(error);
-        }
-        if !std::mem::replace(&mut self.is_failing, true) {
-            tracing::error!(
-                %error,
-                "cannot write to the database; writes are refused until it recovers. Is the disk full?"
-            );
-        }
-        Ok(())
-    }
-
-    /// Rolls back and rebuilds the index.
-    fn roll_back(&mut self) -> rusqlite::Result<()> {
-        if !self.conn.is_autocommit() {
-            self.conn.execute_batch("ROLLBACK")?;
-        }
-        self.index = rebuild_index(&self.conn)?;
-        Ok(())
     }
 
     /// Runs work in a savepoint, so that its failure does not affect the rest of the batch.
@@ -183,19 +108,16 @@ impl Writer {
         }
         let mut tx = Tx {
             conn: &self.conn,
-            index: &mut self.index,
             config: &self.config,
             now: self.config.clock.now(),
-            moves: Vec::new(),
             queues_with_work: Vec::new(),
             files_to_remove: Vec::new(),
         };
         let run = |statement| -> Result<usize, StoreError> { Ok(self.conn.prepare_cached(statement)?.execute([])?) };
         let end = run("SAVEPOINT job").and_then(|_| work(&mut tx)).and_then(|done| run("RELEASE job").map(|_| done));
-        let (moves, queues, files) = (tx.moves, tx.queues_with_work, tx.files_to_remove);
+        let (queues, files) = (tx.queues_with_work, tx.files_to_remove);
         match end {
             Ok(done) => {
-                moves.into_iter().for_each(|moved| self.index.apply(moved));
                 batch.queues_with_work.extend(queues);
                 batch.files_to_remove.extend(files);
                 Ok(done)
@@ -204,24 +126,20 @@ impl Writer {
                 let is_rolled_back = self.conn.is_autocommit();
                 let rolled_back =
                     if is_rolled_back { Ok(()) } else { self.conn.execute_batch("ROLLBACK TO job; RELEASE job") };
-                Err(self.convert_error(rolled_back.map_err(StoreError::from).err().unwrap_or(error), batch))
+                Err(Self::convert_error(rolled_back.map_err(StoreError::from).err().unwrap_or(error), batch))
             }
         }
     }
 
-    fn convert_error(&mut self, error: StoreError, batch: &mut Batch) -> QueueError {
+    fn convert_error(error: StoreError, batch: &mut Batch) -> QueueError {
         let error = match error {
             StoreError::Refused(error) => return *error,
             StoreError::Sql(error) => error,
         };
         let incident = uuid::Uuid::new_v4();
-        if error.sqlite_error_code() == Some(ErrorCode::DiskFull) || is_fatal(&error) {
-            batch.has_write_failure = true;
-            if let Err(error) = self.record_failure(error) {
-                batch.fatal.get_or_insert(error);
-            }
-        } else {
-            tracing::error!(%error, %incident, "database operation failed");
+        tracing::error!(%error, %incident, "database operation failed");
+        if is_fatal(&error) {
+            batch.fatal.get_or_insert(error);
         }
         QueueError::internal(&incident)
     }
@@ -246,9 +164,7 @@ impl Writer {
         queues.dedup();
         for queue in queues {
             let Some(mut waiters) = self.waiters.remove(&queue) else { continue };
-            while self.index.pending_count(&queue) > 0
-                && let Some(waiter) = waiters.pop_front()
-            {
+            while let Some(waiter) = waiters.pop_front() {
                 if let Some(waiter) = self.claim_for(waiter, batch) {
                     waiters.push_front(waiter);
                     break;
@@ -272,20 +188,6 @@ impl Writer {
         // If the receiver is gone, the claims expire, or their worker recovers them.
         batch.replies.push(Box::new(move || drop(waiter.reply.send(claims))));
         None
-    }
-
-    fn run_due(&mut self, batch: &mut Batch) {
-        // Failures are logged, and retried with the next batch.
-        if self.is_due() && self.in_savepoint(batch, |tx| tx.expire_due()).is_err() {
-            self.is_failing = true;
-            batch.has_write_failure = true;
-        }
-        let now = self.config.clock.now();
-        // The clock may have been set back since the last sweep.
-        if self.last_sweep.is_none_or(|at| at > now || at.plus(QUEUE_SWEEP_INTERVAL) <= now) {
-            self.in_savepoint(batch, |tx| tx.remove_expired()).ok();
-            self.last_sweep = Some(now);
-        }
     }
 
     fn finish(&self, batch: Batch) {
