@@ -7,7 +7,7 @@ use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, DATE, RETRY_AFTER};
@@ -290,7 +290,7 @@ impl Api {
             Signer::With(credentials) => Some(credentials),
         };
         let authorization =
-            signer.and_then(|credentials| credentials.sign(call.method.as_str(), &url, SystemTime::now()));
+            signer.and_then(|credentials| credentials.sign(call.method.as_str(), &url, Timestamp::now().into()));
         let mut request = self.0.http.request(call.method.clone(), url).timeout(timeout);
         if let Some(value) = authorization {
             request = request.header(AUTHORIZATION, value);
