@@ -19,18 +19,9 @@ use crate::worker::status::ClaimDetail;
 pub struct ControlClient {
     http: reqwest::Client,
     socket: PathBuf,
-    pid: Option<i32>,
+    pid: i32,
     /// Keeps the short path valid.
     _folder: File,
-}
-
-fn no_response_message(pid: Option<i32>) -> String {
-    let waited = (CONTROL_TIMEOUT * 2).as_secs();
-    let Some(pid) = pid else { return format!("no response from the listening process within {waited} s") };
-    format!(
-        "no response from process {pid} within {waited} s. If `ps -o stat= -p {pid}` shows T it is stopped: `kill -CONT {pid}` continues \
-         it. Otherwise it hangs: `kill -KILL {pid}`; a restarted worker releases its claims, a restarted controller adopts its workers"
-    )
 }
 
 #[derive(Debug, Error)]
@@ -39,8 +30,8 @@ pub enum Error {
     NotRunning(PathBuf),
     #[error("permission denied for {}: only the user and group that own the socket may use it", .0.display())]
     Forbidden(PathBuf),
-    #[error("{}: {}", .socket.display(), no_response_message(*.pid))]
-    NoResponse { socket: PathBuf, pid: Option<i32> },
+    #[error("{}: no response from process {pid} in time; it is stopped (`kill -CONT {pid}` continues it) or hangs", .socket.display())]
+    NoResponse { socket: PathBuf, pid: i32 },
     #[error("{0}")]
     Rejected(String),
     /// No such claim, or the worker has exited.
@@ -67,7 +58,7 @@ impl ControlClient {
         let short = short_socket_path(&folder, Path::new(name));
         // The HTTP client hides why it cannot connect.
         let stream = std::os::unix::net::UnixStream::connect(&short).map_err(classify)?;
-        let pid = rustix::net::sockopt::socket_peercred(&stream).ok().map(|peer| peer.pid.as_raw_nonzero().get());
+        let pid = rustix::net::sockopt::socket_peercred(&stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
         crate::host::crypto_provider::install_crypto_provider();
         let http = reqwest::Client::builder()
             .unix_socket(short)
@@ -156,18 +147,17 @@ impl ControlClient {
         serde_json::from_slice(&body).map_err(|error| Error::InvalidResponse(self.socket.clone(), error.to_string()))
     }
 
-    async fn error_reply(&self, answer: reqwest::Response) -> Error {
-        let status = answer.status();
-        let said =
-            self.read_body(answer).await.ok().and_then(|body| serde_json::from_slice::<CommandReply>(&body).ok());
-        said.map_or_else(
-            || Error::InvalidResponse(self.socket.clone(), format!("unexpected status {status}")),
-            |CommandReply { message }| match status {
-                StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => Error::NotFound(message),
-                StatusCode::GATEWAY_TIMEOUT => Error::Timeout(message),
-                _ => Error::Rejected(message),
-            },
-        )
+    async fn error_reply(&self, response: reqwest::Response) -> Error {
+        let status = response.status();
+        let body = self.read_body(response).await.unwrap_or_default();
+        let Ok(CommandReply { message }) = serde_json::from_slice(&body) else {
+            return Error::InvalidResponse(self.socket.clone(), format!("unexpected status {status}"));
+        };
+        match status {
+            StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => Error::NotFound(message),
+            StatusCode::GATEWAY_TIMEOUT => Error::Timeout(message),
+            _ => Error::Rejected(message),
+        }
     }
 
     async fn read_body(&self, mut answer: reqwest::Response) -> Result<Vec<u8>, Error> {

@@ -1,9 +1,10 @@
 //! The file of a control socket, which one process at a time listens on.
 
 use std::convert::Infallible;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -67,7 +68,7 @@ impl Socket {
         if UnixStream::connect(short_socket_path(&open, Path::new(name))).is_ok() {
             return Err(in_use());
         }
-        let (listener, identity) = bind(path).map_err(with_path)?;
+        let (listener, identity) = bind(&open, path, name).map_err(with_path)?;
         Ok(Self { listener, file: SocketFile { path: path.to_owned(), identity, _lock: lock } })
     }
 
@@ -93,23 +94,15 @@ fn lock_path(path: &Path) -> PathBuf {
     lock.into()
 }
 
-fn bind(path: &Path) -> io::Result<(UnixListener, Identity)> {
-    // In a private directory, so that its permissions are never too wide.
-    let private = parent_dir(path).join(format!(".control-{}", std::process::id()));
-    drop(fs::remove_dir_all(&private));
-    fs::DirBuilder::new().mode(0o700).create(&private)?;
-    let made = bind_in(&private, path);
-    drop(fs::remove_dir_all(&private));
-    made
-}
-
-fn bind_in(private: &Path, path: &Path) -> io::Result<(UnixListener, Identity)> {
-    let folder = File::open(private)?;
-    let listener = UnixListener::bind(short_socket_path(&folder, Path::new("s")))?;
-    fs::set_permissions(private.join("s"), fs::Permissions::from_mode(0o660))?;
-    let made = identity(&private.join("s"))?;
-    fs::rename(private.join("s"), path)?;
-    Ok((listener, made))
+/// Replaces a socket that is no longer in use. The lock is held, so no other process binds or connects here.
+fn bind(open_folder: &File, path: &Path, name: &OsStr) -> io::Result<(UnixListener, Identity)> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let listener = UnixListener::bind(short_socket_path(open_folder, Path::new(name)))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
+    Ok((listener, identity(path)?))
 }
 
 #[cfg(test)]

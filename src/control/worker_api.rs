@@ -3,8 +3,6 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -15,11 +13,9 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
 use tokio::fs::File;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadBuf};
+use tokio::io::AsyncReadExt as _;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tokio_util::io::ReaderStream;
 
 pub use super::socket::Socket;
 use super::{CommandReply, SPAN_MAX_SECONDS, WorkerCommand, WorkerCommandRequest, WorkerStatusReply};
@@ -160,36 +156,28 @@ async fn end_claim(
     order: claim::CancelCommand,
     note: Note,
 ) -> Result<Json<CommandReply>, ApiError> {
-    let CommandResult { run, result: obeyed } = with_timeout(control.command_claim(task, order, note)).await?;
-    let again = "another worker may claim it, and so may this one unless it is paused";
-    let what = match order {
+    let CommandResult { run, result } = with_timeout(control.command_claim(task, order, note)).await?;
+    let conflict = |text: String| Err(ApiError(StatusCode::CONFLICT, text));
+    let verb = match order {
         claim::CancelCommand::Release => "released",
         claim::CancelCommand::Cancel => "canceled",
     };
-    let (outcome, then) = match obeyed {
-        CancelResult::Stopping(outcome) => (outcome, format!("is being stopped and will be reported as {outcome}")),
-        CancelResult::Reporting(outcome) => (outcome, format!("has ended and is being reported as {outcome}")),
-        CancelResult::ReportWhenGranted(outcome) => {
-            (outcome, format!("is being claimed and will be reported as {outcome}"))
+    let message = match result {
+        CancelResult::Stopping(outcome)
+        | CancelResult::Reporting(outcome)
+        | CancelResult::ReportWhenGranted(outcome)
+            if order.is_satisfied_by(outcome) =>
+        {
+            format!("{run} ends and will be reported as {outcome}")
         }
-        CancelResult::NotRequested => {
-            return Ok(Json(CommandReply { message: format!("the claim of {run} was not granted; {again}") }));
+        CancelResult::Stopping(outcome)
+        | CancelResult::Reporting(outcome)
+        | CancelResult::ReportWhenGranted(outcome)
+        | CancelResult::AlreadyReported(outcome) => {
+            return conflict(format!("{run} is not {verb}: it ends and will be reported as {outcome}"));
         }
-        CancelResult::AlreadyReported(outcome) => {
-            let text = format!("{run} cannot be {what}: it has ended and is being reported as {outcome}");
-            return Err(ApiError(StatusCode::CONFLICT, text));
-        }
-        CancelResult::Lost(_) => {
-            let text = format!("{run} cannot be {what}: its claim is lost");
-            return Err(ApiError(StatusCode::CONFLICT, text));
-        }
-    };
-    if !order.is_satisfied_by(outcome) {
-        return Err(ApiError(StatusCode::CONFLICT, format!("{run} is not {what}: it {then}")));
-    }
-    let message = match order {
-        claim::CancelCommand::Release => format!("{run} {then}; {again}"),
-        claim::CancelCommand::Cancel => format!("{run} {then}"),
+        CancelResult::NotRequested => format!("the claim of {run} was not granted"),
+        CancelResult::Lost(_) => return conflict(format!("{run} is not {verb}: its claim is lost")),
     };
     Ok(Json(CommandReply { message }))
 }
@@ -223,57 +211,54 @@ async fn handle_log(State(worker): State<ServedWorker>, Query(query): Query<LogQ
             if status == StatusCode::NOT_FOUND { "; `journeyman task log` reads the logs of ended tasks" } else { "" };
         ApiError(status, format!("{text}{more}"))
     })?;
-    let (near, far) = tokio::io::duplex(CONTROL_READ_BYTES);
-    let mut copying = JoinSet::new();
-    copying.spawn(copy_log(log, query, worker.control, near));
-    Ok(Body::from_stream(ReaderStream::new(LogStream { reader: far, _copying: copying })).into_response())
+    let tail = LogTail { log, file: None, query, control: worker.control };
+    Ok(Body::from_stream(futures_util::stream::try_unfold(tail, LogTail::next)).into_response())
 }
 
-/// Stops copying on drop.
-struct LogStream {
-    reader: DuplexStream,
-    _copying: JoinSet<io::Result<()>>,
+struct LogTail {
+    log: TaskLog,
+    file: Option<File>,
+    query: LogQuery,
+    control: Control,
 }
 
-impl AsyncRead for LogStream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().reader).poll_read(cx, buffer)
+impl LogTail {
+    async fn next(mut self) -> io::Result<Option<(Vec<u8>, Self)>> {
+        loop {
+            // Before reading, so that no growth is missed.
+            let (seen, finished) = (self.log.bytes(), self.log.is_finished());
+            let chunk = self.read().await?;
+            if !chunk.is_empty() {
+                return Ok(Some((chunk, self)));
+            }
+            if finished || !self.query.follow {
+                return Ok(None);
+            }
+            tokio::select! {
+                () = self.log.wait_for_growth(seen) => {}
+                // The log of a lost claim is never finished.
+                () = tokio::time::sleep(CONTROL_FOLLOW_CHECK_INTERVAL) => {
+                    if self.control.log(&self.query.task).await.is_err() {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
     }
-}
 
-async fn copy_log(log: TaskLog, query: LogQuery, control: Control, mut to: DuplexStream) -> io::Result<()> {
-    let mut file = None;
-    let mut buffer = vec![0; CONTROL_READ_BYTES];
-    loop {
-        // Before reading, so that no growth is missed.
-        let (seen, ended) = (log.bytes(), log.is_finished());
-        if file.is_none() {
-            file = match File::open(log.path()).await {
-                Ok(file) => Some(file),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+    /// Empty at the end, and while there is no file.
+    async fn read(&mut self) -> io::Result<Vec<u8>> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => match File::open(self.log.path()).await {
+                Ok(file) => none.insert(file),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
                 Err(error) => return Err(error),
-            };
-        }
-        if let Some(file) = &mut file {
-            loop {
-                let read = file.read(&mut buffer).await?;
-                if read == 0 {
-                    break;
-                }
-                to.write_all(&buffer[..read]).await?;
-            }
-        }
-        if ended || !query.follow {
-            return Ok(());
-        }
-        tokio::select! {
-            () = log.wait_for_growth(seen) => {}
-            // The log of a lost claim is never finished.
-            () = tokio::time::sleep(CONTROL_FOLLOW_CHECK_INTERVAL) => {
-                if control.log(&query.task).await.is_err() {
-                    return Ok(());
-                }
-            }
-        }
+            },
+        };
+        let mut chunk = vec![0; CONTROL_READ_BYTES];
+        let read = file.read(&mut chunk).await?;
+        chunk.truncate(read);
+        Ok(chunk)
     }
 }

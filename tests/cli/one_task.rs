@@ -113,7 +113,7 @@ fn a_released_task_is_stopped_and_its_next_run_is_claimed() {
     told(here, &["pause"]);
     let said = told(here, &["claims", "release", &format!("{id}/0"), "--note", "disk is slow", "--wait"]);
     assert_eq!(said.code, 0, "{}", said.err);
-    let expected = "/0 is being stopped and will be reported as exception (worker-shutdown)";
+    let expected = "/0 ends and will be reported as exception (worker-shutdown)";
     assert!(said.out.contains(&format!("{id}{expected}")), "{}", said.out);
     let held = json(&told(here, &["claims", "list", "-o", "json"]));
     let held: Vec<_> = held.as_array().expect("a list").iter().map(|task| task["task"].as_str()).collect();
@@ -164,7 +164,7 @@ fn a_canceled_claim_cannot_be_released() {
     let id = started(&mut server, here, &script);
     assert_eq!(told(here, &["claims", "cancel", &id]).code, 0);
     let said = told(here, &["claims", "release", &id, "--wait"]);
-    let expected = "/0 is not released: it is being stopped and will be reported as exception (internal-error)";
+    let expected = "/0 is not released: it ends and will be reported as exception (internal-error)";
     assert!(said.code == 1 && said.err.contains(&format!("{id}{expected}")), "{} {}", said.code, said.err);
     assert_eq!(told(here, &["claims", "cancel", &id]).code, 0, "what was wanted comes of it");
     std::fs::write(&go, "").expect("it may end");

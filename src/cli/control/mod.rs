@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
+use serde_json::json;
 
 use super::config_args::{ConfigArgs, NoFlags};
 use super::controller::{controller_socket, no_pools};
@@ -20,7 +21,7 @@ use crate::config::environment::SOCKET_VARIABLE;
 use crate::config::values::Span;
 use crate::config::{Config, Environment};
 use crate::control::client::{ControlClient, Error, Follow};
-use crate::control::{WorkerCommand, WorkerCommandRequest, WorkerStatusReply};
+use crate::control::{WorkerCommand, WorkerCommandRequest};
 use crate::limits::DRAIN_POLL_INTERVAL;
 use crate::worker::Note;
 pub(super) use top::{TopArgs, top};
@@ -36,19 +37,9 @@ pub(super) struct TargetArgs {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct NoteArgs {
-    /// Reason, shown in the worker's status and log
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    note: String,
-}
-
-#[derive(Debug, Args)]
 pub(super) struct WorkerStatusArgs {
     #[command(flatten)]
-    target: TargetArgs,
-    /// Output format
-    #[arg(long, short, value_enum, default_value_t = Format::Table)]
-    output: Format,
+    how: ShowArgs,
     /// Refresh at this interval [default: 2s]
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
     watch: Option<Span>,
@@ -58,8 +49,9 @@ pub(super) struct WorkerStatusArgs {
 pub(super) struct CommandArgs {
     #[command(flatten)]
     target: TargetArgs,
-    #[command(flatten)]
-    note: NoteArgs,
+    /// Reason, shown in the worker's status and log
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    note: String,
 }
 
 #[derive(Debug, Subcommand)]
@@ -97,57 +89,48 @@ pub(super) enum ControlCommand {
     Reload(CommandArgs),
 }
 
+#[derive(Debug, Args)]
+pub(super) struct ShowArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Output format
+    #[arg(long, short, value_enum, default_value_t = Format::Table)]
+    output: Format,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct EndClaimArgs {
+    /// Task id, TASK/RUN, or a prefix of either
+    task: String,
+    /// Wait until the claim has ended
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    to: CommandArgs,
+}
+
 #[derive(Debug, Subcommand)]
 pub(super) enum ClaimsCommand {
     /// List the worker's claims
-    List {
-        #[command(flatten)]
-        target: TargetArgs,
-        /// Output format
-        #[arg(long, short, value_enum, default_value_t = Format::Table)]
-        output: Format,
-    },
+    List(ShowArgs),
     /// Show the details of a claim
     Show {
         /// Task id, TASK/RUN, or a prefix of either
         task: String,
         #[command(flatten)]
-        target: TargetArgs,
-        /// Output format
-        #[arg(long, short, value_enum, default_value_t = Format::Table)]
-        output: Format,
+        how: ShowArgs,
     },
     /// Stop a task and release its claim, so that the queue runs the task again
     ///
     /// The payload gets SIGTERM, SIGKILL after `worker.termination_grace`, and the run is reported as `worker-shutdown`, which the
     /// queue retries. This worker may claim it again unless it is paused.
-    Release {
-        /// Task id, TASK/RUN, or a prefix of either
-        task: String,
-        /// Wait until the claim has ended
-        #[arg(long)]
-        wait: bool,
-        #[command(flatten)]
-        target: TargetArgs,
-        #[command(flatten)]
-        note: NoteArgs,
-    },
+    Release(EndClaimArgs),
     /// Stop a task and fail it, so that the queue does not run it again
     ///
     /// The payload gets SIGTERM, SIGKILL after `worker.termination_grace`, and the run is reported as `internal-error`, which the
     /// queue does not retry. The task's log names the author and the reason. With credentials for the queue, prefer
     /// `journeyman task cancel`: it sets the task to `canceled` on any worker.
-    Cancel {
-        /// Task id, TASK/RUN, or a prefix of either
-        task: String,
-        /// Wait until the claim has ended
-        #[arg(long)]
-        wait: bool,
-        #[command(flatten)]
-        target: TargetArgs,
-        #[command(flatten)]
-        note: NoteArgs,
-    },
+    Cancel(EndClaimArgs),
     /// Print the log of a running task
     Logs {
         /// Task id, TASK/RUN, or a prefix of either
@@ -206,15 +189,15 @@ impl From<Error> for Failure {
 }
 
 pub(super) async fn status(arguments: WorkerStatusArgs, environment: &Environment) -> ExitResult {
-    let client = arguments.target.client(environment)?;
-    let print = async || {
+    let client = arguments.how.target.client(environment)?;
+    print_repeatedly(arguments.watch.as_ref(), async || {
         let status = client.status().await?;
-        Ok(match arguments.output {
-            Format::Json => format!("{:#}\n", to_json(&status)),
+        Ok(match arguments.how.output {
+            Format::Json => format!("{:#}\n", json!(status)),
             Format::Table => status::render(&status),
         })
-    };
-    print_repeatedly(arguments.watch.as_ref(), print).await
+    })
+    .await
 }
 
 /// Prints once, or at an interval until interrupted.
@@ -235,10 +218,6 @@ pub(super) async fn print_repeatedly(
     }
 }
 
-fn to_json(status: &WorkerStatusReply) -> serde_json::Value {
-    serde_json::to_value(status).unwrap_or_default()
-}
-
 pub(super) async fn run(command: ControlCommand, environment: &Environment) -> ExitResult {
     let seconds = |span: Option<Span>| span.map(|span| span.0.as_secs_f64());
     let (command, to, wait) = match command {
@@ -248,27 +227,16 @@ pub(super) async fn run(command: ControlCommand, environment: &Environment) -> E
         ControlCommand::Stop { wait, to } => (WorkerCommand::Stop, to, wait),
         ControlCommand::Reload(to) => (WorkerCommand::Reload, to, false),
     };
-    let client = send_command(&to.target, command, to.note, environment).await?;
+    let client = to.target.client(environment)?;
+    send_command(&client, command, to.note, environment).await?;
     if wait {
-        wait_for_exit(&client).await?;
+        wait_until_gone(async || client.status().await.map(drop)).await?;
     }
     Ok(Exit::Success)
 }
 
-async fn wait_for_exit(client: &ControlClient) -> Result<(), Failure> {
-    let mut remaining = usize::MAX;
-    wait_until_gone(async || {
-        let claims = client.status().await?.snapshot.claims.len();
-        if std::mem::replace(&mut remaining, claims) != claims {
-            output::print_stderr(&format!("{claims} {} left", if claims == 1 { "task" } else { "tasks" }));
-        }
-        Ok(())
-    })
-    .await
-}
-
 /// Polls until the worker or the claim no longer exists.
-async fn wait_until_gone(mut poll: impl AsyncFnMut() -> Result<(), Error>) -> Result<(), Failure> {
+async fn wait_until_gone(poll: impl AsyncFn() -> Result<(), Error>) -> Result<(), Failure> {
     loop {
         match poll().await {
             Ok(()) | Err(Error::Timeout(_)) => {}
@@ -292,41 +260,37 @@ pub(in crate::cli) fn operator_name(environment: &Environment) -> String {
 }
 
 async fn send_command(
-    target: &TargetArgs,
+    client: &ControlClient,
     command: WorkerCommand,
-    note: NoteArgs,
+    text: String,
     environment: &Environment,
-) -> Result<ControlClient, Failure> {
-    let client = target.client(environment)?;
-    let note = Note { by: operator_name(environment), text: note.note };
+) -> Result<(), Failure> {
+    let note = Note { by: operator_name(environment), text };
     let message = client.send_command(&WorkerCommandRequest { command, note }).await?;
-    output::line(&message)?;
-    Ok(client)
+    Ok(output::line(&message)?)
 }
 
 pub(super) async fn claims(command: ClaimsCommand, environment: &Environment) -> ExitResult {
     match command {
-        ClaimsCommand::List { target, output } => {
-            let status = target.client(environment)?.status().await?;
+        ClaimsCommand::List(ShowArgs { target, output }) => {
+            let claims = target.client(environment)?.status().await?.snapshot.claims;
             match output {
-                Format::Json => output::json(&serde_json::to_value(&status.snapshot.claims).unwrap_or_default())?,
-                Format::Table => output::print(&status::claim_table(&status.snapshot.claims))?,
+                Format::Json => output::json(&json!(claims))?,
+                Format::Table => output::print(&status::claim_table(&claims))?,
             }
-            Ok(Exit::Success)
         }
-        ClaimsCommand::Show { task, target, output } => {
+        ClaimsCommand::Show { task, how: ShowArgs { target, output } } => {
             let detail = target.client(environment)?.claim_details(&task).await?;
             match output {
-                Format::Json => output::json(&serde_json::to_value(&detail).unwrap_or_default())?,
+                Format::Json => output::json(&json!(detail))?,
                 Format::Table => output::print(&claim_details::render(&detail))?,
             }
-            Ok(Exit::Success)
         }
-        ClaimsCommand::Release { task, wait, target, note } => {
-            end_claim(task, |task| WorkerCommand::Release { task }, wait, &target, note, environment).await
+        ClaimsCommand::Release(arguments) => {
+            end_claim(arguments, |task| WorkerCommand::Release { task }, environment).await?;
         }
-        ClaimsCommand::Cancel { task, wait, target, note } => {
-            end_claim(task, |task| WorkerCommand::Cancel { task }, wait, &target, note, environment).await
+        ClaimsCommand::Cancel(arguments) => {
+            end_claim(arguments, |task| WorkerCommand::Cancel { task }, environment).await?;
         }
         ClaimsCommand::Logs { task, target, follow } => {
             let follow = if follow { Follow::Yes } else { Follow::No };
@@ -337,29 +301,25 @@ pub(super) async fn claims(command: ClaimsCommand, environment: &Environment) ->
             {
                 log.print(&chunk)?;
             }
-            Ok(Exit::Success)
         }
     }
+    Ok(Exit::Success)
 }
 
 async fn end_claim(
-    task: String,
+    EndClaimArgs { task, wait, to }: EndClaimArgs,
     command: fn(String) -> WorkerCommand,
-    wait: bool,
-    target: &TargetArgs,
-    note: NoteArgs,
     environment: &Environment,
-) -> ExitResult {
+) -> Result<(), Failure> {
+    let client = to.target.client(environment)?;
     if !wait {
-        send_command(target, command(task), note, environment).await?;
-        return Ok(Exit::Success);
+        return send_command(&client, command(task), to.note, environment).await;
     }
     // By its full name, because a prefix may match another task later.
-    let claim = target.client(environment)?.claim_details(&task).await?.claim;
+    let claim = client.claim_details(&task).await?.claim;
     let name = format!("{}:{}/{}", claim.source, claim.task, claim.run);
-    let client = send_command(target, command(name.clone()), note, environment).await?;
-    wait_until_gone(async || client.claim_details(&name).await.map(drop)).await?;
-    Ok(Exit::Success)
+    send_command(&client, command(name.clone()), to.note, environment).await?;
+    wait_until_gone(async || client.claim_details(&name).await.map(drop)).await
 }
 
 pub(super) fn format_seconds(seconds: f64) -> String {

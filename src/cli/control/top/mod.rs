@@ -12,7 +12,7 @@ use ratatui::crossterm::event::{self, Event, KeyEvent, KeyEventKind};
 use tokio::sync::mpsc;
 
 use self::screen::{KeyAction, TopScreen};
-use super::{TargetArgs, WorkerStatusArgs, operator_name, status};
+use super::{ShowArgs, TargetArgs, WorkerStatusArgs, operator_name, status};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::Format;
 use crate::config::Environment;
@@ -31,8 +31,8 @@ pub(in crate::cli) struct TopArgs {
 /// Without a terminal, behaves as `status --watch`.
 pub(in crate::cli) async fn top(arguments: TopArgs, environment: &Environment) -> ExitResult {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-        let watch = Some(Span(Duration::from_secs(2)));
-        return status(WorkerStatusArgs { target: arguments.target, output: Format::Table, watch }, environment).await;
+        let how = ShowArgs { target: arguments.target, output: Format::Table };
+        return status(WorkerStatusArgs { how, watch: Some(Span(Duration::from_secs(2))) }, environment).await;
     }
     let client = arguments.target.client(environment)?;
     // Before the alternate screen, so that an error stays visible.
