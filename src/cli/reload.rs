@@ -1,10 +1,10 @@
 //! Reloads the configuration of a running worker or controller: all of it or nothing. Keys that need a restart are reported.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 
 use sd_notify::NotifyState;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::mpsc;
 
@@ -13,7 +13,6 @@ use super::exit::Failure;
 use super::signals::subscribe;
 use super::worker_setup;
 use crate::config::Environment;
-use crate::config::pool::PoolConfig;
 use crate::config::schema::Config;
 use crate::control::worker_api::{ReloadRequest, ReloadSender};
 use crate::host::service_manager::NotifySender;
@@ -74,19 +73,16 @@ impl<F: FlagSet, T: ReloadTarget> Reloader<F, T> {
         let before = self.running.clone();
         T::copy_reloadable(&mut self.running, &new);
         let applied = changed_keys(&before, &self.running);
-        let mut pending = changed_keys(&self.running, &new);
-        pending.extend(changed_variables(&self.running, &new));
+        let pending = changed_keys(&self.running, &new);
         if !applied.is_empty() {
             self.target.apply(&self.running).await;
             log::set_filter(&self.running.log);
         }
-        let message = match (applied.is_empty(), pending.is_empty()) {
-            (true, true) => "the configuration has not changed".to_owned(),
-            (false, true) => format!("changed: {}", applied.join(", ")),
-            (true, false) => format!("nothing has changed; a restart is needed for {}", pending.join(", ")),
-            (false, false) => {
-                format!("changed: {}; a restart is needed for {}", applied.join(", "), pending.join(", "))
-            }
+        let part = |what: &str, keys: &[String]| (!keys.is_empty()).then(|| format!("{what} {}", keys.join(", ")));
+        let parts = [part("changed:", &applied), part("a restart is needed for", &pending)];
+        let message = match parts.into_iter().flatten().collect::<Vec<_>>() {
+            parts if parts.is_empty() => "the configuration has not changed".to_owned(),
+            parts => parts.join("; "),
         };
         tracing::info!("configuration reloaded; {message}");
         Ok(message)
@@ -142,71 +138,36 @@ impl ReloadTarget for WorkerTarget {
     }
 }
 
-/// The keys whose values differ, and the named tables that only one of the two has.
+/// The keys whose values differ, and the tables that only one of the two has. Secrets are masked, so a changed one is not seen.
 pub(super) fn changed_keys(one: &Config, other: &Config) -> Vec<String> {
-    let (one, other) = (flatten(one), flatten(other));
-    let keys = one.keys().chain(other.keys().filter(|key| !one.contains_key(*key)));
-    let differ = keys.filter(|key| one.get(*key) != other.get(*key));
-    let named = |key: &String| match named_table(key) {
-        Some(table) if !has_table(&one, table) => format!("{table} (new)"),
-        Some(table) if !has_table(&other, table) => format!("{table} (gone)"),
-        Some(_) | None => key.clone(),
-    };
-    let named: BTreeSet<String> = differ.map(named).collect();
-    named.into_iter().collect()
-}
-
-/// The named table of a key, such as `source.ci`.
-fn named_table(key: &str) -> Option<&str> {
-    let (kind, rest) = key.split_once('.')?;
-    let (name, _) = rest.split_once('.')?;
-    key.get(..kind.len() + 1 + name.len()).filter(|_| NAMED_TABLES.contains(&kind))
-}
-
-const NAMED_TABLES: [&str; 4] = ["source", "handler", "pool", "demand"];
-
-fn has_table(flat: &BTreeMap<String, Value>, named: &str) -> bool {
-    flat.keys().any(|key| named_table(key) == Some(named))
-}
-
-/// Every value by its dotted key. Secrets are masked, so a changed one is not seen.
-fn flatten(config: &Config) -> BTreeMap<String, Value> {
-    let mut flat = BTreeMap::new();
-    flatten_into("", serde_json::to_value(config).unwrap_or_default(), &mut flat);
-    flat
-}
-
-fn flatten_into(key: &str, value: Value, flat: &mut BTreeMap<String, Value>) {
-    match value {
-        Value::Object(entries) => {
-            for (name, value) in entries {
-                let key = if key.is_empty() { name } else { format!("{key}.{name}") };
-                flatten_into(&key, value, flat);
-            }
-        }
-        value @ (Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_)) => {
-            flat.insert(key.to_owned(), value);
-        }
+    let value = |config| serde_json::to_value(config).unwrap_or_default();
+    let mut keys = Vec::new();
+    push_changes("", &value(one), &value(other), &mut keys);
+    // The values of variables are masked too.
+    for (name, pool) in &other.pool {
+        let Some(before) = one.pool.get(name) else { continue };
+        let differs = |(variable, value): &(&String, _)| before.env.get(*variable).is_some_and(|before| before != *value);
+        keys.extend(pool.env.iter().filter(differs).map(|(variable, _)| format!("pool.{name}.env.{variable}")));
     }
+    keys
 }
 
-/// The changed variables of pools, whose values are masked.
-fn changed_variables(running: &Config, new: &Config) -> Vec<String> {
-    let of_pool = |(name, pool): (&String, &PoolConfig)| {
-        let before = running.pool.get(name).map(|before| &before.env);
-        let other = |(variable, value): (&String, _)| {
-            let is_other = before?.get(variable).is_some_and(|before| before != value);
-            is_other.then(|| format!("pool.{name}.env.{variable}"))
-        };
-        pool.env.iter().filter_map(other).collect::<Vec<_>>()
-    };
-    new.pool.iter().flat_map(of_pool).collect()
+fn push_changes(key: &str, one: &Value, other: &Value, keys: &mut Vec<String>) {
+    if let (Value::Object(one), Value::Object(other)) = (one, other) {
+        for name in one.keys().chain(other.keys()).collect::<BTreeSet<_>>() {
+            let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+            let value = |table: &Map<String, Value>| table.get(name).cloned().unwrap_or_default();
+            push_changes(&key, &value(one), &value(other), keys);
+        }
+    } else if one != other {
+        keys.push(key.to_owned());
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::pool::EnvValue;
+    use crate::config::pool::{EnvValue, PoolConfig};
 
     #[test]
     fn keys_that_take_effect_are_distinguished_from_keys_that_need_a_restart() {
@@ -231,7 +192,6 @@ mod tests {
         running.pool.insert("core".to_owned(), pool);
         let mut new = running.clone();
         new.pool.get_mut("core").unwrap().env.insert("OTHER".to_owned(), variable("2"));
-        assert_eq!(changed_keys(&running, &new), [""; 0]);
-        assert_eq!(changed_variables(&running, &new), ["pool.core.env.OTHER"]);
+        assert_eq!(changed_keys(&running, &new), ["pool.core.env.OTHER"]);
     }
 }
