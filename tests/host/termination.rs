@@ -332,8 +332,7 @@ async fn a_task_that_can_finish_before_the_deadline_does_and_the_worker_exits_ea
     worker.runs(1).await;
     host.setup.wait_started(&task).await;
     let deadline = host.next_in_seconds(600);
-    let line = worker.wait_for_log("this host terminates").await;
-    assert!(line.contains("may finish until"), "{line}");
+    worker.wait_for_log("this host terminates").await;
     gate.open().await;
     worker.exits_with(12).await;
     let runs = host.setup.runs(&task).await;
