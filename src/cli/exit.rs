@@ -26,47 +26,33 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// In order of their numbers.
-    pub const ALL: [Self; 14] = [
-        Self::Success,
-        Self::Failed,
-        Self::Usage,
-        Self::Idle,
-        Self::HostTerminating,
-        Self::LimitReached,
-        Self::Released,
-        Self::Internal,
-        Self::HostUnusable,
-        Self::Config,
-        Self::Denied,
-        Self::Unreachable,
-        Self::Aborted,
-        Self::ProcessesLeft,
+    /// In order of their numbers, with descriptions.
+    pub const ALL: [(Self, &'static str); 14] = [
+        (Self::Success, "success: done, drained or stopped as requested"),
+        (Self::Failed, "failed: rejected, not found, not completed, or a handler that breaks the contract"),
+        (Self::Usage, "usage: invalid command line"),
+        (Self::Idle, "idle: no task for `exit_when_idle`"),
+        (Self::HostTerminating, "host terminating (spot notice, preemption): tasks finished or were released"),
+        (Self::LimitReached, "limit reached: `max_tasks` or `max_uptime`"),
+        (
+            Self::Released,
+            "released: stopped by `stop`, QUIT, a second signal or the drain deadline; running tasks were released",
+        ),
+        (Self::Internal, "internal error"),
+        (Self::HostUnusable, "host unusable: a directory, a port or a program"),
+        (Self::Config, "invalid configuration"),
+        (Self::Denied, "denied: the queue rejects the credentials"),
+        (Self::Unreachable, "unreachable: the queue does not respond"),
+        (Self::Aborted, "aborted by a third signal: tasks were not released"),
+        (Self::ProcessesLeft, "processes left: processes of a task survived SIGKILL"),
     ];
 
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    pub const fn description(self) -> &'static str {
-        match self {
-            Self::Success => "success: done, drained or stopped as requested",
-            Self::Failed => "failed: rejected, not found, not completed, or a handler that breaks the contract",
-            Self::Usage => "usage: invalid command line",
-            Self::Idle => "idle: no task for `exit_when_idle`",
-            Self::HostTerminating => "host terminating (spot notice, preemption): tasks finished or were released",
-            Self::LimitReached => "limit reached: `max_tasks` or `max_uptime`",
-            Self::Released => {
-                "released: stopped by `stop`, QUIT, a second signal or the drain deadline; running tasks were released"
-            }
-            Self::Internal => "internal error",
-            Self::HostUnusable => "host unusable: a directory, a port or a program",
-            Self::Config => "invalid configuration",
-            Self::Denied => "denied: the queue rejects the credentials",
-            Self::Unreachable => "unreachable: the queue does not respond",
-            Self::ProcessesLeft => "processes left: processes of a task survived SIGKILL",
-            Self::Aborted => "aborted by a third signal: tasks were not released",
-        }
+    pub fn description(self) -> &'static str {
+        Self::ALL.iter().find(|(exit, _)| *exit == self).map_or("", |(_, description)| description)
     }
 }
 
@@ -124,7 +110,7 @@ mod tests {
 
     #[test]
     fn exit_codes_are_unique_and_sorted() {
-        let mut codes: Vec<u8> = Exit::ALL.iter().map(|exit| exit.code()).collect();
+        let mut codes: Vec<u8> = Exit::ALL.iter().map(|(exit, _)| exit.code()).collect();
         codes.dedup();
         assert_eq!(codes.len(), Exit::ALL.len());
         assert!(codes.is_sorted());

@@ -227,7 +227,7 @@ fn the_guide_lists_every_key_of_the_schema() {
 #[test]
 fn the_guide_shows_every_exit_code() {
     let guide = include_str!("../../src/guide/configuration.md");
-    for exit in journeyman::cli::exit::Exit::ALL {
+    for (exit, _) in journeyman::cli::exit::Exit::ALL {
         let row = format!("| {} | {} |", exit.code(), exit.description());
         assert!(guide.contains(&row), "configuration.md misses: {row}");
     }

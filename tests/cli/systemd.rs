@@ -178,7 +178,7 @@ fn the_units_restart_by_exit_code() {
         let codes =
             |key| setting(&unit, key).split(' ').map(|code| code.parse().expect("a number")).collect::<Vec<u8>>();
         let of = |after| {
-            let codes = Exit::ALL.iter().filter(|exit| restart_policy(**exit) == after).map(|exit| exit.code());
+            let codes = Exit::ALL.iter().filter(|(exit, _)| restart_policy(*exit) == after).map(|(exit, _)| exit.code());
             codes.filter(|code| *code != 0).collect::<Vec<_>>()
         };
         assert_eq!(codes("SuccessExitStatus"), of(RestartPolicy::Stop), "{}", path.display());
@@ -219,8 +219,8 @@ fn the_unit_of_the_controller_keeps_its_workers() {
     }
     let codes = setting(&unit, "RestartPreventExitStatus").split(' ').map(|code| code.parse().expect("a number"));
     let persons =
-        Exit::ALL.iter().filter(|exit| restart_policy(**exit) == RestartPolicy::NeedsOperator).map(|exit| exit.code());
-    assert_eq!(codes.collect::<Vec<u8>>(), persons.collect::<Vec<_>>());
+        Exit::ALL.map(|(exit, _)| exit).into_iter().filter(|exit| restart_policy(*exit) == RestartPolicy::NeedsOperator);
+    assert_eq!(codes.collect::<Vec<u8>>(), persons.map(Exit::code).collect::<Vec<_>>());
 }
 
 /// The package's script after an installation, with what it would call of the system played by scripts of one line.
