@@ -61,8 +61,8 @@ impl FileChecks<'_> {
         if keys.uses_descriptor() || self.problems[before..].iter().any(|found| found.code == ProblemCode::Unusable) {
             return;
         }
-        let Ok(Some(own)) = keys.read(self.environment) else { return };
-        if let Err(failure) = target::build_credentials(&own.client_id, &own.access_token, own.certificate.as_ref()) {
+        let Ok(Some(credentials)) = keys.read(self.environment) else { return };
+        if let Err(failure) = target::build_credentials(&credentials) {
             self.unusable(&format!("{key}.client_id"), format!("[{key}] cannot sign: {}", failure.message), "");
         }
     }

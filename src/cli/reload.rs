@@ -146,7 +146,8 @@ pub(super) fn changed_keys(one: &Config, other: &Config) -> Vec<String> {
     // The values of variables are masked too.
     for (name, pool) in &other.pool {
         let Some(before) = one.pool.get(name) else { continue };
-        let differs = |(variable, value): &(&String, _)| before.env.get(*variable).is_some_and(|before| before != *value);
+        let differs =
+            |(variable, value): &(&String, _)| before.env.get(*variable).is_some_and(|before| before != *value);
         keys.extend(pool.env.iter().filter(differs).map(|(variable, _)| format!("pool.{name}.env.{variable}")));
     }
     keys

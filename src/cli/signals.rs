@@ -76,11 +76,11 @@ impl ExitSignals {
         self.receive().await;
     }
 
-    async fn receive(&mut self) -> ReceivedSignal {
+    async fn receive(&mut self) -> (&'static str, ExitSignal) {
         tokio::select! {
-            _ = self.term.recv() => ReceivedSignal { name: "TERM", signal: ExitSignal::Terminate },
-            _ = self.int.recv() => ReceivedSignal { name: "INT", signal: ExitSignal::Terminate },
-            _ = self.quit.recv() => ReceivedSignal { name: "QUIT", signal: ExitSignal::Quit },
+            _ = self.term.recv() => ("SIGTERM", ExitSignal::Terminate),
+            _ = self.int.recv() => ("SIGINT", ExitSignal::Terminate),
+            _ = self.quit.recv() => ("SIGQUIT", ExitSignal::Quit),
         }
     }
 
@@ -92,28 +92,28 @@ impl ExitSignals {
     pub(super) async fn apply_to(mut self, control: Control) {
         let mut escalation = Escalation::default();
         loop {
-            let ReceivedSignal { name, signal } = self.receive().await;
-            match escalation.escalate(signal) {
+            let (signal, kind) = self.receive().await;
+            let command = match escalation.escalate(kind) {
                 ShutdownStep::Drain => {
                     tracing::info!(
-                        signal = name,
+                        signal,
                         "draining: no new claims, running tasks finish; repeat the signal to release them"
                     );
-                    control.command(Command::Drain { within: None }, Note::of(&format!("SIG{name}"))).await;
+                    Command::Drain { within: None }
                 }
                 ShutdownStep::Release => {
                     tracing::warn!(
-                        signal = name,
+                        signal,
                         "releasing all claims; a third TERM or INT ends the worker at once without releasing"
                     );
-                    control.command(Command::Release { within: None }, Note::of(&format!("SIG{name}"))).await;
+                    Command::Release { within: None }
                 }
                 ShutdownStep::Abort => {
-                    tracing::error!(signal = name, "ending at once; claims will expire");
-                    control.command(Command::Abort, Note::of(&format!("SIG{name}"))).await;
-                    return;
+                    tracing::error!(signal, "ending at once; claims will expire");
+                    return control.command(Command::Abort, Note::of(signal)).await;
                 }
-            }
+            };
+            control.command(command, Note::of(signal)).await;
         }
     }
 }
@@ -169,11 +169,6 @@ const USR1: i32 = rustix::process::Signal::USR1.as_raw();
 
 pub(super) fn subscribe(kind: SignalKind) -> Result<Signal, Failure> {
     signal(kind).map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot install a signal handler: {error}")))
-}
-
-struct ReceivedSignal {
-    name: &'static str,
-    signal: ExitSignal,
 }
 
 #[cfg(test)]

@@ -1,21 +1,22 @@
 //! Finds the queue and the credentials of a client command: flags, Taskcluster's variables, or the queue of `journeyman dev`.
 
 use std::fs;
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueHint};
+use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
 
 use super::exit::{Exit, Failure};
 use crate::config::environment::STATE_VARIABLE;
+use crate::config::secrets::{ClientCredentials, CredentialKeys};
 use crate::config::values::{Secret, Url};
 use crate::config::{Environment, secrets};
 use crate::domain::refusal::Refusal;
 use crate::host::file_lock::FileLock;
 use crate::source::CallError;
-use crate::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
+use crate::source::taskcluster::{Api, ApiConfig, Credentials};
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Queue")]
@@ -61,6 +62,12 @@ impl DevState {
     pub fn read(folder: &Path) -> Option<Self> {
         serde_json::from_str(&fs::read_to_string(folder.join(Self::FILE)).ok()?).ok()
     }
+
+    pub fn client(&self) -> Result<Api, Failure> {
+        let access_token = Secret::new(&self.access_token);
+        let credentials = ClientCredentials { client_id: self.client_id.clone(), access_token, certificate: None };
+        build_api(&self.root_url, Some(build_credentials(&credentials)?))
+    }
 }
 
 /// `dev.json`, which one process at a time can write. Removed on drop.
@@ -85,15 +92,14 @@ impl DevStateFile {
 
     /// Atomic; for the owner only.
     pub fn write(&self, state: &DevState) -> Result<(), Failure> {
-        let fresh = self.folder.join(format!("{}.fresh", DevState::FILE));
-        let text = serde_json::to_string_pretty(state).map_err(std::io::Error::other);
-        let mut options = fs::OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        text.and_then(|text| options.open(&fresh)?.write_all(text.as_bytes()))
-            .and_then(|()| fs::rename(&fresh, self.folder.join(DevState::FILE)))
-            .map_err(|error| {
-                Failure::new(Exit::HostUnusable, format!("cannot write to {}: {error}", self.folder.display()))
-            })
+        let write = || {
+            let mut file = NamedTempFile::new_in(&self.folder)?;
+            serde_json::to_writer_pretty(&mut file, state)?;
+            file.persist(self.folder.join(DevState::FILE)).map_err(|error| error.error)
+        };
+        let failed =
+            |error| Failure::new(Exit::HostUnusable, format!("cannot write to {}: {error}", self.folder.display()));
+        write().map(drop).map_err(failed)
     }
 }
 
@@ -133,22 +139,22 @@ impl QueueTargetArgs {
     }
 
     fn credentials(&self, environment: &Environment) -> Result<Option<Credentials>, Failure> {
-        let client_id = self.client_id.as_deref().or_else(|| environment.get("TASKCLUSTER_CLIENT_ID"));
+        let client_id =
+            self.client_id.as_deref().or_else(|| environment.get("TASKCLUSTER_CLIENT_ID")).map(str::to_owned);
         let token = match &self.access_token_file {
             Some(path) => Some(secrets::read(path, "an access token")?),
             None => environment.get("TASKCLUSTER_ACCESS_TOKEN").map(Secret::new),
         };
         let certificate = environment.get("TASKCLUSTER_CERTIFICATE").map(Secret::new);
         match (client_id, token) {
-            (Some(client_id), Some(token)) => build_credentials(client_id, &token, certificate.as_ref()).map(Some),
+            (Some(client_id), Some(access_token)) => {
+                build_credentials(&ClientCredentials { client_id, access_token, certificate }).map(Some)
+            }
             (None, None) => Ok(None),
-            (Some(_), None) => Err(Failure::new(
+            (Some(_), None) | (None, Some(_)) => Err(Failure::new(
                 Exit::Config,
-                "client id without access token; set --access-token-file or TASKCLUSTER_ACCESS_TOKEN",
-            )),
-            (None, Some(_)) => Err(Failure::new(
-                Exit::Config,
-                "access token without client id; set --client-id or TASKCLUSTER_CLIENT_ID",
+                "client id and access token belong together; set --client-id or TASKCLUSTER_CLIENT_ID, and --access-token-file \
+                 or TASKCLUSTER_ACCESS_TOKEN",
             )),
         }
     }
@@ -162,30 +168,24 @@ fn dev_client(environment: &Environment) -> Result<QueueClient, Failure> {
              TASKCLUSTER_ROOT_URL",
         ));
     };
-    let credentials = build_credentials(&state.client_id, &Secret::new(&state.access_token), None)?;
-    let api = build_api(&state.root_url, Some(credentials))?;
-    Ok(QueueClient { api, task_queue: state.task_queues.first().cloned(), dev_state: Some(state) })
+    Ok(QueueClient { api: state.client()?, task_queue: state.task_queues.first().cloned(), dev_state: Some(state) })
 }
 
 pub fn build_api(root_url: &str, credentials: Option<Credentials>) -> Result<Api, Failure> {
-    let settings = ApiConfig {
-        root_url: root_url.to_owned(),
-        credentials,
-        // `allow_hosts` protects workers; the commands of a person may follow any redirect.
-        allow_hosts: vec!["*".to_owned()],
-        timeouts: Timeouts::default(),
-    };
-    Api::new(settings).map_err(|error| Failure::from_error(Exit::Config, &error))
+    // `allow_hosts` protects workers; the commands of a person may follow any redirect.
+    let config = ApiConfig { allow_hosts: vec!["*".to_owned()], ..ApiConfig::new(root_url, credentials) };
+    Api::new(config).map_err(|error| Failure::from_error(Exit::Config, &error))
 }
 
-pub fn build_credentials(
-    client_id: &str,
-    token: &Secret,
-    certificate: Option<&Secret>,
-) -> Result<Credentials, Failure> {
-    let token = token.reveal().to_owned().into();
-    let certificate = certificate.map(|certificate| certificate.reveal().to_owned().into());
-    Credentials::new(client_id, token, certificate.as_ref()).map_err(|error| Failure::from_error(Exit::Config, &error))
+pub fn read_credentials(keys: CredentialKeys<'_>, environment: &Environment) -> Result<Option<Credentials>, Failure> {
+    keys.read(environment)?.map(|credentials| build_credentials(&credentials)).transpose()
+}
+
+pub fn build_credentials(own: &ClientCredentials) -> Result<Credentials, Failure> {
+    let text = |secret: &Secret| SecretString::from(secret.reveal());
+    let certificate = own.certificate.as_ref().map(text);
+    Credentials::new(&own.client_id, text(&own.access_token), certificate.as_ref())
+        .map_err(|error| Failure::from_error(Exit::Config, &error))
 }
 
 impl QueueClient {

@@ -13,6 +13,7 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
 use super::{output, target, worker, worker_setup};
 use crate::config::schema::Config;
+use crate::config::secrets::ClientCredentials;
 use crate::config::{self, Document, Environment};
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::limits::{
@@ -21,7 +22,7 @@ use crate::limits::{
 use crate::observe::log;
 use crate::source::taskcluster::Api;
 use crate::worker::{Command, Control, Note};
-use crate::worker_runner::{RunnerConfig, RunnerCredentials, RunnerProtocol, RunnerRequest, SOURCE_NAME};
+use crate::worker_runner::{RunnerConfig, RunnerProtocol, RunnerRequest, SOURCE_NAME};
 
 /// `journeyman run`
 #[derive(Debug, Args)]
@@ -35,13 +36,12 @@ pub(super) struct WorkerRunnerArgs {
 }
 
 /// Global because the log sends lines from any thread.
-static PROTOCOL: Mutex<Option<RunnerProtocol>> = Mutex::new(None);
+static PROTOCOL: Mutex<RunnerProtocol> = Mutex::new(RunnerProtocol::INITIAL);
 
 /// # Errors
 ///
 /// An unusable file; otherwise as `journeyman worker`.
 pub(super) async fn run(arguments: WorkerRunnerArgs, environment: &Environment) -> ExitResult {
-    with_protocol(|protocol| *protocol = Some(RunnerProtocol::default()));
     let mut lines = spawn_line_reader();
     let ended = Box::pin(run_worker(&arguments, environment, &mut lines)).await;
     if ended.is_err() {
@@ -68,9 +68,10 @@ async fn run_worker(arguments: &WorkerRunnerArgs, environment: &Environment, lin
 /// Waits for `welcome`, before which no error report may be sent.
 async fn wait_for_welcome(lines: &mut LineReceiver) {
     let welcome = async {
-        while !with_protocol(|protocol| protocol.as_ref().is_none_or(RunnerProtocol::is_welcomed)) {
+        while !PROTOCOL.lock().is_welcomed() {
             let Some(Ok(line)) = lines.recv().await else { return };
-            if let RunnerRequest::Reply(hello) = parse_line(&line) {
+            let request = PROTOCOL.lock().receive(&line);
+            if let RunnerRequest::Reply(hello) = request {
                 send_hello(hello).await;
             }
         }
@@ -81,7 +82,7 @@ async fn wait_for_welcome(lines: &mut LineReceiver) {
     }
 }
 
-fn read_config(path: &Path, environment: &Environment) -> Result<(Config, RunnerCredentials), Failure> {
+fn read_config(path: &Path, environment: &Environment) -> Result<(Config, ClientCredentials), Failure> {
     let unusable = |what: String| Failure::new(Exit::Config, format!("{}: {what}", path.display()));
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(|error| unusable(error.to_string()))?;
@@ -94,14 +95,10 @@ fn read_config(path: &Path, environment: &Environment) -> Result<(Config, Runner
 }
 
 /// Signs every later call with the new credentials.
-fn replace_credentials(apis: &BTreeMap<String, Api>, new: &RunnerCredentials) -> Result<(), Failure> {
+fn replace_credentials(apis: &BTreeMap<String, Api>, new: &ClientCredentials) -> Result<(), Failure> {
     // Sources that the pool's configuration adds have their own credentials.
     if let Some(api) = apis.get(SOURCE_NAME) {
-        api.replace_credentials(target::build_credentials(
-            &new.client_id,
-            &new.access_token,
-            new.certificate.as_ref(),
-        )?);
+        api.replace_credentials(target::build_credentials(new)?);
     }
     Ok(())
 }
@@ -133,7 +130,8 @@ async fn handle_messages(lines: &mut LineReceiver, apis: BTreeMap<String, Api>, 
             Err(error) => return tracing::warn!(%error, "cannot read from the worker-runner"),
         };
         let note = || Note::of("worker-runner");
-        match parse_line(&line) {
+        let request = PROTOCOL.lock().receive(&line);
+        match request {
             RunnerRequest::Ignore(None) => {}
             RunnerRequest::Ignore(Some(what)) => tracing::warn!("{what}"),
             RunnerRequest::Reply(hello) => send_hello(hello).await,
@@ -150,43 +148,25 @@ async fn handle_messages(lines: &mut LineReceiver, apis: BTreeMap<String, Api>, 
 
 /// Reports a failure, or asks the runner to shut down the host if the worker exited because it was idle or reached its limit.
 async fn send_last_message(ended: &ExitResult) {
-    let last = with_protocol(|protocol| {
-        let protocol = protocol.as_ref()?;
-        match ended {
-            Ok(Exit::Idle | Exit::LimitReached) => protocol.shutdown_line(),
-            Ok(_) => None,
-            Err(failure) => protocol.error_report_line("worker failed", &failure.message),
-        }
-    });
+    let last = match ended {
+        Ok(Exit::Idle | Exit::LimitReached) => PROTOCOL.lock().shutdown_line(),
+        Ok(_) => None,
+        Err(failure) => PROTOCOL.lock().error_report_line("worker failed", &failure.message),
+    };
     if let Some(last) = last {
         send(last).await;
     }
 }
 
-fn with_protocol<T>(use_it: impl FnOnce(&mut Option<RunnerProtocol>) -> T) -> T {
-    use_it(&mut PROTOCOL.lock())
-}
-
-fn parse_line(line: &[u8]) -> RunnerRequest {
-    with_protocol(|protocol| protocol.as_mut().map(|protocol| protocol.receive(line)))
-        .unwrap_or(RunnerRequest::Ignore(None))
-}
-
 /// The log goes to the runner only after `hello`.
 async fn send_hello(hello: String) {
-    send_then(hello, || {
-        with_protocol(|protocol| protocol.as_mut().map(RunnerProtocol::mark_hello_sent));
-    })
-    .await;
-}
-
-async fn send(line: String) {
-    send_then(line, || {}).await;
+    send(hello).await;
+    PROTOCOL.lock().mark_hello_sent();
 }
 
 /// Writes on a blocking thread, because a runner that does not read would block reclaims.
-async fn send_then(line: String, then: impl FnOnce() + Send + 'static) {
-    let printed = tokio::task::spawn_blocking(move || output::print_raw(line.as_bytes()).inspect(|()| then()));
+async fn send(line: String) {
+    let printed = tokio::task::spawn_blocking(move || output::print_raw(line.as_bytes()));
     match tokio::time::timeout(RUNNER_SEND_TIMEOUT, printed).await {
         Ok(Ok(Ok(()))) => {}
         Ok(Ok(Err(error))) => tracing::warn!(%error, "cannot write to the worker-runner"),
@@ -197,7 +177,7 @@ async fn send_then(line: String, then: impl FnOnce() + Send + 'static) {
 /// Sends a line of the log to the runner if it accepts log entries, or else to standard error.
 fn log_line(line: &[u8]) {
     let entry = serde_json::from_slice::<serde_json::Map<String, Value>>(line).ok();
-    match with_protocol(|protocol| protocol.as_ref()?.log_line(entry?)) {
+    match entry.and_then(|entry| PROTOCOL.lock().log_line(entry)) {
         // Not through `send`, which may log.
         Some(line) => drop(output::print_raw(line.as_bytes())),
         None => output::print_stderr(String::from_utf8_lossy(line).trim_end()),

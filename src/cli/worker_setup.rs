@@ -17,7 +17,7 @@ use crate::handler::{self, DynHandler, command, environment, http, program};
 use crate::host::containment::{ContainmentConfig, ContainmentLevel, Requirement, ResourceLimits};
 use crate::host::program_path::find_program;
 use crate::redact;
-use crate::source::taskcluster::{self, Api, ApiConfig, Taskcluster, Timeouts};
+use crate::source::taskcluster::{self, Api, ApiConfig, Taskcluster};
 use crate::worker::{ExitPolicy, MinResources, SourceBinding, Worker, WorkerConfig};
 
 /// The worker's names in its queues.
@@ -156,19 +156,10 @@ pub(super) const fn log_limits(bytes_max: u64) -> LogLimits {
     LogLimits { head_bytes: bytes_max - tail_bytes, tail_bytes }
 }
 
-/// How the deployment of a source is reached.
 fn api_config(source: &TaskclusterSource, environment: &Environment) -> Result<ApiConfig, Failure> {
-    let credentials = source
-        .credentials()
-        .read(environment)?
-        .map(|own| target::build_credentials(&own.client_id, &own.access_token, own.certificate.as_ref()))
-        .transpose()?;
-    Ok(ApiConfig {
-        root_url: source.root_url.as_str().to_owned(),
-        credentials,
-        allow_hosts: source.allow_hosts.clone(),
-        timeouts: Timeouts::default(),
-    })
+    let credentials = target::read_credentials(source.credentials(), environment)?;
+    let allow_hosts = source.allow_hosts.clone();
+    Ok(ApiConfig { allow_hosts, ..ApiConfig::new(source.root_url.as_str(), credentials) })
 }
 
 /// Builds the client of a source that is not polled.

@@ -7,5 +7,5 @@
 mod protocol;
 mod runner_config;
 
-pub use protocol::{RunnerCredentials, RunnerProtocol, RunnerRequest};
+pub use protocol::{RunnerProtocol, RunnerRequest};
 pub use runner_config::{RunnerConfig, RunnerConfigError, SOURCE_NAME};

@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
+use crate::config::secrets::ClientCredentials;
 use crate::config::values::Secret;
 
 /// The capabilities that this worker implements.
 const CAPABILITIES: [&str; 5] = ["graceful-termination", "new-credentials", "error-report", "log", "shutdown"];
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct RunnerProtocol {
     agreed_capabilities: Option<BTreeSet<String>>,
     hello_sent: bool,
@@ -24,15 +25,7 @@ pub enum RunnerRequest {
     Reply(String),
     Drain,
     ReleaseClaims,
-    NewCredentials(RunnerCredentials),
-}
-
-#[derive(Debug, Clone)]
-pub struct RunnerCredentials {
-    pub client_id: String,
-    pub access_token: Secret,
-    /// Set for temporary credentials.
-    pub certificate: Option<Secret>,
+    NewCredentials(ClientCredentials),
 }
 
 #[derive(Deserialize)]
@@ -56,6 +49,9 @@ enum RunnerMessage {
 }
 
 impl RunnerProtocol {
+    /// Before `welcome`.
+    pub const INITIAL: Self = Self { agreed_capabilities: None, hello_sent: false };
+
     /// Handles a line from the runner, without its line break.
     pub fn receive(&mut self, line: &[u8]) -> RunnerRequest {
         let line = line.trim_ascii();
@@ -75,7 +71,7 @@ impl RunnerProtocol {
             RunnerMessage::GracefulTermination { finish_tasks: true } => RunnerRequest::Drain,
             RunnerMessage::GracefulTermination { finish_tasks: false } => RunnerRequest::ReleaseClaims,
             RunnerMessage::NewCredentials { client_id, access_token, certificate } => {
-                RunnerRequest::NewCredentials(RunnerCredentials { client_id, access_token, certificate })
+                RunnerRequest::NewCredentials(ClientCredentials { client_id, access_token, certificate })
             }
             RunnerMessage::Other => RunnerRequest::Ignore(None),
         }
@@ -141,7 +137,7 @@ mod tests {
     use super::*;
 
     fn agreed(capabilities: &str) -> RunnerProtocol {
-        let mut protocol = RunnerProtocol::default();
+        let mut protocol = RunnerProtocol::INITIAL;
         let welcome = format!("~{{\"type\":\"welcome\",\"capabilities\":{capabilities}}}");
         assert!(matches!(protocol.receive(welcome.as_bytes()), RunnerRequest::Reply(_)));
         assert!(protocol.log_line(serde_json::Map::new()).is_none(), "hello is sent first");
@@ -152,13 +148,14 @@ mod tests {
     #[test]
     fn hello_lists_the_common_capabilities() {
         let welcome = br#"  ~{"type":"welcome","capabilities":["log","shutdown","teleport"]}  "#;
-        let RunnerRequest::Reply(hello) = RunnerProtocol::default().receive(welcome) else { panic!("no answer") };
+        let mut protocol = RunnerProtocol::INITIAL;
+        let RunnerRequest::Reply(hello) = protocol.receive(welcome) else { panic!("no answer") };
         assert_eq!(hello, "~{\"type\":\"hello\",\"capabilities\":[\"log\",\"shutdown\"]}\n");
     }
 
     #[test]
     fn a_capability_is_used_only_after_welcome_and_if_offered() {
-        let mut protocol = RunnerProtocol::default();
+        let mut protocol = RunnerProtocol::INITIAL;
         assert!(protocol.shutdown_line().is_none() && protocol.error_report_line("a", "b").is_none());
         let message = br#"~{"type":"graceful-termination","finish-tasks":false}"#;
         assert!(matches!(protocol.receive(message), RunnerRequest::Ignore(Some(_))));

@@ -4,7 +4,8 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::protocol::{RunnerCredentials, certificate};
+use super::protocol::certificate;
+use crate::config::secrets::ClientCredentials;
 use crate::config::values::Secret;
 
 pub const SOURCE_NAME: &str = "taskcluster";
@@ -50,8 +51,8 @@ impl RunnerConfig {
         Ok(serde_json::from_str(text)?)
     }
 
-    pub fn credentials(&self) -> RunnerCredentials {
-        RunnerCredentials {
+    pub fn credentials(&self) -> ClientCredentials {
+        ClientCredentials {
             client_id: self.client_id.clone(),
             access_token: self.access_token.clone(),
             certificate: self.certificate.clone(),

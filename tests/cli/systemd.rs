@@ -178,7 +178,8 @@ fn the_units_restart_by_exit_code() {
         let codes =
             |key| setting(&unit, key).split(' ').map(|code| code.parse().expect("a number")).collect::<Vec<u8>>();
         let of = |after| {
-            let codes = Exit::ALL.iter().filter(|(exit, _)| restart_policy(*exit) == after).map(|(exit, _)| exit.code());
+            let codes =
+                Exit::ALL.iter().filter(|(exit, _)| restart_policy(*exit) == after).map(|(exit, _)| exit.code());
             codes.filter(|code| *code != 0).collect::<Vec<_>>()
         };
         assert_eq!(codes("SuccessExitStatus"), of(RestartPolicy::Stop), "{}", path.display());
@@ -218,8 +219,10 @@ fn the_unit_of_the_controller_keeps_its_workers() {
         assert_eq!(setting(&unit, key), value);
     }
     let codes = setting(&unit, "RestartPreventExitStatus").split(' ').map(|code| code.parse().expect("a number"));
-    let persons =
-        Exit::ALL.map(|(exit, _)| exit).into_iter().filter(|exit| restart_policy(*exit) == RestartPolicy::NeedsOperator);
+    let persons = Exit::ALL
+        .map(|(exit, _)| exit)
+        .into_iter()
+        .filter(|exit| restart_policy(*exit) == RestartPolicy::NeedsOperator);
     assert_eq!(codes.collect::<Vec<u8>>(), persons.map(Exit::code).collect::<Vec<_>>());
 }
 

@@ -35,7 +35,7 @@ use crate::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL, TOKEN_BYT
 use crate::observe::controller_http::commands::BearerToken;
 use crate::observe::status_routes::SnapshotFn;
 use crate::observe::{self, log};
-use crate::source::taskcluster::{Api, ApiConfig, Timeouts};
+use crate::source::taskcluster::{Api, ApiConfig};
 use reload::PoolsTarget;
 
 /// `journeyman controller`
@@ -233,14 +233,8 @@ fn demand_configs(
 ) -> Result<Vec<controller::DemandSource>, Failure> {
     let of = |(name, demand): (&String, &DemandConfig)| {
         let failed = |what: String| Failure::new(Exit::Config, format!("[demand.{name}]: {what}"));
-        let own = demand.credentials().read(environment)?;
-        let own = own.map(|own| target::build_credentials(&own.client_id, &own.access_token, own.certificate.as_ref()));
-        let settings = ApiConfig {
-            root_url: demand.root_url.as_str().to_owned(),
-            credentials: own.transpose()?,
-            allow_hosts: Vec::new(),
-            timeouts: Timeouts::default(),
-        };
+        let credentials = target::read_credentials(demand.credentials(), environment)?;
+        let settings = ApiConfig::new(demand.root_url.as_str(), credentials);
         let too_long = || failed(format!("`key` has {KEY_BYTES_MAX} bytes at most"));
         Ok(controller::DemandSource {
             name: name.clone(),

@@ -12,12 +12,11 @@ use tokio::time::Instant;
 
 use super::super::exit::{Exit, ExitResult, Failure};
 use super::super::signals::ExitSignals;
-use super::super::target;
 use super::super::task::{self, status};
 use super::super::{output, worker, worker_setup};
+use super::DevSession;
 use super::screen::DemoScreen;
 use super::tasks::{self, CheckResult, DemoTask, Expectation, GREET, GREET_PROGRAM};
-use super::{CLIENT_ID, DevSession};
 use crate::config::Environment;
 use crate::config::schema::{Config, Handler, ProgramHandler};
 use crate::config::values::Span;
@@ -67,7 +66,7 @@ pub(super) async fn run(
     mut signals: ExitSignals,
     environment: &Environment,
 ) -> ExitResult {
-    let api = target::build_api(dev.queue.root_url(), Some(target::build_credentials(CLIENT_ID, &dev.token, None)?))?;
+    let api = dev.state().client()?;
     let mut demo = Demo::new(api, temp_dir.join(RECLAIMED_MARKER), environment);
     output::line(&format!(
         "queue {}, {} tasks at once, claims of {} s",

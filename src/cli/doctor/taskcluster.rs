@@ -106,13 +106,10 @@ impl SourceChecks<'_> {
     }
 
     fn api(&self, credentials: Option<Credentials>) -> Result<Api, Check> {
-        let settings = ApiConfig {
-            root_url: self.source.root_url.as_str().to_owned(),
-            credentials,
-            allow_hosts: self.source.allow_hosts.clone(),
-            timeouts: Timeouts { connect: DOCTOR_STEP_TIMEOUT, call: DOCTOR_CALL_TIMEOUT, ..Timeouts::default() },
-        };
-        Api::new(settings).map_err(|error| Check::failed("queue", error.to_string(), "see `journeyman config check`"))
+        let timeouts = Timeouts { connect: DOCTOR_STEP_TIMEOUT, call: DOCTOR_CALL_TIMEOUT, ..Timeouts::default() };
+        let allow_hosts = self.source.allow_hosts.clone();
+        let config = ApiConfig { allow_hosts, timeouts, ..ApiConfig::new(self.source.root_url.as_str(), credentials) };
+        Api::new(config).map_err(|error| Check::failed("queue", error.to_string(), "see `journeyman config check`"))
     }
 
     fn load_credentials(&self) -> Result<(&str, Credentials), Check> {
@@ -122,14 +119,13 @@ impl SourceChecks<'_> {
         };
         let keys = self.source.credentials();
         // A descriptor belongs to the worker's process.
-        let own = if keys.uses_descriptor() { None } else { keys.read(self.environment).ok().flatten() };
-        own.and_then(|own| target::build_credentials(&own.client_id, &own.access_token, own.certificate.as_ref()).ok())
-            .map(|credentials| (client, credentials))
-            .ok_or_else(|| {
-                let fix = "for `systemd:NAME` set CREDENTIALS_DIRECTORY to the directory of the file, such as /etc/journeyman";
-                let found = format!("cannot read the credentials of {client} from this process");
-                Check::warning("credentials", found, fix)
-            })
+        let own =
+            if keys.uses_descriptor() { None } else { target::read_credentials(keys, self.environment).ok().flatten() };
+        own.map(|credentials| (client, credentials)).ok_or_else(|| {
+            let fix =
+                "for `systemd:NAME` set CREDENTIALS_DIRECTORY to the directory of the file, such as /etc/journeyman";
+            Check::warning("credentials", format!("cannot read the credentials of {client} from this process"), fix)
+        })
     }
 
     fn task_queue_failed(&self, refused: CallError) -> Check {

@@ -44,6 +44,14 @@ pub struct ApiConfig {
     pub timeouts: Timeouts,
 }
 
+impl ApiConfig {
+    /// Allows no private hosts but that of the root URL, with the usual time limits.
+    pub fn new(root_url: &str, credentials: Option<Credentials>) -> Self {
+        let root_url = root_url.to_owned();
+        Self { root_url, credentials, allow_hosts: Vec::new(), timeouts: Timeouts::default() }
+    }
+}
+
 /// Time limits of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
