@@ -131,9 +131,7 @@ impl FileChecks<'_> {
 
     fn program(&mut self, name: &str, handler: &ProgramHandler) {
         self.programs(name, &handler.env_allow, &[("exec", &handler.exec), ("check", &handler.check)]);
-        let schema = handler.schema.as_ref().map(|file| file.0.clone());
-        let settings = program::ProgramConfig { schema, ..program::ProgramConfig::new(name, vec!["-".to_owned()]) };
-        if let Err(error) = program::Program::new(settings) {
+        if let Err(error) = program::Program::new(name, handler.clone(), self.environment) {
             let help = "it must be a file with a JSON Schema";
             self.unusable(&format!("handler.{name}.schema"), error.message, help);
         }

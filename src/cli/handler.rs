@@ -11,10 +11,10 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::task::create::read_json_arg;
 use super::{output, worker_setup};
 use crate::config::Environment;
-use crate::config::schema::{COMMAND, Handler};
-use crate::config::values::Span;
+use crate::config::schema::{COMMAND, Handler, ProgramHandler};
+use crate::config::values::{File, Span};
 use crate::handler::contract_test::{self, ContractReport, ProgramTest, ServiceTest};
-use crate::handler::program::{self, Program};
+use crate::handler::program::Program;
 
 /// Inspect and test handlers.
 #[derive(Debug, Subcommand)]
@@ -94,13 +94,13 @@ async fn test_service(test: HandlerTestArgs, name: &str, environment: &Environme
 }
 
 async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitResult {
-    let config = program::ProgramConfig {
-        check: test.check.map(|check| vec![check]),
-        schema: test.schema,
-        env: crate::handler::environment::select(&["PATH".to_owned(), "LANG".to_owned()], environment.pairs()),
-        ..program::ProgramConfig::new("test", test.exec)
+    let config = ProgramHandler {
+        check: test.check.into_iter().collect(),
+        schema: test.schema.map(File),
+        ..ProgramHandler::new(test.exec)
     };
-    let program = Program::new(config).map_err(|error| Failure::from_error(Exit::Config, &error))?;
+    let program =
+        Program::new("test", config, environment).map_err(|error| Failure::from_error(Exit::Config, &error))?;
     let mut payload = parse_payload(test.payload, "payload")?;
     let bad_payload = parse_payload(test.bad_payload, "bad payload")?;
     if payload.is_none() && bad_payload.is_none() {

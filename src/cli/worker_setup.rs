@@ -7,9 +7,7 @@ use std::sync::Arc;
 
 use super::exit::{Exit, Failure};
 use super::{amqp_setup, target, termination_watch};
-use crate::config::schema::{
-    COMMAND, CommandHandler, Config, Handler as HandlerConfig, HttpHandler, ProgramHandler, Source, TaskclusterSource,
-};
+use crate::config::schema::{COMMAND, Config, Handler as HandlerConfig, HttpHandler, Source, TaskclusterSource};
 use crate::config::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::config::{Environment, schema};
 use crate::handler::log::LogLimits;
@@ -223,13 +221,17 @@ pub(super) fn build_handler(
         None if name == COMMAND => &built_in,
         None => return Err(Failure::new(Exit::Config, format!("there is no [handler.{name}]"))),
     };
+    let invalid = |error| Failure::from_error(Exit::Config, &error);
     match wanted {
-        HandlerConfig::Command(wanted) => Ok(handler::erase(command::Command::new(command_config(
-            wanted,
-            environment,
-            config.log.redact_env.clone(),
-        )))),
-        HandlerConfig::Program(wanted) => build_program_handler(name, wanted, environment),
+        HandlerConfig::Command(wanted) => {
+            let redact_env = config.log.redact_env.clone();
+            Ok(handler::erase(command::Command::new(wanted.clone(), redact_env, environment)))
+        }
+        HandlerConfig::Program(wanted) => {
+            let made = program::Program::new(name, wanted.clone(), environment).map_err(invalid)?;
+            find_programs(name, &wanted.env_allow, [&wanted.exec, &wanted.check], environment)?;
+            Ok(Arc::new(made))
+        }
         HandlerConfig::Http(wanted) => Ok(handler::erase(build_http_handler(name, wanted, environment)?)),
     }
 }
@@ -244,65 +246,21 @@ pub(super) fn build_http_handler(
     wanted: &HttpHandler,
     environment: &Environment,
 ) -> Result<http::Http, Failure> {
-    let target = match (&wanted.url, &wanted.socket) {
-        (Some(url), _) => http::Target::Tcp(url.parts().clone()),
-        (None, Some(socket)) => http::Target::Unix(socket.0.clone()),
-        (None, None) => {
-            return Err(Failure::new(Exit::Config, format!("handler {name}: it needs `url` or `socket`")));
-        }
-    };
-    let env = environment::select(&wanted.env_allow, environment.pairs());
-    if let Some(program) = wanted.exec.first() {
+    find_programs(name, &wanted.env_allow, [&wanted.exec], environment)?;
+    http::Http::new(name, wanted.clone(), environment).map_err(|error| Failure::from_error(Exit::Config, &error))
+}
+
+/// At the start, so that a missing program costs no task.
+fn find_programs<const N: usize>(
+    name: &str,
+    env_allow: &[String],
+    programs: [&Vec<String>; N],
+    environment: &Environment,
+) -> Result<(), Failure> {
+    let env = environment::select(env_allow, environment.pairs());
+    for program in programs.into_iter().filter_map(|arguments| arguments.first()) {
         find_program(program, &env, Path::new(""))
             .map_err(|error| Failure::new(Exit::HostUnusable, format!("handler {name}: {error}")))?;
     }
-    let service =
-        || http::ServiceProgram { exec: wanted.exec.clone(), env, termination_grace: wanted.termination_grace.0 };
-    let settings = http::HttpConfig {
-        name: name.to_owned(),
-        target,
-        health_path: wanted.health.clone(),
-        health_interval: wanted.health_interval.0,
-        startup_timeout: wanted.startup_timeout.0,
-        max_run_time: wanted.max_run_time.0,
-        service: (!wanted.exec.is_empty()).then(service),
-    };
-    http::Http::new(settings).map_err(|error| Failure::from_error(Exit::Config, &error))
-}
-
-fn command_config(
-    wanted: &CommandHandler,
-    environment: &Environment,
-    redact_env: Vec<String>,
-) -> command::CommandConfig {
-    command::CommandConfig {
-        env: environment::select(&wanted.env_allow, environment.pairs()),
-        default_run_time: wanted.default_run_time.map(|span| span.0),
-        max_run_time: Some(wanted.max_run_time.0),
-        termination_grace: wanted.termination_grace.0,
-        redact_env,
-    }
-}
-
-fn build_program_handler(
-    name: &str,
-    wanted: &ProgramHandler,
-    environment: &Environment,
-) -> Result<Arc<dyn DynHandler>, Failure> {
-    let settings = program::ProgramConfig {
-        check: Some(wanted.check.clone()).filter(|check| !check.is_empty()),
-        schema: wanted.schema.as_ref().map(|file| file.0.clone()),
-        env: environment::select(&wanted.env_allow, environment.pairs()),
-        max_run_time: Some(wanted.max_run_time.0),
-        termination_grace: wanted.termination_grace.0,
-        ..program::ProgramConfig::new(name, wanted.exec.clone())
-    };
-    let env = settings.env.clone();
-    let made = program::Program::new(settings).map_err(|error| Failure::from_error(Exit::Config, &error))?;
-    // At the start, so that a missing program costs no task.
-    for named in [&wanted.exec, &wanted.check].into_iter().filter_map(|arguments| arguments.first()) {
-        find_program(named, &env, Path::new(""))
-            .map_err(|error| Failure::new(Exit::HostUnusable, format!("handler {name}: {error}")))?;
-    }
-    Ok(Arc::new(made))
+    Ok(())
 }

@@ -8,57 +8,34 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use tokio::net::unix::pipe;
 use tokio::time::Instant;
 
+use crate::config::Environment;
+use crate::config::schema::CommandHandler;
 use crate::host::program_path::find_program;
-use crate::limits::{ARGUMENT_BYTES_MAX, TERMINATION_GRACE_DEFAULT};
+use crate::limits::ARGUMENT_BYTES_MAX;
 use crate::redact;
 
 use super::artifact::{self, ArtifactDeclaration, ArtifactKind, Artifacts, Optionality};
 use super::environment::{self, Variables};
 use super::log::AddSecretError;
-use super::process::{Input, Launch, ProcessEnd, RunLimits, RunningProcess, format_seconds};
-use super::program::{PhaseResult, message_pipe, run_with_messages};
-use super::program_messages::ProgramReport;
+use super::process::{Launch, ProcessEnd, RunLimits, format_seconds};
+use super::program_messages::{ProgramRun, run_with_messages};
 use super::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, host_errors};
 
 /// Holds the request without its body, as JSON.
 const REQUEST_VARIABLE: &str = "REQUEST";
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CommandConfig {
-    pub env: Variables,
-    /// The `maxRunTime` of a task that has none; `None` requires tasks to have one.
-    pub default_run_time: Option<Duration>,
-    pub max_run_time: Option<Duration>,
-    pub termination_grace: Duration,
-    /// Names of variables whose values are redacted; see [`redact::is_secret_name`].
-    pub redact_env: Vec<String>,
-}
-
-impl Default for CommandConfig {
-    fn default() -> Self {
-        Self {
-            env: Variables::new(),
-            default_run_time: None,
-            max_run_time: None,
-            termination_grace: TERMINATION_GRACE_DEFAULT,
-            redact_env: redact::SECRET_NAME_PATTERNS.map(str::to_owned).to_vec(),
-        }
-    }
-}
-
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Command {
-    config: CommandConfig,
+    config: CommandHandler,
+    env: Variables,
+    redact_env: Vec<String>,
 }
 
 /// The payload of the `command` handler.
@@ -72,7 +49,6 @@ pub struct CommandPayload {
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Time limit for all commands together, in seconds.
-    #[serde(default, deserialize_with = "deserialize_whole_number")]
     #[schemars(range(min = 1, max = 4_294_967_295_u64))]
     pub max_run_time: Option<u32>,
     /// Files to upload as artifacts.
@@ -81,15 +57,6 @@ pub struct CommandPayload {
     /// Exit statuses with a special meaning.
     #[serde(default)]
     pub on_exit_status: OnExitStatus,
-}
-
-/// Accepts 60.0, which is an integer in JSON Schema.
-fn deserialize_whole_number<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
-    let Some(number) = Option::<serde_json::Number>::deserialize(from)? else { return Ok(None) };
-    let float =
-        || number.as_f64().filter(|float| float.fract() == 0.0).and_then(|float| format!("{float}").parse().ok());
-    let whole = number.as_u64().and_then(|number| number.try_into().ok()).or_else(float);
-    whole.map(Some).ok_or_else(|| serde::de::Error::custom("a whole number of seconds"))
 }
 
 /// A file or directory to upload.
@@ -103,13 +70,10 @@ pub struct PayloadArtifact {
     #[schemars(length(min = 1))]
     pub path: String,
     /// Name of the artifact; by default the path.
-    #[serde(default)]
     pub name: Option<String>,
     /// When the artifact expires (RFC 3339), between the task's deadline and the task's `expires`; by default with the task.
-    #[serde(default)]
     pub expires: Option<String>,
     /// Media type of a file; by default guessed from its extension.
-    #[serde(default)]
     pub content_type: Option<String>,
     /// Whether the task may succeed if the artifact is missing or the queue rejects it.
     #[serde(default)]
@@ -145,25 +109,22 @@ pub struct PreparedCommands {
     retry_statuses: BTreeSet<i32>,
 }
 
-impl PreparedCommands {
-    fn time_limit(&self) -> String {
-        format!("maxRunTime, {} s", self.run_time.as_secs())
-    }
-}
-
 impl Command {
+    /// `redact_env` names variables whose values are redacted; see [`redact::is_secret_name`].
     #[must_use]
-    pub const fn new(config: CommandConfig) -> Self {
-        Self { config }
+    pub fn new(config: CommandHandler, redact_env: Vec<String>, worker: &Environment) -> Self {
+        let env = environment::select(&config.env_allow, worker.pairs());
+        Self { config, env, redact_env }
     }
 
     fn resolve_run_time(&self, seconds: Option<u32>, violations: &mut Vec<String>) -> Duration {
         let requested = seconds.map(|seconds| Duration::from_secs(seconds.into()));
-        let Some(run_time) = requested.or(self.config.default_run_time) else {
+        let Some(run_time) = requested.or_else(|| self.config.default_run_time.map(|time| time.0)) else {
             violations.push("payload/maxRunTime: give the time in seconds; this worker has no default".to_owned());
             return Duration::ZERO;
         };
-        if let Some(max) = self.config.max_run_time.filter(|max| run_time > *max) {
+        let max = self.config.max_run_time.0;
+        if run_time > max {
             violations.push(format!(
                 "payload/maxRunTime: {} s is more than the {} s this worker allows",
                 run_time.as_secs(),
@@ -202,12 +163,12 @@ impl PayloadHandler for Command {
             }
         }
         let artifacts = validate_artifacts(payload.artifacts, context, &mut violations);
-        let mut env = environment::for_payload(&self.config.env, payload.env, context);
+        let mut env = environment::for_payload(&self.env, payload.env, context);
         if context.results().is_some() {
             let request = &context.task().definition["extra"]["request"];
             env.insert(REQUEST_VARIABLE.to_owned(), request.to_string());
         }
-        let secrets = env.iter().filter(|(name, _)| redact::is_secret_name(name, &self.config.redact_env));
+        let secrets = env.iter().filter(|(name, _)| redact::is_secret_name(name, &self.redact_env));
         for (_, value) in secrets {
             // A value too short to be redacted is too short to be a secret.
             if let Err(error @ AddSecretError::LimitReached) = context.log().add_secret(value) {
@@ -242,10 +203,7 @@ impl PayloadHandler for Command {
                 log.write_note(&error.to_string());
             }
         }
-        let result = match &outcome {
-            Ok(()) => "completed",
-            Err(_) => "not completed",
-        };
+        let result = if outcome.is_ok() { "completed" } else { "not completed" };
         log.write_note(&format!("result: {result} after {}", format_seconds(started.elapsed())));
         outcome
     }
@@ -259,12 +217,12 @@ impl Command {
                 return Err(ExecuteError::failed(format!("command {number}: {}", cancellation.cause.message())));
             }
             if remaining.is_zero() {
-                let time_limit = prepared.time_limit();
+                let time_limit = time_limit(prepared);
                 return Err(ExecuteError::failed(format!("command {number}: stopped after {time_limit}")));
             }
-            let result = self.run_one(number, argv, prepared, remaining, context).await?;
-            execute_result(number, &result.end, prepared)?;
-            result.report.check_reply(&format!("command {number}"))?;
+            let run = self.run_one(number, argv, prepared, remaining, context).await?;
+            execute_result(number, &run.end, prepared)?;
+            run.report.check_reply(&format!("command {number}"))?;
         }
         Ok(())
     }
@@ -276,52 +234,26 @@ impl Command {
         prepared: &PreparedCommands,
         run_time: Duration,
         context: &Context,
-    ) -> Result<PhaseResult, ExecuteError> {
+    ) -> Result<ProgramRun, ExecuteError> {
         let log = context.log();
         log.write_note(&format!("executing command {number}: {}", shell_quoted(argv)));
         let started = Instant::now();
-        let (channel, writer) = reply_channel(context).map_err(|error| start_error(number, &error))?;
-        let launch = Launch {
-            argv,
-            env: &prepared.env,
-            workdir: context.workdir(),
-            input: Input::Null,
-            message_channel: writer,
-            scope: context.scope(),
-        };
-        let running = RunningProcess::start(launch).await.map_err(|error| start_error(number, &error))?;
-        let limits = RunLimits { run_time: Some(run_time), termination_grace: self.config.termination_grace };
-        let result = match channel {
-            Some(channel) => run_with_messages(running, &channel, b"", limits, context).await,
-            None => {
-                running.finish(limits, context).await.map(|end| PhaseResult { end, report: ProgramReport::default() })
-            }
-        };
-        let result = result.map_err(|error| {
-            ExecuteError::internal(format!("command {number}: cannot wait for the process: {error}"))
-        })?;
-        for note in &result.end.notes {
-            log.write_note(&format!("command {number}: {note}"));
-        }
-        log.write_note(&format!(
-            "command {number}: {}, after {}",
-            result.end.status,
-            format_seconds(started.elapsed())
-        ));
-        Ok(result)
+        let launch = Launch::new(argv, &prepared.env, context);
+        let limits = RunLimits { run_time: Some(run_time), termination_grace: self.config.termination_grace.0 };
+        let run =
+            run_with_messages(launch, None, limits, context).await.map_err(|error| start_error(number, &error))?;
+        let elapsed = format_seconds(started.elapsed());
+        log.write_note(&format!("command {number}: {}, after {elapsed}", run.end.status));
+        Ok(run)
     }
 }
 
-/// Descriptor 3 of the commands, for a task that is a request.
-fn reply_channel(context: &Context) -> io::Result<(Option<pipe::Receiver>, Option<OwnedFd>)> {
-    if context.results().is_none() {
-        return Ok((None, None));
-    }
-    message_pipe().map(|(reader, writer)| (Some(reader), Some(writer)))
+fn time_limit(prepared: &PreparedCommands) -> String {
+    format!("maxRunTime, {} s", prepared.run_time.as_secs())
 }
 
 fn execute_result(number: usize, end: &ProcessEnd, prepared: &PreparedCommands) -> Result<(), ExecuteError> {
-    end.outcome(&format!("command {number}"), &prepared.time_limit(), |code, message| match code {
+    end.outcome(&format!("command {number}"), &time_limit(prepared), |code, message| match code {
         0 => Ok(()),
         code if prepared.retry_statuses.contains(&code) => {
             Err(ExecuteError::new(ExecuteFailure::Intermittent, format!("{message}, listed in onExitStatus.retry")))
@@ -330,29 +262,16 @@ fn execute_result(number: usize, end: &ProcessEnd, prepared: &PreparedCommands) 
     })
 }
 
-/// A program that cannot be executed is the task's fault; a host out of resources is not.
+/// A program that cannot be executed is the task's fault; a host out of resources, or a process scope that cannot be set up,
+/// is not.
 fn start_error(number: usize, error: &io::Error) -> ExecuteError {
     let message = format!("cannot start command {number}: {error}");
-    let of_task = [
-        Errno::NOENT,
-        Errno::ACCESS,
-        Errno::NOEXEC,
-        Errno::TOOBIG,
-        Errno::NOTDIR,
-        Errno::LOOP,
-        Errno::NAMETOOLONG,
-        Errno::TXTBSY,
-        Errno::ISDIR,
-    ];
-    match error.raw_os_error() {
-        Some(_) if host_errors::is_host_error(error) => ExecuteError::new(ExecuteFailure::HostFault, message),
-        Some(code) if of_task.iter().all(|errno| errno.raw_os_error() != code) => ExecuteError::internal(message),
-        Some(_) => ExecuteError::failed(message),
-        None if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
-            ExecuteError::failed(message)
-        }
-        // The process scope cannot be set up.
-        None => ExecuteError::new(ExecuteFailure::HostFault, message),
+    let is_of_program = error.raw_os_error().is_some()
+        || matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied);
+    if is_of_program && !host_errors::is_host_error(error) {
+        ExecuteError::failed(message)
+    } else {
+        ExecuteError::new(ExecuteFailure::HostFault, message)
     }
 }
 
@@ -403,6 +322,8 @@ fn shell_quoted(argv: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rustix::io::Errno;
+
     use super::*;
 
     #[test]
@@ -412,32 +333,16 @@ mod tests {
     }
 
     #[test]
-    fn max_run_time_accepts_every_form_of_an_integer() {
-        let read = |number: &str| {
-            let text = format!(r#"{{"command":[["true"]],"maxRunTime":{number}}}"#);
-            serde_json::from_str::<CommandPayload>(&text).map(|payload| payload.max_run_time)
-        };
-        assert_eq!(read("60").unwrap(), Some(60));
-        assert_eq!(read("1000.0").unwrap(), Some(1000));
-        assert_eq!(read("6e1").unwrap(), Some(60));
-        assert_eq!(read("null").unwrap(), None);
-        for wrong in ["1.5", "-1.0", "5e9", "\"60\""] {
-            assert!(read(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
     fn an_exhausted_host_is_not_the_tasks_fault() {
         let error = |errno: Errno| io::Error::from_raw_os_error(errno.raw_os_error());
-        assert!(matches!(start_error(0, &error(Errno::AGAIN)), ExecuteError { reason: ExecuteFailure::HostFault, .. }));
-        assert!(matches!(start_error(0, &error(Errno::MFILE)), ExecuteError { reason: ExecuteFailure::HostFault, .. }));
-        assert!(matches!(start_error(0, &error(Errno::PERM)), ExecuteError { reason: ExecuteFailure::Internal, .. }));
-        assert!(matches!(start_error(0, &error(Errno::NOEXEC)), ExecuteError { reason: ExecuteFailure::Failed, .. }));
-        assert!(matches!(
-            start_error(0, &io::Error::other("no control group")),
-            ExecuteError { reason: ExecuteFailure::HostFault, .. }
-        ));
-        let not_there = io::Error::new(io::ErrorKind::NotFound, "x: no such file");
-        assert!(matches!(start_error(0, &not_there), ExecuteError { reason: ExecuteFailure::Failed, .. }));
+        let missing = io::Error::new(io::ErrorKind::NotFound, "x: no such file");
+        for (error, reason) in [
+            (error(Errno::MFILE), ExecuteFailure::HostFault),
+            (io::Error::other("no control group"), ExecuteFailure::HostFault),
+            (error(Errno::NOEXEC), ExecuteFailure::Failed),
+            (missing, ExecuteFailure::Failed),
+        ] {
+            assert_eq!(start_error(0, &error).reason, reason, "{error}");
+        }
     }
 }

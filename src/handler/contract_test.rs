@@ -22,7 +22,8 @@ use super::artifact_collector::CollectedArtifact;
 use super::http::Http;
 use super::log::{LogLimits, TaskLog};
 use super::process::{EndCause, RunLimits, StopEffort, format_seconds};
-use super::program::{PhaseResult, Program, execute_result};
+use super::program::Program;
+use super::program_messages::ProgramRun;
 use super::sidecar::{ServiceAvailability, SidecarContext, SidecarStatus};
 use super::{
     CancelCause, Cancellation, Context, DynHandler, PayloadHandler as _, PrepareError, PrepareFailure, TaskInfo, erase,
@@ -207,8 +208,8 @@ async fn check_completion(
         return Ok(false);
     }
     let config = plan.program.config();
-    let run_time = Some(config.max_run_time.map_or(plan.timeout, |limit| limit.min(plan.timeout)));
-    let limits = RunLimits { run_time, termination_grace: config.termination_grace };
+    let run_time = config.max_run_time.0.min(plan.timeout);
+    let limits = RunLimits { run_time: Some(run_time), termination_grace: config.termination_grace.0 };
     let result = match plan.program.run_for_test(payload, limits, &stage.context).await {
         Ok(result) => result,
         Err(error) => {
@@ -216,12 +217,9 @@ async fn check_completion(
             return Ok(false);
         }
     };
-    let failure = match (result.end.cause, run_time) {
-        (EndCause::RunTime, Some(limit)) => Some(format!("timed out after {}", format_seconds(limit))),
-        _ => execute_result(&result.end, config)
-            .and_then(|()| result.report.check_reply(&config.name))
-            .err()
-            .map(|error| error.to_string()),
+    let failure = match result.end.cause {
+        EndCause::RunTime => Some(format!("timed out after {}", format_seconds(run_time))),
+        _ => plan.program.outcome(&result).err().map(|error| error.to_string()),
     };
     report.add("completes a good payload", failed_if(failure));
     report.add("leaves no process behind", failed_if(leftover_message(&result)));
@@ -243,7 +241,7 @@ async fn check_cancellation(
 ) -> io::Result<()> {
     let stage = TestTask::new(folder, "cancel", payload)?.with_results();
     report.log_paths.push(stage.log_path());
-    let grace = plan.program.config().termination_grace;
+    let grace = plan.program.config().termination_grace.0;
     let limits = RunLimits { run_time: Some(plan.timeout), termination_grace: grace };
     if let Err(error) = prepare(plan, payload, &stage).await {
         report.add(TERMINATION_RULE, RuleOutcome::NotTested(error.to_string()));
@@ -269,7 +267,7 @@ async fn check_cancellation(
     Ok(())
 }
 
-fn cancellation_outcome(result: &PhaseResult, grace: Duration, cancel_after: Duration) -> RuleOutcome {
+fn cancellation_outcome(result: &ProgramRun, grace: Duration, cancel_after: Duration) -> RuleOutcome {
     match (result.end.cause, result.end.effort) {
         (EndCause::Exited, _) => RuleOutcome::NotTested(format!(
             "it ended earlier; use a payload that takes longer than {}",
@@ -289,7 +287,7 @@ fn killed_after(grace: Duration) -> RuleOutcome {
     ))
 }
 
-fn leftover_message(result: &PhaseResult) -> Option<String> {
+fn leftover_message(result: &ProgramRun) -> Option<String> {
     let notes = &result.end.notes;
     (!notes.is_empty()).then(|| notes.join("\n"))
 }

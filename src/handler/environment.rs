@@ -1,6 +1,7 @@
 //! The environment of payload processes: only variables that the operator allows pass from the worker.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use crate::host::program_path::PATH_DEFAULT;
 use crate::limits::ARGUMENT_BYTES_MAX;
@@ -14,34 +15,34 @@ pub fn select(names: &[String], variables: impl IntoIterator<Item = (String, Str
     variables.into_iter().filter(|(name, _)| names.iter().any(|selected| selected == name)).collect()
 }
 
+/// `PATH` and `HOME`, then `allowed` from the worker.
+#[must_use]
+pub fn base(allowed: &Variables, home: &Path) -> Variables {
+    let mut variables = Variables::from([
+        ("PATH".to_owned(), PATH_DEFAULT.to_owned()),
+        ("HOME".to_owned(), home.to_string_lossy().into_owned()),
+    ]);
+    variables.extend(allowed.clone());
+    variables
+}
+
 /// The environment of a task without variables of its payload.
 #[must_use]
 pub fn for_task(allowed: &Variables, context: &Context) -> Variables {
     for_payload(allowed, Variables::new(), context)
 }
 
-/// Each set overrides the one before: `PATH` and `HOME`; `allowed`, from the worker; `payload`; then what no payload can
-/// override: `TASK_ID`, `RUN_ID`, the variables of the source, and `TASK_WORKDIR`.
+/// Each set overrides the one before: [`base`]; `payload`; then what no payload can override: `TASK_ID`, `RUN_ID`, the
+/// variables of the source, and `TASK_WORKDIR`.
 #[must_use]
 pub fn for_payload(allowed: &Variables, payload: Variables, context: &Context) -> Variables {
-    let workdir = context.workdir().to_string_lossy().into_owned();
     let task = context.task();
-    let mut variables = Variables::new();
-    let mut set = |name: &str, value: String| variables.insert(name.to_owned(), value);
-    set("PATH", PATH_DEFAULT.to_owned());
-    set("HOME", workdir.clone());
-    for (name, value) in allowed {
-        set(name, value.clone());
-    }
-    for (name, value) in payload {
-        set(&name, value);
-    }
-    set("TASK_ID", task.run.task.to_string());
-    set("RUN_ID", task.run.run.to_string());
-    for (name, value) in &task.env {
-        set(name, value.clone());
-    }
-    set("TASK_WORKDIR", workdir);
+    let mut variables = base(allowed, context.workdir());
+    variables.extend(payload);
+    variables.insert("TASK_ID".to_owned(), task.run.task.to_string());
+    variables.insert("RUN_ID".to_owned(), task.run.run.to_string());
+    variables.extend(task.env.clone());
+    variables.insert("TASK_WORKDIR".to_owned(), context.workdir().to_string_lossy().into_owned());
     variables
 }
 

@@ -133,17 +133,12 @@ pub struct HandlerConfigError {
 }
 
 /// Makes the path of the program absolute, because it starts in another directory.
-fn use_absolute_program(handler: &str, key: &str, argv: &mut [String]) -> Result<(), HandlerConfigError> {
-    let Some(program) = argv.first_mut().filter(|program| !program.is_empty()) else {
-        let message = format!("`{key}` is empty; name a program and its arguments");
-        return Err(HandlerConfigError { handler: handler.to_owned(), message });
-    };
-    if program.contains('/')
+fn use_absolute_program(argv: &mut [String]) {
+    if let Some(program) = argv.first_mut().filter(|program| program.contains('/'))
         && let Ok(path) = std::path::absolute(&*program)
     {
         *program = path.to_string_lossy().into_owned();
     }
-    Ok(())
 }
 
 /// A kind of payload and how to run it.
@@ -250,13 +245,13 @@ pub trait PreparedPayload: Send {
 
 /// Erases the payload types of a [`PayloadHandler`].
 pub fn erase<H: PayloadHandler>(handler: H) -> Arc<dyn DynHandler> {
-    let schema = PayloadSchema::new(serde_json::Value::from(schemars::schema_for!(H::Payload)));
+    let schema = PayloadSchema::new(schemars::schema_for!(H::Payload).into());
     Arc::new(ErasedHandler { handler: Arc::new(handler), schema })
 }
 
 struct ErasedHandler<H> {
     handler: Arc<H>,
-    schema: Result<PayloadSchema, payload_schema::InvalidSchema>,
+    schema: PayloadSchema,
 }
 
 struct ErasedPayload<H: PayloadHandler> {
@@ -270,7 +265,7 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
     }
 
     fn schema(&self) -> serde_json::Value {
-        self.schema.as_ref().map_or_else(|invalid| invalid.schema.clone(), |valid| valid.schema().clone())
+        self.schema.schema().clone()
     }
 
     fn prepare<'a>(
@@ -279,11 +274,7 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
         context: &'a Context,
     ) -> HandlerFuture<'a, Result<Box<dyn PreparedPayload>, PrepareError>> {
         Box::pin(async move {
-            let schema = self
-                .schema
-                .as_ref()
-                .map_err(|invalid| PrepareError::new(PrepareFailure::Internal, invalid.to_string()))?;
-            schema.validate(payload)?;
+            self.schema.validate(payload)?;
             // serde's message may quote the payload, so it is not logged.
             let payload = H::Payload::deserialize(payload).map_err(|error| deserialize_error::<H>(&error))?;
             let prepared = self.handler.prepare(payload, context).await?;

@@ -7,28 +7,19 @@ use serde_json::Value;
 
 use crate::limits::{VIOLATION_BYTES_MAX, VIOLATIONS_MAX};
 
-use super::PrepareError;
 use super::log::{printable, truncate_at_char};
+use super::{PrepareError, PrepareFailure};
 
 #[derive(Debug)]
 pub struct PayloadSchema {
     schema: Value,
-    validator: jsonschema::Validator,
-}
-
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("invalid payload schema of this handler: {message}")]
-pub struct InvalidSchema {
-    pub schema: Value,
-    message: String,
+    validator: Result<jsonschema::Validator, String>,
 }
 
 impl PayloadSchema {
-    pub fn new(schema: Value) -> Result<Self, InvalidSchema> {
-        match jsonschema::validator_for(&schema) {
-            Ok(validator) => Ok(Self { schema, validator }),
-            Err(error) => Err(InvalidSchema { message: error.to_string(), schema }),
-        }
+    pub fn new(schema: Value) -> Self {
+        let validator = jsonschema::validator_for(&schema).map_err(|error| error.to_string());
+        Self { schema, validator }
     }
 
     #[must_use]
@@ -36,13 +27,22 @@ impl PayloadSchema {
         &self.schema
     }
 
+    /// Why the schema is invalid. Every payload is rejected then.
+    #[must_use]
+    pub fn error(&self) -> Option<&str> {
+        self.validator.as_ref().err().map(String::as_str)
+    }
+
     /// Lists at most [`VIOLATIONS_MAX`] violations as `path: message`.
     pub fn validate(&self, payload: &Value) -> Result<(), PrepareError> {
-        if self.validator.is_valid(payload) {
+        let validator = self.validator.as_ref().map_err(|error| {
+            PrepareError::new(PrepareFailure::Internal, format!("invalid payload schema of this handler: {error}"))
+        })?;
+        if validator.is_valid(payload) {
             return Ok(());
         }
         let mut violations: Vec<String> = Vec::new();
-        for error in self.validator.iter_errors(payload) {
+        for error in validator.iter_errors(payload) {
             if violations.len() == VIOLATIONS_MAX {
                 violations.push(format!("more violations follow; only the first {VIOLATIONS_MAX} are listed"));
                 break;

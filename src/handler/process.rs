@@ -55,6 +55,21 @@ pub struct Launch<'a> {
     pub scope: &'a ProcessScope,
 }
 
+impl<'a> Launch<'a> {
+    /// A process of a task: in its directory and its scope, without input and messages.
+    #[must_use]
+    pub fn new(argv: &'a [String], env: &'a Variables, context: &'a Context) -> Self {
+        Self {
+            argv,
+            env,
+            workdir: context.workdir(),
+            input: Input::Null,
+            message_channel: None,
+            scope: context.scope(),
+        }
+    }
+}
+
 /// The standard input of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {

@@ -28,27 +28,21 @@
 //!
 //! **Cancellation.** `SIGTERM` to the program's process group; after the termination grace, `SIGKILL`.
 
-use std::io;
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt;
-use tokio::net::unix::pipe;
-use tokio::process::ChildStdin;
-use tokio::time::timeout;
 
+use crate::config::Environment;
+use crate::config::schema::ProgramHandler;
 use crate::host::program_path::find_program;
-use crate::limits::{
-    PROCESS_OUTPUT_DRAIN, PROGRAM_CHECK_TIMEOUT, PROGRAM_READ_BYTES, SCHEMA_BYTES_MAX, TERMINATION_GRACE_DEFAULT,
-};
+use crate::limits::PROGRAM_CHECK_TIMEOUT;
 
 use super::environment::{self, Variables};
 use super::payload_schema::PayloadSchema;
-use super::process::{EndCause, Input, Launch, ProcessEnd, ProcessStatus, RunLimits, RunningProcess};
-use super::program_messages::{MessageReader, ProgramReport};
+use super::process::{EndCause, Launch, ProcessStatus, RunLimits};
+use super::program_messages::{ProgramReport, ProgramRun, run_with_messages};
 use super::{
     Context, DynHandler, ExecuteError, ExecuteFailure, HandlerConfigError, HandlerFuture, PrepareError, PrepareFailure,
     PreparedPayload, use_absolute_program,
@@ -69,31 +63,6 @@ pub mod status {
     pub const RETRY: i32 = 75;
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProgramConfig {
-    pub name: String,
-    pub exec: Vec<String>,
-    pub check: Option<Vec<String>>,
-    pub schema: Option<PathBuf>,
-    pub env: Variables,
-    pub max_run_time: Option<Duration>,
-    pub termination_grace: Duration,
-}
-
-impl ProgramConfig {
-    pub fn new(name: impl Into<String>, exec: Vec<String>) -> Self {
-        Self {
-            name: name.into(),
-            exec,
-            check: None,
-            schema: None,
-            env: Variables::new(),
-            max_run_time: None,
-            termination_grace: TERMINATION_GRACE_DEFAULT,
-        }
-    }
-}
-
 /// Clones share the program.
 #[derive(Debug, Clone)]
 pub struct Program {
@@ -102,28 +71,30 @@ pub struct Program {
 
 #[derive(Debug)]
 struct ProgramInner {
-    config: ProgramConfig,
+    name: String,
+    config: ProgramHandler,
+    env: Variables,
     schema: PayloadSchema,
 }
 
 impl Program {
     /// Reads the schema and makes program paths absolute, because the program starts in another directory.
-    pub fn new(mut config: ProgramConfig) -> Result<Self, HandlerConfigError> {
-        use_absolute_program(&config.name, "exec", &mut config.exec)?;
-        if let Some(check) = &mut config.check {
-            use_absolute_program(&config.name, "check", check)?;
-        }
-        let value = config.schema.as_deref().map_or(Ok(Value::Bool(true)), read_schema);
-        let schema = value.and_then(|value| PayloadSchema::new(value).map_err(|error| error.to_string()));
-        let schema = schema.map_err(|error| {
-            let path = config.schema.as_deref().unwrap_or_else(|| Path::new("")).display();
-            HandlerConfigError { handler: config.name.clone(), message: format!("cannot use schema {path}: {error}") }
-        })?;
-        Ok(Self { inner: Arc::new(ProgramInner { config, schema }) })
+    pub fn new(name: &str, mut config: ProgramHandler, worker: &Environment) -> Result<Self, HandlerConfigError> {
+        use_absolute_program(&mut config.exec);
+        use_absolute_program(&mut config.check);
+        let schema = match &config.schema {
+            Some(file) => read_schema(&file.0).map_err(|error| {
+                let message = format!("cannot use schema {}: {error}", file.0.display());
+                HandlerConfigError { handler: name.to_owned(), message }
+            })?,
+            None => PayloadSchema::new(Value::Bool(true)),
+        };
+        let env = environment::select(&config.env_allow, worker.pairs());
+        Ok(Self { inner: Arc::new(ProgramInner { name: name.to_owned(), config, env, schema }) })
     }
 
     #[must_use]
-    pub fn config(&self) -> &ProgramConfig {
+    pub fn config(&self) -> &ProgramHandler {
         &self.inner.config
     }
 
@@ -132,21 +103,25 @@ impl Program {
         payload: &Value,
         limits: RunLimits,
         context: &Context,
-    ) -> Result<PhaseResult, ExecuteError> {
+    ) -> Result<ProgramRun, ExecuteError> {
         self.inner.run(payload, limits, context).await
+    }
+
+    pub(super) fn outcome(&self, run: &ProgramRun) -> Result<(), ExecuteError> {
+        self.inner.outcome(run)
     }
 }
 
 impl ProgramInner {
-    async fn run_check(&self, argv: &[String], payload: &Value, context: &Context) -> Result<(), PrepareError> {
+    async fn run_check(&self, payload: &Value, context: &Context) -> Result<(), PrepareError> {
         let limits = RunLimits { run_time: Some(PROGRAM_CHECK_TIMEOUT), termination_grace: Duration::ZERO };
-        let subject = format!("check of handler {}", self.config.name);
+        let subject = format!("check of handler {}", self.name);
         let internal = |text: String| PrepareError::new(PrepareFailure::Internal, format!("{subject}: {text}"));
-        let result = self.run_phase(ProgramPhase::Check, argv, payload, limits, context);
-        let PhaseResult { end, report: ProgramReport { mut reasons, .. } } =
-            result.await.map_err(|error| PrepareError::from_io(&subject, &error))?;
+        let run = self.run_phase(ProgramPhase::Check, &self.config.check, payload, limits, context);
+        let ProgramRun { end, report: ProgramReport { mut reasons, .. } } =
+            run.await.map_err(|error| PrepareError::from_io(&subject, &error))?;
         if reasons.is_empty() {
-            reasons.push(format!("payload: rejected by the check of handler {}; see the log", self.config.name));
+            reasons.push(format!("payload: rejected by the check of handler {}; see the log", self.name));
         }
         match (end.cause, end.status) {
             (EndCause::Exited, ProcessStatus::Code(0)) => Ok(()),
@@ -155,16 +130,14 @@ impl ProgramInner {
                 Err(PrepareError { reason: PrepareFailure::Unavailable, messages: reasons })
             }
             (EndCause::RunTime, _) => Err(internal(format!("timed out after {} s", PROGRAM_CHECK_TIMEOUT.as_secs()))),
-            (EndCause::Exceeded(exceeded), _) => Err(internal(exceeded.to_string())),
             (EndCause::Canceled(_), _) => Err(internal("stopped early".to_owned())),
-            (EndCause::Exited, status) => Err(internal(status.to_string())),
+            (EndCause::Exited | EndCause::Exceeded(_), _) => Err(internal(end.describe())),
         }
     }
 
-    async fn run(&self, payload: &Value, limits: RunLimits, context: &Context) -> Result<PhaseResult, ExecuteError> {
-        let result = self.run_phase(ProgramPhase::Run, &self.config.exec, payload, limits, context);
-        let subject = format!("cannot run handler {}", self.config.name);
-        result.await.map_err(|error| ExecuteError::from_io(&subject, &error))
+    async fn run(&self, payload: &Value, limits: RunLimits, context: &Context) -> Result<ProgramRun, ExecuteError> {
+        let run = self.run_phase(ProgramPhase::Run, &self.config.exec, payload, limits, context);
+        run.await.map_err(|error| ExecuteError::from_io(&format!("cannot run handler {}", self.name), &error))
     }
 
     async fn run_phase(
@@ -174,32 +147,38 @@ impl ProgramInner {
         payload: &Value,
         limits: RunLimits,
         context: &Context,
-    ) -> io::Result<PhaseResult> {
-        let (channel, writer) = message_pipe()?;
+    ) -> std::io::Result<ProgramRun> {
         let env = self.environment(phase, context);
-        let launch = Launch {
-            argv,
-            env: &env,
-            workdir: context.workdir(),
-            input: Input::Pipe,
-            message_channel: Some(writer),
-            scope: context.scope(),
-        };
-        let running = RunningProcess::start(launch).await?;
         let document = input_document(phase, payload, context).to_string();
-        let result = run_with_messages(running, &channel, document.as_bytes(), limits, context).await?;
-        for note in &result.end.notes {
-            context.log().write_note(note);
-        }
-        Ok(result)
+        run_with_messages(Launch::new(argv, &env, context), Some(document.as_bytes()), limits, context).await
+    }
+
+    fn outcome(&self, ProgramRun { end, report }: &ProgramRun) -> Result<(), ExecuteError> {
+        let time_limit = format!("{} s, the most this worker allows", self.config.max_run_time.0.as_secs());
+        let subject = format!("handler {}", self.name);
+        end.outcome(&subject, &time_limit, |code, message| {
+            Err(match code {
+                0 => return Ok(()),
+                status::RETRY => ExecuteError::new(ExecuteFailure::Intermittent, format!("{message}, retry requested")),
+                status::UNAVAILABLE => {
+                    ExecuteError::new(ExecuteFailure::Unavailable, format!("{message}, resource unavailable"))
+                }
+                status::INTERNAL => ExecuteError::internal(format!("{message}, internal error")),
+                status::MALFORMED => {
+                    ExecuteError::failed(format!("{message}, which rejects a payload only in the phase `check`"))
+                }
+                _ => ExecuteError::failed(message),
+            })
+        })?;
+        report.check_reply(&subject)
     }
 
     fn environment(&self, phase: ProgramPhase, context: &Context) -> Variables {
-        let mut env = environment::for_task(&self.config.env, context);
+        let mut env = environment::for_task(&self.env, context);
         let mut set = |name: &str, value: String| env.insert(format!("JOURNEYMAN_{name}"), value);
         set("PROTOCOL", PROTOCOL.to_owned());
         set("PHASE", phase.as_str().to_owned());
-        set("HANDLER", self.config.name.clone());
+        set("HANDLER", self.name.clone());
         set("EXIT_FAILED", status::FAILED.to_string());
         set("EXIT_MALFORMED", status::MALFORMED.to_string());
         set("EXIT_UNAVAILABLE", status::UNAVAILABLE.to_string());
@@ -207,42 +186,6 @@ impl ProgramInner {
         set("EXIT_RETRY", status::RETRY.to_string());
         env
     }
-}
-
-pub(super) fn message_pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
-    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    Ok((pipe::Receiver::from_owned_fd(reader)?, writer))
-}
-
-/// Runs a process to its end while it reads its document and sends messages.
-pub(super) async fn run_with_messages(
-    mut running: RunningProcess,
-    channel: &pipe::Receiver,
-    document: &[u8],
-    limits: RunLimits,
-    context: &Context,
-) -> io::Result<PhaseResult> {
-    let input = running.input.take();
-    let mut reader = MessageReader::new(context);
-    let end = {
-        let mut finish = std::pin::pin!(running.finish(limits, context));
-        // A program need neither read its input nor close descriptor 3.
-        let mut exchange = std::pin::pin!(async {
-            tokio::join!(write_input(input, document), read_messages(channel, &mut reader));
-        });
-        // Messages before output: a `redact` message applies to the output that follows it.
-        tokio::select! {
-            biased;
-            () = &mut exchange => finish.await,
-            end = &mut finish => end,
-        }
-    }?;
-    if timeout(PROCESS_OUTPUT_DRAIN, read_messages(channel, &mut reader)).await.is_err() {
-        context
-            .log()
-            .write_note("a process outside the payload's group holds descriptor 3 open; the worker stops reading it");
-    }
-    Ok(PhaseResult { end, report: reader.finish() })
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -260,11 +203,6 @@ impl ProgramPhase {
     }
 }
 
-pub(super) struct PhaseResult {
-    pub(super) end: ProcessEnd,
-    pub(super) report: ProgramReport,
-}
-
 struct PreparedProgram {
     program: Arc<ProgramInner>,
     payload: Value,
@@ -273,8 +211,8 @@ struct PreparedProgram {
 impl DynHandler for Program {
     /// Omits the arguments, which may contain secrets.
     fn describe(&self) -> String {
-        let ProgramConfig { name, exec, .. } = &self.inner.config;
-        format!("{name} (program, {})", exec.first().map_or("", String::as_str))
+        let ProgramInner { name, config, .. } = &*self.inner;
+        format!("{name} (program, {})", config.exec.first().map_or("", String::as_str))
     }
 
     fn schema(&self) -> Value {
@@ -287,18 +225,17 @@ impl DynHandler for Program {
         context: &'a Context,
     ) -> HandlerFuture<'a, Result<Box<dyn PreparedPayload>, PrepareError>> {
         Box::pin(async move {
-            let ProgramInner { config, schema } = &*self.inner;
+            let ProgramInner { name, config, env, schema } = &*self.inner;
             schema.validate(payload)?;
-            let env = environment::for_task(&config.env, context);
-            for argv in [Some(&config.exec), config.check.as_ref()].into_iter().flatten() {
-                let program = argv.first().map_or("", String::as_str);
+            let env = environment::for_task(env, context);
+            for program in [config.exec.first(), config.check.first()].into_iter().flatten() {
                 // The program existed when the worker started; another host may still have it.
                 find_program(program, &env, context.workdir()).map_err(|error| {
-                    PrepareError::new(PrepareFailure::HostFault, format!("handler {}: {error}", config.name))
+                    PrepareError::new(PrepareFailure::HostFault, format!("handler {name}: {error}"))
                 })?;
             }
-            if let Some(check) = &config.check {
-                self.inner.run_check(check, payload, context).await?;
+            if !config.check.is_empty() {
+                self.inner.run_check(payload, context).await?;
             }
             let prepared: Box<dyn PreparedPayload> =
                 Box::new(PreparedProgram { program: Arc::clone(&self.inner), payload: payload.clone() });
@@ -310,31 +247,12 @@ impl DynHandler for Program {
 impl PreparedPayload for PreparedProgram {
     fn execute<'a>(self: Box<Self>, context: &'a Context) -> HandlerFuture<'a, Result<(), ExecuteError>> {
         Box::pin(async move {
-            let config = &self.program.config;
-            let limits = RunLimits { run_time: config.max_run_time, termination_grace: config.termination_grace };
-            let result = self.program.run(&self.payload, limits, context).await?;
-            execute_result(&result.end, config)?;
-            result.report.check_reply(&format!("handler {}", config.name))
+            let ProgramHandler { max_run_time, termination_grace, .. } = &self.program.config;
+            let limits = RunLimits { run_time: Some(max_run_time.0), termination_grace: termination_grace.0 };
+            let run = self.program.run(&self.payload, limits, context).await?;
+            self.program.outcome(&run)
         })
     }
-}
-
-pub(super) fn execute_result(end: &ProcessEnd, config: &ProgramConfig) -> Result<(), ExecuteError> {
-    let time_limit = format!("{} s, the most this worker allows", config.max_run_time.unwrap_or_default().as_secs());
-    end.outcome(&format!("handler {}", config.name), &time_limit, |code, message| {
-        Err(match code {
-            0 => return Ok(()),
-            status::RETRY => ExecuteError::new(ExecuteFailure::Intermittent, format!("{message}, retry requested")),
-            status::UNAVAILABLE => {
-                ExecuteError::new(ExecuteFailure::Unavailable, format!("{message}, resource unavailable"))
-            }
-            status::INTERNAL => ExecuteError::internal(format!("{message}, internal error")),
-            status::MALFORMED => {
-                ExecuteError::failed(format!("{message}, which rejects a payload only in the phase `check`"))
-            }
-            _ => ExecuteError::failed(message),
-        })
-    })
 }
 
 fn input_document(phase: ProgramPhase, payload: &Value, context: &Context) -> Value {
@@ -356,51 +274,9 @@ fn input_document(phase: ProgramPhase, payload: &Value, context: &Context) -> Va
     })
 }
 
-/// A program may exit without reading its document.
-async fn write_input(input: Option<ChildStdin>, document: &[u8]) {
-    if let Some(mut input) = input
-        && let Err(error) = input.write_all(document).await
-    {
-        tracing::debug!(%error, "program did not read its document");
-    }
-}
-
-/// Cancel safe: every byte that is read is handled at once.
-async fn read_messages(channel: &pipe::Receiver, reader: &mut MessageReader<'_>) {
-    // A dropped call may have left a partial reply unsent.
-    reader.send_partials().await;
-    while channel.readable().await.is_ok() {
-        if let ReadResult::End = read_available(channel, reader) {
-            return;
-        }
-        reader.send_partials().await;
-    }
-}
-
-enum ReadResult {
-    More,
-    End,
-}
-
-/// Not async, so that no future holds the buffer.
-fn read_available(channel: &pipe::Receiver, reader: &mut MessageReader<'_>) -> ReadResult {
-    let mut buffer = [0; PROGRAM_READ_BYTES];
-    match channel.try_read(&mut buffer) {
-        Ok(0) => return ReadResult::End,
-        Ok(bytes) => reader.push(buffer.get(..bytes).unwrap_or_default()),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-        Err(_) => return ReadResult::End,
-    }
-    ReadResult::More
-}
-
-fn read_schema(path: &Path) -> Result<Value, String> {
-    use std::io::Read;
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
-    let mut text = String::new();
-    file.take(SCHEMA_BYTES_MAX + 1).read_to_string(&mut text).map_err(|error| error.to_string())?;
-    if text.len() as u64 > SCHEMA_BYTES_MAX {
-        return Err(format!("larger than {SCHEMA_BYTES_MAX} bytes"));
-    }
-    serde_json::from_str(&text).map_err(|error| error.to_string())
+fn read_schema(path: &Path) -> Result<PayloadSchema, String> {
+    let text = std::fs::read(path).map_err(|error| error.to_string())?;
+    let schema = PayloadSchema::new(serde_json::from_slice(&text).map_err(|error| error.to_string())?);
+    schema.error().map_or(Ok(()), |error| Err(error.to_owned()))?;
+    Ok(schema)
 }

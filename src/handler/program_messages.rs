@@ -1,41 +1,40 @@
 //! Messages of a program to the worker: JSON objects on descriptor 3, one per line.
 //!
-//! A line that is too long, is not JSON or has an unknown type is noted in the task's log and ignored; so are lines after
-//! [`PROGRAM_LINES_MAX`]. No line fails a task, because the exit status decides its outcome. A request does fail after an
-//! invalid line, because that line may have been its reply.
+//! A line that is too long, is not JSON or has an unknown type is noted in the task's log and ignored. No line fails a task,
+//! because the exit status decides its outcome. A request does fail after an invalid line, because that line may have been
+//! its reply.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
-use serde::de::IgnoredAny;
-use tokio::task::JoinSet;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::unix::pipe;
+use tokio::process::ChildStdin;
+use tokio::time::timeout;
 
-use crate::limits::{PROGRAM_IGNORED_LINES_LOGGED_MAX, PROGRAM_LINE_BYTES_MAX, PROGRAM_LINES_MAX, PROGRAM_REASONS_MAX};
-
-use crate::domain::refusal::{CallError, Refusal};
-use crate::task::{ArtifactBody, ArtifactErrorReason, Reply, ReplyError, ReplyStatus};
+use crate::domain::refusal::Refusal;
+use crate::limits::{PROCESS_OUTPUT_DRAIN, PROGRAM_LINE_BYTES_MAX, PROGRAM_READ_BYTES, PROGRAM_REASONS_MAX};
+use crate::task::{ArtifactBody, ArtifactErrorReason, Reply, ReplyStatus};
 
 use super::artifact::{ArtifactDeclaration, ArtifactKind, Optionality, expires_after_task, guess_content_type};
+use super::process::{Input, Launch, ProcessEnd, RunLimits, RunningProcess};
 use super::safe_open::{self, PathKind};
 use super::{Context, ExecuteError};
 
 /// A message. Unknown keys are ignored, so that a newer program works with an older worker, except in `answer`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
-pub enum ProgramMessage {
+enum ProgramMessage {
     Artifact {
         name: String,
         path: PathBuf,
-        #[serde(default)]
         content_type: Option<String>,
-        #[serde(default)]
         expires: Option<String>,
         #[serde(default)]
         optional: bool,
@@ -44,7 +43,6 @@ pub enum ProgramMessage {
     Directory {
         name: String,
         path: PathBuf,
-        #[serde(default)]
         expires: Option<String>,
         #[serde(default)]
         optional: bool,
@@ -55,36 +53,15 @@ pub enum ProgramMessage {
         name: String,
         value: serde_json::Value,
     },
-    /// The reply to a request: one of `json`, `text`, `base64` and `path`. The last one that is not partial counts.
-    Answer {
-        #[serde(default)]
-        json: Option<serde_json::Value>,
-        #[serde(default)]
-        text: Option<String>,
-        #[serde(default)]
-        base64: Option<String>,
-        #[serde(default)]
-        path: Option<PathBuf>,
-        #[serde(default)]
-        content_type: Option<String>,
-        #[serde(default)]
-        status: Option<String>,
-        #[serde(default)]
-        partial: bool,
-        // Collected to reject a misspelled key, which would lose the reply.
-        #[serde(flatten)]
-        unknown: BTreeMap<String, IgnoredAny>,
-    },
+    Answer(Answer),
     Link {
         name: String,
         artifact: String,
-        #[serde(default)]
         content_type: Option<String>,
     },
     Reference {
         name: String,
         url: String,
-        #[serde(default)]
         content_type: Option<String>,
     },
     /// An artifact that the program failed to create.
@@ -97,9 +74,7 @@ pub enum ProgramMessage {
     },
     Progress {
         done: u64,
-        #[serde(default)]
         total: Option<u64>,
-        #[serde(default)]
         text: Option<String>,
     },
     /// A secret to redact in the task's log from here on, and each of its lines. Earlier output is not changed.
@@ -112,84 +87,39 @@ pub enum ProgramMessage {
     },
 }
 
+/// The reply to a request: one of `json`, `text`, `base64` and `path`. The last one that is not partial counts. Unknown keys
+/// are rejected, because a misspelled key would lose the reply.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct Answer {
+    json: Option<serde_json::Value>,
+    text: Option<String>,
+    base64: Option<String>,
+    path: Option<PathBuf>,
+    content_type: Option<String>,
+    status: Option<String>,
+    partial: bool,
+}
+
 fn default_result_name() -> String {
     "public/result.json".to_owned()
 }
 
-/// Splits a stream into lines of bounded length; skips empty lines.
-#[derive(Debug)]
-pub struct LineSplitter {
-    line_bytes_max: usize,
-    partial: Vec<u8>,
-    too_long: bool,
+/// How a process ended, and what it sent.
+pub(super) struct ProgramRun {
+    pub(super) end: ProcessEnd,
+    pub(super) report: ProgramReport,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-pub enum SplitLine<'a> {
-    Whole(&'a [u8]),
-    TooLong,
-}
-
-impl LineSplitter {
-    #[must_use]
-    pub const fn new(line_bytes_max: usize) -> Self {
-        Self { line_bytes_max, partial: Vec::new(), too_long: false }
-    }
-
-    /// Whether the current line is longer than the limit.
-    #[must_use]
-    pub const fn is_too_long(&self) -> bool {
-        self.too_long
-    }
-
-    pub fn push(&mut self, bytes: &[u8], mut line: impl FnMut(SplitLine<'_>)) {
-        let mut rest = bytes;
-        while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
-            let (head, tail) = rest.split_at(end);
-            self.append(head);
-            self.finish(&mut line);
-            rest = tail.get(1..).unwrap_or_default();
-        }
-        self.append(rest);
-    }
-
-    pub fn finish(&mut self, mut line: impl FnMut(SplitLine<'_>)) {
-        if self.too_long {
-            line(SplitLine::TooLong);
-        } else if !self.partial.is_empty() {
-            line(SplitLine::Whole(&self.partial));
-        }
-        self.too_long = false;
-        self.partial.clear();
-    }
-
-    fn append(&mut self, bytes: &[u8]) {
-        if self.too_long || self.partial.len() + bytes.len() > self.line_bytes_max {
-            self.too_long = true;
-            self.partial.clear();
-        } else {
-            self.partial.extend_from_slice(bytes);
-        }
-    }
-}
-
-/// Reads the messages of one run of a program.
-#[derive(Debug)]
-pub struct MessageReader<'a> {
-    context: &'a Context,
-    lines: LineSplitter,
-    state: ReaderState,
-    sending: JoinSet<Result<(), CallError>>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ProgramReport {
+/// What a program sent, besides artifacts and replies.
+#[derive(Debug, Default)]
+pub(super) struct ProgramReport {
     /// Why a `check` program rejected the payload.
-    pub reasons: Vec<String>,
+    pub(super) reasons: Vec<String>,
     /// How many lines were ignored.
-    pub ignored_count: usize,
+    pub(super) ignored_count: usize,
     /// Why the reply to a request is uncertain.
-    pub reply_error: Option<String>,
+    reply_error: Option<String>,
 }
 
 impl ProgramReport {
@@ -199,111 +129,128 @@ impl ProgramReport {
     }
 }
 
-#[derive(Debug, Default)]
-struct ReaderState {
-    line_count: usize,
-    ignored_count: usize,
-    reasons: Vec<String>,
-    reply_error: Option<String>,
-    pending_partials: VecDeque<Reply>,
+/// Runs a process to its end while it reads its document and sends messages on descriptor 3.
+pub(super) async fn run_with_messages(
+    mut launch: Launch<'_>,
+    document: Option<&[u8]>,
+    limits: RunLimits,
+    context: &Context,
+) -> io::Result<ProgramRun> {
+    let (channel, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let channel = pipe::Receiver::from_owned_fd(channel)?;
+    launch.input = if document.is_some() { Input::Pipe } else { Input::Null };
+    launch.message_channel = Some(writer);
+    let mut running = RunningProcess::start(launch).await?;
+    let input = running.input.take();
+    let mut reader = MessageReader { context, line_count: 0, report: ProgramReport::default() };
+    let end = {
+        let mut finish = std::pin::pin!(running.finish(limits, context));
+        // A program need neither read its input nor close descriptor 3.
+        let mut exchange = std::pin::pin!(async {
+            tokio::join!(write_input(input, document.unwrap_or_default()), reader.read_all(channel));
+        });
+        // Messages before output: a `redact` message applies to the output that follows it.
+        tokio::select! {
+            biased;
+            () = &mut exchange => finish.await?,
+            end = &mut finish => {
+                if timeout(PROCESS_OUTPUT_DRAIN, exchange).await.is_err() {
+                    context.log().write_note(
+                        "a process outside the payload's group holds descriptor 3 open; the worker stops reading it",
+                    );
+                }
+                end?
+            }
+        }
+    };
+    for note in &end.notes {
+        context.log().write_note(note);
+    }
+    Ok(ProgramRun { end, report: reader.report })
 }
 
-impl<'a> MessageReader<'a> {
-    #[must_use]
-    pub fn new(context: &'a Context) -> Self {
-        Self {
-            context,
-            lines: LineSplitter::new(PROGRAM_LINE_BYTES_MAX),
-            state: ReaderState::default(),
-            sending: JoinSet::new(),
-        }
+/// A program may exit without reading its document.
+async fn write_input(input: Option<ChildStdin>, document: &[u8]) {
+    if let Some(mut input) = input
+        && let Err(error) = input.write_all(document).await
+    {
+        tracing::debug!(%error, "program did not read its document");
     }
+}
 
-    pub fn push(&mut self, bytes: &[u8]) {
-        let Self { context, lines, state, .. } = self;
-        lines.push(bytes, |line| state.handle_line(&line, context));
-    }
+/// Reads the messages of one run of a program.
+struct MessageReader<'a> {
+    context: &'a Context,
+    line_count: usize,
+    report: ProgramReport,
+}
 
-    /// Sends the partial replies received so far. The caller reads no further message meanwhile, so that a fast program
-    /// waits for a slow client.
-    ///
-    /// Cancel safe: the next call waits for a reply in flight.
-    pub async fn send_partials(&mut self) {
+impl MessageReader<'_> {
+    /// Reads until every writing end is closed. A partial reply is sent before the next message is read, so that a fast
+    /// program waits for a slow client.
+    async fn read_all(&mut self, channel: pipe::Receiver) {
+        let mut channel = BufReader::with_capacity(PROGRAM_READ_BYTES, channel);
+        let mut line = Vec::new();
         loop {
-            while let Some(sent) = self.sending.join_next().await {
-                if let Ok(Err(refused)) = sent {
-                    self.context.log().write_note(&refused.message);
-                    // A client that is gone misses no reply.
-                    if refused.refusal != Refusal::Gone {
-                        self.state.fail_reply(&refused.message, self.context);
-                    }
+            line.clear();
+            let limit = PROGRAM_LINE_BYTES_MAX as u64 + 1;
+            if !matches!((&mut channel).take(limit).read_until(b'\n', &mut line).await, Ok(1..)) {
+                return;
+            }
+            if line.len() <= PROGRAM_LINE_BYTES_MAX || line.ends_with(b"\n") {
+                self.handle_line(line.trim_ascii_end()).await;
+                continue;
+            }
+            self.line_count += 1;
+            self.reject_line(&format!("longer than {PROGRAM_LINE_BYTES_MAX} bytes"));
+            while !line.ends_with(b"\n") {
+                line.clear();
+                if !matches!((&mut channel).take(limit).read_until(b'\n', &mut line).await, Ok(1..)) {
+                    return;
                 }
             }
-            let Some(reply) = self.state.pending_partials.pop_front() else { return };
-            let context = self.context.clone();
-            self.sending.spawn(async move { context.send_partial_reply(reply).await });
         }
     }
 
-    #[must_use]
-    pub fn finish(mut self) -> ProgramReport {
-        let Self { context, lines, state, .. } = &mut self;
-        lines.finish(|line| state.handle_line(&line, context));
-        ProgramReport {
-            reasons: self.state.reasons,
-            ignored_count: self.state.ignored_count,
-            reply_error: self.state.reply_error,
-        }
-    }
-}
-
-impl ReaderState {
-    fn handle_line(&mut self, line: &SplitLine<'_>, context: &Context) {
-        self.line_count += 1;
-        if self.line_count > PROGRAM_LINES_MAX {
-            if self.line_count == PROGRAM_LINES_MAX + 1 {
-                let wrong = format!("descriptor 3: more than {PROGRAM_LINES_MAX} lines; further lines are ignored");
-                context.log().write_note(&wrong);
-                self.fail_reply(&wrong, context);
-            }
+    async fn handle_line(&mut self, line: &[u8]) {
+        if line.is_empty() {
             return;
         }
-        let place = format!("descriptor 3, line {}", self.line_count);
-        let (wrong, may_be_reply) = match line {
-            SplitLine::TooLong => (format!("longer than {PROGRAM_LINE_BYTES_MAX} bytes"), true),
-            SplitLine::Whole(bytes) => match serde_json::from_slice(bytes) {
-                Ok(message) => {
-                    let is_reply = matches!(message, ProgramMessage::Answer { .. } | ProgramMessage::Result { .. });
-                    match self.handle_message(message, context) {
-                        Ok(()) => return,
-                        Err(wrong) => (wrong, is_reply),
-                    }
-                }
-                // serde's message may quote the line.
-                Err(error) if error.is_data() => ("unknown message type, or a missing or invalid key".to_owned(), true),
-                Err(error) => (format!("not JSON, column {}", error.column()), true),
-            },
+        self.line_count += 1;
+        let message: ProgramMessage = match serde_json::from_slice(line) {
+            Ok(message) => message,
+            // serde's message may quote the line.
+            Err(error) if error.is_data() => {
+                return self.reject_line("unknown message type, or a missing or invalid key");
+            }
+            Err(error) => return self.reject_line(&format!("not JSON, column {}", error.column())),
         };
-        if may_be_reply {
-            self.fail_reply(&format!("{place}: {wrong}"), context);
-        }
-        self.ignored_count += 1;
-        if self.ignored_count <= PROGRAM_IGNORED_LINES_LOGGED_MAX {
-            context.log().write_note(&format!("{place}: ignored: {wrong}"));
-        } else if self.ignored_count == PROGRAM_IGNORED_LINES_LOGGED_MAX + 1 {
-            context.log().write_note("descriptor 3: further invalid lines are not logged");
+        let is_reply = matches!(message, ProgramMessage::Answer(_) | ProgramMessage::Result { .. });
+        match self.handle_message(message).await {
+            Ok(()) => {}
+            Err(wrong) if is_reply => self.reject_line(&wrong),
+            Err(wrong) => self.ignore_line(&wrong),
         }
     }
 
-    /// Records the first line that may have been a reply; `why` quotes nothing of the payload.
-    fn fail_reply(&mut self, why: &str, context: &Context) {
-        if context.results().is_some() && self.reply_error.is_none() {
-            tracing::warn!(claim.run = %context.task().run, "program sent an invalid reply: {why}");
-            self.reply_error = Some(why.to_owned());
+    fn ignore_line(&mut self, wrong: &str) {
+        self.report.ignored_count += 1;
+        let line_count = self.line_count;
+        self.context.log().write_note(&format!("descriptor 3, line {line_count}: ignored: {wrong}"));
+    }
+
+    /// Ignores a line that may have been the reply; `wrong` quotes nothing of the payload.
+    fn reject_line(&mut self, wrong: &str) {
+        self.ignore_line(wrong);
+        if self.context.results().is_some() && self.report.reply_error.is_none() {
+            let error = format!("descriptor 3, line {}: {wrong}", self.line_count);
+            tracing::warn!(claim.run = %self.context.task().run, "program sent an invalid reply: {error}");
+            self.report.reply_error = Some(error);
         }
     }
 
-    fn handle_message(&mut self, message: ProgramMessage, context: &Context) -> Result<(), String> {
+    async fn handle_message(&mut self, message: ProgramMessage) -> Result<(), String> {
+        let context = self.context;
         let (name, kind, expires, optional) = match message {
             ProgramMessage::Artifact { name, path, content_type, expires, optional } => {
                 (name, ArtifactKind::File { path, content_type }, expires, optional)
@@ -311,25 +258,7 @@ impl ReaderState {
             ProgramMessage::Directory { name, path, expires, optional } => {
                 (name, ArtifactKind::Directory { path }, expires, optional)
             }
-            ProgramMessage::Answer { json, text, base64, path, content_type, status, partial, unknown } => {
-                let Some(results) = context.results() else {
-                    return Err("this task is not a request: no reply is expected".to_owned());
-                };
-                if let Some(key) = unknown.keys().next() {
-                    return Err(format!("`answer` has an unknown key `{key}`"));
-                }
-                let body = reply_body(json, text, base64, path, context)?;
-                let status = status.map_or(Ok(ReplyStatus::OK), |word| {
-                    ReplyStatus::parse(&word)
-                        .ok_or_else(|| "`status` must be 1 to 64 letters, digits, `_`, `-` and `.`".to_owned())
-                })?;
-                let reply = Reply { status, body: body.into(), content_type };
-                if partial {
-                    self.pending_partials.push_back(reply);
-                    return Ok(());
-                }
-                return results.set_final(reply).map_err(|error| error.to_string());
-            }
+            ProgramMessage::Answer(answer) => return answer.send(context).await,
             // A request has no artifacts; its result is the reply.
             ProgramMessage::Result { name, value } if name == default_result_name() && context.results().is_some() => {
                 let reply = Reply::ok(value.to_string().into_bytes());
@@ -357,17 +286,18 @@ impl ReaderState {
                 return Ok(());
             }
             ProgramMessage::Progress { done, total, text } => {
-                let text = progress_text(done, total, text.as_deref());
-                context.log().write_note(&text);
-                context.set_progress(text.trim_start_matches("progress: "));
+                let total = total.map(|total| format!(" of {total}")).unwrap_or_default();
+                let text = text.map(|text| format!(": {text}")).unwrap_or_default();
+                context.log().write_note(&format!("progress: {done}{total}{text}"));
+                context.set_progress(&format!("{done}{total}{text}"));
                 return Ok(());
             }
             ProgramMessage::Redact { text } => {
                 return context.log().add_secret(text.expose_secret()).map_err(|error| error.to_string());
             }
             ProgramMessage::Reason { text } => {
-                if self.reasons.len() < PROGRAM_REASONS_MAX {
-                    self.reasons.push(text);
+                if self.report.reasons.len() < PROGRAM_REASONS_MAX {
+                    self.report.reasons.push(text);
                 }
                 return Ok(());
             }
@@ -377,34 +307,42 @@ impl ReaderState {
     }
 }
 
-fn reply_body(
-    json: Option<serde_json::Value>,
-    text: Option<String>,
-    base64: Option<String>,
-    path: Option<PathBuf>,
-    context: &Context,
-) -> Result<Vec<u8>, String> {
-    match (json, text, base64, path) {
-        (Some(json), None, None, None) => Ok(json.to_string().into_bytes()),
-        (None, Some(text), None, None) => Ok(text.into_bytes()),
-        (None, None, Some(encoded), None) => STANDARD.decode(encoded).map_err(|error| error.to_string()),
-        (None, None, None, Some(path)) => {
-            let max_bytes = context.results().map_or(0, |results| results.limits().body_bytes);
-            let opened = safe_open::open_root(context.workdir())
-                .and_then(|root| safe_open::open(root.as_fd(), &path, PathKind::File));
-            let file = File::from(opened.map_err(|error| safe_open::classify_error(&error, PathKind::File).1)?);
-            let bytes = file.metadata().map_or(0, |about| about.len());
-            if bytes > max_bytes as u64 {
-                let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-                return Err(ReplyError::TooLarge { bytes, max: max_bytes }.to_string());
-            }
-            let mut body = Vec::new();
-            file.take(max_bytes as u64 + 1).read_to_end(&mut body).map_err(|error| error.to_string())?;
-            Ok(body)
+impl Answer {
+    async fn send(self, context: &Context) -> Result<(), String> {
+        let Some(results) = context.results() else {
+            return Err("this task is not a request: no reply is expected".to_owned());
+        };
+        let status = self.status.as_deref().map_or(Some(ReplyStatus::OK), ReplyStatus::parse);
+        let status = status.ok_or("`status` must be 1 to 64 letters, digits, `_`, `-` and `.`")?;
+        let body = match (self.json, self.text, self.base64, self.path) {
+            (Some(json), None, None, None) => json.to_string().into_bytes(),
+            (None, Some(text), None, None) => text.into_bytes(),
+            (None, None, Some(encoded), None) => STANDARD.decode(encoded).map_err(|error| error.to_string())?,
+            (None, None, None, Some(path)) => read_reply_file(&path, results.limits().body_bytes, context)?,
+            (None, None, None, None) => b"null".to_vec(),
+            _ => return Err("`answer` has more than one of `json`, `text`, `base64` and `path`".to_owned()),
+        };
+        let reply = Reply { status, body: body.into(), content_type: self.content_type };
+        if !self.partial {
+            return results.set_final(reply).map_err(|error| error.to_string());
         }
-        (None, None, None, None) => Ok(b"null".to_vec()),
-        _ => Err("`answer` has more than one of `json`, `text`, `base64` and `path`".to_owned()),
+        match results.send_partial(reply).await {
+            // A client that is gone misses no reply.
+            Err(refused) if refused.refusal == Refusal::Gone => context.log().write_note(&refused.message),
+            sent => return sent.map_err(|refused| refused.message),
+        }
+        Ok(())
     }
+}
+
+/// Reads one byte more than a reply may have, so that it is rejected by its size.
+fn read_reply_file(path: &Path, max_bytes: usize, context: &Context) -> Result<Vec<u8>, String> {
+    let opened =
+        safe_open::open_root(context.workdir()).and_then(|root| safe_open::open(root.as_fd(), path, PathKind::File));
+    let file = File::from(opened.map_err(|error| safe_open::classify_error(&error, PathKind::File).1)?);
+    let mut body = Vec::new();
+    file.take(max_bytes as u64 + 1).read_to_end(&mut body).map_err(|error| error.to_string())?;
+    Ok(body)
 }
 
 fn declare_artifact(mut declaration: ArtifactDeclaration, context: &Context) -> Result<(), String> {
@@ -414,44 +352,4 @@ fn declare_artifact(mut declaration: ArtifactDeclaration, context: &Context) -> 
         declaration.expires = None;
     }
     context.artifacts().declare(declaration).map_err(|error| error.to_string())
-}
-
-fn progress_text(done: u64, total: Option<u64>, text: Option<&str>) -> String {
-    let total = total.map(|total| format!(" of {total}")).unwrap_or_default();
-    let text = text.map(|text| format!(": {text}")).unwrap_or_default();
-    format!("progress: {done}{total}{text}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn split(chunks: &[&[u8]]) -> Vec<String> {
-        let (mut lines, mut out) = (LineSplitter::new(PROGRAM_LINE_BYTES_MAX), Vec::new());
-        let mut take = |line: SplitLine<'_>| {
-            out.push(match line {
-                SplitLine::Whole(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-                SplitLine::TooLong => "too long".to_owned(),
-            });
-        };
-        for chunk in chunks {
-            lines.push(chunk, &mut take);
-        }
-        lines.finish(&mut take);
-        out
-    }
-
-    #[test]
-    fn lines_do_not_depend_on_how_the_stream_is_cut() {
-        assert_eq!(split(&[b"ab", b"c\n\nd", b"e\nf"]), ["abc", "de", "f"]);
-        assert_eq!(split(&[b"abc\n", b""]), ["abc"]);
-    }
-
-    #[test]
-    fn a_line_that_is_too_long_is_dropped_whole_and_the_next_one_is_read() {
-        let chunk = vec![b'x'; PROGRAM_LINE_BYTES_MAX];
-        assert_eq!(split(&[&chunk, b"y", &chunk, b"\nnext\n"]), ["too long", "next"]);
-        assert_eq!(split(&[&chunk, b"\n"])[0].len(), PROGRAM_LINE_BYTES_MAX);
-        assert_eq!(split(&[&chunk, b"y"]), ["too long"]);
-    }
 }

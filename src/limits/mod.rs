@@ -141,10 +141,6 @@ pub const PROGRAM_CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 pub const PROGRAM_LINE_BYTES_MAX: usize = 64 << 10;
 pub const PROGRAM_READ_BYTES: usize = 8 << 10;
 pub const PROGRAM_REASONS_MAX: usize = 20;
-/// Lines of a program that are read.
-pub const PROGRAM_LINES_MAX: usize = 20_000;
-pub const PROGRAM_IGNORED_LINES_LOGGED_MAX: usize = 20;
-pub const SCHEMA_BYTES_MAX: u64 = 1 << 20;
 /// How long a worker that aborts may take before the process exits anyway.
 pub const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const DEMO_TASKS_TIMEOUT: Duration = Duration::from_secs(120);

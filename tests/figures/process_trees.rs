@@ -9,7 +9,7 @@ use journeyman::domain::time::Instant;
 use journeyman::handler::artifact::Artifacts;
 use journeyman::handler::environment::Variables;
 use journeyman::handler::log::{LogLimits, TaskLog};
-use journeyman::handler::process::{Input, Launch, RunLimits, RunningProcess};
+use journeyman::handler::process::{Launch, RunLimits, RunningProcess};
 use journeyman::handler::{CancelCause, Cancellation, Context, TaskInfo};
 use journeyman::host::clock::Clock;
 use journeyman::host::containment::{Containment, ContainmentConfig};
@@ -49,15 +49,8 @@ impl Lab {
             let context = Context::new(task, folder, log, Artifacts::new(), cancel, lease, Clock::boot());
             let context = context.in_scope(scope.clone());
             let argv = ["sh", "-c", TREE].map(str::to_owned);
-            let process = RunningProcess::start(Launch {
-                argv: &argv,
-                env: &Variables::new(),
-                workdir: context.workdir(),
-                input: Input::Null,
-                message_channel: None,
-                scope: context.scope(),
-            })
-            .await?;
+            let env = Variables::new();
+            let process = RunningProcess::start(Launch::new(&argv, &env, &context)).await?;
             let ready = ready.clone();
             running.spawn(async move {
                 let report_ready = async {

@@ -1,15 +1,18 @@
 use std::time::Duration;
 
+use journeyman::config::Environment;
+use journeyman::config::schema::ProgramHandler;
+use journeyman::config::values::Span;
 use journeyman::handler::contract_test::{ContractReport, ProgramTest, RuleOutcome, check_program};
-use journeyman::handler::program::{Program, ProgramConfig};
+use journeyman::handler::program::Program;
 use serde_json::json;
 
 async fn check(script: &str, grace: Duration) -> ContractReport {
     let argv = ["sh", "-c", script].map(str::to_owned).to_vec();
     let check = ["sh", "-c", "grep -q '\"good\":true' || exit $JOURNEYMAN_EXIT_MALFORMED"].map(str::to_owned).to_vec();
-    let settings = ProgramConfig { check: Some(check), termination_grace: grace, ..ProgramConfig::new("test", argv) };
+    let config = ProgramHandler { check, termination_grace: Span(grace), ..ProgramHandler::new(argv) };
     let plan = ProgramTest {
-        program: Program::new(settings).unwrap(),
+        program: Program::new("test", config, &Environment::default()).unwrap(),
         payload: Some(json!({"good": true})),
         bad_payload: Some(json!({"good": false})),
         timeout: Duration::from_secs(20),
@@ -67,7 +70,7 @@ async fn a_program_that_ignores_sigterm_fails_the_termination_rule() {
 #[tokio::test]
 async fn a_program_that_accepts_everything_fails_the_rejection_rule() {
     let plan = ProgramTest {
-        program: Program::new(ProgramConfig::new("test", vec!["true".to_owned()])).unwrap(),
+        program: Program::new("test", ProgramHandler::new(vec!["true".to_owned()]), &Environment::default()).unwrap(),
         payload: None,
         bad_payload: Some(json!(1)),
         timeout: Duration::from_secs(20),

@@ -1,24 +1,24 @@
 use std::time::Duration;
 
+use journeyman::config::Environment;
+use journeyman::config::schema::CommandHandler;
+use journeyman::config::values::Span;
 use journeyman::handler::artifact_collector::CollectedArtifact;
-use journeyman::handler::command::{Command, CommandConfig};
-use journeyman::handler::environment;
+use journeyman::handler::command::Command;
 use journeyman::handler::{DynHandler, ExecuteError, ExecuteFailure, erase};
 use journeyman::task::ArtifactBody;
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, Went};
 
-fn handler() -> std::sync::Arc<dyn DynHandler> {
-    let worker = [("PATH", "/usr/bin:/bin"), ("CANARY", "leaked"), ("LANG", "C.UTF-8")];
-    let names = ["PATH", "LANG", "TZ"].map(str::to_owned);
-    let worker = worker.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    erase(Command::new(CommandConfig {
-        env: environment::select(&names, worker),
-        max_run_time: Some(Duration::from_secs(3600)),
-        termination_grace: Duration::from_millis(200),
-        ..CommandConfig::default()
-    }))
+pub(crate) fn handler() -> std::sync::Arc<dyn DynHandler> {
+    let config = CommandHandler {
+        max_run_time: Span(Duration::from_secs(3600)),
+        termination_grace: Span(Duration::from_millis(200)),
+        ..CommandHandler::default()
+    };
+    let worker = Environment::from_pairs(&[("PATH", "/usr/bin:/bin"), ("CANARY", "leaked"), ("LANG", "C.UTF-8")]);
+    erase(Command::new(config, vec!["*_TOKEN".to_owned()], &worker))
 }
 
 fn sh(scripts: &[&str]) -> Value {

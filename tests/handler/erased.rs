@@ -55,11 +55,9 @@ async fn every_violation_is_listed_with_its_path_and_without_the_value() {
 
 #[tokio::test]
 async fn the_number_of_listed_violations_is_limited() {
-    let bench = Bench::new();
-    let handler = erase(journeyman::handler::command::Command::default());
+    let handler = crate::commands::handler();
     let payload = json!({"maxRunTime": 1, "command": vec![json!(1); 5000]});
-    let went = bench.run(&*handler, payload).await;
-    let sentences = went.malformed();
+    let sentences = Bench::new().run(&*handler, payload).await.malformed();
     assert_eq!(sentences.len(), 21);
     assert!(sentences.iter().all(|line| line.len() <= 500));
 }

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use journeyman::handler::environment;
 use journeyman::handler::log::LogLimits;
-use journeyman::handler::process::{EndCause, Input, Launch, ProcessEnd, ProcessStatus, RunLimits, RunningProcess};
+use journeyman::handler::process::{EndCause, Launch, ProcessEnd, ProcessStatus, RunLimits, RunningProcess};
 
 use crate::bench::{Bench, number_in, read, runs};
 
@@ -13,16 +13,7 @@ const LONG: RunLimits =
 async fn start(bench: &Bench, argv: &[&str]) -> io::Result<RunningProcess> {
     let argv: Vec<String> = argv.iter().map(|&argument| argument.to_owned()).collect();
     let env = environment::for_task(&environment::Variables::new(), &bench.context);
-    let within = bench.context.scope();
-    let launch = Launch {
-        argv: &argv,
-        env: &env,
-        workdir: bench.workdir(),
-        input: Input::Null,
-        message_channel: None,
-        scope: within,
-    };
-    RunningProcess::start(launch).await
+    RunningProcess::start(Launch::new(&argv, &env, &bench.context)).await
 }
 
 async fn run(bench: &Bench, script: &str, bounds: RunLimits) -> ProcessEnd {

@@ -14,18 +14,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use futures_util::TryStreamExt as _;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
 use tokio::fs::File;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
+use tokio_util::io::StreamReader;
 use url::Url;
 
 use super::{AddressedRequest, HttpInner};
 use crate::domain::refusal::Refusal;
 use crate::handler::artifact::{self, ArtifactDeclaration, ArtifactKind};
 use crate::handler::process::format_seconds;
-use crate::handler::program_messages::{LineSplitter, SplitLine};
 use crate::handler::{Context, ExecuteError, ExecuteFailure};
 use crate::limits::{
     SERVICE_ANSWER_BYTES_MAX, SERVICE_HEADERS_MAX, SERVICE_RETRY_AFTER_DEFAULT, SERVICE_RETRY_AFTER_MAX,
@@ -47,20 +48,13 @@ const ANSWER_ARTIFACT: &str = "public/answer";
 const ANSWER_FILE: &str = "answer";
 const NDJSON: &str = "application/x-ndjson";
 
-const TASK_ID_HEADER: &str = "x-task-id";
-const RUN_ID_HEADER: &str = "x-run-id";
-const CORRELATION_ID_HEADER: &str = "x-correlation-id";
-const IDEMPOTENCY_KEY_HEADER: &str = "idempotency-key";
-const PATH_HEADER: &str = "x-rpc-path";
-const WORKER_KEY_HEADER: &str = "x-worker-key";
-const SECONDS_LEFT_HEADER: &str = "x-seconds-left";
-const TRACEPARENT_HEADER: &str = "traceparent";
 const STATUS_HEADER: &str = "x-status";
 
 /// Headers by which workers and controllers annotate requests.
 const RESERVED_HEADER_PREFIX: &str = "x-journeyman-";
+/// Headers that the worker sets.
 const RESERVED_HEADERS: [&str; 6] =
-    [TASK_ID_HEADER, RUN_ID_HEADER, CORRELATION_ID_HEADER, PATH_HEADER, WORKER_KEY_HEADER, SECONDS_LEFT_HEADER];
+    ["x-task-id", "x-run-id", "x-correlation-id", "x-rpc-path", "x-worker-key", "x-seconds-left"];
 
 impl HttpInner {
     /// `None` if the path would leave the base URL.
@@ -95,31 +89,24 @@ impl HttpInner {
                 insert_header(&mut headers, &name, value);
             }
         }
-        let run = &context.task().run;
-        insert_header(&mut headers, TASK_ID_HEADER, run.task.as_str());
-        insert_header(&mut headers, RUN_ID_HEADER, &run.run.to_string());
         let media = if request.body_base64.is_some() { "application/octet-stream" } else { "application/json" };
-        insert_header(&mut headers, CONTENT_TYPE.as_str(), request.content_type.as_deref().unwrap_or(media));
-        if !request.routing_key.is_empty() {
-            insert_header(&mut headers, WORKER_KEY_HEADER, &request.routing_key);
-        }
+        let run = &context.task().run;
+        let seconds_left =
+            deadline.map(|deadline| format!("{:.3}", deadline.saturating_duration_since(Instant::now()).as_secs_f64()));
         let known = [
-            (CONTENT_ENCODING.as_str(), &request.content_encoding),
-            (CORRELATION_ID_HEADER, &request.correlation_id),
-            (IDEMPOTENCY_KEY_HEADER, &request.idempotency_key),
-            (PATH_HEADER, &request.path),
+            ("x-task-id", Some(run.task.as_str())),
+            ("x-run-id", Some(&*run.run.to_string())),
+            ("content-type", Some(request.content_type.as_deref().unwrap_or(media))),
+            ("content-encoding", request.content_encoding.as_deref()),
+            ("x-worker-key", Some(&*request.routing_key).filter(|key| !key.is_empty())),
+            ("x-correlation-id", request.correlation_id.as_deref()),
+            ("idempotency-key", request.idempotency_key.as_deref()),
+            ("x-rpc-path", request.path.as_deref()),
+            ("x-seconds-left", seconds_left.as_deref()),
+            ("traceparent", context.task().env.get("TRACEPARENT").map(String::as_str)),
         ];
         for (name, value) in known {
-            if let Some(value) = value {
-                insert_header(&mut headers, name, value);
-            }
-        }
-        if let Some(deadline) = deadline {
-            let remaining = deadline.saturating_duration_since(Instant::now());
-            insert_header(&mut headers, SECONDS_LEFT_HEADER, &format!("{:.3}", remaining.as_secs_f64()));
-        }
-        if let Some(trace) = context.task().env.get("TRACEPARENT") {
-            insert_header(&mut headers, TRACEPARENT_HEADER, trace);
+            insert_header(&mut headers, name, value.unwrap_or_default());
         }
         headers
     }
@@ -136,17 +123,17 @@ impl HttpInner {
         let response = match sending.await {
             Ok(response) => response,
             Err(error) if error.is_connect() => return Ok(ForwardResult::NotConnected),
-            Err(error) => return Err(self.disconnect_error(&error, SentReplies::NothingSent)),
+            Err(error) => return Err(self.disconnect_error(&error)),
         };
         let code = response.status();
         if matches!(code, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
-            let message = format!("the service {} answered {code}", self.config.name);
+            let message = format!("the service {} answered {code}", self.name);
             let retry_after = retry_after(&response);
             // The client gets this reply if it was the last attempt. A reply that cannot be stored changes nothing.
             if let Some(results) = context.results()
                 && let Err(error) = self.relay_reply(response, results, context).await
             {
-                tracing::debug!(handler = self.config.name, "cannot store the reply of a busy service: {error:?}");
+                tracing::debug!(handler = self.name, "cannot store the reply of a busy service: {error:?}");
             }
             drop(in_flight);
             return Ok(ForwardResult::Busy { message, retry_after });
@@ -165,18 +152,13 @@ impl HttpInner {
             return Ok(ForwardResult::Done(Ok(())));
         }
         let hint = if code.is_redirection() { "; redirects are not followed" } else { "" };
-        let message = format!("the service {} answered {code}{hint}", self.config.name);
+        let message = format!("the service {} answered {code}{hint}", self.name);
         Ok(ForwardResult::Done(Err(ExecuteError::failed(message))))
     }
 
-    async fn relay_reply(
-        &self,
-        mut response: Response,
-        results: &Results,
-        context: &Context,
-    ) -> Result<(), ExecuteError> {
+    async fn relay_reply(&self, response: Response, results: &Results, context: &Context) -> Result<(), ExecuteError> {
         let success = response.status().is_success();
-        let content_type = header(&response, CONTENT_TYPE.as_str());
+        let content_type = header(&response, CONTENT_TYPE);
         let requested =
             response.headers().get(STATUS_HEADER).map(|value| value.to_str().ok().and_then(ReplyStatus::parse));
         let status = match requested {
@@ -184,69 +166,80 @@ impl HttpInner {
             Some(Some(status)) if success || status != ReplyStatus::OK => status,
             Some(None) if success => {
                 let message = "sent an invalid `x-status`: use 1 to 64 letters, digits, `_`, `-` and `.`";
-                return Err(ExecuteError::failed(format!("the service {} {message}", self.config.name)));
+                return Err(ExecuteError::failed(format!("the service {} {message}", self.name)));
             }
             None if success => ReplyStatus::OK,
             Some(_) | None => ReplyStatus::CORE_ERROR,
         };
-        let reply =
-            |body: Vec<u8>| Reply { status: status.clone(), body: body.into(), content_type: content_type.clone() };
-        let max_bytes = results.limits().body_bytes;
+        let bytes_max = results.limits().body_bytes;
         let is_ndjson = success && content_type.as_deref().is_some_and(|kind| kind.starts_with(NDJSON));
-        let mut lines = LineSplitter::new(max_bytes);
-        let mut sent = SentReplies::NothingSent;
-        let (mut received, mut partials) = (Vec::new(), Vec::new());
-        while let Some(chunk) = response.chunk().await.map_err(|error| self.disconnect_error(&error, sent))? {
-            if is_ndjson {
-                lines.push(&chunk, |line| partials.push(partial_body(&line)));
-            } else {
-                received.extend_from_slice(&chunk);
-            }
-            for body in partials.drain(..) {
-                let body = body.ok_or_else(|| self.too_large_error(max_bytes))?;
-                if body.is_empty() {
-                    continue;
-                }
-                let partial = Reply { status: ReplyStatus::OK, ..reply(body) };
-                context.send_partial_reply(partial).await.map_err(|refused| match refused.refusal {
-                    Refusal::Gone => ExecuteError::failed("the client no longer waits for replies".to_owned()),
-                    Refusal::Retry { .. }
-                    | Refusal::Throttled { .. }
-                    | Refusal::Rejected
-                    | Refusal::Denied
-                    | Refusal::Stale => ExecuteError::failed(format!("cannot send a partial reply: {refused}")),
-                })?;
-                sent = SentReplies::PartialSent;
-            }
-            if lines.is_too_long() || received.len() > max_bytes {
-                return Err(self.too_large_error(max_bytes));
-            }
-        }
-        // The text after the last line end is the final reply.
-        lines.finish(|line| received.extend(partial_body(&line).unwrap_or_default()));
-        if matches!(sent, SentReplies::PartialSent) && received.is_empty() {
-            // The last line was a partial reply, so the final reply is empty.
-            received.extend_from_slice(b"null");
-        }
-        context.set_reply(reply(received)).map_err(|error| {
-            tracing::warn!(claim.run = %context.task().run, handler = self.config.name, "cannot send a reply: {error}");
-            ExecuteError::failed(format!("the service {}: {error}", self.config.name))
+        let mut stream = StreamReader::new(response.bytes_stream().map_err(std::io::Error::other));
+        let body = if is_ndjson {
+            self.relay_lines(&mut stream, content_type.as_deref(), bytes_max, context).await?
+        } else {
+            let mut body = Vec::new();
+            let mut limited = stream.take(bytes_max as u64 + 1);
+            limited.read_to_end(&mut body).await.map_err(|error| self.disconnect_error(&error))?;
+            body
+        };
+        let reply = Reply { status, body: body.into(), content_type };
+        context.set_reply(reply).map_err(|error| {
+            tracing::warn!(claim.run = %context.task().run, handler = self.name, "cannot send a reply: {error}");
+            ExecuteError::failed(format!("the service {}: {error}", self.name))
         })
+    }
+
+    /// Sends each line of NDJSON as a partial reply. Returns the text after the last line end, which is the final reply; `null`
+    /// if there is none.
+    async fn relay_lines(
+        &self,
+        stream: &mut (impl AsyncBufRead + Unpin),
+        content_type: Option<&str>,
+        bytes_max: usize,
+        context: &Context,
+    ) -> Result<Vec<u8>, ExecuteError> {
+        let mut sent_count = 0_u64;
+        loop {
+            let mut line = Vec::new();
+            let read = (&mut *stream).take(bytes_max as u64 + 2).read_until(b'\n', &mut line).await;
+            read.map_err(|error| match sent_count {
+                0 => self.disconnect_error(&error),
+                // A request is not retried after a partial reply was sent.
+                _ => ExecuteError::failed(self.disconnect_error(&error).message),
+            })?;
+            let is_last = !line.ends_with(b"\n");
+            let body = if is_last { line.as_slice() } else { line.trim_ascii_end() };
+            if body.len() > bytes_max {
+                return Err(self.too_large_error(bytes_max));
+            }
+            match (is_last, body.is_empty()) {
+                (true, true) if sent_count > 0 => return Ok(b"null".to_vec()),
+                (true, _) => return Ok(line),
+                (false, true) => continue,
+                (false, false) => {}
+            }
+            let content_type = content_type.map(str::to_owned);
+            context.send_partial_reply(Reply { content_type, ..Reply::ok(body) }).await.map_err(|refused| {
+                ExecuteError::failed(if refused.refusal == Refusal::Gone {
+                    "the client no longer waits for replies".to_owned()
+                } else {
+                    format!("cannot send a partial reply: {refused}")
+                })
+            })?;
+            sent_count += 1;
+        }
     }
 
     /// Stores the response as an artifact and returns its size.
     async fn store_answer(&self, mut response: Response, context: &Context) -> Result<usize, ExecuteError> {
         let disk_error = |error: std::io::Error| {
-            ExecuteError::from_io(&format!("cannot store the response of the service {}", self.config.name), &error)
+            ExecuteError::from_io(&format!("cannot store the response of the service {}", self.name), &error)
         };
         // An invalid media type is replaced by a guess.
-        let content_type =
-            header(&response, CONTENT_TYPE.as_str()).filter(|kind| artifact::is_valid_content_type(kind));
+        let content_type = header(&response, CONTENT_TYPE).filter(|kind| artifact::is_valid_content_type(kind));
         let mut file = File::create(context.workdir().join(ANSWER_FILE)).await.map_err(disk_error)?;
         let mut bytes = 0_usize;
-        while let Some(chunk) =
-            response.chunk().await.map_err(|error| self.disconnect_error(&error, SentReplies::NothingSent))?
-        {
+        while let Some(chunk) = response.chunk().await.map_err(|error| self.disconnect_error(&error))? {
             bytes = bytes.saturating_add(chunk.len());
             if bytes > SERVICE_ANSWER_BYTES_MAX {
                 return Err(self.too_large_error(SERVICE_ANSWER_BYTES_MAX));
@@ -261,18 +254,13 @@ impl HttpInner {
     }
 
     fn too_large_error(&self, max_bytes: usize) -> ExecuteError {
-        ExecuteError::failed(format!("the response of the service {} exceeds {max_bytes} bytes", self.config.name))
+        ExecuteError::failed(format!("the response of the service {} exceeds {max_bytes} bytes", self.name))
     }
 
-    /// A request is not retried after a partial reply was sent.
-    fn disconnect_error(&self, error: &reqwest::Error, sent: SentReplies) -> ExecuteError {
-        tracing::debug!(handler = self.config.name, error = ?error.to_string(), "a service closed the connection");
-        let message =
-            format!("the service {} closed the connection before its response was complete", self.config.name);
-        match sent {
-            SentReplies::NothingSent => ExecuteError::new(ExecuteFailure::Intermittent, message),
-            SentReplies::PartialSent => ExecuteError::failed(message),
-        }
+    fn disconnect_error(&self, error: &dyn std::error::Error) -> ExecuteError {
+        tracing::debug!(handler = self.name, error = error.to_string(), "a service closed the connection");
+        let message = format!("the service {} closed the connection before its response was complete", self.name);
+        ExecuteError::new(ExecuteFailure::Intermittent, message)
     }
 }
 
@@ -282,22 +270,8 @@ fn is_forwarded_header(name: &str) -> bool {
         && (name.starts_with("x-") || name == "tracestate")
 }
 
-#[derive(Debug, Clone, Copy)]
-enum SentReplies {
-    NothingSent,
-    PartialSent,
-}
-
-/// A line of NDJSON; `None` if it is too long.
-fn partial_body(line: &SplitLine<'_>) -> Option<Vec<u8>> {
-    match line {
-        SplitLine::Whole(bytes) => Some(bytes.strip_suffix(b"\r").unwrap_or(bytes).to_vec()),
-        SplitLine::TooLong => None,
-    }
-}
-
 fn retry_after(response: &Response) -> Duration {
-    let seconds = header(response, RETRY_AFTER.as_str()).and_then(|text| text.trim().parse().ok());
+    let seconds = header(response, RETRY_AFTER).and_then(|text| text.trim().parse().ok());
     seconds.map_or(SERVICE_RETRY_AFTER_DEFAULT, Duration::from_secs).min(SERVICE_RETRY_AFTER_MAX)
 }
 
@@ -311,14 +285,16 @@ pub(super) async fn wait_before_retry(delay: Duration, deadline: Option<Instant>
     }
 }
 
-fn header(response: &Response, name: &str) -> Option<String> {
+fn header(response: &Response, name: HeaderName) -> Option<String> {
     response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
 }
 
-/// Ignores invalid names and values.
+/// Ignores empty and invalid values.
 fn insert_header(headers: &mut HeaderMap, name: &str, value: &str) {
-    let name = HeaderName::from_bytes(name.as_bytes());
-    if let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(value)) {
+    let (name, value) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(value));
+    if let (Ok(name), Ok(value)) = (name, value)
+        && !value.is_empty()
+    {
         headers.insert(name, value);
     }
 }

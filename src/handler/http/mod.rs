@@ -8,7 +8,6 @@ mod forward;
 mod supervisor;
 
 use std::future::Future;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,47 +16,15 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use url::Url;
 
-use super::environment::Variables;
+use super::environment::{self, Variables};
 use super::{
     Context, ExecuteError, ExecuteFailure, HandlerConfigError, PayloadHandler, PrepareError, PrepareFailure, Request,
     SidecarContext, use_absolute_program,
 };
+use crate::config::Environment;
+use crate::config::schema::HttpHandler;
 use crate::limits::SERVICE_CONNECT_TIMEOUT;
 use forward::ForwardResult;
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
-    Tcp(Url),
-    Unix(PathBuf),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServiceProgram {
-    pub exec: Vec<String>,
-    pub env: Variables,
-    pub termination_grace: Duration,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HttpConfig {
-    pub name: String,
-    pub target: Target,
-    /// Answers with 2xx if the service is healthy; without a path, accepting a connection is healthy.
-    pub health_path: Option<String>,
-    pub health_interval: Duration,
-    /// Also how long a task waits for a service that is down.
-    pub startup_timeout: Duration,
-    pub max_run_time: Duration,
-    /// `None` if the worker does not start the service.
-    pub service: Option<ServiceProgram>,
-}
-
-/// `epoch` counts how often the service came up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum HttpAvailability {
-    Up { epoch: u64 },
-    Down,
-}
 
 /// Clones share the service.
 #[derive(Debug, Clone)]
@@ -67,10 +34,14 @@ pub struct Http {
 
 #[derive(Debug)]
 struct HttpInner {
-    config: HttpConfig,
+    name: String,
+    config: HttpHandler,
+    /// Variables of the worker that the service sees.
+    env: Variables,
     client: Client,
     base: Url,
-    availability: watch::Sender<HttpAvailability>,
+    /// While the service is up, how often it came up.
+    up: watch::Sender<Option<u64>>,
     unreachable: Notify,
     /// Each request in flight holds a clone.
     in_flight: Arc<()>,
@@ -78,17 +49,9 @@ struct HttpInner {
 
 impl Http {
     /// Creates the HTTP client; neither starts nor contacts the service.
-    pub fn new(mut config: HttpConfig) -> Result<Self, HandlerConfigError> {
-        if let Some(service) = &mut config.service {
-            use_absolute_program(&config.name, "exec", &mut service.exec)?;
-        }
-        // The program starts in another directory.
-        if let Target::Unix(socket) = &mut config.target
-            && let Ok(path) = std::path::absolute(&*socket)
-        {
-            *socket = path;
-        }
-        let invalid = |message: String| HandlerConfigError { handler: config.name.clone(), message };
+    pub fn new(name: &str, mut config: HttpHandler, worker: &Environment) -> Result<Self, HandlerConfigError> {
+        use_absolute_program(&mut config.exec);
+        let invalid = |message: &str| HandlerConfigError { handler: name.to_owned(), message: message.to_owned() };
         crate::host::crypto_provider::install_crypto_provider();
         let mut builder = Client::builder()
             .http1_only()
@@ -98,61 +61,50 @@ impl Http {
             // A request that fails to connect was not seen by the service; on a pooled connection that is unknown.
             .pool_max_idle_per_host(0)
             .no_proxy();
-        let base = match &config.target {
-            Target::Tcp(url) => url.clone(),
-            Target::Unix(socket) => {
-                builder = builder.unix_socket(socket.clone());
-                Url::parse("http://localhost").map_err(|error| invalid(error.to_string()))?
-            }
-        };
-        if base.cannot_be_a_base() || base.query().is_some() || base.fragment().is_some() {
-            return Err(invalid("its URL must not have a query or a fragment".to_owned()));
+        if let Some(socket) = &mut config.socket {
+            // The program starts in another directory.
+            socket.0 = std::path::absolute(&socket.0).map_err(|error| invalid(&error.to_string()))?;
+            builder = builder.unix_socket(socket.0.clone());
         }
-        let client = builder.build().map_err(|error| invalid(error.without_url().to_string()))?;
-        let inner = HttpInner {
-            config,
-            client,
-            base,
-            availability: watch::channel(HttpAvailability::Down).0,
-            unreachable: Notify::new(),
-            in_flight: Arc::new(()),
+        let base = match (&config.url, &config.socket) {
+            (Some(url), _) => url.parts().clone(),
+            (None, Some(_)) => Url::parse("http://localhost").map_err(|error| invalid(&error.to_string()))?,
+            (None, None) => return Err(invalid("it needs `url` or `socket`")),
         };
-        Ok(Self { inner: Arc::new(inner) })
+        let client = builder.build().map_err(|error| invalid(&error.without_url().to_string()))?;
+        let env = environment::select(&config.env_allow, worker.pairs());
+        let (up, unreachable, in_flight) = (watch::channel(None).0, Notify::new(), Arc::new(()));
+        let name = name.to_owned();
+        Ok(Self { inner: Arc::new(HttpInner { name, config, env, client, base, up, unreachable, in_flight }) })
     }
 
     /// `None` if the worker does not start the service.
     #[must_use]
     pub fn termination_grace(&self) -> Option<Duration> {
-        self.inner.config.service.as_ref().map(|service| service.termination_grace)
+        let HttpHandler { exec, termination_grace, .. } = &self.inner.config;
+        (!exec.is_empty()).then_some(termination_grace.0)
     }
 }
 
 impl HttpInner {
     fn display_address(&self) -> String {
-        match &self.config.target {
-            Target::Tcp(url) => url.origin().ascii_serialization(),
-            Target::Unix(socket) => socket.display().to_string(),
+        match &self.config.socket {
+            Some(socket) => socket.0.display().to_string(),
+            None => self.base.origin().ascii_serialization(),
         }
     }
 
-    /// Waits until the service is up in an epoch after `after`; `None` on timeout.
+    /// Waits until the service is up again after it came up for the time `after`; `None` on timeout.
     async fn wait_until_up(&self, after: Option<u64>, until: Instant) -> Option<u64> {
-        let mut up = self.availability.subscribe();
-        let later = |up: &HttpAvailability| match up {
-            HttpAvailability::Up { epoch } => after.is_none_or(|after| *epoch > after),
-            HttpAvailability::Down => false,
-        };
-        let up = tokio::time::timeout_at(until, up.wait_for(later)).await;
-        match up.map(|up| up.map(|up| *up)) {
-            Ok(Ok(HttpAvailability::Up { epoch })) => Some(epoch),
-            Ok(Ok(HttpAvailability::Down) | Err(_)) | Err(_) => None,
-        }
+        let mut up = self.up.subscribe();
+        let up = tokio::time::timeout_at(until, up.wait_for(|up| *up > after)).await;
+        *up.ok()?.ok()?
     }
 
     /// Retries while no connection to the service can be made.
     async fn forward_until_sent(&self, request: &AddressedRequest, context: &Context) -> Result<(), ExecuteError> {
-        let HttpConfig { name, startup_timeout, max_run_time, .. } = &self.config;
-        let up_deadline = Instant::now() + *startup_timeout;
+        let (name, max_run_time) = (&self.name, self.config.max_run_time.0);
+        let up_deadline = Instant::now() + self.config.startup_timeout.0;
         let mut epoch = None;
         loop {
             epoch = self.wait_until_up(epoch, up_deadline).await;
@@ -163,7 +115,7 @@ impl HttpInner {
                 let message = format!("the request expired before the service {name} could take it");
                 return Err(ExecuteError::failed(message));
             }
-            match tokio::time::timeout(*max_run_time, self.forward(request, context)).await {
+            match tokio::time::timeout(max_run_time, self.forward(request, context)).await {
                 Ok(Ok(ForwardResult::Done(result))) => return result,
                 // Outside the time limit: the service has answered.
                 Ok(Ok(ForwardResult::Busy { message, retry_after })) => {
@@ -189,8 +141,8 @@ impl HttpInner {
     }
 
     fn unavailable_message(&self) -> String {
-        let HttpConfig { name, startup_timeout, .. } = &self.config;
-        format!("the service {name} was not available within {} s", startup_timeout.as_secs_f64())
+        let seconds = self.config.startup_timeout.0.as_secs_f64();
+        format!("the service {} was not available within {seconds} s", self.name)
     }
 }
 
@@ -212,7 +164,7 @@ impl PayloadHandler for Http {
     type Prepared = AddressedRequest;
 
     fn describe(&self) -> String {
-        format!("{} (http, {})", self.inner.config.name, self.inner.display_address())
+        format!("{} (http, {})", self.inner.name, self.inner.display_address())
     }
 
     async fn prepare(&self, request: Request, context: &Context) -> Result<AddressedRequest, PrepareError> {
@@ -226,8 +178,8 @@ impl PayloadHandler for Http {
             return Err(PrepareError::malformed(vec!["payload/bodyBase64: not base64".to_owned()]));
         }
         // A request that waits here has not started, so releasing it does not count as an attempt.
-        let up_deadline = Instant::now() + self.inner.config.startup_timeout;
-        if *self.inner.availability.borrow() == HttpAvailability::Down {
+        let up_deadline = Instant::now() + self.inner.config.startup_timeout.0;
+        if self.inner.up.borrow().is_none() {
             context.set_progress("waiting for the service");
         }
         match self.inner.wait_until_up(None, up_deadline).await {
@@ -248,7 +200,7 @@ impl PayloadHandler for Http {
     }
 
     fn sidecar_name(&self) -> Option<String> {
-        Some(self.inner.config.name.clone())
+        Some(self.inner.name.clone())
     }
 
     fn run_sidecar(&self, sidecar: SidecarContext) -> impl Future<Output = ()> + Send {

@@ -9,17 +9,16 @@ use std::sync::Arc;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
-use super::{HttpAvailability, HttpInner, ServiceProgram, Target};
+use super::HttpInner;
 use crate::domain::outcome::Cleanup;
 use crate::domain::service_supervisor::{
     Effect, Event, HealthCheckResult, ManagedBy, ServiceAvailability, ServicePolicy, ServiceSupervisor as Rules,
     StopReason,
 };
 use crate::handler::SidecarContext;
-use crate::handler::environment::Variables;
-use crate::handler::process::{Input, Launch, RunLimits, RunningProcess};
+use crate::handler::environment::{self, Variables};
+use crate::handler::process::{Launch, RunLimits, RunningProcess};
 use crate::handler::sidecar::{SidecarProcess, SidecarStatus};
-use crate::host::program_path::PATH_DEFAULT;
 use crate::limits::{
     SERVICE_ABSENT_PROBE_INTERVAL, SERVICE_FAILED_PROBES_MAX, SERVICE_FAILURES_ALERT_AFTER,
     SERVICE_FAILURES_ALERT_EVERY, SERVICE_PROBE_TIMEOUT_MIN, SERVICE_STARTING_PROBE_INTERVAL,
@@ -42,19 +41,20 @@ enum SupervisorEvent {
 /// Supervises the service until the worker stops it.
 pub(super) async fn supervise(http: Arc<HttpInner>, context: SidecarContext) {
     let config = &http.config;
-    let (managed_by, startup_check_interval) = match config.service {
-        Some(_) => (ManagedBy::Worker, SERVICE_STARTING_PROBE_INTERVAL),
-        None => (ManagedBy::External, SERVICE_ABSENT_PROBE_INTERVAL),
+    let (managed_by, startup_check_interval) = if config.exec.is_empty() {
+        (ManagedBy::External, SERVICE_ABSENT_PROBE_INTERVAL)
+    } else {
+        (ManagedBy::Worker, SERVICE_STARTING_PROBE_INTERVAL)
     };
     let policy = ServicePolicy {
         managed_by,
-        startup_timeout: config.startup_timeout,
+        startup_timeout: config.startup_timeout.0,
         startup_check_interval,
-        health_interval: config.health_interval,
+        health_interval: config.health_interval.0,
         failures_max: SERVICE_FAILED_PROBES_MAX,
     };
     let state = Rules::new(policy, uuid::Uuid::new_v4().as_u64_pair().0, context.clock().now());
-    let log_path = config.service.as_ref().map(|_| context.log_path(&config.name));
+    let log_path = (managed_by == ManagedBy::Worker).then(|| context.log_path(&http.name));
     let status = SidecarStatus { log_path, ..SidecarStatus::default() };
     Supervisor {
         http,
@@ -87,7 +87,7 @@ struct Supervisor {
 
 impl Supervisor {
     async fn run(mut self) {
-        if self.http.config.service.is_none() {
+        if self.http.config.exec.is_empty() {
             let message = format!("external service at {} is not reachable", self.http.display_address());
             self.set_status(ServiceAvailability::Down, message);
         }
@@ -116,37 +116,21 @@ impl Supervisor {
     async fn next_event(&mut self) -> SupervisorEvent {
         let Self { running, probe, context, http, state, .. } = self;
         let (deadline, clock) = (state.next_deadline(), context.clock());
-        let exited = async {
-            match running {
-                Some(running) => running.exit.as_mut().await,
-                None => std::future::pending().await,
-            }
-        };
-        let probed = async {
-            match probe {
-                Some(probe) => probe.as_mut().await,
-                None => std::future::pending().await,
-            }
-        };
-        let due = async {
-            match deadline {
-                Some(deadline) => clock.sleep_until(deadline).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             biased;
             () = context.stop_requested() => SupervisorEvent::StopRequested,
-            exit = exited => SupervisorEvent::Exited(exit),
-            health = probed => SupervisorEvent::Service(Event::HealthChecked(health)),
+            exit = or_pending(running.as_mut().map(|running| running.exit.as_mut())) => SupervisorEvent::Exited(exit),
+            health = or_pending(probe.as_mut()) => SupervisorEvent::Service(Event::HealthChecked(health)),
             () = http.unreachable.notified() => SupervisorEvent::Service(Event::Unreachable),
-            () = due => SupervisorEvent::Service(Event::Tick),
+            () = or_pending(deadline.map(|deadline| Box::pin(clock.sleep_until(deadline)))) => {
+                SupervisorEvent::Service(Event::Tick)
+            }
         }
     }
 
     async fn perform(&mut self, effect: Effect) {
         let http = Arc::clone(&self.http);
-        let (name, address) = (&http.config.name, http.display_address());
+        let (name, address) = (&http.name, http.display_address());
         match effect {
             Effect::Start => match self.start().await {
                 Ok(()) => self.handle(Event::Started),
@@ -161,19 +145,19 @@ impl Supervisor {
                 tracing::error!(handler = name, "service {}: restarting it", reason_text(reason));
                 self.stop_reason = Some(reason);
                 self.probe = None;
-                if let (Some(running), Some(service)) = (&self.running, &http.config.service) {
-                    running.process.stop(service.termination_grace, self.context.clock());
+                if let Some(running) = &self.running {
+                    running.process.stop(http.config.termination_grace.0, self.context.clock());
                 }
             }
             Effect::Up => {
                 tracing::info!(handler = name, address, "service is up");
                 self.epoch += 1;
-                http.availability.send_replace(HttpAvailability::Up { epoch: self.epoch });
+                http.up.send_replace(Some(self.epoch));
                 self.set_status(ServiceAvailability::Up, format!("healthy at {address}"));
             }
             Effect::Down => {
                 tracing::warn!(handler = name, address, "service is down; the worker claims nothing for it");
-                http.availability.send_replace(HttpAvailability::Down);
+                http.up.send_replace(None);
                 self.set_status(ServiceAvailability::Down, format!("unhealthy at {address}"));
             }
         }
@@ -181,33 +165,24 @@ impl Supervisor {
 
     async fn start(&mut self) -> std::io::Result<()> {
         let http = Arc::clone(&self.http);
-        let Some(service) = &http.config.service else { return Ok(()) };
-        let name = &http.config.name;
+        let name = &http.name;
         // Most programs fail to bind a socket that a previous process left.
-        if let Target::Unix(socket) = &http.config.target
-            && socket.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket())
+        if let Some(socket) = &http.config.socket
+            && socket.0.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket())
         {
-            std::fs::remove_file(socket)?;
+            std::fs::remove_file(&socket.0)?;
         }
         let process = self.context.prepare_process(name)?;
-        let env = environment(&http, service, &process);
-        let launch = Launch {
-            argv: &service.exec,
-            env: &env,
-            workdir: process.folder(),
-            input: Input::Null,
-            message_channel: None,
-            scope: process.context.scope(),
-        };
+        let env = environment(&http, &process);
         let running = tokio::select! {
             biased;
             () = self.context.stop_requested() => return Ok(()),
-            running = RunningProcess::start(launch) => running?,
+            running = RunningProcess::start(Launch::new(&http.config.exec, &env, &process.context)) => running?,
         };
         let (process_group, log) = (running.group(), process.context.log().path().display());
         tracing::info!(handler = name, process_group, %log, "service started");
         let context = process.context.clone();
-        let limits = RunLimits { run_time: None, termination_grace: service.termination_grace };
+        let limits = RunLimits { run_time: None, termination_grace: http.config.termination_grace.0 };
         let exit = Box::pin(async move {
             match running.finish(limits, &context).await {
                 Ok(end) => end.describe(),
@@ -227,14 +202,14 @@ impl Supervisor {
     async fn on_exit(&mut self, exit: &str) {
         let Some(running) = self.running.take() else { return };
         self.probe = None;
-        clean_up(&self.http.config.name, &running.process).await;
+        clean_up(&self.http.name, &running.process).await;
         let why = match self.stop_reason.take() {
             Some(reason) => format!("{}, stopped", reason_text(reason)),
             None => format!("exited ({exit})"),
         };
-        tracing::error!(handler = self.http.config.name, exit, "service ended: {why}");
+        tracing::error!(handler = self.http.name, exit, "service ended: {why}");
         self.handle(Event::Exited);
-        self.http.availability.send_replace(HttpAvailability::Down);
+        self.http.up.send_replace(None);
         self.report_failure(&why);
     }
 
@@ -242,18 +217,15 @@ impl Supervisor {
     fn report_failure(&mut self, why: &str) {
         let consecutive_failures = self.state.consecutive_failures();
         let log = self.status.log_path.as_ref().map(|log| log.display().to_string()).unwrap_or_default();
-        let message = match consecutive_failures {
-            0 | 1 => format!("{why}; restarting it; see its log {log}.previous"),
-            many => format!(
-                "{why}; failed {many} times in a row; restarting it after a delay; see its logs {log} and {log}.previous"
-            ),
-        };
+        let message = format!(
+            "{why}; failed {consecutive_failures} times in a row; restarting it; see its logs {log} and {log}.previous"
+        );
         if consecutive_failures == SERVICE_FAILURES_ALERT_AFTER
             || (consecutive_failures > 0 && consecutive_failures.is_multiple_of(SERVICE_FAILURES_ALERT_EVERY))
         {
             tracing::error!(
                 alert = "sidecar-crash-loop",
-                handler = self.http.config.name,
+                handler = self.http.name,
                 consecutive_failures,
                 "[alert operator] service keeps failing: {why}; the worker claims nothing for it; see its log {log}"
             );
@@ -267,15 +239,13 @@ impl Supervisor {
     }
 
     async fn stop(mut self) {
-        self.http.availability.send_replace(HttpAvailability::Down);
+        self.http.up.send_replace(None);
         self.probe = None;
         let Some(RunningService { process, exit }) = self.running.take() else { return };
-        if let Some(service) = &self.http.config.service {
-            process.stop(service.termination_grace, self.context.clock());
-        }
+        process.stop(self.http.config.termination_grace.0, self.context.clock());
         let exit = exit.await;
-        clean_up(&self.http.config.name, &process).await;
-        tracing::info!(handler = self.http.config.name, exit, "service stopped with its worker");
+        clean_up(&self.http.name, &process).await;
+        tracing::info!(handler = self.http.name, exit, "service stopped with its worker");
     }
 }
 
@@ -297,26 +267,28 @@ async fn clean_up(name: &str, process: &SidecarProcess) {
     }
 }
 
-/// Each set overrides the one before: `PATH` and `HOME`; variables of the worker; the service's address.
-fn environment(http: &HttpInner, service: &ServiceProgram, process: &SidecarProcess) -> Variables {
-    let mut env = Variables::new();
+fn environment(http: &HttpInner, process: &SidecarProcess) -> Variables {
+    let mut env = environment::base(&http.env, process.folder());
     let mut set = |name: &str, value: String| env.insert(name.to_owned(), value);
-    set("PATH", PATH_DEFAULT.to_owned());
-    set("HOME", process.folder().to_string_lossy().into_owned());
-    for (name, value) in &service.env {
-        set(name, value.clone());
-    }
-    set("JOURNEYMAN_HANDLER", http.config.name.clone());
-    match &http.config.target {
-        Target::Tcp(url) => set("JOURNEYMAN_SERVICE_URL", url.to_string()),
-        Target::Unix(socket) => set("JOURNEYMAN_SERVICE_SOCKET", socket.to_string_lossy().into_owned()),
+    set("JOURNEYMAN_HANDLER", http.name.clone());
+    match &http.config.socket {
+        Some(socket) => set("JOURNEYMAN_SERVICE_SOCKET", socket.0.to_string_lossy().into_owned()),
+        None => set("JOURNEYMAN_SERVICE_URL", http.base.to_string()),
     };
     env
 }
 
+/// Resolves as the future does, if there is one.
+async fn or_pending<F: Future + Unpin>(future: Option<F>) -> F::Output {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
+
 async fn probe_health(http: Arc<HttpInner>) -> HealthCheckResult {
-    let limit = http.config.health_interval.max(SERVICE_PROBE_TIMEOUT_MIN);
-    let healthy = match &http.config.health_path {
+    let limit = http.config.health_interval.0.max(SERVICE_PROBE_TIMEOUT_MIN);
+    let healthy = match &http.config.health {
         Some(path) => {
             let Some(url) = http.resolve_url(path) else { return HealthCheckResult::Unhealthy };
             match http.client.get(url).timeout(limit).send().await {
@@ -334,9 +306,9 @@ async fn probe_health(http: Arc<HttpInner>) -> HealthCheckResult {
 }
 
 async fn can_connect(http: &HttpInner) -> bool {
-    match &http.config.target {
-        Target::Unix(socket) => UnixStream::connect(socket).await.is_ok(),
-        Target::Tcp(url) => match (url.host_str(), url.port_or_known_default()) {
+    match &http.config.socket {
+        Some(socket) => UnixStream::connect(&socket.0).await.is_ok(),
+        None => match (http.base.host_str(), http.base.port_or_known_default()) {
             (Some(host), Some(port)) => TcpStream::connect((host.trim_matches(['[', ']']), port)).await.is_ok(),
             (_, _) => false,
         },
