@@ -13,7 +13,7 @@ use super::{output, worker_setup};
 use crate::config::Environment;
 use crate::config::schema::{COMMAND, Handler, ProgramHandler};
 use crate::config::values::{File, Span};
-use crate::handler::contract_test::{self, ContractReport, ProgramTest, ServiceTest};
+use crate::handler::contract_test::{self, ContractReport, TestPlan};
 use crate::handler::program::Program;
 
 /// Inspect and test handlers.
@@ -87,10 +87,8 @@ async fn test_service(test: HandlerTestArgs, name: &str, environment: &Environme
         return Err(Failure::new(Exit::Config, message));
     };
     let service = worker_setup::build_http_handler(name, handler, environment)?;
-    let payload = parse_payload(test.payload, "payload")?;
-    let bad_payload = parse_payload(test.bad_payload, "bad payload")?;
-    let plan = ServiceTest { service, payload, bad_payload, timeout: test.timeout.0 };
-    print_report(async |folder| contract_test::check_service(&plan, folder).await).await
+    let plan = test_plan(test.payload, test.bad_payload, test.timeout)?;
+    print_report(async |folder| contract_test::check_service(&service, &plan, folder).await).await
 }
 
 async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitResult {
@@ -101,15 +99,21 @@ async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitR
     };
     let program =
         Program::new("test", config, environment).map_err(|error| Failure::from_error(Exit::Config, &error))?;
-    let mut payload = parse_payload(test.payload, "payload")?;
-    let bad_payload = parse_payload(test.bad_payload, "bad payload")?;
-    if payload.is_none() && bad_payload.is_none() {
+    let mut plan = test_plan(test.payload, test.bad_payload, test.timeout)?;
+    if plan.payload.is_none() && plan.bad_payload.is_none() {
         output::print_stderr("testing with the payload {}; use --payload and --bad-payload for others");
-        payload = Some(json!({}));
+        plan.payload = Some(json!({}));
     }
-    let cancel_after = contract_test::CANCEL_AFTER;
-    let plan = ProgramTest { program, payload, bad_payload, timeout: test.timeout.0, cancel_after };
-    print_report(async |folder| contract_test::check_program(&plan, folder).await).await
+    print_report(async |folder| contract_test::check_program(&program, &plan, folder).await).await
+}
+
+fn test_plan(payload: Option<String>, bad_payload: Option<String>, timeout: Span) -> Result<TestPlan, Failure> {
+    Ok(TestPlan {
+        payload: parse_payload(payload, "payload")?,
+        bad_payload: parse_payload(bad_payload, "bad payload")?,
+        timeout: timeout.0,
+        cancel_after: contract_test::CANCEL_AFTER,
+    })
 }
 
 /// Tests in a temporary directory, which stays if a rule fails.

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::domain::id::Run;
+use crate::domain::id::{Run, TaskId};
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::host::containment::ProcessScope;
@@ -20,6 +20,9 @@ use crate::task::{Reply, ReplyError, Results};
 
 use super::artifact::Artifacts;
 use super::log::TaskLog;
+
+/// The lease that a handler sees without a claim.
+const NO_LEASE: std::time::Duration = std::time::Duration::from_secs(20 * 60);
 
 /// The task as a handler sees it.
 #[derive(Debug, Clone)]
@@ -68,6 +71,13 @@ pub struct Cancellation {
     pub deadline: Instant,
     /// The time between the request and the deadline.
     pub termination_grace: std::time::Duration,
+}
+
+impl Cancellation {
+    /// Ends a payload within its grace, for a shutdown.
+    pub(crate) fn shutdown(termination_grace: std::time::Duration, clock: Clock) -> Self {
+        Self { cause: CancelCause::Shutdown, deadline: clock.now().plus(termination_grace), termination_grace }
+    }
 }
 
 /// The context in which a handler runs a payload. Cheap to clone.
@@ -123,6 +133,23 @@ impl Context {
             results: None,
             payload_error: None,
         }
+    }
+
+    /// Creates a context without a claim, and what cancels it.
+    pub(crate) fn without_claim(
+        name: &str,
+        definition: serde_json::Value,
+        workdir: PathBuf,
+        log: TaskLog,
+        clock: Clock,
+    ) -> io::Result<(Self, watch::Sender<Option<Cancellation>>)> {
+        let task = TaskId::parse(name).ok_or_else(|| io::Error::other("invalid task id"))?;
+        let run = Run { task, run: 0 };
+        let task = TaskInfo { run, source: name.to_owned(), definition, env: BTreeMap::new() };
+        let (cancel, canceled) = watch::channel(None);
+        // Without a claim there is no lease, so the sender is dropped.
+        let (_, expires_at) = watch::channel(clock.now().plus(NO_LEASE));
+        Ok((Self::new(task, workdir, log, Artifacts::new(), canceled, expires_at, clock), cancel))
     }
 
     /// Keeps [`Context::clean_up`] from removing files once the work directory has been replaced.
@@ -287,15 +314,15 @@ impl Context {
                     None => std::future::pending().await,
                 }
             };
+            let changed = async {
+                // The sender is gone: the deadline no longer changes.
+                if cancel.changed().await.is_err() {
+                    std::future::pending().await
+                }
+            };
             tokio::select! {
                 () = due => return,
-                changed = cancel.changed() => if changed.is_err() {
-                    // The sender is gone: the deadline no longer changes.
-                    match cancellation {
-                        Some(cancellation) => return self.inner.clock.sleep_until(cancellation.deadline).await,
-                        None => std::future::pending::<()>().await,
-                    }
-                },
+                () = changed => {}
             }
         }
     }
@@ -307,13 +334,9 @@ impl Context {
     /// Cancel safe.
     pub async fn canceled(&self) -> Cancellation {
         let mut cancel = self.inner.cancel.clone();
-        loop {
-            if let Some(cancellation) = *cancel.borrow_and_update() {
-                return cancellation;
-            }
-            if cancel.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
+        match cancel.wait_for(Option::is_some).await.map(|cancellation| *cancellation) {
+            Ok(Some(cancellation)) => cancellation,
+            Ok(None) | Err(_) => std::future::pending().await,
         }
     }
 }

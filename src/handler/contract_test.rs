@@ -1,6 +1,6 @@
 //! Tests a program or a service against the handler contract, for `journeyman handler test`.
 
-use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,23 +11,18 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::domain::id::{Run, TaskId};
 use crate::host::clock::Clock;
 use crate::host::containment::Containment;
 use crate::limits::{AMQP_MESSAGE_BYTES_MAX, AMQP_NAME_BYTES_MAX, PROCESS_KILL_TIMEOUT};
 use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results};
 
-use super::artifact::Artifacts;
 use super::artifact_collector::CollectedArtifact;
 use super::http::Http;
 use super::log::{LogLimits, TaskLog};
 use super::process::{EndCause, RunLimits, StopEffort, format_seconds};
 use super::program::Program;
-use super::program_messages::ProgramRun;
 use super::sidecar::{ServiceAvailability, SidecarContext, SidecarStatus};
-use super::{
-    CancelCause, Cancellation, Context, DynHandler, PayloadHandler as _, PrepareError, PrepareFailure, TaskInfo, erase,
-};
+use super::{Cancellation, Context, DynHandler, PayloadHandler as _, PrepareError, PrepareFailure, erase};
 
 const TERMINATION_RULE: &str = "exits within its termination grace after SIGTERM";
 
@@ -35,8 +30,7 @@ const TERMINATION_RULE: &str = "exits within its termination grace after SIGTERM
 pub const CANCEL_AFTER: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
-pub struct ProgramTest {
-    pub program: Program,
+pub struct TestPlan {
     pub payload: Option<Value>,
     pub bad_payload: Option<Value>,
     pub timeout: Duration,
@@ -57,7 +51,17 @@ pub enum RuleOutcome {
     NotTested(String),
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+impl RuleOutcome {
+    fn failed_if(why: Option<impl ToString>) -> Self {
+        why.map_or(Self::Passed, |why| Self::Failed(why.to_string()))
+    }
+
+    fn not_tested(why: impl Into<String>) -> Self {
+        Self::NotTested(why.into())
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContractReport {
     pub rules: Vec<RuleResult>,
     pub log_paths: Vec<PathBuf>,
@@ -67,6 +71,10 @@ impl ContractReport {
     #[must_use]
     pub fn passed(&self) -> bool {
         !self.rules.iter().any(|case| matches!(case.outcome, RuleOutcome::Failed(_)))
+    }
+
+    fn add(&mut self, rule: &'static str, outcome: RuleOutcome) {
+        self.rules.push(RuleResult { rule, outcome });
     }
 }
 
@@ -88,98 +96,33 @@ impl fmt::Display for ContractReport {
 }
 
 /// Runs a program against the contract in the empty directory `folder`, which the caller removes.
-pub async fn check_program(plan: &ProgramTest, folder: &Path) -> io::Result<ContractReport> {
-    let mut report = ContractReport { rules: Vec::new(), log_paths: Vec::new() };
-    check_refusal(plan, folder, &mut report).await?;
+pub async fn check_program(program: &Program, plan: &TestPlan, folder: &Path) -> io::Result<ContractReport> {
+    let mut report = ContractReport::default();
+    let refusal = match &plan.bad_payload {
+        None => RuleOutcome::not_tested("needs a payload that the program rejects"),
+        Some(payload) => {
+            let task = TestTask::new(folder, "bad-payload", payload, &mut report)?;
+            check_refusal(program.prepare(payload, &task.context).await.map(drop))
+        }
+    };
+    report.add("rejects a bad payload before it starts", refusal);
+    const ACCEPTS: &str = "accepts a good payload";
     let Some(payload) = &plan.payload else {
-        let why = "needs a payload that the program completes".to_owned();
-        report.add("accepts a good payload", RuleOutcome::NotTested(why));
+        report.add(ACCEPTS, RuleOutcome::not_tested("needs a payload that the program completes"));
         return Ok(report);
     };
-    if check_completion(plan, payload, folder, &mut report).await? {
-        check_cancellation(plan, payload, folder, &mut report).await?;
+    let task = TestTask::new(folder, "payload", payload, &mut report)?;
+    let accepted = program.prepare(payload, &task.context).await.map(drop);
+    report.add(ACCEPTS, RuleOutcome::failed_if(accepted.as_ref().err()));
+    if accepted.is_ok() && check_completion(program, plan, payload, &task, &mut report).await? {
+        let task = TestTask::new(folder, "cancel", payload, &mut report)?;
+        report.add(TERMINATION_RULE, check_cancellation(program, plan, payload, &task).await);
     }
     Ok(report)
 }
 
-#[derive(Debug)]
-pub struct ServiceTest {
-    pub service: Http,
-    pub payload: Option<Value>,
-    pub bad_payload: Option<Value>,
-    pub timeout: Duration,
-}
-
-/// Runs a service against the contract in the empty directory `folder`, which the caller removes.
-pub async fn check_service(plan: &ServiceTest, folder: &Path) -> io::Result<ContractReport> {
-    let mut report = ContractReport { rules: Vec::new(), log_paths: Vec::new() };
-    let (context, mut handle) = SidecarContext::channel(folder.join("service"), Clock::boot(), Containment::disabled());
-    let service = plan.service.clone();
-    let mut sidecar = JoinSet::new();
-    sidecar.spawn(async move { service.run_sidecar(context).await });
-    let up = handle.status.wait_for(|status| status.availability == ServiceAvailability::Up);
-    let up = timeout(plan.timeout, up).await.is_ok_and(|status| status.is_ok());
-    let SidecarStatus { message, log_path, .. } = handle.status.borrow().clone();
-    report.log_paths.extend(log_path);
-    report.add("starts and becomes healthy", failed_if((!up).then_some(message)));
-    if up {
-        let good = try_payload(plan, plan.payload.as_ref(), "payload", folder, &mut report).await?;
-        let result = match good {
-            None => RuleOutcome::NotTested("needs a payload that the service answers with 2xx".to_owned()),
-            Some(result) => failed_if(result.err()),
-        };
-        report.add("answers a good payload with 2xx", result);
-        let bad = try_payload(plan, plan.bad_payload.as_ref(), "bad-payload", folder, &mut report).await?;
-        let result = match bad {
-            None => RuleOutcome::NotTested("needs a payload that the service answers with an error".to_owned()),
-            Some(result) => failed_if(result.is_ok().then(|| "the service answered with 2xx".to_owned())),
-        };
-        report.add("answers a bad payload with an error", result);
-    }
-    handle.stop.send_replace(true);
-    let grace = plan.service.termination_grace();
-    let stopped_at = tokio::time::Instant::now();
-    let end = timeout(grace.unwrap_or_default().saturating_add(PROCESS_KILL_TIMEOUT * 4), sidecar.join_next()).await;
-    report.add(
-        TERMINATION_RULE,
-        match (grace, end) {
-            (None, _) => RuleOutcome::NotTested("the worker does not start this service".to_owned()),
-            (Some(_), Err(_)) => RuleOutcome::Failed("it survived SIGKILL".to_owned()),
-            (Some(grace), Ok(_)) if stopped_at.elapsed() >= grace => killed_after(grace),
-            (Some(_), Ok(_)) => RuleOutcome::Passed,
-        },
-    );
-    Ok(report)
-}
-
-/// `None` without a payload.
-async fn try_payload(
-    plan: &ServiceTest,
-    payload: Option<&Value>,
-    name: &str,
-    folder: &Path,
-    report: &mut ContractReport,
-) -> io::Result<Option<Result<(), String>>> {
-    let Some(payload) = payload else { return Ok(None) };
-    let stage = TestTask::new(folder, name, payload)?;
-    report.log_paths.push(stage.log_path());
-    let forward = async {
-        let handler = erase(plan.service.clone());
-        let prepared = handler.prepare(payload, &stage.context).await.map_err(|error| error.to_string())?;
-        prepared.execute(&stage.context).await.map_err(|error| error.to_string())
-    };
-    let result = timeout(plan.timeout, forward).await;
-    Ok(Some(result.unwrap_or_else(|_| Err(format!("timed out after {}", format_seconds(plan.timeout))))))
-}
-
-async fn check_refusal(plan: &ProgramTest, folder: &Path, report: &mut ContractReport) -> io::Result<()> {
-    const RULE: &str = "rejects a bad payload before it starts";
-    let Some(payload) = &plan.bad_payload else {
-        report.add(RULE, RuleOutcome::NotTested("needs a payload that the program rejects".to_owned()));
-        return Ok(());
-    };
-    let stage = TestTask::new(folder, "bad-payload", payload)?;
-    let result = match prepare(plan, payload, &stage).await {
+fn check_refusal(prepared: Result<(), PrepareError>) -> RuleOutcome {
+    match prepared {
         Err(PrepareError { reason: PrepareFailure::Malformed, .. }) => RuleOutcome::Passed,
         Err(other) => RuleOutcome::Failed(other.to_string()),
         Ok(()) => RuleOutcome::Failed(
@@ -187,96 +130,74 @@ async fn check_refusal(plan: &ProgramTest, folder: &Path, report: &mut ContractR
              malformed-payload with the reason in their log"
                 .to_owned(),
         ),
-    };
-    report.add(RULE, result);
-    report.log_paths.push(stage.log_path());
-    Ok(())
+    }
 }
 
-/// Returns whether the program accepted the payload.
+/// Returns whether the program could be started.
 async fn check_completion(
-    plan: &ProgramTest,
+    program: &Program,
+    plan: &TestPlan,
     payload: &Value,
-    folder: &Path,
+    task: &TestTask,
     report: &mut ContractReport,
 ) -> io::Result<bool> {
-    let stage = TestTask::new(folder, "payload", payload)?.with_results();
-    report.log_paths.push(stage.log_path());
-    let accepted = prepare(plan, payload, &stage).await;
-    report.add("accepts a good payload", failed_if(accepted.as_ref().err().map(ToString::to_string)));
-    if accepted.is_err() {
-        return Ok(false);
-    }
-    let config = plan.program.config();
-    let run_time = config.max_run_time.0.min(plan.timeout);
-    let limits = RunLimits { run_time: Some(run_time), termination_grace: config.termination_grace.0 };
-    let result = match plan.program.run_for_test(payload, limits, &stage.context).await {
-        Ok(result) => result,
+    const COMPLETES: &str = "completes a good payload";
+    let run_time = program.config().max_run_time.0.min(plan.timeout);
+    let limits = RunLimits { run_time: Some(run_time), termination_grace: program.config().termination_grace.0 };
+    let run = match program.run(payload, limits, &task.context).await {
+        Ok(run) => run,
         Err(error) => {
-            report.add("completes a good payload", RuleOutcome::Failed(error.to_string()));
+            report.add(COMPLETES, RuleOutcome::Failed(error.to_string()));
             return Ok(false);
         }
     };
-    let failure = match result.end.cause {
-        EndCause::RunTime => Some(format!("timed out after {}", format_seconds(run_time))),
-        _ => plan.program.outcome(&result).err().map(|error| error.to_string()),
+    let failure = if run.end.cause == EndCause::RunTime {
+        Some(format!("timed out after {}", format_seconds(run_time)))
+    } else {
+        program.outcome(&run).err().map(|error| error.to_string())
     };
-    report.add("completes a good payload", failed_if(failure));
-    report.add("leaves no process behind", failed_if(leftover_message(&result)));
-    let ignored = result.report.ignored_count;
+    report.add(COMPLETES, RuleOutcome::failed_if(failure));
+    let notes = run.end.notes.join("\n");
+    report.add("leaves no process behind", RuleOutcome::failed_if((!notes.is_empty()).then_some(notes)));
+    let ignored = run.report.ignored_count;
     let invalid = (ignored > 0).then(|| format!("{ignored} lines were ignored; see its log"));
-    report.add("writes only valid messages to descriptor 3", failed_if(invalid));
-    report.add("produces every declared artifact", failed_if(stage.missing_artifacts()?));
-    let omitted = stage.context.log().finish()?.map_or(0, |log| log.omitted);
+    report.add("writes only valid messages to descriptor 3", RuleOutcome::failed_if(invalid));
+    let missing = task.context.artifacts().collect(task.context.workdir())?.find_map(|artifact| match artifact {
+        CollectedArtifact::Missing { message, .. } => Some(message),
+        CollectedArtifact::Found(..) | CollectedArtifact::Skipped { .. } => None,
+    });
+    report.add("produces every declared artifact", RuleOutcome::failed_if(missing));
+    let omitted = task.context.log().finish()?.map_or(0, |log| log.omitted);
     let omitted = (omitted > 0).then(|| format!("{omitted} bytes omitted"));
-    report.add("stays within the log limit", failed_if(omitted));
+    report.add("stays within the log limit", RuleOutcome::failed_if(omitted));
     Ok(true)
 }
 
-async fn check_cancellation(
-    plan: &ProgramTest,
-    payload: &Value,
-    folder: &Path,
-    report: &mut ContractReport,
-) -> io::Result<()> {
-    let stage = TestTask::new(folder, "cancel", payload)?.with_results();
-    report.log_paths.push(stage.log_path());
-    let grace = plan.program.config().termination_grace.0;
+async fn check_cancellation(program: &Program, plan: &TestPlan, payload: &Value, task: &TestTask) -> RuleOutcome {
+    let grace = program.config().termination_grace.0;
     let limits = RunLimits { run_time: Some(plan.timeout), termination_grace: grace };
-    if let Err(error) = prepare(plan, payload, &stage).await {
-        report.add(TERMINATION_RULE, RuleOutcome::NotTested(error.to_string()));
-        return Ok(());
-    }
-    let log = stage.context.log();
-    let written = log.bytes();
     let cancel = async {
-        if timeout(plan.cancel_after, log.wait_for_growth(written)).await.is_err() {
+        let log = task.context.log();
+        if timeout(plan.cancel_after, log.wait_for_growth(log.bytes())).await.is_err() {
             tracing::debug!("the program wrote no output; canceling it anyway");
         }
-        stage.request_stop(grace);
-        std::future::pending::<()>().await;
+        // Longer than the program's grace, so that the test measures the program's.
+        let grace = grace.saturating_mul(2).saturating_add(Duration::from_secs(10));
+        task.cancel.send_replace(Some(Cancellation::shutdown(grace, Clock::boot())));
+        std::future::pending::<Infallible>().await
     };
-    let result = tokio::select! {
-        run = plan.program.run_for_test(payload, limits, &stage.context) => match run {
-            Err(error) => RuleOutcome::NotTested(error.to_string()),
-            Ok(result) => cancellation_outcome(&result, grace, plan.cancel_after),
-        },
-        () = cancel => RuleOutcome::NotTested("it was never canceled".to_owned()),
+    let run = tokio::select! {
+        run = program.run(payload, limits, &task.context) => run,
+        never = cancel => match never {},
     };
-    report.add(TERMINATION_RULE, result);
-    Ok(())
-}
-
-fn cancellation_outcome(result: &ProgramRun, grace: Duration, cancel_after: Duration) -> RuleOutcome {
-    match (result.end.cause, result.end.effort) {
-        (EndCause::Exited, _) => RuleOutcome::NotTested(format!(
+    match run.map(|run| run.end) {
+        Err(error) => RuleOutcome::NotTested(error.to_string()),
+        Ok(end) if end.cause == EndCause::Exited => RuleOutcome::NotTested(format!(
             "it ended earlier; use a payload that takes longer than {}",
-            format_seconds(cancel_after)
+            format_seconds(plan.cancel_after)
         )),
-        (EndCause::RunTime | EndCause::Exceeded(_) | EndCause::Canceled(_), StopEffort::Graceful) => {
-            RuleOutcome::Passed
-        }
-        (EndCause::RunTime | EndCause::Exceeded(_) | EndCause::Canceled(_), StopEffort::Killed) => killed_after(grace),
+        Ok(end) if end.effort == StopEffort::Killed => killed_after(grace),
+        Ok(_) => RuleOutcome::Passed,
     }
 }
 
@@ -287,23 +208,59 @@ fn killed_after(grace: Duration) -> RuleOutcome {
     ))
 }
 
-fn leftover_message(result: &ProgramRun) -> Option<String> {
-    let notes = &result.end.notes;
-    (!notes.is_empty()).then(|| notes.join("\n"))
-}
-
-fn failed_if(why: Option<String>) -> RuleOutcome {
-    why.map_or(RuleOutcome::Passed, RuleOutcome::Failed)
-}
-
-async fn prepare(plan: &ProgramTest, payload: &Value, stage: &TestTask) -> Result<(), PrepareError> {
-    plan.program.prepare(payload, &stage.context).await.map(drop)
-}
-
-impl ContractReport {
-    fn add(&mut self, rule: &'static str, result: RuleOutcome) {
-        self.rules.push(RuleResult { rule, outcome: result });
+/// Runs a service against the contract in the empty directory `folder`, which the caller removes.
+pub async fn check_service(service: &Http, plan: &TestPlan, folder: &Path) -> io::Result<ContractReport> {
+    let mut report = ContractReport::default();
+    let (context, mut handle) = SidecarContext::channel(folder.join("service"), Clock::boot(), Containment::disabled());
+    let handler = service.clone();
+    let mut sidecar = JoinSet::new();
+    sidecar.spawn(async move { handler.run_sidecar(context).await });
+    let up = handle.status.wait_for(|status| status.availability == ServiceAvailability::Up);
+    let up = timeout(plan.timeout, up).await.is_ok_and(|status| status.is_ok());
+    let SidecarStatus { message, log_path, .. } = handle.status.borrow().clone();
+    report.log_paths.extend(log_path);
+    report.add("starts and becomes healthy", RuleOutcome::failed_if((!up).then_some(message)));
+    if up {
+        let outcome = match &plan.payload {
+            None => RuleOutcome::not_tested("needs a payload that the service answers with 2xx"),
+            Some(payload) => {
+                let task = TestTask::new(folder, "payload", payload, &mut report)?;
+                RuleOutcome::failed_if(forward(service, plan, payload, &task).await.err())
+            }
+        };
+        report.add("answers a good payload with 2xx", outcome);
+        let outcome = match &plan.bad_payload {
+            None => RuleOutcome::not_tested("needs a payload that the service answers with an error"),
+            Some(payload) => {
+                let task = TestTask::new(folder, "bad-payload", payload, &mut report)?;
+                let accepted = forward(service, plan, payload, &task).await.is_ok();
+                RuleOutcome::failed_if(accepted.then_some("the service answered with 2xx"))
+            }
+        };
+        report.add("answers a bad payload with an error", outcome);
     }
+    handle.stop.send_replace(true);
+    let grace = service.termination_grace();
+    let stopped_at = tokio::time::Instant::now();
+    let end = timeout(grace.unwrap_or_default().saturating_add(PROCESS_KILL_TIMEOUT * 4), sidecar.join_next()).await;
+    let outcome = match (grace, end) {
+        (None, _) => RuleOutcome::not_tested("the worker does not start this service"),
+        (Some(_), Err(_)) => RuleOutcome::Failed("it survived SIGKILL".to_owned()),
+        (Some(grace), Ok(_)) if stopped_at.elapsed() >= grace => killed_after(grace),
+        (Some(_), Ok(_)) => RuleOutcome::Passed,
+    };
+    report.add(TERMINATION_RULE, outcome);
+    Ok(report)
+}
+
+async fn forward(service: &Http, plan: &TestPlan, payload: &Value, task: &TestTask) -> Result<(), String> {
+    let forward = async {
+        let handler = erase(service.clone());
+        let prepared = handler.prepare(payload, &task.context).await.map_err(|error| error.to_string())?;
+        prepared.execute(&task.context).await.map_err(|error| error.to_string())
+    };
+    let timed_out = |_| Err(format!("timed out after {}", format_seconds(plan.timeout)));
+    timeout(plan.timeout, forward).await.unwrap_or_else(timed_out)
 }
 
 struct DiscardReplies;
@@ -314,59 +271,24 @@ impl PartialReplySink for DiscardReplies {
     }
 }
 
+/// A task that is also a request, so that the handler may send replies.
 struct TestTask {
     context: Context,
     cancel: watch::Sender<Option<Cancellation>>,
-    clock: Clock,
 }
 
 impl TestTask {
-    fn new(folder: &Path, name: &str, payload: &Value) -> io::Result<Self> {
+    fn new(folder: &Path, name: &str, payload: &Value, report: &mut ContractReport) -> io::Result<Self> {
         let workdir = folder.join(name).join("task");
         std::fs::create_dir_all(&workdir)?;
         let log = TaskLog::new(folder.join(name).join("log"), LogLimits::default());
-        let clock = Clock::boot();
-        let task = TaskId::parse("handler-test").ok_or_else(|| io::Error::other("invalid task id"))?;
-        let task = TaskInfo {
-            run: Run { task, run: 0 },
-            source: "handler-test".to_owned(),
-            definition: json!({"metadata": {"name": format!("handler test: {name}")}, "payload": payload}),
-            env: BTreeMap::new(),
-        };
-        let (cancel, canceled) = watch::channel(None);
-        // The lease of a test never changes, so its sender is dropped.
-        let (_, expires_at) = watch::channel(clock.now().plus(Duration::from_secs(20 * 60)));
-        let context = Context::new(task, workdir, log, Artifacts::new(), canceled, expires_at, clock);
-        Ok(Self { context, cancel, clock })
-    }
-
-    /// Makes the task a request, so that the program may send replies.
-    fn with_results(self) -> Self {
+        report.log_paths.push(log.path().to_owned());
+        let definition = json!({"metadata": {"name": format!("handler test: {name}")}, "payload": payload});
+        let (context, cancel) = Context::without_claim("handler-test", definition, workdir, log, Clock::boot())?;
         let limits = ReplyLimits {
             body_bytes: usize::try_from(AMQP_MESSAGE_BYTES_MAX).unwrap_or(usize::MAX),
             content_type_bytes: AMQP_NAME_BYTES_MAX,
         };
-        Self { context: self.context.with_results(Some(Results::new(DiscardReplies, limits))), ..self }
-    }
-
-    fn log_path(&self) -> PathBuf {
-        self.context.log().path().to_owned()
-    }
-
-    fn request_stop(&self, grace: Duration) {
-        // Longer than the program's grace, so that the test measures the program's.
-        let termination_grace = grace.saturating_mul(2).saturating_add(Duration::from_secs(10));
-        let (cause, deadline) = (CancelCause::Shutdown, self.clock.now().plus(termination_grace));
-        self.cancel.send_replace(Some(Cancellation { cause, deadline, termination_grace }));
-    }
-
-    fn missing_artifacts(&self) -> io::Result<Option<String>> {
-        let mut missing = Vec::new();
-        for item in self.context.artifacts().collect(self.context.workdir())? {
-            if let CollectedArtifact::Missing { message, .. } = item {
-                missing.push(message);
-            }
-        }
-        Ok((!missing.is_empty()).then(|| missing.join("\n")))
+        Ok(Self { context: context.with_results(Some(Results::new(DiscardReplies, limits))), cancel })
     }
 }

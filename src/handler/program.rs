@@ -98,30 +98,15 @@ impl Program {
         &self.inner.config
     }
 
-    pub(super) async fn run_for_test(
-        &self,
-        payload: &Value,
-        limits: RunLimits,
-        context: &Context,
-    ) -> Result<ProgramRun, ExecuteError> {
-        self.inner.run(payload, limits, context).await
-    }
-
-    pub(super) fn outcome(&self, run: &ProgramRun) -> Result<(), ExecuteError> {
-        self.inner.outcome(run)
-    }
-}
-
-impl ProgramInner {
     async fn run_check(&self, payload: &Value, context: &Context) -> Result<(), PrepareError> {
         let limits = RunLimits { run_time: Some(PROGRAM_CHECK_TIMEOUT), termination_grace: Duration::ZERO };
-        let subject = format!("check of handler {}", self.name);
+        let subject = format!("check of handler {}", self.inner.name);
         let internal = |text: String| PrepareError::new(PrepareFailure::Internal, format!("{subject}: {text}"));
-        let run = self.run_phase(ProgramPhase::Check, &self.config.check, payload, limits, context);
+        let run = self.run_phase(ProgramPhase::Check, &self.inner.config.check, payload, limits, context);
         let ProgramRun { end, report: ProgramReport { mut reasons, .. } } =
             run.await.map_err(|error| PrepareError::from_io(&subject, &error))?;
         if reasons.is_empty() {
-            reasons.push(format!("payload: rejected by the check of handler {}; see the log", self.name));
+            reasons.push(format!("payload: rejected by the check of handler {}; see the log", self.inner.name));
         }
         match (end.cause, end.status) {
             (EndCause::Exited, ProcessStatus::Code(0)) => Ok(()),
@@ -135,9 +120,14 @@ impl ProgramInner {
         }
     }
 
-    async fn run(&self, payload: &Value, limits: RunLimits, context: &Context) -> Result<ProgramRun, ExecuteError> {
-        let run = self.run_phase(ProgramPhase::Run, &self.config.exec, payload, limits, context);
-        run.await.map_err(|error| ExecuteError::from_io(&format!("cannot run handler {}", self.name), &error))
+    pub(super) async fn run(
+        &self,
+        payload: &Value,
+        limits: RunLimits,
+        context: &Context,
+    ) -> Result<ProgramRun, ExecuteError> {
+        let run = self.run_phase(ProgramPhase::Run, &self.inner.config.exec, payload, limits, context);
+        run.await.map_err(|error| ExecuteError::from_io(&format!("cannot run handler {}", self.inner.name), &error))
     }
 
     async fn run_phase(
@@ -153,9 +143,9 @@ impl ProgramInner {
         run_with_messages(Launch::new(argv, &env, context), Some(document.as_bytes()), limits, context).await
     }
 
-    fn outcome(&self, ProgramRun { end, report }: &ProgramRun) -> Result<(), ExecuteError> {
-        let time_limit = format!("{} s, the most this worker allows", self.config.max_run_time.0.as_secs());
-        let subject = format!("handler {}", self.name);
+    pub(super) fn outcome(&self, ProgramRun { end, report }: &ProgramRun) -> Result<(), ExecuteError> {
+        let time_limit = format!("{} s, the most this worker allows", self.inner.config.max_run_time.0.as_secs());
+        let subject = format!("handler {}", self.inner.name);
         end.outcome(&subject, &time_limit, |code, message| {
             Err(match code {
                 0 => return Ok(()),
@@ -174,11 +164,11 @@ impl ProgramInner {
     }
 
     fn environment(&self, phase: ProgramPhase, context: &Context) -> Variables {
-        let mut env = environment::for_task(&self.env, context);
+        let mut env = environment::for_task(&self.inner.env, context);
         let mut set = |name: &str, value: String| env.insert(format!("JOURNEYMAN_{name}"), value);
         set("PROTOCOL", PROTOCOL.to_owned());
         set("PHASE", phase.as_str().to_owned());
-        set("HANDLER", self.name.clone());
+        set("HANDLER", self.inner.name.clone());
         set("EXIT_FAILED", status::FAILED.to_string());
         set("EXIT_MALFORMED", status::MALFORMED.to_string());
         set("EXIT_UNAVAILABLE", status::UNAVAILABLE.to_string());
@@ -204,7 +194,7 @@ impl ProgramPhase {
 }
 
 struct PreparedProgram {
-    program: Arc<ProgramInner>,
+    program: Program,
     payload: Value,
 }
 
@@ -235,10 +225,10 @@ impl DynHandler for Program {
                 })?;
             }
             if !config.check.is_empty() {
-                self.inner.run_check(payload, context).await?;
+                self.run_check(payload, context).await?;
             }
             let prepared: Box<dyn PreparedPayload> =
-                Box::new(PreparedProgram { program: Arc::clone(&self.inner), payload: payload.clone() });
+                Box::new(PreparedProgram { program: self.clone(), payload: payload.clone() });
             Ok(prepared)
         })
     }
@@ -247,7 +237,7 @@ impl DynHandler for Program {
 impl PreparedPayload for PreparedProgram {
     fn execute<'a>(self: Box<Self>, context: &'a Context) -> HandlerFuture<'a, Result<(), ExecuteError>> {
         Box::pin(async move {
-            let ProgramHandler { max_run_time, termination_grace, .. } = &self.program.config;
+            let ProgramHandler { max_run_time, termination_grace, .. } = self.program.config();
             let limits = RunLimits { run_time: Some(max_run_time.0), termination_grace: termination_grace.0 };
             let run = self.program.run(&self.payload, limits, context).await?;
             self.program.outcome(&run)

@@ -1,18 +1,14 @@
 //! Sidecars: long-running processes of a handler that live as long as the worker, such as a service for its tasks.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::artifact::Artifacts;
-use super::context::{CancelCause, Cancellation, Context, TaskInfo};
+use super::context::{Cancellation, Context};
 use super::log::{LogLimits, TaskLog};
-use crate::domain::id::{Run, TaskId};
 use crate::domain::journal::EntryId;
-use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::host::containment::Containment;
 use crate::host::journal::{FirstRecord, Journal, ProcessRecorder};
@@ -144,19 +140,9 @@ impl SidecarContext {
             }
             None => self.containment.new_scope(),
         };
-        let task = TaskId::parse("service").ok_or_else(|| io::Error::other("invalid task id"))?;
-        let task = TaskInfo {
-            run: Run { task, run: 0 },
-            source: String::new(),
-            definition: serde_json::Value::Null,
-            env: BTreeMap::new(),
-        };
-        let (cancel, cancellations) = watch::channel(None);
-        // A sidecar has no claim and therefore no lease.
-        let (_, lease) = watch::channel(Instant::ORIGIN);
         let log = TaskLog::new(path, LOG_LIMITS);
-        let context =
-            Context::new(task, folder, log, Artifacts::new(), cancellations, lease, self.clock).in_scope(scope);
+        let (context, cancel) = Context::without_claim("service", serde_json::Value::Null, folder, log, self.clock)?;
+        let context = context.in_scope(scope);
         Ok(SidecarProcess { context, cancel, journal: self.journal.clone() })
     }
 }
@@ -182,8 +168,7 @@ impl SidecarProcess {
 
     /// Sends SIGTERM, and SIGKILL after the grace.
     pub fn stop(&self, termination_grace: Duration, clock: Clock) {
-        let (cause, deadline) = (CancelCause::Shutdown, clock.now().plus(termination_grace));
-        self.cancel.send_replace(Some(Cancellation { cause, deadline, termination_grace }));
+        self.cancel.send_replace(Some(Cancellation::shutdown(termination_grace, clock)));
     }
 
     /// Closes its journal entry, after all its processes have ended.

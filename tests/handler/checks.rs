@@ -3,7 +3,7 @@ use std::time::Duration;
 use journeyman::config::Environment;
 use journeyman::config::schema::ProgramHandler;
 use journeyman::config::values::Span;
-use journeyman::handler::contract_test::{ContractReport, ProgramTest, RuleOutcome, check_program};
+use journeyman::handler::contract_test::{ContractReport, RuleOutcome, TestPlan, check_program};
 use journeyman::handler::program::Program;
 use serde_json::json;
 
@@ -11,15 +11,15 @@ async fn check(script: &str, grace: Duration) -> ContractReport {
     let argv = ["sh", "-c", script].map(str::to_owned).to_vec();
     let check = ["sh", "-c", "grep -q '\"good\":true' || exit $JOURNEYMAN_EXIT_MALFORMED"].map(str::to_owned).to_vec();
     let config = ProgramHandler { check, termination_grace: Span(grace), ..ProgramHandler::new(argv) };
-    let plan = ProgramTest {
-        program: Program::new("test", config, &Environment::default()).unwrap(),
+    let program = Program::new("test", config, &Environment::default()).unwrap();
+    let plan = TestPlan {
         payload: Some(json!({"good": true})),
         bad_payload: Some(json!({"good": false})),
         timeout: Duration::from_secs(20),
         cancel_after: Duration::from_secs(20),
     };
     let folder = tempfile::tempdir().unwrap();
-    check_program(&plan, folder.path()).await.unwrap()
+    check_program(&program, &plan, folder.path()).await.unwrap()
 }
 
 fn failed(report: &ContractReport) -> Vec<&'static str> {
@@ -69,15 +69,16 @@ async fn a_program_that_ignores_sigterm_fails_the_termination_rule() {
 
 #[tokio::test]
 async fn a_program_that_accepts_everything_fails_the_rejection_rule() {
-    let plan = ProgramTest {
-        program: Program::new("test", ProgramHandler::new(vec!["true".to_owned()]), &Environment::default()).unwrap(),
+    let config = ProgramHandler::new(vec!["true".to_owned()]);
+    let program = Program::new("test", config, &Environment::default()).unwrap();
+    let plan = TestPlan {
         payload: None,
         bad_payload: Some(json!(1)),
         timeout: Duration::from_secs(20),
         cancel_after: Duration::from_secs(20),
     };
     let folder = tempfile::tempdir().unwrap();
-    let report = check_program(&plan, folder.path()).await.unwrap();
+    let report = check_program(&program, &plan, folder.path()).await.unwrap();
     assert_eq!(failed(&report), ["rejects a bad payload before it starts"]);
     assert!(report.to_string().contains("schema"), "{report}");
     assert!(matches!(report.rules[1].outcome, RuleOutcome::NotTested(_)));
