@@ -6,7 +6,7 @@
 //! bytes are counted, and the log ends with a line that says so, if the disk has room for it.
 //!
 //! Secrets are replaced before they are stored, see [`redact`]. Bytes that may be the beginning of a secret are held back
-//! until more bytes come, until nothing was written for [`REDACT_HOLD_MAX`], or until the log is finished.
+//! until more bytes come, [`TaskLog::flush`] is called, or the log is finished.
 //!
 //! To follow a log, read the file at [`TaskLog::path`] after each [`TaskLog::wait_for_growth`]. The file does not grow
 //! between the end of the head and the end of the task.
@@ -15,18 +15,15 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustix::fs::OFlags;
-use tokio::runtime::Handle;
-use tokio::sync::Notify;
-use tokio_util::task::AbortOnDropHandle;
+use tokio::sync::watch;
 
 use crate::host::work_dir::{self, WorkDirLock};
 use crate::limits::{
-    LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_TAIL_BYTES, REDACT_HOLD_MAX, REDACT_SECRET_CHARS_MIN, REDACT_TASK_BYTES_MAX,
+    LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_TAIL_BYTES, REDACT_SECRET_CHARS_MIN, REDACT_TASK_BYTES_MAX,
 };
 use crate::redact::{self, Patterns, RedactFilter, SecretSet};
 
@@ -76,10 +73,15 @@ struct LogShared {
     work_dir_lock: Option<WorkDirLock>,
     state: Mutex<State>,
     // Outside `state`, whose lock is held while a slow disk takes a write.
-    written: AtomicBool,
-    bytes_stored: AtomicU64,
-    finished: AtomicBool,
-    grown: Notify,
+    progress: watch::Sender<LogProgress>,
+}
+
+#[derive(Debug, Default)]
+struct LogProgress {
+    /// Whether anything was written, held back or not.
+    written: bool,
+    bytes: u64,
+    finished: bool,
 }
 
 #[derive(Debug, Default)]
@@ -90,19 +92,11 @@ struct State {
     /// All bytes that went into the ring, overwritten ones included.
     ring_bytes: u64,
     bytes_offered: u64,
-    fault: Option<WriteFault>,
+    /// The first error, which ended the writing.
+    error: Option<io::Error>,
     finished: Option<FinishedLog>,
     filter: RedactFilter,
     task_secrets: Option<Box<SecretSet>>,
-    /// Flushes the filter after [`REDACT_HOLD_MAX`] without a write.
-    idle_flush: Option<AbortOnDropHandle<()>>,
-    write_count: u64,
-}
-
-#[derive(Debug)]
-struct WriteFault {
-    error: io::Error,
-    bytes_lost: u64,
 }
 
 impl TaskLog {
@@ -124,10 +118,7 @@ impl TaskLog {
                 limits,
                 work_dir_lock,
                 state: Mutex::default(),
-                written: AtomicBool::new(false),
-                bytes_stored: AtomicU64::new(0),
-                finished: AtomicBool::new(false),
-                grown: Notify::new(),
+                progress: watch::Sender::default(),
             }),
         }
     }
@@ -142,18 +133,14 @@ impl TaskLog {
     ///
     /// Blocks until the page cache has the bytes.
     pub fn write(&self, bytes: &[u8]) {
-        let mut state = self.state();
+        let mut state = self.shared.state.lock();
         if bytes.is_empty() || state.finished.is_some() {
             return;
         }
-        self.shared.written.store(true, Ordering::Relaxed);
-        state.write_count += 1;
+        self.shared.progress.send_modify(|progress| progress.written = true);
         let mut redacted = Vec::with_capacity(bytes.len());
         let State { filter, task_secrets, .. } = &mut *state;
         redact::stream(filter, task_secrets.as_deref(), bytes, &mut redacted);
-        if state.filter.held_back() > 0 && state.idle_flush.is_none() {
-            state.idle_flush = self.spawn_idle_flush();
-        }
         self.store(&mut state, &redacted);
     }
 
@@ -166,7 +153,7 @@ impl TaskLog {
         if secret.trim().chars().count() < REDACT_SECRET_CHARS_MIN {
             return Err(AddSecretError::TooShort);
         }
-        let mut state = self.state();
+        let mut state = self.shared.state.lock();
         let secrets = state.task_secrets.get_or_insert_with(|| Box::new(SecretSet::new(Patterns::Excluded)));
         if secrets.bytes() + secret.len() > REDACT_TASK_BYTES_MAX {
             return Err(AddSecretError::LimitReached);
@@ -177,35 +164,24 @@ impl TaskLog {
 
     /// The secrets that only this log redacts.
     pub(crate) fn task_secrets(&self) -> Option<Box<SecretSet>> {
-        self.state().task_secrets.clone()
+        self.shared.state.lock().task_secrets.clone()
     }
 
     fn store(&self, state: &mut State, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
         }
-        self.shared.written.store(true, Ordering::Relaxed);
         state.bytes_offered += bytes.len() as u64;
-        if let Some(fault) = &mut state.fault {
-            fault.bytes_lost += bytes.len() as u64;
-            self.shared.bytes_stored.store(state.bytes_offered, Ordering::Release);
-            return;
-        }
-        let before = state.stored();
-        if let Err(error) = state.append(bytes, &self.shared) {
-            let lost = bytes.len() as u64 - (state.stored() - before);
+        if state.error.is_none()
+            && let Err(error) = state.append(bytes, &self.shared)
+        {
             tracing::warn!(path = %self.path().display(), %error, "cannot write a task's log any more; the task continues");
-            state.fault = Some(WriteFault { error, bytes_lost: lost });
+            state.error = Some(error);
         }
         // After the bytes, so that a follower finds them in the file.
-        self.shared.bytes_stored.store(state.bytes_offered, Ordering::Release);
-        self.shared.grown.notify_waiters();
-    }
-
-    /// Without a runtime there is no timer: bytes stay held back until more come.
-    fn spawn_idle_flush(&self) -> Option<AbortOnDropHandle<()>> {
-        let idle = flush_when_idle(Arc::downgrade(&self.shared));
-        Handle::try_current().ok().map(|runtime| AbortOnDropHandle::new(runtime.spawn(idle)))
+        self.shared.progress.send_modify(|progress| {
+            (progress.written, progress.bytes) = (true, state.bytes_offered);
+        });
     }
 
     /// Appends a line written by the handler.
@@ -221,19 +197,18 @@ impl TaskLog {
     pub fn write_note(&self, text: &str) {
         let now = jiff::Timestamp::now();
         let line = format!("[journeyman {now:.3}] {}\n", printable(text));
-        let mut state = self.state();
+        let mut state = self.shared.state.lock();
         if state.finished.is_some() {
             return;
         }
         // Filtered separately from the payload's stream, so that neither affects the other.
         let line = redact::bytes(line.as_bytes(), state.task_secrets.as_deref());
-        self.shared.written.store(true, Ordering::Relaxed);
         self.store(&mut state, &line);
     }
 
-    /// Stores the bytes that are held back, at the end of a payload's output.
+    /// Stores the bytes that are held back, at the end of a payload's output or while it pauses.
     pub fn flush(&self) {
-        let mut state = self.state();
+        let mut state = self.shared.state.lock();
         if state.finished.is_none() {
             let mut redacted = Vec::new();
             state.filter.flush(&mut redacted);
@@ -244,19 +219,19 @@ impl TaskLog {
     /// Returns how many bytes the log has, without those held back. Does not wait for a write in progress.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.shared.bytes_stored.load(Ordering::Acquire)
+        self.shared.progress.borrow().bytes
     }
 
     /// Returns whether nothing was written yet. Does not wait for a write in progress.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        !self.shared.written.load(Ordering::Relaxed)
+        !self.shared.progress.borrow().written
     }
 
     /// Returns whether the log is finished. Does not wait for a write in progress.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        self.shared.finished.load(Ordering::Acquire)
+        self.shared.progress.borrow().finished
     }
 
     /// Resolves when the log has more than `bytes` bytes or is finished.
@@ -265,15 +240,9 @@ impl TaskLog {
     ///
     /// Cancel safe.
     pub async fn wait_for_growth(&self, bytes: u64) {
-        let mut next = std::pin::pin!(self.shared.grown.notified());
-        loop {
-            next.as_mut().enable();
-            if self.bytes() > bytes || self.is_finished() {
-                return;
-            }
-            next.as_mut().await;
-            next.set(self.shared.grown.notified());
-        }
+        let mut progress = self.shared.progress.subscribe();
+        // The sender lives as long as `self`, so there is no error.
+        drop(progress.wait_for(|progress| progress.bytes > bytes || progress.finished).await);
     }
 
     /// Ends the log and returns it; `None` if nothing was ever written. Repeated calls return the same log.
@@ -285,9 +254,8 @@ impl TaskLog {
     ///
     /// If the file cannot be created.
     pub fn finish(&self) -> io::Result<Option<FinishedLog>> {
-        let mut state = self.state();
+        let mut state = self.shared.state.lock();
         if state.finished.is_none() {
-            state.idle_flush = None;
             let mut redacted = Vec::new();
             let State { filter, task_secrets, .. } = &mut *state;
             redact::end_stream(filter, task_secrets.as_deref(), &mut redacted);
@@ -298,10 +266,8 @@ impl TaskLog {
         }
         if state.finished.is_none() {
             state.finished = Some(state.assemble(&self.shared)?);
-            state.ring = None;
-            self.shared.finished.store(true, Ordering::Release);
+            self.shared.progress.send_modify(|progress| progress.finished = true);
         }
-        self.shared.grown.notify_waiters();
         Ok(state.finished.clone())
     }
 
@@ -316,11 +282,6 @@ impl TaskLog {
             Ok(()) | Err(_) => Ok(()),
         }
     }
-
-    // A panic of another writer leaves counters that are at worst too low, so the log continues.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock()
-    }
 }
 
 /// Why a secret is not redacted.
@@ -334,132 +295,78 @@ pub enum AddSecretError {
     LimitReached,
 }
 
-async fn flush_when_idle(log: Weak<LogShared>) {
-    let write_count = || log.upgrade().map(|shared| TaskLog { shared }.state().write_count);
-    while let Some(before) = write_count() {
-        tokio::time::sleep(REDACT_HOLD_MAX).await;
-        let Some(shared) = log.upgrade() else { return };
-        let log = TaskLog { shared };
-        let mut state = log.state();
-        if state.write_count != before && state.filter.held_back() > 0 {
-            continue;
-        }
-        let mut redacted = Vec::new();
-        state.filter.flush(&mut redacted);
-        state.idle_flush = None;
-        return log.store(&mut state, &redacted);
-    }
-}
-
 impl State {
-    const fn stored(&self) -> u64 {
-        self.head_bytes + self.ring_bytes
-    }
-
-    const fn overwritten(&self, limits: LogLimits) -> u64 {
-        self.ring_bytes.saturating_sub(limits.tail_bytes)
-    }
-
     fn append(&mut self, bytes: &[u8], shared: &LogShared) -> io::Result<()> {
         let room = shared.limits.head_bytes.saturating_sub(self.head_bytes);
-        let (to_head, to_ring) = bytes.split_at(bytes.len().min(to_usize(room)));
+        let (to_head, mut to_ring) = bytes.split_at(bytes.len().min(to_usize(room)));
         if !to_head.is_empty() {
-            let head = match &self.head {
-                Some(head) => Arc::clone(head),
-                None => Arc::clone(self.head.insert(Arc::new(shared.create_file()?))),
-            };
-            write_counted(&head, self.head_bytes, to_head, &mut self.head_bytes)?;
+            let head = self.open_head(shared)?;
+            self.append_to(&head, to_head)?;
         }
-        self.append_ring(to_ring, shared)
-    }
-
-    fn append_ring(&mut self, mut bytes: &[u8], shared: &LogShared) -> io::Result<()> {
         let size = shared.limits.tail_bytes;
-        if size == 0 {
-            self.ring_bytes += bytes.len() as u64;
-            return Ok(());
-        }
-        // Only the last `size` bytes of a large write can remain.
-        let skipped = bytes.len().saturating_sub(to_usize(size));
-        self.ring_bytes += skipped as u64;
-        bytes = bytes.get(skipped..).unwrap_or_default();
-        while !bytes.is_empty() {
+        while !to_ring.is_empty() {
             let ring = match &self.ring {
                 Some(ring) => ring,
                 None => self.ring.insert(create_unlinked(&shared.path)?),
             };
             let place = self.ring_bytes % size;
-            let (lap, rest) = bytes.split_at(bytes.len().min(to_usize(size - place)));
-            write_counted(ring, place, lap, &mut self.ring_bytes)?;
-            bytes = rest;
+            let (lap, rest) = to_ring.split_at(to_ring.len().min(to_usize(size - place)));
+            ring.write_all_at(lap, place)?;
+            self.ring_bytes += lap.len() as u64;
+            to_ring = rest;
         }
+        Ok(())
+    }
+
+    fn open_head(&mut self, shared: &LogShared) -> io::Result<Arc<File>> {
+        if self.head.is_none() {
+            shared.work_dir_lock.as_ref().map_or(Ok(()), WorkDirLock::verify)?;
+        }
+        Ok(Arc::clone(match &self.head {
+            Some(head) => head,
+            None => self.head.insert(Arc::new(create_log_file(&shared.path)?)),
+        }))
+    }
+
+    fn append_to(&mut self, head: &File, bytes: &[u8]) -> io::Result<()> {
+        head.write_all_at(bytes, self.head_bytes)?;
+        self.head_bytes += bytes.len() as u64;
         Ok(())
     }
 
     fn assemble(&mut self, shared: &LogShared) -> io::Result<FinishedLog> {
-        let head = match self.head.take() {
-            Some(head) => head,
-            None => Arc::new(shared.create_file()?),
-        };
-        let overwritten = self.overwritten(shared.limits);
-        if let Err(error) = self.append_tail(&head, shared.limits) {
-            let lost = self.ring_bytes.min(shared.limits.tail_bytes);
-            self.fault.get_or_insert(WriteFault { error, bytes_lost: 0 }).bytes_lost += lost;
+        let head = self.open_head(shared)?;
+        let overwritten = self.ring_bytes.saturating_sub(shared.limits.tail_bytes);
+        let mut lost = self.bytes_offered - self.head_bytes - self.ring_bytes;
+        if let Err(error) = self.append_tail(&head, shared.limits.tail_bytes) {
+            lost += self.ring_bytes - overwritten;
+            self.error.get_or_insert(error);
         }
-        let lost = self.fault.as_ref().map_or(0, |fault| fault.bytes_lost);
-        if let Some(WriteFault { error, .. }) = &self.fault {
+        if let Some(error) = &self.error {
             let marker = format!("\n[journeyman] log truncated: {lost} bytes could not be written: {error}\n");
             // A full disk has no room for it either; the worker's log has the error.
-            write_counted(&head, self.head_bytes, marker.as_bytes(), &mut self.head_bytes).ok();
+            self.append_to(&head, marker.as_bytes()).ok();
         }
         Ok(FinishedLog { file: head, bytes: self.head_bytes, omitted: overwritten + lost })
     }
 
-    fn append_tail(&mut self, head: &File, limits: LogLimits) -> io::Result<()> {
-        let overwritten = self.overwritten(limits);
-        if overwritten > 0 {
-            let marker = format!("\n[journeyman] {overwritten} bytes omitted\n");
-            write_counted(head, self.head_bytes, marker.as_bytes(), &mut self.head_bytes)?;
+    fn append_tail(&mut self, head: &File, tail_bytes: u64) -> io::Result<()> {
+        let mut at = self.ring_bytes.saturating_sub(tail_bytes);
+        if at > 0 {
+            self.append_to(head, format!("\n[journeyman] {at} bytes omitted\n").as_bytes())?;
         }
-        let Some(ring) = &self.ring else {
-            return Ok(());
-        };
-        let mut at = overwritten;
+        let Some(ring) = self.ring.take() else { return Ok(()) };
         let mut buffer = vec![0; 1 << 16];
         while at < self.ring_bytes {
-            let place = at % limits.tail_bytes;
-            let lap = (self.ring_bytes - at).min(limits.tail_bytes - place);
+            let place = at % tail_bytes;
+            let lap = (self.ring_bytes - at).min(tail_bytes - place);
             let part = buffer.len().min(to_usize(lap));
             let part = buffer.get_mut(..part).unwrap_or_default();
             ring.read_exact_at(part, place)?;
-            write_counted(head, self.head_bytes, part, &mut self.head_bytes)?;
+            self.append_to(head, part)?;
             at += part.len() as u64;
         }
         Ok(())
-    }
-}
-
-/// Writes `bytes` at `at` and adds the bytes written to `count`, after an error as well.
-fn write_counted(file: &File, at: u64, bytes: &[u8], count: &mut u64) -> io::Result<()> {
-    let mut done = 0;
-    while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
-        match file.write_at(rest, at + done as u64) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => {
-                done += written;
-                *count += written as u64;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-impl LogShared {
-    fn create_file(&self) -> io::Result<File> {
-        self.work_dir_lock.as_ref().map_or(Ok(()), WorkDirLock::verify)?;
-        create_log_file(&self.path)
     }
 }
 

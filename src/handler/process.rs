@@ -30,7 +30,7 @@ use crate::host::crash_points::crash_point;
 use crate::host::program_path::find_program;
 use crate::limits::{
     DISK_USAGE_INTERVAL, PROCESS_KILL_MARGIN, PROCESS_KILL_TIMEOUT, PROCESS_OUTPUT_DRAIN, PROCESS_READ_BYTES,
-    PROCESS_START_TIMEOUT, SHIM_MESSAGE_BYTES_MAX,
+    PROCESS_START_TIMEOUT, REDACT_HOLD_MAX, SHIM_MESSAGE_BYTES_MAX,
 };
 
 use super::environment::Variables;
@@ -528,16 +528,16 @@ enum PumpState {
 }
 
 impl OutputPump<'_> {
-    /// Copies until every writing end is closed.
+    /// Copies until every writing end is closed. While the payload pauses, the log holds nothing back.
     ///
     /// Cancel safe: bytes that were read are written to the log at once.
     async fn drain(&mut self) {
         while self.state == PumpState::Open {
-            if self.output.readable().await.is_err() {
-                self.state = PumpState::Ended;
-                return;
+            match timeout(REDACT_HOLD_MAX, self.output.readable()).await {
+                Ok(Ok(())) => self.read(),
+                Ok(Err(_)) => self.state = PumpState::Ended,
+                Err(_) => self.log.flush(),
             }
-            self.read();
         }
     }
 

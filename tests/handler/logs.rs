@@ -2,7 +2,6 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use journeyman::handler::log::{AddSecretError, FinishedLog, LogLimits, TaskLog};
-use journeyman::limits::REDACT_HOLD_MAX;
 use proptest::prelude::*;
 
 const SMALL: LogLimits = LogLimits { head_bytes: 50, tail_bytes: 30 };
@@ -26,7 +25,7 @@ proptest! {
     fn a_log_is_its_head_a_marker_and_its_tail_to_the_byte(
         writes in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..90), 0..12),
         head in 0..120_usize,
-        tail in 0..60_usize,
+        tail in 1..60_usize,
     ) {
         let folder = tempfile::tempdir().unwrap();
         let limits = LogLimits { head_bytes: head as u64, tail_bytes: tail as u64 };
@@ -173,8 +172,8 @@ fn a_note_cannot_imitate_another_line() {
     assert!(text.len() < 5000);
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_secret_is_replaced_in_output_and_notes_at_any_split() {
+#[test]
+fn a_secret_is_replaced_in_output_and_notes_at_any_split() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
     log.add_secret("the task's secret").unwrap();
@@ -189,25 +188,6 @@ async fn a_secret_is_replaced_in_output_and_notes_at_any_split() {
     assert!(text.starts_with("1 [journeyman "), "{text}");
     let rest = "[redacted] and [redacted] are not shown\n[redacted]\n2 [redacted]\nAuthorization: [redacted]\n";
     assert!(text.ends_with(rest), "{text}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn bytes_held_back_are_written_after_a_second_without_output() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
-    log.add_secret("what-is-secret").unwrap();
-    let stored = || std::fs::read(log.path()).unwrap_or_default();
-    let began = tokio::time::Instant::now();
-    log.write(b"? what-");
-    assert_eq!((stored(), log.bytes()), (b"? ".to_vec(), 2));
-    log.wait_for_growth(2).await;
-    assert_eq!((stored(), began.elapsed()), (b"? what-".to_vec(), REDACT_HOLD_MAX));
-    log.write(b" what-i");
-    log.write(b"s-");
-    log.wait_for_growth(8).await;
-    assert_eq!((stored(), began.elapsed()), (b"? what- what-is-".to_vec(), 2 * REDACT_HOLD_MAX));
-    log.write(b"secret.");
-    assert_eq!(text(&log), "? what- what-is-[redacted].");
 }
 
 #[test]

@@ -31,6 +31,21 @@ async fn both_outputs_are_logged_in_the_order_of_the_writes() {
 }
 
 #[tokio::test]
+async fn output_that_may_begin_a_secret_is_logged_when_the_payload_pauses() {
+    let bench = Bench::new();
+    bench.context.log().add_secret("what-is-secret").unwrap();
+    let running = start(&bench, &["sh", "-c", "printf what-is; exec sleep 600"]).await.unwrap();
+    let ((), end) = tokio::join!(
+        async {
+            bench.logged("what-is").await;
+            bench.cancel(Duration::from_secs(20));
+        },
+        running.finish(LONG, &bench.context)
+    );
+    assert!(matches!(end.unwrap().cause, EndCause::Canceled(_)));
+}
+
+#[tokio::test]
 async fn a_process_leads_its_own_group_and_has_no_input() {
     let bench = Bench::new();
     let running = start(&bench, &["sh", "-c", "cat; ps -o pgid= -p $$ || cut -d' ' -f5 /proc/$$/stat"]).await.unwrap();
