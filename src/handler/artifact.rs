@@ -6,12 +6,11 @@
 
 use std::cmp::Ordering;
 use std::collections::HashSet;
-use std::fs::File;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::limits::{
     ARTIFACT_CONTENT_TYPE_BYTES_MAX, ARTIFACT_NAME_BYTES_MAX, ARTIFACT_PATH_BYTES_MAX, ARTIFACTS_IN_MEMORY_BYTES_MAX,
@@ -97,41 +96,10 @@ impl ArtifactDeclaration {
     }
 }
 
-/// An invalid declaration.
+/// Says what is wrong with a declaration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DeclarationError {
-    /// The queue accepts no such name.
-    #[error(
-        "artifact name {0:?}: use 1 to {ARTIFACT_NAME_BYTES_MAX} printable ASCII characters, without empty, '.' or '..' segments"
-    )]
-    Name(String),
-    /// The name is reserved for the task's log.
-    #[error("artifact name {0:?} is reserved for the task's log; choose another")]
-    Reserved(String),
-    /// The path leads outside the task directory, is empty or is too long.
-    #[error("artifact path {0:?}: use a relative path below the task directory, without '..'")]
-    Path(PathBuf),
-    /// The time is invalid.
-    #[error("artifact expires {0:?}: use a time such as 2030-01-31T12:00:00Z")]
-    Expires(String),
-    /// The media type is not a valid header value.
-    #[error(
-        "artifact content type {0:?}: use 1 to {ARTIFACT_CONTENT_TYPE_BYTES_MAX} printable ASCII characters, such as text/plain"
-    )]
-    ContentType(String),
-    /// The URL is invalid.
-    #[error("artifact url {0:?}: use a URL that begins with http:// or https://")]
-    Url(String),
-    /// Another declaration has the name.
-    #[error("artifact name {0:?} is declared twice")]
-    DuplicateName(String),
-    /// There are too many.
-    #[error("more than {ARTIFACTS_MAX} artifacts are declared")]
-    TooMany,
-    /// The artifacts in memory are too large.
-    #[error("artifacts in memory exceed {ARTIFACTS_IN_MEMORY_BYTES_MAX} bytes in total; declare files instead")]
-    TooLargeInMemory,
-}
+#[error("artifact {0}")]
+pub struct DeclarationError(String);
 
 /// The declared artifacts of a task. Clones share them.
 #[derive(Debug, Clone, Default)]
@@ -180,20 +148,23 @@ impl Artifacts {
     /// If a field is invalid, the name is taken (directories may share one), or there are too many artifacts.
     pub fn declare(&self, declaration: ArtifactDeclaration) -> Result<(), DeclarationError> {
         validate(&declaration)?;
-        let mut declared = self.lock();
+        let mut declared = self.declared.lock();
         if declared.list.len() >= ARTIFACTS_MAX {
-            return Err(DeclarationError::TooMany);
+            return invalid(format!("limit reached: more than {ARTIFACTS_MAX} are declared"));
         }
         if let ArtifactKind::Inline { bytes, .. } = &declaration.kind {
             let sum = declared.inline_bytes + bytes.len();
             if sum > ARTIFACTS_IN_MEMORY_BYTES_MAX {
-                return Err(DeclarationError::TooLargeInMemory);
+                let name = declaration.name;
+                return invalid(format!(
+                    "{name:?}: all in memory exceed {ARTIFACTS_IN_MEMORY_BYTES_MAX} bytes; declare a file instead"
+                ));
             }
             declared.inline_bytes = sum;
         }
         let folder = matches!(declaration.kind, ArtifactKind::Directory { .. });
         if !folder && !declared.names.insert(declaration.name.clone()) {
-            return Err(DeclarationError::DuplicateName(declaration.name));
+            return invalid(format!("name {:?} is declared twice", declaration.name));
         }
         declared.list.push(declaration);
         Ok(())
@@ -202,7 +173,7 @@ impl Artifacts {
     /// Returns the number of declarations.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.lock().list.len()
+        self.declared.lock().list.len()
     }
 
     /// Returns whether nothing is declared.
@@ -218,52 +189,52 @@ impl Artifacts {
     ///
     /// If a file or directory is declared and `workdir` cannot be opened.
     pub fn collect(&self, workdir: &Path) -> io::Result<ArtifactCollector> {
-        let list = self.lock().list.clone();
+        let list = self.declared.lock().list.clone();
         ArtifactCollector::new(list, workdir)
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, DeclarationList> {
-        self.declared.lock()
-    }
+fn invalid<T>(what: String) -> Result<T, DeclarationError> {
+    Err(DeclarationError(what))
 }
 
 /// Checks a declaration without its file.
 fn validate(declaration: &ArtifactDeclaration) -> Result<(), DeclarationError> {
     validate_name(&declaration.name)?;
+    match &declaration.kind {
+        ArtifactKind::File { path, .. } | ArtifactKind::Directory { path } => validate_path(path)?,
+        ArtifactKind::Body(ArtifactBody::Link { target, .. }) if target != log::BACKING_NAME => validate_name(target)?,
+        ArtifactKind::Body(ArtifactBody::Reference { url, .. }) => validate_url(url)?,
+        ArtifactKind::Inline { .. } | ArtifactKind::Body(_) => {}
+    }
     let content_type = match &declaration.kind {
-        ArtifactKind::File { path, content_type } => {
-            validate_path(path)?;
-            content_type.as_ref()
-        }
-        ArtifactKind::Directory { path } => {
-            validate_path(path)?;
-            None
-        }
-        ArtifactKind::Inline { content_type, .. } | ArtifactKind::Body(ArtifactBody::File { content_type, .. }) => {
-            Some(content_type)
-        }
-        ArtifactKind::Body(ArtifactBody::Link { target, content_type }) => {
-            if target != log::BACKING_NAME {
-                validate_name(target)?;
-            }
-            Some(content_type)
-        }
-        ArtifactKind::Body(ArtifactBody::Reference { url, content_type }) => {
-            validate_url(url)?;
-            Some(content_type)
-        }
-        ArtifactKind::Body(ArtifactBody::Error { .. }) => None,
+        ArtifactKind::File { content_type, .. } => content_type.as_ref(),
+        ArtifactKind::Inline { content_type, .. }
+        | ArtifactKind::Body(
+            ArtifactBody::File { content_type, .. }
+            | ArtifactBody::Link { content_type, .. }
+            | ArtifactBody::Reference { content_type, .. },
+        ) => Some(content_type),
+        ArtifactKind::Directory { .. } | ArtifactKind::Body(ArtifactBody::Error { .. }) => None,
     };
-    content_type.map_or(Ok(()), |content_type| validate_content_type(content_type))?;
+    if let Some(content_type) = content_type.filter(|content_type| !is_valid_content_type(content_type)) {
+        let start: String = content_type.chars().take(ARTIFACT_CONTENT_TYPE_BYTES_MAX).collect();
+        return invalid(format!(
+            "content type {start:?}: use 1 to {ARTIFACT_CONTENT_TYPE_BYTES_MAX} printable ASCII characters, such as \
+             text/plain"
+        ));
+    }
     match &declaration.expires {
-        Some(text) if text.parse::<jiff::Timestamp>().is_err() => Err(DeclarationError::Expires(text.clone())),
+        Some(text) if text.parse::<jiff::Timestamp>().is_err() => {
+            invalid(format!("expires {text:?}: use a time such as 2030-01-31T12:00:00Z"))
+        }
         Some(_) | None => Ok(()),
     }
 }
 
 fn validate_url(url: &str) -> Result<(), DeclarationError> {
     let is_web = url::Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
-    if is_web { Ok(()) } else { Err(DeclarationError::Url(url.to_owned())) }
+    if is_web { Ok(()) } else { invalid(format!("url {url:?}: use a URL that begins with http:// or https://")) }
 }
 
 /// Proxies trim surrounding spaces, which would invalidate a signature.
@@ -272,28 +243,23 @@ pub(super) fn is_valid_content_type(kind: &str) -> bool {
     fits && kind == kind.trim() && kind.bytes().all(|byte| (b' '..=b'~').contains(&byte))
 }
 
-fn validate_content_type(kind: &str) -> Result<(), DeclarationError> {
-    if is_valid_content_type(kind) {
-        Ok(())
-    } else {
-        Err(DeclarationError::ContentType(kind.chars().take(ARTIFACT_CONTENT_TYPE_BYTES_MAX).collect()))
-    }
-}
-
 /// Checks an artifact's name.
 ///
 /// # Errors
 ///
-/// [`DeclarationError::Name`], or [`DeclarationError::Reserved`] for the task's own log.
+/// If the queue accepts no such name, or it is the name of the task's own log.
 pub fn validate_name(name: &str) -> Result<(), DeclarationError> {
     let fits = (1..=ARTIFACT_NAME_BYTES_MAX).contains(&name.len());
     // HTTP clients normalize such segments, so the URL would lead elsewhere.
     let plain = name.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
     if !fits || !plain || !name.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
-        return Err(DeclarationError::Name(name.to_owned()));
+        return invalid(format!(
+            "name {name:?}: use 1 to {ARTIFACT_NAME_BYTES_MAX} printable ASCII characters, without empty, '.' or '..' \
+             segments"
+        ));
     }
     if name == log::BACKING_NAME || name == log::LIVE_NAME {
-        return Err(DeclarationError::Reserved(name.to_owned()));
+        return invalid(format!("name {name:?} is reserved for the task's log; choose another"));
     }
     Ok(())
 }
@@ -305,7 +271,7 @@ fn validate_path(path: &Path) -> Result<(), DeclarationError> {
     if inside && clean && (1..=ARTIFACT_PATH_BYTES_MAX).contains(&length) {
         Ok(())
     } else {
-        Err(DeclarationError::Path(path.to_owned()))
+        invalid(format!("path {path:?}: use a relative path below the task directory, without '..'"))
     }
 }
 
@@ -322,14 +288,6 @@ pub fn guess_content_type(path: &Path) -> String {
         return format!("{guess}; charset=utf-8");
     }
     guess.to_string()
-}
-
-pub(super) fn memory_file(bytes: &[u8]) -> io::Result<File> {
-    use std::os::unix::fs::FileExt;
-    let flags = rustix::fs::MemfdFlags::CLOEXEC;
-    let file = File::from(rustix::fs::memfd_create("artifact", flags)?);
-    file.write_all_at(bytes, 0)?;
-    Ok(file)
 }
 
 /// Returns whether an artifact's `expires` is later than that of its task, if both are valid.

@@ -3,9 +3,12 @@
 //! The worker decides what a missing artifact means for the task.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,7 +19,7 @@ use crate::task::{Artifact, ArtifactBody, ArtifactErrorReason};
 
 use super::artifact::{self, ArtifactDeclaration, ArtifactKind, Optionality};
 use super::log;
-use super::safe_open::{self, PathKind};
+use super::safe_open;
 
 #[derive(Debug)]
 pub enum CollectedArtifact {
@@ -53,6 +56,15 @@ struct PendingPath {
     optionality: Optionality,
 }
 
+/// What a path must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PathKind {
+    File,
+    Directory,
+    /// In a declared directory.
+    FileOrDirectory,
+}
+
 #[derive(Debug)]
 struct PathError {
     reason: ArtifactErrorReason,
@@ -73,16 +85,27 @@ impl ArtifactCollector {
 
     fn collect_declaration(&mut self, declaration: ArtifactDeclaration) -> Option<CollectedArtifact> {
         let ArtifactDeclaration { name, kind, expires, optionality } = declaration;
-        let found = |name, expires, body| Some(CollectedArtifact::Found(Artifact { name, expires, body }, optionality));
         let (path, kind, content_type) = match kind {
             ArtifactKind::File { path, content_type } => (path, PathKind::File, content_type),
             ArtifactKind::Directory { path } => (path, PathKind::Directory, None),
             ArtifactKind::Body(ArtifactBody::Error { reason, message }) => {
-                return found(name, expires, error_body(reason, message));
+                let body = error_body(reason, message);
+                return Some(CollectedArtifact::Found(Artifact { name, expires, body }, optionality));
             }
-            ArtifactKind::Body(body) => return found(name, expires, body),
+            ArtifactKind::Body(body) => {
+                return Some(CollectedArtifact::Found(Artifact { name, expires, body }, optionality));
+            }
             ArtifactKind::Inline { bytes, content_type } => {
-                return Some(collect_inline(name, expires, &bytes, content_type, optionality));
+                return Some(match memory_file(&bytes) {
+                    Ok(file) => {
+                        let body = ArtifactBody::File { file: Arc::new(file), bytes: bytes.len() as u64, content_type };
+                        CollectedArtifact::Found(Artifact { name, expires, body }, optionality)
+                    }
+                    Err(error) => {
+                        let message = format!("artifact {name}: {error}");
+                        missing_artifact(name, expires, optionality, ArtifactErrorReason::Unreadable, message)
+                    }
+                });
             }
         };
         self.pending_paths.push(PendingPath { name, path, kind, depth: 0, content_type, expires, optionality });
@@ -90,118 +113,82 @@ impl ArtifactCollector {
     }
 
     fn collect_path(&mut self, entry: PendingPath) -> Option<CollectedArtifact> {
-        let optionality = entry.optionality;
-        let outcome = match entry.kind {
-            PathKind::File => self.open_file(&entry).map(Some),
-            PathKind::Directory => self.list_directory(&entry).map(|()| None),
-        };
-        match outcome {
-            Ok(artifact) => artifact.map(|artifact| CollectedArtifact::Found(artifact, optionality)),
-            Err(error) => Some(missing_artifact(entry, error)),
+        match self.open_path(&entry) {
+            Ok((file, FileType::Directory)) if entry.kind != PathKind::File => {
+                let error = self.list_directory(&entry, &file).err()?;
+                Some(missing_path(entry, error))
+            }
+            Ok((file, FileType::RegularFile)) if entry.kind != PathKind::Directory => {
+                Some(self.collect_file(entry, file))
+            }
+            Ok(_) => {
+                let what = if entry.kind == PathKind::Directory { "not a directory" } else { "not a regular file" };
+                Some(missing_path(entry, PathError::irregular(what)))
+            }
+            Err(error) => {
+                let (reason, message) = safe_open::classify_error(&error);
+                Some(missing_path(entry, PathError { reason, message }))
+            }
         }
     }
 
-    fn open_file(&self, entry: &PendingPath) -> Result<Artifact, PathError> {
-        let file = File::from(self.open_path(entry)?);
-        let metadata = file.metadata().map_err(|error| unreadable_path(&error))?;
-        if !metadata.is_file() {
-            return path_error(ArtifactErrorReason::Irregular, "not a regular file");
+    fn open_path(&self, entry: &PendingPath) -> io::Result<(File, FileType)> {
+        let root = self.root.as_ref().ok_or_else(|| io::Error::other("the task directory is not open"))?;
+        let file = File::from(safe_open::open(root.as_fd(), &entry.path)?);
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+        Ok((file, kind))
+    }
+
+    fn collect_file(&mut self, entry: PendingPath, file: File) -> CollectedArtifact {
+        if entry.kind == PathKind::FileOrDirectory
+            && let Some(rejected) = self.reject_name(&entry)
+        {
+            return rejected;
         }
-        let bytes = metadata.len();
+        let bytes = match file.metadata() {
+            Ok(metadata) => metadata.len(),
+            Err(error) => return missing_path(entry, PathError::unreadable(&error)),
+        };
         if bytes > ARTIFACT_BYTES_MAX {
             let message = format!("{bytes} bytes exceed the limit of {ARTIFACT_BYTES_MAX}");
-            return path_error(ArtifactErrorReason::TooLarge, message);
+            return missing_path(entry, PathError { reason: ArtifactErrorReason::TooLarge, message });
         }
-        let content_type = entry.content_type.clone().unwrap_or_else(|| artifact::guess_content_type(&entry.path));
-        Ok(Artifact {
-            name: entry.name.clone(),
-            expires: entry.expires.clone(),
-            body: ArtifactBody::File { file: Arc::new(file), bytes, content_type },
-        })
+        let PendingPath { name, path, content_type, expires, optionality, .. } = entry;
+        let content_type = content_type.unwrap_or_else(|| artifact::guess_content_type(&path));
+        let body = ArtifactBody::File { file: Arc::new(file), bytes, content_type };
+        CollectedArtifact::Found(Artifact { name, expires, body }, optionality)
     }
 
-    fn list_directory(&mut self, entry: &PendingPath) -> Result<(), PathError> {
+    fn list_directory(&mut self, entry: &PendingPath, directory: &File) -> Result<(), PathError> {
         if entry.depth >= ARTIFACT_DEPTH_MAX {
-            let message = format!("directories nest deeper than {ARTIFACT_DEPTH_MAX} levels");
-            return path_error(ArtifactErrorReason::Irregular, message);
+            return Err(PathError::irregular(&format!("directories nest deeper than {ARTIFACT_DEPTH_MAX} levels")));
         }
-        let descriptor = self.open_path(entry)?;
-        let listing = Dir::read_from(&descriptor).map_err(|error| unreadable_path(&error.into()))?;
         let mut entries = Vec::new();
-        for item in listing {
-            let item = item.map_err(|error| unreadable_path(&error.into()))?;
-            let name = item.file_name().to_bytes();
-            if name == b"." || name == b".." {
+        for item in Dir::read_from(directory).map_err(|error| PathError::unreadable(&error.into()))? {
+            let item = item.map_err(|error| PathError::unreadable(&error.into()))?;
+            let name = OsStr::from_bytes(item.file_name().to_bytes());
+            if name == "." || name == ".." {
                 continue;
             }
             if entries.len() + self.pending_paths.len() + self.used_names.len() >= ARTIFACTS_MAX {
                 let message = format!("the task's directories contain more than {ARTIFACTS_MAX} files");
-                return path_error(ArtifactErrorReason::Irregular, message);
+                return Err(PathError::irregular(&message));
             }
-            entries.push(entry.child(&descriptor, &item));
+            entries.push(PendingPath {
+                name: format!("{}/{}", entry.name, name.to_string_lossy()),
+                path: entry.path.join(name),
+                kind: PathKind::FileOrDirectory,
+                depth: entry.depth + 1,
+                ..entry.clone()
+            });
         }
         entries.sort_by(|left, right| right.path.cmp(&left.path));
         self.pending_paths.append(&mut entries);
         Ok(())
     }
 
-    fn open_path(&self, entry: &PendingPath) -> Result<OwnedFd, PathError> {
-        let Some(root) = &self.root else {
-            return path_error(ArtifactErrorReason::Unreadable, "the task directory is not open");
-        };
-        safe_open::open(root.as_fd(), &entry.path, entry.kind).map_err(|error| {
-            let (reason, message) = safe_open::classify_error(&error, entry.kind);
-            PathError { reason, message }
-        })
-    }
-}
-
-impl PendingPath {
-    fn child(&self, folder: &OwnedFd, item: &rustix::fs::DirEntry) -> Self {
-        use std::os::unix::ffi::OsStrExt;
-        let name = std::ffi::OsStr::from_bytes(item.file_name().to_bytes());
-        let mut kind = item.file_type();
-        if kind == FileType::Unknown {
-            kind = file_type_of(folder, item);
-        }
-        Self {
-            name: format!("{}/{}", self.name, name.to_string_lossy()),
-            path: self.path.join(name),
-            // Only a hint: the open descriptor is checked again.
-            kind: if kind == FileType::Directory { PathKind::Directory } else { PathKind::File },
-            depth: self.depth + 1,
-            ..self.clone()
-        }
-    }
-}
-
-impl Iterator for ArtifactCollector {
-    type Item = CollectedArtifact;
-
-    fn next(&mut self) -> Option<CollectedArtifact> {
-        loop {
-            let item = if let Some(entry) = self.pending_paths.pop() {
-                if let Some(item) = self.reject_name(&entry) {
-                    return Some(item);
-                }
-                self.collect_path(entry)
-            } else {
-                let declaration = self.declared.next()?;
-                self.collect_declaration(declaration)
-            };
-            if item.is_some() {
-                return item;
-            }
-        }
-    }
-}
-
-impl ArtifactCollector {
     /// Rejects a file of a declared directory whose name is invalid or taken.
     fn reject_name(&mut self, entry: &PendingPath) -> Option<CollectedArtifact> {
-        if entry.depth == 0 || entry.kind == PathKind::Directory {
-            return None;
-        }
         if let Err(error) = artifact::validate_name(&entry.name) {
             let message = format!("{error}; the file is not uploaded");
             return Some(match entry.optionality {
@@ -215,39 +202,58 @@ impl ArtifactCollector {
     }
 }
 
-fn file_type_of(folder: &OwnedFd, item: &rustix::fs::DirEntry) -> FileType {
-    let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
-    rustix::fs::statat(folder, item.file_name(), flags)
-        .map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode))
-}
+impl Iterator for ArtifactCollector {
+    type Item = CollectedArtifact;
 
-fn collect_inline(
-    name: String,
-    expires: Option<String>,
-    bytes: &[u8],
-    content_type: String,
-    optionality: Optionality,
-) -> CollectedArtifact {
-    match artifact::memory_file(bytes) {
-        Ok(file) => {
-            let body = ArtifactBody::File { file: Arc::new(file), bytes: bytes.len() as u64, content_type };
-            CollectedArtifact::Found(Artifact { name, expires, body }, optionality)
-        }
-        Err(error) => {
-            let message = format!("artifact {name}: {error}");
-            let body = error_body(ArtifactErrorReason::Unreadable, message.clone());
-            CollectedArtifact::Missing { error: Some(Artifact { name, expires, body }), message }
+    fn next(&mut self) -> Option<CollectedArtifact> {
+        loop {
+            let item = match self.pending_paths.pop() {
+                Some(entry) => self.collect_path(entry),
+                None => {
+                    let declaration = self.declared.next()?;
+                    self.collect_declaration(declaration)
+                }
+            };
+            if item.is_some() {
+                return item;
+            }
         }
     }
 }
 
-fn missing_artifact(entry: PendingPath, error: PathError) -> CollectedArtifact {
+impl PathError {
+    fn irregular(message: &str) -> Self {
+        Self { reason: ArtifactErrorReason::Irregular, message: message.to_owned() }
+    }
+
+    fn unreadable(error: &io::Error) -> Self {
+        Self { reason: ArtifactErrorReason::Unreadable, message: error.to_string() }
+    }
+}
+
+fn memory_file(bytes: &[u8]) -> io::Result<File> {
+    let file = File::from(rustix::fs::memfd_create("artifact", rustix::fs::MemfdFlags::CLOEXEC)?);
+    file.write_all_at(bytes, 0)?;
+    Ok(file)
+}
+
+fn missing_path(entry: PendingPath, PathError { reason, message }: PathError) -> CollectedArtifact {
     let PendingPath { name, path, expires, optionality, .. } = entry;
-    let message = format!("artifact {name}: {}: {}", path.display(), error.message);
+    let message = format!("artifact {name}: {}: {message}", path.display());
+    missing_artifact(name, expires, optionality, reason, message)
+}
+
+fn missing_artifact(
+    name: String,
+    expires: Option<String>,
+    optionality: Optionality,
+    reason: ArtifactErrorReason,
+    message: String,
+) -> CollectedArtifact {
     if optionality == Optionality::Optional {
         return CollectedArtifact::Skipped { message };
     }
-    let body = error_body(error.reason, message.clone());
+    let body = error_body(reason, message.clone());
     let error = artifact::validate_name(&name).is_ok().then_some(Artifact { name, expires, body });
     CollectedArtifact::Missing { error, message }
 }
@@ -255,12 +261,4 @@ fn missing_artifact(entry: PendingPath, error: PathError) -> CollectedArtifact {
 fn error_body(reason: ArtifactErrorReason, mut message: String) -> ArtifactBody {
     log::truncate_at_char(&mut message, ARTIFACT_MESSAGE_BYTES_MAX);
     ArtifactBody::Error { reason, message }
-}
-
-fn path_error<T>(reason: ArtifactErrorReason, message: impl Into<String>) -> Result<T, PathError> {
-    Err(PathError { reason, message: message.into() })
-}
-
-fn unreadable_path(error: &io::Error) -> PathError {
-    PathError { reason: ArtifactErrorReason::Unreadable, message: error.to_string() }
 }

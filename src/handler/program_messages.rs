@@ -24,7 +24,7 @@ use crate::task::{ArtifactBody, ArtifactErrorReason, Reply, ReplyStatus};
 
 use super::artifact::{ArtifactDeclaration, ArtifactKind, Optionality, expires_after_task, guess_content_type};
 use super::process::{Input, Launch, ProcessEnd, RunLimits, RunningProcess};
-use super::safe_open::{self, PathKind};
+use super::safe_open;
 use super::{Context, ExecuteError};
 
 /// A message. Unknown keys are ignored, so that a newer program works with an older worker, except in `answer`.
@@ -337,9 +337,8 @@ impl Answer {
 
 /// Reads one byte more than a reply may have, so that it is rejected by its size.
 fn read_reply_file(path: &Path, max_bytes: usize, context: &Context) -> Result<Vec<u8>, String> {
-    let opened =
-        safe_open::open_root(context.workdir()).and_then(|root| safe_open::open(root.as_fd(), path, PathKind::File));
-    let file = File::from(opened.map_err(|error| safe_open::classify_error(&error, PathKind::File).1)?);
+    let opened = safe_open::open_root(context.workdir()).and_then(|root| safe_open::open(root.as_fd(), path));
+    let file = File::from(opened.map_err(|error| safe_open::classify_error(&error).1)?);
     let mut body = Vec::new();
     file.take(max_bytes as u64 + 1).read_to_end(&mut body).map_err(|error| error.to_string())?;
     Ok(body)

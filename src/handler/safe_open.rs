@@ -12,28 +12,14 @@ use rustix::io::Errno;
 
 use crate::task::ArtifactErrorReason;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PathKind {
-    File,
-    Directory,
-}
-
-impl PathKind {
-    const fn flags(self) -> OFlags {
-        let common = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
-        match self {
-            Self::File => common.union(OFlags::NONBLOCK).union(OFlags::NOCTTY),
-            Self::Directory => common.union(OFlags::DIRECTORY),
-        }
-    }
-}
+const FLAGS: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW);
 
 pub fn open_root(folder: &Path) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::open(folder, PathKind::Directory.flags(), Mode::empty())?)
+    Ok(rustix::fs::open(folder, FLAGS | OFlags::DIRECTORY, Mode::empty())?)
 }
 
-/// Opens `path` below `root`, one component after the other; an empty path is `root` itself.
-pub fn open(root: BorrowedFd<'_>, path: &Path, kind: PathKind) -> io::Result<OwnedFd> {
+/// Opens a file or directory below `root`, one component after the other; an empty path is `root` itself.
+pub fn open(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let mut directory: Option<OwnedFd> = None;
     let mut components = path.components().peekable();
@@ -46,8 +32,8 @@ pub fn open(root: BorrowedFd<'_>, path: &Path, kind: PathKind) -> io::Result<Own
             }
         };
         let flags = match components.peek() {
-            Some(_) => OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-            None => kind.flags(),
+            Some(_) => FLAGS | OFlags::PATH | OFlags::DIRECTORY,
+            None => FLAGS | OFlags::NONBLOCK | OFlags::NOCTTY,
         };
         let parent = directory.as_ref().map_or(root, AsFd::as_fd);
         directory = Some(rustix::fs::openat(parent, name, flags, Mode::empty())?);
@@ -57,21 +43,15 @@ pub fn open(root: BorrowedFd<'_>, path: &Path, kind: PathKind) -> io::Result<Own
 
 /// Why [`open`] failed.
 #[must_use]
-pub fn classify_error(error: &io::Error, kind: PathKind) -> (ArtifactErrorReason, String) {
+pub fn classify_error(error: &io::Error) -> (ArtifactErrorReason, String) {
     let (reason, message) = match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::NOENT) => (ArtifactErrorReason::Missing, "no such file or directory"),
-        Some(Errno::NOTDIR) => match kind {
-            PathKind::File => {
-                (ArtifactErrorReason::Missing, "a component of the path is not a directory, or is a symbolic link")
-            }
-            PathKind::Directory => (ArtifactErrorReason::Irregular, "not a directory, or a symbolic link"),
-        },
-        Some(Errno::LOOP) => {
-            (ArtifactErrorReason::Irregular, "the path goes through a symbolic link, which is not followed")
+        Some(Errno::NOTDIR) => {
+            (ArtifactErrorReason::Missing, "a component of the path is not a directory, or is a symbolic link")
         }
+        Some(Errno::LOOP) => (ArtifactErrorReason::Irregular, "a symbolic link, which is not followed"),
         Some(Errno::XDEV) => (ArtifactErrorReason::Irregular, "the path leads outside the task directory"),
         Some(Errno::NXIO | Errno::NODEV) => (ArtifactErrorReason::Irregular, "not a regular file"),
-        Some(Errno::ACCESS | Errno::PERM) => (ArtifactErrorReason::Unreadable, "permission denied"),
         Some(_) | None => return (ArtifactErrorReason::Unreadable, error.to_string()),
     };
     (reason, message.to_owned())

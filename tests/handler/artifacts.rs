@@ -292,25 +292,24 @@ fn artifacts_without_a_file_need_no_task_directory() {
 fn declarations_are_validated_and_counted() {
     let artifacts = Artifacts::new();
     let long = "x".repeat(1025);
+    let error = |result: Result<(), DeclarationError>| result.unwrap_err().to_string();
     for name in ["", "/public/x", "public/\n", "naïve", &long] {
-        assert!(matches!(artifacts.file(name, "x"), Err(DeclarationError::Name(_))), "{name}");
+        assert!(error(artifacts.file(name, "x")).starts_with("artifact name "), "{name}");
     }
     for path in ["", "/x", "../x", "a/../../x", "nul\0"] {
-        assert!(matches!(artifacts.file("public/x", path), Err(DeclarationError::Path(_))), "{path}");
+        assert!(error(artifacts.file("public/x", path)).starts_with("artifact path "), "{path}");
     }
-    assert!(matches!(artifacts.file("public/logs/live_backing.log", "x"), Err(DeclarationError::Reserved(_))));
+    assert!(error(artifacts.file("public/logs/live_backing.log", "x")).contains("reserved"));
     artifacts.file("public/x", "x").unwrap();
-    assert!(matches!(artifacts.file("public/x", "y"), Err(DeclarationError::DuplicateName(_))));
+    assert!(error(artifacts.file("public/x", "y")).contains("declared twice"));
     let big = |name: &str| {
-        ArtifactDeclaration::new(
-            name,
-            ArtifactKind::Inline { bytes: vec![0; 600 << 10], content_type: "x/y".to_owned() },
-        )
+        let content_type = "x/y".to_owned();
+        ArtifactDeclaration::new(name, ArtifactKind::Inline { bytes: vec![0; 600 << 10], content_type })
     };
     artifacts.declare(big("public/big1")).unwrap();
-    assert_eq!(artifacts.declare(big("public/big2")), Err(DeclarationError::TooLargeInMemory));
+    assert!(error(artifacts.declare(big("public/big2"))).contains("in memory"));
     for number in artifacts.len()..10_000 {
         artifacts.file(format!("public/n{number}"), "x").unwrap();
     }
-    assert_eq!(artifacts.file("public/one-more", "x"), Err(DeclarationError::TooMany));
+    assert!(error(artifacts.file("public/one-more", "x")).contains("more than 10000"));
 }
