@@ -59,7 +59,6 @@ impl RequestsToTasks {
 /// A task to be created.
 pub struct PreparedTask {
     id: TaskId,
-    idempotency_key: String,
     definition: Value,
 }
 
@@ -89,11 +88,11 @@ impl PayloadHandler for RequestsToTasks {
         let key = request.idempotency_key.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
         let remaining = request.seconds_left.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let time = remaining.unwrap_or(self.0.max_run_time).min(self.0.max_run_time);
-        let definition = self.definition(request, &key, time, context);
+        let definition = self.definition(request, time, context);
         let definition = definition.ok_or_else(|| {
             PrepareError::new(PrepareFailure::Internal, "the task's deadline is out of range".to_owned())
         })?;
-        Ok(PreparedTask { id: task_id(&self.0.origin, &key), idempotency_key: key, definition })
+        Ok(PreparedTask { id: task_id(&self.0.origin, &key), definition })
     }
 
     async fn execute(&self, task: PreparedTask, context: &Context) -> Result<(), ExecuteError> {
@@ -115,16 +114,13 @@ impl PayloadHandler for RequestsToTasks {
 }
 
 impl RequestsToTasks {
-    fn definition(&self, request: Request, key: &str, time: Duration, context: &Context) -> Option<Value> {
+    fn definition(&self, request: Request, time: Duration, context: &Context) -> Option<Value> {
         let now = Timestamp::now();
         let after = |span: Duration| now.checked_add(SignedDuration::try_from(span).ok()?).ok();
         let (deadline, expires) = (after(time)?, after(time.checked_add(BRIDGE_TASK_RETENTION)?)?);
         let queue = &self.0.task_queue;
         let name = request.path.clone().filter(|path| !path.is_empty()).unwrap_or_else(|| "request".to_owned());
-        let mut extra = json!({"journeyman": {"bridge": key}});
-        if let Some(trace) = context.task().env.get("TRACEPARENT") {
-            extra["traceparent"] = trace.as_str().into();
-        }
+        let trace = context.task().env.get("TRACEPARENT");
         Some(json!({
             "provisionerId": queue.provisioner(),
             "workerType": queue.worker_type(),
@@ -138,123 +134,89 @@ impl RequestsToTasks {
                 "owner": "nobody@example.com",
                 "source": "https://example.com/journeyman",
             },
-            "extra": extra,
+            "extra": trace.map_or_else(|| json!({}), |trace| json!({ "traceparent": trace })),
         }))
     }
 
     async fn create_and_wait(&self, task: &PreparedTask, context: &Context) -> Result<(), ExecuteError> {
-        self.create(task, context).await?;
+        let failed = |error: CallError| ExecuteError::failed(error.message);
+        match retry(context, || self.0.api.create_task(&task.id, task.definition.clone())).await {
+            // Gone: an earlier delivery created the task, with other times.
+            Ok(_) | Err(CallError { refusal: Refusal::Gone, .. }) => {}
+            Err(error) => return Err(failed(error)),
+        }
         context.set_progress(&format!("waiting for task {}", task.id));
-        match self.wait_until_resolved(task, context).await? {
+        let mut watch = RetryTimer::new(POLL_POLICY);
+        let result = loop {
+            let status = retry(context, || self.0.api.task_status(&task.id)).await.map_err(failed)?;
+            match parse_status(&status) {
+                Some(result) => break result,
+                None => watch.wait(None).await,
+            }
+        };
+        match result {
             TaskResult::Completed(run) => {
                 let run = Run { task: task.id.clone(), run };
-                let reply = self.fetch_result(&run, context).await?;
-                let result = context.set_reply(reply);
+                let result = context.set_reply(self.fetch_result(&run, context).await.map_err(failed)?);
                 result.map_err(|error| ExecuteError::failed(format!("task {}: {error}", task.id)))
             }
             TaskResult::Unsuccessful(how) => Err(ExecuteError::failed(format!("task {} {how}", task.id))),
         }
     }
 
-    /// Creates the task, or finds it.
-    async fn create(&self, task: &PreparedTask, context: &Context) -> Result<(), ExecuteError> {
-        let mut retry = RetryTimer::new(RETRY_POLICY);
-        loop {
-            match self.0.api.create_task(&task.id, task.definition.clone()).await {
-                Ok(_) => return Ok(()),
-                Err(CallError { refusal: Refusal::Gone, .. }) => return self.verify_existing(task, context).await,
-                Err(CallError { refusal: Refusal::Rejected, message: what }) => return Err(ExecuteError::failed(what)),
-                Err(refused) => wait_before_retry(&mut retry, &refused, context).await,
-            }
-        }
-    }
-
-    /// The task id exists with another definition: an earlier delivery created the task, with other times.
-    async fn verify_existing(&self, task: &PreparedTask, context: &Context) -> Result<(), ExecuteError> {
-        let mut retry = RetryTimer::new(RETRY_POLICY);
-        loop {
-            match self.0.api.task_definition(&task.id).await {
-                Ok(found) if found["extra"]["journeyman"]["bridge"] == task.idempotency_key.as_str() => return Ok(()),
-                Ok(_) => {
-                    let what = format!("task {} exists and belongs to another request", task.id);
-                    return Err(ExecuteError::internal(what));
-                }
-                Err(refused) if is_transient(&refused) => wait_before_retry(&mut retry, &refused, context).await,
-                Err(refused) => return Err(ExecuteError::failed(refused.message)),
-            }
-        }
-    }
-
-    async fn wait_until_resolved(&self, task: &PreparedTask, context: &Context) -> Result<TaskResult, ExecuteError> {
-        let (mut watch, mut retry) = (RetryTimer::new(POLL_POLICY), RetryTimer::new(RETRY_POLICY));
-        loop {
-            match self.0.api.task_status(&task.id).await {
-                Ok(status) => match parse_status(&status) {
-                    Some(end) => return Ok(end),
-                    None => watch.wait(None).await,
-                },
-                Err(refused) if is_transient(&refused) => wait_before_retry(&mut retry, &refused, context).await,
-                Err(refused) => return Err(ExecuteError::failed(refused.message)),
-            }
-        }
-    }
-
     /// The reply: the task's result artifact, or the task's id where it has none.
-    async fn fetch_result(&self, run: &Run, context: &Context) -> Result<Reply, ExecuteError> {
-        let mut retry = RetryTimer::new(RETRY_POLICY);
-        let kind = Some("application/json".to_owned());
-        loop {
-            match self.download_result(run).await {
-                Ok(Some(bytes)) => return Ok(Reply { content_type: kind, ..Reply::ok(bytes) }),
-                Ok(None) => {
-                    let what = format!(
-                        "task {}: its result is larger than the limit of {BRIDGE_RESULT_BYTES_MAX} bytes",
-                        run.task
-                    );
-                    return Err(ExecuteError::failed(what));
-                }
-                Err(CallError { refusal: Refusal::Gone, .. }) => {
-                    let body = json!({"taskId": run.task.as_str(), "runId": run.run, "state": "completed"});
-                    return Ok(Reply { content_type: kind, ..Reply::ok(body.to_string().into_bytes()) });
-                }
-                Err(refused) if is_transient(&refused) => wait_before_retry(&mut retry, &refused, context).await,
-                Err(refused) => return Err(ExecuteError::failed(refused.message)),
+    async fn fetch_result(&self, run: &Run, context: &Context) -> Result<Reply, CallError> {
+        let bytes = match retry(context, || self.download_result(run)).await {
+            Err(CallError { refusal: Refusal::Gone, .. }) => {
+                let ids = json!({"taskId": run.task.as_str(), "runId": run.run, "state": "completed"});
+                ids.to_string().into_bytes()
             }
-        }
+            downloaded => downloaded?,
+        };
+        Ok(Reply { content_type: Some("application/json".to_owned()), ..Reply::ok(bytes) })
     }
 
-    /// `None` where it is too large.
-    async fn download_result(&self, run: &Run) -> Result<Option<Vec<u8>>, CallError> {
+    async fn download_result(&self, run: &Run) -> Result<Vec<u8>, CallError> {
         let mut download = self.0.api.artifact(run, RESULT_ARTIFACT).await?;
         let mut bytes = Vec::new();
-        while let Some(piece) = download.next_chunk().await? {
-            if bytes.len() + piece.len() > BRIDGE_RESULT_BYTES_MAX {
-                return Ok(None);
+        while let Some(chunk) = download.next_chunk().await? {
+            if bytes.len() + chunk.len() > BRIDGE_RESULT_BYTES_MAX {
+                let message = format!(
+                    "task {}: its result is larger than the limit of {BRIDGE_RESULT_BYTES_MAX} bytes",
+                    run.task
+                );
+                return Err(CallError { refusal: Refusal::Rejected, message });
             }
-            bytes.extend(piece);
+            bytes.extend(chunk);
         }
-        Ok(Some(bytes))
+        Ok(bytes)
     }
 }
 
-/// Whether to retry. Denied counts: credentials may be corrected while the request waits.
-const fn is_transient(refused: &CallError) -> bool {
-    match refused.refusal {
-        Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Denied | Refusal::Stale => true,
-        Refusal::Gone | Refusal::Rejected => false,
+/// Repeats a call until it succeeds or fails for good. Denied is retried: credentials may be corrected while the request waits.
+async fn retry<T, F: Future<Output = Result<T, CallError>>>(
+    context: &Context,
+    call: impl Fn() -> F,
+) -> Result<T, CallError> {
+    let mut timer = RetryTimer::new(RETRY_POLICY);
+    loop {
+        let error = match call().await {
+            Err(error) => error,
+            result => return result,
+        };
+        let retry_after = match error.refusal {
+            Refusal::Retry { retry_after } | Refusal::Throttled { retry_after } => retry_after,
+            Refusal::Denied => {
+                let run = &context.task().run;
+                tracing::warn!(claim.run = %run, "retrying a request whose queue denies access: {}", error.message);
+                None
+            }
+            Refusal::Stale => None,
+            Refusal::Gone | Refusal::Rejected => return Err(error),
+        };
+        context.set_progress(&format!("retrying: {}", error.message));
+        timer.wait(retry_after).await;
     }
-}
-
-async fn wait_before_retry(retry: &mut RetryTimer, refused: &CallError, context: &Context) {
-    let asked = match refused.refusal {
-        Refusal::Retry { retry_after: after } | Refusal::Throttled { retry_after: after } => after,
-        Refusal::Denied | Refusal::Stale | Refusal::Gone | Refusal::Rejected => None,
-    };
-    if refused.refusal == Refusal::Denied {
-        tracing::warn!(claim.run = %context.task().run, "retrying a request whose queue denies access: {}", refused.message);
-    }
-    context.set_progress(&format!("retrying: {}", refused.message));
-    retry.wait(asked).await;
 }
 
 /// `None` until the task is resolved.

@@ -9,7 +9,7 @@ use super::worker_setup::{self, WorkerIdentity};
 use crate::bridge;
 use crate::client::RpcClient;
 use crate::config::Environment;
-use crate::config::schema::{Bridge, Config, RequestSource, Source};
+use crate::config::schema::{Bridge, Config, Source};
 use crate::handler::{self, DynHandler};
 use crate::source::amqp;
 use crate::worker::{SourceBinding, Worker};
@@ -67,7 +67,13 @@ fn source_binding(
             amqp_setup::source_binding(&bridge.from, from, config, name, work, environment)
         }
         (Source::Taskcluster(from), Source::Amqp(to)) => {
-            let PublishTarget { exchange, key } = PublishTarget::from_config(to, config);
+            // A named queue is published to directly. Otherwise the pool's exchange routes by the key, and the pool's controller starts
+            // workers for it.
+            let amqp = &config.amqp;
+            let (exchange, routing_key) = match to.requests_queue.as_ref().or(amqp.requests_queue.as_ref()) {
+                Some(queue) => (String::new(), queue.clone()),
+                None => (format!("{}-req-xchg", amqp.pool), amqp.worker_key.clone().unwrap_or_default()),
+            };
             let handler =
                 handler::erase(bridge::tasks_to_requests::TasksToRequests::new(bridge::tasks_to_requests::Config {
                     client: RpcClient::new(
@@ -75,7 +81,7 @@ fn source_binding(
                         amqp_setup::worker_id(config, name),
                     ),
                     exchange,
-                    routing_key: key,
+                    routing_key,
                     origin: from.root_url.as_str().to_owned(),
                     max_run_time,
                 }));
@@ -83,25 +89,6 @@ fn source_binding(
         }
         (Source::Amqp(_), Source::Amqp(_)) | (Source::Taskcluster(_), Source::Taskcluster(_)) => {
             Err(Failure::new(Exit::Config, format!("[bridge.{bridge_name}] connects two sources of the same kind")))
-        }
-    }
-}
-
-struct PublishTarget {
-    exchange: String,
-    key: String,
-}
-
-impl PublishTarget {
-    /// A named queue is published to directly. Otherwise the pool's exchange routes by the key, and the pool's controller starts workers
-    /// for it.
-    fn from_config(to: &RequestSource, config: &Config) -> Self {
-        match to.requests_queue.as_ref().or(config.amqp.requests_queue.as_ref()) {
-            Some(queue) => Self { exchange: String::new(), key: queue.clone() },
-            None => Self {
-                exchange: format!("{}-req-xchg", config.amqp.pool),
-                key: config.amqp.worker_key.clone().unwrap_or_default(),
-            },
         }
     }
 }
