@@ -22,33 +22,25 @@ const DEPTH_MAX: u32 = 16;
 pub(super) struct Utf8Sanitizer {
     /// An incomplete frame.
     frame: Vec<u8>,
-    /// Remaining bytes of a frame that passes unchanged.
+    /// Bytes that pass unchanged: the rest of a frame, or everything that is not known as AMQP.
     rest: usize,
-    /// Not AMQP, or not a known version: everything passes unchanged.
-    strange: bool,
 }
 
 impl Utf8Sanitizer {
     /// Takes input, and appends output to `out`.
     pub(super) fn feed(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) {
         while !bytes.is_empty() {
-            if self.strange {
-                out.extend_from_slice(bytes);
-                return;
-            }
+            let wanted = if self.rest > 0 { self.rest } else { self.missing() };
+            let (taken, later) = bytes.split_at(wanted.min(bytes.len()));
+            bytes = later;
             if self.rest > 0 {
-                let (here, later) = bytes.split_at(self.rest.min(bytes.len()));
-                out.extend_from_slice(here);
-                self.rest -= here.len();
-                bytes = later;
+                out.extend_from_slice(taken);
+                self.rest -= taken.len();
                 continue;
             }
-            let wanted = self.wanted();
-            let (here, later) = bytes.split_at((wanted - self.frame.len()).min(bytes.len()));
-            self.frame.extend_from_slice(here);
-            bytes = later;
-            if self.frame.len() == wanted {
-                self.look(out);
+            self.frame.extend_from_slice(taken);
+            if taken.len() == wanted {
+                self.check(out);
             }
         }
     }
@@ -58,8 +50,10 @@ impl Utf8Sanitizer {
         out.append(&mut self.frame);
     }
 
-    fn wanted(&self) -> usize {
-        if self.frame.len() < FRAME_HEAD { FRAME_HEAD } else { FRAME_HEAD + self.size() + 1 }
+    /// Missing bytes of the head, or of the whole frame and its end mark.
+    fn missing(&self) -> usize {
+        let length = if self.frame.len() < FRAME_HEAD { FRAME_HEAD } else { FRAME_HEAD + self.size() + 1 };
+        length - self.frame.len()
     }
 
     fn size(&self) -> usize {
@@ -67,14 +61,15 @@ impl Utf8Sanitizer {
         usize::try_from(size).unwrap_or(usize::MAX - FRAME_HEAD - 1)
     }
 
-    fn look(&mut self, out: &mut Vec<u8>) {
+    /// Checks a head or a whole frame.
+    fn check(&mut self, out: &mut Vec<u8>) {
         let kind = self.frame.first().copied().unwrap_or_default();
         if self.frame.len() == FRAME_HEAD {
-            match kind {
+            self.rest = match kind {
                 METHOD | HEADER if self.size() <= FRAME_BYTES_MAX => return,
-                BODY | HEARTBEAT => self.rest = self.size() + 1,
-                _ => self.strange = true,
-            }
+                BODY | HEARTBEAT => self.size() + 1,
+                _ => usize::MAX,
+            };
         } else if let Some(payload) = self.frame.get_mut(FRAME_HEAD..) {
             let mut names = Names { left: payload };
             // An unreadable frame passes unchanged.
@@ -91,59 +86,56 @@ struct Names<'a> {
 
 impl Names<'_> {
     fn take(&mut self, count: usize) -> Option<&mut [u8]> {
-        let (here, later) = std::mem::take(&mut self.left).split_at_mut_checked(count)?;
+        let (taken, later) = std::mem::take(&mut self.left).split_at_mut_checked(count)?;
         self.left = later;
-        Some(here)
+        Some(taken)
     }
 
-    fn number<const BYTES: usize>(&mut self) -> Option<u64> {
-        Some(self.take(BYTES)?.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    fn number<const BYTES: usize>(&mut self) -> Option<usize> {
+        Some(self.take(BYTES)?.iter().fold(0, |number, byte| number << 8 | usize::from(*byte)))
     }
 
     fn name(&mut self) -> Option<()> {
-        let length = usize::try_from(self.number::<1>()?).ok()?;
-        mend(self.take(length)?);
+        let length = self.number::<1>()?;
+        replace_invalid(self.take(length)?);
         Some(())
     }
 
     fn of_method(&mut self) -> Option<()> {
-        const BASIC: u64 = 60;
-        let (class, method) = (self.number::<2>()?, self.number::<2>()?);
-        match (class, method) {
-            // basic.return: reply code, reply text
-            (BASIC, 50) => {
-                self.take(2)?;
-                self.name()?;
-            }
-            // basic.deliver: consumer tag, delivery tag, redelivered
-            (BASIC, 60) => {
+        let names = match (self.number::<2>()?, self.number::<2>()?) {
+            // basic.deliver: consumer tag, delivery tag, redelivered; exchange, routing key
+            (60, 60) => {
                 self.name()?;
                 self.take(9)?;
+                2
             }
-            // basic.get-ok: delivery tag, redelivered
-            (BASIC, 71) => drop(self.take(9)?),
-            // connection.close and channel.close: reply code, and a reply text that RabbitMQ cuts without regard to characters
+            // basic.get-ok: delivery tag, redelivered; exchange, routing key
+            (60, 71) => {
+                self.take(9)?;
+                2
+            }
+            // basic.return: reply code; reply text, exchange, routing key
+            (60, 50) => {
+                self.take(2)?;
+                3
+            }
+            // connection.close and channel.close: reply code; a reply text that RabbitMQ cuts without regard to characters
             (10, 50) | (20, 40) => {
                 self.take(2)?;
-                return self.name();
+                1
             }
-            _ => return Some(()),
-        }
-        // Exchange and routing key.
-        self.name()?;
-        self.name()
+            _ => 0,
+        };
+        (0..names).try_for_each(|_| self.name())
     }
 
     fn of_header(&mut self) -> Option<()> {
         // Class, weight, body size.
         self.take(12)?;
         let flags = self.number::<2>()?;
-        for bit in (2..16).rev() {
-            if flags & 1 << bit == 0 {
-                continue;
-            }
+        for bit in (2..16).rev().filter(|bit| flags & 1 << bit != 0) {
             match bit {
-                13 => self.table(DEPTH_MAX)?,
+                13 => self.values(b'F', DEPTH_MAX)?,
                 // Delivery mode, priority; timestamp.
                 12 | 11 => drop(self.take(1)?),
                 6 => drop(self.take(8)?),
@@ -153,12 +145,15 @@ impl Names<'_> {
         Some(())
     }
 
-    fn table(&mut self, depth: u32) -> Option<()> {
-        let length = usize::try_from(self.number::<4>()?).ok()?;
-        let mut inside = Names { left: self.take(length)? };
-        while !inside.left.is_empty() {
-            inside.name()?;
-            inside.value(depth)?;
+    /// A table (`F`) or an array.
+    fn values(&mut self, kind: u8, depth: u32) -> Option<()> {
+        let length = self.number::<4>()?;
+        let mut inner = Names { left: self.take(length)? };
+        while !inner.left.is_empty() {
+            if kind == b'F' {
+                inner.name()?;
+            }
+            inner.value(depth)?;
         }
         Some(())
     }
@@ -169,34 +164,23 @@ impl Names<'_> {
         if depth == 0 && matches!(kind, b'F' | b'A') {
             *kind = b'x';
         }
-        let (kind, deeper) = (*kind, depth.saturating_sub(1));
-        match kind {
-            b'V' => {}
-            b't' | b'b' | b'B' => drop(self.take(1)?),
-            b's' | b'U' | b'u' => drop(self.take(2)?),
-            b'I' | b'i' | b'f' => drop(self.take(4)?),
-            b'D' => drop(self.take(5)?),
-            b'L' | b'l' | b'd' | b'T' => drop(self.take(8)?),
-            b'S' | b'x' => {
-                let length = usize::try_from(self.number::<4>()?).ok()?;
-                self.take(length)?;
-            }
-            b'F' => self.table(deeper)?,
-            b'A' => {
-                let length = usize::try_from(self.number::<4>()?).ok()?;
-                let mut inside = Names { left: self.take(length)? };
-                while !inside.left.is_empty() {
-                    inside.value(deeper)?;
-                }
-            }
+        let length = match *kind {
+            b'V' => 0,
+            b't' | b'b' | b'B' => 1,
+            b's' | b'U' | b'u' => 2,
+            b'I' | b'i' | b'f' => 4,
+            b'D' => 5,
+            b'L' | b'l' | b'd' | b'T' => 8,
+            b'S' | b'x' => self.number::<4>()?,
+            kind @ (b'F' | b'A') => return self.values(kind, depth - 1),
             _ => return None,
-        }
-        Some(())
+        };
+        self.take(length).map(drop)
     }
 }
 
 /// Replaces invalid UTF-8 in a name.
-fn mend(name: &mut [u8]) {
+fn replace_invalid(name: &mut [u8]) {
     let mut from = 0;
     while let Some(Err(error)) = name.get(from..).map(std::str::from_utf8) {
         let start = from + error.valid_up_to();
@@ -243,9 +227,9 @@ mod tests {
     }
 
     fn passed(bytes: &[u8], piece: usize) -> Vec<u8> {
-        let (mut sound, mut out) = (Utf8Sanitizer::default(), Vec::new());
-        bytes.chunks(piece.max(1)).for_each(|piece| sound.feed(piece, &mut out));
-        sound.finish(&mut out);
+        let (mut sanitizer, mut out) = (Utf8Sanitizer::default(), Vec::new());
+        bytes.chunks(piece.max(1)).for_each(|piece| sanitizer.feed(piece, &mut out));
+        sanitizer.finish(&mut out);
         out
     }
 
