@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use lapin::options::ConfirmSelectOptions;
-use lapin::types::{AMQPValue, FieldTable, LongString};
+use lapin::options::{ConfirmSelectOptions, ExchangeDeclareOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use lapin::uri::{AMQPScheme, AMQPUri};
-use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind};
+use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind, ExchangeKind};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::domain::refusal::CallError;
@@ -248,6 +248,19 @@ pub(crate) async fn confirm_channel(connection: &Connection) -> lapin::Result<Ch
     let channel = connection.create_channel().await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
     Ok(channel)
+}
+
+/// Looks a queue up, on a channel of its own: the broker closes it with [`NOT_FOUND`] where there is no such queue.
+pub(crate) async fn find_queue(connection: &Connection, name: ShortString) -> lapin::Result<lapin::Queue> {
+    let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    connection.create_channel().await?.queue_declare(name, options, FieldTable::default()).await
+}
+
+/// Looks an exchange up, as [`find_queue`].
+pub(crate) async fn find_exchange(connection: &Connection, name: ShortString) -> lapin::Result<()> {
+    let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+    let channel = connection.create_channel().await?;
+    channel.exchange_declare(name, ExchangeKind::Direct, options, FieldTable::default()).await
 }
 
 /// Runs `work` until the connection or channel is lost: lapin leaves some calls unanswered that are made while a connection ends.

@@ -8,7 +8,6 @@ mod session;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
@@ -57,13 +56,7 @@ impl RpcRequest {
         }
         amqp::to_short_string("the exchange name", &self.exchange)?;
         amqp::to_short_string("the routing key", &self.routing_key)?;
-        amqp::to_short_string("the message id", self.message_id.as_deref().unwrap_or_default())?;
-        amqp::to_short_string("the content type", self.content_type.as_deref().unwrap_or_default())?;
-        amqp::to_short_string("the content encoding", self.content_encoding.as_deref().unwrap_or_default())?;
-        for name in self.headers.keys() {
-            amqp::to_short_string("the header name", name)?;
-        }
-        Ok(())
+        session::request_properties(self, None).map(drop)
     }
 }
 
@@ -162,26 +155,13 @@ pub struct RpcClient {
     name: String,
     session: Mutex<Option<Arc<Session>>>,
     call_permits: Arc<Semaphore>,
-    late_replies: Arc<AtomicU64>,
 }
 
 impl RpcClient {
     /// A client that connects with its first call, as `name`.
     #[must_use]
     pub fn new(broker: Broker, name: impl Into<String>) -> Self {
-        Self {
-            broker,
-            name: name.into(),
-            session: Mutex::default(),
-            call_permits: Arc::new(Semaphore::new(CALLS_MAX)),
-            late_replies: Arc::default(),
-        }
-    }
-
-    /// Replies that arrived after their call had ended.
-    #[must_use]
-    pub fn late_replies(&self) -> u64 {
-        self.late_replies.load(Ordering::Relaxed)
+        Self { broker, name: name.into(), session: Mutex::default(), call_permits: Arc::new(Semaphore::new(CALLS_MAX)) }
     }
 
     /// Sends a request and waits for the last reply.
@@ -219,7 +199,7 @@ impl RpcClient {
         let sending = async {
             let (session, permit) = self.ready_session(call, deadline).await?;
             let pending = session.send(call, &self.broker).await?;
-            Ok(RpcReplies { pending: Some(pending), deadline, timeout: call.timeout, _permit: permit })
+            Ok(RpcReplies { pending, is_ended: false, deadline, timeout: call.timeout, _permit: permit })
         };
         timeout_at(deadline, sending).await.unwrap_or(Err(RpcError::TimedOut(call.timeout)))
     }
@@ -263,7 +243,7 @@ impl RpcClient {
         if let Some(session) = place.as_ref().filter(|session| session.is_open()) {
             return Ok(Arc::clone(session));
         }
-        let opened = Session::open(&self.broker, &self.name, Arc::clone(&self.late_replies)).await;
+        let opened = Session::open(&self.broker, &self.name).await;
         let opened = opened.map_err(|CallError { refusal, message }| {
             if refusal == Refusal::Denied { RpcError::Denied(message) } else { RpcError::Unreachable(message) }
         })?;
@@ -274,8 +254,8 @@ impl RpcClient {
 /// The replies to a request, in order of arrival.
 #[derive(Debug)]
 pub struct RpcReplies {
-    /// `None` after the last reply.
-    pending: Option<PendingCall>,
+    pending: PendingCall,
+    is_ended: bool,
     deadline: Instant,
     timeout: Duration,
     _permit: OwnedSemaphorePermit,
@@ -288,14 +268,12 @@ impl RpcReplies {
     ///
     /// Cancel safe.
     pub async fn next(&mut self) -> Option<Result<RpcReply, RpcError>> {
-        let pending = self.pending.as_mut()?;
-        let result = match timeout_at(self.deadline, pending.next()).await {
-            Ok(result) => result,
-            Err(_) => Err(RpcError::TimedOut(self.timeout)),
-        };
-        if !matches!(&result, Ok(reply) if reply.position == ReplyPosition::Partial) {
-            self.pending = None;
+        if self.is_ended {
+            return None;
         }
+        let received = timeout_at(self.deadline, self.pending.next()).await;
+        let result = received.unwrap_or(Err(RpcError::TimedOut(self.timeout)));
+        self.is_ended = !matches!(&result, Ok(reply) if reply.position == ReplyPosition::Partial);
         Some(result)
     }
 }

@@ -2,16 +2,15 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use lapin::message::{BasicReturnMessage, Delivery};
-use lapin::options::{BasicConsumeOptions, BasicPublishOptions, ExchangeDeclareOptions};
+use lapin::options::{BasicConsumeOptions, BasicPublishOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer, ExchangeKind, PublisherConfirm};
-use parking_lot::{Mutex, MutexGuard};
+use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer, PublisherConfirm};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -23,6 +22,7 @@ use crate::limits::{CALLS_MAX, EXCHANGE_CACHE_TTL, REPLIES_QUEUED_MAX};
 
 /// The pseudo-queue of direct replies.
 const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";
+const PERSISTENT: u8 = 2;
 
 /// A call that awaits replies. Dropping it forgets the call.
 #[derive(Debug)]
@@ -41,41 +41,21 @@ impl PendingCall {
 
 impl Drop for PendingCall {
     fn drop(&mut self) {
-        self.session.calls.lock().remove(&self.id);
+        self.session.calls.by_id.lock().remove(&self.id);
     }
 }
 
 /// The pending calls, by correlation id.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct PendingCalls {
-    by_id: Mutex<HashMap<String, CallEntry>>,
-    late_replies: Arc<AtomicU64>,
-    /// The connection was lost.
-    is_closed: AtomicBool,
-}
-
-#[derive(Debug)]
-struct CallEntry {
-    results: mpsc::Sender<Result<RpcReply, RpcError>>,
-    exchange: String,
-    routing_key: String,
+    by_id: Mutex<HashMap<String, mpsc::Sender<Result<RpcReply, RpcError>>>>,
 }
 
 impl PendingCalls {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, CallEntry>> {
-        self.by_id.lock()
-    }
-
-    /// Delivers a reply or an error. A call that has ended is no longer registered.
+    /// Delivers a reply or an error, unless the call has ended.
     fn deliver(&self, id: &str, result: Result<RpcReply, RpcError>) {
-        let mut calls = self.lock();
-        let Some(entry) = calls.get(id) else {
-            if result.is_ok() {
-                self.late_replies.fetch_add(1, Ordering::Relaxed);
-            }
-            return;
-        };
-        if entry.results.try_send(result).is_err() {
+        let mut calls = self.by_id.lock();
+        if calls.get(id).is_some_and(|call| call.try_send(result).is_err()) {
             // Dropping the sender: the caller still reads what is in the channel, and then its end.
             calls.remove(id);
         }
@@ -97,7 +77,7 @@ pub(super) struct Session {
 
 impl std::fmt::Debug for Session {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Session({} calls)", self.calls.lock().len())
+        write!(out, "Session({} calls)", self.calls.by_id.lock().len())
     }
 }
 
@@ -107,7 +87,7 @@ struct UnconfirmedRequest {
 }
 
 impl Session {
-    pub(super) async fn open(broker: &Broker, name: &str, late_replies: Arc<AtomicU64>) -> Result<Self, CallError> {
+    pub(super) async fn open(broker: &Broker, name: &str) -> Result<Self, CallError> {
         let connection = broker.connect(name).await?;
         let opening = async {
             let channel = amqp::confirm_channel(&connection).await?;
@@ -122,7 +102,7 @@ impl Session {
         };
         let (channel, consumer, detached_channel) =
             opening.await.map_err(|error| broker.call_error("open a channel", &error))?;
-        let calls = Arc::new(PendingCalls { by_id: Mutex::default(), late_replies, is_closed: AtomicBool::new(false) });
+        let calls: Arc<PendingCalls> = Arc::default();
         let (confirms, sent) = mpsc::channel(CALLS_MAX);
         let mut dispatcher = JoinSet::new();
         dispatcher.spawn(dispatch(consumer, sent, Arc::clone(&calls)));
@@ -138,7 +118,7 @@ impl Session {
     }
 
     pub(super) fn is_open(&self) -> bool {
-        !self.calls.is_closed.load(Ordering::Acquire) && self.connection.status().connected()
+        self.channel.status().connected() && self.connection.status().connected()
     }
 
     /// Publishes a request that awaits replies.
@@ -146,8 +126,7 @@ impl Session {
         self.check_exchange(&call.exchange, broker).await?;
         let id = uuid::Uuid::new_v4().to_string();
         let (results, receiver) = mpsc::channel(REPLIES_QUEUED_MAX);
-        let entry = CallEntry { results, exchange: call.exchange.clone(), routing_key: call.routing_key.clone() };
-        self.calls.lock().insert(id.clone(), entry);
+        self.calls.by_id.lock().insert(id.clone(), results);
         // From here on, dropping this future forgets the call.
         let pending = PendingCall { id: id.clone(), results: receiver, session: Arc::clone(&self) };
         let properties = request_properties(call, call.message_ttl.or(Some(call.timeout)))?;
@@ -161,12 +140,12 @@ impl Session {
     pub(super) async fn send_detached(&self, call: &RpcRequest, broker: &Broker) -> Result<(), RpcError> {
         self.check_exchange(&call.exchange, broker).await?;
         let channel = self.detached_channel.lock().await;
-        let confirm = publish(&channel, call, persistent_properties(call)?).await?;
+        // It outlives its client and a restart of the broker.
+        let properties = request_properties(call, call.message_ttl)?.with_delivery_mode(PERSISTENT);
+        let confirm = publish(&channel, call, properties).await?;
         match confirm.await.map_err(|_| RpcError::ConnectionLost)? {
             Confirmation::Ack(None) => Ok(()),
-            Confirmation::Ack(Some(_)) | Confirmation::Nack(Some(_)) => {
-                Err(RpcError::Unroutable { exchange: call.exchange.clone(), key: call.routing_key.clone() })
-            }
+            Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned)) => Err(unroutable(&returned)),
             Confirmation::Nack(None) | Confirmation::NotRequested => Err(RpcError::Nacked),
         }
     }
@@ -180,14 +159,7 @@ impl Session {
             return Ok(());
         }
         let name = amqp::to_short_string("the exchange name", exchange)?;
-        let checking = async {
-            let channel = self.connection.create_channel().await?;
-            let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
-            let kind = ExchangeKind::Direct;
-            channel.exchange_declare(name.clone(), kind, options, FieldTable::default()).await?;
-            channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()).await
-        };
-        match checking.await {
+        match amqp::find_exchange(&self.connection, name).await {
             Ok(()) => {
                 seen().insert(exchange.to_owned(), Instant::now());
                 Ok(())
@@ -201,19 +173,13 @@ impl Session {
     }
 }
 
-/// The properties of a request that outlives its client and a restart of the broker.
-fn persistent_properties(call: &RpcRequest) -> Result<BasicProperties, RpcError> {
-    const PERSISTENT: u8 = 2;
-    request_properties(call, call.message_ttl).map(|properties| properties.with_delivery_mode(PERSISTENT))
-}
-
-fn request_properties(call: &RpcRequest, expires: Option<Duration>) -> Result<BasicProperties, RpcError> {
+pub(super) fn request_properties(call: &RpcRequest, expires: Option<Duration>) -> Result<BasicProperties, RpcError> {
     let mut table = FieldTable::default();
     for (name, text) in &call.headers {
         table.insert(amqp::to_short_string("the header name", name)?, AMQPValue::LongString(text.as_str().into()));
     }
     if let Some(path) = &call.path {
-        table.insert("x-rpc-path".into(), AMQPValue::ByteArray(path.as_bytes().to_vec().into()));
+        table.insert(headers::PATH.into(), AMQPValue::ByteArray(path.as_bytes().to_vec().into()));
     }
     let mut properties = BasicProperties::default().with_headers(table);
     if let Some(expires) = expires {
@@ -260,19 +226,18 @@ async fn dispatch(mut consumer: Consumer, mut sent: mpsc::Receiver<UnconfirmedRe
             },
         }
     }
-    calls.is_closed.store(true, Ordering::Release);
-    calls.lock().clear();
+    calls.by_id.lock().clear();
 }
 
 fn on_delivery(calls: &PendingCalls, delivery: Delivery) {
     let Some(id) = delivery.properties.correlation_id().as_ref().map(|id| id.as_str().to_owned()) else { return };
     let none = FieldTable::default();
     let table = delivery.properties.headers().as_ref().unwrap_or(&none);
-    let partial = table.inner().get("x-non-terminating-response") == Some(&AMQPValue::Boolean(true));
+    let is_partial = table.inner().get(headers::PARTIAL) == Some(&AMQPValue::Boolean(true));
     let reply = RpcReply {
-        status: headers::text(table, "x-status").map(str::to_owned),
+        status: headers::text(table, headers::STATUS).map(str::to_owned),
         reason: headers::text(table, "x-reason").map(str::to_owned),
-        position: if partial { ReplyPosition::Partial } else { ReplyPosition::Last },
+        position: if is_partial { ReplyPosition::Partial } else { ReplyPosition::Last },
         body: delivery.data,
     };
     calls.deliver(&id, Ok(reply));
@@ -293,14 +258,14 @@ fn on_confirmed(calls: &PendingCalls, id: &str, confirmation: Confirmation) {
 
 /// The correlation id says which call it is about: lapin may attach the return to the confirm of another one.
 fn on_returned(calls: &PendingCalls, returned: &BasicReturnMessage) {
-    let Some(id) = returned.delivery.properties.correlation_id() else { return };
-    let error = calls
-        .lock()
-        .get(id.as_str())
-        .map(|entry| RpcError::Unroutable { exchange: entry.exchange.clone(), key: entry.routing_key.clone() });
-    if let Some(error) = error {
-        calls.deliver(id.as_str(), Err(error));
+    if let Some(id) = returned.delivery.properties.correlation_id() {
+        calls.deliver(id.as_str(), Err(unroutable(returned)));
     }
+}
+
+fn unroutable(returned: &BasicReturnMessage) -> RpcError {
+    let Delivery { exchange, routing_key, .. } = &returned.delivery;
+    RpcError::Unroutable { exchange: exchange.to_string(), key: routing_key.to_string() }
 }
 
 #[cfg(test)]

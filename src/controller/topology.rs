@@ -107,10 +107,7 @@ impl Topology<'_> {
     }
 
     pub(super) async fn adopt_requests_exchange(self) -> lapin::Result<()> {
-        let channel = self.connection.create_channel().await?;
-        let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
-        let name = self.names.requests_exchange().into();
-        channel.exchange_declare(name, ExchangeKind::Direct, options, FieldTable::default()).await
+        amqp::find_exchange(self.connection, self.names.requests_exchange().into()).await
     }
 
     pub(super) async fn run_step(

@@ -4,9 +4,7 @@ use tokio::time::timeout;
 
 use super::Check;
 use crate::amqp;
-use crate::amqp::lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};
-use crate::amqp::lapin::types::FieldTable;
-use crate::amqp::lapin::{Connection, ExchangeKind};
+use crate::amqp::lapin::Connection;
 use crate::cli::amqp_setup;
 use crate::config::Environment;
 use crate::config::schema::{Config, RequestSource};
@@ -27,12 +25,8 @@ pub(super) async fn check_source(
         Err(check) => return vec![check],
     };
     let queue = amqp_setup::requests_queue(source, config);
-    let declaring = async {
-        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        let name = amqp::to_short_string_or_none(&queue).unwrap_or_default();
-        connection.create_channel().await?.queue_declare(name, options, FieldTable::default()).await
-    };
-    let found = match timeout(DOCTOR_CALL_TIMEOUT, declaring).await {
+    let queue_name = amqp::to_short_string_or_none(&queue).unwrap_or_default();
+    let found = match timeout(DOCTOR_CALL_TIMEOUT, amqp::find_queue(&connection, queue_name)).await {
         Ok(Ok(found)) => {
             let counts = format!("{} waiting, {} consumers", found.message_count(), found.consumer_count());
             Check::ok(part, format!("{queue}: {counts}"))
@@ -92,13 +86,8 @@ pub(super) async fn check_activity(exchange: &str, config: &Config, environment:
             return vec![Check::warning(part, check.result, fix)];
         }
     };
-    let declaring = async {
-        let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
-        let name = amqp::to_short_string_or_none(exchange).unwrap_or_default();
-        let channel = connection.create_channel().await?;
-        channel.exchange_declare(name, ExchangeKind::Fanout, options, FieldTable::default()).await
-    };
-    let check = match timeout(DOCTOR_CALL_TIMEOUT, declaring).await {
+    let name = amqp::to_short_string_or_none(exchange).unwrap_or_default();
+    let check = match timeout(DOCTOR_CALL_TIMEOUT, amqp::find_exchange(&connection, name)).await {
         Ok(Ok(())) => Check::ok(part, format!("reported to {exchange}")),
         Ok(Err(error)) => {
             let fix = "the controller declares it; no activity is reported until then, tasks still run";

@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::StreamExt as _;
 use lapin::message::Delivery;
-use lapin::options::{
-    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions, QueueDeclareOptions,
-};
+use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions};
 use lapin::protocol::constants::REPLY_SUCCESS;
 use lapin::types::{DeliveryTag, FieldTable, ShortString};
 use lapin::{Channel, Connection, Consumer};
@@ -325,12 +323,7 @@ impl Session {
 
     /// Whether the queue was deleted, not just made unavailable.
     async fn is_queue_deleted(&self) -> bool {
-        let declaring = async {
-            let channel = self.connection.create_channel().await?;
-            let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-            channel.queue_declare(self.queue.clone(), options, FieldTable::default()).await
-        };
-        match timeout(AMQP_CALL_TIMEOUT, declaring).await {
+        match timeout(AMQP_CALL_TIMEOUT, amqp::find_queue(&self.connection, self.queue.clone())).await {
             Ok(Err(error)) => {
                 amqp::reply_code(&error) == Some(amqp::NOT_FOUND)
                     && !amqp::error_text(&error).contains("down or inaccessible")
