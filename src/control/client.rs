@@ -86,12 +86,6 @@ impl ControlClient {
         self.get("poison", &[("pool", pool)], CONTROLLER_POISON_TIMEOUT * 3).await
     }
 
-    /// Streams the body of a poisoned request.
-    pub async fn poison_body(&self, pool: Option<&str>, id: &str) -> Result<reqwest::Response, Error> {
-        let request = self.http.get(self.url("poison/body", &[("pool", pool), ("id", Some(id))])?);
-        self.send(request.timeout(CONTROLLER_POISON_TIMEOUT * 3)).await
-    }
-
     /// Streams the log of a claim.
     pub async fn log(&self, task: &str, follow: Follow) -> Result<reqwest::Response, Error> {
         let follow = if follow == Follow::Yes { "true" } else { "false" };

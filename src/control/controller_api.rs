@@ -154,7 +154,6 @@ fn shared_routes() -> Router<AppState> {
 pub async fn serve(socket: Socket, pools: PoolHandles, reloads: ReloadSender) -> Infallible {
     let router = shared_routes()
         .route("/v1/controller", get(handle_status))
-        .route("/v1/poison/body", get(poison_api::handle_body))
         .fallback(async || {
             ApiError(
                 StatusCode::NOT_FOUND,

@@ -9,9 +9,9 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use super::controller_api::{PoolHandles, controller_exited};
+use super::controller_api::PoolHandles;
 use super::worker_api::ApiError;
-use crate::controller::poison_queue::{PoisonAction, PoisonError, PoisonList, PoisonOutcome, PoisonSelection};
+use crate::controller::poison_queue::{PoisonAction, PoisonList, PoisonOutcome, PoisonSelection};
 use crate::limits::CONTROLLER_POISON_TIMEOUT;
 
 pub type Inventories = BTreeMap<String, PoisonList>;
@@ -43,61 +43,31 @@ pub(super) struct PoolQuery {
     pool: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct PoisonedRequestQuery {
-    pool: Option<String>,
-    id: String,
-}
-
-impl PoolHandles {
-    pub async fn inventories(&self, pool: Option<&str>) -> Result<Inventories, ApiError> {
-        let mut inventories = Inventories::new();
-        for control in self.select(pool)? {
-            inventories.insert(control.pool.clone(), with_timeout(control.list_poison()).await?);
-        }
-        Ok(inventories)
-    }
-
-    pub async fn apply_poison_action(
-        &self,
-        PoisonActionRequest { pool, selection, action, by }: PoisonActionRequest,
-    ) -> Result<PoisonOutcome, ApiError> {
-        with_timeout(self.select_one(pool.as_deref())?.resolve_poison(selection, action, by)).await
-    }
-}
-
 pub(super) async fn handle_list(
     State(pools): State<PoolHandles>,
-    Query(of): Query<PoolQuery>,
+    Query(query): Query<PoolQuery>,
 ) -> Result<Json<Inventories>, ApiError> {
-    pools.inventories(of.pool.as_deref()).await.map(Json)
-}
-
-pub(super) async fn handle_body(
-    State(pools): State<PoolHandles>,
-    Query(one): Query<PoisonedRequestQuery>,
-) -> Result<Vec<u8>, ApiError> {
-    with_timeout(pools.select_one(one.pool.as_deref())?.poison_body(&one.id)).await
+    let mut inventories = Inventories::new();
+    for handle in pools.select(query.pool.as_deref())? {
+        inventories.insert(handle.pool.clone(), with_timeout(handle.poison.list()).await?);
+    }
+    Ok(Json(inventories))
 }
 
 pub(super) async fn handle_action(
     State(pools): State<PoolHandles>,
     body: Bytes,
 ) -> Result<Json<PoisonOutcome>, ApiError> {
-    pools.apply_poison_action(PoisonActionRequest::parse(&body)?).await.map(Json)
+    let PoisonActionRequest { pool, selection, action, by } = PoisonActionRequest::parse(&body)?;
+    let handle = pools.select_one(pool.as_deref())?;
+    with_timeout(handle.poison.resolve(&selection, action, &by)).await.map(Json)
 }
 
-async fn with_timeout<T>(asked: impl Future<Output = Option<Result<T, PoisonError>>>) -> Result<T, ApiError> {
-    let limit = CONTROLLER_POISON_TIMEOUT * 2;
-    let slow = |_| ApiError(StatusCode::GATEWAY_TIMEOUT, format!("the controller did not answer in {limit:?}"));
-    let answered = timeout(limit, asked).await.map_err(slow)?.ok_or_else(controller_exited)?;
-    answered.map_err(|why| {
-        let status = match &why {
-            PoisonError::NotFound(_) => StatusCode::NOT_FOUND,
-            PoisonError::NotActive(_) | PoisonError::NotScanned(_) => StatusCode::CONFLICT,
-            PoisonError::Failed(_) => StatusCode::BAD_GATEWAY,
-        };
-        ApiError(status, why.to_string())
-    })
+async fn with_timeout<T>(request: impl Future<Output = Result<T, String>>) -> Result<T, ApiError> {
+    match timeout(CONTROLLER_POISON_TIMEOUT * 2, request).await {
+        Ok(result) => result.map_err(|why| ApiError(StatusCode::BAD_GATEWAY, why)),
+        Err(_) => {
+            Err(ApiError(StatusCode::GATEWAY_TIMEOUT, "the poison queue could not be scanned in time".to_owned()))
+        }
+    }
 }

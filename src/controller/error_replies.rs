@@ -6,17 +6,14 @@ use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicPublishOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::ControllerConfig;
 use super::counters::PoolCounters;
 use super::queue_names::QueueNames;
 use super::session_state::QueueCondition;
 use crate::amqp::{self, headers};
-use crate::limits::{
-    AMQP_CALL_TIMEOUT, CONTROLLER_ANSWER_ATTEMPTS_MAX, CONTROLLER_ANSWER_RETRY_DELAY, CONTROLLER_HOPS_MAX,
-    CONTROLLER_ORPHAN_TIMEOUT, CONTROLLER_QUEUE_DECLARE_SLOW, CONTROLLER_QUEUE_FULL_WAITING_MAX,
-};
+use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_HOPS_MAX};
 
 const DIED_IN: &str = "x-first-death-queue";
 
@@ -47,24 +44,13 @@ impl DeadLetterReason {
 
     pub(super) fn for_queue(queue: QueueCondition) -> Self {
         let (reason, message) = match queue {
-            QueueCondition::Missing => {
-                let what = "the queue of its key could not be declared within";
-                ("no-queue", format!("{what} {CONTROLLER_ORPHAN_TIMEOUT:?}"))
-            }
-            QueueCondition::Full => ("maxlen", "too many requests wait for this key".to_owned()),
+            QueueCondition::Missing => ("no-queue", "the queue of its key could not be declared in time"),
+            QueueCondition::Full => ("maxlen", "too many requests wait for this key"),
             QueueCondition::Unconfirmed => {
-                let what = "the queue of its key did not confirm a request within";
-                ("publish-timeout", format!("{what} {CONTROLLER_ORPHAN_TIMEOUT:?}"))
+                ("publish-timeout", "the queue of its key did not confirm a request in time")
             }
         };
-        Self::new(reason, message)
-    }
-
-    pub(super) fn for_crowded_queue(queue: QueueCondition) -> Self {
-        let many = format!(
-            "the controller is full, and more than {CONTROLLER_QUEUE_FULL_WAITING_MAX} requests wait for the queue of this key, some for more than"
-        );
-        Self { message: format!("{many} {CONTROLLER_QUEUE_DECLARE_SLOW:?}"), ..Self::for_queue(queue) }
+        Self::new(reason, message.to_owned())
     }
 
     pub(super) fn for_loop() -> Self {
@@ -89,36 +75,22 @@ impl ErrorReplier {
         connection: &Connection,
         config: &ControllerConfig,
         counters: Arc<PoolCounters>,
-    ) -> lapin::Result<Arc<Self>> {
+    ) -> lapin::Result<Self> {
         let (names, status) = (config.names.clone(), config.settings.dead_letter_status.as_bytes().to_vec());
-        Ok(Arc::new(Self { channel: amqp::confirm_channel(connection).await?, names, status, counters }))
+        Ok(Self { channel: amqp::confirm_channel(connection).await?, names, status, counters })
     }
 
-    /// Replies with an error, then acknowledges the request. Gives up a reply that its queue rejects again and again, or does not
-    /// confirm.
+    /// Replies with an error, then acknowledges the request. A reply that its queue rejects or does not confirm is given up.
     pub(super) async fn reject(&self, delivery: &Delivery, reason: &DeadLetterReason) -> lapin::Result<()> {
         if let Some(reply_to) = delivery.properties.reply_to().clone() {
             let (body, properties) = self.render(delivery, reason);
-            let mut attempts = 1;
-            loop {
-                let (options, properties) = (BasicPublishOptions::default(), properties.clone());
-                let publishing = self.channel.basic_publish("".into(), reply_to.clone(), options, &body, properties);
-                match timeout(AMQP_CALL_TIMEOUT, publishing.await?).await {
-                    Ok(Ok(Confirmation::Nack(_))) if attempts == CONTROLLER_ANSWER_ATTEMPTS_MAX => {
-                        tracing::warn!(attempts, "gave up an error reply: its queue rejects it");
-                        break;
-                    }
-                    Ok(Ok(Confirmation::Nack(_))) => {
-                        attempts += 1;
-                        sleep(CONTROLLER_ANSWER_RETRY_DELAY).await;
-                    }
-                    Ok(Ok(Confirmation::Ack(_) | Confirmation::NotRequested)) => break,
-                    Ok(Err(error)) => return Err(error),
-                    Err(_) => {
-                        tracing::warn!("gave up an error reply: not confirmed within {AMQP_CALL_TIMEOUT:?}");
-                        break;
-                    }
-                }
+            let options = BasicPublishOptions::default();
+            let confirm = self.channel.basic_publish("".into(), reply_to, options, &body, properties).await?;
+            match timeout(AMQP_CALL_TIMEOUT, confirm).await {
+                Ok(Ok(Confirmation::Ack(_) | Confirmation::NotRequested)) => {}
+                Ok(Ok(Confirmation::Nack(_))) => tracing::warn!("gave up an error reply: its queue rejects it"),
+                Ok(Err(error)) => return Err(error),
+                Err(_) => tracing::warn!("gave up an error reply: not confirmed within {AMQP_CALL_TIMEOUT:?}"),
             }
         }
         self.counters.dead_letters.increment();

@@ -44,7 +44,7 @@ use crate::domain::jitter::Jitter;
 use crate::domain::poll::POLL_RETRY;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::limits::{CONTROLLER_POISON_REQUESTS_MAX, CONTROLLER_STATUS_REQUESTS_MAX, CONTROLLER_WORKERS_TIMEOUT};
+use crate::limits::{CONTROLLER_STATUS_REQUESTS_MAX, CONTROLLER_WORKERS_TIMEOUT};
 
 pub use external_demand::DemandSource;
 pub use queue_names::QueueNames;
@@ -53,7 +53,7 @@ use commands::{CommandError, PoolCommand};
 use counters::PoolCounters;
 use driver::DriverEvent;
 use external_demand::DemandState;
-use poison_queue::{PoisonAction, PoisonError, PoisonList, PoisonOutcome, PoisonRequest, PoisonSelection};
+use poison_queue::PoisonQueue;
 use session::SessionError;
 use session_state::SessionState;
 use status::Role;
@@ -73,6 +73,7 @@ pub struct ControllerConfig {
 #[derive(Debug, Clone)]
 pub struct ControllerHandle {
     pub pool: String,
+    pub(crate) poison: PoisonQueue,
     requests: mpsc::Sender<ControllerRequest>,
 }
 
@@ -84,7 +85,6 @@ enum ControllerRequest {
     Status(oneshot::Sender<status::PoolStatus>),
     Reconfigure(Box<PoolConfig>),
     Command(PoolCommand, String, oneshot::Sender<Result<String, CommandError>>),
-    Poison(PoisonRequest),
 }
 
 const fn tracker_policy(pool: &PoolConfig) -> TrackerPolicy {
@@ -99,9 +99,10 @@ fn scale_limits(pool: &PoolConfig) -> ScaleLimits {
 }
 
 impl ControllerHandle {
-    pub fn new(pool: &str) -> (Self, ControllerInbox) {
-        let (asks, asked) = mpsc::channel(CONTROLLER_STATUS_REQUESTS_MAX);
-        (Self { pool: pool.to_owned(), requests: asks }, ControllerInbox(asked))
+    pub fn new(config: &ControllerConfig) -> (Self, ControllerInbox) {
+        let (requests, received) = mpsc::channel(CONTROLLER_STATUS_REQUESTS_MAX);
+        let poison = PoisonQueue::new(config.broker.clone(), config.names.clone());
+        (Self { pool: config.pool.clone(), poison, requests }, ControllerInbox(received))
     }
 
     pub async fn status(&self) -> Option<status::PoolStatus> {
@@ -115,31 +116,6 @@ impl ControllerHandle {
     pub async fn reconfigure(&self, settings: PoolConfig) {
         // The controller may have exited.
         self.requests.send(ControllerRequest::Reconfigure(Box::new(settings))).await.ok();
-    }
-
-    pub async fn list_poison(&self) -> Option<Result<PoisonList, PoisonError>> {
-        self.poison_request(PoisonRequest::List).await
-    }
-
-    pub async fn poison_body(&self, id: &str) -> Option<Result<Vec<u8>, PoisonError>> {
-        self.poison_request(|answer| PoisonRequest::Body(id.to_owned(), answer)).await
-    }
-
-    pub async fn resolve_poison(
-        &self,
-        which: PoisonSelection,
-        fate: PoisonAction,
-        by: String,
-    ) -> Option<Result<PoisonOutcome, PoisonError>> {
-        self.poison_request(|answer| PoisonRequest::Resolve { selection: which, action: fate, by, reply: answer }).await
-    }
-
-    async fn poison_request<T>(
-        &self,
-        request: impl FnOnce(poison_queue::PoisonReply<T>) -> PoisonRequest,
-    ) -> Option<Result<T, PoisonError>> {
-        let reply = self.request(|reply| ControllerRequest::Poison(request(reply))).await?;
-        Some(reply.unwrap_or_else(|_| Err(PoisonError::Failed("the connection was lost".to_owned()))))
     }
 
     /// `None` if the controller has exited; an error if it dropped the request.
@@ -174,7 +150,6 @@ struct Controller {
     disconnect_reason: Option<String>,
     last_error: Option<RecordedError>,
     requests: mpsc::Receiver<ControllerRequest>,
-    poison_requests: Option<mpsc::Sender<PoisonRequest>>,
     policy_result: Option<policies::PolicyCheck>,
 }
 
@@ -196,7 +171,6 @@ pub async fn run(settings: ControllerConfig, asks: ControllerInbox, leave: Cance
         disconnect_reason: None,
         last_error: None,
         requests: asked,
-        poison_requests: None,
         policy_result: None,
         config: settings,
         clock,
@@ -221,7 +195,6 @@ impl Controller {
         let (SessionError { reason: why }, now) = (over, self.clock.now());
         self.pool.handle(Event::Disconnected, now);
         self.session = SessionState::default();
-        self.poison_requests = None;
         self.counters.orphans.reset();
         self.set_role(Role::Disconnected);
         if self.backoff.tries() == 0 {
@@ -289,17 +262,6 @@ impl Controller {
         }
     }
 
-    fn forward_poison_request(&self, wish: PoisonRequest) {
-        let Some(wishes) = self.poison_requests.as_ref().filter(|_| self.role == Role::Active) else {
-            let why = self.role.inactive_reason().unwrap_or("no connection");
-            return wish.refuse(PoisonError::NotActive(why.to_owned()));
-        };
-        if let Err(full) = wishes.try_send(wish) {
-            let why = format!("{CONTROLLER_POISON_REQUESTS_MAX} requests about the poison queue are pending");
-            full.into_inner().refuse(PoisonError::Failed(why));
-        }
-    }
-
     fn handle(&mut self, ask: ControllerRequest) {
         match ask {
             // The caller may have timed out.
@@ -310,7 +272,6 @@ impl Controller {
                 self.workers.reconfigure(&settings);
                 self.config.settings = *settings;
             }
-            ControllerRequest::Poison(wish) => self.forward_poison_request(wish),
         }
     }
 }

@@ -60,21 +60,21 @@ pub struct PoisonedRequest {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct WorkerFailure {
-    pub(super) worker: String,
+pub(super) struct ExitedWorker {
+    pub(super) id: String,
     pub(super) exit: String,
     pub(super) log: Vec<String>,
 }
 
-impl WorkerFailure {
-    pub(super) fn new(worker: &str, how: &str, words: &str) -> Self {
+impl ExitedWorker {
+    pub(super) fn new(id: &str, how: &str, words: &str) -> Self {
         let words = redact::text(words);
         let most = usize::try_from(DRIVER_LOG_TAIL_BYTES_MAX).unwrap_or(usize::MAX);
         let (how, words) = (head(how, DRIVER_EXIT_REASON_BYTES_MAX), tail(&words, most));
         let lines: Vec<&str> = words.lines().collect();
         let last = lines.iter().skip(lines.len().saturating_sub(CONTROLLER_LOG_TAIL_LINES_MAX));
         let log = last.map(|line| (*line).to_owned()).collect();
-        Self { worker: worker.to_owned(), exit: how.into_owned(), log }
+        Self { id: id.to_owned(), exit: how.into_owned(), log }
     }
 }
 
@@ -91,7 +91,7 @@ pub(super) async fn move_to_poison_queue(
     names: &QueueNames,
     delivery: &Delivery,
     tries: Option<u64>,
-    death: Option<&WorkerFailure>,
+    death: Option<&ExitedWorker>,
 ) -> Result<bool, SessionError> {
     let properties = poison_properties(delivery, names, tries, death, jiff::Timestamp::now());
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
@@ -108,7 +108,7 @@ fn poison_properties(
     delivery: &Delivery,
     names: &QueueNames,
     tries: Option<u64>,
-    death: Option<&WorkerFailure>,
+    death: Option<&ExitedWorker>,
     now: jiff::Timestamp,
 ) -> BasicProperties {
     let obituary = DeadLetterReason::from_delivery(delivery);
@@ -135,8 +135,8 @@ fn poison_properties(
     } else if let Some(expiration) = original_expiration(before) {
         text(EXPIRATION, expiration);
     }
-    if let Some(WorkerFailure { worker, exit: how, log }) = death {
-        text(WORKER, worker);
+    if let Some(ExitedWorker { id, exit: how, log }) = death {
+        text(WORKER, id);
         text(WORKER_EXIT, how);
         text(WORKER_LOG, &log.join("\n"));
     }
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn of_the_end_of_a_worker_as_much_is_kept_as_a_broker_takes() {
         let words = "é".repeat(300_000);
-        let last = WorkerFailure::new("w", &"x".repeat(5_000), &format!("first\n{words}\nlast"));
+        let last = ExitedWorker::new("w", &"x".repeat(5_000), &format!("first\n{words}\nlast"));
         assert_eq!(
             (last.exit.len(), last.log.last().map(String::as_str)),
             (DRIVER_EXIT_REASON_BYTES_MAX, Some("last"))
@@ -301,7 +301,7 @@ mod tests {
     fn what_is_put_aside_says_who_ended_under_it_and_goes_back_as_it_came() {
         let names = QueueNames::new("core");
         let log = vec!["one".to_owned(), "two".to_owned()];
-        let death = WorkerFailure { worker: "w".to_owned(), exit: "signal: 9 (SIGKILL)".to_owned(), log: log.clone() };
+        let death = ExitedWorker { id: "w".to_owned(), exit: "signal: 9 (SIGKILL)".to_owned(), log: log.clone() };
         let mut aside = letter();
         aside.properties = poison_properties(&letter(), &names, Some(3), Some(&death), jiff::Timestamp::UNIX_EPOCH);
         let seen = describe(&aside, &names);

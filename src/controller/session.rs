@@ -16,10 +16,9 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::broker_counts::{self, CountResult};
-use super::dead_letters::{self, RejectEvent};
+use super::dead_letters;
 use super::external_demand::{self, DemandReport};
 use super::forwarding;
-use super::poison_queue;
 use super::policies::{self, PolicyCheck};
 use super::queue_jobs::{QueueJob, QueueJobResult, QueueJobs};
 use super::queue_names::QueueNames;
@@ -34,9 +33,9 @@ use crate::domain::group::load::Load;
 use crate::domain::group::pool::{Effect, Epoch, Event, StepResult};
 use crate::limits::{
     AMQP_CALL_TIMEOUT, CONTROLLER_COUNTS_INTERVAL, CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_ORPHANS_MAX,
-    CONTROLLER_PLAN_DEBOUNCE, CONTROLLER_POISON_REQUESTS_MAX, CONTROLLER_POLICIES_INTERVAL,
-    CONTROLLER_QUEUE_CHECK_RETRY_DELAY, CONTROLLER_QUIET_QUEUE_INTERVAL, CONTROLLER_RECONCILE_INTERVAL,
-    CONTROLLER_REPORTS_BATCH_MAX, CONTROLLER_SESSION_EVENTS_MAX, CONTROLLER_STANDBY_INTERVAL,
+    CONTROLLER_PLAN_DEBOUNCE, CONTROLLER_POLICIES_INTERVAL, CONTROLLER_QUEUE_CHECK_RETRY_DELAY,
+    CONTROLLER_QUIET_QUEUE_INTERVAL, CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_REPORTS_BATCH_MAX,
+    CONTROLLER_SESSION_EVENTS_MAX, CONTROLLER_STANDBY_INTERVAL,
 };
 
 pub(super) struct SessionError {
@@ -53,7 +52,6 @@ pub(super) enum SessionEvent {
     Demand(DemandReport),
     Policies(PolicyCheck),
     Counts(CountResult),
-    Reject(Box<RejectEvent>),
 }
 
 struct SessionChannels {
@@ -105,14 +103,12 @@ async fn run_active(
     );
 
     let (events, mut received) = mpsc::channel(CONTROLLER_SESSION_EVENTS_MAX);
-    let (rejects, to_reject) = mpsc::channel(usize::from(CONTROLLER_ORPHANS_MAX + CONTROLLER_DEAD_LETTERS_MAX));
-    let (poison_requests, requested) = mpsc::channel(CONTROLLER_POISON_REQUESTS_MAX);
-    controller.poison_requests = Some(poison_requests);
+    let (rejects, to_reject) = mpsc::channel(usize::from(CONTROLLER_ORPHANS_MAX));
     let counters = Arc::clone(&controller.counters);
     let mut tasks = FuturesUnordered::<SessionTask<'_>>::new();
     tasks.push(Box::pin(topology.restore_deleted()));
-    tasks.push(Box::pin(dead_letters::reject_requests(settings, connection, to_reject, events.clone(), counters)));
-    tasks.push(Box::pin(poison_queue::serve_poison_requests(connection, names, requested)));
+    let failures = controller.workers.failures();
+    tasks.push(Box::pin(dead_letters::reject_requests(settings, connection, to_reject, failures, clock, counters)));
     if let Some(management) = &settings.management {
         tasks.push(Box::pin(poll_counts(management, names, &events)));
         tasks.push(Box::pin(poll_policies(management, settings, &events)));
@@ -284,7 +280,6 @@ impl Controller {
             SessionEvent::Demand(report) => self.on_demand_report(report),
             SessionEvent::Policies(result) => self.on_policy_result(result),
             SessionEvent::Counts(counts) => self.on_broker_counts(counts),
-            SessionEvent::Reject(event) => self.on_reject_event(*event, self.clock.now()),
         }
     }
 
@@ -307,7 +302,6 @@ impl Controller {
         }
         let room_is_left = self.counters.orphans.get() < CONTROLLER_ORPHANS_MAX.into();
         self.session.expire_orphans(&self.pool, room_is_left, now);
-        self.move_due_poison();
     }
 
     fn request_depths(&self, jobs: &mut QueueJobs<'_>) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use lapin::message::Delivery;
 
 use super::broker_counts::BrokerCounts;
-use super::dead_letters::RejectCommand;
+use super::dead_letters::RejectedOrphan;
 use super::error_replies::DeadLetterReason;
 use super::forwarding;
 use super::queue_names::QueueNames;
@@ -55,12 +55,11 @@ pub(super) struct SessionState {
     held: BTreeMap<Key, Vec<HeldRequest>>,
     /// Forwarded requests that the broker has not confirmed.
     unconfirmed: BTreeMap<Key, usize>,
-    pub(super) rejects: Vec<RejectCommand>,
+    pub(super) rejects: Vec<RejectedOrphan>,
     pub(super) depths: BTreeMap<Key, DepthSample>,
     pub(super) depth_backoff: BTreeMap<Key, Instant>,
     pub(super) loads: BTreeMap<Key, Load>,
     pub(super) counts: BrokerCounts,
-    pub(super) poison_pending: Vec<HeldRequest>,
 }
 
 impl SessionState {
@@ -91,7 +90,7 @@ impl SessionState {
     }
 
     fn reject(&mut self, delivery: Delivery, reason: DeadLetterReason) {
-        self.rejects.push(RejectCommand::Orphan(delivery, reason));
+        self.rejects.push(RejectedOrphan(delivery, reason));
     }
 
     pub(super) fn expire_orphans(&mut self, pool: &Pool, room_is_left: bool, now: Instant) {
@@ -106,7 +105,7 @@ impl SessionState {
             if !room_is_left && is_slow && waiting.len() > CONTROLLER_QUEUE_FULL_WAITING_MAX {
                 waiting.sort_by_key(|one| one.since);
                 let many = waiting.drain(CONTROLLER_QUEUE_FULL_WAITING_MAX..);
-                expired.extend(many.map(|one| (DeadLetterReason::for_crowded_queue(condition(&one)), one.delivery)));
+                expired.extend(many.map(|one| (DeadLetterReason::for_queue(condition(&one)), one.delivery)));
             }
             !waiting.is_empty()
         });

@@ -88,7 +88,7 @@ impl Controller {
             }),
             consecutive_failures: restarts.map_or(0, |row| row.consecutive_failures()),
             failing: restarts.is_some_and(|row| row.is_failing()),
-            last_exit: seen.last_exit.map(|ended| error_status(ended, now)),
+            last_exit: seen.last_exit.map(|failure| error_status(&failure, now)),
         }
     }
 }

@@ -5,10 +5,12 @@ use std::io;
 use std::sync::Arc;
 
 use secrecy::ExposeSecret as _;
+use tokio::sync::watch;
 
 use super::counters::PoolCounters;
+use super::dead_letters::WorkerFailures;
 use super::driver::{DriverError, DriverEvent, DriverHandle, WorkerChange, WorkerExit, WorkerSpec};
-use super::poison_message::WorkerFailure;
+use super::poison_message::ExitedWorker;
 use super::queue_names::QueueNames;
 use super::{ControllerConfig, RecordedError, scale_limits};
 use crate::config::pool::PoolConfig;
@@ -49,13 +51,14 @@ pub(super) struct WorkerSet {
     /// As stored.
     known_keys: BTreeSet<Key>,
     decisions: BTreeMap<Key, ScaleDecision>,
-    last_failures: BTreeMap<Key, LastFailure>,
+    failures: watch::Sender<BTreeMap<Key, WorkerFailure>>,
     counters: Arc<PoolCounters>,
 }
 
-struct LastFailure {
-    error: RecordedError,
-    worker: Option<WorkerFailure>,
+/// The last failure of a group.
+pub(super) struct WorkerFailure {
+    pub(super) error: RecordedError,
+    pub(super) worker: Option<ExitedWorker>,
 }
 
 #[derive(Default)]
@@ -63,7 +66,7 @@ pub(super) struct GroupSnapshot<'a> {
     pub(super) workers: Vec<GroupWorker>,
     pub(super) decision: Option<&'a ScaleDecision>,
     pub(super) restarts: Option<&'a RestartBackoff>,
-    pub(super) last_exit: Option<&'a RecordedError>,
+    pub(super) last_exit: Option<RecordedError>,
 }
 
 impl WorkerSet {
@@ -91,7 +94,7 @@ impl WorkerSet {
             names: settings.names.clone(),
             variables,
             decisions: BTreeMap::new(),
-            last_failures: BTreeMap::new(),
+            failures: watch::Sender::default(),
             counters: tally,
         })
     }
@@ -183,8 +186,8 @@ impl WorkerSet {
             seen.entry(&member.key).or_default().workers.push(member.status(id, now));
         }
         for (key, group) in &mut seen {
-            (group.restarts, group.last_exit) =
-                (self.restarts.get(*key), self.last_failures.get(*key).map(|last| &last.error));
+            group.restarts = self.restarts.get(*key);
+            group.last_exit = self.failures.borrow().get(*key).map(|failure| failure.error.clone());
         }
         seen
     }
@@ -229,9 +232,8 @@ impl WorkerSet {
         }
     }
 
-    pub(super) fn last_failure(&self, key: &Key) -> Option<(Instant, &WorkerFailure)> {
-        let last = self.last_failures.get(key)?;
-        Some((last.error.at, last.worker.as_ref()?))
+    pub(super) fn failures(&self) -> WorkerFailures {
+        self.driver.as_ref().map(|_| self.failures.subscribe())
     }
 
     pub(super) fn on_driver_event(&mut self, news: DriverEvent, now: Instant) -> Result<Vec<Key>, String> {
@@ -314,16 +316,15 @@ impl WorkerSet {
             return tracing::info!(worker = id, %key, "worker stopped: {reason}");
         }
         let message = log.as_ref().map_or_else(|| reason.clone(), |log| format!("{reason}; log: {log}"));
-        let failure = Some(WorkerFailure::new(id, reason, log_tail));
+        let exited = Some(ExitedWorker::new(id, reason, log_tail));
         let Some(worker) = worker else {
             // Its lifetime is unknown.
             self.counters.workers_failed.increment();
-            let error = RecordedError { at: now, message };
-            self.last_failures.insert(key.clone(), LastFailure { error, worker: failure });
+            self.set_last_failure(&key, message, exited, now);
             return tracing::warn!(worker = id, %key, "worker of a previous controller exited: {reason}");
         };
         let end = worker.ready_at.map_or(WorkerEnd::NeverReady, |ready| WorkerEnd::AfterReady(now.since(ready)));
-        let consecutive_failures = self.record_failure(&key, end, message, failure, now);
+        let consecutive_failures = self.record_failure(&key, end, message, exited, now);
         tracing::warn!(worker = id, %key, consecutive_failures, "worker exited: {reason}");
     }
 
@@ -332,7 +333,7 @@ impl WorkerSet {
         key: &Key,
         end: WorkerEnd,
         what: String,
-        worker: Option<WorkerFailure>,
+        worker: Option<ExitedWorker>,
         now: Instant,
     ) -> u32 {
         self.counters.workers_failed.increment();
@@ -344,8 +345,13 @@ impl WorkerSet {
             tracing::error!(alert = "workers-crash-looping", %key, "{text}: {what}");
         }
         let consecutive_failures = restarts.consecutive_failures();
-        self.last_failures.insert(key.clone(), LastFailure { error: RecordedError { at: now, message: what }, worker });
+        self.set_last_failure(key, what, worker, now);
         consecutive_failures
+    }
+
+    fn set_last_failure(&self, key: &Key, message: String, worker: Option<ExitedWorker>, now: Instant) {
+        let failure = WorkerFailure { error: RecordedError { at: now, message }, worker };
+        self.failures.send_modify(|failures| drop(failures.insert(key.clone(), failure)));
     }
 
     pub(super) fn keys_with_idle_workers(&self, now: Instant) -> Option<BTreeSet<&Key>> {
@@ -372,7 +378,7 @@ impl WorkerSet {
         let mut keys: BTreeSet<Key> = tracker.groups().map(|(key, _)| key.clone()).collect();
         keys.extend(self.workers.values().map(|member| member.key.clone()));
         self.restarts.retain(|key, restarts| keys.contains(key) || restarts.consecutive_failures() > 0);
-        self.last_failures.retain(|key, _| keys.contains(key));
+        self.failures.send_modify(|failures| failures.retain(|key, _| keys.contains(key)));
         let mut workers: BTreeMap<&Key, Vec<GroupWorker>> = BTreeMap::new();
         for (id, member) in &self.workers {
             workers.entry(&member.key).or_default().push(member.status(id, now));

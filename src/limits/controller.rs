@@ -14,9 +14,6 @@ pub const CONTROLLER_QUEUE_DECLARE_SLOW: Duration = Duration::from_secs(5);
 pub const CONTROLLER_ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Failed declarations of a queue in a row, after which the orphans of its key no longer wait.
 pub const CONTROLLER_BIND_ATTEMPTS_MAX: u32 = 5;
-/// For an answer in a worker's place that the reply queue rejects.
-pub const CONTROLLER_ANSWER_ATTEMPTS_MAX: u32 = 5;
-pub const CONTROLLER_ANSWER_RETRY_DELAY: Duration = Duration::from_millis(500);
 pub const CONTROLLER_DEAD_LETTERS_MAX: u16 = 256;
 pub const CONTROLLER_TOPOLOGY_INTERVAL: Duration = Duration::from_secs(5);
 pub const CONTROLLER_POLICIES_INTERVAL: Duration = Duration::from_secs(15);
@@ -64,7 +61,6 @@ pub const CONTROLLER_WORKER_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const CONTROLLER_LOG_TAIL_LINES_MAX: usize = 20;
 pub const CONTROLLER_POISON_MAX: usize = 2_000;
 pub const CONTROLLER_POISON_TIMEOUT: Duration = Duration::from_secs(10);
-pub const CONTROLLER_POISON_REQUESTS_MAX: usize = 16;
 pub const CONTROLLER_REPORTS_BATCH_MAX: usize = 128;
 /// RabbitMQ updates its counts every five seconds.
 pub const CONTROLLER_COUNTS_INTERVAL: Duration = Duration::from_secs(2);

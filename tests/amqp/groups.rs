@@ -81,7 +81,9 @@ impl Pool {
         let Ok(state) = rusqlite::Connection::open(self.records().join("state.db")) else { return Vec::new() };
         state.busy_timeout(std::time::Duration::from_secs(5)).expect("it is set");
         // No table before the controller has started.
-        let Ok(mut select) = state.prepare("SELECT pid, cgroup FROM worker WHERE pid IS NOT NULL") else {
+        let Ok(mut select) = state.prepare(
+            "SELECT json_extract(record, '$.process.pid') AS pid, json_extract(record, '$.cgroup') FROM worker WHERE pid IS NOT NULL",
+        ) else {
             return Vec::new();
         };
         let rows = select.query_map((), |row| Ok((row.get(0)?, row.get(1)?))).expect("the workers");

@@ -92,7 +92,7 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
     let leave = CancellationToken::new();
     let (mut to_run, mut controls) = (Vec::new(), Vec::new());
     for settings in settings {
-        let (control, asks) = controller::ControllerHandle::new(&settings.pool);
+        let (control, asks) = controller::ControllerHandle::new(&settings);
         controls.push(control);
         to_run.push((settings, asks));
     }

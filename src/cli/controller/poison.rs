@@ -9,7 +9,6 @@ use crate::cli::control::{TargetArgs, operator_name};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};
 use crate::config::Environment;
-use crate::control::client::ControlClient;
 use crate::control::poison_api::{Inventories, PoisonActionRequest};
 use crate::controller::poison_message::PoisonedRequest;
 use crate::controller::poison_queue::{self, PoisonAction, PoisonOutcome};
@@ -54,9 +53,6 @@ pub(super) enum PoisonCommand {
         /// Output format
         #[arg(long, short, value_enum, default_value_t = Format::Table)]
         output: Format,
-        /// Write only the body to standard output
-        #[arg(long, conflicts_with = "output")]
-        body: bool,
     },
     /// Publish requests again under their keys, with a fresh delivery count
     ///
@@ -86,12 +82,8 @@ pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> Ex
             }
             Ok(Exit::Success)
         }
-        PoisonCommand::Show { id, place: PoisonTargetArgs { pool, target: which }, output, body } => {
-            let client = which.controller_client(environment)?;
-            if body {
-                return print_body(&client, pool.as_deref(), &id).await;
-            }
-            let seen = client.list_poison(pool.as_deref()).await?;
+        PoisonCommand::Show { id, place: PoisonTargetArgs { pool, target: which }, output } => {
+            let seen = which.controller_client(environment)?.list_poison(pool.as_deref()).await?;
             let found = seen.values().flat_map(|inventory| &inventory.requests).find(|entry| entry.id == id);
             let Some(entry) = found else {
                 return Err(Failure::new(Exit::Failed, format!("no request {id} in the poison queue")));
@@ -109,15 +101,6 @@ pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> Ex
             apply_action(chosen, place, PoisonAction::Discard, environment).await
         }
     }
-}
-
-async fn print_body(client: &ControlClient, pool: Option<&str>, id: &str) -> ExitResult {
-    let mut body = client.poison_body(pool, id).await?;
-    let mut out = output::UntrustedOutput::to_stdout();
-    while let Some(piece) = body.chunk().await.map_err(|error| Failure::from_error(Exit::Unreachable, &error))? {
-        out.print(&piece)?;
-    }
-    Ok(Exit::Success)
 }
 
 async fn apply_action(
@@ -139,10 +122,7 @@ async fn apply_action(
 }
 
 fn outcome_message(settled: &PoisonOutcome, fate: PoisonAction) -> String {
-    let what = match fate {
-        PoisonAction::Requeue => "requeued",
-        PoisonAction::Discard => "discarded",
-    };
+    let what = fate.past_tense();
     let mut out = format!("{} {what}\n", settled.succeeded.len());
     for (id, why) in &settled.failed {
         // Writing to a String cannot fail.
@@ -199,7 +179,7 @@ fn details_table(entry: &PoisonedRequest) -> String {
     row("moved at", entry.poisoned_at.as_ref().map(|at| format!("{at}{times}")));
     row("worker", entry.worker.clone());
     row("exit", entry.worker_exit.clone());
-    row("body", Some(format!("{} bytes; --body writes it", entry.body_bytes)));
+    row("body", Some(format!("{} bytes", entry.body_bytes)));
     for (name, value) in entry.properties.iter().chain(&entry.headers) {
         row(name, Some(value.clone()));
     }
@@ -247,7 +227,7 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         let text = details_table(&entry());
-        for part in ["2 times", "512 bytes; --body writes it", "/echo", "    loading\n    out of memory\n"] {
+        for part in ["2 times", "512 bytes", "/echo", "    loading\n    out of memory\n"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert_eq!(
