@@ -233,7 +233,7 @@ impl MemorySource {
                 woken.as_mut().enable();
                 let now = self.queue.now();
                 let batch = self.queue.expire_leases(now).claim_pending(max, self, now);
-                if !batch.grants.is_empty() || !batch.unreadable.is_empty() {
+                if !batch.grants.is_empty() || !batch.messages.is_empty() {
                     return batch;
                 }
                 woken.await;
@@ -261,13 +261,14 @@ impl MemorySource {
         tasks.grant(run, self, now.plus(lease)).ok_or_else(|| gone_error(run, "unknown"))
     }
 
-    fn delete_message(&self, lane: PriorityQueue, id: &str, receipt: &str) -> Result<(), CallError> {
+    fn delete_message(&self, message: &Message) -> Result<(), CallError> {
+        let Message { queue: lane, id, receipt, .. } = message;
         let mut tasks = self.queue.expire_leases(self.queue.now());
         let Some(entries) = tasks.entries.get_mut(usize::from(lane.0)) else {
             return Err(call_error(Refusal::Rejected, format!("there is no lane {}", lane.0)));
         };
-        let Some(place) = entries.iter().position(|entry| &*entry.id == id) else { return Ok(()) };
-        if &*entries[place].receipt != receipt {
+        let Some(place) = entries.iter().position(|entry| entry.id == *id) else { return Ok(()) };
+        if entries[place].receipt != *receipt {
             let what = format!("delete of {id}: it was received again since");
             return Err(call_error(Refusal::Rejected, what));
         }
@@ -416,12 +417,12 @@ impl Source for MemorySource {
 }
 
 impl MessageQueue for MemorySource {
-    fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant> {
-        Box::pin(async { self.claim_run(&message.run) })
+    fn claim<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
+        Box::pin(async { self.claim_run(run) })
     }
 
-    fn delete<'a>(&'a self, lane: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()> {
-        Box::pin(async move { self.delete_message(lane, id, receipt) })
+    fn delete<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, ()> {
+        Box::pin(async move { self.delete_message(message) })
     }
 }
 

@@ -20,27 +20,17 @@ use crate::domain::time::Instant;
 
 pub use crate::domain::poll::Capabilities;
 pub use crate::domain::refusal::{CallError, Refusal};
+pub use crate::domain::worker::OpenResult;
 pub use crate::task::{Artifact, ArtifactBody, Results};
 
 /// The future of a call to a source.
 pub type SourceFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, CallError>> + Send + 'a>>;
 
-/// The queues behind a source, as found by [`Source::open`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OpenResult {
-    /// The number of priority queues; queue 0 is polled first.
-    pub priority_queues: u16,
-    /// How long they stay usable, from when the call was sent; `None` is unlimited.
-    pub usable_for: Option<Duration>,
-}
-
 /// The result of one poll.
 #[derive(Debug, Default)]
 pub struct PollBatch {
-    /// Messages that [`MessageQueue::claim`] turns into claims.
+    /// Messages about runs to be claimed, and messages or claims that cannot be read.
     pub messages: Vec<Message>,
-    /// Messages, or claims of a claiming poll, that cannot be read. The rest of the batch is not affected.
-    pub unreadable: Vec<UnreadableMessage>,
     /// Claims made by the poll itself.
     pub grants: Vec<Grant>,
 }
@@ -56,7 +46,7 @@ pub struct RecoveryBatch {
     pub foreign_claims: usize,
 }
 
-/// A message about a run that can be claimed.
+/// A message about a run that can be claimed, or an entry of a poll that cannot be read.
 #[derive(Clone)]
 pub struct Message {
     /// The priority queue that it came from.
@@ -67,35 +57,14 @@ pub struct Message {
     pub receipt: Arc<str>,
     /// How often it has been received, this time included.
     pub dequeue_count: u32,
-    /// The run that it is about.
-    pub run: Run,
+    /// The run that it is about, or what is wrong with it, without its content.
+    pub run: Result<Run, String>,
 }
 
 impl std::fmt::Debug for Message {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Message({} about {}, received {} times)", self.id, self.run, self.dequeue_count)
+        write!(out, "Message({} about {:?}, received {} times)", self.id, self.run, self.dequeue_count)
     }
-}
-
-impl std::fmt::Debug for UnreadableMessage {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Undecodable({}, received {} times: {})", self.id, self.dequeue_count, self.reason)
-    }
-}
-
-/// A message that cannot be read.
-#[derive(Clone)]
-pub struct UnreadableMessage {
-    /// The priority queue that it came from.
-    pub queue: PriorityQueue,
-    /// The queue's id for the message.
-    pub id: Arc<str>,
-    /// The receipt of this reception. Never logged.
-    pub receipt: Arc<str>,
-    /// How often it has been received, this time included.
-    pub dequeue_count: u32,
-    /// What is wrong with it, without its content.
-    pub reason: String,
 }
 
 /// A claim that was granted, and what it is for.
@@ -242,10 +211,10 @@ pub trait Source: Send + Sync + 'static {
 /// A source whose polls return messages, which are claimed one by one.
 pub trait MessageQueue: Send + Sync {
     /// Claims the run of a message. Idempotent for the same worker.
-    fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant>;
+    fn claim<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant>;
 
     /// Deletes a message. Succeeds if it is gone already.
-    fn delete<'a>(&'a self, queue: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()>;
+    fn delete<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, ()>;
 }
 
 /// A source whose claims outlive the connection and the process that made them.

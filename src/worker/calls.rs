@@ -17,10 +17,12 @@ use crate::handler::sidecar::SidecarStatus;
 use crate::handler::{Context, DynHandler, ExecuteError, PrepareError, PreparedPayload};
 use crate::host::resources;
 use crate::limits::{HOST_RESOURCES_INTERVAL, KILL_SLACK, PROCESS_KILL_TIMEOUT};
-use crate::source::{CallError, Claim, Grant, OpenResult, PollBatch, RecoveryBatch, Source, SourceEvent, SourceFuture};
+use crate::source::{
+    CallError, Claim, Grant, Message, OpenResult, PollBatch, RecoveryBatch, Source, SourceEvent, SourceFuture,
+};
 
 use super::catch_panic::{Panicked, catch_panic};
-use super::claim_runtime::{Execution, PolledMessage};
+use super::claim_runtime::Execution;
 use super::host_probe::HostProbe;
 use super::uploads::Uploader;
 use crate::host::clock::Clock;
@@ -178,16 +180,11 @@ pub(super) async fn recover(
     CallResult::Recovered { source: id, sent_at, answer }
 }
 
-pub(super) async fn claim(
-    source: Arc<dyn Source>,
-    claim: LocalToken,
-    message: Arc<crate::source::Message>,
-    clock: Clock,
-) -> CallResult {
+pub(super) async fn claim(source: Arc<dyn Source>, claim: LocalToken, run: Run, clock: Clock) -> CallResult {
     let sent_at = clock.now();
     let answer = match source.message_queue() {
-        Some(queue) => call_guarded("claim", queue.claim(&message)).await,
-        None => Err(no_messages_error("claim", &message.id)),
+        Some(queue) => call_guarded("claim", queue.claim(&run)).await,
+        None => Err(no_messages_error()),
     };
     CallResult::claimed(claim, sent_at, answer)
 }
@@ -204,19 +201,18 @@ pub(super) async fn take_over(source: Arc<dyn Source>, claim: LocalToken, run: R
     CallResult::claimed(claim, sent_at, answer)
 }
 
-pub(super) async fn delete(source: Arc<dyn Source>, message: LocalToken, entry: Arc<PolledMessage>) -> CallResult {
+pub(super) async fn delete(source: Arc<dyn Source>, message: LocalToken, received: Arc<Message>) -> CallResult {
     let answer = match source.message_queue() {
-        Some(queue) => call_guarded("delete", queue.delete(entry.lane, &entry.id, &entry.receipt)).await,
-        None => Err(no_messages_error("delete", &entry.id)),
+        Some(queue) => call_guarded("delete", queue.delete(&received)).await,
+        None => Err(no_messages_error()),
     };
     crash_point("after-delete");
     CallResult::Event(Event::Deleted { message, answer: log_refusal("delete", answer) })
 }
 
 /// A fault of the adapter: its polls return messages, and it has no calls for them.
-fn no_messages_error(operation: &str, message: &str) -> CallError {
-    let message = format!("{operation} message {message}: the source has no message queue");
-    CallError { refusal: Refusal::Rejected, message }
+fn no_messages_error() -> CallError {
+    CallError { refusal: Refusal::Rejected, message: "the source has no message queue".to_owned() }
 }
 
 pub(super) async fn report(

@@ -93,7 +93,7 @@ impl Engine {
             group: text("/taskGroupId"),
             source_description: feed.source.describe(),
             handler: feed.handler.describe(),
-            dequeue_count: live.message.as_ref().map(|message| message.dequeue_count),
+            dequeue_count: live.dequeue_count,
             reclaims: live.reclaims,
             reclaim_in_seconds: view.state.next_reclaim().map(|at| seconds_between(now, at)),
             containment: self.containment().level().as_str().to_owned(),

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::domain::claim::{self, KillCause};
-use crate::domain::id::{LocalToken, PriorityQueue, Run, SourceId};
+use crate::domain::id::{LocalToken, Run, SourceId};
 use crate::domain::time::Instant;
 use crate::domain::trace_context::TraceParent;
 use crate::handler::artifact::Artifacts;
@@ -26,12 +26,10 @@ use crate::host::clock::Clock;
 use crate::host::containment::ProcessScope;
 use crate::host::work_dir::WorkDirLock;
 
+#[derive(Clone)]
 pub(super) struct PolledMessage {
-    pub(super) lane: PriorityQueue,
-    pub(super) id: Arc<str>,
-    pub(super) receipt: Arc<str>,
-    pub(super) source_index: usize,
-    pub(super) message: Option<Arc<Message>>,
+    pub(super) source: SourceId,
+    pub(super) message: Arc<Message>,
 }
 
 pub(super) struct ClaimRuntime {
@@ -39,7 +37,8 @@ pub(super) struct ClaimRuntime {
     pub(super) run: Run,
     /// A claim of a previous process, to be reported only.
     pub(super) recovered: bool,
-    pub(super) message: Option<Arc<Message>>,
+    /// Of the message that it was requested for.
+    pub(super) dequeue_count: Option<u32>,
     pub(super) claim: Option<Arc<dyn Claim>>,
     pub(super) prepared: Option<Box<dyn PreparedPayload>>,
     pub(super) execution: Option<Execution>,
@@ -81,7 +80,7 @@ impl ClaimRuntime {
             source,
             run,
             recovered: false,
-            message: None,
+            dequeue_count: None,
             claim: None,
             prepared: None,
             execution: None,
@@ -104,9 +103,8 @@ impl ClaimRuntime {
 
     /// Of a message about a run.
     pub(super) fn requested(entry: &PolledMessage) -> Self {
-        let Some(message) = &entry.message else { unreachable!("a claim of a message without a run") };
-        let live = Self::new(SourceId::from_index(entry.source_index), message.run.clone());
-        Self { message: Some(Arc::clone(message)), ..live }
+        let Ok(run) = &entry.message.run else { unreachable!("a claim of a message without a run") };
+        Self { dequeue_count: Some(entry.message.dequeue_count), ..Self::new(entry.source, run.clone()) }
     }
 
     pub(super) fn recovered(source: SourceId, run: Run) -> Self {

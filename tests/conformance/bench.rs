@@ -151,12 +151,13 @@ pub(crate) async fn take(source: &dyn Source, count: usize) -> Vec<Taken> {
     let mut taken = Vec::new();
     while !source.capabilities().long_poll && taken.len() < count {
         for message in receive(source, count - taken.len()).await {
-            match messages(source).claim(&message).await {
+            let run = message.run.as_ref().expect("it is about a run");
+            match messages(source).claim(run).await {
                 Ok(grant) => taken.push(Taken { message: Some(message), grant }),
                 Err(refused) => {
                     // What was canceled while it waited leaves its message behind.
                     assert_eq!(refused.refusal, Refusal::Gone, "{refused}");
-                    messages(source).delete(message.queue, &message.id, &message.receipt).await.expect("it is deleted");
+                    messages(source).delete(&message).await.expect("it is deleted");
                 }
             }
         }

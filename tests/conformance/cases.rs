@@ -97,23 +97,21 @@ async fn a_claimed_run_is_not_given_to_a_second_worker(bench: Arc<dyn Bench>) {
 async fn a_claim_by_message_is_idempotent_for_its_worker_and_gone_for_another(bench: Arc<dyn Bench>) {
     let (first, second) = (bench.source("w1"), bench.source("w2"));
     bench.create(Spec::default()).await;
-    let message = receive(&*first, 1).await.remove(0);
-    let grant = messages(&*first).claim(&message).await.expect("it is granted");
-    let again = messages(&*first).claim(&message).await.expect("it is granted again");
+    let run = receive(&*first, 1).await.remove(0).run.expect("it is about a run");
+    let grant = messages(&*first).claim(&run).await.expect("it is granted");
+    let again = messages(&*first).claim(&run).await.expect("it is granted again");
     assert_eq!(grant.run, again.run);
-    assert_eq!(refusal(messages(&*second).claim(&message).await), Refusal::Gone);
+    assert_eq!(refusal(messages(&*second).claim(&run).await), Refusal::Gone);
     again.claim.report(Outcome::Completed).await.expect("it is accepted");
-    assert_eq!(refusal(messages(&*first).claim(&message).await), Refusal::Gone);
+    assert_eq!(refusal(messages(&*first).claim(&run).await), Refusal::Gone);
 }
 
 async fn an_unknown_run_is_gone(bench: Arc<dyn Bench>) {
     let source = bench.source("w1");
     let task = bench.create(Spec::default()).await;
-    let known = receive(&*source, 1).await.remove(0);
     let unknown = TaskId::parse("S2NL7euHSXSb2_FRd4pI_g").expect("a good id");
     for run in [Run { task, run: 7 }, Run { task: unknown, run: 0 }] {
-        let message = Message { run, ..known.clone() };
-        assert_eq!(refusal(messages(&*source).claim(&message).await), Refusal::Gone);
+        assert_eq!(refusal(messages(&*source).claim(&run).await), Refusal::Gone);
     }
 }
 
@@ -199,7 +197,7 @@ async fn a_lease_that_ends_takes_the_run_away(bench: Arc<dyn Bench>) {
     let task = bench.create(Spec::default()).await;
     let taken = take_one(&*first).await;
     if let Some(message) = &taken.message {
-        messages(&*first).delete(message.queue, &message.id, &message.receipt).await.expect("it is deleted");
+        messages(&*first).delete(&message).await.expect("it is deleted");
     }
     let claim = taken.grant.claim;
     bench.pass(Span::ALease).await;
@@ -256,7 +254,7 @@ async fn a_run_handed_back_comes_again_as_the_next_one(bench: Arc<dyn Bench>) {
         let outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
         taken.grant.claim.report(outcome).await.expect("it is accepted");
         if let Some(message) = taken.message {
-            messages(&*source).delete(message.queue, &message.id, &message.receipt).await.expect("it is deleted");
+            messages(&*source).delete(&message).await.expect("it is deleted");
         }
     }
     assert_eq!(bench.states(&task).await.len(), 4);
@@ -390,7 +388,7 @@ async fn artifacts_are_taken_after_an_exception_and_refused_after_success(bench:
 }
 
 async fn delete(source: &dyn Source, message: &Message) -> Result<(), CallError> {
-    messages(source).delete(message.queue, &message.id, &message.receipt).await
+    messages(source).delete(message).await
 }
 
 async fn a_message_comes_back_with_a_higher_count_until_it_is_deleted(bench: Arc<dyn Bench>) {
@@ -441,13 +439,17 @@ async fn what_cannot_be_read_costs_the_batch_nothing_and_can_be_deleted(bench: A
     let (mut read, mut unread) = (BTreeSet::new(), Vec::new());
     for lane in (0..lanes).map(PriorityQueue) {
         let batch = source.poll(lane, 32).await.expect("the poll is answered");
-        read.extend(batch.messages.into_iter().map(|message| message.run.task));
-        unread.extend(batch.unreadable);
+        for message in batch.messages {
+            match message.run {
+                Ok(run) => drop(read.insert(run.task)),
+                Err(_) => unread.push(message),
+            }
+        }
     }
     assert_eq!(read, created);
     assert_eq!(unread.len(), 1);
     assert_eq!(unread[0].dequeue_count, 1);
-    messages(&*source).delete(unread[0].queue, &unread[0].id, &unread[0].receipt).await.expect("it is deleted");
+    messages(&*source).delete(&unread[0]).await.expect("it is deleted");
 }
 
 async fn lanes_are_found_again_and_receipts_stay_good(bench: Arc<dyn Bench>) {

@@ -15,7 +15,7 @@ use journeyman::domain::refusal::Refusal;
 use journeyman::domain::service_supervisor::ServiceAvailability;
 use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{
-    Effect, Event, ExitPolicy, GrantedClaim, MinResources, OnTerminationNotice, OpenedQueues, PollResult,
+    Effect, Event, ExitPolicy, GrantedClaim, MinResources, OnTerminationNotice, OpenResult, PollResult,
     ReceivedMessage, RecoveredClaim, RecoveryResult, SourceSpec, Worker, WorkerPolicy,
 };
 use journeyman::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
@@ -218,8 +218,10 @@ impl<'a> World<'a> {
         let (effect, sent_at) = self.calls.swap_remove(usize::from(choice) % self.calls.len());
         match effect {
             Effect::Open(source) => {
-                let lanes =
-                    OpenedQueues { count: u16::try_from(self.number() % 4).unwrap_or(1), usable_for: self.span() };
+                let lanes = OpenResult {
+                    priority_queues: u16::try_from(self.number() % 4).unwrap_or(1),
+                    usable_for: self.span(),
+                };
                 Event::Opened { source, sent_at, answer: self.or_refused(lanes) }
             }
             Effect::Poll { source, queue: lane, max } => {

@@ -15,7 +15,7 @@ use journeyman::domain::poll::Capabilities;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{
-    Alert, Effect, Event, GrantedClaim, OpenedQueues, PollResult, ReceivedMessage, RecoveredClaim, RecoveryResult,
+    Alert, Effect, Event, GrantedClaim, OpenResult, PollResult, ReceivedMessage, RecoveredClaim, RecoveryResult,
     SourceSpec, Worker, WorkerPolicy,
 };
 
@@ -265,7 +265,7 @@ impl World {
         let length = self.length();
         let event = match effect {
             Effect::Open(source) => {
-                let lanes = OpenedQueues { count: 2, usable_for: (self.below(2) == 0).then_some(length) };
+                let lanes = OpenResult { priority_queues: 2, usable_for: (self.below(2) == 0).then_some(length) };
                 Event::Opened { source, sent_at, answer: self.answer(lanes) }
             }
             Effect::Poll { source, queue: PriorityQueue(lane), max } => {

@@ -2,7 +2,7 @@
 
 use journeyman::domain::id::{PriorityQueue, SourceId};
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Effect, Event, OpenedQueues};
+use journeyman::domain::worker::{Effect, Event, OpenResult};
 
 use crate::support::{Bench, CLAIMS, MESSAGES, RETRY, at, policy, polls, secs};
 
@@ -107,7 +107,7 @@ fn i16_a_held_poll_has_slept_already() {
 fn i16_urls_are_fetched_anew_before_they_end() {
     let mut bench = Bench::new(policy(1), &[MESSAGES]);
     bench.tick();
-    let answer = Ok(OpenedQueues { count: 1, usable_for: Some(secs(60)) });
+    let answer = Ok(OpenResult { priority_queues: 1, usable_for: Some(secs(60)) });
     bench.happens(Event::Opened { source: SourceId(0), sent_at: at(0), answer });
     bench.now = at(60);
     assert_eq!(bench.empty(0), []);
@@ -123,7 +123,7 @@ fn i16_urls_that_never_last_are_not_fetched_in_a_busy_loop() {
         assert!(opens + asked < 1000, "{opens} opens and {asked} polls by {:?}", bench.now);
         if effects.contains(&Effect::Open(SourceId(0))) {
             opens += 1;
-            let answer = Ok(OpenedQueues { count: 1, usable_for: Some(secs(0)) });
+            let answer = Ok(OpenResult { priority_queues: 1, usable_for: Some(secs(0)) });
             effects = bench.happens(Event::Opened { source: SourceId(0), sent_at: bench.now, answer });
         } else if polls(&effects) > 0 {
             asked += 1;

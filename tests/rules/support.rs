@@ -9,7 +9,7 @@ use journeyman::domain::poll::{self, Capabilities};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{
-    Effect, Event, ExitPolicy, GrantedClaim, MinResources, OnTerminationNotice, OpenedQueues, PollResult,
+    Effect, Event, ExitPolicy, GrantedClaim, MinResources, OnTerminationNotice, OpenResult, PollResult,
     ReceivedMessage, RecoveryResult, SourceSpec, Worker, WorkerPolicy,
 };
 
@@ -230,7 +230,7 @@ impl Bench {
     }
 
     pub(crate) fn opened(&mut self, source: u16, lanes: u16) -> Vec<Effect> {
-        let answer = Ok(OpenedQueues { count: lanes, usable_for: None });
+        let answer = Ok(OpenResult { priority_queues: lanes, usable_for: None });
         self.happens(Event::Opened { source: SourceId(source), sent_at: self.now, answer })
     }
 

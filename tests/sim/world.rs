@@ -13,7 +13,7 @@ use journeyman::domain::refusal::Refusal;
 use journeyman::domain::service_supervisor::ServiceAvailability;
 use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{
-    Effect, Event, ExitReason, GrantedClaim, OpenedQueues, PollResult, ReceivedMessage, RecoveryResult,
+    Effect, Event, ExitReason, GrantedClaim, OpenResult, PollResult, ReceivedMessage, RecoveryResult,
 };
 
 use crate::faults::{ALL, Fault, FaultTotals};
@@ -1017,7 +1017,7 @@ impl World {
                 let usable_for = Some(Duration::from_millis(self.queue.lease_ms * 2));
                 let count = self.hosts[host].lanes();
                 self.hosts[host].next_lane = 0;
-                let answer = answer.map(|_| OpenedQueues { count, usable_for });
+                let answer = answer.map(|_| OpenResult { priority_queues: count, usable_for });
                 Event::Opened { source: SourceId(0), sent_at, answer }
             }
             Call::Poll { lane, max } => {

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use journeyman::domain::id::PriorityQueue;
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::host::clock::Clock;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
-use journeyman::source::{Message, MessageQueue as _, Recovery as _, Source as _};
+use journeyman::source::{MessageQueue as _, Recovery as _, Source as _};
 use serde_json::json;
 
 use crate::gremlin::{Asked, Gremlin, answer_with, date, json as say};
@@ -18,10 +17,6 @@ const RETRY: Refusal = Refusal::Retry { retry_after: None };
 fn signer(asked: &Asked) -> hawk::Header {
     let value = asked.header("authorization").expect("the request is signed");
     value.strip_prefix("Hawk ").expect("by Hawk").parse().expect("as Hawk has it")
-}
-
-fn message() -> Message {
-    Message { queue: PriorityQueue(0), id: "i".into(), receipt: "r".into(), dequeue_count: 1, run: run("T", 0) }
 }
 
 #[tokio::test]
@@ -51,10 +46,9 @@ async fn an_invalid_claim_does_not_affect_the_others() {
     let gremlin = Gremlin::start(|_| vec![say(200, &tasks)]).await;
     let batch = poll(&source(&gremlin.url(), Dialect::ClaimWork)).await.expect("the poll is answered");
     assert_eq!(batch.grants.len(), 1);
-    assert_eq!(batch.unreadable.len(), 3);
-    assert!(!format!("{:?}", batch.unreadable).contains(CANARY));
-    assert!(batch.unreadable[0].reason.contains("another worker"), "{:?}", batch.unreadable);
-    let named: Vec<_> = batch.unreadable.iter().map(|entry| &*entry.id).collect();
+    assert!(!format!("{:?}", batch.messages).contains(CANARY));
+    assert!(batch.messages[0].run.as_ref().is_err_and(|why| why.contains("another worker")), "{:?}", batch.messages);
+    let named: Vec<_> = batch.messages.iter().map(|entry| &*entry.id).collect();
     assert_eq!(named, ["F/0", "unknown task", "L/0"]);
 }
 
@@ -102,7 +96,7 @@ async fn a_rejected_signature_names_the_clock_difference() {
 #[tokio::test]
 async fn claim_task_sends_the_worker_identity() {
     let gremlin = Gremlin::start(|_| vec![say(200, &claim("T", 0))]).await;
-    let grant = source(&gremlin.url(), Dialect::Azure).claim(&message()).await.expect("it is granted");
+    let grant = source(&gremlin.url(), Dialect::Azure).claim(&run("T", 0)).await.expect("it is granted");
     assert_eq!(grant.run, run("T", 0));
     let asked = &gremlin.asked()[0];
     assert_eq!(asked.line, "POST /api/queue/v1/task/T/runs/0/claim HTTP/1.1");
@@ -127,7 +121,7 @@ async fn claim_task_errors_are_classified() {
     ];
     for (status, refusal) in expected {
         let gremlin = Gremlin::start(|_| vec![error(status, "Code")]).await;
-        let refused = discreet(source(&gremlin.url(), Dialect::Azure).claim(&message()).await);
+        let refused = discreet(source(&gremlin.url(), Dialect::Azure).claim(&run("T", 0)).await);
         assert_eq!(refused.refusal, refusal, "{status}: {refused}");
         assert_eq!(refused.message, format!("claimTask T/0: {status} Code: It is so."));
     }
@@ -139,7 +133,7 @@ async fn a_grant_for_another_run_is_rejected() {
     foreign["workerGroup"] = json!("other");
     for body in [claim("U", 0), claim("T", 1), foreign, json!({}), json!([])] {
         let gremlin = Gremlin::start(|_| vec![say(200, &body)]).await;
-        let refused = discreet(source(&gremlin.url(), Dialect::Azure).claim(&message()).await);
+        let refused = discreet(source(&gremlin.url(), Dialect::Azure).claim(&run("T", 0)).await);
         assert_eq!(refused.refusal, RETRY, "{refused}");
     }
 }
@@ -243,7 +237,7 @@ async fn a_claim_with_an_unreadable_payload_is_granted_with_the_reason() {
         let gremlin = Gremlin::start(|_| vec![tasks(claim("T", 0))]).await;
         let source = source(&gremlin.url(), Dialect::ClaimWork);
         let batch = poll(&source).await.expect("it is answered");
-        assert!(batch.unreadable.is_empty());
+        assert!(batch.messages.is_empty());
         let grant = batch.grants.into_iter().next().expect("a claim");
         assert_eq!((grant.run.clone(), &grant.task["expires"]), (run("T", 0), &json!("2030-01-01T00:00:00.000Z")));
         let why = grant.payload_error.expect("it says why");

@@ -107,7 +107,7 @@ pub(crate) async fn claimed_by(
 }
 
 pub(crate) fn only(mut batch: PollBatch) -> Grant {
-    assert_eq!((batch.grants.len(), batch.unreadable.len()), (1, 0), "{batch:?}");
+    assert_eq!((batch.grants.len(), batch.messages.len()), (1, 0), "{batch:?}");
     batch.grants.remove(0)
 }
 

@@ -124,17 +124,16 @@ impl Source for Moody {
 }
 
 impl MessageQueue for Moody {
-    fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant> {
-        let granted = async { MessageQueue::claim(&self.inner, message).await.map(|grant| self.moody_grant(grant)) };
+    fn claim<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
+        let granted = async { MessageQueue::claim(&self.inner, run).await.map(|grant| self.moody_grant(grant)) };
         unless_moody(&self.mood, Box::pin(granted))
     }
-    fn delete<'a>(&'a self, lane: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()> {
+    fn delete<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, ()> {
         if *self.mood.borrow() == Mood::DeletesNothing {
-            let refused =
-                CallError { refusal: Refusal::Retry { retry_after: None }, message: format!("delete of {id}: stuck") };
+            let refused = CallError { refusal: Refusal::Retry { retry_after: None }, message: "delete: stuck".into() };
             return Box::pin(async { Err(refused) });
         }
-        unless_moody(&self.mood, self.inner.delete(lane, id, receipt))
+        unless_moody(&self.mood, self.inner.delete(message))
     }
 }
 

@@ -57,7 +57,7 @@ pub enum Event {
     Opened {
         source: SourceId,
         sent_at: Instant,
-        answer: Result<OpenedQueues, Refusal>,
+        answer: Result<OpenResult, Refusal>,
     },
     Polled {
         source: SourceId,
@@ -122,9 +122,10 @@ pub enum Event {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OpenedQueues {
-    pub count: u16,
-    /// From when they were requested.
+pub struct OpenResult {
+    /// Queue 0 is polled first.
+    pub priority_queues: u16,
+    /// From when the call was sent; `None` is unlimited.
     pub usable_for: Option<Duration>,
 }
 

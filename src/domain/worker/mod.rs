@@ -28,7 +28,7 @@ use super::slots::{Slot, Slots};
 use super::time::Instant;
 
 pub use event::{
-    Alert, DeleteRetry, Effect, Event, ExitReason, GrantedClaim, OpenedQueues, PollResult, ReceivedMessage,
+    Alert, DeleteRetry, Effect, Event, ExitReason, GrantedClaim, OpenResult, PollResult, ReceivedMessage,
     RecoveredClaim, RecoveryResult,
 };
 use lifecycle::Lifecycle;

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use super::claims::ClaimOrigin;
 use super::{
-    Alert, Effect, ExitReason, FAILURES_BEFORE_ALERT, FAILURES_PER_REPEATED_ALERT, OpenedQueues, POLL_MAX, PollResult,
+    Alert, Effect, ExitReason, FAILURES_BEFORE_ALERT, FAILURES_PER_REPEATED_ALERT, OpenResult, POLL_MAX, PollResult,
     RecoveryResult, RunKey, Worker,
 };
 use crate::domain::id::{LocalToken, Run, SourceId};
@@ -19,13 +19,13 @@ impl Worker {
         &mut self,
         source: SourceId,
         sent_at: Instant,
-        answer: Result<OpenedQueues, Refusal>,
+        answer: Result<OpenResult, Refusal>,
         now: Instant,
     ) {
         let feed = &mut self.sources[source.index()];
         match answer {
             Ok(lanes) => {
-                feed.poller.on_opened(lanes.count, lanes.usable_for.map(|span| sent_at.plus(span)), now);
+                feed.poller.on_opened(lanes.priority_queues, lanes.usable_for.map(|span| sent_at.plus(span)), now);
                 self.retry_stale_deletes(source, now);
             }
             Err(refusal) => self.on_refusal(source, refusal, now),

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{MemoryClaim, MemorySource, PRIORITIES, RunEnd, RunState, StoredArtifact};
 use crate::domain::id::{PriorityQueue, Run, TaskId};
 use crate::domain::time::Instant;
-use crate::source::{Grant, Message, PollBatch, UnreadableMessage};
+use crate::source::{Grant, Message, PollBatch};
 
 #[derive(Default)]
 pub(super) struct TaskTable {
@@ -121,10 +121,10 @@ impl TaskTable {
         let lease = source.queue.0.config.lease;
         let mut batch = PollBatch::default();
         for lane in 0..PRIORITIES.len() {
-            while batch.grants.len() + batch.unreadable.len() < usize::from(max) && !self.entries[lane].is_empty() {
+            while batch.grants.len() + batch.messages.len() < usize::from(max) && !self.entries[lane].is_empty() {
                 let entry = self.entries[lane].remove(0);
                 let Some(run) = entry.run.clone() else {
-                    batch.unreadable.push(unreadable(&entry, lane));
+                    batch.messages.push(entry.received(lane));
                     continue;
                 };
                 if self.run(&run).is_none_or(|found| found.state != RunState::Pending) {
@@ -147,28 +147,21 @@ impl TaskTable {
             entry.visible_at = now.plus(hidden);
             entry.dequeue_count = entry.dequeue_count.saturating_add(1);
             entry.receipt = format!("receipt+{serial}/=").into();
-            match entry.run.clone() {
-                Some(run) => batch.messages.push(Message {
-                    queue: priority_queue(lane),
-                    id: Arc::clone(&entry.id),
-                    receipt: Arc::clone(&entry.receipt),
-                    dequeue_count: entry.dequeue_count,
-                    run,
-                }),
-                None => batch.unreadable.push(unreadable(entry, lane)),
-            }
+            batch.messages.push(entry.received(lane));
         }
         batch
     }
 }
 
-pub(super) fn unreadable(entry: &QueuedMessage, lane: usize) -> UnreadableMessage {
-    UnreadableMessage {
-        queue: priority_queue(lane),
-        id: Arc::clone(&entry.id),
-        receipt: Arc::clone(&entry.receipt),
-        dequeue_count: entry.dequeue_count,
-        reason: "nothing can be made of it".into(),
+impl QueuedMessage {
+    fn received(&self, lane: usize) -> Message {
+        Message {
+            queue: priority_queue(lane),
+            id: Arc::clone(&self.id),
+            receipt: Arc::clone(&self.receipt),
+            dequeue_count: self.dequeue_count,
+            run: self.run.clone().ok_or_else(|| "not about a run".to_owned()),
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{CLAIMED_PAGE_ENTRIES, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
-use crate::source::{Artifact, CallError, Claim, Grant, PollBatch, RecoveryBatch, SourceFuture, UnreadableMessage};
+use crate::source::{Artifact, CallError, Claim, Grant, Message, PollBatch, RecoveryBatch, SourceFuture};
 
 pub(super) struct TaskclusterClaim {
     pub(super) run: Run,
@@ -80,12 +80,12 @@ impl Taskcluster {
                     let expires_at = sent_at.plus(claim.granted.lease);
                     batch.grants.push(self.service.grant(claim, expires_at));
                 }
-                Err(what) => batch.unreadable.push(UnreadableMessage {
+                Err(what) => batch.messages.push(Message {
                     queue: PriorityQueue(0),
                     id: describe_entry(&entry).into(),
                     receipt: "".into(),
                     dequeue_count: 1,
-                    reason: format!("{operation}: {what}"),
+                    run: Err(format!("{operation}: {what}")),
                 }),
             }
         }

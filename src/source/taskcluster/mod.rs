@@ -203,12 +203,12 @@ impl Source for Taskcluster {
 }
 
 impl MessageQueue for Taskcluster {
-    fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant> {
-        Box::pin(self.claim_task(&message.run))
+    fn claim<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
+        Box::pin(self.claim_task(run))
     }
 
-    fn delete<'a>(&'a self, queue: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()> {
-        Box::pin(self.delete_message(queue, id, receipt))
+    fn delete<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, ()> {
+        Box::pin(self.delete_message(message))
     }
 }
 

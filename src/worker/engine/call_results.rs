@@ -12,7 +12,7 @@ use crate::domain::id::{LocalToken, SourceId};
 use crate::domain::outcome::ExecuteFailure;
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant as Moment;
-use crate::domain::worker::{Event, GrantedClaim, OpenedQueues, PollResult, ReceivedMessage, RecoveryResult};
+use crate::domain::worker::{Event, GrantedClaim, PollResult, ReceivedMessage, RecoveryResult};
 use crate::host::containment::OnCleanupFailure;
 use crate::host::crash_points::crash_point;
 use crate::source::{Grant, PollBatch};
@@ -40,9 +40,7 @@ impl Engine {
             }
             CallResult::Claim { claim, event, attachment } => self.on_claim_call(claim, event, attachment),
             CallResult::Opened { source, sent_at, answer } => {
-                let answer = answer
-                    .map(|opened| OpenedQueues { count: opened.priority_queues, usable_for: opened.usable_for })
-                    .map_err(|error| self.log_source_refusal(source, error));
+                let answer = answer.map_err(|error| self.log_source_refusal(source, error));
                 self.handle_event(Event::Opened { source, sent_at, answer });
             }
             CallResult::Polled { source, queue, sent_at, answer } => {
@@ -152,53 +150,25 @@ impl Engine {
         if !batch.grants.is_empty() {
             crash_point("claim-granted");
         }
-        let entries = batch.messages.len() + batch.unreadable.len() + batch.grants.len();
+        let entries = batch.messages.len() + batch.grants.len();
         self.source_activity[source.index()].on_poll(self.clock.now(), entries);
-        let mut haul = PollResult::default();
+        let mut result = PollResult::default();
         for message in batch.messages {
             let token = self.next_token();
-            let message = Arc::new(message);
-            haul.messages.push(ReceivedMessage {
+            if let Err(reason) = &message.run {
+                let source = self.source_name(source);
+                tracing::error!(source, message.id = &*message.id, "cannot read an entry of a poll: {reason}");
+            }
+            result.messages.push(ReceivedMessage {
                 token,
                 id: (*message.id).into(),
                 dequeue_count: message.dequeue_count,
-                run: Some(message.run.clone()),
+                run: message.run.clone().ok(),
             });
-            let entry = PolledMessage {
-                lane: message.queue,
-                id: Arc::clone(&message.id),
-                receipt: Arc::clone(&message.receipt),
-                source_index: source.index(),
-                message: Some(message),
-            };
-            self.messages.insert(token, Arc::new(entry));
+            self.messages.insert(token, PolledMessage { source, message: Arc::new(message) });
         }
-        for bad in batch.unreadable {
-            let token = self.next_token();
-            tracing::error!(
-                source = self.source_name(source),
-                message.id = &*bad.id,
-                "cannot read an entry of a poll: {}",
-                bad.reason
-            );
-            haul.messages.push(ReceivedMessage {
-                token,
-                id: (*bad.id).into(),
-                dequeue_count: bad.dequeue_count,
-                run: None,
-            });
-            let source = source.index();
-            let entry = PolledMessage {
-                lane: bad.queue,
-                id: bad.id,
-                receipt: bad.receipt,
-                source_index: source,
-                message: None,
-            };
-            self.messages.insert(token, Arc::new(entry));
-        }
-        haul.claims = self.accept_grants(source, sent_at, batch.grants);
-        haul
+        result.claims = self.accept_grants(source, sent_at, batch.grants);
+        result
     }
 
     /// A claim reported lost before its grant arrived is lost at once.

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use super::super::calls::{self, CallResult};
-use super::super::claim_runtime::{ClaimRuntime, Execution, ExecutionSetup};
+use super::super::claim_runtime::{ClaimRuntime, Execution, ExecutionSetup, PolledMessage};
 use super::super::uploads::Uploader;
 use super::{Engine, open_claim};
 use crate::domain::claim::{ClaimAction, ClaimEvent, KillCause, UploadStatus};
@@ -32,14 +32,17 @@ impl Engine {
             Effect::Claim(claim, action) => self.perform_claim_action(claim, action),
             Effect::Delete(message) => {
                 crash_point("before-delete");
-                let entry = Arc::clone(&self.messages[&message]);
-                let id = SourceId::from_index(entry.source_index);
-                self.spawn_source_call(id, |source, _| calls::delete(source, message, entry));
+                let PolledMessage { source: id, message: received } = self.messages[&message].clone();
+                self.spawn_source_call(id, |source, _| calls::delete(source, message, received));
             }
             Effect::DropMessage(message) => {
                 self.messages.remove(&message);
                 // A grant that the rules did not take has the same token.
-                if self.claims.get(&message).is_some_and(|live| live.message.is_none() && live.execution.is_none()) {
+                if self
+                    .claims
+                    .get(&message)
+                    .is_some_and(|live| live.dequeue_count.is_none() && live.execution.is_none())
+                {
                     self.claims.remove(&message);
                 }
             }
@@ -61,9 +64,8 @@ impl Engine {
         live.timeline.on_action(&action, now);
         match action {
             ClaimAction::Request => {
-                let Some(message) = live.message.clone() else { return };
-                let id = live.source;
-                self.spawn_source_call(id, |source, clock| calls::claim(source, claim, message, clock));
+                let (id, run) = (live.source, live.run.clone());
+                self.spawn_source_call(id, |source, clock| calls::claim(source, claim, run, clock));
             }
             ClaimAction::TakeOver => {
                 let (id, run) = (live.source, live.run.clone());

@@ -66,7 +66,7 @@ pub(super) struct Engine {
     pub(super) calls: JoinSet<CallResult>,
     threads: HandlerRuntime,
     pub(super) sidecars: Sidecars,
-    messages: HashMap<LocalToken, Arc<PolledMessage>>,
+    messages: HashMap<LocalToken, PolledMessage>,
     pub(super) claims: HashMap<LocalToken, ClaimRuntime>,
     /// Claims whose processes may remain.
     pub(super) pending_cleanup: BTreeMap<LocalToken, Run>,

@@ -21,7 +21,7 @@ use super::transport::{ApiRequest, encode_segment, read_body, read_error_respons
 use crate::domain::id::{PriorityQueue, Run, TaskId};
 use crate::domain::refusal::Refusal;
 use crate::limits::{POLL_BODY_BYTES_MAX, POLL_MESSAGES_MAX, PRIORITY_QUEUES_MAX, SIGNED_URL_RENEWAL_MARGIN};
-use crate::source::{CallError, Message, OpenResult, PollBatch, UnreadableMessage};
+use crate::source::{CallError, Message, OpenResult, PollBatch};
 use signed_url::SignedUrls;
 use xml::RawMessage;
 
@@ -109,10 +109,11 @@ impl Taskcluster {
         Ok(poll_batch(queue, messages))
     }
 
-    pub(super) async fn delete_message(&self, queue: PriorityQueue, id: &str, receipt: &str) -> Result<(), CallError> {
+    pub(super) async fn delete_message(&self, message: &Message) -> Result<(), CallError> {
+        let Message { queue, id, receipt, .. } = message;
         let operation = format!("delete of message {} of {} at priority {}", sanitize(id), self.task_queue, queue.0);
         let signed = self.signed_queues.load();
-        let url = signed_urls(&signed, queue, &operation)?
+        let url = signed_urls(&signed, *queue, &operation)?
             .delete(id, receipt)
             .map_err(|what| call_error(Refusal::Rejected, format!("{operation}: its URL {what}")))?;
         let response = self.send_to_storage(&operation, Method::DELETE, url).await?;
@@ -200,20 +201,17 @@ fn classify_storage_error(operation: &str, answered: &ErrorResponse) -> CallErro
 }
 
 fn poll_batch(queue: PriorityQueue, messages: Vec<RawMessage>) -> PollBatch {
-    let mut batch = PollBatch::default();
-    for message in messages {
-        let id = message.id.as_str().into();
-        let receipt = message.receipt.as_str().into();
+    let read = |message: RawMessage| {
         let dequeue_count = message.dequeue_count.trim().parse::<u64>().unwrap_or(1);
-        let dequeue_count = u32::try_from(dequeue_count).unwrap_or(u32::MAX);
-        match decode_message(&message) {
-            Ok(run) => batch.messages.push(Message { queue, id, receipt, dequeue_count, run }),
-            Err(what) => {
-                batch.unreadable.push(UnreadableMessage { queue, id, receipt, dequeue_count, reason: what.into() })
-            }
+        Message {
+            queue,
+            id: message.id.as_str().into(),
+            receipt: message.receipt.as_str().into(),
+            dequeue_count: u32::try_from(dequeue_count).unwrap_or(u32::MAX),
+            run: decode_message(&message).map_err(str::to_owned),
         }
-    }
-    batch
+    };
+    PollBatch { messages: messages.into_iter().map(read).collect(), grants: Vec::new() }
 }
 
 fn decode_message(message: &RawMessage) -> Result<Run, &'static str> {
@@ -235,7 +233,7 @@ pub(super) fn fuzz_poll_response(document: &str) {
         Ok(messages) => {
             let found = messages.len();
             let batch = poll_batch(PriorityQueue(0), messages);
-            assert!(found <= usize::from(POLL_MESSAGES_MAX) && batch.messages.len() + batch.unreadable.len() == found);
+            assert!(found <= usize::from(POLL_MESSAGES_MAX) && batch.messages.len() == found);
         }
         Err(what) => assert!(!what.is_empty()),
     }
@@ -343,9 +341,9 @@ mod tests {
         messages.insert(4, raw(&good));
         messages.push(RawMessage { receipt: String::new(), ..raw(&good) });
         let batch = poll_batch(PriorityQueue(2), messages);
-        assert_eq!(batch.messages.len(), 1);
-        assert_eq!(batch.unreadable.len(), bad.len() + 1);
-        assert!(batch.unreadable.iter().all(|entry| entry.queue == PriorityQueue(2)));
+        let readable: Vec<bool> = batch.messages.iter().map(|message| message.run.is_ok()).collect();
+        assert_eq!(readable, (0..bad.len() + 2).map(|index| index == 4).collect::<Vec<_>>());
+        assert!(batch.messages.iter().all(|message| message.queue == PriorityQueue(2)));
     }
 
     #[test]
