@@ -18,7 +18,7 @@ use super::store::artifacts::Artifact;
 use super::store::tx::Tx;
 use super::task_calls::ok;
 use super::task_state::RunState;
-use crate::limits::{QUEUE_CLOCK_DRIFT_MAX, QUEUE_LATE_ARTIFACTS_WINDOW, QUEUE_PUT_URL_TTL};
+use crate::limits::{QUEUE_CLOCK_DRIFT_MAX, QUEUE_GET_URL_TTL, QUEUE_LATE_ARTIFACTS_WINDOW, QUEUE_PUT_URL_TTL};
 
 #[derive(Deserialize)]
 #[serde(tag = "storageType", rename_all = "lowercase", rename_all_fields = "camelCase", deny_unknown_fields)]
@@ -91,7 +91,7 @@ pub(crate) async fn create(app: App, call: Call) -> ReplyResult {
             "storageType": "s3",
             "contentType": artifact.content_type,
             "expires": expires.iso(),
-            "putUrl": artifact_content::put_url(&app, &path, &artifact.content_type, expires),
+            "putUrl": artifact_content::signed_url(&app, "PUT", &path, &artifact.content_type, expires),
         }),
         storage => json!({"storageType": storage}),
     };
@@ -129,7 +129,7 @@ pub(crate) async fn list(app: App, call: Call) -> ReplyResult {
         .store
         .execute(move |tx| {
             let row = tx.require_task(&task)?;
-            row.task.run(run).map_err(|error| QueueError::from_run_error(error, &format!("{task}/{run}")))?;
+            row.task.run(run)?;
             tx.list_artifacts(&task, run, page)
         })
         .await?;
@@ -203,7 +203,10 @@ async fn get_from(app: App, call: Call, run: Option<u32>) -> ReplyResult {
     }
     let url = match artifact.details.get("url").and_then(Value::as_str) {
         Some(url) => url.to_owned(),
-        None => artifact_content::get_url(&app, &path, &artifact.content_type),
+        None => {
+            let end = app.now().plus(QUEUE_GET_URL_TTL);
+            artifact_content::signed_url(&app, "GET", &path, &artifact.content_type, end)
+        }
     };
     let body = json!({"storageType": artifact.storage, "url": url}).to_string();
     Ok((storage, [(LOCATION, url)], json_response(StatusCode::SEE_OTHER, body)).into_response())

@@ -77,19 +77,6 @@ impl QueueError {
         Self::new(QueueErrorCode::InternalServerError, format!("internal error, incidentId: {incident}"))
     }
 
-    /// `subject` is a task id, or a run as `TASK/RUN`.
-    pub(crate) fn from_run_error(error: RunError, subject: &str) -> Self {
-        match error {
-            RunError::NoSuchRun => Self::not_found(format!("run `{subject}` not found")),
-            RunError::AlreadyClaimed => {
-                Self::conflict(format!("run `{subject}` was already claimed by another worker"))
-            }
-            RunError::NotRunning => Self::conflict(format!("run `{subject}` is resolved or not running")),
-            RunError::PastDeadline => Self::conflict(format!("`{subject}` is past the deadline of its task")),
-            RunError::TooManyRuns => Self::conflict(format!("task `{subject}` has {QUEUE_RUNS_MAX} runs, the maximum")),
-        }
-    }
-
     pub(crate) fn into_response(self, method: &str, params: &[(String, String)], now: UnixMillis) -> Response {
         let params: Map<String, Value> = params.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
         let body = json!({
@@ -106,6 +93,18 @@ impl QueueError {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
+    }
+}
+
+impl From<RunError> for QueueError {
+    fn from(error: RunError) -> Self {
+        match error {
+            RunError::NoSuchRun => Self::not_found("run not found"),
+            RunError::AlreadyClaimed => Self::conflict("the run was already claimed by another worker"),
+            RunError::NotRunning => Self::conflict("the run is resolved or not running"),
+            RunError::PastDeadline => Self::conflict("the deadline of the task has passed"),
+            RunError::TooManyRuns => Self::conflict(format!("the task has {QUEUE_RUNS_MAX} runs, the maximum")),
+        }
     }
 }
 

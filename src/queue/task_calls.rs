@@ -107,7 +107,7 @@ impl TaskOperation {
         let task = app.store.execute(move |tx| {
             let mut row = tx.require_task(&name)?;
             caller.require(&self.required_scopes(&row.task))?;
-            self.apply(&mut row.task, tx.now).map_err(|error| QueueError::from_run_error(error, &name))?;
+            self.apply(&mut row.task, tx.now)?;
             tx.save(row)
         });
         ok(response_json::status_reply(&task.await?))
@@ -155,7 +155,7 @@ pub(crate) async fn claim_task(app: App, call: Call) -> ReplyResult {
     let claim = app.store.execute(move |tx| {
         let row = tx.require_task(&name)?;
         caller.require(&claim_task_scopes(&row.task.queue, &worker))?;
-        tx.claim(row, run, &worker)?.map_err(|error| QueueError::from_run_error(error, &format!("{name}/{run}")).into())
+        tx.claim(row, run, &worker)
     });
     ok(response_json::claim_reply(&app.keyring, claim.await?, app.now()))
 }
@@ -180,26 +180,23 @@ async fn change_run<T: Send + 'static>(
     app: &QueueState,
     call: Call,
     scope: &'static str,
-    change: impl FnOnce(&mut Tx<'_>, TaskRow, u32) -> Result<Result<T, RunError>, StoreError> + Send + 'static,
+    change: impl FnOnce(&mut Tx<'_>, TaskRow, u32) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, QueueError> {
     let (name, run, caller) = (call.task_id(), call.run(), call.caller);
     app.store
         .execute(move |tx| {
-            let run_error = |error| QueueError::from_run_error(error, &format!("{name}/{run}"));
             let row = tx.require_task(&name)?;
-            row.task.run(run).map_err(run_error)?;
+            row.task.run(run)?;
             caller.require_scope(format!("queue:{scope}:{name}/{run}"))?;
-            change(tx, row, run)?.map_err(|error| run_error(error).into())
+            change(tx, row, run)
         })
         .await
 }
 
 pub(crate) async fn reclaim_task(app: App, call: Call) -> ReplyResult {
-    let claim: ClaimedRun = change_run(&app, call, "reclaim-task", |tx, mut row, run| {
-        match row.task.reclaim(run, tx.now, tx.config.claim_timeout) {
-            Ok(()) => tx.save_claim(row, run, None).map(Ok),
-            Err(error) => Ok(Err(error)),
-        }
+    let claim = change_run(&app, call, "reclaim-task", |tx, mut row, run| {
+        row.task.reclaim(run, tx.now, tx.config.claim_timeout)?;
+        tx.save_claim(row, run, None)
     })
     .await?;
     ok(response_json::claim_reply(&app.keyring, claim, app.now()))
@@ -215,11 +212,10 @@ pub(crate) async fn report_exception(app: App, call: Call) -> ReplyResult {
 }
 
 pub(crate) async fn report(app: App, call: Call, reason: ResolvedReason) -> ReplyResult {
-    let task =
-        change_run(&app, call, "resolve-task", move |tx, mut row, run| match row.task.report(run, reason, tx.now) {
-            Ok(()) => tx.save(row).map(Ok),
-            Err(error) => Ok(Err(error)),
-        });
+    let task = change_run(&app, call, "resolve-task", move |tx, mut row, run| {
+        row.task.report(run, reason, tx.now)?;
+        tx.save(row)
+    });
     ok(response_json::status_reply(&task.await?))
 }
 

@@ -19,7 +19,7 @@ pub(crate) use self::open::open;
 use self::tx::{ClaimedRun, Tx};
 use self::writer::{Batch, Writer};
 use super::queue_error::QueueError;
-use super::task_state::WorkerIdentity;
+use super::task_state::{RunError, WorkerIdentity};
 
 #[derive(Debug)]
 pub(crate) enum StoreError {
@@ -36,6 +36,12 @@ impl StoreError {
 impl From<QueueError> for StoreError {
     fn from(error: QueueError) -> Self {
         Self::Refused(Box::new(error))
+    }
+}
+
+impl From<RunError> for StoreError {
+    fn from(error: RunError) -> Self {
+        QueueError::from(error).into()
     }
 }
 

@@ -6,7 +6,7 @@ use super::super::Config;
 use super::super::clock::UnixMillis;
 use super::super::queue_error::QueueError;
 use super::super::task_definition::{NewTask, Requires, is_same_json};
-use super::super::task_state::{ClaimMethod, Priority, RunError, RunRecord, RunState, TaskRecord, WorkerIdentity};
+use super::super::task_state::{ClaimMethod, Priority, RunRecord, RunState, TaskRecord, WorkerIdentity};
 use super::StoreError;
 use crate::limits::{QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX};
 
@@ -189,20 +189,10 @@ impl Tx<'_> {
         serde_json::from_str(&text).map_err(StoreError::json)
     }
 
-    pub(crate) fn claim(
-        &mut self,
-        mut row: TaskRow,
-        run: u32,
-        worker: &WorkerIdentity,
-    ) -> StoreResult<Result<ClaimedRun, RunError>> {
-        let (now, length) = (self.now, self.config.claim_timeout);
-        match row.task.claim(run, worker, ClaimMethod::ClaimTask, now, length) {
-            Err(error) => Ok(Err(error)),
-            Ok(()) => {
-                let definition = self.definition(row.id)?;
-                self.save_claim(row, run, Some(definition)).map(Ok)
-            }
-        }
+    pub(crate) fn claim(&mut self, mut row: TaskRow, run: u32, worker: &WorkerIdentity) -> StoreResult<ClaimedRun> {
+        row.task.claim(run, worker, ClaimMethod::ClaimTask, self.now, self.config.claim_timeout)?;
+        let definition = self.definition(row.id)?;
+        self.save_claim(row, run, Some(definition))
     }
 
     /// Saves a task whose `run` was claimed, or reclaimed, which needs no definition.
