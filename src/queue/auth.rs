@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use super::Config;
+use super::api::query_param;
 use super::clock::UnixMillis;
 use super::queue_error::{QueueError, QueueErrorCode};
 use super::scopes::{ScopeExpression, satisfies, satisfies_all};
@@ -147,11 +148,11 @@ fn check(is_valid: bool, message: &str) -> Result<(), QueueError> {
 }
 
 /// HMAC-SHA256. Fails for no key or data used here; an empty result matches nothing.
-pub(crate) fn hmac(key: &[u8], data: &[u8]) -> Vec<u8> {
+fn hmac(key: &[u8], data: &[u8]) -> Vec<u8> {
     Key::new(key, SHA256).and_then(|key| key.sign(data)).unwrap_or_default()
 }
 
-pub(crate) fn constant_time_eq(left: Vec<u8>, right: Vec<u8>) -> bool {
+fn constant_time_eq(left: Vec<u8>, right: Vec<u8>) -> bool {
     !left.is_empty() && Mac::from(left) == Mac::from(right)
 }
 
@@ -168,9 +169,20 @@ impl Keyring {
         }
     }
 
-    /// Signs for one purpose with the queue's own secret.
-    pub(crate) fn sign(&self, purpose: &str, text: &str) -> Vec<u8> {
-        hmac(self.own_secret.expose_secret().as_bytes(), format!("{purpose}\n{text}").as_bytes())
+    fn url_signature(&self, subject: &str, end: UnixMillis) -> Vec<u8> {
+        hmac(self.own_secret.expose_secret().as_bytes(), format!("url\n{subject}\n{}", end.0).as_bytes())
+    }
+
+    /// The query of a URL that needs no other credentials until `end`.
+    pub(crate) fn sign_url(&self, subject: &str, end: UnixMillis) -> String {
+        format!("end={}&sig={}", end.0, URL_SAFE_NO_PAD.encode(self.url_signature(subject, end)))
+    }
+
+    pub(crate) fn is_url_valid(&self, subject: &str, query: &str, now: UnixMillis) -> bool {
+        let part = |name| query_param(query, name).unwrap_or_default();
+        let given = URL_SAFE_NO_PAD.decode(part("sig")).unwrap_or_default();
+        let end = part("end").parse().map(UnixMillis);
+        end.is_ok_and(|end| now < end && constant_time_eq(self.url_signature(subject, end), given))
     }
 
     pub(crate) fn issue(

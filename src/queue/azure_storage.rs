@@ -1,6 +1,6 @@
 //! The message queues of the Azure dialect: signed poll and delete URLs, and the XML protocol behind them.
 //!
-//! The URLs lead back to this queue. They are signed by the storage service's scheme with the queue's own secret.
+//! The URLs lead back to this queue.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -15,18 +15,12 @@ use serde_json::{Value, json};
 
 use super::QueueState;
 use super::api::{App, Call, ReplyResult, query_param};
-use super::auth::constant_time_eq;
-use super::clock::UnixMillis;
 use super::queue_error::QueueError;
 use super::scopes::ScopeExpression;
 use super::store::messages::{DeleteResult, ReceivedMessage};
 use super::task_calls::ok;
 use super::task_state::Priority;
-use crate::limits::{POLL_MESSAGES_MAX, QUEUE_CLOCK_DRIFT_MAX, QUEUE_POLL_URL_TTL, QUEUE_VISIBILITY_TIMEOUT_MAX};
-
-/// The version in the signature scheme of Azure Queue Storage.
-const SIGNATURE_VERSION: &str = "2015-04-05";
-const PROTOCOLS: &str = "https,http";
+use crate::limits::{POLL_MESSAGES_MAX, QUEUE_POLL_URL_TTL, QUEUE_VISIBILITY_TIMEOUT_MAX};
 
 /// pollTaskUrls: the signed URLs of a task queue, highest priority first.
 pub(crate) async fn poll_task_urls(app: App, call: Call) -> ReplyResult {
@@ -38,14 +32,13 @@ pub(crate) async fn poll_task_urls(app: App, call: Call) -> ReplyResult {
             ScopeExpression::scope(format!("assume:worker-type:{queue}")),
         ]),
     ]))?;
-    let now = app.now();
-    let expires = now.plus(QUEUE_POLL_URL_TTL);
+    let expires = app.now().plus(QUEUE_POLL_URL_TTL);
     let urls: Vec<Value> = Priority::ALL
         .into_iter()
         .map(|priority| {
             let name = format!("{queue}/{}", priority.rank());
-            let access = SasToken { start: now.minus(QUEUE_CLOCK_DRIFT_MAX).iso(), end: expires.iso() };
-            let (url, signed) = (format!("{}/azure/{name}/messages", app.root_url), access.query(&app, &name));
+            let signed = app.keyring.sign_url(&name, expires);
+            let url = format!("{}/azure/{name}/messages", app.root_url);
             let hidden = app.config.visibility_timeout.as_secs();
             json!({
                 "signedPollUrl": format!("{url}?visibilitytimeout={hidden}&{signed}"),
@@ -54,45 +47,6 @@ pub(crate) async fn poll_task_urls(app: App, call: Call) -> ReplyResult {
         })
         .collect();
     ok(json!({"queues": urls, "expires": expires.iso()}).to_string())
-}
-
-/// A signature that allows to receive and delete messages of one queue.
-struct SasToken {
-    start: String,
-    end: String,
-}
-
-impl SasToken {
-    fn signature(&self, app: &QueueState, queue: &str) -> Vec<u8> {
-        let Self { start, end } = self;
-        app.keyring.sign(
-            "azure",
-            &format!("p\n{start}\n{end}\n/queue/journeyman/{queue}\n\n\n{PROTOCOLS}\n{SIGNATURE_VERSION}"),
-        )
-    }
-
-    fn query(&self, app: &QueueState, queue: &str) -> String {
-        let encode = urlencoding::encode;
-        let signature = STANDARD.encode(self.signature(app, queue));
-        format!(
-            "sv={SIGNATURE_VERSION}&se={}&sp=p&spr={}&sig={}&st={}",
-            encode(&self.end),
-            encode(PROTOCOLS),
-            encode(&signature),
-            encode(&self.start)
-        )
-    }
-
-    /// Whether a URL's signature fits and is valid at this time.
-    fn verify(app: &QueueState, queue: &str, query: &str) -> Option<()> {
-        let part = |name: &str| query_param(query, name);
-        let access = Self { start: part("st")?, end: part("se")? };
-        let signed = STANDARD.decode(part("sig")?).ok()?;
-        let now = app.now();
-        let in_time = UnixMillis::parse(&access.start)? <= now && now < UnixMillis::parse(&access.end)?;
-        let known = part("sv")? == SIGNATURE_VERSION && part("spr")? == PROTOCOLS && part("sp")? == "p";
-        (known && in_time && constant_time_eq(access.signature(app, queue), signed)).then_some(())
-    }
 }
 
 pub(crate) struct StorageError(StatusCode, &'static str);
@@ -115,9 +69,6 @@ impl From<QueueError> for StorageError {
 }
 
 const XML: [(&str, &str); 1] = [("content-type", "application/xml")];
-const AUTHENTICATION_FAILED: StorageError = StorageError(StatusCode::FORBIDDEN, "AuthenticationFailed");
-const MESSAGE_NOT_FOUND: StorageError = StorageError(StatusCode::NOT_FOUND, "MessageNotFound");
-const PERMISSION_MISMATCH: StorageError = StorageError(StatusCode::FORBIDDEN, "AuthorizationPermissionMismatch");
 
 /// The path of one of a task queue's message queues.
 #[derive(Deserialize)]
@@ -133,8 +84,13 @@ impl QueuePath {
     /// Checks the signature first, then the method. Returns the task queue.
     fn authorize(&self, app: &QueueState, query: &str, is_allowed: bool) -> Result<String, StorageError> {
         let queue = format!("{}/{}", self.provisioner, self.worker_type);
-        SasToken::verify(app, &format!("{queue}/{}", self.rank), query).ok_or(AUTHENTICATION_FAILED)?;
-        if is_allowed { Ok(queue) } else { Err(PERMISSION_MISMATCH) }
+        if !app.keyring.is_url_valid(&format!("{queue}/{}", self.rank), query, app.now()) {
+            return Err(StorageError(StatusCode::FORBIDDEN, "AuthenticationFailed"));
+        }
+        if !is_allowed {
+            return Err(StorageError(StatusCode::FORBIDDEN, "AuthorizationPermissionMismatch"));
+        }
+        Ok(queue)
     }
 }
 
@@ -204,7 +160,7 @@ pub(crate) async fn message(
     let deleted = app.store.execute(move |tx| tx.delete_message(&queue, &path.message, &receipt));
     match deleted.await? {
         DeleteResult::Deleted => Ok(StatusCode::NO_CONTENT),
-        DeleteResult::NotFound => Err(MESSAGE_NOT_FOUND),
+        DeleteResult::NotFound => Err(StorageError(StatusCode::NOT_FOUND, "MessageNotFound")),
         DeleteResult::ReceiptMismatch => Err(StorageError(StatusCode::BAD_REQUEST, "PopReceiptMismatch")),
     }
 }

@@ -88,19 +88,10 @@ async fn seven_queues_are_signed_for_half_an_hour_the_most_urgent_first() {
     let server = TestQueue::new().await;
     let reply = server.api.get("poll-task-url/lp/lw").await.expect(200);
     let first = reply["queues"][0]["signedPollUrl"].as_str().expect("a URL");
-    let (path, query) = first.split_once('?').expect("a query");
-    assert!(path.ends_with("/azure/lp/lw/7/messages"), "{path}");
-    let names: Vec<_> = query.split('&').filter_map(|pair| pair.split_once('=')).map(|(name, _)| name).collect();
-    assert_eq!(names, ["visibilitytimeout", "sv", "se", "sp", "spr", "sig", "st"]);
-    assert!(
-        query.starts_with(
-            "visibilitytimeout=300&sv=2015-04-05&se=2026-11-21T10%3A50%3A44.549Z&sp=p&spr=https%2Chttp&sig="
-        )
-    );
-    assert!(query.ends_with("&st=2026-11-21T10%3A05%3A44.549Z"), "{query}");
+    assert!(first.contains("/azure/lp/lw/7/messages?visibilitytimeout=300&"), "{first}");
     assert_eq!(reply["expires"], "2026-11-21T10:50:44.549Z");
     let last = reply["queues"][6]["signedDeleteUrl"].as_str().expect("a URL");
-    assert!(last.contains("/1/messages/{{messageId}}?popreceipt={{popReceipt}}&sv="), "{last}");
+    assert!(last.contains("/1/messages/{{messageId}}?popreceipt={{popReceipt}}&"), "{last}");
 }
 
 #[tokio::test]
@@ -217,10 +208,8 @@ async fn modified_and_expired_urls_are_rejected() {
         assert_recorded(&raw(api, "GET", &url).await, recorded);
     };
     refused("14-sas-bad-signature-403", url.replace("&sig=", "&sig=AB")).await;
-    refused("14-sas-bad-signature-403", url.replace("&sp=p", "&sp=pau")).await;
-    refused("14-sas-bad-signature-403", url.replace("se=2026", "se=2036")).await;
+    refused("14-sas-bad-signature-403", url.replace("end=1", "end=2")).await;
     refused("14-sas-bad-signature-403", url.replace("/7/messages", "/6/messages")).await;
-    refused("14-sas-bad-signature-403", url.replace("&sv=2015-04-05", "")).await;
     refused("17-visibilitytimeout-too-large", url.replace("timeout=300", "timeout=800000")).await;
     refused("08-numofmessages-33", format!("{url}&numofmessages=33")).await;
     assert_recorded(&raw(api, "POST", url).await, "15-sas-wrong-permission");
