@@ -23,14 +23,12 @@ pub const QUEUE_LONG_POLLS_MAX: usize = 4_096;
 pub const QUEUE_CONNECTIONS_MAX: usize = 8_192;
 /// Between requests, and for the head of one.
 pub const QUEUE_CONNECTION_IDLE_MAX: Duration = Duration::from_secs(90);
-pub const QUEUE_SMALL_BODY_BYTES_MAX: usize = 64 << 10;
-pub const QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX: usize = 4 << 10;
+pub const QUEUE_SMALL_BODY_BYTES_MAX: u32 = 64 << 10;
+pub const QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX: u32 = 4 << 10;
 /// Bodies of clients in memory at once; further requests are told to retry.
-pub const QUEUE_BODIES_BYTES_MAX: usize = 64 << 20;
-/// How much of a rejected body is read, so that its sender reads the response.
-pub const QUEUE_DISCARD_BYTES_MAX: usize = 16 << 20;
+pub const QUEUE_BODIES_BYTES_MAX: u32 = 64 << 20;
 pub const QUEUE_DISCARD_TIMEOUT: Duration = Duration::from_secs(2);
-pub const QUEUE_BODY_BYTES_MAX: usize = 10 << 20;
+pub const QUEUE_BODY_BYTES_MAX: u32 = 10 << 20;
 pub const QUEUE_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 pub const QUEUE_ARTIFACT_BYTES_MAX: u64 = 4 << 30;
 pub const QUEUE_JOBS_MAX: usize = 4_096;
@@ -50,7 +48,6 @@ pub const QUEUE_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 pub const QUEUE_LATE_ARTIFACTS_WINDOW: Duration = Duration::from_secs(25 * 60);
 pub const QUEUE_PUT_URL_TTL: Duration = Duration::from_secs(45 * 60);
 pub const QUEUE_GET_URL_TTL: Duration = Duration::from_secs(30 * 60);
-pub const QUEUE_CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
 /// An upload URL expires after the same time.
 pub const QUEUE_UPLOAD_TIMEOUT: Duration = QUEUE_PUT_URL_TTL;
 pub const QUEUE_READ_BYTES: usize = 64 << 10;

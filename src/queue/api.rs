@@ -1,17 +1,17 @@
 //! The HTTP API: its routes, and what every call shares: authentication by the head alone, a bounded body, errors.
 
-use std::future::{poll_fn, ready};
+use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::{Body, BodyDataStream, Bytes, HttpBody as _};
+use axum::body::{Body, Bytes, HttpBody as _, to_bytes};
 use axum::extract::{RawPathParams, Request, State};
 use axum::http::header::{AUTHORIZATION, AsHeaderName, CONTENT_TYPE, HOST};
 use axum::http::request::Parts;
 use axum::response::Response;
 use axum::routing::{any, get, post};
-use futures_core::Stream as _;
+use futures_util::StreamExt as _;
 use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
@@ -26,8 +26,8 @@ use super::task_calls::{self as calls, TaskOperation};
 use super::task_state::ResolvedReason;
 use super::{artifact_content, azure_storage};
 use crate::limits::{
-    QUEUE_BODIES_BYTES_MAX, QUEUE_BODY_BYTES_MAX, QUEUE_BODY_TIMEOUT, QUEUE_DISCARD_BYTES_MAX, QUEUE_DISCARD_TIMEOUT,
-    QUEUE_PAGE_MAX, QUEUE_SMALL_BODY_BYTES_MAX, QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
+    QUEUE_BODIES_BYTES_MAX, QUEUE_BODY_BYTES_MAX, QUEUE_BODY_TIMEOUT, QUEUE_DISCARD_TIMEOUT, QUEUE_PAGE_MAX,
+    QUEUE_SMALL_BODY_BYTES_MAX, QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
 };
 use crate::source::taskcluster::formats::is_slugid;
 
@@ -135,11 +135,11 @@ impl Params {
 /// An authenticated call with valid parameters.
 pub(crate) struct Call {
     pub(crate) caller: Caller,
-    pub(crate) body: Vec<u8>,
+    pub(crate) body: Bytes,
     params: Params,
     query: String,
     /// Held as long as the body.
-    _share: Option<OwnedSemaphorePermit>,
+    _share: BodyShare,
 }
 
 impl Call {
@@ -152,26 +152,23 @@ impl Call {
             // An unreadable header is an invalid signature, not a missing one.
             authorization: parts.headers.get(AUTHORIZATION).map(|value| value.to_str().unwrap_or_default()),
         };
-        let bytes_max = |caller: &Caller| match name {
-            _ if !caller.is_authenticated() => QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
-            CREATE_TASK => QUEUE_BODY_BYTES_MAX,
-            _ => QUEUE_SMALL_BODY_BYTES_MAX,
-        };
-        let accepted = app.keyring.authenticate(&signed, app.now()).and_then(|authenticated| {
-            let caller = &authenticated.caller;
-            // Bodies of other callers are small; they must not use up the budget of clients.
-            let share =
-                caller.is_authenticated().then(|| app.body_budget.reserve(&body, bytes_max(caller))).transpose();
-            Ok((authenticated, share?))
-        });
-        let (AuthenticatedRequest { caller, payload_hash }, share) = match accepted {
+        let accepted = app
+            .keyring
+            .authenticate(&signed, app.now())
+            .and_then(|request| Ok((app.body_budget.reserve(name, &request.caller, &body)?, request)));
+        let (share, AuthenticatedRequest { caller, payload_hash }) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                drain(&mut body.into_data_stream()).await;
+                // So that the client reads the response instead of a connection reset.
+                timeout(QUEUE_DISCARD_TIMEOUT, body.into_data_stream().for_each(|_| ready(()))).await.ok();
                 return Err(error);
             }
         };
-        let body = read_body(body, bytes_max(&caller)).await?;
+        let body = match timeout(QUEUE_BODY_TIMEOUT, to_bytes(body, share.bytes_max)).await {
+            Ok(Ok(body)) => body,
+            Ok(Err(_)) => return Err(malformed("request body ended early, or is too large")),
+            Err(_) => return Err(malformed("request body was not received in time")),
+        };
         let media_type = header_str(&parts, CONTENT_TYPE).unwrap_or_default().split(';').next().unwrap_or_default();
         let is_json = media_type.trim().eq_ignore_ascii_case("application/json");
         let is_object = is_json && body.trim_ascii_start().starts_with(b"{");
@@ -238,62 +235,36 @@ fn malformed(message: &str) -> QueueError {
 /// Bounds the request bodies in memory together.
 pub(crate) struct BodyBudget(Arc<Semaphore>);
 
+struct BodyShare {
+    bytes_max: usize,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
 impl BodyBudget {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Semaphore::new(QUEUE_BODIES_BYTES_MAX)))
+        Self(Arc::new(Semaphore::new(QUEUE_BODIES_BYTES_MAX as usize)))
     }
 
-    /// Reserves the declared length of a body, or `bytes_max`. Returned on drop.
-    pub(crate) fn reserve(&self, body: &Body, bytes_max: usize) -> Result<OwnedSemaphorePermit, QueueError> {
-        let declared = body.size_hint().upper().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(bytes_max);
-        let bytes = u32::try_from(declared.min(bytes_max)).unwrap_or(u32::MAX);
-        Arc::clone(&self.0).try_acquire_many_owned(bytes).map_err(|_| {
-            QueueError::new(QueueErrorCode::ServiceUnavailable, "too many request bodies in flight; retry later")
-        })
+    /// Reserves the declared length of a body, or the most that the call may send.
+    fn reserve(&self, call: &str, caller: &Caller, body: &Body) -> Result<BodyShare, QueueError> {
+        let bytes_max = match call {
+            _ if !caller.is_authenticated() => QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
+            CREATE_TASK => QUEUE_BODY_BYTES_MAX,
+            _ => QUEUE_SMALL_BODY_BYTES_MAX,
+        };
+        let declared = body.size_hint();
+        if declared.lower() > u64::from(bytes_max) {
+            let message = format!("request body exceeds the limit of {bytes_max} bytes");
+            return Err(QueueError::new(QueueErrorCode::InputTooLarge, message));
+        }
+        let bytes = declared.upper().and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(bytes_max);
+        let busy = "too many request bodies in flight; retry later";
+        let busy = |_| QueueError::new(QueueErrorCode::ServiceUnavailable, busy);
+        // Bodies of other callers are small; they must not use up the budget of clients.
+        let reserve = || Arc::clone(&self.0).try_acquire_many_owned(bytes).map_err(busy);
+        let permit = caller.is_authenticated().then(reserve).transpose()?;
+        Ok(BodyShare { bytes_max: bytes_max as usize, _permit: permit })
     }
-}
-
-/// Reads a body. One that is too large is drained for a moment, so that the client reads the response instead of a
-/// connection reset.
-async fn read_body(body: Body, bytes_max: usize) -> Result<Vec<u8>, QueueError> {
-    let mut chunks = body.into_data_stream();
-    let mut bytes = Vec::new();
-    let read = timeout(QUEUE_BODY_TIMEOUT, async {
-        while let Some(chunk) = next_chunk(&mut chunks).await {
-            let chunk = chunk.map_err(|_| malformed("request body ended early"))?;
-            if bytes.len().saturating_add(chunk.len()) > bytes_max {
-                let message = format!("request body exceeds the limit of {bytes_max} bytes");
-                return Err(QueueError::new(QueueErrorCode::InputTooLarge, message));
-            }
-            bytes.extend_from_slice(&chunk);
-        }
-        Ok(())
-    });
-    match read.await {
-        Ok(Ok(())) => Ok(bytes),
-        Ok(Err(error)) => {
-            drain(&mut chunks).await;
-            Err(error)
-        }
-        Err(_) => Err(malformed(&format!("request body not received within {} s", QUEUE_BODY_TIMEOUT.as_secs()))),
-    }
-}
-
-pub(crate) async fn next_chunk(chunks: &mut BodyDataStream) -> Option<Result<Bytes, axum::Error>> {
-    poll_fn(|cx| Pin::new(&mut *chunks).poll_next(cx)).await
-}
-
-async fn drain(chunks: &mut BodyDataStream) {
-    let mut bytes = 0_usize;
-    let drained = async {
-        while let Some(Ok(chunk)) = next_chunk(chunks).await {
-            bytes = bytes.saturating_add(chunk.len());
-            if bytes > QUEUE_DISCARD_BYTES_MAX {
-                return;
-            }
-        }
-    };
-    timeout(QUEUE_DISCARD_TIMEOUT, drained).await.ok();
 }
 
 #[cfg(test)]
