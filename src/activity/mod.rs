@@ -4,7 +4,6 @@
 //! the status and the metrics, and is retried.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, LongString};
@@ -17,7 +16,7 @@ use crate::domain::backoff::Backoff;
 use crate::domain::jitter::Jitter;
 use crate::domain::poll::POLL_RETRY;
 use crate::host::clock::Clock;
-use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CLOSE_TIMEOUT};
+use crate::limits::{ACTIVITY_REPEAT_INTERVAL, AMQP_CALL_TIMEOUT, AMQP_CLOSE_TIMEOUT};
 use crate::worker::liveness::Liveness;
 use crate::worker::status;
 
@@ -31,14 +30,12 @@ pub struct Config {
     pub key: String,
     /// The worker's id in the controller.
     pub worker_id: String,
-    /// How often a long task is reported while nothing else is.
-    pub repeat: Duration,
 }
 
 /// Never resolves.
 pub async fn report(settings: Config, liveness: Arc<Liveness>) {
     let clock = Clock::boot();
-    let mut reporter = ActivityReporter::new(ActivityPolicy { repeat_interval: settings.repeat });
+    let mut reporter = ActivityReporter::new(ActivityPolicy { repeat_interval: ACTIVITY_REPEAT_INTERVAL });
     let mut jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
     let mut backoff = Backoff::NEW;
     let mut state = status::ActivityStatus { exchange: settings.exchange.clone(), ..status::ActivityStatus::default() };

@@ -55,24 +55,14 @@ pub(super) fn build_management(config: &schema::Amqp, broker: &Broker) -> Result
 
 /// The worker's id in activity reports.
 pub(super) fn worker_id(config: &Config, name: &WorkerIdentity) -> String {
-    config.amqp.worker_id.clone().unwrap_or_else(|| name.id.clone())
+    config.amqp.assignment.worker_id.clone().unwrap_or_else(|| name.id.clone())
 }
 
-/// The exchange for activity reports; `None` where there are none.
+/// The exchange for activity reports. `None` without a worker group, because a controller attributes reports by its key.
 pub(super) fn activity_exchange(config: &Config) -> Option<String> {
-    let of_requests = config.source.values().any(|source| source.as_requests().is_some());
-    let built_in = || of_requests.then(|| format!("{}-activity-xchg", config.amqp.pool));
-    config.activity.exchange.clone().or_else(built_in).filter(|exchange| !exchange.is_empty())
-}
-
-fn warn_without_worker_key(exchange: String, config: &Config) -> String {
-    if config.amqp.worker_key.is_none() {
-        tracing::warn!(
-            exchange,
-            "activity is reported with an empty routing key, so a controller cannot attribute it: set `amqp.worker_key` (WORKER_KEY)"
-        );
-    }
-    exchange
+    let amqp = &config.amqp;
+    let built_in = || amqp.worker_key.as_ref().map(|_| format!("{}-activity-xchg", amqp.pool));
+    amqp.assignment.activity_exchange.clone().or_else(built_in)
 }
 
 /// Builds the future that reports activity, which never ends.
@@ -88,10 +78,9 @@ pub(super) fn report_activity(
     let settings = match activity_exchange(config) {
         Some(exchange) => Some(activity::Config {
             broker: build_broker(&config.amqp, environment)?,
-            exchange: warn_without_worker_key(exchange, config),
+            exchange,
             key: config.amqp.worker_key.clone().unwrap_or_default(),
             worker_id: worker_id(config, &WorkerIdentity::from_config(config)),
-            repeat: config.activity.repeat.0,
         }),
         None => None,
     };
@@ -107,7 +96,7 @@ pub(super) fn report_activity(
 /// The queue of an AMQP source.
 pub(super) fn requests_queue(source: &RequestSource, config: &Config) -> String {
     let amqp = &config.amqp;
-    let named = source.requests_queue.as_ref().or(amqp.requests_queue.as_ref());
+    let named = source.requests_queue.as_ref().or(amqp.assignment.requests_queue.as_ref());
     named.cloned().unwrap_or_else(|| format!("{}-req-{}", amqp.pool, amqp.worker_key.as_deref().unwrap_or_default()))
 }
 

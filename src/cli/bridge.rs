@@ -70,7 +70,7 @@ fn source_binding(
             // A named queue is published to directly. Otherwise the pool's exchange routes by the key, and the pool's controller starts
             // workers for it.
             let amqp = &config.amqp;
-            let (exchange, routing_key) = match to.requests_queue.as_ref().or(amqp.requests_queue.as_ref()) {
+            let (exchange, routing_key) = match to.requests_queue.as_ref().or(amqp.assignment.requests_queue.as_ref()) {
                 Some(queue) => (String::new(), queue.clone()),
                 None => (format!("{}-req-xchg", amqp.pool), amqp.worker_key.clone().unwrap_or_default()),
             };

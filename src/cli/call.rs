@@ -103,12 +103,9 @@ fn parse_timeout(text: &str) -> Result<Span, String> {
 }
 
 fn broker_from_args(arguments: &CallArgs, environment: &Environment) -> Result<Broker, Failure> {
-    let named = ["JOURNEYMAN__AMQP__URI", "JOURNEYMAN_AMQP_URI", "WORKER_AMQP_URI"]
-        .into_iter()
-        .find_map(|name| environment.get(name));
     let uri = match &arguments.amqp_uri_file {
-        Some(path) => secrets::read(path, "the address of a broker")?,
-        None => Secret::new(named.unwrap_or(BROKER_URI_DEFAULT)),
+        Some(path) => secrets::read_file(path, "the address of a broker")?,
+        None => Secret::new(environment.amqp_uri().unwrap_or(BROKER_URI_DEFAULT)),
     };
     let client = arguments.amqp_certificate.clone().zip(arguments.amqp_key.clone());
     let client = client.map(|(certificate, key)| ClientCertificate { certificate, key });

@@ -254,7 +254,6 @@ fn read_failure(path: &Path, error: &std::io::Error) -> Failure {
         code: ProblemCode::Unreadable,
         message: format!("cannot read {}: {error}", path.display()),
         origin: ValueOrigin::Default,
-        label: String::new(),
         help: Some("`journeyman config init FILE` writes one to start from".to_owned()),
     };
     Failure::new(Exit::Config, Problems::new(None, vec![problem]).to_string())

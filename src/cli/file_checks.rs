@@ -6,8 +6,8 @@ use std::path::Path;
 use super::target;
 use crate::config::pool::PoolConfig;
 use crate::config::problem::{Problem, ProblemCode, ValueOrigin};
-use crate::config::schema::{Client, Handler, ProgramHandler, Source};
-use crate::config::secrets::{self, CredentialKeys, SecretError};
+use crate::config::schema::{Handler, ProgramHandler, Source, TaskclusterSource};
+use crate::config::secrets;
 use crate::config::values::{File, SecretFile};
 use crate::config::{Environment, LoadedConfig};
 use crate::handler::environment;
@@ -18,21 +18,19 @@ pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> V
     let mut checks = FileChecks { loaded, environment, problems: Vec::new() };
     for (name, source) in &loaded.config.source {
         if let Source::Taskcluster(source) = source {
-            checks.credentials(&format!("source.{name}"), source.credentials());
+            checks.credentials(&format!("source.{name}"), source);
         }
     }
     for (name, handler) in &loaded.config.handler {
         checks.handler(name, handler);
     }
     for (id, client) in &loaded.config.queue.clients {
-        checks.client(&format!("queue.clients.{id}"), client);
+        let key = format!("queue.clients.{id}.access_token_file");
+        checks.secret(&key, Some(&client.access_token_file), "an access token");
     }
     checks.broker();
     for (name, pool) in &loaded.config.pool {
         checks.pool(&format!("pool.{name}"), pool);
-    }
-    for (name, demand) in &loaded.config.demand {
-        checks.credentials(&format!("demand.{name}"), demand.credentials());
     }
     let work_dir = &loaded.config.worker.work_dir.0;
     if work_dir.exists() && !work_dir.is_dir() {
@@ -54,21 +52,17 @@ struct FileChecks<'a> {
 }
 
 impl FileChecks<'_> {
-    fn credentials(&mut self, key: &str, keys: CredentialKeys<'_>) {
+    fn credentials(&mut self, key: &str, source: &TaskclusterSource) {
         let before = self.problems.len();
-        self.secret(&format!("{key}.access_token_file"), keys.access_token_file, "an access token");
-        self.secret(&format!("{key}.certificate_file"), keys.certificate_file, "a certificate");
-        if keys.uses_descriptor() || self.problems[before..].iter().any(|found| found.code == ProblemCode::Unusable) {
+        self.secret(&format!("{key}.access_token_file"), source.access_token_file.as_ref(), "an access token");
+        self.secret(&format!("{key}.certificate_file"), source.certificate_file.as_ref(), "a certificate");
+        if source.uses_descriptor() || self.problems[before..].iter().any(|found| found.code == ProblemCode::Unusable) {
             return;
         }
-        let Ok(Some(credentials)) = keys.read(self.environment) else { return };
+        let Ok(Some(credentials)) = source.read_credentials(self.environment) else { return };
         if let Err(failure) = target::build_credentials(&credentials) {
             self.unusable(&format!("{key}.client_id"), format!("[{key}] cannot sign: {}", failure.message), "");
         }
-    }
-
-    fn client(&mut self, key: &str, client: &Client) {
-        self.secret(&format!("{key}.access_token_file"), client.access_token_file.as_ref(), "an access token");
     }
 
     fn broker(&mut self) {
@@ -97,8 +91,8 @@ impl FileChecks<'_> {
         let path = match file {
             None => return,
             Some(SecretFile::File(path)) => path,
-            // Only the process that inherits the descriptor has it.
-            Some(SecretFile::Descriptor(_)) => return,
+            // Only the process that inherits the descriptor or the variable has it.
+            Some(SecretFile::Descriptor(_) | SecretFile::Variable(_)) => return,
             Some(SecretFile::Systemd(name)) => match secrets::systemd_credential_path(name, self.environment) {
                 Some(path) => {
                     credential = path;
@@ -107,16 +101,12 @@ impl FileChecks<'_> {
                 None => return,
             },
         };
-        match secrets::read(path, holds) {
+        match secrets::read_file(path, holds) {
             Ok(_) if secrets::is_world_readable(path) => self.world_readable(key, path, holds),
             Ok(_) => {}
-            Err(SecretError::Unreadable { source, .. }) => self.unusable(
-                key,
-                format!("cannot read {holds} from {}: {source}", path.display()),
-                "create it, readable for the user that journeyman runs as",
-            ),
-            Err(error @ SecretError::Unusable { .. }) => {
-                self.unusable(key, error.to_string(), "it must contain that and nothing else");
+            Err(error) => {
+                let help = "the user that journeyman runs as must be able to read it, and it must contain nothing else";
+                self.unusable(key, error.to_string(), help);
             }
         }
     }
@@ -159,6 +149,6 @@ impl FileChecks<'_> {
     fn push(&mut self, code: ProblemCode, key: &str, what: String, help: &str) {
         let origin = self.loaded.origins.get(key).cloned().unwrap_or(ValueOrigin::Default);
         let help = Some(help.to_owned()).filter(|help| !help.is_empty());
-        self.problems.push(Problem { code, message: format!("`{key}`: {what}"), origin, label: String::new(), help });
+        self.problems.push(Problem { code, message: format!("`{key}`: {what}"), origin, help });
     }
 }

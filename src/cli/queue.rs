@@ -7,7 +7,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::config_args::{self, ConfigArgs, QueueFlags};
 use super::exit::{Exit, ExitResult, Failure};
-use crate::config::{Environment, schema, secrets};
+use crate::config::{Environment, schema};
 use crate::observe::log;
 use crate::queue::{self, Auth, Db, RegisteredClient, StartError};
 
@@ -26,7 +26,7 @@ pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> Exit
         return Err(Failure::new(
             Exit::Config,
             "the queue has no clients: add [queue.clients.NAME], or set \
-             JOURNEYMAN__QUEUE__CLIENTS__ME__ACCESS_TOKEN=… for a client `me`",
+             JOURNEYMAN__QUEUE__CLIENTS__ME__ACCESS_TOKEN_FILE to a file with the token of a client `me`",
         ));
     }
     let failed = |error| Failure::new(Exit::HostUnusable, format!("cannot install signal handlers: {error}"));
@@ -62,14 +62,12 @@ fn queue_config(config: &schema::Queue, environment: &Environment) -> Result<que
     artifacts.push("-artifacts");
     let mut clients = Vec::new();
     for (client_id, client) in &config.clients {
-        if let Some(token) = secrets::client_token(client, environment)? {
-            let access_token = token.reveal().to_owned().into();
-            clients.push(RegisteredClient {
-                client_id: client_id.clone(),
-                access_token,
-                scopes: client.scopes.clone(),
-            });
-        }
+        let token = client.access_token_file.load("an access token", environment)?;
+        clients.push(RegisteredClient {
+            client_id: client_id.clone(),
+            access_token: token.reveal().to_owned().into(),
+            scopes: client.scopes.clone(),
+        });
     }
     Ok(queue::Config {
         listen: config.listen.0,

@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
 use super::exit::{Exit, Failure};
+use crate::config::Environment;
 use crate::config::environment::STATE_VARIABLE;
-use crate::config::secrets::{ClientCredentials, CredentialKeys};
+use crate::config::schema::TaskclusterSource;
+use crate::config::secrets::{self, ClientCredentials};
 use crate::config::values::{Secret, Url};
-use crate::config::{Environment, secrets};
 use crate::domain::refusal::Refusal;
 use crate::host::file_lock::FileLock;
 use crate::source::CallError;
@@ -142,7 +143,7 @@ impl QueueTargetArgs {
         let client_id =
             self.client_id.as_deref().or_else(|| environment.get("TASKCLUSTER_CLIENT_ID")).map(str::to_owned);
         let token = match &self.access_token_file {
-            Some(path) => Some(secrets::read(path, "an access token")?),
+            Some(path) => Some(secrets::read_file(path, "an access token")?),
             None => environment.get("TASKCLUSTER_ACCESS_TOKEN").map(Secret::new),
         };
         let certificate = environment.get("TASKCLUSTER_CERTIFICATE").map(Secret::new);
@@ -177,8 +178,8 @@ pub fn build_api(root_url: &str, credentials: Option<Credentials>) -> Result<Api
     Api::new(config).map_err(|error| Failure::from_error(Exit::Config, &error))
 }
 
-pub fn read_credentials(keys: CredentialKeys<'_>, environment: &Environment) -> Result<Option<Credentials>, Failure> {
-    keys.read(environment)?.map(|credentials| build_credentials(&credentials)).transpose()
+pub fn read_credentials(source: &TaskclusterSource, environment: &Environment) -> Result<Option<Credentials>, Failure> {
+    source.read_credentials(environment)?.map(|credentials| build_credentials(&credentials)).transpose()
 }
 
 pub fn build_credentials(own: &ClientCredentials) -> Result<Credentials, Failure> {

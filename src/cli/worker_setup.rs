@@ -155,7 +155,7 @@ pub(super) const fn log_limits(bytes_max: u64) -> LogLimits {
 }
 
 fn api_config(source: &TaskclusterSource, environment: &Environment) -> Result<ApiConfig, Failure> {
-    let credentials = target::read_credentials(source.credentials(), environment)?;
+    let credentials = target::read_credentials(source, environment)?;
     let allow_hosts = source.allow_hosts.clone();
     Ok(ApiConfig { allow_hosts, ..ApiConfig::new(source.root_url.as_str(), credentials) })
 }

@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use super::load::{Setting, shout};
 use super::problem::{Problem, ProblemCode, ValueOrigin};
 use super::reference;
+use super::schema::Assignment;
 
 /// Prefix of variables that set keys.
 pub const PREFIX: &str = "JOURNEYMAN__";
@@ -51,17 +52,25 @@ impl Environment {
     /// The keys that variables set; later ones override earlier ones.
     pub(super) fn settings(&self, problems: &mut Vec<Problem>) -> Vec<Setting> {
         let mut settings = self.controller_settings();
-        problems.extend(self.non_utf8_controller_variables());
         for (name, value) in &self.0 {
             let Some(name) = name.to_str() else { continue };
-            let Some(rest) = name.strip_prefix(PREFIX) else { continue };
-            let origin = ValueOrigin::Env(name.to_owned());
-            let Some(text) = value.to_str() else {
-                problems.push(not_utf8(name));
+            let key = name.strip_prefix(PREFIX);
+            if key.is_none() && !CONTROLLER_VARIABLES.contains(&name) {
                 continue;
-            };
-            let path = rest.split("__").map(str::to_owned).collect();
-            settings.push(Setting { path, text: text.to_owned(), origin });
+            }
+            let origin = ValueOrigin::Env(name.to_owned());
+            match (value.to_str(), key) {
+                (Some(text), Some(key)) => {
+                    let path = key.split("__").map(str::to_owned).collect();
+                    settings.push(Setting { path, text: text.to_owned(), origin });
+                }
+                (Some(_), None) => {}
+                // Without one of a controller's, the worker would differ from what the controller knows.
+                (None, _) => {
+                    let message = format!("the value of {name} is not UTF-8");
+                    problems.push(Problem { code: ProblemCode::Value, message, origin, help: None });
+                }
+            }
         }
         // A section that is set as a whole then collides with its keys, whichever variable comes first.
         settings.sort_by_key(|setting| std::cmp::Reverse(setting.path.len()));
@@ -69,40 +78,32 @@ impl Environment {
     }
 }
 
-/// Variables that a controller of AMQP workers sets for a worker, and the keys that they set.
-const CONTROLLER_VARIABLES: [(&str, [&str; 2]); 8] = [
-    ("WORKER_AMQP_URI", ["AMQP", "URI"]),
-    // The variable of `journeyman call`, which reads no configuration.
-    ("JOURNEYMAN_AMQP_URI", ["AMQP", "URI"]),
-    ("WORKER_ID", ["AMQP", "WORKER_ID"]),
-    ("WORKER_KEY", ["AMQP", "WORKER_KEY"]),
-    ("WORKER_POOL", ["AMQP", "POOL"]),
-    ("WORKER_REQUESTS_QUEUE", ["AMQP", "REQUESTS_QUEUE"]),
-    ("WORKER_MAX_MSG_SIZE", ["AMQP", "MAX_MESSAGE_SIZE"]),
-    ("WORKER_ACTIVITY_EXCHANGE", ["ACTIVITY", "EXCHANGE"]),
+/// Variables that a controller of AMQP workers sets for a worker. One controller spells the last one wrongly.
+const CONTROLLER_VARIABLES: [&str; 9] = [
+    "WORKER_AMQP_URI",
+    "WORKER_ID",
+    "WORKER_KEY",
+    "WORKER_POOL",
+    "WORKER_REQUESTS_QUEUE",
+    "WORKER_MAX_MSG_SIZE",
+    "WORKER_ACTIVITY_EXCHANGE",
+    "WORKER_ID_USE_HOSTNAME",
+    "WORKEY_ID_USE_HOSTNAME",
 ];
 
 impl Environment {
     /// The environment without the variables that a controller sets for a worker.
     pub fn without_controller_variables(&self) -> Self {
-        let is_removed = |name: &OsString| {
-            let of_controller = CONTROLLER_VARIABLES.iter().map(|(name, _)| *name).chain(ID_BY_HOSTNAME);
-            name.to_str().is_some_and(|name| of_controller.into_iter().any(|other| other == name))
-        };
-        Self(
-            self.0
-                .iter()
-                .filter(|(name, _)| !is_removed(name))
-                .map(|(name, value)| (name.clone(), value.clone()))
-                .collect(),
-        )
+        let mut others = self.clone();
+        others.0.retain(|name, _| !CONTROLLER_VARIABLES.iter().any(|variable| name == variable));
+        others
     }
-}
 
-/// Makes the host name the worker's id. One controller spells it wrongly.
-const ID_BY_HOSTNAME: [&str; 2] = ["WORKER_ID_USE_HOSTNAME", "WORKEY_ID_USE_HOSTNAME"];
+    /// The URI of the AMQP broker. `JOURNEYMAN_AMQP_URI` is also that of `journeyman call`.
+    pub fn amqp_uri(&self) -> Option<&str> {
+        self.get("JOURNEYMAN_AMQP_URI").or_else(|| self.get("WORKER_AMQP_URI"))
+    }
 
-impl Environment {
     /// Whether a controller has started this process as a worker.
     pub fn is_started_by_controller(&self) -> bool {
         self.get("WORKER_AMQP_URI").is_some() || self.has_worker_group()
@@ -113,43 +114,31 @@ impl Environment {
         ["WORKER_KEY", "WORKER_REQUESTS_QUEUE"].iter().any(|name| self.get(name).is_some())
     }
 
-    /// Controller variables that are not UTF-8. Without them the worker's id would differ from the one the controller knows.
-    fn non_utf8_controller_variables(&self) -> Vec<Problem> {
-        let is_unreadable =
-            |name: &&str| self.0.get(std::ffi::OsStr::new(name)).is_some_and(|value| value.to_str().is_none());
-        CONTROLLER_VARIABLES.iter().map(|(name, _)| *name).filter(is_unreadable).map(not_utf8).collect()
+    pub(super) fn assignment(&self) -> Assignment {
+        let text = |name: &str| self.get(name).map(str::to_owned);
+        let by_hostname = ["WORKER_ID_USE_HOSTNAME", "WORKEY_ID_USE_HOSTNAME"]
+            .iter()
+            .any(|name| self.get(name).is_some_and(|value| !["0", "false", "no"].contains(&value)));
+        let hostname = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Assignment {
+            worker_id: text("WORKER_ID").map(|id| if by_hostname { hostname() } else { id }),
+            requests_queue: text("WORKER_REQUESTS_QUEUE"),
+            activity_exchange: text("WORKER_ACTIVITY_EXCHANGE"),
+        }
     }
 
     fn controller_settings(&self) -> Vec<Setting> {
-        let by_hostname = ID_BY_HOSTNAME
-            .iter()
-            .find(|name| self.get(name).is_some_and(|value| !["0", "false", "no"].contains(&value)));
-        let set = |name: &'static str, path: [&str; 2]| {
+        let set = |name: &str, key: &str| {
             let mut text = self.get(name)?.to_owned();
             if name == "WORKER_MAX_MSG_SIZE" && text.bytes().all(|byte| byte.is_ascii_digit()) {
                 text.push('B');
             }
-            if name == "WORKER_ID" && by_hostname.is_some() {
-                text = hostname();
-            }
-            Some(Setting { path: path.map(str::to_owned).to_vec(), text, origin: ValueOrigin::Env(name.to_owned()) })
+            let path = vec!["amqp".to_owned(), key.to_owned()];
+            Some(Setting { path, text, origin: ValueOrigin::Env(name.to_owned()) })
         };
-        CONTROLLER_VARIABLES.into_iter().filter_map(|(name, path)| set(name, path)).collect()
+        let keys = [("WORKER_KEY", "worker_key"), ("WORKER_POOL", "pool"), ("WORKER_MAX_MSG_SIZE", "max_message_size")];
+        keys.into_iter().filter_map(|(name, key)| set(name, key)).collect()
     }
-}
-
-fn not_utf8(name: &str) -> Problem {
-    Problem {
-        code: ProblemCode::Value,
-        message: format!("the value of {name} is not UTF-8"),
-        origin: ValueOrigin::Env(name.to_owned()),
-        label: String::new(),
-        help: None,
-    }
-}
-
-fn hostname() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 impl Environment {
@@ -171,7 +160,6 @@ impl Environment {
                 code: ProblemCode::UnknownVariable,
                 message: format!("the variable {name} sets nothing"),
                 origin: ValueOrigin::Env(name.to_owned()),
-                label: String::new(),
                 help: Some(format!("did you mean `{near}`?")),
             })
             .collect()

@@ -1,340 +1,311 @@
-//! Merges file, environment and flags into one tree, and reads the sections of the configuration from it.
+//! Merges file, environment and flags into one table, and reads the sections of the configuration from it.
 //!
 //! Serde stops at the first error of a section. The loader reports it, removes the value and reads the section again, so
 //! that one run finds every wrong value.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
-use toml::Value;
 use toml::de::{DeTable, DeValue};
+use toml::{Table, Value};
 
 use super::environment::variable;
 use super::problem::{Document, Problem, ProblemCode, ValueOrigin, holds_password, is_secret_name, suggest};
 use crate::limits::{CONFIG_DEPTH_MAX, CONFIG_PROBLEMS_MAX};
 
-/// A value and its origin.
-#[derive(Debug, Clone)]
-pub(super) struct Node {
-    value: NodeValue,
-    origin: ValueOrigin,
-}
-
-#[derive(Debug, Clone)]
-enum NodeValue {
-    Table(BTreeMap<String, Entry>),
-    List(Vec<Node>),
-    Value(Value),
-    /// A value from the environment or a flag. It becomes a number, a boolean or a list where the key needs one.
-    Untyped(String),
-}
-
-#[derive(Debug, Clone)]
-struct Entry {
-    key_origin: ValueOrigin,
-    node: Node,
-}
-
 /// A value that a variable or a flag sets.
 #[derive(Debug, Clone)]
 pub(super) struct Setting {
     pub path: Vec<String>,
+    /// It becomes a number, a boolean or a list where the key needs one.
     pub text: String,
     pub origin: ValueOrigin,
 }
-
-/// Keys of secrets, which only the environment may set. `*` is a name that the user chooses.
-pub(super) const SECRET_KEYS: [&[&str]; 6] = [
-    &["amqp", "uri"],
-    &["source", "*", "access_token"],
-    &["source", "*", "certificate"],
-    &["demand", "*", "access_token"],
-    &["demand", "*", "certificate"],
-    &["queue", "clients", "*", "access_token"],
-];
-
-/// Tables whose keys the user chooses, and whether the keys are names of environment variables.
-const NAMED_TABLES: [(&[&str], bool); 7] = [
-    (&["source"], false),
-    (&["bridge"], false),
-    (&["pool"], false),
-    (&["pool", "*", "env"], true),
-    (&["demand"], false),
-    (&["handler"], false),
-    (&["queue", "clients"], false),
-];
 
 /// Reads sections and collects what is wrong with them.
 #[derive(Debug)]
 pub(super) struct Loader<'a> {
     document: Option<&'a Document>,
-    tree: Node,
-    pub problems: Vec<Problem>,
-    /// The origin of each value by its dotted key.
+    tree: Table,
+    /// Where each key is set first, by its dotted key.
+    key_origins: BTreeMap<String, ValueOrigin>,
+    /// The origin of each value, table and item of a list by its dotted key.
     pub origins: BTreeMap<String, ValueOrigin>,
-    /// The origin of each table by its dotted key.
-    pub tables: BTreeMap<String, ValueOrigin>,
+    pub problems: Vec<Problem>,
 }
 
 impl<'a> Loader<'a> {
-    /// Parses the document, as far as it is TOML.
     pub(super) fn new(document: Option<&'a Document>) -> Self {
-        let empty = Node { value: NodeValue::Table(BTreeMap::new()), origin: ValueOrigin::Default };
-        let (origins, tables) = (BTreeMap::new(), BTreeMap::new());
-        let mut loader = Self { document, tree: empty, problems: Vec::new(), origins, tables };
+        let (key_origins, origins) = (BTreeMap::new(), BTreeMap::new());
+        let mut loader = Self { document, tree: Table::new(), key_origins, origins, problems: Vec::new() };
         let Some(document) = document else { return loader };
-        let (table, errors) = DeTable::parse_recoverable(&document.text);
+        let (table, mut errors) = DeTable::parse_recoverable(&document.text);
+        match toml::from_str(&document.text) {
+            Ok(tree) => loader.tree = tree,
+            // A number that no integer can hold.
+            Err(error) if errors.is_empty() => errors.push(error),
+            Err(_) => {}
+        }
         for error in errors.into_iter().take(CONFIG_PROBLEMS_MAX) {
             let end = document.text.len();
             let origin = ValueOrigin::File(error.span().unwrap_or(end..end));
             loader.push(ProblemCode::Syntax, format!("invalid TOML: {}", error.message()), origin, None);
         }
-        let span = table.span();
-        loader.tree = Node::from_table(table.into_inner(), span);
+        loader.record_table("", table.get_ref());
         loader
     }
 
-    /// Sets values over those of the tree, in this order.
-    pub(super) fn overlay(&mut self, settings: Vec<Setting>) {
-        for setting in settings {
-            if let Err(problem) = self.tree.set(&setting) {
-                self.problems.push(problem);
+    fn record_table(&mut self, key: &str, table: &DeTable<'_>) {
+        for (name, value) in table {
+            let key = join(key, name.get_ref());
+            self.key_origins.insert(key.clone(), ValueOrigin::File(name.span()));
+            self.origins.insert(key.clone(), ValueOrigin::File(value.span()));
+            for (index, item) in value.get_ref().as_array().into_iter().flat_map(|items| items.iter().enumerate()) {
+                self.origins.insert(format!("{key}[{index}]"), ValueOrigin::File(item.span()));
+            }
+            if let DeValue::Table(table) = value.get_ref() {
+                self.record_table(&key, table);
             }
         }
     }
 
-    /// Finishes the tree: checks names and secrets, and records where each value comes from.
-    pub(super) fn inspect(&mut self) {
-        let mut tree = std::mem::replace(&mut self.tree.value, NodeValue::Table(BTreeMap::new()));
-        for (path, are_variables) in NAMED_TABLES {
-            visit(&mut tree, path, "", &mut |table, key| {
-                let NodeValue::Table(table) = table else { return };
-                let wrong = |name: &String| if are_variables { !is_variable(name) } else { !is_name(name) };
-                for name in table.keys().filter(|name| wrong(name)).cloned().collect::<Vec<_>>() {
-                    let expected = if are_variables { VARIABLE_EXPECTED } else { NAME_EXPECTED };
-                    let message = format!("`{}` is not a valid name: expected {expected}", join(key, &name));
-                    if let Some(entry) = table.remove(&name) {
-                        self.push(ProblemCode::Value, message, entry.key_origin, None);
-                    }
-                }
-            });
+    /// Sets a value over that of the table.
+    pub(super) fn set(&mut self, setting: Setting) {
+        let origin = setting.origin.clone();
+        if let Err(message) = self.try_set(setting) {
+            self.push(ProblemCode::Value, message, origin, None);
         }
-        for path in SECRET_KEYS {
-            let Some((name, around)) = path.split_last() else { continue };
-            visit(&mut tree, around, "", &mut |table, key| {
-                let NodeValue::Table(table) = table else { return };
-                let exposed = |entry: &Entry| !matches!(entry.node.origin, ValueOrigin::Env(_));
-                if table.get(*name).is_some_and(exposed)
-                    && let Some(entry) = table.remove(*name)
-                {
-                    self.exposed(&join(key, name), entry.node.origin);
-                }
-            });
+    }
+
+    /// Variables spell names in upper case with `_` for `-`; a name that is not in the table is lower case.
+    fn try_set(&mut self, Setting { path, text, origin }: Setting) -> Result<(), String> {
+        let is_variable = matches!(origin, ValueOrigin::Env(_));
+        let Some((last, around)) = path.split_last().filter(|_| path.len() <= CONFIG_DEPTH_MAX) else {
+            return Err(format!("`{}` is a section without keys that deep", path[0]));
+        };
+        let mut key = String::new();
+        let mut table = &mut self.tree;
+        let name_in = |table: &Table, part: &String| {
+            let same = |name: &&String| if is_variable { shout(name) == shout(part) } else { *name == part };
+            let fresh = || if is_variable { part.to_lowercase() } else { part.clone() };
+            table.keys().find(same).cloned().unwrap_or_else(fresh)
+        };
+        for part in around {
+            let name = name_in(table, part);
+            key = join(&key, &name);
+            self.key_origins.entry(key.clone()).or_insert_with(|| origin.clone());
+            self.origins.entry(key.clone()).or_insert_with(|| origin.clone());
+            let Value::Table(inner) = table.entry(name).or_insert_with(|| Value::Table(Table::new())) else {
+                return Err(format!("`{key}` is a value and has no keys"));
+            };
+            table = inner;
         }
-        self.tree.value = tree;
-        self.tree.record("", &mut self.origins, &mut self.tables);
+        let name = name_in(table, last);
+        key = join(&key, &name);
+        if table.get(&name).and_then(Value::as_table).is_some_and(|table| !table.is_empty()) {
+            return Err(format!("`{key}` is a section and cannot be set as a whole; set one of its keys"));
+        }
+        table.insert(name, Value::String(text));
+        self.key_origins.entry(key.clone()).or_insert_with(|| origin.clone());
+        self.origins.insert(key, origin);
+        Ok(())
     }
 
     /// Reads a section, or returns its default.
     pub(super) fn section<T: DeserializeOwned + Default>(&mut self, name: &str) -> T {
-        self.take(name).and_then(|node| self.read(name, node, "")).unwrap_or_default()
+        self.take(name).and_then(|value| self.read(name, value, "")).unwrap_or_default()
+    }
+
+    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
+        self.tree.remove(name)
     }
 
     /// Reads the sections below `section`, whose names the user chooses.
     pub(super) fn named<T>(
         &mut self,
         section: &str,
-        read: impl Fn(&mut Self, &str, Node) -> Option<T>,
+        read: impl Fn(&mut Self, &str, Value) -> Option<T>,
     ) -> BTreeMap<String, T> {
-        let Some(node) = self.take(section) else { return BTreeMap::new() };
-        let NodeValue::Table(table) = node.value else {
-            self.invalid(section, &node, "a table");
-            return BTreeMap::new();
-        };
-        let read_entry = |(name, entry): (String, Entry)| {
-            let value = read(self, &join(section, &name), entry.node)?;
-            Some((name, value))
-        };
-        table.into_iter().filter_map(read_entry).collect()
+        let mut sections = self.take(section);
+        self.remove_invalid_names(section, sections.as_mut(), is_name, NAME_EXPECTED);
+        match sections {
+            Some(Value::Table(table)) => table
+                .into_iter()
+                .filter_map(|(name, value)| read(self, &join(section, &name), value).map(|value| (name, value)))
+                .collect(),
+            Some(other) => {
+                self.invalid(section, &other, "a table");
+                BTreeMap::new()
+            }
+            None => BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn remove_invalid_names(
+        &mut self,
+        key: &str,
+        table: Option<&mut Value>,
+        is_valid: fn(&str) -> bool,
+        expected: &str,
+    ) {
+        let Some(Value::Table(table)) = table else { return };
+        table.retain(|name, _| {
+            let (key, is_valid) = (join(key, name), is_valid(name));
+            if !is_valid {
+                let origin = self.key_origins.get(&key).cloned().unwrap_or(ValueOrigin::Default);
+                let message = format!("`{key}` is not a valid name: expected {expected}");
+                self.push(ProblemCode::Value, message, origin, None);
+            }
+            is_valid
+        });
     }
 
     /// Takes the value of the key that selects the type of a section; `None` where it has none, or an invalid one.
-    pub(super) fn kind<T: DeserializeOwned + Copy>(
+    pub(super) fn kind(
         &mut self,
         key: &str,
-        node: &mut Node,
-        default: Option<T>,
-    ) -> Option<T> {
-        let NodeValue::Table(table) = &mut node.value else {
-            self.invalid(key, node, "a table");
+        section: &mut Value,
+        kinds: &[&'static str],
+        default: Option<&'static str>,
+    ) -> Option<&'static str> {
+        let Value::Table(table) = section else {
+            self.invalid(key, section, "a table");
             return None;
         };
-        match (table.remove("kind"), default) {
-            (Some(kind), _) => self.read(&join(key, "kind"), kind.node, ""),
-            (None, Some(default)) => Some(default),
-            (None, None) => {
-                self.missing(key, "kind", node.origin.clone());
+        let kind_key = join(key, "kind");
+        match table.remove("kind") {
+            Some(Value::String(text)) => {
+                let known = kinds.iter().find(|kind| **kind == text).copied();
+                if known.is_none() {
+                    self.not_a_choice(&kind_key, &Value::String(text), kinds);
+                }
+                known
+            }
+            Some(other) => {
+                self.invalid(&kind_key, &other, "a text in quotes");
                 None
+            }
+            None => {
+                if default.is_none() {
+                    self.missing(key, "kind");
+                }
+                default
             }
         }
     }
 
     /// Reports the sections that nothing has read.
     pub(super) fn finish(&mut self, known: &[&str]) {
-        let NodeValue::Table(rest) = std::mem::replace(&mut self.tree.value, NodeValue::Table(BTreeMap::new())) else {
-            return;
-        };
-        for (name, entry) in rest {
-            self.unknown("", &name, entry.key_origin, known.iter().copied(), "");
+        for (name, _) in std::mem::take(&mut self.tree) {
+            self.unknown("", &name, known, "");
         }
     }
 
-    fn take(&mut self, name: &str) -> Option<Node> {
-        let NodeValue::Table(table) = &mut self.tree.value else { return None };
-        table.remove(name).map(|entry| entry.node)
-    }
-
-    /// Reads a value of the tree. `kind` describes the section in messages about unknown keys.
-    pub(super) fn read<T: DeserializeOwned>(&mut self, key: &str, mut node: Node, kind: &str) -> Option<T> {
+    /// Reads a value of the table. `kind` describes the section in messages about unknown keys.
+    pub(super) fn read<T: DeserializeOwned>(&mut self, key: &str, mut value: Value, kind: &str) -> Option<T> {
         let mut removed = Vec::new();
         loop {
-            let error = match serde_path_to_error::deserialize(node.to_toml()) {
+            let error = match serde_path_to_error::deserialize(value.clone()) {
                 Ok(value) => return Some(value),
                 Err(error) => error,
             };
-            let mut path: Vec<String> = error.path().iter().filter_map(segment).collect();
             let message = error.inner().message();
-            if node.at(&path).is_some_and(|node| node.retype(message)) {
-                continue;
-            }
+            let mut path: Vec<String> = error.path().iter().filter_map(segment).collect();
             let unknown = message.strip_prefix("unknown field ").and_then(first_quoted);
-            // A date is a map to serde, whose keys the tree does not have.
-            while unknown.is_none() && node.at(&path).is_none() {
+            if let Some(name) = unknown {
+                path.pop_if(|last| last == name);
+            }
+            // A date is a map to serde.
+            while value_at(&mut value, &path).is_none() {
                 path.pop();
             }
+            let full_key = path.iter().fold(key.to_owned(), |key, part| {
+                if is_index(part) { format!("{key}[{part}]") } else { join(&key, part) }
+            });
+            let is_text = matches!(self.origins.get(&full_key), Some(ValueOrigin::Env(_) | ValueOrigin::Flag(_)));
+            let wrong = value_at(&mut value, &path)?;
+            if is_text && retype(wrong, message) {
+                continue;
+            }
             if let Some(name) = message.strip_prefix("missing field ").and_then(first_quoted) {
-                let at = join(key, &path.join("."));
-                let is_known = removed.contains(&[path.as_slice(), &[name.to_owned()]].concat());
-                if !is_known {
-                    let origin = node.at(&path).map_or(ValueOrigin::Default, |node| node.origin.clone());
-                    self.missing(&at, name, origin);
+                if !removed.contains(&[path.as_slice(), &[name.to_owned()]].concat()) {
+                    self.missing(&full_key, name);
                 }
             } else if let Some(name) = unknown {
-                if path.last().is_none_or(|last| last != name) {
-                    path.push(name.to_owned());
-                }
-                let at = join(key, &path[..path.len() - 1].join("."));
-                let origin = node.key_origin(&path);
-                self.unknown(&at, name, origin, quoted(message).skip(1), kind);
+                self.unknown(&full_key, name, &quoted(message).skip(1).collect::<Vec<_>>(), kind);
+                path.push(name.to_owned());
             } else {
-                let at = path.iter().fold(key.to_owned(), |key, part| {
-                    if part.bytes().all(|byte| byte.is_ascii_digit()) {
-                        format!("{key}[{part}]")
-                    } else {
-                        join(&key, part)
-                    }
-                });
-                self.wrong_value(&at, node.at(&path), message);
+                self.wrong_value(&full_key, wrong, message);
             }
-            if path.is_empty() || self.problems.len() > CONFIG_PROBLEMS_MAX || !node.remove(&path) {
+            // A list is removed as a whole, because the indexes of its other items would change.
+            path.truncate(path.iter().position(|part| is_index(part)).unwrap_or(path.len()));
+            if path.is_empty() || self.problems.len() > CONFIG_PROBLEMS_MAX || !remove(&mut value, &path) {
                 return None;
             }
             removed.push(path);
         }
     }
 
-    fn wrong_value(&mut self, key: &str, node: Option<&mut Node>, message: &str) {
-        let Some(node) = node else { return };
-        if let Some(text) = message.strip_prefix("unknown variant ").and_then(first_quoted) {
-            let choices: Vec<&str> = quoted(message).skip(1).collect();
-            let expected = choices.iter().map(|choice| format!("\"{choice}\"")).collect::<Vec<_>>().join(" or ");
-            let message = format!("`{key}` cannot be {}: expected {expected}", self.show(key, node));
-            let near = suggest(text, choices).map(|near| format!("did you mean \"{near}\"?"));
-            return self.push(ProblemCode::Value, message, node.origin.clone(), near);
+    fn wrong_value(&mut self, key: &str, value: &Value, message: &str) {
+        if message.starts_with("unknown variant ") {
+            return self.not_a_choice(key, value, &quoted(message).skip(1).collect::<Vec<_>>());
         }
-        let is_serde = message.starts_with("invalid ");
-        match message.rsplit_once(", expected ").filter(|_| is_serde) {
-            Some((_, expected)) => self.invalid(key, node, &describe(expected)),
-            None => self.invalid(key, node, message),
+        match message.rsplit_once(", expected ").filter(|_| message.starts_with("invalid ")) {
+            Some((_, expected)) => self.invalid(key, value, describe(expected)),
+            None => self.invalid(key, value, message),
         }
     }
 
-    fn invalid(&mut self, key: &str, node: &Node, expected: &str) {
-        let message = format!("`{key}` cannot be {}: expected {expected}", self.show(key, node));
-        self.push(ProblemCode::Value, message, node.origin.clone(), None);
+    fn not_a_choice(&mut self, key: &str, value: &Value, choices: &[&str]) {
+        let expected = choices.iter().map(|choice| format!("\"{choice}\"")).collect::<Vec<_>>().join(" or ");
+        let near = value.as_str().and_then(|text| suggest(text, choices.iter().copied()));
+        let message = format!("`{key}` cannot be {}: expected {expected}", self.show(key, value));
+        self.push_at(key, ProblemCode::Value, message, near.map(|near| format!("did you mean \"{near}\"?")));
     }
 
-    fn missing(&mut self, key: &str, name: &str, origin: ValueOrigin) {
-        self.problems.push(Problem {
-            code: ProblemCode::Missing,
-            message: format!("[{key}] needs `{name}`"),
-            origin,
-            label: String::new(),
-            help: Some(format!("add `{name} = …` or set {}", variable(&join(key, name)))),
-        });
+    pub(super) fn invalid(&mut self, key: &str, value: &Value, expected: &str) {
+        let message = format!("`{}` cannot be {}: expected {expected}", key, self.show(key, value));
+        self.push_at(key, ProblemCode::Value, message, None);
     }
 
-    fn unknown<'k>(
-        &mut self,
-        key: &str,
-        name: &str,
-        origin: ValueOrigin,
-        known: impl Iterator<Item = &'k str>,
-        kind: &str,
-    ) {
-        let known: Vec<&str> = known.collect();
-        let near = suggest(name, known.iter().copied());
-        let full = near.map(|near| match &origin {
+    fn missing(&mut self, key: &str, name: &str) {
+        let help = format!("add `{name} = …` or set {}", variable(&join(key, name)));
+        self.push_at(key, ProblemCode::Missing, format!("[{key}] needs `{name}`"), Some(help));
+    }
+
+    fn unknown(&mut self, key: &str, name: &str, known: &[&str], kind: &str) {
+        let origin = self.key_origins.get(&join(key, name)).cloned().unwrap_or(ValueOrigin::Default);
+        let near = suggest(name, known.iter().copied()).map(|near| match &origin {
             ValueOrigin::Env(_) => variable(&join(key, near)),
             ValueOrigin::Flag(_) => join(key, near),
             ValueOrigin::File(_) | ValueOrigin::Default => near.to_owned(),
         });
+        let help =
+            near.map_or_else(|| format!("known keys: {}", known.join(", ")), |near| format!("did you mean `{near}`?"));
         let place = if key.is_empty() { "at the top level".to_owned() } else { format!("in [{key}]") };
-        let message = format!("unknown key `{name}` {place}{kind}");
-        let is_near = full.is_some();
-        self.push(ProblemCode::Unknown, message, origin, full.map(|near| format!("did you mean `{near}`?")));
-        if !is_near && let Some(problem) = self.problems.last_mut() {
-            problem.help = Some(format!("known keys: {}", known.join(", ")));
-        }
+        self.push(ProblemCode::Unknown, format!("unknown key `{name}` {place}{kind}"), origin, Some(help));
     }
 
-    fn exposed(&mut self, key: &str, origin: ValueOrigin) {
-        let risk = if matches!(origin, ValueOrigin::Flag(_)) {
-            "every process of this host can read a flag"
-        } else {
-            "a configuration file is copied and committed"
-        };
-        self.problems.push(Problem {
-            code: ProblemCode::ExposedSecret,
-            message: format!("the secret `{key}` must not be set here: {risk}"),
-            origin,
-            label: String::new(),
-            help: Some(format!(
-                "put it into a file that only its owner can read and set `{key}_file` to its path, or set {}",
-                variable(key)
-            )),
-        });
+    fn push_at(&mut self, key: &str, code: ProblemCode, message: String, help: Option<String>) {
+        let origin = self.origins.get(key).cloned().unwrap_or(ValueOrigin::Default);
+        self.push(code, message, origin, help);
     }
 
-    fn push(&mut self, code: ProblemCode, message: String, origin: ValueOrigin, hint: Option<String>) {
-        let is_file = matches!(origin, ValueOrigin::File(_));
-        let label = hint.clone().filter(|_| is_file).unwrap_or_default();
-        self.problems.push(Problem { code, message, origin, label, help: hint.filter(|_| !is_file) });
+    fn push(&mut self, code: ProblemCode, message: String, origin: ValueOrigin, help: Option<String>) {
+        self.problems.push(Problem { code, message, origin, help });
     }
 
     /// The value as it was written, without what may be a secret.
-    fn show(&self, key: &str, node: &Node) -> String {
+    fn show(&self, key: &str, value: &Value) -> String {
         const CHARS_MAX: usize = 60;
-        let text = match (&node.value, &node.origin, self.document) {
-            (NodeValue::Table(_), _, _) => return "a table".to_owned(),
-            (NodeValue::List(_), _, _) => return "a list".to_owned(),
-            (NodeValue::Untyped(text), _, _) => format!("{text:?}"),
-            (NodeValue::Value(_), ValueOrigin::File(span), Some(document)) => {
+        let text = match (value, self.origins.get(key), self.document) {
+            (Value::Table(_), _, _) => return "a table".to_owned(),
+            (Value::Array(_), _, _) => return "a list".to_owned(),
+            (_, Some(ValueOrigin::File(span)), Some(document)) => {
                 document.text.get(span.clone()).unwrap_or_default().to_owned()
             }
-            (NodeValue::Value(value), _, _) => value.to_string(),
+            (value, _, _) => value.to_string(),
         };
         if is_secret_name(key) || holds_password(&text) {
             return "this value".to_owned();
@@ -344,160 +315,31 @@ impl<'a> Loader<'a> {
     }
 }
 
-impl Node {
-    fn from_table(table: DeTable<'_>, span: Range<usize>) -> Self {
-        let entries = table.into_iter().map(|(key, value)| {
-            let key_origin = ValueOrigin::File(key.span());
-            let span = value.span();
-            (key.into_inner().into_owned(), Entry { key_origin, node: Self::from_value(value.into_inner(), span) })
-        });
-        Self { value: NodeValue::Table(entries.collect()), origin: ValueOrigin::File(span) }
-    }
+fn value_at<'v>(value: &'v mut Value, path: &[String]) -> Option<&'v mut Value> {
+    path.iter().try_fold(value, |value, part| match part.parse::<usize>() {
+        Ok(index) if value.is_array() => value.get_mut(index),
+        Ok(_) | Err(_) => value.get_mut(part),
+    })
+}
 
-    fn from_value(value: DeValue<'_>, span: Range<usize>) -> Self {
-        let value = match value {
-            DeValue::Table(table) => return Self::from_table(table, span),
-            DeValue::Array(list) => {
-                let items = list.into_iter().map(|item| {
-                    let span = item.span();
-                    Self::from_value(item.into_inner(), span)
-                });
-                NodeValue::List(items.collect())
-            }
-            DeValue::String(text) => NodeValue::Value(Value::String(text.into_owned())),
-            // No key allows a number that i64 cannot hold.
-            DeValue::Integer(number) => {
-                let number = i64::from_str_radix(number.as_str(), number.radix());
-                NodeValue::Value(Value::Integer(number.unwrap_or(i64::MAX)))
-            }
-            DeValue::Boolean(value) => NodeValue::Value(Value::Boolean(value)),
-            DeValue::Float(number) => NodeValue::Value(Value::Float(number.as_str().parse().unwrap_or(f64::NAN))),
-            DeValue::Datetime(date) => NodeValue::Value(Value::Datetime(date)),
-        };
-        Self { value, origin: ValueOrigin::File(span) }
-    }
+fn remove(value: &mut Value, path: &[String]) -> bool {
+    let Some((name, around)) = path.split_last() else { return false };
+    value_at(value, around).and_then(Value::as_table_mut).is_some_and(|table| table.remove(name).is_some())
+}
 
-    fn to_toml(&self) -> Value {
-        match &self.value {
-            NodeValue::Table(table) => {
-                Value::Table(table.iter().map(|(name, entry)| (name.clone(), entry.node.to_toml())).collect())
-            }
-            NodeValue::List(items) => Value::Array(items.iter().map(Self::to_toml).collect()),
-            NodeValue::Value(value) => value.clone(),
-            NodeValue::Untyped(text) => Value::String(text.clone()),
-        }
-    }
-
-    /// Sets a value. Variables spell names in upper case with `_` for `-`; a name that is not in the tree is lower case.
-    fn set(&mut self, setting: &Setting) -> Result<(), Problem> {
-        let is_variable = matches!(setting.origin, ValueOrigin::Env(_));
-        let problem = |key: &str, what: &str, help: Option<String>| Problem {
-            code: ProblemCode::Value,
-            message: format!("`{key}` is a {what}"),
-            origin: setting.origin.clone(),
-            label: String::new(),
-            help,
-        };
-        if setting.path.len() > CONFIG_DEPTH_MAX {
-            return Err(problem(&setting.path[0], "section without keys that deep", None));
-        }
-        let mut key = String::new();
-        let mut node = self;
-        for part in &setting.path {
-            if !matches!(node.value, NodeValue::Table(_)) {
-                return Err(problem(&key, "value and has no keys", None));
-            }
-            let NodeValue::Table(table) = &mut node.value else { return Ok(()) };
-            let same = |name: &&String| if is_variable { shout(name) == shout(part) } else { *name == part };
-            let fresh = || if is_variable { part.to_lowercase() } else { part.clone() };
-            let name = table.keys().find(same).cloned().unwrap_or_else(fresh);
-            key = join(&key, &name);
-            let origin = || setting.origin.clone();
-            let entry = table.entry(name).or_insert_with(|| Entry {
-                key_origin: origin(),
-                node: Self { value: NodeValue::Table(BTreeMap::new()), origin: origin() },
-            });
-            node = &mut entry.node;
-        }
-        match &node.value {
-            NodeValue::Table(table) if !table.is_empty() => {
-                Err(problem(&key, "section and cannot be set as a whole", Some("set one of its keys".to_owned())))
-            }
-            NodeValue::Table(_) | NodeValue::List(_) | NodeValue::Value(_) | NodeValue::Untyped(_) => {
-                node.value = NodeValue::Untyped(setting.text.clone());
-                node.origin = setting.origin.clone();
-                Ok(())
-            }
-        }
-    }
-
-    fn at(&mut self, path: &[String]) -> Option<&mut Self> {
-        path.iter().try_fold(self, |node, part| match &mut node.value {
-            NodeValue::Table(table) => table.get_mut(part).map(|entry| &mut entry.node),
-            NodeValue::List(items) => part.parse::<usize>().ok().and_then(|index| items.get_mut(index)),
-            NodeValue::Value(_) | NodeValue::Untyped(_) => None,
-        })
-    }
-
-    fn key_origin(&mut self, path: &[String]) -> ValueOrigin {
-        let entry = path.split_last().and_then(|(name, around)| match &self.at(around)?.value {
-            NodeValue::Table(table) => table.get(name),
-            NodeValue::List(_) | NodeValue::Value(_) | NodeValue::Untyped(_) => None,
-        });
-        entry.map_or(ValueOrigin::Default, |entry| entry.key_origin.clone())
-    }
-
-    fn remove(&mut self, path: &[String]) -> bool {
-        let Some((name, around)) = path.split_last() else { return false };
-        match self.at(around).map(|node| &mut node.value) {
-            Some(NodeValue::Table(table)) => table.remove(name).is_some(),
-            Some(NodeValue::List(items)) => match name.parse::<usize>() {
-                Ok(index) if index < items.len() => {
-                    items.remove(index);
-                    true
-                }
-                Ok(_) | Err(_) => false,
-            },
-            Some(NodeValue::Value(_) | NodeValue::Untyped(_)) | None => false,
-        }
-    }
-
-    /// Turns an untyped text into the type that serde's message asks for; `false` where that is not possible.
-    fn retype(&mut self, message: &str) -> bool {
-        let NodeValue::Untyped(text) = &self.value else { return false };
-        let Some((_, expected)) = message.rsplit_once(", expected ").filter(|_| message.starts_with("invalid type"))
-        else {
-            return false;
-        };
-        let value = match expected {
-            "a sequence" => list(text).map(|items| Value::Array(items.into_iter().map(Value::String).collect())),
-            "a boolean" => text.trim().parse().ok().map(Value::Boolean),
-            number if INTEGERS.iter().any(|(name, _)| *name == number) => text.trim().parse().ok().map(Value::Integer),
-            _ => None,
-        };
-        let Some(value) = value else { return false };
-        self.value = NodeValue::Value(value);
-        true
-    }
-
-    fn record(
-        &self,
-        key: &str,
-        origins: &mut BTreeMap<String, ValueOrigin>,
-        tables: &mut BTreeMap<String, ValueOrigin>,
-    ) {
-        match &self.value {
-            NodeValue::Table(table) => {
-                tables.insert(key.to_owned(), self.origin.clone());
-                for (name, entry) in table {
-                    entry.node.record(&join(key, name), origins, tables);
-                }
-            }
-            NodeValue::List(_) | NodeValue::Value(_) | NodeValue::Untyped(_) => {
-                origins.insert(key.to_owned(), self.origin.clone());
-            }
-        }
-    }
+/// Turns the text of a variable or a flag into the type that serde's message asks for; `false` where that is not possible.
+fn retype(value: &mut Value, message: &str) -> bool {
+    let Value::String(text) = &*value else { return false };
+    let Some((_, expected)) = message.rsplit_once(", expected ").filter(|_| message.starts_with("invalid type")) else {
+        return false;
+    };
+    let typed = match expected {
+        "a sequence" => list(text).map(|items| Value::Array(items.into_iter().map(Value::String).collect())),
+        "a boolean" => text.trim().parse().ok().map(Value::Boolean),
+        number if INTEGERS.iter().any(|(name, _)| *name == number) => text.trim().parse().ok().map(Value::Integer),
+        _ => None,
+    };
+    typed.map(|typed| *value = typed).is_some()
 }
 
 /// A list from the environment or a flag: a TOML array, or texts separated by commas.
@@ -507,15 +349,6 @@ fn list(text: &str) -> Option<Vec<String>> {
         return table.remove("list");
     }
     Some(text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(str::to_owned).collect())
-}
-
-/// Calls `found` with each value at `path` and its dotted key.
-fn visit(value: &mut NodeValue, path: &[&str], key: &str, found: &mut impl FnMut(&mut NodeValue, &str)) {
-    let Some((name, rest)) = path.split_first() else { return found(value, key) };
-    let NodeValue::Table(table) = value else { return };
-    for (child, entry) in table.iter_mut().filter(|(child, _)| *name == "*" || child == name) {
-        visit(&mut entry.node.value, rest, &join(key, child), found);
-    }
 }
 
 fn segment(segment: &Segment) -> Option<String> {
@@ -543,30 +376,34 @@ const INTEGERS: [(&str, &str); 4] = [
     ("a nonzero u32", "a whole number from 1 to 4294967295"),
 ];
 
-fn describe(expected: &str) -> String {
+fn describe(expected: &str) -> &str {
     let integer = INTEGERS.iter().find(|(name, _)| *name == expected);
     match (expected, integer) {
-        (_, Some((_, text))) => (*text).to_owned(),
-        ("a sequence", None) => "a list such as [\"one\", \"two\"]".to_owned(),
-        ("a boolean", None) => "true or false".to_owned(),
-        ("a string" | "string or table", None) => "a text in quotes".to_owned(),
-        (other, None) if other.starts_with("struct ") || other == "a map" => "a table".to_owned(),
-        (other, None) => other.to_owned(),
+        (_, Some((_, text))) => text,
+        ("a sequence", None) => "a list such as [\"one\", \"two\"]",
+        ("a boolean", None) => "true or false",
+        ("a string" | "string or table", None) => "a text in quotes",
+        (other, None) if other.starts_with("struct ") || other == "a map" => "a table",
+        (other, None) => other,
     }
 }
 
-const NAME_EXPECTED: &str = "letters, digits, `.`, `/`, `_` and `-`, at most 64, without `__`";
-const VARIABLE_EXPECTED: &str = "letters, digits, `.`, `_` and `-`, at most 128, not starting with a digit";
+pub(super) const NAME_EXPECTED: &str = "letters, digits, `.`, `/`, `_` and `-`, at most 64, without `__`";
+pub(super) const VARIABLE_EXPECTED: &str = "letters, digits, `.`, `_` and `-`, at most 128, not starting with a digit";
 
-fn is_variable(name: &str) -> bool {
+pub(super) fn is_variable(name: &str) -> bool {
     let is_clean = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
     is_clean && name.len() <= 128 && name.starts_with(|first: char| !first.is_ascii_digit())
 }
 
 /// Whether a name can be part of a key, of a variable's name and of a log field.
-fn is_name(name: &str) -> bool {
+pub(super) fn is_name(name: &str) -> bool {
     let is_clean = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._/-".contains(&byte));
     is_clean && !name.is_empty() && name.len() <= 64 && !name.contains("__")
+}
+
+fn is_index(part: &str) -> bool {
+    part.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 pub(super) fn join(key: &str, name: &str) -> String {

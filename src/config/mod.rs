@@ -3,7 +3,6 @@
 //! A key `worker.capacity` of the file is `JOURNEYMAN__WORKER__CAPACITY` in the environment and `--capacity` or
 //! `--set worker.capacity=…` on the command line.
 
-pub mod demand;
 pub mod environment;
 mod load;
 pub mod pool;
@@ -18,21 +17,21 @@ pub mod values;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use serde_json::Value;
+use toml::Value;
 
 pub use environment::Environment;
 pub use problem::{Document, Problem, Problems, ValueOrigin};
 pub use schema::Config;
 
-use load::{Loader, Node, Setting};
+use load::{Loader, NAME_EXPECTED, Setting, VARIABLE_EXPECTED, is_name, is_variable, join};
 use problem::ProblemCode;
-use schema::{Handler, HandlerKind, RequestSource, Source, SourceKind};
+use schema::{Handler, RequestSource, Source};
 
 /// The schema of a configuration, as JSON Schema (2020-12) without references.
-pub static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
+pub static SCHEMA: LazyLock<serde_json::Value> = LazyLock::new(|| {
     let settings =
         schemars::generate::SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
-    Value::from(settings.into_generator().into_root_schema_for::<Config>())
+    serde_json::Value::from(settings.into_generator().into_root_schema_for::<Config>())
 });
 
 /// A key set by a flag.
@@ -79,27 +78,30 @@ pub fn load(
         return refused(&document, loader.problems);
     }
     let variables = environment.settings(&mut loader.problems);
-    loader.overlay(variables);
-    loader.overlay(overrides.iter().map(Override::setting).collect());
-    loader.inspect();
+    for setting in variables.into_iter().chain(overrides.iter().map(Override::setting)) {
+        loader.set(setting);
+    }
     let mut config = Config {
         worker: loader.section("worker"),
         host: loader.section("host"),
         source: loader.named("source", read_source),
         amqp: loader.section("amqp"),
-        activity: loader.section("activity"),
-        bridge: loader.named("bridge", |loader, key, node| loader.read(key, node, "")),
-        pool: loader.named("pool", |loader, key, node| loader.read(key, node, "")),
-        demand: loader.named("demand", |loader, key, node| loader.read(key, node, "")),
+        bridge: loader.named("bridge", |loader, key, value| loader.read(key, value, "")),
+        pool: loader.named("pool", |loader, key, mut pool| {
+            loader.remove_invalid_names(&join(key, "env"), pool.get_mut("env"), is_variable, VARIABLE_EXPECTED);
+            loader.read(key, pool, "")
+        }),
+        demand: loader.named("demand", |loader, key, value| loader.read(key, value, "")),
         handler: loader.named("handler", read_handler),
-        queue: loader.section("queue"),
+        queue: read_queue(&mut loader).unwrap_or_default(),
         control: loader.section("control"),
         http: loader.section("http"),
         telemetry: loader.section("telemetry"),
         log: loader.section("log"),
     };
+    config.amqp.assignment = environment.assignment();
     loader.finish(&reference::SECTIONS);
-    let Loader { mut problems, origins, tables, .. } = loader;
+    let Loader { mut problems, origins, .. } = loader;
     if !problems.is_empty() {
         return refused(&document, problems);
     }
@@ -115,7 +117,7 @@ pub fn load(
             Err(problem) => problems.push(problem),
         }
     }
-    rules::check(&config, &origins, &tables, &mut problems);
+    rules::check(&config, &origins, &mut problems);
     if problems.is_empty() {
         Ok(LoadedConfig { config, document, origins, warnings })
     } else {
@@ -123,19 +125,25 @@ pub fn load(
     }
 }
 
-fn read_source(loader: &mut Loader<'_>, key: &str, mut node: Node) -> Option<Source> {
-    match loader.kind(key, &mut node, None)? {
-        SourceKind::Taskcluster => loader.read(key, node, " of kind `taskcluster`").map(Source::Taskcluster),
-        SourceKind::Amqp => loader.read(key, node, " of kind `amqp`").map(Source::Amqp),
+fn read_source(loader: &mut Loader<'_>, key: &str, mut section: Value) -> Option<Source> {
+    match loader.kind(key, &mut section, &["taskcluster", "amqp"], None)? {
+        "taskcluster" => loader.read(key, section, " of kind `taskcluster`").map(Source::Taskcluster),
+        _ => loader.read(key, section, " of kind `amqp`").map(Source::Amqp),
     }
 }
 
-fn read_handler(loader: &mut Loader<'_>, key: &str, mut node: Node) -> Option<Handler> {
-    match loader.kind(key, &mut node, Some(HandlerKind::Program))? {
-        HandlerKind::Command => loader.read(key, node, " of kind `command`").map(Handler::Command),
-        HandlerKind::Program => loader.read(key, node, " of kind `program`").map(Handler::Program),
-        HandlerKind::Http => loader.read(key, node, " of kind `http`").map(Handler::Http),
+fn read_handler(loader: &mut Loader<'_>, key: &str, mut section: Value) -> Option<Handler> {
+    match loader.kind(key, &mut section, &["command", "program", "http"], Some("program"))? {
+        "command" => loader.read(key, section, " of kind `command`").map(Handler::Command),
+        "program" => loader.read(key, section, " of kind `program`").map(Handler::Program),
+        _ => loader.read(key, section, " of kind `http`").map(Handler::Http),
     }
+}
+
+fn read_queue(loader: &mut Loader<'_>) -> Option<schema::Queue> {
+    let mut section = loader.take("queue")?;
+    loader.remove_invalid_names("queue.clients", section.get_mut("clients"), is_name, NAME_EXPECTED);
+    loader.read("queue", section, "")
 }
 
 /// The source of a worker that a controller has started and whose configuration has none.
@@ -154,7 +162,6 @@ fn handler_for_requests(config: &Config) -> Result<&str, Problem> {
                 if first.is_some() { "several handlers" } else { "no handler" }
             ),
             origin: ValueOrigin::Default,
-            label: String::new(),
             help: Some(format!(
                 "configure exactly one [handler.NAME], or one named [handler.{REQUESTS_SOURCE_NAME}], or a [source.NAME] that \
                  names its handler"

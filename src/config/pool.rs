@@ -1,4 +1,4 @@
-//! The section of a pool of worker groups.
+//! The sections of pools of worker groups and of their demand.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -247,4 +247,23 @@ pub enum QueueType {
     Classic,
     /// Quorum queues with persistent messages.
     Quorum,
+}
+
+/// A task queue whose pending tasks count as demand for a worker group.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DemandConfig {
+    /// Name of the source of kind `taskcluster` whose queue is counted. The controller claims nothing from it. Its client needs `queue:pending-count:TASK_QUEUE`, and `queue:claimed-list:TASK_QUEUE` to count claimed tasks as well.
+    pub source: String,
+    /// Pool whose workers run the tasks.
+    pub pool: String,
+    /// Key of the worker group in the pool.
+    pub key: String,
+    /// Interval of the counts.
+    #[serde(default = "demand_interval")]
+    pub interval: Span<1_000>,
+}
+
+fn demand_interval() -> Span<1_000> {
+    built_in("10s")
 }

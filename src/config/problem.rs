@@ -22,8 +22,6 @@ pub enum ProblemCode {
     Value,
     /// A required value is not set.
     Missing,
-    /// A secret is set where others can read it.
-    ExposedSecret,
     /// Two values contradict each other.
     Conflict,
     /// A file or a program cannot be used on this host.
@@ -34,15 +32,6 @@ pub enum ProblemCode {
     WorldReadable,
 }
 
-/// Severity of a problem.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
-    /// The configuration cannot be used.
-    Error,
-    /// The configuration can be used.
-    Warning,
-}
-
 impl ProblemCode {
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -51,7 +40,6 @@ impl ProblemCode {
             Self::Unknown => "JM-CFG-004",
             Self::Value => "JM-CFG-005",
             Self::Missing => "JM-CFG-006",
-            Self::ExposedSecret => "JM-CFG-007",
             Self::Conflict => "JM-CFG-008",
             Self::Unusable => "JM-CFG-009",
             Self::UnknownVariable => "JM-CFG-010",
@@ -59,18 +47,8 @@ impl ProblemCode {
         }
     }
 
-    pub const fn severity(self) -> Severity {
-        match self {
-            Self::UnknownVariable | Self::WorldReadable => Severity::Warning,
-            Self::Unreadable
-            | Self::Syntax
-            | Self::Unknown
-            | Self::Value
-            | Self::Missing
-            | Self::ExposedSecret
-            | Self::Conflict
-            | Self::Unusable => Severity::Error,
-        }
+    pub const fn is_warning(self) -> bool {
+        matches!(self, Self::UnknownVariable | Self::WorldReadable)
     }
 }
 
@@ -95,8 +73,6 @@ pub struct Problem {
     pub message: String,
     /// Where it is; [`ValueOrigin::Default`] is nowhere.
     pub origin: ValueOrigin,
-    /// The text beside the caret.
-    pub label: String,
     /// What to do about it.
     pub help: Option<String>,
 }
@@ -154,13 +130,13 @@ impl Problems {
             ValueOrigin::Env(name) => (2, 0, name.clone()),
             ValueOrigin::Flag(name) => (3, 0, name.clone()),
         };
-        list.sort_by_key(|problem| (problem.code.severity(), place(problem)));
+        list.sort_by_key(|problem| (problem.code.is_warning(), place(problem)));
         Self { document, list }
     }
 
     /// The number of problems that are errors.
     pub fn error_count(&self) -> usize {
-        self.list.iter().filter(|problem| problem.code.severity() == Severity::Error).count()
+        self.list.iter().filter(|problem| !problem.code.is_warning()).count()
     }
 
     pub fn list(&self) -> &[Problem] {
@@ -168,17 +144,14 @@ impl Problems {
     }
 
     fn write_one(&self, problem: &Problem, out: &mut String) -> fmt::Result {
-        let severity = match problem.code.severity() {
-            Severity::Error => "error",
-            Severity::Warning => "warning",
-        };
+        let severity = if problem.code.is_warning() { "warning" } else { "error" };
         writeln!(out, "{severity}[{}]: {}", problem.code.as_str(), problem.message)?;
         let mut margin = 2;
         match (&problem.origin, &self.document) {
             (ValueOrigin::File(span), Some(document)) => {
                 let place = document.position(span.start);
                 margin = place.line.to_string().len() + 1;
-                write_snippet(document, span, place, &problem.label, margin, out)?;
+                write_snippet(document, span, place, margin, out)?;
             }
             (ValueOrigin::Env(name), _) => writeln!(out, " --> environment variable {name}")?,
             (ValueOrigin::Flag(name), _) => writeln!(out, " --> flag {name}")?,
@@ -198,7 +171,6 @@ fn write_snippet(
     document: &Document,
     span: &Range<usize>,
     place: Position,
-    label: &str,
     margin: usize,
     out: &mut String,
 ) -> fmt::Result {
@@ -211,8 +183,7 @@ fn write_snippet(
     writeln!(out, "{arrow} {}:{}:{}", document.name, place.line, place.column)?;
     writeln!(out, "{:margin$}|", "")?;
     writeln!(out, "{:<margin$}| {}", place.line, shown.trim_end())?;
-    let marks = format!("{:before$}{} {label}", "", "^".repeat(carets));
-    writeln!(out, "{:margin$}| {}", "", marks.trim_end())?;
+    writeln!(out, "{:margin$}| {:before$}{}", "", "", "^".repeat(carets))?;
     writeln!(out, "{:margin$}|", "")
 }
 

@@ -16,29 +16,17 @@ pub struct KeyReference {
     /// The built-in value as TOML, if there is one.
     pub default: Option<String>,
     /// Whether it has to be set.
-    pub requirement: KeyRequirement,
+    pub is_required: bool,
     /// What it is for.
     pub description: String,
 }
 
-/// Whether a key has to be set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KeyRequirement {
-    /// Yes.
-    Required,
-    /// No.
-    Optional,
-    /// No, and only the environment may set it.
-    Secret,
-}
-
 /// The sections in the order of the reference.
-pub(super) const SECTIONS: [&str; 14] = [
+pub(super) const SECTIONS: [&str; 13] = [
     "worker",
     "host",
     "source",
     "amqp",
-    "activity",
     "bridge",
     "pool",
     "demand",
@@ -94,7 +82,7 @@ fn collect_kinds(variants: &[&Value], default: Option<String>, key: &str, keys: 
     keys.push(KeyReference {
         key: format!("{key}.kind"),
         value_kind: choices(&kinds),
-        requirement: if default.is_some() { KeyRequirement::Optional } else { KeyRequirement::Required },
+        is_required: default.is_none(),
         default,
         description: format!("Kind of the {}.", key.split('.').next().unwrap_or_default()),
     });
@@ -120,18 +108,12 @@ fn collect_kinds(variants: &[&Value], default: Option<String>, key: &str, keys: 
 }
 
 fn describe(schema: &Value, key: &str, is_required: bool) -> KeyReference {
-    let value_kind = value_kind(without_null(schema));
-    let requirement = match is_required {
-        _ if value_kind == "secret" => KeyRequirement::Secret,
-        true => KeyRequirement::Required,
-        false => KeyRequirement::Optional,
-    };
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     KeyReference {
         key: key.to_owned(),
-        value_kind,
+        value_kind: value_kind(without_null(schema)),
         default: schema.get("default").filter(|value| !value.is_null()).map(Value::to_string),
-        requirement,
+        is_required,
         description: words(schema.get("description").and_then(Value::as_str).unwrap_or_default()),
     }
 }
@@ -182,10 +164,10 @@ fn choices(words: &[String]) -> String {
 pub fn markdown() -> String {
     let mut out = String::from("| key | value | default | description |\n| --- | --- | --- | --- |\n");
     for key in keys() {
-        let default = match (key.requirement, &key.default) {
-            (KeyRequirement::Required, _) => "required".to_owned(),
-            (KeyRequirement::Secret, _) | (KeyRequirement::Optional, None) => String::new(),
-            (KeyRequirement::Optional, Some(default)) => format!("`{default}`"),
+        let default = match &key.default {
+            _ if key.is_required => "required".to_owned(),
+            Some(default) => format!("`{default}`"),
+            None => String::new(),
         };
         _ = writeln!(out, "| `{}` | {} | {default} | {} |", key.key, key.value_kind, key.description);
     }
@@ -204,15 +186,5 @@ mod tests {
         for key in keys() {
             assert!(key.description.len() > 8 && key.description.ends_with('.'), "{key:?}");
         }
-    }
-
-    #[test]
-    fn secrets_are_the_keys_that_only_the_environment_may_set() {
-        let secrets = keys().into_iter().filter(|key| key.requirement == KeyRequirement::Secret).map(|key| key.key);
-        let known = super::super::load::SECRET_KEYS.iter().map(|path| path.join(".").replace('*', "NAME"));
-        let (mut secrets, mut known) = (secrets.collect::<Vec<_>>(), known.collect::<Vec<_>>());
-        secrets.sort();
-        known.sort();
-        assert_eq!(secrets, known);
     }
 }

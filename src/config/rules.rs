@@ -2,30 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use super::demand::DemandConfig;
 use super::load::join;
-use super::pool::{PoolConfig, PoolDriver, QueueType};
+use super::pool::{DemandConfig, PoolConfig, PoolDriver, QueueType};
 use super::problem::{Problem, ProblemCode, ValueOrigin, suggest};
 use super::schema::{Bridge, COMMAND, Config, Handler, HttpHandler, Source, TaskclusterSource};
-use super::secrets::CredentialKeys;
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
 use crate::limits::{AMQP_NAME_BYTES_MAX, MESSAGE_TTL_MAX};
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
 
 struct Rules<'a> {
     origins: &'a BTreeMap<String, ValueOrigin>,
-    tables: &'a BTreeMap<String, ValueOrigin>,
     problems: &'a mut Vec<Problem>,
 }
 
 /// Checks a configuration whose values are valid by themselves.
-pub(super) fn check(
-    config: &Config,
-    origins: &BTreeMap<String, ValueOrigin>,
-    tables: &BTreeMap<String, ValueOrigin>,
-    problems: &mut Vec<Problem>,
-) {
-    let mut rules = Rules { origins, tables, problems };
+pub(super) fn check(config: &Config, origins: &BTreeMap<String, ValueOrigin>, problems: &mut Vec<Problem>) {
+    let mut rules = Rules { origins, problems };
     for (name, source) in &config.source {
         rules.source(config, &format!("source.{name}"), source);
     }
@@ -50,34 +42,28 @@ pub(super) fn check(
     for (name, demand) in &config.demand {
         rules.demand(config, &format!("demand.{name}"), demand);
     }
-    for (id, client) in &config.queue.clients {
-        let key = format!("queue.clients.{id}");
-        rules.one_of(&key, "access_token", client.access_token.is_some(), client.access_token_file.is_some());
-        if client.access_token.is_none() && client.access_token_file.is_none() {
-            rules.push(ProblemCode::Missing, &key, format!("[{key}] needs `access_token_file`"), "");
-        }
-    }
 }
 
 impl Rules<'_> {
     fn demand(&mut self, config: &Config, key: &str, demand: &DemandConfig) {
         self.reference(&join(key, "pool"), "pool", &demand.pool, config.pool.keys().map(String::as_str));
-        self.credentials(key, demand.credentials());
+        let sources = config.source.iter().filter(|(_, source)| source.as_taskcluster().is_some());
+        let name = &demand.source;
+        if config.source.get(name).is_some_and(|source| source.as_taskcluster().is_none()) {
+            let message = format!("[{key}] needs a source of kind `taskcluster`, but [source.{name}] has another");
+            self.push(ProblemCode::Conflict, &join(key, "source"), message, "");
+        } else {
+            self.reference(&join(key, "source"), "source", name, sources.map(|(name, _)| name.as_str()));
+        }
     }
 
-    fn credentials(&mut self, key: &str, keys: CredentialKeys<'_>) {
-        self.one_of(key, "access_token", keys.access_token.is_some(), keys.access_token_file.is_some());
-        self.one_of(key, "certificate", keys.certificate.is_some(), keys.certificate_file.is_some());
-        let has_token = keys.access_token.is_some() || keys.access_token_file.is_some();
-        let has_certificate = keys.certificate.is_some() || keys.certificate_file.is_some();
-        if keys.client_id.is_none() && (has_token || has_certificate) {
+    fn credentials(&mut self, key: &str, source: &TaskclusterSource) {
+        let has_secret = source.access_token_file.is_some() || source.certificate_file.is_some();
+        if source.client_id.is_none() && has_secret {
             self.push(ProblemCode::Missing, key, format!("[{key}] has credentials and no `client_id`"), "");
         }
-        if keys.client_id.is_some() && !has_token {
-            let message = format!(
-                "[{key}] has a `client_id` and neither `access_token_file` nor {}",
-                super::environment::variable(&join(key, "access_token"))
-            );
+        if source.client_id.is_some() && source.access_token_file.is_none() {
+            let message = format!("[{key}] has a `client_id` and no `access_token_file`");
             self.push(ProblemCode::Missing, &join(key, "client_id"), message, "");
         }
     }
@@ -89,7 +75,8 @@ impl Rules<'_> {
             Source::Taskcluster(source) => self.taskcluster(config, key, source),
             Source::Amqp(source) => {
                 let amqp = &config.amqp;
-                if source.requests_queue.is_none() && amqp.requests_queue.is_none() && amqp.worker_key.is_none() {
+                let is_assigned = amqp.assignment.requests_queue.is_some() || amqp.worker_key.is_some();
+                if source.requests_queue.is_none() && !is_assigned {
                     let message = format!(
                         "[{key}] has no queue: set `requests_queue`, or `amqp.worker_key` (WORKER_KEY), which names the queue"
                     );
@@ -100,7 +87,7 @@ impl Rules<'_> {
     }
 
     fn taskcluster(&mut self, config: &Config, key: &str, source: &TaskclusterSource) {
-        self.credentials(key, source.credentials());
+        self.credentials(key, source);
         if source.dialect == Dialect::Azure {
             self.azure(config, key, source);
         }
@@ -128,12 +115,7 @@ impl Rules<'_> {
     }
 
     fn broker(&mut self, config: &Config) {
-        let has_requests = config.source.values().any(|source| source.as_requests().is_some());
-        if !has_requests && config.pool.is_empty() && config.activity.exchange.is_none() {
-            return;
-        }
         let amqp = &config.amqp;
-        self.one_of("amqp", "uri", amqp.uri.is_some(), amqp.uri_file.is_some());
         let (set, missing) = match (&amqp.certificate_file, &amqp.key_file) {
             (Some(_), None) => ("certificate_file", "key_file"),
             (None, Some(_)) => ("key_file", "certificate_file"),
@@ -208,8 +190,8 @@ impl Rules<'_> {
         let key = amqp.worker_key.as_deref().unwrap_or_default();
         let mut names = vec![
             ("amqp.worker_key".to_owned(), key.to_owned()),
-            ("amqp.requests_queue".to_owned(), amqp.requests_queue.clone().unwrap_or_default()),
-            ("activity.exchange".to_owned(), config.activity.exchange.clone().unwrap_or_default()),
+            ("WORKER_REQUESTS_QUEUE".to_owned(), amqp.assignment.requests_queue.clone().unwrap_or_default()),
+            ("WORKER_ACTIVITY_EXCHANGE".to_owned(), amqp.assignment.activity_exchange.clone().unwrap_or_default()),
             // The longest name that is made from it.
             ("amqp.pool".to_owned(), format!("{}-activity-xchg", amqp.pool)),
         ];
@@ -218,7 +200,7 @@ impl Rules<'_> {
             let place = |key| join(&format!("source.{name}"), key);
             names.push((place("requests_queue"), source.requests_queue.clone().unwrap_or_default()));
             names.push((place("poison_queue"), source.poison_queue.clone().unwrap_or_default()));
-            let is_made = source.requests_queue.is_none() && amqp.requests_queue.is_none();
+            let is_made = source.requests_queue.is_none() && amqp.assignment.requests_queue.is_none();
             if is_made && key.len() <= AMQP_NAME_BYTES_MAX {
                 names.push(("amqp.worker_key".to_owned(), format!("{}-req-{key}", amqp.pool)));
             }
@@ -278,32 +260,9 @@ impl Rules<'_> {
         self.push(ProblemCode::Conflict, key, format!("there is no [{section}.{name}]"), &hint);
     }
 
-    fn one_of(&mut self, key: &str, name: &str, value: bool, file: bool) {
-        if value && file {
-            let origin = |name: &str| match self.origins.get(&join(key, name)) {
-                Some(ValueOrigin::Env(variable)) => format!(" (from {variable})"),
-                Some(ValueOrigin::Flag(flag)) => format!(" (from {flag})"),
-                Some(ValueOrigin::File(_) | ValueOrigin::Default) | None => String::new(),
-            };
-            let file_key = format!("{name}_file");
-            let message = format!(
-                "[{key}] has both `{name}`{} and `{file_key}`{}; set only one",
-                origin(name),
-                origin(&file_key)
-            );
-            self.push(ProblemCode::Conflict, &join(key, &file_key), message, "");
-        }
-    }
-
     fn push(&mut self, code: ProblemCode, key: &str, message: String, hint: &str) {
-        let origin = self.origins.get(key).or_else(|| self.tables.get(key)).cloned().unwrap_or(ValueOrigin::Default);
-        let is_file = matches!(origin, ValueOrigin::File(_));
-        self.problems.push(Problem {
-            code,
-            message,
-            origin,
-            label: if is_file { hint.to_owned() } else { String::new() },
-            help: Some(hint.to_owned()).filter(|hint| !is_file && !hint.is_empty()),
-        });
+        let origin = self.origins.get(key).cloned().unwrap_or(ValueOrigin::Default);
+        let help = Some(hint.to_owned()).filter(|hint| !hint.is_empty());
+        self.problems.push(Problem { code, message, origin, help });
     }
 }

@@ -7,17 +7,15 @@ use schemars::JsonSchema;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::demand::DemandConfig;
-use super::pool::PoolConfig;
-use super::secrets::CredentialKeys;
+use super::pool::{DemandConfig, PoolConfig};
 use super::values::{
-    File, Filter, Listen, OptionalSpan, Queue as TaskQueue, Secret, SecretFile, Size, Span, Url, WorkerName, millis,
+    File, Filter, Listen, OptionalSpan, Queue as TaskQueue, SecretFile, Size, Span, Url, WorkerName, millis,
 };
 use crate::host::containment::OnCleanupFailure;
 use crate::host::termination_notice::MetadataProvider;
 use crate::limits::{
-    ACTIVITY_REPEAT_MIN, CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, QUEUE_VISIBILITY_TIMEOUT_MIN, RUN_TIME_MIN,
-    SERVICE_PROBE_INTERVAL_MIN, SERVICE_STARTUP_TIMEOUT_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
+    CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, QUEUE_VISIBILITY_TIMEOUT_MIN, RUN_TIME_MIN, SERVICE_PROBE_INTERVAL_MIN,
+    SERVICE_STARTUP_TIMEOUT_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
 };
 use crate::queue::Auth;
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
@@ -37,8 +35,6 @@ pub struct Config {
     pub source: BTreeMap<String, Source>,
     /// The AMQP broker and this worker's identity there.
     pub amqp: Amqp,
-    /// Activity reports to the controller of AMQP workers.
-    pub activity: Activity,
     /// Bridges of `journeyman bridge`, by name.
     pub bridge: BTreeMap<String, Bridge>,
     /// Pools of worker groups that `journeyman controller` scales, by name. They use the broker of `[amqp]`.
@@ -202,7 +198,7 @@ pub struct Http {
     pub listen: Option<Listen>,
     /// Allow a `listen` address that other hosts can reach. Anyone who can connect sees task names and sources, but no secrets.
     pub allow_remote: bool,
-    /// File with the bearer token for commands to a controller; or `fd:N` or `systemd:NAME` [built-in: no commands over HTTP].
+    /// File with the bearer token for commands to a controller [built-in: no commands over HTTP].
     pub token_file: Option<SecretFile>,
 }
 
@@ -217,22 +213,11 @@ pub struct Telemetry {
 /// A queue that the worker claims from.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-#[expect(clippy::large_enum_variant, reason = "a configuration holds a few and never moves them in a loop")]
 pub enum Source {
     /// Taskcluster and the embedded queue.
     Taskcluster(TaskclusterSource),
     /// A request queue of an AMQP broker.
     Amqp(RequestSource),
-}
-
-/// Kinds of source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SourceKind {
-    /// [`Source::Taskcluster`].
-    Taskcluster,
-    /// [`Source::Amqp`].
-    Amqp,
 }
 
 /// Tasks of a Taskcluster deployment.
@@ -248,14 +233,10 @@ pub struct TaskclusterSource {
     pub task_queue: TaskQueue,
     /// Taskcluster client id.
     pub client_id: Option<String>,
-    /// File with the access token, readable by its owner only; or `fd:N` or `systemd:NAME`.
+    /// File with the access token, readable by its owner only.
     pub access_token_file: Option<SecretFile>,
-    /// The access token. From the environment only.
-    pub access_token: Option<Secret>,
-    /// File with the certificate of temporary credentials; or `fd:N` or `systemd:NAME`.
+    /// File with the certificate of temporary credentials.
     pub certificate_file: Option<SecretFile>,
-    /// The certificate. From the environment only.
-    pub certificate: Option<Secret>,
     /// Hosts that signed URLs and redirects may lead to although they are in a private network or on this host; `.example.com` matches every host below it. The host of `root_url` is always allowed. Signed queue URLs may lead to these hosts and to Azure Queue Storage only.
     #[serde(default)]
     pub allow_hosts: Vec<String>,
@@ -271,7 +252,7 @@ pub struct TaskclusterSource {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RequestSource {
-    /// Queue to consume [built-in: `amqp.requests_queue`]. The worker never declares it and waits until it exists.
+    /// Queue to consume [built-in: `POOL-req-KEY`, or `WORKER_REQUESTS_QUEUE`]. The worker never declares it and waits until it exists.
     pub requests_queue: Option<String>,
     /// Maximum attempts of a request whose worker exits or whose handler asks for a retry; 0 is no limit.
     #[serde(default = "max_attempts")]
@@ -313,17 +294,6 @@ impl Source {
 }
 
 impl TaskclusterSource {
-    /// The keys of its client.
-    pub const fn credentials(&self) -> CredentialKeys<'_> {
-        CredentialKeys {
-            client_id: self.client_id.as_ref(),
-            access_token: self.access_token.as_ref(),
-            access_token_file: self.access_token_file.as_ref(),
-            certificate: self.certificate.as_ref(),
-            certificate_file: self.certificate_file.as_ref(),
-        }
-    }
-
     /// A source without credentials.
     pub fn new(root_url: Url, task_queue: TaskQueue, handler: &str) -> Self {
         Self {
@@ -332,9 +302,7 @@ impl TaskclusterSource {
             task_queue,
             client_id: None,
             access_token_file: None,
-            access_token: None,
             certificate_file: None,
-            certificate: None,
             allow_hosts: Vec::new(),
             artifact_storage: ArtifactStorage::default(),
             handler: handler.to_owned(),
@@ -374,9 +342,7 @@ pub enum OnAttemptsExhausted {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Amqp {
-    /// URI of the broker, such as `amqps://user:password@broker.example.com/vhost` [built-in: RabbitMQ on this host, as guest]. From the environment only; `JOURNEYMAN_AMQP_URI` and `WORKER_AMQP_URI` set it too.
-    pub uri: Option<Secret>,
-    /// File with the URI; or `fd:N` or `systemd:NAME`.
+    /// Where the URI of the broker is read, such as `amqps://user:password@broker.example.com/vhost` [built-in: RabbitMQ on this host, as guest]. The variables `JOURNEYMAN_AMQP_URI` and `WORKER_AMQP_URI` take precedence.
     pub uri_file: Option<SecretFile>,
     /// File with the CA certificates (PEM) that verify the broker, instead of the system's.
     pub ca_file: Option<File>,
@@ -384,54 +350,46 @@ pub struct Amqp {
     pub certificate_file: Option<File>,
     /// File with the private key of the client certificate (PEM).
     pub key_file: Option<File>,
-    /// This worker's id for its controller [built-in: `worker.id`]. `WORKER_ID` sets it too, or the host name with `WORKER_ID_USE_HOSTNAME`.
-    pub worker_id: Option<String>,
     /// Key of the worker group, part of the name of its queue. `WORKER_KEY` sets it too.
     pub worker_key: Option<String>,
     /// Pool of this worker. `WORKER_POOL` sets it too.
     pub pool: String,
-    /// Queue to consume [built-in: `POOL-req-KEY`]. `WORKER_REQUESTS_QUEUE` sets it too.
-    pub requests_queue: Option<String>,
     /// Maximum size of a message that is received or published. The broker has a limit of its own. `WORKER_MAX_MSG_SIZE` sets it too, in bytes.
     pub max_message_size: Size<1>,
     /// The broker's `consumer_timeout`, if the queue does not set another. A request that takes longer is stopped and returned to the queue shortly before it. `0s` is no limit.
     pub consumer_timeout: OptionalSpan,
     /// URL of the broker's management interface, used with the user and password of `uri` [built-in: none]. A worker reads the queue's consumer timeout there (RabbitMQ 3.12 or later); a controller counts unacknowledged messages and sets policies.
     pub management_url: Option<Url>,
+    /// What a controller assigns to this worker by environment variables.
+    #[serde(skip)]
+    pub assignment: Assignment,
+}
+
+/// What a controller assigns to a worker besides its pool and its key.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Assignment {
+    /// `WORKER_ID`, or the host name with `WORKER_ID_USE_HOSTNAME`.
+    pub worker_id: Option<String>,
+    /// `WORKER_REQUESTS_QUEUE`
+    pub requests_queue: Option<String>,
+    /// `WORKER_ACTIVITY_EXCHANGE`
+    pub activity_exchange: Option<String>,
 }
 
 impl Default for Amqp {
     fn default() -> Self {
         Self {
-            uri: None,
             uri_file: None,
             ca_file: None,
             certificate_file: None,
             key_file: None,
-            worker_id: None,
             worker_key: None,
             pool: "core".to_owned(),
-            requests_queue: None,
             max_message_size: built_in("128MiB"),
             consumer_timeout: built_in("30m"),
             management_url: None,
+            assignment: Assignment::default(),
         }
-    }
-}
-
-/// Activity reports to the controller of AMQP workers.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Activity {
-    /// Exchange for the reports; empty is none [built-in: `POOL-activity-xchg` with a source of kind `amqp`, otherwise none]. `WORKER_ACTIVITY_EXCHANGE` sets it too.
-    pub exchange: Option<String>,
-    /// How often a running task is reported when nothing changes.
-    pub repeat: Span<{ millis(ACTIVITY_REPEAT_MIN) }>,
-}
-
-impl Default for Activity {
-    fn default() -> Self {
-        Self { exchange: None, repeat: built_in("1m") }
     }
 }
 
@@ -470,18 +428,6 @@ pub enum Handler {
     Program(ProgramHandler),
     /// Forwards the task to an HTTP service.
     Http(HttpHandler),
-}
-
-/// Kinds of handler.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum HandlerKind {
-    /// [`Handler::Command`].
-    Command,
-    /// [`Handler::Program`].
-    Program,
-    /// [`Handler::Http`].
-    Http,
 }
 
 impl Default for Handler {
@@ -659,10 +605,8 @@ impl Default for Queue {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Client {
-    /// File with the client's access token, readable by its owner only; or `fd:N` or `systemd:NAME`.
-    pub access_token_file: Option<SecretFile>,
-    /// The access token. From the environment only.
-    pub access_token: Option<Secret>,
+    /// File with the client's access token, readable by its owner only.
+    pub access_token_file: SecretFile,
     /// Scopes of the client. A trailing `*` matches any suffix.
     #[serde(default = "every_scope")]
     pub scopes: Vec<String>,

@@ -1,4 +1,4 @@
-//! Reads secrets from files, inherited descriptors and systemd's credentials. Errors never contain a secret, and buffers are wiped.
+//! Reads secrets from files, inherited descriptors, systemd's credentials and environment variables. Errors never contain a secret, and buffers are wiped.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,60 +10,33 @@ use parking_lot::Mutex;
 use secrecy::zeroize::Zeroizing;
 
 use super::Environment;
-use super::schema::Client;
+use super::schema::{Amqp, TaskclusterSource};
 use super::values::{Secret, SecretFile};
 use crate::limits::{SECRET_BYTES_MAX, SECRET_READ_TIMEOUT};
 
 /// Why a secret cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum SecretError {
-    /// The file cannot be read.
-    #[error("cannot read {what} from {}; is it there, and may this user read it?", path.display())]
-    Unreadable {
-        /// What the file should hold.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// The file holds nothing that can be a secret.
-    #[error("{} should hold {what}, and {fault}", path.display())]
-    Unusable {
-        /// What the file should hold.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with its content.
-        fault: &'static str,
-    },
+#[error("cannot read {what} from {place}: {fault}")]
+pub struct SecretError {
+    /// What the place should hold.
+    what: &'static str,
+    place: String,
+    fault: String,
 }
 
 /// The credentials of a Taskcluster client.
 #[derive(Debug, Clone)]
 pub struct ClientCredentials {
-    /// The client id.
     pub client_id: String,
-    /// The access token.
     pub access_token: Secret,
-    /// The certificate of temporary credentials.
+    /// Set for temporary credentials.
     pub certificate: Option<Secret>,
 }
 
-/// The keys of a section that name a client of Taskcluster.
-#[derive(Debug, Clone, Copy)]
-pub struct CredentialKeys<'a> {
-    pub client_id: Option<&'a String>,
-    pub access_token: Option<&'a Secret>,
-    pub access_token_file: Option<&'a SecretFile>,
-    pub certificate: Option<&'a Secret>,
-    pub certificate_file: Option<&'a SecretFile>,
-}
-
-impl CredentialKeys<'_> {
-    /// Whether one of them can only be read by the process that inherits it.
+impl TaskclusterSource {
+    /// Whether one of its secrets can only be read by the process that inherits it.
     pub fn uses_descriptor(&self) -> bool {
-        let files = [self.access_token_file, self.certificate_file];
+        let files = [&self.access_token_file, &self.certificate_file];
         files.into_iter().flatten().any(|file| matches!(file, SecretFile::Descriptor(_)))
     }
 
@@ -71,12 +44,17 @@ impl CredentialKeys<'_> {
     ///
     /// # Errors
     ///
-    /// A file that cannot be read, is empty or is far too large.
-    pub fn read(&self, environment: &Environment) -> Result<Option<ClientCredentials>, SecretError> {
-        let Some(client_id) = self.client_id.cloned() else { return Ok(None) };
-        let token = read_one_of(self.access_token, self.access_token_file, "an access token", environment)?;
-        let certificate = read_one_of(self.certificate, self.certificate_file, "a certificate", environment)?;
-        Ok(token.map(|access_token| ClientCredentials { client_id, access_token, certificate }))
+    /// A secret that cannot be read, is empty or is far too large.
+    pub fn read_credentials(&self, environment: &Environment) -> Result<Option<ClientCredentials>, SecretError> {
+        let Some((client_id, token)) = self.client_id.clone().zip(self.access_token_file.as_ref()) else {
+            return Ok(None);
+        };
+        let certificate = self.certificate_file.as_ref().map(|file| file.load("a certificate", environment));
+        Ok(Some(ClientCredentials {
+            client_id,
+            access_token: token.load("an access token", environment)?,
+            certificate: certificate.transpose()?,
+        }))
     }
 }
 
@@ -84,54 +62,41 @@ impl CredentialKeys<'_> {
 ///
 /// # Errors
 ///
-/// As [`CredentialKeys::read`].
-pub fn amqp_uri(amqp: &super::schema::Amqp, environment: &Environment) -> Result<Option<Secret>, SecretError> {
-    read_one_of(amqp.uri.as_ref(), amqp.uri_file.as_ref(), "an AMQP address", environment)
+/// As [`TaskclusterSource::read_credentials`].
+pub fn amqp_uri(amqp: &Amqp, environment: &Environment) -> Result<Option<Secret>, SecretError> {
+    match environment.amqp_uri() {
+        Some(uri) => Ok(Some(Secret::new(uri))),
+        None => amqp.uri_file.as_ref().map(|file| file.load("an AMQP address", environment)).transpose(),
+    }
 }
 
-/// Reads the token for commands over HTTP; `None` if none is configured.
-///
-/// # Errors
-///
-/// As [`CredentialKeys::read`].
-pub fn http_token(http: &super::schema::Http, environment: &Environment) -> Result<Option<Secret>, SecretError> {
-    read_one_of(None, http.token_file.as_ref(), "a token", environment)
-}
-
-/// Reads the access token of a client of the embedded queue.
-///
-/// # Errors
-///
-/// As [`CredentialKeys::read`].
-pub fn client_token(client: &Client, environment: &Environment) -> Result<Option<Secret>, SecretError> {
-    read_one_of(client.access_token.as_ref(), client.access_token_file.as_ref(), "an access token", environment)
+impl SecretFile {
+    /// Reads the secret.
+    ///
+    /// # Errors
+    ///
+    /// As [`TaskclusterSource::read_credentials`].
+    pub fn load(&self, what: &'static str, environment: &Environment) -> Result<Secret, SecretError> {
+        let error = |fault: &str| SecretError { what, place: self.to_string(), fault: fault.to_owned() };
+        match self {
+            Self::File(path) => read_file(path, what),
+            Self::Descriptor(number) => read_descriptor(*number, what),
+            Self::Systemd(name) => match systemd_credential_path(name, environment) {
+                Some(path) => read_file(&path, what),
+                None => Err(error(
+                    "there is no CREDENTIALS_DIRECTORY; is LoadCredential= in the unit, and does systemd start this?",
+                )),
+            },
+            Self::Variable(name) => {
+                environment.get(name).map(Secret::new).ok_or_else(|| error("the variable is not set"))
+            }
+        }
+    }
 }
 
 /// Whether every user of this host may read a file. A readable group is fine: services get secrets that way.
 pub fn is_world_readable(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o004 != 0)
-}
-
-fn read_one_of(
-    value: Option<&Secret>,
-    file: Option<&SecretFile>,
-    what: &'static str,
-    environment: &Environment,
-) -> Result<Option<Secret>, SecretError> {
-    match (value, file) {
-        (Some(secret), _) => Ok(Some(secret.clone())),
-        (None, Some(SecretFile::File(path))) => read(path, what).map(Some),
-        (None, Some(SecretFile::Descriptor(number))) => read_descriptor(*number, what).map(Some),
-        (None, Some(SecretFile::Systemd(name))) => match systemd_credential_path(name, environment) {
-            Some(path) => read(&path, what).map(Some),
-            None => Err(SecretError::Unusable {
-                what,
-                path: PathBuf::from(format!("systemd:{name}")),
-                fault: "there is no CREDENTIALS_DIRECTORY; is LoadCredential= in the unit, and does systemd start this?",
-            }),
-        },
-        (None, None) => Ok(None),
-    }
 }
 
 /// The file of a systemd credential; `None` if systemd passed none to this process.
@@ -144,12 +109,12 @@ static DESCRIPTORS: Mutex<BTreeMap<i32, Secret>> = Mutex::new(BTreeMap::new());
 
 /// Reads an inherited descriptor and closes it.
 fn read_descriptor(number: i32, what: &'static str) -> Result<Secret, SecretError> {
-    let label = || PathBuf::from(format!("fd:{number}"));
     let mut held = DESCRIPTORS.lock();
     if let Some(secret) = held.get(&number) {
         return Ok(secret.clone());
     }
-    let unreadable = |source| SecretError::Unreadable { what, path: label(), source };
+    let place = format!("fd:{number}");
+    let unreadable = |error: std::io::Error| SecretError { what, place: place.clone(), fault: error.to_string() };
     if !is_inherited(number) {
         return Err(unreadable(std::io::Error::other("this process did not inherit it")));
     }
@@ -161,7 +126,7 @@ fn read_descriptor(number: i32, what: &'static str) -> Result<Secret, SecretErro
         Ok(text) => text.map_err(unreadable)?,
         Err(_) => return Err(unreadable(std::io::Error::other("its writer did not close it in time"))),
     };
-    let secret = parse_secret(&text, || (what, label()))?;
+    let secret = parse_secret(&text, what, &place)?;
     // Inherited, so nothing else in this process owns it.
     if let Err(error) = nix::unistd::close(number) {
         return Err(unreadable(error.into()));
@@ -183,27 +148,28 @@ fn is_inherited(number: i32) -> bool {
 ///
 /// # Errors
 ///
-/// As [`CredentialKeys::read`].
-pub fn read(path: &Path, what: &'static str) -> Result<Secret, SecretError> {
-    let unreadable = |source| SecretError::Unreadable { what, path: path.to_owned(), source };
+/// As [`TaskclusterSource::read_credentials`].
+pub fn read_file(path: &Path, what: &'static str) -> Result<Secret, SecretError> {
+    let place = path.display().to_string();
+    let unreadable = |error: std::io::Error| SecretError { what, place: place.clone(), fault: error.to_string() };
     let file = File::open(path).map_err(unreadable)?;
     if is_world_readable(path) {
-        tracing::warn!(path = %path.display(), "every user of this host can read this secret; chmod 600 restricts it");
+        tracing::warn!(path = place, "every user of this host can read this secret; chmod 600 restricts it");
     }
     let text = read_all(file).map_err(unreadable)?;
-    parse_secret(&text, || (what, path.to_owned()))
+    parse_secret(&text, what, &place)
 }
 
 /// At most one byte more than a secret may have.
 fn read_all(file: File) -> std::io::Result<Zeroizing<String>> {
     // Not grown while it is filled: that would leave copies behind.
-    let most = SECRET_BYTES_MAX + 1;
-    let mut text = Zeroizing::new(String::with_capacity(usize::try_from(most).unwrap_or_default() + 1));
-    file.take(most).read_to_string(&mut text)?;
+    let max = SECRET_BYTES_MAX + 1;
+    let mut text = Zeroizing::new(String::with_capacity(usize::try_from(max).unwrap_or_default() + 1));
+    file.take(max).read_to_string(&mut text)?;
     Ok(text)
 }
 
-fn parse_secret(text: &str, place: impl FnOnce() -> (&'static str, PathBuf)) -> Result<Secret, SecretError> {
+fn parse_secret(text: &str, what: &'static str, place: &str) -> Result<Secret, SecretError> {
     let fault = if text.len() as u64 > SECRET_BYTES_MAX {
         "it is far too large"
     } else if text.trim().is_empty() {
@@ -211,6 +177,5 @@ fn parse_secret(text: &str, place: impl FnOnce() -> (&'static str, PathBuf)) -> 
     } else {
         return Ok(Secret::new(text));
     };
-    let (what, path) = place();
-    Err(SecretError::Unusable { what, path, fault })
+    Err(SecretError { what, place: place.to_owned(), fault: fault.to_owned() })
 }

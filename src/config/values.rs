@@ -103,7 +103,6 @@ text_value!(
     [] File,
     [] SecretFile,
     [] Filter,
-    [] Secret,
 );
 
 /// A duration such as `15m`, `1h 30m` or `500ms`, from `MIN_MS` milliseconds to 100 days.
@@ -387,17 +386,19 @@ impl Text for File {
     }
 }
 
-/// Where a secret is read from: a file, `fd:N` (an inherited descriptor) or `systemd:NAME` (a credential of the unit).
+/// Where a secret is read from: a file, `fd:N` (an inherited descriptor), `systemd:NAME` (a credential of the unit) or `env:NAME`
+/// (an environment variable). The configuration never holds the secret itself, because its files are copied and committed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SecretFile {
     File(PathBuf),
     Descriptor(i32),
     /// A file of `$CREDENTIALS_DIRECTORY`, as `LoadCredential=` puts it there.
     Systemd(String),
+    Variable(String),
 }
 
 impl Text for SecretFile {
-    const KIND: &'static str = "path, fd:N or systemd:NAME";
+    const KIND: &'static str = "path, fd:N, systemd:NAME or env:NAME";
     const EXAMPLE: &'static str = "/path/to/it";
 
     fn read(text: &str) -> Result<Self, String> {
@@ -410,6 +411,9 @@ impl Text for SecretFile {
             let expected = "systemd: and the name of a credential, such as \"systemd:access-token\"";
             return plain.then(|| Self::Systemd(name.to_owned())).ok_or_else(|| expected.to_owned());
         }
+        if let Some(name) = text.strip_prefix("env:") {
+            return Ok(Self::Variable(name.to_owned()));
+        }
         File::read(text).map(|file| Self::File(file.0))
     }
 
@@ -418,6 +422,7 @@ impl Text for SecretFile {
             Self::File(path) => path.display().to_string(),
             Self::Descriptor(number) => format!("fd:{number}"),
             Self::Systemd(name) => format!("systemd:{name}"),
+            Self::Variable(name) => format!("env:{name}"),
         }
     }
 }
@@ -487,19 +492,9 @@ impl fmt::Debug for Secret {
     }
 }
 
-impl Text for Secret {
-    const KIND: &'static str = "secret";
-    const EXAMPLE: &'static str = MASK;
-
-    fn read(text: &str) -> Result<Self, String> {
-        if text.trim().is_empty() {
-            return Err("a secret that is not empty".to_owned());
-        }
-        Ok(Self::new(text))
-    }
-
-    fn write(&self) -> String {
-        MASK.to_owned()
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        String::deserialize(from).map(|text| Self::new(&text))
     }
 }
 
@@ -560,9 +555,9 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_read_from_a_file_a_descriptor_or_a_credential_and_never_from_a_word() {
+    fn a_secret_is_a_file_a_descriptor_a_credential_or_a_variable() {
         let read = |text: &str| SecretFile::read(text).map(|file| file.write());
-        for text in ["/etc/token", "token", "fd:3", "systemd:access-token", "./fd:x"] {
+        for text in ["/etc/token", "token", "fd:3", "systemd:access-token", "env:TOKEN", "./fd:x"] {
             assert_eq!(read(text).as_deref(), Ok(text));
         }
         for text in ["", "fd:", "fd:2", "fd:-1", "fd:x", "systemd:", "systemd:../x", "systemd:.."] {
@@ -580,7 +575,7 @@ mod tests {
 
     #[test]
     fn a_secret_is_never_shown() {
-        let secret = Secret::read(" s3cret\n").unwrap();
-        assert_eq!((format!("{secret:?}"), secret.write(), secret.reveal()), (MASK.into(), MASK.into(), "s3cret"));
+        let secret = Secret::new(" s3cret\n");
+        assert_eq!((format!("{secret:?}"), secret.reveal()), (MASK.into(), "s3cret"));
     }
 }

@@ -219,7 +219,8 @@ pub const JOURNAL_CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 pub const REDACT_READ_BYTES: usize = 256 * 1024;
 /// A larger body is passed to the handler as text only.
 pub const REQUEST_JSON_BYTES_MAX: usize = 1 << 20;
-pub const ACTIVITY_REPEAT_MIN: Duration = Duration::from_secs(2);
+/// How often a running task is reported when nothing changes.
+pub const ACTIVITY_REPEAT_INTERVAL: Duration = Duration::from_secs(60);
 pub const REPLIES_QUEUED_MAX: usize = 256;
 /// A container's name is a host name too.
 pub const CONTAINER_NAME_BYTES_MAX: usize = 63;

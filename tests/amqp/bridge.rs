@@ -46,9 +46,11 @@ impl Process {
         command.arg(verb).arg("--config").arg(&file).arg("--work-dir").arg(folder.join(verb)).current_dir(folder);
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.env("JOURNEYMAN__HOST__METADATA_SERVICE", "off").env("JOURNEYMAN__WORKER__POLL_INTERVAL", "100ms");
-        command.env("JOURNEYMAN__LOG__LEVEL", "debug").env("JOURNEYMAN__AMQP__URI", uri);
+        command.env("JOURNEYMAN__LOG__LEVEL", "debug").env("JOURNEYMAN_AMQP_URI", uri);
         if config.contains("[source.builds]") {
-            command.env("JOURNEYMAN__SOURCE__BUILDS__ACCESS_TOKEN", "secret-token");
+            command
+                .env("JOURNEYMAN__SOURCE__BUILDS__ACCESS_TOKEN_FILE", "env:TEST_TOKEN")
+                .env("TEST_TOKEN", "secret-token");
         }
         command.envs(more.iter().copied());
         let sink = std::fs::File::create(&log).expect("a log");

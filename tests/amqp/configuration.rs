@@ -50,7 +50,7 @@ async fn the_default_broker_is_on_this_machine() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_configuration_file_equals_the_variables_of_a_controller() {
+async fn a_configuration_file_names_the_broker_and_the_queue() {
     let Some(uri) = shared_uri() else { return };
     let (key, exchange) = (fresh(), format!("{}-activity", fresh()));
     let client = Client::new(&broker(&uri), Kind::Durable).await;
@@ -59,13 +59,14 @@ async fn a_configuration_file_equals_the_variables_of_a_controller() {
     let file = folder.path().join("uri");
     std::fs::write(&file, format!("{uri}\n")).expect("it is written");
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("it is ours");
+    let assigned = [("WORKER_ID", "w-1"), ("WORKER_ACTIVITY_EXCHANGE", exchange.as_str())];
     let text = format!(
         "[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\nrequests_queue = \"{}\"\n\
-         [amqp]\nuri_file = \"{}\"\nworker_key = \"{key}\"\nworker_id = \"w-1\"\n[activity]\nexchange = \"{exchange}\"\n",
+         [amqp]\nuri_file = \"{}\"\nworker_key = \"{key}\"\n",
         client.queue,
         file.display()
     );
-    let worker = Process::start(folder.path(), &config(folder.path(), ECHO, &text), &[]);
+    let worker = Process::start(folder.path(), &config(folder.path(), ECHO, &text), &assigned);
     assert_eq!(reports.next(&key, "w-1").await, "started");
     assert_eq!(reports.next(&key, "w-1").await, "ready");
     answers(&client).await;

@@ -220,9 +220,9 @@ fn worker_of_tasks(tasks: &TaskQueue, protocol: &str, exchange: &str, uri: &str)
         (&source("ROOT_URL"), tasks.service.root_url()),
         (&source("TASK_QUEUE"), "test/worker"),
         (&source("CLIENT_ID"), "tester"),
-        (&source("ACCESS_TOKEN"), TOKEN),
+        (&source("ACCESS_TOKEN_FILE"), "env:TEST_TOKEN"),
+        ("TEST_TOKEN", TOKEN),
         ("JOURNEYMAN__WORKER__POLL_INTERVAL", "100ms"),
-        ("JOURNEYMAN__ACTIVITY__REPEAT", "2s"),
         ("JOURNEYMAN__HTTP__LISTEN", "127.0.0.1:0"),
         ("WORKER_ID", "w"),
         ("WORKER_KEY", "k"),
@@ -243,9 +243,9 @@ async fn a_worker_of_taskcluster_reports_activity() {
         let worker = worker_of_tasks(&tasks, protocol, &exchange, &uri);
         assert_eq!(reports.next("k", "w").await, "started");
         reports.until_ready("k", "w").await;
-        tasks.create("test/worker", sleeps("15")).await;
-        // A pair when it is claimed, and more while it runs.
-        for _ in 0..4 {
+        tasks.create("test/worker", sleeps("3")).await;
+        // A pair when it is claimed.
+        for _ in 0..2 {
             assert_eq!(reports.next("k", "w").await, "request-received");
         }
         worker.leaves().await;

@@ -167,10 +167,11 @@ pub(crate) fn queue(folder: &Path) -> (Server, String) {
     let mut command = journeyman(folder);
     command
         .args(["queue", "--db", "queue.db", "--listen", "127.0.0.1:0"])
-        .env("JOURNEYMAN__QUEUE__CLIENTS__ME__ACCESS_TOKEN", "a-token-for-tests")
-        .env("JOURNEYMAN__QUEUE__CLIENTS__CLAIM_WORK__ACCESS_TOKEN", "a-token-for-tests")
+        .env("TEST_TOKEN", "a-token-for-tests")
+        .env("JOURNEYMAN__QUEUE__CLIENTS__ME__ACCESS_TOKEN_FILE", "env:TEST_TOKEN")
+        .env("JOURNEYMAN__QUEUE__CLIENTS__CLAIM_WORK__ACCESS_TOKEN_FILE", "env:TEST_TOKEN")
         .env("JOURNEYMAN__QUEUE__CLIENTS__CLAIM_WORK__SCOPES", "queue:claim-work:build/linux,queue:worker-id:g/w")
-        .env("JOURNEYMAN__QUEUE__CLIENTS__AZURE__ACCESS_TOKEN", "a-token-for-tests")
+        .env("JOURNEYMAN__QUEUE__CLIENTS__AZURE__ACCESS_TOKEN_FILE", "env:TEST_TOKEN")
         .env(
             "JOURNEYMAN__QUEUE__CLIENTS__AZURE__SCOPES",
             "queue:poll-task-urls:build/linux,queue:claim-task:build/linux,queue:worker-id:g/w",

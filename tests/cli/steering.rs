@@ -203,7 +203,10 @@ fn a_reload_applies_all_of_a_configuration_or_nothing() {
     };
     std::fs::write(&file, text("2", "")).expect("a file");
     let mut command = journeyman(here);
-    command.args(["worker"]).env("JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN", "a-token-for-tests");
+    command
+        .args(["worker"])
+        .env("JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN_FILE", "env:TEST_TOKEN")
+        .env("TEST_TOKEN", "a-token-for-tests");
     let mut server = Server::start(&mut command);
     server.logs("source: ");
     let told = |arguments: &[&str]| {

@@ -96,7 +96,8 @@ impl Process {
             Variable { name: "JOURNEYMAN__SOURCE__CI__ROOT_URL", value: root_url },
             Variable { name: "JOURNEYMAN__SOURCE__CI__TASK_QUEUE", value: super::TASK_QUEUE },
             Variable { name: "JOURNEYMAN__SOURCE__CI__CLIENT_ID", value: "tester" },
-            Variable { name: "JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN", value: TOKEN },
+            Variable { name: "JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN_FILE", value: "env:TEST_TOKEN" },
+            Variable { name: "TEST_TOKEN", value: TOKEN },
         ];
         let variables: Vec<Variable<'_>> = variables.into_iter().chain(more.iter().copied()).collect();
         Self::start(folder, &["worker", "--log-format", "json", "--log-level", "info"], &variables)
@@ -179,9 +180,10 @@ impl Process {
     }
 }
 
-fn queue_variables(listen: &str) -> [Variable<'_>; 5] {
+fn queue_variables(listen: &str) -> [Variable<'_>; 6] {
     [
-        Variable { name: "JOURNEYMAN__QUEUE__CLIENTS__TESTER__ACCESS_TOKEN", value: TOKEN },
+        Variable { name: "JOURNEYMAN__QUEUE__CLIENTS__TESTER__ACCESS_TOKEN_FILE", value: "env:TEST_TOKEN" },
+        Variable { name: "TEST_TOKEN", value: TOKEN },
         Variable { name: "JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", value: "5s" },
         // Messages that a killed worker had polled become visible again as soon.
         Variable { name: "JOURNEYMAN__QUEUE__VISIBILITY_TIMEOUT", value: "5s" },

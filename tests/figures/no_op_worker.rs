@@ -133,7 +133,7 @@ pub(crate) async fn run(role: &str) -> Outcome<()> {
     background.spawn(print_done(control.clone(), expected));
     if let Some((broker, exchange)) = reports {
         let (key, worker_id) = ("bench".to_owned(), "bench".to_owned());
-        let config = activity::Config { broker: broker?, exchange, key, worker_id, repeat: Duration::from_secs(60) };
+        let config = activity::Config { broker: broker?, exchange, key, worker_id };
         background.spawn(activity::report(config, control.liveness()));
     }
     let mut lines = BufReader::new(stdin()?).lines();

@@ -67,7 +67,7 @@ impl Queue {
         command.args(["queue", "--db", "queue.db", "--listen", listen, "--log-format", "json"]);
         command.env("JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", "1m");
         command.envs(public_root.map(|root| ("JOURNEYMAN__QUEUE__PUBLIC_ROOT_URL", root)));
-        command.env("JOURNEYMAN__QUEUE__CLIENTS__SOAK__ACCESS_TOKEN", TOKEN);
+        command.env("JOURNEYMAN__QUEUE__CLIENTS__SOAK__ACCESS_TOKEN_FILE", "env:TEST_TOKEN").env("TEST_TOKEN", TOKEN);
         let mut child = command.stderr(Stdio::piped()).spawn().expect("the queue starts");
         let mut said = BufReader::new(child.stderr.take().expect("stderr is piped"));
         let mut line = String::new();

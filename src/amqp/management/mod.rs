@@ -134,7 +134,7 @@ impl Management {
             status if status.is_success() => {}
             reqwest::StatusCode::NOT_FOUND => return Err(ManagementError::NotFound),
             status @ (reqwest::StatusCode::UNAUTHORIZED | reqwest::StatusCode::FORBIDDEN) => {
-                let fix = "the user of `amqp.uri` needs the tag `management` at the broker, or `policymaker` for policies \
+                let fix = "the user of the broker's URI needs the tag `management` at the broker, or `policymaker` for policies \
                            (`rabbitmqctl set_user_tags`), or leave that key out";
                 return Err(self.failure(path, &format!("{status}; {fix}")));
             }

@@ -21,9 +21,9 @@ use super::config_args::{self, ConfigArgs, ControllerFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::reload::Reloader;
 use super::worker::listen_http;
-use super::{amqp_setup, target, worker_setup};
-use crate::config::demand::DemandConfig;
-use crate::config::pool::PoolConfig;
+use super::{amqp_setup, worker_setup};
+use crate::config::pool::{DemandConfig, PoolConfig};
+use crate::config::schema::Source;
 use crate::config::{Config, Environment, secrets};
 use crate::control::controller_api::{ControllerStatusReply, PoolHandles, command_routes, serve, socket_in};
 use crate::control::worker_api::{ReloadSender, Socket};
@@ -35,7 +35,6 @@ use crate::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL, TOKEN_BYT
 use crate::observe::controller_http::commands::BearerToken;
 use crate::observe::status_routes::SnapshotFn;
 use crate::observe::{self, log};
-use crate::source::taskcluster::{Api, ApiConfig};
 use reload::PoolsTarget;
 
 /// `journeyman controller`
@@ -147,7 +146,7 @@ fn snapshot_provider(pools: &PoolHandles) -> Arc<SnapshotFn<ControllerStatusRepl
 }
 
 fn http_token(config: &Config, environment: &Environment) -> Result<Option<BearerToken>, Failure> {
-    let token = secrets::http_token(&config.http, environment)?;
+    let token = config.http.token_file.as_ref().map(|file| file.load("a token", environment)).transpose()?;
     if token.as_ref().is_some_and(|token| token.reveal().len() < TOKEN_BYTES_MIN) {
         let text = format!("the token of `http.token_file` is shorter than {TOKEN_BYTES_MIN} bytes");
         return Err(Failure::new(Exit::Config, text));
@@ -233,14 +232,14 @@ fn demand_configs(
 ) -> Result<Vec<controller::DemandSource>, Failure> {
     let of = |(name, demand): (&String, &DemandConfig)| {
         let failed = |what: String| Failure::new(Exit::Config, format!("[demand.{name}]: {what}"));
-        let credentials = target::read_credentials(demand.credentials(), environment)?;
-        let settings = ApiConfig::new(demand.root_url.as_str(), credentials);
+        let source = config.source.get(&demand.source).and_then(Source::as_taskcluster);
+        let source = source.ok_or_else(|| failed(format!("there is no [source.{}]", demand.source)))?;
         let too_long = || failed(format!("`key` has {KEY_BYTES_MAX} bytes at most"));
         Ok(controller::DemandSource {
             name: name.clone(),
             key: Key::new(&demand.key).ok_or_else(too_long)?,
-            api: Api::new(settings).map_err(|error| failed(error.to_string()))?,
-            task_queue: demand.task_queue.to_string(),
+            api: worker_setup::build_api(&demand.source, source, environment)?,
+            task_queue: source.task_queue.to_string(),
             interval: demand.interval.0,
         })
     };

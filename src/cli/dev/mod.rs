@@ -4,6 +4,8 @@ mod demo;
 mod screen;
 mod tasks;
 
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -16,7 +18,7 @@ use super::signals::ExitSignals;
 use super::target::{DevState, DevStateFile, state_dir};
 use super::{output, worker, worker_setup};
 use crate::config::schema::{
-    COMMAND, CommandHandler, Config, Handler, LogFormat, ProgramHandler, Source, TaskclusterSource,
+    Amqp, COMMAND, CommandHandler, Config, Handler, LogFormat, ProgramHandler, Source, TaskclusterSource,
 };
 use crate::config::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Secret, Span};
 use crate::config::{Environment, LoadedConfig};
@@ -161,6 +163,7 @@ impl DevSession {
         let token = Secret::new(&format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple()));
         let queue = start_queue(arguments, &token, temp_dir).await?;
         let dialect = arguments.dialect;
+        let token_file = write_token(&token, temp_dir)?;
         config.handler.entry(COMMAND.to_owned()).or_insert_with(|| {
             Handler::Command(CommandHandler {
                 default_run_time: Some(Span(Duration::from_secs(3600))),
@@ -168,12 +171,14 @@ impl DevSession {
             })
         });
         config.host.metadata_service = MetadataProvider::Off;
-        config.activity.exchange = None;
+        config.amqp = Amqp::default();
         config.worker.work_dir = values::File(temp_dir.join("work"));
         config.source = config
             .handler
             .keys()
-            .map(|name| source_config(name, dialect, queue.root_url(), &token).map(|source| (name.clone(), source)))
+            .map(|name| {
+                source_config(name, dialect, queue.root_url(), &token_file).map(|source| (name.clone(), source))
+            })
             .collect::<Result<_, _>>()?;
         Ok(Self { queue, config, token, dialect })
     }
@@ -243,7 +248,16 @@ async fn start_queue(arguments: &DevArgs, token: &Secret, temp_dir: &Path) -> Re
     queue::start(settings).await.map_err(|error| Failure::from_error(Exit::HostUnusable, &error))
 }
 
-fn source_config(handler: &str, dialect: Dialect, root_url: &str, token: &Secret) -> Result<Source, Failure> {
+fn write_token(token: &Secret, temp_dir: &Path) -> Result<PathBuf, Failure> {
+    let path = temp_dir.join("token");
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.create_new(true).write(true).mode(0o600).open(&path);
+    file.and_then(|mut file| file.write_all(token.reveal().as_bytes()))
+        .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot write {}: {error}", path.display())))?;
+    Ok(path)
+}
+
+fn source_config(handler: &str, dialect: Dialect, root_url: &str, token_file: &Path) -> Result<Source, Failure> {
     let root_url: values::Url = root_url.parse().map_err(|what| Failure::new(Exit::Internal, what))?;
     let task_queue: TaskQueue = format!("dev/{handler}")
         .parse()
@@ -251,7 +265,7 @@ fn source_config(handler: &str, dialect: Dialect, root_url: &str, token: &Secret
     Ok(Source::Taskcluster(TaskclusterSource {
         dialect,
         client_id: Some(CLIENT_ID.to_owned()),
-        access_token: Some(token.clone()),
+        access_token_file: Some(values::SecretFile::File(token_file.to_owned())),
         ..TaskclusterSource::new(root_url, task_queue, handler)
     }))
 }

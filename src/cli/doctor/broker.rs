@@ -67,9 +67,9 @@ async fn connect(part: String, config: &Config, environment: &Environment) -> Re
         }
         Err(refused) => {
             let fix = if refused.refusal == Refusal::Denied {
-                "check user, password and virtual host of `amqp.uri`, and the user's permissions"
+                "check user, password and virtual host of the broker's URI, and the user's permissions"
             } else {
-                "check `amqp.uri`; is the broker running?"
+                "check `amqp.uri_file` or WORKER_AMQP_URI; is the broker running?"
             };
             Err(Check::failed(part, refused.message, fix))
         }

@@ -20,7 +20,6 @@ use super::file_checks;
 use super::output::{self, Format};
 use super::worker::control_socket;
 use super::worker_setup::{self, WorkerIdentity};
-use crate::config::problem::Severity;
 use crate::config::schema::{Config, Source};
 use crate::config::{Environment, LoadedConfig};
 use crate::limits::DOCTOR_CHECK_TIMEOUT;
@@ -137,9 +136,9 @@ fn check_configuration(loaded: &LoadedConfig, environment: &Environment) -> Vec<
         loaded.warnings.iter().cloned().chain(file_checks::check_files(loaded, environment)).collect();
     for problem in &problems {
         let fix = problem.help.clone().unwrap_or_default();
-        checks.push(match problem.code.severity() {
-            Severity::Error => Check::failed("files", &problem.message, fix),
-            Severity::Warning => Check::warning("files", &problem.message, fix),
+        checks.push(match problem.code.is_warning() {
+            false => Check::failed("files", &problem.message, fix),
+            true => Check::warning("files", &problem.message, fix),
         });
     }
     match traces::collector_url(&config.telemetry, environment) {

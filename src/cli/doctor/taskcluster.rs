@@ -117,10 +117,12 @@ impl SourceChecks<'_> {
             let fix = format!("set source.{}.client_id", self.name);
             return Err(Check::warning("credentials", "none configured: requests are not signed", fix));
         };
-        let keys = self.source.credentials();
         // A descriptor belongs to the worker's process.
-        let own =
-            if keys.uses_descriptor() { None } else { target::read_credentials(keys, self.environment).ok().flatten() };
+        let own = if self.source.uses_descriptor() {
+            None
+        } else {
+            target::read_credentials(self.source, self.environment).ok().flatten()
+        };
         own.map(|credentials| (client, credentials)).ok_or_else(|| {
             let fix =
                 "for `systemd:NAME` set CREDENTIALS_DIRECTORY to the directory of the file, such as /etc/journeyman";

@@ -23,8 +23,9 @@ impl TaskQueue {
     /// The section of a demand.
     fn demand(&self, name: &str, pool: &str, task_queue: &str) -> String {
         format!(
-            "[demand.{name}]\nkind = \"taskcluster\"\npool = \"{pool}\"\nkey = \"builds\"\nroot_url = \"{}\"\n\
-             task_queue = \"{task_queue}\"\nclient_id = \"counter\"\naccess_token_file = \"token\"\ninterval = \"1s\"\n",
+            "[demand.{name}]\nsource = \"{name}\"\npool = \"{pool}\"\nkey = \"builds\"\ninterval = \"1s\"\n\
+             [source.{name}]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"{task_queue}\"\n\
+             client_id = \"counter\"\naccess_token_file = \"token\"\n",
             self.service.root_url()
         )
     }
