@@ -15,7 +15,7 @@ use super::worker_setup;
 use crate::config::Environment;
 use crate::config::schema::Config;
 use crate::control::worker_api::{ReloadRequest, ReloadSender};
-use crate::host::service_manager::NotifySender;
+use crate::host::service_manager::ServiceManager;
 use crate::observe::log;
 use crate::worker::{Control, ReloadResult};
 
@@ -91,7 +91,7 @@ impl<F: FlagSet, T: ReloadTarget> Reloader<F, T> {
 
 pub(super) struct WorkerTarget {
     pub(super) control: Control,
-    pub(super) service_manager: Option<NotifySender>,
+    pub(super) service_manager: Option<ServiceManager>,
 }
 
 impl ReloadTarget for WorkerTarget {
@@ -118,21 +118,21 @@ impl ReloadTarget for WorkerTarget {
     }
 
     fn on_start(&self) {
-        if let Some(sender) = &self.service_manager
+        if let Some(manager) = &self.service_manager
             && let Ok(now) = NotifyState::monotonic_usec_now()
         {
-            sender.send(&[NotifyState::Reloading, now]);
+            manager.send(&[NotifyState::Reloading, now]);
         }
     }
 
     fn on_end(&self, result: &Result<String, String>) {
         self.control.count_reload(if result.is_ok() { ReloadResult::Applied } else { ReloadResult::Rejected });
-        if let Some(sender) = &self.service_manager {
+        if let Some(manager) = &self.service_manager {
             // systemd has no notification for a failed reload. Without READY=1 it would wait and then kill the worker.
             let rejected = NotifyState::Status("configuration rejected, keeping the current one; the log says why");
             match result {
-                Ok(_) => sender.send(&[NotifyState::Ready]),
-                Err(_) => sender.send(&[NotifyState::Ready, rejected]),
+                Ok(_) => manager.send(&[NotifyState::Ready]),
+                Err(_) => manager.send(&[NotifyState::Ready, rejected]),
             }
         }
     }

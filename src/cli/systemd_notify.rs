@@ -8,7 +8,7 @@ use sd_notify::NotifyState;
 use tokio::time::{Instant, timeout};
 
 use super::control::status;
-use crate::host::service_manager::NotifySender;
+use crate::host::service_manager::ServiceManager;
 use crate::limits::{
     SYSTEMD_EXTEND_BY, SYSTEMD_EXTEND_INTERVAL, SYSTEMD_SNAPSHOT_TIMEOUT, SYSTEMD_STATUS_CHARS_MAX,
     SYSTEMD_STATUS_CHECK_INTERVAL,
@@ -23,17 +23,17 @@ use crate::worker::status::{LifecycleState, WorkerStatus};
 /// # Cancel safety
 ///
 /// Cancel safe.
-pub(super) async fn report_status<L, A>(sender: NotifySender, watchdog: Option<Duration>, snapshot: L) -> Infallible
+pub(super) async fn report_status<L, A>(manager: ServiceManager, snapshot: L) -> Infallible
 where
     L: Fn() -> A,
     A: Future<Output = Option<WorkerStatus>>,
 {
+    let watchdog = manager.watchdog;
     let poll_interval =
         watchdog.map_or(SYSTEMD_STATUS_CHECK_INTERVAL, |span| SYSTEMD_STATUS_CHECK_INTERVAL.min(span / 4));
     let wait = watchdog.map_or(SYSTEMD_SNAPSHOT_TIMEOUT, |span| SYSTEMD_SNAPSHOT_TIMEOUT.min(span / 4));
     let mut reporter = Reporter {
-        sender,
-        watchdog,
+        manager,
         poll_interval,
         ready: false,
         last_status: String::new(),
@@ -54,8 +54,7 @@ where
 }
 
 struct Reporter {
-    sender: NotifySender,
-    watchdog: Option<Duration>,
+    manager: ServiceManager,
     poll_interval: Duration,
     ready: bool,
     last_status: String,
@@ -84,12 +83,12 @@ impl Reporter {
             states.push(NotifyState::Status(&status));
             self.last_status.clone_from(&status);
         }
-        if self.watchdog.is_some_and(|span| is_due(self.watchdog_sent_at, span / 2 - self.poll_interval, now)) {
+        if self.manager.watchdog.is_some_and(|span| is_due(self.watchdog_sent_at, span / 2 - self.poll_interval, now)) {
             self.watchdog_sent_at = Some(now);
             states.push(NotifyState::Watchdog);
         }
         if !states.is_empty() {
-            self.sender.send(&states);
+            self.manager.send(&states);
         }
     }
 }
@@ -117,8 +116,8 @@ const fn is_stopping(state: LifecycleState) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixDatagram;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::sync::mpsc::Receiver;
 
     use super::*;
     use crate::worker::{Worker, WorkerConfig};
@@ -132,18 +131,20 @@ mod tests {
         serde_json::from_str(&text.replace("COUNTS", &counts)).unwrap()
     }
 
-    fn lines(receiver: &Receiver<String>) -> Vec<String> {
-        let datagrams: Vec<String> = receiver.try_iter().collect();
-        datagrams.iter().flat_map(|text| text.lines().map(ToOwned::to_owned)).collect()
+    fn lines(received: &UnixDatagram) -> Vec<String> {
+        let (mut buffer, mut lines) = ([0; 4096], Vec::new());
+        while let Ok(count) = received.recv(&mut buffer) {
+            lines.extend(str::from_utf8(&buffer[..count]).unwrap().lines().map(ToOwned::to_owned));
+        }
+        lines
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_watchdog_is_notified_twice_in_every_interval() {
-        let (sender, receiver) = NotifySender::channel();
-        let span = Duration::from_secs(30);
-        let reporting = report_status(sender, Some(span), || async { Some(view()) });
+        let (manager, received) = ServiceManager::pair(Some(Duration::from_secs(30)));
+        let reporting = report_status(manager, || async { Some(view()) });
         drop(timeout(Duration::from_secs(149), reporting).await);
-        let sent = lines(&receiver);
+        let sent = lines(&received);
         assert_eq!(sent[..3], ["READY=1", "STATUS=RUNNING   0/4 busy", "WATCHDOG=1"]);
         assert!(sent[3..].iter().all(|line| line == "WATCHDOG=1"), "{sent:?}");
         assert!((10..=12).contains(&sent[2..].len()), "{}", sent.len());
@@ -151,36 +152,36 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_watchdog_is_not_notified_while_the_loop_hangs() {
-        let (sender, receiver) = NotifySender::channel();
+        let (manager, received) = ServiceManager::pair(Some(Duration::from_secs(30)));
         let hangs = AtomicBool::new(false);
         let snapshot =
             || async { if hangs.load(Ordering::Relaxed) { std::future::pending().await } else { Some(view()) } };
-        let mut reporting = Box::pin(report_status(sender, Some(Duration::from_secs(30)), snapshot));
+        let mut reporting = Box::pin(report_status(manager, snapshot));
         drop(timeout(Duration::from_secs(20), &mut reporting).await);
-        assert!(lines(&receiver).contains(&"WATCHDOG=1".to_owned()));
+        assert!(lines(&received).contains(&"WATCHDOG=1".to_owned()));
         hangs.store(true, Ordering::Relaxed);
         drop(timeout(Duration::from_secs(300), &mut reporting).await);
-        assert_eq!(lines(&receiver), [""; 0]);
+        assert_eq!(lines(&received), [""; 0]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_loop_that_was_never_started_is_not_ready() {
-        let (sender, receiver) = NotifySender::channel();
+        let (manager, received) = ServiceManager::pair(None);
         let worker = Worker::new(WorkerConfig::default(), Vec::new());
         let control = worker.control();
-        drop(timeout(Duration::from_secs(300), report_status(sender, None, || control.status())).await);
-        assert_eq!(lines(&receiver), [""; 0]);
+        drop(timeout(Duration::from_secs(300), report_status(manager, || control.status())).await);
+        assert_eq!(lines(&received), [""; 0]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_drain_is_sent_once_and_extends_the_timeout_until_it_ends() {
-        let (sender, receiver) = NotifySender::channel();
+        let (manager, received) = ServiceManager::pair(None);
         let mut draining = view();
         draining.state = LifecycleState::Draining;
         draining.blocked_message = Some("2 tasks left, handed back in 56m00s".to_owned());
-        let reporting = report_status(sender, None, || async { Some(draining.clone()) });
+        let reporting = report_status(manager, || async { Some(draining.clone()) });
         drop(timeout(SYSTEMD_EXTEND_INTERVAL * 3 + Duration::from_millis(2500), reporting).await);
-        let sent = lines(&receiver);
+        let sent = lines(&received);
         let extend = extend_timeout().to_string();
         let status = "STATUS=DRAINING   0/4 busy   2 tasks left, handed back in 56m00s";
         assert_eq!(sent[..4], ["READY=1", "STOPPING=1", &extend, status]);

@@ -55,16 +55,15 @@ pub(super) async fn run_with(
     close_inherited_fds_on_exec();
     let control = worker.control();
     let control_signals = ControlSignals::listen()?.apply_to(control.clone());
-    let manager = ServiceManager::from_socket_variable(environment.get("NOTIFY_SOCKET")).map_err(|error| {
-        Failure::new(Exit::HostUnusable, format!("cannot start the thread for the service manager: {error}"))
-    })?;
-    let notifier = manager.as_ref().map(|manager| manager.sender.clone());
-    let target = WorkerTarget { control: control.clone(), service_manager: notifier.clone() };
+    let manager = environment.get("NOTIFY_SOCKET").and_then(|socket| {
+        let connected = ServiceManager::connect(socket);
+        connected.inspect_err(|error| tracing::warn!("cannot notify the service manager at {socket}: {error}")).ok()
+    });
+    let target = WorkerTarget { control: control.clone(), service_manager: manager.clone() };
     let (reloader, reloads) = Reloader::new(arguments.settings, environment, loaded.config.clone(), target)?;
-    let watchdog = manager.as_ref().and_then(|manager| manager.watchdog);
     let notifications = async {
-        match notifier {
-            Some(notifier) => systemd_notify::report_status(notifier, watchdog, || control.status()).await,
+        match &manager {
+            Some(manager) => systemd_notify::report_status(manager.clone(), || control.status()).await,
             None => std::future::pending().await,
         }
     };
@@ -77,10 +76,9 @@ pub(super) async fn run_with(
     };
     let signals = ExitSignals::listen()?;
     let ended = Box::pin(serve(worker, &loaded.config, environment, signals, Some(reloads), background)).await;
-    if let Some(manager) = manager {
+    if let Some(manager) = &manager {
         let exit = ended.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
-        manager.sender.send(&[NotifyState::Stopping, NotifyState::Status(exit.description())]);
-        manager.close().await;
+        manager.send(&[NotifyState::Stopping, NotifyState::Status(exit.description())]);
     }
     ended
 }

@@ -1,76 +1,51 @@
-//! Sends notifications to systemd (`sd_notify`), in order and without blocking the worker.
+//! Sends notifications to systemd (`sd_notify`) without blocking the worker.
 
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::io;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-use crate::limits::{SYSTEMD_CLOSE_TIMEOUT, SYSTEMD_MESSAGES_QUEUED_MAX};
-
-/// Queues notifications for the thread that sends them. Cheap to clone.
+/// The service manager that started this process and expects notifications. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct NotifySender(SyncSender<String>);
-
-impl NotifySender {
-    /// Sends states in one datagram. Drops them if the queue is full because the service manager does not read.
-    pub(crate) fn send(&self, states: &[NotifyState<'_>]) {
-        let lines: Vec<String> = states.iter().map(ToString::to_string).collect();
-        if let Err(TrySendError::Full(text) | TrySendError::Disconnected(text)) = self.0.try_send(lines.join("\n")) {
-            tracing::debug!(text, "dropped a service manager notification: its queue is full");
-        }
-    }
-
-    pub(crate) fn channel() -> (Self, Receiver<String>) {
-        let (sender, receiver) = sync_channel(SYSTEMD_MESSAGES_QUEUED_MAX);
-        (Self(sender), receiver)
-    }
-}
-
-/// The service manager that started this process and expects notifications.
-#[derive(Debug)]
 pub(crate) struct ServiceManager {
-    pub(crate) sender: NotifySender,
+    socket: Arc<UnixDatagram>,
     /// The service manager restarts the service if no watchdog notification arrives within this time.
     pub(crate) watchdog: Option<Duration>,
-    /// Resolves when everything was sent and every sender was dropped.
-    all_sent: tokio::sync::oneshot::Receiver<()>,
 }
 
 impl ServiceManager {
-    /// `None` if `NOTIFY_SOCKET` is not set.
-    ///
-    /// # Errors
-    ///
-    /// The thread cannot be started.
-    pub(crate) fn from_socket_variable(notify_socket: Option<&str>) -> std::io::Result<Option<Self>> {
-        if notify_socket.is_none() {
-            return Ok(None);
+    /// Connects to the socket that `NOTIFY_SOCKET` names.
+    pub(crate) fn connect(notify_socket: &str) -> io::Result<Self> {
+        let socket = UnixDatagram::unbound()?;
+        match notify_socket.strip_prefix('@') {
+            Some(name) => socket.connect_addr(&SocketAddr::from_abstract_name(name)?)?,
+            None => socket.connect(notify_socket)?,
         }
-        let (sender, receiver) = NotifySender::channel();
-        let (end, all_sent) = tokio::sync::oneshot::channel();
-        // Sending blocks while the service manager does not read.
-        std::thread::Builder::new().name("sd-notify".to_owned()).spawn(move || {
-            while let Ok(text) = receiver.recv() {
-                if let Err(error) = sd_notify::notify(&[NotifyState::Custom(&text)]) {
-                    tracing::debug!(%error, text, "cannot notify the service manager");
-                }
-            }
-            // The process may end without waiting for this.
-            end.send(()).ok();
-        })?;
-        let watchdog = sd_notify::watchdog_enabled().filter(|span| !span.is_zero());
-        Ok(Some(Self { sender, watchdog, all_sent }))
+        Self::new(socket, sd_notify::watchdog_enabled().filter(|span| !span.is_zero()))
     }
 
-    /// Waits until everything was sent, for at most [`SYSTEMD_CLOSE_TIMEOUT`]. Every clone of the sender has to be dropped.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
-    pub(crate) async fn close(self) {
-        let Self { sender, all_sent, .. } = self;
-        drop(sender);
-        drop(tokio::time::timeout(SYSTEMD_CLOSE_TIMEOUT, all_sent).await);
+    fn new(socket: UnixDatagram, watchdog: Option<Duration>) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Self { socket: Arc::new(socket), watchdog })
+    }
+
+    /// Sends states in one datagram. Drops them if the socket is full because the service manager does not read.
+    pub(crate) fn send(&self, states: &[NotifyState<'_>]) {
+        let lines: Vec<String> = states.iter().map(ToString::to_string).collect();
+        if let Err(error) = self.socket.send(lines.join("\n").as_bytes()) {
+            tracing::debug!(%error, ?lines, "cannot notify the service manager");
+        }
+    }
+
+    /// With the service manager's end of the socket.
+    #[cfg(test)]
+    pub(crate) fn pair(watchdog: Option<Duration>) -> (Self, UnixDatagram) {
+        let (socket, received) = UnixDatagram::pair().unwrap();
+        received.set_nonblocking(true).unwrap();
+        (Self::new(socket, watchdog).unwrap(), received)
     }
 }
 
@@ -79,16 +54,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_socket_there_is_no_service_manager() {
-        assert!(ServiceManager::from_socket_variable(None).unwrap().is_none());
+    fn path_and_abstract_sockets_are_reached() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let abstract_name = format!("journeyman-test-{}", std::process::id());
+        let sockets = [
+            (path.display().to_string(), UnixDatagram::bind(&path).unwrap()),
+            (
+                format!("@{abstract_name}"),
+                UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&abstract_name).unwrap()).unwrap(),
+            ),
+        ];
+        for (name, received) in sockets {
+            ServiceManager::connect(&name).unwrap().send(&[NotifyState::Ready, NotifyState::Status("up")]);
+            let mut buffer = [0; 64];
+            let count = received.recv(&mut buffer).unwrap();
+            assert_eq!(buffer[..count], *b"READY=1\nSTATUS=up", "{name}");
+        }
+        ServiceManager::connect("/nowhere/at/all").unwrap_err();
     }
 
     #[test]
     fn sending_does_not_block_if_the_service_manager_does_not_read() {
-        let (sender, receiver) = NotifySender::channel();
-        for _ in 0..=SYSTEMD_MESSAGES_QUEUED_MAX {
-            sender.send(&[NotifyState::Watchdog]);
-        }
-        assert_eq!(receiver.try_iter().count(), SYSTEMD_MESSAGES_QUEUED_MAX);
+        let (manager, _received) = ServiceManager::pair(None);
+        (0..10_000).for_each(|_| manager.send(&[NotifyState::Watchdog]));
     }
 }

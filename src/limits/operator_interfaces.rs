@@ -7,14 +7,12 @@ pub const CONTROL_BODY_BYTES_MAX: usize = 64 << 10;
 pub const CONTROL_READ_BYTES: usize = 64 << 10;
 pub const CONTROL_FOLLOW_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 pub const CONTROL_ANSWER_BYTES_MAX: usize = 64 << 20;
-pub const SYSTEMD_MESSAGES_QUEUED_MAX: usize = 16;
 pub const SYSTEMD_STATUS_CHARS_MAX: usize = 400;
 pub const SYSTEMD_STATUS_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Or a quarter of the watchdog interval, if that is shorter.
 pub const SYSTEMD_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const SYSTEMD_EXTEND_INTERVAL: Duration = Duration::from_secs(10);
 pub const SYSTEMD_EXTEND_BY: Duration = Duration::from_secs(60);
-pub const SYSTEMD_CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// A worker that takes longer does not count as alive.
 pub const HTTP_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A browser redraws them every two seconds.
