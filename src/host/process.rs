@@ -85,6 +85,11 @@ impl ProcessStat {
         }
         Ok(all)
     }
+
+    /// Signals the process, unless it has ended and its PID is reused.
+    pub(crate) fn signal(&self, signal: Signal) {
+        signal_if(self.pid, signal, |pid| Self::read(pid).is_some_and(|now| now.start_ticks == self.start_ticks));
+    }
 }
 
 /// The children of this process's first thread, zombies included. The kernel gives orphans to the first living thread of a

@@ -186,12 +186,7 @@ fn make_writable(dir: PathBuf) {
 }
 
 fn set_aside_names(dir: &Path) -> impl Iterator<Item = PathBuf> {
-    let dir = dir.as_os_str().to_owned();
-    (1..=LEFTOVER_FOLDERS_MAX).map(move |number| {
-        let mut name = dir.clone();
-        name.push(format!(".set-aside-{number}"));
-        PathBuf::from(name)
-    })
+    (1..=LEFTOVER_FOLDERS_MAX).map(move |number| dir.with_extension(format!("set-aside-{number}")))
 }
 
 fn set_aside(dir: &Path) -> io::Result<PathBuf> {

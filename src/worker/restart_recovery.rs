@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use crate::domain::claim::ClaimEnd;
 use crate::domain::id::{LocalToken, SourceId};
-use crate::domain::journal::{ClaimRecord, EntryId, RecoveryPlan};
+use crate::domain::journal::{ClaimRecord, EntryId, JournalRecord, RecoveryPlan};
 use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::worker::RecoveredClaim;
 use crate::host::containment::{OnCleanupFailure, apply_on_cleanup_failure, kill_recorded_processes};
 use crate::host::crash_points::crash_point;
-use crate::host::journal::{self, CarriedRecord, Journal};
+use crate::host::journal::{self, Journal};
 use crate::host::name_lock::NameLock;
 use crate::host::work_dir::WorkDirLock;
 
@@ -101,14 +101,16 @@ impl PreviousProcess {
             tracing::warn!(claim.run = %run, "claimed by a previous process under another worker id; the claim expires");
         }
         let token = |index: usize| LocalToken(index as u64 + 1);
-        let carried = plan.report.iter().enumerate().map(|(index, left)| {
+        let carried = plan.report.iter().enumerate().flat_map(|(index, left)| {
             let claimant = claimants.get(left.claimant).cloned().unwrap_or_default();
-            let held = ClaimRecord { run: left.run.clone(), claimant, processes: None };
-            CarriedRecord::Claim { entry: EntryId(token(index).0), held, outcome: left.outcome }
+            let claim = ClaimRecord { run: left.run.clone(), claimant, processes: None };
+            let (entry, outcome) = (EntryId(token(index).0), left.outcome);
+            [JournalRecord::Claimed { entry, claim }, JournalRecord::OutcomeDecided { entry, outcome }]
         });
-        let polls = claimants.iter().zip(&polls_left).filter_map(|(claimant, sent_at)| {
-            sent_at.map(|sent_at| CarriedRecord::UnreadPoll { claimant: claimant.clone(), sent_at })
-        });
+        let polls = claimants
+            .iter()
+            .zip(&polls_left)
+            .map(|(claimant, sent_at)| JournalRecord::UnreadPoll { claimant: claimant.clone(), sent_at: *sent_at });
         let journal = Journal::create(hold, found.boot, carried.chain(polls));
         let earlier = RecoveryProgress {
             killed,

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use journeyman::domain::outcome::Cleanup;
 use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind, Optionality};
 use journeyman::handler::artifact_collector::CollectedArtifact;
-use journeyman::handler::environment;
 use journeyman::handler::log::LogLimits;
-use journeyman::handler::process::{Input, Launch, RunLimits, RunningProcess};
+use journeyman::handler::process::RunLimits;
 use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, Requirement, ResourceLimits};
 use tokio::task::JoinSet;
 
 use crate::bench::Bench;
 use crate::payload_scan::{PayloadScan, zombies};
+use crate::scopes::start_with;
 use crate::{LEVELS, Report, at};
 
 /// Default number of runs in total.
@@ -253,19 +253,10 @@ async fn once(payload: &Payload, containment: &Containment) -> Result<(), String
     let bench = bench.within(scope.clone());
     let scan =
         PayloadScan { cookie: scope.name().cookie.clone(), mark: mark.clone(), folder: bench.workdir().to_owned() };
-    let argv = ["sh", "-c", &format!("{UNTIL_UP}{LEAVE}{}", payload.script)].map(str::to_owned);
-    let mut env = environment::for_task(&environment::Variables::new(), &bench.context);
-    env.insert("M".to_owned(), mark);
+    let script = format!("{UNTIL_UP}{LEAVE}{}", payload.script);
     let (_reader, writer) = rustix::pipe::pipe().map_err(|error| error.to_string())?;
-    let launch = Launch {
-        argv: &argv,
-        env: &env,
-        workdir: bench.workdir(),
-        input: Input::Null,
-        message_channel: Some(writer),
-        scope: &scope,
-    };
-    let running = RunningProcess::start(launch).await.map_err(|error| format!("not started: {error}"))?;
+    let running = start_with(&bench, &scope, &["sh", "-c", &script], &[("M", &mark)], writer).await;
+    let running = running.map_err(|error| format!("not started: {error}"))?;
     let bounds = RunLimits { run_time: Some(RUN_TIMEOUT), termination_grace: Duration::from_millis(30) };
     let finish = running.finish(bounds, &bench.context);
     let ended = match payload.end {
@@ -314,7 +305,7 @@ pub(crate) async fn run(filter: &str) -> Report {
     let runs = std::env::var("JOURNEYMAN_CONTAINMENT_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(RUNS);
     let rounds = runs.div_ceil(PAYLOADS.len() * LEVELS.len());
     for level in LEVELS {
-        let name = format!("hostile payloads at level {level}");
+        let name = format!("hostile payloads at level {}", level.as_str());
         match at_with_disk(level) {
             Ok(containment) => {
                 let outcome = tokio::select! {
@@ -339,7 +330,7 @@ fn at_with_disk(level: ContainmentLevel) -> Result<Containment, String> {
     at(level, "probe")?;
     let limits = ResourceLimits { disk: Some(DISK), ..ResourceLimits::default() };
     let wanted = ContainmentConfig { requirement: Requirement::AtMost(level), limits, ..ContainmentConfig::default() };
-    let name = format!("hostile-{level}-{}", std::process::id());
+    let name = format!("hostile-{}-{}", level.as_str(), std::process::id());
     Containment::probe(&name, wanted).map_err(|error| error.to_string())
 }
 

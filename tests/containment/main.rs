@@ -26,8 +26,7 @@ use std::process::ExitCode;
 
 use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, Requirement};
 
-const LEVELS: [ContainmentLevel; 3] =
-    [ContainmentLevel::CgroupKill, ContainmentLevel::CgroupFreeze, ContainmentLevel::ProcessGroup];
+const LEVELS: [ContainmentLevel; 3] = ContainmentLevel::ALL;
 
 #[derive(Debug, Default)]
 struct Report {
@@ -55,13 +54,13 @@ impl Report {
 
 /// Containment at a level, or why the host lacks it.
 fn at(level: ContainmentLevel, name: &str) -> Result<Containment, String> {
-    let name = format!("{name}-{level}-{}", std::process::id());
+    let name = format!("{name}-{}-{}", level.as_str(), std::process::id());
     let wanted = ContainmentConfig { requirement: Requirement::AtMost(level), ..ContainmentConfig::default() };
     let containment = Containment::probe(&name, wanted).map_err(|error| error.to_string())?;
     if containment.level() == level {
         Ok(containment)
     } else {
-        Err(format!("level {level} is not available: {}", containment.shortcomings().join("; ")))
+        Err(format!("level {} is not available: {}", level.as_str(), containment.shortcomings().join("; ")))
     }
 }
 

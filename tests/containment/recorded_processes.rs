@@ -4,8 +4,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use journeyman::handler::environment;
-use journeyman::handler::process::{Input, Launch, RunLimits, RunningProcess};
+use journeyman::handler::process::RunLimits;
 use journeyman::host::containment::{
     Containment, ContainmentConfig, ContainmentLevel, Requirement, ScopeName, kill_recorded_processes,
 };
@@ -13,6 +12,7 @@ use journeyman::host::containment::{
 use crate::bench::Bench;
 use crate::hostile::LEAVE;
 use crate::payload_scan::PayloadScan;
+use crate::scopes::start;
 use crate::{LEVELS, Report, at};
 
 /// Starts a payload that outlives it, prints its name, and waits to be killed.
@@ -20,23 +20,13 @@ pub(crate) async fn victim(level: &str, name: &str) -> Report {
     let containment = Containment::probe(name, wanted(level)).expect("probed before");
     let scope = containment.new_scope();
     let bench = Bench::new();
-    let env = environment::for_task(&environment::Variables::new(), &bench.context);
     let script = format!(
         "{LEAVE}setsid sleep 7654321 >/dev/null 2>&1 & \
          ( leave; exec env -i setsid sh -c 'echo >up; exec sleep {}' ) >/dev/null 2>&1 & \
          while [ ! -e up ]; do :; done; echo up; wait",
         mark(name)
     );
-    let argv = ["sh", "-c", &script].map(str::to_owned);
-    let launch = Launch {
-        argv: &argv,
-        env: &env,
-        workdir: bench.workdir(),
-        input: Input::Null,
-        message_channel: None,
-        scope: &scope,
-    };
-    let running = RunningProcess::start(launch).await.expect("it starts");
+    let running = start(&bench, &scope, &["sh", "-c", &script]).await.expect("it starts");
     let bounds = RunLimits { run_time: None, termination_grace: Duration::ZERO };
     let mut ended = std::pin::pin!(running.finish(bounds, &bench.context));
     // A process has no environment during `exec`.
@@ -63,7 +53,7 @@ fn wanted(level: &str) -> ContainmentConfig {
 pub(crate) fn run(filter: &str) -> Report {
     let mut report = Report::default();
     for level in LEVELS {
-        let name = format!("{level}: the next start kills the processes of a killed worker");
+        let name = format!("{}: the next start kills the processes of a killed worker", level.as_str());
         if name.contains(filter) && at(level, "earlier").is_ok() {
             report.check(&name, next_start(level));
         }
@@ -72,7 +62,7 @@ pub(crate) fn run(filter: &str) -> Report {
 }
 
 fn next_start(level: ContainmentLevel) -> Result<(), String> {
-    let name = format!("killed-{level}-{}", std::process::id());
+    let name = format!("killed-{}-{}", level.as_str(), std::process::id());
     let (mut child, known) = start_victim(level, &name);
     let scan = PayloadScan { cookie: known.cookie.clone(), mark: mark(&name), folder: "/no/folder".into() };
     child.kill().and_then(|()| child.wait().map(drop)).map_err(|error| error.to_string())?;
@@ -83,8 +73,8 @@ fn next_start(level: ContainmentLevel) -> Result<(), String> {
     if level != ContainmentLevel::ProcessGroup {
         // Found by the worker's name, without a record.
         let left = scan.running();
-        if !left.is_empty() || containment.leftover_count() != 1 {
-            return Err(format!("{} groups found, remaining: {left:?}", containment.leftover_count()));
+        if !left.is_empty() || containment.level() != level {
+            return Err(format!("at {}, remaining: {left:?}", containment.level().as_str()));
         }
     }
     let found = kill_recorded_processes(&[known.to_record()]).map_err(|error| error.to_string())?;

@@ -1,6 +1,7 @@
 //! A payload's environment, and the errors of a failed start, are the same at each level.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use journeyman::handler::environment;
 use journeyman::handler::process::{Input, Launch, ProcessStatus, RunLimits, RunningProcess};
 use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, ProcessScope, ResourceLimits};
 
+use rustix::pipe::pipe;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::bench::Bench;
@@ -42,7 +44,7 @@ pub(crate) async fn run(filter: &str) -> Report {
             ),
         ];
         for (name, outcome) in cases.into_iter().filter(|(name, _)| name.contains(filter)) {
-            report.check(&format!("{level}: {name}"), outcome);
+            report.check(&format!("{}: {name}", level.as_str()), outcome);
         }
     }
     if "ambiguous".contains(filter) {
@@ -52,7 +54,8 @@ pub(crate) async fn run(filter: &str) -> Report {
     for level in [ContainmentLevel::CgroupKill, ContainmentLevel::CgroupFreeze] {
         if "ambiguous".contains(filter) && at(level, "probe").is_ok() {
             let name = format!(
-                "{level}: a process that left its control group is killed when no task remains that may own it"
+                "{}: a process that left its control group is killed when no task remains that may own it",
+                level.as_str()
             );
             report.check(&name, escaped_process(level).await);
         }
@@ -63,21 +66,22 @@ pub(crate) async fn run(filter: &str) -> Report {
     report
 }
 
-async fn start(bench: &Bench, within: &ProcessScope, argv: &[&str]) -> io::Result<RunningProcess> {
-    start_with(bench, within, argv, &[]).await
+pub(crate) async fn start(bench: &Bench, within: &ProcessScope, argv: &[&str]) -> io::Result<RunningProcess> {
+    start_with(bench, within, argv, &[], pipe()?.1).await
 }
 
-async fn start_with(
+/// Starts a payload whose descriptor 3 is `channel`.
+pub(crate) async fn start_with(
     bench: &Bench,
     within: &ProcessScope,
     argv: &[&str],
     variables: &[(&str, &str)],
+    channel: OwnedFd,
 ) -> io::Result<RunningProcess> {
     let argv: Vec<String> = argv.iter().map(|&argument| argument.to_owned()).collect();
     let mut env = environment::for_task(&environment::Variables::new(), &bench.context);
     env.insert("ODD-name".to_owned(), "kept".to_owned());
     env.extend(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
-    let (_, channel) = rustix::pipe::pipe()?;
     let launch = Launch {
         argv: &argv,
         env: &env,
@@ -157,7 +161,8 @@ async fn both_ways(
         let bench = bench(&scope);
         let variables = variables(&bench);
         let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        let running = start_with(&bench, &scope, argv, &variables).await.map_err(|error| error.to_string())?;
+        let channel = pipe().map_err(|error| error.to_string())?.1;
+        let running = start_with(&bench, &scope, argv, &variables, channel).await.map_err(|error| error.to_string())?;
         let ended = running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
         same("empty", scope.clean_up().await, Cleanup::Complete)?;
         let folder = bench.workdir().display().to_string();

@@ -85,7 +85,10 @@ impl Lab {
         let millis = |span: Duration| format!("{:.0} ms", span.as_secs_f64() * 1e3);
         Ok(vec![
             Row {
-                figure: format!("{count} process trees killed, each shown to be gone ({})", containment.level()),
+                figure: format!(
+                    "{count} process trees killed, each shown to be gone ({})",
+                    containment.level().as_str()
+                ),
                 reached: millis(took),
                 aim: "≤ 100 ms",
                 limit: format!("{} for {} processes by group number", millis(plain), count * 3),

@@ -159,9 +159,7 @@ pub(super) fn find_orphans(cookie: &str, signal: Option<Signal>) -> io::Result<O
 fn scan_orphans(cookie: &str, signal: Option<Signal>) -> io::Result<OrphanScan> {
     let send = |stat: &ProcessStat| {
         if let Some(signal) = signal {
-            process::signal_if(stat.pid, signal, |pid| {
-                ProcessStat::read(pid).is_some_and(|now| now.start_ticks == stat.start_ticks)
-            });
+            stat.signal(signal);
         }
     };
     let mut scan = OrphanScan::default();

@@ -46,9 +46,7 @@ pub fn kill_recorded_processes(records: &[ProcessRecord]) -> io::Result<usize> {
         remaining = leftovers.iter().map(|leftover| leftover.stat.pid).collect();
         for LeftoverProcess { claim_index: claim, stat } in leftovers {
             found.insert(claim);
-            process::signal_if(stat.pid, Signal::KILL, |pid| {
-                ProcessStat::read(pid).is_some_and(|now| now.start_ticks == stat.start_ticks)
-            });
+            stat.signal(Signal::KILL);
         }
         std::thread::sleep(PROCESS_POLL_INTERVAL);
     }

@@ -19,7 +19,6 @@ mod process_scope;
 mod shim_launch;
 mod worker_cgroups;
 
-use std::fmt;
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -33,6 +32,7 @@ use serde::{Deserialize, Serialize};
 use super::journal::ProcessRecorder;
 use super::process::{self, ProcessStat};
 use crate::limits::{CONTAINMENT_PROBE_TIMEOUT, REAP_INTERVAL, REAP_INTERVAL_PIDS_LIMITED};
+use crate::named_enum::named_enum;
 use cgroup::{Cgroup, KillMethod};
 use process_scope::Backend;
 use shim_launch::shim_path;
@@ -51,31 +51,15 @@ pub const COOKIE_VARIABLE: &str = "JOURNEYMAN_CLAIM_COOKIE";
 /// The group that the worker moves into when its own group delegates controllers to those of its tasks.
 const WORKER_CGROUP: &str = "worker";
 
-/// How payloads are contained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum ContainmentLevel {
-    /// A process group. Processes that leave it are found if this process adopts them.
-    #[default]
-    ProcessGroup,
-    /// A control group, frozen and then signalled. Linux before 5.14.
-    CgroupFreeze,
-    /// A control group, killed as a whole.
-    CgroupKill,
-}
-
-impl ContainmentLevel {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::ProcessGroup => "process-group",
-            Self::CgroupFreeze => "cgroup-freeze",
-            Self::CgroupKill => "cgroup-kill",
-        }
-    }
-}
-
-impl fmt::Display for ContainmentLevel {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(self.as_str())
+named_enum! {
+    /// How payloads are contained.
+    pub enum ContainmentLevel {
+        /// A process group. Processes that leave it are found if this process adopts them.
+        ProcessGroup = "process-group",
+        /// A control group, frozen and then signalled. Linux before 5.14.
+        CgroupFreeze = "cgroup-freeze",
+        /// A control group, killed as a whole.
+        CgroupKill = "cgroup-kill",
     }
 }
 
@@ -127,35 +111,32 @@ pub struct Containment {
 
 #[derive(Debug, Default)]
 struct ContainmentInner {
-    level: ContainmentLevel,
+    mechanism: Mechanism,
     shortcomings: Vec<String>,
     limits: ResourceLimits,
     /// The configured limits that are not enforced.
     unenforced_keys: Vec<&'static str>,
     on_cleanup_failure: OnCleanupFailure,
-    orphan_adoption: OrphanAdoption,
-    claim_cgroups: Option<ClaimCgroups>,
-    leftover_count: usize,
 }
 
-#[derive(Debug, Clone)]
-struct ClaimCgroups {
-    parent: Cgroup,
-    kill_method: KillMethod,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum OrphanAdoption {
-    Enabled,
+#[derive(Debug, Default)]
+enum Mechanism {
     #[default]
-    Disabled,
+    ProcessGroups,
+    /// Process groups, and this process adopts orphans.
+    Subreaper,
+    Cgroups {
+        /// Of the claims' groups.
+        parent: Cgroup,
+        kill_method: KillMethod,
+    },
 }
 
 impl Drop for ContainmentInner {
     fn drop(&mut self) {
         // Succeeds only if it has no groups.
-        if let Some(groups) = &self.claim_cgroups {
-            drop(groups.parent.remove());
+        if let Mechanism::Cgroups { parent, .. } = &self.mechanism {
+            drop(parent.remove());
         }
     }
 }
@@ -172,47 +153,34 @@ impl Containment {
     /// cannot be killed. The text says what to do.
     pub fn probe(name: &str, config: ContainmentConfig) -> io::Result<Self> {
         let mut shortcomings = Vec::new();
-        let max_level = match config.requirement {
-            Requirement::BestAvailable | Requirement::CgroupRequired => ContainmentLevel::CgroupKill,
-            Requirement::AtMost(level) => level,
-        };
-        let found = match max_level {
-            ContainmentLevel::ProcessGroup => Err("the configuration asks for process groups".to_owned()),
-            ContainmentLevel::CgroupFreeze | ContainmentLevel::CgroupKill => {
-                probe_cgroups(name, max_level, &mut shortcomings)
-            }
-        };
-        let (mut limits, orphan_adoption) = (config.limits, become_subreaper());
-        let (level, claim_cgroups, leftover_count) = match found {
-            Ok(found) => {
-                let level = match found.claim_cgroups.kill_method {
-                    KillMethod::Kill => ContainmentLevel::CgroupKill,
-                    KillMethod::FreezeAndSignal => ContainmentLevel::CgroupFreeze,
-                };
-                if let Some(unkillable) = found.unkillable {
-                    apply_on_cleanup_failure(&unkillable, config.on_cleanup_failure)?;
-                }
-                delegate_controllers(&found.own_cgroup, &found.claim_cgroups.parent, limits).unwrap_or_else(|error| {
-                    shortcomings.push(format!("limits of memory and processes are not enforced: {error}"));
-                    (limits.memory, limits.processes) = (None, None);
-                });
-                (level, Some(found.claim_cgroups), found.leftover_count)
+        let found = find_cgroups(name, config, &mut shortcomings)?;
+        let adopts_orphans = become_subreaper();
+        let without_cgroups = ResourceLimits { disk: config.limits.disk, ..ResourceLimits::default() };
+        let (mechanism, limits) = match found {
+            Ok(OwnCgroups { own, parent, kill_method }) => {
+                let delegated = delegate_controllers(&own, &parent, config.limits);
+                let limits = delegated.map_or_else(
+                    |error| {
+                        shortcomings.push(format!("limits of memory and processes are not enforced: {error}"));
+                        without_cgroups
+                    },
+                    |()| config.limits,
+                );
+                (Mechanism::Cgroups { parent, kill_method }, limits)
             }
             Err(error) => {
                 shortcomings.push(format!("no control groups: {error}"));
-                (limits.memory, limits.processes) = (None, None);
-                (ContainmentLevel::ProcessGroup, None, 0)
+                if adopts_orphans {
+                    (Mechanism::Subreaper, without_cgroups)
+                } else {
+                    let why = "processes that leave their process group are not tracked: call journeyman::shim() first in main";
+                    shortcomings.push(why.to_owned());
+                    (Mechanism::ProcessGroups, without_cgroups)
+                }
             }
         };
-        if orphan_adoption == OrphanAdoption::Disabled && level == ContainmentLevel::ProcessGroup {
-            shortcomings.push(
-                "processes that leave their process group are not tracked: call journeyman::shim() first in main"
-                    .to_owned(),
-            );
-        }
-        if config.requirement == Requirement::CgroupRequired
-            && (level == ContainmentLevel::ProcessGroup || limits != config.limits)
-        {
+        let has_cgroups = matches!(mechanism, Mechanism::Cgroups { .. });
+        if config.requirement == Requirement::CgroupRequired && (!has_cgroups || limits != config.limits) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, cgroup_required_message(&shortcomings)));
         }
         let mut unenforced_keys = Vec::new();
@@ -222,18 +190,14 @@ impl Containment {
         if limits.processes != config.limits.processes {
             unenforced_keys.push("host.task_pids");
         }
-        let inner = ContainmentInner {
-            level,
-            shortcomings,
-            limits,
-            unenforced_keys,
-            on_cleanup_failure: config.on_cleanup_failure,
-            orphan_adoption,
-            claim_cgroups,
-            leftover_count,
-        };
+        let on_cleanup_failure = config.on_cleanup_failure;
+        let inner = ContainmentInner { mechanism, shortcomings, limits, unenforced_keys, on_cleanup_failure };
         let containment = Self { inner: Arc::new(inner) };
-        containment.log_summary(&config.limits);
+        let level = containment.level();
+        tracing::info!(containment = level.as_str(), "containment: {}", level_description(level));
+        for why in containment.shortcomings() {
+            tracing::warn!(containment = level.as_str(), "{why}");
+        }
         Ok(containment)
     }
 
@@ -243,7 +207,11 @@ impl Containment {
     }
 
     pub fn level(&self) -> ContainmentLevel {
-        self.inner.level
+        match &self.inner.mechanism {
+            Mechanism::ProcessGroups | Mechanism::Subreaper => ContainmentLevel::ProcessGroup,
+            Mechanism::Cgroups { kill_method: KillMethod::FreezeAndSignal, .. } => ContainmentLevel::CgroupFreeze,
+            Mechanism::Cgroups { kill_method: KillMethod::Kill, .. } => ContainmentLevel::CgroupKill,
+        }
     }
 
     /// Why the level is not better, one message each.
@@ -273,11 +241,6 @@ impl Containment {
         self.inner.on_cleanup_failure
     }
 
-    /// How many control groups of the previous worker process were found at the start, and removed.
-    pub fn leftover_count(&self) -> usize {
-        self.inner.leftover_count
-    }
-
     /// A scope for one claim. Its control group is created with the first process; its [`ScopeName`] is known at once, so that it
     /// can be journaled first.
     pub fn new_scope(&self) -> ProcessScope {
@@ -291,20 +254,15 @@ impl Containment {
 
     fn scope_recorded_by(&self, recorder: Option<ProcessRecorder>) -> ProcessScope {
         let cookie = uuid::Uuid::new_v4().simple().to_string();
-        let limits = self.inner.limits;
-        match (&self.inner.claim_cgroups, self.inner.orphan_adoption) {
-            (Some(ClaimCgroups { parent, kill_method }), _) => {
-                let group = Cgroup::at(parent.path().join(format!("{CLAIM_CGROUP_PREFIX}{cookie}")));
-                let name = ScopeName { cookie, cgroup: Some(group.path().to_owned()) };
-                ProcessScope::new(name, Backend::Cgroup { group, method: *kill_method }, limits, recorder)
+        let (cgroup, backend) = match &self.inner.mechanism {
+            Mechanism::ProcessGroups => (None, Backend::ProcessGroup),
+            Mechanism::Subreaper => (None, Backend::Subreaper),
+            Mechanism::Cgroups { parent, kill_method } => {
+                let path = parent.path().join(format!("{CLAIM_CGROUP_PREFIX}{cookie}"));
+                (Some(path.clone()), Backend::Cgroup { group: Cgroup::at(path), method: *kill_method })
             }
-            (None, OrphanAdoption::Enabled) => {
-                ProcessScope::new(ScopeName { cookie, cgroup: None }, Backend::Subreaper, limits, recorder)
-            }
-            (None, OrphanAdoption::Disabled) => {
-                ProcessScope::new(ScopeName { cookie, cgroup: None }, Backend::ProcessGroup, limits, recorder)
-            }
-        }
+        };
+        ProcessScope::new(ScopeName { cookie, cgroup }, backend, self.inner.limits, recorder)
     }
 
     /// Reaps exited orphans of payloads for as long as it is polled. Never resolves.
@@ -322,32 +280,12 @@ impl Containment {
         let interval = if limited { REAP_INTERVAL_PIDS_LIMITED } else { REAP_INTERVAL };
         loop {
             tokio::time::sleep(interval).await;
-            reap_if_any();
-        }
-    }
-
-    fn log_summary(&self, configured: &ResourceLimits) {
-        let ContainmentInner { level, shortcomings, leftover_count, .. } = &*self.inner;
-        tracing::info!(containment = level.as_str(), "containment: {}", level_description(*level));
-        if *leftover_count > 0 {
-            tracing::warn!(tasks = leftover_count, "killed processes left by the previous worker process");
-        }
-        let incomplete = *level < ContainmentLevel::CgroupKill || self.inner.limits != *configured;
-        for why in shortcomings {
-            if incomplete {
-                tracing::warn!(containment = level.as_str(), "{why}");
-            } else {
-                tracing::debug!("{why}");
+            if children::has_orphans()
+                && let Err(error) = children::reap_orphans()
+            {
+                tracing::debug!(%error, "cannot list the children of this process");
             }
         }
-    }
-}
-
-fn reap_if_any() {
-    if children::has_orphans()
-        && let Err(error) = children::reap_orphans()
-    {
-        tracing::debug!(%error, "cannot list the children of this process");
     }
 }
 
@@ -391,71 +329,70 @@ pub fn close_inherited_fds_on_exec() {
     close_fds::set_fds_cloexec(3, &[]);
 }
 
-/// Makes this process adopt orphans of payloads.
-fn become_subreaper() -> OrphanAdoption {
+/// Makes this process adopt orphans of payloads. `false` if it does not.
+fn become_subreaper() -> bool {
     if !shim_launch::is_shim_called() {
-        return OrphanAdoption::Disabled;
+        return false;
     }
     // The call applies to this process, whatever PID is given.
-    match rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
-        Ok(()) => OrphanAdoption::Enabled,
-        Err(error) => {
-            tracing::warn!(%error, "this process cannot adopt orphans of payloads");
-            OrphanAdoption::Disabled
-        }
-    }
+    let result = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+    result.inspect_err(|error| tracing::warn!(%error, "this process cannot adopt orphans of payloads")).is_ok()
 }
 
-struct CgroupProbe {
-    claim_cgroups: ClaimCgroups,
+struct OwnCgroups {
     /// The worker's own group, which can delegate controllers.
-    own_cgroup: Cgroup,
-    leftover_count: usize,
-    /// A group of the previous worker process that could not be emptied.
-    unkillable: Option<String>,
+    own: Cgroup,
+    parent: Cgroup,
+    kill_method: KillMethod,
 }
 
-fn probe_cgroups(
+/// Finds a working kill method after it has killed the processes in groups of the previous worker process. The inner error says why
+/// control groups cannot be used.
+fn find_cgroups(
     name: &str,
-    max_level: ContainmentLevel,
+    config: ContainmentConfig,
     shortcomings: &mut Vec<String>,
-) -> Result<CgroupProbe, String> {
-    if !shim_launch::is_shim_called() {
-        return Err("this program does not call journeyman::shim() first in main".to_owned());
-    }
-    let own = Cgroup::at(cgroup::own_cgroup_path()?);
-    let parent = worker_cgroup(&own, name);
-    parent.create().map_err(|error| format!("{error} (under systemd, set Delegate=yes)"))?;
-    let mut leftover_count = 0;
-    let mut unkillable = None;
-    for path in claim_cgroups_in(parent.path()) {
-        leftover_count += 1;
+) -> io::Result<Result<OwnCgroups, String>> {
+    let methods = match config.requirement {
+        Requirement::AtMost(ContainmentLevel::ProcessGroup) => {
+            return Ok(Err("the configuration asks for process groups".to_owned()));
+        }
+        Requirement::AtMost(ContainmentLevel::CgroupFreeze) => &[KillMethod::FreezeAndSignal][..],
+        Requirement::AtMost(ContainmentLevel::CgroupKill)
+        | Requirement::BestAvailable
+        | Requirement::CgroupRequired => &[KillMethod::Kill, KillMethod::FreezeAndSignal],
+    };
+    let (own, parent) = match create_parent_cgroup(name) {
+        Ok(created) => created,
+        Err(error) => return Ok(Err(error)),
+    };
+    for path in child_dirs(parent.path()) {
+        tracing::warn!(cgroup = %path.display(), "killing processes left by the previous worker process");
         if let Err(error) = kill_and_remove(&Cgroup::at(path)) {
-            unkillable = Some(error.to_string());
+            apply_on_cleanup_failure(&error.to_string(), config.on_cleanup_failure)?;
         }
     }
-    let methods = match max_level {
-        ContainmentLevel::CgroupKill => &[KillMethod::Kill, KillMethod::FreezeAndSignal][..],
-        ContainmentLevel::CgroupFreeze | ContainmentLevel::ProcessGroup => &[KillMethod::FreezeAndSignal],
-    };
     let probe = Cgroup::at(parent.path().join("probe"));
     for method in methods {
         match try_kill_method(&probe, *method) {
-            Ok(()) => {
-                let claim_cgroups = ClaimCgroups { parent, kill_method: *method };
-                return Ok(CgroupProbe { claim_cgroups, own_cgroup: own, leftover_count, unkillable });
-            }
+            Ok(()) => return Ok(Ok(OwnCgroups { own, parent, kill_method: *method })),
             Err(error) => shortcomings.push(error),
         }
     }
     drop(probe.remove());
     drop(parent.remove());
-    Err("no kill method worked on a test control group".to_owned())
+    Ok(Err("no kill method worked on a test control group".to_owned()))
 }
 
-/// The parent of the claims' groups of a worker that runs in `own`.
-fn worker_cgroup(own: &Cgroup, name: &str) -> Cgroup {
-    Cgroup::at(own.path().join(format!("journeyman-{}", name_digest(name))))
+/// The worker's own group, and the parent of its claims' groups.
+fn create_parent_cgroup(name: &str) -> Result<(Cgroup, Cgroup), String> {
+    if !shim_launch::is_shim_called() {
+        return Err("this program does not call journeyman::shim() first in main".to_owned());
+    }
+    let own = Cgroup::at(cgroup::own_cgroup_path()?);
+    let parent = Cgroup::at(own.path().join(format!("journeyman-{}", name_digest(name))));
+    parent.create().map_err(|error| format!("{error} (under systemd, set Delegate=yes)"))?;
+    Ok((own, parent))
 }
 
 /// Starts the shim in a group, kills it, and waits for its end.
@@ -471,7 +408,7 @@ fn try_kill_method(probe: &Cgroup, method: KillMethod) -> Result<(), String> {
     }
     #[expect(clippy::disallowed_methods, reason = "only at the start, and for milliseconds")]
     let mut command = std::process::Command::new(shim);
-    command.arg0(SHIM_NAME).args(shim_launch::wait_arguments(&probe.procs_path())).env_clear();
+    command.arg0(SHIM_NAME).arg(exec_shim::WAIT).arg(probe.procs_path()).env_clear();
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     let started = children::start_child(None, || command.spawn(), |child| Some(child.id()))
         .map_err(|error| format!("cannot execute the exec shim: {error}"))?;
@@ -500,7 +437,7 @@ fn try_kill_method(probe: &Cgroup, method: KillMethod) -> Result<(), String> {
     probe.remove().map_err(|error| error.to_string())
 }
 
-fn claim_cgroups_in(parent: &Path) -> Vec<PathBuf> {
+fn child_dirs(parent: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
     let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     dirs.map(|entry| entry.path()).collect()
@@ -515,11 +452,7 @@ fn kill_and_remove(group: &Cgroup) -> io::Result<()> {
         let own = std::process::id().cast_signed();
         let outside =
             all.iter().filter(|stat| tree.contains(&stat.pid) && !inside.contains(&stat.pid) && stat.pid != own);
-        for stat in outside {
-            process::signal_if(stat.pid, Signal::KILL, |pid| {
-                ProcessStat::read(pid).is_some_and(|now| now.start_ticks == stat.start_ticks)
-            });
-        }
+        outside.for_each(|stat| stat.signal(Signal::KILL));
         group.kill(if group.has_file("cgroup.kill") { KillMethod::Kill } else { KillMethod::FreezeAndSignal });
         if !group.wait_empty_blocking(CONTAINMENT_PROBE_TIMEOUT) {
             let text = format!("cannot kill processes in {}: {:?}", group.path().display(), group.processes());

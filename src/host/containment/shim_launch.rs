@@ -12,7 +12,6 @@
 //! The shim keeps a copy that closes on `exec` and replaces standard error by standard output. So no descriptor is used up, and
 //! the dynamic loader applies the payload's environment to the payload alone.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
@@ -23,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
-use super::exec_shim::{ENVIRONMENT_BYTES_MAX, EXEC, PAYLOAD, ShimError, WAIT};
+use super::exec_shim::{ENVIRONMENT_BYTES_MAX, ShimError};
 
 /// The name of the process until it becomes the payload.
 pub(crate) const SHIM_NAME: &str = "[journeyman shim]";
@@ -117,20 +116,10 @@ impl ShimError {
     }
 }
 
-pub(super) fn payload_arguments(procs: &Path, program: &Path, argv0: &str) -> Vec<OsString> {
-    vec![PAYLOAD.into(), procs.into(), program.into(), argv0.into()]
-}
-
-pub(super) fn exec_arguments(procs: &Path) -> [OsString; 2] {
-    [EXEC.into(), procs.into()]
-}
-
-pub(super) fn wait_arguments(procs: &Path) -> [OsString; 2] {
-    [WAIT.into(), procs.into()]
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+
     use super::super::exec_shim::read_environment;
     use super::*;
 

@@ -6,7 +6,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::cgroup::{self, Cgroup, KillMethod};
-use super::shim_launch::{exec_arguments, shim_path};
+use super::exec_shim::EXEC;
+use super::shim_launch::shim_path;
 use super::{name_digest, try_kill_method};
 
 /// The parent of the groups of a pool's workers.
@@ -65,7 +66,7 @@ impl WorkerCgroup {
 
     /// The program to start, and the arguments before the actual program and its arguments, so that it starts in the group.
     pub(crate) fn command_prefix(&self) -> io::Result<(&'static Path, [OsString; 2])> {
-        Ok((shim_path()?, exec_arguments(&self.0.procs_path())))
+        Ok((shim_path()?, [EXEC.into(), self.0.procs_path().into()]))
     }
 
     pub(crate) fn processes(&self) -> Vec<i32> {

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -66,14 +66,6 @@ pub(crate) fn current_boot() -> BootId {
     // Without a boot id, a new one each time ensures that no recorded PID is trusted.
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     BootId(boot.map_or_else(|_| uuid::Uuid::new_v4().to_string(), |boot| boot.trim().to_owned()).into())
-}
-
-/// What the previous journal carries over to the new one.
-pub(crate) enum CarriedRecord {
-    /// A claim that still has to be reported.
-    Claim { entry: EntryId, held: ClaimRecord, outcome: Outcome },
-    /// When the oldest poll was sent whose reply was not read.
-    UnreadPoll { claimant: Box<str>, sent_at: Duration },
 }
 
 /// The journal of this worker process. Clones share it.
@@ -164,21 +156,14 @@ impl PendingSync {
 }
 
 impl Journal {
-    /// Replaces the previous journal. Has to be called on a runtime, whose blocking threads it uses.
+    /// Replaces the previous journal by records that are still needed. Has to be called on a runtime, whose blocking threads it
+    /// uses.
     ///
     /// A failed write is logged, and retried with the first claim.
-    pub(crate) fn create(lock: WorkDirLock, boot: BootId, carried: impl Iterator<Item = CarriedRecord>) -> Self {
+    pub(crate) fn create(lock: WorkDirLock, boot: BootId, carried: impl Iterator<Item = JournalRecord>) -> Self {
         let mut rules = Rules::new(boot);
         for record in carried {
-            match record {
-                CarriedRecord::Claim { entry, held, outcome } => {
-                    rules.apply(JournalRecord::Claimed { entry, claim: held });
-                    rules.apply(JournalRecord::OutcomeDecided { entry, outcome });
-                }
-                CarriedRecord::UnreadPoll { claimant, sent_at } => {
-                    rules.apply(JournalRecord::UnreadPoll { claimant, sent_at: Some(sent_at) });
-                }
-            }
+            rules.apply(record);
         }
         let mut writer = JournalWriter { file: None, record_count: 0, failure_logged: false };
         // The failure is logged there, and the write is retried.
@@ -252,7 +237,7 @@ impl Journal {
     }
 
     fn enqueue(&self, record: Option<JournalRecord>, waiters: Option<WriteWaiter>) {
-        let mut state = self.inner.lock_state();
+        let mut state = self.inner.state.lock();
         let record = record.and_then(|record| state.journal.record(record));
         if record.is_none() && waiters.is_none() {
             return;
@@ -274,14 +259,10 @@ impl Journal {
 }
 
 impl JournalInner {
-    fn lock_state(&self) -> MutexGuard<'_, JournalState> {
-        self.state.lock()
-    }
-
     /// Writes until no record and no waiter is pending.
     fn write_pending(&self, mut writer: JournalWriter) {
         loop {
-            let mut state = self.lock_state();
+            let mut state = self.state.lock();
             if state.pending.is_empty() && state.waiters.is_empty() && !state.overflowed {
                 state.writer = Some(writer);
                 return;
@@ -432,7 +413,7 @@ mod tests {
     /// All records are written and the writer is idle.
     async fn wait_idle(journal: &Journal) {
         journal.wait_synced().await;
-        while journal.inner.lock_state().writer.is_none() {
+        while journal.inner.state.lock().writer.is_none() {
             tokio::task::yield_now().await;
         }
     }
@@ -489,7 +470,7 @@ mod tests {
         wait_idle(&journal).await;
         // A read-only descriptor stands for a failing disk.
         let read_only = File::open(dir.path().join(JOURNAL_FILE)).unwrap();
-        journal.inner.lock_state().writer.as_mut().expect("the writer is idle").file = Some(read_only);
+        journal.inner.state.lock().writer.as_mut().expect("the writer is idle").file = Some(read_only);
         let error = journal.record_claim(EntryId(2), held("during")).synced().await.unwrap_err();
         assert!(error.contains("journal"), "{error}");
         assert_eq!(tasks(dir.path()), ["before"]);
@@ -542,12 +523,12 @@ mod tests {
         let journal = create(dir.path());
         wait_idle(&journal).await;
         // A slow disk.
-        let writer = journal.inner.lock_state().writer.take();
+        let writer = journal.inner.state.lock().writer.take();
         let many = u64::try_from(JOURNAL_PENDING_BYTES_MAX / 60).unwrap();
         (1..=many).for_each(|number| drop(journal.record_claim(EntryId(number), held(&format!("t{number}")))));
-        assert!(journal.inner.lock_state().overflowed);
-        assert!(journal.inner.lock_state().pending.len() < JOURNAL_PENDING_BYTES_MAX + 1_000);
-        journal.inner.lock_state().writer = writer;
+        assert!(journal.inner.state.lock().overflowed);
+        assert!(journal.inner.state.lock().pending.len() < JOURNAL_PENDING_BYTES_MAX + 1_000);
+        journal.inner.state.lock().writer = writer;
         wait_idle(&journal).await;
         assert_eq!(tasks(dir.path()).len() as u64, many);
     }

@@ -125,10 +125,6 @@ impl Drop for ScopeInner {
 }
 
 impl ScopeInner {
-    fn lock_state(&self) -> parking_lot::MutexGuard<'_, ScopeState> {
-        self.state.lock()
-    }
-
     fn kill(&self) {
         match &self.backend {
             Backend::ProcessGroup => {}
@@ -229,7 +225,7 @@ impl ProcessScope {
     ///
     /// The control group cannot be created, or its limits cannot be set.
     pub(crate) fn admit_process(&self) -> io::Result<ScopedProcess> {
-        let mut state = self.inner.lock_state();
+        let mut state = self.inner.state.lock();
         if let Backend::Cgroup { group, .. } = &self.inner.backend
             && !state.used
         {
@@ -250,7 +246,7 @@ impl ProcessScope {
     ///
     /// Cancel safe; killed processes stay killed.
     pub async fn clean_up(&self) -> Cleanup {
-        if !self.inner.lock_state().used {
+        if !self.inner.state.lock().used {
             return Cleanup::Complete;
         }
         self.inner.kill();
@@ -281,7 +277,7 @@ impl ProcessScope {
             },
         }
         children::forget_claim(&self.inner.name.cookie);
-        *self.inner.lock_state() = ScopeState::default();
+        *self.inner.state.lock() = ScopeState::default();
     }
 
     /// Kills orphans until none is left that belongs, or may belong, to this scope. Behind a control group, which was seen empty,

@@ -24,7 +24,7 @@ impl Drop for ScopedProcess {
         if self.is_last() {
             self.scope.inner.kill();
         }
-        let mut state = self.scope.inner.lock_state();
+        let mut state = self.scope.inner.state.lock();
         state.running_count = state.running_count.saturating_sub(1);
     }
 }
@@ -49,7 +49,7 @@ impl ScopedProcess {
             Backend::ProcessGroup | Backend::Subreaper => LaunchMethod::Direct,
             Backend::Cgroup { group, .. } => LaunchMethod::ViaShim {
                 shim: shim_launch::shim_path()?,
-                arguments: shim_launch::payload_arguments(&group.procs_path(), program, argv0),
+                arguments: vec![exec_shim::PAYLOAD.into(), group.procs_path().into(), program.into(), argv0.into()],
             },
         })
     }
@@ -76,7 +76,7 @@ impl ScopedProcess {
 
     /// Whether no other process of the scope is still to be waited for.
     fn is_last(&self) -> bool {
-        self.inner().lock_state().running_count <= 1
+        self.inner().state.lock().running_count <= 1
     }
 
     /// Whether the scope contains every process of the process group, so that `/proc` need not be searched for it.
@@ -103,18 +103,7 @@ impl ScopedProcess {
     pub(crate) async fn wait_exited(&self) {
         match &self.inner().backend {
             Backend::Cgroup { group, .. } if self.is_last() => group.wait_empty().await,
-            Backend::Subreaper if self.is_last() => loop {
-                match children::find_orphans(&self.inner().name.cookie, None) {
-                    Ok(orphans) if orphans.owned.is_empty() => return,
-                    Ok(orphans) => {
-                        for pid in orphans.owned {
-                            process::wait_for_exit(pid).await;
-                        }
-                        drop(children::reap_orphans());
-                    }
-                    Err(_) => return,
-                }
-            },
+            Backend::Subreaper if self.is_last() => self.wait_orphans_exited(None).await,
             Backend::ProcessGroup | Backend::Subreaper | Backend::Cgroup { .. } => {}
         }
     }
@@ -134,7 +123,7 @@ impl ScopedProcess {
         let killed = async {
             match &self.inner().backend {
                 Backend::ProcessGroup => {}
-                Backend::Subreaper => self.kill_owned_orphans().await,
+                Backend::Subreaper => self.wait_orphans_exited(Some(Signal::KILL)).await,
                 Backend::Cgroup { group, method } => group.kill_until_empty(*method).await,
             }
         };
@@ -150,8 +139,9 @@ impl ScopedProcess {
         }
     }
 
-    async fn kill_owned_orphans(&self) {
-        while let Ok(orphans) = children::find_orphans(&self.inner().name.cookie, Some(Signal::KILL)) {
+    /// Sends `signal` to the orphans of the claim until all have exited.
+    async fn wait_orphans_exited(&self, signal: Option<Signal>) {
+        while let Ok(orphans) = children::find_orphans(&self.inner().name.cookie, signal) {
             if orphans.owned.is_empty() && !orphans.changed_during_scan {
                 return;
             }
@@ -169,7 +159,7 @@ impl ScopedProcess {
     pub(crate) fn take_exceeded_limit(&self) -> Option<LimitExceeded> {
         let Backend::Cgroup { group, .. } = &self.inner().backend else { return None };
         let limits = &self.inner().limits;
-        let mut state = self.inner().lock_state();
+        let mut state = self.inner().state.lock();
         let more = |file, event, seen: &mut u64| {
             let count = group.event_count(file, event);
             std::mem::replace(seen, count) < count
