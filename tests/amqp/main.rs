@@ -17,6 +17,10 @@ mod broker;
 #[allow(dead_code, reason = "this room needs a part of it")]
 mod gremlin;
 
+#[path = "../support/task_queue.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod task_queue;
+
 #[path = "../support/wire.rs"]
 mod wire;
 
@@ -37,5 +41,4 @@ mod replies;
 mod reports;
 mod services;
 mod support;
-mod task_queue;
 mod worker_kills;

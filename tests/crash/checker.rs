@@ -154,7 +154,6 @@ fn faults_of_outcomes(history: &History) -> BTreeSet<Fault> {
 
 /// A task that was released once and completed by its second run.
 fn correct_history() -> History {
-    let run = |number| Run { task: "a".into(), run: number };
     let ended = |state: &str, reason: &str| Final { state: state.into(), reason: reason.into() };
     let accepted = |number, outcome: &str| Accepted { run: run(number), outcome: outcome.into() };
     History {
@@ -175,109 +174,68 @@ fn correct_history() -> History {
     }
 }
 
-fn found(change: impl FnOnce(&mut History)) -> Vec<Fault> {
-    let mut history = correct_history();
-    change(&mut history);
-    check(&history)
-}
-
 fn run(number: u32) -> Run {
     Run { task: "a".into(), run: number }
 }
 
-fn runs(history: &mut History) -> &mut Vec<Final> {
-    history.queue.get_mut("a").expect("it is there")
+/// Gives a run another end, of which no worker has logged anything.
+fn end_otherwise(history: &mut History, number: usize, state: &str, reason: &str) {
+    let runs = history.queue.get_mut("a").expect("the history has one task");
+    runs[number] = Final { state: state.into(), reason: reason.into() };
+    history.accepted.remove(number);
+}
+
+fn accept_second(history: &mut History, outcome: &str) {
+    history.accepted.push(Accepted { run: run(1), outcome: outcome.into() });
 }
 
 #[test]
-fn a_correct_history_has_no_fault() {
-    assert_eq!(check(&correct_history()), []);
-    // An outcome may be accepted without a log line of a killed worker; a run that never started may be released.
-    assert_eq!(found(|history| history.accepted.clear()), []);
-    assert_eq!(found(|history| history.lines = history.lines.split_off(2)), []);
-    assert_eq!(
-        found(|history| {
-            runs(history)[0].reason = "claim-expired".into();
-            history.accepted.remove(0);
-        }),
-        []
-    );
-}
-
-#[test]
-fn a_task_that_is_lost_is_detected() {
-    let lost = Fault::Lost("a".into());
-    assert_eq!(
-        found(|history| history.queue.clear()),
-        [lost.clone(), Fault::Disagreement(run(0)), Fault::Disagreement(run(1))]
-    );
-    assert_eq!(found(|history| history.created.push("b".into())), [Fault::Lost("b".into())]);
-    let retries_used_up = |history: &mut History| {
-        runs(history)[1] = Final { state: "exception".into(), reason: "worker-shutdown".into() };
-        history.accepted.remove(1);
-    };
-    assert_eq!(found(retries_used_up), [lost]);
-}
-
-#[test]
-fn an_executed_run_without_an_outcome_is_detected() {
-    let open = |state: &'static str| {
-        move |history: &mut History| {
-            runs(history)[1] = Final { state: state.into(), reason: String::new() };
-            history.accepted.remove(1);
-        }
-    };
-    for state in ["running", "pending"] {
-        assert_eq!(found(open(state)), [Fault::Lost("a".into()), Fault::Unresolved(run(1))]);
+fn each_kind_of_fault_is_found_and_nothing_else() {
+    type Change = fn(&mut History);
+    let lost = || Fault::Lost("a".into());
+    let cases: [(&str, Change, Vec<Fault>); 19] = [
+        ("correct", |_| {}, vec![]),
+        ("a killed worker logs no outcome", |history| history.accepted.clear(), vec![]),
+        ("a run that never started is released", |history| drop(history.lines.drain(..2)), vec![]),
+        ("expired", |history| end_otherwise(history, 0, "exception", "claim-expired"), vec![]),
+        (
+            "the queue lost a task",
+            |history| history.queue.clear(),
+            vec![lost(), Fault::Disagreement(run(0)), Fault::Disagreement(run(1))],
+        ),
+        ("unknown to the queue", |history| history.created.push("b".into()), vec![Fault::Lost("b".into())]),
+        ("released last", |history| end_otherwise(history, 1, "exception", "worker-shutdown"), vec![lost()]),
+        ("running", |history| end_otherwise(history, 1, "running", ""), vec![lost(), Fault::Unresolved(run(1))]),
+        ("pending", |history| end_otherwise(history, 1, "pending", ""), vec![lost(), Fault::Unresolved(run(1))]),
+        ("accepted twice", |history| accept_second(history, "completed"), vec![Fault::TwoOutcomes(run(1))]),
+        (
+            "two outcomes accepted",
+            |history| accept_second(history, "exception (worker-shutdown)"),
+            vec![Fault::TwoOutcomes(run(1)), Fault::Disagreement(run(1))],
+        ),
+        (
+            "completed twice",
+            |history| {
+                end_otherwise(history, 0, "completed", "completed");
+                history.lines.insert(2, Line::End(run(0)));
+            },
+            vec![Fault::CompletedAgain("a".into())],
+        ),
+        ("not started", |history| history.lines.truncate(2), vec![Fault::Unexecuted(run(1))]),
+        ("not ended", |history| history.lines.truncate(4), vec![Fault::Unfinished(run(1))]),
+        ("failed", |history| end_otherwise(history, 0, "failed", "failed"), vec![Fault::Unexplained(run(0))]),
+        (
+            "another outcome logged",
+            |history| history.accepted[0].outcome = "completed".into(),
+            vec![Fault::Disagreement(run(0))],
+        ),
+        ("started twice", |history| history.lines.insert(1, Line::Start(run(0))), vec![Fault::ExecutedAgain(run(0))]),
+        ("runs after its release", |history| history.lines.push(Line::Step(run(0))), vec![Fault::Outlived(run(0))]),
+        ("a process remains", |history| history.left.push(7), vec![Fault::Left(7)]),
+    ];
+    for (name, change, faults) in cases {
+        let mut history = correct_history();
+        change(&mut history);
+        assert_eq!(check(&history), faults, "{name}");
     }
-}
-
-#[test]
-fn two_accepted_outcomes_are_detected() {
-    let twice = |outcome: &'static str| {
-        move |history: &mut History| history.accepted.push(Accepted { run: run(1), outcome: outcome.into() })
-    };
-    assert_eq!(found(twice("completed")), [Fault::TwoOutcomes(run(1))]);
-    assert_eq!(found(twice("exception (worker-shutdown)")), [Fault::TwoOutcomes(run(1)), Fault::Disagreement(run(1))]);
-    let again = Final { state: "completed".into(), reason: "completed".into() };
-    let completed_twice = |history: &mut History| {
-        runs(history)[0] = again;
-        history.lines.insert(2, Line::End(run(0)));
-        history.accepted.remove(0);
-    };
-    assert_eq!(found(completed_twice), [Fault::CompletedAgain("a".into())]);
-}
-
-#[test]
-fn an_outcome_without_an_execution_is_detected() {
-    assert_eq!(found(|history| history.lines.truncate(2)), [Fault::Unexecuted(run(1))]);
-    assert_eq!(found(|history| history.lines.truncate(4)), [Fault::Unfinished(run(1))]);
-}
-
-#[test]
-fn an_unexpected_outcome_is_detected() {
-    let unexplained = |state: &'static str, reason: &'static str| {
-        move |history: &mut History| {
-            runs(history)[0] = Final { state: state.into(), reason: reason.into() };
-            history.accepted.remove(0);
-        }
-    };
-    for (state, reason) in [("exception", "internal-error"), ("exception", "canceled"), ("failed", "failed")] {
-        assert_eq!(found(unexplained(state, reason)), [Fault::Unexplained(run(0))], "{state} {reason}");
-    }
-    let other = |history: &mut History| history.accepted[0].outcome = "completed".into();
-    assert_eq!(found(other), [Fault::Disagreement(run(0))]);
-}
-
-#[test]
-fn a_run_that_is_executed_again_is_detected() {
-    assert_eq!(found(|history| history.lines.insert(1, Line::Start(run(0)))), [Fault::ExecutedAgain(run(0))]);
-}
-
-#[test]
-fn a_payload_that_runs_after_its_release_is_detected() {
-    for line in [Line::Step(run(0)), Line::End(run(0))] {
-        assert_eq!(found(|history| history.lines.push(line.clone())), [Fault::Outlived(run(0))], "{line:?}");
-    }
-    assert_eq!(found(|history| history.left.push(7)), [Fault::Left(7)]);
 }

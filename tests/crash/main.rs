@@ -9,6 +9,10 @@
     reason = "a test binary has no outside, and starts processes"
 )]
 
+#[path = "../support/task_queue.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod task_queue;
+
 mod checker;
 mod points;
 mod process;
@@ -16,11 +20,12 @@ mod process;
 use std::path::Path;
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::TaskId;
-use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
-use process::{Process, TOKEN, Variable};
-use serde_json::{Value, json};
+use journeyman::source::taskcluster::Api;
+use journeyman::source::taskcluster::formats::new_task_id;
+use process::{Process, Variable};
+use serde_json::Value;
+use task_queue::{TaskQueue, api, definition, shell};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 
@@ -28,42 +33,20 @@ const TASK_QUEUE: &str = "crash/test";
 /// Limit for everything that a test waits for.
 const STEP_TIMEOUT: Duration = Duration::from_secs(180);
 
-fn api(root_url: &str) -> Api {
-    let credentials = Credentials::new("tester", TOKEN.to_owned().into(), None).expect("credentials");
-    Api::new(ApiConfig {
-        root_url: root_url.to_owned(),
-        credentials: Some(credentials),
-        allow_hosts: Vec::new(),
-        timeouts: Timeouts::default(),
-    })
-    .expect("usable settings")
-}
-
 /// A short task that records its start in a file.
-fn definition(folder: &Path) -> Value {
-    let started = folder.join("started");
-    running(&format!("echo $TASK_ID/$RUN_ID >> {}; echo done", started.display()))
+fn payload(folder: &Path) -> Value {
+    shell(&format!("echo $TASK_ID/$RUN_ID >> {}; echo done", folder.join("started").display()))
 }
 
-fn running(script: &str) -> Value {
-    let now = Timestamp::now();
-    let deadline = now.saturating_add(SignedDuration::from_hours(1)).expect("a time");
-    json!({
-        "taskQueueId": TASK_QUEUE, "created": now.to_string(), "deadline": deadline.to_string(), "retries": 40,
-        "payload": {"command": [["sh", "-c", script]], "maxRunTime": 60},
-        "metadata": {"name": "n", "description": "d", "owner": "o@example.com", "source": "https://example.com"},
-    })
-}
-
-fn crash_id(number: usize) -> String {
-    format!("crash{number:03}QACAAAAAAAAAAA")
+async fn create_task(api: &Api, payload: &Value) -> TaskId {
+    let task = new_task_id();
+    api.create_task(&task, definition(TASK_QUEUE, payload)).await.expect("created");
+    task
 }
 
 async fn create(api: &Api, folder: &Path, count: usize, tasks: &mut Vec<TaskId>) {
     for _ in 0..count {
-        let task = TaskId::parse(&crash_id(tasks.len())).expect("a task id");
-        api.create_task(&task, definition(folder)).await.expect("created");
-        tasks.push(task);
+        tasks.push(create_task(api, &payload(folder)).await);
     }
 }
 
@@ -92,27 +75,6 @@ async fn check(api: &Api, tasks: &[TaskId]) -> usize {
     runs
 }
 
-/// Starts workers until every task is resolved, and kills each but the last at a different line of its log.
-async fn kill_workers(protocol: &str) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut queue = Process::queue(folder.path(), "127.0.0.1:0");
-    let root_url = root_url(&mut queue);
-    let api = api(&root_url);
-    let mut tasks = Vec::new();
-    let mut kills = 0;
-    for line in 2..14 {
-        // Each task logs at least two lines, so there are always enough.
-        create(&api, folder.path(), line, &mut tasks).await;
-        let mut worker = Process::worker(folder.path(), &root_url, protocol);
-        worker.lines(line);
-        worker.kill();
-        kills += 1;
-    }
-    finish(folder.path(), &root_url, protocol, &api, &tasks).await;
-    let runs = check(&api, &tasks).await;
-    println!("crash: {kills} workers killed ({protocol}), {} tasks in {runs} runs, 0 lost", tasks.len());
-}
-
 /// Runs a worker until every task is resolved.
 async fn finish(folder: &Path, root_url: &str, protocol: &str, api: &Api, tasks: &[TaskId]) {
     let mut worker = Process::worker(folder, root_url, protocol);
@@ -137,24 +99,12 @@ fn root_url(queue: &mut Process) -> String {
     found.expect("an address").to_owned()
 }
 
-#[tokio::test]
-async fn a_worker_killed_at_any_line_loses_nothing_by_claim_work() {
-    kill_workers("claim-work").await;
-}
-
-#[tokio::test]
-async fn a_worker_killed_at_any_line_loses_nothing_by_azure_messages() {
-    kill_workers("azure").await;
-}
-
 /// The claim lasts for an hour, so it has not expired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_of_a_worker_killed_at_the_poll_reply_is_released_by_the_next_one() {
     let folder = tempfile::tempdir().expect("a folder");
-    let queue = points::queue_in(folder.path(), Duration::from_secs(3600)).await;
-    let api = api(queue.root_url());
-    let task = TaskId::parse(&crash_id(0)).expect("a task id");
-    api.create_task(&task, definition(folder.path())).await.expect("created");
+    let TaskQueue { service: queue, api } = points::queue_in(folder.path(), Duration::from_secs(3600)).await;
+    let task = create_task(&api, &payload(folder.path())).await;
     let at = [Variable { name: "JOURNEYMAN_CRASH_POINT", value: "claim-granted" }];
     let mut worker = Process::worker_with(folder.path(), queue.root_url(), "claim-work", &at);
     assert_eq!(worker.died_of(), Some(rustix::process::Signal::KILL.as_raw()), "{:?}", worker.said);
@@ -170,8 +120,7 @@ async fn a_claim_of_a_worker_killed_at_the_poll_reply_is_released_by_the_next_on
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_payload_that_writes_after_its_worker_was_killed_does_not_prevent_a_start() {
     let folder = tempfile::tempdir().expect("a folder");
-    let queue = points::queue_in(folder.path(), Duration::from_secs(3600)).await;
-    let api = api(queue.root_url());
+    let TaskQueue { service: queue, api } = points::queue_in(folder.path(), Duration::from_secs(3600)).await;
     let told = folder.path().join("told");
     rustix::fs::mkfifoat(rustix::fs::CWD, &told, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).expect("a pipe");
     let mut reader = pipe::OpenOptions::new().open_receiver(&told).expect("the pipe opens");
@@ -180,8 +129,7 @@ async fn a_payload_that_writes_after_its_worker_was_killed_does_not_prevent_a_st
          [ $i != 2000 ] || echo writing >{}; done",
         told.display()
     );
-    let task = TaskId::parse(&crash_id(0)).expect("a task id");
-    api.create_task(&task, running(&script)).await.expect("created");
+    let task = create_task(&api, &shell(&script)).await;
     let worker = Process::worker(folder.path(), queue.root_url(), "claim-work");
     let mut said = String::new();
     let read = tokio::time::timeout(STEP_TIMEOUT, reader.read_to_string(&mut said)).await;
@@ -221,24 +169,19 @@ async fn a_queue_that_cannot_write_its_file_exits_with_20() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut queue = Process::narrow_queue(folder.path());
     let api = api(&root_url(&mut queue));
-    let mut created = 0;
-    while api
-        .create_task(&TaskId::parse(&crash_id(created)).expect("a task id"), definition(folder.path()))
-        .await
-        .is_ok()
-    {
-        created += 1;
+    let mut created = vec![new_task_id()];
+    while api.create_task(&created[0], definition(TASK_QUEUE, &payload(folder.path()))).await.is_ok() {
+        created.insert(0, new_task_id());
     }
     assert_eq!(queue.end(), Some(20), "{:?}", queue.said);
     assert!(queue.said.iter().any(|line| line.contains("the database failed")), "{:?}", queue.said);
     // Acknowledged tasks exist after a restart.
     let mut queue = Process::queue(folder.path(), "127.0.0.1:0");
-    let api = self::api(&root_url(&mut queue));
-    for number in 0..created {
-        let task = TaskId::parse(&crash_id(number)).expect("a task id");
-        assert_eq!(status(&api, &task).await["state"], "pending");
+    let api = task_queue::api(&root_url(&mut queue));
+    assert!(created.len() > 1, "the limit is too narrow for this test");
+    for task in &created[1..] {
+        assert_eq!(status(&api, task).await["state"], "pending");
     }
-    assert!(created > 0, "the limit is too narrow for this test");
 }
 
 #[test]

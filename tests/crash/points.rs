@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use journeyman::domain::id::TaskId;
 use journeyman::host::crash_points::CLAIM_CRASH_POINTS;
-use journeyman::queue::{self, Db, RegisteredClient};
+use journeyman::queue::Db;
 use journeyman::source::taskcluster::Api;
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::checker::{Accepted, Final, History, Line, Run, check};
-use crate::process::{Process, TOKEN, Variable};
-use crate::{api, running};
+use crate::create_task;
+use crate::process::{Process, Variable};
+use crate::task_queue::{TaskQueue, shell};
 
 /// Reached at every start, or at a start that recovers claims.
 const AT_THE_START: [&str; 5] =
@@ -81,7 +82,7 @@ fn payload(lines: &Path, point: &str, stage: Stage) -> Value {
     // A process without parents and environment is found only by its control group.
     let leave = if stage.containment == "group" { "setsid" } else { "env -i PATH=\"$PATH\" setsid" };
     let lines = lines.display();
-    running(&format!(
+    shell(&format!(
         "r=$TASK_ID/$RUN_ID; echo start $r >>{lines}; {leave} sh -c 'sleep 5; echo step '$r' >>{lines}' & \
          sleep {seconds}; echo step $r >>{lines}; echo done; echo end $r >>{lines}"
     ))
@@ -103,9 +104,7 @@ impl Scene<'_> {
 
     async fn create(&mut self, count: usize, point: &str) {
         for _ in 0..count {
-            let id = format!("die{}{:04}QACAAAAAAAAAAA", self.stage.name, self.created.len());
-            let task = TaskId::parse(&id).expect("a task id");
-            self.api.create_task(&task, payload(&self.lines(), point, self.stage)).await.expect("acknowledged");
+            let task = create_task(&self.api, &payload(&self.lines(), point, self.stage)).await;
             self.created.push(task);
         }
     }
@@ -245,36 +244,22 @@ fn processes_of(folder: &Path) -> Vec<i32> {
 }
 
 /// A queue whose messages become visible again soon.
-pub async fn queue_in(folder: &Path, claim_timeout: Duration) -> queue::RunningQueue {
-    let client = RegisteredClient {
-        client_id: "tester".to_owned(),
-        access_token: TOKEN.to_owned().into(),
-        scopes: vec!["*".to_owned()],
-    };
-    queue::start(queue::Config {
-        clients: vec![client],
-        claim_timeout,
-        claim_delay: Duration::from_millis(200),
-        long_poll: Duration::from_millis(500),
-        visibility_timeout: Duration::from_secs(5),
-        ..queue::Config::new(Db::File(folder.join("queue.db")), folder.join("artifacts"))
+pub(crate) async fn queue_in(folder: &Path, claim_timeout: Duration) -> TaskQueue {
+    TaskQueue::start(folder, |config| {
+        config.db = Db::File(folder.join("queue.db"));
+        config.claim_timeout = claim_timeout;
+        config.claim_delay = Duration::from_millis(200);
+        config.visibility_timeout = Duration::from_secs(5);
     })
     .await
-    .expect("the queue starts")
 }
 
 async fn run_stage(stage: Stage, runs: usize) -> usize {
     let folder = tempfile::tempdir().expect("a folder");
-    let queue = queue_in(folder.path(), Duration::from_secs(5)).await;
+    let TaskQueue { service: queue, api } = queue_in(folder.path(), Duration::from_secs(5)).await;
     let root_url = queue.root_url().to_owned();
-    let mut scene = Scene {
-        stage,
-        folder: folder.path(),
-        root_url: &root_url,
-        api: api(&root_url),
-        created: Vec::new(),
-        said: Vec::new(),
-    };
+    let mut scene =
+        Scene { stage, folder: folder.path(), root_url: &root_url, api, created: Vec::new(), said: Vec::new() };
     let deaths = stage.deaths(runs);
     let mut passed: BTreeMap<&str, usize> = BTreeMap::new();
     for point in &deaths {

@@ -5,9 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 
-use super::STEP_TIMEOUT;
-
-pub const TOKEN: &str = "crash-test-token";
+use crate::STEP_TIMEOUT;
+use crate::task_queue::{CLIENT_ID, TOKEN};
 
 /// A process whose log is read line by line. Killed when dropped.
 pub struct Process {
@@ -95,7 +94,7 @@ impl Process {
             Variable { name: "JOURNEYMAN__SOURCE__CI__DIALECT", value: protocol },
             Variable { name: "JOURNEYMAN__SOURCE__CI__ROOT_URL", value: root_url },
             Variable { name: "JOURNEYMAN__SOURCE__CI__TASK_QUEUE", value: super::TASK_QUEUE },
-            Variable { name: "JOURNEYMAN__SOURCE__CI__CLIENT_ID", value: "tester" },
+            Variable { name: "JOURNEYMAN__SOURCE__CI__CLIENT_ID", value: CLIENT_ID },
             Variable { name: "JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN_FILE", value: "env:TEST_TOKEN" },
             Variable { name: "TEST_TOKEN", value: TOKEN },
         ];

@@ -8,6 +8,9 @@
 
 mod commands;
 mod controller;
+#[path = "../support/gremlin.rs"]
+#[allow(dead_code, clippy::expect_used, reason = "shared with tests")]
+mod gremlin;
 mod lapin_alone;
 mod machine;
 #[path = "../host/metadata_service.rs"]
@@ -17,11 +20,15 @@ mod no_op_worker;
 mod process_trees;
 mod programs;
 mod requests;
+#[path = "../support/task_queue.rs"]
+#[allow(dead_code, clippy::expect_used, reason = "shared with tests")]
+mod task_queue;
 mod tasks;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use journeyman::source::taskcluster::formats::new_task_id;
 use machine::{Row, load, print};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -48,7 +55,7 @@ impl Lab {
 
     /// A new folder.
     pub(crate) fn fresh(&self, name: &str) -> Outcome<PathBuf> {
-        let path = self.path().join(format!("{name}-{}", programs::task_id()));
+        let path = self.path().join(format!("{name}-{}", new_task_id()));
         std::fs::create_dir_all(&path)?;
         Ok(path)
     }

@@ -20,7 +20,8 @@ use tokio::sync::watch;
 use crate::Outcome;
 use crate::lapin_alone::{Pace, broker, print_line, stdin};
 use crate::machine::now;
-use crate::programs::{QUEUE, api_config};
+use crate::programs::QUEUE;
+use crate::task_queue::api_config;
 
 pub(crate) const FLAG: &str = "--no-op-worker";
 
@@ -109,7 +110,7 @@ pub(crate) async fn run(role: &str) -> Outcome<()> {
     let (source, handler): (Arc<dyn Source>, Arc<dyn DynHandler>) = match from {
         From::Taskcluster { root_url } => {
             let source = Taskcluster::new(TaskclusterConfig {
-                api: api_config(&root_url)?,
+                api: api_config(&root_url),
                 dialect: Dialect::ClaimWork,
                 task_queue: QUEUE.to_owned(),
                 worker_group: "bench".to_owned(),

@@ -5,26 +5,23 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use base64::Engine as _;
-use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::TaskId;
-use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
-use serde_json::{Value, json};
+use journeyman::source::taskcluster::Api;
+use journeyman::source::taskcluster::formats::new_task_id;
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::machine::{Usage, now};
+use crate::task_queue::{CLIENT_ID, TOKEN, api, definition};
 use crate::{Lab, Outcome};
 
 /// The longest that anything may take before the run is given up.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 /// The task queue of every measurement.
 pub(crate) const QUEUE: &str = "bench/tasks";
-pub(crate) const CLIENT_ID: &str = "bench";
-/// No secret: the queue lives as long as the run.
-pub(crate) const ACCESS_TOKEN: &str = "bench-token";
 /// How many calls are in flight at once.
 const CALLS_MAX: usize = 64;
 
@@ -49,7 +46,7 @@ impl Program {
     pub(crate) fn start(lab: &Lab, command: &str, config: &str, env: &[(&str, &str)]) -> Outcome<Self> {
         let home = lab.fresh(command)?;
         let token = home.join("token");
-        std::fs::write(&token, ACCESS_TOKEN)?;
+        std::fs::write(&token, TOKEN)?;
         std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
         let file = home.join("journeyman.toml");
         std::fs::write(&file, config.replace("@HOME@", &home.display().to_string()))?;
@@ -71,7 +68,7 @@ impl Program {
         for (number, queue) in queues.iter().enumerate() {
             config.push_str(&format!(
                 "[source.q{number}]\nkind = \"taskcluster\"\ndialect = \"{dialect}\"\nroot_url = \"{root_url}\"\n\
-                 task_queue = \"{queue}\"\nclient_id = \"bench\"\naccess_token_file = \"@HOME@/token\"\n"
+                 task_queue = \"{queue}\"\nclient_id = \"{CLIENT_ID}\"\naccess_token_file = \"@HOME@/token\"\n"
             ));
         }
         Self::start(lab, "worker", &config, &[])
@@ -170,25 +167,28 @@ impl Queue {
     pub(crate) async fn start(lab: &Lab, claim_timeout: &str) -> Outcome<Self> {
         let config = format!(
             "[queue]\ndb = \"@HOME@/queue.db\"\nlisten = \"127.0.0.1:0\"\nclaim_timeout = \"{claim_timeout}\"\n\
-             [queue.clients.bench]\naccess_token_file = \"@HOME@/token\"\nscopes = [\"*\"]\n"
+             [queue.clients.{CLIENT_ID}]\naccess_token_file = \"@HOME@/token\"\nscopes = [\"*\"]\n"
         );
         let program = Program::start(lab, "queue", &config, &[])?;
         let line = program.logged("http://").await?;
         let url = line.split_once("http://").map(|(_, rest)| rest).unwrap_or_default();
         let address: String = url.chars().take_while(|c| c.is_ascii_digit() || ".:".contains(*c)).collect();
         let root_url = format!("http://{address}");
-        Ok(Self { program, api: api(&root_url)?, root_url })
+        Ok(Self { program, api: api(&root_url), root_url })
     }
 
     pub(crate) async fn create_one(&self, payload: &Value) -> Outcome<TaskId> {
-        let task = task_id();
-        self.api.create_task(&task, definition(payload)).await?;
+        let task = new_task_id();
+        self.api.create_task(&task, definition(QUEUE, payload)).await?;
         Ok(task)
     }
 
     pub(crate) async fn create(&self, count: usize, payload: &Value) -> Outcome<Vec<TaskId>> {
-        let ids: Vec<TaskId> = (0..count).map(|_| task_id()).collect();
-        self.for_each(&ids, async |api, task| Ok(api.create_task(&task, definition(payload)).await.map(drop)?)).await?;
+        let ids: Vec<TaskId> = (0..count).map(|_| new_task_id()).collect();
+        self.for_each(&ids, async |api, task| {
+            Ok(api.create_task(&task, definition(QUEUE, payload)).await.map(drop)?)
+        })
+        .await?;
         Ok(ids)
     }
 
@@ -232,44 +232,6 @@ impl Queue {
         }
         Ok(())
     }
-}
-
-pub(crate) fn api_config(root_url: &str) -> Outcome<ApiConfig> {
-    Ok(ApiConfig {
-        root_url: root_url.to_owned(),
-        credentials: Some(Credentials::new(CLIENT_ID, ACCESS_TOKEN.to_owned().into(), None)?),
-        allow_hosts: Vec::new(),
-        timeouts: Timeouts::default(),
-    })
-}
-
-fn api(root_url: &str) -> Outcome<Api> {
-    Ok(Api::new(api_config(root_url)?)?)
-}
-
-fn definition(payload: &Value) -> Value {
-    let at = |hours| (Timestamp::now() + SignedDuration::from_hours(hours)).to_string();
-    json!({
-        "taskQueueId": QUEUE,
-        "created": at(0),
-        "deadline": at(1),
-        "expires": at(2),
-        "payload": payload,
-        "metadata": {
-            "name": "bench",
-            "description": "a task of tests/bench",
-            "owner": "bench@example.com",
-            "source": "https://example.com/",
-        },
-    })
-}
-
-/// A random task id.
-pub(crate) fn task_id() -> TaskId {
-    let mut bytes = *uuid::Uuid::new_v4().as_bytes();
-    bytes[0] &= 0x7f;
-    let text = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
-    TaskId::parse(&text).unwrap_or_else(|| unreachable!("22 characters of base64 are a task id"))
 }
 
 /// A RabbitMQ of the run's own, or the one that the environment names.

@@ -11,32 +11,20 @@ use journeyman::amqp::lapin::options::{
 };
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
+use journeyman::source::taskcluster::formats::new_task_id;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::lapin_alone::{self, LapinLoop, REPLY_TO, next};
 use crate::machine::{Row, Spans, now};
 use crate::no_op_worker::{self, From, NoOpWorker, Payload};
-use crate::programs::{Broker, Role, TIMEOUT, join_all, task_id, until};
+use crate::programs::{Broker, Role, TIMEOUT, join_all, until};
 use crate::{Lab, Outcome};
 
 /// How many messages are published without waiting for each.
 const WINDOW: usize = 500;
 /// How often worker and loop take turns.
 const ROUNDS: usize = 3;
-
-/// Replies that never came, and that came more than once.
-#[derive(Debug, Clone, Copy, Default)]
-struct Replies {
-    lost: usize,
-    twice: usize,
-}
-
-impl std::fmt::Display for Replies {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "{} lost, {} answered twice", self.lost, self.twice)
-    }
-}
 
 #[derive(Debug, Clone, Copy)]
 enum Who {
@@ -107,7 +95,7 @@ impl Lab {
 
     async fn no_op_requests(&self, broker: &Broker, queue_type: &str, prefetch: u16) -> Outcome<[Row; 2]> {
         let count = if prefetch == 1 { self.pick(4_000, 50) } else { self.pick(20_000, 300) };
-        let (mut lapin, mut worker, mut replies) = (Vec::new(), Vec::new(), Replies::default());
+        let (mut lapin, mut worker, mut twice) = (Vec::new(), Vec::new(), 0);
         for _ in 0..self.pick(ROUNDS, 1) {
             for (who, rates) in [(Who::Lapin, &mut lapin), (Who::Worker, &mut worker)] {
                 let queues = Queues::declare(broker, queue_type).await?;
@@ -115,14 +103,13 @@ impl Lab {
                 let mut role = self.server(who, broker, &queues, prefetch, count, None)?;
                 rates.push(Rate::of(&mut role).await?);
                 role.stop().await?;
-                let collected = queues.collect(count).await?;
-                replies.twice += collected.twice;
+                twice += queues.collect(count).await?;
             }
         }
         let (lapin, worker) = (Rate::median(&lapin), Rate::median(&worker));
         Ok([
             Row {
-                figure: format!("no-op requests, {queue_type}, prefetch {prefetch}; {replies}"),
+                figure: format!("no-op requests, {queue_type}, prefetch {prefetch}; 0 lost, {twice} answered twice"),
                 reached: format!("{:.0} /s, {:.0} %", worker.per_second, worker.per_second * 100.0 / lapin.per_second),
                 aim: "≥ 90 %",
                 limit: format!("{:.0} /s by lapin alone, each confirmed", lapin.per_second),
@@ -139,21 +126,24 @@ impl Lab {
     /// One request after the other, replied to straight to the client's channel.
     async fn round_trips(&self, broker: &Broker) -> Outcome<Row> {
         let count = self.pick(1_000, 50);
-        let (mut lapin, mut worker, mut replies) = (Vec::new(), Vec::new(), Replies::default());
+        let (mut lapin, mut worker, mut twice) = (Vec::new(), Vec::new(), 0);
         for _ in 0..self.pick(ROUNDS, 1) {
             for (who, spans) in [(Who::Lapin, &mut lapin), (Who::Worker, &mut worker)] {
                 let queues = Queues::declare(broker, "classic").await?;
                 let exchange = queues.activity_exchange().await?;
                 let mut role = self.server(who, broker, &queues, 4, 0, Some(exchange))?;
                 role.line("working").await?;
-                replies.twice += queues.round_trips(count, spans).await?;
+                twice += queues.round_trips(count, spans).await?;
                 role.stop().await?;
                 queues.collect(0).await?;
             }
         }
         let (lapin, worker) = (Spans::new(lapin), Spans::new(worker));
         Ok(Row {
-            figure: format!("round trip of a request, activity reported: p50 and p99 of {}; {replies}", worker.len()),
+            figure: format!(
+                "round trip of a request, activity reported: p50 and p99 of {}; 0 lost, {twice} answered twice",
+                worker.len()
+            ),
             reached: format!("{}, {}", worker.pair(50, 99), worker.percent_above(&lapin)),
             aim: "≤ +20 %",
             limit: format!("{} by lapin alone", lapin.pair(50, 99)),
@@ -179,9 +169,11 @@ impl Lab {
         worker.send("release").await?;
         worker.done().await?;
         worker.stop().await?;
-        let replies = queues.collect(count.into()).await?;
+        let twice = queues.collect(count.into()).await?;
         Ok(Row {
-            figure: format!("{count} requests of 512 bytes in flight in one worker: memory, and each; {replies}"),
+            figure: format!(
+                "{count} requests of 512 bytes in flight in one worker: memory, and each; 0 lost, {twice} answered twice"
+            ),
             reached: format!("{:.1} MB, {:.1} KiB", held.megabytes(), held.kib_above(before, count.into())),
             aim: "",
             limit: format!("{:.1} MB before", before.megabytes()),
@@ -202,7 +194,7 @@ impl Queues {
         let connection = Connection::connect(&broker.uri, ConnectionProperties::default()).await?;
         let channel = connection.create_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
-        let (requests, replies) = (format!("bench-{}", task_id()), format!("replies-{}", task_id()));
+        let (requests, replies) = (format!("bench-{}", new_task_id()), format!("replies-{}", new_task_id()));
         let options = QueueDeclareOptions { durable: queue_type == "quorum", ..QueueDeclareOptions::default() };
         let arguments = header_table([("x-queue-type", AMQPValue::LongString(queue_type.into()))]);
         channel.queue_declare(requests.as_str().into(), options, arguments).await?;
@@ -212,7 +204,7 @@ impl Queues {
 
     /// An exchange for activity reports without a reader.
     async fn activity_exchange(&self) -> Outcome<String> {
-        let name = format!("activity-{}", task_id());
+        let name = format!("activity-{}", new_task_id());
         let options = ExchangeDeclareOptions { auto_delete: true, ..ExchangeDeclareOptions::default() };
         self.channel
             .exchange_declare(name.as_str().into(), ExchangeKind::Fanout, options, FieldTable::default())
@@ -246,8 +238,8 @@ impl Queues {
         until("a consumer", async || Ok(self.inspect(&self.requests).await?.1 > 0)).await
     }
 
-    /// Reads every reply and deletes the queues. Fails where a reply is missing or a request is left.
-    async fn collect(self, count: usize) -> Outcome<Replies> {
+    /// Reads every reply and deletes the queues. Fails if a reply is missing. Returns how many came twice.
+    async fn collect(self, count: usize) -> Outcome<usize> {
         // A quorum queue counts an acknowledged request for a moment longer.
         until("the end of all requests", async || Ok(self.inspect(&self.requests).await?.0 == 0)).await?;
         let (waiting, _) = self.inspect(&self.replies).await?;
@@ -267,7 +259,7 @@ impl Queues {
         if lost > 0 {
             return Err(format!("{lost} of {count} requests were never answered").into());
         }
-        Ok(Replies { lost, twice: seen.values().map(|times| times - 1).sum() })
+        Ok(seen.values().map(|times| times - 1).sum())
     }
 
     /// Sends so many requests, each after the reply to the one before. Returns how many were answered twice.

@@ -3,7 +3,8 @@
 use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin, WatchHealth};
 
-use crate::metadata_service::{Cloud as Service, FAULTS, Fault, Metadata};
+use crate::gremlin::Act;
+use crate::metadata_service::{Cloud as Service, Metadata, faults, server_error};
 use crate::notice_watch::{Watched, assert_about};
 
 const EC2: MetadataProvider = MetadataProvider::Aws;
@@ -97,8 +98,8 @@ async fn no_fault_of_the_service_is_a_notice_or_stops_the_watch() {
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());
     service.wait_for_requests(ACTION, 1).await;
-    service.change(|state| state.faults.extend(FAULTS));
-    service.wait_for_requests(ACTION, FAULTS.len() + 2).await;
+    service.change(|state| state.faults.extend(faults()));
+    service.wait_for_requests(ACTION, faults().len() + 2).await;
     watched.assert_no_more_notices();
     assert!(!service.requests().iter().any(|line| line.contains("elsewhere")), "no redirect is followed");
     let time = service.in_seconds(120);
@@ -109,7 +110,7 @@ async fn no_fault_of_the_service_is_a_notice_or_stops_the_watch() {
 #[tokio::test]
 async fn a_watch_is_not_healthy_before_the_first_answer() {
     let service = Metadata::start(Service::Ec2).await;
-    service.change(|state| state.faults.push_back(Fault::Silence));
+    service.change(|state| state.faults.push_back(Act::Silence));
     let mut watched = Watched::cloud(EC2, service.url());
     watched.wait_for_status(|status| status.health == WatchHealth::Unknown).await;
     watched.wait_for_status(|status| status.health == WatchHealth::Healthy).await;
@@ -123,7 +124,7 @@ async fn a_watch_is_failing_while_the_service_does_not_answer() {
     let seen = watched.wait_for_status(|status| status.health == WatchHealth::Healthy).await;
     assert_eq!(seen.origin, NoticeOrigin::Aws);
     service.wait_for_requests(ACTION, 2).await;
-    service.change(|state| state.faults.extend([Fault::ServerError; 10_000]));
+    service.change(|state| state.faults.extend(vec![server_error(); 10_000]));
     let seen = watched.wait_for_status(|status| matches!(status.health, WatchHealth::Failing(_))).await;
     assert!(matches!(seen.health, WatchHealth::Failing(trouble) if trouble.contains("500")));
     service.change(|state| state.faults.clear());

@@ -6,7 +6,7 @@ use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin, WatchHealth};
 use serde_json::{Value, json};
 
-use crate::metadata_service::{Cloud as Service, FAULTS, Metadata};
+use crate::metadata_service::{Cloud as Service, Metadata, faults};
 use crate::notice_watch::{Watched, assert_about};
 
 const AZURE: MetadataProvider = MetadataProvider::Azure;
@@ -119,11 +119,11 @@ async fn the_first_list_may_be_slow() {
 #[tokio::test]
 async fn no_fault_of_the_service_is_a_notice_or_stops_the_watch() {
     let service = Metadata::start(Service::Azure).await;
-    service.change(|state| state.faults.extend(FAULTS));
+    service.change(|state| state.faults.extend(faults()));
     let mut watched = Watched::cloud(AZURE, service.url());
     service.wait_for_requests(LISTS, 1).await;
-    service.change(|state| state.faults.extend(FAULTS));
-    service.wait_for_requests(LISTS, FAULTS.len() + 1).await;
+    service.change(|state| state.faults.extend(faults()));
+    service.wait_for_requests(LISTS, faults().len() + 1).await;
     watched.assert_no_more_notices();
     let time = documented(&service, 40);
     service.change(|state| state.events = json!([event("Preempt", &["vmss_7"], "Scheduled", &time)]).to_string());

@@ -3,7 +3,7 @@
 use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
 
-use crate::metadata_service::{Cloud as Service, FAULTS, Metadata};
+use crate::metadata_service::{Cloud as Service, Metadata, RESET, faults};
 use crate::notice_watch::{Watched, assert_about};
 
 const GOOGLE: MetadataProvider = MetadataProvider::Gcp;
@@ -36,12 +36,12 @@ async fn a_preemption_before_the_first_poll_means_at_once() {
 #[tokio::test]
 async fn a_preemption_while_the_connection_broke_is_not_missed() {
     let service = Metadata::start(Service::Google).await;
-    service.change(|state| state.faults.extend([crate::metadata_service::Fault::Reset; 4]));
+    service.change(|state| state.faults.extend(vec![RESET; 4]));
     let mut watched = Watched::cloud(GOOGLE, service.url());
     service.wait_for_requests(WAITS, 1).await;
     service.change(|state| {
         state.preempted = "TRUE";
-        state.faults.extend([crate::metadata_service::Fault::Reset; 2]);
+        state.faults.extend(vec![RESET; 2]);
     });
     let left = watched.next_in_seconds().await;
     assert!(left > 5.0 && left <= 30.0, "{left}");
@@ -77,9 +77,9 @@ async fn a_reply_without_googles_header_is_ignored() {
 #[tokio::test]
 async fn no_fault_of_the_service_is_a_notice_or_stops_the_watch() {
     let service = Metadata::start(Service::Google).await;
-    service.change(|state| state.faults.extend(FAULTS));
+    service.change(|state| state.faults.extend(faults()));
     let mut watched = Watched::cloud(GOOGLE, service.url());
-    service.wait_for_requests("instance/", FAULTS.len()).await;
+    service.wait_for_requests("instance/", faults().len()).await;
     service.wait_for_requests(WAITS, 1).await;
     watched.assert_no_more_notices();
     service.change(|state| state.preempted = "TRUE");

@@ -6,23 +6,21 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::TaskId;
-use journeyman::queue::{self, Db, RegisteredClient};
-use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 
 use crate::metadata_service::{Cloud, Metadata, STEP_TIMEOUT};
+use crate::task_queue::{CLIENT_ID, TOKEN, TaskQueue, shell};
 
 const TASK_QUEUE: &str = "test/spot";
-const TOKEN: &str = "a-token-for-tests";
 /// Exits only in its second run.
 const ENDLESS: &str = ": >\"$UP\"; [ \"$RUN_ID\" = 0 ] && exec sleep 600; exit 0";
 /// The same, and ignores TERM.
 const STUBBORN: &str = "trap '' TERM; : >\"$UP\"; while [ \"$RUN_ID\" = 0 ]; do sleep 1; done; exit 0";
 
 struct Setup {
-    queue: queue::RunningQueue,
+    queue: TaskQueue,
     folder: tempfile::TempDir,
 }
 
@@ -35,39 +33,14 @@ struct Run {
 impl Setup {
     async fn start(long_poll: Duration) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut settings = queue::Config::new(Db::Memory, folder.path().join("artifacts"));
-        settings.long_poll = long_poll;
-        settings.clients = vec![RegisteredClient {
-            client_id: "tester".into(),
-            access_token: TOKEN.to_owned().into(),
-            scopes: vec!["*".into()],
-        }];
-        Self { queue: queue::start(settings).await.expect("the queue starts"), folder }
-    }
-
-    fn api(&self) -> Api {
-        Api::new(ApiConfig {
-            root_url: self.queue.root_url().to_owned(),
-            credentials: Some(Credentials::new("tester", TOKEN.to_owned().into(), None).expect("credentials")),
-            allow_hosts: Vec::new(),
-            timeouts: Timeouts::default(),
-        })
-        .expect("usable settings")
+        let queue = TaskQueue::start(folder.path(), |config| config.long_poll = long_poll).await;
+        Self { queue, folder }
     }
 
     /// The script creates the file `$UP` when it runs.
-    async fn create(&self, number: u32, script: &str) -> TaskId {
-        let task = TaskId::parse(&format!("task{number:04}QACAAAAAAAAAAA")).expect("a task id");
-        let script = format!("UP='{}'; {script}", self.up(&task).display());
-        let now = Timestamp::now();
-        let definition = json!({
-            "taskQueueId": TASK_QUEUE, "created": now.to_string(),
-            "deadline": (now + SignedDuration::from_hours(1)).to_string(),
-            "payload": { "command": [["/bin/sh", "-c", script]], "maxRunTime": 900 },
-            "metadata": {"name": "spot", "description": "d", "owner": "o@example.com", "source": "https://example.com"},
-        });
-        self.api().create_task(&task, definition).await.expect("created");
-        task
+    async fn create(&self, script: &str) -> TaskId {
+        let up = format!("UP='{}'/$TASK_ID.up; {script}", self.folder.path().display());
+        self.queue.create(TASK_QUEUE, shell(&up)).await
     }
 
     fn up(&self, task: &TaskId) -> PathBuf {
@@ -93,7 +66,7 @@ impl Setup {
     }
 
     async fn runs(&self, task: &TaskId) -> Vec<Run> {
-        let status = self.api().task_status(task).await.expect("a status");
+        let status = self.queue.api.task_status(task).await.expect("a status");
         let text = |run: &Value, key: &str| run.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let runs = status["runs"].as_array().expect("runs");
         let run = |run: &Value| Run {
@@ -110,8 +83,8 @@ impl Setup {
         let config = format!(
             "[host]\n{host}\n[worker]\nid = \"{id}\"\ncapacity = 8\nwork_dir = \"work\"\ntermination_grace = \"1s\"\n\
              [source.ci]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"{TASK_QUEUE}\"\n\
-             client_id = \"tester\"\naccess_token_file = \"token\"\n",
-            self.queue.root_url()
+             client_id = \"{CLIENT_ID}\"\naccess_token_file = \"token\"\n",
+            self.queue.service.root_url()
         );
         std::fs::write(home.join("journeyman.toml"), config).expect("it can be written");
         std::fs::write(home.join("token"), TOKEN).expect("it can be written");
@@ -205,8 +178,8 @@ impl Worker {
 async fn releases_in_time(provider: &str, host: &str, notice: impl AsyncFnOnce(&mut Worker) -> Timestamp) {
     let setup = Setup::start(Duration::from_secs(2)).await;
     let mut tasks = Vec::new();
-    for (number, script) in (0..).zip([ENDLESS, ENDLESS, STUBBORN, STUBBORN]) {
-        tasks.push(setup.create(number, script).await);
+    for script in [ENDLESS, ENDLESS, STUBBORN, STUBBORN] {
+        tasks.push(setup.create(script).await);
     }
     let mut worker = setup.worker("first", host);
     worker.runs(tasks.len()).await;
@@ -327,7 +300,7 @@ impl FileSetup {
 async fn a_task_that_can_finish_before_the_deadline_does_and_the_worker_exits_early() {
     let host = FileSetup::start(Duration::from_secs(1), "termination_margin = \"15s\"").await;
     let gate = host.setup.gate().await;
-    let task = host.setup.create(1, &gate.script()).await;
+    let task = host.setup.create(&gate.script()).await;
     let mut worker = host.setup.worker("first", &host.host);
     worker.runs(1).await;
     host.setup.wait_started(&task).await;
@@ -343,7 +316,7 @@ async fn a_task_that_can_finish_before_the_deadline_does_and_the_worker_exits_ea
 #[tokio::test]
 async fn tasks_are_released_at_the_notice_if_configured() {
     let host = FileSetup::start(Duration::from_secs(1), "on_termination_notice = \"release\"").await;
-    let task = host.setup.create(1, ENDLESS).await;
+    let task = host.setup.create(ENDLESS).await;
     let mut worker = host.setup.worker("first", &host.host);
     worker.runs(1).await;
     host.setup.wait_started(&task).await;
@@ -355,7 +328,7 @@ async fn tasks_are_released_at_the_notice_if_configured() {
 #[tokio::test]
 async fn a_termination_file_without_a_time_means_at_once_and_is_logged() {
     let host = FileSetup::start(Duration::from_secs(1), "").await;
-    let task = host.setup.create(1, ENDLESS).await;
+    let task = host.setup.create(ENDLESS).await;
     let mut worker = host.setup.worker("first", &host.host);
     worker.runs(1).await;
     host.setup.wait_started(&task).await;
@@ -376,13 +349,13 @@ async fn a_termination_file_without_a_time_means_at_once_and_is_logged() {
 #[tokio::test]
 async fn a_claim_of_the_open_poll_after_the_notice_is_released() {
     let host = FileSetup::start(Duration::from_secs(20), "").await;
-    let running = host.setup.create(1, ENDLESS).await;
+    let running = host.setup.create(ENDLESS).await;
     let mut worker = host.setup.worker("first", &host.host);
     worker.runs(1).await;
     host.setup.wait_started(&running).await;
     let deadline = host.next_in_seconds(20);
     worker.wait_for_log("this host terminates").await;
-    let late = host.setup.create(2, ENDLESS).await;
+    let late = host.setup.create(ENDLESS).await;
     worker.exits_with(12).await;
     for task in [&running, &late] {
         host.setup.assert_released(task, deadline).await;
@@ -402,7 +375,7 @@ async fn a_worker_that_starts_after_the_notice_exits() {
 async fn a_signal_after_the_notice_changes_neither_the_deadline_nor_the_exit_code() {
     let host = FileSetup::start(Duration::from_secs(1), "").await;
     let gate = host.setup.gate().await;
-    let task = host.setup.create(1, &gate.script()).await;
+    let task = host.setup.create(&gate.script()).await;
     let mut worker = host.setup.worker("first", &host.host);
     worker.runs(1).await;
     host.setup.wait_started(&task).await;

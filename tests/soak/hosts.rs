@@ -6,14 +6,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use jiff::{SignedDuration, Timestamp};
 use journeyman::control::client::ControlClient;
-use journeyman::domain::id::TaskId;
-use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-const TOKEN: &str = "soak-test-token";
+use crate::task_queue::{CLIENT_ID, TOKEN};
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_journeyman");
 
 pub struct Folder(tempfile::TempDir);
@@ -67,7 +65,7 @@ impl Queue {
         command.args(["queue", "--db", "queue.db", "--listen", listen, "--log-format", "json"]);
         command.env("JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", "1m");
         command.envs(public_root.map(|root| ("JOURNEYMAN__QUEUE__PUBLIC_ROOT_URL", root)));
-        command.env("JOURNEYMAN__QUEUE__CLIENTS__SOAK__ACCESS_TOKEN_FILE", "env:TEST_TOKEN").env("TEST_TOKEN", TOKEN);
+        command.env("JOURNEYMAN__QUEUE__CLIENTS__TESTER__ACCESS_TOKEN_FILE", "env:TEST_TOKEN").env("TEST_TOKEN", TOKEN);
         let mut child = command.stderr(Stdio::piped()).spawn().expect("the queue starts");
         let mut said = BufReader::new(child.stderr.take().expect("stderr is piped"));
         let mut line = String::new();
@@ -111,7 +109,7 @@ impl Worker {
         let source = |name: &str| {
             format!(
                 "[source.{name}]\nkind = \"taskcluster\"\ndialect = \"{name}\"\nroot_url = \"{root}\"\n\
-                 task_queue = \"soak/{name}\"\nclient_id = \"soak\"\naccess_token_file = \"token\"\n"
+                 task_queue = \"soak/{name}\"\nclient_id = \"{CLIENT_ID}\"\naccess_token_file = \"token\"\n"
             )
         };
         let text = format!(
@@ -159,35 +157,4 @@ pub fn kill(process: i32) {
     if let Some(pid) = Pid::from_raw(process) {
         kill_process(pid, Signal::KILL).unwrap_or_default();
     }
-}
-
-pub fn api(root_url: &str) -> Api {
-    let credentials = Credentials::new("soak", TOKEN.to_owned().into(), None).expect("credentials");
-    Api::new(ApiConfig {
-        root_url: root_url.to_owned(),
-        credentials: Some(credentials),
-        allow_hosts: Vec::new(),
-        timeouts: Timeouts::default(),
-    })
-    .expect("usable settings")
-}
-
-pub fn task_id() -> TaskId {
-    use base64::Engine as _;
-    let mut bytes = *uuid::Uuid::new_v4().as_bytes();
-    // As Taskcluster makes its own: none begins with a hyphen.
-    bytes[0] &= 0x7f;
-    let text = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
-    TaskId::parse(&text).expect("a slug of a UUID")
-}
-
-pub fn definition(protocol: &str, ledger: &Path, script: &str) -> Value {
-    let now = Timestamp::now();
-    let deadline = now.saturating_add(SignedDuration::from_hours(24)).expect("a time");
-    let script = format!("echo $TASK_ID/$RUN_ID >> {}; {script}", ledger.display());
-    json!({
-        "taskQueueId": format!("soak/{protocol}"), "created": now.to_string(), "deadline": deadline.to_string(),
-        "retries": 40, "payload": {"command": [["sh", "-c", script]], "maxRunTime": 300},
-        "metadata": {"name": "n", "description": "d", "owner": "o@example.com", "source": "https://example.com"},
-    })
 }

@@ -14,6 +14,10 @@
     reason = "a test binary has no outside, starts processes, and prints figures"
 )]
 
+#[path = "../support/task_queue.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod task_queue;
+
 mod figures;
 mod hosts;
 mod proxy;
@@ -27,6 +31,7 @@ use journeyman::control::client::ControlClient;
 use journeyman::control::{WorkerCommand, WorkerCommandRequest};
 use journeyman::domain::id::TaskId;
 use journeyman::source::taskcluster::Api;
+use journeyman::source::taskcluster::formats::new_task_id;
 use journeyman::worker::Note;
 use proxy::Proxy;
 use serde_json::Value;
@@ -87,7 +92,7 @@ impl Soak {
         let queue = Queue::start(&folder, &proxy.root());
         proxy.set_target(queue.address);
         let worker = Worker::start(&folder, &proxy.root());
-        let api = hosts::api(&format!("http://{}", queue.address));
+        let api = task_queue::api(&format!("http://{}", queue.address));
         Self {
             folder,
             queue,
@@ -121,8 +126,9 @@ impl Soak {
             Kind::Fails => "exit 3".to_owned(),
             Kind::Sleeps => format!("sleep {seconds}"),
         };
-        let task = hosts::task_id();
-        let definition = hosts::definition(protocol, &self.folder.ledger(), &script);
+        let task = new_task_id();
+        let script = format!("echo $TASK_ID/$RUN_ID >> {}; {script}", self.folder.ledger().display());
+        let definition = task_queue::definition(&format!("soak/{protocol}"), &task_queue::shell(&script));
         // The queue may be down; one that was created all the same is asked after.
         let created = self.api.create_task(&task, definition).await.is_ok();
         if created || self.api.task_status(&task).await.is_ok() {

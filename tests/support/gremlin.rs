@@ -145,43 +145,48 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
         all.push(asked);
         act
     };
-    let count = |bytes: usize| shared.sent.fetch_add(bytes as u64, Ordering::Relaxed);
-    match act {
-        Some(Act::Say(bytes)) => {
-            if stream.write_all(&bytes).await.is_ok() {
-                count(bytes.len());
+    act.unwrap_or(Act::Silence).perform(&mut stream, &shared.sent).await;
+}
+
+impl Act {
+    /// Replies to a request, and counts the bytes.
+    pub(crate) async fn perform(self, stream: &mut TcpStream, sent: &AtomicU64) {
+        let count = |bytes: usize| sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        match self {
+            Self::Say(bytes) => {
+                if stream.write_all(&bytes).await.is_ok() {
+                    count(bytes.len());
+                }
+                stream.shutdown().await.ok();
             }
-            stream.shutdown().await.ok();
-        }
-        Some(Act::SayAndReset(bytes)) => {
-            stream.write_all(&bytes).await.ok();
-            stream.set_zero_linger().ok();
-        }
-        Some(Act::SayAndDrip(bytes)) => {
-            let mut pace = tokio::time::interval(Duration::from_millis(5));
-            let mut alive = stream.write_all(&bytes).await.is_ok();
-            while alive {
-                pace.tick().await;
-                alive = stream.write_all(b" ").await.is_ok();
+            Self::SayAndReset(bytes) => {
+                stream.write_all(&bytes).await.ok();
+                stream.set_zero_linger().ok();
             }
-        }
-        Some(Act::SayAndFlood(bytes)) => {
-            let flood = vec![b' '; 64 << 10];
-            let mut alive = stream.write_all(&bytes).await.is_ok();
-            while alive {
-                alive = stream.write_all(&flood).await.is_ok();
-                count(flood.len());
+            Self::SayAndDrip(bytes) => {
+                let mut pace = tokio::time::interval(Duration::from_millis(5));
+                let mut alive = stream.write_all(&bytes).await.is_ok();
+                while alive {
+                    pace.tick().await;
+                    alive = stream.write_all(b" ").await.is_ok();
+                }
             }
-        }
-        Some(Act::Silence) | None => {
-            let mut rest = [0; 1];
-            // Ends when the client gives up.
-            stream.read_exact(&mut rest).await.ok();
+            Self::SayAndFlood(bytes) => {
+                let flood = vec![b' '; 64 << 10];
+                let mut alive = stream.write_all(&bytes).await.is_ok();
+                while alive {
+                    alive = stream.write_all(&flood).await.is_ok();
+                    count(flood.len());
+                }
+            }
+            // Until the client closes the connection.
+            Self::Silence => drop(stream.read_exact(&mut [0]).await),
         }
     }
 }
 
-async fn read(stream: &mut TcpStream) -> Option<Asked> {
+/// Reads one request.
+pub(crate) async fn read(stream: &mut TcpStream) -> Option<Asked> {
     let mut bytes = Vec::new();
     let mut byte = [0; 1];
     while !bytes.ends_with(b"\r\n\r\n") {

@@ -10,6 +10,7 @@ use journeyman::source::taskcluster::formats::{format_time, new_task_id};
 use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
 use serde_json::{Value, json};
 
+pub(crate) const CLIENT_ID: &str = "tester";
 pub(crate) const TOKEN: &str = "secret-token";
 
 pub(crate) struct TaskQueue {
@@ -25,30 +26,47 @@ pub(crate) fn client(id: &str, scopes: &[&str]) -> RegisteredClient {
     }
 }
 
+pub(crate) fn api_config(root_url: &str) -> ApiConfig {
+    ApiConfig {
+        root_url: root_url.to_owned(),
+        credentials: Some(Credentials::new(CLIENT_ID, TOKEN.to_owned().into(), None).expect("credentials")),
+        allow_hosts: Vec::new(),
+        timeouts: Timeouts::default(),
+    }
+}
+
+pub(crate) fn api(root_url: &str) -> Api {
+    Api::new(api_config(root_url)).expect("usable settings")
+}
+
+pub(crate) fn definition(task_queue: &str, payload: &Value) -> Value {
+    let now = Timestamp::now();
+    json!({
+        "taskQueueId": task_queue, "created": format_time(now), "payload": payload, "retries": 40,
+        "deadline": format_time(now + SignedDuration::from_hours(24)),
+        "metadata": {"name": "n", "description": "d", "owner": "o@example.com", "source": "https://example.com"},
+    })
+}
+
+/// The payload of a shell script.
+pub(crate) fn shell(script: &str) -> Value {
+    json!({"command": [["/bin/sh", "-c", script]], "maxRunTime": 900})
+}
+
 impl TaskQueue {
     pub(crate) async fn start(folder: &Path, change: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config::new(Db::Memory, folder.join("artifacts"));
         config.long_poll = Duration::from_millis(500);
-        config.clients = vec![client("tester", &["*"])];
+        config.clients = vec![client(CLIENT_ID, &["*"])];
         change(&mut config);
         let service = queue::start(config).await.expect("the queue starts");
-        let api = Api::new(ApiConfig {
-            root_url: service.root_url().to_owned(),
-            credentials: Some(Credentials::new("tester", TOKEN.to_owned().into(), None).expect("credentials")),
-            allow_hosts: Vec::new(),
-            timeouts: Timeouts::default(),
-        });
-        Self { service, api: api.expect("usable settings") }
+        let api = api(service.root_url());
+        Self { service, api }
     }
 
     pub(crate) async fn create(&self, task_queue: &str, payload: Value) -> TaskId {
-        let (task, now) = (new_task_id(), Timestamp::now());
-        let definition = json!({
-            "taskQueueId": task_queue, "created": format_time(now), "payload": payload,
-            "deadline": format_time(now + SignedDuration::from_hours(1)),
-            "metadata": {"name": "n", "description": "d", "owner": "o@example.com", "source": "https://example.com"},
-        });
-        self.api.create_task(&task, definition).await.expect("created");
+        let task = new_task_id();
+        self.api.create_task(&task, definition(task_queue, &payload)).await.expect("created");
         task
     }
 }
