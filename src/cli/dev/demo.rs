@@ -82,7 +82,7 @@ pub(super) async fn run(
             return Err(Failure::new(Exit::Failed, "stopped before the first task ran"));
         }
     }
-    let worker = worker_setup::build_worker(&dev.config, environment)?;
+    let worker = worker_setup::build_worker(&dev.config, environment)?.worker;
     let control = worker.control();
     let mut worker = pin!(worker::run_until_exit(worker, signals.apply_to(control.clone())));
     let ended = tokio::select! {
@@ -191,7 +191,7 @@ impl Demo {
     async fn check_expectation(&self, task: &DemoTask, status: &TaskStatus) -> Result<Option<String>, Failure> {
         let run = Run { task: task.id.clone(), run: status.runs.last().map_or(0, |run| run.number) };
         let (met, wrong) = match task.expectation {
-            Expectation::None | Expectation::Canceled => return Ok(None),
+            Expectation::Nothing | Expectation::Canceled => return Ok(None),
             Expectation::Reclaimed => (was_extended(status), "claim was never extended".to_owned()),
             Expectation::Artifacts(names) => {
                 let found = self.api.artifacts(&run, None).await.map_err(call_failure)?.entries;

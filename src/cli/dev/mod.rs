@@ -137,7 +137,7 @@ async fn run_unless_failed<E: std::error::Error>(
 
 async fn serve(dev: DevSession, signals: ExitSignals, environment: &Environment) -> ExitResult {
     harden_process();
-    let worker = worker_setup::build_worker(&dev.config, environment)?;
+    let worker = worker_setup::build_worker(&dev.config, environment)?.worker;
     close_inherited_fds_on_exec();
     let control = worker.control();
     let background = async {

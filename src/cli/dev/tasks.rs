@@ -22,6 +22,8 @@ echo "hello $whom"
 printf '{"type":"result","name":"public/greeting.json","value":{"hello":"%s"}}\n' "$whom" >&3
 "#;
 
+const GREETING: &str = "public/greeting.json";
+
 pub(super) const EXTENDED: &str = "its claim was extended";
 
 #[derive(Debug, Clone)]
@@ -51,7 +53,7 @@ pub(super) enum CheckResult {
 /// A further check of a resolved task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expectation {
-    None,
+    Nothing,
     Artifacts(&'static [&'static str]),
     LogContains(&'static str),
     LogTruncated,
@@ -64,119 +66,65 @@ pub(super) enum Expectation {
 
 /// In order of creation. The long task waits for the file `reclaimed`.
 pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
+    use Expectation::{Artifacts, Canceled, LogContains, LogTruncated, Nothing, Reclaimed, StartedBefore};
     // One second more, so that the table shows the new lease.
     let until_reclaimed = "until [ -e \"$0\" ]; do sleep 0.1; done; sleep 1";
-    vec![
-        DemoTask {
-            priority: "lowest",
-            ..task("patient", "lowest priority, created first", shell("echo last"), "completed", Expectation::None)
-        },
-        task(
-            "hello",
-            "a command that succeeds",
-            command(&[&["/bin/echo", "hello"]]),
-            "completed",
-            Expectation::LogContains("hello"),
-        ),
-        task(
-            "fails",
-            "a command with exit status 3",
-            shell("echo no; exit 3"),
-            "failed",
-            Expectation::LogContains("3"),
-        ),
-        task(
-            "malformed",
-            "a payload that breaks the schema",
-            json!({ "command": "echo hello", "maxRunTime": 60 }),
-            "malformed-payload",
-            Expectation::LogContains("command"),
-        ),
-        DemoTask {
-            runs: 2,
-            ..task(
-                "flaky",
-                "exit status 75 asks for a retry",
-                json!({
-                    "command": [["/bin/sh", "-c", "echo run $RUN_ID; [ \"$RUN_ID\" -gt 0 ] || exit 75"]],
-                    "maxRunTime": 60,
-                    "onExitStatus": { "retry": [75] },
-                }),
-                "completed",
-                Expectation::None,
-            )
-        },
-        task(
-            "artifacts",
-            "uploads a file and a directory",
-            json!({
-                "command": [["/bin/sh", "-c", "echo built > a.txt; mkdir -p out/deep; echo 1 > out/one; echo 2 > out/deep/two"]],
-                "maxRunTime": 60,
-                "artifacts": [
-                    { "type": "file", "name": "public/a.txt", "path": "a.txt" },
-                    { "type": "directory", "name": "public/out", "path": "out" },
-                ],
-            }),
-            "completed",
-            Expectation::Artifacts(&["public/a.txt", "public/out/one", "public/out/deep/two"]),
-        ),
-        task(
-            "long",
-            "runs until its claim is extended",
-            command(&[&["/bin/sh", "-c", until_reclaimed, &reclaimed.to_string_lossy()]]),
-            "completed",
-            Expectation::Reclaimed,
-        ),
-        task(
-            "too-long",
-            "runs past its maxRunTime of 2 s",
-            json!({ "command": [["/bin/sleep", "300"]], "maxRunTime": 2 }),
-            "failed",
-            Expectation::LogContains("maxRunTime"),
-        ),
-        task("canceled", "canceled while it runs", shell("sleep 300"), "canceled", Expectation::Canceled),
+    let long = command(&[&["/bin/sh", "-c", until_reclaimed, &reclaimed.to_string_lossy()]]);
+    let malformed = json!({ "command": "echo hello", "maxRunTime": 60 });
+    let flaky = json!({
+        "command": [["/bin/sh", "-c", "echo run $RUN_ID; [ \"$RUN_ID\" -gt 0 ] || exit 75"]],
+        "maxRunTime": 60,
+        "onExitStatus": { "retry": [75] },
+    });
+    let artifacts = json!({
+        "command": [["/bin/sh", "-c", "echo built > a.txt; mkdir -p out/deep; echo 1 > out/one; echo 2 > out/deep/two"]],
+        "maxRunTime": 60,
+        "artifacts": [
+            { "type": "file", "name": "public/a.txt", "path": "a.txt" },
+            { "type": "directory", "name": "public/out", "path": "out" },
+        ],
+    });
+    let uploaded: &[&str] = &["public/a.txt", "public/out/one", "public/out/deep/two"];
+    let too_long = json!({ "command": [["/bin/sleep", "300"]], "maxRunTime": 2 });
+    let big_log = "yes 'one more line of a long log' | head -c 8000000; echo the end";
+    let mut tasks = vec![
+        task("patient", "lowest priority, created first", shell("echo last"), "completed", Nothing),
+        task("hello", "a command that succeeds", shell("echo hello"), "completed", LogContains("hello")),
+        task("fails", "a command with exit status 3", shell("echo no; exit 3"), "failed", LogContains("3")),
+        task("malformed", "a payload that breaks the schema", malformed, "malformed-payload", LogContains("command")),
+        task("flaky", "exit status 75 asks for a retry", flaky, "completed", Nothing),
+        task("artifacts", "uploads a file and a directory", artifacts, "completed", Artifacts(uploaded)),
+        task("long", "runs until its claim is extended", long, "completed", Reclaimed),
+        task("too-long", "runs past its maxRunTime of 2 s", too_long, "failed", LogContains("maxRunTime")),
+        task("canceled", "canceled while it runs", shell("sleep 300"), "canceled", Canceled),
         task(
             "orphan",
             "leaves a child in the background",
             shell("sleep 300 & echo done"),
             "completed",
-            Expectation::LogContains("done"),
+            LogContains("done"),
         ),
-        task(
-            "big-log",
-            "8 MB of log, head and tail kept",
-            shell("yes 'one more line of a long log' | head -c 8000000; echo the end"),
-            "completed",
-            Expectation::LogTruncated,
-        ),
+        task("big-log", "8 MB of log, head and tail kept", shell(big_log), "completed", LogTruncated),
         task(
             "two-steps",
             "the second of two commands fails",
             command(&[&["/bin/true"], &["/bin/false"]]),
             "failed",
-            Expectation::None,
+            Nothing,
         ),
-        DemoTask {
-            handler: GREET,
-            ..task(
-                "program",
-                "a handler written in shell",
-                json!({ "whom": "world" }),
-                "completed",
-                Expectation::Artifacts(&["public/greeting.json"]),
-            )
-        },
-        DemoTask {
-            priority: "highest",
-            ..task(
-                "urgent",
-                "highest priority, created last",
-                shell("echo first"),
-                "completed",
-                Expectation::StartedBefore("patient"),
-            )
-        },
-    ]
+        task("program", "a handler written in shell", json!({ "whom": "world" }), "completed", Artifacts(&[GREETING])),
+        task("urgent", "highest priority, created last", shell("echo first"), "completed", StartedBefore("patient")),
+    ];
+    for task in &mut tasks {
+        match task.name {
+            "patient" => task.priority = "lowest",
+            "flaky" => task.runs = 2,
+            "program" => task.handler = GREET,
+            "urgent" => task.priority = "highest",
+            _ => {}
+        }
+    }
+    tasks
 }
 
 fn task(
@@ -235,7 +183,7 @@ mod tests {
 
     #[test]
     fn an_unexpected_result_is_reported() {
-        let task = task("a", "", Value::Null, "completed", Expectation::None);
+        let task = task("a", "", Value::Null, "completed", Expectation::Nothing);
         let check = |reason: &str, runs: usize| {
             let run = json!({ "runId": 0, "reasonResolved": reason });
             unexpected_result(&task, &TaskStatus::read(&json!({ "runs": vec![run; runs] })))
