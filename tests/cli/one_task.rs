@@ -68,7 +68,7 @@ fn claims_show_prints_all_details() {
     let table = told(here, &["claims", "show", &id]).out;
     for part in [
         &format!("task         {id}/0\n"),
-        "received     once\n",
+        "received     1 times\n",
         "state        running\n",
         "reclaimed 0 times, next in ",
     ] {

