@@ -28,7 +28,14 @@ pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> V
         let key = format!("queue.clients.{id}.access_token_file");
         checks.secret(&key, Some(&client.access_token_file), "an access token");
     }
-    checks.broker();
+    let amqp = &loaded.config.amqp;
+    checks.secret("amqp.uri_file", amqp.uri_file.as_ref(), "an AMQP address");
+    checks.secret("http.token_file", loaded.config.http.token_file.as_ref(), "a token");
+    if let Some(File(path)) = &amqp.key_file
+        && secrets::is_world_readable(path)
+    {
+        checks.world_readable("amqp.key_file", path, "a private key");
+    }
     for (name, pool) in &loaded.config.pool {
         checks.pool(&format!("pool.{name}"), pool);
     }
@@ -65,17 +72,6 @@ impl FileChecks<'_> {
         }
     }
 
-    fn broker(&mut self) {
-        let amqp = &self.loaded.config.amqp;
-        self.secret("amqp.uri_file", amqp.uri_file.as_ref(), "an AMQP address");
-        self.secret("http.token_file", self.loaded.config.http.token_file.as_ref(), "a token");
-        if let Some(File(path)) = &amqp.key_file
-            && secrets::is_world_readable(path)
-        {
-            self.world_readable("amqp.key_file", path, "a private key");
-        }
-    }
-
     /// Searches the program of the pool's workers with the PATH that they get.
     fn pool(&mut self, key: &str, pool: &PoolConfig) {
         let Some(program) = pool.command.first() else { return };
@@ -87,27 +83,19 @@ impl FileChecks<'_> {
     }
 
     fn secret(&mut self, key: &str, file: Option<&SecretFile>, holds: &'static str) {
-        let credential;
         let path = match file {
-            None => return,
-            Some(SecretFile::File(path)) => path,
-            // Only the process that inherits the descriptor or the variable has it.
-            Some(SecretFile::Descriptor(_) | SecretFile::Variable(_)) => return,
+            Some(SecretFile::File(path)) => path.clone(),
             Some(SecretFile::Systemd(name)) => match secrets::systemd_credential_path(name, self.environment) {
-                Some(path) => {
-                    credential = path;
-                    &credential
-                }
+                Some(path) => path,
                 None => return,
             },
+            // Only the process that inherits the descriptor or the variable has it.
+            Some(SecretFile::Descriptor(_) | SecretFile::Variable(_)) | None => return,
         };
-        match secrets::read_file(path, holds) {
-            Ok(_) if secrets::is_world_readable(path) => self.world_readable(key, path, holds),
+        match secrets::read_file(&path, holds) {
+            Ok(_) if secrets::is_world_readable(&path) => self.world_readable(key, &path, holds),
             Ok(_) => {}
-            Err(error) => {
-                let help = "the user that journeyman runs as must be able to read it, and it must contain nothing else";
-                self.unusable(key, error.to_string(), help);
-            }
+            Err(error) => self.unusable(key, error.to_string(), ""),
         }
     }
 
