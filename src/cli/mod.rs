@@ -139,7 +139,7 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
         CliCommand::Task(arguments) => local_runtime()?.block_on(task::run(arguments, environment)),
         CliCommand::Handler(command) => local_runtime()?.block_on(handler::run(command, environment)),
         CliCommand::Config(command) => config::run(command, environment),
-        CliCommand::Doctor(arguments) => doctor(arguments, environment),
+        CliCommand::Doctor(arguments) => serve(local_runtime()?, doctor::run(arguments, environment)),
         CliCommand::Guide(arguments) => guide::run(&arguments),
         CliCommand::Man(arguments) => man::run(&arguments),
         CliCommand::Completions { shell } => {
@@ -151,15 +151,7 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
     }
 }
 
-/// Does not wait for blocking calls that hang in a name lookup or a file system.
-fn doctor(arguments: doctor::DoctorArgs, environment: &Environment) -> ExitResult {
-    let runtime = local_runtime()?;
-    let result = runtime.block_on(doctor::run(arguments, environment));
-    runtime.shutdown_background();
-    result
-}
-
-/// Runs a long-running command, and waits up to [`ABORT_TIMEOUT`] for blocking calls (a name lookup, a hung disk) at its end.
+/// Runs a command, and waits up to [`ABORT_TIMEOUT`] for blocking calls (a name lookup, a hung disk) at its end.
 fn serve(runtime: tokio::runtime::Runtime, command: impl Future<Output = ExitResult>) -> ExitResult {
     let result = runtime.block_on(command);
     runtime.shutdown_timeout(ABORT_TIMEOUT);

@@ -35,7 +35,9 @@ pub(super) struct WorkerArgs {
 }
 
 pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> ExitResult {
-    Box::pin(run_with(worker_setup::build_worker, arguments, environment)).await
+    let build =
+        |config: &Config, environment: &Environment| Ok(worker_setup::build_worker(config, environment)?.worker);
+    Box::pin(run_with(build, arguments, environment)).await
 }
 
 /// Also runs `bridge`.

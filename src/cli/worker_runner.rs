@@ -57,7 +57,7 @@ async fn run_worker(arguments: &WorkerRunnerArgs, environment: &Environment, lin
     let (config, credentials) = read_config(&arguments.config, environment)?;
     log::start_with_callback(&config.log, log_line);
     harden_process();
-    let built = worker_setup::build_worker_with_apis(&config, environment)?;
+    let built = worker_setup::build_worker(&config, environment)?;
     close_inherited_fds_on_exec();
     replace_credentials(&built.apis, &credentials)?;
     let messages = handle_messages(lines, built.apis, built.worker.control());

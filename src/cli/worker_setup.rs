@@ -1,6 +1,6 @@
 //! Builds a worker from the configuration: its sources, handlers and limits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
@@ -43,29 +43,17 @@ impl WorkerIdentity {
     }
 }
 
-/// Makes a worker.
-///
-/// # Errors
-///
-/// [`Exit::Config`] where a secret cannot be read, or where a source or a handler cannot be made.
-pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result<Worker, Failure> {
-    Ok(build_worker_with_apis(config, environment)?.worker)
-}
-
 /// A worker, and the clients whose credentials may be replaced while it works.
 pub(super) struct BuiltWorker {
-    /// The worker.
     pub worker: Worker,
-    /// One for each source, by its name.
+    /// By the names of the sources.
     pub apis: BTreeMap<String, Api>,
 }
 
-/// As [`build_worker()`], with what it takes to renew credentials.
-///
 /// # Errors
 ///
-/// As [`build_worker()`].
-pub(super) fn build_worker_with_apis(config: &Config, environment: &Environment) -> Result<BuiltWorker, Failure> {
+/// [`Exit::Config`] where a secret cannot be read, or where a source or a handler cannot be made.
+pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result<BuiltWorker, Failure> {
     if config.source.is_empty() {
         return Err(Failure::new(
             Exit::Config,
@@ -75,31 +63,26 @@ pub(super) fn build_worker_with_apis(config: &Config, environment: &Environment)
     }
     redact_secrets(config, environment);
     let name = WorkerIdentity::from_config(config);
-    let mut handlers = BTreeMap::new();
-    let (mut feeds, mut apis) = (Vec::new(), BTreeMap::new());
+    let handlers: BTreeSet<&str> = config.source.values().map(Source::handler).collect();
+    let handlers = handlers.into_iter().map(|name| Ok((name, build_handler(config, name, environment)?)));
+    let handlers: BTreeMap<&str, Arc<dyn DynHandler>> = handlers.collect::<Result<_, Failure>>()?;
+    let (mut bindings, mut apis) = (Vec::new(), BTreeMap::new());
     for (source_name, source) in &config.source {
         let handler_name = source.handler();
-        let handler = match handlers.get(handler_name) {
-            Some(handler) => Arc::clone(handler),
-            None => {
-                let handler = build_handler(config, handler_name, environment)?;
-                handlers.insert(handler_name, Arc::clone(&handler));
-                handler
-            }
-        };
+        let handler = Arc::clone(&handlers[handler_name]);
         match source {
             Source::Taskcluster(source) => {
-                let (feed, api) = source_binding(source_name, source, &name, handler, environment)?;
-                feeds.push(feed);
+                let (binding, api) = source_binding(source_name, source, &name, handler, environment)?;
+                bindings.push(binding);
                 apis.insert(source_name.clone(), api);
             }
             Source::Amqp(source) => {
                 let work = amqp_setup::RequestHandling::from_config(config, handler_name, handler);
-                feeds.push(amqp_setup::source_binding(source_name, source, config, &name, work, environment)?);
+                bindings.push(amqp_setup::source_binding(source_name, source, config, &name, work, environment)?);
             }
         }
     }
-    Ok(BuiltWorker { worker: Worker::new(worker_config(config), feeds), apis })
+    Ok(BuiltWorker { worker: Worker::new(worker_config(config), bindings), apis })
 }
 
 /// Redacts the values of variables with names of secrets, of this process and of the workers of pools.
