@@ -108,18 +108,6 @@ fn doctor_reports_a_refused_connection() {
     shown("wrong-port", folder.path(), &root, &said);
 }
 
-#[test]
-fn doctor_reports_an_unknown_host_name() {
-    let folder = tempfile::tempdir().expect("a folder");
-    // Longer than a name may be, so that no server is asked.
-    let root = format!("http://{}.invalid:7070", "x".repeat(70));
-    let said = run(&mut configured(folder.path(), &root, ""), "");
-    assert_eq!(said.code, 1, "{}", said.out);
-    let line = said.out.lines().find(|line| line.contains("ci: connection")).expect("the line");
-    assert!(line.starts_with("failed   ci: connection ") && line.contains("failed to lookup"), "{line}");
-    assert!(said.out.contains("> check source.ci.root_url, that this host resolves it"), "{}", said.out);
-}
-
 /// A Taskcluster that has this time and gives these scopes, for as long as the test runs.
 fn stand_in(date: &'static str, scopes: &'static [&'static str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

@@ -181,6 +181,8 @@ fn the_first_handler_of_the_readme_runs_with_the_commands_of_the_readme() {
     };
     let serve = started(&["dev", "--handler"]);
     let server = dev(here, &serve[2..].iter().map(String::as_str).collect::<Vec<_>>());
+    let tested = run(journeyman(here).args(&started(&["handler", "test", "./greet.sh"])[1..]), "");
+    assert!(tested.code == 0 && tested.out.contains("completes a good payload"), "{}{}", tested.out, tested.err);
     let create = run(journeyman(here).args(&started(&["create", "--queue"])[1..]), "");
     assert_eq!(create.code, 0, "{}{}", create.out, create.err);
     let id = create.out.split_whitespace().next().expect("the id").to_owned();

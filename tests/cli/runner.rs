@@ -3,11 +3,11 @@
 
 use std::io::Write as _;
 use std::path::Path;
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Stdio};
 
 use crate::running::queue;
-use crate::server::Server;
-use crate::support::{journeyman, run};
+use crate::server::{Server, create_at};
+use crate::support::journeyman;
 
 const WELCOME: &str =
     r#"~{"type":"welcome","capabilities":["graceful-termination","new-credentials","error-report","log","shutdown"]}"#;
@@ -33,14 +33,6 @@ fn say(to: &mut ChildStdin, line: &str) {
     writeln!(to, "{line}").expect("the worker listens");
 }
 
-fn task(folder: &Path, root: &str, argv: &[&str]) {
-    let mut command: Command = journeyman(folder);
-    command.args(["task", "create", "--root-url", root, "--queue", "build/linux", "--"]).args(argv);
-    command.env("TASKCLUSTER_CLIENT_ID", "me").env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests");
-    let said = run(&mut command, "");
-    assert_eq!(said.code, 0, "{}", said.err);
-}
-
 #[test]
 fn the_worker_greets_logs_through_the_runner_and_releases_on_request() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -54,7 +46,7 @@ fn the_worker_greets_logs_through_the_runner_and_releases_on_request() {
         r#"~{"type":"hello","capabilities":["error-report","graceful-termination","log","new-credentials","shutdown"]}"#,
     );
     // The first order came before welcome and was not obeyed.
-    task(folder.path(), &root, &["/bin/sleep", "600"]);
+    create_at(folder.path(), &root, "sleep 600");
     let line = server.says("claimed");
     assert!(line.starts_with("~{") && line.contains(r#""textPayload":"claimed""#), "{line}");
     say(&mut runner, r#"~{"type":"graceful-termination","finish-tasks":false}"#);
@@ -69,7 +61,7 @@ fn new_credentials_are_used_and_an_idle_host_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     let (_queue, root) = queue(folder.path());
     file(folder.path(), &root, "a-token-that-ran-out", r#","log":{"level":"info"}"#);
-    task(folder.path(), &root, &["/bin/true"]);
+    create_at(folder.path(), &root, "true");
     let text = std::fs::read_to_string(folder.path().join("runner.json")).expect("the file");
     std::fs::write(folder.path().join("runner.json"), text.replacen('{', r#"{"numberOfTasksToRun":1,"#, 1))
         .expect("it");

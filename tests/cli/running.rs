@@ -5,7 +5,7 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-use crate::server::{Server, dev, left, task};
+use crate::server::{Server, dev, left, task, task_at};
 use crate::support::{journeyman, run};
 
 #[test]
@@ -101,30 +101,6 @@ fn a_log_reports_only_the_kills_that_the_worker_observed() {
     assert_eq!(server.ends().code, 0);
 }
 
-#[test]
-fn a_missing_program_is_reported_at_start() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut command = journeyman(folder.path());
-    let said = run(command.env("TMPDIR", folder.path()).args(["dev", "--handler", "x=./nosuch"]), "");
-    assert_eq!(said.code, 21, "{}", said.err);
-    assert!(said.err.contains("handler x: ") && said.err.contains("no such file"), "{}", said.err);
-}
-
-#[test]
-fn a_program_named_on_the_command_line_is_served_as_a_handler() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/handlers/word_count.py");
-    let server = dev(folder.path(), &["--handler", &format!("count={}", program.display())]);
-    let payload = ["create", "--wait", "--queue", "dev/count", "--payload", "{\"text\": \"to be or not to be\"}"];
-    let said = task(folder.path(), &payload);
-    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
-    let id = said.out.split_whitespace().next().expect("the id");
-    let log = task(folder.path(), &["log", id]);
-    assert!(log.out.contains("6 words, 4 different ones"), "{}", log.out);
-    server.signal(Signal::TERM);
-    assert_eq!(server.ends().code, 0);
-}
-
 /// A task that says so when it runs, and does not end when it is told to.
 fn start_stubborn_task(server: &mut Server, folder: &Path) {
     let stubborn = "trap '' TERM; while :; do sleep 1; done";
@@ -214,35 +190,13 @@ fn a_worker_needs_no_more_scopes_than_the_guide_names() {
             "maxRunTime": 60,
             "artifacts": [{ "type": "file", "name": "public/kept.txt", "path": "kept.txt" }],
         });
-        let created = run(
-            journeyman(here)
-                .args(["task", "create", "--wait", "--queue", "build/linux", "--payload", &payload.to_string()])
-                .env("TASKCLUSTER_ROOT_URL", &root)
-                .env("TASKCLUSTER_CLIENT_ID", "me")
-                .env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests"),
-            "",
-        );
+        let payload = payload.to_string();
+        let created = task_at(here, &root, &["create", "--wait", "--queue", "build/linux", "--payload", &payload]);
         assert_eq!(created.code, 0, "{protocol}: {}{}", created.out, created.err);
         worker.signal(Signal::TERM);
         queue.signal(Signal::TERM);
         assert_eq!(worker.ends().code, 0, "{protocol}");
     }
-}
-
-#[test]
-fn the_program_in_the_readme_keeps_the_contract() {
-    let readme = include_str!("../../README.md");
-    let begins = "```sh\n#!/bin/sh\n";
-    let text = &readme[readme.find(begins).expect("README.md shows a program") + "```sh\n".len()..];
-    let text = &text[..text.find("```").expect("the end of the block")];
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("greet.sh");
-    std::fs::write(&path, text).expect("it can be written");
-    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("it is ours");
-    let payload = "{\"guest\":\"world\"}";
-    let tested = run(journeyman(folder.path()).args(["handler", "test", "--payload", payload, "./greet.sh"]), "");
-    assert_eq!(tested.code, 0, "{}", tested.out);
-    assert!(tested.out.contains("completes a good payload"), "{}", tested.out);
 }
 
 #[test]
@@ -272,6 +226,7 @@ fn failed_starts_have_distinct_exit_codes() {
     assert_eq!(code(&["queue"]), 30, "no clients");
     assert_eq!(code(&["queue", "--set", "queue.auth=open", "--db", "/proc/none/queue.db"]), 21, "no such folder");
     assert_eq!(code(&["dev", "--handler", "nonsense"]), 2, "no NAME=PROGRAM");
+    assert_eq!(code(&["dev", "--handler", "x=./nosuch"]), 21, "no such program");
     assert_eq!(code(&["task", "list", "--root-url", "http://127.0.0.1:9", "--queue", "a/b"]), 32, "no listener");
     assert_eq!(code(&["handler", "schema", "nonsense"]), 30, "no such handler");
     let token = here.join("empty");
@@ -292,10 +247,7 @@ fn an_unread_log_blocks_neither_tasks_nor_signals() {
     let unread = child.stderr.take().expect("stderr is piped");
     rustix::pipe::fcntl_setpipe_size(&unread, 4096).expect("a small pipe");
     for _ in 0..3 {
-        let mut task = journeyman(folder.path());
-        task.args(["task", "create", "--wait", "--root-url", &root, "--queue", "build/linux", "--", "/bin/true"]);
-        task.env("TASKCLUSTER_CLIENT_ID", "me").env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests");
-        let said = run(&mut task, "");
+        let said = task_at(folder.path(), &root, &["create", "--wait", "--queue", "build/linux", "--", "/bin/true"]);
         assert_eq!(said.code, 0, "{}", said.err);
     }
     let status = run(journeyman(folder.path()).args(["status", "-o", "json"]), "");

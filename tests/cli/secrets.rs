@@ -7,7 +7,7 @@ use journeyman::config::{self, Document, Environment};
 use rustix::process::Signal;
 
 use crate::running::queue;
-use crate::server::Server;
+use crate::server::{Server, task_at as of_me};
 use crate::support::{Said, journeyman, run};
 
 /// The token that the queue of these tests knows.
@@ -67,12 +67,6 @@ fn shows_nothing(said: &Said, way: &Way) {
             assert!(!text.contains(canary), "{} shows it on std{what}: {text}", way.name);
         }
     }
-}
-
-fn of_me(folder: &Path, root: &str, arguments: &[&str]) -> Said {
-    let mut command = journeyman(folder);
-    command.arg("task").args(arguments).env("TASKCLUSTER_ROOT_URL", root);
-    run(command.env("TASKCLUSTER_CLIENT_ID", "me").env("TASKCLUSTER_ACCESS_TOKEN", CANARY), "")
 }
 
 #[test]

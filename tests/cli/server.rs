@@ -1,7 +1,7 @@
 //! Commands that run for a while, as processes. Nothing here waits for a time; it waits for what a process says.
 
 use std::io::BufReader;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -106,4 +106,22 @@ pub(crate) fn left(folder: &Path) -> Vec<String> {
     let mut left: Vec<_> = std::fs::read_dir(folder).expect("the folder is there").map(name).collect();
     left.retain(|name| name != ".local");
     left
+}
+
+/// A `task` command of the client `me` to the queue at `root`.
+pub(crate) fn task_at(folder: &Path, root: &str, arguments: &[&str]) -> Said {
+    let mut command = journeyman(folder);
+    command.arg("task").args(arguments).env("TASKCLUSTER_ROOT_URL", root);
+    run(command.env("TASKCLUSTER_CLIENT_ID", "me").env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests"), "")
+}
+
+/// Creates a task for `build/linux` at `root` that runs this script.
+pub(crate) fn create_at(folder: &Path, root: &str, script: &str) {
+    let created = task_at(folder, root, &["create", "--queue", "build/linux", "--", "/bin/sh", "-c", script]);
+    assert_eq!(created.code, 0, "{}", created.err);
+}
+
+pub(crate) fn fifo(path: PathBuf) -> PathBuf {
+    assert!(Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+    path
 }

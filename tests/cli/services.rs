@@ -2,12 +2,11 @@
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::running::queue;
-use crate::server::Server;
+use crate::server::{Server, fifo, task_at};
 use crate::support::{Said, journeyman, run};
 
 #[path = "../../examples/echo_service.rs"]
@@ -103,9 +102,7 @@ impl Scene {
     }
 
     fn task(&self, arguments: &[&str]) -> Said {
-        let mut command: Command = journeyman(self.here());
-        command.arg("task").args(arguments).env("TASKCLUSTER_ROOT_URL", &self.root);
-        run(command.env("TASKCLUSTER_CLIENT_ID", "me").env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests"), "")
+        task_at(self.here(), &self.root, arguments)
     }
 
     /// Creates a task, and answers with its id.
@@ -145,9 +142,7 @@ impl Scene {
 
     /// A named pipe in the service's folder.
     fn pipe(&self, name: &str) -> PathBuf {
-        let path = self.service().join(name);
-        assert!(Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
-        path
+        fifo(self.service().join(name))
     }
 
     /// The processes that have been the service.

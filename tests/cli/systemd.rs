@@ -10,8 +10,7 @@ use journeyman::cli::exit::Exit;
 use rustix::process::Signal;
 
 use crate::running::{queue, worker};
-use crate::server::Server;
-use crate::support::{journeyman, run};
+use crate::server::{Server, create_at};
 
 /// The socket of a service manager, and what it has heard.
 struct Manager {
@@ -80,15 +79,8 @@ fn systemd_is_notified_of_start_reload_drain_and_exit() {
     manager.hears("READY=1");
     assert!(manager.last().contains("STATUS=configuration rejected, keeping the current one"), "{}", manager.last());
 
-    let created = run(
-        journeyman(here)
-            .args(["task", "create", "--queue", "build/linux", "--", "/bin/sleep", "600"])
-            .env("TASKCLUSTER_ROOT_URL", &root)
-            .env("TASKCLUSTER_CLIENT_ID", "me")
-            .env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests"),
-        "",
-    );
-    assert_eq!(created.code, 0, "{}", created.err);
+    // A payload does not see the manager's socket.
+    create_at(here, &root, "! env | grep -e NOTIFY_SOCKET -e WATCHDOG && sleep 600");
     manager.hears("STATUS=RUNNING   1/3 busy");
 
     worker.signal(Signal::TERM);
@@ -112,30 +104,6 @@ fn systemd_is_notified_of_start_reload_drain_and_exit() {
     let all = manager.heard.concat();
     assert_eq!(all.matches("READY=1").count(), 3, "{all}");
     assert!(!all.contains("a-token-for-tests"), "{all}");
-}
-
-#[test]
-fn a_payload_does_not_see_the_managers_socket() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let here = folder.path();
-    let manager = UnixDatagram::bind(here.join("notify")).expect("a socket");
-    let (_queue, root) = queue(here);
-    let mut command = worker(here, &root, "a-token-for-tests");
-    command.args(["--set", "source.ci.dialect=azure", "--max-tasks", "1"]);
-    command.env("NOTIFY_SOCKET", here.join("notify")).env("WATCHDOG_USEC", "30000000");
-    let worker = Server::start(&mut command);
-    let look = "! env | grep -e NOTIFY_SOCKET -e WATCHDOG";
-    let created = run(
-        journeyman(here)
-            .args(["task", "create", "--wait", "--queue", "build/linux", "--", "/bin/sh", "-c", look])
-            .env("TASKCLUSTER_ROOT_URL", &root)
-            .env("TASKCLUSTER_CLIENT_ID", "me")
-            .env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests"),
-        "",
-    );
-    assert_eq!(created.code, 0, "{}{}", created.out, created.err);
-    assert_eq!(worker.ends().code, 13);
-    drop(manager);
 }
 
 /// What the units do after an exit.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
-use std::path::Path;
 use std::sync::mpsc;
 
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
@@ -13,8 +12,8 @@ use prost::Message as _;
 use rustix::process::Signal;
 
 use crate::running::{queue, worker};
-use crate::server::Server;
-use crate::support::{Said, TIMEOUT, journeyman, run};
+use crate::server::{Server, task_at as task};
+use crate::support::TIMEOUT;
 
 /// A request to a collector.
 struct Posted {
@@ -65,13 +64,6 @@ fn told_of(claims: usize, posted: &mpsc::Receiver<Posted>) -> Vec<Posted> {
         all.push(posted.recv_timeout(TIMEOUT).expect("the spans come"));
     }
     all
-}
-
-fn task(folder: &Path, root: &str, arguments: &[&str]) -> Said {
-    let mut command = journeyman(folder);
-    command.args(["task", arguments[0], "--root-url", root]).args(&arguments[1..]);
-    let command = command.env("TASKCLUSTER_CLIENT_ID", "me").env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests");
-    run(command, "")
 }
 
 fn texts(attributes: &[KeyValue]) -> BTreeMap<&str, String> {
