@@ -13,7 +13,7 @@ use crate::config::Environment;
 use crate::config::environment::STATE_VARIABLE;
 use crate::config::schema::TaskclusterSource;
 use crate::config::secrets::{self, ClientCredentials};
-use crate::config::values::{Secret, Url};
+use crate::config::values::{Queue, Secret, Url};
 use crate::domain::refusal::Refusal;
 use crate::host::file_lock::FileLock;
 use crate::source::CallError;
@@ -122,8 +122,6 @@ fn already_running(folder: &Path) -> Failure {
 
 pub struct QueueClient {
     pub api: Api,
-    /// The default of `dev`.
-    pub task_queue: Option<String>,
     dev_state: Option<DevState>,
 }
 
@@ -136,7 +134,7 @@ impl QueueTargetArgs {
             return dev_client(environment);
         };
         let credentials = self.credentials(environment)?;
-        Ok(QueueClient { api: build_api(root_url.as_str(), credentials)?, task_queue: None, dev_state: None })
+        Ok(QueueClient { api: build_api(root_url.as_str(), credentials)?, dev_state: None })
     }
 
     fn credentials(&self, environment: &Environment) -> Result<Option<Credentials>, Failure> {
@@ -169,7 +167,7 @@ fn dev_client(environment: &Environment) -> Result<QueueClient, Failure> {
              TASKCLUSTER_ROOT_URL",
         ));
     };
-    Ok(QueueClient { api: state.client()?, task_queue: state.task_queues.first().cloned(), dev_state: Some(state) })
+    Ok(QueueClient { api: state.client()?, dev_state: Some(state) })
 }
 
 pub fn build_api(root_url: &str, credentials: Option<Credentials>) -> Result<Api, Failure> {
@@ -190,6 +188,13 @@ pub fn build_credentials(own: &ClientCredentials) -> Result<Credentials, Failure
 }
 
 impl QueueClient {
+    /// The named queue, or the first one of `journeyman dev`.
+    pub fn task_queue(&self, named: Option<Queue>) -> Result<Queue, Failure> {
+        let of_dev = || self.dev_state.as_ref()?.task_queues.first()?.parse().ok();
+        let missing = || Failure::new(Exit::Usage, "no task queue: set --queue PROVISIONER/WORKER-TYPE");
+        named.or_else(of_dev).ok_or_else(missing)
+    }
+
     pub fn call_failure(&self, refused: CallError) -> Failure {
         let exit = match refused.refusal {
             Refusal::Retry { .. } | Refusal::Throttled { .. } => Exit::Unreachable,

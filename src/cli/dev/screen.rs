@@ -82,7 +82,7 @@ impl DemoScreen {
 fn columns_of(task: &DemoTask, state: &str) -> String {
     let run = task.status.as_ref().and_then(|status| status.runs.last());
     let run = run.map_or_else(String::new, |run| run.number.to_string());
-    format!("{:10} {state:28} {run:>3}  {}", task.name, task.description)
+    format!("{:10} {state:30} {run:>3}  {}", task.name, task.description)
 }
 
 fn render(tasks: &[DemoTask], elapsed: Duration, blocked: Option<&str>, columns: usize, color: bool) -> Vec<String> {

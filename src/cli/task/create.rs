@@ -126,10 +126,7 @@ impl CreateArgs {
         if has_queue && self.queue.is_none() {
             return Ok(());
         }
-        let dev_queue = || client.task_queue.as_deref().and_then(|queue| queue.parse().ok());
-        let Some(queue): Option<Queue> = self.queue.clone().or_else(dev_queue) else {
-            return Err(Failure::new(Exit::Usage, "no task queue: set --queue PROVISIONER/WORKER-TYPE"));
-        };
+        let queue = client.task_queue(self.queue.clone())?;
         definition.remove("taskQueueId");
         definition.insert("provisionerId".to_owned(), json!(queue.provisioner()));
         definition.insert("workerType".to_owned(), json!(queue.worker_type()));
@@ -170,11 +167,7 @@ pub(in crate::cli) fn read_json_arg(text: &str, what: &str) -> Result<String, Fa
 }
 
 fn parse_object(text: &str, what: &str) -> Result<Map<String, Value>, Failure> {
-    match serde_json::from_str(text) {
-        Ok(Value::Object(object)) => Ok(object),
-        Ok(_) => Err(Failure::new(Exit::Usage, format!("the {what} is not a JSON object"))),
-        Err(error) => {
-            Err(Failure::new(Exit::Usage, format!("the {what} is not JSON: {error}; to read a file, write @FILE")))
-        }
-    }
+    serde_json::from_str(text).map_err(|error| {
+        Failure::new(Exit::Usage, format!("the {what} is not a JSON object: {error}; to read a file, write @FILE"))
+    })
 }

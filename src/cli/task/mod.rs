@@ -4,6 +4,7 @@ pub mod create;
 pub mod status;
 
 use clap::{Args, Subcommand};
+use serde_json::{Value, json};
 
 use super::control::status::strip_control_chars;
 use super::exit::{Exit, ExitResult, Failure};
@@ -15,6 +16,7 @@ use crate::domain::id::{Run, TaskId};
 use crate::domain::refusal::Refusal;
 use crate::limits::{TASK_LIST_PAGES_MAX, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN};
 use crate::source::CallError;
+use crate::source::taskcluster::ListPage;
 use status::{TaskState, TaskStatus};
 
 pub const LOG_ARTIFACT: &str = "public/logs/live.log";
@@ -98,7 +100,7 @@ pub async fn run(arguments: TaskArgs, environment: &Environment) -> ExitResult {
             if refused.is_none() || !statuses.is_empty() {
                 print_statuses(&statuses, named.output)?;
             }
-            refused.map_or(Ok(Exit::Success), Err)
+            refused.map_or(Ok(Exit::Success), |refused| Err(client.call_failure(refused)))
         }
         TaskCommand::Wait(wait) => {
             let statuses = wait_for(&client, &wait.ids.tasks, wait.timeout).await?;
@@ -135,12 +137,12 @@ async fn cancel(client: &QueueClient, named: &TaskIdsArgs) -> ExitResult {
 }
 
 /// The statuses up to the first error, and that error.
-async fn fetch_statuses(client: &QueueClient, tasks: &[TaskId]) -> (Vec<TaskStatus>, Option<Failure>) {
+async fn fetch_statuses(client: &QueueClient, tasks: &[TaskId]) -> (Vec<TaskStatus>, Option<CallError>) {
     let mut statuses = Vec::new();
     for task in tasks {
         match client.api.task_status(task).await {
             Ok(status) => statuses.push(TaskStatus::read(&status)),
-            Err(refused) => return (statuses, Some(client.call_failure(refused))),
+            Err(refused) => return (statuses, Some(refused)),
         }
     }
     (statuses, None)
@@ -151,36 +153,26 @@ pub async fn wait_for(client: &QueueClient, tasks: &[TaskId], timeout: Span) -> 
     let waited = tokio::time::timeout(timeout.0, async {
         let mut pause = TASK_WAIT_POLL_MIN;
         loop {
-            match try_fetch_statuses(client, tasks).await? {
-                Some(statuses) if statuses.iter().all(TaskStatus::is_resolved) => return Ok(statuses),
-                Some(_) | None => tokio::time::sleep(pause).await,
+            match fetch_statuses(client, tasks).await {
+                (statuses, None) if statuses.iter().all(TaskStatus::is_resolved) => return Ok(statuses),
+                (_, None) => {}
+                (_, Some(CallError { refusal: Refusal::Retry { .. } | Refusal::Throttled { .. }, message })) => {
+                    output::print_stderr(&format!("still waiting: {message}"));
+                }
+                (_, Some(refused)) => return Err(client.call_failure(refused)),
             }
+            tokio::time::sleep(pause).await;
             pause = (pause * 2).min(TASK_WAIT_POLL_MAX);
         }
     });
     waited.await.unwrap_or_else(|_| Err(Failure::new(Exit::Failed, format!("not resolved after {timeout}"))))
 }
 
-async fn try_fetch_statuses(client: &QueueClient, tasks: &[TaskId]) -> Result<Option<Vec<TaskStatus>>, Failure> {
-    let mut statuses = Vec::new();
-    for task in tasks {
-        match client.api.task_status(task).await {
-            Ok(status) => statuses.push(TaskStatus::read(&status)),
-            Err(CallError { refusal: Refusal::Retry { .. } | Refusal::Throttled { .. }, message: what }) => {
-                output::print_stderr(&format!("still waiting: {what}"));
-                return Ok(None);
-            }
-            Err(refused) => return Err(client.call_failure(refused)),
-        }
-    }
-    Ok(Some(statuses))
-}
-
 fn print_statuses(statuses: &[TaskStatus], format: Format) -> std::io::Result<()> {
     match (format, statuses) {
         (Format::Json, [one]) => output::json(&one.raw),
         (Format::Json, several) => {
-            output::json(&serde_json::Value::Array(several.iter().map(|status| status.raw.clone()).collect()))
+            output::json(&Value::Array(several.iter().map(|status| status.raw.clone()).collect()))
         }
         (Format::Table, statuses) => statuses.iter().try_for_each(|status| output::print(&status.describe())),
     }
@@ -210,45 +202,20 @@ async fn print_log(client: &QueueClient, log: &LogArgs) -> ExitResult {
 }
 
 async fn list_queue(client: &QueueClient, list: ListArgs) -> ExitResult {
-    let named = list.queue.map(|queue| queue.to_string());
-    let Some(queue) = named.or_else(|| client.task_queue.clone()) else {
-        return Err(Failure::new(Exit::Usage, "no task queue: set --queue PROVISIONER/WORKER-TYPE"));
-    };
-    let mut entries = Vec::new();
-    for listing in [Listing::Claimed, Listing::Pending] {
-        let mut token = None;
-        for _ in 0..TASK_LIST_PAGES_MAX {
-            let page = match listing {
-                Listing::Claimed => client.api.claimed_tasks(&queue, token.as_deref()).await,
-                Listing::Pending => client.api.pending_tasks(&queue, token.as_deref()).await,
-            };
-            let page = page.map_err(|refused| client.call_failure(refused))?;
-            entries.extend(page.entries.into_iter().map(|entry| (listing, entry)));
-            token = page.continuation_token;
-            if token.is_none() {
-                break;
-            }
-        }
-    }
+    let queue = client.task_queue(list.queue)?.to_string();
+    let claimed = all_pages(client, async |token| client.api.claimed_tasks(&queue, token).await).await?;
+    let pending = all_pages(client, async |token| client.api.pending_tasks(&queue, token).await).await?;
     match list.output {
-        Format::Json => {
-            let of = |wanted: Listing| -> Vec<_> {
-                entries.iter().filter(|(listing, _)| *listing == wanted).map(|(_, entry)| entry.clone()).collect()
-            };
-            output::json(&serde_json::json!({ "claimed": of(Listing::Claimed), "pending": of(Listing::Pending) }))?;
+        Format::Json => output::json(&json!({ "claimed": claimed, "pending": pending }))?,
+        Format::Table if claimed.is_empty() && pending.is_empty() => {
+            output::line(&format!("no pending or running tasks in {queue}"))?;
         }
-        Format::Table if entries.is_empty() => output::line(&format!("no pending or running tasks in {queue}"))?,
         Format::Table => {
-            let text = |entry: &serde_json::Value, path: &str| {
-                entry.pointer(path).and_then(serde_json::Value::as_str).unwrap_or("-").to_owned()
-            };
-            for (listing, entry) in &entries {
-                let state = match listing {
-                    Listing::Claimed => "running",
-                    Listing::Pending => "pending",
-                };
-                let (id, name, worker) =
-                    (text(entry, "/taskId"), text(entry, "/task/metadata/name"), text(entry, "/workerId"));
+            for (state, entry) in
+                claimed.iter().map(|entry| ("running", entry)).chain(pending.iter().map(|entry| ("pending", entry)))
+            {
+                let text = |path| entry.pointer(path).and_then(Value::as_str).unwrap_or("-");
+                let (id, worker, name) = (text("/taskId"), text("/workerId"), text("/task/metadata/name"));
                 output::line(&strip_control_chars(&format!("{id}  {state:7}  {worker:20}  {name}")))?;
             }
         }
@@ -256,8 +223,18 @@ async fn list_queue(client: &QueueClient, list: ListArgs) -> ExitResult {
     Ok(Exit::Success)
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Listing {
-    Claimed,
-    Pending,
+async fn all_pages(
+    client: &QueueClient,
+    list: impl AsyncFn(Option<&str>) -> Result<ListPage, CallError>,
+) -> Result<Vec<Value>, Failure> {
+    let (mut entries, mut token) = (Vec::new(), None::<String>);
+    for _ in 0..TASK_LIST_PAGES_MAX {
+        let page = list(token.as_deref()).await.map_err(|refused| client.call_failure(refused))?;
+        entries.extend(page.entries);
+        token = page.continuation_token;
+        if token.is_none() {
+            break;
+        }
+    }
+    Ok(entries)
 }

@@ -4,79 +4,61 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use jiff::{SignedDuration, SpanRound, Timestamp, Unit};
+use serde::Deserialize;
 use serde_json::Value;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TaskState {
-    Unscheduled,
-    Pending,
-    Running,
-    Completed,
-    Failed,
-    Exception,
-    /// A state unknown to this version.
-    Other,
-}
+use crate::named_enum::named_enum;
 
-impl TaskState {
-    fn read(text: &str) -> Self {
-        match text {
-            "unscheduled" => Self::Unscheduled,
-            "pending" => Self::Pending,
-            "running" => Self::Running,
-            "completed" => Self::Completed,
-            "failed" => Self::Failed,
-            "exception" => Self::Exception,
-            _ => Self::Other,
-        }
+named_enum! {
+    #[derive(Default)]
+    pub enum TaskState {
+        Unscheduled = "unscheduled",
+        Pending = "pending",
+        Running = "running",
+        Completed = "completed",
+        Failed = "failed",
+        Exception = "exception",
+        #[serde(other)]
+        #[default]
+        Unknown = "unknown",
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct RunStatus {
+    #[serde(rename = "runId")]
     pub number: u32,
     pub state: TaskState,
-    /// The state as the queue spells it.
-    pub state_text: String,
-    /// `reasonResolved`.
+    #[serde(rename = "reasonResolved")]
     pub reason: Option<String>,
-    /// `GROUP/ID`.
-    pub worker: Option<String>,
+    worker_group: String,
+    worker_id: Option<String>,
+    #[serde(rename = "started")]
     pub started_at: Option<Timestamp>,
+    #[serde(rename = "resolved")]
     resolved_at: Option<Timestamp>,
-    pub taken_until: Option<Timestamp>,
+    taken_until: Option<Timestamp>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct TaskStatus {
+    #[serde(rename = "taskId")]
     pub task: String,
     pub state: TaskState,
-    state_text: String,
-    queue: String,
-    pub retries_left: Option<u64>,
+    provisioner_id: String,
+    worker_type: String,
     pub runs: Vec<RunStatus>,
     /// The response of the queue.
+    #[serde(skip)]
     pub raw: Value,
 }
 
 impl TaskStatus {
     /// Missing properties are left out.
     pub fn read(raw: &Value) -> Self {
-        let text = |name: &str| raw.get(name).and_then(Value::as_str).unwrap_or("").to_owned();
-        let queue = match text("taskQueueId") {
-            queue if queue.is_empty() => format!("{}/{}", text("provisionerId"), text("workerType")),
-            queue => queue,
-        };
-        let state_text = text("state");
-        Self {
-            task: text("taskId"),
-            state: TaskState::read(&state_text),
-            state_text,
-            queue,
-            retries_left: raw.get("retriesLeft").and_then(Value::as_u64),
-            runs: raw.get("runs").and_then(Value::as_array).into_iter().flatten().map(RunStatus::read).collect(),
-            raw: raw.clone(),
-        }
+        Self { raw: raw.clone(), ..Self::deserialize(raw).unwrap_or_default() }
     }
 
     pub fn is_resolved(&self) -> bool {
@@ -98,8 +80,7 @@ impl TaskStatus {
 
     /// The state and a reason that differs from it.
     pub fn summary(&self) -> String {
-        let reason = self.runs.last().and_then(|run| run.reason.as_ref()).filter(|reason| **reason != self.state_text);
-        reason.map_or_else(|| self.state_text.clone(), |reason| format!("{} {reason}", self.state_text))
+        self.runs.last().map_or_else(|| self.state.as_str().to_owned(), RunStatus::summary)
     }
 
     /// Why a run (by default the last one) has no log, and what to do.
@@ -110,21 +91,13 @@ impl TaskStatus {
         };
         let Some(found) = wanted else {
             let run = run.map_or_else(|| "run".to_owned(), |number| format!("run {number}"));
-            let waits = if self.state == TaskState::Unscheduled { ": it waits for its dependencies" } else { "" };
-            return format!("{} is {} and has no {run}, so there is no log{waits}", self.task, self.summary());
+            return format!("{} is {} and has no {run}, so there is no log", self.task, self.summary());
         };
         let reason = match found.state {
-            TaskState::Pending | TaskState::Unscheduled => {
-                format!("no worker of {} has claimed it yet. Is one running? --wait waits for the log", self.queue)
-            }
-            TaskState::Running => "its log is uploaded at the end. --wait waits for it".to_owned(),
-            TaskState::Completed | TaskState::Failed | TaskState::Exception | TaskState::Other => {
-                let reason = if found.started_at.is_some() {
-                    "its log was not uploaded, or has expired"
-                } else {
-                    "it was never started"
-                };
-                reason.to_owned()
+            TaskState::Pending | TaskState::Unscheduled => "no worker has claimed it yet. --wait waits for the log",
+            TaskState::Running => "its log is uploaded at the end. --wait waits for it",
+            TaskState::Completed | TaskState::Failed | TaskState::Exception | TaskState::Unknown => {
+                "it was never started, or its log has expired"
             }
         };
         let earlier = match found.number.checked_sub(1) {
@@ -137,7 +110,8 @@ impl TaskStatus {
     pub fn describe(&self) -> String {
         let mut out = String::new();
         // Writing to a String cannot fail.
-        _ = writeln!(out, "{}  {}  {}", self.task, self.state_text, self.queue);
+        let state = self.state.as_str();
+        _ = writeln!(out, "{}  {state}  {}/{}", self.task, self.provisioner_id, self.worker_type);
         for run in &self.runs {
             _ = writeln!(out, "  run {}  {}", run.number, run.describe());
         }
@@ -153,34 +127,19 @@ impl RunStatus {
             .is_ok_and(|claim| until.duration_since(started) > claim + SignedDuration::from_secs(1))
     }
 
-    fn read(raw: &Value) -> Self {
-        let text = |name: &str| raw.get(name).and_then(Value::as_str);
-        let time = |name: &str| text(name).and_then(|text| text.parse().ok());
-        let state_text = text("state").unwrap_or("").to_owned();
-        Self {
-            number: raw.get("runId").and_then(Value::as_u64).and_then(|run| u32::try_from(run).ok()).unwrap_or(0),
-            state: TaskState::read(&state_text),
-            state_text,
-            reason: text("reasonResolved").map(str::to_owned),
-            worker: text("workerGroup").zip(text("workerId")).map(|(group, id)| format!("{group}/{id}")),
-            started_at: time("started"),
-            resolved_at: time("resolved"),
-            taken_until: time("takenUntil"),
-        }
-    }
-
     fn summary(&self) -> String {
-        match self.reason.as_ref().filter(|reason| **reason != self.state_text) {
-            Some(reason) => format!("{} ({reason})", self.state_text),
-            None => self.state_text.clone(),
+        let state = self.state.as_str();
+        match self.reason.as_deref().filter(|reason| *reason != state) {
+            Some(reason) => format!("{state} ({reason})"),
+            None => state.to_owned(),
         }
     }
 
     fn describe(&self) -> String {
         let mut out = self.summary();
         // Writing to a String cannot fail.
-        if let Some(worker) = &self.worker {
-            _ = write!(out, "  on {worker}");
+        if let Some(worker) = &self.worker_id {
+            _ = write!(out, "  on {}/{worker}", self.worker_group);
         }
         if let (Some(started), Some(resolved)) = (self.started_at, self.resolved_at) {
             let took = (resolved - started).round(SpanRound::new().largest(Unit::Hour).smallest(Unit::Millisecond));
@@ -201,7 +160,7 @@ mod tests {
 
     #[test]
     fn the_reason_for_a_missing_log_names_the_next_step() {
-        let raw = serde_json::json!({ "taskId": "abc", "taskQueueId": "a/b", "state": "pending", "runs": [
+        let raw = serde_json::json!({ "taskId": "abc", "state": "pending", "runs": [
             { "runId": 0, "state": "exception", "started": "2026-11-21T10:20:44.5Z", "reasonResolved": "claim-expired" },
             { "runId": 1, "state": "pending" },
         ]});
