@@ -1,82 +1,21 @@
 //! `journeyman bridge` between a real broker and the embedded queue, with a worker on the other side.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::handler::ExecuteError;
+use journeyman::source::taskcluster::{self, ArtifactStorage, Dialect, Taskcluster};
 use journeyman::task::Reply;
-use rustix::process::{Pid, Signal, kill_process};
+use journeyman::worker::WorkerConfig;
+use rustix::process::Signal;
 use serde_json::{Value, json};
-use tokio::io::AsyncReadExt as _;
-use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 
-use crate::support::{Act, Client, Kind, Running, broker, queue as requests, shared_uri, within};
-use crate::task_queue::TaskQueue;
-
-/// Reports its start, waits for permission, and leaves a result or fails.
-const PROGRAM: &str = r#"#!/usr/bin/env python3
-import json, os, socket, sys
-request = json.load(sys.stdin)["payload"]
-with socket.socket(socket.AF_UNIX) as door:
-    door.connect(os.environ["DOOR"])
-    door.sendall(request["body"].encode() + b"\n")
-    door.recv(1)
-if request.get("path") == "/fail":
-    sys.exit(3)
-with os.fdopen(3, "w") as out:
-    print(json.dumps({"type": "result", "value": {"echo": request["json"], "path": request.get("path")}}), file=out)
-"#;
-
-/// A process that is killed on drop.
-struct Process {
-    child: Child,
-    log: PathBuf,
-}
-
-impl Process {
-    fn start(verb: &str, folder: &Path, number: u32, config: &str, uri: &str, more: &[(&str, &str)]) -> Self {
-        let file = folder.join(format!("{verb}.toml"));
-        std::fs::write(&file, config).expect("it is written");
-        let log = folder.join(format!("{verb}-{number}.log"));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
-        command.arg(verb).arg("--config").arg(&file).arg("--work-dir").arg(folder.join(verb)).current_dir(folder);
-        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
-        command.env("JOURNEYMAN__HOST__METADATA_SERVICE", "off").env("JOURNEYMAN__WORKER__POLL_INTERVAL", "100ms");
-        command.env("JOURNEYMAN__LOG__LEVEL", "debug").env("JOURNEYMAN_AMQP_URI", uri);
-        if config.contains("[source.builds]") {
-            command
-                .env("JOURNEYMAN__SOURCE__BUILDS__ACCESS_TOKEN_FILE", "env:TEST_TOKEN")
-                .env("TEST_TOKEN", "secret-token");
-        }
-        command.envs(more.iter().copied());
-        let sink = std::fs::File::create(&log).expect("a log");
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(sink).spawn().expect("it starts");
-        Self { child, log }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
-    }
-
-    async fn ends(mut self) -> (Option<i32>, String) {
-        let waited = tokio::task::spawn_blocking(move || {
-            let status = self.child.wait().expect("it ends");
-            (status.code(), std::fs::read_to_string(&self.log).expect("a log"))
-        });
-        within("the end of a process", waited).await.expect("it was waited for")
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
-}
+use crate::process::{self, Process};
+use crate::support::{Client, Gate, Kind, Running, broker, queue as requests, returns_body, shared_uri, within};
+use crate::task_queue::{TOKEN, TaskQueue, api_config};
 
 /// A broker with a request queue, a task queue, and a directory.
 struct Place {
@@ -104,11 +43,13 @@ impl Place {
         )
     }
 
-    /// `journeyman bridge`, the `number`th.
-    fn bridge(&self, number: u32, from: &str, to: &str) -> Process {
+    fn bridge(&self, from: &str, to: &str) -> Process {
         let bridge = format!("\n[bridge.it]\nfrom = \"{from}\"\nto = \"{to}\"\n");
-        let config = format!("[worker]\ncapacity = 8\n\n{}{bridge}", self.sources());
-        Process::start("bridge", self.folder.path(), number, &config, &self.uri, &[])
+        self.start(&format!("[worker]\ncapacity = 8\n\n{}{bridge}", self.sources()))
+    }
+
+    fn start(&self, config: &str) -> Process {
+        Process::of(bridge(self.folder.path(), config, &self.uri))
     }
 
     async fn task(&self, payload: Value) -> TaskId {
@@ -134,7 +75,7 @@ impl Place {
         within(words, async {
             loop {
                 let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"));
-                command.args(["status", "-o", "json", "--socket"]).arg(self.folder.path().join("bridge/control.sock"));
+                command.args(["status", "-o", "json", "--socket"]).arg(self.folder.path().join("work/control.sock"));
                 let said = command.output().await.expect("it can be asked");
                 if String::from_utf8_lossy(&said.stdout).contains(words) {
                     return;
@@ -155,73 +96,44 @@ impl Place {
     }
 }
 
-/// A worker of the tasks, whose runs connect to a socket.
-struct FarSide {
-    _worker: Process,
-    knocks: mpsc::Receiver<Knock>,
-}
-
-/// A run that has started and waits for permission.
-struct Knock {
-    body: String,
-    stream: tokio::net::UnixStream,
-}
-
-impl Knock {
-    /// Lets it continue.
-    fn answer(self) {
-        drop(self.stream);
+/// `journeyman bridge` with this configuration.
+fn bridge(folder: &std::path::Path, config: &str, uri: &str) -> Command {
+    let file = folder.join("bridge.toml");
+    std::fs::write(&file, config).expect("the file is written");
+    let mut variables = vec![("JOURNEYMAN__WORKER__POLL_INTERVAL", "100ms"), ("JOURNEYMAN_AMQP_URI", uri)];
+    if config.contains("[source.builds]") {
+        variables.push(("JOURNEYMAN__SOURCE__BUILDS__ACCESS_TOKEN_FILE", "env:TEST_TOKEN"));
+        variables.push(("TEST_TOKEN", TOKEN));
     }
+    let mut command = process::command("bridge", folder, &file, &variables);
+    // The capacity of the configuration applies.
+    command.env_remove("JOURNEYMAN__WORKER__CAPACITY");
+    command
 }
 
-impl FarSide {
-    fn start(place: &Place) -> Self {
-        use std::os::unix::fs::PermissionsExt as _;
-        let folder = place.folder.path();
-        let (program, door) = (folder.join("far.py"), folder.join("door"));
-        std::fs::write(&program, PROGRAM).expect("it is written");
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("it may be run");
-        let listener = UnixListener::bind(&door).expect("a door");
-        let (sender, knocks) = mpsc::channel(64);
-        tokio::spawn(async move {
-            while let Ok((mut stream, _)) = listener.accept().await {
-                let sender = sender.clone();
-                tokio::spawn(async move {
-                    let mut body = Vec::new();
-                    while !body.ends_with(b"\n") {
-                        if stream.read_buf(&mut body).await.unwrap_or(0) == 0 {
-                            return;
-                        }
-                    }
-                    let body = String::from_utf8(body).expect("text").trim_end().to_owned();
-                    drop(sender.send(Knock { body, stream }).await);
-                });
-            }
-        });
-        let config = format!(
-            "[worker]\ncapacity = 8\n\n[source.builds]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"far/side\"\n\
-             client_id = \"tester\"\nhandler = \"far\"\n\n[handler.far]\nkind = \"program\"\nexec = [\"{}\"]\nenv_allow = [\"DOOR\", \"PATH\"]\n",
-            place.tasks.service.root_url(),
-            program.display()
-        );
-        let more = [("DOOR", door.to_str().expect("text"))];
-        let worker = Process::start("worker", folder, 0, &config, &place.uri, &more);
-        Self { _worker: worker, knocks }
-    }
-
-    async fn next(&mut self) -> Knock {
-        within("a run at the far side", self.knocks.recv()).await.expect("the door stays open")
-    }
-}
-
-/// A handler whose reply is the body of its request.
-fn returns_body() -> Act {
-    Arc::new(|request, context| {
+/// A worker of the tasks that leaves a result, or fails, on permission.
+fn far_side(place: &Place) -> (Gate, Running) {
+    let (gate, act) = Gate::before(Arc::new(|request, context| {
         Box::pin(async move {
-            context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
+            if request.path.as_deref() == Some("/fail") {
+                return Err(ExecuteError::failed("it failed".to_owned()));
+            }
+            let result = json!({"echo": request.json, "path": request.path});
+            std::fs::write(context.workdir().join("result"), result.to_string()).expect("the file is written");
+            context.artifacts().file("public/result.json", "result").expect("a result");
             Ok(())
         })
-    })
+    }));
+    let source = Taskcluster::new(taskcluster::Config {
+        api: api_config(place.tasks.service.root_url()),
+        dialect: Dialect::ClaimWork,
+        task_queue: "far/side".into(),
+        worker_group: "group".into(),
+        worker_id: "worker".into(),
+        artifact_storage: ArtifactStorage::S3,
+    });
+    let source = Arc::new(source.expect("usable settings"));
+    (gate, Running::of(source, |settings| WorkerConfig { capacity: 8, ..settings }, act))
 }
 
 const LONG: Duration = Duration::from_secs(600);
@@ -229,22 +141,25 @@ const LONG: Duration = Duration::from_secs(600);
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_becomes_a_task_and_its_result_the_reply() {
     let Some(place) = Place::new(LONG).await else { return };
-    let bridge = place.bridge(0, "requests", "builds");
-    let mut far = FarSide::start(&place);
+    let bridge = place.bridge("requests", "builds");
+    let (mut far, worker) = far_side(&place);
     assert!(place.client.publish(Client::properties("a", "/echo"), b"{\"x\":1}").await);
-    far.next().await.answer();
+    far.enters().await;
+    far.go.add_permits(1);
     let answer = place.client.answer("a").await;
     assert_eq!((answer.status(), answer.json()), ("ok", json!({"echo": {"x": 1}, "path": "/echo"})));
     assert!(place.client.publish(Client::properties("b", "/fail"), b"{\"x\":2}").await);
-    far.next().await.answer();
+    far.enters().await;
+    far.go.add_permits(1);
     let answer = place.client.answer("b").await;
     assert_eq!(answer.status(), "core_error");
     let message = answer.json()["message"].as_str().expect("a sentence").to_owned();
     assert!(message.contains("failed in run 0"), "{message}");
     bridge.signal(Signal::TERM);
-    let (code, log) = bridge.ends().await;
-    assert_eq!(code, Some(0), "{log}");
-    assert!(!log.contains("secret-token") && !log.contains("{\"x\":1}"), "{log}");
+    let ended = bridge.ends().await;
+    assert_eq!(ended.code(), Some(0), "{}", ended.log);
+    assert!(!ended.log.contains(TOKEN) && !ended.log.contains("{\"x\":1}"), "{}", ended.log);
+    worker.drained().await;
     place.client.delete_queue().await;
 }
 
@@ -252,23 +167,22 @@ async fn a_request_becomes_a_task_and_its_result_the_reply() {
 async fn requests_of_a_bridge_that_is_killed_repeatedly_become_one_task_each() {
     const REQUESTS: usize = 24;
     let Some(place) = Place::new(LONG).await else { return };
-    let mut far = FarSide::start(&place);
-    let mut bridge = place.bridge(0, "requests", "builds");
+    let (mut far, worker) = far_side(&place);
+    let mut bridge = place.bridge("requests", "builds");
     for n in 0..REQUESTS {
         assert!(place.client.publish(Client::properties(&n.to_string(), "/echo"), n.to_string().as_bytes()).await);
     }
     let mut begun = Vec::new();
     for n in 0..REQUESTS {
-        let knock = far.next().await;
-        begun.push(knock.body.clone());
+        begun.push(far.enters().await);
         // Killed while some tasks are created, some wait, some run and some are about to be answered.
         if n % 6 == 5 {
             bridge.signal(Signal::KILL);
             bridge.ends().await;
-            knock.answer();
-            bridge = place.bridge(u32::try_from(n).expect("small"), "requests", "builds");
+            far.go.add_permits(1);
+            bridge = place.bridge("requests", "builds");
         } else {
-            knock.answer();
+            far.go.add_permits(1);
         }
     }
     for n in 0..REQUESTS {
@@ -278,9 +192,10 @@ async fn requests_of_a_bridge_that_is_killed_repeatedly_become_one_task_each() {
     begun.sort_by_key(|body| body.parse::<usize>().expect("a number"));
     let all: Vec<String> = (0..REQUESTS).map(|n| n.to_string()).collect();
     assert_eq!(begun, all, "each request ran once");
-    assert!(far.knocks.try_recv().is_err(), "and none of them again");
+    assert!(far.entered.try_recv().is_err(), "and none of them again");
     bridge.signal(Signal::TERM);
-    assert_eq!(bridge.ends().await.0, Some(0));
+    assert_eq!(bridge.ends().await.code(), Some(0));
+    worker.drained().await;
     place.client.until_depth(0, 0).await;
     place.client.delete_queue().await;
 }
@@ -288,7 +203,7 @@ async fn requests_of_a_bridge_that_is_killed_repeatedly_become_one_task_each() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_holds_at_most_its_capacity_of_requests_and_requeues_them() {
     let Some(place) = Place::new(LONG).await else { return };
-    let bridge = place.bridge(0, "requests", "builds");
+    let bridge = place.bridge("requests", "builds");
     for n in 0..20 {
         assert!(place.client.publish(Client::properties(&n.to_string(), "/echo"), b"1").await);
     }
@@ -317,7 +232,7 @@ async fn a_task_becomes_a_request_and_the_reply_its_outcome() {
             })
         }),
     );
-    let bridge = place.bridge(0, "builds", "requests");
+    let bridge = place.bridge("builds", "requests");
     let good = place.task(json!({"path": "/echo", "json": {"x": 1}})).await;
     let bad = place.task(json!({"path": "/no", "body": "text"})).await;
     let none = place.task(json!({"path": 7})).await;
@@ -329,7 +244,7 @@ async fn a_task_becomes_a_request_and_the_reply_its_outcome() {
     let none = place.resolved(&none).await;
     assert_eq!(none["runs"][0]["reasonResolved"], "malformed-payload");
     bridge.signal(Signal::TERM);
-    assert_eq!(bridge.ends().await.0, Some(0));
+    assert_eq!(bridge.ends().await.code(), Some(0));
     worker.drained().await;
     place.client.delete_queue().await;
 }
@@ -342,7 +257,7 @@ async fn a_bridge_claims_at_most_its_capacity_of_tasks() {
     for n in 0..TASKS {
         tasks.push(place.task(json!({"path": "/echo", "json": n})).await);
     }
-    let bridge = place.bridge(0, "builds", "requests");
+    let bridge = place.bridge("builds", "requests");
     // Without replies, eight requests are sent, and no other task is claimed.
     place.client.until_depth(8, 0).await;
     let mut running = 0;
@@ -356,7 +271,7 @@ async fn a_bridge_claims_at_most_its_capacity_of_tasks() {
         assert_eq!(place.artifact(task, 0, "public/result.json").await, n.to_string().as_bytes());
     }
     bridge.signal(Signal::TERM);
-    assert_eq!(bridge.ends().await.0, Some(0));
+    assert_eq!(bridge.ends().await.code(), Some(0));
     worker.drained().await;
     place.client.delete_queue().await;
 }
@@ -383,12 +298,12 @@ async fn a_task_of_a_killed_bridge_sends_its_request_again_with_the_same_message
             })
         }),
     );
-    let bridge = place.bridge(0, "builds", "requests");
+    let bridge = place.bridge("builds", "requests");
     let task = place.task(json!({"json": {"x": 1}})).await;
     let first = within("the request", asked.recv()).await.expect("it is asked");
     bridge.signal(Signal::KILL);
     bridge.ends().await;
-    let bridge = place.bridge(1, "builds", "requests");
+    let bridge = place.bridge("builds", "requests");
     let second = within("the request again", asked.recv()).await.expect("it is asked");
     assert!(first.is_some() && first == second, "{first:?} {second:?}");
     go.add_permits(2);
@@ -397,7 +312,7 @@ async fn a_task_of_a_killed_bridge_sends_its_request_again_with_the_same_message
     let run = u32::try_from(status["runs"].as_array().expect("runs").len() - 1).expect("small");
     assert_eq!(place.artifact(&task, run, "public/result.json").await, b"{\"x\":1}");
     bridge.signal(Signal::TERM);
-    assert_eq!(bridge.ends().await.0, Some(0));
+    assert_eq!(bridge.ends().await.code(), Some(0));
     worker.drained().await;
     place.client.delete_queue().await;
 }
@@ -406,7 +321,7 @@ async fn a_task_of_a_killed_bridge_sends_its_request_again_with_the_same_message
 async fn a_bridge_retries_while_the_other_side_is_unavailable_and_reports_it() {
     let Some(place) = Place::new(LONG).await else { return };
     place.client.delete_queue().await;
-    let bridge = place.bridge(0, "builds", "requests");
+    let bridge = place.bridge("builds", "requests");
     let task = place.task(json!({"json": 1})).await;
     place.says("no queue for the key").await;
     place.client.declare(Kind::Durable, &place.client.queue).await;
@@ -414,7 +329,7 @@ async fn a_bridge_retries_while_the_other_side_is_unavailable_and_reports_it() {
     assert_eq!(place.resolved(&task).await["state"], "completed");
     worker.drained().await;
     bridge.signal(Signal::TERM);
-    assert_eq!(bridge.ends().await.0, Some(0));
+    assert_eq!(bridge.ends().await.code(), Some(0));
     // The opposite direction: the task queue is unavailable, and comes back.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -422,7 +337,7 @@ async fn a_bridge_retries_while_the_other_side_is_unavailable_and_reports_it() {
     let config = format!("{sources}\n[bridge.it]\nfrom = \"requests\"\nto = \"builds\"\n");
     // Closes the first connection at once.
     let shut = std::thread::spawn(move || drop(listener.accept()));
-    let bridge = Process::start("bridge", place.folder.path(), 1, &config, &place.uri, &[]);
+    let bridge = place.start(&config);
     assert!(place.client.publish(Client::properties("a", "/echo"), b"1").await);
     place.says("retrying: createTask").await;
     shut.join().expect("it was asked");
@@ -443,9 +358,8 @@ async fn an_invalid_bridge_is_rejected_with_its_place() {
         (format!("{amqp}[bridge.x]\nfrom = \"aa\"\nto = \"b\"\n"), "did you mean `a`?"),
         (format!("{amqp}[bridge.x]\nfrom = \"a\"\n"), "needs `to`"),
     ] {
-        let process = Process::start("bridge", folder.path(), 0, &text, "amqp://127.0.0.1:1", &[]);
-        let (code, log) = process.ends().await;
-        assert_eq!(code, Some(30), "{log}");
-        assert!(log.contains(words), "{words}: {log}");
+        let ended = Process::of(bridge(folder.path(), &text, "amqp://127.0.0.1:1")).ends().await;
+        assert_eq!(ended.code(), Some(30), "{}", ended.log);
+        assert!(ended.log.contains(words), "{words}: {}", ended.log);
     }
 }

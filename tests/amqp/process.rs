@@ -42,7 +42,7 @@ pub(crate) struct Process {
 impl Process {
     /// Starts a worker in a directory, with only these variables.
     pub(crate) fn start(folder: &Path, config: &Path, variables: &[(&str, &str)]) -> Self {
-        Self::of(command(folder, config, variables))
+        Self::of(command("worker", folder, config, variables))
     }
 
     /// Starts a command.
@@ -104,10 +104,10 @@ fn read(stderr: ChildStderr, into: &Mutex<String>, lines: &watch::Sender<usize>)
     }
 }
 
-/// `journeyman worker` with only these variables.
-pub(crate) fn command(folder: &Path, config: &Path, variables: &[(&str, &str)]) -> Command {
+/// `journeyman worker` or `journeyman bridge` with only these variables.
+pub(crate) fn command(role: &str, folder: &Path, config: &Path, variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
-    command.args(["worker", "--config"]).arg(config).arg("--work-dir").arg(folder.join("work"));
+    command.args([role, "--config"]).arg(config).arg("--work-dir").arg(folder.join("work"));
     command.current_dir(folder).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
     command.env("JOURNEYMAN__HOST__METADATA_SERVICE", "off").env("JOURNEYMAN__WORKER__CAPACITY", "2");
     command.env("JOURNEYMAN__LOG__LEVEL", "debug");

@@ -425,22 +425,26 @@ pub(crate) struct Gate {
 impl Gate {
     /// A handler that replies with its body on permission, and can be canceled.
     pub(crate) fn handler() -> (Self, Act) {
+        Self::before(returns_body())
+    }
+
+    /// A handler that continues with `act` on permission, and can be canceled.
+    pub(crate) fn before(act: Act) -> (Self, Act) {
         let (sender, entered) = mpsc::channel(1024);
         let go = Arc::new(tokio::sync::Semaphore::new(0));
         let gate = Arc::clone(&go);
-        let act: Act = Arc::new(move |request, context| {
-            let (sender, gate) = (sender.clone(), Arc::clone(&gate));
+        let gated: Act = Arc::new(move |request, context| {
+            let (sender, gate, act) = (sender.clone(), Arc::clone(&gate), Arc::clone(&act));
             Box::pin(async move {
                 sender.send(request.body.clone().unwrap_or_default()).await.expect("the test listens");
                 tokio::select! {
                     permit = gate.acquire() => permit.expect("the gate stays").forget(),
                     _ = context.canceled() => return Err(ExecuteError::failed("canceled".to_owned())),
                 }
-                context.set_reply(journeyman::task::Reply::ok(request.body_bytes())).expect("it fits");
-                Ok(())
+                act(request, context).await
             })
         });
-        (Self { entered, go }, act)
+        (Self { entered, go }, gated)
     }
 
     pub(crate) async fn enters(&mut self) -> String {
@@ -452,6 +456,16 @@ impl Gate {
 pub(crate) fn intermittent(message: &'static str) -> Act {
     Arc::new(move |_, _| {
         Box::pin(async move { Err(ExecuteError::new(ExecuteFailure::Intermittent, message.to_owned())) })
+    })
+}
+
+/// A handler whose reply is the body of its request.
+pub(crate) fn returns_body() -> Act {
+    Arc::new(|request, context| {
+        Box::pin(async move {
+            context.set_reply(journeyman::task::Reply::ok(request.body_bytes())).expect("it fits");
+            Ok(())
+        })
     })
 }
 
