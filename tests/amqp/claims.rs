@@ -14,7 +14,7 @@ use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::handler::{ExecuteError, ExecuteFailure};
 use journeyman::source::Source as _;
 use journeyman::source::amqp::{AmqpSource, OnAttemptsExhausted};
-use journeyman::task::Reply;
+use journeyman::task::{Reply, ReplyStatus};
 use journeyman::worker::{Command, ExitReason, Note, WorkerConfig};
 
 use crate::broker::management;
@@ -471,5 +471,42 @@ async fn a_redelivered_request_of_a_full_queue_is_tried_without_recording_the_at
     }
     assert_eq!(tries.load(std::sync::atomic::Ordering::Relaxed), 3);
     assert_eq!(worker.tally("attempts_exhausted").await, 0);
+    client.finish(worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_without_a_process_is_not_journaled() {
+    let Some(client) = Client::shared(Kind::Transient).await else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let work_dir = folder.path().join("work");
+    let journal = work_dir.join("journal");
+    let act: Act = Arc::new(move |_, context| {
+        let journal = std::fs::read_to_string(&journal).unwrap_or_default();
+        Box::pin(async move {
+            let is_journaled = journal.contains(context.task().run.task.as_str());
+            context.set_reply(Reply::ok(is_journaled.to_string().into_bytes())).expect("it fits");
+            Ok(())
+        })
+    });
+    let worker = Running::with(queue(&client), |settings| WorkerConfig { work_dir, ..settings }, act);
+    assert_eq!(client.call("/work", b"1").await.body, b"false");
+    client.finish(worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_error_reply_of_a_handler_is_that_of_a_request_that_is_given_up() {
+    let Some(client) = Client::shared(Kind::Transient).await else { return };
+    let act: Act = Arc::new(|_, context| {
+        Box::pin(async move {
+            let reply = Reply::ok(context.task().run.run.to_string().into_bytes());
+            context.set_reply(reply.with_status(ReplyStatus::CORE_ERROR)).expect("it fits");
+            Err(ExecuteError::new(ExecuteFailure::Intermittent, "busy".to_owned()))
+        })
+    });
+    let mut settings = queue(&client);
+    settings.max_attempts = NonZeroU32::new(2);
+    let worker = Running::start(settings, 1, act);
+    let answer = client.call("/work", b"1").await;
+    assert_eq!((answer.status(), answer.body.as_slice()), ("core_error", &b"1"[..]));
     client.finish(worker).await;
 }

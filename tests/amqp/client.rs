@@ -384,8 +384,8 @@ async fn the_command_uses_client_certificates_and_verifies_the_broker() {
     let all = ["--amqp-ca", &ca, "--amqp-certificate", &certificate, "--amqp-key", &key];
     let said = command(&pool, &own.tls_uri(), &all, &ok(), b"{\"echo\":1}").await;
     assert_eq!(said, (0, "{\"echo\":1}\n".to_owned(), String::new()));
-    // No CA for the broker, or no client certificate; half of a client certificate is rejected before connecting.
-    for (arguments, code) in [(&all[2..], 32), (&all[..2], 32), (&all[..4], 2)] {
+    // No CA for the broker, or no client certificate; half of a client certificate and a timeout of 0 are rejected before connecting.
+    for (arguments, code) in [(&all[2..], 32), (&all[..2], 32), (&all[..4], 2), (&["--timeout", "0s"][..], 2)] {
         let (ended, out, err) = command(&pool, &own.tls_uri(), arguments, &ok(), b"1").await;
         assert_eq!((ended, out.as_str()), (code, ""), "{arguments:?}: {err}");
     }

@@ -10,7 +10,7 @@ use journeyman::worker::WorkerConfig;
 use tokio::sync::Semaphore;
 
 use crate::broker::Broker;
-use crate::support::{Act, Client, Gate, Kind, Running, broker, queue, shared, shared_uri, target, wired, within};
+use crate::support::{Act, Client, Gate, Kind, Running, broker, queue, shared, shared_uri, target, within};
 use crate::wire::Wire;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -233,21 +233,6 @@ impl Slow {
         assert_eq!(within("it starts again", self.entered.recv()).await, Some(0), "alone");
         assert_eq!(client.answer("a").await.body, b"null");
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_request_does_not_run_twice_at_once_after_a_lost_connection() {
-    let Some((client, wire, settings)) = wired(Kind::Transient).await else { return };
-    let (mut slow, act) = Slow::handler();
-
-    let grace = Duration::from_secs(60);
-    let worker =
-        Running::with(settings, |settings| WorkerConfig { capacity: 4, termination_grace: grace, ..settings }, act);
-    assert!(client.publish(Client::properties("a", "/a"), b"a").await);
-    assert_eq!(within("it starts", slow.entered.recv()).await, Some(0));
-    wire.cut();
-    slow.is_alone_again(&client, &worker).await;
-    client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -34,8 +34,6 @@ mod controller;
 mod faults;
 mod groups;
 mod invalid_replies;
-mod journal;
-mod late_polls;
 mod process;
 mod replies;
 mod reports;
