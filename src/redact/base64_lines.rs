@@ -3,97 +3,63 @@
 //! A first character at the end of a line is not redacted: nearly every line ends with a character that may begin a match,
 //! and would be held back until the next line. That character reveals six bits.
 
-use memchr::memchr2_iter;
-
-use super::secret_set::{WINDOW, window};
+use super::patterns::StreamEnd;
+use super::secret_set::PREFIX_BYTES;
 
 /// The longest line end between two characters: `\r\n`, or an empty line.
 pub(super) const GAP_BYTES_MAX: usize = 2;
-
-/// How many bytes may hold fewer than [`WINDOW`] characters: `ab\r\nc\r\n`.
-pub(super) const SHORT_BYTES_MAX: usize = WINDOW - 1 + 2 * GAP_BYTES_MAX;
 
 const fn is_break(byte: u8) -> bool {
     matches!(byte, b'\n' | b'\r')
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Prefix {
-    NoBreak,
-    Short { characters: [u8; WINDOW], count: usize },
-    Window { window: u32, behind: usize },
-}
-
-/// The beginning at this place, if a line end interrupts its first characters.
-pub(super) fn across(bytes: &[u8], at: usize) -> Prefix {
-    let rest = bytes.get(at..).unwrap_or_default();
-    match rest {
-        [first, second, ..] if !is_break(*first) && !is_break(*second) => {}
-        _ => return Prefix::NoBreak,
+/// The last character of the line before, if this place starts a line.
+pub(super) fn last_of_line_before(bytes: &[u8], at: usize) -> Option<u8> {
+    let before = bytes.get(..at)?;
+    let gap = before.iter().rev().take(GAP_BYTES_MAX + 1).take_while(|byte| is_break(**byte)).count();
+    if gap == 0 || gap > GAP_BYTES_MAX || bytes.get(at).is_none_or(|byte| is_break(*byte)) {
+        return None;
     }
-    if rest.iter().take(WINDOW).any(|byte| is_break(*byte)) { joined(None, rest) } else { Prefix::NoBreak }
+    before.get(..at - gap)?.last().copied()
 }
 
-/// The beginning that started with the last character of the line before, if this place starts a line.
-pub(super) fn behind(bytes: &[u8], at: usize) -> Prefix {
-    let (before, rest) = bytes.split_at_checked(at).unwrap_or_default();
-    let before = before.get(before.len().saturating_sub(1 + GAP_BYTES_MAX)..).unwrap_or_default();
-    let line = before.iter().rposition(|byte| !is_break(*byte));
-    match (line.and_then(|line| before.get(line..)), rest.first()) {
-        (Some([character, gap @ ..]), Some(first)) if (1..=GAP_BYTES_MAX).contains(&gap.len()) && !is_break(*first) => {
-            joined(Some(*character), rest)
-        }
-        _ => Prefix::NoBreak,
-    }
+/// The first characters, if a line end interrupts them behind the second, without that line end.
+pub(super) fn across(rest: &[u8]) -> Option<Vec<u8>> {
+    let place = rest.iter().take(PREFIX_BYTES).position(|byte| is_break(*byte))?;
+    if place < 2 { None } else { joined(None, rest) }
 }
 
-fn joined(before: Option<u8>, rest: &[u8]) -> Prefix {
-    let (mut characters, mut count, mut gap) = ([0; WINDOW], 0, 0);
+/// The first characters without the line ends between them.
+pub(super) fn joined(before: Option<u8>, rest: &[u8]) -> Option<Vec<u8>> {
+    let (mut characters, mut gap) = (Vec::with_capacity(PREFIX_BYTES), 0);
     for byte in before.into_iter().chain(rest.iter().copied()) {
         if is_break(byte) {
             gap += 1;
             if gap > GAP_BYTES_MAX {
-                return Prefix::NoBreak;
+                return None;
             }
             continue;
         }
         gap = 0;
-        characters.get_mut(count).into_iter().for_each(|place| *place = byte);
-        count += 1;
-        if count == WINDOW {
-            let window = window(&characters, 0).unwrap_or_default();
-            return Prefix::Window { window, behind: usize::from(before.is_some()) };
+        characters.push(byte);
+        if characters.len() == PREFIX_BYTES {
+            break;
         }
     }
-    Prefix::Short { characters, count }
+    Some(characters)
 }
 
-/// The first place in `at..until` near a line end at which a match may start.
-pub(super) fn candidate(bytes: &[u8], at: usize, until: usize, may_start: impl Fn(u32) -> bool) -> Option<usize> {
-    let is_one = |beginning| matches!(beginning, Prefix::Window { window, .. } if may_start(window));
-    let from = at.saturating_sub(1);
-    let near = bytes.get(from..(until + WINDOW - 1).min(bytes.len()))?;
-    memchr2_iter(b'\n', b'\r', near).find_map(|place| {
-        let end = from + place;
-        // Three or two characters before the line end, or one, which counts as the start of the next line.
-        let before = (2..WINDOW).rev().filter_map(|characters| end.checked_sub(characters));
-        let before = before.map(|place| (place, across(bytes, place)));
-        let mut places = before.chain([(end + 1, behind(bytes, end + 1))]);
-        let found = places.find(|(place, beginning)| (at..until).contains(place) && is_one(*beginning));
-        found.map(|(place, _)| place)
-    })
-}
-
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum MatchExtent {
     NoMatch,
-    Undecided,
     /// The matched bytes, line ends included.
     Whole(usize),
+    /// More bytes are needed; a longer match may still be possible.
+    Undecided,
 }
 
 /// How far `text` matches at the start of `bytes`.
-pub(super) fn match_extent(text: &[u8], bytes: &[u8]) -> MatchExtent {
+pub(super) fn match_extent(text: &[u8], bytes: &[u8], last: StreamEnd) -> MatchExtent {
     let (mut text, mut read) = (text, 0);
     loop {
         let rest = bytes.get(read..).unwrap_or_default();
@@ -101,7 +67,7 @@ pub(super) fn match_extent(text: &[u8], bytes: &[u8]) -> MatchExtent {
             return MatchExtent::Whole(read + text.len());
         }
         let Some(same) = text.iter().zip(rest).position(|(one, other)| one != other) else {
-            return MatchExtent::Undecided;
+            return if last == StreamEnd::No { MatchExtent::Undecided } else { MatchExtent::NoMatch };
         };
         let gap = rest.iter().skip(same).take(GAP_BYTES_MAX + 1).take_while(|byte| is_break(**byte)).count();
         if gap == 0 || gap > GAP_BYTES_MAX {

@@ -9,52 +9,25 @@ use crate::limits::{REDACT_KEY_BLOCK_BYTES_MAX, REDACT_PATTERN_BYTES_MAX};
 /// How many bytes before a position are needed to match there.
 pub(super) const LOOKBEHIND_BYTES: usize = 8;
 
-struct KnownToken {
-    prefix: &'static str,
-    class: ByteClass,
-    min_bytes: usize,
-}
-
-const fn token(prefix: &'static str, class: ByteClass, least: usize) -> KnownToken {
-    KnownToken { prefix, class, min_bytes: least }
-}
-
-const TOKENS: [KnownToken; 34] = [
-    token("ghp_", ByteClass::Word, 30),
-    token("gho_", ByteClass::Word, 30),
-    token("ghu_", ByteClass::Word, 30),
-    token("ghs_", ByteClass::Word, 30),
-    token("ghr_", ByteClass::Word, 30),
-    token("github_pat_", ByteClass::Word, 40),
-    token("glpat-", ByteClass::Token, 20),
-    token("glrt-", ByteClass::Token, 20),
-    token("gldt-", ByteClass::Token, 20),
-    token("glcbt-", ByteClass::Token, 20),
-    token("glptt-", ByteClass::Token, 20),
-    token("xoxb-", ByteClass::Token, 20),
-    token("xoxp-", ByteClass::Token, 20),
-    token("xoxa-", ByteClass::Token, 20),
-    token("xoxr-", ByteClass::Token, 20),
-    token("xoxs-", ByteClass::Token, 20),
-    token("xapp-", ByteClass::Token, 20),
-    token("sk_live_", ByteClass::Word, 20),
-    token("rk_live_", ByteClass::Word, 20),
-    token("sk_test_", ByteClass::Word, 20),
-    token("sk-ant-", ByteClass::Token, 30),
-    token("sk-proj-", ByteClass::Token, 30),
-    token("npm_", ByteClass::Word, 36),
-    token("pypi-", ByteClass::Token, 50),
-    token("dop_v1_", ByteClass::Word, 60),
-    token("dckr_pat_", ByteClass::Token, 20),
-    token("hvs.", ByteClass::Dotted, 24),
-    token("hvb.", ByteClass::Dotted, 24),
-    token("ya29.", ByteClass::Dotted, 20),
-    token("AIza", ByteClass::Token, 35),
-    token("bkua_", ByteClass::Word, 40),
-    token("shpat_", ByteClass::Word, 32),
-    token("tskey-", ByteClass::Token, 20),
-    token("AGE-SECRET-KEY-1", ByteClass::Token, 50),
+/// Prefixes, and how many bytes of which class follow at least.
+const TOKENS: [(&[&str], ByteClass, usize); 13] = [
+    (&["ghp_", "gho_", "ghu_", "ghs_", "ghr_"], ByteClass::Word, 30),
+    (&["github_pat_", "bkua_"], ByteClass::Word, 40),
+    (&["glpat-", "glrt-", "gldt-", "glcbt-", "glptt-", "dckr_pat_", "tskey-"], ByteClass::Token, 20),
+    (&["xoxb-", "xoxp-", "xoxa-", "xoxr-", "xoxs-", "xapp-"], ByteClass::Token, 20),
+    (&["sk_live_", "rk_live_", "sk_test_"], ByteClass::Word, 20),
+    (&["sk-ant-", "sk-proj-"], ByteClass::Token, 30),
+    (&["npm_"], ByteClass::Word, 36),
+    (&["pypi-", "AGE-SECRET-KEY-1"], ByteClass::Token, 50),
+    (&["dop_v1_"], ByteClass::Word, 60),
+    (&["hvs.", "hvb."], ByteClass::Dotted, 24),
+    (&["ya29."], ByteClass::Dotted, 20),
+    (&["AIza"], ByteClass::Token, 35),
+    (&["shpat_"], ByteClass::Word, 32),
 ];
+
+/// The first bytes of all patterns that match at the start of a word.
+const FIRST_BYTES: &[u8] = b"ABabdeghnprstxy";
 
 const PARAMETERS: [(&str, ParameterStart); 4] = [
     ("sig", ParameterStart::Parameter),
@@ -135,37 +108,18 @@ impl MatchTail {
     }
 }
 
-/// The first bytes, at most four, of every pattern.
-pub(super) fn prefixes() -> Vec<Vec<u8>> {
-    let mut found: Vec<Vec<u8>> = TOKENS.iter().map(|token| token.prefix.as_bytes().to_vec()).collect();
-    for word in ["BEGIN", "Authorization", "authorization", "AUTHORIZATION"] {
-        found.push(word.as_bytes().to_vec());
-    }
-    for (name, _) in PARAMETERS {
-        let mut capital = name.to_owned();
-        capital.get_mut(..1).into_iter().for_each(str::make_ascii_uppercase);
-        for name in [name.to_owned(), capital, name.to_ascii_uppercase()] {
-            found.extend(["=", "%"].map(|end| format!("{name}{end}").into_bytes()));
-        }
-    }
-    for byte in (0..=u8::MAX).filter(|byte| ByteClass::Token.contains(*byte)) {
-        found.push(vec![b'e', b'y', b'J', byte]);
-        found.push(vec![byte, b':', b'/', b'/']);
-    }
-    found
-}
-
 pub(super) fn match_at(bytes: &[u8], at: usize, last: StreamEnd) -> PatternMatch {
     let rest = bytes.get(at..).unwrap_or_default();
     let before = bytes.get(at.saturating_sub(LOOKBEHIND_BYTES)..at).unwrap_or_default();
-    let found = match rest {
-        [b'B', b'E', ..] => private_key_block(before, rest),
-        [b'A' | b'a', b'u' | b'U', ..] => authorization(before, rest),
-        [_, b':', b'/', ..] => user_info(rest, last),
-        [b'e', b'y', b'J', ..] => web_token(before, rest),
-        _ => PatternMatch::NoMatch,
-    };
-    let found = found.or_else(|| url_parameter(before, rest)).or_else(|| known_token(before, rest));
+    let mut found = user_info(rest, last).or_else(|| url_parameter(before, rest));
+    let starts_word = !before.last().is_some_and(u8::is_ascii_alphanumeric);
+    if starts_word && rest.first().is_some_and(|first| FIRST_BYTES.contains(first)) {
+        found = found
+            .or_else(|| private_key_block(before, rest))
+            .or_else(|| authorization(rest))
+            .or_else(|| web_token(before, rest))
+            .or_else(|| known_token(rest));
+    }
     match (found, last) {
         (PatternMatch::Undecided, StreamEnd::Yes) => PatternMatch::NoMatch,
         (found, _) => found,
@@ -178,29 +132,24 @@ pub(super) enum StreamEnd {
     No,
 }
 
-fn ends_in_word(before: &[u8]) -> bool {
-    before.last().is_some_and(u8::is_ascii_alphanumeric)
-}
-
 /// Whether `rest`, or as much of it as there is, starts with `text`.
-fn starts_with_ignore_case(rest: &[u8], text: &[u8]) -> bool {
-    let both = rest.len().min(text.len());
-    rest.get(..both).unwrap_or_default().eq_ignore_ascii_case(text.get(..both).unwrap_or_default())
+fn starts_with(rest: &[u8], text: &[u8]) -> bool {
+    rest.iter().zip(text).all(|(one, other)| one == other)
 }
 
-fn known_token(before: &[u8], rest: &[u8]) -> PatternMatch {
-    if ends_in_word(before) {
-        return PatternMatch::NoMatch;
-    }
-    for KnownToken { prefix, class, min_bytes: least } in &TOKENS {
-        let both = rest.len().min(prefix.len());
-        if rest.get(..both) != prefix.as_bytes().get(..both) {
-            continue;
-        }
+/// As [`starts_with`], in any case.
+fn starts_with_ignore_case(rest: &[u8], text: &[u8]) -> bool {
+    rest.iter().zip(text).all(|(one, other)| one.eq_ignore_ascii_case(other))
+}
+
+fn known_token(rest: &[u8]) -> PatternMatch {
+    let starts = |prefix: &[u8]| prefix.first() == rest.first() && starts_with(rest, prefix);
+    for (prefixes, class, bytes_min) in &TOKENS {
+        let Some(prefix) = prefixes.iter().find(|prefix| starts(prefix.as_bytes())) else { continue };
         let value = rest.get(prefix.len()..).unwrap_or_default();
-        let value = value.get(..*least).unwrap_or(value);
+        let value = value.get(..*bytes_min).unwrap_or(value);
         match class.run_length(value) {
-            run if run == *least => return PatternMatch::Found { from: 0, tail: MatchTail::While(*class) },
+            run if run == *bytes_min => return PatternMatch::Found { from: 0, tail: MatchTail::While(*class) },
             run if run == value.len() => return PatternMatch::Undecided,
             _ => {}
         }
@@ -212,8 +161,7 @@ fn known_token(before: &[u8], rest: &[u8]) -> PatternMatch {
 fn web_token(before: &[u8], rest: &[u8]) -> PatternMatch {
     const HEADER_BYTES_MIN: usize = 12;
     const CLAIMS_BYTES_MIN: usize = 4;
-    // Matches at the start of a word only.
-    if before.last().is_some_and(|byte| ByteClass::Dotted.contains(*byte)) {
+    if before.last().is_some_and(|byte| ByteClass::Dotted.contains(*byte)) || !starts_with(rest, b"eyJ") {
         return PatternMatch::NoMatch;
     }
     let header = ByteClass::Token.run_length(rest.get(..REDACT_PATTERN_BYTES_MAX).unwrap_or(rest));
@@ -233,13 +181,11 @@ fn web_token(before: &[u8], rest: &[u8]) -> PatternMatch {
 /// `https://user:password@host`: the user info before the last `@` of the authority.
 fn user_info(rest: &[u8], last: StreamEnd) -> PatternMatch {
     const NAMELESS_BYTES_MIN: usize = 16;
-    let Some(authority) = rest.get(4..).filter(|_| rest.get(1..4) == Some(b"://")) else {
-        return if rest.len() < 4 && starts_with_ignore_case(rest.get(1..).unwrap_or_default(), b"://") {
-            PatternMatch::Undecided
-        } else {
-            PatternMatch::NoMatch
-        };
-    };
+    let Some((scheme, rest)) = rest.split_first() else { return PatternMatch::NoMatch };
+    if !starts_with(rest, b"://") || !ByteClass::Token.contains(*scheme) {
+        return PatternMatch::NoMatch;
+    }
+    let Some(authority) = rest.get(3..) else { return PatternMatch::Undecided };
     let authority = authority.get(..REDACT_PATTERN_BYTES_MAX).unwrap_or(authority);
     let ends = |byte: &u8| byte.is_ascii_whitespace() || byte.is_ascii_control() || b"/?#\"<>\\^`{|}".contains(byte);
     let end = authority.iter().position(ends);
@@ -260,9 +206,17 @@ fn user_info(rest: &[u8], last: StreamEnd) -> PatternMatch {
 
 /// `sig=…` and the like in a URL, or in a URL that is a parameter of another URL.
 fn url_parameter(before: &[u8], rest: &[u8]) -> PatternMatch {
-    let starts_one = matches!(before.last(), Some(b'?' | b'&' | b';'))
-        || [b"u0026".as_slice(), b"%26", b"%3F", b"%3f"].iter().any(|sign| before.ends_with(sign));
     let dash = before.last() == Some(&b'-');
+    let starts_one = match before.last() {
+        Some(b'?' | b'&' | b';') => true,
+        Some(b'6' | b'F' | b'f') => {
+            [b"u0026".as_slice(), b"%26", b"%3F", b"%3f"].iter().any(|sign| before.ends_with(sign))
+        }
+        Some(_) | None => false,
+    };
+    if !starts_one && !dash {
+        return PatternMatch::NoMatch;
+    }
     let mut open = false;
     for (name, place) in PARAMETERS {
         if !(starts_one || dash && place == ParameterStart::DashToo) || !starts_with_ignore_case(rest, name.as_bytes())
@@ -339,10 +293,10 @@ impl KeyBlock {
 }
 
 /// An `Authorization` header in HTTP, in JSON, or on a command line.
-fn authorization(before: &[u8], rest: &[u8]) -> PatternMatch {
+fn authorization(rest: &[u8]) -> PatternMatch {
     const NAME: &[u8] = b"authorization";
     const QUOTES_MAX: usize = 6;
-    if ends_in_word(before) || !starts_with_ignore_case(rest, NAME) {
+    if !starts_with_ignore_case(rest, NAME) {
         return PatternMatch::NoMatch;
     }
     let Some(behind) = rest.get(NAME.len()..) else { return PatternMatch::Undecided };
