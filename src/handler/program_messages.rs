@@ -19,7 +19,7 @@ use tokio::process::ChildStdin;
 use tokio::time::timeout;
 
 use crate::domain::refusal::Refusal;
-use crate::limits::{PROCESS_OUTPUT_DRAIN, PROGRAM_LINE_BYTES_MAX, PROGRAM_READ_BYTES, PROGRAM_REASONS_MAX};
+use crate::limits::{PROCESS_OUTPUT_DRAIN, PROGRAM_LINE_BYTES_MAX, PROGRAM_REASONS_MAX};
 use crate::task::{ArtifactBody, ArtifactErrorReason, Reply, ReplyStatus};
 
 use super::artifact::{ArtifactDeclaration, ArtifactKind, Optionality, expires_after_task, guess_content_type};
@@ -189,7 +189,7 @@ impl MessageReader<'_> {
     /// Reads until every writing end is closed. A partial reply is sent before the next message is read, so that a fast
     /// program waits for a slow client.
     async fn read_all(&mut self, channel: pipe::Receiver) {
-        let mut channel = BufReader::with_capacity(PROGRAM_READ_BYTES, channel);
+        let mut channel = BufReader::new(channel);
         let mut line = Vec::new();
         loop {
             line.clear();

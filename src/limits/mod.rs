@@ -110,7 +110,6 @@ pub const PROCESSES_LISTED_MAX: usize = 20;
 /// A payload is killed this long before the cancellation deadline, so that its end is seen in time.
 pub const PROCESS_KILL_MARGIN: Duration = Duration::from_secs(2);
 pub const PROCESS_READ_BYTES: usize = 16 << 10;
-pub const TERMINATION_GRACE_DEFAULT: Duration = Duration::from_secs(10);
 /// How much of a process's environment is searched for the cookie of its claim.
 pub const PROCESS_ENVIRONMENT_BYTES_MAX: u64 = 4 << 20;
 pub const UNMOUNT_PASSES_MAX: usize = 4096;
@@ -139,7 +138,6 @@ pub const LEFTOVER_FOLDERS_MAX: usize = 1_000;
 pub const DISK_USAGE_INTERVAL: Duration = Duration::from_secs(5);
 pub const PROGRAM_CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 pub const PROGRAM_LINE_BYTES_MAX: usize = 64 << 10;
-pub const PROGRAM_READ_BYTES: usize = 8 << 10;
 pub const PROGRAM_REASONS_MAX: usize = 20;
 /// How long a worker that aborts may take before the process exits anyway.
 pub const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
