@@ -17,8 +17,6 @@ use crate::limits::{
     ARTIFACTS_MAX,
 };
 
-use crate::task::ArtifactBody;
-
 use super::{artifact_collector::ArtifactCollector, log};
 
 /// The content of a declared artifact.
@@ -43,8 +41,6 @@ pub enum ArtifactKind {
         /// Its media type.
         content_type: String,
     },
-    /// A link, a reference, an error or an open file.
-    Body(ArtifactBody),
 }
 
 /// Whether a task may succeed without an artifact.
@@ -79,20 +75,6 @@ impl ArtifactDeclaration {
             name.truncate(name.trim_end_matches('/').len());
         }
         Self { name, kind, expires: None, optionality: Optionality::default() }
-    }
-
-    /// Sets when it expires.
-    #[must_use]
-    pub fn expires(mut self, expires: impl Into<String>) -> Self {
-        self.expires = Some(expires.into());
-        self
-    }
-
-    /// Lets the task succeed if the artifact is missing or the queue rejects it.
-    #[must_use]
-    pub const fn optional(mut self) -> Self {
-        self.optionality = Optionality::Optional;
-        self
     }
 }
 
@@ -201,21 +183,16 @@ fn invalid<T>(what: String) -> Result<T, DeclarationError> {
 /// Checks a declaration without its file.
 fn validate(declaration: &ArtifactDeclaration) -> Result<(), DeclarationError> {
     validate_name(&declaration.name)?;
-    match &declaration.kind {
-        ArtifactKind::File { path, .. } | ArtifactKind::Directory { path } => validate_path(path)?,
-        ArtifactKind::Body(ArtifactBody::Link { target, .. }) if target != log::BACKING_NAME => validate_name(target)?,
-        ArtifactKind::Body(ArtifactBody::Reference { url, .. }) => validate_url(url)?,
-        ArtifactKind::Inline { .. } | ArtifactKind::Body(_) => {}
-    }
     let content_type = match &declaration.kind {
-        ArtifactKind::File { content_type, .. } => content_type.as_ref(),
-        ArtifactKind::Inline { content_type, .. }
-        | ArtifactKind::Body(
-            ArtifactBody::File { content_type, .. }
-            | ArtifactBody::Link { content_type, .. }
-            | ArtifactBody::Reference { content_type, .. },
-        ) => Some(content_type),
-        ArtifactKind::Directory { .. } | ArtifactKind::Body(ArtifactBody::Error { .. }) => None,
+        ArtifactKind::File { path, content_type } => {
+            validate_path(path)?;
+            content_type.as_ref()
+        }
+        ArtifactKind::Directory { path } => {
+            validate_path(path)?;
+            None
+        }
+        ArtifactKind::Inline { content_type, .. } => Some(content_type),
     };
     if let Some(content_type) = content_type.filter(|content_type| !is_valid_content_type(content_type)) {
         let start: String = content_type.chars().take(ARTIFACT_CONTENT_TYPE_BYTES_MAX).collect();
@@ -230,11 +207,6 @@ fn validate(declaration: &ArtifactDeclaration) -> Result<(), DeclarationError> {
         }
         Some(_) | None => Ok(()),
     }
-}
-
-fn validate_url(url: &str) -> Result<(), DeclarationError> {
-    let is_web = url::Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
-    if is_web { Ok(()) } else { invalid(format!("url {url:?}: use a URL that begins with http:// or https://")) }
 }
 
 /// Proxies trim surrounding spaces, which would invalidate a signature.
@@ -276,8 +248,7 @@ fn validate_path(path: &Path) -> Result<(), DeclarationError> {
 }
 
 /// Guesses the media type from a path's extension; `application/octet-stream` for an unknown one.
-#[must_use]
-pub fn guess_content_type(path: &Path) -> String {
+pub(super) fn guess_content_type(path: &Path) -> String {
     let extension = path.extension().and_then(|extension| extension.to_str());
     if extension.is_some_and(|extension| extension.eq_ignore_ascii_case("log")) {
         return log::CONTENT_TYPE.to_owned();

@@ -88,13 +88,6 @@ impl ArtifactCollector {
         let (path, kind, content_type) = match kind {
             ArtifactKind::File { path, content_type } => (path, PathKind::File, content_type),
             ArtifactKind::Directory { path } => (path, PathKind::Directory, None),
-            ArtifactKind::Body(ArtifactBody::Error { reason, message }) => {
-                let body = error_body(reason, message);
-                return Some(CollectedArtifact::Found(Artifact { name, expires, body }, optionality));
-            }
-            ArtifactKind::Body(body) => {
-                return Some(CollectedArtifact::Found(Artifact { name, expires, body }, optionality));
-            }
             ArtifactKind::Inline { bytes, content_type } => {
                 return Some(match memory_file(&bytes) {
                     Ok(file) => {

@@ -12,7 +12,7 @@ use crate::domain::id::{Run, TaskId};
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::host::containment::ProcessScope;
-use crate::host::work_dir::{self, WorkDirLock};
+use crate::host::work_dir;
 use crate::limits::PROGRESS_CHARS_MAX;
 
 use crate::domain::refusal::CallError;
@@ -85,9 +85,7 @@ impl Cancellation {
 pub struct Context {
     inner: Arc<ContextInner>,
     scope: ProcessScope,
-    work_dir_lock: Option<WorkDirLock>,
     results: Option<Results>,
-    payload_error: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -129,9 +127,7 @@ impl Context {
                 clock,
             }),
             scope: ProcessScope::without_cookie(),
-            work_dir_lock: None,
             results: None,
-            payload_error: None,
         }
     }
 
@@ -152,11 +148,6 @@ impl Context {
         Ok((Self::new(task, workdir, log, Artifacts::new(), canceled, expires_at, clock), cancel))
     }
 
-    /// Keeps [`Context::clean_up`] from removing files once the work directory has been replaced.
-    pub(crate) fn with_work_dir_lock(self, lock: WorkDirLock) -> Self {
-        Self { work_dir_lock: Some(lock), ..self }
-    }
-
     /// Removes the task directory and the log file, if they exist. Blocks. Removes nothing if the worker has lost its work
     /// directory, because the files at these paths belong to another worker.
     ///
@@ -164,7 +155,7 @@ impl Context {
     ///
     /// The last error of the file system; the other files are removed.
     pub(crate) fn clean_up(self) -> io::Result<()> {
-        if self.work_dir_lock.as_ref().is_some_and(|lock| lock.verify().is_err()) {
+        if self.log().verify_work_dir().is_err() {
             return Ok(());
         }
         let dir = self.workdir_result().map_or(Ok(()), |_| work_dir::remove_tree(&self.inner.workdir));
@@ -182,14 +173,6 @@ impl Context {
     #[must_use]
     pub fn with_results(self, results: Option<Results>) -> Self {
         Self { results, ..self }
-    }
-
-    pub(crate) fn with_payload_error(self, error: Option<String>) -> Self {
-        Self { payload_error: error.map(Into::into), ..self }
-    }
-
-    pub(crate) fn payload_error(&self) -> Option<&str> {
-        self.payload_error.as_deref()
     }
 
     /// Returns where replies go; `None` if the task is not a request.

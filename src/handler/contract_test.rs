@@ -257,7 +257,7 @@ async fn forward(service: &Http, plan: &TestPlan, payload: &Value, task: &TestTa
     let forward = async {
         let handler = erase(service.clone());
         let prepared = handler.prepare(payload, &task.context).await.map_err(|error| error.to_string())?;
-        prepared.execute(&task.context).await.map_err(|error| error.to_string())
+        prepared(&task.context).await.map_err(|error| error.to_string())
     };
     let timed_out = |_| Err(format!("timed out after {}", format_seconds(plan.timeout)));
     timeout(plan.timeout, forward).await.unwrap_or_else(timed_out)

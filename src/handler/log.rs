@@ -123,6 +123,11 @@ impl TaskLog {
         }
     }
 
+    /// Fails once the work directory has been replaced.
+    pub(super) fn verify_work_dir(&self) -> io::Result<()> {
+        self.shared.work_dir_lock.as_ref().map_or(Ok(()), WorkDirLock::verify)
+    }
+
     /// Returns the path of the file, which the first write creates.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -319,12 +324,12 @@ impl State {
     }
 
     fn open_head(&mut self, shared: &LogShared) -> io::Result<Arc<File>> {
-        if self.head.is_none() {
-            shared.work_dir_lock.as_ref().map_or(Ok(()), WorkDirLock::verify)?;
-        }
         Ok(Arc::clone(match &self.head {
             Some(head) => head,
-            None => self.head.insert(Arc::new(create_log_file(&shared.path)?)),
+            None => {
+                shared.work_dir_lock.as_ref().map_or(Ok(()), WorkDirLock::verify)?;
+                self.head.insert(Arc::new(create_log_file(&shared.path)?))
+            }
         }))
     }
 

@@ -223,7 +223,7 @@ pub trait DynHandler: Send + Sync + 'static {
         &'a self,
         payload: &'a serde_json::Value,
         context: &'a Context,
-    ) -> HandlerFuture<'a, Result<Box<dyn PreparedPayload>, PrepareError>>;
+    ) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>>;
 
     /// As [`PayloadHandler::sidecar_name`].
     fn sidecar_name(&self) -> Option<String> {
@@ -237,11 +237,8 @@ pub trait DynHandler: Send + Sync + 'static {
     }
 }
 
-/// A payload that is ready to run.
-pub trait PreparedPayload: Send {
-    /// Runs the payload to its end.
-    fn execute<'a>(self: Box<Self>, context: &'a Context) -> HandlerFuture<'a, Result<(), ExecuteError>>;
-}
+/// Runs a prepared payload to its end.
+pub type PreparedPayload = Box<dyn for<'a> FnOnce(&'a Context) -> HandlerFuture<'a, Result<(), ExecuteError>> + Send>;
 
 /// Erases the payload types of a [`PayloadHandler`].
 pub fn erase<H: PayloadHandler>(handler: H) -> Arc<dyn DynHandler> {
@@ -252,11 +249,6 @@ pub fn erase<H: PayloadHandler>(handler: H) -> Arc<dyn DynHandler> {
 struct ErasedHandler<H> {
     handler: Arc<H>,
     schema: PayloadSchema,
-}
-
-struct ErasedPayload<H: PayloadHandler> {
-    handler: Arc<H>,
-    prepared: H::Prepared,
 }
 
 impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
@@ -272,15 +264,16 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
         &'a self,
         payload: &'a serde_json::Value,
         context: &'a Context,
-    ) -> HandlerFuture<'a, Result<Box<dyn PreparedPayload>, PrepareError>> {
+    ) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>> {
         Box::pin(async move {
             self.schema.validate(payload)?;
             // serde's message may quote the payload, so it is not logged.
             let payload = H::Payload::deserialize(payload).map_err(|error| deserialize_error::<H>(&error))?;
             let prepared = self.handler.prepare(payload, context).await?;
-            let ready: Box<dyn PreparedPayload> =
-                Box::new(ErasedPayload { handler: Arc::clone(&self.handler), prepared });
-            Ok(ready)
+            let handler = Arc::clone(&self.handler);
+            let execute: PreparedPayload =
+                Box::new(move |context| Box::pin(async move { handler.execute(prepared, context).await }));
+            Ok(execute)
         })
     }
 
@@ -290,15 +283,6 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
 
     fn run_sidecar(&self, sidecar: SidecarContext) -> HandlerFuture<'_, ()> {
         Box::pin(self.handler.run_sidecar(sidecar))
-    }
-}
-
-impl<H: PayloadHandler> PreparedPayload for ErasedPayload<H> {
-    fn execute<'a>(self: Box<Self>, context: &'a Context) -> HandlerFuture<'a, Result<(), ExecuteError>> {
-        Box::pin(async move {
-            let Self { handler, prepared } = *self;
-            handler.execute(prepared, context).await
-        })
     }
 }
 

@@ -301,7 +301,7 @@ impl RunningProcess {
     /// Dropping the future kills the group.
     pub async fn finish(mut self, limits: RunLimits, context: &Context) -> io::Result<ProcessEnd> {
         let log = context.log();
-        let mut pump = OutputPump { output: &self.output, log, state: PumpState::Open };
+        let mut pump = OutputPump { output: &self.output, log, ended: false };
         let (mut notes, mut effort) = (Vec::new(), StopEffort::Graceful);
         let cause = pump.pump_while(wait_for_end(&mut self.exit_watcher, limits, context)).await;
         if cause == EndCause::Exited {
@@ -518,13 +518,7 @@ pub fn format_seconds(span: Duration) -> String {
 struct OutputPump<'a> {
     output: &'a pipe::Receiver,
     log: &'a TaskLog,
-    state: PumpState,
-}
-
-#[derive(PartialEq)]
-enum PumpState {
-    Open,
-    Ended,
+    ended: bool,
 }
 
 impl OutputPump<'_> {
@@ -532,10 +526,10 @@ impl OutputPump<'_> {
     ///
     /// Cancel safe: bytes that were read are written to the log at once.
     async fn drain(&mut self) {
-        while self.state == PumpState::Open {
+        while !self.ended {
             match timeout(REDACT_HOLD_MAX, self.output.readable()).await {
                 Ok(Ok(())) => self.read(),
-                Ok(Err(_)) => self.state = PumpState::Ended,
+                Ok(Err(_)) => self.ended = true,
                 Err(_) => self.log.flush(),
             }
         }
@@ -548,7 +542,7 @@ impl OutputPump<'_> {
             tokio::select! {
                 biased;
                 out = &mut other => return out,
-                () = self.drain(), if self.state == PumpState::Open => {}
+                () = self.drain(), if !self.ended => {}
             }
         }
     }
@@ -559,13 +553,13 @@ impl OutputPump<'_> {
         match self.output.try_read(&mut buffer) {
             Ok(0) => {
                 self.log.flush();
-                self.state = PumpState::Ended;
+                self.ended = true;
             }
             Ok(bytes) => self.log.write(buffer.get(..bytes).unwrap_or_default()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 self.log.write_note(&format!("cannot read the output: {error}"));
-                self.state = PumpState::Ended;
+                self.ended = true;
             }
         }
     }

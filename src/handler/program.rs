@@ -13,8 +13,7 @@
 //!
 //! **Log.** Standard output and standard error.
 //!
-//! **Messages.** Optional JSON lines on descriptor 3: `artifact`, `directory`, `result`, `link`, `reference`, `error`,
-//! `step`, `progress`, `redact`, and `answer` for a request; see [`program_messages`](super::program_messages). A program
+//! **Messages.** Optional JSON lines on descriptor 3: `artifact`, `directory`, `result`, `step`, `progress`, `redact`, and `answer` for a request; see [`program_messages`](super::program_messages). A program
 //! sends `redact` before it prints the secret: the worker reads descriptor 3 before the output.
 //!
 //! **Outcome.** The exit status; 0 is completed. The environment names the other statuses: `JOURNEYMAN_EXIT_FAILED`,
@@ -193,11 +192,6 @@ impl ProgramPhase {
     }
 }
 
-struct PreparedProgram {
-    program: Program,
-    payload: Value,
-}
-
 impl DynHandler for Program {
     /// Omits the arguments, which may contain secrets.
     fn describe(&self) -> String {
@@ -213,7 +207,7 @@ impl DynHandler for Program {
         &'a self,
         payload: &'a Value,
         context: &'a Context,
-    ) -> HandlerFuture<'a, Result<Box<dyn PreparedPayload>, PrepareError>> {
+    ) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>> {
         Box::pin(async move {
             let ProgramInner { name, config, env, schema } = &*self.inner;
             schema.validate(payload)?;
@@ -227,20 +221,13 @@ impl DynHandler for Program {
             if !config.check.is_empty() {
                 self.run_check(payload, context).await?;
             }
-            let prepared: Box<dyn PreparedPayload> =
-                Box::new(PreparedProgram { program: self.clone(), payload: payload.clone() });
-            Ok(prepared)
-        })
-    }
-}
-
-impl PreparedPayload for PreparedProgram {
-    fn execute<'a>(self: Box<Self>, context: &'a Context) -> HandlerFuture<'a, Result<(), ExecuteError>> {
-        Box::pin(async move {
-            let ProgramHandler { max_run_time, termination_grace, .. } = self.program.config();
-            let limits = RunLimits { run_time: Some(max_run_time.0), termination_grace: termination_grace.0 };
-            let run = self.program.run(&self.payload, limits, context).await?;
-            self.program.outcome(&run)
+            let limits =
+                RunLimits { run_time: Some(config.max_run_time.0), termination_grace: config.termination_grace.0 };
+            let (program, payload) = (self.clone(), payload.clone());
+            let execute: PreparedPayload = Box::new(move |context| {
+                Box::pin(async move { program.outcome(&program.run(&payload, limits, context).await?) })
+            });
+            Ok(execute)
         })
     }
 }

@@ -20,9 +20,9 @@ use tokio::time::timeout;
 
 use crate::domain::refusal::Refusal;
 use crate::limits::{PROCESS_OUTPUT_DRAIN, PROGRAM_LINE_BYTES_MAX, PROGRAM_REASONS_MAX};
-use crate::task::{ArtifactBody, ArtifactErrorReason, Reply, ReplyStatus};
+use crate::task::{Reply, ReplyStatus};
 
-use super::artifact::{ArtifactDeclaration, ArtifactKind, Optionality, expires_after_task, guess_content_type};
+use super::artifact::{ArtifactDeclaration, ArtifactKind, Optionality, expires_after_task};
 use super::process::{Input, Launch, ProcessEnd, RunLimits, RunningProcess};
 use super::safe_open;
 use super::{Context, ExecuteError};
@@ -54,21 +54,6 @@ enum ProgramMessage {
         value: serde_json::Value,
     },
     Answer(Answer),
-    Link {
-        name: String,
-        artifact: String,
-        content_type: Option<String>,
-    },
-    Reference {
-        name: String,
-        url: String,
-        content_type: Option<String>,
-    },
-    /// An artifact that the program failed to create.
-    Error {
-        name: String,
-        message: String,
-    },
     Step {
         name: String,
     },
@@ -267,18 +252,6 @@ impl MessageReader<'_> {
             ProgramMessage::Result { name, value } => {
                 let bytes = value.to_string().into_bytes();
                 (name, ArtifactKind::Inline { bytes, content_type: "application/json".to_owned() }, None, false)
-            }
-            ProgramMessage::Link { name, artifact, content_type } => {
-                let content_type = content_type.unwrap_or_else(|| guess_content_type(artifact.as_ref()));
-                (name, ArtifactKind::Body(ArtifactBody::Link { target: artifact, content_type }), None, false)
-            }
-            ProgramMessage::Reference { name, url, content_type } => {
-                let content_type = content_type.unwrap_or_else(|| "application/octet-stream".to_owned());
-                (name, ArtifactKind::Body(ArtifactBody::Reference { url, content_type }), None, false)
-            }
-            ProgramMessage::Error { name, message } => {
-                let body = ArtifactBody::Error { reason: ArtifactErrorReason::Missing, message };
-                (name, ArtifactKind::Body(body), None, false)
             }
             ProgramMessage::Step { name } => {
                 context.log().write_note(&format!("step: {name}"));

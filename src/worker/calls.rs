@@ -82,7 +82,7 @@ pub(super) enum Attachment {
         sent_at: Instant,
     },
     ReclaimFailed,
-    Prepared(Box<dyn PreparedPayload>),
+    Prepared(PreparedPayload),
     /// Processes of the payload may have survived.
     CleanupPending,
 }
@@ -265,6 +265,7 @@ pub(super) async fn prepare(
     handler: Arc<dyn DynHandler>,
     recorded: Option<PendingSync>,
     claim: LocalToken,
+    payload_error: Option<String>,
     context: Context,
 ) -> CallResult {
     let payload = context.task().definition.get("payload").unwrap_or(&serde_json::Value::Null);
@@ -274,7 +275,7 @@ pub(super) async fn prepare(
         {
             return Ok(Err(PrepareError::new(PrepareFailure::HostFault, why.to_string())));
         }
-        if let Some(why) = context.payload_error() {
+        if let Some(why) = payload_error {
             return Ok(Err(PrepareError::malformed(vec![format!("payload: invalid JSON: {why}")])));
         }
         catch_panic(handler.prepare(payload, &context)).await
@@ -303,9 +304,9 @@ pub(super) async fn prepare(
 }
 
 fn prepare_result(
-    answer: Result<Result<Box<dyn PreparedPayload>, PrepareError>, Panicked>,
+    answer: Result<Result<PreparedPayload, PrepareError>, Panicked>,
     context: &Context,
-) -> Result<Box<dyn PreparedPayload>, PrepareFailure> {
+) -> Result<PreparedPayload, PrepareFailure> {
     let error = match answer {
         Ok(Ok(prepared)) => return Ok(prepared),
         Ok(Err(error)) => error,
@@ -341,10 +342,10 @@ pub(super) async fn wait_for_cleanup(claim: LocalToken, run: Run, enclosure: Pro
 }
 
 /// A handler that has not returned [`KILL_SLACK`] after its deadline is dropped, which kills its processes.
-pub(super) async fn execute(prepared: Box<dyn PreparedPayload>, claim: LocalToken, context: Context) -> CallResult {
+pub(super) async fn execute(prepared: PreparedPayload, claim: LocalToken, context: Context) -> CallResult {
     let ended = tokio::select! {
         biased;
-        ended = catch_panic(prepared.execute(&context)) => ended,
+        ended = catch_panic(prepared(&context)) => ended,
         () = kill_overdue(&context) => {
             tracing::error!(claim.run = %context.task().run, "dropping a handler that did not end in time");
             Ok(Err(ExecuteError::internal("the handler did not end after SIGTERM and the grace")))
@@ -479,9 +480,9 @@ mod tests {
         Context::new(task, workdir.to_owned(), log, Artifacts::new(), cancel, lease_ends, Clock::boot())
     }
 
-    async fn prepared(uses: Uses, context: &Context) -> Result<Box<dyn PreparedPayload>, PrepareFailure> {
+    async fn prepared(uses: Uses, context: &Context) -> Result<PreparedPayload, PrepareFailure> {
         let handler = erase(OkHandler { uses });
-        let back = prepare(handler, Some(PendingSync::succeeded()), LocalToken(1), context.clone()).await;
+        let back = prepare(handler, Some(PendingSync::succeeded()), LocalToken(1), None, context.clone()).await;
         match back {
             CallResult::Claim { attachment: Some(Attachment::Prepared(prepared)), .. } => Ok(prepared),
             CallResult::Claim { event: ClaimEvent::Prepared(Err(failure)), .. } => Err(failure),

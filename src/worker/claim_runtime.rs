@@ -40,7 +40,7 @@ pub(super) struct ClaimRuntime {
     /// Of the message that it was requested for.
     pub(super) dequeue_count: Option<u32>,
     pub(super) claim: Option<Arc<dyn Claim>>,
-    pub(super) prepared: Option<Box<dyn PreparedPayload>>,
+    pub(super) prepared: Option<PreparedPayload>,
     pub(super) execution: Option<Execution>,
     calls: Vec<AbortHandle>,
     pub(super) granted_at: Option<Instant>,
@@ -53,7 +53,7 @@ pub(super) struct ClaimRuntime {
     pub(super) trace: Option<TraceParent>,
     pub(super) span_context: Option<SpanContext>,
     definition: serde_json::Value,
-    payload_error: Option<String>,
+    pub(super) payload_error: Option<String>,
     results: Option<Results>,
     cancel: watch::Sender<Option<Cancellation>>,
     expires_at: watch::Sender<Instant>,
@@ -167,12 +167,9 @@ impl ClaimRuntime {
         let run = &self.run;
         let name = format!("{}_{}_{}", run.task, run.run, claim.0);
         let workdir = base.join(&name);
-        let log = TaskLog::in_work_dir(base.join(format!("{name}.log")), log, work_dir_lock.clone());
+        let log = TaskLog::in_work_dir(base.join(format!("{name}.log")), log, work_dir_lock);
         let definition = std::mem::take(&mut self.definition);
         let mut env = feed.env.clone();
-        env.insert("TASK_ID".to_owned(), run.task.to_string());
-        env.insert("RUN_ID".to_owned(), run.run.to_string());
-        env.insert("TASK_WORKDIR".to_owned(), workdir.display().to_string());
         if let Some(group) = definition.get("taskGroupId").and_then(serde_json::Value::as_str) {
             env.insert("TASK_GROUP_ID".to_owned(), group.to_owned());
         }
@@ -189,9 +186,7 @@ impl ClaimRuntime {
             clock,
         )
         .in_scope(scope)
-        .with_work_dir_lock(work_dir_lock)
-        .with_results(self.results.take())
-        .with_payload_error(self.payload_error.take());
+        .with_results(self.results.take());
         let job = Execution { context, folder };
         self.execution = Some(job.clone());
         job

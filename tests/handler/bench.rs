@@ -119,7 +119,7 @@ impl Bench {
     pub(crate) async fn run(&self, handler: &dyn DynHandler, payload: Value) -> Went {
         match handler.prepare(&payload, &self.context).await {
             Err(refused) => Went::Refused(refused),
-            Ok(ready) => Went::Ran(ready.execute(&self.context).await),
+            Ok(ready) => Went::Ran(ready(&self.context).await),
         }
     }
 

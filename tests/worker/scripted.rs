@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use journeyman::domain::id::TaskId;
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
-use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind};
+use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind, Optionality};
 use journeyman::handler::{self, CancelCause, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
 use journeyman::host::clock::Clock;
 use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
@@ -111,8 +111,10 @@ impl PayloadHandler for Scripted {
                     context.log().write_line("hello from the task");
                     std::fs::write(context.workdir().join("out.txt"), "made by the task").expect("written");
                     let what = ArtifactKind::File { path: "out.txt".into(), content_type: None };
-                    let declared = ArtifactDeclaration::new("public/out.txt", what);
-                    let declared = if optional { declared.optional() } else { declared };
+                    let mut declared = ArtifactDeclaration::new("public/out.txt", what);
+                    if optional {
+                        declared.optionality = Optionality::Optional;
+                    }
                     context.artifacts().declare(declared).expect("declared");
                     Ok(())
                 }

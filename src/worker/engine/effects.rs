@@ -151,9 +151,10 @@ impl Engine {
         } else {
             tracing::info!(claim.run = %live.run, source = feed.name, trace_id, "claimed");
         }
-        let handler = Arc::clone(&feed.handler);
+        let (handler, payload_error) = (Arc::clone(&feed.handler), live.payload_error.take());
         let execution = self.start_execution(claim, scope);
-        self.calls.spawn_on(calls::prepare(handler, recorded, claim, execution.context), self.threads.handle());
+        let prepare = calls::prepare(handler, recorded, claim, payload_error, execution.context);
+        self.calls.spawn_on(prepare, self.threads.handle());
     }
 
     fn execute(&mut self, claim: LocalToken) {
