@@ -269,12 +269,6 @@ impl Context {
         deadline.since(self.inner.clock.now())
     }
 
-    /// Watches [`Context::expires_at`] for changes.
-    #[must_use]
-    pub fn watch_expires_at(&self) -> watch::Receiver<Instant> {
-        self.inner.expires_at.clone()
-    }
-
     /// Returns the request to end early, if there is one.
     #[must_use]
     pub fn cancellation(&self) -> Option<Cancellation> {
@@ -290,22 +284,16 @@ impl Context {
     pub async fn kill_due(&self) {
         let mut cancel = self.inner.cancel.clone();
         loop {
-            let cancellation = *cancel.borrow_and_update();
+            let deadline = cancel.borrow_and_update().map(|cancellation| cancellation.deadline);
             let due = async {
-                match cancellation {
-                    Some(cancellation) => self.inner.clock.sleep_until(cancellation.deadline).await,
+                match deadline {
+                    Some(deadline) => self.inner.clock.sleep_until(deadline).await,
                     None => std::future::pending().await,
-                }
-            };
-            let changed = async {
-                // The sender is gone: the deadline no longer changes.
-                if cancel.changed().await.is_err() {
-                    std::future::pending().await
                 }
             };
             tokio::select! {
                 () = due => return,
-                () = changed => {}
+                Ok(()) = cancel.changed() => {}
             }
         }
     }

@@ -49,12 +49,6 @@ fn has_exited(child: Pid) -> bool {
     }
 }
 
-/// Resolves when the leader has exited and no other process of its group runs. Pending forever without `/proc`.
-pub(super) async fn group_exited(leader_exit: &mut ExitWatcher, leader: Pid) {
-    leader_exit.exited().await;
-    wait_until_empty(leader).await;
-}
-
 /// The processes of the group that still run after `wait`. Call it after the leader was reaped.
 pub(super) async fn survivors(group: Pid, wait: Duration) -> Vec<i32> {
     if rustix::process::test_kill_process_group(group) == Err(Errno::SRCH) {
@@ -66,7 +60,8 @@ pub(super) async fn survivors(group: Pid, wait: Duration) -> Vec<i32> {
     }
 }
 
-async fn wait_until_empty(group: Pid) {
+/// Resolves when no process of the group runs. Pending forever without `/proc`.
+pub(super) async fn wait_until_empty(group: Pid) {
     loop {
         match running_members(group) {
             Ok(members) if members.is_empty() => return,

@@ -317,10 +317,9 @@ impl RunningProcess {
             self.group.signal(Signal::CONT);
             self.entry.terminate_outside_group(self.group.leader.as_raw_pid());
             let gone = async {
-                if self.entry.contains_process_group() {
-                    self.exit_watcher.exited().await;
-                } else {
-                    exit_watcher::group_exited(&mut self.exit_watcher, self.group.leader).await;
+                self.exit_watcher.exited().await;
+                if !self.entry.contains_process_group() {
+                    exit_watcher::wait_until_empty(self.group.leader).await;
                 }
                 self.entry.wait_exited().await;
             };

@@ -93,29 +93,6 @@ fn anything_but_a_regular_file_is_an_error_with_a_reason() {
     }
 }
 
-#[test]
-fn symbolic_links_are_not_followed() {
-    let folder = tempfile::tempdir().unwrap();
-    let farm = folder.path().join("farm");
-    fs::create_dir(&farm).unwrap();
-    symlink(".", farm.join("p")).unwrap();
-    symlink("../../..", farm.join("up")).unwrap();
-    symlink("p/p/p/up", farm.join("L")).unwrap();
-    symlink("/proc/self/root/etc/passwd", farm.join("magic")).unwrap();
-    fs::write(farm.join("honest"), "x").unwrap();
-    let artifacts = Artifacts::new();
-    artifacts.directory("public/links", "farm").unwrap();
-    let items = collect(&artifacts, folder.path());
-    let found: Vec<&str> = items
-        .iter()
-        .filter_map(|item| match item {
-            CollectedArtifact::Found(artifact, _) => Some(artifact.name.as_str()),
-            CollectedArtifact::Missing { .. } | CollectedArtifact::Skipped { .. } => None,
-        })
-        .collect();
-    assert_eq!((found, items.len()), (vec!["public/links/honest"], 5));
-}
-
 struct StopAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for StopAtEnd<'_> {

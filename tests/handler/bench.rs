@@ -53,7 +53,7 @@ pub(crate) struct Bench {
     pub(crate) context: Context,
     cancel: watch::Sender<Option<Cancellation>>,
     clock: Clock,
-    _lease: watch::Sender<Instant>,
+    lease: watch::Sender<Instant>,
 }
 
 impl Bench {
@@ -81,13 +81,13 @@ impl Bench {
         let (lease, lease_ends) = watch::channel(clock.now().plus(Duration::from_secs(1200)));
         let log = TaskLog::new(folder.path().join("live_backing.log"), limits);
         let context = Context::new(task, workdir, log, Artifacts::new(), canceled, lease_ends, clock);
-        Self { _folder: folder, context, cancel, clock, _lease: lease }
+        Self { _folder: folder, context, cancel, clock, lease }
     }
 
     #[allow(dead_code, reason = "only one of the suites that share this uses it")]
     pub(crate) fn of(mut self, task: TaskInfo) -> Self {
         let (workdir, log) = (self.context.workdir().to_owned(), self.context.log().clone());
-        let (cancel, lease) = (self.cancel.subscribe(), self.context.watch_expires_at());
+        let (cancel, lease) = (self.cancel.subscribe(), self.lease.subscribe());
         self.context = Context::new(task, workdir, log, Artifacts::new(), cancel, lease, self.clock);
         self
     }

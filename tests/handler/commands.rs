@@ -61,28 +61,18 @@ async fn the_value_of_a_variable_named_like_a_secret_is_redacted() {
 
 #[tokio::test]
 async fn the_first_command_that_fails_ends_the_task() {
-    let bench = Bench::new();
-    let went = bench.run(&*handler(), sh(&["exit 3", "echo never"])).await;
-    let sentence = went.failed();
-    assert_eq!(sentence, "command 0: exit status 3");
-    assert!(!bench.log().contains("never\n"));
-}
-
-#[tokio::test]
-async fn a_command_ended_by_a_signal_fails_the_task() {
-    let bench = Bench::new();
-    let went = bench.run(&*handler(), sh(&["kill -SEGV $$"])).await;
-    let sentence = went.failed();
-    assert!(sentence.contains("SEGV"), "{sentence}");
-}
-
-#[tokio::test]
-async fn an_exit_status_listed_in_retry_is_intermittent() {
-    let bench = Bench::new();
-    let mut payload = sh(&["exit 75"]);
-    payload["onExitStatus"] = json!({"retry": [75]});
-    let went = bench.run(&*handler(), payload).await;
-    assert!(matches!(went, Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Intermittent, .. }))), "{went:?}");
+    for (script, reason, message) in [
+        ("exit 3", ExecuteFailure::Failed, "command 0: exit status 3"),
+        ("kill -SEGV $$", ExecuteFailure::Failed, "command 0: SIGSEGV"),
+        ("exit 75", ExecuteFailure::Intermittent, "command 0: exit status 75, listed in onExitStatus.retry"),
+    ] {
+        let bench = Bench::new();
+        let mut payload = sh(&[script, "echo never"]);
+        payload["onExitStatus"] = json!({"retry": [75]});
+        let Went::Ran(Err(error)) = bench.run(&*handler(), payload).await else { panic!("{script} succeeds") };
+        assert_eq!((error.reason, error.message.as_str()), (reason, message));
+        assert!(!bench.log().contains("never\n"));
+    }
 }
 
 #[tokio::test]
@@ -228,15 +218,6 @@ async fn an_invalid_variable_is_rejected() {
     let mut payload = sh(&["true"]);
     payload["env"] = json!({"A=B": "x", "": "y", "C": "nul\u{0}"});
     assert_eq!(refused(payload).await.len(), 3);
-}
-
-#[tokio::test]
-async fn no_command_starts_after_cancellation() {
-    let bench = Bench::new();
-    bench.cancel(Duration::from_secs(20));
-    let went = bench.run(&*handler(), sh(&["touch ran"])).await;
-    assert!(matches!(went, Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, .. }))), "{went:?}");
-    assert!(!bench.workdir().join("ran").exists());
 }
 
 #[tokio::test]

@@ -138,29 +138,6 @@ fn a_symbolic_link_at_the_path_of_the_log_is_not_followed() {
 }
 
 #[test]
-fn lines_of_concurrent_writers_are_not_interleaved() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
-    std::thread::scope(|scope| {
-        for writer in 0..4 {
-            let log = log.clone();
-            scope.spawn(move || {
-                for number in 0..500 {
-                    log.write_line(&format!("{writer} {number} {}", "-".repeat(100)));
-                }
-            });
-        }
-    });
-    let text = text(&log);
-    assert_eq!(text.lines().count(), 2000);
-    for writer in 0..4 {
-        let mine = text.lines().filter(|line| line.starts_with(&format!("{writer} ")));
-        let numbers: Vec<usize> = mine.map(|line| line.split(' ').nth(1).unwrap().parse().unwrap()).collect();
-        assert_eq!(numbers, (0..500).collect::<Vec<_>>());
-    }
-}
-
-#[test]
 fn a_note_cannot_imitate_another_line() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), LogLimits::default());

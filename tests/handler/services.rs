@@ -80,15 +80,23 @@ fn chunk(text: &str) -> String {
 const LINES: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n";
 
 /// Answers a request by its path.
-async fn act(mut stream: TcpStream, seen: mpsc::Sender<Seen>, go: Arc<Notify>) {
+async fn act(mut stream: TcpStream, seen: mpsc::Sender<Seen>, go: Arc<Notify>, works: Arc<AtomicBool>) {
     let Some(request) = read(&mut stream).await else { return };
     let path = request.line.split(' ').nth(1).unwrap().to_owned();
     let body = request.body.clone();
-    if path != "/health" {
+    if path != "/health" || works.load(Ordering::Relaxed) {
         seen.send(request).await.unwrap();
     }
     let answer = match path.as_str() {
+        // A single-threaded service answers no probe while it works.
+        "/health" if works.load(Ordering::Relaxed) => std::future::pending().await,
         "/health" => whole("204 No Content", "", b""),
+        "/work" => {
+            works.store(true, Ordering::Relaxed);
+            go.notified().await;
+            works.store(false, Ordering::Relaxed);
+            whole("200 OK", "", b"done")
+        }
         "/word" => whole("200 OK", "x-status: not_found\r\nContent-Type: text/plain\r\n", b"no such train"),
         "/word-500" => whole("500 Odd", "x-status: no_route\r\n", b"no route"),
         "/odd-word" => whole("200 OK", "x-status: two words\r\n", b"well"),
@@ -233,10 +241,10 @@ impl Stage {
 }
 
 async fn accept(listener: TcpListener, seen: mpsc::Sender<Seen>, go: Arc<Notify>) {
-    let mut open = tokio::task::JoinSet::new();
+    let (mut open, works) = (tokio::task::JoinSet::new(), Arc::new(AtomicBool::new(false)));
     loop {
         let (stream, _) = listener.accept().await.unwrap();
-        open.spawn(act(stream, seen.clone(), Arc::clone(&go)));
+        open.spawn(act(stream, seen.clone(), Arc::clone(&go), Arc::clone(&works)));
     }
 }
 
@@ -507,60 +515,23 @@ async fn a_task_waits_for_a_service_and_is_released_in_the_end() {
 
 #[tokio::test]
 async fn a_busy_service_that_does_not_answer_probes_stays_up() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let short = Span(Duration::from_millis(50));
-    let settings = HttpHandler { health: Some("/health".to_owned()), health_interval: short, ..settings(&url) };
-    let handler = erase(http(settings));
-    let folder = tempfile::tempdir().unwrap();
-    let (beside, lent) = SidecarContext::channel(folder.path().to_owned(), Clock::boot(), Containment::disabled());
-    let keeping = Arc::clone(&handler);
-    let kept = tokio::spawn(async move { keeping.run_sidecar(beside).await });
-    // A single-threaded service: it answers no probe while it works.
-    let (asked, mut questions) = mpsc::channel(64);
-    let go = Arc::new(Notify::new());
-    let gate = Arc::clone(&go);
-    let serving = tokio::spawn(async move {
-        let (mut open, works) = (tokio::task::JoinSet::new(), Arc::new(AtomicBool::new(false)));
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let (works, asked, gate) = (Arc::clone(&works), asked.clone(), Arc::clone(&gate));
-            open.spawn(async move {
-                let Some(request) = read(&mut stream).await else { return };
-                if request.line.starts_with("GET") {
-                    if works.load(Ordering::Relaxed) {
-                        asked.send(()).await.unwrap();
-                        std::future::pending::<()>().await;
-                    }
-                } else {
-                    works.store(true, Ordering::Relaxed);
-                    gate.notified().await;
-                    works.store(false, Ordering::Relaxed);
-                }
-                stream.write_all(&whole("200 OK", "", b"done")).await.unwrap();
-            });
-        }
-    });
-    let mut asking = Bench::new();
-    let replies = Results::new(Parts::default(), REPLY_LIMITS);
-    asking.context = asking.context.with_results(Some(replies.clone()));
-    let work = asking.run(&*handler, json!({"path": "/work"}));
+    let probed = |settings| {
+        let health_interval = Span(Duration::from_millis(50));
+        HttpHandler { health: Some("/health".to_owned()), health_interval, ..settings }
+    };
+    let mut stage = Stage::with(probed).await;
+    let bench = Bench::new();
+    let work = bench.run(&*stage.handler, json!({"path": "/work"}));
     let watched = async {
         // More unanswered probes than an idle service may have.
-        for _ in 0..4 {
-            questions.recv().await.unwrap();
-            assert_eq!(lent.status.borrow().availability, ServiceAvailability::Up);
+        for request in ["POST /work", "GET /health", "GET /health", "GET /health", "GET /health"] {
+            let seen = stage.seen.recv().await.unwrap();
+            assert!(seen.line.starts_with(request), "{}", seen.line);
+            assert_eq!(stage.lent.status.borrow().availability, ServiceAvailability::Up);
         }
-        go.notify_one();
-        std::future::pending::<()>().await;
+        stage.go.notify_one();
     };
-    let went = tokio::select! {
-        went = within("the task", work) => went,
-        () = watched => panic!("it never ends"),
-    };
+    let (went, ()) = tokio::join!(within("the task", work), watched);
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
-    assert_eq!(text(&replies.final_reply().unwrap()), "done");
-    lent.stop.send_replace(true);
-    kept.await.unwrap();
-    serving.abort();
+    stage.ends().await;
 }

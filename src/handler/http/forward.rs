@@ -34,12 +34,8 @@ use crate::limits::{
 use crate::task::{Reply, ReplyStatus, Results};
 
 pub(super) enum ForwardResult {
-    /// The service has answered.
-    Done(Result<(), ExecuteError>),
-    Busy {
-        message: String,
-        retry_after: Duration,
-    },
+    Done,
+    Busy { message: String, retry_after: Duration },
     NotConnected,
 }
 
@@ -149,11 +145,11 @@ impl HttpInner {
         }
         drop(in_flight);
         if code.is_success() {
-            return Ok(ForwardResult::Done(Ok(())));
+            return Ok(ForwardResult::Done);
         }
         let hint = if code.is_redirection() { "; redirects are not followed" } else { "" };
         let message = format!("the service {} answered {code}{hint}", self.name);
-        Ok(ForwardResult::Done(Err(ExecuteError::failed(message))))
+        Err(ExecuteError::failed(message))
     }
 
     async fn relay_reply(&self, response: Response, results: &Results, context: &Context) -> Result<(), ExecuteError> {

@@ -116,7 +116,7 @@ impl HttpInner {
                 return Err(ExecuteError::failed(message));
             }
             match tokio::time::timeout(max_run_time, self.forward(request, context)).await {
-                Ok(Ok(ForwardResult::Done(result))) => return result,
+                Ok(Ok(ForwardResult::Done)) => return Ok(()),
                 // Outside the time limit: the service has answered.
                 Ok(Ok(ForwardResult::Busy { message, retry_after })) => {
                     forward::wait_before_retry(retry_after, request.deadline, context).await;
