@@ -193,7 +193,7 @@ fn exit_result(why: worker::ExitReason) -> ExitResult {
         worker::ExitReason::Drained => Ok(Exit::Success),
         worker::ExitReason::Idle => Ok(Exit::Idle),
         worker::ExitReason::LimitReached => Ok(Exit::LimitReached),
-        worker::ExitReason::Released | worker::ExitReason::DrainDeadline => Ok(Exit::Released),
+        worker::ExitReason::Released => Ok(Exit::Released),
         worker::ExitReason::HostTerminating => Ok(Exit::HostTerminating),
         worker::ExitReason::CredentialsRejected => Err(Failure::new(
             Exit::Denied,

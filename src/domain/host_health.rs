@@ -19,12 +19,6 @@ pub enum ProbeResult {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FaultReport {
-    First,
-    Repeated,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Healthy { since: Instant },
     Paused { until: Instant },
@@ -42,13 +36,13 @@ impl HostHealth {
         Self { state: State::Healthy { since: Instant::ORIGIN }, backoff: Backoff::NEW }
     }
 
-    /// Counts simultaneous faults of several tasks as one.
-    pub fn on_fault(&mut self, now: Instant, jitter: &mut Jitter) -> FaultReport {
-        let report = if self.backoff.tries() > 0 { FaultReport::Repeated } else { FaultReport::First };
+    /// Counts simultaneous faults of several tasks as one. Returns whether it is the first fault.
+    pub fn on_fault(&mut self, now: Instant, jitter: &mut Jitter) -> bool {
+        let first = self.backoff.tries() == 0;
         if matches!(self.state, State::Healthy { .. }) {
             self.pause(now, jitter);
         }
-        report
+        first
     }
 
     /// A payload started at `started` ended by itself: the next fault is a new one.

@@ -13,26 +13,9 @@ use serde::{Deserialize, Serialize};
 use super::claim::{ClaimEnd, LossReason};
 use super::id::Run;
 use super::outcome::{ExceptionReason, Outcome};
-use super::poll::Capabilities;
 
 /// Superfluous records that trigger a compaction.
 pub const RECORDS_SLACK: usize = 4096;
-
-/// When a claim is journaled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum JournalTiming {
-    BeforePrepare,
-    /// A claim without processes never is.
-    BeforeFirstProcess,
-}
-
-impl JournalTiming {
-    /// A claim that outlives the worker is reported by the next process, whatever was done of it. A connection-scoped
-    /// one leaves at most processes, which the next process has to find (I27).
-    pub const fn of(manner: Capabilities) -> Self {
-        if manner.connection_scoped { Self::BeforeFirstProcess } else { Self::BeforePrepare }
-    }
-}
 
 /// Identifies an entry within one journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -145,32 +128,12 @@ pub struct UnreportedRun {
     pub outcome: Outcome,
 }
 
-/// What remains to be done about a run after its claim was closed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AfterClose {
-    /// The queue has an outcome, or the lease is over.
-    Nothing,
-    /// The queue may still count it as ours: the next process requests it.
-    RetryAfterRestart,
-}
-
-impl AfterClose {
-    pub const fn of(end: ClaimEnd) -> Self {
-        match end {
-            ClaimEnd::Reported(_)
-            | ClaimEnd::AlreadyResolved(_)
-            | ClaimEnd::ReportRejected(_)
-            | ClaimEnd::Lost(
-                LossReason::Revoked | LossReason::Canceled | LossReason::LeaseExpired | LossReason::GrantedTooLate,
-            )
-            | ClaimEnd::Unconfirmed {
-                loss: LossReason::Revoked | LossReason::Canceled | LossReason::LeaseExpired | LossReason::GrantedTooLate,
-                ..
-            } => Self::Nothing,
-            ClaimEnd::Lost(LossReason::ShutdownDeadline)
-            | ClaimEnd::Unconfirmed { loss: LossReason::ShutdownDeadline, .. }
-            | ClaimEnd::NotGranted => Self::RetryAfterRestart,
-        }
+/// Whether the queue may still count a run as ours after its claim was closed, so that the next process requests it.
+pub const fn is_left_to_next_process(end: ClaimEnd) -> bool {
+    match end {
+        ClaimEnd::NotGranted => true,
+        ClaimEnd::Lost(loss) | ClaimEnd::Unconfirmed { loss, .. } => matches!(loss, LossReason::ShutdownDeadline),
+        ClaimEnd::Reported(_) | ClaimEnd::AlreadyResolved(_) | ClaimEnd::ReportRejected(_) => false,
     }
 }
 

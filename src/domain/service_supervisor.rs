@@ -110,14 +110,6 @@ impl ServiceSupervisor {
         self.backoff.tries()
     }
 
-    /// `None` unless it waits for a restart.
-    pub const fn starts_at(&self) -> Option<Instant> {
-        match self.state {
-            State::BackingOff { start_at } => Some(start_at),
-            State::Starting | State::AwaitingHealthy { .. } | State::Healthy { .. } | State::Stopping => None,
-        }
-    }
-
     /// An event that does not fit the state belongs to an earlier process and changes nothing.
     pub fn handle(&mut self, event: Event, now: Instant) {
         match (self.state, event) {

@@ -52,8 +52,6 @@ pub const ARTIFACT_HOPS_MAX: u8 = 4;
 pub const MEMORY_ARTIFACT_BYTES_MAX: usize = 64 << 20;
 pub const LOG_HEAD_BYTES: u64 = 48 << 20;
 pub const LOG_TAIL_BYTES: u64 = 16 << 20;
-/// A log up to this size is finished without a blocking thread.
-pub const LOG_FINISH_BYTES_INLINE: u64 = 64 << 10;
 /// The longest line that the worker itself writes to a task's log.
 pub const LOG_NOTE_BYTES_MAX: usize = 4 << 10;
 /// Shorter text cannot be distinguished from ordinary text.

@@ -115,6 +115,12 @@ pub trait Claim: Send + Sync {
     /// Uploads an artifact of the run. Repeating it is safe.
     fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()>;
 
+    /// Whether the claim is known to be lost already. A source sets it before it sends [`SourceEvent::Lost`], which may
+    /// arrive before the grant does.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
     /// Whether the run has been resolved elsewhere. Called only if [`Capabilities::reports_cancellation`] is set.
     fn is_canceled(&self) -> SourceFuture<'_, bool> {
         Box::pin(std::future::ready(Ok(false)))

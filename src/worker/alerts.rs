@@ -1,7 +1,7 @@
 //! Logs and counts the alerts of the rules.
 
 use crate::domain::id::SourceId;
-use crate::domain::worker::{Alert, DeleteRetry};
+use crate::domain::worker::Alert;
 
 use super::counters::count;
 use super::engine::Engine;
@@ -38,11 +38,12 @@ impl Engine {
                     "[alert operator] cannot read a claim that the queue granted: the worker recovers it by listing its claims if the scopes allow it; otherwise the task runs again once the claim expires"
                 );
             }
-            Alert::DeleteFailed { id, count: dequeues, retry: retried, .. } => {
+            Alert::DeleteFailed { id, count: dequeues, retried, .. } => {
                 count(&counters.deletes_failed);
-                let again = match retried {
-                    DeleteRetry::Yes => "retrying",
-                    DeleteRetry::No => "[alert operator] giving up; the message will be received again",
+                let again = if *retried {
+                    "retrying"
+                } else {
+                    "[alert operator] giving up; the message will be received again"
                 };
                 tracing::error!(
                     alert = "delete-failed",

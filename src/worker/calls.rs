@@ -23,7 +23,7 @@ use crate::source::{
 
 use super::catch_panic::{Panicked, catch_panic};
 use super::claim_runtime::Execution;
-use super::host_probe::HostProbe;
+use super::host_probe::{HostProbe, blocking_probe};
 use super::uploads::Uploader;
 use crate::host::clock::Clock;
 use crate::host::containment::ProcessScope;
@@ -107,25 +107,13 @@ impl CallResult {
     }
 }
 
-/// Measures the host's resources after an interval. A hanging disk counts as unknown and is not measured again until
-/// it answers, since each measurement holds a thread.
-pub(super) async fn measure_resources(tasks: PathBuf, hold: WorkDirLock, one: Arc<Semaphore>) -> CallResult {
+/// Measures the host's resources after an interval. What cannot be measured is measured again at the next interval.
+pub(super) async fn measure_resources(tasks: PathBuf, hold: WorkDirLock, in_flight: Arc<Semaphore>) -> CallResult {
     tokio::time::sleep(HOST_RESOURCES_INTERVAL).await;
-    let unknown =
-        CallResult::ResourcesMeasured { resources: HostResources { disk: None, memory: None }, work_dir: Ok(()) };
-    let Ok(permit) = Arc::clone(&one).try_acquire_owned() else { return unknown };
-    // A host without a free thread is measured at the next interval.
-    let measured = catch_panic(async move {
-        let measuring = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            (resources::measure(&tasks), hold.verify())
-        });
-        measuring.await
-    });
-    match tokio::time::timeout(HOST_RESOURCES_INTERVAL, measured).await {
-        Ok(Ok(Ok((resources, work_dir)))) => CallResult::ResourcesMeasured { resources, work_dir },
-        Ok(Ok(Err(_)) | Err(_)) | Err(_) => unknown,
-    }
+    let measure = move || (resources::measure(&tasks), hold.verify());
+    let measured = blocking_probe(&in_flight, HOST_RESOURCES_INTERVAL, measure).await;
+    let (resources, work_dir) = measured.unwrap_or((HostResources { disk: None, memory: None }, Ok(())));
+    CallResult::ResourcesMeasured { resources, work_dir }
 }
 
 /// A source that panics sends no more events.

@@ -78,9 +78,7 @@ impl Engine {
 
     pub(super) fn claim_snapshot(&self, name: &str) -> Result<ClaimSnapshot, TaskLookupError> {
         let claim = self.resolve_claim(name)?;
-        let gone = || TaskLookupError::NotFound { name: name.to_owned(), held: Vec::new() };
-        let view = self.rules.claims().find(|view| view.claim == claim).ok_or_else(gone)?;
-        let live = self.claims.get(&claim).ok_or_else(gone)?;
+        let (view, live) = (self.rules.claim(claim), &self.claims[&claim]);
         let now = self.clock.now();
         let feed = &self.sources[live.source.index()];
         let context = live.execution.as_ref().map(|job| &job.context);
@@ -122,8 +120,7 @@ impl Engine {
         note: Note,
     ) -> Result<CommandResult, TaskLookupError> {
         let claim = self.resolve_claim(name)?;
-        let gone = || TaskLookupError::NotFound { name: name.to_owned(), held: Vec::new() };
-        let view = self.rules.claims().find(|view| view.claim == claim).ok_or_else(gone)?;
+        let view = self.rules.claim(claim);
         let (run, obeyed) = (view.run.to_string(), view.state.preview_cancel(order));
         tracing::info!(
             claim.run = run,

@@ -2,7 +2,7 @@
 
 use crate::domain::claim::{ClaimEnd, LossReason};
 use crate::domain::id::LocalToken;
-use crate::domain::journal::{AfterClose, EntryId};
+use crate::domain::journal::{self, EntryId};
 use crate::host::crash_points::crash_point;
 
 use super::catch_panic::drop_guarded;
@@ -28,9 +28,8 @@ impl Engine {
 
     pub(super) fn close(&mut self, claim: LocalToken, end: ClaimEnd) {
         crash_point("before-journal-close");
-        match AfterClose::of(end) {
-            AfterClose::Nothing => self.journal.record_closed(EntryId(claim.0)),
-            AfterClose::RetryAfterRestart => {}
+        if !journal::is_left_to_next_process(end) {
+            self.journal.record_closed(EntryId(claim.0));
         }
         let Some(mut live) = self.claims.remove(&claim) else { unreachable!("{claim:?} is closed twice") };
         self.control.liveness.set_claims_held(self.claims.len());
@@ -54,12 +53,6 @@ impl Engine {
             }
             ClaimEnd::ReportRejected(outcome) => {
                 tracing::error!(claim.run = %run, trace_id, %outcome, "the queue rejected the report; the run will expire");
-            }
-            ClaimEnd::Unconfirmed { outcome, loss: loss @ (LossReason::Revoked | LossReason::Canceled) } => {
-                tracing::warn!(
-                    claim.run = %run, trace_id, %outcome, ?loss,
-                    "the report was not answered, and the queue says that the claim is over, most likely by this report"
-                );
             }
             ClaimEnd::Unconfirmed { outcome, loss } => {
                 tracing::warn!(

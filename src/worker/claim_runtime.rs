@@ -129,8 +129,8 @@ impl ClaimRuntime {
         self.timeline.end(&[ClaimPhase::Claim], now);
         self.definition = grant.task;
         self.payload_error = grant.payload_error;
-        let trace = trace_origin(&self.definition);
-        (self.trace, self.span_context) = (Some(trace.handler_parent(recording)), trace.recorded_spans(recording));
+        let trace = trace_claim(&self.definition, recording);
+        (self.trace, self.span_context) = (Some(trace.handler), trace.spans);
         self.results = grant.results;
         self.claim = Some(grant.claim);
     }
@@ -232,22 +232,29 @@ pub(super) enum TraceRecording {
     Off,
 }
 
-/// The creator's trace, or a new one, and the spans to record in it.
-#[derive(Debug, Clone, Copy)]
-struct TraceOrigin {
-    given: Option<TraceParent>,
-    claim_span: TraceParent,
-    run_span: u64,
+/// The trace of a claim.
+struct ClaimTrace {
+    /// The `TRACEPARENT` of the handler.
+    handler: TraceParent,
+    /// `None` if nothing is recorded.
+    spans: Option<SpanContext>,
 }
 
-fn trace_origin(definition: &serde_json::Value) -> TraceOrigin {
+/// Continues the creator's trace, or starts one. Nothing is recorded if the creator's trace is not sampled.
+fn trace_claim(definition: &serde_json::Value, recording: TraceRecording) -> ClaimTrace {
     let given = definition.pointer("/extra/traceparent").and_then(serde_json::Value::as_str);
     let given = given.and_then(TraceParent::parse);
-    let own = given.unwrap_or_else(|| {
+    let trace = given.unwrap_or_else(|| {
         let (high, low) = (u128::from(unique_span_id()), u128::from(unique_span_id()));
         TraceParent::new(high << 64 | low, unique_span_id())
     });
-    TraceOrigin { given, claim_span: own.child(unique_span_id()), run_span: unique_span_id() }
+    let claim_span = trace.child(unique_span_id());
+    if recording == TraceRecording::Off || !trace.is_sampled() {
+        return ClaimTrace { handler: given.unwrap_or(claim_span), spans: None };
+    }
+    let handler = claim_span.child(unique_span_id());
+    let spans = SpanContext { claim_span, parent: given.map(|given| given.span_id()), run_span: handler.span_id() };
+    ClaimTrace { handler, spans: Some(spans) }
 }
 
 /// Unique, not secret.
@@ -255,24 +262,6 @@ fn unique_span_id() -> u64 {
     static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     static COUNT: AtomicU64 = AtomicU64::new(0);
     KEYS.hash_one(COUNT.fetch_add(1, Ordering::Relaxed))
-}
-
-impl TraceOrigin {
-    /// Nothing is recorded if the creator's trace is not sampled.
-    fn recorded_spans(self, recording: TraceRecording) -> Option<SpanContext> {
-        let parent = self.given.map(|given| given.span_id());
-        let trace = SpanContext {
-            claim_span: self.claim_span,
-            parent,
-            run_span: self.claim_span.child(self.run_span).span_id(),
-        };
-        Some(trace).filter(|_| recording == TraceRecording::On && self.claim_span.is_sampled())
-    }
-
-    fn handler_parent(self, recording: TraceRecording) -> TraceParent {
-        let unrecorded = self.given.unwrap_or(self.claim_span);
-        self.recorded_spans(recording).map_or(unrecorded, |trace| trace.claim_span.child(trace.run_span))
-    }
 }
 
 #[cfg(test)]
@@ -308,9 +297,7 @@ mod tests {
     #[test]
     fn a_task_continues_a_valid_trace_of_its_creator_and_starts_one_otherwise() {
         let given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-        let of = |extra| {
-            trace_origin(&serde_json::json!({ "extra": extra })).handler_parent(TraceRecording::Off).to_string()
-        };
+        let of = |extra| trace_claim(&serde_json::json!({ "extra": extra }), TraceRecording::Off).handler.to_string();
         assert_eq!(of(serde_json::json!({ "traceparent": given })), given);
         for odd in [serde_json::json!({}), serde_json::json!({ "traceparent": 7 }), serde_json::json!("00-")] {
             let own = of(odd);
@@ -321,26 +308,21 @@ mod tests {
 
     #[test]
     fn a_handler_receives_the_recorded_span_and_an_unsampled_trace_records_none() {
-        let of = |flags: &str| {
+        let of = |flags: &str, recording| {
             let given = format!("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}");
-            trace_origin(&serde_json::json!({ "extra": { "traceparent": given } }))
+            trace_claim(&serde_json::json!({ "extra": { "traceparent": given } }), recording)
         };
-        let found = of("01");
-        let trace = found.recorded_spans(TraceRecording::On).unwrap();
-        assert_eq!(trace.claim_span.trace_id().to_string(), "0af7651916cd43dd8448eb211c80319c");
-        assert_eq!(trace.parent, Some(0xb7ad_6b71_6920_3331));
-        let told = found.handler_parent(TraceRecording::On);
-        assert_eq!((told.trace_number(), told.span_id()), (trace.claim_span.trace_number(), trace.run_span));
-        assert!(
-            trace.claim_span.span_id() != trace.run_span && Some(trace.run_span) != trace.parent && told.is_sampled()
-        );
-        assert_eq!(found.recorded_spans(TraceRecording::Off), None);
-        let unwanted = of("00");
-        assert_eq!(unwanted.recorded_spans(TraceRecording::On), None);
-        let passed = unwanted.handler_parent(TraceRecording::On).to_string();
-        assert_eq!(passed, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00");
-        let own = trace_origin(&serde_json::Value::Null).recorded_spans(TraceRecording::On).unwrap();
-        assert_eq!(own.parent, None);
+        let ClaimTrace { handler, spans } = of("01", TraceRecording::On);
+        let spans = spans.unwrap();
+        assert_eq!(spans.claim_span.trace_id().to_string(), "0af7651916cd43dd8448eb211c80319c");
+        assert_eq!(spans.parent, Some(0xb7ad_6b71_6920_3331));
+        assert_eq!((handler.trace_number(), handler.span_id()), (spans.claim_span.trace_number(), spans.run_span));
+        assert!(spans.claim_span.span_id() != spans.run_span && Some(spans.run_span) != spans.parent);
+        assert!(handler.is_sampled() && of("01", TraceRecording::Off).spans.is_none());
+        let unsampled = of("00", TraceRecording::On);
+        assert_eq!(unsampled.spans, None);
+        assert_eq!(unsampled.handler.to_string(), "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00");
+        assert_eq!(trace_claim(&serde_json::Value::Null, TraceRecording::On).spans.unwrap().parent, None);
     }
 
     #[tokio::test]

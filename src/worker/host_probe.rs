@@ -3,17 +3,19 @@
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
 use crate::domain::host_health::ProbeResult;
 use crate::limits::{HOST_PROBE_BYTES, HOST_PROBE_FILES, HOST_PROBE_TIMEOUT};
 
+use super::catch_panic::catch_panic;
+
 /// Clones share one permit.
 #[derive(Debug, Clone)]
 pub(super) struct HostProbe {
     tasks_dir: PathBuf,
-    /// A probe on a dead disk keeps its thread; a second one would keep another.
     in_flight: Arc<Semaphore>,
 }
 
@@ -23,27 +25,37 @@ impl HostProbe {
     }
 
     pub(super) async fn run(self) -> ProbeResult {
-        let Ok(permit) = Arc::clone(&self.in_flight).try_acquire_owned() else {
-            tracing::warn!(folder = %self.tasks_dir.display(), "host still unhealthy: its disk has not answered the last probe");
-            return ProbeResult::Unhealthy;
-        };
         let tasks = self.tasks_dir.clone();
-        let looked = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            probe_host(&tasks)
-        });
-        let missing = match tokio::time::timeout(HOST_PROBE_TIMEOUT, looked).await {
-            Ok(Ok(Ok(()))) => {
+        let error = match blocking_probe(&self.in_flight, HOST_PROBE_TIMEOUT, move || probe_host(&tasks)).await {
+            Some(Ok(())) => {
                 tracing::info!("the host is healthy again");
                 return ProbeResult::Healthy;
             }
-            Ok(Ok(Err(error))) => error.to_string(),
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer from its disk within {HOST_PROBE_TIMEOUT:?}"),
+            Some(Err(error)) => error.to_string(),
+            None => format!("its disk does not answer within {HOST_PROBE_TIMEOUT:?}, or no thread can be started"),
         };
-        tracing::warn!(folder = %self.tasks_dir.display(), "host still unhealthy: {missing}");
+        tracing::warn!(folder = %self.tasks_dir.display(), "host still unhealthy: {error}");
         ProbeResult::Unhealthy
     }
+}
+
+/// Runs `probe` on a blocking thread. `None` if it does not return in time, or the previous one has not returned yet:
+/// on a dead disk each would keep a thread.
+pub(super) async fn blocking_probe<T: Send + 'static>(
+    in_flight: &Arc<Semaphore>,
+    timeout: Duration,
+    probe: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let permit = Arc::clone(in_flight).try_acquire_owned().ok()?;
+    // A host without a free thread panics.
+    let probing = catch_panic(async move {
+        tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            probe()
+        })
+        .await
+    });
+    tokio::time::timeout(timeout, probing).await.ok()?.ok()?.ok()
 }
 
 /// Creates a directory and a file as a task does, opens some files, and starts a thread, which counts against the

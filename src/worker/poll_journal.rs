@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::domain::id::{LocalToken, SourceId};
-use crate::domain::journal::{ClaimRecord, EntryId, JournalTiming};
+use crate::domain::journal::{ClaimRecord, EntryId};
 use crate::domain::outcome::Outcome;
 use crate::domain::poll::UnreadPoll;
 use crate::domain::worker::Event;
@@ -59,10 +59,7 @@ impl Engine {
     pub(super) fn journal_unprepared(&mut self, claim: LocalToken) {
         let live = open_claim(&mut self.claims, claim);
         let index = live.source.index();
-        if live.execution.is_none()
-            && !live.recovered
-            && JournalTiming::of(self.sources[index].source.capabilities()) == JournalTiming::BeforePrepare
-        {
+        if live.execution.is_none() && !live.recovered && !self.sources[index].source.capabilities().connection_scoped {
             let record =
                 ClaimRecord { run: live.run.clone(), claimant: self.claimants[index].clone(), processes: None };
             self.journal.record_claim_without_processes(EntryId(claim.0), record);

@@ -81,7 +81,7 @@ pub(super) fn recover_previous_process(
 
 pub(super) struct RecoveredState {
     pub(super) journal: Journal,
-    pub(super) recovery: RecoveryProgress,
+    pub(super) recovery: RecoverySummary,
     pub(super) recovered_claims: Vec<RecoveredClaim>,
     pub(super) recovered_polls: Vec<Option<Duration>>,
 }
@@ -112,44 +112,19 @@ impl PreviousProcess {
             .zip(&polls_left)
             .map(|(claimant, sent_at)| JournalRecord::UnreadPoll { claimant: claimant.clone(), sent_at: *sent_at });
         let journal = Journal::create(hold, found.boot, carried.chain(polls));
-        let earlier = RecoveryProgress {
+        let recovery = RecoverySummary {
             killed,
             expired: plan.abandon.len(),
-            damage,
             pending: plan.report.len(),
-            ..RecoveryProgress::default()
+            journal_errors: damage,
+            ..RecoverySummary::default()
         };
         let mut left_over = Vec::new();
         for (index, left) in plan.report.into_iter().enumerate() {
             let (token, source) = (token(index), SourceId::from_index(left.claimant));
             left_over.push(RecoveredClaim { token, source, run: left.run, outcome: left.outcome });
         }
-        RecoveredState { journal, recovery: earlier, recovered_claims: left_over, recovered_polls: polls_left }
-    }
-}
-
-#[derive(Debug, Default)]
-pub(super) struct RecoveryProgress {
-    killed: usize,
-    reported: usize,
-    released: usize,
-    expired: usize,
-    damage: usize,
-    pending: usize,
-}
-
-impl RecoveryProgress {
-    /// `None` if there was nothing to recover.
-    pub(super) fn summary(&self) -> Option<RecoverySummary> {
-        let view = RecoverySummary {
-            killed: self.killed,
-            reported: self.reported,
-            released: self.released,
-            expired: self.expired,
-            pending: self.pending,
-            journal_errors: self.damage,
-        };
-        (view != RecoverySummary::default()).then_some(view)
+        RecoveredState { journal, recovery, recovered_claims: left_over, recovered_polls: polls_left }
     }
 }
 
@@ -159,7 +134,8 @@ impl Engine {
         if self.recovery.pending > 0 {
             return;
         }
-        if let Some(recovered) = self.recovery.summary() {
+        let recovered = self.recovery;
+        if recovered != RecoverySummary::default() {
             let RecoverySummary { killed, reported, released, expired, .. } = recovered;
             tracing::warn!(
                 killed,

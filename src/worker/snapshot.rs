@@ -14,7 +14,7 @@ use super::counters::{OutcomeCounts, SourceCounts};
 use super::engine::Engine;
 use super::status::{
     BlockedReason, ClaimStatus, HostStatus, LifecycleState, NextAction, Note, NoticeStatus, NoticeWatchStatus,
-    SidecarSummary, SourceError, SourceStatus, WorkerStatus,
+    RecoverySummary, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
 
 /// A source that fails for longer gets a hint.
@@ -134,7 +134,7 @@ impl Engine {
                 last_claim_ended_after_seconds: noticed.last_ended_at.map(|end| seconds_between(noticed.at, end)),
             }),
             watches,
-            recovered: self.recovery.summary(),
+            recovered: Some(self.recovery).filter(|recovery| *recovery != RecoverySummary::default()),
             spans: self.config.recorder.as_ref().map(|recorder| recorder.span_counts()),
             next,
             hints,

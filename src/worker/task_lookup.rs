@@ -26,7 +26,7 @@ pub enum TaskLookupError {
         held: Vec<String>,
     },
     /// Several match.
-    #[error("{name} is ambiguous: {}; give a longer prefix", join_names(.these, "or"))]
+    #[error("{name} is ambiguous: {}; give a longer prefix", join_names(.these))]
     Ambiguous {
         /// The given name.
         name: String,
@@ -39,18 +39,13 @@ pub enum TaskLookupError {
 }
 
 fn describe_claims(held: &[String]) -> String {
-    if held.is_empty() { "it holds nothing".to_owned() } else { format!("it holds {}", join_names(held, "and")) }
+    if held.is_empty() { "it holds nothing".to_owned() } else { format!("it holds {}", join_names(held)) }
 }
 
-fn join_names(names: &[String], last: &str) -> String {
-    let shown = names.len().min(NAMES_MAX);
-    let more = (names.len() > shown).then(|| format!("{} more", names.len() - shown));
-    let mut parts: Vec<&str> = names.iter().take(shown).map(String::as_str).chain(more.as_deref()).collect();
-    match (parts.pop(), parts.is_empty()) {
-        (Some(only), true) => only.to_owned(),
-        (Some(end), false) => format!("{} {last} {end}", parts.join(", ")),
-        (None, _) => String::new(),
-    }
+fn join_names(names: &[String]) -> String {
+    let shown = names.iter().take(NAMES_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = names.len().saturating_sub(NAMES_MAX);
+    if more > 0 { format!("{shown} and {more} more") } else { shown }
 }
 
 /// Accepts `TASK`, `TASK/RUN` or a unique prefix of either, optionally after `SOURCE:`.
@@ -105,22 +100,22 @@ mod tests {
         for (name, meant) in [("Abc", "1"), ("Abc/0", "1"), ("Abd", "2"), ("Abd/", "2"), ("Ab", "3"), ("Ab/0", "3")] {
             assert_eq!(said(name, &these), meant, "{name}");
         }
-        assert_eq!(said("A", &these), "A is ambiguous: Abc/0, Abd/2 or Ab/0; give a longer prefix");
-        assert_eq!(said("abc", &these), "this worker holds no task abc; it holds Abc/0, Abd/2 and Ab/0");
-        assert_eq!(said("", &these), "this worker holds no task ; it holds Abc/0, Abd/2 and Ab/0");
+        assert_eq!(said("A", &these), "A is ambiguous: Abc/0, Abd/2, Ab/0; give a longer prefix");
+        assert_eq!(said("abc", &these), "this worker holds no task abc; it holds Abc/0, Abd/2, Ab/0");
+        assert_eq!(said("", &these), "this worker holds no task ; it holds Abc/0, Abd/2, Ab/0");
         assert_eq!(said("x", &[]), "this worker holds no task x; it holds nothing");
-        assert_eq!(said("Abc/1", &these), "this worker holds no task Abc/1; it holds Abc/0, Abd/2 and Ab/0");
+        assert_eq!(said("Abc/1", &these), "this worker holds no task Abc/1; it holds Abc/0, Abd/2, Ab/0");
     }
 
     #[test]
     fn equal_task_ids_are_distinguished_by_run_and_source() {
         let these = [("Abc", 0, "ci"), ("Abc", 1, "ci"), ("Abc", 1, "try")];
-        assert_eq!(said("Abc", &these), "Abc is ambiguous: Abc/0, ci:Abc/1 or try:Abc/1; give a longer prefix");
+        assert_eq!(said("Abc", &these), "Abc is ambiguous: Abc/0, ci:Abc/1, try:Abc/1; give a longer prefix");
         assert_eq!(said("Abc/0", &these), "1");
-        assert_eq!(said("Abc/1", &these), "Abc/1 is ambiguous: ci:Abc/1 or try:Abc/1; give a longer prefix");
+        assert_eq!(said("Abc/1", &these), "Abc/1 is ambiguous: ci:Abc/1, try:Abc/1; give a longer prefix");
         assert_eq!(said("try:Abc/1", &these), "3");
         assert_eq!(said("try:A", &these), "3");
-        assert_eq!(said("nope:A", &these), "this worker holds no task nope:A; it holds Abc/0, ci:Abc/1 and try:Abc/1");
+        assert_eq!(said("nope:A", &these), "this worker holds no task nope:A; it holds Abc/0, ci:Abc/1, try:Abc/1");
     }
 
     #[test]

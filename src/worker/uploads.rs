@@ -12,7 +12,7 @@ use crate::domain::refusal::Refusal;
 use crate::handler::artifact::Optionality;
 use crate::handler::artifact_collector::{ArtifactCollector, CollectedArtifact};
 use crate::handler::log::{self, FinishedLog, TaskLog};
-use crate::limits::{LOG_FINISH_BYTES_INLINE, UPLOAD_RETRY_MAX, UPLOADS_CONCURRENT_MAX};
+use crate::limits::{UPLOAD_RETRY_MAX, UPLOADS_CONCURRENT_MAX};
 use crate::source::{Artifact, ArtifactBody, Claim};
 
 use super::claim_runtime::Execution;
@@ -26,14 +26,6 @@ pub(super) struct Uploader {
     pub(super) claim: Arc<dyn Claim>,
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) seed: u64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum UploadResult {
-    Stored,
-    Rejected,
-    RejectedOptional,
-    TimedOut,
 }
 
 impl Uploader {
@@ -78,27 +70,27 @@ impl Uploader {
             let artifact = self.artifact_to_upload(item, job.context.log(), &mut worst);
             if let Some((artifact, need)) = artifact {
                 while uploads.len() >= UPLOADS_CONCURRENT_MAX {
-                    worst = worst_of(worst, settled_by(uploads.join_next().await));
+                    worst = worst.max(joined(uploads.join_next().await));
                 }
                 let (store, log) = (self.clone(), job.context.log().clone());
                 uploads.spawn(async move {
                     match redact_if_log(artifact, &log).await {
                         Ok(artifact) => match (store.upload(&artifact, &log).await, need) {
-                            (UploadResult::Rejected, Optionality::Optional) => UploadResult::RejectedOptional,
-                            (sent, _) => sent,
+                            (UploadStatus::ArtifactMissing, Optionality::Optional) => UploadStatus::Complete,
+                            (status, _) => status,
                         },
                         Err(sentence) => {
                             count(&store.counters.artifacts_failed);
                             tracing::warn!("{sentence}");
                             log.write_note(&sentence);
-                            UploadResult::TimedOut
+                            UploadStatus::UploadFailed
                         }
                     }
                 });
             }
         }
-        while let Some(result) = uploads.join_next().await {
-            worst = worst_of(worst, settled_by(Some(result)));
+        while !uploads.is_empty() {
+            worst = worst.max(joined(uploads.join_next().await));
         }
         worst
     }
@@ -113,7 +105,7 @@ impl Uploader {
             CollectedArtifact::Found(artifact, need) => Some((artifact, need)),
             CollectedArtifact::Missing { error, message: sentence } => {
                 log.write_note(&sentence);
-                *worst = worst_of(*worst, UploadStatus::ArtifactMissing);
+                *worst = UploadStatus::ArtifactMissing.max(*worst);
                 Some((error?, Optionality::Required))
             }
             CollectedArtifact::Skipped { message: sentence } => {
@@ -123,14 +115,14 @@ impl Uploader {
         }
     }
 
-    async fn upload(&self, artifact: &Artifact, log: &TaskLog) -> UploadResult {
+    async fn upload(&self, artifact: &Artifact, log: &TaskLog) -> UploadStatus {
         let (mut backoff, mut jitter) = (Backoff::NEW, Jitter::seeded(self.seed));
         let began = tokio::time::Instant::now();
         loop {
             let refused = match self.claim.upload(artifact).await {
                 Ok(()) => {
                     count(&self.counters.artifacts);
-                    return UploadResult::Stored;
+                    return UploadStatus::Complete;
                 }
                 Err(refused) => refused,
             };
@@ -141,14 +133,14 @@ impl Uploader {
                     count(&self.counters.artifacts_failed);
                     log.write_note(&format!("artifact {} is refused: {}", artifact.name, refused.message));
                     tracing::warn!(artifact = artifact.name, error = refused.message, "artifact refused");
-                    return UploadResult::Rejected;
+                    return UploadStatus::ArtifactMissing;
                 }
             };
             if began.elapsed() >= UPLOAD_RETRY_MAX {
                 count(&self.counters.artifacts_failed);
                 log.write_note(&format!("artifact {} could not be stored: {}", artifact.name, refused.message));
                 tracing::warn!(artifact = artifact.name, error = refused.message, "artifact not stored");
-                return UploadResult::TimedOut;
+                return UploadStatus::UploadFailed;
             }
             tokio::time::sleep(backoff.wait(RETRY, after, &mut jitter)).await;
         }
@@ -158,21 +150,19 @@ impl Uploader {
         if log.is_empty() {
             return;
         }
-        let finished = match finish_log(log).await {
-            Ok(Some(finished)) => finished,
+        let finishing = log.clone();
+        let finished = match spawn_blocking(move || finishing.finish()).await.map_err(std::io::Error::other).flatten() {
+            Ok(Some(FinishedLog { file, bytes, .. })) => {
+                ArtifactBody::File { file, bytes, content_type: log::CONTENT_TYPE.to_owned() }
+            }
             Ok(None) => return,
             Err(error) => {
                 tracing::warn!(%error, "a task's log cannot be read back; it is not stored");
                 return;
             }
         };
-        let file = ArtifactBody::File {
-            file: finished.file,
-            bytes: finished.bytes,
-            content_type: log::CONTENT_TYPE.to_owned(),
-        };
-        let backing = Artifact { name: log::BACKING_NAME.to_owned(), expires: None, body: file };
-        if self.upload(&backing, log).await == UploadResult::Stored {
+        let backing = Artifact { name: log::BACKING_NAME.to_owned(), expires: None, body: finished };
+        if self.upload(&backing, log).await == UploadStatus::Complete {
             let link =
                 ArtifactBody::Link { target: log::BACKING_NAME.to_owned(), content_type: log::CONTENT_TYPE.to_owned() };
             let live = Artifact { name: log::LIVE_NAME.to_owned(), expires: None, body: link };
@@ -207,28 +197,11 @@ async fn redact_if_log(artifact: Artifact, log: &TaskLog) -> Result<Artifact, St
     }
 }
 
-/// A short log is finished on this thread, which is faster than a blocking one.
-async fn finish_log(log: &TaskLog) -> std::io::Result<Option<FinishedLog>> {
-    if log.bytes() <= LOG_FINISH_BYTES_INLINE {
-        return log.finish();
-    }
-    let log = log.clone();
-    spawn_blocking(move || log.finish()).await.map_err(std::io::Error::other)?
-}
-
 fn next_item(mut items: ArtifactCollector) -> Option<(ArtifactCollector, CollectedArtifact)> {
     let item = items.next()?;
     Some((items, item))
 }
 
-fn settled_by(result: Option<Result<UploadResult, tokio::task::JoinError>>) -> UploadStatus {
-    match result {
-        Some(Ok(UploadResult::Stored | UploadResult::RejectedOptional)) | None => UploadStatus::Complete,
-        Some(Ok(UploadResult::Rejected)) => UploadStatus::ArtifactMissing,
-        Some(Ok(UploadResult::TimedOut) | Err(_)) => UploadStatus::UploadFailed,
-    }
-}
-
-fn worst_of(one: UploadStatus, other: UploadStatus) -> UploadStatus {
-    one.max(other)
+fn joined(upload: Option<Result<UploadStatus, tokio::task::JoinError>>) -> UploadStatus {
+    upload.map_or(UploadStatus::Complete, |upload| upload.unwrap_or(UploadStatus::UploadFailed))
 }

@@ -74,17 +74,3 @@ fn i13_a_refused_url_is_fetched_anew_and_then_the_delete_is_repeated() {
         assert_eq!(deleted(&bench.tick()), [claim], "{refusal:?}");
     }
 }
-
-#[test]
-fn i13_a_refused_url_is_fetched_anew_during_a_drain_too() {
-    let mut bench = Bench::messages(1, 1);
-    let claim = bench.executing("m1", "T");
-    bench.completes(claim);
-    let claim = bench.preparing("m2", "T2");
-    bench.happens(journeyman::domain::worker::Event::Drain);
-    let effects = bench.deleted(claim, Err(Refusal::Stale));
-    assert!(effects.contains(&Effect::Open(journeyman::domain::id::SourceId(0))), "{effects:?}");
-    bench.opened(0, 1);
-    let effects = bench.tick();
-    assert_eq!(deleted(&effects), [claim], "{effects:?}");
-}

@@ -1,7 +1,7 @@
 //! I14: every failed delete is reported with message and dequeue count, and retried a limited number of times.
 
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Alert, DELETE_ATTEMPTS_MAX, DeleteRetry, Effect};
+use journeyman::domain::worker::{Alert, DELETE_ATTEMPTS_MAX, Effect};
 
 use crate::support::{Bench, LEASE, RETRY, deletes, secs};
 
@@ -36,12 +36,12 @@ fn i14_a_failing_delete_is_repeated_six_times_and_every_failure_is_said() {
         let said: Vec<_> = effects
             .iter()
             .filter_map(|effect| match effect {
-                Effect::Alert(Alert::DeleteFailed { id, count, retry: retried, .. }) => Some((&**id, *count, *retried)),
+                Effect::Alert(Alert::DeleteFailed { id, count, retried, .. }) => Some((&**id, *count, *retried)),
                 _ => None,
             })
             .collect();
-        let mut expected = vec![("m1", 7, DeleteRetry::Yes); DELETE_ATTEMPTS_MAX as usize - 1];
-        expected.push(("m1", 7, DeleteRetry::No));
+        let mut expected = vec![("m1", 7, true); DELETE_ATTEMPTS_MAX as usize - 1];
+        expected.push(("m1", 7, false));
         assert_eq!(said, expected, "{refusal:?}");
         assert!(effects.iter().any(|effect| matches!(effect, Effect::DropMessage(_))), "{refusal:?}");
     }
@@ -51,10 +51,7 @@ fn i14_a_failing_delete_is_repeated_six_times_and_every_failure_is_said() {
 fn i14_a_delete_that_can_never_work_is_said_and_not_repeated() {
     let (sent, effects) = failing(Refusal::Rejected);
     assert_eq!(sent, 1);
-    assert!(matches!(
-        effects[..],
-        [Effect::Alert(Alert::DeleteFailed { retry: DeleteRetry::No, .. }), Effect::DropMessage(_)]
-    ));
+    assert!(matches!(effects[..], [Effect::Alert(Alert::DeleteFailed { retried: false, .. }), Effect::DropMessage(_)]));
 }
 
 #[test]

@@ -238,7 +238,7 @@ fn i22_a_drain_that_takes_too_long_hands_back() {
     bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
     bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
     let effects = bench.happens(Event::Claim(claim, ClaimEvent::Uploaded(UploadStatus::Complete)));
-    assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::DrainDeadline)));
+    assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Released)));
 }
 
 #[test]

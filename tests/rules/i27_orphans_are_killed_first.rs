@@ -7,9 +7,7 @@ use proptest::prelude::*;
 
 use journeyman::domain::claim::{ClaimEnd, LossReason};
 use journeyman::domain::id::{Run, TaskId};
-use journeyman::domain::journal::{
-    AfterClose, BootId, ClaimRecord, EntryId, Journal, JournalRecord, Leader, ProcessRecord,
-};
+use journeyman::domain::journal::{self, BootId, ClaimRecord, EntryId, Journal, JournalRecord, Leader, ProcessRecord};
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
 
 const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
@@ -187,18 +185,18 @@ fn one_run_that_was_written_down_twice_is_reported_once_as_it_was_decided_last()
 fn i28_only_what_the_queue_may_still_count_as_ours_is_asked_for_again() {
     let outcome = Outcome::Completed;
     for (end, after) in [
-        (ClaimEnd::Reported(outcome), AfterClose::Nothing),
-        (ClaimEnd::AlreadyResolved(outcome), AfterClose::Nothing),
-        (ClaimEnd::ReportRejected(outcome), AfterClose::Nothing),
-        (ClaimEnd::Lost(LossReason::Revoked), AfterClose::Nothing),
-        (ClaimEnd::Lost(LossReason::Canceled), AfterClose::Nothing),
-        (ClaimEnd::Lost(LossReason::LeaseExpired), AfterClose::Nothing),
-        (ClaimEnd::Lost(LossReason::GrantedTooLate), AfterClose::Nothing),
-        (ClaimEnd::Lost(LossReason::ShutdownDeadline), AfterClose::RetryAfterRestart),
-        (ClaimEnd::Unconfirmed { outcome, loss: LossReason::LeaseExpired }, AfterClose::Nothing),
-        (ClaimEnd::Unconfirmed { outcome, loss: LossReason::ShutdownDeadline }, AfterClose::RetryAfterRestart),
-        (ClaimEnd::NotGranted, AfterClose::RetryAfterRestart),
+        (ClaimEnd::Reported(outcome), false),
+        (ClaimEnd::AlreadyResolved(outcome), false),
+        (ClaimEnd::ReportRejected(outcome), false),
+        (ClaimEnd::Lost(LossReason::Revoked), false),
+        (ClaimEnd::Lost(LossReason::Canceled), false),
+        (ClaimEnd::Lost(LossReason::LeaseExpired), false),
+        (ClaimEnd::Lost(LossReason::GrantedTooLate), false),
+        (ClaimEnd::Lost(LossReason::ShutdownDeadline), true),
+        (ClaimEnd::Unconfirmed { outcome, loss: LossReason::LeaseExpired }, false),
+        (ClaimEnd::Unconfirmed { outcome, loss: LossReason::ShutdownDeadline }, true),
+        (ClaimEnd::NotGranted, true),
     ] {
-        assert_eq!(AfterClose::of(end), after, "{end:?}");
+        assert_eq!(journal::is_left_to_next_process(end), after, "{end:?}");
     }
 }

@@ -324,7 +324,6 @@ impl Host {
             &[
                 ExitReason::Drained,
                 ExitReason::Released,
-                ExitReason::DrainDeadline,
                 ExitReason::HostTerminating,
                 ExitReason::Aborted,
                 ExitReason::CredentialsRejected,

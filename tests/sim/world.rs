@@ -7,7 +7,7 @@ use std::time::Duration;
 use journeyman::domain::claim::{CancelCommand, ClaimAction, ClaimEvent, UploadStatus};
 use journeyman::domain::host_health::ProbeResult;
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run, SourceId, TaskId};
-use journeyman::domain::journal::{AfterClose, ClaimRecord, EntryId, JournalRecord};
+use journeyman::domain::journal::{self, ClaimRecord, EntryId, JournalRecord};
 use journeyman::domain::outcome::{ExecuteFailure, Outcome, PrepareFailure, Verdict};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::service_supervisor::ServiceAvailability;
@@ -645,7 +645,7 @@ impl World {
             Effect::Claim(_, ClaimAction::UpdateLease { .. }) | Effect::Alert(_) => {}
             Effect::Claim(claim, ClaimAction::Close(end)) => {
                 self.hosts[host].claims.remove(&claim);
-                if AfterClose::of(end) == AfterClose::Nothing && !self.rng.chance(10) {
+                if !journal::is_left_to_next_process(end) && !self.rng.chance(10) {
                     self.hosts[host].note(JournalRecord::Closed { entry: EntryId(claim.0) });
                 }
             }

@@ -327,6 +327,7 @@ impl ClaimState {
                 self.report(outcome, UploadStage::AfterReport, now, actions)
             }
             Stage::Stopping { after: AfterStop::Abandon(loss) } => self.close(ClaimEnd::Lost(loss), actions),
+            // Ended already.
             Stage::Requested { .. }
             | Stage::Uploading { .. }
             | Stage::Reporting { .. }
@@ -445,12 +446,7 @@ impl ClaimState {
         }
         self.loss = Some(loss);
         match self.stage {
-            Stage::Preparing | Stage::Executing => {
-                self.stage = Stage::Stopping { after: AfterStop::Abandon(loss) };
-                let grace = self.lease.map_or(self.policy.termination_grace, |lease| lease.grace());
-                actions.push(ClaimAction::Kill { cause: KillCause::ClaimLost(loss), grace });
-            }
-            Stage::Stopping { .. } => {
+            Stage::Preparing | Stage::Executing | Stage::Stopping { .. } => {
                 self.stage = Stage::Stopping { after: AfterStop::Abandon(loss) };
                 let grace = self.lease.map_or(self.policy.termination_grace, |lease| lease.grace());
                 actions.push(ClaimAction::Kill { cause: KillCause::ClaimLost(loss), grace });

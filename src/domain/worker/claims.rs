@@ -3,9 +3,8 @@
 use alloc::collections::btree_map::Entry;
 use alloc::vec::Vec;
 
-use super::{Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, OverlapAlert, RunKey, Worker};
+use super::{Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, RunKey, Worker};
 use crate::domain::claim::{self, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
-use crate::domain::host_health::FaultReport;
 use crate::domain::id::{LocalToken, Run, SourceId};
 use crate::domain::outcome::{ExecuteFailure, PrepareFailure};
 use crate::domain::refusal::Refusal;
@@ -87,7 +86,7 @@ impl Worker {
                 run,
                 slot,
                 state,
-                overlap_alert: OverlapAlert::Pending,
+                overlap_alerted: false,
                 started_at: None,
                 messages: Vec::new(),
                 next_deadline: None,
@@ -251,7 +250,7 @@ impl Worker {
     fn on_host_fault(&mut self, claim: LocalToken, now: Instant) {
         let Some(held) = self.claims.get(&claim) else { return };
         let (source, run) = (held.source, held.run.clone());
-        if self.host_health.on_fault(now, &mut self.jitter) == FaultReport::First {
+        if self.host_health.on_fault(now, &mut self.jitter) {
             self.effects.push_back(Effect::Alert(Alert::HostUnhealthy { run }));
         }
         self.await_own_poll(claim, source, now);
@@ -268,8 +267,7 @@ impl Worker {
     fn alert_overlap(&mut self, claim: LocalToken, now: Instant) {
         let Some(held) = self.claims.get_mut(&claim) else { return };
         let late = held.state.lease().is_some_and(|lease| now >= lease.granted_until());
-        if late && held.overlap_alert == OverlapAlert::Pending {
-            held.overlap_alert = OverlapAlert::Raised;
+        if late && !core::mem::replace(&mut held.overlap_alerted, true) {
             self.effects.push_back(Effect::Alert(Alert::OverlapPossible { run: held.run.clone() }));
         }
     }

@@ -199,7 +199,8 @@ pub enum Alert {
         message: LocalToken,
         id: Box<str>,
         count: u32,
-        retry: DeleteRetry,
+        /// Whether it is retried.
+        retried: bool,
     },
     Denied {
         source: SourceId,
@@ -246,12 +247,6 @@ pub enum Alert {
     },
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeleteRetry {
-    Yes,
-    No,
-}
-
 impl ExitReason {
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -260,7 +255,6 @@ impl ExitReason {
             Self::Idle => "idle",
             Self::LimitReached => "limit reached",
             Self::WorkDirLost => "work directory lost",
-            Self::DrainDeadline => "drain deadline",
             Self::HostTerminating => "host terminating",
             Self::CredentialsRejected => "credentials rejected",
             Self::Misconfigured => "misconfigured",
@@ -274,14 +268,13 @@ impl ExitReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ExitReason {
     Drained,
+    /// Also after a drain that took too long.
     Released,
     /// No claim for `exit_when_idle`.
     Idle,
     /// `max_tasks` or `max_uptime` was reached.
     LimitReached,
     WorkDirLost,
-    /// The drain took too long, and the remaining claims were released.
-    DrainDeadline,
     HostTerminating,
     /// The queue never accepted the credentials.
     CredentialsRejected,

@@ -85,13 +85,6 @@ pub enum ClaimingState {
     Exited,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum WorkDirOwnership {
-    #[default]
-    Owned,
-    Lost,
-}
-
 #[derive(Debug, Default)]
 pub(super) struct Lifecycle {
     started_at: Option<Instant>,
@@ -99,7 +92,7 @@ pub(super) struct Lifecycle {
     granted_count: u64,
     paused: Option<Option<Instant>>,
     shortage: Option<ClaimingBlocked>,
-    work_dir: WorkDirOwnership,
+    work_dir_lost: bool,
     exiting: Option<ExitReason>,
 }
 
@@ -110,10 +103,6 @@ impl Lifecycle {
 
     fn blocked(&self) -> Option<ClaimingBlocked> {
         self.paused.map(|until| ClaimingBlocked::Paused { until }).or(self.shortage)
-    }
-
-    const fn reset_idle(&mut self) {
-        self.idle_since = None;
     }
 }
 
@@ -171,7 +160,7 @@ impl Worker {
     /// I27: nothing is started that the next process would not know of. Running claims are finished; the next worker
     /// creates the directory again.
     pub(super) fn on_work_dir_lost(&mut self) {
-        if core::mem::replace(&mut self.lifecycle.work_dir, WorkDirOwnership::Lost) == WorkDirOwnership::Owned {
+        if !core::mem::replace(&mut self.lifecycle.work_dir_lost, true) {
             self.effects.push_back(Effect::Alert(Alert::WorkDirLost));
         }
     }
@@ -207,13 +196,13 @@ impl Worker {
         // A source that rejects the credentials cannot tell whether tasks are pending.
         let refused = self.sources.iter().any(|feed| feed.poller.is_denied());
         if !self.claims.is_empty() || self.lifecycle.paused.is_some() || refused {
-            self.lifecycle.reset_idle();
+            self.lifecycle.idle_since = None;
         }
         let idle = if self.claims.is_empty() { Some(*self.lifecycle.idle_since.get_or_insert(now)) } else { None };
         let stay = self.policy.exit_policy;
         let over = |since: Instant, span: Option<Duration>| span.is_some_and(|span| now >= since.plus(span));
         let overstayed = over(began, stay.max_uptime);
-        let lost = self.lifecycle.work_dir == WorkDirOwnership::Lost;
+        let lost = self.lifecycle.work_dir_lost;
         self.lifecycle.exiting = if lost {
             Some(ExitReason::WorkDirLost)
         } else if overstayed || stay.max_tasks.is_some_and(|most| self.lifecycle.granted_count >= most) {
@@ -229,9 +218,8 @@ impl Worker {
                 self.drain(exit, now);
                 self.advance(now);
             }
-            Some(_) => self.open_for_deletes(now),
             None if self.claiming_blocked().is_none() => self.start_polls(now),
-            None => self.open_for_deletes(now),
+            Some(_) | None => {}
         }
     }
 
@@ -259,9 +247,8 @@ impl Worker {
     pub(super) fn accepts_grants(&self, source: SourceId) -> bool {
         let is_free = self.sources[source.index()].poller.capabilities().connection_scoped;
         let paused = self.lifecycle.paused.is_some() && is_free;
-        let fit = self.lifecycle.shortage.is_none()
-            && self.lifecycle.work_dir == WorkDirOwnership::Owned
-            && !self.host_health.is_unhealthy();
+        let fit =
+            self.lifecycle.shortage.is_none() && !self.lifecycle.work_dir_lost && !self.host_health.is_unhealthy();
         self.mode == Mode::Running && fit && !paused
     }
 

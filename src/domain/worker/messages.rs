@@ -3,8 +3,7 @@
 use alloc::vec::Vec;
 
 use super::{
-    Alert, DELETE_ATTEMPTS_MAX, DELETE_RETRY, DeleteRetry, DeleteState, Effect, MessageEntry, MessageKey,
-    ReceivedMessage, Worker,
+    Alert, DELETE_ATTEMPTS_MAX, DELETE_RETRY, DeleteState, Effect, MessageEntry, MessageKey, ReceivedMessage, Worker,
 };
 use crate::domain::backoff::Backoff;
 use crate::domain::claim::ClaimState;
@@ -112,8 +111,8 @@ impl Worker {
             Refusal::Retry { retry_after: after } | Refusal::Throttled { retry_after: after } => Some(after),
             Refusal::Stale | Refusal::Denied | Refusal::Gone => Some(None),
         };
-        let retried = if again.is_some() { DeleteRetry::Yes } else { DeleteRetry::No };
-        let alert = Alert::DeleteFailed { message, id: kept.id.clone(), count: kept.dequeue_count, retry: retried };
+        let alert =
+            Alert::DeleteFailed { message, id: kept.id.clone(), count: kept.dequeue_count, retried: again.is_some() };
         self.effects.push_back(Effect::Alert(alert));
         let Some(after) = again else { return self.drop_message(message) };
         let wait = kept.retry.wait(DELETE_RETRY, after, &mut self.jitter);

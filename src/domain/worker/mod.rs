@@ -1,4 +1,4 @@
-//! The state state of the worker: sources, slots, messages, claims, shutdown.
+//! The state of the worker: sources, slots, messages, claims, shutdown.
 //!
 //! `handle` takes events, `next_effect` returns what to do, `next_deadline` when to send [`Event::Tick`]. Every
 //! effect that starts a call is answered by exactly one event; an answer about a claim already closed is ignored.
@@ -28,8 +28,8 @@ use super::slots::{Slot, Slots};
 use super::time::Instant;
 
 pub use event::{
-    Alert, DeleteRetry, Effect, Event, ExitReason, GrantedClaim, OpenResult, PollResult, ReceivedMessage,
-    RecoveredClaim, RecoveryResult,
+    Alert, Effect, Event, ExitReason, GrantedClaim, OpenResult, PollResult, ReceivedMessage, RecoveredClaim,
+    RecoveryResult,
 };
 use lifecycle::Lifecycle;
 pub use lifecycle::{ClaimingBlocked, ClaimingState, ExitPolicy, HostResources, MinResources};
@@ -100,7 +100,8 @@ struct ClaimEntry {
     run: Run,
     slot: Option<Slot>,
     state: ClaimState,
-    overlap_alert: OverlapAlert,
+    /// Whether the alert of I7 was raised.
+    overlap_alerted: bool,
     /// When its payload was started.
     started_at: Option<Instant>,
     /// Deleted when the claim request is answered.
@@ -122,13 +123,6 @@ struct MessageEntry {
     dequeue_count: u32,
     delete_state: DeleteState,
     retry: Backoff,
-}
-
-/// Whether the alert of I7 was raised.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum OverlapAlert {
-    Pending,
-    Raised,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -280,12 +274,13 @@ impl Worker {
     }
 
     pub fn claims(&self) -> impl Iterator<Item = ClaimView<'_>> {
-        self.claims.iter().map(|(claim, held)| ClaimView {
-            claim: *claim,
-            source: held.source,
-            run: &held.run,
-            state: &held.state,
-        })
+        self.claims.keys().map(|claim| self.claim(*claim))
+    }
+
+    /// An open claim.
+    pub fn claim(&self, claim: LocalToken) -> ClaimView<'_> {
+        let ClaimEntry { source, run, state, .. } = &self.claims[&claim];
+        ClaimView { claim, source: *source, run, state }
     }
 
     pub fn is_stopping(&self) -> bool {

@@ -51,7 +51,6 @@ impl Worker {
         let exit = match self.exit {
             ExitReason::Drained
             | ExitReason::Released
-            | ExitReason::DrainDeadline
             | ExitReason::Idle
             | ExitReason::LimitReached
             | ExitReason::WorkDirLost => ExitReason::HostTerminating,
@@ -138,7 +137,7 @@ impl Worker {
         if let Mode::Draining { since } = self.mode
             && self.drain_ends_at(since).is_some_and(|at| now >= at)
         {
-            let exit = if self.exit == ExitReason::Drained { ExitReason::DrainDeadline } else { self.exit };
+            let exit = if self.exit == ExitReason::Drained { ExitReason::Released } else { self.exit };
             self.release_all(None, now);
             self.exit = exit;
         }
@@ -148,7 +147,6 @@ impl Worker {
         match self.mode {
             Mode::Running => self.advance_lifecycle(now),
             Mode::Draining { .. } | Mode::Releasing { .. } => {
-                self.open_for_deletes(now);
                 self.exit_if_done(now);
             }
             Mode::Exited => {}

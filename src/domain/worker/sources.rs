@@ -172,18 +172,6 @@ impl Worker {
         }
     }
 
-    /// During shutdown a source is opened only where a delete waits for its URLs.
-    pub(super) fn open_for_deletes(&mut self, now: Instant) {
-        for (index, feed) in self.sources.iter_mut().enumerate() {
-            let source = SourceId::from_index(index);
-            let waits = self.messages.values().any(|kept| kept.source == source && kept.delete_state.due().is_some());
-            if waits && feed.poller.next_call(now) == NextCall::Open {
-                feed.poller.on_open_sent();
-                self.effects.push_back(Effect::Open(source));
-            }
-        }
-    }
-
     fn start_call(&mut self, index: usize, waiting: u32, now: Instant) {
         let source = SourceId::from_index(index);
         let allowed = self.claim_allowance();

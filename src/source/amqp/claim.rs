@@ -344,6 +344,10 @@ impl Claim for GrantedRequest {
         &self.0.run
     }
 
+    fn is_lost(&self) -> bool {
+        self.0.session.is_lost()
+    }
+
     fn renew(&self) -> SourceFuture<'_, Instant> {
         Box::pin(async {
             let claim = &self.0;

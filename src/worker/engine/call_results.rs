@@ -55,7 +55,7 @@ impl Engine {
                 let granted: Vec<LocalToken> =
                     answer.iter().flat_map(|result| &result.claims).map(|claim| claim.token).collect();
                 self.handle_event(Event::Polled { source, queue, sent_at, answer });
-                self.drop_early_losses(&granted);
+                self.drop_lost_grants(&granted);
             }
             CallResult::Recovered { source, sent_at, answer } => {
                 let answer =
@@ -171,10 +171,10 @@ impl Engine {
         result
     }
 
-    /// A claim reported lost before its grant arrived is lost at once.
-    fn drop_early_losses(&mut self, granted: &[LocalToken]) {
+    /// Claims whose loss was reported before their grant arrived.
+    fn drop_lost_grants(&mut self, granted: &[LocalToken]) {
         for claim in granted {
-            if self.claims.get(claim).is_some_and(|live| self.early_losses.remove(&live.run)) {
+            if self.claims.get(claim).is_some_and(|live| live.granted().is_lost()) {
                 self.handle_event(Event::Claim(*claim, ClaimEvent::Lost));
             }
         }

@@ -9,7 +9,7 @@ use super::super::uploads::Uploader;
 use super::{Engine, open_claim};
 use crate::domain::claim::{ClaimAction, ClaimEvent, KillCause, UploadStatus};
 use crate::domain::id::{LocalToken, SourceId};
-use crate::domain::journal::{ClaimRecord, EntryId, JournalTiming};
+use crate::domain::journal::{ClaimRecord, EntryId};
 use crate::domain::worker::{Effect, Event};
 use crate::host::clock::Clock;
 use crate::host::containment::ProcessScope;
@@ -134,19 +134,20 @@ impl Engine {
         let (entry, run) = (EntryId(claim.0), live.run.clone());
         let new_scope =
             |first| self.containment.new_recorded_scope(ProcessRecorder::new(self.journal.clone(), entry, first));
-        // I27: a payload that is not journaled would survive this worker unnoticed.
-        let (scope, recorded) = match JournalTiming::of(feed.source.capabilities()) {
-            JournalTiming::BeforePrepare => {
-                let scope = new_scope(FirstRecord::Nothing);
-                let claim = ClaimRecord { run, claimant, processes: Some(scope.name().to_record()) };
-                (scope, Some(self.journal.record_claim(entry, claim)))
-            }
-            JournalTiming::BeforeFirstProcess => (new_scope(FirstRecord::Claim { run, claimant }), None),
+        // I27: a payload that is not journaled would survive this worker unnoticed. A connection-scoped claim leaves at
+        // most processes; any other is reported by the next process, whatever was done of it.
+        let connection_scoped = feed.source.capabilities().connection_scoped;
+        let (scope, recorded) = if connection_scoped {
+            (new_scope(FirstRecord::Claim { run, claimant }), None)
+        } else {
+            let scope = new_scope(FirstRecord::Nothing);
+            let claim = ClaimRecord { run, claimant, processes: Some(scope.name().to_record()) };
+            (scope, Some(self.journal.record_claim(entry, claim)))
         };
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
         // Requests may be thousands a second: the line about each one's end is enough.
-        if feed.source.capabilities().connection_scoped {
+        if connection_scoped {
             tracing::debug!(claim.run = %live.run, source = feed.name, trace_id, "claimed");
         } else {
             tracing::info!(claim.run = %live.run, source = feed.name, trace_id, "claimed");

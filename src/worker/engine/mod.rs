@@ -4,7 +4,7 @@
 mod call_results;
 mod effects;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,14 +37,12 @@ use super::counters::WorkerCounters;
 use super::handler_runtime::HandlerRuntime;
 use super::host_probe::HostProbe;
 use super::recent_outcomes::RecentOutcomes;
-use super::restart_recovery::{self, RecoveryProgress};
+use super::restart_recovery;
 use super::sidecars::Sidecars;
 use super::snapshot::{NoticeReceived, SourceActivity};
-use super::status::Note;
+use super::status::{Note, RecoverySummary};
 use super::{ClaimingState, Command, Control, ControlRequest, SourceBinding, Worker, WorkerConfig};
 
-/// Lost runs remembered until their grant arrives.
-const EARLY_LOSSES_MAX: usize = 1024;
 /// In the work directory.
 const SIDECARS_DIR: &str = "sidecars";
 
@@ -72,8 +70,6 @@ pub(super) struct Engine {
     pub(super) pending_cleanup: BTreeMap<LocalToken, Run>,
     /// The oldest unread poll of each source, as journaled.
     pub(super) journaled_polls: Vec<Option<UnreadPoll>>,
-    /// Runs reported lost before their grant arrived.
-    early_losses: HashSet<Run>,
     pub(super) source_activity: Vec<SourceActivity>,
     pub(super) recent_outcomes: RecentOutcomes,
     pub(super) started_at: Moment,
@@ -92,7 +88,7 @@ pub(super) struct Engine {
     /// The claimant of each source in the journal.
     pub(super) claimants: Vec<Box<str>>,
     _name_locks: Vec<NameLock>,
-    pub(super) recovery: RecoveryProgress,
+    pub(super) recovery: RecoverySummary,
     /// Outcomes of a previous process; sent to the rules first.
     recovered_claims: Vec<RecoveredClaim>,
     /// When a previous process sent the oldest unread poll of each source.
@@ -123,7 +119,7 @@ impl Engine {
         crash_point("startup-dirs-cleared");
         let restart_recovery::RecoveredState {
             journal,
-            recovery: earlier,
+            recovery,
             recovered_claims: left_over,
             recovered_polls: polls_left,
         } = past.start_journal(hold.clone(), &claimants);
@@ -178,7 +174,6 @@ impl Engine {
             claims: HashMap::new(),
             pending_cleanup: BTreeMap::new(),
             journaled_polls: vec![None; claimants.len()],
-            early_losses: HashSet::new(),
             // Journal entries of sidecars have tokens too.
             last_token: last_recovered + feed_count as u64,
             seed,
@@ -186,7 +181,7 @@ impl Engine {
             journal,
             claimants,
             _name_locks: names,
-            recovery: earlier,
+            recovery,
             recovered_claims: left_over,
             recovered_polls: polls_left,
         })
@@ -348,16 +343,8 @@ impl Engine {
     fn on_source_event(&mut self, source: SourceId, news: SourceEvent) {
         match news {
             SourceEvent::Lost(runs) => {
-                for run in runs {
-                    match self.claim_on(source, &run) {
-                        Some(claim) => self.handle_event(Event::Claim(claim, ClaimEvent::Lost)),
-                        None => {
-                            if self.early_losses.len() >= EARLY_LOSSES_MAX {
-                                self.early_losses.clear();
-                            }
-                            self.early_losses.insert(run);
-                        }
-                    }
+                for claim in runs.iter().filter_map(|run| self.claim_on(source, run)).collect::<Vec<_>>() {
+                    self.handle_event(Event::Claim(claim, ClaimEvent::Lost));
                 }
             }
             // A run that is not held here needs no stop.
