@@ -22,9 +22,6 @@ pub struct PoolPlan {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GroupPlan {
     pub key: String,
-    pub phase: GroupPhase,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ready: Option<u32>,
     pub workers: u32,
     pub wanted: u32,
     pub start: u32,
@@ -57,8 +54,6 @@ pub fn plan(pool: &status::PoolStatus, settings: &PoolConfig, requested: &[Key],
         let seen = pool.groups.iter().find(|group| group.key == decision.key.as_str());
         GroupPlan {
             key: decision.key.as_str().to_owned(),
-            phase: seen.map_or(GroupPhase::Active, |group| group.phase),
-            ready: seen.and_then(|group| group.ready),
             workers: seen.map_or(0, |group| group.workers.total()),
             wanted: decision.desired,
             start: if pool.starts_workers { decision.start } else { 0 },

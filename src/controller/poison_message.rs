@@ -1,6 +1,5 @@
 //! Headers of requests in the poison queue: which worker exited while it held the request, and how.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use lapin::message::Delivery;
@@ -14,11 +13,8 @@ use super::error_replies::{DeadLetterReason, original_key};
 use super::forwarding::{PERSISTENT, integer, without_user_id};
 use super::queue_names::QueueNames;
 use super::session::SessionError;
-use crate::amqp::{self, headers};
-use crate::limits::{
-    CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_LOG_TAIL_LINES_MAX, DRIVER_EXIT_REASON_BYTES_MAX,
-    DRIVER_LOG_TAIL_BYTES_MAX,
-};
+use crate::amqp::headers;
+use crate::limits::{CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_LOG_TAIL_LINES_MAX, DRIVER_EXIT_REASON_CHARS_MAX};
 use crate::redact;
 
 const ID: &str = "x-journeyman-poison-id";
@@ -28,7 +24,6 @@ const SOURCE_QUEUE: &str = "x-journeyman-queue";
 const ATTEMPTS: &str = "x-journeyman-attempts";
 const POISONED_AT: &str = "x-journeyman-poisoned-at";
 const POISON_COUNT: &str = "x-journeyman-poison-count";
-const EXPIRATION: &str = "x-journeyman-expiration";
 const WORKER: &str = "x-journeyman-worker";
 const WORKER_EXIT: &str = "x-journeyman-worker-exit";
 const WORKER_LOG: &str = "x-journeyman-worker-log";
@@ -68,22 +63,12 @@ pub(super) struct ExitedWorker {
 
 impl ExitedWorker {
     pub(super) fn new(id: &str, how: &str, words: &str) -> Self {
+        let first = |text: &str| text.chars().take(DRIVER_EXIT_REASON_CHARS_MAX).collect::<String>();
         let words = redact::text(words);
-        let most = usize::try_from(DRIVER_LOG_TAIL_BYTES_MAX).unwrap_or(usize::MAX);
-        let (how, words) = (head(how, DRIVER_EXIT_REASON_BYTES_MAX), tail(&words, most));
         let lines: Vec<&str> = words.lines().collect();
-        let last = lines.iter().skip(lines.len().saturating_sub(CONTROLLER_LOG_TAIL_LINES_MAX));
-        let log = last.map(|line| (*line).to_owned()).collect();
-        Self { id: id.to_owned(), exit: how.into_owned(), log }
+        let last = lines.get(lines.len().saturating_sub(CONTROLLER_LOG_TAIL_LINES_MAX)..).unwrap_or_default();
+        Self { id: id.to_owned(), exit: first(how), log: last.iter().map(|line| first(line)).collect() }
     }
-}
-
-fn head(text: &str, most: usize) -> Cow<'_, str> {
-    String::from_utf8_lossy(text.as_bytes().get(..most).unwrap_or(text.as_bytes()))
-}
-
-fn tail(text: &str, most: usize) -> Cow<'_, str> {
-    String::from_utf8_lossy(text.as_bytes().get(text.len().saturating_sub(most)..).unwrap_or_default())
 }
 
 pub(super) async fn move_to_poison_queue(
@@ -119,7 +104,7 @@ fn poison_properties(
     let noted = headers::number(before, ATTEMPTS);
     let tries = noted.or(tries).map(|_| noted.unwrap_or_default().saturating_add(tries.unwrap_or_default()));
     let mut table = without_own_headers(before);
-    let death = death.filter(|_| headers::wire_bytes(&table) <= CONTROLLER_HEADERS_BYTES_MAX);
+    let death = death.filter(|_| headers::wire_bytes(&table) <= CONTROLLER_HEADERS_BYTES_MAX / 2);
     let id = uuid::Uuid::new_v4().simple().to_string();
     let mut text = |name: &str, text: &str| {
         table.insert(name.into(), AMQPValue::LongString(text.into()));
@@ -129,11 +114,6 @@ fn poison_properties(
     text(REASON, &obituary.reason);
     if let Some(queue) = &obituary.queue {
         text(SOURCE_QUEUE, queue);
-    }
-    if let Some(expiration) = delivery.properties.expiration() {
-        text(EXPIRATION, expiration.as_str());
-    } else if let Some(expiration) = original_expiration(before) {
-        text(EXPIRATION, expiration);
     }
     if let Some(ExitedWorker { id, exit: how, log }) = death {
         text(WORKER, id);
@@ -155,19 +135,7 @@ pub(super) fn requeue_properties(copy: &Delivery) -> BasicProperties {
     if let Some(times) = before.inner().get(POISON_COUNT) {
         table.insert(POISON_COUNT.into(), times.clone());
     }
-    let properties = without_user_id(&copy.properties).with_headers(table);
-    match headers::text(before, EXPIRATION).and_then(amqp::to_short_string_or_none) {
-        Some(expiration) => properties.with_expiration(expiration),
-        None => properties,
-    }
-}
-
-fn original_expiration(table: &FieldTable) -> Option<&str> {
-    let Some(AMQPValue::FieldArray(deaths)) = table.inner().get("x-death") else { return None };
-    deaths.as_slice().iter().find_map(|death| {
-        let AMQPValue::FieldTable(death) = death else { return None };
-        headers::text(death, "original-expiration")
-    })
+    without_user_id(&copy.properties).with_headers(table)
 }
 
 fn without_own_headers(table: &FieldTable) -> FieldTable {
@@ -256,19 +224,8 @@ fn properties(from: &BasicProperties) -> BTreeMap<String, String> {
 
 #[cfg(test)]
 mod tests {
-    #[test]
-    fn of_the_end_of_a_worker_as_much_is_kept_as_a_broker_takes() {
-        let words = "é".repeat(300_000);
-        let last = ExitedWorker::new("w", &"x".repeat(5_000), &format!("first\n{words}\nlast"));
-        assert_eq!(
-            (last.exit.len(), last.log.last().map(String::as_str)),
-            (DRIVER_EXIT_REASON_BYTES_MAX, Some("last"))
-        );
-        let most = usize::try_from(DRIVER_LOG_TAIL_BYTES_MAX).unwrap();
-        assert!(last.log.iter().map(String::len).sum::<usize>() <= most + 3, "what is cut may be shown by a sign");
-    }
-
     use super::*;
+    use crate::amqp;
 
     fn copied(key: &str, table: FieldTable) -> Delivery {
         let mut delivery = Delivery::mock(1, "".into(), key.into(), false, b"1234".to_vec());
@@ -285,13 +242,12 @@ mod tests {
     }
 
     fn letter() -> Delivery {
-        let died = amqp::header_table([("original-expiration", text("60000"))]);
         let table = amqp::header_table([
             ("x-rpc-path", AMQPValue::ByteArray(b"/echo".to_vec().into())),
             ("x-first-death-reason", text("delivery_limit")),
             ("x-first-death-queue", text("core-req-a%2Fb")),
             ("x-delivery-count", integer(7)),
-            ("x-death", AMQPValue::FieldArray(vec![AMQPValue::FieldTable(died)].into())),
+            ("x-death", AMQPValue::FieldArray(vec![].into())),
             ("x-journeyman-hops", integer(1)),
         ]);
         copied("a/b", table)
@@ -319,7 +275,6 @@ mod tests {
         let table = again.headers().as_ref().unwrap();
         assert_eq!(table.inner().keys().map(ShortString::as_str).collect::<Vec<_>>(), [POISON_COUNT, "x-rpc-path"]);
         assert_eq!((again.user_id(), again.correlation_id().as_ref().map(ShortString::as_str)), (&None, Some("c")));
-        assert_eq!(again.expiration().as_ref().map(ShortString::as_str), Some("60000"));
         aside.properties = again;
         let mut back = letter();
         back.properties = poison_properties(&aside, &names, None, None, jiff::Timestamp::UNIX_EPOCH);

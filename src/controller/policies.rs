@@ -16,26 +16,21 @@ pub(super) fn queue_policy_name(names: &QueueNames) -> String {
     format!("{}queues", names.request_queue_prefix())
 }
 
-pub(super) type PolicyCheck = Result<PolicyChange, String>;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PolicyChange {
-    Unchanged,
-    Applied,
-}
+/// Whether a policy was changed.
+pub(super) type PolicyCheck = Result<bool, String>;
 
 pub(super) async fn apply_policies(management: &Management, names: &QueueNames, pool: &PoolConfig) -> PolicyCheck {
-    let mut change = PolicyChange::Unchanged;
+    let mut is_changed = false;
     for (name, policy) in
         [(queue_policy_name(names), queue_policy(names, pool)), (names.requests_exchange(), exchange_policy(names))]
     {
         match management.ensure_policy(&name, &policy).await.map_err(|why| why.to_string())? {
             PolicyResult::Unchanged => {}
-            PolicyResult::Applied => change = PolicyChange::Applied,
+            PolicyResult::Applied => is_changed = true,
             PolicyResult::Mismatch(how) => return Err(format!("policy {name} differs from the requested one: {how}")),
         }
     }
-    Ok(change)
+    Ok(is_changed)
 }
 
 impl Controller {
@@ -59,7 +54,7 @@ impl Controller {
                 tracing::warn!(pool, "{text}: {why}");
                 self.last_error = Some(RecordedError { at: self.clock.now(), message: format!("policies: {why}") });
             }
-            (Ok(_), Some(Err(_))) | (Ok(PolicyChange::Applied), Some(Ok(_))) => {
+            (Ok(_), Some(Err(_))) | (Ok(true), Some(Ok(_))) => {
                 tracing::info!(pool, "policies applied: TTL, length and limits hold for all queues");
             }
             (Ok(_) | Err(_), _) => {}

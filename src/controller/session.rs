@@ -365,7 +365,7 @@ async fn declare_topology(topology: Topology<'_>) -> Result<SessionChannels, Ses
     })
 }
 
-fn declare_timed_out(what: &str) -> SessionError {
+pub(super) fn declare_timed_out(what: &str) -> SessionError {
     SessionError { reason: format!("declaring the {what} took more than {AMQP_CALL_TIMEOUT:?}") }
 }
 

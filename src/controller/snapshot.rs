@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use super::external_demand::DemandState;
 use super::status::{
-    BrokerStatus, DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, ScaleStatus, WorkerStatus,
+    BrokerStatus, DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, ScaleStatus,
+    WorkerStatus,
 };
 use super::workers::GroupSnapshot;
 use super::{Controller, RecordedError};
+use crate::domain::group::overrides::Pause;
 use crate::domain::group::scale::GroupWorker;
 use crate::domain::group::{self, Key};
 use crate::domain::time::Instant;
@@ -35,7 +37,7 @@ impl Controller {
             generation: self.pool.tracker().generation().0,
             observed_generation: self.pool.settled_generation().0,
             max_total: self.workers.max_total(),
-            paused: self.overrides.pool_pause().map(|pause| Self::pause_status(pause, now)),
+            paused: self.overrides.pool_pause().map(|pause| pause_status(pause, now)),
             starts_workers: self.workers.starts_workers(),
             workers,
             groups,
@@ -79,7 +81,7 @@ impl Controller {
             waiting_for: wait.map(|wait| wait.to_string()),
             waiting_seconds: wait.and_then(|wait| wait.until()).map(until),
             restart_backoff_seconds: restarts.map(|row| row.not_before()).filter(|at| *at > now).map(until),
-            paused: self.overrides.pause_of(key).map(|pause| Self::pause_status(pause, now)),
+            paused: self.overrides.pause_of(key).map(|pause| pause_status(pause, now)),
             scale_override: self.overrides.scale_of(key).map(|numbers| ScaleStatus {
                 min: numbers.min,
                 max: numbers.max,
@@ -106,6 +108,10 @@ fn demand_status(name: &str, known: &DemandState) -> DemandStatus {
 fn worker_status(worker: GroupWorker, now: Instant) -> WorkerStatus {
     let GroupWorker { id, activity, started_at } = worker;
     WorkerStatus { id: id.into(), state: activity, age_seconds: seconds(now.since(started_at)) }
+}
+
+fn pause_status(pause: &Pause, now: Instant) -> PauseStatus {
+    PauseStatus { by: pause.note.to_string(), remaining_seconds: pause.until.map(|until| seconds(until.since(now))) }
 }
 
 fn error_status(ended: &RecordedError, now: Instant) -> ErrorStatus {

@@ -7,7 +7,7 @@ use lapin::{Channel, Connection, ExchangeKind};
 use tokio::time::{sleep, timeout};
 
 use super::queue_names::QueueNames;
-use super::session::SessionError;
+use super::session::{SessionError, declare_timed_out};
 use crate::amqp;
 use crate::config::pool::{PoolConfig, QueueType};
 use crate::domain::group::Key;
@@ -82,27 +82,23 @@ impl Topology<'_> {
 
     /// Declares again what operators delete.
     pub(super) async fn restore_deleted(self) -> SessionError {
-        let mut last_error = None;
+        let declare = async || {
+            let channel = self.connection.create_channel().await?;
+            self.declare(&channel).await?;
+            match self.declare_requests(&channel).await {
+                // Adopted with other arguments.
+                Err(error) if amqp::reply_code(&error) == Some(PRECONDITION_FAILED) => Ok(()),
+                Err(error) => Err(error),
+                Ok(()) => channel.close(REPLY_SUCCESS, "OK".into()).await,
+            }
+        };
         loop {
             sleep(CONTROLLER_TOPOLOGY_INTERVAL).await;
-            let declare = async {
-                let channel = self.connection.create_channel().await?;
-                self.declare(&channel).await?;
-                match self.declare_requests(&channel).await {
-                    // Adopted with other arguments.
-                    Err(error) if amqp::reply_code(&error) == Some(PRECONDITION_FAILED) => Ok(()),
-                    Err(error) => Err(error),
-                    Ok(()) => channel.close(REPLY_SUCCESS, "OK".into()).await,
-                }
-            };
-            let error = match timeout(AMQP_CALL_TIMEOUT, declare).await {
-                Ok(declared) => declared.err().map(|error| amqp::error_text(&error)),
-                Err(_) => Some(format!("timed out after {AMQP_CALL_TIMEOUT:?}")),
-            };
-            if let Some(why) = error.as_ref().filter(|_| error != last_error) {
-                tracing::warn!("cannot declare the exchanges and queues of the pool: {why}");
+            match timeout(AMQP_CALL_TIMEOUT, declare()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return error.into(),
+                Err(_) => return declare_timed_out("exchanges and queues of the pool"),
             }
-            last_error = error;
         }
     }
 

@@ -42,7 +42,8 @@ pub const CONTROLLER_WORKERS_TIMEOUT: Duration = Duration::from_secs(5);
 pub const DRIVER_CALLS_MAX: usize = 16;
 pub const DRIVER_CALL_TIMEOUT: Duration = Duration::from_secs(60);
 pub const DRIVER_STARTS_QUEUED_MAX: usize = 1024;
-pub const DRIVER_EXIT_REASON_BYTES_MAX: usize = 1024;
+/// Of the exit of a worker, and of each of its last log lines.
+pub const DRIVER_EXIT_REASON_CHARS_MAX: usize = 512;
 pub const DRIVER_LOG_TAIL_BYTES_MAX: u64 = 4096;
 /// The log of a worker process is truncated at the front beyond this size.
 pub const DRIVER_LOG_BYTES_MAX: u64 = 64 << 20;
@@ -51,8 +52,6 @@ pub const DRIVER_ENDED_LOGS_MAX: usize = 200;
 pub const DRIVER_POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// A list of some thousands of pods.
 pub const DRIVER_OUTPUT_BYTES_MAX: usize = 64 << 20;
-/// How long output is read after the program exits, while a child process holds it open.
-pub const DRIVER_OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Claimed tasks counted in a remote queue; more need no more workers than a host has.
 pub const DEMAND_CLAIMED_MAX: usize = 1_000;
 pub const TOKEN_BYTES_MIN: usize = 16;

@@ -59,8 +59,7 @@ fn a_controller_without_a_broker_reports_the_error_without_secrets() {
     assert!(seen["pools"][0]["broker"]["error"].as_str().is_some_and(|error| !error.is_empty()), "{json}");
     assert!(!json.contains("secret-canary-5") && !table.out.contains("secret-canary-5"), "{json}");
     let said = run(journeyman(here).args(["controller", "poison", "list"]), "");
-    assert_eq!(said.code, 1, "{}", said.err);
-    assert!(said.err.contains("the broker cannot be reached; ask the controller that holds the pool"), "{}", said.err);
+    assert!(said.code == 1 && said.err.contains("127.0.0.1:1"), "{}", said.err);
     // It is no worker.
     let said = run(journeyman(here).args(["status", "--socket", "pool/controller.sock"]), "");
     assert!(said.err.contains("use `journeyman controller status`"), "{}", said.err);

@@ -8,7 +8,7 @@ use crate::cli::output;
 use crate::config::Environment;
 use crate::config::values::Span;
 use crate::control::controller_api::PoolCommandRequest;
-use crate::controller::commands::PoolCommand;
+use crate::controller::commands::{PoolCommand, ScaleCommand};
 use crate::worker::Note;
 
 #[derive(Debug, Subcommand)]
@@ -89,7 +89,7 @@ pub(super) async fn run(command: PoolSubcommand, environment: &Environment) -> E
         PoolSubcommand::Pause { key, span, to } => (PoolCommand::Pause { key, seconds: span.map(seconds) }, to),
         PoolSubcommand::Resume { key, to } => (PoolCommand::Resume { key }, to),
         PoolSubcommand::Scale { key, min, max, span, to } => {
-            (PoolCommand::Scale { key, min, max, seconds: seconds(span) }, to)
+            (PoolCommand::Scale(ScaleCommand { key, min, max, seconds: seconds(span) }), to)
         }
         PoolSubcommand::Drain { worker, to } => (PoolCommand::Drain { worker }, to),
         PoolSubcommand::Retry { key, to } => (PoolCommand::Retry { key }, to),

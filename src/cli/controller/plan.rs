@@ -85,7 +85,7 @@ fn render(plan: &PoolPlan) -> String {
     let stops: usize = plan.groups.iter().map(|group| group.stop.len()).sum();
     line(&format!("workers to start: {starts}, to stop: {stops}"));
     if !plan.groups.is_empty() {
-        let head = ["KEY", "PHASE", "READY", "WORKERS", "WANTED", "START", "STOP", "WHY"].map(str::to_owned).to_vec();
+        let head = ["KEY", "WORKERS", "WANTED", "START", "STOP", "WHY"].map(str::to_owned).to_vec();
         out.push_str(&align_columns(std::iter::once(head).chain(plan.groups.iter().map(group_row)).collect()));
     }
     out
@@ -95,8 +95,6 @@ fn group_row(group: &GroupPlan) -> Vec<String> {
     let or_dash = |text: String| if text.is_empty() || text == "0" { "-".to_owned() } else { text };
     vec![
         strip_control_chars(&group.key),
-        group.phase.as_str().to_owned(),
-        group.ready.map_or_else(|| "-".to_owned(), |ready| ready.to_string()),
         group.workers.to_string(),
         group.wanted.to_string(),
         or_dash(group.start.to_string()),
@@ -108,25 +106,22 @@ fn group_row(group: &GroupPlan) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::status::GroupPhase;
 
     #[test]
     fn the_table_shows_the_workers_to_start_and_to_stop() {
-        let group = |key: &str, phase| GroupPlan {
+        let group = |key: &str| GroupPlan {
             key: key.to_owned(),
-            phase,
-            ready: None,
             workers: 0,
             wanted: 0,
             start: 0,
             stop: Vec::new(),
             reasons: Vec::new(),
         };
-        let mut cold = group("42", GroupPhase::Active);
+        let mut cold = group("42");
         (cold.wanted, cold.start) = (1, 1);
         cold.reasons = vec!["the load needs 0".to_owned(), "raised to min = 1".to_owned()];
-        let mut deleting = group("b\u{1b}[2J", GroupPhase::Deleting);
-        (deleting.workers, deleting.stop, deleting.ready) = (1, vec!["6f4dd4e7".to_owned()], Some(0));
+        let mut deleting = group("b\u{1b}[2J");
+        (deleting.workers, deleting.stop) = (1, vec!["6f4dd4e7".to_owned()]);
         deleting.reasons = vec!["the group is not needed".to_owned()];
         let groups = vec![cold, deleting];
         let plan = PoolPlan { pool: "core".to_owned(), orphans_held: 2, starts_workers: true, groups };

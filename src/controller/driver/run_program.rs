@@ -5,12 +5,11 @@ use std::process::{ExitStatus, Stdio};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
-use tokio::time::timeout;
 
 use super::DriverError;
 use super::subprocess::inherited_variables;
 use crate::host::containment::children::{self, StartedChild};
-use crate::limits::{DRIVER_LOG_TAIL_BYTES_MAX, DRIVER_OUTPUT_BYTES_MAX, DRIVER_OUTPUT_TIMEOUT};
+use crate::limits::{DRIVER_LOG_TAIL_BYTES_MAX, DRIVER_OUTPUT_BYTES_MAX};
 use crate::redact;
 
 pub(super) struct ProgramOutput {
@@ -43,31 +42,15 @@ pub(super) async fn run(argv: &[String], input: &[u8]) -> Result<ProgramOutput, 
     let mut group = ProcessGroupGuard(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw));
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let status = {
-        let writing = async move {
-            if let Some(mut stdin) = stdin {
-                // A program may close its stdin unread.
-                stdin.write_all(input).await.ok();
-            }
-        };
-        let reading = async {
-            tokio::join!(writing, read_limited(stdout, &mut out), read_limited(stderr, &mut err));
-        };
-        let mut reading = std::pin::pin!(reading);
-        let mut all_is_read = false;
-        let status = tokio::select! {
-            status = child.wait() => status,
-            () = &mut reading => {
-                all_is_read = true;
-                child.wait().await
-            }
-        };
-        if !all_is_read {
-            // A background child may keep the pipes open.
-            timeout(DRIVER_OUTPUT_TIMEOUT, reading).await.ok();
+    let write = async move {
+        if let Some(mut stdin) = stdin {
+            // A program may close its stdin unread.
+            stdin.write_all(input).await.ok();
         }
-        status?
     };
+    let (status, (), (), ()) =
+        tokio::join!(child.wait(), write, read_limited(stdout, &mut out), read_limited(stderr, &mut err));
+    let status = status?;
     group.0 = None;
     if out.len() > DRIVER_OUTPUT_BYTES_MAX {
         return Err(DriverError(format!("{program} printed more than {DRIVER_OUTPUT_BYTES_MAX} bytes")));
