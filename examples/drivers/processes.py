@@ -3,10 +3,7 @@
 
     [pool.core]
     driver = "exec"
-    [pool.core.exec]
-    list = ["/opt/drivers/processes.py", "/var/lib/workers", "/opt/worker"]
-    start = ["/opt/drivers/processes.py", "/var/lib/workers", "/opt/worker"]
-    stop = ["/opt/drivers/processes.py", "/var/lib/workers", "/opt/worker"]
+    exec = ["/opt/drivers/processes.py", "/var/lib/workers", "/opt/worker"]
 
 The first argument is a folder for its notes, the rest is what is started. It reads its request from standard input; a
 failure is told by the exit status and the last line of standard error. A real one asks a scheduler instead of the kernel.

@@ -73,9 +73,7 @@ fn queue_config(config: &schema::Queue, environment: &Environment) -> Result<que
         listen: config.listen.0,
         auth: config.auth,
         clients,
-        public_root_url: config.public_root_url.as_ref().map(|url| url.parts().clone()),
         claim_timeout: config.claim_timeout.0,
-        visibility_timeout: config.visibility_timeout.0,
         ..queue::Config::new(Db::File(config.db.0.clone()), PathBuf::from(artifacts))
     })
 }

@@ -102,7 +102,6 @@ impl ReloadTarget for WorkerTarget {
         running.worker.work_dir = kept.work_dir;
         let kept = std::mem::replace(&mut running.host, new.host.clone());
         running.host.containment = kept.containment;
-        running.host.on_cleanup_failure = kept.on_cleanup_failure;
         running.host.task_memory = kept.task_memory;
         running.host.task_pids = kept.task_pids;
         running.host.task_disk = kept.task_disk;

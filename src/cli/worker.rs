@@ -123,7 +123,7 @@ pub(super) async fn serve(
 /// Errors are logged and do not prevent the worker from starting.
 fn start_trace_export(config: &Config, environment: &Environment) -> Option<Export> {
     let name = worker_setup::WorkerIdentity::from_config(config);
-    let started = traces::collector_url(&config.telemetry, environment).and_then(|collector| {
+    let started = traces::collector_url(environment).and_then(|collector| {
         collector.map(|collector| Export::start(&collector, environment, &name.id, &name.group)).transpose()
     });
     started.unwrap_or_else(|error| {

@@ -127,7 +127,6 @@ fn containment_requirement(host: &schema::Host) -> ContainmentConfig {
             processes: host.task_pids.map(NonZeroU32::get),
             disk: host.task_disk.map(|size| size.0),
         },
-        on_cleanup_failure: host.on_cleanup_failure,
     }
 }
 

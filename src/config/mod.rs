@@ -96,7 +96,6 @@ pub fn load(
         queue: read_queue(&mut loader).unwrap_or_default(),
         control: loader.section("control"),
         http: loader.section("http"),
-        telemetry: loader.section("telemetry"),
         log: loader.section("log"),
     };
     config.amqp.assignment = environment.assignment();

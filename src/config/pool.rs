@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::schema::{built_in, program};
+use super::schema::built_in;
 use super::values::{File, MASK, OptionalSpan, Span, Url, millis};
 use crate::limits::MESSAGE_TTL_MIN;
 
@@ -48,10 +49,8 @@ pub struct PoolConfig {
     pub scale_down_delay: Span,
     /// Maximum number of workers of all groups together [built-in: no limit].
     pub max_total: Option<u32>,
-    /// `x-status` of the controller's error replies. One known client exits at a status that it does not know. The reason is in the header `x-dead-letter-reason` and in the body.
-    pub dead_letter_status: String,
-    /// For `driver = "exec"`.
-    pub exec: Option<ExecDriverConfig>,
+    /// The program of `driver = "exec"` and its arguments, which lists, starts and stops workers.
+    pub exec: Vec<String>,
     /// For `driver = "systemd"`.
     pub systemd: Option<SystemdDriverConfig>,
     /// For `driver = "docker"`.
@@ -80,8 +79,7 @@ impl Default for PoolConfig {
             concurrency: NonZeroU32::MIN,
             scale_down_delay: built_in("5m"),
             max_total: None,
-            dead_letter_status: "core_error".to_owned(),
-            exec: None,
+            exec: Vec::new(),
             systemd: None,
             docker: None,
             kubernetes: None,
@@ -129,21 +127,6 @@ impl PoolDriver {
     }
 }
 
-/// Commands of your own.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ExecDriverConfig {
-    /// Command line that lists the workers.
-    #[serde(deserialize_with = "program")]
-    pub list: Vec<String>,
-    /// Command line that starts a worker.
-    #[serde(deserialize_with = "program")]
-    pub start: Vec<String>,
-    /// Command line that stops a worker.
-    #[serde(deserialize_with = "program")]
-    pub stop: Vec<String>,
-}
-
 /// Instances of a template unit.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -188,17 +171,14 @@ pub struct KubernetesDriverConfig {
     /// What sets the number of pods of a key: the controller, or KEDA by the length of the queue.
     #[serde(default)]
     pub scaling: KubernetesScaling,
-    /// Service account of the workers [built-in: the namespace's default].
-    pub service_account: Option<String>,
-    /// File with a pod template (JSON) for resources, volumes, node selectors and the like.
+    /// File with a pod template (JSON) for resources, volumes, a service account and the like.
     pub template: Option<File>,
-    /// URL of the cluster's API; `http://127.0.0.1:8001` is that of `kubectl proxy`.
+    /// URL of the cluster's API, used with the service account of the controller's pod; `http://127.0.0.1:8001` is that of `kubectl proxy`.
     #[serde(default = "api_server")]
     pub server: Url,
-    /// File with the bearer token for the API, read for each call [built-in: none with `http://`, otherwise the one of the controller's pod].
-    pub token_file: Option<File>,
-    /// File with the CA certificates (PEM) that verify the API [built-in: as for `token_file`].
-    pub ca_file: Option<File>,
+    /// Set by tests only.
+    #[serde(skip)]
+    pub service_account_dir: Option<PathBuf>,
 }
 
 fn namespace() -> String {

@@ -142,23 +142,23 @@ impl Rules<'_> {
         }
         let driver = pool.driver.as_str();
         let tables = [
-            ("exec", PoolDriver::Exec, pool.exec.is_some(), "list"),
-            ("systemd", PoolDriver::Systemd, pool.systemd.is_some(), "unit"),
-            ("docker", PoolDriver::Docker, pool.docker.is_some(), "image"),
-            ("kubernetes", PoolDriver::Kubernetes, pool.kubernetes.is_some(), "image"),
+            ("exec", PoolDriver::Exec, !pool.exec.is_empty(), "a program"),
+            ("systemd", PoolDriver::Systemd, pool.systemd.is_some(), "`unit`"),
+            ("docker", PoolDriver::Docker, pool.docker.is_some(), "`image`"),
+            ("kubernetes", PoolDriver::Kubernetes, pool.kubernetes.is_some(), "`image`"),
         ];
         for (table, of_driver, is_set, required) in tables {
             if is_set && pool.driver != of_driver {
-                let message = format!("[{key}] has `driver = \"{driver}\"` and a table `{table}`");
+                let message = format!("[{key}] has `driver = \"{driver}\"` and `{table}`");
                 let hint = format!("did you mean driver = \"{table}\"?");
                 self.push(ProblemCode::Conflict, &join(key, table), message, &hint);
             } else if !is_set && pool.driver == of_driver {
-                let message = format!("[{key}] has `driver = \"{driver}\"` and no table [{key}.{table}]");
+                let message = format!("[{key}] has `driver = \"{driver}\"` and no `{table}`");
                 self.push(
                     ProblemCode::Missing,
                     &join(key, "driver"),
                     message,
-                    &format!("it needs `{required}` at least"),
+                    &format!("`{table}` needs {required} at least"),
                 );
             }
         }

@@ -11,11 +11,10 @@ use super::pool::{DemandConfig, PoolConfig};
 use super::values::{
     File, Filter, Listen, OptionalSpan, Queue as TaskQueue, SecretFile, Size, Span, Url, WorkerName, millis,
 };
-use crate::host::containment::OnCleanupFailure;
 use crate::host::termination_notice::MetadataProvider;
 use crate::limits::{
-    CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, QUEUE_VISIBILITY_TIMEOUT_MIN, RUN_TIME_MIN, SERVICE_PROBE_INTERVAL_MIN,
-    SERVICE_STARTUP_TIMEOUT_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
+    CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, RUN_TIME_MIN, SERVICE_PROBE_INTERVAL_MIN, SERVICE_STARTUP_TIMEOUT_MIN,
+    STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
 };
 use crate::queue::Auth;
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
@@ -49,8 +48,6 @@ pub struct Config {
     pub control: Control,
     /// Health checks, metrics and a status page over HTTP.
     pub http: Http,
-    /// Traces for an OpenTelemetry collector.
-    pub telemetry: Telemetry,
     /// Logs.
     pub log: Log,
 }
@@ -131,8 +128,6 @@ pub struct Host {
     pub min_free_memory: Size,
     /// How the processes of a task are contained.
     pub containment: Containment,
-    /// What happens to the slot of a task whose processes may have survived SIGKILL.
-    pub on_cleanup_failure: OnCleanupFailure,
     /// Memory limit of all processes of a task. Needs control groups with the memory controller.
     pub task_memory: Option<Size>,
     /// Limit of processes and threads of a task. Needs control groups with the pids controller.
@@ -152,7 +147,6 @@ impl Default for Host {
             min_free_disk: built_in("512MiB"),
             min_free_memory: built_in("64MiB"),
             containment: Containment::Auto,
-            on_cleanup_failure: OnCleanupFailure::KeepSlot,
             task_memory: None,
             task_pids: None,
             task_disk: None,
@@ -200,14 +194,6 @@ pub struct Http {
     pub allow_remote: bool,
     /// File with the bearer token for commands to a controller [built-in: no commands over HTTP].
     pub token_file: Option<SecretFile>,
-}
-
-/// Traces for an OpenTelemetry collector: a span for each run with child spans for its phases.
-#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Telemetry {
-    /// Base URL of a collector that receives OTLP over HTTP [built-in: `OTEL_EXPORTER_OTLP_ENDPOINT`, or none].
-    pub otlp_endpoint: Option<Url>,
 }
 
 /// A queue that the worker claims from.
@@ -577,10 +563,6 @@ pub struct Queue {
     pub listen: Listen,
     /// Length of a claim's lease.
     pub claim_timeout: Span<{ millis(CLAIM_TIMEOUT_MIN) }>,
-    /// How long a received message stays hidden from other polls. A worker claims it within moments, unless it has crashed.
-    pub visibility_timeout: Span<{ millis(QUEUE_VISIBILITY_TIMEOUT_MIN) }>,
-    /// Root URL for clients behind a reverse proxy.
-    pub public_root_url: Option<Url>,
     /// Whether callers have to sign their calls.
     pub auth: Auth,
     /// Clients that may call the queue, by client id.
@@ -593,8 +575,6 @@ impl Default for Queue {
             db: built_in("/var/lib/journeyman/queue.db"),
             listen: built_in("127.0.0.1:7070"),
             claim_timeout: built_in("20m"),
-            visibility_timeout: built_in("5m"),
-            public_root_url: None,
             auth: Auth::Checked,
             clients: BTreeMap::new(),
         }

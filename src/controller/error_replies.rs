@@ -65,8 +65,6 @@ impl DeadLetterReason {
 pub(super) struct ErrorReplier {
     channel: Channel,
     names: QueueNames,
-    /// The `x-status` of the replies.
-    status: Vec<u8>,
     counters: Arc<PoolCounters>,
 }
 
@@ -76,8 +74,8 @@ impl ErrorReplier {
         config: &ControllerConfig,
         counters: Arc<PoolCounters>,
     ) -> lapin::Result<Self> {
-        let (names, status) = (config.names.clone(), config.settings.dead_letter_status.as_bytes().to_vec());
-        Ok(Self { channel: amqp::confirm_channel(connection).await?, names, status, counters })
+        let channel = amqp::confirm_channel(connection).await?;
+        Ok(Self { channel, names: config.names.clone(), counters })
     }
 
     /// Replies with an error, then acknowledges the request. A reply that its queue rejects or does not confirm is given up.
@@ -105,7 +103,8 @@ impl ErrorReplier {
             "cause": null,
         });
         let mut table = FieldTable::default();
-        table.insert("x-status".into(), AMQPValue::ByteArray(self.status.clone().into()));
+        // One client exits at a status that it does not know.
+        table.insert("x-status".into(), AMQPValue::ByteArray(b"core_error".to_vec().into()));
         table.insert("x-dead-letter-reason".into(), AMQPValue::LongString(reason.reason.as_str().into()));
         let mut properties =
             BasicProperties::default().with_headers(table).with_content_type("application/json".into());

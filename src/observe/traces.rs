@@ -19,7 +19,6 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Environment;
-use crate::config::schema::Telemetry;
 use crate::domain::claim::{ClaimEnd, LossReason};
 use crate::domain::outcome::Outcome;
 use crate::domain::time::Instant;
@@ -27,29 +26,24 @@ use crate::limits::{TRACES_BATCH_DELAY, TRACES_BATCH_MAX, TRACES_CLOSE_TIMEOUT, 
 use crate::worker::timeline::{ClaimPhase, PhaseTiming};
 use crate::worker::trace_recorder::{FinishedClaim, SpanCounts, TraceRecorder};
 
-/// The collector's URL; `None` if traces are not exported.
+/// The collector's URL by OpenTelemetry's variables; `None` if traces are not exported.
 ///
 /// # Errors
 ///
 /// A variable that cannot be used.
-pub fn collector_url(telemetry: &Telemetry, environment: &Environment) -> Result<Option<url::Url>, String> {
+pub fn collector_url(environment: &Environment) -> Result<Option<url::Url>, String> {
     let variable = |name: &str| environment.get(name).map(str::trim).filter(|text| !text.is_empty());
+    let disabled = variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"));
+    if disabled || variable("OTEL_TRACES_EXPORTER") == Some("none") {
+        return Ok(None);
+    }
+    let exact = variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").map(str::to_owned);
     let below = |base: &str| format!("{}/v1/traces", base.trim_end_matches('/'));
-    let text = if let Some(url) = &telemetry.otlp_endpoint {
-        below(url.as_str())
-    } else {
-        let disabled = variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"));
-        if disabled || variable("OTEL_TRACES_EXPORTER") == Some("none") {
-            return Ok(None);
-        }
-        let exact = variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").map(str::to_owned);
-        let Some(text) = exact.or_else(|| variable("OTEL_EXPORTER_OTLP_ENDPOINT").map(below)) else { return Ok(None) };
-        let protocol = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"].map(variable);
-        if let Some(protocol) = protocol.into_iter().flatten().next().filter(|protocol| *protocol != PROTOCOL) {
-            return Err(format!("OTEL_EXPORTER_OTLP_PROTOCOL is {protocol:?}; only {PROTOCOL:?} is supported"));
-        }
-        text
-    };
+    let Some(text) = exact.or_else(|| variable("OTEL_EXPORTER_OTLP_ENDPOINT").map(below)) else { return Ok(None) };
+    let protocol = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"].map(variable);
+    if let Some(protocol) = protocol.into_iter().flatten().next().filter(|protocol| *protocol != PROTOCOL) {
+        return Err(format!("OTEL_EXPORTER_OTLP_PROTOCOL is {protocol:?}; only {PROTOCOL:?} is supported"));
+    }
     let url = url::Url::parse(&text).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
     url.map(Some).ok_or_else(|| "OTEL_EXPORTER_OTLP_ENDPOINT is not a URL such as http://127.0.0.1:4318".to_owned())
 }
@@ -369,20 +363,17 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_takes_precedence_over_the_variables() {
-        let url = |own: Option<&str>, variables: &[(&str, &str)]| {
-            let telemetry = Telemetry { otlp_endpoint: own.map(|url| url.parse().unwrap()) };
-            collector_url(&telemetry, &Environment::from_pairs(variables)).unwrap().map(|url| url.to_string())
+    fn the_variables_of_opentelemetry_name_the_collector() {
+        let url = |variables: &[(&str, &str)]| {
+            collector_url(&Environment::from_pairs(variables)).unwrap().map(|url| url.to_string())
         };
         let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:4318/");
         let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://b/here");
-        assert_eq!(url(None, &[]), None);
-        assert_eq!(url(None, &[all]).as_deref(), Some("http://a:4318/v1/traces"));
-        assert_eq!(url(None, &[all, traces]).as_deref(), Some("https://b/here"));
-        assert_eq!(url(Some("http://c:1/x"), &[all, traces]).as_deref(), Some("http://c:1/x/v1/traces"));
+        assert_eq!(url(&[]), None);
+        assert_eq!(url(&[all]).as_deref(), Some("http://a:4318/v1/traces"));
+        assert_eq!(url(&[all, traces]).as_deref(), Some("https://b/here"));
         for off in [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")] {
-            assert_eq!(url(None, &[all, off]), None);
-            assert!(url(Some("http://c:1"), &[off]).is_some());
+            assert_eq!(url(&[all, off]), None);
         }
     }
 }

@@ -122,8 +122,6 @@ pub(crate) struct Keyring {
     own_secret: SecretString,
     anonymous_scopes: Arc<[String]>,
     all_scopes: Arc<[String]>,
-    /// Host and port of `public_root_url`; a proxy may change the `Host` header.
-    public_address: Option<HostPort>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -165,7 +163,6 @@ impl Keyring {
             own_secret,
             anonymous_scopes: config.anonymous_scopes.as_slice().into(),
             all_scopes: Arc::from(["*".to_owned()]),
-            public_address: config.public_root_url.as_ref().and_then(HostPort::of),
         }
     }
 
@@ -248,7 +245,7 @@ impl Keyring {
         let key = Key::new(rights.token.as_bytes(), SHA256).map_err(|_| auth_error("Unauthorized: Bad credentials"))?;
         // The timestamp is checked separately below, to report `Stale timestamp`.
         let anytime = Duration::from_secs(u64::from(u32::MAX) * 4);
-        let valid = self.candidate_addresses(request.host).any(|at| {
+        let valid = requested_address(request.host).is_some_and(|at| {
             RequestBuilder::new(request.method, &at.host, at.port, request.target)
                 .request()
                 .validate_header(&header, &key, anytime)
@@ -276,16 +273,11 @@ impl Keyring {
         let rights = self.resolve_credentials(bewit.id(), bewit.ext(), now)?;
         let key = Key::new(rights.token.as_bytes(), SHA256).map_err(|_| auth_error("Unauthorized: Bad credentials"))?;
         let bare = without_bewit(request.target);
-        let valid = self
-            .candidate_addresses(request.host)
-            .any(|at| RequestBuilder::new("GET", &at.host, at.port, &bare).request().validate_bewit(&bewit, &key));
+        let valid = requested_address(request.host).is_some_and(|at| {
+            RequestBuilder::new("GET", &at.host, at.port, &bare).request().validate_bewit(&bewit, &key)
+        });
         check(request.method == "GET" && valid, "Unauthorized: Bad mac")?;
         Ok(rights.caller)
-    }
-
-    fn candidate_addresses(&self, host: &str) -> impl Iterator<Item = HostPort> {
-        let own = Url::parse(&format!("http://{host}")).ok().as_ref().and_then(HostPort::of);
-        own.into_iter().chain(self.public_address.clone())
     }
 
     fn issuer(&self, name: &str) -> Result<Issuer<'_>, QueueError> {
@@ -400,4 +392,8 @@ fn without_bewit(target: &str) -> String {
     let Some((path, query)) = target.split_once('?') else { return target.to_owned() };
     let rest: Vec<_> = query.split('&').filter(|pair| !pair.starts_with("bewit=")).collect();
     if rest.is_empty() { path.to_owned() } else { format!("{path}?{}", rest.join("&")) }
+}
+
+fn requested_address(host: &str) -> Option<HostPort> {
+    HostPort::of(&Url::parse(&format!("http://{host}")).ok()?)
 }

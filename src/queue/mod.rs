@@ -29,7 +29,6 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use url::Url;
 
 pub use self::auth::{Auth, RegisteredClient};
 pub use self::clock::QueueClock;
@@ -68,7 +67,6 @@ pub struct Config {
     /// Scopes of every caller, with or without a signature.
     pub anonymous_scopes: Vec<String>,
     /// The URL that clients use if the queue is behind a proxy: `https://host[:port]`.
-    pub public_root_url: Option<Url>,
     pub claim_timeout: Duration,
     /// Delay after `takenUntil` before a claim is resolved as `claim-expired`. A late reclaim is accepted until
     /// then.
@@ -93,7 +91,6 @@ impl Config {
             auth: Auth::Checked,
             clients: Vec::new(),
             anonymous_scopes: vec!["queue:get-artifact:public/*".to_owned()],
-            public_root_url: None,
             claim_timeout: QUEUE_CLAIM_TIMEOUT,
             claim_delay: QUEUE_CLAIM_DELAY,
             deadline_delay: QUEUE_DEADLINE_DELAY,
@@ -180,10 +177,7 @@ pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
     let failed = |source| StartError::Listen { address: config.listen, source };
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
-    let root_url = match &config.public_root_url {
-        Some(url) => url.as_str().trim_end_matches('/').to_owned(),
-        None => format!("http://{address}"),
-    };
+    let root_url = format!("http://{address}");
     let RunningStore { store, status } = opened.start(Arc::clone(&config), tokio::runtime::Handle::current())?;
     let long_poll_permits = Arc::new(Semaphore::new(QUEUE_LONG_POLLS_MAX));
     let stop = CancellationToken::new();
@@ -214,10 +208,7 @@ pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
 }
 
 fn check_exposure(config: &Config) -> Result<(), StartError> {
-    let exposed = match &config.public_root_url {
-        Some(url) => Some(url.to_string()),
-        None => (!config.listen.ip().to_canonical().is_loopback()).then(|| config.listen.to_string()),
-    };
+    let exposed = (!config.listen.ip().to_canonical().is_loopback()).then(|| config.listen.to_string());
     match (config.auth, exposed) {
         (Auth::Open, Some(address)) => return Err(StartError::UnauthenticatedAddress(address)),
         (Auth::OpenToNetwork, _) => {

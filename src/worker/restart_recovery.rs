@@ -11,7 +11,7 @@ use crate::domain::id::{LocalToken, SourceId};
 use crate::domain::journal::{ClaimRecord, EntryId, JournalRecord, RecoveryPlan};
 use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::worker::RecoveredClaim;
-use crate::host::containment::{OnCleanupFailure, apply_on_cleanup_failure, kill_recorded_processes};
+use crate::host::containment::{kill_recorded_processes, survivors_error};
 use crate::host::crash_points::crash_point;
 use crate::host::journal::{self, Journal};
 use crate::host::name_lock::NameLock;
@@ -58,24 +58,14 @@ pub(super) struct PreviousProcess {
 ///
 /// # Errors
 ///
-/// If something cannot be killed, unless `on_cleanup_failure` allows that. The message says what to do.
-pub(super) fn recover_previous_process(
-    folder: &Path,
-    claimants: &[Box<str>],
-    unproven: OnCleanupFailure,
-) -> io::Result<PreviousProcess> {
+/// If something cannot be killed. The message says what to do.
+pub(super) fn recover_previous_process(folder: &Path, claimants: &[Box<str>]) -> io::Result<PreviousProcess> {
     let found = journal::PreviousJournal::read(folder);
     crash_point("startup-journal-read");
     let plan = found.journal.recovery_plan(&found.boot, claimants);
     let polls_left = claimants.iter().map(|claimant| found.journal.unread_poll(claimant)).collect();
     // I27
-    let killed = match kill_recorded_processes(&plan.kill) {
-        Ok(killed) => killed,
-        Err(error) => {
-            apply_on_cleanup_failure(&error.to_string(), unproven)?;
-            plan.kill.len()
-        }
-    };
+    let killed = kill_recorded_processes(&plan.kill).map_err(|error| survivors_error(&error.to_string()))?;
     Ok(PreviousProcess { contents: found, plan, recovered_polls: polls_left, killed })
 }
 

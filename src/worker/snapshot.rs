@@ -400,7 +400,7 @@ fn pending_cleanup_hint(kept: &[String]) -> Option<String> {
     };
     Some(format!(
         "processes of {first}{others} may remain (they survived SIGKILL, or may belong to another task): their slots stay taken until they are gone; \
-         the log lists them, and `host.on_cleanup_failure` changes that"
+         the log lists them"
     ))
 }
 

@@ -171,8 +171,8 @@ fn an_unreachable_or_silent_collector_does_not_affect_tasks() {
         let here = folder.path();
         let (_queue, root) = queue(here);
         let mut command = worker(here, &root, "a-token-for-tests");
-        let set = format!("telemetry.otlp_endpoint={address}");
-        let server = Server::start(command.args(["--max-tasks", "20", "--capacity", "4", "--set", &set]));
+        command.env("OTEL_EXPORTER_OTLP_ENDPOINT", address);
+        let server = Server::start(command.args(["--max-tasks", "20", "--capacity", "4"]));
         for _ in 0..20 {
             assert_eq!(task(here, &root, &["create", "--queue", "build/linux", "--", "/bin/true"]).code, 0);
         }

@@ -141,14 +141,14 @@ fn check_configuration(loaded: &LoadedConfig, environment: &Environment) -> Vec<
             true => Check::warning("files", &problem.message, fix),
         });
     }
-    match traces::collector_url(&config.telemetry, environment) {
+    match traces::collector_url(environment) {
         Ok(None) => {}
         Ok(Some(collector)) => {
             let host = collector.host_str().unwrap_or_default().to_owned();
             checks.push(Check::ok("traces", format!("exported to {host}")));
         }
         Err(why) => {
-            let fix = "set `telemetry.otlp_endpoint`, which takes precedence over these variables, or unset them";
+            let fix = "correct the variable, or unset it";
             checks.push(Check::warning("traces", format!("not exported: {why}"), fix));
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::*;
-use crate::config::pool::{DockerDriverConfig, ExecDriverConfig, SystemdDriverConfig};
+use crate::config::pool::{DockerDriverConfig, SystemdDriverConfig};
 use crate::config::values::{File, Span};
 
 /// What a worker is here: it does as its key says.
@@ -565,12 +565,8 @@ mod real {
         let notes = place.path().join("notes").display().to_string();
         let command =
             vec![example.to_owned(), notes, "/bin/sh".to_owned(), place.path().join("worker").display().to_string()];
-        let commands = ExecDriverConfig { list: command.clone(), start: command.clone(), stop: command };
-        check_conformance(
-            &place,
-            PoolConfig { driver: PoolDriver::Exec, exec: Some(commands), ..PoolConfig::default() },
-        )
-        .await;
+        check_conformance(&place, PoolConfig { driver: PoolDriver::Exec, exec: command, ..PoolConfig::default() })
+            .await;
     }
 
     /// A stand-in, until it is dropped.

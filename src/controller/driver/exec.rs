@@ -1,4 +1,4 @@
-//! Driver: workers that a site's own commands list, start and stop, by JSON lines.
+//! Driver: workers that a site's own program lists, starts and stops, by JSON lines.
 
 use std::time::Duration;
 
@@ -7,12 +7,11 @@ use serde_json::json;
 
 use super::run_program::run_checked;
 use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
-use crate::config::pool::ExecDriverConfig;
 use crate::domain::group::Key;
 use crate::limits::DRIVER_POLL_INTERVAL;
 
 pub(super) struct ExecDriver {
-    pub(super) commands: ExecDriverConfig,
+    pub(super) program: Vec<String>,
     pub(super) pool: String,
 }
 
@@ -53,14 +52,14 @@ impl Driver for ExecDriver {
 
     async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
         let order = json!({ "action": "list", "pool": self.pool });
-        self.parse_list(&run_checked(&self.commands.list, &json_line(&order)).await?)
+        self.parse_list(&run_checked(&self.program, &json_line(&order)).await?)
     }
 
     async fn start(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
         let WorkerSpec { id, key, variables } = assignment;
         let order =
             json!({ "action": "start", "pool": self.pool, "id": id, "key": key.as_str(), "variables": variables });
-        run_checked(&self.commands.start, &json_line(&order)).await.map(drop)
+        run_checked(&self.program, &json_line(&order)).await.map(drop)
     }
 
     async fn stop(&self, id: String, key: Key, stop: StopMode) -> Result<(), DriverError> {
@@ -70,7 +69,7 @@ impl Driver for ExecDriver {
             StopMode::Remove => "remove",
         };
         let order = json!({ "action": "stop", "pool": self.pool, "id": id, "key": key.as_str(), "mode": mode });
-        run_checked(&self.commands.stop, &json_line(&order)).await.map(drop)
+        run_checked(&self.program, &json_line(&order)).await.map(drop)
     }
 }
 

@@ -221,10 +221,7 @@ impl DriverHandle {
             PoolDriver::Subprocess => {
                 Arc::new(SubprocessDriver::new(name, pool.command.clone(), folder, Arc::clone(&store)))
             }
-            PoolDriver::Exec => {
-                let commands = pool.exec.clone().ok_or_else(no_table)?;
-                Arc::new(ExecDriver { commands, pool: name.to_owned() })
-            }
+            PoolDriver::Exec => Arc::new(ExecDriver { program: pool.exec.clone(), pool: name.to_owned() }),
             PoolDriver::Docker => {
                 let config = pool.docker.clone().ok_or_else(no_table)?;
                 Arc::new(DockerDriver::new(config, pool.command.clone(), name.to_owned()))

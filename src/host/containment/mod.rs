@@ -26,8 +26,6 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use rustix::process::Signal;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 use super::journal::ProcessRecorder;
 use super::process::{self, ProcessStat};
@@ -85,22 +83,10 @@ pub struct ResourceLimits {
     pub disk: Option<u64>,
 }
 
-/// What happens to a slot whose task may still have processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnCleanupFailure {
-    /// It stays occupied until they have exited.
-    #[default]
-    KeepSlot,
-    /// It is used again.
-    ReuseSlot,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ContainmentConfig {
     pub requirement: Requirement,
     pub limits: ResourceLimits,
-    pub on_cleanup_failure: OnCleanupFailure,
 }
 
 /// The containment of this host. Cheap to clone.
@@ -116,7 +102,6 @@ struct ContainmentInner {
     limits: ResourceLimits,
     /// The configured limits that are not enforced.
     unenforced_keys: Vec<&'static str>,
-    on_cleanup_failure: OnCleanupFailure,
 }
 
 #[derive(Debug, Default)]
@@ -190,8 +175,7 @@ impl Containment {
         if limits.processes != config.limits.processes {
             unenforced_keys.push("host.task_pids");
         }
-        let on_cleanup_failure = config.on_cleanup_failure;
-        let inner = ContainmentInner { mechanism, shortcomings, limits, unenforced_keys, on_cleanup_failure };
+        let inner = ContainmentInner { mechanism, shortcomings, limits, unenforced_keys };
         let containment = Self { inner: Arc::new(inner) };
         let level = containment.level();
         tracing::info!(containment = level.as_str(), "containment: {}", level_description(level));
@@ -235,10 +219,6 @@ impl Containment {
                 shortcomings.join("; ")
             )
         })
-    }
-
-    pub fn on_cleanup_failure(&self) -> OnCleanupFailure {
-        self.inner.on_cleanup_failure
     }
 
     /// A scope for one claim. Its control group is created with the first process; its [`ScopeName`] is known at once, so that it
@@ -369,7 +349,7 @@ fn find_cgroups(
     for path in child_dirs(parent.path()) {
         tracing::warn!(cgroup = %path.display(), "killing processes left by the previous worker process");
         if let Err(error) = kill_and_remove(&Cgroup::at(path)) {
-            apply_on_cleanup_failure(&error.to_string(), config.on_cleanup_failure)?;
+            return Err(survivors_error(&error.to_string()));
         }
     }
     let probe = Cgroup::at(parent.path().join("probe"));
@@ -467,20 +447,9 @@ pub(crate) fn own_cgroup() -> Option<PathBuf> {
     cgroup::own_cgroup_path().ok().filter(|own| own.exists())
 }
 
-pub(crate) fn apply_on_cleanup_failure(unkillable: &str, on_cleanup_failure: OnCleanupFailure) -> io::Result<()> {
-    match on_cleanup_failure {
-        OnCleanupFailure::ReuseSlot => {
-            tracing::error!("[alert operator] cannot kill processes of the previous worker process: {unkillable}");
-            Ok(())
-        }
-        OnCleanupFailure::KeepSlot => Err(io::Error::new(
-            io::ErrorKind::ResourceBusy,
-            format!(
-                "cannot kill processes of the previous worker process: {unkillable}; restart the host, or set \
-                 host.on_cleanup_failure = \"reuse-slot\""
-            ),
-        )),
-    }
+pub(crate) fn survivors_error(unkillable: &str) -> io::Error {
+    let message = format!("cannot kill processes of the previous worker process: {unkillable}; restart the host");
+    io::Error::new(io::ErrorKind::ResourceBusy, message)
 }
 
 /// Enables the controllers that the limits need in the claims' groups. A group that does so must not have processes itself, so

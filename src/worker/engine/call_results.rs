@@ -13,7 +13,6 @@ use crate::domain::outcome::ExecuteFailure;
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant as Moment;
 use crate::domain::worker::{Event, GrantedClaim, PollResult, ReceivedMessage, RecoveryResult};
-use crate::host::containment::OnCleanupFailure;
 use crate::host::crash_points::crash_point;
 use crate::source::{Grant, PollBatch};
 
@@ -125,25 +124,14 @@ impl Engine {
         self.handle_event(Event::Claim(claim, event));
     }
 
-    /// The slot stays taken until the processes are gone, unless configured otherwise.
+    /// The slot stays taken until the processes are gone.
     fn on_cleanup_pending(&mut self, claim: LocalToken) {
         let live = open_claim(&mut self.claims, claim);
         let Some(execution) = &live.execution else { return };
-        match self.containment.on_cleanup_failure() {
-            OnCleanupFailure::KeepSlot => {
-                self.pending_cleanup.insert(claim, live.run.clone());
-                let scope = execution.context.scope().clone();
-                self.calls.spawn(calls::wait_for_cleanup(claim, live.run.clone(), scope));
-                self.handle_event(Event::CleanupPending { claim });
-            }
-            OnCleanupFailure::ReuseSlot => {
-                count(&self.control.counters.cleanup_pending);
-                tracing::error!(
-                    alert = "cleanup-pending", claim.run = %live.run,
-                    "[alert operator] processes of a payload may remain; its slot is reused, as host.on_cleanup_failure says"
-                );
-            }
-        }
+        self.pending_cleanup.insert(claim, live.run.clone());
+        let scope = execution.context.scope().clone();
+        self.calls.spawn(calls::wait_for_cleanup(claim, live.run.clone(), scope));
+        self.handle_event(Event::CleanupPending { claim });
     }
 
     fn accept_poll_result(&mut self, source: SourceId, sent_at: Moment, batch: PollBatch) -> PollResult {

@@ -105,11 +105,7 @@ impl Engine {
         let claimants: Vec<Box<str>> = feeds.iter().map(|feed| feed.source.claimant().into()).collect();
         let names = restart_recovery::lock_worker_names(&claimants)?;
         tracing::info!(path = %folder.path().display(), "work directory");
-        let past = restart_recovery::recover_previous_process(
-            folder.path(),
-            &claimants,
-            settings.containment.on_cleanup_failure,
-        )?;
+        let past = restart_recovery::recover_previous_process(folder.path(), &claimants)?;
         // The directory, and what is named after it, belongs to this worker only.
         let hold = folder.work_dir_lock()?;
         let containment = Containment::probe(&hold.identity(), settings.containment)?;

@@ -20,10 +20,7 @@ async fn the_commands_of_a_site_start_a_worker_that_answers_and_outlives_its_con
     );
     let driver = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/drivers/processes.py");
     let command = format!("[\"{driver}\", \"{}/notes\", \"/bin/sh\", \"-c\", '{worker}']", here.display());
-    let pool_section = format!(
-        "driver = \"exec\"\n[pool.{}.exec]\nlist = {command}\nstart = {command}\nstop = {command}\n",
-        pool.name
-    );
+    let pool_section = format!("driver = \"exec\"\nexec = {command}\n");
     let first = pool.active(&pool_section).await;
     pool.echoes("a b", "1").await;
     first.signal(Signal::KILL);
@@ -63,9 +60,8 @@ async fn where_nobody_starts_workers_it_is_said_how_many_would_be() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_whose_workers_cannot_even_be_started_is_an_alert_and_said_in_its_status() {
     let Some(pool) = Pool::new().await else { return };
-    let start = "[\"/bin/sh\", \"-c\", \"echo no room >&2; exit 1\"]";
-    let commands = format!("list = [\"/bin/true\"]\nstart = {start}\nstop = [\"/bin/true\"]\n");
-    let mut controller = pool.active(&format!("driver = \"exec\"\n[pool.{}.exec]\n{commands}", pool.name)).await;
+    let program = r#"["/bin/sh", "-c", "if grep -q start; then echo no room >&2; exit 1; fi"]"#;
+    let mut controller = pool.active(&format!("driver = \"exec\"\nexec = {program}\n")).await;
     pool.ask("a", "1").await;
     controller.says("workers of this key keep failing; last failure: failed to start: no room").await;
     let socket = pool.socket();

@@ -86,10 +86,8 @@ fn kubernetes_pool(place: &Fixture, port: &str, scaling: KubernetesScaling) -> P
     let cluster = KubernetesDriverConfig {
         server: format!("http://127.0.0.1:{port}").parse().expect("an URL"),
         namespace: "here".to_owned(),
-        token_file: Some(File(token_file)),
-        ca_file: None,
+        service_account_dir: Some(place.path().to_owned()),
         image: "worker:1".to_owned(),
-        service_account: None,
         template: Some(File(template)),
         scaling,
     };

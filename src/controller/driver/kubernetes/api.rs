@@ -7,7 +7,6 @@ use reqwest::{Method, StatusCode};
 use serde_json::Value;
 
 use crate::config::pool::KubernetesDriverConfig;
-use crate::config::values::File;
 use crate::controller::driver::DriverError;
 use crate::http::client::{BodyError, read_body, root_cause};
 use crate::limits::{DRIVER_CALL_TIMEOUT, DRIVER_OUTPUT_BYTES_MAX};
@@ -21,6 +20,9 @@ pub(super) const SECRETS: ResourceKind = ResourceKind("api/v1", "secrets");
 pub(super) const SCALED_OBJECTS: ResourceKind = ResourceKind("apis/keda.sh/v1alpha1", "scaledobjects");
 pub(super) const TRIGGER_AUTHENTICATIONS: ResourceKind =
     ResourceKind("apis/keda.sh/v1alpha1", "triggerauthentications");
+
+/// Mounted into every pod.
+const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 pub(super) struct KubernetesApi {
     http: reqwest::Client,
@@ -41,19 +43,21 @@ impl KubernetesApi {
             .no_proxy()
             .timeout(DRIVER_CALL_TIMEOUT);
         let is_tls = cluster.server.parts().scheme() == "https";
-        let file = |given: &Option<File>, name| match given {
-            Some(File(path)) => Some(path.clone()),
-            // Mounted into every pod.
-            None => is_tls.then(|| PathBuf::from("/var/run/secrets/kubernetes.io/serviceaccount").join(name)),
-        };
-        if let Some(path) = file(&cluster.ca_file, "ca.crt") {
+        let service_account =
+            cluster.service_account_dir.clone().or_else(|| is_tls.then(|| PathBuf::from(SERVICE_ACCOUNT_DIR)));
+        if let Some(path) = service_account.as_ref().filter(|_| is_tls).map(|dir| dir.join("ca.crt")) {
             let pem = std::fs::read(&path).map_err(|error| unusable(&path, &error))?;
             let certificates = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| unusable(&path, &error))?;
             builder = builder.tls_certs_only(certificates);
         }
         let http = builder.build().map_err(|error| DriverError(format!("cannot build an HTTP client: {error}")))?;
         let server = cluster.server.as_str().trim_end_matches('/').to_owned();
-        Ok(Self { http, server, namespace: cluster.namespace.clone(), token_file: file(&cluster.token_file, "token") })
+        Ok(Self {
+            http,
+            server,
+            namespace: cluster.namespace.clone(),
+            token_file: service_account.map(|dir| dir.join("token")),
+        })
     }
 
     pub(super) async fn list(&self, kind: ResourceKind, label: &str, value: &str) -> Result<Vec<Value>, DriverError> {

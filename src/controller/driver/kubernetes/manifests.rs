@@ -76,7 +76,7 @@ impl GroupManifests<'_> {
     }
 
     pub(super) fn deployment(&self) -> Value {
-        let KubernetesDriverConfig { image, service_account, scaling, .. } = self.cluster;
+        let KubernetesDriverConfig { image, scaling, .. } = self.cluster;
         let mut container = json!({
             "name": "worker",
             "image": image,
@@ -90,9 +90,6 @@ impl GroupManifests<'_> {
             "metadata": { "labels": self.labels(), "annotations": { POOL: self.name, KEY: self.assignment.key.as_str() } },
             "spec": { "terminationGracePeriodSeconds": self.pool.termination_grace.0.as_secs() },
         });
-        if let Some(account) = service_account {
-            pod["spec"]["serviceAccountName"] = json!(account);
-        }
         let mut whole = self.template.clone();
         // Other fields of the template's first container stay.
         let mut first = whole.pointer_mut("/spec/containers/0").map(Value::take).unwrap_or_default();
