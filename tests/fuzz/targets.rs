@@ -7,19 +7,11 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use journeyman::config::{self, Document, Environment, show};
 use journeyman::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
 use journeyman::redact::{Patterns, RedactFilter, SecretSet};
-use journeyman::source::taskcluster::fuzz_targets;
 
 /// The name of a target, which is that of its corpus, and its function.
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
-pub(crate) const TARGETS: [Target; 6] = [
-    ("poll_answer", fuzz_targets::poll_response),
-    ("message_text", fuzz_targets::message_text),
-    ("claim", fuzz_targets::claim),
-    ("signed_url", fuzz_targets::signed_url),
-    ("configuration", configuration),
-    ("secrets", secrets),
-];
+pub(crate) const TARGETS: [Target; 2] = [("configuration", configuration), ("secrets", secrets)];
 
 /// A configuration file is accepted and printed, or rejected with messages.
 pub(crate) fn configuration(bytes: &[u8]) {

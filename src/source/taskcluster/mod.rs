@@ -9,8 +9,6 @@ mod claim_calls;
 mod credentials;
 mod error_response;
 pub mod formats;
-#[doc(hidden)]
-pub mod fuzz_targets;
 mod probe;
 mod task_calls;
 mod transport;
@@ -226,5 +224,8 @@ impl Recovery for Taskcluster {
 #[allow(unreachable_pub, reason = "shared with the test binaries")]
 #[path = "../../../tests/support/exchange.rs"]
 mod exchange;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz_tests;
 #[cfg(test)]
 mod recorded_tests;

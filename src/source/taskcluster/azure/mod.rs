@@ -228,43 +228,6 @@ fn decode_message(message: &RawMessage) -> Result<Run, &'static str> {
     Ok(Run { task, run: named.run_id })
 }
 
-pub(super) fn fuzz_poll_response(document: &str) {
-    match xml::parse_messages(document) {
-        Ok(messages) => {
-            let found = messages.len();
-            let batch = poll_batch(PriorityQueue(0), messages);
-            assert!(found <= usize::from(POLL_MESSAGES_MAX) && batch.messages.len() == found);
-        }
-        Err(what) => assert!(!what.is_empty()),
-    }
-    let answered = ErrorResponse { status: 403, retry_after: None, content_type: String::new(), body: document.into() };
-    let detail = classify_storage_error("op", &answered).message;
-    assert!(!detail.contains(['\n', '\r', '\u{1b}']), "{detail:?}");
-}
-
-pub(super) fn fuzz_message_text(text: &str) {
-    let message = |text| RawMessage { id: "i".into(), receipt: "r".into(), dequeue_count: "1".into(), text };
-    let encoded = base64::engine::general_purpose::STANDARD.encode(text);
-    for text in [text.to_owned(), encoded] {
-        if let Ok(run) = decode_message(&message(text)) {
-            assert!(is_slugid(run.task.as_str()));
-        }
-    }
-}
-
-pub(super) fn fuzz_signed_url(poll: &str, delete: &str, id: &str, receipt: &str) {
-    let Ok(signed) = SignedUrls::new(poll.to_owned(), delete.to_owned()) else { return };
-    let Ok([poll_place, delete_place]) = signed.target_urls() else { return };
-    if let Ok(url) = signed.poll(32) {
-        assert!(url.origin() == poll_place.origin() && url.path() == poll_place.path());
-    }
-    if let Ok(url) = signed.delete(id, receipt) {
-        assert!(url.origin() == delete_place.origin());
-        assert_eq!(url.path().split('/').count(), delete_place.path().split('/').count());
-        assert_eq!(url.query_pairs().count(), delete_place.query_pairs().count());
-    }
-}
-
 #[cfg(test)]
 pub(super) fn check_recorded(queues: WireQueues, date: Timestamp) {
     let minutes = url_lifetime(queues.expires, date).map(|life| life.as_secs() / 60);
@@ -294,6 +257,46 @@ pub(super) fn read_recorded(method: &str, body: &str, answered: &ErrorResponse) 
 #[cfg(test)]
 pub(super) fn count_recorded(document: &str) -> usize {
     xml::parse_messages(document).unwrap().len()
+}
+
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz_poll_response(document: &str) {
+    match xml::parse_messages(document) {
+        Ok(messages) => {
+            let found = messages.len();
+            let batch = poll_batch(PriorityQueue(0), messages);
+            assert!(found <= usize::from(POLL_MESSAGES_MAX) && batch.messages.len() == found);
+        }
+        Err(what) => assert!(!what.is_empty()),
+    }
+    let answered = ErrorResponse { status: 403, retry_after: None, content_type: String::new(), body: document.into() };
+    let detail = classify_storage_error("op", &answered).message;
+    assert!(!detail.contains(['\n', '\r', '\u{1b}']), "{detail:?}");
+}
+
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz_message_text(text: &str) {
+    let message = |text| RawMessage { id: "i".into(), receipt: "r".into(), dequeue_count: "1".into(), text };
+    let encoded = base64::engine::general_purpose::STANDARD.encode(text);
+    for text in [text.to_owned(), encoded] {
+        if let Ok(run) = decode_message(&message(text)) {
+            assert!(is_slugid(run.task.as_str()));
+        }
+    }
+}
+
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz_signed_url(poll: &str, delete: &str, id: &str, receipt: &str) {
+    let Ok(signed) = SignedUrls::new(poll.to_owned(), delete.to_owned()) else { return };
+    let Ok([poll_place, delete_place]) = signed.target_urls() else { return };
+    if let Ok(url) = signed.poll(32) {
+        assert!(url.origin() == poll_place.origin() && url.path() == poll_place.path());
+    }
+    if let Ok(url) = signed.delete(id, receipt) {
+        assert!(url.origin() == delete_place.origin());
+        assert_eq!(url.path().split('/').count(), delete_place.path().split('/').count());
+        assert_eq!(url.query_pairs().count(), delete_place.query_pairs().count());
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,3 @@
 #![no_main]
 
-#[allow(dead_code)]
-#[path = "../../targets.rs"]
-mod targets;
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| journeyman::source::taskcluster::fuzz_targets::message_text(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| journeyman::source::taskcluster::fuzz_tests::message_text(bytes));

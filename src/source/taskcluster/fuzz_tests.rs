@@ -1,4 +1,4 @@
-//! Fuzz entry points for everything a queue sends. Each asserts what must hold for any input.
+//! Fuzz targets for everything a queue sends. Each asserts what must hold for any input.
 
 use jiff::Timestamp;
 
@@ -69,5 +69,27 @@ pub fn signed_url(bytes: &[u8]) {
         assert!(address.is_none_or(|address| classify_address(address) == AddressRange::Public), "{address:?}");
         let host = url.host_str().unwrap_or_default().trim_end_matches('.');
         assert!(host != "localhost" && !host.ends_with(".localhost"), "{host}");
+    }
+}
+
+#[cfg(test)]
+#[path = "../../../tests/fuzz/replay.rs"]
+mod replay;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TARGETS: [replay::Target; 4] =
+        [("poll_answer", poll_response), ("message_text", message_text), ("claim", claim), ("signed_url", signed_url)];
+
+    #[test]
+    fn every_corpus_input_is_accepted_or_rejected() {
+        replay::every_corpus_input_is_accepted_or_rejected(&TARGETS);
+    }
+
+    #[test]
+    fn random_changes_of_corpus_inputs_are_accepted_or_rejected() {
+        replay::random_changes_of_corpus_inputs_are_accepted_or_rejected(&TARGETS);
     }
 }
