@@ -24,17 +24,7 @@ pub fn text<'a>(table: &'a FieldTable, name: &str) -> Option<&'a str> {
 
 /// A header as a whole number, if it is not negative.
 pub fn number(table: &FieldTable, name: &str) -> Option<u64> {
-    match table.inner().get(name)? {
-        AMQPValue::ShortShortInt(number) => (*number).try_into().ok(),
-        AMQPValue::ShortShortUInt(number) => Some((*number).into()),
-        AMQPValue::ShortInt(number) => (*number).try_into().ok(),
-        AMQPValue::ShortUInt(number) => Some((*number).into()),
-        AMQPValue::LongInt(number) => (*number).try_into().ok(),
-        AMQPValue::LongUInt(number) => Some((*number).into()),
-        AMQPValue::LongLongInt(number) => (*number).try_into().ok(),
-        AMQPValue::Timestamp(number) => Some(*number),
-        _ => None,
-    }
+    integer(table.inner().get(name)?)?.try_into().ok()
 }
 
 /// Every header that has a textual form, by name: texts, numbers and booleans.
@@ -48,18 +38,24 @@ pub fn text_entries(table: &FieldTable) -> impl Iterator<Item = (&str, Cow<'_, s
 fn scalar_text(value: &AMQPValue) -> Option<String> {
     match value {
         AMQPValue::Boolean(value) => Some(value.to_string()),
-        AMQPValue::ShortShortInt(number) => Some(number.to_string()),
-        AMQPValue::ShortShortUInt(number) => Some(number.to_string()),
-        AMQPValue::ShortInt(number) => Some(number.to_string()),
-        AMQPValue::ShortUInt(number) => Some(number.to_string()),
-        AMQPValue::LongInt(number) => Some(number.to_string()),
-        AMQPValue::LongUInt(number) => Some(number.to_string()),
-        AMQPValue::LongLongInt(number) => Some(number.to_string()),
-        AMQPValue::Timestamp(number) => Some(number.to_string()),
         AMQPValue::Float(number) => Some(number.to_string()),
         AMQPValue::Double(number) => Some(number.to_string()),
-        _ => None,
+        other => integer(other).map(|number| number.to_string()),
     }
+}
+
+fn integer(value: &AMQPValue) -> Option<i128> {
+    Some(match value {
+        AMQPValue::ShortShortInt(number) => (*number).into(),
+        AMQPValue::ShortShortUInt(number) => (*number).into(),
+        AMQPValue::ShortInt(number) => (*number).into(),
+        AMQPValue::ShortUInt(number) => (*number).into(),
+        AMQPValue::LongInt(number) => (*number).into(),
+        AMQPValue::LongUInt(number) => (*number).into(),
+        AMQPValue::LongLongInt(number) => (*number).into(),
+        AMQPValue::Timestamp(number) => (*number).into(),
+        _ => return None,
+    })
 }
 
 /// An upper bound of the table's size on the wire.

@@ -228,11 +228,6 @@ fn protocol_error(error: &lapin::Error) -> Option<&lapin::protocol::AMQPError> {
     if let ErrorKind::ProtocolError(fault) = error.kind() { Some(fault) } else { None }
 }
 
-/// Whether the broker blocks publishing, for want of memory or disk.
-pub fn is_blocked(connection: &Connection) -> bool {
-    connection.status().blocked()
-}
-
 /// Closes a connection cleanly, within `within`.
 pub async fn close(connection: &Connection, within: Duration) {
     let closing = connection.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into());

@@ -2,12 +2,13 @@
 //!
 //! lapin's own TLS would add forty crates, so lapin gets a stream that uses the rustls of the rest of the program.
 
+use std::collections::VecDeque;
 use std::future::Future;
-use std::io;
+use std::io::{self, Read as _};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use async_rs::traits::Reactor;
@@ -42,14 +43,13 @@ pub(super) struct StreamReactor {
 pub(super) struct BrokerStream {
     transport: Compat<Transport>,
     sanitizer: Utf8Sanitizer,
-    /// Sanitized input; from `consumed` on, lapin has not read it yet.
-    buffer: Vec<u8>,
-    consumed: usize,
+    /// Sanitized input that lapin has not read yet.
+    unread: VecDeque<u8>,
 }
 
 impl BrokerStream {
     pub(super) fn new(transport: Transport) -> Self {
-        Self { transport: transport.compat(), sanitizer: Utf8Sanitizer::default(), buffer: Vec::new(), consumed: 0 }
+        Self { transport: transport.compat(), sanitizer: Utf8Sanitizer::default(), unread: VecDeque::new() }
     }
 
     pub(super) fn plain(stream: TcpStream) -> Self {
@@ -61,33 +61,16 @@ impl BrokerStream {
 
 impl AsyncRead for BrokerStream {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
-        loop {
-            let unread = self.buffer.get(self.consumed..).unwrap_or_default();
-            if !unread.is_empty() || into.is_empty() {
-                let count = unread.len().min(into.len());
-                let (Some(from), Some(to)) = (unread.get(..count), into.get_mut(..count)) else {
-                    return Poll::Ready(Ok(0));
-                };
-                to.copy_from_slice(from);
-                self.consumed += count;
-                return Poll::Ready(Ok(count));
+        let Self { transport, sanitizer, unread } = &mut *self;
+        while unread.is_empty() && !into.is_empty() {
+            let count = ready!(Pin::new(&mut *transport).poll_read(context, into))?;
+            if count == 0 {
+                sanitizer.finish(unread);
+                break;
             }
-            let count = match Pin::new(&mut self.transport).poll_read(context, into) {
-                Poll::Ready(Ok(count)) => count,
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Pending => return Poll::Pending,
-            };
-            let Self { sanitizer, buffer, consumed, .. } = &mut *self;
-            buffer.clear();
-            *consumed = 0;
-            match into.get(..count) {
-                Some(bytes) if count > 0 => sanitizer.feed(bytes, buffer),
-                _ => sanitizer.finish(buffer),
-            }
-            if count == 0 && buffer.is_empty() {
-                return Poll::Ready(Ok(0));
-            }
+            sanitizer.feed(into.get(..count).unwrap_or_default(), unread);
         }
+        Poll::Ready(unread.read(into))
     }
 }
 

@@ -3,6 +3,8 @@
 //! RabbitMQ accepts any bytes as routing keys and header names, and lapin closes the connection over names that are not UTF-8; the
 //! redelivered message would close the next one too. Each invalid byte is replaced by [`REPLACEMENT_CHAR`]; lengths do not change.
 
+use std::collections::VecDeque;
+
 /// Replaces an invalid byte: ASCII's SUB.
 pub const REPLACEMENT_CHAR: char = '\u{1a}';
 
@@ -28,13 +30,13 @@ pub(super) struct Utf8Sanitizer {
 
 impl Utf8Sanitizer {
     /// Takes input, and appends output to `out`.
-    pub(super) fn feed(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) {
+    pub(super) fn feed(&mut self, mut bytes: &[u8], out: &mut VecDeque<u8>) {
         while !bytes.is_empty() {
             let wanted = if self.rest > 0 { self.rest } else { self.missing() };
             let (taken, later) = bytes.split_at(wanted.min(bytes.len()));
             bytes = later;
             if self.rest > 0 {
-                out.extend_from_slice(taken);
+                out.extend(taken);
                 self.rest -= taken.len();
                 continue;
             }
@@ -46,8 +48,8 @@ impl Utf8Sanitizer {
     }
 
     /// The remaining output at the end of the input.
-    pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
-        out.append(&mut self.frame);
+    pub(super) fn finish(&mut self, out: &mut VecDeque<u8>) {
+        out.extend(self.frame.drain(..));
     }
 
     /// Missing bytes of the head, or of the whole frame and its end mark.
@@ -62,7 +64,7 @@ impl Utf8Sanitizer {
     }
 
     /// Checks a head or a whole frame.
-    fn check(&mut self, out: &mut Vec<u8>) {
+    fn check(&mut self, out: &mut VecDeque<u8>) {
         let kind = self.frame.first().copied().unwrap_or_default();
         if self.frame.len() == FRAME_HEAD {
             self.rest = match kind {
@@ -75,7 +77,7 @@ impl Utf8Sanitizer {
             // An unreadable frame passes unchanged.
             let _read = if kind == METHOD { names.of_method() } else { names.of_header() };
         }
-        out.append(&mut self.frame);
+        out.extend(self.frame.drain(..));
     }
 }
 
@@ -227,10 +229,10 @@ mod tests {
     }
 
     fn passed(bytes: &[u8], piece: usize) -> Vec<u8> {
-        let (mut sanitizer, mut out) = (Utf8Sanitizer::default(), Vec::new());
+        let (mut sanitizer, mut out) = (Utf8Sanitizer::default(), VecDeque::new());
         bytes.chunks(piece.max(1)).for_each(|piece| sanitizer.feed(piece, &mut out));
         sanitizer.finish(&mut out);
-        out
+        out.into()
     }
 
     #[test]

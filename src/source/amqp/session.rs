@@ -171,9 +171,9 @@ impl Session {
         self.state.lock().unsettled.remove(run);
     }
 
-    /// Whether the broker blocks publishing.
+    /// Whether the broker blocks publishing, for want of memory or disk.
     pub(super) fn is_blocked(&self) -> bool {
-        amqp::is_blocked(&self.connection)
+        self.connection.status().blocked()
     }
 
     /// Ends the consumer: pending deliveries are requeued, claims go on.
