@@ -20,7 +20,7 @@ use journeyman::worker::{Command, ExitReason, Note, WorkerConfig};
 use crate::broker::management;
 
 use crate::support::{
-    Act, Client, Gate, Kind, Running, echo, header, intermittent, queue, shared, taken, wired, within,
+    Act, Client, Gate, Kind, Running, echo, header, intermittent, next_grant, queue, shared, wired, within,
 };
 
 pub(crate) async fn publish(client: &Client, bodies: &[&str]) {
@@ -124,16 +124,7 @@ async fn a_worker_waits_for_a_missing_queue() {
     let name = format!("jm-test-{}", uuid::Uuid::new_v4().simple());
     let client = Client::without_queue(&broker, &name).await;
     let worker = Running::start(queue(&client), 1, echo());
-    within("the worker says what it waits for", async {
-        loop {
-            let view = worker.control.status().await.expect("it works");
-            if view.sources[0].error.as_ref().is_some_and(|error| error.message.contains("does not exist")) {
-                return;
-            }
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    worker.reports_error("does not exist").await;
     client.declare(Kind::Transient, &name).await;
     assert_eq!(client.call("/echo", b"1").await.status(), "ok");
     client.finish(worker).await;
@@ -282,7 +273,7 @@ async fn a_request_that_is_given_up_is_dead_lettered() {
     client.declare_with_dead_letters(&dead).await;
     publish(&client, &["poison"]).await;
     assert_eq!(crashes(&client, &OnAttemptsExhausted::DeadLetter).await, 3);
-    let letter = client.taken_from(&dead).await.next().await;
+    let letter = client.consume(&dead).await.next().await;
     assert_eq!(letter.data, b"poison");
     assert_eq!(header(&letter, "x-first-death-reason").as_deref(), Some("rejected"));
     client.delete_queue().await;
@@ -346,8 +337,8 @@ async fn requeueing_a_request_that_did_not_start_is_not_an_attempt() {
         let worker = Running::start(settings, 1, act);
         assert_eq!(client.call("/work", b"1").await.body, b"at last", "{kind:?}");
         assert_eq!(tries.load(std::sync::atomic::Ordering::Relaxed), 6, "{kind:?}");
-        assert_eq!(worker.tally("attempts_exhausted").await, 0, "{kind:?}");
-        assert!(worker.tally("requeued").await >= 5, "{kind:?}: it is requeued again and again");
+        assert_eq!(worker.counter("attempts_exhausted").await, 0, "{kind:?}");
+        assert!(worker.counter("requeued").await >= 5, "{kind:?}: it is requeued again and again");
         client.finish(worker).await;
     }
 }
@@ -416,7 +407,7 @@ async fn i06_a_request_of_a_previous_consumer_does_not_run_twice_at_once_after_a
     let source = AmqpSource::new(settings);
     publish(&client, &["1"]).await;
     source.open().await.expect("there is a queue");
-    let grant = taken(&source).await;
+    let grant = next_grant(&source).await;
     // Another consumer follows, and holds nothing.
     source.pause();
     client.until_depth(0, 0).await;
@@ -427,7 +418,7 @@ async fn i06_a_request_of_a_previous_consumer_does_not_run_twice_at_once_after_a
     assert!(refused.message.contains("1 requests of a lost connection are still being ended"), "{refused:?}");
     drop(grant);
     source.open().await.expect("nothing is held");
-    let again = taken(&source).await;
+    let again = next_grant(&source).await;
     again.claim.report(Outcome::Completed).await.expect("it is answered");
     client.until_depth(0, 1).await;
     source.close().await;
@@ -470,7 +461,7 @@ async fn a_redelivered_request_of_a_full_queue_is_tried_without_recording_the_at
         assert_eq!(client.answer(id).await.body, b"at last");
     }
     assert_eq!(tries.load(std::sync::atomic::Ordering::Relaxed), 3);
-    assert_eq!(worker.tally("attempts_exhausted").await, 0);
+    assert_eq!(worker.counter("attempts_exhausted").await, 0);
     client.finish(worker).await;
 }
 

@@ -15,7 +15,7 @@ use lapin::{BasicProperties, Channel, Connection, Consumer, ExchangeKind};
 use tokio::task::JoinSet;
 
 use crate::broker::Broker;
-use crate::support::{PATIENCE, broker, next, shared, within};
+use crate::support::{TEST_TIMEOUT, broker, next, shared, within};
 
 /// A pool with one worker group without workers.
 struct Pool {
@@ -51,7 +51,7 @@ impl Pool {
             routing_key: "42".to_owned(),
             path: Some("/echo".to_owned()),
             body: body.as_bytes().to_vec(),
-            timeout: PATIENCE,
+            timeout: TEST_TIMEOUT,
             ..RpcRequest::default()
         }
     }

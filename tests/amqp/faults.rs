@@ -34,7 +34,7 @@ async fn a_lost_connection_stops_the_payload_and_the_redelivery_is_answered_once
         client.until_depth(0, 1).await;
         let counts = worker.control.counts();
         assert_eq!((counts.outcomes.lost, counts.outcomes.completed), (1, 1), "{kind:?}");
-        assert_eq!(worker.tally("replies").await, 1);
+        assert_eq!(worker.counter("replies").await, 1);
         client.finish(worker).await;
     }
 }
@@ -69,7 +69,7 @@ async fn a_worker_waits_for_a_killed_broker_and_no_durable_request_is_lost() {
         assert!(client.publish(persistent(&more.to_string(), &reply_to), b"1").await);
     }
     published += 100;
-    let mut answers = client.taken_from(&reply_to).await;
+    let mut answers = client.consume(&reply_to).await;
     let mut seen = BTreeMap::new();
     while seen.len() < usize::try_from(published).expect("few") {
         let answer = answers.next().await;
@@ -121,7 +121,7 @@ async fn a_broker_that_blocks_publishing_delays_replies_only() {
     assert_eq!(client.answer("a").await.body, b"a");
     worker.completed(1).await;
     client.until_depth(0, 1).await;
-    assert_eq!((worker.tally("replies").await, worker.control.counts().outcomes.completed), (1, 1));
+    assert_eq!((worker.counter("replies").await, worker.control.counts().outcomes.completed), (1, 1));
     worker.drained().await;
     drop(own);
 }
@@ -139,110 +139,39 @@ async fn a_request_is_stopped_before_the_consumer_timeout_and_others_continue() 
     assert_eq!(gate.enters().await, "long");
     assert_eq!(gate.enters().await, "long");
     assert_eq!(client.answer("long").await.json()["type"], "journeyman:attempts_exhausted");
-    assert_eq!(worker.tally("connections").await, 1, "the channel was never closed");
+    assert_eq!(worker.counter("connections").await, 1, "the channel was never closed");
     assert_eq!(worker.control.counts().outcomes.lost, 2);
     client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_channel_closed_by_the_consumer_timeout_loses_only_its_claims() {
+async fn i06_a_request_whose_channel_is_closed_by_the_consumer_timeout_does_not_run_twice_at_once() {
     if shared().is_none() {
         return;
     }
-    let own = impatient().await;
-    let client = Client::new(&broker(&own.uri()), Kind::Durable).await;
-    let (mut gate, act) = Gate::handler();
-    let mut settings = queue(&client);
-    // The timeout is not configured.
-    settings.consumer_timeout = None;
-    let worker = Running::start(settings, 1, act);
-    assert!(client.publish(Client::properties("a", "/a"), b"a").await);
-    assert_eq!(gate.enters().await, "a");
-    assert_eq!(gate.enters().await, "a");
-    let mut again = 1;
-    gate.go.add_permits(1);
-    let answer = client.answer("a");
-    let mut answer = std::pin::pin!(answer);
-    // A slow machine may lose it once more.
-    let answer = loop {
-        tokio::select! {
-            answer = &mut answer => break answer,
-            _ = gate.enters() => {
-                again += 1;
-                gate.go.add_permits(1);
-            }
-        }
-    };
-    assert_eq!(answer.body, b"a");
-    assert_eq!(worker.control.counts().outcomes.lost, again);
-    worker.drained().await;
-    drop(own);
-}
-
-/// A broker with a consumer_timeout of six seconds.
-async fn impatient() -> Broker {
     let starting = tokio::task::spawn_blocking(|| {
         let own = Broker::start("");
         own.ctl(&["eval", "[application:set_env(rabbit, K, V) || {K, V} <- [{consumer_timeout, 6000}, {channel_tick_interval, 1000}]]."]);
         own
     });
-    starting.await.expect("it starts")
-}
-
-/// A handler whose first attempt ends slowly, and that reports how many attempts run whenever one starts.
-struct Slow {
-    entered: tokio::sync::mpsc::Receiver<u64>,
-    patient: Arc<Semaphore>,
-}
-
-impl Slow {
-    fn handler() -> (Self, Act) {
-        let (sender, entered) = tokio::sync::mpsc::channel(16);
-        let here = Arc::new(AtomicU64::new(0));
-        let patient = Arc::new(Semaphore::new(0));
-        let waits = Arc::clone(&patient);
-        let act: Act = Arc::new(move |_, context| {
-            let (sender, here, waits) = (sender.clone(), Arc::clone(&here), Arc::clone(&waits));
-            Box::pin(async move {
-                let others = here.fetch_add(1, Ordering::SeqCst);
-                sender.send(others).await.expect("the test listens");
-                if context.task().run.run == 0 {
-                    context.canceled().await;
-                    waits.acquire().await.expect("the test lets it").forget();
-                }
-                here.fetch_sub(1, Ordering::SeqCst);
-                Ok(())
-            })
-        });
-        (Self { entered, patient }, act)
-    }
-
-    /// Waits until the worker waits for the first attempt, ends that, and sees the second attempt start alone.
-    async fn is_alone_again(&mut self, client: &Client, worker: &Running) {
-        within("the worker says what it waits for", async {
-            loop {
-                let view = worker.control.status().await.expect("it works");
-                if view.sources[0].error.as_ref().is_some_and(|error| error.message.contains("still being ended")) {
-                    return;
-                }
-                tokio::task::yield_now().await;
-            }
-        })
-        .await;
-        self.patient.add_permits(1);
-        assert_eq!(within("it starts again", self.entered.recv()).await, Some(0), "alone");
-        assert_eq!(client.answer("a").await.body, b"null");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn i06_a_request_does_not_run_twice_at_once_after_a_closed_channel() {
-    if shared().is_none() {
-        return;
-    }
-    let own = impatient().await;
+    let own = starting.await.expect("the broker starts");
     let client = Client::new(&broker(&own.uri()), Kind::Durable).await;
-    let (mut slow, act) = Slow::handler();
+    let (sender, mut started) = tokio::sync::mpsc::channel(16);
+    let (running, may_end) = (Arc::new(AtomicU64::new(0)), Arc::new(Semaphore::new(0)));
+    let may_stop = Arc::clone(&may_end);
+    // Sends how many others run whenever an attempt starts. The first attempt stops on permission.
+    let act: Act = Arc::new(move |_, context| {
+        let (sender, running, may_stop) = (sender.clone(), Arc::clone(&running), Arc::clone(&may_stop));
+        Box::pin(async move {
+            sender.send(running.fetch_add(1, Ordering::SeqCst)).await.expect("the test listens");
+            if context.task().run.run == 0 {
+                context.canceled().await;
+                may_stop.acquire().await.expect("the semaphore stays").forget();
+            }
+            running.fetch_sub(1, Ordering::SeqCst);
+            Ok(())
+        })
+    });
     let mut settings = queue(&client);
     // The timeout is not configured.
     settings.consumer_timeout = None;
@@ -250,11 +179,15 @@ async fn i06_a_request_does_not_run_twice_at_once_after_a_closed_channel() {
     let worker =
         Running::with(settings, |settings| WorkerConfig { capacity: 2, termination_grace: grace, ..settings }, act);
     assert!(client.publish(Client::properties("a", "/a"), b"a").await);
-    assert_eq!(within("it starts", slow.entered.recv()).await, Some(0));
+    assert_eq!(within("the request starts", started.recv()).await, Some(0));
     // The consumer is replaced by one with more slots, on the same connection, to which the request is redelivered.
     let more = WorkerConfig { capacity: 3, termination_grace: grace, ..WorkerConfig::default() };
     worker.control.reconfigure(more).await;
-    slow.is_alone_again(&client, &worker).await;
+    worker.reports_error("still being ended").await;
+    may_end.add_permits(1);
+    assert_eq!(within("the request starts again", started.recv()).await, Some(0), "alone");
+    assert_eq!(client.answer("a").await.body, b"null");
+    assert_eq!(worker.control.counts().outcomes.lost, 1);
     worker.drained().await;
     drop(own);
 }

@@ -15,7 +15,7 @@ use journeyman::source::{CallError, Grant, Source as _, SourceFuture};
 
 use crate::claims::publish;
 
-use crate::support::{Client, Kind, queue, taken, wired, within};
+use crate::support::{Client, Kind, next_grant, queue, wired, within};
 use crate::wire::Way;
 
 const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
@@ -38,7 +38,7 @@ async fn a_request_whose_reply_is_being_published_is_not_requeued() {
     let source = AmqpSource::new(settings);
     publish(&client, &["1"]).await;
     source.open().await.expect("there is a queue");
-    let grant = taken(&source).await;
+    let grant = next_grant(&source).await;
     // Requests that were not polled in time were requeued.
     let before = source.metrics()["requeued"];
     wire.set(Way::Stall);
@@ -65,11 +65,11 @@ async fn an_acknowledgement_survives_a_dropped_report() {
     for outcome in [Outcome::Completed, SHUTDOWN] {
         // Without reply_to the acknowledgement comes first.
         assert!(client.publish(BasicProperties::default(), b"1").await);
-        let grant = taken(&source).await;
+        let grant = next_grant(&source).await;
         begin(&grant, outcome).await;
         grant.claim.report(outcome).await.expect("it is settled");
     }
-    let grant = taken(&source).await;
+    let grant = next_grant(&source).await;
     grant.claim.report(Outcome::Completed).await.expect("it came back once");
     source.pause();
     client.until_depth(0, 0).await;
@@ -84,7 +84,7 @@ async fn an_idle_source_reports_no_error() {
     source.open().await.expect("there is a queue");
     // It waits for a poll, which takes it in time.
     publish(&client, &["1"]).await;
-    let first = taken(&source).await;
+    let first = next_grant(&source).await;
     let idle =
         tokio::time::timeout(AMQP_UNPOLLED_REQUEUE_DELAY + Duration::from_secs(1), source.poll(PriorityQueue(0), 1))
             .await;

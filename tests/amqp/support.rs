@@ -27,7 +27,7 @@ use tokio::task::JoinHandle;
 use crate::wire::Wire;
 
 /// The longest wait of a test.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The broker that all tests share.
 pub(crate) fn shared() -> Option<amqp::Broker> {
@@ -86,7 +86,7 @@ impl Answered {
 }
 
 pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what}: not within {PATIENCE:?}"))
+    tokio::time::timeout(TEST_TIMEOUT, future).await.unwrap_or_else(|_| panic!("{what}: not within {TEST_TIMEOUT:?}"))
 }
 
 pub(crate) async fn next(consumer: &mut Consumer) -> Option<Delivery> {
@@ -249,16 +249,19 @@ impl Client {
                 seen = self.depth().await;
             }
         };
-        let ended = tokio::time::timeout(PATIENCE, wanted).await;
-        assert!(ended.is_ok(), "not {ready} messages ready and {consumers} consumers but {seen:?} within {PATIENCE:?}");
+        let ended = tokio::time::timeout(TEST_TIMEOUT, wanted).await;
+        assert!(
+            ended.is_ok(),
+            "not {ready} messages ready and {consumers} consumers but {seen:?} within {TEST_TIMEOUT:?}"
+        );
     }
 
     /// Consumes from a queue.
-    pub(crate) async fn taken_from(&self, queue: &str) -> Taken {
+    pub(crate) async fn consume(&self, queue: &str) -> Consumed {
         let channel = self.connection.create_channel().await.expect("a channel");
         let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
         let consumer = channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await;
-        Taken { consumer: consumer.expect("it is consumed from"), _channel: channel }
+        Consumed { consumer: consumer.expect("it is consumed from"), _channel: channel }
     }
 
     /// Takes one message out of a queue, if there is one.
@@ -270,21 +273,21 @@ impl Client {
 }
 
 /// A consumer of a queue.
-pub(crate) struct Taken {
+pub(crate) struct Consumed {
     consumer: Consumer,
     _channel: Channel,
 }
 
-impl Taken {
+impl Consumed {
     pub(crate) async fn next(&mut self) -> Delivery {
         self.next_or(|| "no reason known".to_owned()).await
     }
 
     /// The next message, or a panic with the reason.
     pub(crate) async fn next_or(&mut self, why: impl FnOnce() -> String) -> Delivery {
-        match tokio::time::timeout(PATIENCE, next(&mut self.consumer)).await {
+        match tokio::time::timeout(TEST_TIMEOUT, next(&mut self.consumer)).await {
             Ok(message) => message.expect("the channel stays"),
-            Err(_) => panic!("no message within {PATIENCE:?}: {}", why()),
+            Err(_) => panic!("no message within {TEST_TIMEOUT:?}: {}", why()),
         }
     }
 }
@@ -360,15 +363,29 @@ impl Running {
     }
 
     /// A counter of its source.
-    pub(crate) async fn tally(&self, name: &str) -> u64 {
+    pub(crate) async fn counter(&self, name: &str) -> u64 {
         let view = self.control.status().await.expect("it works");
         view.sources[0].metrics[name]
+    }
+
+    /// Waits until the status shows an error of its source.
+    pub(crate) async fn reports_error(&self, words: &str) {
+        within(words, async {
+            loop {
+                let view = self.control.status().await.expect("it works");
+                if view.sources[0].error.as_ref().is_some_and(|error| error.message.contains(words)) {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
     }
 
     /// Waits until a counter of its source reaches this.
     pub(crate) async fn counts(&self, name: &str, least: u64) {
         within(&format!("{least} {name}"), async {
-            while self.tally(name).await < least {
+            while self.counter(name).await < least {
                 tokio::task::yield_now().await;
             }
         })
@@ -489,7 +506,7 @@ pub(crate) fn header(delivery: &Delivery, name: &str) -> Option<String> {
 }
 
 /// The request of one poll.
-pub(crate) async fn taken(source: &AmqpSource) -> Grant {
+pub(crate) async fn next_grant(source: &AmqpSource) -> Grant {
     let brings = async {
         loop {
             match source.poll(PriorityQueue(0), 1).await {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::Pool;
 use super::seen::until;
 use crate::broker::Broker;
-use crate::support::{Client, PATIENCE, within};
+use crate::support::{Client, TEST_TIMEOUT, within};
 
 impl Pool {
     pub(super) fn socket(&self) -> PathBuf {
@@ -172,13 +172,13 @@ async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_a
     assert_eq!(pool.workers_there(), before, "its worker was left alone");
     let client = Client::without_queue(&crate::support::broker(&pool.uri), "answers").await;
     client.declare(crate::support::Kind::Durable, "answers").await;
-    let mut answers = client.taken_from("answers").await;
+    let mut answers = client.consume("answers").await;
     // It tries again after half a minute at most, and a queue on disk may take its time to come back as well.
     let queue = format!("{}-req-a", pool.name);
     let is_back = async { while pool.depth(&queue).await.is_none_or(|(_, consumers)| consumers == 0) {} };
-    if tokio::time::timeout(PATIENCE, is_back).await.is_err() {
+    if tokio::time::timeout(TEST_TIMEOUT, is_back).await.is_err() {
         let (log, worker) = (controller.log(), pool.last_words());
-        panic!("its worker has not come back within {PATIENCE:?}\n{log}\n{worker}\n{}", broker.diagnostics());
+        panic!("its worker has not come back within {TEST_TIMEOUT:?}\n{log}\n{worker}\n{}", broker.diagnostics());
     }
     std::fs::write(&gate, "").expect("it is written");
     let mut left: std::collections::BTreeSet<String> = (0..20).map(|number| number.to_string()).collect();
