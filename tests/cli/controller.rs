@@ -2,7 +2,6 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::Path;
 
 use rustix::process::Signal;
 
@@ -11,15 +10,6 @@ use crate::support::{journeyman, run};
 
 /// No process listens there.
 const NO_BROKER: &str = "amqp://me:secret-canary-5@127.0.0.1:1/";
-
-/// A controller with this configuration that has found no broker.
-fn without_broker(folder: &Path, more: &str) -> Server {
-    let text = format!("[pool.core]\nstate_dir = \"pool\"\n{more}");
-    std::fs::write(folder.join("journeyman.toml"), text).expect("the file can be written");
-    let mut controller = Server::start(journeyman(folder).arg("controller").env("WORKER_AMQP_URI", NO_BROKER));
-    controller.logs("lost connection to the broker");
-    controller
-}
 
 #[test]
 fn commands_without_a_controller_fail_with_a_hint() {
@@ -36,11 +26,26 @@ fn commands_without_a_controller_fail_with_a_hint() {
     }
 }
 
+/// What is answered to a path.
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("it is sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it is UTF-8");
+    answer
+}
+
 #[test]
-fn a_controller_without_a_broker_reports_the_error_without_secrets() {
+fn a_controller_without_a_broker_reports_the_error_without_secrets_and_is_not_ready() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
-    let controller = without_broker(here, "");
+    let text = "[pool.core]\nstate_dir = \"pool\"\n[http]\nlisten = \"127.0.0.1:0\"\n";
+    std::fs::write(here.join("journeyman.toml"), text).expect("the file can be written");
+    let mut controller = Server::start(journeyman(here).arg("controller").env("WORKER_AMQP_URI", NO_BROKER));
+    let line = controller.logs("health, metrics and state: http://");
+    let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address").to_owned();
+    controller.logs("lost connection to the broker");
     let table = run(journeyman(here).args(["controller", "status"]), "");
     assert_eq!(table.code, 0, "{}", table.err);
     for part in [
@@ -63,30 +68,6 @@ fn a_controller_without_a_broker_reports_the_error_without_secrets() {
     // It is no worker.
     let said = run(journeyman(here).args(["status", "--socket", "pool/controller.sock"]), "");
     assert!(said.err.contains("use `journeyman controller status`"), "{}", said.err);
-    controller.signal(Signal::TERM);
-    assert_eq!(controller.ends().code, 0);
-    assert!(!here.join("pool/controller.sock").exists());
-}
-
-/// What is answered to a path.
-fn get(address: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).expect("a connection");
-    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).expect("it is sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("it is UTF-8");
-    answer
-}
-
-#[test]
-fn a_controller_without_a_broker_is_alive_and_not_ready() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let text = "[pool.core]\nstate_dir = \"pool\"\n[http]\nlisten = \"127.0.0.1:0\"\n";
-    std::fs::write(folder.path().join("journeyman.toml"), text).expect("the file can be written");
-    let mut controller = Server::start(journeyman(folder.path()).arg("controller").env("WORKER_AMQP_URI", NO_BROKER));
-    let line = controller.logs("health, metrics and state: http://");
-    let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address").to_owned();
-    controller.logs("lost connection to the broker");
     assert!(get(&address, "/livez").starts_with("HTTP/1.1 200"));
     let ready = get(&address, "/readyz");
     assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
@@ -107,4 +88,5 @@ fn a_controller_without_a_broker_is_alive_and_not_ready() {
     assert!(other.starts_with("HTTP/1.1 404") && other.contains("/readyz?verbose"), "{other}");
     controller.signal(Signal::TERM);
     assert_eq!(controller.ends().code, 0);
+    assert!(!here.join("pool/controller.sock").exists());
 }
