@@ -11,7 +11,6 @@ pub const SYSTEMD_STATUS_CHARS_MAX: usize = 400;
 pub const SYSTEMD_STATUS_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Or a quarter of the watchdog interval, if that is shorter.
 pub const SYSTEMD_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
-pub const SYSTEMD_EXTEND_INTERVAL: Duration = Duration::from_secs(10);
 pub const SYSTEMD_EXTEND_BY: Duration = Duration::from_secs(60);
 /// A worker that takes longer does not count as alive.
 pub const HTTP_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
