@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use ratatui::DefaultTerminal;
-use ratatui::crossterm::event::{self, Event, KeyEvent, KeyEventKind};
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use tokio::sync::mpsc;
 
 use self::screen::{KeyAction, TopScreen};
@@ -39,12 +39,13 @@ pub(in crate::cli) async fn top(arguments: TopArgs, environment: &Environment) -
     let first = client.status().await?;
     let mut screen = TopScreen::default();
     screen.set_status(first);
-    let (sender, keys) = mpsc::channel(TOP_KEYS_QUEUED_MAX);
+    let (sender, events) = mpsc::channel(TOP_KEYS_QUEUED_MAX);
     let failed = |error: std::io::Error| Failure::new(Exit::HostUnusable, format!("cannot use the terminal: {error}"));
     let terminal = ratatui::try_init().map_err(failed)?;
     let guard = TerminalGuard;
-    let reading = std::thread::Builder::new().name("keys".into()).spawn(move || read_keys(&sender)).map_err(failed)?;
-    let ended = run_loop(terminal, screen, &client, operator_name(environment), keys).await.map_err(failed);
+    let reading =
+        std::thread::Builder::new().name("keys".into()).spawn(move || read_events(&sender)).map_err(failed)?;
+    let ended = run_loop(terminal, screen, &client, operator_name(environment), events).await.map_err(failed);
     drop(guard);
     // The channel is closed, so the thread ends.
     drop(reading.join());
@@ -59,28 +60,14 @@ impl Drop for TerminalGuard {
     }
 }
 
-enum TerminalEvent {
-    Key(KeyEvent),
-    Resized,
-}
-
-/// Reads keys until the receiver is closed.
-fn read_keys(to: &mpsc::Sender<TerminalEvent>) {
+/// Reads events until the receiver is closed.
+fn read_events(to: &mpsc::Sender<Event>) -> std::io::Result<()> {
     while !to.is_closed() {
-        let input = match event::poll(TOP_KEY_POLL_INTERVAL) {
-            Ok(false) => continue,
-            Ok(true) => match event::read() {
-                Ok(Event::Key(key)) if key.kind != KeyEventKind::Release => TerminalEvent::Key(key),
-                Ok(Event::Resize(..)) => TerminalEvent::Resized,
-                Ok(_) => continue,
-                Err(_) => return,
-            },
-            Err(_) => return,
-        };
-        if to.blocking_send(input).is_err() {
-            return;
+        if event::poll(TOP_KEY_POLL_INTERVAL)? && to.blocking_send(event::read()?).is_err() {
+            break;
         }
     }
+    Ok(())
 }
 
 async fn run_loop(
@@ -88,7 +75,7 @@ async fn run_loop(
     mut screen: TopScreen,
     client: &ControlClient,
     by: String,
-    mut keys: mpsc::Receiver<TerminalEvent>,
+    mut events: mpsc::Receiver<Event>,
 ) -> std::io::Result<Exit> {
     let mut log: Option<reqwest::Response> = None;
     let mut polling = Box::pin(poll_status(client));
@@ -102,10 +89,9 @@ async fn run_loop(
                 }
                 polling = Box::pin(poll_status(client));
             }
-            input = keys.recv() => match input {
+            event = events.recv() => match event {
                 None => return Ok(Exit::Success),
-                Some(TerminalEvent::Resized) => {}
-                Some(TerminalEvent::Key(key)) => match screen.on_key(key) {
+                Some(Event::Key(key)) if key.kind != KeyEventKind::Release => match screen.on_key(key) {
                     None => {}
                     Some(KeyAction::Quit) => return Ok(Exit::Success),
                     Some(KeyAction::Send(command)) => {
@@ -120,6 +106,8 @@ async fn run_loop(
                     },
                     Some(KeyAction::StopFollowing) => log = None,
                 },
+                // The next turn draws for another size.
+                Some(_) => {}
             },
             piece = next_log_chunk(&mut log) => match piece {
                 Some(piece) => screen.append_log(&piece),
