@@ -155,14 +155,12 @@ struct DevSession {
     queue: queue::RunningQueue,
     config: Config,
     token: Secret,
-    dialect: Dialect,
 }
 
 impl DevSession {
     async fn start(arguments: &DevArgs, mut config: Config, temp_dir: &Path) -> Result<Self, Failure> {
         let token = Secret::new(&format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple()));
         let queue = start_queue(arguments, &token, temp_dir).await?;
-        let dialect = arguments.dialect;
         let token_file = write_token(&token, temp_dir)?;
         config.handler.entry(COMMAND.to_owned()).or_insert_with(|| {
             Handler::Command(CommandHandler {
@@ -177,10 +175,11 @@ impl DevSession {
             .handler
             .keys()
             .map(|name| {
-                source_config(name, dialect, queue.root_url(), &token_file).map(|source| (name.clone(), source))
+                source_config(name, arguments.dialect, queue.root_url(), &token_file)
+                    .map(|source| (name.clone(), source))
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self { queue, config, token, dialect })
+        Ok(Self { queue, config, token })
     }
 
     fn state(&self) -> DevState {
@@ -199,14 +198,10 @@ impl DevSession {
 
     fn print_banner(&self) -> std::io::Result<()> {
         let state = self.state();
-        let dialect = match self.dialect {
-            Dialect::Azure => "azure",
-            Dialect::ClaimWork => "claim-work",
-        };
         let to_program =
             |queue: &String| format!("  journeyman task create --wait --queue {queue} --payload '{{…}}'\n");
         output::print(&format!(
-            "queue   {} ({dialect})\nworker  {} at once, for {}\n\nIn another terminal:\n  \
+            "queue   {}\nworker  {} at once, for {}\n\nIn another terminal:\n  \
              journeyman task create --wait -- /bin/echo hello\n{}  journeyman task log TASK\n\n\
              Ctrl-C finishes running tasks and exits; twice releases them.\n\n",
             state.root_url,
