@@ -23,8 +23,8 @@ use crate::domain::claim::{self, CancelResult};
 use crate::handler::log::TaskLog;
 use crate::host::containment::ProcessScope;
 use crate::limits::{CONTROL_FOLLOW_CHECK_INTERVAL, CONTROL_READ_BYTES, CONTROL_TIMEOUT};
-use crate::worker::status::ClaimDetail;
-use crate::worker::{ClaimSnapshot, Command, CommandResult, Control, Note, TaskLookupError, status};
+use crate::worker::status::{ClaimDetail, LifecycleState, WorkerStatus};
+use crate::worker::{ClaimSnapshot, Command, CommandResult, Control, Note, TaskLookupError};
 
 /// Takes the reply to a request for a reload: a message, or why the configuration was rejected.
 pub type ReloadRequest = oneshot::Sender<Result<String, String>>;
@@ -70,15 +70,13 @@ impl IntoResponse for ApiError {
     }
 }
 
-fn worker_exited() -> ApiError {
-    ApiError(StatusCode::SERVICE_UNAVAILABLE, "the worker has exited".to_owned())
+async fn status_of(worker: &ServedWorker) -> Result<WorkerStatus, ApiError> {
+    with_timeout(async { worker.control.status().await.ok_or(TaskLookupError::WorkerExited) }).await
 }
 
 async fn handle_status(State(worker): State<ServedWorker>) -> Result<Json<WorkerStatusReply>, ApiError> {
-    let status = timeout(CONTROL_TIMEOUT, worker.control.status()).await;
-    let slow = |_| ApiError(StatusCode::GATEWAY_TIMEOUT, format!("the worker did not answer in {CONTROL_TIMEOUT:?}"));
-    let view = status.map_err(slow)?.ok_or_else(worker_exited)?;
-    Ok(Json(WorkerStatusReply::new(worker.id, worker.group, view)))
+    let status = status_of(&worker).await?;
+    Ok(Json(WorkerStatusReply::new(worker.id, worker.group, status)))
 }
 
 async fn handle_command(
@@ -108,8 +106,8 @@ async fn handle_command(
         }
     };
     if matches!(command, Command::Pause { .. } | Command::Resume) {
-        let state = worker.control.status().await.ok_or_else(worker_exited)?.state;
-        if !matches!(state, status::LifecycleState::Running | status::LifecycleState::Paused) {
+        let state = status_of(&worker).await?.state;
+        if !matches!(state, LifecycleState::Running | LifecycleState::Paused) {
             let text = format!("the worker is {} and no longer claims", state.as_str());
             return Err(ApiError(StatusCode::CONFLICT, text));
         }
