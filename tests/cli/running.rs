@@ -55,36 +55,6 @@ fn tasks_are_created_watched_read_listed_and_canceled_against_dev() {
 }
 
 #[test]
-fn a_missing_log_is_explained() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let here = folder.path();
-    let server = dev(here, &[]);
-    let create = |arguments: &[&str]| {
-        let created = task(here, &[&["create"], arguments].concat());
-        assert_eq!(created.code, 0, "{}", created.err);
-        created.out.trim().to_owned()
-    };
-    let refused = |arguments: &[&str], words: &[&str]| {
-        let said = task(here, &[&["log"], arguments].concat());
-        let all = words.iter().all(|words| said.err.contains(words));
-        assert!((said.code, said.out.as_str()) == (1, "") && all, "{words:?} in {}", said.err);
-    };
-    // No worker claims from this queue.
-    let waits = create(&["--queue", "dev/idle", "--", "/bin/true"]);
-    refused(&[&waits], &["is pending", "no worker", "--wait"]);
-    refused(&[&waits, "--run", "3"], &["no run 3"]);
-    assert_eq!(task(here, &["cancel", &waits]).code, 0);
-    refused(&[&waits], &["exception (canceled)", "never started"]);
-    let definition = serde_json::json!({
-        "provisionerId": "dev", "workerType": "idle", "dependencies": [&waits], "payload": {},
-    });
-    let blocked = create(&["--definition", &definition.to_string()]);
-    refused(&[&blocked], &["is unscheduled", "no run"]);
-    server.signal(Signal::INT);
-    assert_eq!(server.ends().code, 0);
-}
-
-#[test]
 fn a_log_reports_only_the_kills_that_the_worker_observed() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();

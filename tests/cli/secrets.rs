@@ -85,8 +85,7 @@ fn no_log_output_or_payload_shows_a_secret_from_any_origin() {
             shows_nothing(&said, way);
         }
         let mut worker = Server::start(&mut started(here, way, &["worker", "--log-format", "json"]));
-        let look =
-            "env; ls -l /proc/self/fd; dd if=/proc/self/fd/3 iflag=nonblock count=1; tr '\\0' ' ' </proc/$PPID/cmdline; echo $SOME_API_KEY";
+        let look = "env; ls -l /proc/self/fd; dd if=/proc/self/fd/3 iflag=nonblock count=1; tr '\\0' ' ' </proc/$PPID/cmdline; echo $SOME_API_KEY";
         let created = of_me(
             here,
             &root,

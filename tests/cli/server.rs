@@ -125,3 +125,15 @@ pub(crate) fn fifo(path: PathBuf) -> PathBuf {
     assert!(Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
     path
 }
+
+/// Serves until the tests end; returns the address.
+pub(crate) fn serve(router: axum::Router) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.set_nonblocking(true).expect("it can be");
+    let address = format!("http://{}", listener.local_addr().expect("bound"));
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async { axum::serve(tokio::net::TcpListener::from_std(listener)?, router).await })
+    });
+    address
+}

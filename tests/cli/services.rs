@@ -364,24 +364,6 @@ fn a_draining_worker_finishes_requests_before_it_stops_the_service() {
 }
 
 #[test]
-fn a_released_task_drops_its_connection() {
-    let scene = Scene::odd("");
-    let (waiting, dropped) = (scene.pipe("waiting"), scene.pipe("dropped"));
-    let mut worker = scene.worker();
-    worker.logs("service is up");
-    let id = scene.create(r#"{"path": "/hang"}"#);
-    hears(&waiting);
-    scene.steer(&["pause"]);
-    scene.steer(&["claims", "release", &id, "--note", "for a test"]);
-    hears(&dropped);
-    worker.logs("worker-shutdown");
-    assert_eq!(scene.runs(&id), ["worker-shutdown", ""]);
-    worker.signal(Signal::QUIT);
-    assert_eq!(worker.ends().code, 14);
-    assert!(is_gone(scene.lives()[0]), "also of a worker that has no time");
-}
-
-#[test]
 fn the_next_worker_kills_the_service_of_a_killed_worker() {
     for containment in ["auto", "group"] {
         let scene = Scene::odd("");
@@ -425,26 +407,4 @@ fn handler_test_tests_a_service() {
     let all = "pass     starts and becomes healthy\npass     answers a good payload with 2xx\npass     answers a bad payload with an error\n\
                pass     exits within its termination grace after SIGTERM\n";
     assert_eq!(said.out, all, "{}", said.err);
-    // A service that never becomes healthy.
-    let program = scene.here().join("sleeps");
-    std::fs::write(&program, "#!/bin/sh\necho no map\nexec sleep 1000\n").expect("it is written");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(&program, mode).expect("it is there");
-    scene.configure("socket = \"echo.sock\"\nexec = [\"./sleeps\"]\n");
-    let mut command = journeyman(scene.here());
-    command.env("TMPDIR", scene.here()).args(["handler", "test", "--service", "echo", "--timeout", "10s"]);
-    let said = run(&mut command, "");
-    assert_eq!(said.code, 1, "{}{}", said.out, said.err);
-    assert!(
-        said.out.contains("FAIL     starts and becomes healthy\n         started, not healthy yet"),
-        "{}",
-        said.out
-    );
-    let unknown = run(journeyman(scene.here()).args(["handler", "test", "--service", "unknown"]), "");
-    assert!(
-        unknown.code == 30 && unknown.err.contains("no [handler.unknown] of kind `http`"),
-        "{}{}",
-        unknown.code,
-        unknown.err
-    );
 }

@@ -1,10 +1,12 @@
 //! A worker that exports traces, and collectors good and bad.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
 use std::sync::mpsc;
 
+use axum::body::Bytes;
+use axum::http::{HeaderMap, Uri};
+use axum::response::Redirect;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::trace::v1::Span;
@@ -12,45 +14,25 @@ use prost::Message as _;
 use rustix::process::Signal;
 
 use crate::running::{queue, worker};
-use crate::server::{Server, task_at as task};
+use crate::server::{Server, serve, task_at as task};
 use crate::support::TIMEOUT;
 
 /// A request to a collector.
 struct Posted {
-    head: String,
+    path: String,
+    headers: HeaderMap,
     body: ExportTraceServiceRequest,
 }
 
 /// A collector that takes everything, and its address.
 fn collector() -> (String, mpsc::Receiver<Posted>) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = format!("http://{}", listener.local_addr().expect("bound"));
     let (sender, posted) = mpsc::channel();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = BufReader::new(stream.expect("a connection"));
-            loop {
-                let mut head = String::new();
-                while !head.ends_with("\r\n\r\n") {
-                    if stream.read_line(&mut head).expect("a head") == 0 {
-                        break;
-                    }
-                }
-                let length =
-                    head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
-                let Some(length) = length else { break };
-                let mut body = vec![0; length];
-                stream.read_exact(&mut body).expect("a body");
-                let body = ExportTraceServiceRequest::decode(body.as_slice()).expect("OTLP");
-                // First: who has its answer may end, and the test look.
-                if sender.send(Posted { head, body }).is_err() {
-                    return;
-                }
-                stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").expect("an answer");
-            }
-        }
+    let router = axum::Router::new().fallback(async move |uri: Uri, headers: HeaderMap, body: Bytes| {
+        let body = ExportTraceServiceRequest::decode(body).expect("OTLP");
+        // The test may have ended.
+        sender.send(Posted { path: uri.path().to_owned(), headers, body }).unwrap_or_default();
     });
-    (address, posted)
+    (serve(router), posted)
 }
 
 fn spans(all: &[Posted]) -> impl Iterator<Item = &Span> {
@@ -117,12 +99,9 @@ fn a_run_is_a_child_span_of_its_creator_with_child_spans_for_its_phases() {
 
     all.extend(posted.try_iter());
     for one in &all {
-        let head = one.head.to_lowercase();
-        assert!(head.starts_with("post /v1/traces "), "{head}");
-        assert!(
-            head.contains("content-type: application/x-protobuf") && head.contains("x-key: otel-canary-7391"),
-            "{head}"
-        );
+        assert_eq!(one.path, "/v1/traces");
+        let headers = ["content-type", "x-key"].map(|name| one.headers[name].to_str().expect("text"));
+        assert_eq!(headers, ["application/x-protobuf", "otel-canary-7391"]);
         let resource = one.body.resource_spans[0].resource.as_ref().expect("a resource");
         let told = texts(&resource.attributes);
         assert_eq!((told["service.name"].as_str(), told["zone"].as_str()), ("builders", "eu"), "{told:?}");
@@ -186,16 +165,7 @@ fn an_unreachable_or_silent_collector_does_not_affect_tasks() {
 #[test]
 fn a_redirect_of_the_collector_is_not_followed() {
     let (other, posted) = collector();
-    let redirecting = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = format!("http://{}", redirecting.local_addr().expect("bound"));
-    std::thread::spawn(move || {
-        for stream in redirecting.incoming() {
-            let mut stream = BufReader::new(stream.expect("a connection"));
-            stream.read_line(&mut String::new()).expect("a request");
-            let response = format!("HTTP/1.1 307 Moved\r\nlocation: {other}\r\ncontent-length: 0\r\n\r\n");
-            stream.get_mut().write_all(response.as_bytes()).expect("a response");
-        }
-    });
+    let address = serve(axum::Router::new().fallback(async move || Redirect::temporary(&other)));
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let (_queue, root) = queue(here);
