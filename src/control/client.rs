@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::poison_api::{Inventories, PoisonActionRequest};
 use super::{CommandReply, WorkerCommandRequest, WorkerStatusReply, controller_api, short_socket_path};
 use crate::controller::poison_queue::PoisonOutcome;
-use crate::http::client::{BodyError, read_body, root_cause};
+use crate::http::client::{BodyError, client_builder, read_body, root_cause};
 use crate::limits::{CONTROL_ANSWER_BYTES_MAX, CONTROL_TIMEOUT, CONTROLLER_POISON_TIMEOUT};
 use crate::worker::status::ClaimDetail;
 
@@ -59,11 +59,8 @@ impl ControlClient {
         // The HTTP client hides why it cannot connect.
         let stream = std::os::unix::net::UnixStream::connect(&short).map_err(classify)?;
         let pid = rustix::net::sockopt::socket_peercred(&stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
-        crate::host::crypto_provider::install_crypto_provider();
-        let http = reqwest::Client::builder()
+        let http = client_builder()
             .unix_socket(short)
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
             .build()
             .map_err(|error| Error::InvalidResponse(socket.to_owned(), error.to_string()))?;
         Ok(Self { http, socket: socket.to_owned(), pid, _folder: folder })

@@ -1,8 +1,23 @@
-//! Shared by HTTP clients: reads a body up to a limit, and describes errors.
+//! Shared by HTTP clients: how they connect, reading a body up to a limit, and the description of errors.
 
 use std::error::Error;
 
-use reqwest::Response;
+use reqwest::redirect::Policy;
+use reqwest::{Client, ClientBuilder, Response};
+
+use crate::host::crypto_provider::install_crypto_provider;
+
+/// A client that sends each request once, and to no other host than that of its URL.
+pub(crate) fn client_builder() -> ClientBuilder {
+    install_crypto_provider();
+    Client::builder()
+        .user_agent(concat!("journeyman/", env!("CARGO_PKG_VERSION")))
+        .redirect(Policy::none())
+        .retry(reqwest::retry::never())
+        .referer(false)
+        .no_proxy()
+        .tcp_nodelay(true)
+}
 
 #[derive(Debug)]
 pub(crate) enum BodyError {

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::{Broker, InvalidBrokerConfig};
 use crate::domain::consumer_timeout::{BrokerVersion, QueueKind, TimeoutFacts};
-use crate::http::client::{BodyError, read_body, root_cause};
+use crate::http::client::{BodyError, client_builder, read_body, root_cause};
 use crate::limits::{AMQP_MANAGEMENT_BYTES_MAX, AMQP_MANAGEMENT_TIMEOUT};
 pub use policies::{BrokerPolicy, PolicyResult};
 pub use queue_counts::{QueueCounts, escape_regex};
@@ -67,12 +67,7 @@ impl Management {
     ///
     /// If the file cannot be used.
     pub fn new(broker: &Broker, base: &str, ca: Option<&Path>) -> Result<Self, InvalidBrokerConfig> {
-        crate::host::crypto_provider::install_crypto_provider();
-        let mut builder = reqwest::Client::builder()
-            .user_agent(concat!("journeyman/", env!("CARGO_PKG_VERSION")))
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .timeout(AMQP_MANAGEMENT_TIMEOUT);
+        let mut builder = client_builder().timeout(AMQP_MANAGEMENT_TIMEOUT);
         if let Some(path) = ca {
             let wrong = |error: &dyn std::fmt::Display| InvalidBrokerConfig(format!("{}: {error}", path.display()));
             let pem = std::fs::read(path).map_err(|error| wrong(&error))?;

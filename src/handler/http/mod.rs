@@ -23,6 +23,7 @@ use super::{
 };
 use crate::config::Environment;
 use crate::config::schema::HttpHandler;
+use crate::http::client::client_builder;
 use crate::limits::SERVICE_CONNECT_TIMEOUT;
 use forward::ForwardResult;
 
@@ -52,15 +53,11 @@ impl Http {
     pub fn new(name: &str, mut config: HttpHandler, worker: &Environment) -> Result<Self, HandlerConfigError> {
         use_absolute_program(&mut config.exec);
         let invalid = |message: &str| HandlerConfigError { handler: name.to_owned(), message: message.to_owned() };
-        crate::host::crypto_provider::install_crypto_provider();
-        let mut builder = Client::builder()
+        let mut builder = client_builder()
             .http1_only()
             .connect_timeout(SERVICE_CONNECT_TIMEOUT)
-            .redirect(reqwest::redirect::Policy::none())
-            .retry(reqwest::retry::never())
             // A request that fails to connect was not seen by the service; on a pooled connection that is unknown.
-            .pool_max_idle_per_host(0)
-            .no_proxy();
+            .pool_max_idle_per_host(0);
         if let Some(socket) = &mut config.socket {
             // The program starts in another directory.
             socket.0 = std::path::absolute(&socket.0).map_err(|error| invalid(&error.to_string()))?;

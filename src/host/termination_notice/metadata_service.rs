@@ -11,7 +11,7 @@ use url::Url;
 
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::http::client::{BodyError, error_chain, read_body};
+use crate::http::client::{BodyError, client_builder, error_chain, read_body};
 use crate::limits::{METADATA_BODY_BYTES_MAX, METADATA_CONNECT_TIMEOUT, POOL_IDLE_TIMEOUT};
 
 /// The link-local address of the metadata service of every cloud.
@@ -72,19 +72,12 @@ impl MetadataClient {
         if !plain {
             return Err(format!("{base} is not an http:// address"));
         }
-        crate::host::crypto_provider::install_crypto_provider();
-        let http = Client::builder()
-            .user_agent(concat!("journeyman/", env!("CARGO_PKG_VERSION")))
-            .redirect(reqwest::redirect::Policy::none())
-            .retry(reqwest::retry::never())
-            .referer(false)
-            .no_proxy()
+        let http = client_builder()
             .http1_only()
             // Without TLS, so load no certificates.
             .tls_certs_only([])
             .connect_timeout(METADATA_CONNECT_TIMEOUT)
             .pool_idle_timeout(POOL_IDLE_TIMEOUT)
-            .tcp_nodelay(true)
             .build()
             .map_err(|error| format!("cannot build an HTTP client: {error}"))?;
         Ok(Self { http, base, clock })

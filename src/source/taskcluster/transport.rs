@@ -19,7 +19,7 @@ use url::{Position, Url};
 use super::address_policy::{AddressPolicy, ForbiddenUrl};
 use super::credentials::{Credentials, Swap};
 use super::error_response::{self, ErrorResponse, classify_service_error, retryable, transport_error};
-use crate::http::client::{self, BodyError};
+use crate::http::client::{self, BodyError, client_builder};
 use crate::limits::{
     ARTIFACT_TRANSFER_TIMEOUT_MAX, CALL_TIMEOUT, CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, JSON_BODY_BYTES_MAX,
     LONG_POLL_TIMEOUT, POOL_IDLE_TIMEOUT,
@@ -394,17 +394,9 @@ fn service_url(root: &Url, name: &str) -> Url {
 }
 
 fn build_http_client(config: &ApiConfig, address_policy: &Arc<AddressPolicy>) -> Result<Client, InvalidConfig> {
-    crate::host::crypto_provider::install_crypto_provider();
-    let timeouts = config.timeouts;
-    let builder = Client::builder()
-        .user_agent(concat!("journeyman/", env!("CARGO_PKG_VERSION")))
-        .redirect(reqwest::redirect::Policy::none())
-        .retry(reqwest::retry::never())
-        .referer(false)
-        .no_proxy()
-        .connect_timeout(timeouts.connect)
-        .pool_idle_timeout(timeouts.idle)
-        .tcp_nodelay(true)
+    let builder = client_builder()
+        .connect_timeout(config.timeouts.connect)
+        .pool_idle_timeout(config.timeouts.idle)
         .dns_resolver(Arc::new(FilteringResolver(Arc::clone(address_policy))));
     builder.build().map_err(|error| {
         let cause = std::error::Error::source(&error).map(ToString::to_string);

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::config::pool::KubernetesDriverConfig;
 use crate::controller::driver::DriverError;
-use crate::http::client::{BodyError, read_body, root_cause};
+use crate::http::client::{BodyError, client_builder, read_body, root_cause};
 use crate::limits::{DRIVER_CALL_TIMEOUT, DRIVER_OUTPUT_BYTES_MAX};
 
 #[derive(Debug, Clone, Copy)]
@@ -33,15 +33,10 @@ pub(super) struct KubernetesApi {
 
 impl KubernetesApi {
     pub(super) fn new(cluster: &KubernetesDriverConfig) -> Result<Self, DriverError> {
-        crate::host::crypto_provider::install_crypto_provider();
         let unusable = |file: &std::path::Path, error: &dyn std::fmt::Display| {
             DriverError(format!("cannot use {}: {error}", file.display()))
         };
-        let mut builder = reqwest::Client::builder()
-            .user_agent(concat!("journeyman/", env!("CARGO_PKG_VERSION")))
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .timeout(DRIVER_CALL_TIMEOUT);
+        let mut builder = client_builder().timeout(DRIVER_CALL_TIMEOUT);
         let is_tls = cluster.server.parts().scheme() == "https";
         let service_account =
             cluster.service_account_dir.clone().or_else(|| is_tls.then(|| PathBuf::from(SERVICE_ACCOUNT_DIR)));
