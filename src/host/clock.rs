@@ -18,42 +18,41 @@ fn read_clock(clock: ClockId) -> Duration {
 
 /// The source of the worker's time.
 #[derive(Debug, Clone, Copy)]
-pub struct Clock(ClockKind);
-
-#[derive(Debug, Clone, Copy)]
-enum ClockKind {
+pub enum Clock {
+    /// The time since boot, including suspend.
     Boot,
+    /// Tokio's clock, for tests with paused time.
     Tokio { origin: tokio::time::Instant },
 }
 
 impl Clock {
     /// The time since boot, including suspend.
     pub const fn boot() -> Self {
-        Self(ClockKind::Boot)
+        Self::Boot
     }
 
     /// Tokio's clock, starting now; for tests with paused time.
     pub fn tokio() -> Self {
-        Self(ClockKind::Tokio { origin: tokio::time::Instant::now() })
+        Self::Tokio { origin: tokio::time::Instant::now() }
     }
 
     pub(crate) const fn is_tokio(self) -> bool {
-        matches!(self.0, ClockKind::Tokio { .. })
+        matches!(self, Self::Tokio { .. })
     }
 
     /// The current time.
     pub fn now(self) -> Instant {
-        match self.0 {
-            ClockKind::Boot => Instant::at(read_clock(ClockId::Boottime)),
-            ClockKind::Tokio { origin } => Instant::at(origin.elapsed()),
+        match self {
+            Self::Boot => Instant::at(read_clock(ClockId::Boottime)),
+            Self::Tokio { origin } => Instant::at(origin.elapsed()),
         }
     }
 
     /// The time since 1970, for times that are compared across boots. It steps when the system clock is set.
     pub(crate) fn unix_time(self) -> Duration {
-        match self.0 {
-            ClockKind::Boot => read_clock(ClockId::Realtime),
-            ClockKind::Tokio { origin } => origin.elapsed(),
+        match self {
+            Self::Boot => read_clock(ClockId::Realtime),
+            Self::Tokio { origin } => origin.elapsed(),
         }
     }
 

@@ -321,7 +321,7 @@ pub(super) async fn wait_for_cleanup(claim: LocalToken, run: Run, enclosure: Pro
     let describing = catch_panic(async move { tokio::task::spawn_blocking(move || looked.describe_processes()).await });
     let saying = async {
         if let Ok(Ok(Ok(left))) = tokio::time::timeout(PROCESS_KILL_TIMEOUT, describing).await {
-            tracing::warn!(claim.run = %run, group = ?enclosure.name().cgroup, "remaining processes: {left}");
+            tracing::warn!(claim.run = %run, group = ?enclosure.cgroup(), "remaining processes: {left}");
         }
     };
     tokio::join!(enclosure.wait_cleaned_up(), saying);

@@ -95,7 +95,7 @@ impl Engine {
             reclaims: live.reclaims,
             reclaim_in_seconds: view.state.next_reclaim().map(|at| seconds_between(now, at)),
             containment: self.containment().level().as_str().to_owned(),
-            cgroup: enclosure.as_ref().and_then(|enclosure| enclosure.name().cgroup.clone()),
+            cgroup: enclosure.as_ref().and_then(|enclosure| enclosure.cgroup().map(Into::into)),
             processes: Vec::new(),
             work_dir: live
                 .execution

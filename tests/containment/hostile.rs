@@ -252,7 +252,7 @@ async fn once(payload: &Payload, containment: &Containment) -> Result<(), String
     let scope = containment.new_scope();
     let bench = bench.within(scope.clone());
     let scan =
-        PayloadScan { cookie: scope.name().cookie.clone(), mark: mark.clone(), folder: bench.workdir().to_owned() };
+        PayloadScan { cookie: scope.record().cookie.into(), mark: mark.clone(), folder: bench.workdir().to_owned() };
     let script = format!("{UNTIL_UP}{LEAVE}{}", payload.script);
     let (_reader, writer) = rustix::pipe::pipe().map_err(|error| error.to_string())?;
     let running = start_with(&bench, &scope, &["sh", "-c", &script], &[("M", &mark)], writer).await;
@@ -280,7 +280,7 @@ async fn once(payload: &Payload, containment: &Containment) -> Result<(), String
     if !left.is_empty() || emptiness != Cleanup::Complete {
         return Err(format!("{emptiness:?}, survivors {left:?}, {ended:?}"));
     }
-    if let Some(folder) = &scope.name().cgroup
+    if let Some(folder) = scope.cgroup()
         && folder.exists()
     {
         return Err(format!("{} was not removed", folder.display()));

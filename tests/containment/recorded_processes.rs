@@ -4,9 +4,10 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use journeyman::domain::journal::ProcessRecord;
 use journeyman::handler::process::RunLimits;
 use journeyman::host::containment::{
-    Containment, ContainmentConfig, ContainmentLevel, Requirement, ScopeName, kill_recorded_processes,
+    Containment, ContainmentConfig, ContainmentLevel, Requirement, kill_recorded_processes,
 };
 
 use crate::bench::Bench;
@@ -34,8 +35,7 @@ pub(crate) async fn victim(level: &str, name: &str) -> Report {
         ended = &mut ended => panic!("{ended:?}"),
         () = bench.logged("up") => {}
     }
-    let cgroup = scope.name().cgroup.as_ref().map_or_else(String::new, |path| path.display().to_string());
-    println!("{} {cgroup}", scope.name().cookie);
+    println!("{}", serde_json::to_string(&scope.record()).expect("a record"));
     drop(tokio::time::timeout(Duration::from_secs(600), ended).await);
     Report::default()
 }
@@ -64,7 +64,7 @@ pub(crate) fn run(filter: &str) -> Report {
 fn next_start(level: ContainmentLevel) -> Result<(), String> {
     let name = format!("killed-{}-{}", level.as_str(), std::process::id());
     let (mut child, known) = start_victim(level, &name);
-    let scan = PayloadScan { cookie: known.cookie.clone(), mark: mark(&name), folder: "/no/folder".into() };
+    let scan = PayloadScan { cookie: known.cookie.to_string(), mark: mark(&name), folder: "/no/folder".into() };
     child.kill().and_then(|()| child.wait().map(drop)).map_err(|error| error.to_string())?;
     if scan.running().is_empty() {
         return Err("no process was left, so the test shows nothing".to_owned());
@@ -77,7 +77,7 @@ fn next_start(level: ContainmentLevel) -> Result<(), String> {
             return Err(format!("at {}, remaining: {left:?}", containment.level().as_str()));
         }
     }
-    let found = kill_recorded_processes(&[known.to_record()]).map_err(|error| error.to_string())?;
+    let found = kill_recorded_processes(&[known]).map_err(|error| error.to_string())?;
     if found != usize::from(level == ContainmentLevel::ProcessGroup) {
         return Err(format!("{found} claims are reported to have had processes"));
     }
@@ -85,13 +85,11 @@ fn next_start(level: ContainmentLevel) -> Result<(), String> {
     if left.is_empty() { Ok(()) } else { Err(format!("remaining: {left:?}")) }
 }
 
-fn start_victim(level: ContainmentLevel, name: &str) -> (Child, ScopeName) {
+fn start_victim(level: ContainmentLevel, name: &str) -> (Child, ProcessRecord) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--victim", level.as_str(), name]).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().expect("it starts");
     let mut line = String::new();
     BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("it prints its name");
-    let (cookie, cgroup) = line.trim_end_matches('\n').split_once(' ').expect("two words");
-    let cgroup = Some(cgroup).filter(|path| !path.is_empty()).map(Into::into);
-    (child, ScopeName { cookie: cookie.to_owned(), cgroup })
+    (child, serde_json::from_str(&line).expect("a record"))
 }

@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 
-use super::super::process::{self, PROCESS_POLL_INTERVAL, ProcessStat, ProcessState, environment_variable};
+use super::super::process::{self, PROCESS_POLL_INTERVAL, ProcessStat, ProcessState};
 use super::cgroup::Cgroup;
-use super::{CLAIM_CGROUP_PREFIX, COOKIE_VARIABLE, kill_and_remove};
-use crate::domain::journal::ProcessRecord;
+use super::proc_scan::ProcScan;
+use super::{CLAIM_CGROUP_PREFIX, kill_and_remove};
+use crate::domain::journal::{Leader, ProcessRecord};
 use crate::limits::CONTAINMENT_PROBE_TIMEOUT;
 
 /// Kills the processes of recorded claims: their control groups, processes with their cookies, their process groups, and the
@@ -38,15 +39,17 @@ pub fn kill_recorded_processes(records: &[ProcessRecord]) -> io::Result<usize> {
     }
     let mut remaining: Vec<i32> = Vec::new();
     for _ in 0..CONTAINMENT_PROBE_TIMEOUT.as_millis() / PROCESS_POLL_INTERVAL.as_millis() {
-        let cookie_of = |pid| environment_variable(pid, COOKIE_VARIABLE);
-        let leftovers = find_leftovers(records, &ProcessStat::read_all()?, cookie_of);
-        if leftovers.is_empty() {
-            return Ok(found.len());
+        let scan = ProcScan::read()?;
+        remaining.clear();
+        for (index, record) in records.iter().enumerate() {
+            for stat in find_leftovers(record, &scan) {
+                stat.signal(Signal::KILL);
+                found.insert(index);
+                remaining.push(stat.pid);
+            }
         }
-        remaining = leftovers.iter().map(|leftover| leftover.stat.pid).collect();
-        for LeftoverProcess { claim_index: claim, stat } in leftovers {
-            found.insert(claim);
-            stat.signal(Signal::KILL);
+        if remaining.is_empty() {
+            return Ok(found.len());
         }
         std::thread::sleep(PROCESS_POLL_INTERVAL);
     }
@@ -60,58 +63,35 @@ fn is_claim_cgroup(path: &Path) -> bool {
         && path.join("cgroup.procs").exists()
 }
 
-#[derive(Debug, PartialEq, Eq)]
-struct LeftoverProcess {
-    claim_index: usize,
-    stat: ProcessStat,
-}
-
-/// Finds which processes belong to which claim. Pure but for `cookie_of`.
-fn find_leftovers(
-    records: &[ProcessRecord],
-    all: &[ProcessStat],
-    cookie_of: impl Fn(i32) -> Option<String>,
-) -> Vec<LeftoverProcess> {
+/// Finds the running processes of a record.
+fn find_leftovers<'a>(record: &ProcessRecord, scan: &'a ProcScan) -> Vec<&'a ProcessStat> {
     let own = std::process::id().cast_signed();
-    let running: Vec<(ProcessStat, Option<String>)> = all
-        .iter()
-        .filter(|stat| stat.state == ProcessState::Running && stat.pid != own)
-        .map(|stat| (*stat, cookie_of(stat.pid)))
-        .collect();
-    let mut leftovers = Vec::new();
-    for (claim, record) in records.iter().enumerate() {
-        let has_cookie =
-            |cookie: &Option<String>| !record.cookie.is_empty() && cookie.as_deref() == Some(&*record.cookie);
-        // A group is the claim's while its leader is the recorded one, or a member has the cookie: the kernel does not reuse
-        // the number of an existing group.
-        let is_claim_group = |pid: i32, started: u64| {
-            all.iter().any(|stat| stat.pid == pid && stat.group == pid && stat.start_ticks == started)
-                || running.iter().any(|(stat, cookie)| stat.group == pid && has_cookie(cookie))
-        };
-        let recorded = record.leaders.iter().filter(|leader| is_claim_group(leader.pid, leader.start_ticks));
-        // A leader that started just before the crash may not be recorded.
-        let leading = running.iter().filter(|(stat, cookie)| stat.pid == stat.group && has_cookie(cookie));
-        let groups: Vec<i32> = recorded.map(|leader| leader.pid).chain(leading.map(|(stat, _)| stat.pid)).collect();
-        let roots: Vec<i32> = running
-            .iter()
-            .filter(|(stat, cookie)| has_cookie(cookie) || groups.contains(&stat.group))
-            .map(|(stat, _)| stat.pid)
-            .collect();
-        let tree = process::with_descendants(&roots, all);
-        leftovers.extend(
-            running
-                .iter()
-                .filter(|(stat, _)| tree.contains(&stat.pid))
-                .map(|(stat, _)| LeftoverProcess { claim_index: claim, stat: *stat }),
-        );
-    }
-    leftovers
+    let running: Vec<&ProcessStat> =
+        scan.processes.iter().filter(|stat| stat.state == ProcessState::Running && stat.pid != own).collect();
+    let with_cookie = scan.pids_with_cookie(&record.cookie);
+    let has_cookie = |stat: &&&ProcessStat| with_cookie.contains(&stat.pid);
+    // A group is the claim's while its leader is the recorded one, or a member has the cookie: the kernel does not reuse the
+    // number of an existing group.
+    let is_claim_group = |leader: &&Leader| {
+        let Leader { pid, start_ticks } = **leader;
+        scan.processes.iter().any(|stat| (stat.pid, stat.group, stat.start_ticks) == (pid, pid, start_ticks))
+            || running.iter().filter(has_cookie).any(|stat| stat.group == pid)
+    };
+    let recorded = record.leaders.iter().filter(is_claim_group).map(|leader| leader.pid);
+    // A leader that started just before the crash may not be recorded.
+    let unrecorded = running.iter().filter(has_cookie).filter(|stat| stat.pid == stat.group).map(|stat| stat.pid);
+    let groups: Vec<i32> = recorded.chain(unrecorded).collect();
+    let in_groups = running.iter().filter(|stat| groups.contains(&stat.group)).map(|stat| stat.pid);
+    let roots: Vec<i32> = in_groups.chain(with_cookie.iter().copied()).collect();
+    let tree = process::with_descendants(&roots, &scan.processes);
+    running.into_iter().filter(|stat| tree.contains(&stat.pid)).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
-    use crate::domain::journal::Leader;
 
     fn stat(pid: i32, parent: i32, group: i32, started: u64) -> ProcessStat {
         ProcessStat { pid, state: ProcessState::Running, parent, group, start_ticks: started }
@@ -123,9 +103,11 @@ mod tests {
     }
 
     fn killed(record: ProcessRecord, all: &[ProcessStat], cookies: &[(i32, &str)]) -> Vec<i32> {
-        let cookie = |pid| cookies.iter().find(|(of, _)| *of == pid).map(|(_, cookie)| (*cookie).to_owned());
-        let mut pids: Vec<i32> =
-            find_leftovers(&[record], all, cookie).into_iter().map(|leftover| leftover.stat.pid).collect();
+        let mut scan = ProcScan { processes: all.to_vec(), pids_by_cookie: HashMap::new() };
+        for (pid, cookie) in cookies {
+            scan.pids_by_cookie.entry((*cookie).to_owned()).or_default().push(*pid);
+        }
+        let mut pids: Vec<i32> = find_leftovers(&record, &scan).into_iter().map(|stat| stat.pid).collect();
         pids.sort_unstable();
         pids
     }

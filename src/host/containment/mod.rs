@@ -39,7 +39,7 @@ pub(crate) use dir_size::{is_larger_than, wait_larger_than};
 pub(crate) use exec_shim::ShimError;
 pub use kill_recorded::kill_recorded_processes;
 pub(crate) use process_scope::{LaunchMethod, ScopedProcess};
-pub use process_scope::{LimitExceeded, ProcessScope, ScopeName};
+pub use process_scope::{LimitExceeded, ProcessScope};
 pub use shim_launch::shim;
 pub(crate) use shim_launch::{SHIM_NAME, encode_environment};
 pub(crate) use worker_cgroups::{WorkerCgroup, WorkerCgroups};
@@ -221,8 +221,8 @@ impl Containment {
         })
     }
 
-    /// A scope for one claim. Its control group is created with the first process; its [`ScopeName`] is known at once, so that it
-    /// can be journaled first.
+    /// A scope for one claim. Its control group is created with the first process; its record is known at once, so that it can
+    /// be journaled first.
     pub fn new_scope(&self) -> ProcessScope {
         self.scope_recorded_by(None)
     }
@@ -234,15 +234,15 @@ impl Containment {
 
     fn scope_recorded_by(&self, recorder: Option<ProcessRecorder>) -> ProcessScope {
         let cookie = uuid::Uuid::new_v4().simple().to_string();
-        let (cgroup, backend) = match &self.inner.mechanism {
-            Mechanism::ProcessGroups => (None, Backend::ProcessGroup),
-            Mechanism::Subreaper => (None, Backend::Subreaper),
+        let backend = match &self.inner.mechanism {
+            Mechanism::ProcessGroups => Backend::ProcessGroup,
+            Mechanism::Subreaper => Backend::Subreaper,
             Mechanism::Cgroups { parent, kill_method } => {
                 let path = parent.path().join(format!("{CLAIM_CGROUP_PREFIX}{cookie}"));
-                (Some(path.clone()), Backend::Cgroup { group: Cgroup::at(path), method: *kill_method })
+                Backend::Cgroup { group: Cgroup::at(path), method: *kill_method }
             }
         };
-        ProcessScope::new(ScopeName { cookie, cgroup }, backend, self.inner.limits, recorder)
+        ProcessScope::new(cookie, backend, self.inner.limits, recorder)
     }
 
     /// Reaps exited orphans of payloads for as long as it is polled. Never resolves.
@@ -342,7 +342,10 @@ fn find_cgroups(
         | Requirement::BestAvailable
         | Requirement::CgroupRequired => &[KillMethod::Kill, KillMethod::FreezeAndSignal],
     };
-    let (own, parent) = match create_parent_cgroup(name) {
+    if !shim_launch::is_shim_called() {
+        return Ok(Err("this program does not call journeyman::shim() first in main".to_owned()));
+    }
+    let (own, parent) = match create_parent_cgroup("journeyman", name) {
         Ok(created) => created,
         Err(error) => return Ok(Err(error)),
     };
@@ -364,13 +367,10 @@ fn find_cgroups(
     Ok(Err("no kill method worked on a test control group".to_owned()))
 }
 
-/// The worker's own group, and the parent of its claims' groups.
-fn create_parent_cgroup(name: &str) -> Result<(Cgroup, Cgroup), String> {
-    if !shim_launch::is_shim_called() {
-        return Err("this program does not call journeyman::shim() first in main".to_owned());
-    }
+/// This process's own group, and a parent of further groups in it.
+fn create_parent_cgroup(prefix: &str, name: &str) -> Result<(Cgroup, Cgroup), String> {
     let own = Cgroup::at(cgroup::own_cgroup_path()?);
-    let parent = Cgroup::at(own.path().join(format!("journeyman-{}", name_digest(name))));
+    let parent = Cgroup::at(own.path().join(format!("{prefix}-{}", name_digest(name))));
     parent.create().map_err(|error| format!("{error} (under systemd, set Delegate=yes)"))?;
     Ok((own, parent))
 }

@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::cgroup::{self, Cgroup, KillMethod};
+use super::cgroup::{Cgroup, KillMethod};
 use super::exec_shim::EXEC;
 use super::shim_launch::shim_path;
-use super::{name_digest, try_kill_method};
+use super::{create_parent_cgroup, try_kill_method};
 
 /// The parent of the groups of a pool's workers.
 #[derive(Debug)]
@@ -23,9 +23,8 @@ impl WorkerCgroups {
     ///
     /// Why they cannot be used.
     pub(crate) fn probe(name: &str) -> Result<Self, String> {
-        let own = Cgroup::at(cgroup::own_cgroup_path()?);
-        let groups = Self { parent: Cgroup::at(own.path().join(format!("journeyman-group-{}", name_digest(name)))) };
-        groups.parent.create().map_err(|error| format!("{error} (under systemd, set Delegate=yes)"))?;
+        let (_, parent) = create_parent_cgroup("journeyman-group", name)?;
+        let groups = Self { parent };
         // Another controller may probe for the same pool.
         let trial = Cgroup::at(groups.parent.path().join(format!("probe-{}", uuid::Uuid::new_v4().simple())));
         let tried = try_kill_method(&trial, KillMethod::Kill);

@@ -141,7 +141,7 @@ impl Engine {
             (new_scope(FirstRecord::Claim { run, claimant }), None)
         } else {
             let scope = new_scope(FirstRecord::Nothing);
-            let claim = ClaimRecord { run, claimant, processes: Some(scope.name().to_record()) };
+            let claim = ClaimRecord { run, claimant, processes: Some(scope.record()) };
             (scope, Some(self.journal.record_claim(entry, claim)))
         };
         let trace_id = live.trace.map(|trace| trace.trace_id());

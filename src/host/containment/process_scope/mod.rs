@@ -3,9 +3,9 @@
 mod scoped_process;
 
 use std::cell::LazyCell;
-use std::path::PathBuf;
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
-use std::{fmt, io};
 
 use parking_lot::Mutex;
 use rustix::process::Signal;
@@ -21,54 +21,17 @@ use crate::limits::{PROCESS_KILL_TIMEOUT, PROCESSES_LISTED_MAX};
 use children::OrphanScan;
 pub(crate) use scoped_process::{LaunchMethod, ScopedProcess};
 
-/// Identifies the processes of a claim, also for a later worker process. Known before the first of them exists.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ScopeName {
-    /// The value of [`COOKIE_VARIABLE`](super::COOKIE_VARIABLE) in their environment.
-    pub cookie: String,
-    pub cgroup: Option<PathBuf>,
-}
-
-impl ScopeName {
-    /// For the journal. Omits a control group whose path is not UTF-8: the worker's next start finds it by the work directory.
-    pub fn to_record(&self) -> ProcessRecord {
-        let cgroup = self.cgroup.as_ref().and_then(|path| path.to_str()).map(Into::into);
-        ProcessRecord { cookie: self.cookie.as_str().into(), cgroup, leaders: Vec::new() }
-    }
-}
-
 /// A limit that a payload exceeded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LimitExceeded {
     /// The kernel killed it.
-    Memory {
-        /// The limit.
-        bytes: u64,
-    },
-    /// In the task's directory.
-    Disk {
-        /// The limit.
-        bytes: u64,
-    },
+    #[error("out of memory: the task exceeded its limit of {bytes} bytes and was killed")]
+    Memory { bytes: u64 },
+    #[error("the task's directory exceeded its limit of {bytes} bytes")]
+    Disk { bytes: u64 },
     /// The kernel refused another process. That does not end the payload.
-    Processes {
-        /// The limit.
-        most: u32,
-    },
-}
-
-impl fmt::Display for LimitExceeded {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Memory { bytes } => {
-                write!(out, "out of memory: the task exceeded its limit of {bytes} bytes and was killed")
-            }
-            Self::Disk { bytes } => write!(out, "the task's directory exceeded its limit of {bytes} bytes"),
-            Self::Processes { most } => {
-                write!(out, "the task could not start a process: it reached its limit of {most} processes")
-            }
-        }
-    }
+    #[error("the task could not start a process: it reached its limit of {max} processes")]
+    Processes { max: u32 },
 }
 
 /// The processes of one claim. Clones share it; dropping the last one kills them.
@@ -79,7 +42,8 @@ pub struct ProcessScope {
 
 #[derive(Debug)]
 struct ScopeInner {
-    name: ScopeName,
+    /// The value of [`COOKIE_VARIABLE`](super::COOKIE_VARIABLE) in the environment of its processes.
+    cookie: String,
     backend: Backend,
     limits: ResourceLimits,
     state: Mutex<ScopeState>,
@@ -111,13 +75,13 @@ impl Drop for ScopeInner {
     fn drop(&mut self) {
         if self.state.get_mut().used {
             self.kill();
-            children::mark_claim_ended(&self.name.cookie);
+            children::mark_claim_ended(&self.cookie);
             if let Backend::Cgroup { group, .. } = &self.backend {
-                let orphans = || children::find_orphans(&self.name.cookie, Some(Signal::KILL));
+                let orphans = || children::find_orphans(&self.cookie, Some(Signal::KILL));
                 let is_empty = !children::has_orphans() || orphans().is_ok_and(|orphans| orphans.is_empty());
                 // A group that is not empty yet is removed by the worker's next start.
                 if group.remove().is_ok() && is_empty {
-                    children::forget_claim(&self.name.cookie);
+                    children::forget_claim(&self.cookie);
                 }
             }
         }
@@ -130,7 +94,7 @@ impl ScopeInner {
             Backend::ProcessGroup => {}
             Backend::Subreaper => {
                 // A failed scan is repeated and logged by `wait_cleaned_up`.
-                drop(children::find_orphans(&self.name.cookie, Some(Signal::KILL)));
+                drop(children::find_orphans(&self.cookie, Some(Signal::KILL)));
             }
             Backend::Cgroup { group, method } => {
                 if !group.is_empty() {
@@ -143,25 +107,26 @@ impl ScopeInner {
 
 impl ProcessScope {
     pub(super) fn new(
-        name: ScopeName,
+        cookie: String,
         backend: Backend,
         limits: ResourceLimits,
         recorder: Option<ProcessRecorder>,
     ) -> Self {
-        Self { inner: Arc::new(ScopeInner { name, backend, limits, state: Mutex::default(), recorder }) }
+        Self { inner: Arc::new(ScopeInner { cookie, backend, limits, state: Mutex::default(), recorder }) }
     }
 
     /// The process group that each payload process leads, without a cookie. Processes that leave it are not found.
     pub fn without_cookie() -> Self {
-        let name = ScopeName { cookie: String::new(), cgroup: None };
-        Self::new(name, Backend::ProcessGroup, ResourceLimits::default(), None)
+        Self::new(String::new(), Backend::ProcessGroup, ResourceLimits::default(), None)
     }
 
     /// Its processes, as far as they can be found. Reads `/proc` or the control group; blocks.
     pub fn processes(&self) -> Vec<i32> {
         match &self.inner.backend {
             Backend::ProcessGroup => Vec::new(),
-            Backend::Subreaper => ProcScan::read().processes_of(&self.inner.name.cookie),
+            Backend::Subreaper => {
+                ProcScan::read().map(|scan| scan.processes_of(&self.inner.cookie)).unwrap_or_default()
+            }
             Backend::Cgroup { group, .. } => group.processes(),
         }
     }
@@ -172,7 +137,7 @@ impl ProcessScope {
             let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
             format!("{pid} {:?}", String::from_utf8_lossy(&name).trim_end())
         };
-        let orphans = children::find_orphans(&self.inner.name.cookie, None).unwrap_or_default();
+        let orphans = children::find_orphans(&self.inner.cookie, None).unwrap_or_default();
         let mut all = self.processes();
         all.extend(orphans.ambiguous.iter().filter(|pid| !all.contains(pid)).collect::<Vec<_>>());
         let all: Vec<String> = all.into_iter().take(PROCESSES_LISTED_MAX).map(describe).collect();
@@ -182,11 +147,11 @@ impl ProcessScope {
     /// The memory of each scope's processes in bytes; `None` if it has none, or none can be found. Reads `/proc` once for all, and
     /// control groups; blocks.
     pub fn memory_bytes_of(scopes: &[Option<Self>]) -> Vec<Option<u64>> {
-        let scan: LazyCell<ProcScan> = LazyCell::new(ProcScan::read);
+        let scan: LazyCell<Option<ProcScan>> = LazyCell::new(|| ProcScan::read().ok());
         let memory_bytes = |scope: &Self| match &scope.inner.backend {
             Backend::ProcessGroup => None,
             Backend::Subreaper => {
-                let processes = scan.processes_of(&scope.inner.name.cookie);
+                let processes = scan.as_ref()?.processes_of(&scope.inner.cookie);
                 (!processes.is_empty()).then(|| processes.into_iter().filter_map(process::resident_memory).sum())
             }
             Backend::Cgroup { group, .. } => group.memory_bytes(),
@@ -194,8 +159,18 @@ impl ProcessScope {
         scopes.iter().map(|scope| memory_bytes(scope.as_ref()?)).collect()
     }
 
-    pub fn name(&self) -> &ScopeName {
-        &self.inner.name
+    /// Identifies its processes for the journal, before the first of them exists. Omits a control group whose path is not UTF-8: the
+    /// worker's next start finds it by the work directory.
+    pub fn record(&self) -> ProcessRecord {
+        let cgroup = self.cgroup().and_then(Path::to_str).map(Into::into);
+        ProcessRecord { cookie: self.inner.cookie.as_str().into(), cgroup, leaders: Vec::new() }
+    }
+
+    pub fn cgroup(&self) -> Option<&Path> {
+        match &self.inner.backend {
+            Backend::ProcessGroup | Backend::Subreaper => None,
+            Backend::Cgroup { group, .. } => Some(group.path()),
+        }
     }
 
     /// Resolves when a process may start. Cancel safe.
@@ -205,13 +180,13 @@ impl ProcessScope {
     /// The journal cannot be written, which is a fault of the host.
     pub(crate) async fn ensure_recorded(&self) -> io::Result<()> {
         match &self.inner.recorder {
-            Some(recorder) => recorder.ensure_recorded(self.inner.name.to_record()).await,
+            Some(recorder) => recorder.ensure_recorded(self.record()).await,
             None => Ok(()),
         }
     }
 
     pub(crate) fn cookie(&self) -> Option<&str> {
-        Some(self.inner.name.cookie.as_str()).filter(|cookie| !cookie.is_empty())
+        Some(self.inner.cookie.as_str()).filter(|cookie| !cookie.is_empty())
     }
 
     /// Of the task's directory, in bytes.
@@ -250,7 +225,7 @@ impl ProcessScope {
             return Cleanup::Complete;
         }
         self.inner.kill();
-        children::mark_claim_ended(&self.inner.name.cookie);
+        children::mark_claim_ended(&self.inner.cookie);
         match tokio::time::timeout(PROCESS_KILL_TIMEOUT, self.wait_cleaned_up()).await {
             Ok(()) => Cleanup::Complete,
             Err(_) => Cleanup::Incomplete,
@@ -276,7 +251,7 @@ impl ProcessScope {
                 tokio::time::sleep(PROCESS_POLL_INTERVAL).await;
             },
         }
-        children::forget_claim(&self.inner.name.cookie);
+        children::forget_claim(&self.inner.cookie);
         *self.inner.state.lock() = ScopeState::default();
     }
 
@@ -286,7 +261,7 @@ impl ProcessScope {
         let in_cgroup = matches!(self.inner.backend, Backend::Cgroup { .. });
         let mut logged = false;
         while !in_cgroup || children::has_orphans() {
-            let scan = match children::find_orphans(&self.inner.name.cookie, Some(Signal::KILL)) {
+            let scan = match children::find_orphans(&self.inner.cookie, Some(Signal::KILL)) {
                 Ok(scan) => scan,
                 Err(error) if in_cgroup => return tracing::debug!(%error, "cannot list the children of this process"),
                 Err(error) => {

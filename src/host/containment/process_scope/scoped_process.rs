@@ -57,7 +57,7 @@ impl ScopedProcess {
     /// The claim's cookie, if orphans of the claim can be found.
     pub(crate) fn orphan_cookie(&self) -> Option<&str> {
         let adopts = !matches!(self.inner().backend, Backend::ProcessGroup);
-        adopts.then_some(self.inner().name.cookie.as_str())
+        adopts.then_some(self.inner().cookie.as_str())
     }
 
     pub(crate) fn on_started(&self, process: i32) {
@@ -93,7 +93,7 @@ impl ScopedProcess {
         match &self.inner().backend {
             Backend::ProcessGroup => {}
             Backend::Subreaper => {
-                drop(children::find_orphans(&self.inner().name.cookie, Some(Signal::TERM)));
+                drop(children::find_orphans(&self.inner().cookie, Some(Signal::TERM)));
             }
             Backend::Cgroup { group, .. } => group.signal(Signal::TERM, outside),
         }
@@ -133,7 +133,7 @@ impl ScopedProcess {
         match &self.inner().backend {
             Backend::ProcessGroup => Vec::new(),
             Backend::Subreaper => {
-                children::find_orphans(&self.inner().name.cookie, None).map(|orphans| orphans.owned).unwrap_or_default()
+                children::find_orphans(&self.inner().cookie, None).map(|orphans| orphans.owned).unwrap_or_default()
             }
             Backend::Cgroup { group, .. } => group.processes(),
         }
@@ -141,7 +141,7 @@ impl ScopedProcess {
 
     /// Sends `signal` to the orphans of the claim until all have exited.
     async fn wait_orphans_exited(&self, signal: Option<Signal>) {
-        while let Ok(orphans) = children::find_orphans(&self.inner().name.cookie, signal) {
+        while let Ok(orphans) = children::find_orphans(&self.inner().cookie, signal) {
             if orphans.owned.is_empty() && !orphans.changed_during_scan {
                 return;
             }
@@ -169,7 +169,7 @@ impl ScopedProcess {
         {
             return Some(LimitExceeded::Memory { bytes });
         }
-        let most = limits.processes?;
-        more("pids.events", "max", &mut state.pids_refused_count).then_some(LimitExceeded::Processes { most })
+        let max = limits.processes?;
+        more("pids.events", "max", &mut state.pids_refused_count).then_some(LimitExceeded::Processes { max })
     }
 }
