@@ -22,6 +22,7 @@ mod gremlin;
 mod task_queue;
 
 #[path = "../support/wire.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
 mod wire;
 
 mod bridge;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::TaskId;
+use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
@@ -18,6 +19,9 @@ const TASK_QUEUE: &str = "test/spot";
 const ENDLESS: &str = ": >\"$UP\"; [ \"$RUN_ID\" = 0 ] && exec sleep 600; exit 0";
 /// The same, and ignores TERM.
 const STUBBORN: &str = "trap '' TERM; : >\"$UP\"; while [ \"$RUN_ID\" = 0 ]; do sleep 1; done; exit 0";
+
+/// Exits when the gate is opened.
+const GATED: &str = ": >\"$UP\"; read line <\"$GATE\"";
 
 struct Setup {
     queue: TaskQueue,
@@ -34,13 +38,14 @@ impl Setup {
     async fn start(long_poll: Duration) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let queue = TaskQueue::start(folder.path(), |config| config.long_poll = long_poll).await;
+        mkfifoat(CWD, folder.path().join("gate"), Mode::RUSR | Mode::WUSR).expect("a named pipe");
         Self { queue, folder }
     }
 
     /// The script creates the file `$UP` when it runs.
     async fn create(&self, script: &str) -> TaskId {
-        let up = format!("UP='{}'/$TASK_ID.up; {script}", self.folder.path().display());
-        self.queue.create(TASK_QUEUE, shell(&up)).await
+        let script = format!("UP='{0}'/$TASK_ID.up; GATE='{0}'/gate; {script}", self.folder.path().display());
+        self.queue.create(TASK_QUEUE, shell(&script)).await
     }
 
     fn up(&self, task: &TaskId) -> PathBuf {
@@ -58,11 +63,9 @@ impl Setup {
         tokio::time::timeout(STEP_TIMEOUT, there).await.expect("the payload runs");
     }
 
-    async fn gate(&self) -> Gate {
-        let path = self.folder.path().join("gate");
-        let made = Command::new("mkfifo").arg(&path).status().await.expect("mkfifo is there");
-        assert!(made.success());
-        Gate(path)
+    async fn open_gate(&self) {
+        let opened = tokio::fs::write(self.folder.path().join("gate"), "go on\n");
+        tokio::time::timeout(STEP_TIMEOUT, opened).await.expect("the task waits").expect("it is a pipe");
     }
 
     async fn runs(&self, task: &TaskId) -> Vec<Run> {
@@ -98,19 +101,6 @@ impl Setup {
         assert_eq!((first.state.as_str(), first.reason.as_str()), ("exception", "worker-shutdown"));
         assert!(first.resolved.is_some_and(|at| at < deadline), "{:?} is after {deadline}", first.resolved);
         assert_eq!((runs.len(), runs[1].state.as_str()), (2, "pending"));
-    }
-}
-
-struct Gate(PathBuf);
-
-impl Gate {
-    fn script(&self) -> String {
-        format!(": >\"$UP\"; read line < {}", self.0.display())
-    }
-
-    async fn open(&self) {
-        let opened = tokio::fs::write(&self.0, "go on\n");
-        tokio::time::timeout(STEP_TIMEOUT, opened).await.expect("the task waits").expect("it is a pipe");
     }
 }
 
@@ -275,6 +265,7 @@ fn write(path: &Path, text: &str) {
     std::fs::rename(&new, path).expect("it can be renamed");
 }
 
+/// A worker with a termination file.
 struct FileSetup {
     setup: Setup,
     file: PathBuf,
@@ -289,7 +280,16 @@ impl FileSetup {
         Self { setup, file, host }
     }
 
-    fn next_in_seconds(&self, seconds: i64) -> Timestamp {
+    /// Starts a worker that executes a task.
+    async fn execute(&self, script: &str) -> (TaskId, Worker) {
+        let task = self.setup.create(script).await;
+        let mut worker = self.setup.worker("first", &self.host);
+        worker.runs(1).await;
+        self.setup.wait_started(&task).await;
+        (task, worker)
+    }
+
+    fn terminate_in(&self, seconds: i64) -> Timestamp {
         let time = Timestamp::now() + SignedDuration::from_secs(seconds);
         write(&self.file, &time.to_string());
         time
@@ -299,14 +299,11 @@ impl FileSetup {
 #[tokio::test]
 async fn a_task_that_can_finish_before_the_deadline_does_and_the_worker_exits_early() {
     let host = FileSetup::start(Duration::from_secs(1), "termination_margin = \"15s\"").await;
-    let gate = host.setup.gate().await;
-    let task = host.setup.create(&gate.script()).await;
-    let mut worker = host.setup.worker("first", &host.host);
-    worker.runs(1).await;
-    host.setup.wait_started(&task).await;
-    let deadline = host.next_in_seconds(600);
-    worker.wait_for_log("this host terminates").await;
-    gate.open().await;
+    let (task, mut worker) = host.execute(GATED).await;
+    let deadline = host.terminate_in(600);
+    let line = worker.wait_for_log("this host terminates").await;
+    assert!(line.contains("may finish until"), "{line}");
+    host.setup.open_gate().await;
     worker.exits_with(12).await;
     let runs = host.setup.runs(&task).await;
     assert_eq!((runs.len(), runs[0].state.as_str()), (1, "completed"));
@@ -316,11 +313,8 @@ async fn a_task_that_can_finish_before_the_deadline_does_and_the_worker_exits_ea
 #[tokio::test]
 async fn tasks_are_released_at_the_notice_if_configured() {
     let host = FileSetup::start(Duration::from_secs(1), "on_termination_notice = \"release\"").await;
-    let task = host.setup.create(ENDLESS).await;
-    let mut worker = host.setup.worker("first", &host.host);
-    worker.runs(1).await;
-    host.setup.wait_started(&task).await;
-    let deadline = host.next_in_seconds(600);
+    let (task, mut worker) = host.execute(ENDLESS).await;
+    let deadline = host.terminate_in(600);
     worker.exits_with(12).await;
     host.setup.assert_released(&task, deadline - SignedDuration::from_secs(300)).await;
 }
@@ -328,10 +322,7 @@ async fn tasks_are_released_at_the_notice_if_configured() {
 #[tokio::test]
 async fn a_termination_file_without_a_time_means_at_once_and_is_logged() {
     let host = FileSetup::start(Duration::from_secs(1), "").await;
-    let task = host.setup.create(ENDLESS).await;
-    let mut worker = host.setup.worker("first", &host.host);
-    worker.runs(1).await;
-    host.setup.wait_started(&task).await;
+    let (task, mut worker) = host.execute(ENDLESS).await;
     write(&host.file, "{\"action\": \"terminate\"}");
     let line = worker.wait_for_log("contains no RFC 3339 time").await;
     assert!(line.contains("WARN") && line.contains("terminate-at"), "{line}");
@@ -349,11 +340,8 @@ async fn a_termination_file_without_a_time_means_at_once_and_is_logged() {
 #[tokio::test]
 async fn a_claim_of_the_open_poll_after_the_notice_is_released() {
     let host = FileSetup::start(Duration::from_secs(20), "").await;
-    let running = host.setup.create(ENDLESS).await;
-    let mut worker = host.setup.worker("first", &host.host);
-    worker.runs(1).await;
-    host.setup.wait_started(&running).await;
-    let deadline = host.next_in_seconds(20);
+    let (running, mut worker) = host.execute(ENDLESS).await;
+    let deadline = host.terminate_in(20);
     worker.wait_for_log("this host terminates").await;
     let late = host.setup.create(ENDLESS).await;
     worker.exits_with(12).await;
@@ -366,7 +354,7 @@ async fn a_claim_of_the_open_poll_after_the_notice_is_released() {
 #[tokio::test]
 async fn a_worker_that_starts_after_the_notice_exits() {
     let host = FileSetup::start(Duration::from_secs(1), "").await;
-    host.next_in_seconds(600);
+    host.terminate_in(600);
     let mut worker = host.setup.worker("first", &host.host);
     worker.exits_with(12).await;
 }
@@ -374,17 +362,13 @@ async fn a_worker_that_starts_after_the_notice_exits() {
 #[tokio::test]
 async fn a_signal_after_the_notice_changes_neither_the_deadline_nor_the_exit_code() {
     let host = FileSetup::start(Duration::from_secs(1), "").await;
-    let gate = host.setup.gate().await;
-    let task = host.setup.create(&gate.script()).await;
-    let mut worker = host.setup.worker("first", &host.host);
-    worker.runs(1).await;
-    host.setup.wait_started(&task).await;
-    host.next_in_seconds(600);
+    let (task, mut worker) = host.execute(GATED).await;
+    host.terminate_in(600);
     worker.wait_for_log("this host terminates").await;
     let pid = rustix::process::Pid::from_raw(worker.child.id().expect("it runs").cast_signed()).expect("a pid");
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
     worker.wait_for_log("draining").await;
-    gate.open().await;
+    host.setup.open_gate().await;
     worker.exits_with(12).await;
     assert_eq!(host.setup.runs(&task).await[0].state, "completed");
 }

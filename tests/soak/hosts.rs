@@ -55,9 +55,9 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// On a free port, which it logs only without another public root.
-    pub fn start(folder: &Folder, public_root: &str) -> Self {
-        Self::listening(folder, "127.0.0.1:0", None).restart(folder, public_root)
+    /// On a free port.
+    pub fn start(folder: &Folder) -> Self {
+        Self::listening(folder, "127.0.0.1:0", None)
     }
 
     fn listening(folder: &Folder, listen: &str, public_root: Option<&str>) -> Self {
@@ -83,6 +83,7 @@ impl Queue {
         Self { child, address }
     }
 
+    /// On the same port. It names `public_root` as its address, and does not log its own.
     pub fn restart(&mut self, folder: &Folder, public_root: &str) -> Self {
         self.child.kill().expect("it is there");
         self.child.wait().expect("it ends");

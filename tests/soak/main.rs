@@ -20,7 +20,9 @@ mod task_queue;
 
 mod figures;
 mod hosts;
-mod proxy;
+#[path = "../support/wire.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod wire;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -33,8 +35,8 @@ use journeyman::domain::id::TaskId;
 use journeyman::source::taskcluster::Api;
 use journeyman::source::taskcluster::formats::new_task_id;
 use journeyman::worker::Note;
-use proxy::Proxy;
 use serde_json::Value;
+use wire::{Way, Wire};
 
 /// How often a task is created.
 const CREATE_EVERY: Duration = Duration::from_millis(500);
@@ -66,7 +68,7 @@ enum TaskFault {
 const FAULTS: [&str; 7] = [
     "queue killed and started",
     "connections cut",
-    "no connection for 5 s",
+    "connections held up until the next fault",
     "payload killed",
     "canceled at the queue",
     "canceled at the worker",
@@ -76,7 +78,7 @@ const FAULTS: [&str; 7] = [
 struct Soak {
     folder: Folder,
     queue: Queue,
-    proxy: Proxy,
+    wire: Wire,
     worker: Worker,
     api: Api,
     tasks: BTreeMap<TaskId, (Kind, TaskFault)>,
@@ -88,15 +90,15 @@ struct Soak {
 impl Soak {
     async fn start() -> Self {
         let folder = Folder::new();
-        let proxy = Proxy::start().await;
-        let queue = Queue::start(&folder, &proxy.root());
-        proxy.set_target(queue.address);
-        let worker = Worker::start(&folder, &proxy.root());
+        let mut queue = Queue::start(&folder);
+        let wire = Wire::to(&queue.address.to_string()).await;
+        queue = queue.restart(&folder, &wire.root());
+        let worker = Worker::start(&folder, &wire.root());
         let api = task_queue::api(&format!("http://{}", queue.address));
         Self {
             folder,
             queue,
-            proxy,
+            wire,
             worker,
             api,
             tasks: BTreeMap::new(),
@@ -157,52 +159,39 @@ impl Soak {
     async fn fault(&mut self, which: usize) {
         let client = self.worker.client();
         let name = FAULTS[which];
+        self.wire.set(Way::Carry);
         match which {
-            0 => self.queue = self.queue.restart(&self.folder, &self.proxy.root()),
-            1 => self.proxy.cut(),
-            2 => self.proxy.cut_for(Duration::from_secs(5)),
+            0 => self.queue = self.queue.restart(&self.folder, &self.wire.root()),
+            1 => self.wire.cut(),
+            2 => self.wire.set(Way::Stall),
             _ => {
                 let Some(client) = client else { return };
                 let Some(task) = self.held(&client).await else { return };
-                let note = Note { by: "soak".to_owned(), text: String::new() };
-                // Noted first, because a request may succeed without an answer.
-                let done =
+                let fault =
                     [TaskFault::Killed, TaskFault::CanceledByQueue, TaskFault::CanceledByOperator, TaskFault::Released]
                         [which - 3];
-                self.touched(&task, done);
-                let name = task.as_str().to_owned();
-                match done {
-                    TaskFault::Killed => {
-                        let processes =
-                            client.claim_details(&name).await.map(|detail| detail.processes).unwrap_or_default();
-                        processes.into_iter().for_each(hosts::kill);
-                    }
-                    TaskFault::CanceledByQueue => drop(self.api.cancel_task(&task).await),
-                    TaskFault::CanceledByOperator => {
-                        drop(
-                            client
-                                .send_command(&WorkerCommandRequest {
-                                    command: WorkerCommand::Cancel { task: name },
-                                    note,
-                                })
-                                .await,
-                        );
-                    }
-                    TaskFault::Released => {
-                        drop(
-                            client
-                                .send_command(&WorkerCommandRequest {
-                                    command: WorkerCommand::Release { task: name },
-                                    note,
-                                })
-                                .await,
-                        );
-                    }
-                    TaskFault::Nothing => {}
-                }
+                // Noted first, because a request may succeed without an answer.
+                self.touched(&task, fault);
+                self.strike(&client, task, fault).await;
             }
         }
         *self.faults.entry(name).or_default() += 1;
+    }
+
+    async fn strike(&self, client: &ControlClient, task: TaskId, fault: TaskFault) {
+        let name = task.as_str().to_owned();
+        let command = match fault {
+            TaskFault::Killed => {
+                let detail = client.claim_details(&name).await;
+                return detail.map(|detail| detail.processes).unwrap_or_default().into_iter().for_each(hosts::kill);
+            }
+            TaskFault::CanceledByQueue => return drop(self.api.cancel_task(&task).await),
+            TaskFault::CanceledByOperator => WorkerCommand::Cancel { task: name },
+            TaskFault::Released => WorkerCommand::Release { task: name },
+            TaskFault::Nothing => return,
+        };
+        let note = Note { by: "soak".to_owned(), text: String::new() };
+        drop(client.send_command(&WorkerCommandRequest { command, note }).await);
     }
 
     /// Creates tasks, injects faults and takes samples for `span`.
@@ -223,6 +212,7 @@ impl Soak {
             }
             self.worker.assert_running();
         }
+        self.wire.set(Way::Carry);
     }
 
     /// The final status of every task, once all are resolved or none was for a while.

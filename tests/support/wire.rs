@@ -61,6 +61,11 @@ impl Wire {
         Self { address, ways, cuts, carried, _tasks: tasks }
     }
 
+    /// The address of a web server by way of this wire.
+    pub(crate) fn root(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     /// The address of a broker by way of this wire.
     pub(crate) fn uri(&self, uri: &str) -> String {
         let (head, rest) = uri.split_once('@').expect("an address with a user");
