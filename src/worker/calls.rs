@@ -28,7 +28,7 @@ use super::uploads::Uploader;
 use crate::host::clock::Clock;
 use crate::host::containment::ProcessScope;
 use crate::host::crash_points::crash_point;
-use crate::host::journal::{PendingSync, PendingWrite};
+use crate::host::journal::PendingRecord;
 use crate::host::work_dir::WorkDirLock;
 
 /// What a call returns: the event of the rules, or what the engine makes it from.
@@ -143,11 +143,12 @@ pub(super) async fn poll(
     id: SourceId,
     queue: PriorityQueue,
     max: u8,
-    noted: Option<PendingWrite>,
+    noted: Option<PendingRecord>,
     clock: Clock,
 ) -> CallResult {
     if let Some(noted) = noted {
-        noted.written().await;
+        // The writer has logged a failure.
+        noted.stored().await.ok();
     }
     let sent_at = clock.now();
     CallResult::Polled { source: id, queue, sent_at, answer: call_guarded("poll", source.poll(queue, max)).await }
@@ -251,7 +252,7 @@ fn log_refusal<T>(operation: &str, answer: Result<T, CallError>) -> Result<T, Re
 /// Prepares once the claim is journaled. A cancellation drops the preparation.
 pub(super) async fn prepare(
     handler: Arc<dyn DynHandler>,
-    recorded: Option<PendingSync>,
+    recorded: Option<PendingRecord>,
     claim: LocalToken,
     payload_error: Option<String>,
     context: Context,
@@ -259,7 +260,7 @@ pub(super) async fn prepare(
     let payload = context.task().definition.get("payload").unwrap_or(&serde_json::Value::Null);
     let prepared = async {
         if let Some(recorded) = recorded
-            && let Err(why) = recorded.synced().await
+            && let Err(why) = recorded.stored().await
         {
             return Ok(Err(PrepareError::new(PrepareFailure::HostFault, why.to_string())));
         }
@@ -470,7 +471,7 @@ mod tests {
 
     async fn prepared(uses: Uses, context: &Context) -> Result<PreparedPayload, PrepareFailure> {
         let handler = erase(OkHandler { uses });
-        let back = prepare(handler, Some(PendingSync::succeeded()), LocalToken(1), None, context.clone()).await;
+        let back = prepare(handler, Some(PendingRecord::succeeded()), LocalToken(1), None, context.clone()).await;
         match back {
             CallResult::Claim { attachment: Some(Attachment::Prepared(prepared)), .. } => Ok(prepared),
             CallResult::Claim { event: ClaimEvent::Prepared(Err(failure)), .. } => Err(failure),

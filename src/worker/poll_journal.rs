@@ -8,7 +8,7 @@ use crate::domain::journal::{ClaimRecord, EntryId};
 use crate::domain::outcome::Outcome;
 use crate::domain::poll::UnreadPoll;
 use crate::domain::worker::Event;
-use crate::host::journal::PendingWrite;
+use crate::host::journal::PendingRecord;
 
 use super::engine::{Engine, open_claim};
 
@@ -29,7 +29,7 @@ impl Engine {
     }
 
     /// Journals the oldest unread poll of a source if it has changed.
-    pub(super) fn journal_unread_poll(&mut self, source: SourceId) -> Option<PendingWrite> {
+    pub(super) fn journal_unread_poll(&mut self, source: SourceId) -> Option<PendingRecord> {
         let (unread, index) = (self.unread_polls(), source.index());
         if self.journaled_polls[index] == unread[index] {
             return None;

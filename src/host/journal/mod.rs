@@ -109,35 +109,22 @@ struct JournalWriter {
     failure_logged: bool,
 }
 
-/// A record that the kernel has not accepted yet.
+/// A record that is not stored yet.
 #[derive(Debug)]
-pub(crate) struct PendingWrite(oneshot::Receiver<Result<(), Arc<str>>>);
-
-impl PendingWrite {
-    /// Waits until the record is written, so that it survives the end of this process, or fails, or times out.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
-    pub(crate) async fn written(self) {
-        // The writer has logged the failure.
-        tokio::time::timeout(JOURNAL_POLL_TIMEOUT, self.0).await.ok();
-    }
+pub(crate) struct PendingRecord {
+    result: oneshot::Receiver<Result<(), Arc<str>>>,
+    timeout: Duration,
 }
 
-/// A record that is not on the disk yet.
-#[derive(Debug)]
-pub(crate) struct PendingSync(oneshot::Receiver<Result<(), Arc<str>>>);
-
-impl PendingSync {
+impl PendingRecord {
     #[cfg(test)]
     pub(crate) fn succeeded() -> Self {
-        let (sender, receiver) = oneshot::channel();
+        let (sender, result) = oneshot::channel();
         sender.send(Ok(())).unwrap();
-        Self(receiver)
+        Self { result, timeout: JOURNAL_WRITE_TIMEOUT }
     }
 
-    /// Waits until the record is on the disk.
+    /// Waits until the record is on the disk, or in the kernel if that is enough for it.
     ///
     /// # Errors
     ///
@@ -146,11 +133,11 @@ impl PendingSync {
     /// # Cancel safety
     ///
     /// Cancel safe; the record is written nevertheless.
-    pub(crate) async fn synced(self) -> Result<(), Arc<str>> {
-        match tokio::time::timeout(JOURNAL_WRITE_TIMEOUT, self.0).await {
-            Ok(Ok(answer)) => answer,
+    pub(crate) async fn stored(self) -> Result<(), Arc<str>> {
+        match tokio::time::timeout(self.timeout, self.result).await {
+            Ok(Ok(result)) => result,
             Ok(Err(_)) => Err("the journal writer stopped".into()),
-            Err(_) => Err(format!("the journal was not written within {} s", JOURNAL_WRITE_TIMEOUT.as_secs()).into()),
+            Err(_) => Err(format!("the journal was not written within {} s", self.timeout.as_secs()).into()),
         }
     }
 }
@@ -180,20 +167,15 @@ impl Journal {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Has to be synced before anything of the payload exists (I27).
-    pub(crate) fn record_claim(&self, entry: EntryId, claim: ClaimRecord) -> PendingSync {
-        self.record_synced(JournalRecord::Claimed { entry, claim })
+    /// Has to be stored before anything of the payload exists (I27).
+    pub(crate) fn record_claim(&self, entry: EntryId, claim: ClaimRecord) -> PendingRecord {
+        self.store(Some(JournalRecord::Claimed { entry, claim }), SyncMode::Immediately, JOURNAL_WRITE_TIMEOUT)
     }
 
-    /// Has to be synced before the first process of the sidecar exists (I27).
-    pub(crate) fn record_sidecar(&self, entry: EntryId, processes: ProcessRecord) -> PendingSync {
-        self.record_synced(JournalRecord::SidecarStarted { entry, processes })
-    }
-
-    fn record_synced(&self, record: JournalRecord) -> PendingSync {
-        let (sender, receiver) = oneshot::channel();
-        self.enqueue(Some(record), Some(WriteWaiter { result_sender: sender, sync_mode: SyncMode::Immediately }));
-        PendingSync(receiver)
+    /// Has to be stored before the first process of the sidecar exists (I27).
+    pub(crate) fn record_sidecar(&self, entry: EntryId, processes: ProcessRecord) -> PendingRecord {
+        let record = JournalRecord::SidecarStarted { entry, processes };
+        self.store(Some(record), SyncMode::Immediately, JOURNAL_WRITE_TIMEOUT)
     }
 
     /// A claim that has no payload and is about to be reported.
@@ -201,14 +183,11 @@ impl Journal {
         self.enqueue(Some(JournalRecord::Claimed { entry, claim: held }), None);
     }
 
-    /// Records when the oldest poll was sent whose reply was not read.
-    pub(crate) fn record_unread_poll(&self, claimant: Box<str>, sent_at: Option<Duration>) -> PendingWrite {
-        let (sender, receiver) = oneshot::channel();
-        self.enqueue(
-            Some(JournalRecord::UnreadPoll { claimant, sent_at }),
-            Some(WriteWaiter { result_sender: sender, sync_mode: SyncMode::Eventually }),
-        );
-        PendingWrite(receiver)
+    /// Records when the oldest poll was sent whose reply was not read. It has to survive the end of this process, and not that of
+    /// the host.
+    pub(crate) fn record_unread_poll(&self, claimant: Box<str>, sent_at: Option<Duration>) -> PendingRecord {
+        let record = JournalRecord::UnreadPoll { claimant, sent_at };
+        self.store(Some(record), SyncMode::Eventually, JOURNAL_POLL_TIMEOUT)
     }
 
     /// Records the leader of a process group of a payload or a sidecar.
@@ -227,13 +206,13 @@ impl Journal {
     /// Waits at shutdown until all records are on the disk, or failed, or for [`JOURNAL_CLOSE_TIMEOUT`].
     pub(crate) async fn flush(&self) {
         // The writer has logged a failure.
-        tokio::time::timeout(JOURNAL_CLOSE_TIMEOUT, self.wait_synced()).await.ok();
+        self.store(None, SyncMode::Immediately, JOURNAL_CLOSE_TIMEOUT).stored().await.ok();
     }
 
-    async fn wait_synced(&self) {
-        let (sender, receiver) = oneshot::channel();
-        self.enqueue(None, Some(WriteWaiter { result_sender: sender, sync_mode: SyncMode::Immediately }));
-        receiver.await.ok();
+    fn store(&self, record: Option<JournalRecord>, sync_mode: SyncMode, timeout: Duration) -> PendingRecord {
+        let (result_sender, result) = oneshot::channel();
+        self.enqueue(record, Some(WriteWaiter { result_sender, sync_mode }));
+        PendingRecord { result, timeout }
     }
 
     fn enqueue(&self, record: Option<JournalRecord>, waiters: Option<WriteWaiter>) {
@@ -412,7 +391,7 @@ mod tests {
 
     /// All records are written and the writer is idle.
     async fn wait_idle(journal: &Journal) {
-        journal.wait_synced().await;
+        journal.flush().await;
         while journal.inner.state.lock().writer.is_none() {
             tokio::task::yield_now().await;
         }
@@ -422,10 +401,10 @@ mod tests {
     async fn the_next_process_reads_open_claims_and_no_closed_ones() {
         let dir = tempfile::tempdir().unwrap();
         let journal = create(dir.path());
-        let recorded: Vec<PendingSync> =
+        let recorded: Vec<PendingRecord> =
             (1..=50).map(|number| journal.record_claim(EntryId(number), held(&format!("t{number}")))).collect();
         for pending in recorded {
-            pending.synced().await.unwrap();
+            pending.stored().await.unwrap();
         }
         (1..=48).for_each(|number| journal.record_closed(EntryId(number)));
         journal.record_leader(EntryId(49), Leader { pid: 7, start_ticks: 8 });
@@ -445,7 +424,7 @@ mod tests {
     async fn a_journal_does_not_grow_with_the_number_of_claims() {
         let dir = tempfile::tempdir().unwrap();
         let journal = create(dir.path());
-        journal.record_claim(EntryId(0), held("stays")).synced().await.unwrap();
+        journal.record_claim(EntryId(0), held("stays")).stored().await.unwrap();
         let mut lengths = Vec::new();
         for round in 0..4_u64 {
             for number in 1..=1_000 {
@@ -466,17 +445,17 @@ mod tests {
     async fn the_journal_is_rewritten_after_a_failed_write() {
         let dir = tempfile::tempdir().unwrap();
         let journal = create(dir.path());
-        journal.record_claim(EntryId(1), held("before")).synced().await.unwrap();
+        journal.record_claim(EntryId(1), held("before")).stored().await.unwrap();
         wait_idle(&journal).await;
         // A read-only descriptor stands for a failing disk.
         let read_only = File::open(dir.path().join(JOURNAL_FILE)).unwrap();
         journal.inner.state.lock().writer.as_mut().expect("the writer is idle").file = Some(read_only);
-        let error = journal.record_claim(EntryId(2), held("during")).synced().await.unwrap_err();
+        let error = journal.record_claim(EntryId(2), held("during")).stored().await.unwrap_err();
         assert!(error.contains("journal"), "{error}");
         assert_eq!(tasks(dir.path()), ["before"]);
         // The claim was released.
         journal.record_closed(EntryId(2));
-        journal.record_claim(EntryId(3), held("after")).synced().await.unwrap();
+        journal.record_claim(EntryId(3), held("after")).stored().await.unwrap();
         assert_eq!(tasks(dir.path()), ["before", "after"]);
     }
 
@@ -486,22 +465,22 @@ mod tests {
         let dir = home.path().join("work");
         let work = WorkDir::acquire(&dir).unwrap();
         let journal = Journal::create(work.work_dir_lock().unwrap(), current_boot(), std::iter::empty());
-        journal.record_claim(EntryId(1), held("before")).synced().await.unwrap();
+        journal.record_claim(EntryId(1), held("before")).stored().await.unwrap();
         wait_idle(&journal).await;
         std::fs::remove_file(dir.join(JOURNAL_FILE)).unwrap();
-        journal.record_claim(EntryId(2), held("after")).synced().await.unwrap();
+        journal.record_claim(EntryId(2), held("after")).stored().await.unwrap();
         wait_idle(&journal).await;
         assert_eq!(tasks(&dir), ["before", "after"]);
         std::fs::remove_dir_all(&dir).unwrap();
-        let error = journal.record_claim(EntryId(3), held("gone")).synced().await.unwrap_err();
+        let error = journal.record_claim(EntryId(3), held("gone")).stored().await.unwrap_err();
         assert!(error.contains("removed or replaced"), "{error}");
         assert!(!dir.exists());
         // The inode stays in use while the first worker lives.
         let work = WorkDir::acquire(&dir).unwrap();
         let other = Journal::create(work.work_dir_lock().unwrap(), current_boot(), std::iter::empty());
-        other.record_claim(EntryId(1), held("other")).synced().await.unwrap();
+        other.record_claim(EntryId(1), held("other")).stored().await.unwrap();
         wait_idle(&other).await;
-        journal.record_claim(EntryId(4), held("replaced")).synced().await.unwrap_err();
+        journal.record_claim(EntryId(4), held("replaced")).stored().await.unwrap_err();
         assert_eq!(tasks(&dir), ["other"]);
     }
 
@@ -511,9 +490,9 @@ mod tests {
         let blocked = dir.path().join(NEXT_JOURNAL_FILE);
         std::fs::create_dir(&blocked).unwrap();
         let journal = create(dir.path());
-        assert!(journal.record_claim(EntryId(1), held("one")).synced().await.is_err());
+        assert!(journal.record_claim(EntryId(1), held("one")).stored().await.is_err());
         std::fs::remove_dir(&blocked).unwrap();
-        journal.record_claim(EntryId(2), held("two")).synced().await.unwrap();
+        journal.record_claim(EntryId(2), held("two")).stored().await.unwrap();
         assert_eq!(tasks(dir.path()), ["one", "two"]);
     }
 

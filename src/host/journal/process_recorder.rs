@@ -51,7 +51,7 @@ impl ProcessRecorder {
                 }
                 FirstRecord::Sidecar => self.journal.record_sidecar(self.entry, processes),
             };
-            pending.synced().await
+            pending.stored().await
         };
         self.recorded.get_or_try_init(record).await.map(drop).map_err(|error| {
             tracing::error!("cannot start a process: {error}");
