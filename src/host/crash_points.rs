@@ -3,6 +3,9 @@
 //! Only in debug builds: `JOURNEYMAN_CRASH_POINT=NAME` kills the process when it reaches the point, and `NAME:3` when it
 //! reaches it for the third time.
 
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 /// Points of every source, and of Taskcluster alone.
 #[doc(hidden)]
 pub const CLAIM_CRASH_POINTS: &[&str] = &[
@@ -35,46 +38,32 @@ pub const CLAIM_CRASH_POINTS: &[&str] = &[
 pub const REQUEST_CRASH_POINTS: &[&str] =
     &["request-delivered", "request-copied", "request-published", "request-confirmed", "request-acknowledged"];
 
-#[cfg(debug_assertions)]
-mod armed {
-    use std::sync::LazyLock;
-    use std::sync::atomic::{AtomicU32, Ordering};
+static TRIGGER: LazyLock<Option<CrashTrigger>> = LazyLock::new(|| {
+    let text = std::env::var_os("JOURNEYMAN_CRASH_POINT")?.into_string().ok()?;
+    let (name, hits) = text.split_once(':').unwrap_or((&text, "1"));
+    Some(CrashTrigger { name: name.to_owned(), remaining_hits: AtomicU32::new(hits.parse().unwrap_or(1)) })
+});
 
-    struct CrashTrigger {
-        name: String,
-        remaining_hits: AtomicU32,
-    }
-
-    static TRIGGER: LazyLock<Option<CrashTrigger>> = LazyLock::new(|| {
-        let text = std::env::var_os("JOURNEYMAN_CRASH_POINT")?.into_string().ok()?;
-        let (name, hits) = text.split_once(':').unwrap_or((&text, "1"));
-        Some(CrashTrigger { name: name.to_owned(), remaining_hits: AtomicU32::new(hits.parse().unwrap_or(1)) })
-    });
-
-    pub(crate) fn crash_due(name: &str) -> bool {
-        let known = [super::CLAIM_CRASH_POINTS, super::REQUEST_CRASH_POINTS];
-        debug_assert!(known.iter().any(|points| points.contains(&name)), "{name}");
-        let trigger = TRIGGER.as_ref().filter(|trigger| trigger.name == name);
-        trigger.is_some_and(|trigger| trigger.remaining_hits.fetch_sub(1, Ordering::Relaxed) == 1)
-    }
-
-    /// As kill -9: no destructor runs, no buffer is flushed.
-    pub(crate) fn crash() {
-        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).ok();
-        std::process::abort();
-    }
+struct CrashTrigger {
+    name: String,
+    remaining_hits: AtomicU32,
 }
 
-#[cfg(not(debug_assertions))]
-mod armed {
-    pub(crate) const fn crash_due(_: &str) -> bool {
-        false
+pub(crate) fn crash_due(name: &str) -> bool {
+    if !cfg!(debug_assertions) {
+        return false;
     }
-
-    pub(crate) const fn crash() {}
+    let known = [CLAIM_CRASH_POINTS, REQUEST_CRASH_POINTS];
+    debug_assert!(known.iter().any(|points| points.contains(&name)), "{name}");
+    let trigger = TRIGGER.as_ref().filter(|trigger| trigger.name == name);
+    trigger.is_some_and(|trigger| trigger.remaining_hits.fetch_sub(1, Ordering::Relaxed) == 1)
 }
 
-pub(crate) use armed::{crash, crash_due};
+/// As kill -9: no destructor runs, no buffer is flushed.
+pub(crate) fn crash() {
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).ok();
+    std::process::abort();
+}
 
 pub(crate) fn crash_point(name: &str) {
     if crash_due(name) {
