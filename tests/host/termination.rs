@@ -301,8 +301,7 @@ async fn a_task_that_can_finish_before_the_deadline_does_and_the_worker_exits_ea
     let host = FileSetup::start(Duration::from_secs(1), "termination_margin = \"15s\"").await;
     let (task, mut worker) = host.execute(GATED).await;
     let deadline = host.terminate_in(600);
-    let line = worker.wait_for_log("this host terminates").await;
-    assert!(line.contains("may finish until"), "{line}");
+    worker.wait_for_log("this host terminates").await;
     host.setup.open_gate().await;
     worker.exits_with(12).await;
     let runs = host.setup.runs(&task).await;
@@ -326,7 +325,7 @@ async fn a_termination_file_without_a_time_means_at_once_and_is_logged() {
     write(&host.file, "{\"action\": \"terminate\"}");
     let line = worker.wait_for_log("contains no RFC 3339 time").await;
     assert!(line.contains("WARN") && line.contains("terminate-at"), "{line}");
-    worker.wait_for_log("at an unknown time").await;
+    worker.wait_for_log("terminates soon").await;
     worker.exits_with(12).await;
     // The worker's open poll may claim the task again: that run is released as well.
     let runs = host.setup.runs(&task).await;
