@@ -11,7 +11,7 @@ use lapin::{BasicProperties, Channel, Connection};
 use tokio::time::timeout;
 
 use crate::amqp::{self, Broker};
-use crate::domain::activity::{ActivityPolicy, ActivityReport, ActivityReporter, Event};
+use crate::domain::activity::{ActivityReport, ActivityReporter, Event};
 use crate::domain::backoff::Backoff;
 use crate::domain::jitter::Jitter;
 use crate::domain::poll::POLL_RETRY;
@@ -35,7 +35,7 @@ pub struct Config {
 /// Never resolves.
 pub async fn report(settings: Config, liveness: Arc<Liveness>) {
     let clock = Clock::boot();
-    let mut reporter = ActivityReporter::new(ActivityPolicy { repeat_interval: ACTIVITY_REPEAT_INTERVAL });
+    let mut reporter = ActivityReporter::new(ACTIVITY_REPEAT_INTERVAL);
     let mut jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
     let mut backoff = Backoff::NEW;
     let mut state = status::ActivityStatus { exchange: settings.exchange.clone(), ..status::ActivityStatus::default() };

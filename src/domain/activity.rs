@@ -37,12 +37,6 @@ pub const REPORT_INTERVAL_MIN: Duration = Duration::from_millis(500);
 pub const IDLE_BEFORE_READY: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ActivityPolicy {
-    /// How often a long task is reported while nothing else is.
-    pub repeat_interval: Duration,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// The broker is reachable, for the first time or again.
     Connected,
@@ -56,7 +50,8 @@ pub enum Event {
 
 #[derive(Debug)]
 pub struct ActivityReporter {
-    policy: ActivityPolicy,
+    /// How often a long task is reported while nothing else is.
+    repeat_interval: Duration,
     connected: bool,
     started_sent: bool,
     ready: bool,
@@ -72,9 +67,9 @@ pub struct ActivityReporter {
 }
 
 impl ActivityReporter {
-    pub const fn new(policy: ActivityPolicy) -> Self {
+    pub const fn new(repeat_interval: Duration) -> Self {
         Self {
-            policy,
+            repeat_interval,
             connected: false,
             started_sent: false,
             ready: false,
@@ -178,7 +173,7 @@ impl ActivityReporter {
     /// Idle workers send nothing, so that the controller stops them.
     fn repeat_at(&self) -> Option<Instant> {
         let speaks = self.claims_held > 0 || !self.ready;
-        self.last_sent_at.filter(|_| speaks).map(|last| last.plus(self.policy.repeat_interval))
+        self.last_sent_at.filter(|_| speaks).map(|last| last.plus(self.repeat_interval))
     }
 
     fn send(&mut self, report: ActivityReport, now: Instant) {
@@ -213,7 +208,7 @@ mod tests {
         }
 
         fn new() -> Self {
-            Self { machine: ActivityReporter::new(ActivityPolicy { repeat_interval: REPEAT }), reports: Vec::new() }
+            Self { machine: ActivityReporter::new(REPEAT), reports: Vec::new() }
         }
 
         fn happens(&mut self, event: Event, millis: u64) {

@@ -271,15 +271,16 @@ impl Poller {
         let denied =
             if matches!(was, State::Opening) { &mut self.open_denied_backoff } else { &mut self.claim_denied_backoff };
         let wait = match refusal {
-            Refusal::Retry { retry_after: after } => self.poll_backoff.wait(POLL_RETRY, after, jitter),
-            Refusal::Throttled { retry_after: after } => self.poll_backoff.wait(DENIED_RETRY, after, jitter),
+            Refusal::Throttled { retry_after } => self.poll_backoff.wait(DENIED_RETRY, retry_after, jitter),
             // The first stale URL is routine; one right after an open is a failure.
             Refusal::Stale if self.poll_backoff.tries() == 0 => {
                 self.poll_backoff.wait(POLL_RETRY, None, jitter);
                 Duration::ZERO
             }
-            Refusal::Stale | Refusal::Gone | Refusal::Rejected => self.poll_backoff.wait(POLL_RETRY, None, jitter),
             Refusal::Denied => denied.wait(DENIED_RETRY, None, jitter),
+            Refusal::Retry { .. } | Refusal::Stale | Refusal::Gone | Refusal::Rejected => {
+                self.poll_backoff.wait(POLL_RETRY, refusal.retry_after(), jitter)
+            }
         };
         let count = if refusal == Refusal::Denied { denied.tries() } else { 0 };
         self.denied |= refusal == Refusal::Denied;
@@ -290,10 +291,11 @@ impl Poller {
     /// Recovery is optional (its scopes often are not granted) and never delays polling for long.
     fn on_recovery_refused(&mut self, refusal: Refusal, now: Instant, jitter: &mut Jitter) {
         let wait = match refusal {
-            Refusal::Retry { retry_after: after } => self.recovery_backoff.wait(POLL_RETRY, after, jitter),
-            Refusal::Throttled { retry_after: after } => self.recovery_backoff.wait(DENIED_RETRY, after, jitter),
-            Refusal::Gone | Refusal::Rejected | Refusal::Stale => self.recovery_backoff.wait(POLL_RETRY, None, jitter),
             Refusal::Denied => Duration::ZERO,
+            Refusal::Throttled { retry_after } => self.recovery_backoff.wait(DENIED_RETRY, retry_after, jitter),
+            Refusal::Retry { .. } | Refusal::Gone | Refusal::Rejected | Refusal::Stale => {
+                self.recovery_backoff.wait(POLL_RETRY, refusal.retry_after(), jitter)
+            }
         };
         let passing = matches!(refusal, Refusal::Retry { .. } | Refusal::Throttled { .. });
         self.recovery_due = passing && self.recovery_backoff.tries() < RECOVERY_ATTEMPTS_MAX;
@@ -360,22 +362,16 @@ impl Poller {
 
     /// A claim of this source was refused: back off. Returns as [`Poller::on_refused`].
     pub fn on_claim_refused(&mut self, refusal: Refusal, now: Instant, jitter: &mut Jitter) -> u32 {
-        let (row, policy, after) = match refusal {
-            Refusal::Denied => (&mut self.claim_denied_backoff, DENIED_RETRY, None),
-            Refusal::Throttled { retry_after: after } => (&mut self.claim_backoff, DENIED_RETRY, after),
-            Refusal::Retry { retry_after: after } => (&mut self.claim_backoff, POLL_RETRY, after),
-            Refusal::Gone | Refusal::Rejected | Refusal::Stale => (&mut self.claim_backoff, POLL_RETRY, None),
-        };
+        let denied = refusal == Refusal::Denied;
+        let row = if denied { &mut self.claim_denied_backoff } else { &mut self.claim_backoff };
+        let slow = denied || matches!(refusal, Refusal::Throttled { .. });
+        let policy = if slow { DENIED_RETRY } else { POLL_RETRY };
         // One wait for all claims of a batch that are refused alike.
         if now >= self.claim_backoff_until {
-            self.claim_backoff_until = now.plus(row.wait(policy, after, jitter));
+            self.claim_backoff_until = now.plus(row.wait(policy, refusal.retry_after(), jitter));
         }
-        if refusal == Refusal::Denied {
-            self.denied = true;
-            row.tries()
-        } else {
-            0
-        }
+        self.denied |= denied;
+        if denied { row.tries() } else { 0 }
     }
 
     /// Its URLs are rejected: open it again before the next poll.

@@ -25,6 +25,16 @@ pub enum Refusal {
     Stale,
 }
 
+impl Refusal {
+    /// How long the service asked us to wait.
+    pub const fn retry_after(self) -> Option<Duration> {
+        match self {
+            Self::Retry { retry_after } | Self::Throttled { retry_after } => retry_after,
+            Self::Gone | Self::Rejected | Self::Denied | Self::Stale => None,
+        }
+    }
+}
+
 /// A call that failed: what to do next, and a message for the log.
 ///
 /// The message names the operation, its subject and the useful line of the answer. It never holds a credential, a

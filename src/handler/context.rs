@@ -37,17 +37,17 @@ pub struct TaskInfo {
     pub env: BTreeMap<String, String>,
 }
 
-/// Why a payload has to end early.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why a payload has to end early. Of several causes the greatest applies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CancelCause {
-    /// The claim was lost: the task was canceled or resolved elsewhere, or the lease expired. Nothing is reported.
-    ClaimLost,
     /// The worker shuts down. Reported as `worker-shutdown`.
     Shutdown,
     /// An operator released the claim. Reported as `worker-shutdown`.
     Released,
     /// An operator canceled the task on this worker. Reported as `internal-error`.
     Canceled,
+    /// The claim was lost: the task was canceled or resolved elsewhere, or the lease expired. Nothing is reported.
+    ClaimLost,
 }
 
 impl CancelCause {

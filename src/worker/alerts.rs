@@ -3,7 +3,6 @@
 use crate::domain::id::SourceId;
 use crate::domain::worker::Alert;
 
-use super::counters::count;
 use super::engine::Engine;
 
 impl Engine {
@@ -12,7 +11,7 @@ impl Engine {
         let source = |id: SourceId| self.source_name(id);
         match alert {
             Alert::DequeueCount { id, count: dequeues, .. } => {
-                count(&counters.dequeue_alerts);
+                counters.add(|counts| counts.dequeue_alerts += 1);
                 tracing::error!(
                     alert = "high-dequeue-count",
                     message.id = &**id,
@@ -21,7 +20,7 @@ impl Engine {
                 );
             }
             Alert::Undecodable { id, count: dequeues, .. } => {
-                count(&counters.unreadable_messages);
+                counters.add(|counts| counts.unreadable_messages += 1);
                 tracing::error!(
                     alert = "unreadable-message",
                     message.id = &**id,
@@ -30,7 +29,7 @@ impl Engine {
                 );
             }
             Alert::UnreadableClaim { source: id, id: claim } => {
-                count(&counters.unreadable_messages);
+                counters.add(|counts| counts.unreadable_messages += 1);
                 tracing::error!(
                     alert = "unreadable-claim",
                     source = source(*id),
@@ -39,7 +38,7 @@ impl Engine {
                 );
             }
             Alert::DeleteFailed { id, count: dequeues, retried, .. } => {
-                count(&counters.deletes_failed);
+                counters.add(|counts| counts.deletes_failed += 1);
                 let again = if *retried {
                     "retrying"
                 } else {
@@ -69,7 +68,7 @@ impl Engine {
                 tracing::warn!(alert = "throttled", source = source(*id), "the queue throttles requests; backing off");
             }
             Alert::HostUnhealthy { run } => {
-                count(&counters.host_faults);
+                counters.add(|counts| counts.host_faults += 1);
                 tracing::error!(
                     alert = "host-unhealthy", claim.run = %run,
                     "[alert operator] this host cannot run tasks; the lines before say why. The task is released, and the worker \
@@ -78,7 +77,7 @@ impl Engine {
                 );
             }
             Alert::WorkDirLost => {
-                count(&counters.host_faults);
+                counters.add(|counts| counts.host_faults += 1);
                 let why = self.work_dir_lost_reason.as_deref().unwrap_or("the work directory was removed or replaced");
                 tracing::error!(
                     alert = "work-dir-lost",
@@ -87,14 +86,14 @@ impl Engine {
                 );
             }
             Alert::OverlapPossible { run } => {
-                count(&counters.overlaps_possible);
+                counters.add(|counts| counts.overlaps_possible += 1);
                 tracing::error!(
                     alert = "possible-overlap", claim.run = %run,
                     "[alert operator] the payload ran past its lease; another worker may have started the task too"
                 );
             }
             Alert::CleanupPending { run } => {
-                count(&counters.cleanup_pending);
+                counters.add(|counts| counts.cleanup_pending += 1);
                 tracing::error!(
                     alert = "cleanup-pending", claim.run = %run,
                     "[alert operator] processes of a payload may remain: they survived SIGKILL, or may belong to another task and \

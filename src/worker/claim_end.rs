@@ -7,7 +7,6 @@ use crate::host::crash_points::crash_point;
 
 use super::catch_panic::drop_guarded;
 use super::claim_runtime::{ClaimRuntime, Execution};
-use super::counters::add;
 use super::engine::Engine;
 use super::trace_recorder::FinishedClaim;
 
@@ -41,7 +40,8 @@ impl Engine {
         self.count_end(live.source, end);
         self.record_trace(&live, end);
         let run = &live.run;
-        add(&self.counters().log_bytes, live.execution.as_ref().map_or(0, |job| job.context.log().bytes()));
+        let log_bytes = live.execution.as_ref().map_or(0, |job| job.context.log().bytes());
+        self.counters().add(|counts| counts.log_bytes += log_bytes);
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
         match end {

@@ -192,27 +192,20 @@ impl ClaimRuntime {
         job
     }
 
-    /// Passes the stop on to the handler. The earliest deadline applies, and a lost claim outranks a shutdown.
+    /// Passes the stop on to the handler. The earliest deadline and the greatest cause apply.
     pub(super) fn kill(&self, cause: KillCause, grace: Duration, now: Instant) {
-        self.cancel.send_modify(|order| {
-            let deadline = now.plus(grace);
-            let cause = match (order.map(|order| order.cause), cause) {
-                (Some(CancelCause::ClaimLost), _) | (_, KillCause::ClaimLost(_)) => CancelCause::ClaimLost,
-                (Some(CancelCause::Canceled), _) | (_, KillCause::Command(claim::CancelCommand::Cancel)) => {
-                    CancelCause::Canceled
-                }
-                (Some(CancelCause::Released), _) | (None, KillCause::Command(claim::CancelCommand::Release)) => {
-                    CancelCause::Released
-                }
-                (
-                    Some(CancelCause::Shutdown),
-                    KillCause::Shutdown | KillCause::Command(claim::CancelCommand::Release),
-                )
-                | (None, KillCause::Shutdown) => CancelCause::Shutdown,
-            };
-            *order = Some(match *order {
-                Some(old) if old.deadline <= deadline => Cancellation { cause, ..old },
-                Some(_) | None => Cancellation { cause, deadline, termination_grace: grace },
+        let cause = match cause {
+            KillCause::Shutdown => CancelCause::Shutdown,
+            KillCause::Command(claim::CancelCommand::Release) => CancelCause::Released,
+            KillCause::Command(claim::CancelCommand::Cancel) => CancelCause::Canceled,
+            KillCause::ClaimLost(_) => CancelCause::ClaimLost,
+        };
+        let new = Cancellation { cause, deadline: now.plus(grace), termination_grace: grace };
+        self.cancel.send_modify(|cancel| {
+            *cancel = Some(match *cancel {
+                Some(old) if old.deadline <= new.deadline => Cancellation { cause: old.cause.max(cause), ..old },
+                Some(old) => Cancellation { cause: old.cause.max(cause), ..new },
+                None => new,
             });
         });
     }

@@ -2,54 +2,79 @@
 
 use std::fmt;
 use std::ops::AddAssign;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use crate::domain::claim::{ClaimEnd, LossReason};
 use crate::domain::outcome::{ExceptionReason, Outcome};
 
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
-        #[derive(Debug, Default)]
-        pub struct WorkerCounters {
-            /// The sum of all sources.
-            pub(super) sources: Mutex<SourceCounts>,
-            $($(#[$doc])* pub(super) $name: AtomicU64),+
-        }
+/// The counters of a running worker.
+#[derive(Debug, Default)]
+pub struct WorkerCounters {
+    /// The sum of all sources.
+    pub(super) sources: Mutex<SourceCounts>,
+    /// All that are not of a source.
+    others: Mutex<WorkerCounts>,
+}
 
-        /// The counters at one moment.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-        pub struct WorkerCounts {
-            pub polls: u64,
-            pub polls_failed: u64,
-            pub claims: u64,
-            pub claims_refused: u64,
-            pub reclaims: u64,
-            pub reclaims_failed: u64,
-            #[serde(flatten)]
-            pub outcomes: OutcomeCounts,
-            $($(#[$doc])* pub $name: u64),+
-        }
+/// The counters at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+pub struct WorkerCounts {
+    pub polls: u64,
+    pub polls_failed: u64,
+    pub claims: u64,
+    pub claims_refused: u64,
+    pub reclaims: u64,
+    pub reclaims_failed: u64,
+    #[serde(flatten)]
+    pub outcomes: OutcomeCounts,
+    /// Claims whose payload may have overlapped with another worker's.
+    pub overlaps_possible: u64,
+    /// Claims whose processes may have survived SIGKILL.
+    pub cleanup_pending: u64,
+    /// Failed deletes of messages, each attempt counted.
+    pub deletes_failed: u64,
+    pub unreadable_messages: u64,
+    /// Messages over the redelivery limit.
+    pub dequeue_alerts: u64,
+    pub artifacts: u64,
+    pub artifacts_failed: u64,
+    /// Termination notices.
+    pub notices: u64,
+    /// Notices by EC2.
+    pub notices_aws: u64,
+    pub notices_gcp: u64,
+    pub notices_azure: u64,
+    pub notices_file: u64,
+    /// Times the host was found unable to run tasks.
+    pub host_faults: u64,
+    /// Panics of handlers and adapters.
+    pub panics: u64,
+    pub log_bytes: u64,
+    pub config_reloads: u64,
+    pub config_reloads_rejected: u64,
+}
 
-        impl WorkerCounters {
-            /// Reads all counters.
-            #[must_use]
-            pub fn read(&self) -> WorkerCounts {
-                let sources = *self.sources.lock();
-                WorkerCounts {
-                    polls: sources.polls + sources.polls_failed,
-                    polls_failed: sources.polls_failed,
-                    claims: sources.claims,
-                    claims_refused: sources.claims_refused,
-                    reclaims: sources.reclaims,
-                    reclaims_failed: sources.reclaims_failed,
-                    outcomes: sources.ends.into(),
-                    $($name: self.$name.load(Ordering::Relaxed)),+
-                }
-            }
+impl WorkerCounters {
+    pub(super) fn add(&self, add: impl FnOnce(&mut WorkerCounts)) {
+        add(&mut self.others.lock());
+    }
+
+    /// Reads all counters.
+    #[must_use]
+    pub fn read(&self) -> WorkerCounts {
+        let sources = *self.sources.lock();
+        WorkerCounts {
+            polls: sources.polls + sources.polls_failed,
+            polls_failed: sources.polls_failed,
+            claims: sources.claims,
+            claims_refused: sources.claims_refused,
+            reclaims: sources.reclaims,
+            reclaims_failed: sources.reclaims_failed,
+            outcomes: sources.ends.into(),
+            ..*self.others.lock()
         }
-    };
+    }
 }
 
 impl fmt::Display for WorkerCounts {
@@ -61,34 +86,6 @@ impl fmt::Display for WorkerCounts {
             "{claims} claims, {completed} completed, {failed} failed, {exceptions} exceptions, {released} released, {lost} lost"
         )
     }
-}
-
-counters! {
-    /// Claims whose payload may have overlapped with another worker's.
-    overlaps_possible,
-    /// Claims whose processes may have survived SIGKILL.
-    cleanup_pending,
-    /// Failed deletes of messages, each attempt counted.
-    deletes_failed,
-    unreadable_messages,
-    /// Messages over the redelivery limit.
-    dequeue_alerts,
-    artifacts,
-    artifacts_failed,
-    /// Termination notices.
-    notices,
-    /// Notices by EC2.
-    notices_aws,
-    notices_gcp,
-    notices_azure,
-    notices_file,
-    /// Times the host was found unable to run tasks.
-    host_faults,
-    /// Panics of handlers and adapters.
-    panics,
-    log_bytes,
-    config_reloads,
-    config_reloads_rejected,
 }
 
 /// Counters of one source.
@@ -199,12 +196,4 @@ impl AddAssign for OutcomeCounts {
         self.unconfirmed += other.unconfirmed;
         self.lost += other.lost;
     }
-}
-
-pub(super) fn count(counter: &AtomicU64) {
-    add(counter, 1);
-}
-
-pub(super) fn add(counter: &AtomicU64, many: u64) {
-    counter.fetch_add(many, Ordering::Relaxed);
 }

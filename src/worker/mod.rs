@@ -56,7 +56,7 @@ use crate::host::clock::Clock;
 use crate::host::containment::{self, Containment};
 use crate::host::termination_notice::{NoticeOrigin, WatchStatus};
 pub use claim_commands::{ClaimSnapshot, CommandResult};
-use counters::{WorkerCounters, WorkerCounts, count};
+use counters::{WorkerCounters, WorkerCounts};
 use liveness::Liveness;
 pub use status::{Note, WorkerStatus};
 pub use task_lookup::TaskLookupError;
@@ -176,20 +176,8 @@ pub struct Control {
     liveness: Arc<Liveness>,
 }
 
-#[derive(Debug)]
-enum ControlRequest {
-    Apply(Command, Note),
-    Reconfigure(Box<WorkerConfig>),
-    Status(oneshot::Sender<snapshot::StatusSnapshot>),
-    Log(String, oneshot::Sender<Result<TaskLog, TaskLookupError>>),
-    ClaimDetail(String, oneshot::Sender<Result<ClaimSnapshot, TaskLookupError>>),
-    CommandClaim {
-        name: String,
-        order: claim::CancelCommand,
-        note: Note,
-        sender: oneshot::Sender<Result<CommandResult, TaskLookupError>>,
-    },
-}
+/// Runs in the worker's task.
+type ControlRequest = Box<dyn FnOnce(&mut engine::Engine) + Send>;
 
 /// Whether a reloaded configuration was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -321,17 +309,17 @@ impl Control {
     /// running tasks finish or are released before, as [`WorkerConfig::on_termination_notice`] says. Without a
     /// deadline everything is released at once. The earliest deadline applies.
     pub async fn terminate(&self, deadline: Option<Instant>) {
-        count(&self.counters.notices);
+        self.counters.add(|counts| counts.notices += 1);
         self.command(Command::Terminate { deadline }, Note::of("a notice")).await;
     }
 
     /// As [`Control::terminate`], counted by the origin of the notice.
     pub async fn terminate_from(&self, origin: NoticeOrigin, deadline: Option<Instant>) {
-        count(match origin {
-            NoticeOrigin::Aws => &self.counters.notices_aws,
-            NoticeOrigin::Gcp => &self.counters.notices_gcp,
-            NoticeOrigin::Azure => &self.counters.notices_azure,
-            NoticeOrigin::File => &self.counters.notices_file,
+        self.counters.add(|counts| match origin {
+            NoticeOrigin::Aws => counts.notices_aws += 1,
+            NoticeOrigin::Gcp => counts.notices_gcp += 1,
+            NoticeOrigin::Azure => counts.notices_azure += 1,
+            NoticeOrigin::File => counts.notices_file += 1,
         });
         self.terminate(deadline).await;
     }
@@ -343,9 +331,9 @@ impl Control {
 
     /// Counts a configuration reload.
     pub fn count_reload(&self, what: ReloadResult) {
-        count(match what {
-            ReloadResult::Applied => &self.counters.config_reloads,
-            ReloadResult::Rejected => &self.counters.config_reloads_rejected,
+        self.counters.add(|counts| match what {
+            ReloadResult::Applied => counts.config_reloads += 1,
+            ReloadResult::Rejected => counts.config_reloads_rejected += 1,
         });
     }
 
@@ -356,13 +344,13 @@ impl Control {
 
     /// Sends a command with the operator's note.
     pub async fn command(&self, command: Command, note: Note) {
-        self.send(ControlRequest::Apply(command, note)).await;
+        self.send(move |engine| engine.apply_command(command, note)).await;
     }
 
     /// Applies another configuration. Held claims keep the policy that they began with; work directory, clock,
     /// recorder and seed do not change.
     pub async fn reconfigure(&self, settings: WorkerConfig) {
-        self.send(ControlRequest::Reconfigure(Box::new(settings))).await;
+        self.send(move |engine| engine.reconfigure(settings)).await;
     }
 
     /// The status; `None` once the worker has exited.
@@ -371,9 +359,7 @@ impl Control {
     ///
     /// Cancel safe.
     pub async fn status(&self) -> Option<WorkerStatus> {
-        let (sender, looked) = oneshot::channel();
-        self.send(ControlRequest::Status(sender)).await;
-        Some(looked.await.ok()?.with_memory_usage().await)
+        Some(self.query(engine::Engine::snapshot).await?.with_memory_usage().await)
     }
 
     /// The log of a held claim, named by `TASK`, `TASK/RUN` or a unique prefix.
@@ -386,7 +372,8 @@ impl Control {
     ///
     /// Cancel safe.
     pub async fn log(&self, task: &str) -> Result<TaskLog, TaskLookupError> {
-        self.request(|sender| ControlRequest::Log(task.to_owned(), sender)).await
+        let task = task.to_owned();
+        self.query(move |engine| engine.task_log(&task)).await.unwrap_or(Err(TaskLookupError::WorkerExited))
     }
 
     /// The details of a claim, named as for [`Control::log`].
@@ -399,7 +386,8 @@ impl Control {
     ///
     /// Cancel safe.
     pub async fn claim_detail(&self, task: &str) -> Result<ClaimSnapshot, TaskLookupError> {
-        self.request(|sender| ControlRequest::ClaimDetail(task.to_owned(), sender)).await
+        let task = task.to_owned();
+        self.query(move |engine| engine.claim_snapshot(&task)).await.unwrap_or(Err(TaskLookupError::WorkerExited))
     }
 
     /// Stops one claim, named as for [`Control::log`], and returns the result.
@@ -417,16 +405,16 @@ impl Control {
         order: claim::CancelCommand,
         note: Note,
     ) -> Result<CommandResult, TaskLookupError> {
-        self.request(|sender| ControlRequest::CommandClaim { name: task.to_owned(), order, note, sender }).await
+        let task = task.to_owned();
+        let commanded = self.query(move |engine| engine.command_claim(&task, order, note));
+        commanded.await.unwrap_or(Err(TaskLookupError::WorkerExited))
     }
 
-    async fn request<T>(
-        &self,
-        order: impl FnOnce(oneshot::Sender<Result<T, TaskLookupError>>) -> ControlRequest,
-    ) -> Result<T, TaskLookupError> {
+    async fn query<T: Send + 'static>(&self, ask: impl FnOnce(&mut engine::Engine) -> T + Send + 'static) -> Option<T> {
         let (sender, answer) = oneshot::channel();
-        self.send(order(sender)).await;
-        answer.await.unwrap_or(Err(TaskLookupError::WorkerExited))
+        // The receiver may be gone.
+        self.send(move |engine| drop(sender.send(ask(engine)))).await;
+        answer.await.ok()
     }
 
     /// Polls now instead of after the poll interval.
@@ -452,8 +440,8 @@ impl Control {
         self.counters.read()
     }
 
-    async fn send(&self, order: ControlRequest) {
-        if self.requests.send(order).await.is_err() {
+    async fn send(&self, request: impl FnOnce(&mut engine::Engine) + Send + 'static) {
+        if self.requests.send(Box::new(request)).await.is_err() {
             tracing::debug!("received a command after the worker had exited");
         }
     }

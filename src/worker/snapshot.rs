@@ -2,7 +2,6 @@
 
 use crate::domain::claim::ClaimEnd;
 use crate::domain::id::SourceId;
-use crate::domain::poll::NextCall;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant;
 use crate::domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources};
@@ -195,16 +194,7 @@ impl Engine {
             failing: view.poller.is_failing(),
             polled_seconds_ago: track.polled_at.map(|at| seconds_between(at, now)),
             last_received_seconds_ago: track.received_at.map(|at| seconds_between(at, now)),
-            next_poll_in_seconds: match view.poller.next_call(now) {
-                NextCall::NotBefore(at) if view.availability == ServiceAvailability::Up => {
-                    Some(seconds_between(now, at))
-                }
-                NextCall::NotBefore(_)
-                | NextCall::Open
-                | NextCall::Recover
-                | NextCall::Poll(_)
-                | NextCall::InFlight => None,
-            },
+            next_poll_in_seconds: view.next_poll_at(now).map(|at| seconds_between(now, at)),
             error: track.last_refusal.as_ref().map(|refused| SourceError {
                 message: refused.message.clone(),
                 seconds_ago: seconds_between(refused.at, now),
@@ -259,19 +249,10 @@ impl Engine {
             let at = claim.state.next_reclaim()?;
             Some((at, format!("reclaim {}", claim.run)))
         });
-        let polls =
-            self.rules.sources().zip(&self.sources).filter_map(|(source, feed)| match source.poller.next_call(now) {
-                NextCall::NotBefore(at)
-                    if claiming == ClaimingState::Polling && source.availability == ServiceAvailability::Up =>
-                {
-                    Some((at, format!("poll {}", feed.name)))
-                }
-                NextCall::NotBefore(_)
-                | NextCall::Open
-                | NextCall::Recover
-                | NextCall::Poll(_)
-                | NextCall::InFlight => None,
-            });
+        let polls = self.rules.sources().zip(&self.sources).filter_map(|(source, feed)| {
+            let at = source.next_poll_at(now).filter(|_| claiming == ClaimingState::Polling)?;
+            Some((at, format!("poll {}", feed.name)))
+        });
         let own = match claiming {
             ClaimingState::Blocked(ClaimingBlocked::Paused { until: Some(at) }) => Some((at, "resume".to_owned())),
             ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { until: Some(at) }) => {

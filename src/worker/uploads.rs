@@ -16,7 +16,7 @@ use crate::limits::{UPLOAD_RETRY_MAX, UPLOADS_CONCURRENT_MAX};
 use crate::source::{Artifact, ArtifactBody, Claim};
 
 use super::claim_runtime::Execution;
-use super::counters::{WorkerCounters, count};
+use super::counters::WorkerCounters;
 use super::log_artifacts;
 
 const RETRY: Policy = Policy { first: Duration::from_millis(500), max: Duration::from_secs(15) };
@@ -80,7 +80,7 @@ impl Uploader {
                             (status, _) => status,
                         },
                         Err(sentence) => {
-                            count(&store.counters.artifacts_failed);
+                            store.counters.add(|counts| counts.artifacts_failed += 1);
                             tracing::warn!("{sentence}");
                             log.write_note(&sentence);
                             UploadStatus::UploadFailed
@@ -121,28 +121,24 @@ impl Uploader {
         loop {
             let refused = match self.claim.upload(artifact).await {
                 Ok(()) => {
-                    count(&self.counters.artifacts);
+                    self.counters.add(|counts| counts.artifacts += 1);
                     return UploadStatus::Complete;
                 }
                 Err(refused) => refused,
             };
-            let after = match refused.refusal {
-                Refusal::Retry { retry_after: after } | Refusal::Throttled { retry_after: after } => after,
-                Refusal::Stale | Refusal::Denied => None,
-                Refusal::Gone | Refusal::Rejected => {
-                    count(&self.counters.artifacts_failed);
-                    log.write_note(&format!("artifact {} is refused: {}", artifact.name, refused.message));
-                    tracing::warn!(artifact = artifact.name, error = refused.message, "artifact refused");
-                    return UploadStatus::ArtifactMissing;
-                }
-            };
+            if let Refusal::Gone | Refusal::Rejected = refused.refusal {
+                self.counters.add(|counts| counts.artifacts_failed += 1);
+                log.write_note(&format!("artifact {} is refused: {}", artifact.name, refused.message));
+                tracing::warn!(artifact = artifact.name, error = refused.message, "artifact refused");
+                return UploadStatus::ArtifactMissing;
+            }
             if began.elapsed() >= UPLOAD_RETRY_MAX {
-                count(&self.counters.artifacts_failed);
+                self.counters.add(|counts| counts.artifacts_failed += 1);
                 log.write_note(&format!("artifact {} could not be stored: {}", artifact.name, refused.message));
                 tracing::warn!(artifact = artifact.name, error = refused.message, "artifact not stored");
                 return UploadStatus::UploadFailed;
             }
-            tokio::time::sleep(backoff.wait(RETRY, after, &mut jitter)).await;
+            tokio::time::sleep(backoff.wait(RETRY, refused.refusal.retry_after(), &mut jitter)).await;
         }
     }
 

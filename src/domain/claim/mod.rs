@@ -276,18 +276,18 @@ impl ClaimState {
         } else {
             (CLAIM_ATTEMPTS_MAX, CLAIM_RETRY, ClaimEnd::NotGranted)
         };
-        let after = match refusal {
-            Refusal::Retry { retry_after } => retry_after,
-            Refusal::Throttled { retry_after } if self.is_recovered() => retry_after,
-            Refusal::Stale => None,
-            Refusal::Gone | Refusal::Rejected | Refusal::Denied | Refusal::Throttled { .. } => {
-                return self.close(refused, actions);
-            }
+        let passing = match refusal {
+            Refusal::Retry { .. } | Refusal::Stale => true,
+            Refusal::Throttled { .. } => self.is_recovered(),
+            Refusal::Gone | Refusal::Rejected | Refusal::Denied => false,
         };
+        if !passing {
+            return self.close(refused, actions);
+        }
         // I22: on shutdown no request is sent any more, not even a retry.
         let wanted = self.release.is_none() && self.command != Some(CancelCommand::Release);
         if wanted && self.retry.tries() + 1 < most {
-            let wait = self.retry.wait(retry, after, jitter);
+            let wait = self.retry.wait(retry, refusal.retry_after(), jitter);
             self.stage = Stage::Requested { retry_at: Some(now.plus(wait)) };
         } else {
             self.close(ClaimEnd::NotGranted, actions);
@@ -380,14 +380,12 @@ impl ClaimState {
             Err(_) if self.loss.is_some() => {
                 self.close(ClaimEnd::Lost(self.loss.unwrap_or(LossReason::Revoked)), actions)
             }
-            Err(Refusal::Denied | Refusal::Stale) => {
-                if let ReclaimSchedule::Due(at) = self.reclaim {
+            Err(refusal) => {
+                // A reclaim brings new credentials.
+                if let (Refusal::Denied | Refusal::Stale, ReclaimSchedule::Due(at)) = (refusal, self.reclaim) {
                     self.reclaim = ReclaimSchedule::Due(at.min(now));
                 }
-                self.retry_report(outcome, settle, None, now, jitter);
-            }
-            Err(Refusal::Retry { retry_after: after } | Refusal::Throttled { retry_after: after }) => {
-                self.retry_report(outcome, settle, after, now, jitter);
+                self.retry_report(outcome, settle, refusal.retry_after(), now, jitter);
             }
         }
     }

@@ -38,12 +38,7 @@ impl ClaimState {
             }
             Err(Refusal::Gone) => self.on_lost(LossReason::Revoked, actions),
             // I5: only a definite loss or the local deadline ends the run.
-            Err(Refusal::Retry { retry_after: after } | Refusal::Throttled { retry_after: after }) => {
-                self.retry_reclaim(lease, after, now, jitter);
-            }
-            Err(Refusal::Denied | Refusal::Rejected | Refusal::Stale) => {
-                self.retry_reclaim(lease, None, now, jitter);
-            }
+            Err(refusal) => self.retry_reclaim(lease, refusal.retry_after(), now, jitter),
         }
     }
 

@@ -101,21 +101,13 @@ impl Worker {
             Ok(()) | Err(Refusal::Gone) => return self.drop_message(message),
             Err(refusal) => refusal,
         };
-        let again = match refusal {
-            Refusal::Rejected => None,
-            Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Stale | Refusal::Denied | Refusal::Gone
-                if kept.retry.tries() + 1 >= DELETE_ATTEMPTS_MAX =>
-            {
-                None
-            }
-            Refusal::Retry { retry_after: after } | Refusal::Throttled { retry_after: after } => Some(after),
-            Refusal::Stale | Refusal::Denied | Refusal::Gone => Some(None),
-        };
-        let alert =
-            Alert::DeleteFailed { message, id: kept.id.clone(), count: kept.dequeue_count, retried: again.is_some() };
+        let again = refusal != Refusal::Rejected && kept.retry.tries() + 1 < DELETE_ATTEMPTS_MAX;
+        let alert = Alert::DeleteFailed { message, id: kept.id.clone(), count: kept.dequeue_count, retried: again };
         self.effects.push_back(Effect::Alert(alert));
-        let Some(after) = again else { return self.drop_message(message) };
-        let wait = kept.retry.wait(DELETE_RETRY, after, &mut self.jitter);
+        if !again {
+            return self.drop_message(message);
+        }
+        let wait = kept.retry.wait(DELETE_RETRY, refusal.retry_after(), &mut self.jitter);
         kept.delete_state = DeleteState::RetryAt(now.plus(wait));
         if matches!(refusal, Refusal::Stale | Refusal::Denied) {
             self.sources[kept.source.index()].poller.reopen();

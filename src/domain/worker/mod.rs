@@ -180,6 +180,18 @@ pub struct SourceView<'a> {
     pub foreign_claims: usize,
 }
 
+impl SourceView<'_> {
+    /// When it is polled, if it waits for that time.
+    pub fn next_poll_at(&self, now: Instant) -> Option<Instant> {
+        match self.poller.next_call(now) {
+            NextCall::NotBefore(at) if self.availability == ServiceAvailability::Up => Some(at),
+            NextCall::NotBefore(_) | NextCall::Open | NextCall::Recover | NextCall::Poll(_) | NextCall::InFlight => {
+                None
+            }
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Worker {
     policy: WorkerPolicy,

@@ -22,12 +22,7 @@ impl Worker {
     }
 
     pub(super) fn release_all(&mut self, deadline: Option<Instant>, now: Instant) {
-        if self.mode == Mode::Running
-            || matches!(
-                self.exit,
-                ExitReason::Drained | ExitReason::Idle | ExitReason::LimitReached | ExitReason::WorkDirLost
-            )
-        {
+        if self.exit < ExitReason::HostTerminating {
             self.exit = ExitReason::Released;
         }
         let deadline = [self.release_deadline(), deadline].into_iter().flatten().min();
@@ -48,18 +43,7 @@ impl Worker {
     /// The remaining time is used: unstarted claims lose nothing and are released at once, running ones may finish
     /// until there is just time to stop and report them (I22).
     pub(super) fn on_termination_notice(&mut self, deadline: Option<Instant>, now: Instant) {
-        let exit = match self.exit {
-            ExitReason::Drained
-            | ExitReason::Released
-            | ExitReason::Idle
-            | ExitReason::LimitReached
-            | ExitReason::WorkDirLost => ExitReason::HostTerminating,
-            ExitReason::HostTerminating
-            | ExitReason::CredentialsRejected
-            | ExitReason::Misconfigured
-            | ExitReason::Aborted
-            | ExitReason::ProcessesLeft => self.exit,
-        };
+        let exit = self.exit.max(ExitReason::HostTerminating);
         let news = match (self.host_terminates_at, deadline) {
             (Some(known), Some(deadline)) => deadline < known,
             (None, _) | (_, None) => true,

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::super::calls::{self, Attachment, CallResult};
 use super::super::catch_panic::drop_guarded;
 use super::super::claim_runtime::{ClaimRuntime, PolledMessage, TraceRecording};
-use super::super::counters::count;
 use super::{Engine, open_claim};
 use crate::domain::claim::ClaimEvent;
 use crate::domain::id::{LocalToken, SourceId};
@@ -23,7 +22,7 @@ impl Engine {
             Err(error) if error.is_cancelled() => {}
             // Every call catches panics; this would be one of the runtime's own.
             Err(error) => {
-                count(&self.counters().panics);
+                self.counters().add(|counts| counts.panics += 1);
                 tracing::error!(%error, "a call of the worker panicked; its claim will expire");
             }
         }

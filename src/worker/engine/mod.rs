@@ -244,7 +244,7 @@ impl Engine {
             }
             tokio::select! {
                 biased;
-                Some(order) = self.requests.recv() => self.handle_request(order),
+                Some(request) = self.requests.recv() => request(&mut self),
                 Some(back) = self.calls.join_next() => self.on_call_joined(back),
                 () = async { match deadline {
                     Some(at) => clock.sleep_until(at).await,
@@ -270,21 +270,7 @@ impl Engine {
         }
     }
 
-    fn handle_request(&mut self, order: ControlRequest) {
-        match order {
-            ControlRequest::Apply(command, note) => self.apply_command(command, note),
-            ControlRequest::Reconfigure(settings) => self.reconfigure(*settings),
-            // The receiver may be gone.
-            ControlRequest::Status(sender) => drop(sender.send(self.snapshot())),
-            ControlRequest::Log(task, sender) => drop(sender.send(self.task_log(&task))),
-            ControlRequest::ClaimDetail(task, sender) => drop(sender.send(self.claim_snapshot(&task))),
-            ControlRequest::CommandClaim { name, order, note, sender } => {
-                drop(sender.send(self.command_claim(&name, order, note)))
-            }
-        }
-    }
-
-    fn apply_command(&mut self, command: Command, note: Note) {
+    pub(super) fn apply_command(&mut self, command: Command, note: Note) {
         tracing::info!(by = note.by, note = note.text, "command: {command}");
         let in_time = |span: Option<Duration>| span.map(|span| self.clock.now().plus(span));
         let event = match command {
@@ -304,7 +290,7 @@ impl Engine {
         self.handle_event(event);
     }
 
-    fn reconfigure(&mut self, settings: WorkerConfig) {
+    pub(super) fn reconfigure(&mut self, settings: WorkerConfig) {
         let WorkerConfig { work_dir, seed, clock, recorder, .. } = self.config.clone();
         self.config = WorkerConfig { work_dir, seed, clock, recorder, ..settings };
         self.announce_capacity();
