@@ -32,9 +32,9 @@ pub(super) const RESULT_ARTIFACT: &str = "public/result.json";
 const RETRY_POLICY: Policy = Policy { first: BRIDGE_RETRY_MIN, max: BRIDGE_RETRY_MAX };
 const POLL_POLICY: Policy = Policy { first: BRIDGE_POLL_MIN, max: BRIDGE_POLL_MAX };
 
-/// Settings of [`RequestsToTasks`].
+/// Creates a task for each request.
 #[derive(Clone)]
-pub struct Config {
+pub struct RequestsToTasks {
     /// The Taskcluster deployment.
     pub api: Api,
     /// The queue that the tasks are created for.
@@ -43,17 +43,6 @@ pub struct Config {
     pub origin: String,
     /// The longest time that a task has, from its request's claim to its deadline.
     pub max_run_time: Duration,
-}
-
-/// Creates a task for each request.
-#[derive(Clone)]
-pub struct RequestsToTasks(Config);
-
-impl RequestsToTasks {
-    /// A handler with these settings.
-    pub const fn new(config: Config) -> Self {
-        Self(config)
-    }
 }
 
 /// A task to be created.
@@ -68,31 +57,23 @@ impl fmt::Debug for PreparedTask {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum TaskResult {
-    /// The run that completed.
-    Completed(u32),
-    /// What happened instead.
-    Unsuccessful(String),
-}
-
 impl PayloadHandler for RequestsToTasks {
     type Payload = Request;
     type Prepared = PreparedTask;
 
     fn describe(&self) -> String {
-        format!("forwards requests to {} as tasks", self.0.task_queue)
+        format!("forwards requests to {} as tasks", self.task_queue)
     }
 
     async fn prepare(&self, request: Request, context: &Context) -> Result<PreparedTask, PrepareError> {
         let key = request.idempotency_key.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
         let remaining = request.seconds_left.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        let time = remaining.unwrap_or(self.0.max_run_time).min(self.0.max_run_time);
+        let time = remaining.unwrap_or(self.max_run_time).min(self.max_run_time);
         let definition = self.definition(request, time, context);
         let definition = definition.ok_or_else(|| {
             PrepareError::new(PrepareFailure::Internal, "the task's deadline is out of range".to_owned())
         })?;
-        Ok(PreparedTask { id: task_id(&self.0.origin, &key), definition })
+        Ok(PreparedTask { id: task_id(&self.origin, &key), definition })
     }
 
     async fn execute(&self, task: PreparedTask, context: &Context) -> Result<(), ExecuteError> {
@@ -102,7 +83,7 @@ impl PayloadHandler for RequestsToTasks {
                 // A release leaves the task running: the worker that claims the request next finds it.
                 if cancel.cause == CancelCause::Canceled {
                     let remaining = context.time_until(cancel.deadline);
-                    let canceled = tokio::time::timeout(remaining, self.0.api.cancel_task(&task.id)).await;
+                    let canceled = tokio::time::timeout(remaining, self.api.cancel_task(&task.id)).await;
                     if !matches!(canceled, Ok(Ok(_))) {
                         context.log().write_note(&format!("cannot cancel task {}", task.id));
                     }
@@ -118,7 +99,7 @@ impl RequestsToTasks {
         let now = Timestamp::now();
         let after = |span: Duration| now.checked_add(SignedDuration::try_from(span).ok()?).ok();
         let (deadline, expires) = (after(time)?, after(time.checked_add(BRIDGE_TASK_RETENTION)?)?);
-        let queue = &self.0.task_queue;
+        let queue = &self.task_queue;
         let name = request.path.clone().filter(|path| !path.is_empty()).unwrap_or_else(|| "request".to_owned());
         let trace = context.task().env.get("TRACEPARENT");
         Some(json!({
@@ -130,7 +111,7 @@ impl RequestsToTasks {
             "payload": request.into_value(),
             "metadata": {
                 "name": name,
-                "description": format!("request from {}, created by journeyman bridge", self.0.origin),
+                "description": format!("request from {}, created by journeyman bridge", self.origin),
                 "owner": "nobody@example.com",
                 "source": "https://example.com/journeyman",
             },
@@ -140,7 +121,7 @@ impl RequestsToTasks {
 
     async fn create_and_wait(&self, task: &PreparedTask, context: &Context) -> Result<(), ExecuteError> {
         let failed = |error: CallError| ExecuteError::failed(error.message);
-        match retry(context, || self.0.api.create_task(&task.id, task.definition.clone())).await {
+        match retry(context, || self.api.create_task(&task.id, task.definition.clone())).await {
             // Gone: an earlier delivery created the task, with other times.
             Ok(_) | Err(CallError { refusal: Refusal::Gone, .. }) => {}
             Err(error) => return Err(failed(error)),
@@ -148,19 +129,19 @@ impl RequestsToTasks {
         context.set_progress(&format!("waiting for task {}", task.id));
         let mut watch = RetryTimer::new(POLL_POLICY);
         let result = loop {
-            let status = retry(context, || self.0.api.task_status(&task.id)).await.map_err(failed)?;
+            let status = retry(context, || self.api.task_status(&task.id)).await.map_err(failed)?;
             match parse_status(&status) {
                 Some(result) => break result,
                 None => watch.wait(None).await,
             }
         };
         match result {
-            TaskResult::Completed(run) => {
+            Ok(run) => {
                 let run = Run { task: task.id.clone(), run };
                 let result = context.set_reply(self.fetch_result(&run, context).await.map_err(failed)?);
                 result.map_err(|error| ExecuteError::failed(format!("task {}: {error}", task.id)))
             }
-            TaskResult::Unsuccessful(how) => Err(ExecuteError::failed(format!("task {} {how}", task.id))),
+            Err(how) => Err(ExecuteError::failed(format!("task {} {how}", task.id))),
         }
     }
 
@@ -177,7 +158,7 @@ impl RequestsToTasks {
     }
 
     async fn download_result(&self, run: &Run) -> Result<Vec<u8>, CallError> {
-        let mut download = self.0.api.artifact(run, RESULT_ARTIFACT).await?;
+        let mut download = self.api.artifact(run, RESULT_ARTIFACT).await?;
         let mut bytes = Vec::new();
         while let Some(chunk) = download.next_chunk().await? {
             if bytes.len() + chunk.len() > BRIDGE_RESULT_BYTES_MAX {
@@ -219,16 +200,15 @@ async fn retry<T, F: Future<Output = Result<T, CallError>>>(
     }
 }
 
-/// `None` until the task is resolved.
-fn parse_status(status: &Value) -> Option<TaskResult> {
+/// The run that completed the task, or what happened instead; `None` until the task is resolved.
+fn parse_status(status: &Value) -> Option<Result<u32, String>> {
     let runs = status["runs"].as_array().map_or(&[][..], Vec::as_slice);
-    let last = runs.last();
     let number = u32::try_from(runs.len().saturating_sub(1)).unwrap_or(u32::MAX);
-    let reason = last.and_then(|run| run["reasonResolved"].as_str()).unwrap_or("unknown");
+    let reason = runs.last().and_then(|run| run["reasonResolved"].as_str()).unwrap_or("unknown");
     match status["state"].as_str() {
-        Some("completed") => Some(TaskResult::Completed(number)),
-        Some("failed") => Some(TaskResult::Unsuccessful(format!("failed in run {number}"))),
-        Some("exception") => Some(TaskResult::Unsuccessful(format!("ended with {reason}"))),
+        Some("completed") => Some(Ok(number)),
+        Some("failed") => Some(Err(format!("failed in run {number}"))),
+        Some("exception") => Some(Err(format!("ended with {reason}"))),
         _ => None,
     }
 }
@@ -265,10 +245,10 @@ mod tests {
         for open in ["unscheduled", "pending", "running", "", "news"] {
             assert_eq!(of(open, json!([])), None);
         }
-        assert_eq!(of("completed", json!([{}, {}])), Some(TaskResult::Completed(1)));
-        assert_eq!(of("failed", json!([{}])), Some(TaskResult::Unsuccessful("failed in run 0".to_owned())));
+        assert_eq!(of("completed", json!([{}, {}])), Some(Ok(1)));
+        assert_eq!(of("failed", json!([{}])), Some(Err("failed in run 0".to_owned())));
         let ended = of("exception", json!([{"reasonResolved": "deadline-exceeded"}]));
-        assert_eq!(ended, Some(TaskResult::Unsuccessful("ended with deadline-exceeded".to_owned())));
-        assert_eq!(of("exception", json!([])), Some(TaskResult::Unsuccessful("ended with unknown".to_owned())));
+        assert_eq!(ended, Some(Err("ended with deadline-exceeded".to_owned())));
+        assert_eq!(of("exception", json!([])), Some(Err("ended with unknown".to_owned())));
     }
 }

@@ -20,9 +20,9 @@ use crate::limits::{BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN};
 const RAW_RESULT_ARTIFACT: &str = "public/result";
 const RETRY_POLICY: Policy = Policy { first: BRIDGE_RETRY_MIN, max: BRIDGE_RETRY_MAX };
 
-/// Settings of [`TasksToRequests`].
+/// Sends a request for each task.
 #[derive(Debug)]
-pub struct Config {
+pub struct TasksToRequests {
     /// The client that sends the requests.
     pub client: RpcClient,
     /// The exchange; empty for a queue.
@@ -35,23 +35,12 @@ pub struct Config {
     pub max_run_time: Duration,
 }
 
-/// Sends a request for each task.
-#[derive(Debug)]
-pub struct TasksToRequests(Config);
-
-impl TasksToRequests {
-    /// A handler with these settings.
-    pub const fn new(config: Config) -> Self {
-        Self(config)
-    }
-}
-
 impl PayloadHandler for TasksToRequests {
     type Payload = Value;
     type Prepared = RpcRequest;
 
     fn describe(&self) -> String {
-        let Config { exchange, routing_key: key, .. } = &self.0;
+        let Self { exchange, routing_key: key, .. } = self;
         if exchange.is_empty() {
             format!("forwards tasks to the queue {key} as requests")
         } else {
@@ -62,10 +51,10 @@ impl PayloadHandler for TasksToRequests {
     async fn prepare(&self, payload: Value, context: &Context) -> Result<RpcRequest, PrepareError> {
         let request = request_from_payload(payload).map_err(|what| PrepareError::malformed(vec![what]))?;
         let mut call = RpcRequest {
-            exchange: self.0.exchange.clone(),
-            routing_key: self.0.routing_key.clone(),
-            timeout: self.0.max_run_time,
-            message_id: Some(format!("{}/{}", self.0.origin, context.task().run.task)),
+            exchange: self.exchange.clone(),
+            routing_key: self.routing_key.clone(),
+            timeout: self.max_run_time,
+            message_id: Some(format!("{}/{}", self.origin, context.task().run.task)),
             ..super::rpc_request(request)
         };
         if let Some(trace) = context.task().env.get("TRACEPARENT") {
@@ -87,15 +76,15 @@ impl PayloadHandler for TasksToRequests {
 
 impl TasksToRequests {
     async fn request_until_reply(&self, mut call: RpcRequest, context: &Context) -> Result<(), ExecuteError> {
-        let until = Instant::now() + self.0.max_run_time;
+        let until = Instant::now() + self.max_run_time;
         let mut retry = RetryTimer::new(RETRY_POLICY);
         loop {
             call.timeout = until.saturating_duration_since(Instant::now());
             context.set_progress("waiting for the reply");
-            match self.0.client.call(&call).await {
+            match self.client.call(&call).await {
                 Ok(reply) => return store_reply(&reply, context).await,
                 Err(RpcError::TimedOut(_)) => {
-                    return Err(ExecuteError::failed(format!("no reply within {:?}", self.0.max_run_time)));
+                    return Err(ExecuteError::failed(format!("no reply within {:?}", self.max_run_time)));
                 }
                 Err(error @ (RpcError::TooLarge { .. } | RpcError::NameTooLong(_))) => {
                     return Err(ExecuteError::failed(error.to_string()));

@@ -6,7 +6,8 @@ use super::amqp_setup::{self, RequestHandling};
 use super::exit::{Exit, ExitResult, Failure};
 use super::worker::{self, WorkerArgs};
 use super::worker_setup::{self, WorkerIdentity};
-use crate::bridge;
+use crate::bridge::requests_to_tasks::RequestsToTasks;
+use crate::bridge::tasks_to_requests::TasksToRequests;
 use crate::client::RpcClient;
 use crate::config::Environment;
 use crate::config::schema::{Bridge, Config, Source};
@@ -56,13 +57,12 @@ fn source_binding(
     let max_run_time = bridge.max_run_time.0;
     match (from, to) {
         (Source::Amqp(from), Source::Taskcluster(to)) => {
-            let handler: Arc<dyn DynHandler> =
-                handler::erase(bridge::requests_to_tasks::RequestsToTasks::new(bridge::requests_to_tasks::Config {
-                    api: worker_setup::build_api(&bridge.to, to, environment)?,
-                    task_queue: to.task_queue.clone(),
-                    origin: amqp_setup::requests_queue(from, config),
-                    max_run_time,
-                }));
+            let handler: Arc<dyn DynHandler> = handler::erase(RequestsToTasks {
+                api: worker_setup::build_api(&bridge.to, to, environment)?,
+                task_queue: to.task_queue.clone(),
+                origin: amqp_setup::requests_queue(from, config),
+                max_run_time,
+            });
             let work = RequestHandling { handler, form: amqp::PayloadForm::Whole, max_run_time: Some(max_run_time) };
             amqp_setup::source_binding(&bridge.from, from, config, name, work, environment)
         }
@@ -74,17 +74,16 @@ fn source_binding(
                 Some(queue) => (String::new(), queue.clone()),
                 None => (format!("{}-req-xchg", amqp.pool), amqp.worker_key.clone().unwrap_or_default()),
             };
-            let handler =
-                handler::erase(bridge::tasks_to_requests::TasksToRequests::new(bridge::tasks_to_requests::Config {
-                    client: RpcClient::new(
-                        amqp_setup::build_broker(&config.amqp, environment)?,
-                        amqp_setup::worker_id(config, name),
-                    ),
-                    exchange,
-                    routing_key,
-                    origin: from.root_url.as_str().to_owned(),
-                    max_run_time,
-                }));
+            let handler = handler::erase(TasksToRequests {
+                client: RpcClient::new(
+                    amqp_setup::build_broker(&config.amqp, environment)?,
+                    amqp_setup::worker_id(config, name),
+                ),
+                exchange,
+                routing_key,
+                origin: from.root_url.as_str().to_owned(),
+                max_run_time,
+            });
             worker_setup::source_binding(&bridge.from, from, name, handler, environment).map(|(binding, _)| binding)
         }
         (Source::Amqp(_), Source::Amqp(_)) | (Source::Taskcluster(_), Source::Taskcluster(_)) => {
