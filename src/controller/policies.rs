@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use super::queue_names::QueueNames;
 use super::topology::message_ttl_ms;
 use super::{Controller, ControllerConfig, RecordedError};
-use crate::amqp::management::{BrokerPolicy, Management, PolicyResult, escape_regex};
+use crate::amqp::management::{BrokerPolicy, Management, escape_regex};
 use crate::config::pool::{PoolConfig, QueueType};
 use crate::limits::CONTROLLER_POLICIES_TIMEOUT;
 
@@ -24,11 +24,7 @@ pub(super) async fn apply_policies(management: &Management, names: &QueueNames, 
     for (name, policy) in
         [(queue_policy_name(names), queue_policy(names, pool)), (names.requests_exchange(), exchange_policy(names))]
     {
-        match management.ensure_policy(&name, &policy).await.map_err(|why| why.to_string())? {
-            PolicyResult::Unchanged => {}
-            PolicyResult::Applied => is_changed = true,
-            PolicyResult::Mismatch(how) => return Err(format!("policy {name} differs from the requested one: {how}")),
-        }
+        is_changed |= management.ensure_policy(&name, &policy).await.map_err(|why| why.to_string())?;
     }
     Ok(is_changed)
 }

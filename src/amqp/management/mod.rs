@@ -16,7 +16,7 @@ use super::{Broker, InvalidBrokerConfig};
 use crate::domain::consumer_timeout::{BrokerVersion, QueueKind, TimeoutFacts};
 use crate::http::client::{BodyError, client_builder, read_body, root_cause};
 use crate::limits::{AMQP_MANAGEMENT_BYTES_MAX, AMQP_MANAGEMENT_TIMEOUT};
-pub use policies::{BrokerPolicy, PolicyResult};
+pub use policies::BrokerPolicy;
 pub use queue_counts::{QueueCounts, escape_regex};
 
 #[derive(Clone)]
