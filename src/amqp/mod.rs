@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use lapin::options::{ConfirmSelectOptions, ExchangeDeclareOptions, QueueDeclareOptions};
+use lapin::options::{BasicConsumeOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use lapin::uri::{AMQPScheme, AMQPUri};
-use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind, ExchangeKind};
+use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, Consumer, ErrorKind, ExchangeKind};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::domain::refusal::CallError;
@@ -270,25 +270,25 @@ pub(crate) async fn while_open<T>(is_open: impl Fn() -> bool, work: impl Future<
     }
 }
 
-/// Closes a channel when dropped, unless it is disarmed: lapin would keep it open where a consumer is being created.
-pub(crate) struct CloseOnDrop(Option<Channel>);
-
-impl CloseOnDrop {
-    pub(crate) const fn new(channel: Channel) -> Self {
-        Self(Some(channel))
-    }
-
-    pub(crate) fn disarm(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for CloseOnDrop {
-    fn drop(&mut self) {
-        if let Some(channel) = self.0.take() {
-            poll_once(channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()));
+/// Starts a consumer. Closes the channel if it is dropped meanwhile: lapin would keep the consumer, which takes messages in vain.
+pub(crate) async fn consume(
+    channel: &Channel,
+    queue: ShortString,
+    tag: ShortString,
+    options: BasicConsumeOptions,
+) -> lapin::Result<Consumer> {
+    struct CloseOnDrop<'a>(Option<&'a Channel>);
+    impl Drop for CloseOnDrop<'_> {
+        fn drop(&mut self) {
+            if let Some(channel) = self.0 {
+                poll_once(channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()));
+            }
         }
     }
+    let mut guard = CloseOnDrop(Some(channel));
+    let consumer = channel.basic_consume(queue, tag, options, FieldTable::default()).await?;
+    guard.0 = None;
+    Ok(consumer)
 }
 
 /// Sends a frame without waiting for the reply: lapin sends on the first poll.

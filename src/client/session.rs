@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::{ReplyPosition, RpcError, RpcReply, RpcRequest};
-use crate::amqp::{self, Broker, CloseOnDrop, headers};
+use crate::amqp::{self, Broker, headers};
 use crate::domain::refusal::CallError;
 use crate::limits::{CALLS_MAX, EXCHANGE_CACHE_TTL, REPLIES_QUEUED_MAX};
 
@@ -66,8 +66,6 @@ impl PendingCalls {
 pub(super) struct Session {
     connection: Connection,
     channel: Channel,
-    /// Publishes one request at a time, so that a return belongs to it: lapin attaches a return to whichever confirm comes next.
-    detached_channel: tokio::sync::Mutex<Channel>,
     calls: Arc<PendingCalls>,
     confirms: mpsc::Sender<UnconfirmedRequest>,
     /// When each exchange was last known to exist.
@@ -81,40 +79,24 @@ impl std::fmt::Debug for Session {
     }
 }
 
-struct UnconfirmedRequest {
-    id: String,
-    confirm: PublisherConfirm,
-}
+/// The id of a request, and its confirm.
+type UnconfirmedRequest = (String, PublisherConfirm);
 
 impl Session {
     pub(super) async fn open(broker: &Broker, name: &str) -> Result<Self, CallError> {
         let connection = broker.connect(name).await?;
         let opening = async {
             let channel = amqp::confirm_channel(&connection).await?;
-            // The caller may stop waiting meanwhile.
-            let guard = CloseOnDrop::new(channel.clone());
             let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
-            let consumer =
-                channel.basic_consume(DIRECT_REPLY_TO.into(), "".into(), options, FieldTable::default()).await?;
-            let detached_channel = amqp::confirm_channel(&connection).await?;
-            guard.disarm();
-            lapin::Result::Ok((channel, consumer, detached_channel))
+            let consumer = amqp::consume(&channel, DIRECT_REPLY_TO.into(), "".into(), options).await?;
+            lapin::Result::Ok((channel, consumer))
         };
-        let (channel, consumer, detached_channel) =
-            opening.await.map_err(|error| broker.call_error("open a channel", &error))?;
+        let (channel, consumer) = opening.await.map_err(|error| broker.call_error("open a channel", &error))?;
         let calls: Arc<PendingCalls> = Arc::default();
         let (confirms, sent) = mpsc::channel(CALLS_MAX);
         let mut dispatcher = JoinSet::new();
         dispatcher.spawn(dispatch(consumer, sent, Arc::clone(&calls)));
-        Ok(Self {
-            connection,
-            channel,
-            detached_channel: tokio::sync::Mutex::new(detached_channel),
-            calls,
-            confirms,
-            exchanges_seen: Mutex::default(),
-            _dispatcher: dispatcher,
-        })
+        Ok(Self { connection, channel, calls, confirms, exchanges_seen: Mutex::default(), _dispatcher: dispatcher })
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -132,14 +114,15 @@ impl Session {
         let properties = request_properties(call, call.message_ttl.or(Some(call.timeout)))?;
         let properties = properties.with_correlation_id(id.as_str().into()).with_reply_to(DIRECT_REPLY_TO.into());
         let confirm = publish(&self.channel, call, properties).await?;
-        self.confirms.send(UnconfirmedRequest { id, confirm }).await.map_err(|_| RpcError::ConnectionLost)?;
+        self.confirms.send((id, confirm)).await.map_err(|_| RpcError::ConnectionLost)?;
         Ok(pending)
     }
 
     /// Publishes a request that awaits no reply, and returns once it is confirmed.
     pub(super) async fn send_detached(&self, call: &RpcRequest, broker: &Broker) -> Result<(), RpcError> {
         self.check_exchange(&call.exchange, broker).await?;
-        let channel = self.detached_channel.lock().await;
+        // On a channel of its own, a return is that of this request: lapin attaches a return to whichever confirm comes next.
+        let channel = amqp::confirm_channel(&self.connection).await.map_err(|_| RpcError::ConnectionLost)?;
         // It outlives its client and a restart of the broker.
         let properties = request_properties(call, call.message_ttl)?.with_delivery_mode(PERSISTENT);
         let confirm = publish(&channel, call, properties).await?;
@@ -217,7 +200,7 @@ async fn dispatch(mut consumer: Consumer, mut sent: mpsc::Receiver<UnconfirmedRe
                 Some(Ok(delivery)) => on_delivery(&calls, delivery),
                 Some(Err(_)) | None => break,
             },
-            Some(UnconfirmedRequest { id, confirm }) = sent.recv() => {
+            Some((id, confirm)) = sent.recv() => {
                 confirms.push(async move { (id, confirm.await) });
             }
             Some((id, result)) = confirms.next() => match result {

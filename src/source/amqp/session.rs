@@ -11,13 +11,13 @@ use futures_util::StreamExt as _;
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions};
 use lapin::protocol::constants::REPLY_SUCCESS;
-use lapin::types::{DeliveryTag, FieldTable, ShortString};
+use lapin::types::{DeliveryTag, ShortString};
 use lapin::{Channel, Connection, Consumer};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, interval, sleep, timeout};
 
-use crate::amqp::{self, Broker, CloseOnDrop};
+use crate::amqp::{self, Broker};
 use crate::domain::id::Run;
 use crate::host::crash_points::crash_point;
 use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_UNPOLLED_REQUEUE_DELAY};
@@ -88,13 +88,9 @@ impl Session {
             let consume_channel = connection.create_channel().await?;
             consume_channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
             let publisher = Publisher::open(Arc::clone(&connection)).await?;
-            // Dropped without closing, the consumer would stay at the broker and take requests that no poll sees.
-            let guard = CloseOnDrop::new(consume_channel.clone());
             // The broker generates a tag where ours is too long.
             let tag = amqp::to_short_string_or_none(tag).unwrap_or_default();
-            let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
-            let consumer = consume_channel.basic_consume(queue.clone(), tag, options, arguments).await?;
-            guard.disarm();
+            let consumer = amqp::consume(&consume_channel, queue.clone(), tag, BasicConsumeOptions::default()).await?;
             lapin::Result::Ok((consume_channel, publisher, consumer))
         };
         let (consume_channel, publisher, consumer) = match timeout(AMQP_CALL_TIMEOUT, opening).await {
