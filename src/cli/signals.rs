@@ -1,11 +1,7 @@
-//! Maps signals to commands: the first TERM or INT drains, the second releases claims, the third aborts; QUIT releases; TSTP
-//! pauses, CONT resumes, USR1 logs the status.
-
-use std::convert::Infallible;
+//! Maps signals to commands: the first TERM or INT drains, the second releases claims, the third aborts; QUIT releases.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::control::status::one_line;
 use super::exit::{Exit, Failure};
 use crate::worker::{Command, Control, Note};
 
@@ -117,55 +113,6 @@ impl ExitSignals {
         }
     }
 }
-
-/// Listens for TSTP, CONT and USR1.
-#[derive(Debug)]
-pub(super) struct ControlSignals {
-    tstp: Signal,
-    cont: Signal,
-    usr1: Signal,
-}
-
-impl ControlSignals {
-    /// Replaces the signals' default actions, which stop or end the process.
-    ///
-    /// # Errors
-    ///
-    /// [`Exit::HostUnusable`] if no handler can be installed.
-    pub(super) fn listen() -> Result<Self, Failure> {
-        let listen = |number| subscribe(SignalKind::from_raw(number));
-        Ok(Self { tstp: listen(TSTP)?, cont: listen(CONT)?, usr1: listen(USR1)? })
-    }
-
-    /// Never resolves.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe; later signals are then ignored.
-    pub(super) async fn apply_to(mut self, control: Control) -> Infallible {
-        loop {
-            tokio::select! {
-                _ = self.tstp.recv() => control.command(Command::Pause { span: None }, Note::of("SIGTSTP")).await,
-                _ = self.cont.recv() => {
-                    // Every stopped process gets a CONT when it continues; only a pause by SIGTSTP ends with it.
-                    let note = control.status().await.and_then(|view| view.note);
-                    if note.is_some_and(|note| note.by == "SIGTSTP") {
-                        control.command(Command::Resume, Note::of("SIGCONT")).await;
-                    }
-                }
-                _ = self.usr1.recv() => {
-                    if let Some(view) = control.status().await {
-                        tracing::info!("status: {}", one_line(&view));
-                    }
-                }
-            }
-        }
-    }
-}
-
-const TSTP: i32 = rustix::process::Signal::TSTP.as_raw();
-const CONT: i32 = rustix::process::Signal::CONT.as_raw();
-const USR1: i32 = rustix::process::Signal::USR1.as_raw();
 
 pub(super) fn subscribe(kind: SignalKind) -> Result<Signal, Failure> {
     signal(kind).map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot install a signal handler: {error}")))

@@ -12,7 +12,7 @@ use super::config_args::{self, ConfigArgs, WorkerFlags};
 use super::doctor::host::open_files_warning;
 use super::exit::{Exit, ExitResult, Failure};
 use super::reload::{Reloader, WorkerTarget};
-use super::signals::{ControlSignals, ExitSignals};
+use super::signals::ExitSignals;
 use super::{amqp_setup, systemd_notify, termination_watch, worker_setup};
 use crate::config::Environment;
 use crate::config::schema::Config;
@@ -56,7 +56,6 @@ pub(super) async fn run_with(
     let worker = build(&loaded.config, environment)?;
     close_inherited_fds_on_exec();
     let control = worker.control();
-    let control_signals = ControlSignals::listen()?.apply_to(control.clone());
     let manager = environment.get("NOTIFY_SOCKET").and_then(|socket| {
         let connected = ServiceManager::connect(socket);
         connected.inspect_err(|error| tracing::warn!("cannot notify the service manager at {socket}: {error}")).ok()
@@ -71,7 +70,6 @@ pub(super) async fn run_with(
     };
     let background = async {
         tokio::select! {
-            never = control_signals => match never {},
             never = reloader.run() => match never {},
             never = notifications => match never {},
         }

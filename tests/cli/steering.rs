@@ -318,36 +318,6 @@ fn notices_and_reloads_are_counted() {
 }
 
 #[test]
-fn signals_pause_resume_and_log_the_status() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let here = folder.path();
-    let (_queue, root) = queue(here);
-    let mut server = Server::start(&mut worker(here, &root, "a-token-for-tests\n"));
-    server.logs("work directory");
-    // Two that are sent together come in no order; so one, and what it did, and then the other.
-    server.signal(Signal::TSTP);
-    let asked = |words: &str| loop {
-        let table = steer(here, &["status", "--config", "journeyman.toml"]).out;
-        if table.contains(words) {
-            return table;
-        }
-    };
-    assert!(asked("PAUSED").contains("by SIGTSTP"));
-    server.signal(Signal::USR1);
-    let line = server.logs("status: ");
-    assert!(line.contains("PAUSED") && line.contains("by SIGTSTP"), "{line}");
-    server.signal(Signal::CONT);
-    assert!(!asked("RUNNING").contains("SIG"));
-    // A pause of the operator's is not ended by a process that goes on.
-    steer(here, &["pause", "--config", "journeyman.toml", "--for", "10s"]);
-    server.signal(Signal::CONT);
-    server.signal(Signal::USR1);
-    assert!(server.logs("status: ").contains("by ana"));
-    // The pause ends by itself.
-    assert!(!asked("RUNNING").contains("by ana"));
-}
-
-#[test]
 fn a_payload_inherits_no_descriptor_of_the_workers_parent() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
