@@ -226,8 +226,6 @@ fn doctor_reports_all_problems_of_files_directories_and_programs() {
         .expect("it is ours");
     // Not even root makes a folder there.
     command.args(["--set", "worker.work_dir=/proc/journeyman/work"]);
-    std::fs::write(here.join("no-socket"), "").expect("it can be written");
-    command.args(["--set", "control.socket=no-socket"]);
     let said = run(&mut command, "");
     assert_eq!(said.code, 1, "{}", said.out);
     shown("host", here, &root, &said);
@@ -241,12 +239,8 @@ fn doctor_reports_low_disk_low_memory_and_a_missing_metadata_service() {
     let mut command = configured(folder.path(), &root, "");
     command.args(["--set", "host.min_free_disk=921600GiB", "--set", "host.min_free_memory=921600GiB"]);
     command.args(["--set", "host.metadata_service=aws", "--set", &format!("host.metadata_endpoint=http://{free}")]);
-    command.args(["--set", "host.task_memory=1GiB", "--set", "host.task_pids=100"]);
     let said = run(&mut command, "");
     assert_eq!(said.code, 1, "{}", said.out);
-    // Which controllers there are depends on where the test runs.
-    let line = said.out.lines().find(|line| line.contains(" task limits ")).expect("limits that are set are looked at");
-    assert!(line.starts_with("ok ") || line.starts_with("warning ") && line.contains("no controller for "), "{line}");
     for (part, words) in [
         ("disk ", "free, host.min_free_disk is 900.0 TiB"),
         ("memory ", "free, host.min_free_memory is 900.0 TiB"),

@@ -1,8 +1,6 @@
 //! Checks this machine: work directory, memory, open files, control groups, control socket and metadata service.
 
 use std::fs::File;
-use std::io::ErrorKind;
-use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
@@ -24,7 +22,6 @@ use crate::worker::snapshot::format_bytes;
 pub(super) fn check_host(config: &Config) -> Vec<Check> {
     let mut checks = check_work_dir(config);
     checks.extend([check_memory(config), check_open_files(config), check_cgroups(&config.host)]);
-    checks.extend(check_task_limits(&config.host));
     checks
 }
 
@@ -124,77 +121,42 @@ pub(in crate::cli) fn open_files_warning(config: &Config) -> Result<Option<Strin
 
 /// Without moving a process; the worker itself tries it at start.
 fn check_cgroups(host: &Host) -> Check {
-    let name = "control groups";
-    let found = match own_cgroup() {
-        None => "no cgroup v2".to_owned(),
-        Some(own) if rustix::fs::access(&own, rustix::fs::Access::WRITE_OK).is_ok() => {
-            return Check::ok(name, "cgroup v2, writable");
+    let own = own_cgroup();
+    let missing = match &own {
+        None => "no cgroup v2; payloads would run in process groups instead".to_owned(),
+        Some(own) if rustix::fs::access(own, rustix::fs::Access::WRITE_OK).is_err() => {
+            format!("{} is not writable; payloads would run in process groups instead", own.display())
         }
-        Some(own) => format!("{} is not writable for this user", own.display()),
+        Some(own) => {
+            let available = std::fs::read_to_string(own.join("cgroup.controllers")).unwrap_or_default();
+            let limits = [("memory", host.task_memory.is_some()), ("pids", host.task_pids.is_some())];
+            let is_missing = |name: &str| !available.split_ascii_whitespace().any(|available| available == name);
+            let missing = limits.into_iter().filter(|(name, is_set)| *is_set && is_missing(name)).map(|(name, _)| name);
+            match missing.collect::<Vec<_>>().join(" and ") {
+                missing if missing.is_empty() => return Check::ok("control groups", "cgroup v2, writable"),
+                missing => format!("no controller for {missing}: the limit cannot be enforced"),
+            }
+        }
     };
     let fix =
         "under systemd set Delegate=yes (set in the packaged units), in a container mount /sys/fs/cgroup writable";
-    failed_if_required(host, name, format!("{found}; payloads would run in process groups instead"), fix)
-}
-
-/// `None` if no limit is set.
-fn check_task_limits(host: &Host) -> Option<Check> {
-    let mut controllers = Vec::new();
-    controllers.extend(host.task_memory.map(|_| "memory"));
-    controllers.extend(host.task_pids.map(|_| "pids"));
-    if controllers.is_empty() {
-        return None;
-    }
-    let (name, shown) = ("task limits", controllers.join(" and "));
-    let available = own_cgroup().and_then(|own| std::fs::read_to_string(own.join("cgroup.controllers")).ok());
-    let available = available.unwrap_or_default();
-    controllers.retain(|name| !available.split_ascii_whitespace().any(|available| available == *name));
-    if controllers.is_empty() {
-        return Some(Check::ok(name, format!("controllers for {shown} are available")));
-    }
-    let found = format!("no controller for {}: the limit cannot be enforced", controllers.join(" and "));
-    let fix = "under systemd set Delegate=yes in the unit; else delegate the controllers to this group, or unset \
-               host.task_memory and host.task_pids";
-    Some(failed_if_required(host, name, found, fix))
-}
-
-fn failed_if_required(host: &Host, name: &str, found: String, fix: &str) -> Check {
     if host.containment == Containment::Cgroup {
-        Check::failed(name, found, fix)
+        Check::failed("control groups", missing, fix)
     } else {
-        Check::warning(name, found, fix)
+        Check::warning("control groups", missing, fix)
     }
 }
 
 pub(super) async fn check_control_socket(path: PathBuf) -> Vec<Check> {
-    let name = "control socket";
-    let shown = path.display();
+    let (name, shown) = ("control socket", path.display().to_string());
     let hangs = "it hangs or is stopped; continue or kill it";
-    match std::fs::symlink_metadata(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return vec![Check::ok(name, format!("{shown} is free"))],
-        Err(error) => {
-            let fix = "set control.socket to a path that this user may access";
-            return vec![Check::failed(name, format!("{shown}: {error}"), fix)];
-        }
-        Ok(file) if !file.file_type().is_socket() => {
-            let fix = "remove it, or change control.socket";
-            return vec![Check::failed(name, format!("{shown} is not a socket"), fix)];
-        }
-        Ok(_) => {}
-    }
-    let socket = path.clone();
     // Connecting blocks while the listener accepts no connection.
-    let client = tokio::task::spawn_blocking(move || ControlClient::new(&socket));
-    let client = match timeout(DOCTOR_CALL_TIMEOUT, client).await {
-        Ok(Ok(client)) => client,
-        Ok(Err(_)) | Err(_) => {
-            return vec![Check::failed(name, format!("{shown}: the listening process accepts no connection"), hangs)];
-        }
+    let client = tokio::task::spawn_blocking(move || ControlClient::new(&path));
+    let Ok(Ok(client)) = timeout(DOCTOR_CALL_TIMEOUT, client).await else {
+        return vec![Check::failed(name, format!("{shown}: the listening process accepts no connection"), hangs)];
     };
     vec![match client {
-        Err(Error::NotRunning(_)) => {
-            Check::ok(name, format!("{shown} is left from a previous worker; the next one replaces it"))
-        }
+        Err(Error::NotRunning(_)) => Check::ok(name, format!("{shown} is free")),
         Err(error) => Check::warning(name, error.to_string(), "run doctor as root or as the user of the worker"),
         Ok(client) => match client.status().await {
             Ok(status) => Check::ok(name, format!("worker with pid {} responds at {shown}", status.pid)),

@@ -23,7 +23,6 @@ use super::worker_setup::{self, WorkerIdentity};
 use crate::config::schema::{Config, Source};
 use crate::config::{Environment, LoadedConfig};
 use crate::limits::DOCTOR_CHECK_TIMEOUT;
-use crate::observe::traces;
 use crate::redact;
 
 #[derive(Debug, Args)]
@@ -140,17 +139,6 @@ fn check_configuration(loaded: &LoadedConfig, environment: &Environment) -> Vec<
             false => Check::failed("files", &problem.message, fix),
             true => Check::warning("files", &problem.message, fix),
         });
-    }
-    match traces::collector_url(environment) {
-        Ok(None) => {}
-        Ok(Some(collector)) => {
-            let host = collector.host_str().unwrap_or_default().to_owned();
-            checks.push(Check::ok("traces", format!("exported to {host}")));
-        }
-        Err(why) => {
-            let fix = "correct the variable, or unset it";
-            checks.push(Check::warning("traces", format!("not exported: {why}"), fix));
-        }
     }
     if problems.is_empty() {
         checks.push(Check::ok("files", "secrets are private, programs and schemas exist"));
