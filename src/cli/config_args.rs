@@ -84,6 +84,9 @@ pub struct DevFlags;
 impl FlagSet for DevFlags {
     const LIST: &'static [ConfigFlag] = &[
         ConfigFlag { default_override: Some("4"), ..flag("capacity", "worker.capacity") },
+        ConfigFlag { default_override: Some("127.0.0.1:0"), ..flag("listen", "queue.listen") },
+        ConfigFlag { default_override: Some("a temporary file"), ..flag("db", "queue.db") },
+        flag("claim-timeout", "queue.claim_timeout"),
         flag("drain-deadline", "worker.drain_deadline"),
         flag("termination-grace", "worker.termination_grace"),
         ConfigFlag { default_override: Some("500ms"), ..flag("status-poll-interval", "worker.status_poll_interval") },

@@ -57,7 +57,7 @@ fn start_failure(error: &StartError) -> Failure {
     Failure::from_error(exit, error)
 }
 
-fn queue_config(config: &schema::Queue, environment: &Environment) -> Result<queue::Config, Failure> {
+pub(super) fn queue_config(config: &schema::Queue, environment: &Environment) -> Result<queue::Config, Failure> {
     let mut artifacts = config.db.0.clone().into_os_string();
     artifacts.push("-artifacts");
     let mut clients = Vec::new();

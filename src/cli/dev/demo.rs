@@ -50,6 +50,7 @@ pub(super) fn configure(config: &mut Config, temp_dir: &Path, set: impl Fn(&str)
     if !set("log.level") {
         config.log.level = LOG_LEVEL.parse().map_err(invalid)?;
     }
+    config.queue.claim_timeout = Span(CLAIM_TIMEOUT);
     config.handler.clear();
     let path = temp_dir.join("greet.sh");
     fs::write(&path, GREET_PROGRAM)

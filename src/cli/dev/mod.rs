@@ -5,6 +5,7 @@ mod screen;
 mod tasks;
 
 use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,7 +26,7 @@ use crate::config::{Environment, LoadedConfig};
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::host::termination_notice::MetadataProvider;
 use crate::observe::log;
-use crate::queue::{self, Db, RegisteredClient};
+use crate::queue::{self, RegisteredClient};
 use crate::source::taskcluster::Dialect;
 use crate::worker::Control;
 
@@ -41,12 +42,6 @@ pub(in crate::cli) struct DevArgs {
     /// Which dialect the worker speaks with the queue
     #[arg(long, value_enum, default_value_t)]
     dialect: Dialect,
-    /// Listen address; port 0 picks a free port
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
-    listen: Listen,
-    /// Database file of the queue [default: a temporary file]
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    db: Option<PathBuf>,
     #[command(flatten)]
     settings: ConfigArgs<DevFlags>,
 }
@@ -70,7 +65,6 @@ fn parse_handler_flag(text: &str) -> Result<HandlerProgram, String> {
 }
 
 const CAPACITY: u16 = 4;
-const CLAIM_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 /// Short, because a drain waits for the poll in flight.
 const LONG_POLL: Duration = Duration::from_secs(2);
 const STATUS_POLL: Duration = Duration::from_millis(500);
@@ -87,19 +81,24 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     if !set("worker.status_poll_interval") {
         config.worker.status_poll_interval = OptionalSpan(Some(STATUS_POLL));
     }
+    if !set("queue.listen") {
+        config.queue.listen = Listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    }
     // Before the temporary directory: a signal from here on must not prevent its removal.
     let signals = ExitSignals::listen()?;
-    if arguments.demo {
-        let temp_dir = create_temp_dir()?;
+    // Not for the demo, which must not conflict with a `dev` that keeps running.
+    let state_file = (!arguments.demo).then(|| DevStateFile::lock(&state_dir(environment))).transpose()?;
+    let temp_dir = create_temp_dir()?;
+    if !set("queue.db") {
+        config.queue.db = values::File(temp_dir.path().join("queue.db"));
+    }
+    let Some(state_file) = state_file else {
         demo::configure(&mut config, temp_dir.path(), set)?;
         log::start(&config.log, log::color_from_environment(environment));
-        let dev = DevSession::start(&arguments, config, temp_dir.path()).await?;
+        let dev = DevSession::start(&arguments, config, temp_dir.path(), environment).await?;
         let failed = dev.queue.failed();
         return Box::pin(run_unless_failed(failed, demo::run(dev, temp_dir.path(), signals, environment))).await;
-    }
-    // Not for the demo, which must not conflict with a `dev` that keeps running.
-    let state_file = DevStateFile::lock(&state_dir(environment))?;
-    let temp_dir = create_temp_dir()?;
+    };
     if !set("log.format") {
         config.log.format = LogFormat::Human;
     }
@@ -110,7 +109,7 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     if !config.source.is_empty() {
         output::print_stderr("note: dev uses its own queue only and ignores the sources of the configuration");
     }
-    let dev = DevSession::start(&arguments, config, temp_dir.path()).await?;
+    let dev = DevSession::start(&arguments, config, temp_dir.path(), environment).await?;
     state_file.write(&dev.state())?;
     let failed = dev.queue.failed();
     run_unless_failed(failed, Box::pin(serve(dev, signals, environment))).await
@@ -158,9 +157,14 @@ struct DevSession {
 }
 
 impl DevSession {
-    async fn start(arguments: &DevArgs, mut config: Config, temp_dir: &Path) -> Result<Self, Failure> {
+    async fn start(
+        arguments: &DevArgs,
+        mut config: Config,
+        temp_dir: &Path,
+        environment: &Environment,
+    ) -> Result<Self, Failure> {
         let token = Secret::new(&format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple()));
-        let queue = start_queue(arguments, &token, temp_dir).await?;
+        let queue = start_queue(&mut config, &token, environment).await?;
         let token_file = write_token(&token, temp_dir)?;
         config.handler.entry(COMMAND.to_owned()).or_insert_with(|| {
             Handler::Command(CommandHandler {
@@ -221,24 +225,22 @@ impl DevSession {
     }
 }
 
-async fn start_queue(arguments: &DevArgs, token: &Secret, temp_dir: &Path) -> Result<queue::RunningQueue, Failure> {
-    let claim_timeout = if arguments.demo { demo::CLAIM_TIMEOUT } else { CLAIM_TIMEOUT };
-    let db = arguments.db.clone().unwrap_or_else(|| temp_dir.join("queue.db"));
-    let artifacts = match &arguments.db {
-        Some(db) => PathBuf::from(format!("{}-artifacts", db.display())),
-        None => temp_dir.join("artifacts"),
-    };
+async fn start_queue(
+    config: &mut Config,
+    token: &Secret,
+    environment: &Environment,
+) -> Result<queue::RunningQueue, Failure> {
+    // Its only client is the worker, which also serves `journeyman task`.
+    config.queue.clients.clear();
     let client = RegisteredClient {
         client_id: CLIENT_ID.to_owned(),
         access_token: token.reveal().to_owned().into(),
         scopes: vec!["*".to_owned()],
     };
     let settings = queue::Config {
-        listen: arguments.listen.0,
         clients: vec![client],
-        claim_timeout,
         long_poll: LONG_POLL,
-        ..queue::Config::new(Db::File(db), artifacts)
+        ..super::queue::queue_config(&config.queue, environment)?
     };
     queue::start(settings).await.map_err(|error| Failure::from_error(Exit::HostUnusable, &error))
 }
