@@ -22,8 +22,8 @@ use super::auth::{AuthenticatedRequest, Caller, SignedRequest, check_payload_has
 use super::field_types::{is_identifier, is_printable, is_queue_id, parse_fields};
 use super::queue_error::{QueueError, QueueErrorCode, route_not_found};
 use super::store::tx::PageRequest;
-use super::task_calls::{self as calls, TaskOperation};
-use super::task_state::ResolvedReason;
+use super::task_calls as calls;
+use super::task_state::{ResolvedReason, TaskRecord};
 use super::{artifact_content, azure_storage};
 use crate::limits::{
     QUEUE_BODIES_BYTES_MAX, QUEUE_BODY_BYTES_MAX, QUEUE_BODY_TIMEOUT, QUEUE_DISCARD_TIMEOUT, QUEUE_PAGE_MAX,
@@ -43,8 +43,14 @@ pub(super) fn router(app: App) -> Router {
         ("/ping", get(call("ping", calls::ping))),
         ("/task/{taskId}", get(call("task", calls::task)).put(call(CREATE_TASK, calls::create_task))),
         ("/task/{taskId}/status", get(call("status", calls::status))),
-        ("/task/{taskId}/rerun", post(call("rerunTask", |app, call| TaskOperation::Rerun.run(app, call)))),
-        ("/task/{taskId}/cancel", post(call("cancelTask", |app, call| TaskOperation::Cancel.run(app, call)))),
+        (
+            "/task/{taskId}/rerun",
+            post(call("rerunTask", |app, call| calls::change_task(app, call, "rerun", TaskRecord::rerun))),
+        ),
+        (
+            "/task/{taskId}/cancel",
+            post(call("cancelTask", |app, call| calls::change_task(app, call, "cancel", TaskRecord::cancel))),
+        ),
         ("/task/{taskId}/runs/{runId}/claim", post(call("claimTask", calls::claim_task))),
         ("/task/{taskId}/runs/{runId}/reclaim", post(call("reclaimTask", calls::reclaim_task))),
         (

@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use axum::http::header::LOCATION;
 use axum::response::IntoResponse as _;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::api::{App, Call, ReplyResult};
@@ -41,21 +41,9 @@ enum CreateArtifact {
     },
     Error {
         expires: UnixMillis,
-        reason: ErrorReason,
+        reason: Text<255>,
         message: Text<4_096>,
     },
-}
-
-#[derive(Serialize, Deserialize)]
-enum ErrorReason {
-    #[serde(rename = "file-missing-on-worker")]
-    FileMissing,
-    #[serde(rename = "invalid-resource-on-worker")]
-    InvalidResource,
-    #[serde(rename = "too-large-file-on-worker")]
-    FileTooLarge,
-    #[serde(rename = "file-not-readable-on-worker")]
-    FileNotReadable,
 }
 
 impl CreateArtifact {

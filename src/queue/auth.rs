@@ -21,6 +21,7 @@ use super::api::query_param;
 use super::clock::UnixMillis;
 use super::queue_error::{QueueError, QueueErrorCode};
 use super::scopes::{ScopeExpression, satisfies, satisfies_all};
+use super::task_state::WorkerIdentity;
 use crate::limits::{QUEUE_CERTIFICATE_DRIFT, QUEUE_CERTIFICATE_TTL_MAX, QUEUE_CLOCK_DRIFT_MAX};
 use crate::source::taskcluster::formats::new_task_id;
 
@@ -93,6 +94,18 @@ impl Caller {
 
     pub(crate) const fn is_authenticated(&self) -> bool {
         self.client.is_some()
+    }
+
+    pub(crate) fn require_claim_scopes(
+        &self,
+        call: &str,
+        queue: &str,
+        worker: &WorkerIdentity,
+    ) -> Result<(), QueueError> {
+        self.require(&ScopeExpression::All(vec![
+            ScopeExpression::scope(format!("queue:{call}:{queue}")),
+            ScopeExpression::scope(format!("queue:worker-id:{}/{}", worker.group, worker.id)),
+        ]))
     }
 
     pub(crate) fn require_scope(&self, scope: String) -> Result<(), QueueError> {

@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 use super::QueueState;
 use super::api::{App, Call, ReplyResult, query_param};
 use super::queue_error::QueueError;
-use super::scopes::ScopeExpression;
 use super::store::messages::{DeleteResult, ReceivedMessage};
 use super::task_calls::ok;
 use super::task_state::Priority;
@@ -25,16 +24,11 @@ use crate::limits::{POLL_MESSAGES_MAX, QUEUE_POLL_URL_TTL, QUEUE_VISIBILITY_TIME
 /// pollTaskUrls: the signed URLs of a task queue, highest priority first.
 pub(crate) async fn poll_task_urls(app: App, call: Call) -> ReplyResult {
     let queue = call.task_queue();
-    call.caller.require(&ScopeExpression::Any(vec![
-        ScopeExpression::scope(format!("queue:poll-task-urls:{queue}")),
-        ScopeExpression::All(vec![
-            ScopeExpression::scope("queue:poll-task-urls"),
-            ScopeExpression::scope(format!("assume:worker-type:{queue}")),
-        ]),
-    ]))?;
+    call.caller.require_scope(format!("queue:poll-task-urls:{queue}"))?;
     let expires = app.now().plus(QUEUE_POLL_URL_TTL);
     let urls: Vec<Value> = Priority::ALL
         .into_iter()
+        .rev()
         .map(|priority| {
             let name = format!("{queue}/{}", priority.rank());
             let signed = app.keyring.sign_url(&name, expires);

@@ -6,7 +6,7 @@ use super::auth::Keyring;
 use super::clock::UnixMillis;
 use super::store::tx::{ClaimedRun, ListPage, ListedTask};
 use super::task_definition::split_task_queue;
-use super::task_state::{CreatedReason, ResolvedReason, RunRecord, RunState, TaskRecord};
+use super::task_state::{RunRecord, TaskRecord};
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -20,45 +20,17 @@ pub(crate) struct StatusJson<'a> {
 }
 
 #[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
 struct RunJson<'a> {
+    #[serde(rename = "runId")]
     run_id: usize,
-    state: RunState,
-    reason_created: CreatedReason,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason_resolved: Option<ResolvedReason>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    worker_group: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    worker_id: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    taken_until: Option<UnixMillis>,
-    scheduled: UnixMillis,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    started: Option<UnixMillis>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    resolved: Option<UnixMillis>,
+    #[serde(flatten)]
+    record: &'a RunRecord,
 }
 
 pub(crate) fn status(task: &TaskRecord) -> StatusJson<'_> {
     let (provisioner_id, worker_type) = split_task_queue(&task.queue);
-    let runs = task.runs.iter().enumerate().map(|(at, record)| run(at, record)).collect();
+    let runs = task.runs.iter().enumerate().map(|(run_id, record)| RunJson { run_id, record }).collect();
     StatusJson { task, provisioner_id, worker_type, state: task.state_str(), runs }
-}
-
-fn run(run_id: usize, record: &RunRecord) -> RunJson<'_> {
-    RunJson {
-        run_id,
-        state: record.state,
-        reason_created: record.origin,
-        reason_resolved: record.ending,
-        worker_group: record.worker.as_ref().map(|worker| worker.group.as_str()),
-        worker_id: record.worker.as_ref().map(|worker| worker.id.as_str()),
-        taken_until: record.taken_until,
-        scheduled: record.scheduled,
-        started: record.started,
-        resolved: record.resolved,
-    }
 }
 
 pub(crate) fn to_json<T: Serialize>(value: &T) -> String {

@@ -72,55 +72,31 @@ pub(crate) async fn status(app: App, call: Call) -> ReplyResult {
     ok(response_json::status_reply(&row.task))
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TaskOperation {
-    Rerun,
-    Cancel,
-}
-
-impl TaskOperation {
-    fn required_scopes(self, task: &TaskRecord) -> ScopeExpression {
-        let verb = match self {
-            Self::Rerun => "rerun",
-            Self::Cancel => "cancel",
-        };
-        let (scheduler, group) = (&task.scheduler, &task.group);
-        ScopeExpression::Any(vec![
-            ScopeExpression::scope(format!("queue:{verb}-task:{scheduler}/{group}/{}", task.task_id)),
-            ScopeExpression::scope(format!("queue:{verb}-task-in-project:{}", task.project)),
-            ScopeExpression::All(vec![
-                ScopeExpression::scope(format!("queue:{verb}-task")),
-                ScopeExpression::scope(format!("assume:scheduler-id:{scheduler}/{group}")),
-            ]),
-        ])
-    }
-
-    fn apply(self, task: &mut TaskRecord, now: UnixMillis) -> Result<(), RunError> {
-        match self {
-            Self::Rerun => task.rerun(now),
-            Self::Cancel => task.cancel(now),
-        }
-    }
-
-    pub(crate) async fn run(self, app: App, call: Call) -> ReplyResult {
-        let (name, caller) = (call.task_id(), call.caller);
-        let task = app.store.execute(move |tx| {
-            let mut row = tx.require_task(&name)?;
-            caller.require(&self.required_scopes(&row.task))?;
-            self.apply(&mut row.task, tx.now)?;
-            tx.save(row)
-        });
-        ok(response_json::status_reply(&task.await?))
-    }
+/// Changes a task by `rerunTask` or `cancelTask`.
+pub(crate) async fn change_task(
+    app: App,
+    call: Call,
+    verb: &'static str,
+    change: fn(&mut TaskRecord, UnixMillis) -> Result<(), RunError>,
+) -> ReplyResult {
+    let (name, caller) = (call.task_id(), call.caller);
+    let task = app.store.execute(move |tx| {
+        let mut row = tx.require_task(&name)?;
+        let TaskRecord { scheduler, group, project, .. } = &row.task;
+        caller.require(&ScopeExpression::Any(vec![
+            ScopeExpression::scope(format!("queue:{verb}-task:{scheduler}/{group}/{name}")),
+            ScopeExpression::scope(format!("queue:{verb}-task-in-project:{project}")),
+        ]))?;
+        change(&mut row.task, tx.now)?;
+        tx.save(row)
+    });
+    ok(response_json::status_reply(&task.await?))
 }
 
 pub(crate) async fn claim_work(app: App, call: Call) -> ReplyResult {
     let ClaimWork { worker_group, worker_id, tasks } = call.fields()?;
     let (queue, worker) = (call.task_queue(), WorkerIdentity { group: worker_group.0, id: worker_id.0 });
-    call.caller.require(&ScopeExpression::All(vec![
-        ScopeExpression::scope(format!("queue:claim-work:{queue}")),
-        ScopeExpression::scope(format!("queue:worker-id:{}/{}", worker.group, worker.id)),
-    ]))?;
+    call.caller.require_claim_scopes("claim-work", &queue, &worker)?;
     let limit = tasks.map_or(1, |tasks| tasks.0);
     let claims = wait_for_work(&app, queue, worker, limit).await?;
     let now = app.now();
@@ -154,25 +130,10 @@ pub(crate) async fn claim_task(app: App, call: Call) -> ReplyResult {
     let (name, run, caller) = (call.task_id(), call.run(), call.caller);
     let claim = app.store.execute(move |tx| {
         let row = tx.require_task(&name)?;
-        caller.require(&claim_task_scopes(&row.task.queue, &worker))?;
+        caller.require_claim_scopes("claim-task", &row.task.queue, &worker)?;
         tx.claim(row, run, &worker)
     });
     ok(response_json::claim_reply(&app.keyring, claim.await?, app.now()))
-}
-
-fn claim_task_scopes(queue: &str, worker: &WorkerIdentity) -> ScopeExpression {
-    let worker = format!("{}/{}", worker.group, worker.id);
-    ScopeExpression::Any(vec![
-        ScopeExpression::All(vec![
-            ScopeExpression::scope(format!("queue:claim-task:{queue}")),
-            ScopeExpression::scope(format!("queue:worker-id:{worker}")),
-        ]),
-        ScopeExpression::All(vec![
-            ScopeExpression::scope("queue:claim-task"),
-            ScopeExpression::scope(format!("assume:worker-type:{queue}")),
-            ScopeExpression::scope(format!("assume:worker-id:{worker}")),
-        ]),
-    ])
 }
 
 /// Changes a task by a call that names a run and needs `queue:SCOPE:TASK/RUN`.

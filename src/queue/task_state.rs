@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::clock::UnixMillis;
 use crate::limits::QUEUE_RUNS_MAX;
+use crate::named_enum::named_enum;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -20,7 +21,7 @@ pub(crate) enum RunState {
 }
 
 impl RunState {
-    pub(crate) const fn as_str(self) -> &'static str {
+    const fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "pending",
             Self::Running => "running",
@@ -64,86 +65,55 @@ pub(crate) enum ResolvedReason {
 impl ResolvedReason {
     /// Whether a worker may report it as an exception.
     pub(crate) const fn is_reportable(self) -> bool {
-        match self {
+        matches!(
+            self,
             Self::WorkerShutdown
-            | Self::MalformedPayload
-            | Self::ResourceUnavailable
-            | Self::InternalError
-            | Self::Superseded
-            | Self::IntermittentTask => true,
-            Self::Completed | Self::Failed | Self::ClaimExpired | Self::DeadlineExceeded | Self::Canceled => false,
-        }
+                | Self::MalformedPayload
+                | Self::ResourceUnavailable
+                | Self::InternalError
+                | Self::Superseded
+                | Self::IntermittentTask
+        )
     }
 
-    const fn run_state(self) -> RunState {
-        match self {
-            Self::Completed => RunState::Completed,
-            Self::Failed => RunState::Failed,
-            Self::WorkerShutdown
-            | Self::MalformedPayload
-            | Self::ResourceUnavailable
-            | Self::InternalError
-            | Self::Superseded
-            | Self::IntermittentTask
-            | Self::ClaimExpired
-            | Self::DeadlineExceeded
-            | Self::Canceled => RunState::Exception,
+    fn run_state(self) -> RunState {
+        if self == Self::Completed {
+            RunState::Completed
+        } else if self == Self::Failed {
+            RunState::Failed
+        } else {
+            RunState::Exception
         }
     }
 
     /// Why the next run is created, if one is.
-    const fn retry_reason(self) -> Option<CreatedReason> {
-        match self {
-            Self::WorkerShutdown | Self::ClaimExpired => Some(CreatedReason::Retry),
-            Self::IntermittentTask => Some(CreatedReason::TaskRetry),
-            Self::Completed
-            | Self::Failed
-            | Self::MalformedPayload
-            | Self::ResourceUnavailable
-            | Self::InternalError
-            | Self::Superseded
-            | Self::DeadlineExceeded
-            | Self::Canceled => None,
+    fn retry_reason(self) -> Option<CreatedReason> {
+        if self == Self::IntermittentTask {
+            return Some(CreatedReason::TaskRetry);
         }
+        matches!(self, Self::WorkerShutdown | Self::ClaimExpired).then_some(CreatedReason::Retry)
     }
 }
 
-/// Ordered from the least to the most urgent.
-#[derive(
-    Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum Priority {
-    #[default]
-    Lowest = 1,
-    VeryLow,
-    Low,
-    Medium,
-    High,
-    VeryHigh,
-    Highest,
+named_enum! {
+    /// Ordered from the least to the most urgent.
+    #[derive(Default, PartialOrd, Ord, Hash, clap::ValueEnum)]
+    pub enum Priority {
+        #[default]
+        Lowest = "lowest",
+        VeryLow = "very-low",
+        Low = "low",
+        Medium = "medium",
+        High = "high",
+        VeryHigh = "very-high",
+        Highest = "highest",
+    }
 }
 
 impl Priority {
-    /// The most urgent first.
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Highest, Self::VeryHigh, Self::High, Self::Medium, Self::Low, Self::VeryLow, Self::Lowest];
-
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Highest => "highest",
-            Self::VeryHigh => "very-high",
-            Self::High => "high",
-            Self::Medium => "medium",
-            Self::Low => "low",
-            Self::VeryLow => "very-low",
-            Self::Lowest => "lowest",
-        }
-    }
-
     /// 7 for the most urgent, 1 for the least.
     pub(crate) const fn rank(self) -> u8 {
-        self as u8
+        self as u8 + 1
     }
 
     pub(crate) fn from_rank(rank: u8) -> Option<Self> {
@@ -151,35 +121,31 @@ impl Priority {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct WorkerIdentity {
+    #[serde(rename = "workerGroup")]
     pub(crate) group: String,
+    #[serde(rename = "workerId")]
     pub(crate) id: String,
 }
 
-/// A claim made by `claimWork` cannot be repeated by `claimTask`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum ClaimMethod {
-    ClaimTask,
-    ClaimWork,
-}
-
+/// A run, as it is stored and as the API shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct RunRecord {
     pub(crate) state: RunState,
+    #[serde(rename = "reasonCreated")]
     pub(crate) origin: CreatedReason,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "reasonResolved", skip_serializing_if = "Option::is_none")]
     pub(crate) ending: Option<ResolvedReason>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(flatten)]
     pub(crate) worker: Option<WorkerIdentity>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) via: Option<ClaimMethod>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) taken_until: Option<UnixMillis>,
     pub(crate) scheduled: UnixMillis,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) started: Option<UnixMillis>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) resolved: Option<UnixMillis>,
 }
 
@@ -190,7 +156,6 @@ impl RunRecord {
             origin,
             ending: None,
             worker: None,
-            via: None,
             taken_until: None,
             scheduled: now,
             started: None,
@@ -272,12 +237,11 @@ impl TaskRecord {
         }
     }
 
-    /// Claims a pending run. `claimTask` is idempotent: the same worker gets the same claim again.
+    /// Claims a pending run. The same worker gets the same claim again.
     pub(crate) fn claim(
         &mut self,
         run: u32,
         worker: &WorkerIdentity,
-        via: ClaimMethod,
         now: UnixMillis,
         length: Duration,
     ) -> Result<(), RunError> {
@@ -288,7 +252,7 @@ impl TaskRecord {
         let found = self.runs.get_mut(run as usize).ok_or(RunError::NoSuchRun)?;
         match found.state {
             RunState::Pending if last => {}
-            RunState::Running if last && found.via == Some(via) && found.worker.as_ref() == Some(worker) => {
+            RunState::Running if last && found.worker.as_ref() == Some(worker) => {
                 return Ok(());
             }
             RunState::Pending | RunState::Running | RunState::Completed | RunState::Failed | RunState::Exception => {
@@ -297,7 +261,6 @@ impl TaskRecord {
         }
         found.state = RunState::Running;
         found.worker = Some(worker.clone());
-        found.via = Some(via);
         found.taken_until = Some(now.plus(length));
         found.started = Some(now);
         Ok(())

@@ -26,7 +26,7 @@ fn worker(id: &str) -> WorkerIdentity {
 
 fn running(retries: u8) -> TaskRecord {
     let mut task = task(retries);
-    assert_eq!(task.claim(0, &worker("w1"), ClaimMethod::ClaimTask, UnixMillis(10), LENGTH), Ok(()));
+    assert_eq!(task.claim(0, &worker("w1"), UnixMillis(10), LENGTH), Ok(()));
     task
 }
 
@@ -34,30 +34,17 @@ fn running(retries: u8) -> TaskRecord {
 fn a_claim_repeated_by_the_same_worker_is_the_same_claim() {
     let mut task = running(0);
     let before = task.clone();
-    assert_eq!(task.claim(0, &worker("w1"), ClaimMethod::ClaimTask, UnixMillis(500), LENGTH), Ok(()));
+    assert_eq!(task.claim(0, &worker("w1"), UnixMillis(500), LENGTH), Ok(()));
     assert_eq!(task, before);
-    assert_eq!(
-        task.claim(0, &worker("w2"), ClaimMethod::ClaimTask, UnixMillis(500), LENGTH),
-        Err(RunError::AlreadyClaimed)
-    );
-    assert_eq!(task.claim(5, &worker("w1"), ClaimMethod::ClaimTask, UnixMillis(500), LENGTH), Err(RunError::NoSuchRun));
-}
-
-#[test]
-fn a_claim_of_claim_work_cannot_be_repeated_by_claim_task() {
-    let mut task = task(0);
-    assert_eq!(task.claim(0, &worker("w1"), ClaimMethod::ClaimWork, UnixMillis(10), LENGTH), Ok(()));
-    assert_eq!(
-        task.claim(0, &worker("w1"), ClaimMethod::ClaimTask, UnixMillis(11), LENGTH),
-        Err(RunError::AlreadyClaimed)
-    );
+    assert_eq!(task.claim(0, &worker("w2"), UnixMillis(500), LENGTH), Err(RunError::AlreadyClaimed));
+    assert_eq!(task.claim(5, &worker("w1"), UnixMillis(500), LENGTH), Err(RunError::NoSuchRun));
 }
 
 #[test]
 fn nothing_is_claimed_or_reclaimed_at_or_after_the_deadline_but_a_report_still_counts() {
     let mut task = running(0);
     let deadline = task.deadline;
-    assert_eq!(task.claim(0, &worker("w1"), ClaimMethod::ClaimTask, deadline, LENGTH), Err(RunError::PastDeadline));
+    assert_eq!(task.claim(0, &worker("w1"), deadline, LENGTH), Err(RunError::PastDeadline));
     assert_eq!(task.reclaim(0, deadline, LENGTH), Err(RunError::PastDeadline));
     assert_eq!(task.report(0, ResolvedReason::Completed, deadline.plus(LENGTH)), Ok(()));
 }
@@ -212,8 +199,8 @@ mod any_sequence {
                 let last = u32::try_from(task.runs.len() - 1).unwrap();
                 let run = last.saturating_sub(back);
                 match call {
-                    0 => { task.claim(run, &worker("w1"), ClaimMethod::ClaimTask, now, LENGTH).ok(); }
-                    1 => { task.claim(run, &worker("w2"), ClaimMethod::ClaimWork, now, LENGTH).ok(); }
+                    0 => { task.claim(run, &worker("w1"), now, LENGTH).ok(); }
+                    1 => { task.claim(run, &worker("w2"), now, LENGTH).ok(); }
                     2 => { task.reclaim(run, now, LENGTH).ok(); }
                     3 => { task.report(run, ResolvedReason::Completed, now).ok(); }
                     4 => { task.report(run, ResolvedReason::WorkerShutdown, now).ok(); }

@@ -6,7 +6,7 @@ use super::super::Config;
 use super::super::clock::UnixMillis;
 use super::super::queue_error::QueueError;
 use super::super::task_definition::{NewTask, Requires, is_same_json};
-use super::super::task_state::{ClaimMethod, Priority, RunRecord, RunState, TaskRecord, WorkerIdentity};
+use super::super::task_state::{Priority, RunRecord, RunState, TaskRecord, WorkerIdentity};
 use super::StoreError;
 use crate::limits::{QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX};
 
@@ -190,7 +190,7 @@ impl Tx<'_> {
     }
 
     pub(crate) fn claim(&mut self, mut row: TaskRow, run: u32, worker: &WorkerIdentity) -> StoreResult<ClaimedRun> {
-        row.task.claim(run, worker, ClaimMethod::ClaimTask, self.now, self.config.claim_timeout)?;
+        row.task.claim(run, worker, self.now, self.config.claim_timeout)?;
         let definition = self.definition(row.id)?;
         self.save_claim(row, run, Some(definition))
     }
@@ -225,7 +225,7 @@ impl Tx<'_> {
                 // The worker limits the size of a response; the next call gets the rest.
                 break;
             }
-            if row.task.claim(run, worker, ClaimMethod::ClaimWork, now, length).is_ok() {
+            if row.task.claim(run, worker, now, length).is_ok() {
                 claimed.push(self.save_claim(row, run, Some(definition))?);
             }
         }
