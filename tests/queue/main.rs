@@ -7,8 +7,10 @@ mod artifacts;
 mod azure;
 mod client;
 mod durable;
+#[allow(unreachable_pub, reason = "shared with the library's own tests")]
+#[path = "../support/exchange.rs"]
+mod exchange;
 mod golden;
 mod life;
 mod limits;
-mod record;
 mod test_queue;

@@ -6,6 +6,8 @@
 pub struct Exchange {
     pub method: String,
     pub path: String,
+    /// The body of the request; empty without one.
+    pub request: String,
     pub status: u16,
     /// The answer's headers as they were sent, without those of the connection.
     pub headers: Vec<(String, String)>,
@@ -15,10 +17,12 @@ pub struct Exchange {
 #[allow(dead_code, reason = "each test binary reads what it needs")]
 impl Exchange {
     pub fn parse(text: &str) -> Self {
-        let mut request = text.lines().filter_map(|line| line.strip_prefix("> "));
-        let mut first = request.next().expect("a record starts with its request").split(' ');
+        let mut lines = text.lines().filter_map(|line| line.strip_prefix("> "));
+        let mut first = lines.next().expect("a record starts with its request").split(' ');
         let method = first.next().unwrap_or_default().to_owned();
         let path = first.next().unwrap_or_default().to_owned();
+        let lines = text.lines().filter_map(|line| line.strip_prefix('>')).map(str::trim_start);
+        let request = lines.skip_while(|line| !line.is_empty()).collect();
         let mut head = text.lines().filter_map(|line| line.strip_prefix("< "));
         let status = head.next().expect("a record holds the answer's status");
         let status = status.trim_start_matches("HTTP/1.1 ").split(' ').next().unwrap_or_default();
@@ -31,7 +35,8 @@ impl Exchange {
             .collect();
         let answer = text.find("\n< ").expect("a record holds an answer");
         let body = text[answer..].split_once("\n\n").map_or("", |(_, body)| body);
-        Self { method, path, status: status.parse().expect("a status is a number"), headers, body: body.to_owned() }
+        let status = status.parse().expect("a status is a number");
+        Self { method, path, request, status, headers, body: body.to_owned() }
     }
 
     /// A header of the answer, by its name in lower case.
