@@ -124,40 +124,6 @@ async fn every_pending_run_has_one_message() {
 }
 
 #[tokio::test]
-async fn a_poll_returns_at_most_the_requested_messages_and_one_by_default() {
-    let server = TestQueue::new().await;
-    let api = &server.api;
-    let lowest = urls(api).await.remove(6);
-    for _ in 0..40 {
-        api.create("lp/lw", json!({})).await;
-    }
-    assert_eq!(poll(api, &lowest.poll).await.len(), 1);
-    for most in [1, 5, 32] {
-        assert_eq!(poll(api, &format!("{}&numofmessages={most}", lowest.poll)).await.len(), most);
-    }
-    assert_eq!(poll(api, &format!("{}&numofmessages=32", lowest.poll)).await.len(), 1);
-}
-
-#[tokio::test]
-async fn a_hidden_message_reappears_and_only_its_latest_receipt_is_valid() {
-    let server = TestQueue::new().await;
-    let api = &server.api;
-    let lowest = urls(api).await.remove(6);
-    let task = api.create("lp/lw", json!({})).await;
-    let first = poll(api, &lowest.poll).await.remove(0);
-    assert!(poll(api, &lowest.poll).await.is_empty());
-    server.advance(301).await;
-    let second = poll(api, &lowest.poll).await.remove(0);
-    assert_eq!((second.task(), second.dequeued, &second.id), (task.as_str(), 2, &first.id));
-    let stale = lowest.delete(&first.id, &urlencoding::encode(&first.receipt));
-    assert_recorded(&raw(api, "DELETE", &stale).await, "11-delete-stale-popreceipt-after-redelivery");
-    // A receipt stays valid after the visibility timeout until the message is received again.
-    server.advance(301).await;
-    let fresh = lowest.delete(&second.id, &urlencoding::encode(&second.receipt));
-    assert_recorded(&raw(api, "DELETE", &fresh).await, "04-delete-ok");
-}
-
-#[tokio::test]
 async fn a_receipt_with_an_unencoded_plus_is_rejected() {
     let server = TestQueue::new().await;
     let api = &server.api;
@@ -212,19 +178,6 @@ async fn modified_and_expired_urls_are_rejected() {
 }
 
 #[tokio::test]
-async fn a_wrong_receipt_does_not_delete_the_message() {
-    let server = TestQueue::new().await;
-    let api = &server.api;
-    let lowest = urls(api).await.remove(6);
-    api.create("lp/lw", json!({})).await;
-    let found = poll(api, &lowest.poll).await.remove(0);
-    let wrong = raw(api, "DELETE", &lowest.delete(&found.id, "AgAAAAMAAAAAAAAAYYmdgp953QE%3D")).await;
-    assert_recorded(&wrong, "03-delete-wrong-popreceipt");
-    server.advance(301).await;
-    assert_eq!(poll(api, &lowest.poll).await.len(), 1);
-}
-
-#[tokio::test]
 async fn claim_work_removes_the_message_of_a_run() {
     let server = TestQueue::new().await;
     let api = &server.api;
@@ -234,23 +187,4 @@ async fn claim_work_removes_the_message_of_a_run() {
     assert!(poll(api, &lowest.poll).await.is_empty());
     let body = json!({"workerGroup": "wg", "workerId": "w1"});
     assert_eq!(api.post(&format!("task/{task}/runs/0/claim"), body).await.refusal(409).0, "RequestConflict");
-}
-
-#[tokio::test]
-async fn claim_task_is_idempotent_for_the_same_worker() {
-    let server = TestQueue::new().await;
-    let api = &server.api;
-    let task = api.create("lp/lw", json!({})).await;
-    let claim = |id: &str| api_claim(api.clone(), task.clone(), id.to_owned());
-    let first = claim("w1").await.expect(200);
-    server.advance(60).await;
-    let again = claim("w1").await.expect(200);
-    assert_eq!(first["takenUntil"], again["takenUntil"]);
-    assert_eq!(claim("w2").await.refusal(409).0, "RequestConflict");
-    let worker = api.with(&again["credentials"]);
-    worker.bare_post(&format!("task/{task}/runs/0/reclaim")).await.expect(200);
-}
-
-async fn api_claim(api: Api, task: String, worker: String) -> Answer {
-    api.post(&format!("task/{task}/runs/0/claim"), json!({"workerGroup": "wg", "workerId": worker})).await
 }

@@ -55,17 +55,6 @@ async fn tasks_are_claimed_by_priority_and_then_by_age() {
 }
 
 #[tokio::test]
-async fn a_long_poll_returns_a_new_task() {
-    // The wait is longer than any test.
-    let server = TestQueue::with(|settings| settings.long_poll = Duration::from_secs(600)).await;
-    let (api, other) = (server.api.clone(), server.api.clone());
-    let waits = async move { api.claim_work("p/w", "w1", 1).await };
-    let comes = async move { other.create("p/w", json!({})).await };
-    let (claims, task) = tokio::join!(waits, comes);
-    assert_eq!(claims[0]["status"]["taskId"], task.as_str());
-}
-
-#[tokio::test]
 async fn each_task_goes_to_one_of_many_long_polls() {
     let server = TestQueue::with(|settings| settings.long_poll = Duration::from_secs(600)).await;
     let api = Arc::new(server.api.clone());
@@ -87,12 +76,6 @@ async fn each_task_goes_to_one_of_many_long_polls() {
     got.sort();
     tasks.sort();
     assert_eq!(got, tasks);
-}
-
-#[tokio::test]
-async fn a_long_poll_without_work_returns_an_empty_list() {
-    let server = TestQueue::new().await;
-    assert_eq!(server.api.claim_work("p/w", "w1", 1).await, Vec::<Value>::new());
 }
 
 #[tokio::test]
@@ -158,18 +141,6 @@ async fn an_expired_claim_is_retried() {
     server.advance(1_206).await;
     let status = server.api.status(&task).await;
     assert_eq!((&status["state"], status["runs"].as_array().map(Vec::len)), (&json!("exception"), Some(2)));
-}
-
-#[tokio::test]
-async fn a_reclaimed_claim_does_not_expire() {
-    let server = TestQueue::new().await;
-    let task = server.api.create("p/w", json!({})).await;
-    server.api.claim_work("p/w", "w1", 1).await;
-    for _ in 0..3 {
-        server.advance(900).await;
-        server.api.bare_post(&format!("task/{task}/runs/0/reclaim")).await.expect(200);
-    }
-    assert_eq!(server.api.status(&task).await["runs"].as_array().map(Vec::len), Some(1));
 }
 
 #[tokio::test]

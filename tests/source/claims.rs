@@ -6,7 +6,7 @@ use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::host::clock::Clock;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
-use journeyman::source::{MessageQueue as _, Recovery as _, Source as _};
+use journeyman::source::{MessageQueue as _, Recovery as _};
 use serde_json::json;
 
 use crate::gremlin::{Asked, Gremlin, answer_with, date, json as say};
@@ -380,10 +380,4 @@ async fn settings_beyond_protocol_limits_are_rejected_by_name() {
     let mut modern = settings("http://127.0.0.1:1", Dialect::ClaimWork);
     modern.worker_id = long;
     assert!(Taskcluster::new(modern).is_ok());
-}
-
-#[tokio::test]
-async fn the_description_of_a_source_has_no_secret() {
-    let described = source("http://127.0.0.1:1", Dialect::ClaimWork).describe();
-    assert_eq!(described, "Taskcluster (claimWork) at http://127.0.0.1:1, queue prov/wt");
 }

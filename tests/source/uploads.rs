@@ -94,18 +94,6 @@ async fn storage_errors_are_classified() {
 }
 
 #[tokio::test]
-async fn create_artifact_errors_are_classified() {
-    for (status, refusal) in
-        [(400, Refusal::Rejected), (403, Refusal::Denied), (404, Refusal::Gone), (409, Refusal::Gone), (500, RETRY)]
-    {
-        let (_gremlin, claim) = claimed(|_| vec![error(status, "Code")]).await;
-        let refused = discreet(claim.upload(&artifact(file(b"x"))).await);
-        assert_eq!(refused.refusal, refusal, "{status}: {refused}");
-        assert!(refused.message.starts_with("artifact public/a b.txt of T/0: "), "{refused}");
-    }
-}
-
-#[tokio::test]
 async fn an_upload_url_of_a_metadata_service_is_rejected() {
     let bad = say(200, &json!({ "putUrl": "http://169.254.169.254/latest", "contentType": "text/plain" }));
     let (_gremlin, claim) = claimed(|_| vec![bad]).await;
