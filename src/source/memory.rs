@@ -261,6 +261,23 @@ impl MemorySource {
         tasks.grant(run, self, now.plus(lease)).ok_or_else(|| gone_error(run, "unknown"))
     }
 
+    fn extend_lease(&self, run: &Run) -> Result<Instant, CallError> {
+        let now = self.queue.now();
+        let lease = self.queue.0.config.lease;
+        let mut tasks = self.queue.expire_leases(now);
+        if !tasks.is_running(run, &self.worker) {
+            return Err(gone_error(run, "not running, or not for this worker"));
+        }
+        tasks.set_lease(run, &self.worker, lease, now);
+        Ok(now.plus(lease))
+    }
+
+    fn take_over_run(&self, run: &Run) -> Result<Grant, CallError> {
+        let expires_at = self.extend_lease(run)?;
+        let granted = self.queue.0.state.lock().grant(run, self, expires_at);
+        granted.ok_or_else(|| gone_error(run, "unknown"))
+    }
+
     fn delete_message(&self, message: &Message) -> Result<(), CallError> {
         let Message { queue: lane, id, receipt, .. } = message;
         let mut tasks = self.queue.expire_leases(self.queue.now());
@@ -278,18 +295,6 @@ impl MemorySource {
 }
 
 impl MemoryClaim {
-    fn extend_lease(&self) -> Result<Instant, CallError> {
-        let (run, MemorySource { queue, worker }) = (&self.run, &self.source);
-        let now = queue.now();
-        let lease = queue.0.config.lease;
-        let mut tasks = queue.expire_leases(now);
-        if !tasks.is_running(run, worker) {
-            return Err(gone_error(run, "not running, or not for this worker"));
-        }
-        tasks.set_lease(run, worker, lease, now);
-        Ok(now.plus(lease))
-    }
-
     fn report_outcome(&self, outcome: Outcome) -> Result<(), CallError> {
         let (run, MemorySource { queue, worker }) = (&self.run, &self.source);
         let now = queue.now();
@@ -442,7 +447,7 @@ impl Claim for MemoryClaim {
     }
 
     fn renew(&self) -> SourceFuture<'_, Instant> {
-        Box::pin(async { self.extend_lease() })
+        Box::pin(async { self.source.extend_lease(&self.run) })
     }
 
     fn report(&self, outcome: Outcome) -> SourceFuture<'_, ()> {

@@ -122,9 +122,8 @@ impl Engine {
 }
 
 pub(super) fn duplicate_id_message(claims: usize) -> String {
-    let claims = if claims == 1 { "1 claim".to_owned() } else { format!("{claims} claims") };
     format!(
-        "{claims} under this worker's id not in its journal: another worker uses the id, or a previous process had another \
+        "claims under this worker's id not in its journal ({claims}): another worker uses the id, or a previous process had another \
          `work_dir`. They are left alone and run again once they expire; give each worker an `id` of its own"
     )
 }

@@ -374,15 +374,13 @@ fn blocked_reason(blocked: ClaimingBlocked, now: Instant, services: &[SidecarSum
 }
 
 fn pending_cleanup_hint(kept: &[String]) -> Option<String> {
-    let first = kept.first()?;
-    let others = match kept.len() {
-        1 => String::new(),
-        many => format!(" and {} others", many - 1),
-    };
-    Some(format!(
-        "processes of {first}{others} may remain (they survived SIGKILL, or may belong to another task): their slots stay taken until they are gone; \
-         the log lists them"
-    ))
+    (!kept.is_empty()).then(|| {
+        format!(
+            "processes of {} may remain (they survived SIGKILL, or may belong to another task): their slots stay taken until \
+             they are gone; the log lists them",
+            kept.join(", ")
+        )
+    })
 }
 
 fn unremoved_hint(aside: usize) -> Option<String> {

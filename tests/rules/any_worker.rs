@@ -344,7 +344,7 @@ impl World {
         let order = self.below(4);
         self.hurried |= matches!(order, 1 | 2) && deadline.is_some();
         let event = match order {
-            0 => Event::Drain,
+            0 => Event::Drain { deadline: None },
             1 => Event::Release { deadline },
             2 => Event::TerminationNotice { deadline },
             _ => Event::Wake(SourceId(0)),
@@ -378,7 +378,7 @@ fn lives(seed: u64) {
     }
     // The faults end: everything that is under way is answered, and the worker is stopped.
     world.calm = true;
-    world.happens(Event::Drain);
+    world.happens(Event::Drain { deadline: None });
     for _ in 0..2_000 {
         if world.exited {
             assert_eq!(world.worker.claims().count(), 0);

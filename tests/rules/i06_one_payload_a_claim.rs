@@ -80,7 +80,7 @@ fn i06_a_message_about_a_run_in_hand_is_settled_by_the_claim_at_every_step() {
         steps.push(bench.happens(event));
     }
     assert!(again(&mut bench, "m6").1);
-    steps.push(bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(())))));
+    steps.push(bench.tell(claim, ClaimEvent::Reported(Ok(()))));
     let executed =
         steps.iter().flatten().filter(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Execute))).count();
     assert_eq!(executed, 1);

@@ -104,7 +104,7 @@ fn i12_a_run_that_was_granted_here_and_is_over_settles_its_message_without_anoth
 #[test]
 fn i12_during_a_drain_a_new_message_is_left_alone() {
     let mut bench = Bench::messages(1, 1);
-    bench.happens(Event::Drain);
+    bench.happens(Event::Drain { deadline: None });
     let seen = bench.seen("m1", "T");
     let token = seen.token;
     let effects = bench.hit(vec![seen]);

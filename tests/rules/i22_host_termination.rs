@@ -9,7 +9,7 @@ use journeyman::domain::id::LocalToken;
 use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
 use journeyman::domain::worker::{Effect, Event, ExitReason, OnTerminationNotice, WorkerPolicy};
 
-use crate::support::{Bench, CLAIMS, GRACE, LEASE, MARGIN, MESSAGES, One, RETRY, at, claims, policy, polls, secs};
+use crate::support::{Bench, CLAIMS, GRACE, LEASE, MARGIN, MESSAGES, One, RETRY, at, policy, polls, secs};
 
 const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 
@@ -36,11 +36,11 @@ fn i22_a_running_payload_goes_on_until_the_margin_before_the_host_goes() {
     assert_eq!(bench.pass(secs(120) - MARGIN - secs(1)), [], "none of the notice is wasted");
     let effects = bench.pass(secs(1));
     assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE })]);
-    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
+    let effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
     assert_eq!(reported(&effects, claim), Some(SHUTDOWN));
-    bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
+    bench.tell(claim, ClaimEvent::Reported(Ok(())));
     bench.empty(0);
-    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Uploaded(UploadStatus::Complete)));
+    let effects = bench.tell(claim, ClaimEvent::Uploaded(UploadStatus::Complete));
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
 }
 
@@ -72,39 +72,23 @@ fn i22_a_grace_longer_than_the_margin_has_its_time_nevertheless() {
 }
 
 #[test]
-fn i22_a_notice_shorter_than_the_margin_hands_back_at_once() {
-    let mut bench = Bench::messages(1, 1);
-    let claim = bench.executing("m1", "T");
-    assert_eq!(
-        bench.happens(goes_at(8)),
-        [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: secs(8) - REPORT_RESERVE })]
-    );
-}
-
-#[test]
-fn i22_a_host_that_goes_at_an_unknown_time_hands_back_at_once() {
-    let mut bench = Bench::messages(1, 1);
-    let claim = bench.executing("m1", "T");
-    let effects = bench.happens(Event::TerminationNotice { deadline: None });
-    assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE })]);
-    bench.empty(0);
-    bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
-    bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
-    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Uploaded(UploadStatus::Complete)));
-    assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
-}
-
-#[test]
-fn i22_where_it_is_wanted_running_payloads_are_handed_back_at_the_notice() {
-    let mut bench =
-        Bench::new(WorkerPolicy { on_termination_notice: OnTerminationNotice::Release, ..policy(1) }, &[MESSAGES]);
-    bench.tick();
-    bench.opened(0, 1);
-    let claim = bench.executing("m1", "T");
-    assert_eq!(
-        bench.happens(goes_at(120)),
-        [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE })]
-    );
+fn i22_running_payloads_are_released_at_once_if_the_notice_is_short_or_has_no_time_or_the_policy_says_so() {
+    let unknown = Event::TerminationNotice { deadline: None };
+    let finish = policy(1).on_termination_notice;
+    for (on_termination_notice, notice, grace) in [
+        (finish, goes_at(8), secs(8) - REPORT_RESERVE),
+        (finish, unknown, GRACE),
+        (OnTerminationNotice::Release, goes_at(120), GRACE),
+    ] {
+        let mut bench = Bench::new(WorkerPolicy { on_termination_notice, ..policy(1) }, &[MESSAGES]);
+        bench.tick();
+        bench.opened(0, 1);
+        let claim = bench.executing("m1", "T");
+        let kill = ClaimAction::Kill { cause: KillCause::Shutdown, grace };
+        assert_eq!(bench.happens(notice), [Effect::Claim(claim, kill)]);
+        bench.empty(0);
+        assert_eq!(bench.stops(claim).last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
+    }
 }
 
 #[test]
@@ -116,25 +100,13 @@ fn i22_what_has_not_started_is_handed_back_at_the_notice_and_never_started() {
     bench.claimed(first, Ok(LEASE));
     assert!(killed(&bench.happens(goes_at(120)), first));
     // Prepared meanwhile: the payload is not started all the same.
-    let effects = bench.happens(Event::Claim(first, ClaimEvent::Prepared(Ok(()))));
+    let effects = bench.tell(first, ClaimEvent::Prepared(Ok(())));
     assert!(!effects.contains(&Effect::Claim(first, ClaimAction::Execute)), "{effects:?}");
-    let effects = bench.happens(Event::Claim(first, ClaimEvent::Ended(Err(ExecuteFailure::Internal))));
+    let effects = bench.tell(first, ClaimEvent::Ended(Err(ExecuteFailure::Internal)));
     assert_eq!(reported(&effects, first), Some(SHUTDOWN));
     let effects = bench.claimed(second, Ok(LEASE));
     assert_eq!(reported(&effects, second), Some(SHUTDOWN), "{effects:?}");
     assert!(!effects.contains(&Effect::Claim(second, ClaimAction::Prepare)));
-}
-
-#[test]
-fn i22_nothing_is_polled_or_claimed_from_the_notice_on() {
-    let mut bench = Bench::messages(4, 2);
-    bench.executing("m1", "T");
-    let mut effects = bench.happens(goes_at(120));
-    let seen = bench.seen("m2", "T2");
-    effects.extend(bench.hit(vec![seen]));
-    effects.extend(bench.happens(Event::Wake(journeyman::domain::id::SourceId(0))));
-    effects.extend(bench.pass(secs(60)));
-    assert_eq!((claims(&effects), polls(&effects)), (0, 0), "{effects:?}");
 }
 
 #[test]
@@ -145,7 +117,7 @@ fn i22_what_a_long_poll_brings_after_the_notice_is_handed_back() {
     let claim = grant.token;
     let effects = bench.brought(vec![grant]);
     assert_eq!(reported(&effects, claim), Some(SHUTDOWN), "{effects:?}");
-    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
+    let effects = bench.tell(claim, ClaimEvent::Reported(Ok(())));
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
 }
 
@@ -160,7 +132,7 @@ fn i22_what_has_not_started_waits_for_the_long_poll_that_would_take_it_again() {
     let effects = bench.brought(vec![grant]);
     assert_eq!(polls(&effects), 1, "the next poll is under way: {effects:?}");
     bench.happens(goes_at(120));
-    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Internal))));
+    let effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Internal)));
     assert_eq!(reported(&effects, claim), None, "it would come straight back: {effects:?}");
     let effects = bench.empty(0);
     assert_eq!(reported(&effects, claim), Some(SHUTDOWN), "{effects:?}");
@@ -183,7 +155,7 @@ fn i22_the_earliest_notice_counts_whatever_the_others_say() {
 fn i22_a_notice_shortens_a_drain_and_a_hand_back_under_way() {
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
-    bench.happens(Event::Drain);
+    bench.happens(Event::Drain { deadline: None });
     assert_eq!(bench.happens(goes_at(60)), []);
     assert!(killed(&bench.pass(secs(60) - MARGIN), claim));
 
@@ -200,11 +172,11 @@ fn i22_a_signal_within_the_notice_changes_nothing_and_a_second_one_hands_back() 
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
     bench.happens(goes_at(120));
-    assert_eq!(bench.happens(Event::Drain), [], "systemd tells everybody when the host goes");
+    assert_eq!(bench.happens(Event::Drain { deadline: None }), [], "systemd tells everybody when the host goes");
     assert_eq!(bench.pass(secs(30)), []);
     assert!(killed(&bench.happens(Event::Release { deadline: None }), claim));
-    bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
-    bench.happens(Event::Claim(claim, ClaimEvent::Reported(Err(RETRY))));
+    bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
+    bench.tell(claim, ClaimEvent::Reported(Err(RETRY)));
     let effects = bench.pass(secs(90));
     let closed = |effect: &Effect| {
         matches!(
@@ -247,17 +219,17 @@ fn i22_a_host_that_goes_at_an_unknown_time_waits_for_no_poll() {
         let grant = bench.grant("T");
         let claim = grant.token;
         assert_eq!(polls(&bench.brought(vec![grant])), 1, "the other slot waits in the next poll");
-        bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
+        bench.tell(claim, ClaimEvent::Prepared(Ok(())));
         let is_report = |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { .. }));
         let waits = before.is_some();
         if let Some(before) = before {
             bench.happens(before);
-            let ended = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
+            let ended = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
             assert!(!ended.iter().any(is_report), "the worker may wait: {ended:?}");
         }
         let mut effects = bench.happens(Event::TerminationNotice { deadline: None });
         if !waits {
-            effects = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
+            effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
         }
         assert!(effects.iter().any(is_report), "the host may be gone the next second: {effects:?}");
     }

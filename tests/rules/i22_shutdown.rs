@@ -10,7 +10,7 @@ use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
 
-use crate::support::{Bench, GRACE, LEASE, One, RETRY, Reclaims, at, claims, policy, polls, run, secs};
+use crate::support::{Bench, GRACE, LEASE, One, RETRY, Reclaims, acts, at, claims, policy, polls, run, secs};
 
 const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 
@@ -146,7 +146,9 @@ fn i22_the_earlier_of_two_deadlines_counts() {
 
 #[test]
 fn i22_a_grant_that_arrives_on_the_way_out_is_handed_back_and_never_prepared() {
-    for order in [Event::Drain, Event::Release { deadline: None }, Event::Release { deadline: Some(at(60)) }] {
+    for order in
+        [Event::Drain { deadline: None }, Event::Release { deadline: None }, Event::Release { deadline: Some(at(60)) }]
+    {
         let mut bench = Bench::messages(1, 1);
         let seen = bench.seen("m1", "T");
         let claim = seen.token;
@@ -158,14 +160,14 @@ fn i22_a_grant_that_arrives_on_the_way_out_is_handed_back_and_never_prepared() {
         assert!(effects.iter().any(handed_back), "{order:?}: {effects:?}");
         assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)));
         bench.deleted(claim, Ok(()));
-        let effects = bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
+        let effects = bench.tell(claim, ClaimEvent::Reported(Ok(())));
         assert!(matches!(effects.last(), Some(Effect::Exit(_))), "{order:?}: {effects:?}");
     }
 }
 
 #[test]
 fn i22_a_claim_request_without_an_answer_is_not_sent_again_on_the_way_out() {
-    for order in [Event::Drain, Event::Release { deadline: None }] {
+    for order in [Event::Drain { deadline: None }, Event::Release { deadline: None }] {
         // It waits for its next attempt when the order comes.
         let mut bench = Bench::messages(1, 1);
         let seen = bench.seen("m1", "T");
@@ -194,7 +196,8 @@ fn i22_a_claim_request_without_an_answer_is_not_sent_again_on_the_way_out() {
 
 #[test]
 fn i22_nothing_is_polled_or_claimed_after_the_order() {
-    for order in [Event::Drain, Event::Release { deadline: None }] {
+    let notice = Event::TerminationNotice { deadline: Some(at(120)) };
+    for order in [Event::Drain { deadline: None }, Event::Release { deadline: None }, notice] {
         let mut bench = Bench::messages(4, 2);
         let claim = bench.executing("m1", "T");
         let mut effects = bench.happens(order.clone());
@@ -211,14 +214,10 @@ fn i22_nothing_is_polled_or_claimed_after_the_order() {
 fn i22_a_drain_lets_payloads_finish_and_reports_their_outcome() {
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
-    assert_eq!(bench.happens(Event::Drain), []);
+    assert_eq!(bench.happens(Event::Drain { deadline: None }), []);
     assert_eq!(bench.pass(secs(600)), []);
     let effects = bench.completes(claim);
-    assert!(
-        effects
-            .iter()
-            .any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: Outcome::Completed, .. })))
-    );
+    assert!(acts!(effects, ClaimAction::Report { outcome: Outcome::Completed, .. }));
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Drained)));
 }
 
@@ -231,20 +230,18 @@ fn i22_a_drain_that_takes_too_long_hands_back() {
     bench.tick();
     bench.opened(0, 1);
     let claim = bench.executing("m1", "T");
-    bench.happens(Event::Drain);
+    bench.happens(Event::Drain { deadline: None });
     assert_eq!(bench.pass(secs(299)), []);
     let effects = bench.pass(secs(1));
     assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE })]);
-    bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
-    bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
-    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Uploaded(UploadStatus::Complete)));
+    let effects = bench.stops(claim);
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Released)));
 }
 
 #[test]
 fn i22_a_long_poll_under_way_is_waited_for_and_what_it_brings_is_handed_back() {
     let mut bench = Bench::claims(2);
-    assert_eq!(bench.happens(Event::Drain), []);
+    assert_eq!(bench.happens(Event::Drain { deadline: None }), []);
     let grant = bench.grant("T");
     let claim = grant.token;
     let effects = bench.brought(vec![grant]);
@@ -253,7 +250,7 @@ fn i22_a_long_poll_under_way_is_waited_for_and_what_it_brings_is_handed_back() {
     else {
         panic!("{effects:?}")
     };
-    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
+    let effects = bench.tell(claim, ClaimEvent::Reported(Ok(())));
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Drained)));
 }
 
@@ -265,7 +262,7 @@ fn i22_past_the_deadline_the_worker_waits_for_the_payload_only_and_without_spinn
     let effects = bench.pass(secs(30));
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Exit(_))), "{effects:?}");
     assert!(bench.worker.next_deadline().is_none_or(|next| next > bench.now), "nothing is due");
-    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
+    let effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
     assert_eq!(
         effects.last(),
         Some(&Effect::Exit(ExitReason::Released)),
@@ -279,7 +276,7 @@ fn i22_what_a_poll_brings_past_the_deadline_is_left_to_expire() {
     let first = bench.grant("T1");
     let executing = first.token;
     bench.brought(vec![first]);
-    bench.happens(Event::Claim(executing, ClaimEvent::Prepared(Ok(()))));
+    bench.tell(executing, ClaimEvent::Prepared(Ok(())));
     bench.happens(Event::Release { deadline: Some(at(30)) });
     bench.pass(secs(30));
     let late = bench.grant("T2");
@@ -297,7 +294,7 @@ fn i22_an_abort_exits_at_once_and_nothing_follows() {
     assert_eq!(bench.worker.next_deadline(), None);
     for event in [
         Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))),
-        Event::Drain,
+        Event::Drain { deadline: None },
         Event::Release { deadline: None },
         Event::Abort,
         Event::Tick,
@@ -369,10 +366,10 @@ fn i22_a_drain_with_an_end_of_its_own_counts_from_when_it_was_said_and_may_give_
     bench.opened(0, 1);
     let claim = bench.executing("m1", "T1");
     bench.empty(0);
-    bench.happens(Event::Drain);
+    bench.happens(Event::Drain { deadline: None });
     bench.pass(secs(200));
     let deadline = bench.now.plus(secs(600));
-    assert_eq!(bench.happens(Event::DrainBy { deadline }), []);
+    assert_eq!(bench.happens(Event::Drain { deadline: Some(deadline) }), []);
     let kill = |effect: &Effect| matches!(effect, Effect::Claim(told, ClaimAction::Kill { .. }) if *told == claim);
     assert!(!bench.pass(secs(599)).iter().any(kill), "the time that was given last counts");
     assert!(bench.pass(secs(2)).iter().any(kill));

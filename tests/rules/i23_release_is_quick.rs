@@ -13,7 +13,7 @@ fn thirty_two(bench: &mut Bench) -> Vec<journeyman::domain::id::LocalToken> {
     for claim in &held {
         bench.claimed(*claim, Ok(LEASE));
         bench.deleted(*claim, Ok(()));
-        bench.happens(Event::Claim(*claim, ClaimEvent::Prepared(Ok(()))));
+        bench.tell(*claim, ClaimEvent::Prepared(Ok(())));
     }
     held
 }
@@ -32,7 +32,7 @@ fn i23_at_the_end_of_a_notice_all_payloads_are_told_at_once_and_have_their_grace
     bench.now = bench.now.plus(GRACE);
     assert!(at(120).since(bench.now) >= REPORT_RESERVE, "those that use all of it can still be reported");
     for claim in held {
-        let effects = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
+        let effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
         assert!(matches!(effects[..], [Effect::Claim(_, ClaimAction::Report { .. })]), "{effects:?}");
     }
 }
@@ -49,7 +49,7 @@ fn i23_all_payloads_are_told_at_once_and_each_one_is_reported_when_it_ends() {
     assert_eq!(kills, 32);
     bench.now = bench.now.plus(GRACE);
     for claim in held {
-        let effects = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
+        let effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
         assert!(
             matches!(effects[..], [Effect::Claim(_, ClaimAction::Report { .. })]),
             "reported at once, before its log: {effects:?}"

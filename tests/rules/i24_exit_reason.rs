@@ -1,6 +1,5 @@
 //! I24: the exit reason is the first cause of the exit; a release outranks a drain.
 
-use journeyman::domain::claim::ClaimEvent;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
 
@@ -17,18 +16,18 @@ fn exit_after(events: Vec<Event>) -> Option<ExitReason> {
 fn i24_each_order_has_its_exit_and_the_stronger_one_wins() {
     let hand_back = || Event::Release { deadline: None };
     assert_eq!(exit_after(vec![]), None);
-    assert_eq!(exit_after(vec![Event::Drain]), Some(ExitReason::Drained));
+    assert_eq!(exit_after(vec![Event::Drain { deadline: None }]), Some(ExitReason::Drained));
     assert_eq!(exit_after(vec![hand_back()]), Some(ExitReason::Released));
-    assert_eq!(exit_after(vec![Event::Drain, hand_back()]), Some(ExitReason::Released));
-    assert_eq!(exit_after(vec![hand_back(), Event::Drain]), Some(ExitReason::Released));
-    assert_eq!(exit_after(vec![Event::Drain, hand_back(), Event::Abort]), Some(ExitReason::Aborted));
+    assert_eq!(exit_after(vec![Event::Drain { deadline: None }, hand_back()]), Some(ExitReason::Released));
+    assert_eq!(exit_after(vec![hand_back(), Event::Drain { deadline: None }]), Some(ExitReason::Released));
+    assert_eq!(exit_after(vec![Event::Drain { deadline: None }, hand_back(), Event::Abort]), Some(ExitReason::Aborted));
 }
 
 #[test]
 fn i24_the_hosts_end_outranks_what_was_ordered_before_and_after_it() {
     let goes = |deadline| Event::TerminationNotice { deadline };
     for end in [goes(None), goes(Some(at(60)))] {
-        for order in [Event::Drain, Event::Release { deadline: None }] {
+        for order in [Event::Drain { deadline: None }, Event::Release { deadline: None }] {
             assert_eq!(exit_after(vec![end.clone(), order.clone()]), Some(ExitReason::HostTerminating));
             assert_eq!(exit_after(vec![order, end.clone()]), Some(ExitReason::HostTerminating));
         }
@@ -39,7 +38,12 @@ fn i24_the_hosts_end_outranks_what_was_ordered_before_and_after_it() {
 #[test]
 fn i24_a_wrong_configuration_stays_the_cause_whatever_is_ordered_later() {
     let notice = Event::TerminationNotice { deadline: Some(at(60)) };
-    for order in [Event::Drain, Event::Release { deadline: Some(at(60)) }, Event::Release { deadline: None }, notice] {
+    for order in [
+        Event::Drain { deadline: None },
+        Event::Release { deadline: Some(at(60)) },
+        Event::Release { deadline: None },
+        notice,
+    ] {
         let mut bench = Bench::messages(2, 1);
         let (first, second) = (bench.seen("m1", "T1"), bench.seen("m2", "T2"));
         let claims = [first.token, second.token];
@@ -158,10 +162,7 @@ fn i24_a_drain_that_takes_too_long_keeps_its_cause() {
     assert!(bench.worker.is_stopping());
     bench.pass(secs(5));
     bench.empty(0);
-    bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Failed))));
-    bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
-    let effects =
-        bench.happens(Event::Claim(claim, ClaimEvent::Uploaded(journeyman::domain::claim::UploadStatus::Complete)));
+    let effects = bench.stops(claim);
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Misconfigured)));
 }
 

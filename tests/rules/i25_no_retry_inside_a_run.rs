@@ -2,7 +2,7 @@
 
 use journeyman::domain::claim::ClaimEvent;
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{ENDED_RUNS_MAX, Effect, Event};
+use journeyman::domain::worker::{ENDED_RUNS_MAX, Effect};
 
 use crate::support::{Bench, LEASE, RETRY, claims, secs};
 
@@ -11,7 +11,7 @@ fn i25_a_run_that_was_given_up_here_is_not_taken_up_again_by_its_message() {
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
     bench.pass(LEASE - secs(50));
-    bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Failed))));
+    bench.tell(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Failed)));
     assert_eq!(bench.worker.claims().count(), 0);
     // The queue would still grant it to us: by its clock the claim is not over yet.
     let seen = bench.seen("m1", "T");
@@ -24,7 +24,7 @@ fn i25_a_run_that_ended_here_is_not_taken_up_again_by_a_poll_or_a_recovery() {
     let grant = bench.grant("T");
     let claim = grant.token;
     bench.brought(vec![grant]);
-    bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
+    bench.tell(claim, ClaimEvent::Prepared(Ok(())));
     let effects = bench.completes(claim);
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })), "{effects:?}");
     let again = bench.grant("T");
@@ -59,11 +59,8 @@ fn i25_the_memory_of_ended_runs_is_bounded() {
         let grant = bench.grant(&format!("T{n}"));
         let claim = grant.token;
         bench.brought(vec![grant]);
-        bench.happens(Event::Claim(claim, ClaimEvent::Reclaimed { sent_at: bench.now, answer: Err(Refusal::Gone) }));
-        bench.happens(Event::Claim(
-            claim,
-            ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Internal)),
-        ));
+        bench.tell(claim, ClaimEvent::Reclaimed { sent_at: bench.now, answer: Err(Refusal::Gone) });
+        bench.tell(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Internal)));
     }
     bench.polled(0, 0, Err(RETRY));
     let recover = bench.pass(secs(2));
@@ -79,13 +76,13 @@ fn i25_a_run_that_was_given_up_is_remembered_though_thousands_have_been_reported
     let lost = bench.grant("Lost");
     let claim = lost.token;
     bench.brought(vec![lost]);
-    bench.happens(Event::Claim(claim, ClaimEvent::Reclaimed { sent_at: bench.now, answer: Err(Refusal::Gone) }));
-    bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Internal))));
+    bench.tell(claim, ClaimEvent::Reclaimed { sent_at: bench.now, answer: Err(Refusal::Gone) });
+    bench.tell(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Internal)));
     for n in 0..=ENDED_RUNS_MAX {
         let grant = bench.grant(&format!("T{n}"));
         let claim = grant.token;
         bench.brought(vec![grant]);
-        bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
+        bench.tell(claim, ClaimEvent::Prepared(Ok(())));
         bench.completes(claim);
     }
     let again = bench.grant("Lost");

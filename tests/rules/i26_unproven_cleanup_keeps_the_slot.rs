@@ -5,17 +5,15 @@ use journeyman::domain::id::LocalToken;
 use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
 use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
 
-use crate::support::{Bench, run};
+use crate::support::{Bench, acts, run};
 
 /// Ends a claim whose payload may still be there.
 fn ends_occupied(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
     let mut effects = bench.happens(Event::CleanupPending { claim });
     effects.extend(bench.happens(Event::CleanupPending { claim }));
-    effects.extend(bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Internal)))));
-    effects.extend(
-        bench.happens(Event::Claim(claim, ClaimEvent::Uploaded(journeyman::domain::claim::UploadStatus::Complete))),
-    );
-    effects.extend(bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(())))));
+    effects.extend(bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Internal))));
+    effects.extend(bench.tell(claim, ClaimEvent::Uploaded(journeyman::domain::claim::UploadStatus::Complete)));
+    effects.extend(bench.tell(claim, ClaimEvent::Reported(Ok(()))));
     effects
 }
 
@@ -23,7 +21,7 @@ fn ends_occupied(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
 fn i26_a_slot_is_not_used_while_something_may_be_in_its_place() {
     let mut bench = Bench::messages(2, 1);
     let claim = bench.executing("m1", "T");
-    bench.happens(Event::Drain);
+    bench.happens(Event::Drain { deadline: None });
     bench.empty(0);
     assert_eq!(bench.worker.free_slots(), 1);
     let effects = ends_occupied(&mut bench, claim);
@@ -35,7 +33,7 @@ fn i26_a_slot_is_not_used_while_something_may_be_in_its_place() {
             |effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome, .. }) if *outcome == internal)
         )
     );
-    assert!(effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Close(_)))), "{effects:?}");
+    assert!(acts!(effects, ClaimAction::Close(_)), "{effects:?}");
     assert_eq!((bench.worker.free_slots(), bench.worker.cleanup_pending()), (1, 1));
 }
 
@@ -68,7 +66,9 @@ fn i26_the_exit_says_that_something_is_left_unless_it_had_to_be_at_once() {
             _ => None,
         })
     };
-    for (last, expected) in [(Event::Drain, ExitReason::ProcessesLeft), (Event::Abort, ExitReason::Aborted)] {
+    for (last, expected) in
+        [(Event::Drain { deadline: None }, ExitReason::ProcessesLeft), (Event::Abort, ExitReason::Aborted)]
+    {
         let mut bench = Bench::messages(1, 1);
         let claim = bench.executing("m1", "T");
         ends_occupied(&mut bench, claim);

@@ -9,7 +9,7 @@ use journeyman::domain::poll::{CLOCK_SKEW_MAX, RECOVERY_ATTEMPTS_MAX};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Effect, Event, GrantedClaim, PollResult, RecoveredClaim, RecoveryResult};
 
-use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, RETRY, policy, run, secs};
+use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, RETRY, acts, policy, run, secs};
 
 const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 
@@ -33,7 +33,7 @@ fn i28_a_claim_found_at_the_start_is_handed_back() {
     assert!(effects.iter().any(report), "{effects:?}");
     assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)));
     assert_eq!(bench.worker.free_slots(), 0, "it holds no slot: both wait in the poll");
-    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
+    let effects = bench.tell(claim, ClaimEvent::Reported(Ok(())));
     assert!(matches!(effects[..], [Effect::Claim(_, ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN)))]), "{effects:?}");
 }
 
@@ -46,7 +46,7 @@ fn i28_one_whose_lease_does_not_allow_it_is_forgotten() {
         matches!(effect, Effect::Claim(_, ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate))))
     };
     assert!(effects.iter().any(close), "{effects:?}");
-    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { .. }))));
+    assert!(!acts!(effects, ClaimAction::Report { .. }));
 }
 
 #[test]
@@ -95,10 +95,7 @@ fn i28_while_the_start_could_not_be_looked_at_everything_found_later_is_an_earli
     let claim = found.token;
     let effects = bench.recovered(0, Ok(vec![found]));
     assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
-    assert!(
-        effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. }))),
-        "{effects:?}"
-    );
+    assert!(acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }), "{effects:?}");
 }
 
 fn partly(bench: &mut Bench, claims: Vec<GrantedClaim>) -> Vec<Effect> {
@@ -204,7 +201,7 @@ fn left(bench: &mut Bench, name: &str, outcome: Outcome) -> LocalToken {
 }
 
 fn taken(bench: &mut Bench, claim: LocalToken, answer: Result<Duration, Refusal>) -> Vec<Effect> {
-    bench.happens(Event::Claim(claim, ClaimEvent::Claimed { sent_at: bench.now, answer }))
+    bench.tell(claim, ClaimEvent::Claimed { sent_at: bench.now, answer })
 }
 
 #[test]
@@ -219,7 +216,7 @@ fn i28_what_was_written_down_is_asked_for_once_more_and_reported_as_it_was_left(
             let reports =
                 effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: sent, .. }) if *sent == outcome));
             assert!(reports, "{effects:?}");
-            let effects = bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
+            let effects = bench.tell(claim, ClaimEvent::Reported(Ok(())));
             assert!(
                 effects.contains(&Effect::Claim(claim, ClaimAction::Close(ClaimEnd::Reported(outcome)))),
                 "{effects:?}"
@@ -275,7 +272,7 @@ fn i28_a_message_about_what_was_written_down_leads_to_no_second_claim() {
     bench.opened(0, 1);
     let seen = bench.seen("m", "T");
     let effects = bench.hit(vec![seen]);
-    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Request))), "{effects:?}");
+    assert!(!acts!(effects, ClaimAction::Request), "{effects:?}");
 }
 
 #[test]
@@ -284,7 +281,7 @@ fn i28_an_answer_that_settles_nothing_is_asked_for_again_for_as_long_as_a_lease_
     let claim = left(&mut bench, "T", SHUTDOWN);
     let (began, mut asked) = (bench.now, 1);
     let mut effects = taken(&mut bench, claim, Err(RETRY));
-    while !effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Close(ClaimEnd::NotGranted)))) {
+    while !acts!(effects, ClaimAction::Close(ClaimEnd::NotGranted)) {
         let again = |effect: &Effect| *effect == Effect::Claim(claim, ClaimAction::TakeOver);
         effects = bench.pass_until(|effect| *effect == Effect::Claim(claim, ClaimAction::TakeOver));
         asked += effects.iter().filter(|effect| again(effect)).count();
@@ -297,7 +294,7 @@ fn i28_an_answer_that_settles_nothing_is_asked_for_again_for_as_long_as_a_lease_
 
 #[test]
 fn i28_a_worker_that_has_to_go_does_not_wait_for_what_an_earlier_one_left() {
-    for order in [Event::Drain, Event::Release { deadline: None }] {
+    for order in [Event::Drain { deadline: None }, Event::Release { deadline: None }] {
         let mut bench = Bench::new(policy(2), &[MESSAGES]);
         let claim = left(&mut bench, "T", SHUTDOWN);
         taken(&mut bench, claim, Err(RETRY));
@@ -325,7 +322,7 @@ fn i28_an_order_about_what_was_left_decides_what_is_reported_of_it() {
     ] {
         let mut bench = Bench::new(policy(2), &[CLAIMS]);
         let claim = left(&mut bench, "T", left_as);
-        bench.happens(Event::Claim(claim, ClaimEvent::Command(order)));
+        bench.tell(claim, ClaimEvent::Command(order));
         let effects = taken(&mut bench, claim, Ok(LEASE));
         let report = |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome, .. }) if *outcome == reported);
         assert!(effects.iter().any(report), "{left_as:?}, {order:?}: {effects:?}");

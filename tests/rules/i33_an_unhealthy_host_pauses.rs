@@ -9,27 +9,21 @@ use journeyman::domain::id::LocalToken;
 use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
 use journeyman::domain::worker::{Alert, ClaimingBlocked, ClaimingState, Effect, Event, PollResult};
 
-use crate::support::{Bench, LEASE, claims, polls, run, secs};
+use crate::support::{Bench, LEASE, acts, claims, polls, run, secs};
 
 const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 
 fn prepared_on_a_sick_host(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
-    let mut all = bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Err(PrepareFailure::HostFault))));
-    all.extend(bench.happens(Event::Claim(claim, ClaimEvent::Uploaded(UploadStatus::Complete))));
+    let mut all = bench.tell(claim, ClaimEvent::Prepared(Err(PrepareFailure::HostFault)));
+    all.extend(bench.tell(claim, ClaimEvent::Uploaded(UploadStatus::Complete)));
     all
 }
 
 fn handed_back(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
     let mut all = prepared_on_a_sick_host(bench, claim);
-    assert!(
-        all.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. }))),
-        "{all:?}"
-    );
-    all.extend(bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(())))));
-    assert!(
-        all.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN))))),
-        "{all:?}"
-    );
+    assert!(acts!(all, ClaimAction::Report { outcome: SHUTDOWN, .. }), "{all:?}");
+    all.extend(bench.tell(claim, ClaimEvent::Reported(Ok(()))));
+    assert!(acts!(all, ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN))), "{all:?}");
     all
 }
 
@@ -96,11 +90,11 @@ fn i33_faults_of_several_tasks_at_once_are_one() {
     bench.hit(seen);
     for claim in &tokens {
         bench.claimed(*claim, Ok(LEASE));
-        bench.happens(Event::Claim(*claim, ClaimEvent::Prepared(Ok(()))));
+        bench.tell(*claim, ClaimEvent::Prepared(Ok(())));
     }
     let mut alerts = 0;
     for claim in &tokens {
-        alerts += unfit(&bench.happens(Event::Claim(*claim, ClaimEvent::Ended(Err(ExecuteFailure::HostFault)))));
+        alerts += unfit(&bench.tell(*claim, ClaimEvent::Ended(Err(ExecuteFailure::HostFault))));
     }
     assert_eq!(alerts, 1);
     let at = bench.now;
@@ -129,7 +123,7 @@ fn i33_a_healthy_probe_restores_the_full_capacity() {
     bench.brought(vec![grant]);
     prepared_on_a_sick_host(&mut bench, claim);
     bench.polled(0, 0, Ok(PollResult::default()));
-    bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
+    bench.tell(claim, ClaimEvent::Reported(Ok(())));
     bench.pass_until(|effect| *effect == Effect::ProbeHost);
     let effects = bench.happens(Event::HostProbed(ProbeResult::Healthy));
     let max = effects.iter().find_map(|effect| match effect {
@@ -160,16 +154,10 @@ fn i33_what_is_handed_back_waits_for_the_poll_that_would_bring_it_straight_back(
     let effects = bench.brought(vec![grant]);
     assert_eq!(polls(&effects), 1, "the other slot waits in the next poll: {effects:?}");
     let effects = prepared_on_a_sick_host(&mut bench, claim);
-    assert!(
-        !effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { .. }))),
-        "{effects:?}"
-    );
+    assert!(!acts!(effects, ClaimAction::Report { .. }), "{effects:?}");
     bench.now = bench.now.plus(Duration::from_secs(2));
     let effects = bench.polled(0, 0, Ok(PollResult::default()));
-    assert!(
-        effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. }))),
-        "{effects:?}"
-    );
+    assert!(acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }), "{effects:?}");
     assert_eq!(polls(&effects), 0);
 }
 
@@ -179,5 +167,5 @@ fn i33_an_unfit_host_still_leaves_when_it_is_told_to() {
     let claim = bench.preparing("m1", "T");
     bench.deleted(claim, Ok(()));
     handed_back(&mut bench, claim);
-    assert!(bench.happens(Event::Drain).iter().any(|effect| matches!(effect, Effect::Exit(_))));
+    assert!(bench.happens(Event::Drain { deadline: None }).iter().any(|effect| matches!(effect, Effect::Exit(_))));
 }

@@ -8,7 +8,7 @@ use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, Prep
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Effect, Event};
 
-use crate::support::{Bench, GRACE, LEASE, MARGIN, One, RETRY, Reclaims, UNANSWERED, at, secs};
+use crate::support::{Bench, GRACE, LEASE, MARGIN, One, RETRY, Reclaims, UNANSWERED, acts, at, secs};
 
 const ORDERS: [CancelCommand; 2] = [CancelCommand::Release, CancelCommand::Cancel];
 const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
@@ -217,27 +217,23 @@ fn i34_i23_neighbours_run_on_and_its_slot_is_used_again() {
     for claim in [one, other] {
         bench.claimed(claim, Ok(LEASE));
         bench.deleted(claim, Ok(()));
-        bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
+        bench.tell(claim, ClaimEvent::Prepared(Ok(())));
     }
     let order = CancelCommand::Release;
-    let effects = bench.happens(Event::Claim(one, ClaimEvent::Command(order)));
+    let effects = bench.tell(one, ClaimEvent::Command(order));
     assert_eq!(effects, [Effect::Claim(one, ClaimAction::Kill { cause: KillCause::Command(order), grace: GRACE })]);
-    let effects = bench.happens(Event::Claim(one, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
+    let effects = bench.tell(one, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
     assert!(
         matches!(effects[..], [Effect::Claim(claim, ClaimAction::Report { outcome: SHUTDOWN, .. })] if claim == one),
         "{effects:?}"
     );
-    bench.happens(Event::Claim(one, ClaimEvent::Reported(Ok(()))));
-    let effects = bench.happens(Event::Claim(one, ClaimEvent::Uploaded(UploadStatus::Complete)));
+    bench.tell(one, ClaimEvent::Reported(Ok(())));
+    let effects = bench.tell(one, ClaimEvent::Uploaded(UploadStatus::Complete));
     assert!(matches!(effects.last(), Some(Effect::Poll { max: 1, .. })), "its slot is asked for again: {effects:?}");
-    let effects = bench.happens(Event::Claim(LocalToken(99), ClaimEvent::Command(order)));
+    let effects = bench.tell(LocalToken(99), ClaimEvent::Command(order));
     assert_eq!(effects, [], "a claim that is not held has no effect");
     let effects = bench.completes(other);
-    assert!(
-        effects
-            .iter()
-            .any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: Outcome::Completed, .. })))
-    );
+    assert!(acts!(effects, ClaimAction::Report { outcome: Outcome::Completed, .. }));
 }
 
 #[test]
@@ -246,14 +242,9 @@ fn i34_i22_what_is_being_ended_by_an_order_is_told_of_the_hosts_end() {
     let claim = bench.executing("m1", "A");
     bench.happens(Event::TerminationNotice { deadline: Some(at(120)) });
     bench.pass(secs(60));
-    bench.happens(Event::Claim(claim, ClaimEvent::Command(CancelCommand::Release)));
+    bench.tell(claim, ClaimEvent::Command(CancelCommand::Release));
     let effects = bench.pass(secs(60) - MARGIN);
-    assert!(
-        effects
-            .iter()
-            .any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Kill { cause: KillCause::Shutdown, .. }))),
-        "{effects:?}"
-    );
+    assert!(acts!(effects, ClaimAction::Kill { cause: KillCause::Shutdown, .. }), "{effects:?}");
 }
 
 #[test]
@@ -263,17 +254,17 @@ fn i34_what_a_paused_worker_hands_back_waits_for_the_poll_that_would_bring_it_ba
         let grant = bench.grant("A");
         let claim = grant.token;
         bench.brought(vec![grant]);
-        bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
+        bench.tell(claim, ClaimEvent::Prepared(Ok(())));
         if paused {
             bench.happens(Event::Pause { until: None });
         }
-        bench.happens(Event::Claim(claim, ClaimEvent::Command(CancelCommand::Release)));
+        bench.tell(claim, ClaimEvent::Command(CancelCommand::Release));
         if resumed {
             bench.happens(Event::Resume);
         }
         let is_report =
             |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. }));
-        let effects = bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))));
+        let effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
         assert_eq!(effects.iter().any(is_report), !paused, "one that asks on has nothing to wait for: {effects:?}");
         let effects = bench.empty(0);
         assert_eq!(effects.iter().any(is_report), paused, "{effects:?}");

@@ -13,7 +13,7 @@ use journeyman::domain::worker::{
     PollResult, WorkerPolicy,
 };
 
-use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, at, claims, policy, polls, run, secs};
+use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, acts, at, claims, policy, polls, run, secs};
 
 fn staying(capacity: u32, stay: ExitPolicy) -> Bench {
     let mut bench = Bench::new(WorkerPolicy { exit_policy: stay, ..policy(capacity) }, &[CLAIMS]);
@@ -48,7 +48,7 @@ fn i22_a_claim_that_the_last_poll_of_an_idle_worker_brings_is_executed_and_the_w
     let effects = bench.brought(vec![grant]);
     assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
     assert!(!bench.worker.is_stopping());
-    bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
+    bench.tell(claim, ClaimEvent::Prepared(Ok(())));
     let effects = bench.completes(claim);
     assert_eq!(polls(&effects), 1, "idleness begins anew: {effects:?}");
     assert_eq!(exits(&bench.pass(secs(59))), None);
@@ -135,7 +135,7 @@ fn i22_what_a_poll_brings_that_was_under_way_when_the_host_ran_short_goes_back_a
         assert!(effects.iter().any(back), "{held_off:?}: {effects:?}");
         assert!(effects.contains(&Effect::Alert(Alert::LateGrant { run: run("T") })), "{effects:?}");
         assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{held_off:?}");
-        bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
+        bench.tell(claim, ClaimEvent::Reported(Ok(())));
         assert!(!bench.worker.is_stopping() && bench.worker.free_slots() == 2, "it is the worker that it was");
     }
 }
@@ -190,11 +190,7 @@ fn a_claim_that_was_asked_for_before_a_pause_is_run_as_what_was_held_is_and_no_o
     let effects = bench.claimed(asked, Ok(LEASE));
     assert!(effects.contains(&Effect::Claim(asked, ClaimAction::Prepare)), "{effects:?}");
     assert_eq!(polls(&effects), 0, "{effects:?}");
-    assert!(
-        bench
-            .happens(Event::Claim(before, ClaimEvent::Prepared(Ok(()))))
-            .contains(&Effect::Claim(before, ClaimAction::Execute))
-    );
+    assert!(bench.tell(before, ClaimEvent::Prepared(Ok(()))).contains(&Effect::Claim(before, ClaimAction::Execute)));
 }
 
 #[test]
@@ -273,7 +269,7 @@ fn i22_a_worker_that_has_been_up_long_enough_drains_when_its_poll_is_back() {
     let (grant, late) = (bench.grant("T1"), bench.grant("T2"));
     let (claim, last) = (grant.token, late.token);
     bench.brought(vec![grant]);
-    bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
+    bench.tell(claim, ClaimEvent::Prepared(Ok(())));
     bench.pass(secs(101));
     assert!(!bench.worker.is_stopping(), "its poll may still bring a claim");
     let effects = bench.brought(vec![late]);
@@ -282,7 +278,7 @@ fn i22_a_worker_that_has_been_up_long_enough_drains_when_its_poll_is_back() {
         "and what it brings is executed: {effects:?}"
     );
     assert!(bench.worker.is_stopping());
-    bench.happens(Event::Claim(last, ClaimEvent::Prepared(Ok(()))));
+    bench.tell(last, ClaimEvent::Prepared(Ok(())));
     assert_eq!(exits(&bench.completes(claim)), None);
     assert_eq!(exits(&bench.completes(last)), Some(ExitReason::LimitReached));
 }
@@ -293,16 +289,16 @@ fn i27_a_worker_whose_folder_was_removed_begins_nothing_more_and_leaves_when_wha
     let (grant, late) = (bench.grant("T1"), bench.grant("T2"));
     let (claim, back) = (grant.token, late.token);
     bench.brought(vec![grant]);
-    bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
+    bench.tell(claim, ClaimEvent::Prepared(Ok(())));
     let said = Effect::Alert(Alert::WorkDirLost);
     assert!(bench.happens(Event::WorkDirLost).contains(&said));
     assert!(!bench.happens(Event::WorkDirLost).contains(&said), "once");
     assert_eq!(bench.worker.claiming(), ClaimingState::Exiting(ExitReason::WorkDirLost));
     assert!(!bench.worker.is_stopping(), "its poll may still bring a claim");
     let effects = bench.brought(vec![late]);
-    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Prepare))), "{effects:?}");
+    assert!(!acts!(effects, ClaimAction::Prepare), "{effects:?}");
     assert!(bench.worker.is_stopping());
-    bench.happens(Event::Claim(back, ClaimEvent::Reported(Ok(()))));
+    bench.tell(back, ClaimEvent::Reported(Ok(())));
     assert_eq!(exits(&bench.completes(claim)), Some(ExitReason::WorkDirLost));
 }
 
@@ -312,14 +308,13 @@ fn i24_a_hand_back_outranks_a_limit() {
     let grant = bench.grant("T1");
     let claim = grant.token;
     bench.brought(vec![grant]);
-    bench.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
+    bench.tell(claim, ClaimEvent::Prepared(Ok(())));
     bench.happens(Event::Release { deadline: None });
-    bench.happens(Event::Claim(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Failed))));
-    let effects = bench.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(()))));
+    bench.tell(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Failed)));
+    let effects = bench.tell(claim, ClaimEvent::Reported(Ok(())));
     let closed = Effect::Claim(claim, ClaimAction::Upload);
     assert!(effects.contains(&closed), "{effects:?}");
-    let effects =
-        bench.happens(Event::Claim(claim, ClaimEvent::Uploaded(journeyman::domain::claim::UploadStatus::Complete)));
+    let effects = bench.tell(claim, ClaimEvent::Uploaded(journeyman::domain::claim::UploadStatus::Complete));
     let end = ClaimEnd::Reported(Outcome::Exception(ExceptionReason::WorkerShutdown));
     assert!(
         effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Close(seen)) if *seen == end)),

@@ -244,8 +244,8 @@ fn what_cannot_be_forwarded_is_handed_back_once_no_poll_would_bring_it_back() {
     let effects = bench.brought(vec![grant]);
     assert!(effects.contains(&WorkerEffect::Claim(claim, ClaimAction::Prepare)) && polls(&effects) == 1, "{effects:?}");
     bench.happens(serving(ServiceAvailability::Down));
-    let mut effects = bench.happens(WorkerEvent::Claim(claim, ClaimEvent::Prepared(Err(PrepareFailure::ServiceDown))));
-    effects.extend(bench.happens(WorkerEvent::Claim(claim, ClaimEvent::Uploaded(UploadStatus::Complete))));
+    let mut effects = bench.tell(claim, ClaimEvent::Prepared(Err(PrepareFailure::ServiceDown)));
+    effects.extend(bench.tell(claim, ClaimEvent::Uploaded(UploadStatus::Complete)));
     let reported = |effects: &[WorkerEffect]| {
         let outcome = |effect: &WorkerEffect| match effect {
             WorkerEffect::Claim(_, ClaimAction::Report { outcome, .. }) => Some(*outcome),

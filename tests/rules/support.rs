@@ -5,6 +5,7 @@ use std::time::Duration;
 use journeyman::domain::claim::{self, ClaimAction, ClaimEvent, ClaimState};
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
 use journeyman::domain::jitter::Jitter;
+use journeyman::domain::outcome::ExecuteFailure;
 use journeyman::domain::poll::{self, Capabilities};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
@@ -200,6 +201,17 @@ impl Bench {
         std::iter::from_fn(|| self.worker.next_effect()).collect()
     }
 
+    pub(crate) fn tell(&mut self, claim: LocalToken, event: ClaimEvent) -> Vec<Effect> {
+        self.happens(Event::Claim(claim, event))
+    }
+
+    /// A payload that is being stopped ends, its outcome is reported, and its log uploaded.
+    pub(crate) fn stops(&mut self, claim: LocalToken) -> Vec<Effect> {
+        self.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
+        self.tell(claim, ClaimEvent::Reported(Ok(())));
+        self.tell(claim, ClaimEvent::Uploaded(claim::UploadStatus::Complete))
+    }
+
     pub(crate) fn tick(&mut self) -> Vec<Effect> {
         self.happens(Event::Tick)
     }
@@ -265,7 +277,7 @@ impl Bench {
     }
 
     pub(crate) fn claimed(&mut self, claim: LocalToken, answer: Result<Duration, Refusal>) -> Vec<Effect> {
-        self.happens(Event::Claim(claim, ClaimEvent::Claimed { sent_at: self.now, answer }))
+        self.tell(claim, ClaimEvent::Claimed { sent_at: self.now, answer })
     }
 
     pub(crate) fn deleted(&mut self, message: LocalToken, answer: Result<(), Refusal>) -> Vec<Effect> {
@@ -286,19 +298,27 @@ impl Bench {
     pub(crate) fn executing(&mut self, id: &str, name: &str) -> LocalToken {
         let claim = self.preparing(id, name);
         self.deleted(claim, Ok(()));
-        let effects = self.happens(Event::Claim(claim, ClaimEvent::Prepared(Ok(()))));
+        let effects = self.tell(claim, ClaimEvent::Prepared(Ok(())));
         assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Execute)), "{effects:?}");
         claim
     }
 
     /// From an executing claim to its accepted report.
     pub(crate) fn completes(&mut self, claim: LocalToken) -> Vec<Effect> {
-        let mut all = self.happens(Event::Claim(claim, ClaimEvent::Ended(Ok(()))));
-        all.extend(self.happens(Event::Claim(claim, ClaimEvent::Uploaded(claim::UploadStatus::Complete))));
-        all.extend(self.happens(Event::Claim(claim, ClaimEvent::Reported(Ok(())))));
+        let mut all = self.tell(claim, ClaimEvent::Ended(Ok(())));
+        all.extend(self.tell(claim, ClaimEvent::Uploaded(claim::UploadStatus::Complete)));
+        all.extend(self.tell(claim, ClaimEvent::Reported(Ok(()))));
         all
     }
 }
+
+/// Whether one of the effects is such an action of a claim.
+macro_rules! acts {
+    ($effects:expr, $($action:tt)+) => {
+        $effects.iter().any(|effect| matches!(effect, Effect::Claim(_, $($action)+)))
+    };
+}
+pub(crate) use acts;
 
 /// Whether any of them is a claim request.
 pub(crate) fn claims(effects: &[Effect]) -> usize {

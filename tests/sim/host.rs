@@ -205,7 +205,7 @@ impl Host {
     pub fn hand_back_from(&self, order: &Event, now: Instant) -> Option<Instant> {
         let drained = self.policy.drain_deadline.map(|span| now.plus(span));
         match order {
-            Event::Drain => drained,
+            Event::Drain { deadline: None } => drained,
             Event::TerminationNotice { deadline: Some(deadline) } => {
                 let needed = self.policy.claim.termination_grace + claim::REPORT_RESERVE;
                 let margin = match self.policy.on_termination_notice {

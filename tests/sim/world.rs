@@ -397,13 +397,13 @@ impl World {
                     track.suspended = true;
                 }
             }
-            Fault::Drain => self.tell_stop(host, Event::Drain, None),
+            Fault::Drain => self.tell_stop(host, Event::Drain { deadline: None }, None),
             Fault::HandBackNoDeadline => self.tell_stop(host, Event::Release { deadline: None }, None),
             Fault::HandBack120s => self.hand_back(host, 120),
             Fault::HandBack30s => self.hand_back(host, 30),
             Fault::HandBackNow => self.hand_back(host, 0),
             Fault::SecondSignal => {
-                self.tell_stop(host, Event::Drain, None);
+                self.tell_stop(host, Event::Drain { deadline: None }, None);
                 self.tell_stop(host, Event::Release { deadline: None }, None);
             }
             Fault::Abort => self.tell_stop(host, Event::Abort, None),
@@ -412,7 +412,7 @@ impl World {
             Fault::SpotNoticeWithoutTime => self.tell_stop(host, Event::TerminationNotice { deadline: None }, None),
             Fault::SpotNoticeThenSignal => {
                 self.notice(host, 120);
-                self.tell_stop(host, Event::Drain, None);
+                self.tell_stop(host, Event::Drain { deadline: None }, None);
             }
             Fault::EarlierNotice => [600, 90, 300].into_iter().for_each(|seconds| self.notice(host, seconds)),
             Fault::QueueRestart => {

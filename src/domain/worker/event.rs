@@ -100,11 +100,10 @@ pub enum Event {
     /// The work directory was removed or replaced: what is journaled there is lost to the next process.
     WorkDirLost,
     Reconfigured(Box<WorkerPolicy>),
-    /// Stop claiming, finish the claims, exit.
-    Drain,
-    /// As [`Event::Drain`], and release the remaining claims at `deadline`, overriding the configured drain deadline.
-    DrainBy {
-        deadline: Instant,
+    /// Stop claiming, finish the claims, exit. A `deadline`, at which the remaining claims are released, overrides the
+    /// configured one.
+    Drain {
+        deadline: Option<Instant>,
     },
     /// Stop claiming, release the claims, exit, by `deadline` if there is one.
     Release {

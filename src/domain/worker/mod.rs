@@ -204,7 +204,7 @@ pub struct Worker {
     /// The release deadline has passed: only payloads are waited for.
     past_deadline: bool,
     lifecycle: Lifecycle,
-    /// Set by [`Event::DrainBy`].
+    /// Set by [`Event::Drain`].
     drain_deadline: Option<Instant>,
     host_health: HostHealth,
     slots: Slots,
@@ -341,9 +341,8 @@ impl Worker {
             Event::ResourcesMeasured(room) => self.on_resources_measured(room),
             Event::WorkDirLost => self.on_work_dir_lost(),
             Event::Reconfigured(policy) => self.reconfigure(*policy),
-            Event::Drain => self.drain(ExitReason::Drained, now),
-            Event::DrainBy { deadline } => {
-                self.drain_deadline = Some(deadline);
+            Event::Drain { deadline } => {
+                self.drain_deadline = deadline.or(self.drain_deadline);
                 self.drain(ExitReason::Drained, now);
             }
             Event::Release { deadline } => self.release_all(deadline, now),

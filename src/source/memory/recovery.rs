@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::{MemorySource, gone_error};
+use super::MemorySource;
 use crate::domain::id::Run;
-use crate::source::{CallError, Grant, RecoveryBatch};
+use crate::source::RecoveryBatch;
 
 impl MemorySource {
     /// Takes over this worker's claims that are at most `newer_than` old, except `held`.
@@ -32,16 +32,5 @@ impl MemorySource {
             recovered.grants.extend(tasks.grant(&run, self, now.plus(lease)));
         }
         recovered
-    }
-
-    pub(super) fn take_over_run(&self, run: &Run) -> Result<Grant, CallError> {
-        let now = self.queue.now();
-        let lease = self.queue.0.config.lease;
-        let mut tasks = self.queue.expire_leases(now);
-        if !tasks.is_running(run, &self.worker) {
-            return Err(gone_error(run, "not running, or not for this worker"));
-        }
-        tasks.set_lease(run, &self.worker, lease, now);
-        tasks.grant(run, self, now.plus(lease)).ok_or_else(|| gone_error(run, "unknown"))
     }
 }

@@ -276,8 +276,7 @@ impl Engine {
         let event = match command {
             Command::Pause { span } => Event::Pause { until: in_time(span) },
             Command::Resume => Event::Resume,
-            Command::Drain { within: None } => Event::Drain,
-            Command::Drain { within: Some(within) } => Event::DrainBy { deadline: self.clock.now().plus(within) },
+            Command::Drain { within } => Event::Drain { deadline: in_time(within) },
             Command::Release { within } => Event::Release { deadline: in_time(within) },
             Command::Terminate { deadline } => {
                 let at = self.clock.now();
@@ -337,7 +336,7 @@ impl Engine {
             }
             SourceEvent::Exhausted { what } if self.sources.len() == 1 => {
                 tracing::info!(source = self.source_name(source), "{what}: finishing the held claims, then exiting");
-                self.handle_event(Event::Drain);
+                self.handle_event(Event::Drain { deadline: None });
             }
             SourceEvent::Exhausted { what } => {
                 tracing::warn!(source = self.source_name(source), "{what}: polling again from time to time");
