@@ -67,8 +67,8 @@ pub struct InvalidBrokerConfig(String);
 #[derive(Clone)]
 pub struct Broker {
     uri: AMQPUri,
-    /// The address sets no heartbeat.
-    is_default_heartbeat: bool,
+    /// In seconds, where the address sets none.
+    default_heartbeat: u16,
     display_url: String,
     /// Redacts the password in all logs for as long as a clone of this broker exists.
     _redaction: Arc<redact::HiddenSecrets>,
@@ -109,8 +109,6 @@ impl Broker {
         }
         to_short_string("the vhost of the AMQP address", &uri.vhost)
             .map_err(|error| InvalidBrokerConfig(error.to_string()))?;
-        let is_default_heartbeat = uri.query.heartbeat.is_none();
-        uri.query.heartbeat.get_or_insert(AMQP_HEARTBEAT);
         let display_url = format!(
             "{}://{}:{}/{}",
             uri.scheme,
@@ -130,7 +128,7 @@ impl Broker {
         Ok(Self {
             _redaction: Arc::new(redact::hide([uri.authority.userinfo.password.as_str()])),
             uri,
-            is_default_heartbeat,
+            default_heartbeat: AMQP_HEARTBEAT,
             display_url,
             #[cfg(feature = "amqps")]
             tls,
@@ -139,9 +137,7 @@ impl Broker {
 
     /// Sets the heartbeat unless the address does. A connection ends after about two heartbeats without traffic.
     pub const fn with_default_heartbeat(mut self, seconds: u16) -> Self {
-        if self.is_default_heartbeat {
-            self.uri.query.heartbeat = Some(seconds);
-        }
+        self.default_heartbeat = seconds;
         self
     }
 
@@ -169,7 +165,9 @@ impl Broker {
             let stream = broker.open_stream(&uri).await.map_err(lapin::Error::from)?;
             Ok(AsyncTcpStream::Plain(stream))
         };
-        let connecting = Connection::connector(self.uri.clone(), stream::runtime(), open, properties);
+        let mut uri = self.uri.clone();
+        uri.query.heartbeat.get_or_insert(self.default_heartbeat);
+        let connecting = Connection::connector(uri, stream::runtime(), open, properties);
         match tokio::time::timeout(AMQP_CONNECT_TIMEOUT, connecting).await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(error)) => Err(self.call_error("connect", &error)),

@@ -158,25 +158,25 @@ fn parse_queue(version: BrokerVersion, queue: &QueueInfo) -> TimeoutFacts {
 mod tests {
     use super::*;
 
-    fn told(json: &str) -> TimeoutFacts {
+    fn parse(json: &str) -> TimeoutFacts {
         parse_queue(BrokerVersion { major: 3, minor: 12 }, &serde_json::from_str(json).unwrap())
     }
 
     #[test]
     fn arguments_and_policies_of_a_queue_are_read() {
-        let both = told(
+        let both = parse(
             r#"{"type": "quorum", "arguments": {"x-queue-type": "quorum", "x-consumer-timeout": 3600000},
                 "effective_policy_definition": {"consumer-timeout": 60000}}"#,
         );
         assert_eq!((both.argument, both.policy), (Some(Duration::from_secs(3600)), Some(Duration::from_secs(60))));
         assert_eq!(both.kind, QueueKind::Other);
         // As RabbitMQ 3.10 has it.
-        let none = told(r#"{"type": "classic", "arguments": {}, "effective_policy_definition": []}"#);
+        let none = parse(r#"{"type": "classic", "arguments": {}, "effective_policy_definition": []}"#);
         assert_eq!((none.argument, none.policy, none.kind), (None, None, QueueKind::Classic));
         assert!(!none.dead_letters);
-        assert!(told(r#"{"arguments": {"x-dead-letter-exchange": ""}}"#).dead_letters, "the default exchange is one");
-        assert!(told(r#"{"effective_policy_definition": {"dead-letter-exchange": "dead"}}"#).dead_letters);
-        let odd = told(r#"{"arguments": {"x-consumer-timeout": "soon"}, "policy": null}"#);
+        assert!(parse(r#"{"arguments": {"x-dead-letter-exchange": ""}}"#).dead_letters, "the default exchange is one");
+        assert!(parse(r#"{"effective_policy_definition": {"dead-letter-exchange": "dead"}}"#).dead_letters);
+        let odd = parse(r#"{"arguments": {"x-consumer-timeout": "soon"}, "policy": null}"#);
         assert_eq!((odd.argument, odd.policy), (None, None));
     }
 }

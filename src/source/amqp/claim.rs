@@ -143,7 +143,7 @@ impl RequestClaim {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: what was begun goes on, and the next call waits for it.
+    /// Cancel safe: the settlement continues, and the next call waits for it.
     pub(super) async fn settle(self: &Arc<Self>, outcome: Outcome, plan: SettlePlan) -> Result<(), CallError> {
         let progress = Arc::clone(&self.progress).lock_owned().await;
         match self.settled_as.get() {
