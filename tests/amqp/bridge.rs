@@ -18,14 +18,14 @@ use crate::support::{Client, Gate, Kind, Running, broker, queue as requests, ret
 use crate::task_queue::{TOKEN, TaskQueue, api_config};
 
 /// A broker with a request queue, a task queue, and a directory.
-struct Place {
+struct Setup {
     uri: String,
     client: Client,
     tasks: TaskQueue,
     folder: tempfile::TempDir,
 }
 
-impl Place {
+impl Setup {
     async fn new(claims: Duration) -> Option<Self> {
         let uri = shared_uri()?;
         let client = Client::new(&broker(&uri), Kind::Durable).await;
@@ -76,8 +76,8 @@ impl Place {
             loop {
                 let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"));
                 command.args(["status", "-o", "json", "--socket"]).arg(self.folder.path().join("work/control.sock"));
-                let said = command.output().await.expect("it can be asked");
-                if String::from_utf8_lossy(&said.stdout).contains(words) {
+                let output = command.output().await.expect("the status is printed");
+                if String::from_utf8_lossy(&output.stdout).contains(words) {
                     return;
                 }
             }
@@ -112,7 +112,7 @@ fn bridge(folder: &std::path::Path, config: &str, uri: &str) -> Command {
 }
 
 /// A worker of the tasks that leaves a result, or fails, on permission.
-fn far_side(place: &Place) -> (Gate, Running) {
+fn far_side(setup: &Setup) -> (Gate, Running) {
     let (gate, act) = Gate::before(Arc::new(|request, context| {
         Box::pin(async move {
             if request.path.as_deref() == Some("/fail") {
@@ -125,7 +125,7 @@ fn far_side(place: &Place) -> (Gate, Running) {
         })
     }));
     let source = Taskcluster::new(taskcluster::Config {
-        api: api_config(place.tasks.service.root_url()),
+        api: api_config(setup.tasks.service.root_url()),
         dialect: Dialect::ClaimWork,
         task_queue: "far/side".into(),
         worker_group: "group".into(),
@@ -140,18 +140,18 @@ const LONG: Duration = Duration::from_secs(600);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_becomes_a_task_and_its_result_the_reply() {
-    let Some(place) = Place::new(LONG).await else { return };
-    let bridge = place.bridge("requests", "builds");
-    let (mut far, worker) = far_side(&place);
-    assert!(place.client.publish(Client::properties("a", "/echo"), b"{\"x\":1}").await);
+    let Some(setup) = Setup::new(LONG).await else { return };
+    let bridge = setup.bridge("requests", "builds");
+    let (mut far, worker) = far_side(&setup);
+    assert!(setup.client.publish(Client::properties("a", "/echo"), b"{\"x\":1}").await);
     far.enters().await;
     far.go.add_permits(1);
-    let answer = place.client.answer("a").await;
+    let answer = setup.client.answer("a").await;
     assert_eq!((answer.status(), answer.json()), ("ok", json!({"echo": {"x": 1}, "path": "/echo"})));
-    assert!(place.client.publish(Client::properties("b", "/fail"), b"{\"x\":2}").await);
+    assert!(setup.client.publish(Client::properties("b", "/fail"), b"{\"x\":2}").await);
     far.enters().await;
     far.go.add_permits(1);
-    let answer = place.client.answer("b").await;
+    let answer = setup.client.answer("b").await;
     assert_eq!(answer.status(), "core_error");
     let message = answer.json()["message"].as_str().expect("a sentence").to_owned();
     assert!(message.contains("failed in run 0"), "{message}");
@@ -160,66 +160,66 @@ async fn a_request_becomes_a_task_and_its_result_the_reply() {
     assert_eq!(ended.code(), Some(0), "{}", ended.log);
     assert!(!ended.log.contains(TOKEN) && !ended.log.contains("{\"x\":1}"), "{}", ended.log);
     worker.drained().await;
-    place.client.delete_queue().await;
+    setup.client.delete_queue().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_of_a_bridge_that_is_killed_repeatedly_become_one_task_each() {
     const REQUESTS: usize = 24;
-    let Some(place) = Place::new(LONG).await else { return };
-    let (mut far, worker) = far_side(&place);
-    let mut bridge = place.bridge("requests", "builds");
+    let Some(setup) = Setup::new(LONG).await else { return };
+    let (mut far, worker) = far_side(&setup);
+    let mut bridge = setup.bridge("requests", "builds");
     for n in 0..REQUESTS {
-        assert!(place.client.publish(Client::properties(&n.to_string(), "/echo"), n.to_string().as_bytes()).await);
+        assert!(setup.client.publish(Client::properties(&n.to_string(), "/echo"), n.to_string().as_bytes()).await);
     }
-    let mut begun = Vec::new();
+    let mut started = Vec::new();
     for n in 0..REQUESTS {
-        begun.push(far.enters().await);
+        started.push(far.enters().await);
         // Killed while some tasks are created, some wait, some run and some are about to be answered.
         if n % 6 == 5 {
             bridge.signal(Signal::KILL);
             bridge.ends().await;
             far.go.add_permits(1);
-            bridge = place.bridge("requests", "builds");
+            bridge = setup.bridge("requests", "builds");
         } else {
             far.go.add_permits(1);
         }
     }
     for n in 0..REQUESTS {
-        let answer = place.client.answer(&n.to_string()).await;
+        let answer = setup.client.answer(&n.to_string()).await;
         assert_eq!((answer.status(), answer.json()["echo"].clone()), ("ok", json!(n)));
     }
-    begun.sort_by_key(|body| body.parse::<usize>().expect("a number"));
+    started.sort_by_key(|body| body.parse::<usize>().expect("a number"));
     let all: Vec<String> = (0..REQUESTS).map(|n| n.to_string()).collect();
-    assert_eq!(begun, all, "each request ran once");
+    assert_eq!(started, all, "each request ran once");
     assert!(far.entered.try_recv().is_err(), "and none of them again");
     bridge.signal(Signal::TERM);
     assert_eq!(bridge.ends().await.code(), Some(0));
     worker.drained().await;
-    place.client.until_depth(0, 0).await;
-    place.client.delete_queue().await;
+    setup.client.until_depth(0, 0).await;
+    setup.client.delete_queue().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_holds_at_most_its_capacity_of_requests_and_requeues_them() {
-    let Some(place) = Place::new(LONG).await else { return };
-    let bridge = place.bridge("requests", "builds");
+    let Some(setup) = Setup::new(LONG).await else { return };
+    let bridge = setup.bridge("requests", "builds");
     for n in 0..20 {
-        assert!(place.client.publish(Client::properties(&n.to_string(), "/echo"), b"1").await);
+        assert!(setup.client.publish(Client::properties(&n.to_string(), "/echo"), b"1").await);
     }
     // Without a worker on the other side, eight requests are held, and the others stay in the queue.
-    place.client.until_depth(12, 1).await;
+    setup.client.until_depth(12, 1).await;
     bridge.signal(Signal::QUIT);
     bridge.ends().await;
-    place.client.until_depth(20, 0).await;
-    place.client.delete_queue().await;
+    setup.client.until_depth(20, 0).await;
+    setup.client.delete_queue().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_becomes_a_request_and_the_reply_its_outcome() {
-    let Some(place) = Place::new(LONG).await else { return };
+    let Some(setup) = Setup::new(LONG).await else { return };
     let worker = Running::start(
-        requests(&place.client),
+        requests(&setup.client),
         4,
         Arc::new(|request, context| {
             Box::pin(async move {
@@ -232,58 +232,58 @@ async fn a_task_becomes_a_request_and_the_reply_its_outcome() {
             })
         }),
     );
-    let bridge = place.bridge("builds", "requests");
-    let good = place.task(json!({"path": "/echo", "json": {"x": 1}})).await;
-    let bad = place.task(json!({"path": "/no", "body": "text"})).await;
-    let none = place.task(json!({"path": 7})).await;
-    assert_eq!(place.resolved(&good).await["state"], "completed");
-    assert_eq!(place.artifact(&good, 0, "public/result.json").await, b"{\"x\":1}");
-    assert_eq!(place.resolved(&bad).await["state"], "failed");
-    let why = place.artifact(&bad, 0, "public/result.json").await;
+    let bridge = setup.bridge("builds", "requests");
+    let good = setup.task(json!({"path": "/echo", "json": {"x": 1}})).await;
+    let bad = setup.task(json!({"path": "/no", "body": "text"})).await;
+    let none = setup.task(json!({"path": 7})).await;
+    assert_eq!(setup.resolved(&good).await["state"], "completed");
+    assert_eq!(setup.artifact(&good, 0, "public/result.json").await, b"{\"x\":1}");
+    assert_eq!(setup.resolved(&bad).await["state"], "failed");
+    let why = setup.artifact(&bad, 0, "public/result.json").await;
     assert!(String::from_utf8(why).expect("text").contains("it will not"));
-    let none = place.resolved(&none).await;
+    let none = setup.resolved(&none).await;
     assert_eq!(none["runs"][0]["reasonResolved"], "malformed-payload");
     bridge.signal(Signal::TERM);
     assert_eq!(bridge.ends().await.code(), Some(0));
     worker.drained().await;
-    place.client.delete_queue().await;
+    setup.client.delete_queue().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_claims_at_most_its_capacity_of_tasks() {
     const TASKS: usize = 20;
-    let Some(place) = Place::new(LONG).await else { return };
+    let Some(setup) = Setup::new(LONG).await else { return };
     let mut tasks = Vec::new();
     for n in 0..TASKS {
-        tasks.push(place.task(json!({"path": "/echo", "json": n})).await);
+        tasks.push(setup.task(json!({"path": "/echo", "json": n})).await);
     }
-    let bridge = place.bridge("builds", "requests");
+    let bridge = setup.bridge("builds", "requests");
     // Without replies, eight requests are sent, and no other task is claimed.
-    place.client.until_depth(8, 0).await;
+    setup.client.until_depth(8, 0).await;
     let mut running = 0;
     for task in &tasks {
-        running += usize::from(place.tasks.api.task_status(task).await.expect("a status")["state"] == "running");
+        running += usize::from(setup.tasks.api.task_status(task).await.expect("a status")["state"] == "running");
     }
     assert_eq!(running, 8);
-    let worker = Running::start(requests(&place.client), 4, returns_body());
+    let worker = Running::start(requests(&setup.client), 4, returns_body());
     for (n, task) in tasks.iter().enumerate() {
-        assert_eq!(place.resolved(task).await["state"], "completed");
-        assert_eq!(place.artifact(task, 0, "public/result.json").await, n.to_string().as_bytes());
+        assert_eq!(setup.resolved(task).await["state"], "completed");
+        assert_eq!(setup.artifact(task, 0, "public/result.json").await, n.to_string().as_bytes());
     }
     bridge.signal(Signal::TERM);
     assert_eq!(bridge.ends().await.code(), Some(0));
     worker.drained().await;
-    place.client.delete_queue().await;
+    setup.client.delete_queue().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_of_a_killed_bridge_sends_its_request_again_with_the_same_message_id() {
-    let Some(place) = Place::new(Duration::from_secs(5)).await else { return };
+    let Some(setup) = Setup::new(Duration::from_secs(5)).await else { return };
     let (sender, mut asked) = mpsc::channel(8);
     let go = Arc::new(tokio::sync::Semaphore::new(0));
     let gate = Arc::clone(&go);
     let worker = Running::start(
-        requests(&place.client),
+        requests(&setup.client),
         4,
         Arc::new(move |request, context| {
             let (sender, gate) = (sender.clone(), Arc::clone(&gate));
@@ -298,53 +298,53 @@ async fn a_task_of_a_killed_bridge_sends_its_request_again_with_the_same_message
             })
         }),
     );
-    let bridge = place.bridge("builds", "requests");
-    let task = place.task(json!({"json": {"x": 1}})).await;
+    let bridge = setup.bridge("builds", "requests");
+    let task = setup.task(json!({"json": {"x": 1}})).await;
     let first = within("the request", asked.recv()).await.expect("it is asked");
     bridge.signal(Signal::KILL);
     bridge.ends().await;
-    let bridge = place.bridge("builds", "requests");
+    let bridge = setup.bridge("builds", "requests");
     let second = within("the request again", asked.recv()).await.expect("it is asked");
     assert!(first.is_some() && first == second, "{first:?} {second:?}");
     go.add_permits(2);
-    let status = place.resolved(&task).await;
+    let status = setup.resolved(&task).await;
     assert_eq!(status["state"], "completed");
     let run = u32::try_from(status["runs"].as_array().expect("runs").len() - 1).expect("small");
-    assert_eq!(place.artifact(&task, run, "public/result.json").await, b"{\"x\":1}");
+    assert_eq!(setup.artifact(&task, run, "public/result.json").await, b"{\"x\":1}");
     bridge.signal(Signal::TERM);
     assert_eq!(bridge.ends().await.code(), Some(0));
     worker.drained().await;
-    place.client.delete_queue().await;
+    setup.client.delete_queue().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_retries_while_the_other_side_is_unavailable_and_reports_it() {
-    let Some(place) = Place::new(LONG).await else { return };
-    place.client.delete_queue().await;
-    let bridge = place.bridge("builds", "requests");
-    let task = place.task(json!({"json": 1})).await;
-    place.says("no queue for the key").await;
-    place.client.declare(Kind::Durable, &place.client.queue).await;
-    let worker = Running::start(requests(&place.client), 4, returns_body());
-    assert_eq!(place.resolved(&task).await["state"], "completed");
+    let Some(setup) = Setup::new(LONG).await else { return };
+    setup.client.delete_queue().await;
+    let bridge = setup.bridge("builds", "requests");
+    let task = setup.task(json!({"json": 1})).await;
+    setup.says("no queue for the key").await;
+    setup.client.declare(Kind::Durable, &setup.client.queue).await;
+    let worker = Running::start(requests(&setup.client), 4, returns_body());
+    assert_eq!(setup.resolved(&task).await["state"], "completed");
     worker.drained().await;
     bridge.signal(Signal::TERM);
     assert_eq!(bridge.ends().await.code(), Some(0));
     // The opposite direction: the task queue is unavailable, and comes back.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
-    let sources = place.sources().replace(place.tasks.service.root_url(), &format!("http://{address}"));
+    let sources = setup.sources().replace(setup.tasks.service.root_url(), &format!("http://{address}"));
     let config = format!("{sources}\n[bridge.it]\nfrom = \"requests\"\nto = \"builds\"\n");
     // Closes the first connection at once.
     let shut = std::thread::spawn(move || drop(listener.accept()));
-    let bridge = place.start(&config);
-    assert!(place.client.publish(Client::properties("a", "/echo"), b"1").await);
-    place.says("retrying: createTask").await;
+    let bridge = setup.start(&config);
+    assert!(setup.client.publish(Client::properties("a", "/echo"), b"1").await);
+    setup.says("retrying: createTask").await;
     shut.join().expect("it was asked");
     bridge.signal(Signal::QUIT);
     bridge.ends().await;
-    place.client.until_depth(1, 0).await;
-    place.client.delete_queue().await;
+    setup.client.until_depth(1, 0).await;
+    setup.client.delete_queue().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -211,12 +211,12 @@ async fn an_attempts_header_of_the_client_does_not_defeat_max_attempts() {
         let headers = amqp::header_table([("x-journeyman-attempts", AMQPValue::LongUInt(u32::MAX))]);
         assert!(client.publish(Client::properties("once", "/work").with_headers(headers), b"1").await);
         assert_eq!(crashes(&client, &OnAttemptsExhausted::Reply).await, 0);
-        let said = client.answer("once").await.json();
+        let reply = client.answer("once").await.json();
         assert_eq!(
-            (&said["type"], &said["context"]["attempts"]),
+            (&reply["type"], &reply["context"]["attempts"]),
             (&"journeyman:attempts_exhausted".into(), &u32::MAX.into())
         );
-        assert!(said["message"].as_str().is_some_and(|text| text.contains("x-journeyman-attempts")), "{said}");
+        assert!(reply["message"].as_str().is_some_and(|text| text.contains("x-journeyman-attempts")), "{reply}");
         client.until_depth(0, 0).await;
         client.delete_queue().await;
     }
@@ -225,18 +225,18 @@ async fn an_attempts_header_of_the_client_does_not_defeat_max_attempts() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_is_given_up_goes_to_the_poison_queue_with_the_reason() {
     let Some(client) = Client::shared(Kind::Durable).await else { return };
-    let kept = format!("{}-poison", client.queue);
-    client.declare(Kind::Durable, &kept).await;
+    let poison_queue = format!("{}-poison", client.queue);
+    client.declare(Kind::Durable, &poison_queue).await;
     let act = intermittent("the network is down");
     let mut settings = queue(&client);
     settings.max_attempts = NonZeroU32::new(2);
-    settings.on_attempts_exhausted = OnAttemptsExhausted::PoisonQueue(kept.clone());
+    settings.on_attempts_exhausted = OnAttemptsExhausted::PoisonQueue(poison_queue.clone());
     let worker = Running::start(settings, 1, act);
     publish(&client, &["again"]).await;
     let answer = client.answer("again").await;
     assert_eq!(answer.json()["context"]["attempts"], 2);
-    assert!(answer.json()["message"].as_str().is_some_and(|said| said.contains("the network is down")));
-    let copy = client.get(&kept).await.expect("a copy is kept");
+    assert!(answer.json()["message"].as_str().is_some_and(|reply| reply.contains("the network is down")));
+    let copy = client.get(&poison_queue).await.expect("a copy is kept");
     assert_eq!(copy.data, b"again");
     assert!(header(&copy, "x-journeyman-reason").is_some_and(|reason| reason.contains("the network is down")));
     assert_eq!(header(&copy, "x-journeyman-queue").as_deref(), Some(client.queue.as_str()));
@@ -283,7 +283,7 @@ async fn a_request_that_is_given_up_is_dead_lettered() {
 async fn without_a_dead_letter_exchange_a_request_that_is_given_up_gets_an_error_reply() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Durable).await;
-    let management = Management::new(&broker, &management(), None).expect("it can be asked");
+    let management = Management::new(&broker, &management(), None).expect("the URL is valid");
     let act = intermittent("no luck");
     let mut settings = queue(&client);
     settings.max_attempts = NonZeroU32::new(2);
@@ -316,14 +316,14 @@ async fn requeueing_a_request_that_did_not_start_is_not_an_attempt() {
     for kind in [Kind::Transient, Kind::Durable, Kind::Quorum] {
         let client = Client::new(&broker, kind).await;
         let tries = Arc::new(std::sync::atomic::AtomicU32::new(0));
-        let tried = Arc::clone(&tries);
+        let counter = Arc::clone(&tries);
         let act: Act = Arc::new(move |_, context| {
-            let before = tried.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let before = counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             Box::pin(async move {
                 if before < 5 {
                     return Err(ExecuteError::new(
                         ExecuteFailure::ServiceDown,
-                        "its service comes and goes".to_owned(),
+                        "its service is unavailable".to_owned(),
                     ));
                 }
                 // Still the first attempt.
@@ -356,13 +356,13 @@ async fn requeueing_a_prefetched_request_is_not_an_attempt() {
             publish(&client, &["1", "2", "3"]).await;
             source.open().await.expect("there is a queue");
             // Prefetched without a poll; on a slow machine they were requeued already.
-            let here = async { while !matches!(client.depth().await, (0, 1) | (3, 0)) {} };
-            within("they are here", here).await;
+            let prefetched = async { while !matches!(client.depth().await, (0, 1) | (3, 0)) {} };
+            within("the requests are prefetched", prefetched).await;
             source.pause();
             client.until_depth(3, 0).await;
             source.open().await.expect("there is a queue");
             let mut grants = Vec::new();
-            let brings = async {
+            let polling = async {
                 while grants.len() < 3 {
                     match source.poll(PriorityQueue(0), 3).await {
                         Ok(batch) => grants.extend(batch.grants),
@@ -371,7 +371,7 @@ async fn requeueing_a_prefetched_request_is_not_an_attempt() {
                     }
                 }
             };
-            within("what went back", brings).await;
+            within("the requests are delivered again", polling).await;
             for grant in grants {
                 assert!(tries == 0 || grant.run.run == 0, "{kind:?} {:?}", grant.run);
                 grant.claim.report(Outcome::Completed).await.expect("it is answered");
@@ -433,21 +433,21 @@ async fn a_redelivered_request_of_a_full_queue_is_tried_without_recording_the_at
     let request = |id: &str| Client::properties(id, "/a");
     assert!(client.publish(request("first"), b"first").await);
     let options = BasicGetOptions { no_ack: false };
-    let got = client.channel.basic_get(client.queue.as_str().into(), options).await.expect("it can be looked into");
-    let handed_out = got.expect("it is there").delivery;
+    let message = client.channel.basic_get(client.queue.as_str().into(), options).await.expect("the queue is read");
+    let delivery = message.expect("it is there").delivery;
     assert!(client.publish(request("second"), b"second").await);
     assert!(!client.publish(request("third"), b"third").await, "there is no more room");
     // As after the death of its worker: it is at the head of the queue again.
-    handed_out.acker.reject(BasicRejectOptions { requeue: true }).await.expect("it goes back");
+    delivery.acker.reject(BasicRejectOptions { requeue: true }).await.expect("the request is requeued");
     client.until_depth(2, 0).await;
     let mut settings = queue(&client);
     settings.max_attempts = NonZeroU32::new(3);
     settings.reply_retry_max = Duration::from_secs(1);
     let tries = Arc::new(std::sync::atomic::AtomicU32::new(0));
-    let tried = Arc::clone(&tries);
+    let counter = Arc::clone(&tries);
     // And once it asks for another attempt, which cannot be recorded either.
     let act: Act = Arc::new(move |_, context| {
-        let first = tried.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
+        let first = counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
         Box::pin(async move {
             if first {
                 return Err(ExecuteError::new(ExecuteFailure::Intermittent, "not yet".to_owned()));

@@ -297,7 +297,7 @@ async fn command(
         }
     };
     tokio::select! {
-        said = running => said,
+        output = running => output,
         () = working => panic!("the worker's consumer ended"),
     }
 }
@@ -337,8 +337,8 @@ async fn the_command_uses_pool_path_and_timeout_and_prints_partial_replies_on_de
         };
         let arguments =
             [&["--pool", name, "--key", "42", "--path", "/echo", "--timeout", "1m", "\"hello\""], more].concat();
-        let (said, request) = Box::pin(async { tokio::join!(call(&uri, &arguments), working) }).await;
-        assert_eq!(said, (0, printed.to_owned(), String::new()));
+        let (output, request) = Box::pin(async { tokio::join!(call(&uri, &arguments), working) }).await;
+        assert_eq!(output, (0, printed.to_owned(), String::new()));
         let header =
             request.properties.headers().as_ref().and_then(|headers| headers.inner().get("x-rpc-path").cloned());
         assert_eq!((header, &*request.data), (Some(word("/echo")), &b"\"hello\""[..]));
@@ -360,8 +360,8 @@ async fn the_command_prints_the_reply_and_reports_an_error_status() {
     let Ok(uri) = std::env::var("JOURNEYMAN_TEST_AMQP") else { return };
     let Some(broker) = shared() else { return };
     let good = Pool::new(&broker, FieldTable::default()).await;
-    let said = command(&good, &uri, &["{\"x\":1}"], &ok(), b"{\"echo\":1}").await;
-    assert_eq!(said, (0, "{\"echo\":1}\n".to_owned(), String::new()));
+    let output = command(&good, &uri, &["{\"x\":1}"], &ok(), b"{\"echo\":1}").await;
+    assert_eq!(output, (0, "{\"echo\":1}\n".to_owned(), String::new()));
     let dead = Pool::new(&broker, FieldTable::default()).await;
     let body = br#"{"type":"dead_letter","message":"it was not worked at in time","context":{"reason":"expired"}}"#;
     let (code, out, err) = command(&dead, &uri, &[], &[("x-status", word("core_error"))], body).await;
@@ -382,8 +382,8 @@ async fn the_command_uses_client_certificates_and_verifies_the_broker() {
     let file = |name: &str| own.tls().join(name).display().to_string();
     let (ca, certificate, key) = (file("ca.pem"), file("client.pem"), file("client.key"));
     let all = ["--amqp-ca", &ca, "--amqp-certificate", &certificate, "--amqp-key", &key];
-    let said = command(&pool, &own.tls_uri(), &all, &ok(), b"{\"echo\":1}").await;
-    assert_eq!(said, (0, "{\"echo\":1}\n".to_owned(), String::new()));
+    let output = command(&pool, &own.tls_uri(), &all, &ok(), b"{\"echo\":1}").await;
+    assert_eq!(output, (0, "{\"echo\":1}\n".to_owned(), String::new()));
     // No CA for the broker, or no client certificate; half of a client certificate and a timeout of 0 are rejected before connecting.
     for (arguments, code) in [(&all[2..], 32), (&all[..2], 32), (&all[..4], 2), (&["--timeout", "0s"][..], 2)] {
         let (ended, out, err) = command(&pool, &own.tls_uri(), arguments, &ok(), b"1").await;
@@ -398,7 +398,7 @@ async fn a_silent_broker_is_reported_as_unreachable() {
     let client = RpcClient::new(broker(&format!("amqp://guest:guest@{address}/")), "a test");
     let call = RpcRequest { timeout: Duration::from_millis(300), routing_key: "k".to_owned(), ..RpcRequest::default() };
     let (called, sent) = tokio::join!(client.call(&call), client.send(&call));
-    for error in [called.map(|_| ()), sent].map(|said| said.expect_err("there is no answer")) {
+    for error in [called.map(|_| ()), sent].map(|output| output.expect_err("there is no answer")) {
         let RpcError::Unreachable(what) = &error else { panic!("{error:?}") };
         assert!(what.contains("did not respond within 300ms") && what.contains("was not sent"), "{what}");
     }

@@ -129,27 +129,27 @@ async fn a_request_appears_as_a_claim_in_journal_page_and_metrics() {
     let Some(uri) = shared_uri() else { return };
     let client = Client::new(&broker(&uri), Kind::Durable).await;
     let folder = tempfile::tempdir().expect("a folder");
-    let here = folder.path();
+    let dir = folder.path();
     for name in ["runs", "go"] {
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-        rustix::fs::mkfifoat(rustix::fs::CWD, here.join(name), mode).expect("a pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, dir.join(name), mode).expect("a pipe");
     }
-    let config = config(here, &waiting(here), "[http]\nlisten = \"127.0.0.1:0\"\n");
+    let config = config(dir, &waiting(dir), "[http]\nlisten = \"127.0.0.1:0\"\n");
     let variables = [("WORKER_REQUESTS_QUEUE", client.queue.as_str()), ("WORKER_AMQP_URI", &uri)];
-    let mut worker = Process::start(here, &config, &variables);
+    let mut worker = Process::start(dir, &config, &variables);
     let address = &listening(&mut worker).await;
     let id = fresh();
     assert!(client.publish(Client::properties(&id, "/long"), b"1").await);
-    let runs = here.join("runs");
+    let runs = dir.join("runs");
     let running = tokio::task::spawn_blocking(move || std::fs::read_to_string(runs).expect("it says so"));
     assert_eq!(within("it runs", running).await.expect("it was read"), "running\n");
     // In the journal before it starts, on the status page and in the metrics while it runs.
-    let journal = std::fs::read_to_string(here.join("work/journal")).expect("a journal");
+    let journal = std::fs::read_to_string(dir.join("work/journal")).expect("a journal");
     assert!(journal.lines().any(|line| line.contains("\"claimed\"") && line.contains(&id)), "{journal}");
     assert!(get(address, "/").await.contains(&id), "on the status page");
     let metrics = get(address, "/metrics").await;
     assert!(metrics.contains("journeyman_tasks_running{source=\"requests\"} 1.0"), "{metrics}");
-    let go = here.join("go");
+    let go = dir.join("go");
     tokio::task::spawn_blocking(move || std::fs::write(go, "go\n").expect("it reads")).await.expect("it is let go");
     assert_eq!(client.answer(&id).await.body, b"null");
     // The reply arrives before it is counted.

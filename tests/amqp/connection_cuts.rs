@@ -82,9 +82,9 @@ async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
     // The last acknowledgements may have been lost with a connection.
     let mut direct = queue(&client);
     direct.max_attempts = None;
-    let again = Running::start(direct, 64, act);
+    let second = Running::start(direct, 64, act);
     client.until_depth(0, 1).await;
-    again.drained().await;
+    second.drained().await;
     println!(
         "{published} requests, {faults} faults, {} connections, {} runs, {} replies more than requests",
         wire.connections(),

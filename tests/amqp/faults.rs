@@ -62,7 +62,7 @@ async fn a_worker_waits_for_a_killed_broker_and_no_durable_request_is_lost() {
         own
     })
     .await
-    .expect("it comes back");
+    .expect("the broker starts again");
     drop(client);
     let client = Client::without_queue(&broker(&own.uri()), &name).await;
     for more in published..published + 100 {
@@ -100,7 +100,7 @@ async fn a_broker_that_blocks_publishing_delays_replies_only() {
         own
     })
     .await
-    .expect("it is told");
+    .expect("the limit is set");
     gate.go.add_permits(1);
     within("the status says so", async {
         loop {
@@ -117,7 +117,7 @@ async fn a_broker_that_blocks_publishing_delays_replies_only() {
         own
     })
     .await
-    .expect("it is told");
+    .expect("the limit is set");
     assert_eq!(client.answer("a").await.body, b"a");
     worker.completed(1).await;
     client.until_depth(0, 1).await;

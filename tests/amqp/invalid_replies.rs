@@ -52,18 +52,18 @@ async fn an_invalid_reply_of_a_program_becomes_an_error_reply() {
     for (path, why) in INVALID {
         let answer = client.call(path, b"1").await;
         assert_eq!(answer.status(), "core_error", "{path}: {}", String::from_utf8_lossy(&answer.body));
-        let said = answer.json();
-        let message = said["message"].as_str().unwrap_or_default();
-        assert!(said["type"] == "journeyman:failed" && message.contains(why), "{path}: {said}");
+        let reply = answer.json();
+        let message = reply["message"].as_str().unwrap_or_default();
+        assert!(reply["type"] == "journeyman:failed" && message.contains(why), "{path}: {reply}");
     }
     let good = client.call("/good", b"1").await;
     assert_eq!((good.status(), good.json()), ("ok", "good".into()));
     worker.signal(Signal::TERM);
     let ended = worker.ends().await;
     assert_eq!(ended.code(), Some(0), "{}", ended.log);
-    let told: Vec<&str> = ended.log.lines().filter(|line| line.contains("program sent an invalid reply")).collect();
-    assert_eq!(told.len(), INVALID.len(), "{}", ended.log);
-    for ((path, why), line) in INVALID.iter().zip(told) {
+    let lines: Vec<&str> = ended.log.lines().filter(|line| line.contains("program sent an invalid reply")).collect();
+    assert_eq!(lines.len(), INVALID.len(), "{}", ended.log);
+    for ((path, why), line) in INVALID.iter().zip(lines) {
         assert!(line.contains(why), "{path}: {line}");
     }
     client.delete_queue().await;
@@ -127,7 +127,7 @@ async fn doctor_checks_the_activity_exchange() {
     let _reports = Reports::of(&client, &exchange).await;
     let folder = tempfile::tempdir().expect("a folder");
     let config = config(folder.path(), PROGRAM, "");
-    for (exchange, said) in [(exchange.as_str(), "reported to "), ("nowhere", "cannot report to ")] {
+    for (exchange, finding) in [(exchange.as_str(), "reported to "), ("nowhere", "cannot report to ")] {
         let command = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"))
             .args(["doctor", "--config"])
             .arg(&config)
@@ -141,7 +141,7 @@ async fn doctor_checks_the_activity_exchange() {
             .output();
         let output = within("the end of the command", command).await.expect("it can be run");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(text.contains(&format!("{said}{exchange}")), "{text} {}", String::from_utf8_lossy(&output.stderr));
+        assert!(text.contains(&format!("{finding}{exchange}")), "{text} {}", String::from_utf8_lossy(&output.stderr));
         assert!(text.contains(&format!("{}: 0 waiting", client.queue)), "{text}");
     }
     client.delete_queue().await;

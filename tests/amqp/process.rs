@@ -34,7 +34,7 @@ impl Ended {
 /// A worker process, killed on drop.
 pub(crate) struct Process {
     child: Child,
-    said: Arc<Mutex<String>>,
+    log_text: Arc<Mutex<String>>,
     lines: watch::Receiver<usize>,
     reader: Option<JoinHandle<()>>,
 }
@@ -48,12 +48,12 @@ impl Process {
     /// Starts a command.
     pub(crate) fn of(mut command: Command) -> Self {
         let mut child = command.spawn().expect("it starts");
-        let said = Arc::new(Mutex::new(String::new()));
+        let log_text = Arc::new(Mutex::new(String::new()));
         let lines = watch::Sender::new(0);
         let (seen, stderr) = (lines.subscribe(), child.stderr.take().expect("it is piped"));
-        let into = Arc::clone(&said);
+        let into = Arc::clone(&log_text);
         let reader = std::thread::spawn(move || read(stderr, &into, &lines));
-        Self { child, said, lines: seen, reader: Some(reader) }
+        Self { child, log_text, lines: seen, reader: Some(reader) }
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -63,7 +63,7 @@ impl Process {
 
     /// The log so far.
     pub(crate) fn log(&self) -> String {
-        self.said.lock().clone()
+        self.log_text.lock().clone()
     }
 
     /// Waits until the log contains these words.
@@ -96,10 +96,10 @@ impl Drop for Process {
 fn read(stderr: ChildStderr, into: &Mutex<String>, lines: &watch::Sender<usize>) {
     for line in BufReader::new(stderr).lines() {
         let Ok(line) = line else { return };
-        let mut said = into.lock();
-        said.push_str(&line);
-        said.push('\n');
-        drop(said);
+        let mut log_text = into.lock();
+        log_text.push_str(&line);
+        log_text.push('\n');
+        drop(log_text);
         lines.send_modify(|lines| *lines += 1);
     }
 }

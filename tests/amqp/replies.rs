@@ -62,10 +62,10 @@ async fn every_outcome_becomes_a_reply() {
     ] {
         let answer = client.call(path, b"{}").await;
         assert_eq!(answer.status(), "core_error", "{path}");
-        let said = answer.json();
-        assert_eq!(said["type"], kind);
-        assert!(said["message"].as_str().is_some_and(|message| message.contains(words)), "{said}");
-        assert!(said["context"].is_object() && said["cause"].is_null());
+        let reply = answer.json();
+        assert_eq!(reply["type"], kind);
+        assert!(reply["message"].as_str().is_some_and(|message| message.contains(words)), "{reply}");
+        assert!(reply["context"].is_object() && reply["cause"].is_null());
     }
     client.finish(worker).await;
 }
@@ -206,7 +206,7 @@ async fn a_reply_that_the_broker_refuses_is_replaced_by_an_error() {
     let act: Act = Arc::new(|_, context| {
         Box::pin(async move {
             // One byte more than RabbitMQ takes.
-            context.set_reply(Reply::ok(vec![0_u8; (128 << 20) + 1])).expect("the worker was told that it may");
+            context.set_reply(Reply::ok(vec![0_u8; (128 << 20) + 1])).expect("the worker accepts it");
             Ok(())
         })
     });

@@ -39,9 +39,9 @@ async fn the_example_service_replies() {
     let Some((client, worker, _folder)) = start("echo", &handler).await else { return };
     let answer = client.call("/echo", b"{\"x\": 1}").await;
     assert_eq!((answer.status(), answer.partial), ("ok", false));
-    let said = answer.json();
-    assert_eq!((&said["echo"], said["path"].as_str()), (&serde_json::json!({"x": 1}), Some("/echo")));
-    assert!(said["task"].as_str().is_some_and(|task| task.contains('.')), "{said}");
+    let reply = answer.json();
+    assert_eq!((&reply["echo"], reply["path"].as_str()), (&serde_json::json!({"x": 1}), Some("/echo")));
+    assert!(reply["task"].as_str().is_some_and(|task| task.contains('.')), "{reply}");
     // The path as the other recorded type, and without one.
     let long = AMQPValue::LongString("/long".into());
     let base = || BasicProperties::default().with_reply_to("amq.rabbitmq.reply-to".into());
@@ -78,11 +78,11 @@ async fn commands_get_the_request_and_reply() {
         let half = client.answer("a").await;
         assert_eq!((half.partial, half.body.as_slice()), (true, &b"half"[..]));
         let answer = client.answer("a").await;
-        let said = answer.json();
-        assert_eq!((answer.status(), &said["path"], &said["correlationId"]), ("odd", &"/do".into(), &"a".into()));
-        assert_eq!((&said["headers"]["x-own"], &said["secondsLeft"]), (&"yes".into(), &60.0.into()), "{said}");
-        let of_body = (&said["contentType"], &said["contentEncoding"]);
-        assert_eq!(of_body, (&"application/json".into(), &"identity".into()), "{said}");
+        let reply = answer.json();
+        assert_eq!((answer.status(), &reply["path"], &reply["correlationId"]), ("odd", &"/do".into(), &"a".into()));
+        assert_eq!((&reply["headers"]["x-own"], &reply["secondsLeft"]), (&"yes".into(), &60.0.into()), "{reply}");
+        let of_body = (&reply["contentType"], &reply["contentEncoding"]);
+        assert_eq!(of_body, (&"application/json".into(), &"identity".into()), "{reply}");
     }
     stop(&client, worker).await;
 }

@@ -59,7 +59,7 @@ pub(crate) struct Client {
     pub(crate) channel: Channel,
     answers: Mutex<Option<Consumer>>,
     /// Replies that arrived while others were awaited, by correlation id.
-    early: Mutex<HashMap<String, Vec<Answered>>>,
+    unclaimed: Mutex<HashMap<String, Vec<Answered>>>,
 }
 
 /// A reply, or a returned request.
@@ -127,7 +127,7 @@ impl Client {
             connection,
             channel,
             answers: Mutex::new(Some(answers)),
-            early: Mutex::default(),
+            unclaimed: Mutex::default(),
         }
     }
 
@@ -207,17 +207,17 @@ impl Client {
     pub(crate) async fn answer(&self, id: &str) -> Answered {
         within(&format!("the answer to {id}"), async {
             loop {
-                if let Some(early) = self.early.lock().expect("unpoisoned").get_mut(id)
-                    && !early.is_empty()
+                if let Some(unclaimed) = self.unclaimed.lock().expect("unpoisoned").get_mut(id)
+                    && !unclaimed.is_empty()
                 {
-                    return early.remove(0);
+                    return unclaimed.remove(0);
                 }
                 let mut answers = self.answers.lock().expect("unpoisoned").take().expect("one waits at a time");
                 let delivery = next(&mut answers).await.expect("the channel stays");
                 *self.answers.lock().expect("unpoisoned") = Some(answers);
                 let answered = read(&delivery);
                 let of = answered.correlation_id.clone().unwrap_or_default();
-                self.early.lock().expect("unpoisoned").entry(of).or_default().push(answered);
+                self.unclaimed.lock().expect("unpoisoned").entry(of).or_default().push(answered);
             }
         })
         .await
@@ -507,7 +507,7 @@ pub(crate) fn header(delivery: &Delivery, name: &str) -> Option<String> {
 
 /// The request of one poll.
 pub(crate) async fn next_grant(source: &AmqpSource) -> Grant {
-    let brings = async {
+    let polling = async {
         loop {
             match source.poll(PriorityQueue(0), 1).await {
                 Ok(mut batch) if !batch.grants.is_empty() => return batch.grants.remove(0),
@@ -517,5 +517,5 @@ pub(crate) async fn next_grant(source: &AmqpSource) -> Grant {
             }
         }
     };
-    within("a request", brings).await
+    within("a request", polling).await
 }

@@ -111,15 +111,19 @@ impl Scene {
     }
 
     /// Asserts that none is lost, and that `must` steps caused a second reply each, `maybe` steps at most one.
-    fn judge(&self, what: &str, answered: &BTreeMap<String, usize>, must: &[&str], maybe: &[&str]) {
+    fn check_counts(&self, what: &str, answered: &BTreeMap<String, usize>, must: &[&str], maybe: &[&str]) {
         let all: usize = answered.values().sum();
-        let again = all - answered.len();
+        let repeated = all - answered.len();
         let lost = self.published - answered.len();
         let deaths: usize = self.deaths.values().sum();
-        println!("{what}: {deaths} deaths, {} requests: lost {lost}, answered again {again}", self.published);
+        println!("{what}: {deaths} deaths, {} requests: lost {lost}, answered twice {repeated}", self.published);
         assert_eq!(lost, 0, "{:?}", (0..self.published).find(|id| !answered.contains_key(&id.to_string())));
         let (must, maybe) = (self.died(must), self.died(maybe));
-        assert!((must..=must + maybe).contains(&again), "{again} and not {must} to {}: {answered:?}", must + maybe);
+        assert!(
+            (must..=must + maybe).contains(&repeated),
+            "{repeated} and not {must} to {}: {answered:?}",
+            must + maybe
+        );
     }
 }
 
@@ -152,7 +156,7 @@ async fn die_at_each_step(kind: Kind, runs: usize) {
     let answered = scene.finish().await;
     // A broker may discard what it received last on a lost connection: a reply, or an acknowledgement.
     let maybe = ["exited", "request-published", "request-acknowledged"];
-    scene.judge(&format!("{kind:?}"), &answered, &["request-confirmed", "request-copied"], &maybe);
+    scene.check_counts(&format!("{kind:?}"), &answered, &["request-confirmed", "request-copied"], &maybe);
 }
 
 #[tokio::test(flavor = "multi_thread")]
