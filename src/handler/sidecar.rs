@@ -1,7 +1,7 @@
 //! Sidecars: long-running processes of a handler that live as long as the worker, such as a service for its tasks.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -160,12 +160,6 @@ pub struct SidecarProcess {
 }
 
 impl SidecarProcess {
-    /// Returns its working directory.
-    #[must_use]
-    pub fn folder(&self) -> &Path {
-        self.context.workdir()
-    }
-
     /// Sends SIGTERM, and SIGKILL after the grace.
     pub fn stop(&self, termination_grace: Duration, clock: Clock) {
         self.cancel.send_replace(Some(Cancellation::shutdown(termination_grace, clock)));

@@ -84,26 +84,68 @@ impl PatternMatch {
     }
 }
 
+/// The covered bytes of a match: `bytes`, then those before `end`.
 #[derive(Debug)]
-pub(super) enum MatchTail {
-    While(ByteClass),
-    Bytes(usize),
-    Key(KeyBlock),
-    Authorization(AuthorizationValue),
+pub(super) struct MatchTail {
+    bytes: usize,
+    end: TailEnd,
+}
+
+#[derive(Debug)]
+enum TailEnd {
+    Here,
+    NotIn(ByteClass),
+    AnyOf(&'static [u8]),
+    /// The closing quote, or the backslash before it.
+    Quote {
+        close: u8,
+        escaped: bool,
+    },
+    /// The second run of dashes in a PEM block; an unterminated one ends after [`REDACT_KEY_BLOCK_BYTES_MAX`].
+    KeyBlock {
+        bytes: usize,
+        dashes: usize,
+        runs: usize,
+    },
 }
 
 impl MatchTail {
+    const fn new(bytes: usize, end: TailEnd) -> Self {
+        Self { bytes, end }
+    }
+
     /// How many of these bytes are covered before the match ends; `None` if the match continues after them.
     pub(super) fn covered_bytes(&mut self, bytes: &[u8]) -> Option<usize> {
+        let skipped = self.bytes.min(bytes.len());
+        self.bytes -= skipped;
+        if self.bytes == 0 && matches!(self.end, TailEnd::Here) {
+            return Some(skipped);
+        }
+        let end = bytes.iter().skip(skipped).position(|byte| self.end.is_before(*byte));
+        end.map(|end| skipped + end)
+    }
+}
+
+impl TailEnd {
+    fn is_before(&mut self, byte: u8) -> bool {
         match self {
-            Self::While(class) => bytes.iter().position(|byte| !class.contains(*byte)),
-            Self::Bytes(left) if *left <= bytes.len() => Some(*left),
-            Self::Bytes(left) => {
-                *left -= bytes.len();
-                None
+            Self::Here => true,
+            Self::NotIn(class) => !class.contains(byte),
+            Self::AnyOf(bytes) => bytes.contains(&byte),
+            Self::Quote { close, escaped } => {
+                let closed = byte == *close && !*escaped;
+                *escaped = byte == b'\\' && !*escaped;
+                closed || matches!(byte, b'\n' | b'\r')
             }
-            Self::Key(block) => bytes.iter().position(|byte| block.ends_before(*byte)),
-            Self::Authorization(value) => bytes.iter().position(|byte| value.ends_before(*byte)),
+            Self::KeyBlock { bytes, dashes, runs } => {
+                if *runs == 2 || *bytes == REDACT_KEY_BLOCK_BYTES_MAX {
+                    return true;
+                }
+                *bytes += 1;
+                *dashes = if byte == b'-' { *dashes + 1 } else { 0 };
+                *runs += usize::from(*dashes == 5);
+                false
+            }
         }
     }
 }
@@ -116,7 +158,7 @@ pub(super) fn match_at(bytes: &[u8], at: usize, last: StreamEnd) -> PatternMatch
     if starts_word && rest.first().is_some_and(|first| FIRST_BYTES.contains(first)) {
         found = found
             .or_else(|| private_key_block(before, rest))
-            .or_else(|| authorization(rest))
+            .or_else(|| authorization(rest, last))
             .or_else(|| web_token(before, rest))
             .or_else(|| known_token(rest));
     }
@@ -149,7 +191,9 @@ fn known_token(rest: &[u8]) -> PatternMatch {
         let value = rest.get(prefix.len()..).unwrap_or_default();
         let value = value.get(..*bytes_min).unwrap_or(value);
         match class.run_length(value) {
-            run if run == *bytes_min => return PatternMatch::Found { from: 0, tail: MatchTail::While(*class) },
+            run if run == *bytes_min => {
+                return PatternMatch::Found { from: 0, tail: MatchTail::new(0, TailEnd::NotIn(*class)) };
+            }
             run if run == value.len() => return PatternMatch::Undecided,
             _ => {}
         }
@@ -170,7 +214,9 @@ fn web_token(before: &[u8], rest: &[u8]) -> PatternMatch {
     match rest.get(header) {
         None if header < REDACT_PATTERN_BYTES_MAX => PatternMatch::Undecided,
         Some(b'.') if header >= HEADER_BYTES_MIN => match ByteClass::Token.run_length(claims) {
-            CLAIMS_BYTES_MIN.. => PatternMatch::Found { from: 0, tail: MatchTail::While(ByteClass::Dotted) },
+            CLAIMS_BYTES_MIN.. => {
+                PatternMatch::Found { from: 0, tail: MatchTail::new(0, TailEnd::NotIn(ByteClass::Dotted)) }
+            }
             run if run == claims.len() => PatternMatch::Undecided,
             _ => PatternMatch::NoMatch,
         },
@@ -198,7 +244,7 @@ fn user_info(rest: &[u8], last: StreamEnd) -> PatternMatch {
     let password = user_info.iter().position(|byte| *byte == b':').is_some_and(|colon| colon + 1 < bytes);
     // `git@host` is not a secret; a long name without a password is a token.
     if password || bytes >= NAMELESS_BYTES_MIN {
-        PatternMatch::Found { from: 4, tail: MatchTail::Bytes(bytes) }
+        PatternMatch::Found { from: 4, tail: MatchTail::new(bytes, TailEnd::Here) }
     } else {
         PatternMatch::NoMatch
     }
@@ -225,10 +271,16 @@ fn url_parameter(before: &[u8], rest: &[u8]) -> PatternMatch {
         }
         match rest.get(name.len()..).unwrap_or_default() {
             [b'=', ..] => {
-                return PatternMatch::Found { from: name.len() + 1, tail: MatchTail::While(ByteClass::Value) };
+                return PatternMatch::Found {
+                    from: name.len() + 1,
+                    tail: MatchTail::new(0, TailEnd::NotIn(ByteClass::Value)),
+                };
             }
             [b'%', b'3', b'D' | b'd', ..] => {
-                return PatternMatch::Found { from: name.len() + 3, tail: MatchTail::While(ByteClass::Value) };
+                return PatternMatch::Found {
+                    from: name.len() + 3,
+                    tail: MatchTail::new(0, TailEnd::NotIn(ByteClass::Value)),
+                };
             }
             [] | [b'%'] | [b'%', b'3'] => open = true,
             _ => {}
@@ -250,9 +302,10 @@ fn private_key_block(before: &[u8], rest: &[u8]) -> PatternMatch {
     }
     let secret = head.get(..label).unwrap_or_default().windows(11).any(|part| part == b"PRIVATE KEY");
     match head.get(label..).unwrap_or_default() {
-        [b'-', b'-', b'-', b'-', b'-', ..] if secret => {
-            PatternMatch::Found { from: label + 5, tail: MatchTail::Key(KeyBlock::default()) }
-        }
+        [b'-', b'-', b'-', b'-', b'-', ..] if secret => PatternMatch::Found {
+            from: label + 5,
+            tail: MatchTail::new(0, TailEnd::KeyBlock { bytes: 0, dashes: 0, runs: 0 }),
+        },
         [] | [b'-'] | [b'-', b'-'] | [b'-', b'-', b'-'] | [b'-', b'-', b'-', b'-'] if rest.len() == head.len() => {
             PatternMatch::Undecided
         }
@@ -260,40 +313,8 @@ fn private_key_block(before: &[u8], rest: &[u8]) -> PatternMatch {
     }
 }
 
-/// The inside of a PEM block; an unterminated one ends after [`REDACT_KEY_BLOCK_BYTES_MAX`].
-#[derive(Debug, Default)]
-pub(super) struct KeyBlock {
-    bytes: usize,
-    dashes: usize,
-    state: KeyBlockState,
-}
-
-#[derive(Debug, Default, PartialEq)]
-enum KeyBlockState {
-    #[default]
-    Content,
-    LastLine,
-    Ended,
-}
-
-impl KeyBlock {
-    fn ends_before(&mut self, byte: u8) -> bool {
-        if self.state == KeyBlockState::Ended || self.bytes == REDACT_KEY_BLOCK_BYTES_MAX {
-            return true;
-        }
-        self.bytes += 1;
-        match (byte, self.dashes, &self.state) {
-            (b'-', 4, KeyBlockState::LastLine) => self.state = KeyBlockState::Ended,
-            (b'-', _, _) => self.dashes += 1,
-            (b'E', 5.., KeyBlockState::Content) => (self.state, self.dashes) = (KeyBlockState::LastLine, 0),
-            (_, _, _) => self.dashes = 0,
-        }
-        false
-    }
-}
-
 /// An `Authorization` header in HTTP, in JSON, or on a command line.
-fn authorization(rest: &[u8]) -> PatternMatch {
+fn authorization(rest: &[u8], last: StreamEnd) -> PatternMatch {
     const NAME: &[u8] = b"authorization";
     const QUOTES_MAX: usize = 6;
     if !starts_with_ignore_case(rest, NAME) {
@@ -318,72 +339,36 @@ fn authorization(rest: &[u8]) -> PatternMatch {
     let opened = value.get(..quotes).unwrap_or_default();
     let close = opened.iter().find(|byte| matches!(byte, b'"' | b'\'' | b'\\')).copied();
     let from = NAME.len() + colon + 1 + quotes;
-    PatternMatch::Found {
-        from,
-        tail: MatchTail::Authorization(AuthorizationValue { close, ..AuthorizationValue::default() }),
-    }
+    let value = value.get(quotes..).unwrap_or_default();
+    let tail = match close {
+        Some(close) => MatchTail::new(0, TailEnd::Quote { close, escaped: false }),
+        None => match unquoted_credentials(value) {
+            Some(tail) => tail,
+            None if last == StreamEnd::Yes => MatchTail::new(value.len(), TailEnd::Here),
+            None => return PatternMatch::Undecided,
+        },
+    };
+    PatternMatch::Found { from, tail }
 }
 
-/// Ends at the closing quote; otherwise after the word that follows a known scheme; otherwise at the end of the line.
-#[derive(Debug, Default)]
-pub(super) struct AuthorizationValue {
-    /// The closing quote, or the backslash before it.
-    close: Option<u8>,
-    escaped: bool,
-    scheme: [u8; 9],
-    bytes: usize,
-    part: AuthorizationPart,
-}
-
-#[derive(Debug, Default, PartialEq, Clone, Copy)]
-enum AuthorizationPart {
-    #[default]
-    Scheme,
-    Spaces,
-    Word,
-    Line,
-}
-
-impl AuthorizationValue {
-    fn ends_before(&mut self, byte: u8) -> bool {
-        if matches!(byte, b'\n' | b'\r') {
-            return true;
+/// Ends after the word that follows a known scheme, after a word too long for a scheme, or at the end of the line.
+fn unquoted_credentials(value: &[u8]) -> Option<MatchTail> {
+    const SCHEME_BYTES_MAX: usize = 20;
+    const SCHEMES: [&[u8]; 5] = [b"bearer", b"basic", b"token", b"negotiate", b"apikey"];
+    const WORD_ENDS: &[u8] = b" \t\"',\\\r\n";
+    let start = value.get(..=SCHEME_BYTES_MAX).unwrap_or(value);
+    let Some(scheme) = start.iter().position(|byte| WORD_ENDS.contains(byte)) else {
+        return (value.len() > SCHEME_BYTES_MAX).then(|| MatchTail::new(0, TailEnd::AnyOf(WORD_ENDS)));
+    };
+    let is_space = |byte: &u8| matches!(byte, b' ' | b'\t');
+    let word = start.iter().skip(scheme).position(|byte| !is_space(byte)).map(|spaces| scheme + spaces);
+    let is_known = |scheme: &[u8]| SCHEMES.iter().any(|known| scheme.eq_ignore_ascii_case(known));
+    match word {
+        None if value.len() <= SCHEME_BYTES_MAX => None,
+        Some(word) if word == scheme => Some(MatchTail::new(scheme, TailEnd::Here)),
+        Some(word) if is_known(start.get(..scheme).unwrap_or_default()) => {
+            Some(MatchTail::new(word, TailEnd::AnyOf(WORD_ENDS)))
         }
-        if let Some(close) = self.close {
-            let closed = byte == close && !self.escaped;
-            self.escaped = byte == b'\\' && !self.escaped;
-            return closed;
-        }
-        let ends_word = matches!(byte, b' ' | b'\t' | b'"' | b'\'' | b',' | b'\\');
-        match self.part {
-            AuthorizationPart::Scheme if matches!(byte, b' ' | b'\t') => {
-                self.part = self.after_scheme();
-                self.part == AuthorizationPart::Word
-            }
-            AuthorizationPart::Scheme if ends_word => true,
-            AuthorizationPart::Scheme => {
-                if let Some(place) = self.scheme.get_mut(self.bytes) {
-                    *place = byte.to_ascii_lowercase();
-                }
-                self.bytes += 1;
-                false
-            }
-            AuthorizationPart::Spaces if matches!(byte, b' ' | b'\t') => false,
-            AuthorizationPart::Spaces => {
-                self.part = AuthorizationPart::Word;
-                false
-            }
-            AuthorizationPart::Word => ends_word,
-            AuthorizationPart::Line => false,
-        }
-    }
-
-    fn after_scheme(&self) -> AuthorizationPart {
-        let word = self.scheme.get(..self.bytes).unwrap_or_default();
-        match word {
-            b"bearer" | b"basic" | b"token" | b"negotiate" | b"apikey" => AuthorizationPart::Spaces,
-            _ if self.bytes > 20 => AuthorizationPart::Word,
-            _ => AuthorizationPart::Line,
-        }
+        Some(_) | None => Some(MatchTail::new(0, TailEnd::AnyOf(b"\r\n"))),
     }
 }

@@ -204,7 +204,7 @@ fn an_ordinary_line_is_never_held_back() {
 }
 
 /// Texts and their redacted form.
-const SHAPED: [(&str, &str); 46] = [
+const SHAPED: [(&str, &str); 49] = [
     ("t=ghp_0123456789abcdefghijklmnopqrstuvwxyzAB;", "t=[redacted];"),
     ("ghp_short", "ghp_short"),
     ("xghp_0123456789abcdefghijklmnopqrstuvwxyzAB", "xghp_0123456789abcdefghijklmnopqrstuvwxyzAB"),
@@ -222,6 +222,9 @@ const SHAPED: [(&str, &str); 46] = [
     ("Authorization: Bearer abc.def-123\r\nHost: x", "Authorization: [redacted]\r\nHost: x"),
     ("authorization: Basic dXNlcjpwYXNz\nx", "authorization: [redacted]\nx"),
     ("AUTHORIZATION:a-token-without-a-scheme next", "AUTHORIZATION:[redacted] next"),
+    ("Authorization: abc", "Authorization: [redacted]"),
+    ("Authorization: Basic", "Authorization: [redacted]"),
+    ("Authorization: basic   abc next", "Authorization: [redacted] next"),
     ("Authorization: Hawk id=\"a\", mac=\"b\"\nx", "Authorization: [redacted]\nx"),
     ("curl -H \"Authorization: Bearer abc\" https://h/", "curl -H \"Authorization: [redacted]\" https://h/"),
     ("{\"authorization\":\"Hawk id=\\\"a\\\"\",\"b\":1}", "{\"authorization\":\"[redacted]\",\"b\":1}"),

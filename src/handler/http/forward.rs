@@ -10,15 +10,13 @@
 //! If the body is `application/x-ndjson`, each line is a partial reply, sent at once, and the text after the last line end is
 //! the final reply.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
-use tokio::fs::File;
-use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _};
 use tokio::time::Instant;
 use tokio_util::io::StreamReader;
 use url::Url;
@@ -169,14 +167,10 @@ impl HttpInner {
         };
         let bytes_max = results.limits().body_bytes;
         let is_ndjson = success && content_type.as_deref().is_some_and(|kind| kind.starts_with(NDJSON));
-        let mut stream = StreamReader::new(response.bytes_stream().map_err(std::io::Error::other));
         let body = if is_ndjson {
-            self.relay_lines(&mut stream, content_type.as_deref(), bytes_max, context).await?
+            self.relay_lines(response, content_type.as_deref(), bytes_max, context).await?
         } else {
-            let mut body = Vec::new();
-            let mut limited = stream.take(bytes_max as u64 + 1);
-            limited.read_to_end(&mut body).await.map_err(|error| self.disconnect_error(&error))?;
-            body
+            self.read_body(response, bytes_max).await?
         };
         let reply = Reply { status, body: body.into(), content_type };
         context.set_reply(reply).map_err(|error| {
@@ -189,15 +183,16 @@ impl HttpInner {
     /// if there is none.
     async fn relay_lines(
         &self,
-        stream: &mut (impl AsyncBufRead + Unpin),
+        response: Response,
         content_type: Option<&str>,
         bytes_max: usize,
         context: &Context,
     ) -> Result<Vec<u8>, ExecuteError> {
+        let mut stream = StreamReader::new(response.bytes_stream().map_err(std::io::Error::other));
         let mut sent_count = 0_u64;
         loop {
             let mut line = Vec::new();
-            let read = (&mut *stream).take(bytes_max as u64 + 2).read_until(b'\n', &mut line).await;
+            let read = (&mut stream).take(bytes_max as u64 + 2).read_until(b'\n', &mut line).await;
             read.map_err(|error| match sent_count {
                 0 => self.disconnect_error(&error),
                 // A request is not retried after a partial reply was sent.
@@ -208,11 +203,11 @@ impl HttpInner {
             if body.len() > bytes_max {
                 return Err(self.too_large_error(bytes_max));
             }
-            match (is_last, body.is_empty()) {
-                (true, true) if sent_count > 0 => return Ok(b"null".to_vec()),
-                (true, _) => return Ok(line),
-                (false, true) => continue,
-                (false, false) => {}
+            if is_last {
+                return Ok(if line.is_empty() && sent_count > 0 { b"null".to_vec() } else { line });
+            }
+            if body.is_empty() {
+                continue;
             }
             let content_type = content_type.map(str::to_owned);
             context.send_partial_reply(Reply { content_type, ..Reply::ok(body) }).await.map_err(|refused| {
@@ -227,26 +222,28 @@ impl HttpInner {
     }
 
     /// Stores the response as an artifact and returns its size.
-    async fn store_answer(&self, mut response: Response, context: &Context) -> Result<usize, ExecuteError> {
-        let disk_error = |error: std::io::Error| {
-            ExecuteError::from_io(&format!("cannot store the response of the service {}", self.name), &error)
-        };
+    async fn store_answer(&self, response: Response, context: &Context) -> Result<usize, ExecuteError> {
         // An invalid media type is replaced by a guess.
         let content_type = header(&response, CONTENT_TYPE).filter(|kind| artifact::is_valid_content_type(kind));
-        let mut file = File::create(context.workdir().join(ANSWER_FILE)).await.map_err(disk_error)?;
-        let mut bytes = 0_usize;
-        while let Some(chunk) = response.chunk().await.map_err(|error| self.disconnect_error(&error))? {
-            bytes = bytes.saturating_add(chunk.len());
-            if bytes > SERVICE_ANSWER_BYTES_MAX {
-                return Err(self.too_large_error(SERVICE_ANSWER_BYTES_MAX));
-            }
-            file.write_all(&chunk).await.map_err(disk_error)?;
-        }
-        file.flush().await.map_err(disk_error)?;
-        let kind = ArtifactKind::File { path: Path::new(ANSWER_FILE).to_owned(), content_type };
+        let body = self.read_body(response, SERVICE_ANSWER_BYTES_MAX).await?;
+        tokio::fs::write(context.workdir().join(ANSWER_FILE), &body).await.map_err(|error| {
+            ExecuteError::from_io(&format!("cannot store the response of the service {}", self.name), &error)
+        })?;
+        let kind = ArtifactKind::File { path: ANSWER_FILE.into(), content_type };
         let declared = context.artifacts().declare(ArtifactDeclaration::new(ANSWER_ARTIFACT, kind));
         declared.map_err(|error| ExecuteError::internal(error.to_string()))?;
-        Ok(bytes)
+        Ok(body.len())
+    }
+
+    async fn read_body(&self, mut response: Response, bytes_max: usize) -> Result<Vec<u8>, ExecuteError> {
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|error| self.disconnect_error(&error))? {
+            body.extend_from_slice(&chunk);
+            if body.len() > bytes_max {
+                return Err(self.too_large_error(bytes_max));
+            }
+        }
+        Ok(body)
     }
 
     fn too_large_error(&self, max_bytes: usize) -> ExecuteError {

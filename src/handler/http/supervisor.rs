@@ -54,8 +54,14 @@ pub(super) async fn supervise(http: Arc<HttpInner>, context: SidecarContext) {
         failures_max: SERVICE_FAILED_PROBES_MAX,
     };
     let state = Rules::new(policy, uuid::Uuid::new_v4().as_u64_pair().0, context.clock().now());
-    let log_path = (managed_by == ManagedBy::Worker).then(|| context.log_path(&http.name));
-    let status = SidecarStatus { log_path, ..SidecarStatus::default() };
+    let status = match managed_by {
+        ManagedBy::Worker => SidecarStatus { log_path: Some(context.log_path(&http.name)), ..SidecarStatus::default() },
+        ManagedBy::External => {
+            let message = format!("external service at {} is not reachable", http.display_address());
+            SidecarStatus { message, ..SidecarStatus::default() }
+        }
+    };
+    context.set_status(status.clone());
     Supervisor {
         http,
         context,
@@ -87,10 +93,6 @@ struct Supervisor {
 
 impl Supervisor {
     async fn run(mut self) {
-        if self.http.config.exec.is_empty() {
-            let message = format!("external service at {} is not reachable", self.http.display_address());
-            self.set_status(ServiceAvailability::Down, message);
-        }
         self.handle(Event::Tick);
         loop {
             while let Some(effect) = self.state.next_effect() {
@@ -220,9 +222,7 @@ impl Supervisor {
         let message = format!(
             "{why}; failed {consecutive_failures} times in a row; restarting it; see its logs {log} and {log}.previous"
         );
-        if consecutive_failures == SERVICE_FAILURES_ALERT_AFTER
-            || (consecutive_failures > 0 && consecutive_failures.is_multiple_of(SERVICE_FAILURES_ALERT_EVERY))
-        {
+        if consecutive_failures % SERVICE_FAILURES_ALERT_EVERY == SERVICE_FAILURES_ALERT_AFTER {
             tracing::error!(
                 alert = "sidecar-crash-loop",
                 handler = self.http.name,
@@ -268,7 +268,7 @@ async fn clean_up(name: &str, process: &SidecarProcess) {
 }
 
 fn environment(http: &HttpInner, process: &SidecarProcess) -> Variables {
-    let mut env = environment::base(&http.env, process.folder());
+    let mut env = environment::base(&http.env, process.context.workdir());
     let mut set = |name: &str, value: String| env.insert(name.to_owned(), value);
     set("JOURNEYMAN_HANDLER", http.name.clone());
     match &http.config.socket {
