@@ -65,11 +65,7 @@ enum PathKind {
     FileOrDirectory,
 }
 
-#[derive(Debug)]
-struct PathError {
-    reason: ArtifactErrorReason,
-    message: String,
-}
+type PathError = (ArtifactErrorReason, String);
 
 impl ArtifactCollector {
     pub(super) fn new(list: Vec<ArtifactDeclaration>, workdir: &Path) -> io::Result<Self> {
@@ -116,12 +112,9 @@ impl ArtifactCollector {
             }
             Ok(_) => {
                 let what = if entry.kind == PathKind::Directory { "not a directory" } else { "not a regular file" };
-                Some(missing_path(entry, PathError::irregular(what)))
+                Some(missing_path(entry, irregular(what)))
             }
-            Err(error) => {
-                let (reason, message) = safe_open::classify_error(&error);
-                Some(missing_path(entry, PathError { reason, message }))
-            }
+            Err(error) => Some(missing_path(entry, safe_open::classify_error(&error))),
         }
     }
 
@@ -140,11 +133,11 @@ impl ArtifactCollector {
         }
         let bytes = match file.metadata() {
             Ok(metadata) => metadata.len(),
-            Err(error) => return missing_path(entry, PathError::unreadable(&error)),
+            Err(error) => return missing_path(entry, unreadable(&error)),
         };
         if bytes > ARTIFACT_BYTES_MAX {
             let message = format!("{bytes} bytes exceed the limit of {ARTIFACT_BYTES_MAX}");
-            return missing_path(entry, PathError { reason: ArtifactErrorReason::TooLarge, message });
+            return missing_path(entry, (ArtifactErrorReason::TooLarge, message));
         }
         let PendingPath { name, path, content_type, expires, optionality, .. } = entry;
         let content_type = content_type.unwrap_or_else(|| artifact::guess_content_type(&path));
@@ -154,18 +147,18 @@ impl ArtifactCollector {
 
     fn list_directory(&mut self, entry: &PendingPath, directory: &File) -> Result<(), PathError> {
         if entry.depth >= ARTIFACT_DEPTH_MAX {
-            return Err(PathError::irregular(&format!("directories nest deeper than {ARTIFACT_DEPTH_MAX} levels")));
+            return Err(irregular(&format!("directories nest deeper than {ARTIFACT_DEPTH_MAX} levels")));
         }
         let mut entries = Vec::new();
-        for item in Dir::read_from(directory).map_err(|error| PathError::unreadable(&error.into()))? {
-            let item = item.map_err(|error| PathError::unreadable(&error.into()))?;
+        for item in Dir::read_from(directory).map_err(|error| unreadable(&error.into()))? {
+            let item = item.map_err(|error| unreadable(&error.into()))?;
             let name = OsStr::from_bytes(item.file_name().to_bytes());
             if name == "." || name == ".." {
                 continue;
             }
             if entries.len() + self.pending_paths.len() + self.used_names.len() >= ARTIFACTS_MAX {
                 let message = format!("the task's directories contain more than {ARTIFACTS_MAX} files");
-                return Err(PathError::irregular(&message));
+                return Err(irregular(&message));
             }
             entries.push(PendingPath {
                 name: format!("{}/{}", entry.name, name.to_string_lossy()),
@@ -214,14 +207,12 @@ impl Iterator for ArtifactCollector {
     }
 }
 
-impl PathError {
-    fn irregular(message: &str) -> Self {
-        Self { reason: ArtifactErrorReason::Irregular, message: message.to_owned() }
-    }
+fn irregular(message: &str) -> PathError {
+    (ArtifactErrorReason::Irregular, message.to_owned())
+}
 
-    fn unreadable(error: &io::Error) -> Self {
-        Self { reason: ArtifactErrorReason::Unreadable, message: error.to_string() }
-    }
+fn unreadable(error: &io::Error) -> PathError {
+    (ArtifactErrorReason::Unreadable, error.to_string())
 }
 
 fn memory_file(bytes: &[u8]) -> io::Result<File> {
@@ -230,7 +221,7 @@ fn memory_file(bytes: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-fn missing_path(entry: PendingPath, PathError { reason, message }: PathError) -> CollectedArtifact {
+fn missing_path(entry: PendingPath, (reason, message): PathError) -> CollectedArtifact {
     let PendingPath { name, path, expires, optionality, .. } = entry;
     let message = format!("artifact {name}: {}: {message}", path.display());
     missing_artifact(name, expires, optionality, reason, message)

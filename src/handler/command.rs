@@ -236,7 +236,8 @@ impl Command {
         context: &Context,
     ) -> Result<ProgramRun, ExecuteError> {
         let log = context.log();
-        log.write_note(&format!("executing command {number}: {}", shell_quoted(argv)));
+        let quoted = shlex::try_join(argv.iter().map(String::as_str)).unwrap_or_default();
+        log.write_note(&format!("executing command {number}: {quoted}"));
         let started = Instant::now();
         let launch = Launch::new(argv, &prepared.env, context);
         let limits = RunLimits { run_time: Some(run_time), termination_grace: self.config.termination_grace.0 };
@@ -308,29 +309,11 @@ fn to_declaration(artifact: PayloadArtifact) -> ArtifactDeclaration {
     ArtifactDeclaration { name, kind, expires: artifact.expires, optionality }
 }
 
-fn shell_quoted(argv: &[String]) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_=/.,:+@%".contains(&byte);
-    let quoted = argv.iter().map(|argument| {
-        if !argument.is_empty() && argument.bytes().all(plain) {
-            argument.clone()
-        } else {
-            format!("'{}'", argument.replace('\'', r"'\''"))
-        }
-    });
-    quoted.collect::<Vec<_>>().join(" ")
-}
-
 #[cfg(test)]
 mod tests {
     use rustix::io::Errno;
 
     use super::*;
-
-    #[test]
-    fn a_logged_command_is_quoted_for_a_shell() {
-        let argv = ["sh", "-c", "echo 'a b' > c", ""].map(str::to_owned);
-        assert_eq!(shell_quoted(&argv), r"sh -c 'echo '\''a b'\'' > c' ''");
-    }
 
     #[test]
     fn an_exhausted_host_is_not_the_tasks_fault() {

@@ -109,7 +109,6 @@ impl Context {
         task: TaskInfo,
         workdir: PathBuf,
         log: TaskLog,
-        artifacts: Artifacts,
         cancel: watch::Receiver<Option<Cancellation>>,
         expires_at: watch::Receiver<Instant>,
         clock: Clock,
@@ -120,7 +119,7 @@ impl Context {
                 workdir,
                 workdir_result: OnceLock::new(),
                 log,
-                artifacts,
+                artifacts: Artifacts::new(),
                 progress: Mutex::default(),
                 cancel,
                 expires_at,
@@ -145,7 +144,7 @@ impl Context {
         let (cancel, canceled) = watch::channel(None);
         // Without a claim there is no lease, so the sender is dropped.
         let (_, expires_at) = watch::channel(clock.now().plus(NO_LEASE));
-        Ok((Self::new(task, workdir, log, Artifacts::new(), canceled, expires_at, clock), cancel))
+        Ok((Self::new(task, workdir, log, canceled, expires_at, clock), cancel))
     }
 
     /// Removes the task directory and the log file, if they exist. Blocks. Removes nothing if the worker has lost its work

@@ -212,9 +212,8 @@ fn killed_after(grace: Duration) -> RuleOutcome {
 pub async fn check_service(service: &Http, plan: &TestPlan, folder: &Path) -> io::Result<ContractReport> {
     let mut report = ContractReport::default();
     let (context, mut handle) = SidecarContext::channel(folder.join("service"), Clock::boot(), Containment::disabled());
-    let handler = service.clone();
     let mut sidecar = JoinSet::new();
-    sidecar.spawn(async move { handler.run_sidecar(context).await });
+    sidecar.extend(service.sidecar().map(|sidecar| (sidecar.run)(context)));
     let up = handle.status.wait_for(|status| status.availability == ServiceAvailability::Up);
     let up = timeout(plan.timeout, up).await.is_ok_and(|status| status.is_ok());
     let SidecarStatus { message, log_path, .. } = handle.status.borrow().clone();

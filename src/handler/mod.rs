@@ -45,7 +45,7 @@ use payload_schema::PayloadSchema;
 pub use crate::domain::outcome::{ExecuteFailure, PrepareFailure};
 pub use crate::task::Request;
 pub use context::{CancelCause, Cancellation, Context, TaskInfo};
-pub use sidecar::SidecarContext;
+pub use sidecar::{Sidecar, SidecarContext};
 
 /// Why a payload is not started.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -191,19 +191,12 @@ pub trait PayloadHandler: Send + Sync + 'static {
         context: &Context,
     ) -> impl Future<Output = Result<(), ExecuteError>> + Send;
 
-    /// Names the sidecar of this handler; the name must be a valid file name. `None` if it has no sidecar.
-    fn sidecar_name(&self) -> Option<String> {
-        None
-    }
-
-    /// Runs the sidecar, such as the service that tasks are forwarded to, until [`SidecarContext::stop_requested`]
-    /// resolves.
+    /// Returns the sidecar of this handler, such as the service that tasks are forwarded to; `None` if it has none.
     ///
-    /// The worker calls this once, before the first task, if [`PayloadHandler::sidecar_name`] returns a name. It claims
-    /// nothing for this handler while the status set by [`SidecarContext::set_status`] is not up.
-    fn run_sidecar(&self, sidecar: SidecarContext) -> impl Future<Output = ()> + Send {
-        drop(sidecar);
-        std::future::ready(())
+    /// The worker runs it before the first task, and claims nothing for this handler while the status set by
+    /// [`SidecarContext::set_status`] is not up.
+    fn sidecar(&self) -> Option<Sidecar> {
+        None
     }
 }
 
@@ -225,15 +218,9 @@ pub trait DynHandler: Send + Sync + 'static {
         context: &'a Context,
     ) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>>;
 
-    /// As [`PayloadHandler::sidecar_name`].
-    fn sidecar_name(&self) -> Option<String> {
+    /// As [`PayloadHandler::sidecar`].
+    fn sidecar(&self) -> Option<Sidecar> {
         None
-    }
-
-    /// As [`PayloadHandler::run_sidecar`].
-    fn run_sidecar(&self, sidecar: SidecarContext) -> HandlerFuture<'_, ()> {
-        drop(sidecar);
-        Box::pin(std::future::ready(()))
     }
 }
 
@@ -277,12 +264,8 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
         })
     }
 
-    fn sidecar_name(&self) -> Option<String> {
-        self.handler.sidecar_name()
-    }
-
-    fn run_sidecar(&self, sidecar: SidecarContext) -> HandlerFuture<'_, ()> {
-        Box::pin(self.handler.run_sidecar(sidecar))
+    fn sidecar(&self) -> Option<Sidecar> {
+        self.handler.sidecar()
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use super::HandlerFuture;
 use super::context::{Cancellation, Context};
 use super::log::{LogLimits, TaskLog};
 use crate::domain::journal::EntryId;
@@ -15,6 +16,15 @@ use crate::host::journal::{FirstRecord, Journal, ProcessRecorder};
 use crate::limits::SERVICE_LOG_BYTES_MAX;
 
 pub use crate::domain::service_supervisor::ServiceAvailability;
+
+/// A long-running part of a handler.
+#[expect(missing_debug_implementations, reason = "it is a closure")]
+pub struct Sidecar {
+    /// A valid file name.
+    pub name: String,
+    /// Runs it until [`SidecarContext::stop_requested`] resolves.
+    pub run: Box<dyn FnOnce(SidecarContext) -> HandlerFuture<'static, ()> + Send>,
+}
 
 /// The status of a sidecar.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -424,7 +424,6 @@ async fn call_guarded<T>(operation: &str, answer: SourceFuture<'_, T>) -> Result
 mod tests {
     use super::*;
     use crate::domain::id::TaskId;
-    use crate::handler::artifact::Artifacts;
     use crate::handler::log::{LogLimits, TaskLog};
     use crate::handler::{PayloadHandler, TaskInfo, erase};
     use std::path::Path;
@@ -466,7 +465,7 @@ mod tests {
         let task = TaskInfo { run, source: "s".into(), definition: serde_json::Value::Null, env: Default::default() };
         let log = TaskLog::new(workdir.with_extension("log"), LogLimits::default());
         let (cancel, lease_ends) = (watch::channel(None).1, watch::channel(Instant::ORIGIN).1);
-        Context::new(task, workdir.to_owned(), log, Artifacts::new(), cancel, lease_ends, Clock::boot())
+        Context::new(task, workdir.to_owned(), log, cancel, lease_ends, Clock::boot())
     }
 
     async fn prepared(uses: Uses, context: &Context) -> Result<PreparedPayload, PrepareFailure> {

@@ -13,7 +13,6 @@ use crate::domain::claim::{self, KillCause};
 use crate::domain::id::{LocalToken, Run, SourceId};
 use crate::domain::time::Instant;
 use crate::domain::trace_context::TraceParent;
-use crate::handler::artifact::Artifacts;
 use crate::handler::log::{LogLimits, TaskLog};
 use crate::handler::{CancelCause, Cancellation, Context, PreparedPayload, TaskInfo};
 use crate::source::{Claim, Grant, Message, Results};
@@ -176,17 +175,9 @@ impl ClaimRuntime {
         env.extend(self.trace.map(|trace| ("TRACEPARENT".to_owned(), trace.to_string())));
         let task = TaskInfo { run: run.clone(), source: feed.name.clone(), definition, env };
         let folder = workdir.clone();
-        let context = Context::new(
-            task,
-            workdir,
-            log,
-            Artifacts::new(),
-            self.cancel.subscribe(),
-            self.expires_at.subscribe(),
-            clock,
-        )
-        .in_scope(scope)
-        .with_results(self.results.take());
+        let context = Context::new(task, workdir, log, self.cancel.subscribe(), self.expires_at.subscribe(), clock)
+            .in_scope(scope)
+            .with_results(self.results.take());
         let job = Execution { context, folder };
         self.execution = Some(job.clone());
         job

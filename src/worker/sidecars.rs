@@ -11,7 +11,7 @@ use super::handler_runtime::HandlerRuntime;
 use super::status::SidecarSummary;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::handler::DynHandler;
-use crate::handler::sidecar::{SidecarContext, SidecarHandle, SidecarStatus};
+use crate::handler::sidecar::{Sidecar, SidecarContext, SidecarHandle, SidecarStatus};
 use crate::limits::{HANDLERS_DROP_TIMEOUT, SERVICES_STOP_TIMEOUT};
 
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ impl Sidecars {
         let mut besides = Self::default();
         let mut known: Vec<&Arc<dyn DynHandler>> = Vec::new();
         for (index, feed) in feeds.iter().enumerate() {
-            let Some(name) = feed.handler.sidecar_name() else { continue };
+            let Some(Sidecar { name, run }) = feed.handler.sidecar() else { continue };
             let same = |other: &&Arc<dyn DynHandler>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&feed.handler));
             if let Some(one) = known.iter().position(same).and_then(|known| besides.entries.get_mut(known)) {
                 one.source_indexes.push(index);
@@ -47,9 +47,8 @@ impl Sidecars {
             known.push(&feed.handler);
             let (beside, lent) = new_context(index);
             besides.entries.push(SidecarEntry { name: name.clone(), source_indexes: vec![index], handle: lent });
-            let handler = Arc::clone(&feed.handler);
             let keep = async move {
-                if let Err(Panicked(text)) = catch_panic(handler.run_sidecar(beside)).await {
+                if let Err(Panicked(text)) = catch_panic(run(beside)).await {
                     tracing::error!(
                         handler = name,
                         panic = text,

@@ -6,7 +6,6 @@ use std::time::Duration;
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::domain::outcome::Cleanup;
 use journeyman::domain::time::Instant;
-use journeyman::handler::artifact::Artifacts;
 use journeyman::handler::environment::Variables;
 use journeyman::handler::log::{LogLimits, TaskLog};
 use journeyman::handler::process::{Launch, RunLimits, RunningProcess};
@@ -46,7 +45,7 @@ impl Lab {
             let log = TaskLog::new(self.path().join(format!("{number}.log")), LogLimits::default());
             let (cancel, lease) = (cancel.subscribe(), lease.subscribe());
             let folder = self.path().to_owned();
-            let context = Context::new(task, folder, log, Artifacts::new(), cancel, lease, Clock::boot());
+            let context = Context::new(task, folder, log, cancel, lease, Clock::boot());
             let context = context.in_scope(scope.clone());
             let argv = ["sh", "-c", TREE].map(str::to_owned);
             let env = Variables::new();

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::domain::time::Instant;
-use journeyman::handler::artifact::Artifacts;
 use journeyman::handler::log::{LogLimits, TaskLog};
 use journeyman::handler::{
     CancelCause, Cancellation, Context, DynHandler, ExecuteError, ExecuteFailure, PrepareError, PrepareFailure,
@@ -80,7 +79,7 @@ impl Bench {
         let (cancel, canceled) = watch::channel(None);
         let (lease, lease_ends) = watch::channel(clock.now().plus(Duration::from_secs(1200)));
         let log = TaskLog::new(folder.path().join("live_backing.log"), limits);
-        let context = Context::new(task, workdir, log, Artifacts::new(), canceled, lease_ends, clock);
+        let context = Context::new(task, workdir, log, canceled, lease_ends, clock);
         Self { _folder: folder, context, cancel, clock, lease }
     }
 
@@ -88,7 +87,7 @@ impl Bench {
     pub(crate) fn of(mut self, task: TaskInfo) -> Self {
         let (workdir, log) = (self.context.workdir().to_owned(), self.context.log().clone());
         let (cancel, lease) = (self.cancel.subscribe(), self.lease.subscribe());
-        self.context = Context::new(task, workdir, log, Artifacts::new(), cancel, lease, self.clock);
+        self.context = Context::new(task, workdir, log, cancel, lease, self.clock);
         self
     }
 

@@ -205,8 +205,7 @@ impl Stage {
         let folder = tempfile::tempdir().unwrap();
         let (beside, lent) =
             SidecarContext::channel(folder.path().join("services"), Clock::boot(), Containment::disabled());
-        let keeping = Arc::clone(&handler);
-        let kept = tokio::spawn(async move { keeping.run_sidecar(beside).await });
+        let kept = tokio::spawn((handler.sidecar().unwrap().run)(beside));
         Self { handler, seen, go, lent, kept, serving, url, _folder: folder }
     }
 

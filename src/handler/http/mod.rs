@@ -7,7 +7,6 @@
 mod forward;
 mod supervisor;
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use url::Url;
 use super::environment::{self, Variables};
 use super::{
     Context, ExecuteError, ExecuteFailure, HandlerConfigError, PayloadHandler, PrepareError, PrepareFailure, Request,
-    SidecarContext, use_absolute_program,
+    Sidecar, use_absolute_program,
 };
 use crate::config::Environment;
 use crate::config::schema::HttpHandler;
@@ -196,11 +195,8 @@ impl PayloadHandler for Http {
         }
     }
 
-    fn sidecar_name(&self) -> Option<String> {
-        Some(self.inner.name.clone())
-    }
-
-    fn run_sidecar(&self, sidecar: SidecarContext) -> impl Future<Output = ()> + Send {
-        supervisor::supervise(Arc::clone(&self.inner), sidecar)
+    fn sidecar(&self) -> Option<Sidecar> {
+        let (name, http) = (self.inner.name.clone(), Arc::clone(&self.inner));
+        Some(Sidecar { name, run: Box::new(|context| Box::pin(supervisor::supervise(http, context))) })
     }
 }
