@@ -25,7 +25,7 @@ use crate::host::work_dir::{self, WorkDirLock};
 use crate::limits::{
     LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_TAIL_BYTES, REDACT_SECRET_CHARS_MIN, REDACT_TASK_BYTES_MAX,
 };
-use crate::redact::{self, Patterns, RedactFilter, SecretSet};
+use crate::redact::{self, RedactFilter, SecretSet};
 
 /// The name of the artifact that holds a task's log.
 pub const BACKING_NAME: &str = "public/logs/live_backing.log";
@@ -159,7 +159,7 @@ impl TaskLog {
             return Err(AddSecretError::TooShort);
         }
         let mut state = self.shared.state.lock();
-        let secrets = state.task_secrets.get_or_insert_with(|| Box::new(SecretSet::new(Patterns::Excluded)));
+        let secrets = state.task_secrets.get_or_insert_with(|| Box::new(SecretSet::default()));
         if secrets.bytes() + secret.len() > REDACT_TASK_BYTES_MAX {
             return Err(AddSecretError::LimitReached);
         }

@@ -6,7 +6,7 @@
 use super::REPLACEMENT;
 use super::base64_lines::MatchExtent;
 use super::patterns::{self, LOOKBEHIND_BYTES, MatchTail, PatternMatch, StreamEnd};
-use super::secret_set::{Patterns, SecretSet};
+use super::secret_set::SecretSet;
 
 #[derive(Debug, Default)]
 pub struct RedactFilter {
@@ -55,18 +55,13 @@ impl RedactFilter {
     }
 
     fn run(&mut self, sets: &[&SecretSet], last: StreamEnd, out: &mut Vec<u8>) {
-        let with_patterns = sets.iter().any(|set| set.patterns == Patterns::Included);
         self.follow_tail();
         while self.position < self.bytes.len() {
             let at = self.position;
             let secret = sets.iter().map(|set| set.match_at(&self.bytes, at, last)).max();
             let secret = secret.unwrap_or(MatchExtent::NoMatch);
             let in_pattern = self.tail.is_some() || at < self.tail_to;
-            let pattern = if with_patterns && !in_pattern {
-                patterns::match_at(&self.bytes, at, last)
-            } else {
-                PatternMatch::NoMatch
-            };
+            let pattern = if in_pattern { PatternMatch::NoMatch } else { patterns::match_at(&self.bytes, at, last) };
             match (secret, pattern) {
                 (MatchExtent::Undecided, _) | (_, PatternMatch::Undecided) => break,
                 (MatchExtent::Whole(bytes), PatternMatch::NoMatch) => self.cover(at, at + bytes),

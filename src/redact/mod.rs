@@ -18,14 +18,14 @@ use std::sync::LazyLock;
 use parking_lot::RwLock;
 
 pub use filter::RedactFilter;
-pub use secret_set::{Patterns, SecretId, SecretSet};
+pub use secret_set::{SecretId, SecretSet};
 
 pub const REPLACEMENT: &str = "[redacted]";
 
 /// The default of `log.redact_env`.
 pub const SECRET_NAME_PATTERNS: [&str; 4] = ["*_TOKEN", "*_SECRET", "*_PASSWORD", "*_KEY"];
 
-static PROCESS_SECRETS: LazyLock<RwLock<SecretSet>> = LazyLock::new(|| RwLock::new(SecretSet::new(Patterns::Included)));
+static PROCESS_SECRETS: LazyLock<RwLock<SecretSet>> = LazyLock::new(|| RwLock::new(SecretSet::default()));
 
 /// Secrets that are redacted while this lives.
 #[derive(Debug)]

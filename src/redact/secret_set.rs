@@ -25,16 +25,14 @@ pub struct SecretSet {
     needles: Vec<Needle>,
     /// For each pair of bytes, whether a needle starts with it.
     pairs: Box<[bool]>,
-    pub(super) patterns: Patterns,
     last_id: u64,
     bytes: usize,
 }
 
-/// Whether a set also finds patterns of undeclared secrets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Patterns {
-    Included,
-    Excluded,
+impl Default for SecretSet {
+    fn default() -> Self {
+        Self { needles: Vec::new(), pairs: vec![false; 1 << 16].into(), last_id: 0, bytes: 0 }
+    }
 }
 
 impl std::fmt::Debug for SecretSet {
@@ -44,10 +42,6 @@ impl std::fmt::Debug for SecretSet {
 }
 
 impl SecretSet {
-    pub fn new(patterns: Patterns) -> Self {
-        Self { needles: Vec::new(), pairs: vec![false; 1 << 16].into(), patterns, last_id: 0, bytes: 0 }
-    }
-
     pub fn add(&mut self, secret: &str) -> SecretId {
         self.last_id += 1;
         let id = SecretId(self.last_id);

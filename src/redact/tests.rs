@@ -8,8 +8,8 @@ use super::*;
 const SECRETS: [&str; 6] =
     ["hunter2-hunter2", "aaaaaa", "p@ss w/\"o'$", "multi line\nsecret value\nof three", "abcabcabd", "ähnlich%41+b"];
 
-pub(super) fn set(secrets: &[&str], shapes: Patterns) -> SecretSet {
-    let mut set = SecretSet::new(shapes);
+pub(super) fn set(secrets: &[&str]) -> SecretSet {
+    let mut set = SecretSet::default();
     for secret in secrets {
         set.add(secret);
     }
@@ -117,19 +117,19 @@ fn cuts() -> impl Strategy<Value = Vec<usize>> {
 proptest! {
     #[test]
     fn every_encoding_is_replaced_at_any_split_and_no_other_byte_is(text in text_of(part()), cuts in cuts()) {
-        let set = set(&SECRETS, Patterns::Excluded);
+        let set = set(&SECRETS);
         prop_assert_eq!(filtered(&[&set], &text, &cuts), defined(&text, &SECRETS));
     }
 
     #[test]
     fn secrets_of_two_sets_are_replaced(text in text_of(part()), cuts in cuts()) {
-        let (one, other) = (set(&SECRETS[..3], Patterns::Excluded), set(&SECRETS[3..], Patterns::Excluded));
+        let (one, other) = (set(&SECRETS[..3]), set(&SECRETS[3..]));
         prop_assert_eq!(filtered(&[&one, &other], &text, &cuts), defined(&text, &SECRETS));
     }
 
     #[test]
     fn patterns_do_not_depend_on_the_split(text in text_of(shaped()), cuts in cuts()) {
-        let set = set(&SECRETS, Patterns::Included);
+        let set = set(&SECRETS);
         let out = filtered(&[&set], &text, &cuts);
         prop_assert_eq!(&out, &filtered(&[&set], &text, &[]));
         for variant in SECRETS.iter().flat_map(|secret| encodings::of(secret)) {
@@ -140,7 +140,7 @@ proptest! {
     #[test]
     fn a_flush_duplicates_and_drops_nothing(text in text_of(part()), cuts in cuts()) {
         // A flush may emit the beginning of a secret, but never a whole one.
-        let set = set(&SECRETS, Patterns::Excluded);
+        let set = set(&SECRETS);
         let (mut filter, mut out, mut rest) = (RedactFilter::default(), Vec::new(), &text[..]);
         for cut in cuts {
             let (piece, after) = rest.split_at(cut.min(rest.len()));
@@ -158,7 +158,7 @@ proptest! {
 
     #[test]
     fn text_without_secrets_passes_unchanged(text in "[ a-zA-Z0-9:;,.()\n-]{0,400}", cuts in cuts()) {
-        let set = set(&["correct horse battery", "Zz0-Zz1-Zz2"], Patterns::Included);
+        let set = set(&["correct horse battery", "Zz0-Zz1-Zz2"]);
         prop_assume!(!text.contains("Zz0") && !text.contains("eyJ"));
         prop_assert_eq!(filtered(&[&set], text.as_bytes(), &cuts), text.as_bytes());
     }
@@ -166,7 +166,7 @@ proptest! {
 
 #[test]
 fn a_set_may_change_during_a_stream() {
-    let mut set = SecretSet::new(Patterns::Included);
+    let mut set = SecretSet::default();
     let (mut filter, mut out) = (RedactFilter::default(), Vec::new());
     let first = set.add("first-secret");
     filter.push(&[&set], b"first-secret second-secret first-", &mut out);
@@ -180,7 +180,7 @@ fn a_set_may_change_during_a_stream() {
 
 #[test]
 fn the_rest_of_a_flushed_secret_is_replaced() {
-    let set = set(&["first-secret"], Patterns::Included);
+    let set = set(&["first-secret"]);
     let (mut filter, mut out) = (RedactFilter::default(), Vec::new());
     filter.push(&[&set], b"a first-", &mut out);
     assert_eq!((out.as_slice(), filter.held_back()), (b"a ".as_slice(), 6));
@@ -191,7 +191,7 @@ fn the_rest_of_a_flushed_secret_is_replaced() {
 
 #[test]
 fn an_ordinary_line_is_never_held_back() {
-    let set = set(&SECRETS, Patterns::Included);
+    let set = set(&SECRETS);
     let (mut filter, mut out) = (RedactFilter::default(), Vec::new());
     let line = "see https://example.com/a?b=c, at 12:00 (BEGIN of AIza, ghp_x)\n";
     filter.push(&[&set], line.as_bytes(), &mut out);
@@ -273,7 +273,7 @@ const SHAPED: [(&str, &str); 49] = [
 
 #[test]
 fn each_pattern_is_replaced_and_similar_text_is_not() {
-    let set = SecretSet::new(Patterns::Included);
+    let set = SecretSet::default();
     for (text, redacted) in SHAPED {
         for cuts in [vec![], vec![1; text.len()]] {
             let out = filtered(&[&set], text.as_bytes(), &cuts);
@@ -284,7 +284,7 @@ fn each_pattern_is_replaced_and_similar_text_is_not() {
 
 #[test]
 fn an_unterminated_private_key_does_not_hide_the_rest_of_a_log() {
-    let set = SecretSet::new(Patterns::Included);
+    let set = SecretSet::default();
     let rest = "an ordinary line\n".repeat(1000);
     let out = filtered(&[&set], format!("-----BEGIN PRIVATE KEY-----\n{rest}").as_bytes(), &[100; 100]);
     let hidden = crate::limits::REDACT_KEY_BLOCK_BYTES_MAX - 1;
@@ -294,7 +294,7 @@ fn an_unterminated_private_key_does_not_hide_the_rest_of_a_log() {
 #[test]
 fn hostile_text_costs_no_more_than_its_length() {
     // Each text may start a match at nearly every byte. Following each candidate to its end would take minutes.
-    let mut set = SecretSet::new(Patterns::Included);
+    let mut set = SecretSet::default();
     set.add(&"a".repeat(4000));
     for text in [
         "eyJa-",
@@ -353,7 +353,7 @@ fn redaction_throughput() {
         text.push_str(words[number(words.len())]);
         text.push(if number(9) == 0 { '\n' } else { ' ' });
     }
-    let mut set = SecretSet::new(Patterns::Included);
+    let mut set = SecretSet::default();
     for _ in 0..50 {
         let secret: String = (0..40).map(|_| char::from(b"ABCDEFghijklmnop0123456789-_/+"[number(30)])).collect();
         set.add(&secret);

@@ -6,7 +6,7 @@ use base64::engine::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use journeyman::config::{self, Document, Environment, show};
 use journeyman::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
-use journeyman::redact::{Patterns, RedactFilter, SecretSet};
+use journeyman::redact::{RedactFilter, SecretSet};
 
 /// The name of a target, which is that of its corpus, and its function.
 pub(crate) type Target = (&'static str, fn(&[u8]));
@@ -47,7 +47,7 @@ pub(crate) fn secrets(bytes: &[u8]) {
     let encoded = characters.get(own).unwrap_or_default().concat();
     let log = [before, secret.as_bytes(), after, characters.concat().as_bytes(), b"|"].concat();
 
-    let mut set = SecretSet::new(if manner & 8 == 0 { Patterns::Included } else { Patterns::Excluded });
+    let mut set = SecretSet::default();
     set.add(secret);
     let filtered = |piece: usize| {
         let (mut filter, mut out) = (RedactFilter::default(), Vec::new());
