@@ -18,7 +18,6 @@ use tokio::time::Instant;
 use crate::config::Environment;
 use crate::config::schema::CommandHandler;
 use crate::host::program_path::find_program;
-use crate::limits::ARGUMENT_BYTES_MAX;
 use crate::redact;
 
 use super::artifact::{self, ArtifactDeclaration, ArtifactKind, Artifacts, Optionality};
@@ -154,12 +153,6 @@ impl PayloadHandler for Command {
         for (number, argv) in payload.command.iter().enumerate() {
             if argv.iter().any(|argument| argument.contains('\0')) {
                 violations.push(format!("payload/command/{number}: an argument contains a NUL byte"));
-            }
-            if let Some(long) = argv.iter().position(|argument| argument.len() > ARGUMENT_BYTES_MAX) {
-                violations.push(format!(
-                    "payload/command/{number}/{long}: longer than the {ARGUMENT_BYTES_MAX} bytes that Linux allows for an \
-                     argument; use a file"
-                ));
             }
         }
         let artifacts = validate_artifacts(payload.artifacts, context, &mut violations);

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::host::program_path::PATH_DEFAULT;
-use crate::limits::ARGUMENT_BYTES_MAX;
 
 use super::Context;
 
@@ -53,8 +52,6 @@ pub fn variable_error(name: &str, value: &str) -> Option<&'static str> {
         Some("a name must not be empty or contain '='")
     } else if name.contains('\0') || value.contains('\0') {
         Some("it contains a NUL byte")
-    } else if name.len() + 1 + value.len() > ARGUMENT_BYTES_MAX {
-        Some("name and value are longer than the 131071 bytes that Linux allows; use a file")
     } else {
         None
     }

@@ -94,8 +94,6 @@ pub const UPLOAD_RETRY_MAX: Duration = Duration::from_secs(10 * 60);
 pub const KILL_SLACK: Duration = crate::domain::lease::KILL_SLACK;
 pub const TASK_DEFINITION_BYTES_MAX: u64 = 1 << 20;
 pub const TASK_LIST_PAGES_MAX: usize = 10;
-/// The longest argument, or variable with its name, that Linux allows: 32 pages less the final NUL.
-pub const ARGUMENT_BYTES_MAX: usize = 32 * 4096 - 1;
 pub const TASK_WAIT_POLL_MIN: Duration = Duration::from_millis(50);
 pub const TASK_WAIT_POLL_MAX: Duration = Duration::from_secs(2);
 /// How long output is read after a payload's end, while a background process holds it open.
