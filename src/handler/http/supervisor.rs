@@ -32,12 +32,6 @@ struct RunningService {
     exit: BoxFuture<String>,
 }
 
-enum SupervisorEvent {
-    StopRequested,
-    Exited(String),
-    Service(Event),
-}
-
 /// Supervises the service until the worker stops it.
 pub(super) async fn supervise(http: Arc<HttpInner>, context: SidecarContext) {
     let config = &http.config;
@@ -98,14 +92,20 @@ impl Supervisor {
             while let Some(effect) = self.state.next_effect() {
                 self.perform(effect).await;
             }
-            match self.next_event().await {
-                SupervisorEvent::StopRequested => return self.stop().await,
-                SupervisorEvent::Exited(exit) => self.on_exit(&exit).await,
-                SupervisorEvent::Service(event) => {
-                    if let Event::HealthChecked(_) = event {
-                        self.probe = None;
-                    }
-                    self.handle(event);
+            let (deadline, clock) = (self.state.next_deadline(), self.context.clock());
+            tokio::select! {
+                biased;
+                () = self.context.stop_requested() => return self.stop().await,
+                exit = or_pending(self.running.as_mut().map(|running| running.exit.as_mut())) => {
+                    self.on_exit(&exit).await;
+                }
+                health = or_pending(self.probe.as_mut()) => {
+                    self.probe = None;
+                    self.handle(Event::HealthChecked(health));
+                }
+                () = self.http.unreachable.notified() => self.handle(Event::Unreachable),
+                () = or_pending(deadline.map(|deadline| Box::pin(clock.sleep_until(deadline)))) => {
+                    self.handle(Event::Tick);
                 }
             }
         }
@@ -113,21 +113,6 @@ impl Supervisor {
 
     fn handle(&mut self, event: Event) {
         self.state.handle(event, self.context.clock().now());
-    }
-
-    async fn next_event(&mut self) -> SupervisorEvent {
-        let Self { running, probe, context, http, state, .. } = self;
-        let (deadline, clock) = (state.next_deadline(), context.clock());
-        tokio::select! {
-            biased;
-            () = context.stop_requested() => SupervisorEvent::StopRequested,
-            exit = or_pending(running.as_mut().map(|running| running.exit.as_mut())) => SupervisorEvent::Exited(exit),
-            health = or_pending(probe.as_mut()) => SupervisorEvent::Service(Event::HealthChecked(health)),
-            () = http.unreachable.notified() => SupervisorEvent::Service(Event::Unreachable),
-            () = or_pending(deadline.map(|deadline| Box::pin(clock.sleep_until(deadline)))) => {
-                SupervisorEvent::Service(Event::Tick)
-            }
-        }
     }
 
     async fn perform(&mut self, effect: Effect) {
