@@ -4,7 +4,6 @@
 //! when it is collected. A payload may leave symbolic links that lead elsewhere, so files are opened by
 //! [`super::safe_open`].
 
-use std::cmp::Ordering;
 use std::collections::HashSet;
 use std::io;
 use std::path::{Component, Path, PathBuf};
@@ -261,23 +260,7 @@ pub(super) fn guess_content_type(path: &Path) -> String {
 /// Returns whether an artifact's `expires` is later than that of its task, if both are valid.
 #[must_use]
 pub fn expires_after_task(expires: &str, definition: &serde_json::Value) -> bool {
-    compare_expiry(expires, "expires", definition).is_some_and(Ordering::is_gt)
-}
-
-/// Returns why an artifact of this task cannot have this `expires`; `None` if it can.
-///
-/// The queue rejects an artifact that has expired when it is uploaded, which may be as late as the task's deadline.
-#[must_use]
-pub fn expiry_conflict(expires: &str, definition: &serde_json::Value) -> Option<&'static str> {
-    if expires_after_task(expires, definition) {
-        return Some("it is later than the task's own expires");
-    }
-    let early = compare_expiry(expires, "deadline", definition).is_some_and(Ordering::is_lt);
-    early.then_some("it is earlier than the task's deadline")
-}
-
-fn compare_expiry(expires: &str, with: &str, definition: &serde_json::Value) -> Option<Ordering> {
     let time = |text: &str| text.parse::<jiff::Timestamp>().ok();
-    let other = definition.get(with).and_then(serde_json::Value::as_str).and_then(time)?;
-    Some(time(expires)?.cmp(&other))
+    let task = definition.get("expires").and_then(serde_json::Value::as_str).and_then(time);
+    time(expires).zip(task).is_some_and(|(artifact, task)| artifact > task)
 }

@@ -20,7 +20,7 @@ use crate::config::schema::CommandHandler;
 use crate::host::program_path::find_program;
 use crate::redact;
 
-use super::artifact::{self, ArtifactDeclaration, ArtifactKind, Artifacts, Optionality};
+use super::artifact::{ArtifactDeclaration, ArtifactKind, Artifacts, Optionality, expires_after_task};
 use super::environment::{self, Variables};
 use super::log::AddSecretError;
 use super::process::{Launch, ProcessEnd, RunLimits, format_seconds};
@@ -70,7 +70,7 @@ pub struct PayloadArtifact {
     pub path: String,
     /// Name of the artifact; by default the path.
     pub name: Option<String>,
-    /// When the artifact expires (RFC 3339), between the task's deadline and the task's `expires`; by default with the task.
+    /// When the artifact expires (RFC 3339), not later than the task; by default with the task.
     pub expires: Option<String>,
     /// Media type of a file; by default guessed from its extension.
     pub content_type: Option<String>,
@@ -102,10 +102,10 @@ pub struct OnExitStatus {
 #[derive(Debug)]
 pub struct PreparedCommands {
     commands: Vec<Vec<String>>,
+    on_exit_status: OnExitStatus,
     env: Variables,
     run_time: Duration,
     artifacts: Vec<ArtifactDeclaration>,
-    retry_statuses: BTreeSet<i32>,
 }
 
 impl Command {
@@ -176,13 +176,8 @@ impl PayloadHandler for Command {
         if !violations.is_empty() {
             return Err(PrepareError::malformed(violations));
         }
-        Ok(PreparedCommands {
-            commands: payload.command,
-            env,
-            run_time,
-            artifacts,
-            retry_statuses: payload.on_exit_status.retry,
-        })
+        let CommandPayload { command: commands, on_exit_status, .. } = payload;
+        Ok(PreparedCommands { commands, on_exit_status, env, run_time, artifacts })
     }
 
     async fn execute(&self, prepared: PreparedCommands, context: &Context) -> Result<(), ExecuteError> {
@@ -249,7 +244,7 @@ fn time_limit(prepared: &PreparedCommands) -> String {
 fn execute_result(number: usize, end: &ProcessEnd, prepared: &PreparedCommands) -> Result<(), ExecuteError> {
     end.outcome(&format!("command {number}"), &time_limit(prepared), |code, message| match code {
         0 => Ok(()),
-        code if prepared.retry_statuses.contains(&code) => {
+        code if prepared.on_exit_status.retry.contains(&code) => {
             Err(ExecuteError::new(ExecuteFailure::Intermittent, format!("{message}, listed in onExitStatus.retry")))
         }
         _ => Err(ExecuteError::failed(message)),
@@ -275,16 +270,14 @@ fn validate_artifacts(
     violations: &mut Vec<String>,
 ) -> Vec<ArtifactDeclaration> {
     // The artifacts are declared after the commands have run; this finds duplicate names and too many artifacts before.
-    let trial = Artifacts::new();
+    let (trial, definition) = (Artifacts::new(), &context.task().definition);
     let mut declarations = Vec::new();
     for (number, artifact) in artifacts.into_iter().enumerate() {
         let declaration = to_declaration(artifact);
         if let Err(error) = trial.declare(declaration.clone()) {
             violations.push(format!("payload/artifacts/{number}: {error}"));
-        } else if let Some(expires) = &declaration.expires
-            && let Some(why) = artifact::expiry_conflict(expires, &context.task().definition)
-        {
-            violations.push(format!("payload/artifacts/{number}/expires: {why}"));
+        } else if declaration.expires.as_ref().is_some_and(|expires| expires_after_task(expires, definition)) {
+            violations.push(format!("payload/artifacts/{number}/expires: it is later than the task's own expires"));
         }
         declarations.push(declaration);
     }

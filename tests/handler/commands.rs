@@ -183,12 +183,11 @@ async fn invalid_artifacts_are_rejected() {
         {"type": "file", "path": "a", "name": "public/naïve"},
         {"type": "file", "path": "a", "name": "public/a", "expires": "2031-01-01T00:00:00.000Z"},
         {"type": "file", "path": "a", "name": "public/b", "expires": "tomorrow"},
-        {"type": "file", "path": "a", "name": "public/c", "expires": "2029-11-30T23:59:59.999Z"},
         {"type": "file", "path": "b", "name": "public/a"},
         {"type": "directory", "path": "b", "name": "public/logs/live.log"},
     ]);
     let sentences = refused(payload).await;
-    assert_eq!(sentences.len(), 8, "{sentences:#?}");
+    assert_eq!(sentences.len(), 7, "{sentences:#?}");
     for (number, sentence) in sentences.iter().enumerate() {
         assert!(sentence.starts_with(&format!("payload/artifacts/{number}")), "{sentence}");
     }
