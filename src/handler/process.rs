@@ -177,15 +177,13 @@ impl ProcessEnd {
             (EndCause::RunTime, _) => failed(&format!("stopped after {time_limit}")),
             (EndCause::Canceled(cancellation), _) => failed(cancellation.cause.message()),
             (EndCause::Exceeded(limit), _) => failed(&limit.to_string()),
-            (EndCause::Exited, ProcessStatus::Code(code)) if !self.exceeded_disk_limit() => {
+            (EndCause::Exited, ProcessStatus::Code(code))
+                if !matches!(self.limit_exceeded, Some(LimitExceeded::Disk { .. })) =>
+            {
                 on_exit(code, format!("{subject}: {}", self.describe()))
             }
             (EndCause::Exited, _) => failed(&self.describe()),
         }
-    }
-
-    const fn exceeded_disk_limit(&self) -> bool {
-        matches!(self.limit_exceeded, Some(LimitExceeded::Disk { .. }))
     }
 }
 

@@ -101,7 +101,7 @@ impl Program {
         let limits = RunLimits { run_time: Some(PROGRAM_CHECK_TIMEOUT), termination_grace: Duration::ZERO };
         let subject = format!("check of handler {}", self.inner.name);
         let internal = |text: String| PrepareError::new(PrepareFailure::Internal, format!("{subject}: {text}"));
-        let run = self.run_phase(ProgramPhase::Check, &self.inner.config.check, payload, limits, context);
+        let run = self.run_phase(CHECK_PHASE, &self.inner.config.check, payload, limits, context);
         let ProgramRun { end, report: ProgramReport { mut reasons, .. } } =
             run.await.map_err(|error| PrepareError::from_io(&subject, &error))?;
         if reasons.is_empty() {
@@ -125,13 +125,13 @@ impl Program {
         limits: RunLimits,
         context: &Context,
     ) -> Result<ProgramRun, ExecuteError> {
-        let run = self.run_phase(ProgramPhase::Run, &self.inner.config.exec, payload, limits, context);
+        let run = self.run_phase(RUN_PHASE, &self.inner.config.exec, payload, limits, context);
         run.await.map_err(|error| ExecuteError::from_io(&format!("cannot run handler {}", self.inner.name), &error))
     }
 
     async fn run_phase(
         &self,
-        phase: ProgramPhase,
+        phase: &str,
         argv: &[String],
         payload: &Value,
         limits: RunLimits,
@@ -162,11 +162,11 @@ impl Program {
         report.check_reply(&subject)
     }
 
-    fn environment(&self, phase: ProgramPhase, context: &Context) -> Variables {
+    fn environment(&self, phase: &str, context: &Context) -> Variables {
         let mut env = environment::for_task(&self.inner.env, context);
         let mut set = |name: &str, value: String| env.insert(format!("JOURNEYMAN_{name}"), value);
         set("PROTOCOL", PROTOCOL.to_owned());
-        set("PHASE", phase.as_str().to_owned());
+        set("PHASE", phase.to_owned());
         set("HANDLER", self.inner.name.clone());
         set("EXIT_FAILED", status::FAILED.to_string());
         set("EXIT_MALFORMED", status::MALFORMED.to_string());
@@ -177,20 +177,8 @@ impl Program {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-enum ProgramPhase {
-    Check,
-    Run,
-}
-
-impl ProgramPhase {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Check => "check",
-            Self::Run => "run",
-        }
-    }
-}
+const CHECK_PHASE: &str = "check";
+const RUN_PHASE: &str = "run";
 
 impl DynHandler for Program {
     /// Omits the arguments, which may contain secrets.
@@ -232,7 +220,7 @@ impl DynHandler for Program {
     }
 }
 
-fn input_document(phase: ProgramPhase, payload: &Value, context: &Context) -> Value {
+fn input_document(phase: &str, payload: &Value, context: &Context) -> Value {
     let task = context.task();
     let mut definition = task.definition.clone();
     if let Some(keys) = definition.as_object_mut() {
@@ -240,7 +228,7 @@ fn input_document(phase: ProgramPhase, payload: &Value, context: &Context) -> Va
     }
     json!({
         "protocol": PROTOCOL,
-        "phase": phase.as_str(),
+        "phase": phase,
         "payload": payload,
         "task": definition,
         "taskId": task.run.task.as_str(),

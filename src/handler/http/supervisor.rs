@@ -161,11 +161,7 @@ impl Supervisor {
         }
         let process = self.context.prepare_process(name)?;
         let env = environment(&http, &process);
-        let running = tokio::select! {
-            biased;
-            () = self.context.stop_requested() => return Ok(()),
-            running = RunningProcess::start(Launch::new(&http.config.exec, &env, &process.context)) => running?,
-        };
+        let running = RunningProcess::start(Launch::new(&http.config.exec, &env, &process.context)).await?;
         let (process_group, log) = (running.group(), process.context.log().path().display());
         tracing::info!(handler = name, process_group, %log, "service started");
         let context = process.context.clone();
