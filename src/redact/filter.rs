@@ -62,17 +62,15 @@ impl RedactFilter {
             let secret = secret.unwrap_or(MatchExtent::NoMatch);
             let in_pattern = self.tail.is_some() || at < self.tail_to;
             let pattern = if in_pattern { PatternMatch::NoMatch } else { patterns::match_at(&self.bytes, at, last) };
-            match (secret, pattern) {
-                (MatchExtent::Undecided, _) | (_, PatternMatch::Undecided) => break,
-                (MatchExtent::Whole(bytes), PatternMatch::NoMatch) => self.cover(at, at + bytes),
-                (MatchExtent::NoMatch, PatternMatch::NoMatch) => {}
-                (secret, PatternMatch::Found { from, tail }) => {
-                    if let MatchExtent::Whole(bytes) = secret {
-                        self.cover(at, at + bytes);
-                    }
-                    (self.tail, self.tail_to) = (Some(tail), at + from);
-                    self.follow_tail();
-                }
+            if secret == MatchExtent::Undecided || matches!(pattern, PatternMatch::Undecided) {
+                break;
+            }
+            if let MatchExtent::Whole(bytes) = secret {
+                self.cover(at, at + bytes);
+            }
+            if let PatternMatch::Found { from, tail } = pattern {
+                (self.tail, self.tail_to) = (Some(tail), at + from);
+                self.follow_tail();
             }
             self.position += 1;
         }

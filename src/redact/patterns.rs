@@ -29,18 +29,8 @@ const TOKENS: [(&[&str], ByteClass, usize); 13] = [
 /// The first bytes of all patterns that match at the start of a word.
 const FIRST_BYTES: &[u8] = b"ABabdeghnprstxy";
 
-const PARAMETERS: [(&str, ParameterStart); 4] = [
-    ("sig", ParameterStart::Parameter),
-    ("bewit", ParameterStart::Parameter),
-    ("signature", ParameterStart::DashToo),
-    ("security-token", ParameterStart::DashToo),
-];
-
-#[derive(Clone, Copy, PartialEq)]
-enum ParameterStart {
-    Parameter,
-    DashToo,
-}
+/// Parameters of URLs; the last two also behind a dash, as in `X-Amz-Signature`.
+const PARAMETERS: [&str; 4] = ["sig", "bewit", "signature", "security-token"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ByteClass {
@@ -151,13 +141,19 @@ impl TailEnd {
 }
 
 pub(super) fn match_at(bytes: &[u8], at: usize, last: StreamEnd) -> PatternMatch {
-    let rest = bytes.get(at..).unwrap_or_default();
-    let before = bytes.get(at.saturating_sub(LOOKBEHIND_BYTES)..at).unwrap_or_default();
-    let mut found = user_info(rest, last).or_else(|| url_parameter(before, rest));
-    let starts_word = !before.last().is_some_and(u8::is_ascii_alphanumeric);
-    if starts_word && rest.first().is_some_and(|first| FIRST_BYTES.contains(first)) {
-        found = found
-            .or_else(|| private_key_block(before, rest))
+    let (before, rest) = bytes.split_at_checked(at).unwrap_or_default();
+    let mut found = PatternMatch::NoMatch;
+    if matches!(rest, [_] | [_, b':', ..]) {
+        found = user_info(rest, last);
+    }
+    if let (PatternMatch::NoMatch, Some(b'?' | b'&' | b';' | b'-' | b'6' | b'F' | b'f')) = (&found, before.last()) {
+        found = url_parameter(before, rest);
+    }
+    if matches!(found, PatternMatch::NoMatch)
+        && rest.first().is_some_and(|first| FIRST_BYTES.contains(first))
+        && !before.last().is_some_and(u8::is_ascii_alphanumeric)
+    {
+        found = private_key_block(before, rest)
             .or_else(|| authorization(rest, last))
             .or_else(|| web_token(before, rest))
             .or_else(|| known_token(rest));
@@ -252,21 +248,19 @@ fn user_info(rest: &[u8], last: StreamEnd) -> PatternMatch {
 
 /// `sig=…` and the like in a URL, or in a URL that is a parameter of another URL.
 fn url_parameter(before: &[u8], rest: &[u8]) -> PatternMatch {
-    let dash = before.last() == Some(&b'-');
-    let starts_one = match before.last() {
-        Some(b'?' | b'&' | b';') => true,
-        Some(b'6' | b'F' | b'f') => {
-            [b"u0026".as_slice(), b"%26", b"%3F", b"%3f"].iter().any(|sign| before.ends_with(sign))
-        }
-        Some(_) | None => false,
-    };
-    if !starts_one && !dash {
-        return PatternMatch::NoMatch;
-    }
-    let mut open = false;
-    for (name, place) in PARAMETERS {
-        if !(starts_one || dash && place == ParameterStart::DashToo) || !starts_with_ignore_case(rest, name.as_bytes())
+    let first = match before.last() {
+        Some(b'?' | b'&' | b';') => 0,
+        Some(b'6' | b'F' | b'f')
+            if [b"u0026".as_slice(), b"%26", b"%3F", b"%3f"].iter().any(|sign| before.ends_with(sign)) =>
         {
+            0
+        }
+        Some(b'-') => 2,
+        Some(_) | None => return PatternMatch::NoMatch,
+    };
+    let mut open = false;
+    for name in PARAMETERS.iter().skip(first) {
+        if !starts_with_ignore_case(rest, name.as_bytes()) {
             continue;
         }
         match rest.get(name.len()..).unwrap_or_default() {

@@ -3,6 +3,8 @@
 //! Adding and removing a secret is cheap, because the credentials of each claim come and go: an Aho-Corasick automaton of the
 //! credentials of 32 claims takes 40 ms to build, for each claim that begins or ends.
 
+use std::collections::BTreeMap;
+
 use super::base64_lines::{self, MatchExtent};
 use super::encodings::{self, EncodedSecret, LineBreaks};
 use super::patterns::StreamEnd;
@@ -21,9 +23,8 @@ struct Needle {
 
 #[derive(Clone)]
 pub struct SecretSet {
-    /// Sorted by their text.
-    needles: Vec<Needle>,
-    /// For each pair of bytes, whether a needle starts with it.
+    by_prefix: BTreeMap<[u8; PREFIX_BYTES], Vec<Needle>>,
+    /// For each pair of bytes, whether an encoding starts with it.
     pairs: Box<[bool]>,
     last_id: u64,
     bytes: usize,
@@ -31,7 +32,7 @@ pub struct SecretSet {
 
 impl Default for SecretSet {
     fn default() -> Self {
-        Self { needles: Vec::new(), pairs: vec![false; 1 << 16].into(), last_id: 0, bytes: 0 }
+        Self { by_prefix: BTreeMap::new(), pairs: vec![false; 1 << 16].into(), last_id: 0, bytes: 0 }
     }
 }
 
@@ -45,25 +46,26 @@ impl SecretSet {
     pub fn add(&mut self, secret: &str) -> SecretId {
         self.last_id += 1;
         let id = SecretId(self.last_id);
-        self.needles.extend(encodings::of(secret).into_iter().map(|variant| Needle { secret: id, variant }));
-        self.index();
+        for variant in encodings::of(secret) {
+            let Some(prefix) = variant.text.first_chunk().copied() else { continue };
+            mark(&mut self.pairs, prefix);
+            self.bytes += variant.text.len();
+            self.by_prefix.entry(prefix).or_default().push(Needle { secret: id, variant });
+        }
         id
     }
 
     pub fn remove(&mut self, secrets: &[SecretId]) {
-        self.needles.retain(|needle| !secrets.contains(&needle.secret));
-        self.index();
-    }
-
-    fn index(&mut self) {
-        self.needles.sort_by(|one, other| one.variant.text.as_slice().cmp(&other.variant.text));
-        self.bytes = self.needles.iter().map(|needle| needle.variant.text.len()).sum();
         self.pairs.fill(false);
-        for needle in &self.needles {
-            if let Some(starts) = pair(&needle.variant.text).and_then(|pair| self.pairs.get_mut(pair)) {
-                *starts = true;
+        self.bytes = 0;
+        self.by_prefix.retain(|prefix, needles| {
+            needles.retain(|needle| !secrets.contains(&needle.secret));
+            if !needles.is_empty() {
+                mark(&mut self.pairs, *prefix);
             }
-        }
+            self.bytes += needles.iter().map(|needle| needle.variant.text.len()).sum::<usize>();
+            !needles.is_empty()
+        });
     }
 
     pub const fn bytes(&self) -> usize {
@@ -94,10 +96,13 @@ impl SecretSet {
     }
 
     fn starting_with(&self, prefix: &[u8]) -> impl Iterator<Item = &EncodedSecret> {
-        let from = self.needles.partition_point(|needle| needle.variant.text.as_slice() < prefix);
-        let needles = self.needles.get(from..).unwrap_or_default();
-        let count = needles.partition_point(|needle| needle.variant.text.starts_with(prefix));
-        needles.iter().take(count).map(|needle| &needle.variant)
+        let bound = |fill: u8| {
+            let mut bound = [fill; PREFIX_BYTES];
+            bound.iter_mut().zip(prefix).for_each(|(place, byte)| *place = *byte);
+            bound
+        };
+        let needles = self.by_prefix.range(bound(0)..=bound(u8::MAX)).flat_map(|(_, needles)| needles);
+        needles.map(|needle| &needle.variant)
     }
 }
 
@@ -109,6 +114,12 @@ impl EncodedSecret {
             LineBreaks::Nowhere if last == StreamEnd::No && self.text.starts_with(rest) => MatchExtent::Undecided,
             LineBreaks::Nowhere => MatchExtent::NoMatch,
         }
+    }
+}
+
+fn mark(pairs: &mut [bool], prefix: [u8; PREFIX_BYTES]) {
+    if let Some(starts) = pair(&prefix).and_then(|pair| pairs.get_mut(pair)) {
+        *starts = true;
     }
 }
 
