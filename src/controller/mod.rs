@@ -159,7 +159,7 @@ pub async fn run(settings: ControllerConfig, asks: ControllerInbox, leave: Cance
     let tally = Arc::new(PoolCounters::default());
     let ControllerInbox(asked) = asks;
     let mut controller = Controller {
-        pool: Pool::new(tracker_policy(&settings.settings), seed, clock.now()),
+        pool: Pool::new(tracker_policy(&settings.settings), seed),
         workers: WorkerSet::open(&settings, Arc::clone(&tally), clock)?,
         backoff: Backoff::NEW,
         role: Role::Disconnected,
@@ -176,10 +176,9 @@ pub async fn run(settings: ControllerConfig, asks: ControllerInbox, leave: Cance
         clock,
     };
     let controlling = async {
-        let (mut jitter, mut epoch) = (Jitter::seeded(seed), 0);
+        let mut jitter = Jitter::seeded(seed);
         loop {
-            epoch += 1;
-            let over = Box::pin(session::run_session(&mut controller, epoch)).await;
+            let over = Box::pin(session::run_session(&mut controller)).await;
             let again = controller.on_disconnected(over, &mut jitter);
             controller.run_while(clock.sleep_until(again)).await;
         }

@@ -30,7 +30,7 @@ use crate::amqp::management::Management;
 use crate::amqp::{self, headers};
 use crate::domain::group::Key;
 use crate::domain::group::load::Load;
-use crate::domain::group::pool::{Effect, Epoch, Event, StepResult};
+use crate::domain::group::pool::{Event, StepResult};
 use crate::limits::{
     AMQP_CALL_TIMEOUT, CONTROLLER_COUNTS_INTERVAL, CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_ORPHANS_MAX,
     CONTROLLER_PLAN_DEBOUNCE, CONTROLLER_POLICIES_INTERVAL, CONTROLLER_QUEUE_CHECK_RETRY_DELAY,
@@ -63,21 +63,20 @@ struct SessionChannels {
 /// Ends with its session.
 type SessionTask<'a> = Pin<Box<dyn Future<Output = SessionError> + Send + 'a>>;
 
-pub(super) async fn run_session(controller: &mut Controller, epoch: u64) -> SessionError {
+pub(super) async fn run_session(controller: &mut Controller) -> SessionError {
     let settings = controller.config.clone();
     let name = format!("journeyman controller of {}", settings.pool);
     let connection = match controller.run_while(settings.broker.connect(&name)).await {
         Ok(connection) => connection,
         Err(refused) => return SessionError { reason: refused.message },
     };
-    let Err(over) = Box::pin(run_active(controller, &settings, Epoch(epoch), &connection)).await;
+    let Err(over) = Box::pin(run_active(controller, &settings, &connection)).await;
     over
 }
 
 async fn run_active(
     controller: &mut Controller,
     settings: &ControllerConfig,
-    epoch: Epoch,
     connection: &Connection,
 ) -> Result<Infallible, SessionError> {
     let (names, clock) = (&settings.names, controller.clock);
@@ -119,7 +118,7 @@ async fn run_active(
     let mut jobs = QueueJobs::new(topology);
     let mut forwarding = FuturesUnordered::new();
 
-    controller.pool.handle(Event::Connected(epoch), clock.now());
+    controller.pool.handle(Event::Connected, clock.now());
     let known_keys = controller.workers.load_known_keys();
     for key in controller.workers.counts(&known_keys).into_keys() {
         controller.pool.handle(Event::demand(key), clock.now());
@@ -134,7 +133,7 @@ async fn run_active(
         tokio::select! {
             biased;
             // External input comes last: a flood must not delay work in progress.
-            Some(finished) = jobs.next() => controller.on_queue_job(epoch, finished?),
+            Some(finished) = jobs.next() => controller.on_queue_job(finished?),
             Some(forwarded) = forwarding.next() => {
                 let more = std::iter::from_fn(|| forwarding.next().now_or_never().flatten());
                 let results = std::iter::once(forwarded).chain(more).collect();
@@ -180,12 +179,7 @@ async fn run_active(
         while jobs.can_start_step()
             && let Some(effect) = controller.pool.next_effect()
         {
-            match effect {
-                Effect::RunStep { key, step, .. } => jobs.start_step(key, step),
-                Effect::Reactivated { key, ready } => {
-                    tracing::warn!(%key, ready, "the queue to delete holds requests; the group is active again");
-                }
-            }
+            jobs.start_step(effect.key, effect.step);
         }
         for (key, request) in controller.session.next_forwards(&controller.pool, clock.now()) {
             forwarding.push(forwarding::forward(&forwards, names, key, request));
@@ -225,7 +219,7 @@ async fn poll_policies(
 }
 
 impl Controller {
-    fn on_queue_job(&mut self, epoch: Epoch, finished: QueueJobResult) {
+    fn on_queue_job(&mut self, finished: QueueJobResult) {
         let (QueueJobResult { key, job, result, error: why }, now) = (finished, self.clock.now());
         if let Some(why) = why {
             self.last_error = Some(RecordedError { at: now, message: format!("queue operation for key {key}: {why}") });
@@ -242,7 +236,7 @@ impl Controller {
                     &self.counters.queue_operations
                 };
                 count.increment();
-                self.pool.handle(Event::StepFinished { epoch, key, step, result }, now);
+                self.pool.handle(Event::StepFinished { key, step, result }, now);
             }
             (QueueJob::Depth, StepResult::Contents { ready, .. }) => {
                 let held = self.session.counts.fresh(&key, now).unwrap_or_default();

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use journeyman::domain::group::pool::{Effect, Epoch, Event, Pool, QueueStep, StepResult};
+use journeyman::domain::group::pool::{Event, Pool, QueueStep, StepResult};
 use journeyman::domain::group::{Key, tracker};
 use journeyman::domain::time::Instant;
 use stateright::{Checker, HasDiscoveries, Model, Property};
@@ -49,8 +49,8 @@ struct State {
     pool: Option<Pool>,
     epoch: u64,
     /// What the controller has sent about the queue, in order.
-    wire: Vec<(Epoch, QueueStep)>,
-    answers: Vec<(Epoch, QueueStep, StepResult)>,
+    wire: Vec<(u64, QueueStep)>,
+    answers: Vec<(QueueStep, StepResult)>,
     queue: Option<Queue>,
     orphans: Requests,
     /// Which orphan the controller has in hand.
@@ -88,7 +88,7 @@ enum Action {
     Forward,
     Arrive,
     /// The first of what was sent over this connection.
-    Obey(Epoch),
+    Obey(u64),
     Hear,
     Report,
     LoseReport,
@@ -115,10 +115,7 @@ impl State {
         let Some(pool) = &mut self.pool else { return };
         pool.handle(event, now);
         while let Some(effect) = pool.next_effect() {
-            match effect {
-                Effect::RunStep { epoch, step, .. } => self.wire.push((epoch, step)),
-                Effect::Reactivated { .. } => self.revived = true,
-            }
+            self.wire.push((self.epoch, effect.step));
         }
     }
 
@@ -147,7 +144,7 @@ impl State {
         }
     }
 
-    fn obey(&mut self, epoch: Epoch, step: QueueStep, kind: Kind) {
+    fn obey(&mut self, step: QueueStep, kind: Kind) {
         let consumers = u32::from(self.worker.as_ref().is_some_and(|worker| !worker.going));
         let answer = match (step, &mut self.queue) {
             (QueueStep::Bind, queue) => {
@@ -167,7 +164,7 @@ impl State {
                 StepResult::Done
             }
         };
-        self.answers.push((epoch, step, answer));
+        self.answers.push((step, answer));
     }
 
     /// Every request that can still be answered, or was.
@@ -189,7 +186,7 @@ impl Model for World {
     fn init_states(&self) -> Vec<State> {
         let mut state = State {
             now: 0,
-            pool: Some(Pool::new(POLICY, 1, Instant::ORIGIN)),
+            pool: Some(Pool::new(POLICY, 1)),
             epoch: 1,
             wire: Vec::new(),
             answers: Vec::new(),
@@ -206,7 +203,7 @@ impl Model for World {
             deleted: false,
             revived: false,
         };
-        state.tell(Event::Connected(Epoch(1)));
+        state.tell(Event::Connected);
         vec![state]
     }
 
@@ -290,11 +287,13 @@ impl Model for World {
             Action::Obey(epoch) => {
                 let at = state.wire.iter().position(|(sent_over, _)| *sent_over == epoch)?;
                 let (_, step) = state.wire.remove(at);
-                state.obey(epoch, step, self.controller);
+                state.obey(step, self.controller);
             }
             Action::Hear => {
-                let (epoch, step, answer) = state.answers.remove(0);
-                state.tell(Event::StepFinished { epoch, key: key(), step, result: answer });
+                let (step, answer) = state.answers.remove(0);
+                let was_wanted = state.is_wanted();
+                state.tell(Event::StepFinished { key: key(), step, result: answer });
+                state.revived |= !was_wanted && state.is_wanted();
             }
             Action::Report => {
                 state.reports -= 1;
@@ -335,8 +334,8 @@ impl Model for World {
             }
             Action::Begin => {
                 state.epoch += 1;
-                state.pool = Some(Pool::new(POLICY, 1, state.at()));
-                state.tell(Event::Connected(Epoch(state.epoch)));
+                state.pool = Some(Pool::new(POLICY, 1));
+                state.tell(Event::Connected);
                 if state.queue.is_some() {
                     state.tell(Event::demand(key()));
                 }

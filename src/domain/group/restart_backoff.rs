@@ -15,8 +15,6 @@ pub const FAILURES_MAX: u32 = 5;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerEnd {
-    /// It was stopped, or had nothing more to do.
-    Expected,
     /// It was ready for this long.
     AfterReady(Duration),
     /// It never became ready, or could not be started.
@@ -39,7 +37,6 @@ impl RestartBackoff {
 
     pub fn on_worker_ended(&mut self, end: WorkerEnd, now: Instant) {
         match end {
-            WorkerEnd::Expected => {}
             WorkerEnd::AfterReady(life) if life >= self.stable_after => {
                 self.backoff.reset();
                 self.not_before = now;
@@ -49,11 +46,6 @@ impl RestartBackoff {
                 self.not_before = self.not_before.max(now.plus(pause));
             }
         }
-    }
-
-    /// A worker has been ready for long enough: the failures are over.
-    pub const fn on_stable(&mut self) {
-        self.backoff.reset();
     }
 
     /// An operator has fixed the cause: starts at once, and counts anew.
@@ -111,13 +103,11 @@ mod tests {
     }
 
     #[test]
-    fn a_good_life_ends_the_row_and_a_wanted_end_is_no_failure() {
+    fn a_stable_worker_resets_the_failures() {
         let mut restarts = restarts();
         for _ in 0..10 {
             restarts.on_worker_ended(WorkerEnd::NeverReady, at(0));
         }
-        restarts.on_worker_ended(WorkerEnd::Expected, at(1));
-        assert_eq!(restarts.consecutive_failures(), 10);
         restarts.on_worker_ended(WorkerEnd::AfterReady(Duration::from_secs(30)), at(1_000));
         assert_eq!(
             (restarts.consecutive_failures(), restarts.is_failing(), restarts.not_before()),

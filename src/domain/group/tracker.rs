@@ -31,14 +31,8 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    /// Starts with the queues found at the broker, as if each had demand now; an unneeded one is removed by its
-    /// delays.
-    pub fn new(policy: TrackerPolicy, found: impl IntoIterator<Item = Key>, now: Instant) -> Self {
-        let mut tracker = Self { policy, generation: Generation::default(), groups: BTreeMap::new() };
-        for key in found {
-            tracker.on_demand(key, Duration::ZERO, now);
-        }
-        tracker
+    pub const fn new(policy: TrackerPolicy) -> Self {
+        Self { policy, generation: Generation(0), groups: BTreeMap::new() }
     }
 
     /// The group is active from the returned generation on, for `extra` longer than the policy says. A caller that
@@ -127,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_group_that_nobody_needs_is_unbound_and_then_gone() {
-        let mut tracker = Tracker::new(POLICY, [], at(0));
+        let mut tracker = Tracker::new(POLICY);
         let first = tracker.on_demand(key("a"), Duration::ZERO, at(0));
         assert_eq!((first, phase(&tracker, "a")), (Generation(1), Some(GroupPhase::Active)));
         tracker.tick(at(9));
@@ -142,7 +136,7 @@ mod tests {
 
     #[test]
     fn demand_makes_an_unbound_group_active_again_with_a_new_generation() {
-        let mut tracker = Tracker::new(POLICY, [], at(0));
+        let mut tracker = Tracker::new(POLICY);
         let first = tracker.on_demand(key("a"), Duration::ZERO, at(0));
         tracker.tick(at(10));
         let again = tracker.on_demand(key("a"), Duration::ZERO, at(12));
@@ -152,7 +146,7 @@ mod tests {
 
     #[test]
     fn slow_steady_demand_keeps_a_group_active_and_changes_no_generation() {
-        let mut tracker = Tracker::new(POLICY, [], at(0));
+        let mut tracker = Tracker::new(POLICY);
         let first = tracker.on_demand(key("a"), Duration::ZERO, at(0));
         for second in 1..1_000 {
             tracker.tick(at(second * 9));
@@ -163,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_shorter_demand_never_takes_time_away() {
-        let mut tracker = Tracker::new(POLICY, [], at(0));
+        let mut tracker = Tracker::new(POLICY);
         tracker.on_demand(key("a"), Duration::from_secs(60), at(0));
         tracker.on_demand(key("a"), Duration::ZERO, at(1));
         assert_eq!(tracker.desired(&key("a")).unwrap().until, at(70));
@@ -171,16 +165,10 @@ mod tests {
 
     #[test]
     fn a_late_tick_does_not_shorten_the_time_in_which_a_queue_is_unbound() {
-        let mut tracker = Tracker::new(POLICY, [key("a")], at(0));
+        let mut tracker = Tracker::new(POLICY);
+        tracker.on_demand(key("a"), Duration::ZERO, at(0));
         tracker.tick(at(1_000));
         assert_eq!(phase(&tracker, "a"), Some(GroupPhase::Unbound));
         assert_eq!(tracker.next_deadline(), Some(at(1_005)));
-    }
-
-    #[test]
-    fn what_was_found_is_active_for_a_whole_life() {
-        let tracker = Tracker::new(POLICY, [key("a"), key("")], at(100));
-        assert_eq!((phase(&tracker, "a"), phase(&tracker, "")), (Some(GroupPhase::Active), Some(GroupPhase::Active)));
-        assert_eq!(tracker.next_deadline(), Some(at(110)));
     }
 }

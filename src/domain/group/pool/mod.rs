@@ -50,13 +50,10 @@ pub enum StepResult {
     Failed,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Epoch(pub u64);
-
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The broker is reachable, and the pool's exchanges exist.
-    Connected(Epoch),
+    Connected,
     Disconnected,
     /// A request, a queue with requests that wait or are held, a report of a worker, or a queue that was found. Counts for
     /// `extra` longer than usual.
@@ -67,7 +64,6 @@ pub enum Event {
     /// A request of this key was returned although its queue is believed to be bound.
     Unroutable(Key),
     StepFinished {
-        epoch: Epoch,
         key: Key,
         step: QueueStep,
         result: StepResult,
@@ -80,34 +76,16 @@ pub enum Event {
     Tick,
 }
 
+/// A step to run now.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Effect {
-    RunStep {
-        epoch: Epoch,
-        key: Key,
-        step: QueueStep,
-    },
-    /// The queue of an unneeded group holds requests: its group is active again.
-    Reactivated {
-        key: Key,
-        ready: u32,
-    },
+pub struct Effect {
+    pub key: Key,
+    pub step: QueueStep,
 }
 
 impl Event {
     pub const fn demand(key: Key) -> Self {
         Self::Demand { key, extra: Duration::ZERO }
-    }
-
-    /// `None` where the event concerns all keys.
-    const fn key(&self) -> Option<&Key> {
-        match self {
-            Self::Connected(_) | Self::Disconnected | Self::Tick => None,
-            Self::Unroutable(key)
-            | Self::Demand { key, .. }
-            | Self::StepFinished { key, .. }
-            | Self::Workers { key, .. } => Some(key),
-        }
     }
 }
 
@@ -217,18 +195,18 @@ pub struct Pool {
     policy: tracker::TrackerPolicy,
     tracker: Tracker,
     queues: BTreeMap<Key, GroupQueue>,
-    epoch: Option<Epoch>,
+    is_connected: bool,
     jitter: Jitter,
     effects: VecDeque<Effect>,
 }
 
 impl Pool {
-    pub fn new(policy: tracker::TrackerPolicy, seed: u64, now: Instant) -> Self {
+    pub fn new(policy: tracker::TrackerPolicy, seed: u64) -> Self {
         Self {
             policy,
-            tracker: Tracker::new(policy, [], now),
+            tracker: Tracker::new(policy),
             queues: BTreeMap::new(),
-            epoch: None,
+            is_connected: false,
             jitter: Jitter::seeded(seed),
             effects: VecDeque::new(),
         }
@@ -236,18 +214,15 @@ impl Pool {
 
     /// An event about one key costs a look-up of that one; the others are visited on ticks.
     pub fn handle(&mut self, event: Event, now: Instant) {
-        let of = event.key().cloned();
-        match event {
-            Event::Connected(epoch) => {
+        let key = match event {
+            Event::Connected | Event::Disconnected => {
                 self.reset_connection();
-                self.epoch = Some(epoch);
-            }
-            Event::Disconnected => {
-                self.reset_connection();
-                self.epoch = None;
+                self.is_connected = event == Event::Connected;
+                None
             }
             Event::Demand { key, extra } => {
-                self.tracker.on_demand(key, extra, now);
+                self.tracker.on_demand(key.clone(), extra, now);
+                Some(key)
             }
             Event::Unroutable(key) => {
                 if let Some(queue) = self.queues.get_mut(&key)
@@ -255,11 +230,11 @@ impl Pool {
                 {
                     queue.binding = BindingState::Unknown;
                 }
+                Some(key)
             }
-            Event::StepFinished { epoch, key, step, result: answer } => {
-                if self.epoch == Some(epoch) {
-                    self.on_step_finished(&key, step, answer, now);
-                }
+            Event::StepFinished { key, step, result } => {
+                self.on_step_finished(&key, step, result, now);
+                Some(key)
             }
             Event::Workers { key, count } => {
                 let generation = self.tracker.generation();
@@ -275,10 +250,11 @@ impl Pool {
                     queue.workers = count;
                     queue.invalidate_inspection();
                 }
+                Some(key)
             }
-            Event::Tick => {}
-        }
-        if let Some(key) = of {
+            Event::Tick => None,
+        };
+        if let Some(key) = key {
             self.advance_key(&key, now);
         } else {
             self.tracker.tick(now);
@@ -297,7 +273,7 @@ impl Pool {
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {
-        let steps = self.queues.values().filter(|queue| self.epoch.is_some() && queue.in_flight.is_none());
+        let steps = self.queues.values().filter(|queue| self.is_connected && queue.in_flight.is_none());
         let steps = steps.filter_map(|queue| queue.next_step(self.policy.stop_delay)).map(|(_, at)| at);
         steps.chain(self.tracker.next_deadline()).min()
     }
@@ -329,7 +305,7 @@ impl Pool {
 
     fn reset_connection(&mut self) {
         // Steps that were not sent belong to the connection as well.
-        self.effects.retain(|effect| !matches!(effect, Effect::RunStep { .. }));
+        self.effects.clear();
         for queue in self.queues.values_mut() {
             (queue.binding, queue.in_flight, queue.inspection) = (BindingState::Unknown, None, None);
             queue.backoff.reset();
@@ -367,9 +343,9 @@ impl Pool {
                 queue.inspection = None;
                 queue.not_before = now.plus(INSPECT_INTERVAL);
             }
-            (QueueStep::Inspect | QueueStep::Delete, StepResult::Contents { ready, .. }) => {
+            // It holds requests: its group is active again.
+            (QueueStep::Inspect | QueueStep::Delete, StepResult::Contents { .. }) => {
                 queue.inspection = None;
-                self.effects.push_back(Effect::Reactivated { key: key.clone(), ready });
                 self.tracker.on_demand(key.clone(), Duration::ZERO, now);
             }
         }
@@ -390,10 +366,10 @@ impl Pool {
         }
         let Some(queue) = self.queues.get_mut(key) else { return };
         queue.set_target(wanted, self.tracker.generation());
-        if let Some(epoch) = self.epoch
+        if self.is_connected
             && let Some(step) = queue.start_step(self.policy.stop_delay, now)
         {
-            self.effects.push_back(Effect::RunStep { epoch, key: key.clone(), step });
+            self.effects.push_back(Effect { key: key.clone(), step });
         }
         if queue.is_done() {
             self.queues.remove(key);
@@ -421,22 +397,17 @@ mod tests {
     }
 
     fn answered(step: QueueStep, answer: StepResult) -> Event {
-        Event::StepFinished { epoch: Epoch(1), key: key(), step, result: answer }
+        Event::StepFinished { key: key(), step, result: answer }
     }
 
     fn connected() -> Pool {
-        let mut pool = Pool::new(POLICY, 1, at(0));
-        pool.handle(Event::Connected(Epoch(1)), at(0));
+        let mut pool = Pool::new(POLICY, 1);
+        pool.handle(Event::Connected, at(0));
         pool
     }
 
     fn steps(pool: &mut Pool) -> Vec<QueueStep> {
-        core::iter::from_fn(|| pool.next_effect())
-            .filter_map(|effect| match effect {
-                Effect::RunStep { step, .. } => Some(step),
-                Effect::Reactivated { .. } => None,
-            })
-            .collect()
+        core::iter::from_fn(|| pool.next_effect()).map(|effect| effect.step).collect()
     }
 
     /// Bound at 0, unbound at 10, and not wanted at 15.
@@ -484,7 +455,6 @@ mod tests {
             }
             assert_eq!(steps(&mut pool).last(), Some(&refused_by));
             pool.handle(answered(refused_by, StepResult::Contents { ready: 3, consumers: 0 }), at(16));
-            assert_eq!(pool.next_effect(), Some(Effect::Reactivated { key: key(), ready: 3 }));
             assert_eq!(steps(&mut pool), [QueueStep::Bind]);
         }
     }
@@ -563,12 +533,9 @@ mod tests {
         pool.handle(demand(), at(0));
         pool.handle(Event::Disconnected, at(1));
         assert_eq!((steps(&mut pool), pool.next_deadline()), (vec![], Some(at(10))));
-        pool.handle(answered(QueueStep::Bind, StepResult::Done), at(1));
         assert!(!pool.is_bound(&key()));
-        pool.handle(Event::Connected(Epoch(2)), at(2));
+        pool.handle(Event::Connected, at(2));
         assert_eq!(steps(&mut pool), [QueueStep::Bind]);
-        pool.handle(answered(QueueStep::Bind, StepResult::Done), at(2));
-        assert!(!pool.is_bound(&key()), "that was said by the connection before");
     }
 
     #[test]
@@ -579,7 +546,7 @@ mod tests {
         pool.handle(Event::Tick, at(10));
         pool.handle(Event::Disconnected, at(10));
         pool.handle(Event::Tick, at(100));
-        pool.handle(Event::Connected(Epoch(1)), at(100));
+        pool.handle(Event::Connected, at(100));
         assert_eq!(steps(&mut pool), [QueueStep::Unbind], "what the connection before was to do went with it");
         pool.handle(answered(QueueStep::Unbind, StepResult::Done), at(100));
         assert_eq!(pool.next_deadline(), Some(at(105)));

@@ -75,7 +75,7 @@ impl Pool {
         let going = wanted.is_none() && matches!(queue.binding, BindingState::Unbound { .. });
         let wait = if queue.is_settled() {
             None
-        } else if self.epoch.is_none() {
+        } else if !self.is_connected {
             Some(QueueWait::Broker)
         } else if let Some(step) = queue.in_flight {
             Some(QueueWait::StepRunning(step))
@@ -99,7 +99,7 @@ mod tests {
     use alloc::string::ToString as _;
     use core::time::Duration;
 
-    use super::super::{Epoch, Event, StepResult, tracker};
+    use super::super::{Event, StepResult, tracker};
     use super::*;
 
     const POLICY: tracker::TrackerPolicy =
@@ -111,9 +111,9 @@ mod tests {
 
     #[test]
     fn progress_shows_the_phase_of_a_group_and_what_its_queue_waits_for() {
-        let (key, epoch) = (Key::new("a").unwrap(), Epoch(1));
-        let mut pool = Pool::new(POLICY, 1, at(0));
-        let answered = |step, answer| Event::StepFinished { epoch, key: key.clone(), step, result: answer };
+        let key = Key::new("a").unwrap();
+        let mut pool = Pool::new(POLICY, 1);
+        let answered = |step, answer| Event::StepFinished { key: key.clone(), step, result: answer };
         let stands = |pool: &Pool| {
             let standing = pool.progress(&key).unwrap();
             (standing.phase, standing.settled, standing.wait.map(|wait| wait.to_string()).unwrap_or_default())
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(pool.progress(&key), None);
         pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, at(0));
         assert_eq!(stands(&pool), (Some(GroupPhase::Active), false, "waiting for the broker".into()));
-        pool.handle(Event::Connected(epoch), at(0));
+        pool.handle(Event::Connected, at(0));
         assert_eq!(stands(&pool).2, "declaring the queue");
         pool.handle(answered(QueueStep::Bind, StepResult::Failed), at(0));
         assert_eq!(stands(&pool).2, "declaring the queue failed, retrying");
