@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::counters::PoolCounters;
 use super::dead_letters::WorkerFailures;
-use super::driver::{DriverError, DriverEvent, DriverHandle, WorkerChange, WorkerExit, WorkerSpec};
+use super::driver::{DriverError, DriverEvent, DriverHandle, KnownWorker, WorkerChange, WorkerExit, WorkerSpec};
 use super::poison_message::ExitedWorker;
 use super::queue_names::QueueNames;
 use super::{ControllerConfig, RecordedError, scale_limits};
@@ -24,24 +24,13 @@ use crate::domain::group::tracker::Tracker;
 use crate::domain::group::{GroupPhase, Key};
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::limits::{CONTROLLER_BUSY_TTL, CONTROLLER_WORKER_STABLE_AFTER};
-
-struct TrackedWorker {
-    key: Key,
-    started_at: Instant,
-    ready_at: Option<Instant>,
-    last_report_at: Option<Instant>,
-    stopping: bool,
-}
+use crate::limits::CONTROLLER_WORKER_STABLE_AFTER;
 
 pub(super) struct WorkerSet {
     pool: String,
     driver: Option<DriverHandle>,
     is_listed: bool,
     list_error: Option<String>,
-    workers: BTreeMap<String, TrackedWorker>,
-    /// Workers of the previous activation, until the first list shows which are left.
-    previous_workers: BTreeMap<String, TrackedWorker>,
     restarts: BTreeMap<Key, RestartBackoff>,
     scale: Scaler,
     limits: ScaleLimits,
@@ -85,8 +74,6 @@ impl WorkerSet {
             list_error: None,
             known_keys: BTreeSet::new(),
             driver,
-            workers: BTreeMap::new(),
-            previous_workers: BTreeMap::new(),
             restarts: BTreeMap::new(),
             scale: Scaler::default(),
             limits: scale_limits(&settings.settings),
@@ -104,7 +91,6 @@ impl WorkerSet {
         if let Some(driver) = &mut self.driver {
             driver.activate();
             self.is_listed = false;
-            self.previous_workers = std::mem::take(&mut self.workers);
         }
     }
 
@@ -116,8 +102,10 @@ impl WorkerSet {
     }
 
     pub(super) fn stand_down(&mut self) {
-        self.deactivate();
-        self.workers.clear();
+        if let Some(driver) = &mut self.driver {
+            driver.deactivate();
+            driver.reconciler.clear();
+        }
     }
 
     pub(super) const fn has_listed(&self) -> bool {
@@ -133,8 +121,8 @@ impl WorkerSet {
 
     pub(super) fn counts(&self, keys: &BTreeSet<Key>) -> BTreeMap<Key, u32> {
         let mut counts: BTreeMap<Key, u32> = keys.iter().map(|key| (key.clone(), 0)).collect();
-        for member in self.workers.values() {
-            *counts.entry(member.key.clone()).or_default() += 1;
+        for key in self.keys() {
+            *counts.entry(key.clone()).or_default() += 1;
         }
         counts
     }
@@ -174,7 +162,15 @@ impl WorkerSet {
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
-        self.workers.values().map(|member| &member.key)
+        self.workers().map(|(_, worker)| &worker.key)
+    }
+
+    fn workers(&self) -> impl Iterator<Item = (&String, &KnownWorker)> {
+        self.driver.iter().flat_map(|driver| driver.reconciler.workers())
+    }
+
+    fn workers_mut(&mut self) -> impl Iterator<Item = (&String, &mut KnownWorker)> {
+        self.driver.iter_mut().flat_map(|driver| driver.reconciler.workers_mut())
     }
 
     pub(super) fn snapshot(&self, now: Instant) -> BTreeMap<&Key, GroupSnapshot<'_>> {
@@ -182,8 +178,8 @@ impl WorkerSet {
         for (key, decision) in &self.decisions {
             seen.entry(key).or_default().decision = Some(decision);
         }
-        for (id, member) in &self.workers {
-            seen.entry(&member.key).or_default().workers.push(member.status(id, now));
+        for (id, worker) in self.workers() {
+            seen.entry(&worker.key).or_default().workers.push(group_worker(id, worker, now));
         }
         for (key, group) in &mut seen {
             group.restarts = self.restarts.get(*key);
@@ -193,21 +189,17 @@ impl WorkerSet {
     }
 
     pub(super) fn drain(&mut self, id: &str) -> bool {
-        let (Some(driver), Some(member)) = (&mut self.driver, self.workers.get_mut(id)) else { return false };
-        if !member.stopping {
-            member.stopping = driver.stop(id);
-        }
-        member.stopping
+        self.driver.as_mut().is_some_and(|driver| driver.stop(id))
     }
 
     pub(super) fn on_claimed_count(&mut self, key: &Key, count: u32, now: Instant) {
-        let of_key = || self.workers.values().filter(|member| member.key == *key && !member.stopping);
-        let ready = of_key().filter(|member| member.ready_at.is_some()).count();
+        let is_ready = |worker: &KnownWorker| worker.key == *key && !worker.is_stopping() && worker.ready_at.is_some();
+        let ready = self.workers().filter(|(_, worker)| is_ready(worker)).count();
         let least = count.div_ceil(self.limits.concurrency.max(1));
         let silent = usize::try_from(least).unwrap_or(usize::MAX).saturating_sub(ready);
-        let starting = self.workers.values_mut().filter(|member| member.key == *key && member.ready_at.is_none());
-        for member in starting.take(silent) {
-            (member.ready_at, member.last_report_at) = (Some(now), Some(now));
+        let workers = self.workers_mut().map(|(_, worker)| worker);
+        for worker in workers.filter(|worker| worker.key == *key && worker.ready_at.is_none()).take(silent) {
+            (worker.ready_at, worker.last_report_at) = (Some(now), Some(now));
         }
     }
 
@@ -217,18 +209,11 @@ impl WorkerSet {
     }
 
     pub(super) fn on_report(&mut self, id: &str, event: &str, now: Instant) {
-        let Some(member) = self.workers.get_mut(id) else { return };
-        match event {
-            "started" => {}
+        let Some((_, worker)) = self.workers_mut().find(|(known, _)| *known == id) else { return };
+        if event != "started" {
+            worker.ready_at.get_or_insert(now);
             // A worker reports `ready` again once it holds nothing.
-            "ready" => {
-                member.ready_at.get_or_insert(now);
-                member.last_report_at = None;
-            }
-            _ => {
-                member.ready_at.get_or_insert(now);
-                member.last_report_at = Some(now);
-            }
+            worker.last_report_at = (event != "ready").then_some(now);
         }
     }
 
@@ -239,14 +224,14 @@ impl WorkerSet {
     pub(super) fn on_driver_event(&mut self, news: DriverEvent, now: Instant) -> Result<Vec<Key>, String> {
         match news {
             DriverEvent::Started(id) => {
-                if let Some(TrackedWorker { key, .. }) = self.workers.get(&id) {
+                if let Some(key) = self.key_of(&id) {
                     self.counters.workers_started.increment();
-                    let (wanted, why) = self.decisions.get(key).map_or_else(Default::default, describe);
+                    let (wanted, why) = self.decisions.get(&key).map_or_else(Default::default, describe);
                     tracing::info!(worker = id, %key, "worker started, {wanted} wanted: {why}");
                 }
             }
             DriverEvent::StartFailed { id, error: DriverError(why) } => {
-                if let Some(TrackedWorker { key, .. }) = self.workers.remove(&id) {
+                if let Some(key) = self.key_of(&id) {
                     tracing::error!(%key, "failed to start a worker: {why}");
                     self.record_failure(&key, WorkerEnd::NeverReady, format!("failed to start: {why}"), None, now);
                 }
@@ -256,7 +241,7 @@ impl WorkerSet {
                 if self.list_error.take().is_some() {
                     tracing::info!(pool = self.pool, "workers can be listed again");
                 }
-                return Ok(self.apply_changes(changes, now));
+                return Ok(self.on_changes(changes, now));
             }
             DriverEvent::Listed(Err(DriverError(why))) => {
                 let what = format!("cannot list the workers: {why}");
@@ -269,38 +254,28 @@ impl WorkerSet {
         Ok(Vec::new())
     }
 
-    fn apply_changes(&mut self, changes: Vec<WorkerChange>, now: Instant) -> Vec<Key> {
+    fn key_of(&self, id: &str) -> Option<Key> {
+        Some(self.driver.as_ref()?.reconciler.worker(id)?.key.clone())
+    }
+
+    /// The keys of the workers that were found.
+    fn on_changes(&mut self, changes: Vec<WorkerChange>, now: Instant) -> Vec<Key> {
         let (mut keys, mut adopted, mut resolved) = (Vec::new(), 0_usize, 0);
         for change in changes {
             match change {
-                WorkerChange::Pending { id, key } => {
-                    keys.push(key.clone());
-                    self.workers.insert(id, TrackedWorker::new(key, now));
+                WorkerChange::Pending { key, .. } => keys.push(key),
+                WorkerChange::PendingResolved { .. } => resolved += 1,
+                WorkerChange::Discovered { key, .. } => {
+                    keys.push(key);
+                    adopted += 1;
                 }
-                WorkerChange::PendingResolved { id } => {
-                    resolved += 1;
-                    self.workers.remove(&id);
+                WorkerChange::Stopping { .. } => {}
+                WorkerChange::Exited { id, key, exit, requested: true, .. } => {
+                    tracing::info!(worker = id, %key, "worker stopped: {}", exit.reason);
                 }
-                WorkerChange::Discovered { id, key } => {
-                    keys.push(key.clone());
-                    let worker = if let Some(known) = self.previous_workers.remove(&id) {
-                        TrackedWorker { stopping: false, ..known }
-                    } else {
-                        adopted += 1;
-                        // Treated as busy until it reports.
-                        TrackedWorker { ready_at: Some(now), last_report_at: Some(now), ..TrackedWorker::new(key, now) }
-                    };
-                    self.workers.insert(id, worker);
-                }
-                WorkerChange::Stopping { id } => {
-                    if let Some(worker) = self.workers.get_mut(&id) {
-                        worker.stopping = true;
-                    }
-                }
-                WorkerChange::Exited { id, key, exit, requested } => self.on_exit(&id, key, &exit, requested, now),
+                WorkerChange::Exited { id, key, exit, end, .. } => self.on_exit(&id, &key, exit, end, now),
             }
         }
-        self.previous_workers.clear();
         // Resolved pending workers appear under their platform names.
         let adopted = adopted.saturating_sub(resolved);
         if adopted > 0 {
@@ -309,23 +284,19 @@ impl WorkerSet {
         keys
     }
 
-    fn on_exit(&mut self, id: &str, key: Key, exit: &WorkerExit, requested: bool, now: Instant) {
-        let worker = self.workers.remove(id).or_else(|| self.previous_workers.remove(id));
+    fn on_exit(&mut self, id: &str, key: &Key, exit: WorkerExit, end: Option<WorkerEnd>, now: Instant) {
         let WorkerExit { reason, log, log_tail } = exit;
-        if requested {
-            return tracing::info!(worker = id, %key, "worker stopped: {reason}");
-        }
-        let message = log.as_ref().map_or_else(|| reason.clone(), |log| format!("{reason}; log: {log}"));
-        let exited = Some(ExitedWorker::new(id, reason, log_tail));
-        let Some(worker) = worker else {
+        let message = log.map_or_else(|| reason.clone(), |log| format!("{reason}; log: {log}"));
+        let exited = Some(ExitedWorker::new(id, &reason, &log_tail));
+        if let Some(end) = end {
+            let consecutive_failures = self.record_failure(key, end, message, exited, now);
+            tracing::warn!(worker = id, %key, consecutive_failures, "worker exited: {reason}");
+        } else {
             // Its lifetime is unknown.
             self.counters.workers_failed.increment();
-            self.set_last_failure(&key, message, exited, now);
-            return tracing::warn!(worker = id, %key, "worker of a previous controller exited: {reason}");
-        };
-        let end = worker.ready_at.map_or(WorkerEnd::NeverReady, |ready| WorkerEnd::AfterReady(now.since(ready)));
-        let consecutive_failures = self.record_failure(&key, end, message, exited, now);
-        tracing::warn!(worker = id, %key, consecutive_failures, "worker exited: {reason}");
+            self.set_last_failure(key, message, exited, now);
+            tracing::warn!(worker = id, %key, "worker of a previous controller exited: {reason}");
+        }
     }
 
     fn record_failure(
@@ -368,7 +339,7 @@ impl WorkerSet {
     }
 
     fn keys_by_activity(&self, activity: WorkerActivity, now: Instant) -> impl Iterator<Item = &Key> {
-        self.workers.values().filter(move |worker| worker.activity(now) == activity).map(|worker| &worker.key)
+        self.workers().filter(move |(_, worker)| worker.activity(now) == activity).map(|(_, worker)| &worker.key)
     }
 
     pub(super) fn plan(&mut self, tracker: &Tracker, loads: &BTreeMap<Key, Load>, orders: &Overrides, now: Instant) {
@@ -376,12 +347,12 @@ impl WorkerSet {
             return;
         }
         let mut keys: BTreeSet<Key> = tracker.groups().map(|(key, _)| key.clone()).collect();
-        keys.extend(self.workers.values().map(|member| member.key.clone()));
+        keys.extend(self.keys().cloned());
         self.restarts.retain(|key, restarts| keys.contains(key) || restarts.consecutive_failures() > 0);
         self.failures.send_modify(|failures| failures.retain(|key, _| keys.contains(key)));
-        let mut workers: BTreeMap<&Key, Vec<GroupWorker>> = BTreeMap::new();
-        for (id, member) in &self.workers {
-            workers.entry(&member.key).or_default().push(member.status(id, now));
+        let mut workers: BTreeMap<Key, Vec<GroupWorker>> = BTreeMap::new();
+        for (id, worker) in self.workers() {
+            workers.entry(worker.key.clone()).or_default().push(group_worker(id, worker, now));
         }
         let groups: Vec<GroupInput> = keys
             .into_iter()
@@ -400,12 +371,12 @@ impl WorkerSet {
             .collect();
         let decisions = self.scale.plan(&groups, self.max_total, now);
         for decision in &decisions {
-            self.apply_decision(decision, now);
+            self.apply_decision(decision);
         }
         self.decisions = decisions.into_iter().map(|decision| (decision.key.clone(), decision)).collect();
     }
 
-    fn apply_decision(&mut self, decision: &ScaleDecision, now: Instant) {
+    fn apply_decision(&mut self, decision: &ScaleDecision) {
         let (wanted, why) = describe(decision);
         let Some(driver) = &mut self.driver else {
             if self.decisions.get(&decision.key).map_or(0, |last| last.desired) != wanted {
@@ -414,11 +385,8 @@ impl WorkerSet {
             return;
         };
         for id in &decision.drain {
-            if let Some(member) = self.workers.get_mut(&**id)
-                && driver.stop(id)
-            {
+            if driver.stop(id) {
                 tracing::info!(worker = &**id, key = %decision.key, "stopping worker: {why}");
-                member.stopping = true;
             }
         }
         let key = &decision.key;
@@ -431,9 +399,7 @@ impl WorkerSet {
                 ("WORKER_KEY".to_owned(), self.names.encoded_key(key)),
                 ("WORKER_REQUESTS_QUEUE".to_owned(), queue.clone()),
             ]);
-            if driver.start(WorkerSpec { id: id.clone(), key: key.clone(), variables }) {
-                self.workers.insert(id, TrackedWorker::new(key.clone(), now));
-            }
+            driver.start(WorkerSpec { id, key: key.clone(), variables });
         }
     }
 }
@@ -442,26 +408,8 @@ fn describe(decision: &ScaleDecision) -> (u32, String) {
     (decision.desired, decision.reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
 }
 
-impl TrackedWorker {
-    const fn new(key: Key, now: Instant) -> Self {
-        Self { key, started_at: now, ready_at: None, last_report_at: None, stopping: false }
-    }
-
-    fn status(&self, id: &str, now: Instant) -> GroupWorker {
-        GroupWorker { id: id.into(), activity: self.activity(now), started_at: self.started_at }
-    }
-
-    fn activity(&self, now: Instant) -> WorkerActivity {
-        if self.stopping {
-            WorkerActivity::Stopping
-        } else if self.ready_at.is_none() {
-            WorkerActivity::Starting
-        } else if self.last_report_at.is_some_and(|at| now.since(at) < CONTROLLER_BUSY_TTL) {
-            WorkerActivity::Busy
-        } else {
-            WorkerActivity::Idle
-        }
-    }
+fn group_worker(id: &str, worker: &KnownWorker, now: Instant) -> GroupWorker {
+    GroupWorker { id: id.into(), activity: worker.activity(now), started_at: worker.started_at }
 }
 
 fn restarts_of<'a>(restarts: &'a mut BTreeMap<Key, RestartBackoff>, key: &Key) -> &'a mut RestartBackoff {

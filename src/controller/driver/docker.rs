@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::pin::pin;
-use std::time::Duration;
 
 use bollard::errors::Error;
 use bollard::models::{ContainerCreateBody, ContainerSummary, ContainerSummaryStateEnum as State, HostConfig};
@@ -19,7 +18,7 @@ use crate::config::pool::DockerDriverConfig;
 use crate::controller::name_encoding;
 use crate::domain::group::Key;
 use crate::http::client::error_chain;
-use crate::limits::{CONTAINER_NAME_BYTES_MAX, DRIVER_CALL_TIMEOUT, DRIVER_LOG_TAIL_BYTES_MAX, DRIVER_POLL_INTERVAL};
+use crate::limits::{CONTAINER_NAME_BYTES_MAX, DRIVER_CALL_TIMEOUT, DRIVER_LOG_TAIL_BYTES_MAX};
 
 pub(super) struct DockerDriver {
     config: DockerDriverConfig,
@@ -102,8 +101,6 @@ impl DockerDriver {
 }
 
 impl Driver for DockerDriver {
-    const LIST_INTERVAL: Duration = DRIVER_POLL_INTERVAL;
-
     async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
         let client = self.client().await?;
         let filters = HashMap::from([("label", vec![format!("{POOL}={}", self.pool)])]);

@@ -1,14 +1,11 @@
 //! Driver: workers that a site's own program lists, starts and stops, by JSON lines.
 
-use std::time::Duration;
-
 use serde::Deserialize;
 use serde_json::json;
 
 use super::run_program::run_checked;
 use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::domain::group::Key;
-use crate::limits::DRIVER_POLL_INTERVAL;
 
 pub(super) struct ExecDriver {
     pub(super) program: Vec<String>,
@@ -48,8 +45,6 @@ impl ExecDriver {
 }
 
 impl Driver for ExecDriver {
-    const LIST_INTERVAL: Duration = DRIVER_POLL_INTERVAL;
-
     async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
         let order = json!({ "action": "list", "pool": self.pool });
         self.parse_list(&run_checked(&self.program, &json_line(&order)).await?)

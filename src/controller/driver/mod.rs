@@ -24,12 +24,17 @@ use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use crate::config::pool::{PoolConfig, PoolDriver};
 use crate::domain::group::Key;
+use crate::domain::group::restart_backoff::WorkerEnd;
 use crate::host::clock::Clock;
-use crate::limits::{DRIVER_CALL_TIMEOUT, DRIVER_CALLS_MAX, DRIVER_STARTS_QUEUED_MAX};
+use crate::limits::{
+    CONTROLLER_RECONCILE_INTERVAL, DRIVER_CALL_TIMEOUT, DRIVER_CALLS_MAX, DRIVER_POLL_INTERVAL,
+    DRIVER_STARTS_QUEUED_MAX,
+};
 
 use docker::DockerDriver;
 use exec::ExecDriver;
 use kubernetes::KubernetesDriver;
+pub(super) use reconciler::KnownWorker;
 use reconciler::Reconciler;
 use subprocess::SubprocessDriver;
 use systemd::SystemdDriver;
@@ -88,12 +93,6 @@ impl From<io::Error> for DriverError {
 }
 
 trait Driver: Send + Sync + 'static {
-    const LIST_INTERVAL: Duration;
-
-    fn worker_id_source(&self) -> WorkerIdSource {
-        WorkerIdSource::Controller
-    }
-
     fn list(&self) -> impl Future<Output = Result<Vec<ListedWorker>, DriverError>> + Send;
 
     /// The worker may run although this failed.
@@ -117,20 +116,10 @@ enum DriverCallResult {
 
 /// A [`Driver`] of any kind.
 trait AnyDriver: Send + Sync {
-    fn list_interval(&self) -> Duration;
-    fn reconciler(&self, termination_grace: Duration) -> Reconciler;
     fn call(self: Arc<Self>, call: DriverCall) -> BoxFuture<'static, DriverCallResult>;
 }
 
 impl<D: Driver> AnyDriver for D {
-    fn list_interval(&self) -> Duration {
-        D::LIST_INTERVAL
-    }
-
-    fn reconciler(&self, termination_grace: Duration) -> Reconciler {
-        Reconciler::new(termination_grace, self.worker_id_source())
-    }
-
     fn call(self: Arc<Self>, call: DriverCall) -> BoxFuture<'static, DriverCallResult> {
         Box::pin(async move {
             match call {
@@ -180,6 +169,8 @@ pub(super) enum WorkerChange {
         key: Key,
         exit: WorkerExit,
         requested: bool,
+        /// `None` if this controller never saw it run.
+        end: Option<WorkerEnd>,
     },
 }
 
@@ -187,13 +178,13 @@ pub(super) enum WorkerChange {
 pub(super) struct DriverHandle {
     driver: Arc<dyn AnyDriver>,
     store: Arc<StateStore>,
-    termination_grace: Duration,
     clock: Clock,
+    list_interval: Duration,
+    pub(super) reconciler: Reconciler,
     active: Option<ActiveDriver>,
 }
 
 struct ActiveDriver {
-    reconciler: Reconciler,
     /// Calls in progress; aborted on drop.
     calls: JoinSet<DriverCallResult>,
     starts: VecDeque<WorkerSpec>,
@@ -236,7 +227,12 @@ impl DriverHandle {
                 Arc::new(SystemdDriver::new(config, name.to_owned(), folder, Arc::clone(&store)))
             }
         };
-        Ok(Some(Self { driver, store, termination_grace: pool.termination_grace.0, clock, active: None }))
+        let is_by_pods = pool.driver == PoolDriver::Kubernetes && !pool.is_scaled_by_keda();
+        let id_source = if is_by_pods { WorkerIdSource::Platform } else { WorkerIdSource::Controller };
+        let is_local = pool.driver == PoolDriver::Subprocess;
+        let list_interval = if is_local { CONTROLLER_RECONCILE_INTERVAL } else { DRIVER_POLL_INTERVAL };
+        let reconciler = Reconciler::new(pool.termination_grace.0, id_source);
+        Ok(Some(Self { driver, store, clock, list_interval, reconciler, active: None }))
     }
 
     pub(super) fn store(&self) -> &StateStore {
@@ -244,10 +240,10 @@ impl DriverHandle {
     }
 
     pub(super) fn activate(&mut self) {
-        let mut list_ticks = interval(self.driver.list_interval());
+        self.reconciler.restart();
+        let mut list_ticks = interval(self.list_interval);
         list_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.active = Some(ActiveDriver {
-            reconciler: self.driver.reconciler(self.termination_grace),
             calls: JoinSet::new(),
             starts: VecDeque::new(),
             list_ticks,
@@ -256,23 +252,27 @@ impl DriverHandle {
         });
     }
 
+    /// The workers are shown as they were last listed.
     pub(super) fn deactivate(&mut self) {
         self.active = None;
     }
 
-    /// False if too many starts are queued: the next plan decides anew.
-    pub(super) fn start(&mut self, spec: WorkerSpec) -> bool {
-        let active = self.active.as_mut().filter(|active| active.starts.len() < DRIVER_STARTS_QUEUED_MAX);
-        let Some(active) = active else { return false };
-        active.reconciler.on_start_requested(&spec);
-        active.starts.push_back(spec);
-        true
+    /// Ignored if too many starts are queued: the next plan decides anew.
+    pub(super) fn start(&mut self, spec: WorkerSpec) {
+        let Some(active) = self.active.as_mut() else { return };
+        if active.starts.len() < DRIVER_STARTS_QUEUED_MAX {
+            self.reconciler.on_start_requested(&spec, self.clock.now());
+            active.starts.push_back(spec);
+        }
     }
 
-    /// False if the driver is not active.
+    /// False if the driver is not active, or there is no such worker.
     pub(super) fn stop(&mut self, id: &str) -> bool {
-        let now = self.clock.now();
-        self.active.as_mut().map(|active| active.reconciler.request_stop(id, now)).is_some()
+        let is_stopped = self.active.is_some() && self.reconciler.workers().any(|(known, _)| known == id);
+        if is_stopped {
+            self.reconciler.request_stop(id, self.clock.now());
+        }
+        is_stopped
     }
 
     /// Pending while the driver is not active. Cancel safe.
@@ -298,11 +298,11 @@ impl DriverHandle {
         let Some(active) = &mut self.active else { return };
         if active.is_list_due && !active.is_listing {
             (active.is_listing, active.is_list_due) = (true, false);
-            active.reconciler.on_list_started();
+            self.reconciler.on_list_started();
             active.calls.spawn(Arc::clone(&self.driver).call(DriverCall::List));
         }
         while active.calls.len() < DRIVER_CALLS_MAX {
-            let call = if let Some((id, key, mode)) = active.reconciler.next_stop(self.clock.now()) {
+            let call = if let Some((id, key, mode)) = self.reconciler.next_stop(self.clock.now()) {
                 DriverCall::Stop(id, key, mode)
             } else if let Some(spec) = active.starts.pop_front() {
                 DriverCall::Start(spec)
@@ -319,8 +319,8 @@ impl DriverHandle {
             DriverCallResult::Listed(found) => {
                 active.is_listing = false;
                 let changes = found.and_then(|found| {
-                    let changes = active.reconciler.on_listed(found, &self.store.stop_requests()?, self.clock.now());
-                    for id in self.store.stop_requests()?.iter().filter(|id| !active.reconciler.is_known(id)) {
+                    let changes = self.reconciler.on_listed(found, &self.store.stop_requests()?, self.clock.now());
+                    for id in self.store.stop_requests()?.iter().filter(|id| self.reconciler.worker(id).is_none()) {
                         self.store.remove_stop_request(id)?;
                     }
                     Ok(changes)
@@ -328,15 +328,15 @@ impl DriverHandle {
                 Some(DriverEvent::Listed(changes))
             }
             DriverCallResult::Started { id, result: Ok(()) } => {
-                active.reconciler.on_started(&id);
+                self.reconciler.on_started(&id);
                 Some(DriverEvent::Started(id))
             }
             DriverCallResult::Started { id, result: Err(error) } => {
-                active.reconciler.on_start_failed(&id);
+                self.reconciler.on_start_failed(&id);
                 Some(DriverEvent::StartFailed { id, error })
             }
             DriverCallResult::Stopped { id, mode, result } => {
-                let is_new = active.reconciler.on_stopped(&id, mode, result.is_ok());
+                let is_new = self.reconciler.on_stopped(&id, mode, result.is_ok());
                 // A second TERM makes a worker release what it runs, so the next controller must not repeat it.
                 let result = result.and_then(|()| match mode {
                     StopMode::Terminate => Ok(self.store.add_stop_request(&id)?),

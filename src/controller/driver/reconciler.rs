@@ -5,10 +5,18 @@ use std::time::Duration;
 
 use super::{ListedWorker, StopMode, WorkerChange, WorkerExit, WorkerIdSource, WorkerSpec, WorkerState};
 use crate::domain::group::Key;
+use crate::domain::group::restart_backoff::WorkerEnd;
+use crate::domain::group::scale::WorkerActivity;
 use crate::domain::time::Instant;
+use crate::limits::CONTROLLER_BUSY_TTL;
 
-struct KnownWorker {
-    key: Key,
+pub(in crate::controller) struct KnownWorker {
+    pub(in crate::controller) key: Key,
+    pub(in crate::controller) started_at: Instant,
+    pub(in crate::controller) ready_at: Option<Instant>,
+    pub(in crate::controller) last_report_at: Option<Instant>,
+    /// Of the previous activation, and not listed since.
+    is_previous: bool,
     /// The first list that has to show it; `None` while its start call runs.
     listed_from: Option<u64>,
     is_pending: bool,
@@ -24,9 +32,13 @@ struct KnownWorker {
 }
 
 impl KnownWorker {
-    const fn new(key: Key, listed_from: Option<u64>, is_pending: bool) -> Self {
+    const fn new(key: Key, listed_from: Option<u64>, is_pending: bool, now: Instant) -> Self {
         Self {
             key,
+            started_at: now,
+            ready_at: None,
+            last_report_at: None,
+            is_previous: false,
             listed_from,
             is_pending,
             kill_at: None,
@@ -37,6 +49,31 @@ impl KnownWorker {
             last_stop_list: 0,
             last_stop_result: None,
         }
+    }
+
+    /// Treated as busy until it reports.
+    fn discovered(key: Key, listed_from: u64, now: Instant) -> Self {
+        Self { ready_at: Some(now), last_report_at: Some(now), ..Self::new(key, Some(listed_from), false, now) }
+    }
+
+    pub(in crate::controller) const fn is_stopping(&self) -> bool {
+        self.kill_at.is_some()
+    }
+
+    pub(in crate::controller) fn activity(&self, now: Instant) -> WorkerActivity {
+        if self.is_stopping() {
+            WorkerActivity::Stopping
+        } else if self.ready_at.is_none() {
+            WorkerActivity::Starting
+        } else if self.last_report_at.is_some_and(|at| now.since(at) < CONTROLLER_BUSY_TTL) {
+            WorkerActivity::Busy
+        } else {
+            WorkerActivity::Idle
+        }
+    }
+
+    fn end(&self, now: Instant) -> WorkerEnd {
+        self.ready_at.map_or(WorkerEnd::NeverReady, |ready| WorkerEnd::AfterReady(now.since(ready)))
     }
 
     fn stop_mode(&self, now: Instant) -> Option<StopMode> {
@@ -51,7 +88,7 @@ impl KnownWorker {
     }
 }
 
-pub(super) struct Reconciler {
+pub(in crate::controller) struct Reconciler {
     termination_grace: Duration,
     id_source: WorkerIdSource,
     lists_started: u64,
@@ -63,13 +100,37 @@ impl Reconciler {
         Self { termination_grace, id_source, lists_started: 0, workers: BTreeMap::new() }
     }
 
-    pub(super) fn is_known(&self, id: &str) -> bool {
-        self.workers.contains_key(id)
+    pub(in crate::controller) fn worker(&self, id: &str) -> Option<&KnownWorker> {
+        self.workers.get(id)
     }
 
-    pub(super) fn on_start_requested(&mut self, spec: &WorkerSpec) {
+    /// Those that have not exited.
+    pub(in crate::controller) fn workers(&self) -> impl Iterator<Item = (&String, &KnownWorker)> {
+        self.workers.iter().filter(|(_, worker)| !worker.is_exited)
+    }
+
+    pub(in crate::controller) fn workers_mut(&mut self) -> impl Iterator<Item = (&String, &mut KnownWorker)> {
+        self.workers.iter_mut().filter(|(_, worker)| !worker.is_exited)
+    }
+
+    /// The controller lost the pool meanwhile: the next list shows which workers are left.
+    pub(super) fn restart(&mut self) {
+        let listed_from = self.lists_started + 1;
+        self.workers.retain(|_, worker| !worker.is_exited && !worker.is_pending);
+        for worker in self.workers.values_mut() {
+            let KnownWorker { started_at, ready_at, last_report_at, .. } = *worker;
+            let new = KnownWorker::new(worker.key.clone(), Some(listed_from), false, started_at);
+            *worker = KnownWorker { ready_at, last_report_at, is_previous: true, ..new };
+        }
+    }
+
+    pub(in crate::controller) fn clear(&mut self) {
+        self.workers.clear();
+    }
+
+    pub(super) fn on_start_requested(&mut self, spec: &WorkerSpec, now: Instant) {
         let is_pending = self.id_source == WorkerIdSource::Platform;
-        self.workers.insert(spec.id.clone(), KnownWorker::new(spec.key.clone(), None, is_pending));
+        self.workers.insert(spec.id.clone(), KnownWorker::new(spec.key.clone(), None, is_pending, now));
     }
 
     pub(super) fn on_started(&mut self, id: &str) {
@@ -134,28 +195,34 @@ impl Reconciler {
                 if known.as_ref().is_some_and(|worker| worker.listed_from.is_none_or(|from| from > lists)) {
                     continue;
                 }
-                if known.is_none() && self.id_source == WorkerIdSource::Platform {
-                    // It may have started and exited between two lists.
+                let is_unknown = known.is_none();
+                // It may have started and exited between two lists.
+                if is_unknown && self.id_source == WorkerIdSource::Platform {
                     changes.push(WorkerChange::Discovered { id: id.clone(), key: key.clone() });
                 }
-                let worker =
-                    self.workers.entry(id.clone()).or_insert_with_key(|_| KnownWorker::new(key, Some(lists), false));
+                let worker = self.workers.entry(id.clone()).or_insert_with(|| KnownWorker::discovered(key, lists, now));
                 worker.is_removal_due = true;
                 if !std::mem::replace(&mut worker.is_exited, true) {
-                    let requested = is_requested || worker.kill_at.is_some();
-                    changes.push(WorkerChange::Exited { id, key: worker.key.clone(), exit, requested });
+                    let requested = is_requested || worker.is_stopping();
+                    let end = (!is_unknown).then(|| worker.end(now));
+                    changes.push(WorkerChange::Exited { id, key: worker.key.clone(), exit, requested, end });
                 }
                 continue;
             }
             let is_pending = state == WorkerState::Pending;
-            if known.is_none_or(|worker| worker.is_exited) {
-                self.workers.insert(id.clone(), KnownWorker::new(key.clone(), Some(lists), is_pending));
-                let id = id.clone();
-                changes.push(if is_pending {
-                    WorkerChange::Pending { id, key }
-                } else {
-                    WorkerChange::Discovered { id, key }
-                });
+            match known {
+                Some(worker) if !worker.is_exited => worker.is_previous = false,
+                Some(_) | None => {
+                    let (new, change) = if is_pending {
+                        let change = WorkerChange::Pending { id: id.clone(), key: key.clone() };
+                        (KnownWorker::new(key, Some(lists), true, now), change)
+                    } else {
+                        let change = WorkerChange::Discovered { id: id.clone(), key: key.clone() };
+                        (KnownWorker::discovered(key, lists, now), change)
+                    };
+                    self.workers.insert(id.clone(), new);
+                    changes.push(change);
+                }
             }
             if (state == WorkerState::Stopping || is_requested)
                 && let Some(worker) = self.workers.get_mut(&id)
@@ -173,13 +240,17 @@ impl Reconciler {
         let gone: Vec<String> =
             self.workers.iter().filter(|(id, worker)| is_gone(id, worker)).map(|(id, _)| id.clone()).collect();
         for id in gone {
-            let Some(worker) = self.workers.remove(&id).filter(|worker| !worker.is_exited) else { continue };
+            let Some(worker) = self.workers.remove(&id).filter(|worker| !worker.is_exited && !worker.is_previous)
+            else {
+                continue;
+            };
             changes.push(if worker.is_pending {
                 WorkerChange::PendingResolved { id }
             } else {
-                let requested = worker.kill_at.is_some() || stop_requests.contains(&id);
+                let requested = worker.is_stopping() || stop_requests.contains(&id);
                 let exit = WorkerExit { reason: "no longer listed".to_owned(), ..WorkerExit::default() };
-                WorkerChange::Exited { id, key: worker.key, exit, requested }
+                let end = Some(worker.end(now));
+                WorkerChange::Exited { id, key: worker.key, exit, requested, end }
             });
         }
         changes
@@ -216,6 +287,13 @@ mod tests {
         ListedWorker { state: WorkerState::Exited(end(how)), ..there(id) }
     }
 
+    const NEVER_READY: Option<WorkerEnd> = Some(WorkerEnd::NeverReady);
+    const AFTER_READY: Option<WorkerEnd> = Some(WorkerEnd::AfterReady(Duration::ZERO));
+
+    fn exited(id: &str, how: &str, requested: bool, end_state: Option<WorkerEnd>) -> WorkerChange {
+        WorkerChange::Exited { id: id.to_owned(), key: key(), exit: end(how), requested, end: end_state }
+    }
+
     fn end(how: &str) -> WorkerExit {
         WorkerExit { reason: how.to_owned(), ..WorkerExit::default() }
     }
@@ -232,14 +310,13 @@ mod tests {
     #[test]
     fn a_started_worker_is_missed_only_by_a_list_that_began_afterwards() {
         let mut reconciler = reconciler(WorkerIdSource::Controller);
-        reconciler.on_start_requested(&spec("a"));
+        reconciler.on_start_requested(&spec("a"), at(0));
         assert_eq!(listed(&mut reconciler, &[]), []);
         reconciler.on_list_started();
         reconciler.on_started("a");
         assert_eq!(reconciler.on_listed(Vec::new(), &BTreeSet::new(), at(0)), []);
         assert_eq!(listed(&mut reconciler, &[there("a")]), []);
-        let gone =
-            WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("no longer listed"), requested: false };
+        let gone = exited("a", "no longer listed", false, NEVER_READY);
         assert_eq!(listed(&mut reconciler, &[]), [gone]);
         assert_eq!(listed(&mut reconciler, &[]), []);
     }
@@ -247,19 +324,19 @@ mod tests {
     #[test]
     fn a_list_that_began_before_the_start_returned_does_not_report_its_exit() {
         let mut reconciler = reconciler(WorkerIdSource::Controller);
-        reconciler.on_start_requested(&spec("a"));
+        reconciler.on_start_requested(&spec("a"), at(0));
         reconciler.on_list_started();
         reconciler.on_started("a");
         assert_eq!(reconciler.on_listed(vec![ended("a", "created, never started")], &BTreeSet::new(), at(0)), []);
         assert_eq!(due(&mut reconciler, 0), None, "nothing of it is to be forgotten");
-        let gone = WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("3"), requested: false };
+        let gone = exited("a", "3", false, NEVER_READY);
         assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), [gone]);
     }
 
     #[test]
     fn an_unknown_worker_is_adopted_once_even_if_its_start_seemed_to_fail() {
         let mut reconciler = reconciler(WorkerIdSource::Controller);
-        reconciler.on_start_requested(&spec("a"));
+        reconciler.on_start_requested(&spec("a"), at(0));
         reconciler.on_start_failed("a");
         let found = |id: &str| WorkerChange::Discovered { id: id.to_owned(), key: key() };
         assert_eq!(listed(&mut reconciler, &[there("a"), there("b")]), [found("a"), found("b")]);
@@ -288,7 +365,7 @@ mod tests {
             assert_eq!(reconciler.on_stopped("a", StopMode::Kill, true), is_news, "it is said once that it is killed");
             listed(&mut reconciler, &[there("a")]);
         }
-        let gone = WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("killed"), requested: true };
+        let gone = exited("a", "killed", true, AFTER_READY);
         assert_eq!(listed(&mut reconciler, &[ended("a", "killed")]), [gone]);
     }
 
@@ -304,8 +381,7 @@ mod tests {
         assert_eq!(listed(&mut reconciler, &[going()]), []);
         assert_eq!(due(&mut reconciler, 59), None);
         assert_eq!(due(&mut reconciler, 60), Some(("a".to_owned(), StopMode::Kill)));
-        let gone =
-            WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("no longer listed"), requested: true };
+        let gone = exited("a", "no longer listed", true, AFTER_READY);
         assert_eq!(listed(&mut reconciler, &[]), [gone]);
     }
 
@@ -313,7 +389,7 @@ mod tests {
     fn a_worker_named_by_the_platform_is_pending_until_it_is_listed_under_its_name() {
         let mut reconciler = reconciler(WorkerIdSource::Platform);
         let promised = |id: &str| ListedWorker { state: WorkerState::Pending, ..there(id) };
-        reconciler.on_start_requested(&spec("a"));
+        reconciler.on_start_requested(&spec("a"), at(0));
         reconciler.on_started("a");
         let first = [
             WorkerChange::Pending { id: "d~0".to_owned(), key: key() },
@@ -326,8 +402,7 @@ mod tests {
             WorkerChange::PendingResolved { id: "d~0".to_owned() },
         ];
         assert_eq!(listed(&mut reconciler, &[there("pod")]), then);
-        let gone =
-            WorkerChange::Exited { id: "pod".to_owned(), key: key(), exit: end("no longer listed"), requested: false };
+        let gone = exited("pod", "no longer listed", false, AFTER_READY);
         assert_eq!(listed(&mut reconciler, &[]), [gone]);
     }
 
@@ -335,7 +410,7 @@ mod tests {
     fn an_exited_worker_is_removed_until_no_list_shows_it() {
         let mut reconciler = reconciler(WorkerIdSource::Controller);
         let forget = Some(("a".to_owned(), StopMode::Remove));
-        let gone = WorkerChange::Exited { id: "a".to_owned(), key: key(), exit: end("3"), requested: false };
+        let gone = exited("a", "3", false, None);
         assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), std::slice::from_ref(&gone));
         assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), []);
         assert_eq!((due(&mut reconciler, 0), due(&mut reconciler, 0)), (forget.clone(), None));
@@ -356,23 +431,41 @@ mod tests {
     #[test]
     fn the_remainder_of_a_failed_start_is_removed_without_a_report() {
         let mut reconciler = reconciler(WorkerIdSource::Controller);
-        reconciler.on_start_requested(&spec("a"));
+        reconciler.on_start_requested(&spec("a"), at(0));
         reconciler.on_start_failed("a");
         assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), []);
         assert_eq!(due(&mut reconciler, 0), Some(("a".to_owned(), StopMode::Remove)));
         reconciler.on_stopped("a", StopMode::Remove, true);
         assert_eq!(listed(&mut reconciler, &[]), []);
-        assert!(!reconciler.is_known("a"));
+        assert!(reconciler.worker("a").is_none());
     }
 
     #[test]
     fn a_starting_worker_is_asked_to_stop_once_it_has_started() {
         let mut reconciler = reconciler(WorkerIdSource::Controller);
-        reconciler.on_start_requested(&spec("a"));
+        reconciler.on_start_requested(&spec("a"), at(0));
         reconciler.request_stop("a", at(0));
         assert_eq!(due(&mut reconciler, 0), None);
         assert_eq!(listed(&mut reconciler, &[ended("a", "at once")]), []);
         reconciler.on_started("a");
         assert_eq!(due(&mut reconciler, 0), Some(("a".to_owned(), StopMode::Terminate)));
+    }
+
+    #[test]
+    fn a_worker_of_the_previous_activation_keeps_its_age_and_is_not_reported() {
+        let mut reconciler = reconciler(WorkerIdSource::Controller);
+        for id in ["a", "b"] {
+            reconciler.on_start_requested(&spec(id), at(0));
+            reconciler.on_started(id);
+        }
+        assert_eq!(listed(&mut reconciler, &[there("a"), there("b")]), []);
+        reconciler.request_stop("a", at(1));
+        reconciler.restart();
+        reconciler.on_list_started();
+        assert_eq!(reconciler.on_listed(vec![there("a")], &BTreeSet::new(), at(9)), []);
+        let left: Vec<_> = reconciler.workers().map(|(id, worker)| (&**id, worker.started_at)).collect();
+        assert_eq!(left, [("a", at(0))], "another controller may have stopped the other one");
+        assert_eq!(due(&mut reconciler, 9), None, "the store has the stop requests");
+        assert_eq!(listed(&mut reconciler, &[]), [exited("a", "no longer listed", false, NEVER_READY)]);
     }
 }

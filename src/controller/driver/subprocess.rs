@@ -5,7 +5,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -20,7 +19,6 @@ use crate::host::containment::children::{self, ChildRegistration, StartedChild};
 use crate::host::containment::{WorkerCgroup, WorkerCgroups};
 use crate::host::process::{self, ProcessStat};
 use crate::host::program_path::find_program;
-use crate::limits::CONTROLLER_RECONCILE_INTERVAL;
 
 pub(super) struct SubprocessDriver {
     /// Program and arguments.
@@ -163,8 +161,6 @@ impl SubprocessDriver {
 }
 
 impl Driver for SubprocessDriver {
-    const LIST_INTERVAL: Duration = CONTROLLER_RECONCILE_INTERVAL;
-
     async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
         Ok(self.list_workers()?)
     }

@@ -7,7 +7,6 @@ use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -17,7 +16,7 @@ use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec,
 use crate::config::pool::SystemdDriverConfig;
 use crate::controller::name_encoding;
 use crate::domain::group::Key;
-use crate::limits::{DRIVER_POLL_INTERVAL, UNIT_NAME_BYTES_MAX};
+use crate::limits::UNIT_NAME_BYTES_MAX;
 
 pub(super) struct SystemdDriver {
     config: SystemdDriverConfig,
@@ -116,8 +115,6 @@ impl SystemdDriver {
 }
 
 impl Driver for SystemdDriver {
-    const LIST_INTERVAL: Duration = DRIVER_POLL_INTERVAL;
-
     async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
         let mut records = self.records()?;
         let pattern = self.unit_name("*");

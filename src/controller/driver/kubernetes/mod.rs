@@ -5,16 +5,14 @@ mod api;
 mod manifests;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
-use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerIdSource, WorkerSpec, WorkerState};
+use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::config::pool::{KubernetesDriverConfig, KubernetesScaling, PoolConfig};
 use crate::config::values::File;
 use crate::domain::group::Key;
-use crate::limits::DRIVER_POLL_INTERVAL;
 use api::{DEPLOYMENTS, KubernetesApi, PODS, SCALED_OBJECTS, SECRETS, TRIGGER_AUTHENTICATIONS};
 use manifests::{GROUP, GroupManifests, POOL, WORKER, deployment_name, key_of, name_of, pool_label};
 
@@ -150,15 +148,6 @@ fn replicas(deployment: &Value) -> u64 {
 }
 
 impl Driver for KubernetesDriver {
-    const LIST_INTERVAL: Duration = DRIVER_POLL_INTERVAL;
-
-    fn worker_id_source(&self) -> WorkerIdSource {
-        match self.cluster.scaling {
-            KubernetesScaling::Controller => WorkerIdSource::Platform,
-            KubernetesScaling::Keda => WorkerIdSource::Controller,
-        }
-    }
-
     async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
         match self.cluster.scaling {
             KubernetesScaling::Controller => self.list_pods().await,
