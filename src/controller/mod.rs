@@ -106,11 +106,11 @@ impl ControllerHandle {
     }
 
     pub async fn status(&self) -> Option<status::PoolStatus> {
-        self.request(ControllerRequest::Status).await?.ok()
+        self.request(ControllerRequest::Status).await
     }
 
     pub async fn command(&self, command: PoolCommand, by: String) -> Option<Result<String, CommandError>> {
-        self.request(|reply| ControllerRequest::Command(command, by, reply)).await?.ok()
+        self.request(|reply| ControllerRequest::Command(command, by, reply)).await
     }
 
     pub async fn reconfigure(&self, settings: PoolConfig) {
@@ -118,14 +118,11 @@ impl ControllerHandle {
         self.requests.send(ControllerRequest::Reconfigure(Box::new(settings))).await.ok();
     }
 
-    /// `None` if the controller has exited; an error if it dropped the request.
-    async fn request<T>(
-        &self,
-        request: impl FnOnce(oneshot::Sender<T>) -> ControllerRequest,
-    ) -> Option<Result<T, oneshot::error::RecvError>> {
+    /// `None` if the controller has exited.
+    async fn request<T>(&self, request: impl FnOnce(oneshot::Sender<T>) -> ControllerRequest) -> Option<T> {
         let (sender, reply) = oneshot::channel();
         self.requests.send(request(sender)).await.ok()?;
-        Some(reply.await)
+        reply.await.ok()
     }
 }
 

@@ -24,8 +24,7 @@ pub(super) enum QueueJob {
 pub(super) struct QueueJobResult {
     pub(super) key: Key,
     pub(super) job: QueueJob,
-    pub(super) result: StepResult,
-    pub(super) error: Option<String>,
+    pub(super) result: Result<StepResult, String>,
 }
 
 struct FinishedJob {
@@ -128,15 +127,14 @@ impl<'a> QueueJobs<'a> {
         if is_done && (job == QueueJob::Step(QueueStep::Delete) || job == BIND && owner == Owner::Controller) {
             self.external_queues.remove(&key);
         }
-        let (result, error) = match result {
-            Some(Ok(result)) => (result, None),
-            Some(Err(error)) => (StepResult::Failed, Some(amqp::error_text(&error))),
-            None => (StepResult::Failed, Some("no reply from the broker in time".to_owned())),
+        let result = match result {
+            Some(result) => result.map_err(|error| amqp::error_text(&error)),
+            None => Err("no reply from the broker in time".to_owned()),
         };
-        if let Some(why) = &error {
+        if let Err(why) = &result {
             tracing::warn!(%key, "queue operation failed: {why}");
         }
-        QueueJobResult { key, job, result, error }
+        QueueJobResult { key, job, result }
     }
 }
 

@@ -220,10 +220,11 @@ async fn poll_policies(
 
 impl Controller {
     fn on_queue_job(&mut self, finished: QueueJobResult) {
-        let (QueueJobResult { key, job, result, error: why }, now) = (finished, self.clock.now());
-        if let Some(why) = why {
+        let (QueueJobResult { key, job, result }, now) = (finished, self.clock.now());
+        let result = result.unwrap_or_else(|why| {
             self.last_error = Some(RecordedError { at: now, message: format!("queue operation for key {key}: {why}") });
-        }
+            StepResult::Failed
+        });
         match (job, result) {
             (QueueJob::Step(step), result) => {
                 // First, so that a group with held requests is not released in the moment its queue is bound.

@@ -274,27 +274,6 @@ async fn b14_a_second_controller_stands_by_takes_over_and_finds_the_workers_of_t
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pool_leaves_the_workers_of_another_alone_whose_folder_is_the_same() {
-    let Some(pool) = Pool::new().await else { return };
-    let echo = pool.echo();
-    let alone = pool.active(&echo).await;
-    pool.ask("a", "1").await;
-    assert!(pool.client.answer("1").await.partial);
-    alone.signal(Signal::TERM);
-    assert_eq!(alone.ends().await.code(), Some(0));
-    let folder = pool.folder.path().join("workers");
-    let other = format!("[pool.other{}]\nstate_dir = \"{}\"\n{echo}", pool.name, folder.display());
-    let mut both = pool.controller(&format!("{echo}{other}"));
-    // Each has looked for its workers before its first word to the broker.
-    both.says(&format!("{READY}\",\"pool\":\"{}", pool.name)).await;
-    both.says(&format!("{READY}\",\"pool\":\"other{}", pool.name)).await;
-    both.says("adopted running workers").await;
-    assert_eq!(both.log().matches("adopted running workers").count(), 1, "{}", both.log());
-    both.signal(Signal::TERM);
-    assert_eq!(both.ends().await.code(), Some(0));
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_inherits_no_file_of_who_started_its_controller_and_no_core_is_written() {
     let Some(pool) = Pool::new().await else { return };
     let file = pool.folder.path().join("controller.toml");

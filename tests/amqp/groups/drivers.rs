@@ -1,49 +1,7 @@
 //! A controller and who starts its workers.
 
-use rustix::process::Signal;
-
+use super::Pool;
 use super::seen::until;
-use super::{Pool, READY};
-use crate::controller::ECHO;
-use crate::process;
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_commands_of_a_site_start_a_worker_that_answers_and_outlives_its_controller() {
-    let Some(pool) = Pool::new().await else { return };
-    let here = pool.folder.path();
-    let config = process::config(here, ECHO, "[host]\nmetadata_service = \"off\"\n");
-    let worker = format!(
-        "exec {} worker --config {} --work-dir {}/$WORKER_ID",
-        env!("CARGO_BIN_EXE_journeyman"),
-        config.display(),
-        here.display()
-    );
-    let driver = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/drivers/processes.py");
-    let command = format!("[\"{driver}\", \"{}/notes\", \"/bin/sh\", \"-c\", '{worker}']", here.display());
-    let pool_section = format!("driver = \"exec\"\nexec = {command}\n");
-    let first = pool.active(&pool_section).await;
-    pool.echoes("a b", "1").await;
-    first.signal(Signal::KILL);
-    let mut second = pool.controller(&pool_section);
-    second.says("adopted running workers").await;
-    second.says(READY).await;
-    pool.echoes("a b", "2").await;
-    assert_eq!(second.log().matches("worker started").count(), 0, "{}", second.log());
-    kill_noted(here);
-}
-
-/// A controller leaves its workers as they are; a test does not.
-fn kill_noted(here: &std::path::Path) {
-    for entry in std::fs::read_dir(here.join("notes")).into_iter().flatten().flatten() {
-        let note: serde_json::Value =
-            serde_json::from_slice(&std::fs::read(entry.path()).unwrap_or_default()).unwrap_or_default();
-        let pid = note["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
-        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
-            // It may have ended by itself.
-            rustix::process::kill_process(pid, Signal::KILL).ok();
-        }
-    }
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn where_nobody_starts_workers_it_is_said_how_many_would_be() {
