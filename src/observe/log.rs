@@ -8,11 +8,11 @@ use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::format::{DefaultFields, Format, Writer};
+use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
-use tracing_subscriber::fmt::{MakeWriter, SubscriberBuilder};
+use tracing_subscriber::layer::{Layered, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
 use crate::config::Environment;
 use crate::config::schema::{Log, LogFormat};
@@ -38,30 +38,41 @@ pub fn start(settings: &Log, color: Color) {
         LogFormat::Human => true,
         LogFormat::Json => false,
     };
-    let base = tracing_subscriber::fmt()
-        .with_env_filter(filter(settings))
-        .with_writer(background_writer(RedactingWriter(BufWriter::with_capacity(LOG_WRITE_BYTES, stderr()))));
-    // Only a second call fails.
+    let writer = background_writer(RedactingWriter(BufWriter::with_capacity(LOG_WRITE_BYTES, stderr())));
     if human {
         let colored = terminal && color == Color::Auto;
-        let base = base.with_ansi(colored).with_target(false).with_timer(TimeOfDay).with_filter_reloading();
-        let handle = base.reload_handle();
-        if base.finish().try_init().is_ok() {
-            store_set_filter(move |filter| handle.reload(filter).is_ok());
-        }
+        let lines = fmt::layer().with_ansi(colored).with_target(false).with_timer(TimeOfDay);
+        install(settings, lines.with_writer(writer).boxed());
     } else {
-        start_json(base);
+        install(settings, json_lines(writer));
     }
 }
 
-fn start_json<W>(base: SubscriberBuilder<DefaultFields, Format, EnvFilter, W>)
-where
-    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
-{
-    let base = base.json().flatten_event(true).with_current_span(true).with_span_list(false).with_filter_reloading();
-    let handle = base.reload_handle();
-    if base.finish().try_init().is_ok() {
-        store_set_filter(move |filter| handle.reload(filter).is_ok());
+/// Passes each line, a JSON object, to `line`. A second call has no effect.
+pub fn start_with_callback(settings: &Log, line: fn(&[u8])) {
+    install(settings, json_lines(background_writer(RedactingWriter(CallbackWriter(line)))));
+}
+
+type LineLayer = Box<dyn Layer<Layered<reload::Layer<EnvFilter, Registry>, Registry>> + Send + Sync>;
+
+fn json_lines(writer: NonBlocking) -> LineLayer {
+    let lines = fmt::layer().json().flatten_event(true).with_current_span(true).with_span_list(false);
+    lines.with_writer(writer).boxed()
+}
+
+fn install(settings: &Log, lines: LineLayer) {
+    let (filter, handle) = reload::Layer::new(filter(settings));
+    // Only a second call fails.
+    if tracing_subscriber::registry().with(filter).with(lines).try_init().is_ok() {
+        drop(FILTER.set(handle));
+    }
+}
+
+static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
+
+pub fn set_filter(settings: &Log) {
+    if FILTER.get().is_some_and(|handle| handle.reload(filter(settings)).is_err()) {
+        tracing::error!("cannot change the log level");
     }
 }
 
@@ -73,29 +84,6 @@ fn filter(settings: &Log) -> EnvFilter {
     let directives = settings.level.as_str().split(',').filter(wanted).map(str::to_owned);
     let directives: Vec<_> = directives.chain(SUPPRESSED_TARGETS.map(|name| format!("{name}=off"))).collect();
     EnvFilter::try_new(directives.join(",")).unwrap_or_else(|_| EnvFilter::new("info,lapin=off,amq_protocol=off"))
-}
-
-type SetFilterFn = dyn Fn(EnvFilter) -> bool + Send + Sync;
-static SET_FILTER: OnceLock<Box<SetFilterFn>> = OnceLock::new();
-
-fn store_set_filter(set_filter: impl Fn(EnvFilter) -> bool + Send + Sync + 'static) {
-    drop(SET_FILTER.set(Box::new(set_filter)));
-}
-
-pub fn set_filter(settings: &Log) {
-    let applied = SET_FILTER.get().is_none_or(|set_filter| set_filter(filter(settings)));
-    if !applied {
-        tracing::error!("cannot change the log level");
-    }
-}
-
-/// Passes each line, a JSON object, to `line`. A second call has no effect.
-pub fn start_with_callback(settings: &Log, line: fn(&[u8])) {
-    start_json(
-        tracing_subscriber::fmt()
-            .with_env_filter(filter(settings))
-            .with_writer(background_writer(RedactingWriter(CallbackWriter(line)))),
-    );
 }
 
 static WRITER: Mutex<Option<(WorkerGuard, ErrorCounter)>> = Mutex::new(None);
@@ -178,7 +166,7 @@ mod tests {
             let page = Page::default();
             let written = page.clone();
             let settings = Log { level: level.parse().unwrap(), ..Log::default() };
-            let base = tracing_subscriber::fmt().with_env_filter(filter(&settings)).with_ansi(false);
+            let base = fmt().with_env_filter(filter(&settings)).with_ansi(false);
             tracing::subscriber::with_default(base.with_writer(move || RedactingWriter(page.clone())).finish(), || {
                 tracing::error!(target: "lapin::channel", body = "payload-canary", "Server returned us a message");
                 tracing::error!(target: "amq_protocol::frame", body = "payload-canary", "a frame");
@@ -196,7 +184,7 @@ mod tests {
         for json in [true, false] {
             let page = Page::default();
             let written = page.clone();
-            let base = tracing_subscriber::fmt().with_ansi(false).with_writer(move || RedactingWriter(page.clone()));
+            let base = fmt().with_ansi(false).with_writer(move || RedactingWriter(page.clone()));
             let say = || tracing::warn!(token = "log-canary-\"51f2\"", "told log-canary-\"51f2\" twice");
             if json {
                 tracing::subscriber::with_default(base.json().finish(), say);

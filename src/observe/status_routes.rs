@@ -1,6 +1,6 @@
 //! The read-only routes that workers and controllers share: health, metrics, the status page and its JSON.
 
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(super) struct StatusRoutes<S> {
     pub(super) role: &'static str,
     pub(super) snapshot: Arc<SnapshotFn<S>>,
     pub(super) checks: fn(&S) -> Vec<ReadinessCheck>,
-    pub(super) metrics: fn(S) -> Result<String, fmt::Error>,
+    pub(super) metrics: fn(&S) -> String,
     pub(super) page: RenderPage<S>,
 }
 
@@ -94,11 +94,8 @@ impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
     }
 
     async fn metrics(State(routes): State<Arc<Self>>) -> Result<Response, Unavailable> {
-        let text = (routes.metrics)(routes.take_snapshot().await?);
-        Ok(match text {
-            Ok(text) => ([(CONTENT_TYPE, openmetrics::CONTENT_TYPE)], text).into_response(),
-            Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, "cannot encode the metrics\n").into_response(),
-        })
+        let text = (routes.metrics)(&routes.take_snapshot().await?);
+        Ok(([(CONTENT_TYPE, openmetrics::CONTENT_TYPE)], text).into_response())
     }
 
     async fn json(State(routes): State<Arc<Self>>) -> Result<Json<S>, Unavailable> {

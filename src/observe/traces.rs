@@ -187,50 +187,49 @@ struct SpanSender {
 }
 
 impl SpanSender {
+    /// Sends the claims that end within [`TRACES_BATCH_DELAY`] of one another together, until the queue is closed and empty.
     async fn run(self, mut records: mpsc::Receiver<EndedClaim>) {
         let mut failing = false;
-        while let Some(batch) = self.next_batch(&mut records).await {
-            let spans: Vec<SpanData> = batch.iter().flat_map(spans).collect();
-            let count = spans.len() as u64;
-            match self.exporter.export(spans).await {
-                Ok(()) => {
-                    self.counters.exported.fetch_add(count, Ordering::Relaxed);
-                    if std::mem::take(&mut failing) {
-                        tracing::info!("the collector of traces accepts spans again");
-                    }
-                }
-                Err(error) => {
-                    self.counters.dropped.fetch_add(count, Ordering::Relaxed);
-                    if !std::mem::replace(&mut failing, true) {
-                        tracing::warn!("dropping spans, tasks are not affected: the collector of traces: {error}");
-                    }
+        let mut batch = Vec::new();
+        loop {
+            tokio::select! {
+                biased;
+                received = records.recv_many(&mut batch, TRACES_BATCH_MAX) => if received == 0 { return },
+                () = self.shutdown.cancelled(), if !records.is_closed() => {
+                    records.close();
+                    continue;
                 }
             }
+            tokio::select! {
+                () = sleep(TRACES_BATCH_DELAY) => {}
+                () = self.shutdown.cancelled() => {}
+            }
+            while batch.len() < TRACES_BATCH_MAX
+                && let Ok(record) = records.try_recv()
+            {
+                batch.push(record);
+            }
+            self.send(&std::mem::take(&mut batch), &mut failing).await;
         }
     }
 
-    /// The claims that end within [`TRACES_BATCH_DELAY`] of the first; `None` at the end.
-    async fn next_batch(&self, records: &mut mpsc::Receiver<EndedClaim>) -> Option<Vec<EndedClaim>> {
-        let first = tokio::select! {
-            biased;
-            first = records.recv() => first?,
-            () = self.shutdown.cancelled() => records.try_recv().ok()?,
-        };
-        let mut batch = vec![first];
-        let until = sleep(TRACES_BATCH_DELAY);
-        tokio::pin!(until);
-        while batch.len() < TRACES_BATCH_MAX {
-            tokio::select! {
-                biased;
-                next = records.recv() => match next {
-                    Some(next) => batch.push(next),
-                    None => break,
-                },
-                () = &mut until => break,
-                () = self.shutdown.cancelled() => break,
+    async fn send(&self, batch: &[EndedClaim], failing: &mut bool) {
+        let spans: Vec<SpanData> = batch.iter().flat_map(spans).collect();
+        let count = spans.len() as u64;
+        match self.exporter.export(spans).await {
+            Ok(()) => {
+                self.counters.exported.fetch_add(count, Ordering::Relaxed);
+                if std::mem::take(failing) {
+                    tracing::info!("the collector of traces accepts spans again");
+                }
+            }
+            Err(error) => {
+                self.counters.dropped.fetch_add(count, Ordering::Relaxed);
+                if !std::mem::replace(failing, true) {
+                    tracing::warn!("dropping spans, tasks are not affected: the collector of traces: {error}");
+                }
             }
         }
-        Some(batch)
     }
 }
 

@@ -47,7 +47,7 @@ fn readiness_checks(view: &WorkerStatus) -> Vec<ReadinessCheck> {
 
 /// One source that answers is enough to work.
 fn sources_check(view: &WorkerStatus) -> ReadinessCheck {
-    let up = view.sources.iter().filter(|source| source.polled_seconds_ago.is_some() && !source.failing).count();
+    let up = view.sources.iter().filter(|source| source.is_up()).count();
     let errors = view.sources.iter().filter_map(|source| {
         source.error.as_ref().map(|error| format!("; {}: {}", source.name, error.message.replace(['\n', '\r'], " ")))
     });

@@ -165,6 +165,13 @@ named_enum! {
     }
 }
 
+impl BlockedReason {
+    /// Whether an operator has to act.
+    pub const fn is_problem(self) -> bool {
+        matches!(self, Self::Disk | Self::Memory | Self::HostUnhealthy | Self::SidecarDown)
+    }
+}
+
 /// A termination notice.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct NoticeStatus {
@@ -262,6 +269,13 @@ pub struct SourceStatus {
     /// The source's own counters.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metrics: BTreeMap<String, u64>,
+}
+
+impl SourceStatus {
+    /// Whether it answers polls.
+    pub const fn is_up(&self) -> bool {
+        self.polled_seconds_ago.is_some() && !self.failing
+    }
 }
 
 /// A refused call.

@@ -52,21 +52,13 @@ fn body(status: &WorkerStatusReply, clock: SnapshotClock) -> Markup {
 fn headline(view: &WorkerStatus) -> Markup {
     let down: Vec<&str> =
         view.sources.iter().filter(|source| source.failing).map(|source| source.name.as_str()).collect();
-    let all_down = !down.is_empty() && !view.sources.iter().any(answered);
-    let mood = match view.blocked_reason {
-        Some(
-            BlockedReason::Disk | BlockedReason::Memory | BlockedReason::HostUnhealthy | BlockedReason::SidecarDown,
-        ) => "first bad",
-        Some(
-            BlockedReason::Paused
-            | BlockedReason::Exiting
-            | BlockedReason::Draining
-            | BlockedReason::Releasing
-            | BlockedReason::Exited,
-        ) => "first warn",
-        Some(BlockedReason::Full) | None if all_down => "first bad",
-        Some(BlockedReason::Full) | None if !down.is_empty() => "first warn",
-        Some(BlockedReason::Full) | None => "first",
+    let all_down = !down.is_empty() && !view.sources.iter().any(SourceStatus::is_up);
+    let mood = match view.blocked_reason.filter(|reason| *reason != BlockedReason::Full) {
+        Some(reason) if reason.is_problem() => "first bad",
+        Some(_) => "first warn",
+        None if all_down => "first bad",
+        None if !down.is_empty() => "first warn",
+        None => "first",
     };
     html! {
         p class=(mood) {
@@ -83,10 +75,6 @@ fn headline(view: &WorkerStatus) -> Markup {
             }
         }
     }
-}
-
-const fn answered(source: &SourceStatus) -> bool {
-    source.polled_seconds_ago.is_some() && !source.failing
 }
 
 fn facts(view: &WorkerStatus, clock: SnapshotClock) -> Markup {
@@ -123,23 +111,12 @@ fn no_tasks(view: &WorkerStatus) -> Markup {
     html! {
         div.empty {
             p { "No claims." }
-            @match (view.state, view.blocked_reason) {
-                (LifecycleState::Paused, _) => p { code { "journeyman resume" } " resumes claiming." },
-                (LifecycleState::Running, Some(BlockedReason::Disk)) => p { "Free some disk, or lower " code { "host.min_free_disk" } "." },
-                (LifecycleState::Running, Some(BlockedReason::Memory)) => {
-                    p { "Free some memory, or lower " code { "host.min_free_memory" } "." }
-                },
-                (LifecycleState::Running, Some(_)) => p { "See the worker's log." },
-                (LifecycleState::Running, None) if view.sources.iter().any(|source| source.failing) => {
-                    p { "See the errors of the sources below." }
-                },
-                (LifecycleState::Running, None) => p {
+            @if view.state == LifecycleState::Paused { p { code { "journeyman resume" } " resumes claiming." } }
+            @else if view.blocked_reason.is_none() && view.sources.iter().all(SourceStatus::is_up) {
+                p {
                     "No task is pending. " code { "journeyman task create --queue QUEUE -- /bin/echo hello" }
                     " creates one."
-                },
-                (LifecycleState::Exiting | LifecycleState::Draining | LifecycleState::Releasing | LifecycleState::Exited, _) => {
-                    p { "The worker is shutting down." }
-                },
+                }
             }
         }
     }
