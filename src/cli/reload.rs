@@ -100,14 +100,11 @@ impl ReloadTarget for WorkerTarget {
         running.worker.id = kept.id;
         running.worker.group = kept.group;
         running.worker.work_dir = kept.work_dir;
-        let kept = std::mem::replace(&mut running.host, new.host.clone());
-        running.host.containment = kept.containment;
-        running.host.task_memory = kept.task_memory;
-        running.host.task_pids = kept.task_pids;
-        running.host.task_disk = kept.task_disk;
-        running.host.metadata_service = kept.metadata_service;
-        running.host.metadata_endpoint = kept.metadata_endpoint;
-        running.host.termination_file = kept.termination_file;
+        let (host, new_host) = (&mut running.host, &new.host);
+        host.min_free_disk = new_host.min_free_disk;
+        host.min_free_memory = new_host.min_free_memory;
+        host.on_termination_notice = new_host.on_termination_notice;
+        host.termination_margin = new_host.termination_margin;
         running.log.task_log_max = new.log.task_log_max;
         running.log.level = new.log.level.clone();
     }
