@@ -13,6 +13,12 @@ mod examples;
 mod groups;
 mod numbers;
 mod orders;
+#[path = "../cli/server.rs"]
+#[expect(dead_code, reason = "shared with the tests of the command line")]
+mod server;
+#[path = "../cli/support.rs"]
+#[expect(dead_code, reason = "shared with the tests of the command line")]
+mod support;
 mod terminal;
 mod views;
 mod whole;

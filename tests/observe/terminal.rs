@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use crate::whole::{Dev, ran};
+use crate::server::{Server, dev, task};
+use crate::support::journeyman;
 
 /// How long a screen may take to show something, on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -69,8 +70,8 @@ fn top_shows_a_running_task_its_log_and_pauses_after_a_yes() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
-    let _dev = Dev::start(here);
-    let created = ran(here, &["task", "create", "--", "/bin/sh", "-c", "echo hello from the task; exec sleep 600"]);
+    let _dev = dev(here, &[]);
+    let created = task(here, &["create", "--", "/bin/sh", "-c", "echo hello from the task; exec sleep 600"]).out;
     let id = created.split_whitespace().next().expect("the id").to_owned();
     let tmux = top(here);
     tmux.shows(&id);
@@ -96,14 +97,10 @@ fn top_shows_a_running_task_its_log_and_pauses_after_a_yes() {
 fn top_without_a_terminal_prints_the_status_repeatedly() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
-    let _dev = Dev::start(here);
-    let mut command = crate::whole::journeyman(here);
-    let mut child = command.arg("top").stdout(std::process::Stdio::piped()).spawn().expect("it starts");
-    let mut out = std::io::BufReader::new(child.stdout.take().expect("it is piped"));
+    let _dev = dev(here, &[]);
+    let mut top = Server::start(journeyman(here).arg("top"));
     for _ in 0..2 {
-        crate::whole::until(&mut out, "RUNNING");
-        crate::whole::until(&mut out, "last hour");
+        top.prints("RUNNING");
+        top.prints("last hour");
     }
-    child.kill().expect("it is there");
-    child.wait().expect("it ends");
 }
