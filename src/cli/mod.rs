@@ -125,21 +125,21 @@ fn print_usage_error(error: &clap::Error) -> Exit {
 
 fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
     match command {
-        CliCommand::Dev(arguments) => serve(server_runtime()?, dev::run(*arguments, environment)),
-        CliCommand::Queue(arguments) => serve(server_runtime()?, queue::run(arguments, environment)),
-        CliCommand::Worker(arguments) => serve(local_runtime()?, worker::run(arguments, environment)),
-        CliCommand::Bridge(arguments) => serve(local_runtime()?, bridge::run(arguments, environment)),
-        CliCommand::Controller(arguments) => serve(server_runtime()?, controller::run(arguments, environment)),
-        CliCommand::Run(arguments) => serve(local_runtime()?, worker_runner::run(arguments, environment)),
-        CliCommand::Status(arguments) => local_runtime()?.block_on(control::status(arguments, environment)),
-        CliCommand::Top(arguments) => local_runtime()?.block_on(control::top(arguments, environment)),
-        CliCommand::Control(command) => local_runtime()?.block_on(control::run(command, environment)),
-        CliCommand::Claims(command) => local_runtime()?.block_on(control::claims(command, environment)),
-        CliCommand::Call(arguments) => local_runtime()?.block_on(call::run(arguments, environment)),
-        CliCommand::Task(arguments) => local_runtime()?.block_on(task::run(arguments, environment)),
-        CliCommand::Handler(command) => local_runtime()?.block_on(handler::run(command, environment)),
+        CliCommand::Dev(arguments) => run_server(dev::run(*arguments, environment)),
+        CliCommand::Queue(arguments) => run_server(queue::run(arguments, environment)),
+        CliCommand::Worker(arguments) => run_local(worker::run(arguments, environment)),
+        CliCommand::Bridge(arguments) => run_local(bridge::run(arguments, environment)),
+        CliCommand::Controller(arguments) => run_server(controller::run(arguments, environment)),
+        CliCommand::Run(arguments) => run_local(worker_runner::run(arguments, environment)),
+        CliCommand::Status(arguments) => run_local(control::status(arguments, environment)),
+        CliCommand::Top(arguments) => run_local(control::top(arguments, environment)),
+        CliCommand::Control(command) => run_local(control::run(command, environment)),
+        CliCommand::Claims(command) => run_local(control::claims(command, environment)),
+        CliCommand::Call(arguments) => run_local(call::run(arguments, environment)),
+        CliCommand::Task(arguments) => run_local(task::run(arguments, environment)),
+        CliCommand::Handler(command) => run_local(handler::run(command, environment)),
         CliCommand::Config(command) => config::run(command, environment),
-        CliCommand::Doctor(arguments) => serve(local_runtime()?, doctor::run(arguments, environment)),
+        CliCommand::Doctor(arguments) => run_local(doctor::run(arguments, environment)),
         CliCommand::Guide(arguments) => guide::run(&arguments),
         CliCommand::Man(arguments) => man::run(&arguments),
         CliCommand::Completions { shell } => {
@@ -151,25 +151,20 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
     }
 }
 
-/// Runs a command, and waits up to [`ABORT_TIMEOUT`] for blocking calls (a name lookup, a hung disk) at its end.
-fn serve(runtime: tokio::runtime::Runtime, command: impl Future<Output = ExitResult>) -> ExitResult {
+/// Handlers of a worker run on their own threads.
+fn run_local(command: impl Future<Output = ExitResult>) -> ExitResult {
+    run_on(tokio::runtime::Builder::new_current_thread(), command)
+}
+
+fn run_server(command: impl Future<Output = ExitResult>) -> ExitResult {
+    run_on(tokio::runtime::Builder::new_multi_thread(), command)
+}
+
+/// Waits up to [`ABORT_TIMEOUT`] for blocking calls (a name lookup, a hung disk) at the end of the command.
+fn run_on(mut runtime: tokio::runtime::Builder, command: impl Future<Output = ExitResult>) -> ExitResult {
+    let failed = |error| Failure::new(Exit::HostUnusable, format!("cannot start the async runtime: {error}"));
+    let runtime = runtime.enable_all().build().map_err(failed)?;
     let result = runtime.block_on(command);
     runtime.shutdown_timeout(ABORT_TIMEOUT);
     result
-}
-
-/// Handlers of a worker run on their own threads.
-fn local_runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    build_runtime(tokio::runtime::Builder::new_current_thread())
-}
-
-fn server_runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    build_runtime(tokio::runtime::Builder::new_multi_thread())
-}
-
-fn build_runtime(mut runtime: tokio::runtime::Builder) -> Result<tokio::runtime::Runtime, Failure> {
-    runtime
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot start the async runtime: {error}")))
 }

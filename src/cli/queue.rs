@@ -1,12 +1,12 @@
-//! `journeyman queue`: runs the embedded queue until SIGTERM or SIGINT.
+//! `journeyman queue`: runs the embedded queue until a signal stops it.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::config_args::{self, ConfigArgs, QueueFlags};
 use super::exit::{Exit, ExitResult, Failure};
+use super::signals::ExitSignals;
 use crate::config::{Environment, schema};
 use crate::observe::log;
 use crate::queue::{self, Auth, Db, RegisteredClient, StartError};
@@ -29,14 +29,11 @@ pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> Exit
              JOURNEYMAN__QUEUE__CLIENTS__ME__ACCESS_TOKEN_FILE to a file with the token of a client `me`",
         ));
     }
-    let failed = |error| Failure::new(Exit::HostUnusable, format!("cannot install signal handlers: {error}"));
-    let mut term = signal(SignalKind::terminate()).map_err(failed)?;
-    let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
+    let mut signals = ExitSignals::listen()?;
     let running = queue::start(queue_config(config, environment)?).await.map_err(|error| start_failure(&error))?;
     tracing::info!(root_url = running.root_url(), db = %config.db, "queue listening");
     let failed = tokio::select! {
-        _ = term.recv() => None,
-        _ = int.recv() => None,
+        () = signals.next() => None,
         failed = running.failed() => Some(failed),
     };
     if let Some(failed) = failed {

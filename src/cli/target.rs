@@ -87,7 +87,16 @@ impl DevStateFile {
         fs::create_dir_all(folder).map_err(failed)?;
         match FileLock::acquire(&folder.join(Self::LOCK)).map_err(failed)? {
             Some(lock) => Ok(Self { folder: folder.to_owned(), _lock: lock }),
-            None => Err(already_running(folder)),
+            None => {
+                let running = DevState::read(folder)
+                    .map_or_else(String::new, |state| format!(" (process id {}, {})", state.pid, state.root_url));
+                Err(Failure::new(
+                    Exit::HostUnusable,
+                    format!(
+                        "another `journeyman dev` is running{running}; stop it, or set {STATE_VARIABLE} to another directory"
+                    ),
+                ))
+            }
         }
     }
 
@@ -108,16 +117,6 @@ impl Drop for DevStateFile {
     fn drop(&mut self) {
         drop(fs::remove_file(self.folder.join(DevState::FILE)));
     }
-}
-
-fn already_running(folder: &Path) -> Failure {
-    let running = DevState::read(folder)
-        .map_or_else(String::new, |state| format!(" (process id {}, {})", state.pid, state.root_url));
-    let message = format!(
-        "another `journeyman dev` is running{running}; stop it, or set {STATE_VARIABLE} to another directory for this one and \
-         for its `journeyman task` commands"
-    );
-    Failure::new(Exit::HostUnusable, message)
 }
 
 pub struct QueueClient {

@@ -13,13 +13,13 @@ use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 use secrecy::SecretString;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::config_args::{self, ConfigArgs, ControllerFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::reload::Reloader;
+use super::signals::ExitSignals;
 use super::worker::listen_http;
 use super::{amqp_setup, worker_setup};
 use crate::config::pool::{DemandConfig, PoolConfig};
@@ -83,9 +83,7 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
     let settings = config.pool.iter().map(|(name, pool)| pool_config(name, pool, &config, environment));
     let settings = settings.collect::<Result<Vec<_>, Failure>>()?;
     close_inherited_fds_on_exec();
-    let failed = |error| Failure::new(Exit::HostUnusable, format!("cannot install signal handlers: {error}"));
-    let mut term = signal(SignalKind::terminate()).map_err(failed)?;
-    let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
+    let mut signals = ExitSignals::listen()?;
     let token = http_token(&config, environment)?;
     let door = listen_http(&config, "health, metrics and state", "/").await?;
     let leave = CancellationToken::new();
@@ -116,8 +114,7 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
         pools.spawn(controller::run(settings, asks, leave.clone()));
     }
     tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
+        () = signals.next() => {}
         Some(ended) = pools.join_next() => return match ended {
             Ok(Err(error)) => Err(Failure::new(Exit::HostUnusable, format!("cannot control a pool: {error}"))),
             Ok(Ok(())) | Err(_) => Err(Failure::new(Exit::Internal, "the controller of a pool ended unexpectedly")),
