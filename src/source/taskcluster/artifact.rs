@@ -19,7 +19,7 @@ use tokio_util::io::ReaderStream;
 use super::claim_calls::TaskclusterClaim;
 use super::credentials::Credentials;
 use super::error_response::{call_error, classify_status, retryable, sanitize, transport_error};
-use super::transport::{ApiRequest, ServiceName, encode_segment, read_error_response};
+use super::transport::{ApiRequest, encode_segment, read_error_response};
 use super::wire::WireCredentials;
 use super::{ArtifactStorage, Dialect};
 use crate::domain::id::Run;
@@ -141,7 +141,7 @@ impl TaskclusterClaim {
         let signer = credentials.parse().map_err(|what| retryable(format!("{}: {what}", upload.operation)))?;
         let operation = &upload.operation;
         let call = |method, step: &str, body: Value| ApiRequest {
-            service: ServiceName::Object,
+            service: "object",
             ..ApiRequest::to_queue(operation.clone(), method, format!("/{step}/{}", encode_segment(&name)))
                 .body(body)
                 .signed_by(&signer)

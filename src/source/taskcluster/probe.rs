@@ -5,7 +5,7 @@ use reqwest::Method;
 use serde::Deserialize;
 
 use super::task_calls::pending_tasks_request;
-use super::transport::{Api, ApiRequest, ServiceName, date_header};
+use super::transport::{Api, ApiRequest, date_header};
 use crate::source::CallError;
 
 /// What a deployment says about the credentials.
@@ -41,7 +41,7 @@ impl Api {
     /// `Denied` if the credentials are rejected.
     pub async fn check_credentials(&self, task_queue: &str) -> Result<CredentialCheck, CallError> {
         let mut call = ApiRequest::to_queue("currentScopes".to_owned(), Method::GET, "/scopes/current".to_owned());
-        call.service = ServiceName::Auth;
+        call.service = "auth";
         match self.call(call).await {
             Ok(reply) => Ok(CredentialCheck::Scopes(reply.json::<Scopes>()?.scopes)),
             Err(failed) if matches!(failed.status, Some(401 | 403)) => Err(failed.error),

@@ -18,7 +18,8 @@ use url::{Position, Url};
 
 use super::address_policy::{AddressPolicy, ForbiddenUrl};
 use super::credentials::{Credentials, Swap};
-use super::error_response::{self, ErrorResponse, classify_service_error, retryable, transport_error};
+use super::error_response::{self, ErrorResponse, call_error, classify_service_error, retryable, transport_error};
+use crate::domain::refusal::Refusal;
 use crate::http::client::{self, BodyError, client_builder};
 use crate::limits::{
     ARTIFACT_TRANSFER_TIMEOUT_MAX, CALL_TIMEOUT, CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, JSON_BODY_BYTES_MAX,
@@ -93,30 +94,14 @@ pub struct Api(Arc<ClientState>);
 
 struct ClientState {
     http: Client,
-    root: Url,
-    queue: Url,
-    object: Url,
-    auth: Url,
+    /// Without a trailing slash.
+    root_url: String,
+    queue_url: String,
     address_policy: Arc<AddressPolicy>,
     credentials: Swap<Option<Credentials>>,
     timeouts: Timeouts,
     /// Local time minus service time at the latest response with a `Date`.
     clock_ahead_s: AtomicI64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ServiceName {
-    Queue,
-    Object,
-    Auth,
-}
-
-/// `None` leaves requests unsigned.
-#[derive(Clone, Copy)]
-pub(super) enum Signer<'a> {
-    Own,
-    /// Credentials of a claim or an upload.
-    With(&'a Credentials),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,12 +115,14 @@ pub(super) enum TimeoutClass {
 pub(super) struct ApiRequest<'a> {
     /// For logs: `claimTask T/0`.
     pub(super) operation: String,
-    pub(super) service: ServiceName,
+    /// `queue`, `object` or `auth`.
+    pub(super) service: &'static str,
     pub(super) method: Method,
     /// Path below the service's base URL, with a leading slash and encoded segments.
     pub(super) path: String,
     pub(super) body: Option<Value>,
-    pub(super) signer: Signer<'a>,
+    /// Credentials of a claim or an upload, in place of the client's.
+    pub(super) credentials: Option<&'a Credentials>,
     pub(super) timeout_class: TimeoutClass,
 }
 
@@ -143,11 +130,11 @@ impl<'a> ApiRequest<'a> {
     pub(super) fn to_queue(operation: String, method: Method, path: String) -> Self {
         Self {
             operation,
-            service: ServiceName::Queue,
+            service: "queue",
             method,
             path,
             body: None,
-            signer: Signer::Own,
+            credentials: None,
             timeout_class: TimeoutClass::Call,
         }
     }
@@ -158,7 +145,7 @@ impl<'a> ApiRequest<'a> {
     }
 
     pub(super) const fn signed_by(mut self, credentials: &'a Credentials) -> Self {
-        self.signer = Signer::With(credentials);
+        self.credentials = Some(credentials);
         self
     }
 }
@@ -214,17 +201,13 @@ impl Api {
     /// An invalid URL, or no usable TLS configuration on this host.
     pub fn new(config: ApiConfig) -> Result<Self, InvalidConfig> {
         let root = parse_root_url(&config.root_url)?;
-        let queue = service_url(&root, "queue");
-        let object = service_url(&root, "object");
-        let auth = service_url(&root, "auth");
+        let root_url = root.as_str().trim_end_matches('/').to_owned();
         let address_policy = Arc::new(AddressPolicy::new(&root, &config.allow_hosts));
         let http = build_http_client(&config, &address_policy)?;
         Ok(Self(Arc::new(ClientState {
             http,
-            root,
-            queue,
-            object,
-            auth,
+            queue_url: format!("{root_url}/api/queue/v1"),
+            root_url,
             address_policy,
             credentials: Swap::new(config.credentials),
             timeouts: config.timeouts,
@@ -235,7 +218,7 @@ impl Api {
     /// The root URL without a trailing slash.
     #[must_use]
     pub fn root_url(&self) -> &str {
-        self.0.root.as_str().trim_end_matches('/')
+        &self.0.root_url
     }
 
     /// Replaces the worker's or user's credentials for all later calls.
@@ -253,7 +236,7 @@ impl Api {
     }
 
     pub(super) fn queue_base_url(&self) -> &str {
-        self.0.queue.as_str().trim_end_matches('/')
+        &self.0.queue_url
     }
 
     pub(super) fn timeouts(&self) -> &Timeouts {
@@ -275,28 +258,16 @@ impl Api {
     /// Returns the head of a 2xx response, or of a 303 response to a transfer; any other response is an error.
     pub(super) async fn send(&self, call: ApiRequest<'_>) -> Result<Response, FailedCall> {
         let ApiRequest { operation, body, .. } = &call;
-        let base = match call.service {
-            ServiceName::Queue => &self.0.queue,
-            ServiceName::Object => &self.0.object,
-            ServiceName::Auth => &self.0.auth,
-        };
-        let text = format!("{}{}", base.as_str().trim_end_matches('/'), call.path);
-        let url = Url::parse(&text).map_err(|_| {
-            error_response::call_error(
-                crate::domain::refusal::Refusal::Rejected,
-                format!("{operation}: the URL is invalid"),
-            )
-        })?;
+        let text = format!("{}/api/{}/v1{}", self.0.root_url, call.service, call.path);
+        let invalid = |_| call_error(Refusal::Rejected, format!("{operation}: the URL is invalid"));
+        let url = Url::parse(&text).map_err(invalid)?;
         let timeout = match call.timeout_class {
             TimeoutClass::Call => self.0.timeouts.call,
             TimeoutClass::LongPoll => self.0.timeouts.long_poll,
             TimeoutClass::Transfer => ARTIFACT_TRANSFER_TIMEOUT_MAX,
         };
         let own = self.0.credentials.load();
-        let signer = match call.signer {
-            Signer::Own => own.as_ref().as_ref(),
-            Signer::With(credentials) => Some(credentials),
-        };
+        let signer = call.credentials.or_else(|| own.as_ref().as_ref());
         let authorization =
             signer.and_then(|credentials| credentials.sign(call.method.as_str(), &url, Timestamp::now().into()));
         let mut request = self.0.http.request(call.method.clone(), url).timeout(timeout);
@@ -384,13 +355,6 @@ fn parse_root_url(text: &str) -> Result<Url, InvalidConfig> {
         let what = format!("not a plain http or https URL; {example}");
         Err(InvalidConfig::new("root_url", what))
     }
-}
-
-fn service_url(root: &Url, name: &str) -> Url {
-    let mut url = root.clone();
-    let path = format!("{}/api/{name}/v1", root.path().trim_end_matches('/'));
-    url.set_path(&path);
-    url
 }
 
 fn build_http_client(config: &ApiConfig, address_policy: &Arc<AddressPolicy>) -> Result<Client, InvalidConfig> {
