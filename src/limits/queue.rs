@@ -13,8 +13,6 @@ pub const QUEUE_CLAIM_TIMEOUT: Duration = Duration::from_secs(1200);
 pub const QUEUE_CLAIM_DELAY: Duration = Duration::from_secs(5);
 pub const QUEUE_DEADLINE_DELAY: Duration = Duration::from_secs(5);
 pub const QUEUE_POLL_URL_TTL: Duration = Duration::from_secs(30 * 60);
-/// The storage service counts in seconds.
-pub const QUEUE_VISIBILITY_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 pub const QUEUE_VISIBILITY_TIMEOUT: Duration = Duration::from_secs(300);
 pub const QUEUE_VISIBILITY_TIMEOUT_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 /// As Taskcluster's `claimWork`.

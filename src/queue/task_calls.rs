@@ -18,19 +18,19 @@ use super::task_definition;
 use super::task_state::{ResolvedReason, RunError, TaskRecord, WorkerIdentity};
 use crate::limits::QUEUE_OVERLOADED_POLL_WAIT;
 
+/// The body of `claimWork`, and of `claimTask`, which ignores `tasks`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct ClaimWork {
+struct ClaimRequest {
     worker_group: Identifier,
     worker_id: Identifier,
     tasks: Option<Integer<1, 32>>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct ClaimTask {
-    worker_group: Identifier,
-    worker_id: Identifier,
+impl ClaimRequest {
+    fn worker(self) -> WorkerIdentity {
+        WorkerIdentity { group: self.worker_group.0, id: self.worker_id.0 }
+    }
 }
 
 #[derive(Deserialize)]
@@ -94,10 +94,10 @@ pub(crate) async fn change_task(
 }
 
 pub(crate) async fn claim_work(app: App, call: Call) -> ReplyResult {
-    let ClaimWork { worker_group, worker_id, tasks } = call.fields()?;
-    let (queue, worker) = (call.task_queue(), WorkerIdentity { group: worker_group.0, id: worker_id.0 });
+    let request: ClaimRequest = call.fields()?;
+    let limit = request.tasks.as_ref().map_or(1, |tasks| tasks.0);
+    let (queue, worker) = (call.task_queue(), request.worker());
     call.caller.require_claim_scopes("claim-work", &queue, &worker)?;
-    let limit = tasks.map_or(1, |tasks| tasks.0);
     let claims = wait_for_work(&app, queue, worker, limit).await?;
     let now = app.now();
     let claims: Vec<_> = claims.into_iter().map(|claim| response_json::claim_reply(&app.keyring, claim, now)).collect();
@@ -125,8 +125,7 @@ async fn wait_for_work(
 }
 
 pub(crate) async fn claim_task(app: App, call: Call) -> ReplyResult {
-    let ClaimTask { worker_group, worker_id } = call.fields()?;
-    let worker = WorkerIdentity { group: worker_group.0, id: worker_id.0 };
+    let worker = call.fields::<ClaimRequest>()?.worker();
     let (name, run, caller) = (call.task_id(), call.run(), call.caller);
     let claim = app.store.execute(move |tx| {
         let row = tx.require_task(&name)?;

@@ -189,29 +189,6 @@ async fn tasks_claims_and_credentials_survive_a_restart() {
 }
 
 #[tokio::test]
-async fn calls_that_share_a_commit_get_separate_results() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let db = Db::File(folder.path().join("queue.db"));
-    let server = TestQueue::with(|settings| settings.db = db).await;
-    let taken = server.api.create("p/w", json!({})).await;
-    let mut calls = JoinSet::new();
-    for call in 0..64 {
-        let (api, taken) = (server.api.clone(), taken.clone());
-        calls.spawn(async move {
-            // Every fourth call is rejected.
-            let task = if call % 4 == 0 { taken } else { slugid() };
-            let body = api.definition("p/w", json!({"retries": 1}));
-            api.queue("PUT", &format!("task/{task}"), Some(&body)).await.status
-        });
-    }
-    let statuses = calls.join_all().await;
-    assert_eq!(statuses.iter().filter(|status| **status == 409).count(), 16);
-    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 48);
-    assert_eq!(server.api.get("pending/p%2Fw").await.expect(200)["pendingTasks"], 49);
-    server.running.stop().await;
-}
-
-#[tokio::test]
 async fn files_of_the_queue_are_readable_by_their_owner_only() {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = tempfile::tempdir().expect("a folder");
