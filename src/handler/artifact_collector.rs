@@ -237,12 +237,9 @@ fn missing_artifact(
     if optionality == Optionality::Optional {
         return CollectedArtifact::Skipped { message };
     }
-    let body = error_body(reason, message.clone());
+    let mut shown = message.clone();
+    log::truncate_at_char(&mut shown, ARTIFACT_MESSAGE_BYTES_MAX);
+    let body = ArtifactBody::Error { reason, message: shown };
     let error = artifact::validate_name(&name).is_ok().then_some(Artifact { name, expires, body });
     CollectedArtifact::Missing { error, message }
-}
-
-fn error_body(reason: ArtifactErrorReason, mut message: String) -> ArtifactBody {
-    log::truncate_at_char(&mut message, ARTIFACT_MESSAGE_BYTES_MAX);
-    ArtifactBody::Error { reason, message }
 }

@@ -25,18 +25,14 @@ impl ExitWatcher {
 
     pub(super) async fn exited(&mut self) {
         while !has_exited(self.child) {
-            match &self.descriptor {
-                Some(descriptor) => wait_readable(descriptor).await,
-                None => tokio::time::sleep(PROCESS_POLL_INTERVAL).await,
+            if let Some(descriptor) = &self.descriptor
+                && let Ok(mut ready) = descriptor.readable().await
+            {
+                ready.clear_ready();
+            } else {
+                tokio::time::sleep(PROCESS_POLL_INTERVAL).await;
             }
         }
-    }
-}
-
-async fn wait_readable(descriptor: &AsyncFd<OwnedFd>) {
-    match descriptor.readable().await {
-        Ok(mut ready) => ready.clear_ready(),
-        Err(_) => tokio::time::sleep(PROCESS_POLL_INTERVAL).await,
     }
 }
 
