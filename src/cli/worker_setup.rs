@@ -12,7 +12,7 @@ use crate::config::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::config::{Environment, schema};
 use crate::handler::log::LogLimits;
 use crate::handler::{self, DynHandler, command, environment, http, program};
-use crate::host::containment::{ContainmentConfig, ContainmentLevel, Requirement, ResourceLimits};
+use crate::host::containment::{ContainmentConfig, ResourceLimits};
 use crate::host::program_path::find_program;
 use crate::redact;
 use crate::source::taskcluster::{self, Api, ApiConfig, Taskcluster};
@@ -117,11 +117,7 @@ pub(super) fn worker_config(config: &Config) -> WorkerConfig {
 
 fn containment_requirement(host: &schema::Host) -> ContainmentConfig {
     ContainmentConfig {
-        requirement: match host.containment {
-            schema::Containment::Auto => Requirement::BestAvailable,
-            schema::Containment::Cgroup => Requirement::CgroupRequired,
-            schema::Containment::Group => Requirement::AtMost(ContainmentLevel::ProcessGroup),
-        },
+        requirement: host.containment,
         limits: ResourceLimits {
             memory: host.task_memory.map(|size| size.0),
             processes: host.task_pids.map(NonZeroU32::get),

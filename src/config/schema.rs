@@ -11,6 +11,7 @@ use super::pool::{DemandConfig, PoolConfig};
 use super::values::{
     File, Filter, Listen, OptionalSpan, Queue as TaskQueue, SecretFile, Size, Span, Url, WorkerName, millis,
 };
+use crate::host::containment::Requirement;
 use crate::host::termination_notice::MetadataProvider;
 use crate::limits::{
     CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, RUN_TIME_MIN, SERVICE_PROBE_INTERVAL_MIN, SERVICE_STARTUP_TIMEOUT_MIN,
@@ -127,7 +128,7 @@ pub struct Host {
     /// Stop claiming below this available memory. Tasks of a poll in flight are released, which costs them a retry.
     pub min_free_memory: Size,
     /// How the processes of a task are contained.
-    pub containment: Containment,
+    pub containment: Requirement,
     /// Memory limit of all processes of a task. Needs control groups with the memory controller.
     pub task_memory: Option<Size>,
     /// Limit of processes and threads of a task. Needs control groups with the pids controller.
@@ -146,24 +147,12 @@ impl Default for Host {
             metadata_endpoint: None,
             min_free_disk: built_in("512MiB"),
             min_free_memory: built_in("64MiB"),
-            containment: Containment::Auto,
+            containment: Requirement::Auto,
             task_memory: None,
             task_pids: None,
             task_disk: None,
         }
     }
-}
-
-/// How the processes of a task are contained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Containment {
-    /// The strongest method that the host offers.
-    Auto,
-    /// A control group for each task, with every configured limit; otherwise the worker does not start.
-    Cgroup,
-    /// A process group for each task.
-    Group,
 }
 
 /// What happens to running tasks on a termination notice.

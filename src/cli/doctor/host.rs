@@ -11,9 +11,9 @@ use super::Check;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::termination_watch;
 use crate::config::pool::PoolConfig;
-use crate::config::schema::{Config, Containment, Host};
+use crate::config::schema::{Config, Host};
 use crate::control::client::{ControlClient, Error};
-use crate::host::containment::own_cgroup;
+use crate::host::containment::{Requirement, own_cgroup};
 use crate::host::resources;
 use crate::host::termination_notice::{self, MetadataProvider};
 use crate::limits::{DOCTOR_CALL_TIMEOUT, TASK_OPEN_FILES, WORKER_OPEN_FILES, WORKER_OPEN_FILES_MIN};
@@ -140,7 +140,7 @@ fn check_cgroups(host: &Host) -> Check {
     };
     let fix =
         "under systemd set Delegate=yes (set in the packaged units), in a container mount /sys/fs/cgroup writable";
-    if host.containment == Containment::Cgroup {
+    if host.containment == Requirement::Cgroup {
         Check::failed("control groups", missing, fix)
     } else {
         Check::warning("control groups", missing, fix)

@@ -26,6 +26,8 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use rustix::process::Signal;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::journal::ProcessRecorder;
 use super::process::{self, ProcessStat};
@@ -61,14 +63,19 @@ named_enum! {
     }
 }
 
-/// The required containment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// How the processes of a task are contained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum Requirement {
+    /// The strongest method that the host offers.
     #[default]
-    BestAvailable,
-    /// The worker does not start without control groups.
-    CgroupRequired,
-    /// This level or a lower one.
+    Auto,
+    /// A control group for each task, with every configured limit; otherwise the worker does not start.
+    Cgroup,
+    /// A process group for each task.
+    Group,
+    /// This level or a lower one, for tests.
+    #[serde(skip)]
     AtMost(ContainmentLevel),
 }
 
@@ -165,7 +172,7 @@ impl Containment {
             }
         };
         let has_cgroups = matches!(mechanism, Mechanism::Cgroups { .. });
-        if config.requirement == Requirement::CgroupRequired && (!has_cgroups || limits != config.limits) {
+        if config.requirement == Requirement::Cgroup && (!has_cgroups || limits != config.limits) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, cgroup_required_message(&shortcomings)));
         }
         let mut unenforced_keys = Vec::new();
@@ -334,13 +341,13 @@ fn find_cgroups(
     shortcomings: &mut Vec<String>,
 ) -> io::Result<Result<OwnCgroups, String>> {
     let methods = match config.requirement {
-        Requirement::AtMost(ContainmentLevel::ProcessGroup) => {
+        Requirement::Group | Requirement::AtMost(ContainmentLevel::ProcessGroup) => {
             return Ok(Err("the configuration asks for process groups".to_owned()));
         }
         Requirement::AtMost(ContainmentLevel::CgroupFreeze) => &[KillMethod::FreezeAndSignal][..],
-        Requirement::AtMost(ContainmentLevel::CgroupKill)
-        | Requirement::BestAvailable
-        | Requirement::CgroupRequired => &[KillMethod::Kill, KillMethod::FreezeAndSignal],
+        Requirement::AtMost(ContainmentLevel::CgroupKill) | Requirement::Auto | Requirement::Cgroup => {
+            &[KillMethod::Kill, KillMethod::FreezeAndSignal]
+        }
     };
     if !shim_launch::is_shim_called() {
         return Ok(Err("this program does not call journeyman::shim() first in main".to_owned()));
@@ -351,9 +358,7 @@ fn find_cgroups(
     };
     for path in child_dirs(parent.path()) {
         tracing::warn!(cgroup = %path.display(), "killing processes left by the previous worker process");
-        if let Err(error) = kill_and_remove(&Cgroup::at(path)) {
-            return Err(survivors_error(&error.to_string()));
-        }
+        kill_and_remove(&Cgroup::at(path)).map_err(|error| survivors_error(&error.to_string()))?;
     }
     let probe = Cgroup::at(parent.path().join("probe"));
     for method in methods {
@@ -501,7 +506,7 @@ mod tests {
         let containment = Containment::probe("test", ContainmentConfig::default()).unwrap();
         assert_eq!(containment.level(), ContainmentLevel::ProcessGroup);
         assert!(containment.shortcomings().iter().any(|why| why.contains("shim")), "{containment:?}");
-        let required = ContainmentConfig { requirement: Requirement::CgroupRequired, ..ContainmentConfig::default() };
+        let required = ContainmentConfig { requirement: Requirement::Cgroup, ..ContainmentConfig::default() };
         let error = Containment::probe("test", required).unwrap_err().to_string();
         assert!(error.contains("Delegate=yes") && error.contains("shim"), "{error}");
     }
