@@ -17,22 +17,22 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::watch;
 
-use crate::Outcome;
 use crate::lapin_alone::{Pace, broker, print_line, stdin};
 use crate::machine::now;
-use crate::programs::QUEUE;
+use crate::programs::{QUEUE, Role};
 use crate::task_queue::api_config;
+use crate::{Lab, Outcome};
 
 pub(crate) const FLAG: &str = "--no-op-worker";
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct NoOpWorker {
-    pub(crate) from: From,
-    pub(crate) capacity: u32,
-    pub(crate) work_dir: PathBuf,
-    pub(crate) payload: Payload,
+struct NoOpWorker {
+    from: From,
+    capacity: u32,
+    work_dir: PathBuf,
+    payload: Payload,
     /// After how many completed claims it prints `done`; 0 is never.
-    pub(crate) expected: u64,
+    expected: u64,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -48,6 +48,14 @@ pub(crate) enum Payload {
     Stamp,
     /// Waits for the line `release`.
     Wait,
+}
+
+impl Lab {
+    pub(crate) fn no_op_worker(&self, from: From, capacity: u32, payload: Payload, expected: usize) -> Outcome<Role> {
+        let work_dir = self.fresh("work")?;
+        let worker = NoOpWorker { from, capacity, work_dir, payload, expected: expected as u64 };
+        Role::start(self, FLAG, &worker)
+    }
 }
 
 #[derive(Clone)]

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use crate::lapin_alone::{self, LapinLoop, REPLY_TO, next};
 use crate::machine::{Row, Spans, now};
-use crate::no_op_worker::{self, From, NoOpWorker, Payload};
+use crate::no_op_worker::{From, Payload};
 use crate::programs::{Broker, Role, TIMEOUT, join_all, until};
 use crate::{Lab, Outcome};
 
@@ -82,15 +82,10 @@ impl Lab {
         match who {
             Who::Lapin => Role::start(self, lapin_alone::FLAG, &LapinLoop { uri, queue, prefetch, expected }),
             Who::Worker => {
-                self.request_worker(From::Amqp { uri, queue, activity_exchange }, prefetch, Payload::Nothing, count)
+                let from = From::Amqp { uri, queue, activity_exchange };
+                self.no_op_worker(from, prefetch.into(), Payload::Nothing, count)
             }
         }
-    }
-
-    fn request_worker(&self, from: From, capacity: u16, payload: Payload, expected: usize) -> Outcome<Role> {
-        let work_dir = self.fresh("work")?;
-        let worker = NoOpWorker { from, capacity: capacity.into(), work_dir, payload, expected: expected as u64 };
-        Role::start(self, no_op_worker::FLAG, &worker)
     }
 
     async fn no_op_requests(&self, broker: &Broker, queue_type: &str, prefetch: u16) -> Outcome<[Row; 2]> {
@@ -155,7 +150,7 @@ impl Lab {
         let count: u16 = self.pick(1_000, 50);
         let queues = Queues::declare(broker, "classic").await?;
         let from = From::Amqp { uri: broker.uri.clone(), queue: queues.requests.clone(), activity_exchange: None };
-        let mut worker = self.request_worker(from, count, Payload::Wait, count.into())?;
+        let mut worker = self.no_op_worker(from, count.into(), Payload::Wait, count.into())?;
         worker.line("working").await?;
         queues.has_consumer().await?;
         let before = worker.usage()?;

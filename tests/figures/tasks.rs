@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use crate::machine::{Row, Spans, flushes, micros_each, now};
-use crate::no_op_worker::{self, From, NoOpWorker, Payload};
+use crate::no_op_worker::{From, Payload};
 use crate::programs::{Program, Queue, Role, TIMEOUT};
 use crate::{Lab, Outcome};
 
@@ -23,15 +23,9 @@ fn nothing_else(counts: &Value, tasks: usize) -> Outcome<()> {
 }
 
 impl Lab {
-    fn no_op_worker(&self, queue: &Queue, capacity: usize, payload: Payload, expected: usize) -> Outcome<Role> {
-        let worker = NoOpWorker {
-            from: From::Taskcluster { root_url: queue.root_url.clone() },
-            capacity: u32::try_from(capacity)?,
-            work_dir: self.fresh("work")?,
-            payload,
-            expected: expected as u64,
-        };
-        Role::start(self, no_op_worker::FLAG, &worker)
+    fn task_worker(&self, queue: &Queue, capacity: usize, payload: Payload, expected: usize) -> Outcome<Role> {
+        let from = From::Taskcluster { root_url: queue.root_url.clone() };
+        self.no_op_worker(from, u32::try_from(capacity)?, payload, expected)
     }
 
     /// Tasks that wait in the queue when the worker starts, until the last is reported.
@@ -43,7 +37,7 @@ impl Lab {
             let queue = Queue::start(self, "20m").await?;
             let tasks = queue.create(count, &json!({})).await?;
             let before = queue.program.usage()?;
-            let mut worker = self.no_op_worker(&queue, capacity, Payload::Nothing, count)?;
+            let mut worker = self.task_worker(&queue, capacity, Payload::Nothing, count)?;
             let (elapsed, cpu, counted) = worker.done().await?;
             let after = queue.program.usage()?;
             nothing_else(&worker.counts().await?, count)?;
@@ -69,7 +63,7 @@ impl Lab {
     pub(crate) async fn latency(&self) -> Outcome<Vec<Row>> {
         let disk = flushes(self.path(), self.pick(Duration::from_secs(1), Duration::from_millis(50))).await?;
         let queue = Queue::start(self, "20m").await?;
-        let mut worker = self.no_op_worker(&queue, 4, Payload::Stamp, 0)?;
+        let mut worker = self.task_worker(&queue, 4, Payload::Stamp, 0)?;
         worker.line("working").await?;
         let (warm_up, count) = (10, self.pick(400, 20));
         let mut spans = Vec::new();
@@ -134,7 +128,7 @@ impl Lab {
     pub(crate) async fn leases(&self) -> Outcome<Vec<Row>> {
         let (count, claim_timeout, each) = self.pick((10_000, "30s", 2), (100, "20s", 1));
         let queue = Queue::start(self, claim_timeout).await?;
-        let mut worker = self.no_op_worker(&queue, count, Payload::Wait, count)?;
+        let mut worker = self.task_worker(&queue, count, Payload::Wait, count)?;
         worker.line("working").await?;
         let before = worker.usage()?;
         let tasks = queue.create(count, &json!({})).await?;

@@ -14,36 +14,15 @@ use crate::task_queue::{CLIENT_ID, TOKEN};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_journeyman");
 
-pub struct Folder(tempfile::TempDir);
-
-impl Folder {
-    pub fn new() -> Self {
-        Self(tempfile::tempdir().expect("a folder"))
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    /// Where each payload writes its run at its start.
-    pub fn ledger(&self) -> PathBuf {
-        self.path().join("started")
-    }
-
-    pub fn read_ledger(&self) -> String {
-        std::fs::read_to_string(self.ledger()).unwrap_or_default()
-    }
-
-    /// Keeps the directory for analysis.
-    pub fn keep(self) -> PathBuf {
-        self.0.keep()
-    }
+/// Where each payload writes its run at its start.
+pub fn ledger(folder: &Path) -> PathBuf {
+    folder.join("started")
 }
 
-fn journeyman(folder: &Folder, log: &str) -> Command {
+fn journeyman(folder: &Path, log: &str) -> Command {
     let mut command = Command::new(PROGRAM);
-    let log = File::options().append(true).create(true).open(folder.path().join(log)).expect("a log");
-    command.env_clear().current_dir(folder.path()).env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    let log = File::options().append(true).create(true).open(folder.join(log)).expect("a log");
+    command.env_clear().current_dir(folder).env("PATH", std::env::var_os("PATH").unwrap_or_default());
     command.env("JOURNEYMAN__HOST__METADATA_SERVICE", "off").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     command
 }
@@ -56,11 +35,11 @@ pub struct Queue {
 
 impl Queue {
     /// On a free port.
-    pub fn start(folder: &Folder) -> Self {
+    pub fn start(folder: &Path) -> Self {
         Self::listening(folder, "127.0.0.1:0", None)
     }
 
-    fn listening(folder: &Folder, listen: &str, public_root: Option<&str>) -> Self {
+    fn listening(folder: &Path, listen: &str, public_root: Option<&str>) -> Self {
         let mut command = journeyman(folder, "queue.log");
         command.args(["queue", "--db", "queue.db", "--listen", listen, "--log-format", "json"]);
         command.env("JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", "1m");
@@ -84,7 +63,7 @@ impl Queue {
     }
 
     /// On the same port. It names `public_root` as its address, and does not log its own.
-    pub fn restart(&mut self, folder: &Folder, public_root: &str) -> Self {
+    pub fn restart(&mut self, folder: &Path, public_root: &str) -> Self {
         self.child.kill().expect("it is there");
         self.child.wait().expect("it ends");
         Self::listening(folder, &self.address.to_string(), Some(public_root))
@@ -106,7 +85,7 @@ pub struct Worker {
 
 impl Worker {
     /// One source of each dialect.
-    pub fn start(folder: &Folder, root: &str) -> Self {
+    pub fn start(folder: &Path, root: &str) -> Self {
         let source = |name: &str| {
             format!(
                 "[source.{name}]\nkind = \"taskcluster\"\ndialect = \"{name}\"\nroot_url = \"{root}\"\n\
@@ -119,11 +98,11 @@ impl Worker {
             source("claim-work"),
             source("azure")
         );
-        std::fs::write(folder.path().join("journeyman.toml"), text).expect("a file");
-        std::fs::write(folder.path().join("token"), TOKEN).expect("a file");
+        std::fs::write(folder.join("journeyman.toml"), text).expect("a file");
+        std::fs::write(folder.join("token"), TOKEN).expect("a file");
         let mut command = journeyman(folder, "worker.log");
         let child = command.args(["worker", "--log-format", "json"]).spawn().expect("the worker starts");
-        Self { child, socket: folder.path().join("work/control.sock") }
+        Self { child, socket: folder.join("work/control.sock") }
     }
 
     pub fn pid(&self) -> u32 {

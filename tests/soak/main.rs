@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use figures::Series;
-use hosts::{Folder, Queue, Worker};
+use hosts::{Queue, Worker, ledger};
 use journeyman::control::client::ControlClient;
 use journeyman::control::{WorkerCommand, WorkerCommandRequest};
 use journeyman::domain::id::TaskId;
@@ -76,7 +76,7 @@ const FAULTS: [&str; 7] = [
 ];
 
 struct Soak {
-    folder: Folder,
+    folder: tempfile::TempDir,
     queue: Queue,
     wire: Wire,
     worker: Worker,
@@ -89,11 +89,11 @@ struct Soak {
 
 impl Soak {
     async fn start() -> Self {
-        let folder = Folder::new();
-        let mut queue = Queue::start(&folder);
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut queue = Queue::start(folder.path());
         let wire = Wire::to(&queue.address.to_string()).await;
-        queue = queue.restart(&folder, &wire.root());
-        let worker = Worker::start(&folder, &wire.root());
+        queue = queue.restart(folder.path(), &wire.root());
+        let worker = Worker::start(folder.path(), &wire.root());
         let api = task_queue::api(&format!("http://{}", queue.address));
         Self {
             folder,
@@ -129,7 +129,7 @@ impl Soak {
             Kind::Sleeps => format!("sleep {seconds}"),
         };
         let task = new_task_id();
-        let script = format!("echo $TASK_ID/$RUN_ID >> {}; {script}", self.folder.ledger().display());
+        let script = format!("echo $TASK_ID/$RUN_ID >> {}; {script}", ledger(self.folder.path()).display());
         let definition = task_queue::definition(&format!("soak/{protocol}"), &task_queue::shell(&script));
         // The queue may be down; one that was created all the same is asked after.
         let created = self.api.create_task(&task, definition).await.is_ok();
@@ -161,7 +161,7 @@ impl Soak {
         let name = FAULTS[which];
         self.wire.set(Way::Carry);
         match which {
-            0 => self.queue = self.queue.restart(&self.folder, &self.wire.root()),
+            0 => self.queue = self.queue.restart(self.folder.path(), &self.wire.root()),
             1 => self.wire.cut(),
             2 => self.wire.set(Way::Stall),
             _ => {
@@ -271,7 +271,7 @@ fn judge(soak: &Soak, resolved: &BTreeMap<TaskId, Value>) -> Verdict {
         }
     }
     let mut started = BTreeMap::<String, u32>::new();
-    for line in soak.folder.read_ledger().lines() {
+    for line in std::fs::read_to_string(ledger(soak.folder.path())).unwrap_or_default().lines() {
         *started.entry(line.to_owned()).or_default() += 1;
     }
     verdict.twice = started.into_iter().filter(|(_, count)| *count > 1).map(|(run, _)| run).collect();
