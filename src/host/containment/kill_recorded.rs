@@ -81,8 +81,8 @@ fn find_leftovers<'a>(record: &ProcessRecord, scan: &'a ProcScan) -> Vec<&'a Pro
     // A leader that started just before the crash may not be recorded.
     let unrecorded = running.iter().filter(has_cookie).filter(|stat| stat.pid == stat.group).map(|stat| stat.pid);
     let groups: Vec<i32> = recorded.chain(unrecorded).collect();
-    let in_groups = running.iter().filter(|stat| groups.contains(&stat.group)).map(|stat| stat.pid);
-    let roots: Vec<i32> = in_groups.chain(with_cookie.iter().copied()).collect();
+    let in_claim = running.iter().filter(|stat| has_cookie(stat) || groups.contains(&stat.group));
+    let roots: Vec<i32> = in_claim.map(|stat| stat.pid).collect();
     let tree = process::with_descendants(&roots, &scan.processes);
     running.into_iter().filter(|stat| tree.contains(&stat.pid)).collect()
 }
