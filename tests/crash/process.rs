@@ -179,13 +179,11 @@ impl Process {
     }
 }
 
-fn queue_variables(listen: &str) -> [Variable<'_>; 6] {
+fn queue_variables(listen: &str) -> [Variable<'_>; 5] {
     [
         Variable { name: "JOURNEYMAN__QUEUE__CLIENTS__TESTER__ACCESS_TOKEN_FILE", value: "env:TEST_TOKEN" },
         Variable { name: "TEST_TOKEN", value: TOKEN },
         Variable { name: "JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", value: "5s" },
-        // Messages that a killed worker had polled become visible again as soon.
-        Variable { name: "JOURNEYMAN__QUEUE__VISIBILITY_TIMEOUT", value: "5s" },
         Variable { name: "JOURNEYMAN__QUEUE__LISTEN", value: listen },
         Variable { name: "JOURNEYMAN__QUEUE__DB", value: "queue.db" },
     ]

@@ -36,14 +36,13 @@ pub struct Queue {
 impl Queue {
     /// On a free port.
     pub fn start(folder: &Path) -> Self {
-        Self::listening(folder, "127.0.0.1:0", None)
+        Self::listening(folder, "127.0.0.1:0")
     }
 
-    fn listening(folder: &Path, listen: &str, public_root: Option<&str>) -> Self {
+    fn listening(folder: &Path, listen: &str) -> Self {
         let mut command = journeyman(folder, "queue.log");
         command.args(["queue", "--db", "queue.db", "--listen", listen, "--log-format", "json"]);
         command.env("JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", "1m");
-        command.envs(public_root.map(|root| ("JOURNEYMAN__QUEUE__PUBLIC_ROOT_URL", root)));
         command.env("JOURNEYMAN__QUEUE__CLIENTS__TESTER__ACCESS_TOKEN_FILE", "env:TEST_TOKEN").env("TEST_TOKEN", TOKEN);
         let mut child = command.stderr(Stdio::piped()).spawn().expect("the queue starts");
         let mut said = BufReader::new(child.stderr.take().expect("stderr is piped"));
@@ -53,8 +52,7 @@ impl Queue {
             assert!(said.read_line(&mut line).expect("text") > 0, "the queue ended before it listened");
             let told: Value = serde_json::from_str(&line).unwrap_or_default();
             if let Some(root) = told["root_url"].as_str() {
-                let known = if public_root.is_some() { listen } else { root.trim_start_matches("http://") };
-                break known.trim_end_matches('/').parse().expect("an address");
+                break root.trim_start_matches("http://").parse().expect("an address");
             }
         };
         // The rest of its output is not needed, but a full pipe would block it.
@@ -62,11 +60,11 @@ impl Queue {
         Self { child, address }
     }
 
-    /// On the same port. It names `public_root` as its address, and does not log its own.
-    pub fn restart(&mut self, folder: &Path, public_root: &str) -> Self {
+    /// On the same port.
+    pub fn restart(&mut self, folder: &Path) -> Self {
         self.child.kill().expect("it is there");
         self.child.wait().expect("it ends");
-        Self::listening(folder, &self.address.to_string(), Some(public_root))
+        Self::listening(folder, &self.address.to_string())
     }
 }
 
