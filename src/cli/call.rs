@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 
+use super::amqp_setup::BROKER_URI_DEFAULT;
 use super::exit::{Exit, ExitResult, Failure};
 use super::output;
 use crate::amqp::{self, Broker, ClientCertificate, TlsFiles};
@@ -12,9 +13,6 @@ use crate::client::{ReplyPosition, RpcClient, RpcError, RpcReply, RpcRequest};
 use crate::config::values::{Secret, Span};
 use crate::config::{Environment, secrets};
 use crate::limits::{CALL_BODY_BYTES_MAX, CALL_REASON_CHARS_MAX, RPC_TIMEOUT_DEFAULT};
-
-/// A RabbitMQ on this machine with its default user.
-const BROKER_URI_DEFAULT: &str = "amqp://guest:guest@127.0.0.1:5672/";
 
 /// `journeyman call`
 #[derive(Debug, Args)]
