@@ -26,6 +26,7 @@ use crate::domain::refusal::Refusal;
 use crate::handler::artifact::{self, ArtifactDeclaration, ArtifactKind};
 use crate::handler::process::format_seconds;
 use crate::handler::{Context, ExecuteError, ExecuteFailure};
+use crate::http::client::{BodyError, read_body};
 use crate::limits::{
     SERVICE_ANSWER_BYTES_MAX, SERVICE_HEADERS_MAX, SERVICE_RETRY_AFTER_DEFAULT, SERVICE_RETRY_AFTER_MAX,
 };
@@ -236,14 +237,10 @@ impl HttpInner {
     }
 
     async fn read_body(&self, mut response: Response, bytes_max: usize) -> Result<Vec<u8>, ExecuteError> {
-        let mut body = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(|error| self.disconnect_error(&error))? {
-            body.extend_from_slice(&chunk);
-            if body.len() > bytes_max {
-                return Err(self.too_large_error(bytes_max));
-            }
-        }
-        Ok(body)
+        read_body(&mut response, bytes_max).await.map_err(|error| match error {
+            BodyError::TooLong => self.too_large_error(bytes_max),
+            BodyError::Connection(error) => self.disconnect_error(&error),
+        })
     }
 
     fn too_large_error(&self, max_bytes: usize) -> ExecuteError {
