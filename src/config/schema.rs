@@ -428,22 +428,15 @@ impl Handler {
 pub struct CommandHandler {
     /// Variables of the worker's environment that a payload sees.
     pub env_allow: Vec<String>,
-    /// Maximum run time of a task, whatever it asks for.
+    /// Maximum run time of a task, whatever it asks for, and the run time of one that asks for none.
     pub max_run_time: RunTime,
-    /// Run time of a task that sets none. Without it, tasks have to set one.
-    pub default_run_time: Option<RunTime>,
     /// Time between SIGTERM and SIGKILL for the processes of a task.
     pub termination_grace: Span,
 }
 
 impl Default for CommandHandler {
     fn default() -> Self {
-        Self {
-            env_allow: env_allow(),
-            max_run_time: max_run_time(),
-            default_run_time: None,
-            termination_grace: termination_grace(),
-        }
+        Self { env_allow: env_allow(), max_run_time: max_run_time(), termination_grace: termination_grace() }
     }
 }
 

@@ -117,12 +117,8 @@ impl Command {
     }
 
     fn resolve_run_time(&self, seconds: Option<u32>, violations: &mut Vec<String>) -> Duration {
-        let requested = seconds.map(|seconds| Duration::from_secs(seconds.into()));
-        let Some(run_time) = requested.or_else(|| self.config.default_run_time.map(|time| time.0)) else {
-            violations.push("payload/maxRunTime: give the time in seconds; this worker has no default".to_owned());
-            return Duration::ZERO;
-        };
         let max = self.config.max_run_time.0;
+        let run_time = seconds.map_or(max, |seconds| Duration::from_secs(seconds.into()));
         if run_time > max {
             violations.push(format!(
                 "payload/maxRunTime: {} s is more than the {} s this worker allows",

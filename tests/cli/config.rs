@@ -76,15 +76,6 @@ fn world_readable_broker_secrets_are_a_warning() {
 }
 
 #[test]
-fn a_key_file_without_certificate_file_is_reported_at_its_line() {
-    let file = "[pool.core]\n[amqp]\nkey_file = \"/etc/key.pem\"\n";
-    let said = check(&["-", "--no-files"], &[], file);
-    assert_eq!(said.code, CONFIG_INVALID);
-    assert!(said.err.contains("has `key_file` but no `certificate_file`"), "{}", said.err);
-    assert!(said.err.contains("standard input:3:12"), "{}", said.err);
-}
-
-#[test]
 fn a_worker_may_share_the_configuration_of_its_controller() {
     let file = "[pool.core]\n[handler.echo]\nkind = \"program\"\nexec = [\"/bin/true\"]\n";
     let uri = ("WORKER_AMQP_URI", "amqp://host");

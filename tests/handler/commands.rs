@@ -157,9 +157,7 @@ async fn empty_commands_are_violations() {
 }
 
 #[tokio::test]
-async fn a_missing_or_too_long_max_run_time_is_rejected() {
-    let sentences = refused(json!({"command": [["true"]]})).await;
-    assert!(sentences[0].starts_with("payload/maxRunTime: give the time"), "{sentences:?}");
+async fn a_too_long_max_run_time_is_rejected() {
     let sentences = refused(json!({"command": [["true"]], "maxRunTime": 3601})).await;
     assert_eq!(sentences, ["payload/maxRunTime: 3601 s is more than the 3600 s this worker allows"]);
 }

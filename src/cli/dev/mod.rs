@@ -18,10 +18,8 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
 use super::target::{DevState, DevStateFile, state_dir};
 use super::{output, worker, worker_setup};
-use crate::config::schema::{
-    Amqp, COMMAND, CommandHandler, Config, Handler, LogFormat, ProgramHandler, Source, TaskclusterSource,
-};
-use crate::config::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Secret, Span};
+use crate::config::schema::{Amqp, COMMAND, Config, Handler, LogFormat, ProgramHandler, Source, TaskclusterSource};
+use crate::config::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Secret};
 use crate::config::{Environment, LoadedConfig};
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::host::termination_notice::MetadataProvider;
@@ -166,12 +164,7 @@ impl DevSession {
         let token = Secret::new(&format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple()));
         let queue = start_queue(&mut config, &token, environment).await?;
         let token_file = write_token(&token, temp_dir)?;
-        config.handler.entry(COMMAND.to_owned()).or_insert_with(|| {
-            Handler::Command(CommandHandler {
-                default_run_time: Some(Span(Duration::from_secs(3600))),
-                ..CommandHandler::default()
-            })
-        });
+        config.handler.entry(COMMAND.to_owned()).or_default();
         config.host.metadata_service = MetadataProvider::Off;
         config.amqp = Amqp::default();
         config.worker.work_dir = values::File(temp_dir.join("work"));
