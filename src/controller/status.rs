@@ -1,5 +1,6 @@
 //! Status of a controller, as JSON. Times are seconds. No request body and no credential appears in it.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -99,6 +100,19 @@ pub struct WorkerCounts {
 impl WorkerCounts {
     pub const fn total(self) -> u32 {
         self.starting + self.idle + self.busy + self.stopping
+    }
+
+    pub const fn by_state(self) -> [(&'static str, u32); 4] {
+        let Self { starting, idle, busy, stopping } = self;
+        [("starting", starting), ("idle", idle), ("busy", busy), ("stopping", stopping)]
+    }
+}
+
+impl fmt::Display for WorkerCounts {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let present = self.by_state().into_iter().filter(|(_, count)| *count > 0);
+        let texts: Vec<String> = present.map(|(state, count)| format!("{count} {state}")).collect();
+        out.write_str(if texts.is_empty() { "none".to_owned() } else { texts.join(", ") }.as_str())
     }
 }
 

@@ -6,7 +6,6 @@ mod poison;
 mod reload;
 mod status;
 
-use std::future::Future;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -107,8 +106,7 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
             None => std::future::pending::<()>().await,
         }
     };
-    let answers = serve_control_socket(socket, config.control.socket.is_some(), seen.clone(), reloads)?;
-    // The socket answers before a pool reports that it is active.
+    let answers = serve_control_socket(socket, seen.clone(), reloads);
     let mut pools = JoinSet::new();
     for (settings, asks) in to_run {
         pools.spawn(controller::run(settings, asks, leave.clone()));
@@ -119,7 +117,7 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
             Ok(Err(error)) => Err(Failure::new(Exit::HostUnusable, format!("cannot control a pool: {error}"))),
             Ok(Ok(())) | Err(_) => Err(Failure::new(Exit::Internal, "the controller of a pool ended unexpectedly")),
         },
-        () = answers => return Err(Failure::new(Exit::Internal, "the control socket ended unexpectedly")),
+        failure = answers => return Err(failure),
         () = pages => return Err(Failure::new(Exit::Internal, "the HTTP server ended unexpectedly")),
         never = reloader.run() => match never {},
     }
@@ -159,41 +157,25 @@ pub(in crate::cli) fn controller_socket(config: &Config) -> Option<PathBuf> {
 }
 
 /// Waits for the socket if another controller of this host holds it.
-fn serve_control_socket(
-    path: PathBuf,
-    is_configured: bool,
-    pools: PoolHandles,
-    reloads: ReloadSender,
-) -> Result<impl Future<Output = ()>, Failure> {
-    let first = match Socket::listen(&path) {
-        Err(error) if is_configured && error.kind() != io::ErrorKind::AddrInUse => {
-            return Err(Failure::new(Exit::HostUnusable, format!("cannot listen on the control socket: {error}")));
-        }
-        first => first,
-    };
-    Ok(async move {
-        let (mut tried, mut said) = (first, false);
-        loop {
-            match tried {
-                Ok(socket) => match serve(socket, pools, reloads).await {},
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                    if !said {
-                        let path = path.display();
-                        tracing::info!(%path, "another process listens on the control socket; waiting for it to exit");
-                        said = true;
-                    }
-                    tokio::time::sleep(CONTROLLER_STANDBY_INTERVAL).await;
-                    tried = Socket::listen(&path);
+async fn serve_control_socket(path: PathBuf, pools: PoolHandles, reloads: ReloadSender) -> Failure {
+    let mut is_waiting = false;
+    loop {
+        match Socket::listen(&path) {
+            Ok(socket) => match serve(socket, pools, reloads).await {},
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                if !std::mem::replace(&mut is_waiting, true) {
+                    let path = path.display();
+                    tracing::info!(%path, "another process listens on the control socket; waiting for it to exit");
                 }
-                Err(error) => {
-                    tracing::warn!(
-                        "cannot listen on the control socket: {error}; `control.socket` configures another path"
-                    );
-                    return std::future::pending().await;
-                }
+                tokio::time::sleep(CONTROLLER_STANDBY_INTERVAL).await;
+            }
+            Err(error) => {
+                let text =
+                    format!("cannot listen on the control socket: {error}; `control.socket` configures another path");
+                return Failure::new(Exit::HostUnusable, text);
             }
         }
-    })
+    }
 }
 
 fn pool_config(

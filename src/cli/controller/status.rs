@@ -11,9 +11,7 @@ use crate::cli::output::Format;
 use crate::config::Environment;
 use crate::config::values::Span;
 use crate::control::controller_api::ControllerStatusReply;
-use crate::controller::status::{
-    DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, WorkerCounts,
-};
+use crate::controller::status::{DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role};
 
 /// `journeyman controller status`
 #[derive(Debug, Args)]
@@ -124,18 +122,8 @@ fn workers_text(pool: &PoolStatus) -> String {
     let budget = pool.max_total.map_or_else(String::new, |budget| format!("   at most {budget}"));
     format!(
         "{}   {} started   {} failed{budget}",
-        worker_counts(pool.workers),
-        pool.counters.workers_started,
-        pool.counters.workers_failed
+        pool.workers, pool.counters.workers_started, pool.counters.workers_failed
     )
-}
-
-fn worker_counts(workers: WorkerCounts) -> String {
-    let WorkerCounts { starting, idle, busy, stopping } = workers;
-    let kinds = [(starting, "starting"), (idle, "idle"), (busy, "busy"), (stopping, "stopping")];
-    let there: Vec<String> =
-        kinds.iter().filter(|(count, _)| *count > 0).map(|(count, kind)| format!("{count} {kind}")).collect();
-    if there.is_empty() { "none".to_owned() } else { there.join(", ") }
 }
 
 fn demand_text(demand: &DemandStatus) -> String {
@@ -183,7 +171,7 @@ fn group_table(pool: &PoolStatus) -> String {
                 .map_or_else(|| next.to_owned(), |left| format!("{next} in {}", format_seconds(left))),
             number(group.ready),
             number(group.unacknowledged),
-            if pool.starts_workers { worker_counts(group.workers) } else { "-".to_owned() },
+            if pool.starts_workers { group.workers.to_string() } else { "-".to_owned() },
             number(group.wanted),
             group_reasons(group),
         ]
@@ -237,7 +225,7 @@ fn group_reasons(group: &GroupStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::status::{BrokerStatus, ControllerStatus, CounterValues};
+    use crate::controller::status::{BrokerStatus, ControllerStatus, CounterValues, WorkerCounts};
 
     fn group(key: &str, phase: GroupPhase) -> GroupStatus {
         GroupStatus {

@@ -299,21 +299,13 @@ fn share_budget(drafts: &mut [DecisionDraft<'_>], budget: u32) {
     }
     let mut left = budget;
     let mut shares: Vec<u32> = drafts.iter().map(|_| 0).collect();
+    // The sum of all needs is greater than the budget, so each round finds a draft that lacks a worker.
     while left > 0 {
-        let hungry: Vec<usize> = shares
-            .iter()
-            .zip(drafts.iter())
-            .enumerate()
-            .filter(|(_, (share, draft))| **share < draft.desired)
-            .map(|(at, _)| at)
-            .collect();
-        let Some(each) = u32::try_from(hungry.len()).ok().filter(|count| *count > 0) else { break };
-        let level = (left / each).max(1);
-        for at in hungry {
-            let (Some(share), Some(draft)) = (shares.get_mut(at), drafts.get(at)) else { continue };
-            let more = level.min(draft.desired - *share).min(left);
-            *share += more;
-            left -= more;
+        for (share, draft) in shares.iter_mut().zip(drafts.iter()) {
+            if left > 0 && *share < draft.desired {
+                *share += 1;
+                left -= 1;
+            }
         }
     }
     for (draft, share) in drafts.iter_mut().zip(shares) {

@@ -63,15 +63,7 @@ fn families() -> Vec<Family> {
         .with_labels(&["pool", "phase"]),
         group_sum("controller_groups_failing", "Groups whose workers keep failing.", |group| group.failing.into()),
         gauge("controller_workers", "Workers by state.", |pool| {
-            let workers = pool.workers;
-            [
-                ("starting", workers.starting),
-                ("idle", workers.idle),
-                ("busy", workers.busy),
-                ("stopping", workers.stopping),
-            ]
-            .map(|(kind, many)| labeled([&*pool.name, kind], many.into()))
-            .into()
+            pool.workers.by_state().map(|(state, count)| labeled([&*pool.name, state], count.into())).into()
         })
         .with_labels(&["pool", "state"]),
         group_sum("controller_workers_wanted", "Desired number of workers, all groups together.", |group| {

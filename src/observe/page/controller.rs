@@ -10,9 +10,7 @@ use maud::{Markup, html};
 pub use super::CommandButtons;
 use super::{HtmlPage, PageContent, Refresh, SnapshotClock, build_page, format_seconds};
 use crate::control::controller_api::ControllerStatusReply;
-use crate::controller::status::{
-    ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, WorkerActivity, WorkerCounts,
-};
+use crate::controller::status::{ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, WorkerActivity};
 use crate::limits::PAGE_GROUPS_MAX;
 
 pub fn render(status: &ControllerStatusReply, refresh: Refresh, acts: CommandButtons, now: Timestamp) -> HtmlPage {
@@ -109,7 +107,7 @@ fn facts(pool: &PoolStatus) -> Markup {
                 @if pool.starts_workers {
                     (pool.workers.total())
                     @if let Some(budget) = pool.max_total { " of " (budget) }
-                    small { (worker_counts(pool.workers)) }
+                    small { (pool.workers) }
                 } @else { "–" small { "not started by this controller" } }
             } }
             div { dt { "ready requests" } dd { (ready) small { "not held by a worker" } } }
@@ -143,14 +141,6 @@ fn disconnects_text(times: u64) -> String {
         1 => "1 disconnect".to_owned(),
         times => format!("{times} disconnects"),
     }
-}
-
-fn worker_counts(workers: WorkerCounts) -> String {
-    let WorkerCounts { starting, idle, busy, stopping } = workers;
-    let kinds = [(starting, "starting"), (idle, "idle"), (busy, "busy"), (stopping, "stopping")];
-    let there: Vec<String> =
-        kinds.iter().filter(|(count, _)| *count > 0).map(|(count, kind)| format!("{count} {kind}")).collect();
-    if there.is_empty() { "none".to_owned() } else { there.join(", ") }
 }
 
 fn no_groups(pool: &PoolStatus) -> Markup {
@@ -214,7 +204,7 @@ fn row(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: Snap
 fn workers(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
     html! {
         details data-name=(format!("{} {}", pool.name, group.key)) {
-            summary { (worker_counts(group.workers)) }
+            summary { (group.workers) }
             ul.plain {
                 @for worker in &group.worker_list {
                     li {
