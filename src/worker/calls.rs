@@ -471,11 +471,13 @@ mod tests {
     async fn prepared(uses: Uses, context: &Context) -> Result<PreparedPayload, PrepareFailure> {
         let handler = erase(OkHandler { uses });
         let back = prepare(handler, Some(PendingRecord::succeeded()), LocalToken(1), None, context.clone()).await;
-        match back {
-            CallResult::Claim { attachment: Some(Attachment::Prepared(prepared)), .. } => Ok(prepared),
-            CallResult::Claim { event: ClaimEvent::Prepared(Err(failure)), .. } => Err(failure),
-            _ => panic!("it answers whether it is prepared"),
-        }
+        let CallResult::Claim { event: ClaimEvent::Prepared(answer), attachment, .. } = back else {
+            panic!("it answers whether it is prepared")
+        };
+        answer.map(|()| match attachment {
+            Some(Attachment::Prepared(prepared)) => prepared,
+            Some(_) | None => panic!("it holds the prepared payload"),
+        })
     }
 
     async fn ended(uses: Uses, context: &Context) -> Verdict {

@@ -329,7 +329,7 @@ pub(crate) async fn run(filter: &str) -> Report {
 fn at_with_disk(level: ContainmentLevel) -> Result<Containment, String> {
     at(level, "probe")?;
     let limits = ResourceLimits { disk: Some(DISK), ..ResourceLimits::default() };
-    let wanted = ContainmentConfig { requirement: Requirement::AtMost(level), limits, ..ContainmentConfig::default() };
+    let wanted = ContainmentConfig { requirement: Requirement::AtMost(level), limits };
     let name = format!("hostile-{}-{}", level.as_str(), std::process::id());
     Containment::probe(&name, wanted).map_err(|error| error.to_string())
 }
