@@ -197,7 +197,7 @@ async fn a_lease_that_ends_takes_the_run_away(bench: Arc<dyn Bench>) {
     let task = bench.create(Spec::default()).await;
     let taken = take_one(&*first).await;
     if let Some(message) = &taken.message {
-        messages(&*first).delete(&message).await.expect("it is deleted");
+        messages(&*first).delete(message).await.expect("it is deleted");
     }
     let claim = taken.grant.claim;
     bench.pass(Span::ALease).await;
