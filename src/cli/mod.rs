@@ -16,7 +16,7 @@ mod handler;
 mod man;
 pub mod output;
 mod queue;
-mod reload;
+mod reloader;
 mod signals;
 mod systemd_notify;
 pub mod target;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 use tokio::time::timeout;
 
-use super::control::status;
+use super::control::status_text::{one_line, strip_control_chars};
 use crate::host::service_manager::ServiceManager;
 use crate::limits::{
     SYSTEMD_EXTEND_BY, SYSTEMD_SNAPSHOT_TIMEOUT, SYSTEMD_STATUS_CHARS_MAX, SYSTEMD_STATUS_CHECK_INTERVAL,
@@ -43,7 +43,7 @@ where
                     }
                     states.push(extend_timeout());
                 }
-                let status = single_line(&status::one_line(&view));
+                let status = single_line(&one_line(&view));
                 if status != last_status {
                     last_status.clone_from(&status);
                     states.push(NotifyState::Status(&status));
@@ -69,7 +69,7 @@ fn extend_timeout() -> NotifyState<'static> {
 
 /// A line break would begin another assignment.
 fn single_line(text: &str) -> String {
-    status::strip_control_chars(text).chars().take(SYSTEMD_STATUS_CHARS_MAX).collect()
+    strip_control_chars(text).chars().take(SYSTEMD_STATUS_CHARS_MAX).collect()
 }
 
 const fn stops(state: LifecycleState) -> bool {

@@ -11,7 +11,7 @@ use sd_notify::NotifyState;
 use super::config_args::{self, ConfigArgs, WorkerFlags};
 use super::doctor::host::open_files_warning;
 use super::exit::{Exit, ExitResult, Failure};
-use super::reload::{Reloader, WorkerTarget};
+use super::reloader::{Reloader, WorkerTarget};
 use super::signals::ExitSignals;
 use super::{amqp_setup, systemd_notify, termination_watch, worker_setup};
 use crate::config::Environment;

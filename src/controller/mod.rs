@@ -19,6 +19,7 @@ mod queue_names;
 mod session;
 mod session_state;
 mod snapshot;
+mod state_store;
 pub mod status;
 mod topology;
 mod workers;

@@ -18,7 +18,6 @@ mod host_probe;
 #[doc(hidden)]
 pub mod liveness;
 mod log_artifacts;
-mod poll_journal;
 mod recent_outcomes;
 mod restart_recovery;
 mod sidecars;

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::format_seconds;
-use super::status::{note_text, strip_control_chars};
+use super::status_text::{note_text, strip_control_chars};
 use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{ClaimCommandStatus, ClaimDetail, PhaseStatus};
 

@@ -1,7 +1,7 @@
 //! Commands that talk to a worker's control socket: `status`, `pause`, `resume`, `drain`, `stop`, `reload`, `claims`.
 
 mod claim_details;
-pub(super) mod status;
+pub(super) mod status_text;
 mod top;
 
 use std::io::IsTerminal as _;
@@ -194,7 +194,7 @@ pub(super) async fn status(arguments: WorkerStatusArgs, environment: &Environmen
         let status = client.status().await?;
         Ok(match arguments.how.output {
             Format::Json => format!("{:#}\n", json!(status)),
-            Format::Table => status::render(&status),
+            Format::Table => status_text::render(&status),
         })
     })
     .await
@@ -276,7 +276,7 @@ pub(super) async fn claims(command: ClaimsCommand, environment: &Environment) ->
             let claims = target.client(environment)?.status().await?.snapshot.claims;
             match output {
                 Format::Json => output::json(&json!(claims))?,
-                Format::Table => output::print(&status::claim_table(&claims))?,
+                Format::Table => output::print(&status_text::claim_table(&claims))?,
             }
         }
         ClaimsCommand::Show { task, how: ShowArgs { target, output } } => {

@@ -3,7 +3,7 @@
 mod commands;
 mod plan;
 mod poison;
-mod reload;
+mod reloadable_keys;
 mod status;
 
 use std::io;
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::config_args::{self, ConfigArgs, ControllerFlags};
 use super::exit::{Exit, ExitResult, Failure};
-use super::reload::Reloader;
+use super::reloader::Reloader;
 use super::signals::ExitSignals;
 use super::worker::listen_http;
 use super::{amqp_setup, worker_setup};
@@ -34,7 +34,7 @@ use crate::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL, TOKEN_BYT
 use crate::observe::controller_http::commands::BearerToken;
 use crate::observe::status_routes::SnapshotFn;
 use crate::observe::{self, log};
-use reload::PoolsTarget;
+use reloadable_keys::PoolsTarget;
 
 /// `journeyman controller`
 #[derive(Debug, Args)]

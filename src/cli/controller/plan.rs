@@ -7,7 +7,7 @@ use clap::{Args, ValueHint};
 
 use super::{controller_socket, no_pools};
 use crate::cli::config_args::{ConfigArgs, NoFlags};
-use crate::cli::control::status::{BOLD, RESET, align_columns, strip_control_chars};
+use crate::cli::control::status_text::{BOLD, RESET, align_columns, strip_control_chars};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};
 use crate::config::Environment;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use clap::{Args, Subcommand};
 
-use crate::cli::control::status::{align_columns, strip_control_chars};
+use crate::cli::control::status_text::{align_columns, strip_control_chars};
 use crate::cli::control::{TargetArgs, operator_name};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};

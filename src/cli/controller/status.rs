@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use clap::Args;
 
-use crate::cli::control::status::{BOLD, RESET, align_columns, strip_control_chars};
+use crate::cli::control::status_text::{BOLD, RESET, align_columns, strip_control_chars};
 use crate::cli::control::{TargetArgs, format_seconds, print_repeatedly};
 use crate::cli::exit::ExitResult;
 use crate::cli::output::Format;

@@ -1,8 +1,6 @@
 //! `journeyman dev`: queue and worker in one process, on the loopback address. Each handler has its own task queue, `dev/NAME`.
 
 mod demo;
-mod screen;
-mod tasks;
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::super::exit::{Exit, ExitResult, Failure};
 use super::super::output::{self, Format};
 use super::super::target::QueueClient;
-use super::status::{TaskState, TaskStatus};
+use super::task_status::{TaskState, TaskStatus};
 use crate::config::values::{Queue, Span};
 use crate::domain::id::TaskId;
 use crate::limits::TASK_DEFINITION_BYTES_MAX;

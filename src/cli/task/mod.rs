@@ -1,12 +1,12 @@
 //! `journeyman task`: creates, shows, waits for, cancels and lists tasks of any Taskcluster queue, and prints their logs.
 
 pub mod create;
-pub mod status;
+pub mod task_status;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::control::status::strip_control_chars;
+use super::control::status_text::strip_control_chars;
 use super::exit::{Exit, ExitResult, Failure};
 use super::output::{self, Format};
 use super::target::{QueueClient, QueueTargetArgs};
@@ -17,7 +17,7 @@ use crate::domain::refusal::Refusal;
 use crate::limits::{TASK_LIST_PAGES_MAX, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN};
 use crate::source::CallError;
 use crate::source::taskcluster::ListPage;
-use status::{TaskState, TaskStatus};
+use task_status::{TaskState, TaskStatus};
 
 pub const LOG_ARTIFACT: &str = "public/logs/live.log";
 

@@ -388,7 +388,7 @@ mod real {
         stat.is_ok_and(|stat| stat.rsplit_once(')').is_some_and(|(_, state)| !state.starts_with(" Z")))
     }
 
-    fn record(config: &TestPool, id: &str) -> store::WorkerRecord {
+    fn record(config: &TestPool, id: &str) -> crate::controller::state_store::WorkerRecord {
         let records = store(config).workers().expect("the state");
         records.into_iter().find(|record| record.id == id).expect("a record")
     }
@@ -520,7 +520,7 @@ mod real {
         wait_until_up(&place, &lives).await;
         drop(site);
         let started = record(&pool, &lives.id);
-        let interrupted = store::WorkerRecord { process: None, ..started.clone() };
+        let interrupted = crate::controller::state_store::WorkerRecord { process: None, ..started.clone() };
         store(&pool).put_worker(&interrupted).expect("the state");
         let mut site = DriverUnderTest::new(&pool);
         let killing = async {

@@ -6,7 +6,6 @@ mod exec;
 mod kubernetes;
 mod reconciler;
 mod run_program;
-mod store;
 mod subprocess;
 mod systemd;
 mod worker_logs;
@@ -23,6 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use crate::config::pool::{PoolConfig, PoolDriver};
+use crate::controller::state_store::StateStore;
 use crate::domain::group::Key;
 use crate::domain::group::restart_backoff::WorkerEnd;
 use crate::host::clock::Clock;
@@ -38,8 +38,6 @@ pub(super) use reconciler::KnownWorker;
 use reconciler::Reconciler;
 use subprocess::SubprocessDriver;
 use systemd::SystemdDriver;
-
-pub(super) use store::StateStore;
 
 #[derive(Clone)]
 pub(super) struct WorkerSpec {

@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
-use super::store::{StateStore, WorkerPid, WorkerRecord};
 use super::worker_logs::WorkerLogs;
 use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
+use crate::controller::state_store::{StateStore, WorkerPid, WorkerRecord};
 use crate::domain::group::Key;
 use crate::domain::journal::BootId;
 use crate::host::containment::children::{self, ChildRegistration, StartedChild};

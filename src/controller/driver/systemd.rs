@@ -11,10 +11,10 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::run_program::{run, run_checked};
-use super::store::{StateStore, WorkerRecord};
 use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::config::pool::SystemdDriverConfig;
 use crate::controller::name_encoding;
+use crate::controller::state_store::{StateStore, WorkerRecord};
 use crate::domain::group::Key;
 use crate::limits::UNIT_NAME_BYTES_MAX;
 

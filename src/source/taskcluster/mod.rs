@@ -6,17 +6,17 @@ mod address_policy;
 mod artifact;
 mod azure;
 mod claim_calls;
+mod client_calls;
 mod credentials;
 mod error_response;
 pub mod formats;
 mod probe;
-mod task_calls;
 mod transport;
 mod wire;
 
+pub use client_calls::{Download, ListPage};
 pub use credentials::{Credentials, InvalidCredentials};
 pub use probe::CredentialCheck;
-pub use task_calls::{Download, ListPage};
 pub use transport::{Api, ApiConfig, InvalidConfig, Timeouts};
 
 use schemars::JsonSchema;

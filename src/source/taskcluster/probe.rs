@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use reqwest::Method;
 use serde::Deserialize;
 
-use super::task_calls::pending_tasks_request;
+use super::client_calls::pending_tasks_request;
 use super::transport::{Api, ApiRequest, date_header};
 use crate::source::CallError;
 

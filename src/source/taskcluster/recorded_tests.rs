@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use super::artifact::{WireObject, WireS3, WireUpload};
 use super::azure::{self, WireQueues};
+use super::client_calls::ListPage;
 use super::error_response::{ErrorResponse, classify_service_error};
 use super::exchange::{Exchange, files};
-use super::task_calls::ListPage;
 use super::wire::{WireClaim, WireClaimedPage, WireClaims, WireReclaim, WireStatusReply, WorkerIdentity};
 use crate::domain::refusal::Refusal;
 

@@ -3,6 +3,7 @@
 
 mod call_results;
 mod effects;
+mod journaling;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

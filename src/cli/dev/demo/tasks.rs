@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::super::task::status::TaskStatus;
+use crate::cli::task::task_status::TaskStatus;
 use crate::config::schema::COMMAND;
 use crate::domain::id::TaskId;
 use crate::source::taskcluster::formats::new_task_id;

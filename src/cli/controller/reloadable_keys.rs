@@ -1,6 +1,6 @@
 //! The keys of a controller that a reload changes.
 
-use crate::cli::reload::ReloadTarget;
+use crate::cli::reloader::ReloadTarget;
 use crate::config::Config;
 use crate::config::pool::PoolConfig;
 use crate::controller::ControllerHandle;
@@ -52,7 +52,7 @@ mod tests {
     use std::num::NonZeroU32;
 
     use super::*;
-    use crate::cli::reload::changed_keys;
+    use crate::cli::reloader::changed_keys;
 
     #[test]
     fn numbers_and_delays_take_effect_and_the_rest_waits_for_a_restart() {

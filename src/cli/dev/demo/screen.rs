@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::super::output;
-use super::super::task::status::{TaskState, TaskStatus};
 use super::tasks::{CheckResult, DemoTask};
+use crate::cli::output;
+use crate::cli::task::task_status::{TaskState, TaskStatus};
 use crate::config::Environment;
 
 #[derive(Debug)]

@@ -1,5 +1,8 @@
 //! `journeyman dev --demo`: creates the tasks, shows them until they are resolved, and checks each result.
 
+mod screen;
+mod tasks;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -10,13 +13,12 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::super::exit::{Exit, ExitResult, Failure};
-use super::super::signals::ExitSignals;
-use super::super::task::{self, status};
-use super::super::{output, worker, worker_setup};
+use self::tasks::{CheckResult, DemoTask, Expectation, GREET, GREET_PROGRAM};
 use super::DevSession;
-use super::screen::DemoScreen;
-use super::tasks::{self, CheckResult, DemoTask, Expectation, GREET, GREET_PROGRAM};
+use crate::cli::exit::{Exit, ExitResult, Failure};
+use crate::cli::signals::ExitSignals;
+use crate::cli::task::{self, task_status};
+use crate::cli::{output, worker, worker_setup};
 use crate::config::Environment;
 use crate::config::schema::{Config, Handler, ProgramHandler};
 use crate::config::values::Span;
@@ -27,7 +29,8 @@ use crate::source::taskcluster::Api;
 use crate::source::taskcluster::formats::format_time;
 use crate::worker::Control;
 use crate::worker::status::BlockedReason;
-use status::{TaskState, TaskStatus};
+use screen::DemoScreen;
+use task_status::{TaskState, TaskStatus};
 
 /// Short enough that the demo shows a reclaim (at half of so short a claim), long enough to survive a stall of 5 s.
 pub(super) const CLAIM_TIMEOUT: Duration = Duration::from_secs(20);

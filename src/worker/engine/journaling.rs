@@ -10,11 +10,11 @@ use crate::domain::poll::UnreadPoll;
 use crate::domain::worker::Event;
 use crate::host::journal::PendingRecord;
 
-use super::engine::{Engine, open_claim};
+use super::{Engine, open_claim};
 
 impl Engine {
     /// They are in this process's journal already.
-    pub(super) fn restore_unread_polls(&mut self, sent_at: Vec<Option<Duration>>) {
+    pub(in crate::worker) fn restore_unread_polls(&mut self, sent_at: Vec<Option<Duration>>) {
         for (index, sent_at) in sent_at.into_iter().enumerate() {
             if let Some(sent_at) = sent_at {
                 let age = self.clock.unix_time().saturating_sub(sent_at);
@@ -29,7 +29,7 @@ impl Engine {
     }
 
     /// Journals the oldest unread poll of a source if it has changed.
-    pub(super) fn journal_unread_poll(&mut self, source: SourceId) -> Option<PendingRecord> {
+    pub(in crate::worker) fn journal_unread_poll(&mut self, source: SourceId) -> Option<PendingRecord> {
         let (unread, index) = (self.unread_polls(), source.index());
         if self.journaled_polls[index] == unread[index] {
             return None;
@@ -44,19 +44,19 @@ impl Engine {
     }
 
     /// Without waiting: a poll that is not journaled is recovered once more.
-    pub(super) fn journal_unread_polls(&mut self) {
+    pub(in crate::worker) fn journal_unread_polls(&mut self) {
         for index in 0..self.sources.len() {
             self.journal_unread_poll(SourceId::from_index(index));
         }
     }
 
-    pub(super) fn journal_outcome(&mut self, claim: LocalToken, outcome: Outcome) {
+    pub(in crate::worker) fn journal_outcome(&mut self, claim: LocalToken, outcome: Outcome) {
         self.journal_unprepared(claim);
         self.journal.record_outcome(EntryId(claim.0), outcome);
     }
 
     /// A claim that was never prepared is in no record yet, and its poll counts as read.
-    pub(super) fn journal_unprepared(&mut self, claim: LocalToken) {
+    pub(in crate::worker) fn journal_unprepared(&mut self, claim: LocalToken) {
         let live = open_claim(&mut self.claims, claim);
         let index = live.source.index();
         if live.execution.is_none() && !live.recovered && !self.sources[index].source.capabilities().connection_scoped {
