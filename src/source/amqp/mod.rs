@@ -157,7 +157,8 @@ impl AmqpSourceInner {
     /// I6: the broker redelivers what a lost channel had brought, and the new delivery must not run beside the payload of the old one.
     fn check_lost_sessions(&self) -> Result<(), CallError> {
         let mut sessions = self.sessions.lock();
-        sessions.retain(|session| session.end().is_none() || session.held_claims() > 0);
+        // One whose consumer is still being ended is kept, for `close` waits for it.
+        sessions.retain(|session| !session.is_finished() || session.held_claims() > 0);
         let lost = sessions.iter().filter(|session| session.is_lost());
         match lost.map(|session| session.held_claims()).sum::<usize>() {
             0 => Ok(()),

@@ -63,7 +63,7 @@ pub(super) struct Session {
     /// A delivery arrived, or the session ended.
     pub(super) arrived: Notify,
     retired: Notify,
-    /// The consumer has ended, and no claim is unsettled.
+    /// [`Self::is_finished`] became true.
     finished: Notify,
 }
 
@@ -71,6 +71,7 @@ struct State {
     pending: VecDeque<PendingDelivery>,
     unsettled: BTreeSet<Run>,
     end: Option<SessionEnd>,
+    is_finished: bool,
     /// `None` during a poll.
     last_poll_at: Option<Instant>,
 }
@@ -110,6 +111,7 @@ impl Session {
                 pending: VecDeque::new(),
                 unsettled: BTreeSet::new(),
                 end: None,
+                is_finished: false,
                 last_poll_at: Some(Instant::now()),
             }),
             held_claims: AtomicUsize::new(0),
@@ -136,6 +138,11 @@ impl Session {
 
     pub(super) fn end(&self) -> Option<SessionEnd> {
         self.state.lock().end.clone()
+    }
+
+    /// Whether the consumer has ended, not just been told to, and no claim is unsettled.
+    pub(super) fn is_finished(&self) -> bool {
+        self.state.lock().is_finished
     }
 
     /// Whether the channel is closed, also where that was not reported yet.
@@ -211,6 +218,7 @@ impl Session {
         if let Err(why) = self.run_until_settled(consumer, &events, requeue).await {
             self.on_channel_lost(&why, &events).await;
         }
+        self.state.lock().is_finished = true;
         self.finished.notify_one();
     }
 
