@@ -26,9 +26,6 @@ const TOKENS: [(&[&str], ByteClass, usize); 13] = [
     (&["shpat_"], ByteClass::Word, 32),
 ];
 
-/// The first bytes of all patterns that match at the start of a word.
-const FIRST_BYTES: &[u8] = b"ABabdeghnprstxy";
-
 /// Parameters of URLs; the last two also behind a dash, as in `X-Amz-Signature`.
 const PARAMETERS: [&str; 4] = ["sig", "bewit", "signature", "security-token"];
 
@@ -140,19 +137,26 @@ impl TailEnd {
     }
 }
 
+/// Whether a pattern may start at this place. It is asked for every byte of a log, and nearly always false.
+#[inline]
+fn may_start(bytes: &[u8], at: usize) -> bool {
+    let before = at.checked_sub(1).and_then(|before| bytes.get(before));
+    let starts_word = !before.is_some_and(u8::is_ascii_alphanumeric);
+    let first = bytes.get(at).copied().unwrap_or_default();
+    matches!(bytes.get(at + 1), None | Some(b':'))
+        || matches!(before, Some(b'?' | b'&' | b';' | b'-' | b'6' | b'F' | b'f'))
+        || starts_word
+            && matches!(first, b'A' | b'B' | b'a' | b'b' | b'd' | b'e' | b'g' | b'h' | b'n' | b'p'..=b't' | b'x' | b'y')
+}
+
+#[inline]
 pub(super) fn match_at(bytes: &[u8], at: usize, last: StreamEnd) -> PatternMatch {
+    if !may_start(bytes, at) {
+        return PatternMatch::NoMatch;
+    }
     let (before, rest) = bytes.split_at_checked(at).unwrap_or_default();
-    let mut found = PatternMatch::NoMatch;
-    if matches!(rest, [_] | [_, b':', ..]) {
-        found = user_info(rest, last);
-    }
-    if let (PatternMatch::NoMatch, Some(b'?' | b'&' | b';' | b'-' | b'6' | b'F' | b'f')) = (&found, before.last()) {
-        found = url_parameter(before, rest);
-    }
-    if matches!(found, PatternMatch::NoMatch)
-        && rest.first().is_some_and(|first| FIRST_BYTES.contains(first))
-        && !before.last().is_some_and(u8::is_ascii_alphanumeric)
-    {
+    let mut found = user_info(rest, last).or_else(|| url_parameter(before, rest));
+    if matches!(found, PatternMatch::NoMatch) && !before.last().is_some_and(u8::is_ascii_alphanumeric) {
         found = private_key_block(before, rest)
             .or_else(|| authorization(rest, last))
             .or_else(|| web_token(before, rest))

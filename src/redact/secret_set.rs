@@ -76,7 +76,12 @@ impl SecretSet {
     pub(super) fn match_at(&self, bytes: &[u8], at: usize, last: StreamEnd) -> MatchExtent {
         let rest = bytes.get(at..).unwrap_or_default();
         let mut longest = MatchExtent::NoMatch;
-        if pair(rest).is_none_or(|pair| self.pairs.get(pair).is_some_and(|starts| *starts)) {
+        let starts = pair(rest).is_none_or(|pair| self.pairs.get(pair).is_some_and(|starts| *starts));
+        let first = base64_lines::last_of_line_before(bytes, at);
+        if !starts && first.is_none() {
+            return longest;
+        }
+        if starts {
             let prefix = rest.get(..PREFIX_BYTES).unwrap_or(rest);
             for variant in self.starting_with(prefix) {
                 longest = longest.max(variant.extent(rest, last));
@@ -85,7 +90,6 @@ impl SecretSet {
                 longest = longest.max(variant.extent(rest, last));
             }
         }
-        let first = base64_lines::last_of_line_before(bytes, at);
         let joined = first.and_then(|first| base64_lines::joined(Some(first), rest));
         for variant in joined.iter().flat_map(|prefix| self.starting_with(prefix)) {
             if variant.breaks == LineBreaks::Anywhere {
