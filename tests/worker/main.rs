@@ -16,4 +16,5 @@ mod recovery;
 mod scripted;
 mod service;
 mod several_services;
+mod stopped_in_prepare;
 mod unhealthy_host;

@@ -88,6 +88,14 @@ impl Engine {
         let source = live.source;
         live.prune_calls();
         live.timeline.on_event(&event, now);
+        // Stopped while it prepared: a prepared payload ends when it is dropped, and a failure to prepare no longer counts.
+        let attachment = if matches!(event, ClaimEvent::Prepared(_)) && live.is_kill_requested() {
+            drop_guarded(attachment);
+            event = ClaimEvent::Ended(Err(ExecuteFailure::Internal));
+            None
+        } else {
+            attachment
+        };
         match attachment {
             None => {}
             Some(Attachment::Grant { grant, sent_at }) => {
@@ -105,11 +113,6 @@ impl Engine {
             Some(Attachment::ClaimRefused(error)) => {
                 self.count_for_source(source, |counts| counts.claims_refused += 1);
                 self.log_source_refusal(source, error);
-            }
-            // Stopped meanwhile: dropping the prepared payload ends it.
-            Some(Attachment::Prepared(prepared)) if live.is_kill_requested() => {
-                drop_guarded(prepared);
-                event = ClaimEvent::Ended(Err(ExecuteFailure::Internal));
             }
             Some(Attachment::Prepared(prepared)) => live.prepared = Some(prepared),
             Some(Attachment::CleanupPending) => self.on_cleanup_pending(claim),
