@@ -56,9 +56,10 @@ impl Engine {
 
     fn perform_claim_action(&mut self, claim: LocalToken, action: ClaimAction) {
         let now = self.clock.now();
-        if action == ClaimAction::Request {
+        // A retry, by when the message may have been received anew, has its entry.
+        if action == ClaimAction::Request && !self.claims.contains_key(&claim) {
             let entry = &self.messages[&claim];
-            self.claims.entry(claim).or_insert_with(|| ClaimRuntime::requested(entry));
+            self.claims.insert(claim, ClaimRuntime::requested(entry));
         }
         let live = open_claim(&mut self.claims, claim);
         live.timeline.on_action(&action, now);
