@@ -525,7 +525,11 @@ impl OutputPump<'_> {
     async fn drain(&mut self) {
         while !self.ended {
             match timeout(REDACT_HOLD_MAX, self.output.readable()).await {
-                Ok(Ok(())) => self.read(),
+                Ok(Ok(())) => {
+                    self.read();
+                    // A payload that writes without pause would keep the worker from stopping it.
+                    tokio::task::yield_now().await;
+                }
                 Ok(Err(_)) => self.ended = true,
                 Err(_) => self.log.flush(),
             }

@@ -19,7 +19,7 @@ use tokio::process::ChildStdin;
 use tokio::time::timeout;
 
 use crate::domain::refusal::Refusal;
-use crate::limits::{PROCESS_OUTPUT_DRAIN, PROGRAM_LINE_BYTES_MAX, PROGRAM_REASONS_MAX};
+use crate::limits::{PROCESS_OUTPUT_DRAIN, PROGRAM_IGNORED_NOTES_MAX, PROGRAM_LINE_BYTES_MAX, PROGRAM_REASONS_MAX};
 use crate::task::{Reply, ReplyStatus};
 
 use super::artifact::{ArtifactDeclaration, ArtifactKind, Optionality, expires_after_task};
@@ -184,6 +184,8 @@ impl MessageReader<'_> {
             }
             if line.len() <= PROGRAM_LINE_BYTES_MAX || line.ends_with(b"\n") {
                 self.handle_line(line.trim_ascii_end()).await;
+                // A program that writes without pause would keep the worker from stopping it.
+                tokio::task::yield_now().await;
                 continue;
             }
             self.line_count += 1;
@@ -221,7 +223,15 @@ impl MessageReader<'_> {
     fn ignore_line(&mut self, wrong: &str) {
         self.report.ignored_count += 1;
         let line_count = self.line_count;
-        self.context.log().write_note(&format!("descriptor 3, line {line_count}: ignored: {wrong}"));
+        match self.report.ignored_count {
+            ..=PROGRAM_IGNORED_NOTES_MAX => {
+                self.context.log().write_note(&format!("descriptor 3, line {line_count}: ignored: {wrong}"));
+            }
+            count if count == PROGRAM_IGNORED_NOTES_MAX + 1 => {
+                self.context.log().write_note("descriptor 3: more lines are ignored");
+            }
+            _ => {}
+        }
     }
 
     /// Ignores a line that may have been the reply; `wrong` quotes nothing of the payload.

@@ -132,6 +132,8 @@ pub const LEFTOVER_FOLDERS_MAX: usize = 1_000;
 pub const DISK_USAGE_INTERVAL: Duration = Duration::from_secs(5);
 pub const PROGRAM_CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 pub const PROGRAM_LINE_BYTES_MAX: usize = 64 << 10;
+/// Ignored lines of descriptor 3 that a task's log names.
+pub const PROGRAM_IGNORED_NOTES_MAX: usize = 20;
 pub const PROGRAM_REASONS_MAX: usize = 20;
 /// How long a worker that aborts may take before the process exits anyway.
 pub const ABORT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -85,6 +85,20 @@ async fn a_task_past_max_run_time_fails_even_with_exit_status_0() {
     assert_eq!(sentence, "command 0: stopped after maxRunTime, 1 s");
 }
 
+/// A flood of messages, of output, and of both.
+#[tokio::test]
+async fn a_command_that_writes_without_pause_is_stopped_in_time() {
+    for script in ["exec yes >&3", "exec yes", "yes >&3 & exec yes"] {
+        let bench = Bench::new();
+        let mut payload = sh(&[script]);
+        payload["maxRunTime"] = json!(1);
+        let went = bench.run(&*handler(), payload).await;
+        assert_eq!(went.failed(), "command 0: stopped after maxRunTime, 1 s", "{script}");
+        let ignored = bench.log().matches("ignored: ").count();
+        assert!(ignored <= 20, "{script}: {ignored} notes");
+    }
+}
+
 #[tokio::test]
 async fn cancellation_ends_the_command_and_starts_no_further_one() {
     let bench = Bench::new();
