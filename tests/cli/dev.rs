@@ -1,5 +1,7 @@
 //! `journeyman dev`: the demo, early signals, a second instance, and rejected flags.
 
+use std::net::TcpListener;
+
 use rustix::process::Signal;
 
 use crate::server::{Server, dev, left, task};
@@ -71,6 +73,25 @@ fn a_second_dev_is_refused_and_does_not_harm_the_first() {
     let third = dev(here, &[]);
     third.signal(Signal::TERM);
     assert_eq!(third.ends().code, 0);
+}
+
+#[test]
+fn the_queue_of_the_configuration_file_is_left_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let listen = taken.local_addr().expect("its number");
+    let text = format!("[queue]\ndb = \"real.db\"\nlisten = \"{listen}\"\nauth = \"open\"\n");
+    std::fs::write(here.join("journeyman.toml"), text).expect("it can be written");
+    let server = dev(here, &[]);
+    assert!(!here.join("real.db").exists());
+    server.signal(Signal::TERM);
+    assert_eq!(server.ends().code, 0);
+
+    let server = dev(here, &["--db", "own.db"]);
+    assert!(here.join("own.db").exists() && !here.join("real.db").exists());
+    server.signal(Signal::TERM);
+    assert_eq!(server.ends().code, 0);
 }
 
 #[test]

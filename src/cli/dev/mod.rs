@@ -18,11 +18,11 @@ use super::target::{DevState, DevStateFile, state_dir};
 use super::{output, worker, worker_setup};
 use crate::config::schema::{Amqp, COMMAND, Config, Handler, LogFormat, ProgramHandler, Source, TaskclusterSource};
 use crate::config::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Secret};
-use crate::config::{Environment, LoadedConfig};
+use crate::config::{Environment, LoadedConfig, ValueOrigin};
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::host::termination_notice::MetadataProvider;
 use crate::observe::log;
-use crate::queue::{self, RegisteredClient};
+use crate::queue::{self, Auth, RegisteredClient};
 use crate::source::taskcluster::Dialect;
 use crate::worker::Control;
 
@@ -71,13 +71,18 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     config_args::print_warnings(&loaded);
     let LoadedConfig { mut config, origins, .. } = loaded;
     let set = |key: &str| origins.contains_key(key);
+    // The file may be that of a real queue on this host.
+    let set_outside_file = |key: &str| origins.get(key).is_some_and(|origin| !matches!(origin, ValueOrigin::File(_)));
     if !set("worker.capacity") {
         config.worker.capacity = CAPACITY;
     }
     if !set("worker.status_poll_interval") {
         config.worker.status_poll_interval = OptionalSpan(Some(STATUS_POLL));
     }
-    if !set("queue.listen") {
+    if !set_outside_file("queue.auth") {
+        config.queue.auth = Auth::Checked;
+    }
+    if !set_outside_file("queue.listen") {
         config.queue.listen = Listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
     }
     // Before the temporary directory: a signal from here on must not prevent its removal.
@@ -85,7 +90,7 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     // Not for the demo, which must not conflict with a `dev` that keeps running.
     let state_file = (!arguments.demo).then(|| DevStateFile::lock(&state_dir(environment))).transpose()?;
     let temp_dir = create_temp_dir()?;
-    if !set("queue.db") {
+    if !set_outside_file("queue.db") {
         config.queue.db = values::File(temp_dir.path().join("queue.db"));
     }
     let Some(state_file) = state_file else {
