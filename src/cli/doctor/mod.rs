@@ -148,7 +148,13 @@ fn check_configuration(loaded: &LoadedConfig, environment: &Environment) -> Vec<
 
 /// A controller claims nothing itself, so it needs fewer checks.
 fn is_controller_config(config: &Config) -> bool {
-    config.source.is_empty() && !config.pool.is_empty()
+    !config.pool.is_empty() && config.source.keys().all(|name| is_only_counted(config, name))
+}
+
+/// A controller counts the tasks of the sources of its demands.
+fn is_only_counted(config: &Config, source_name: &str) -> bool {
+    config.demand.values().any(|demand| demand.source == source_name)
+        && config.bridge.values().all(|bridge| bridge.from != source_name && bridge.to != source_name)
 }
 
 /// Runs the checks concurrently; the order of the lines is fixed.
@@ -158,10 +164,13 @@ async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Che
     let exchange = amqp_setup::activity_exchange(config);
     let mut groups: Vec<(&str, BoxFuture<'_, Vec<Check>>)> = Vec::new();
     for (name, source) in &config.source {
+        let claims_as = (!is_only_counted(config, name)).then_some(&worker);
         groups.push((
             name,
             match source {
-                Source::Taskcluster(source) => Box::pin(taskcluster::check_source(name, source, &worker, environment)),
+                Source::Taskcluster(source) => {
+                    Box::pin(taskcluster::check_source(name, source, claims_as, environment))
+                }
                 Source::Amqp(source) => Box::pin(broker::check_source(name, source, config, environment)),
             },
         ));

@@ -18,14 +18,15 @@ const SKEW_WARNING: SignedDuration = SignedDuration::from_secs(5);
 /// Hawk and signed URLs allow one minute of clock skew.
 const SKEW_MAX: SignedDuration = SignedDuration::from_secs(60);
 
+/// `claims_as` is the worker that claims from the source, `None` if its tasks are only counted.
 pub(super) async fn check_source(
     name: &str,
     source: &TaskclusterSource,
-    worker: &WorkerIdentity,
+    claims_as: Option<&WorkerIdentity>,
     environment: &Environment,
 ) -> Vec<Check> {
     let mut checks = Vec::new();
-    let source = SourceChecks { name, source, worker, environment };
+    let source = SourceChecks { name, source, claims_as, environment };
     if let Err(check) = source.run(&mut checks).await {
         checks.push(check);
     }
@@ -38,7 +39,7 @@ pub(super) async fn check_source(
 struct SourceChecks<'a> {
     name: &'a str,
     source: &'a TaskclusterSource,
-    worker: &'a WorkerIdentity,
+    claims_as: Option<&'a WorkerIdentity>,
     environment: &'a Environment,
 }
 
@@ -78,7 +79,7 @@ impl SourceChecks<'_> {
         checks.push(match api.pending_count(&queue).await {
             Ok(pending) => Check::ok("task queue", format!("{queue}: {pending} pending")),
             // The credentials are valid.
-            Err(refused) if refused.refusal == Refusal::Denied => {
+            Err(refused) if refused.refusal == Refusal::Denied && self.claims_as.is_some() => {
                 Check::ok("task queue", format!("{queue}: no scope to see the number of pending tasks"))
             }
             Err(refused) => self.task_queue_failed(refused),
@@ -134,17 +135,33 @@ impl SourceChecks<'_> {
         Check::failed("task queue", refused.message, format!("check source.{}.task_queue", self.name))
     }
 
-    fn check_scopes(&self, known: CredentialCheck) -> Check {
+    /// Required and optional ones.
+    fn scopes_of_claiming(&self, worker: &WorkerIdentity) -> (Vec<String>, Vec<String>) {
         let queue = &self.source.task_queue;
         let mut required = match self.source.dialect {
             Dialect::ClaimWork => vec![format!("queue:claim-work:{queue}")],
             Dialect::Azure => vec![format!("queue:poll-task-urls:{queue}"), format!("queue:claim-task:{queue}")],
         };
-        required.push(format!("queue:worker-id:{}/{}", self.worker.group, self.worker.id));
+        required.push(format!("queue:worker-id:{}/{}", worker.group, worker.id));
         let mut optional = vec!["queue:status:*".to_owned()];
         if self.source.dialect == Dialect::ClaimWork {
             optional.extend([format!("queue:claimed-list:{queue}"), "queue:reclaim-task:*".to_owned()]);
         }
+        (required, optional)
+    }
+
+    fn check_scopes(&self, known: CredentialCheck) -> Check {
+        let (mut required, mut optional, guide) = match self.claims_as {
+            Some(worker) => {
+                let (required, optional) = self.scopes_of_claiming(worker);
+                (required, optional, "taskcluster")
+            }
+            None => {
+                let queue = &self.source.task_queue;
+                let required = vec![format!("queue:pending-count:{queue}")];
+                (required, vec![format!("queue:claimed-list:{queue}")], "controller")
+            }
+        };
         let have = match known {
             CredentialCheck::Scopes(have) => have,
             CredentialCheck::Accepted => {
@@ -159,7 +176,7 @@ impl SourceChecks<'_> {
             ([], []) => Check::ok("scopes", "all required and optional scopes"),
             ([], missing) => {
                 let found = format!("all required; optional scopes missing: {}", missing.join(", "));
-                Check::warning("scopes", found, "`journeyman guide taskcluster` explains each of them")
+                Check::warning("scopes", found, format!("`journeyman guide {guide}` explains each of them"))
             }
             (missing, _) => {
                 let fix = "grant them to the client or one of its roles";
