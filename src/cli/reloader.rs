@@ -129,7 +129,7 @@ impl ReloadTarget for WorkerTarget {
             match result {
                 Ok(_) => manager.send(&[NotifyState::Ready]),
                 Err(_) => manager.send(&[NotifyState::Ready, rejected]),
-            }
+            };
         }
     }
 }

@@ -34,23 +34,25 @@ where
         match timeout(wait, snapshot()).await {
             Ok(Some(view)) => {
                 let mut states = Vec::new();
-                if !std::mem::replace(&mut is_ready, true) {
+                if !is_ready {
                     states.push(NotifyState::Ready);
                 }
-                if stops(view.state) {
-                    if !std::mem::replace(&mut is_stopping, true) {
+                let stops = stops(view.state);
+                if stops {
+                    if !is_stopping {
                         states.push(NotifyState::Stopping);
                     }
                     states.push(extend_timeout());
                 }
                 let status = single_line(&one_line(&view));
                 if status != last_status {
-                    last_status.clone_from(&status);
                     states.push(NotifyState::Status(&status));
                 }
                 states.extend(manager.watchdog.map(|_| NotifyState::Watchdog));
-                if !states.is_empty() {
-                    manager.send(&states);
+                // Otherwise the next poll sends them again.
+                if !states.is_empty() && manager.send(&states) {
+                    (is_ready, last_status) = (true, status);
+                    is_stopping |= stops;
                 }
             }
             Ok(None) => return std::future::pending().await,
@@ -113,6 +115,17 @@ mod tests {
         assert_eq!(sent[..3], ["READY=1", "STATUS=RUNNING   0/4 busy", "WATCHDOG=1"]);
         assert!(sent[3..].iter().all(|line| line == "WATCHDOG=1"), "{sent:?}");
         assert!(sent[2..].len() >= 5, "{}", sent.len());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_is_sent_again_until_the_service_manager_reads() {
+        let (manager, received) = ServiceManager::pair(None);
+        while manager.send(&[NotifyState::Watchdog]) {}
+        let mut reporting = Box::pin(report_status(manager, || async { Some(view()) }));
+        drop(timeout(Duration::from_secs(3), &mut reporting).await);
+        assert!(lines(&received).iter().all(|line| line == "WATCHDOG=1"));
+        drop(timeout(Duration::from_secs(3), &mut reporting).await);
+        assert_eq!(lines(&received), ["READY=1", "STATUS=RUNNING   0/4 busy"]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -32,12 +32,15 @@ impl ServiceManager {
         Ok(Self { socket: Arc::new(socket), watchdog })
     }
 
-    /// Sends states in one datagram. Drops them if the socket is full because the service manager does not read.
-    pub(crate) fn send(&self, states: &[NotifyState<'_>]) {
+    /// Sends states in one datagram, and returns whether it was sent. It is not if the socket is full because the service manager
+    /// does not read.
+    pub(crate) fn send(&self, states: &[NotifyState<'_>]) -> bool {
         let lines: Vec<String> = states.iter().map(ToString::to_string).collect();
-        if let Err(error) = self.socket.send(lines.join("\n").as_bytes()) {
+        let sent = self.socket.send(lines.join("\n").as_bytes());
+        if let Err(error) = &sent {
             tracing::debug!(%error, ?lines, "cannot notify the service manager");
         }
+        sent.is_ok()
     }
 
     /// With the service manager's end of the socket.
@@ -66,7 +69,7 @@ mod tests {
             ),
         ];
         for (name, received) in sockets {
-            ServiceManager::connect(&name).unwrap().send(&[NotifyState::Ready, NotifyState::Status("up")]);
+            assert!(ServiceManager::connect(&name).unwrap().send(&[NotifyState::Ready, NotifyState::Status("up")]));
             let mut buffer = [0; 64];
             let count = received.recv(&mut buffer).unwrap();
             assert_eq!(buffer[..count], *b"READY=1\nSTATUS=up", "{name}");
@@ -77,6 +80,6 @@ mod tests {
     #[test]
     fn sending_does_not_block_if_the_service_manager_does_not_read() {
         let (manager, _received) = ServiceManager::pair(None);
-        (0..10_000).for_each(|_| manager.send(&[NotifyState::Watchdog]));
+        assert!((0..10_000).any(|_| !manager.send(&[NotifyState::Watchdog])));
     }
 }
