@@ -160,18 +160,21 @@ async fn send_last_message(ended: &ExitResult) {
 
 /// The log goes to the runner only after `hello`.
 async fn send_hello(hello: String) {
-    send(hello).await;
-    PROTOCOL.lock().mark_hello_sent();
+    if send(hello).await {
+        PROTOCOL.lock().mark_hello_sent();
+    }
 }
 
-/// Writes on a blocking thread, because a runner that does not read would block reclaims.
-async fn send(line: String) {
+/// Writes on a blocking thread, because a runner that does not read would block reclaims. Returns whether it was written.
+async fn send(line: String) -> bool {
     let printed = tokio::task::spawn_blocking(move || output::print_raw(line.as_bytes()));
-    match tokio::time::timeout(RUNNER_SEND_TIMEOUT, printed).await {
+    let result = tokio::time::timeout(RUNNER_SEND_TIMEOUT, printed).await;
+    match &result {
         Ok(Ok(Ok(()))) => {}
         Ok(Ok(Err(error))) => tracing::warn!(%error, "cannot write to the worker-runner"),
         Ok(Err(_)) | Err(_) => tracing::warn!("the worker-runner does not read its pipe"),
     }
+    matches!(result, Ok(Ok(Ok(()))))
 }
 
 /// Sends a line of the log to the runner if it accepts log entries, or else to standard error.
