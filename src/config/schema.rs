@@ -333,7 +333,7 @@ pub struct Amqp {
     pub max_message_size: Size<1>,
     /// The broker's `consumer_timeout`, if the queue does not set another. A request that takes longer is stopped and returned to the queue shortly before it. `0s` is no limit.
     pub consumer_timeout: OptionalSpan,
-    /// URL of the broker's management interface, used with the user and password of `uri` [built-in: none]. A worker reads the queue's consumer timeout there (RabbitMQ 3.12 or later); a controller counts unacknowledged messages and sets policies.
+    /// URL of the broker's management interface, used with the user and password of the broker's URI [built-in: none]. A worker reads the queue's consumer timeout there (RabbitMQ 3.12 or later); a controller counts unacknowledged messages and sets policies.
     pub management_url: Option<Url>,
     /// What a controller assigns to this worker by environment variables.
     #[serde(skip)]

@@ -56,7 +56,7 @@ pub(super) fn parse_error(document: &str) -> Option<RawError> {
 }
 
 fn parse(document: &str) -> Result<Document, String> {
-    // The parser compares each attribute of a tag with all others.
+    // The tags of a queue have few attributes; the parser would remember all of them.
     let tag_bytes = |part: &str| part.split('>').next().unwrap_or_default().len();
     if document.split('<').skip(1).any(|part| tag_bytes(part) > XML_TAG_BYTES_MAX) {
         return Err("it has a tag that is too long".into());
