@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixSocket};
 
 use super::short_socket_path;
 use crate::host::file_lock::FileLock;
 use crate::http::{self, Limits};
-use crate::limits::{CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_HEAD_TIMEOUT};
+use crate::limits::{CONTROL_BACKLOG, CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_HEAD_TIMEOUT};
 
 #[derive(Debug)]
 pub struct Socket {
@@ -100,9 +100,11 @@ fn bind(open_folder: &File, path: &Path, name: &OsStr) -> io::Result<(UnixListen
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
-    let listener = UnixListener::bind(short_socket_path(open_folder, Path::new(name)))?;
+    let socket = UnixSocket::new_stream()?;
+    socket.bind(short_socket_path(open_folder, Path::new(name)))?;
+    // Before it listens, so that others cannot connect with the permissions of the umask.
     fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
-    Ok((listener, identity(path)?))
+    Ok((socket.listen(CONTROL_BACKLOG)?, identity(path)?))
 }
 
 #[cfg(test)]

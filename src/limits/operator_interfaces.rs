@@ -29,6 +29,8 @@ pub const TOP_KEY_POLL_INTERVAL: Duration = Duration::from_millis(100);
 pub const TOP_LOG_LINES_MAX: usize = 2_000;
 pub const TOP_LOG_LINE_BYTES_MAX: usize = 1_000;
 pub const CONTROL_CONNECTIONS_MAX: usize = 128;
+/// Connections that wait to be accepted.
+pub const CONTROL_BACKLOG: u32 = 128;
 /// For the head of a request, and for the pause between requests.
 pub const CONTROL_HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 /// Further claims are dropped and counted.
