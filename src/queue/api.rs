@@ -9,6 +9,7 @@ use axum::body::{Body, Bytes, HttpBody as _, to_bytes};
 use axum::extract::{RawPathParams, Request, State};
 use axum::http::header::{AUTHORIZATION, AsHeaderName, CONTENT_TYPE, HOST};
 use axum::http::request::Parts;
+use axum::http::uri::Authority;
 use axum::response::Response;
 use axum::routing::{any, get, post};
 use futures_util::StreamExt as _;
@@ -142,6 +143,8 @@ impl Params {
 pub(crate) struct Call {
     pub(crate) caller: Caller,
     pub(crate) body: Bytes,
+    /// This queue as the caller addressed it, without a trailing slash: `listen` may be `0.0.0.0`.
+    pub(crate) root_url: String,
     params: Params,
     query: String,
     /// Held as long as the body.
@@ -186,7 +189,9 @@ impl Call {
         }
         params.validate()?;
         let query = parts.uri.query().unwrap_or_default().to_owned();
-        Ok(Self { caller, body, params, query, _share: share })
+        let host = header_str(&parts, HOST).filter(|host| host.parse::<Authority>().is_ok());
+        let root_url = host.map_or_else(|| app.root_url.clone(), |host| format!("http://{host}"));
+        Ok(Self { caller, body, root_url, params, query, _share: share })
     }
 
     pub(crate) fn fields<T: DeserializeOwned>(&self) -> Result<T, QueueError> {

@@ -75,12 +75,15 @@ pub(crate) async fn create(app: App, call: Call) -> ReplyResult {
     let artifact = app.store.execute(move |tx| store_artifact(tx, &caller, &target, artifact)).await?;
     let expires = app.now().plus(QUEUE_PUT_URL_TTL);
     let reply = match artifact.storage.as_str() {
-        "s3" => json!({
-            "storageType": "s3",
-            "contentType": artifact.content_type,
-            "expires": expires.iso(),
-            "putUrl": artifact_content::signed_url(&app, "PUT", &path, &artifact.content_type, expires),
-        }),
+        "s3" => {
+            let target = artifact_content::signed_target(&app, "PUT", &path, &artifact.content_type, expires);
+            json!({
+                "storageType": "s3",
+                "contentType": artifact.content_type,
+                "expires": expires.iso(),
+                "putUrl": format!("{}{target}", call.root_url),
+            })
+        }
         storage => json!({"storageType": storage}),
     };
     ok(reply.to_string())
@@ -193,7 +196,8 @@ async fn get_from(app: App, call: Call, run: Option<u32>) -> ReplyResult {
         Some(url) => url.to_owned(),
         None => {
             let end = app.now().plus(QUEUE_GET_URL_TTL);
-            artifact_content::signed_url(&app, "GET", &path, &artifact.content_type, end)
+            let target = artifact_content::signed_target(&app, "GET", &path, &artifact.content_type, end);
+            format!("{}{target}", call.root_url)
         }
     };
     let body = json!({"storageType": artifact.storage, "url": url}).to_string();

@@ -54,7 +54,8 @@ fn subject(verb: &str, path: &str, content_type: &str) -> String {
     format!("{verb}\n{path}\n{content_type}")
 }
 
-pub(crate) fn signed_url(
+/// A path and query.
+pub(crate) fn signed_target(
     app: &QueueState,
     verb: &str,
     target: &ContentPath,
@@ -63,7 +64,7 @@ pub(crate) fn signed_url(
 ) -> String {
     let path = target.path();
     let signature = app.keyring.sign_url(&subject(verb, &path, content_type), end);
-    format!("{}{PATH_PREFIX}{path}?type={}&{signature}", app.root_url, urlencoding::encode(content_type))
+    format!("{PATH_PREFIX}{path}?type={}&{signature}", urlencoding::encode(content_type))
 }
 
 pub(crate) async fn handle(State(app): State<App>, request: Request) -> Response {

@@ -32,7 +32,7 @@ pub(crate) async fn poll_task_urls(app: App, call: Call) -> ReplyResult {
         .map(|priority| {
             let name = format!("{queue}/{}", priority.rank());
             let signed = app.keyring.sign_url(&name, expires);
-            let url = format!("{}/azure/{name}/messages", app.root_url);
+            let url = format!("{}/azure/{name}/messages", call.root_url);
             let hidden = app.config.visibility_timeout.as_secs();
             json!({
                 "signedPollUrl": format!("{url}?visibilitytimeout={hidden}&{signed}"),

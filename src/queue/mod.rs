@@ -66,7 +66,6 @@ pub struct Config {
     pub clients: Vec<RegisteredClient>,
     /// Scopes of every caller, with or without a signature.
     pub anonymous_scopes: Vec<String>,
-    /// The URL that clients use if the queue is behind a proxy: `https://host[:port]`.
     pub claim_timeout: Duration,
     /// Delay after `takenUntil` before a claim is resolved as `claim-expired`. A late reclaim is accepted until
     /// then.
@@ -128,7 +127,7 @@ pub enum QueueFailure {
 pub(crate) struct QueueState {
     pub(crate) store: Store,
     pub(crate) keyring: Keyring,
-    /// Without a trailing slash.
+    /// For a request without a `Host` header. Without a trailing slash.
     pub(crate) root_url: String,
     pub(crate) config: Arc<Config>,
     pub(crate) long_poll_permits: Arc<Semaphore>,

@@ -54,6 +54,22 @@ async fn uploaded_content_is_downloaded_unchanged() {
 }
 
 #[tokio::test]
+async fn signed_urls_lead_to_the_host_that_the_caller_asked() {
+    let server = TestQueue::with(|config| config.listen = ([0, 0, 0, 0], 0).into()).await;
+    let root = format!("http://127.0.0.1:{}", server.running.address().port());
+    let api = Api { root: root.clone(), ..server.api.clone() };
+    let task = api.create("p/w", json!({})).await;
+    let worker = api.with(&api.claim_work("p/w", "w1", 1).await[0]["credentials"]);
+    let run = Run { worker, path: format!("task/{task}/runs/0/artifacts"), task };
+    let made = run.declare("public/x", json!({"storageType": "s3", "contentType": "text/plain"})).await.expect(200);
+    assert!(made["putUrl"].as_str().expect("a URL").starts_with(&root), "{made}");
+    let found = api.get(&format!("{}/public%2Fx", run.path)).await.json();
+    assert!(found["url"].as_str().expect("a URL").starts_with(&root), "{found}");
+    let polled = api.get("poll-task-url/lp/lw").await.expect(200);
+    assert!(polled["queues"][0]["signedPollUrl"].as_str().expect("a URL").starts_with(&root), "{polled}");
+}
+
+#[tokio::test]
 async fn modified_and_expired_urls_are_rejected() {
     let server = TestQueue::new().await;
     let run = running(&server).await;
