@@ -200,6 +200,28 @@ async fn a_failed_dependency_unblocks_only_all_resolved_tasks() {
 }
 
 #[tokio::test]
+async fn a_met_dependency_stays_met_after_it_has_expired() {
+    let server = TestQueue::new().await;
+    let now = server.clock.unix_millis();
+    let brief = json!({"deadline": iso(now + 600_000), "expires": iso(now + 700_000)});
+    let done = server.api.create("p/done", brief.clone()).await;
+    let failed = server.api.create("p/failed", brief).await;
+    let last = server.api.create("p/last", json!({})).await;
+    let ready = server.api.create("p/second", json!({"dependencies": [done, last]})).await;
+    let stuck = server.api.create("p/second", json!({"dependencies": [failed, last]})).await;
+    server.api.claim_work("p/done", "w1", 1).await;
+    server.api.bare_post(&format!("task/{done}/runs/0/completed")).await.expect(200);
+    server.api.claim_work("p/failed", "w1", 1).await;
+    server.api.bare_post(&format!("task/{failed}/runs/0/failed")).await.expect(200);
+    server.advance(800).await;
+    assert_eq!(server.api.get(&format!("task/{done}/status")).await.status, 404);
+    server.api.claim_work("p/last", "w1", 1).await;
+    server.api.bare_post(&format!("task/{last}/runs/0/completed")).await.expect(200);
+    assert_eq!(server.api.status(&ready).await["state"], "pending");
+    assert_eq!(server.api.status(&stuck).await["state"], "unscheduled");
+}
+
+#[tokio::test]
 async fn pending_notifies_when_a_task_is_created() {
     let server = TestQueue::new().await;
     let mut news = server.running.pending();

@@ -109,9 +109,9 @@ impl Tx<'_> {
             }
             return Ok(row.task);
         }
+        let unmet = self.unmet_dependencies(&new_task)?;
         let mut task = new_task.task;
-        let waits = self.has_unmet_dependencies(&new_task.dependencies, new_task.requires, &task.task_id)?;
-        if !waits {
+        if unmet.is_empty() {
             task.schedule(self.now);
         }
         self.conn
@@ -135,42 +135,45 @@ impl Tx<'_> {
         self.conn
             .prepare_cached("INSERT INTO definitions (id, scopes, json) VALUES (?1, ?2, ?3)")?
             .execute(params![id, scopes, new_task.json])?;
-        if waits {
-            for needs in &new_task.dependencies {
-                self.conn
-                    .prepare_cached("INSERT OR IGNORE INTO dependencies (needs, id) VALUES (?1, ?2)")?
-                    .execute(params![needs, id])?;
-            }
+        for needs in &unmet {
+            self.conn
+                .prepare_cached("INSERT OR IGNORE INTO dependencies (needs, id) VALUES (?1, ?2)")?
+                .execute(params![needs, id])?;
         }
         self.save(TaskRow { id, task })
     }
 
-    /// Fails if a dependency does not exist.
-    fn has_unmet_dependencies(&self, needed: &[String], requires: Requires, own: &str) -> StoreResult<bool> {
-        let mut waits = false;
-        for needs in needed {
-            if needs == own {
-                waits = true;
-                continue;
+    /// Fails if a dependency does not exist. A task that needs itself waits until its deadline.
+    fn unmet_dependencies(&self, new_task: &NewTask) -> StoreResult<Vec<String>> {
+        let mut unmet = Vec::new();
+        for needs in &new_task.dependencies {
+            if *needs != new_task.task.task_id {
+                let row = self.find_task(needs)?.ok_or_else(|| {
+                    QueueError::input(format!("`task.dependencies` references non-existing tasks: {needs}"))
+                })?;
+                if is_met(&row.task, new_task.requires) {
+                    continue;
+                }
             }
-            let Some(row) = self.find_task(needs)? else {
-                return Err(
-                    QueueError::input(format!("`task.dependencies` references non-existing tasks: {needs}")).into()
-                );
-            };
-            waits |= !is_met(&row.task, requires);
+            unmet.push(needs.clone());
         }
-        Ok(waits)
+        Ok(unmet)
     }
 
+    /// A dependency is crossed off once it is met, so a dependent does not need it after it has expired.
     fn schedule_dependents(&mut self, task: &TaskRecord) -> StoreResult<()> {
         let waiting =
             self.tasks("WHERE runs = '[]' AND id IN (SELECT id FROM dependencies WHERE needs = ?1)", [&task.task_id])?;
         for mut row in waiting {
-            let DependencyFields { dependencies, requires } =
+            let DependencyFields { requires } =
                 serde_json::from_str(&self.definition(row.id)?).map_err(StoreError::json)?;
-            if !self.has_unmet_dependencies(&dependencies, requires, &row.task.task_id)? {
-                self.conn.prepare_cached("DELETE FROM dependencies WHERE id = ?1")?.execute([row.id])?;
+            if !is_met(task, requires) {
+                continue;
+            }
+            self.conn
+                .prepare_cached("DELETE FROM dependencies WHERE needs = ?1 AND id = ?2")?
+                .execute(params![task.task_id, row.id])?;
+            if !self.conn.prepare_cached("SELECT 1 FROM dependencies WHERE id = ?1")?.exists([row.id])? {
                 row.task.schedule(self.now);
                 self.save(row)?;
             }
@@ -304,7 +307,6 @@ impl Tx<'_> {
 
 #[derive(serde::Deserialize)]
 struct DependencyFields {
-    dependencies: Vec<String>,
     requires: Requires,
 }
 

@@ -87,8 +87,9 @@ impl Writer {
     fn run_in_transaction(&mut self, jobs: Vec<Job>, batch: &mut Batch) -> rusqlite::Result<()> {
         self.run_statement("BEGIN IMMEDIATE")?;
         jobs.into_iter().for_each(|job| job(self, batch));
-        // A failure is logged, and retried with the next batch.
-        self.in_savepoint(batch, |tx| tx.expire_due().and_then(|()| tx.remove_expired())).ok();
+        if let Err(error) = self.in_savepoint(batch, |tx| tx.expire_due().and_then(|()| tx.remove_expired())) {
+            tracing::error!(?error, "cannot resolve and remove expired tasks; the next batch tries again");
+        }
         self.serve_waiters(batch);
         match batch.fatal.take() {
             Some(error) => Err(error),
