@@ -277,3 +277,17 @@ async fn expired_tasks_are_removed() {
     server.advance(700).await;
     assert_eq!(server.api.get(&format!("task/{task}/status")).await.refusal(404).0, "ResourceNotFound");
 }
+
+#[tokio::test]
+async fn a_task_that_expires_at_its_deadline_is_resolved_before_it_is_removed() {
+    let server = TestQueue::new().await;
+    let end = iso(server.clock.unix_millis() + 600_000);
+    let first = server.api.create("p/w", json!({"deadline": end, "expires": end})).await;
+    let change = json!({"dependencies": [first], "requires": "all-resolved"});
+    let second = server.api.create("p/w", change).await;
+    server.advance(601).await;
+    assert_eq!(server.api.status(&first).await["state"], "pending");
+    server.advance(60).await;
+    assert_eq!(server.api.get(&format!("task/{first}/status")).await.status, 404);
+    assert_eq!(server.api.status(&second).await["state"], "pending");
+}

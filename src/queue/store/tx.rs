@@ -250,11 +250,13 @@ impl Tx<'_> {
         Ok(())
     }
 
+    /// Unresolved tasks stay: their dependents wait for a result.
     pub(super) fn remove_expired(&mut self) -> StoreResult<()> {
         let tasks: Vec<String> = self
             .conn
             .prepare_cached(
-                "DELETE FROM tasks WHERE id IN (SELECT id FROM tasks WHERE expires <= ?1 LIMIT ?2) RETURNING task_id",
+                "DELETE FROM tasks WHERE id IN (SELECT id FROM tasks WHERE expires <= ?1 AND open_until IS NULL LIMIT ?2) \
+                 RETURNING task_id",
             )?
             .query_map(params![self.now.0, QUEUE_SWEEP_MAX], |row| row.get(0))?
             .collect::<Result<_, _>>()?;
