@@ -118,8 +118,9 @@ pub async fn run(arguments: TaskArgs, environment: &Environment) -> ExitResult {
 async fn cancel(client: &QueueClient, named: &TaskIdsArgs) -> ExitResult {
     let (mut statuses, mut refused) = (Vec::new(), None);
     for task in &named.tasks {
-        match client.api.cancel_task(task).await.map_err(|refused| client.call_failure(refused)) {
-            Ok(status) => statuses.push(TaskStatus::read(&status)),
+        let canceled = client.api.cancel_task(task).await.and_then(|status| TaskStatus::read(&status));
+        match canceled.map_err(|refused| client.call_failure(refused)) {
+            Ok(status) => statuses.push(status),
             Err(failure) if named.tasks.len() == 1 => return Err(failure),
             Err(failure) => {
                 output::print_stderr(&format!("error: {}", failure.message));
@@ -140,8 +141,8 @@ async fn cancel(client: &QueueClient, named: &TaskIdsArgs) -> ExitResult {
 async fn fetch_statuses(client: &QueueClient, tasks: &[TaskId]) -> (Vec<TaskStatus>, Option<CallError>) {
     let mut statuses = Vec::new();
     for task in tasks {
-        match client.api.task_status(task).await {
-            Ok(status) => statuses.push(TaskStatus::read(&status)),
+        match client.api.task_status(task).await.and_then(|status| TaskStatus::read(&status)) {
+            Ok(status) => statuses.push(status),
             Err(refused) => return (statuses, Some(refused)),
         }
     }
@@ -182,8 +183,8 @@ async fn print_log(client: &QueueClient, log: &LogArgs) -> ExitResult {
     if log.wait {
         wait_for(client, std::slice::from_ref(&log.task), Span(std::time::Duration::from_secs(24 * 3600))).await?;
     }
-    let status = client.api.task_status(&log.task).await.map_err(|refused| client.call_failure(refused))?;
-    let status = TaskStatus::read(&status);
+    let status = client.api.task_status(&log.task).await.and_then(|status| TaskStatus::read(&status));
+    let status = status.map_err(|refused| client.call_failure(refused))?;
     let absent = || Failure::new(Exit::Failed, status.missing_log_reason(log.run));
     let Some(run) = log.run.or_else(|| status.runs.last().map(|run| run.number)) else {
         return Err(absent());

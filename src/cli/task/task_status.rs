@@ -7,7 +7,9 @@ use jiff::{SignedDuration, SpanRound, Timestamp, Unit};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::domain::refusal::Refusal;
 use crate::named_enum::named_enum;
+use crate::source::CallError;
 
 named_enum! {
     #[derive(Default)]
@@ -57,8 +59,12 @@ pub struct TaskStatus {
 
 impl TaskStatus {
     /// Missing properties are left out.
-    pub fn read(raw: &Value) -> Self {
-        Self { raw: raw.clone(), ..Self::deserialize(raw).unwrap_or_default() }
+    pub fn read(raw: &Value) -> Result<Self, CallError> {
+        let status = Self::deserialize(raw).map_err(|error| CallError {
+            refusal: Refusal::Rejected,
+            message: format!("cannot read the task status of the queue: {error}"),
+        })?;
+        Ok(Self { raw: raw.clone(), ..status })
     }
 
     pub fn is_resolved(&self) -> bool {
@@ -164,11 +170,19 @@ mod tests {
             { "runId": 0, "state": "exception", "started": "2026-11-21T10:20:44.5Z", "reasonResolved": "claim-expired" },
             { "runId": 1, "state": "pending" },
         ]});
-        let status = TaskStatus::read(&raw);
+        let status = TaskStatus::read(&raw).unwrap();
         let last = status.missing_log_reason(None);
         assert!(last.contains("abc/1") && last.contains("--wait") && last.contains("--run 0"), "{last}");
         assert!(status.missing_log_reason(Some(0)).contains("exception (claim-expired)"));
         assert!(status.missing_log_reason(Some(7)).contains("no run 7"));
+    }
+
+    #[test]
+    fn a_status_that_cannot_be_read_is_an_error() {
+        let raw = serde_json::json!({ "taskId": "abc", "state": "completed", "runs": [{ "runId": 0, "started": 7 }] });
+        let refused = TaskStatus::read(&raw).unwrap_err();
+        assert_eq!(refused.refusal, Refusal::Rejected);
+        assert!(refused.message.contains("status"), "{}", refused.message);
     }
 
     #[test]
@@ -179,7 +193,7 @@ mod tests {
             "runs": [{ "runId": 0, "state": "exception", "reasonResolved": "claim-expired", "workerGroup": "g",
                 "workerId": "w", "started": "2026-11-21T10:20:44.5Z", "resolved": "2026-11-21T10:20:46Z" }]
         });
-        let status = TaskStatus::read(&modern);
+        let status = TaskStatus::read(&modern).unwrap();
         assert!(status.is_resolved());
         assert_eq!(
             status.describe(),
@@ -187,7 +201,7 @@ mod tests {
         );
         let legacy =
             serde_json::json!({ "taskId": "abc", "provisionerId": "a", "workerType": "b", "state": "pending" });
-        let status = TaskStatus::read(&legacy);
+        let status = TaskStatus::read(&legacy).unwrap();
         assert!(!status.is_resolved());
         assert_eq!(status.describe(), "abc  pending  a/b\n");
     }

@@ -166,7 +166,8 @@ impl Demo {
 
     async fn update(&mut self, index: usize) -> Result<(), Failure> {
         let task = &self.tasks[index];
-        let status = TaskStatus::read(&self.api.task_status(&task.id).await.map_err(call_failure)?);
+        let status = self.api.task_status(&task.id).await.and_then(|status| TaskStatus::read(&status));
+        let status = status.map_err(call_failure)?;
         let running = status.state == TaskState::Running;
         let was_running = task.status.as_ref().is_some_and(|status| status.state == TaskState::Running);
         if task.expectation == Expectation::Canceled && running && !was_running {

@@ -129,7 +129,7 @@ mod tests {
         let tasks =
             tasks.into_iter().zip(["running", "completed", "failed"]).zip(results).map(|((task, state), result)| {
                 let status = serde_json::json!({ "state": state, "runs": [{ "runId": 0, "state": state }] });
-                DemoTask { status: Some(TaskStatus::read(&status)), result, ..task }
+                DemoTask { status: Some(TaskStatus::read(&status).unwrap()), result, ..task }
             });
         tasks.collect::<Vec<_>>().try_into().unwrap()
     }

@@ -186,7 +186,7 @@ mod tests {
         let task = task("a", "", Value::Null, "completed", Expectation::Nothing);
         let check = |reason: &str, runs: usize| {
             let run = json!({ "runId": 0, "reasonResolved": reason });
-            unexpected_result(&task, &TaskStatus::read(&json!({ "runs": vec![run; runs] })))
+            unexpected_result(&task, &TaskStatus::read(&json!({ "runs": vec![run; runs] })).unwrap())
         };
         assert_eq!(check("completed", 1), None);
         assert!(check("failed", 1).is_some());
