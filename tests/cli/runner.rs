@@ -1,9 +1,11 @@
 //! A worker under Taskcluster's worker-runner, which the test plays: it writes the file, says welcome, renews credentials
 //! and tells the worker to go.
 
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{ChildStdin, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::running::queue;
 use crate::server::{Server, create_at};
@@ -102,4 +104,29 @@ fn the_runner_can_drain_the_worker_and_gets_errors_of_its_file() {
     drop(runner);
     let said = server.ends();
     assert!(said.code == 30 && said.err.contains("runner.json"), "{}", said.err);
+}
+
+#[test]
+fn the_log_goes_to_standard_error_if_hello_could_not_be_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    file(folder.path(), "http://127.0.0.1:1", "a-token-for-tests", "");
+    let mut command = journeyman(folder.path());
+    command.args(["run", "--config", "runner.json", "--with-worker-runner"]);
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut worker = command
+        .env("JOURNEYMAN__HOST__METADATA_SERVICE", "off")
+        .stdin(Stdio::piped())
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let mut runner = worker.stdin.take().expect("stdin is piped");
+    let mut log = BufReader::new(worker.stderr.take().expect("stderr is piped")).lines().map_while(Result::ok);
+    say(&mut runner, WELCOME);
+    let failed = log.find(|line| line.contains("cannot write to the worker-runner"));
+    kill_process(Pid::from_child(&worker), Signal::TERM).expect("the process is there");
+    let rest: Vec<String> = log.collect();
+    drop(worker.wait());
+    assert!(failed.is_some() && !rest.is_empty(), "{rest:?}");
 }
