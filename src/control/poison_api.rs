@@ -60,7 +60,11 @@ pub(super) async fn handle_action(
 ) -> Result<Json<PoisonOutcome>, ApiError> {
     let PoisonActionRequest { pool, selection, action, by } = PoisonActionRequest::parse(&body)?;
     let handle = pools.select_one(pool.as_deref())?;
-    with_timeout(handle.poison.resolve(&selection, action, &by)).await.map(Json)
+    let poison = handle.poison.clone();
+    // Otherwise a request that is copied and not acknowledged would run twice.
+    #[expect(clippy::disallowed_methods, reason = "it continues when its caller has left")]
+    let resolving = tokio::spawn(async move { poison.resolve(&selection, action, &by).await });
+    with_timeout(async { resolving.await.unwrap_or_else(|error| Err(error.to_string())) }).await.map(Json)
 }
 
 async fn with_timeout<T>(request: impl Future<Output = Result<T, String>>) -> Result<T, ApiError> {

@@ -78,6 +78,7 @@ impl PoisonQueue {
         Ok(list)
     }
 
+    /// Dropped between the copy and the acknowledgement of a request, it leaves both.
     pub async fn resolve(
         &self,
         selection: &PoisonSelection,
@@ -88,9 +89,15 @@ impl PoisonQueue {
         let connection = self.connect().await?;
         let mut scan = PoisonScan::open(&connection, self.names.poison_queue()).await?;
         let mut outcome = PoisonOutcome::default();
-        while let Some(copy) = scan.next().await? {
+        let mut remaining = match selection {
+            PoisonSelection::All => None,
+            PoisonSelection::Ids(ids) => Some(ids.clone()),
+        };
+        while remaining.as_ref().is_none_or(|ids| !ids.is_empty())
+            && let Some(copy) = scan.next().await?
+        {
             let id = poison_message::id(&copy);
-            if matches!(selection, PoisonSelection::Ids(ids) if !ids.contains(&id)) {
+            if remaining.as_mut().is_some_and(|ids| !ids.remove(&id)) {
                 continue;
             }
             let published = match action {
@@ -108,13 +115,11 @@ impl PoisonQueue {
             tracing::info!(request = id, by, key, "poison request {what}");
             outcome.succeeded.push(id);
         }
-        match selection {
-            PoisonSelection::All => outcome.not_scanned = scan.not_scanned,
-            PoisonSelection::Ids(ids) => {
-                for id in ids.iter().filter(|id| !outcome.succeeded.contains(id)) {
-                    let why = || format!("no such request among the first {CONTROLLER_POISON_MAX}");
-                    outcome.failed.entry(id.clone()).or_insert_with(why);
-                }
+        match remaining {
+            None => outcome.not_scanned = scan.not_scanned,
+            Some(ids) => {
+                let why = format!("no such request among the first {CONTROLLER_POISON_MAX}");
+                outcome.failed.extend(ids.into_iter().map(|id| (id, why.clone())));
             }
         }
         amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
