@@ -80,7 +80,7 @@ impl Topology<'_> {
         channel.exchange_declare(name, ExchangeKind::Direct, options, orphans).await
     }
 
-    /// Declares again what operators delete.
+    /// Declares again what operators delete, until the connection is closed.
     pub(super) async fn restore_deleted(self) -> SessionError {
         let declare = async || {
             let channel = self.connection.create_channel().await?;
@@ -92,12 +92,22 @@ impl Topology<'_> {
                 Ok(()) => channel.close(REPLY_SUCCESS, "OK".into()).await,
             }
         };
+        let mut is_failing = false;
         loop {
             sleep(CONTROLLER_TOPOLOGY_INTERVAL).await;
-            match timeout(AMQP_CALL_TIMEOUT, declare()).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => return error.into(),
-                Err(_) => return declare_timed_out("exchanges and queues of the pool"),
+            let error = match timeout(AMQP_CALL_TIMEOUT, declare()).await {
+                Ok(Ok(())) => {
+                    is_failing = false;
+                    continue;
+                }
+                Ok(Err(error)) => error.into(),
+                Err(_) => declare_timed_out("exchanges and queues of the pool"),
+            };
+            if !self.connection.status().connected() {
+                return error;
+            }
+            if !std::mem::replace(&mut is_failing, true) {
+                tracing::warn!(error = error.reason, "exchanges and queues of the pool cannot be declared again");
             }
         }
     }
