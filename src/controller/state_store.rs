@@ -14,10 +14,12 @@ use crate::limits::CONTROLLER_STORE_TIMEOUT;
 
 const FILE: &str = "state.db";
 
+const FORMAT: i64 = 1;
+
 const SCHEMA: &str = "
-    CREATE TABLE IF NOT EXISTS worker (id TEXT PRIMARY KEY, record TEXT NOT NULL);
-    CREATE TABLE IF NOT EXISTS stop_request (id TEXT PRIMARY KEY);
-    CREATE TABLE IF NOT EXISTS known_key (key TEXT PRIMARY KEY);
+    CREATE TABLE worker (id TEXT PRIMARY KEY, record TEXT NOT NULL);
+    CREATE TABLE stop_request (id TEXT PRIMARY KEY);
+    CREATE TABLE known_key (key TEXT PRIMARY KEY);
 ";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,12 +58,26 @@ impl StateStore {
             connection.pragma_update(None, "journal_mode", "WAL")?;
             // Survives the death of the process; a power loss takes the workers with it.
             connection.pragma_update(None, "synchronous", "NORMAL")?;
-            connection.execute_batch(SCHEMA)?;
-            Ok(connection)
+            connection.execute_batch("BEGIN IMMEDIATE")?;
+            let is_new = connection.query_row("SELECT count(*) = 0 FROM sqlite_schema", [], |row| row.get(0))?;
+            if is_new {
+                connection.execute_batch(SCHEMA)?;
+                connection.pragma_update(None, "user_version", FORMAT)?;
+            }
+            let found = connection.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))?;
+            connection.execute_batch("COMMIT")?;
+            Ok((connection, found))
         };
-        let connection = open().map_err(|error: rusqlite::Error| {
+        let (connection, found) = open().map_err(|error: rusqlite::Error| {
             io::Error::other(format!("cannot open the state of the pool, {}: {error}", path.display()))
         })?;
+        if found != FORMAT {
+            return Err(io::Error::other(format!(
+                "the state of the pool, {}, has format {found}, but this version of journeyman needs {FORMAT}; \
+                 stop the workers of the pool with the version that wrote it, then remove the file",
+                path.display()
+            )));
+        }
         Ok(Self(Mutex::new(connection)))
     }
 
@@ -127,4 +143,26 @@ impl StateStore {
 
 fn failed(error: rusqlite::Error) -> io::Error {
     io::Error::other(format!("the state of the pool: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_of_another_version_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for _ in 0..2 {
+            StateStore::open(folder.path()).expect("it is new, or of this version");
+        }
+        let file = folder.path().join(FILE);
+        // 0 is what versions had that wrote none.
+        for other in [0, FORMAT + 1] {
+            let connection = Connection::open(&file).expect("it is opened");
+            connection.pragma_update(None, "user_version", other).expect("it is set");
+            drop(connection);
+            let error = StateStore::open(folder.path()).err().expect("it is refused").to_string();
+            assert!(error.contains(&format!("{}, has format {other}", file.display())), "{error}");
+        }
+    }
 }
