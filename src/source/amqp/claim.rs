@@ -202,7 +202,7 @@ impl RequestClaim {
         let properties = &self.delivery.properties;
         let Some(to) = properties.reply_to().as_ref().filter(|to| !to.as_str().is_empty()) else { return Ok(()) };
         let publish = |reply: &Reply| {
-            let (publisher, body) = (&self.session.publisher, Arc::clone(&reply.body));
+            let (publisher, body) = (&self.session.reply_publisher, Arc::clone(&reply.body));
             publisher.publish_reply(to.clone(), last_reply_properties(reply, properties), body)
         };
         let (counters, config) = (&self.source.counters, &self.source.config);
@@ -245,7 +245,7 @@ impl RequestClaim {
         let held = self.source.clock.now().since(self.delivered_at);
         let properties = delivery::republish_properties(&self.delivery.properties, attempts, held);
         let queue = self.session.queue.clone();
-        match self.session.publisher.publish_copy(queue, properties, &self.delivery.data).await {
+        match self.session.copy_publisher.publish_copy(queue, properties, &self.delivery.data).await {
             Ok(()) => {
                 self.source.record_copy_result(Republishing::Accepted);
                 crash_point("request-copied");
@@ -298,7 +298,7 @@ impl RequestClaim {
         let published = match amqp::to_short_string("the name of the poison queue", queue) {
             Ok(queue) => {
                 let properties = properties.with_headers(headers);
-                self.session.publisher.publish_alone(queue, properties, &self.delivery.data).await
+                self.session.copy_publisher.publish_alone(queue, properties, &self.delivery.data).await
             }
             Err(error) => Err(PublishError::Rejected(error.to_string())),
         };

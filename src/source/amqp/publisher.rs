@@ -1,5 +1,5 @@
-//! Publishes replies and copies for a session, with confirms, on a channel apart from that of the deliveries: the broker closes a channel
-//! over one faulty message.
+//! Publishes replies or copies for a session, with confirms, on a channel apart from that of the deliveries: the broker closes a channel
+//! over one faulty message, and everything in flight on it counts as refused.
 
 use std::sync::Arc;
 
@@ -71,11 +71,7 @@ impl Publisher {
     ) -> Result<(), PublishError> {
         let confirm =
             self.open_channel().await?.basic_publish("".into(), queue, NOT_MANDATORY, body, properties).await?;
-        match await_confirm(confirm).await {
-            // This is the return of a reply.
-            Err(PublishError::Unroutable) => Ok(()),
-            published => published,
-        }
+        await_confirm(confirm).await
     }
 
     /// Publishes on a channel of its own, so that a return is that of this message.

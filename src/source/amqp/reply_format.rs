@@ -30,7 +30,7 @@ impl PartialReplySink for PartialReplySender {
             let mut headers = status_header(&reply);
             headers.insert(headers::PARTIAL.into(), AMQPValue::Boolean(true));
             let properties = reply_properties(&reply, self.correlation_id.clone()).with_headers(headers);
-            let publish = self.session.publisher.publish_reply(to, properties, reply.body);
+            let publish = self.session.reply_publisher.publish_reply(to, properties, reply.body);
             match amqp::while_open(|| !self.session.is_lost(), publish).await {
                 Some(Ok(())) => Ok(()),
                 Some(Err(PublishError::Unroutable)) => Err(refused(Refusal::Gone, "the reply queue does not exist")),

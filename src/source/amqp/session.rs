@@ -56,7 +56,8 @@ pub(super) struct Session {
     broker: Broker,
     connection: Arc<Connection>,
     consume_channel: Channel,
-    pub(super) publisher: Publisher,
+    pub(super) reply_publisher: Publisher,
+    pub(super) copy_publisher: Publisher,
     state: Mutex<State>,
     /// Claims that exist, settled or not: their payloads may still run.
     held_claims: AtomicUsize,
@@ -88,13 +89,16 @@ impl Session {
         let opening = async {
             let consume_channel = connection.create_channel().await?;
             consume_channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
-            let publisher = Publisher::open(Arc::clone(&connection)).await?;
+            let reply_publisher = Publisher::open(Arc::clone(&connection)).await?;
+            let copy_publisher = Publisher::open(Arc::clone(&connection)).await?;
             // The broker generates a tag where ours is too long.
             let tag = amqp::to_short_string_or_none(tag).unwrap_or_default();
             let consumer = amqp::consume(&consume_channel, queue.clone(), tag, BasicConsumeOptions::default()).await?;
-            lapin::Result::Ok((consume_channel, publisher, consumer))
+            lapin::Result::Ok((consume_channel, reply_publisher, copy_publisher, consumer))
         };
-        let (consume_channel, publisher, consumer) = match timeout(AMQP_CALL_TIMEOUT, opening).await {
+        let (consume_channel, reply_publisher, copy_publisher, consumer) = match timeout(AMQP_CALL_TIMEOUT, opening)
+            .await
+        {
             Ok(opened) => opened.map_err(|error| consume_error(broker, queue.as_str(), &error))?,
             Err(_) => {
                 return Err(amqp::retry_error(format!("consume from {queue}: timed out after {AMQP_CALL_TIMEOUT:?}")));
@@ -104,7 +108,8 @@ impl Session {
             prefetch,
             queue: queue.clone(),
             broker: broker.clone(),
-            publisher,
+            reply_publisher,
+            copy_publisher,
             connection,
             consume_channel,
             state: Mutex::new(State {
