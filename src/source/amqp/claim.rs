@@ -183,7 +183,7 @@ impl RequestClaim {
                 crash_point("request-confirmed");
                 AckKind::Acknowledge
             }
-            SettlePlan::Republish { attempts } => self.republish(*attempts).await?,
+            SettlePlan::Republish { attempts } => self.republish(progress, *attempts).await?,
             SettlePlan::Requeue => AckKind::Requeue,
             SettlePlan::GiveUp { reason, attempts } => self.give_up(progress, reason, *attempts).await?,
         };
@@ -241,7 +241,7 @@ impl RequestClaim {
     }
 
     /// Publishes a copy to the request queue that records the attempts.
-    async fn republish(&self, attempts: u32) -> Result<AckKind, CallError> {
+    async fn republish(&self, progress: &mut Progress, attempts: u32) -> Result<AckKind, CallError> {
         let held = self.source.clock.now().since(self.delivered_at);
         let properties = delivery::republish_properties(&self.delivery.properties, attempts, held);
         let queue = self.session.queue.clone();
@@ -252,9 +252,13 @@ impl RequestClaim {
                 Ok(AckKind::Acknowledge)
             }
             Err(PublishError::Failed(why)) => Err(self.retry_error(&why)),
-            // Holding the slot would keep the worker from emptying the full queue.
             Err(PublishError::Nacked | PublishError::Rejected(_) | PublishError::Unroutable) => {
                 self.source.record_copy_result(Republishing::Refused);
+                // Its handler wants another attempt, and would at once be asked for it again and again.
+                if attempts > self.run.run && !self.is_retry_over(progress) {
+                    return Err(self.retry_error("the request queue is full"));
+                }
+                // Holding the slot longer would keep the worker from emptying the full queue.
                 Ok(AckKind::Requeue)
             }
         }
