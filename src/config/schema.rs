@@ -8,9 +8,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::pool::{DemandConfig, PoolConfig};
-use super::values::{
-    File, Filter, Listen, OptionalSpan, Queue as TaskQueue, SecretFile, Size, Span, Url, WorkerName, millis,
-};
+use super::values::{File, Filter, Listen, OptionalSpan, Queue as TaskQueue, SecretFile, Size, Span, Url, WorkerName};
 use crate::host::containment::Requirement;
 use crate::host::termination_notice::MetadataProvider;
 use crate::limits::{
@@ -21,7 +19,7 @@ use crate::queue::Auth;
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
 
 /// A time that a task may run.
-pub type RunTime = Span<{ millis(RUN_TIME_MIN) }>;
+pub type RunTime = Span<{ RUN_TIME_MIN.as_secs() * 1_000 + RUN_TIME_MIN.subsec_millis() as u64 }>;
 
 /// A whole configuration.
 #[derive(Debug, Clone, Default, Serialize, JsonSchema)]
@@ -72,9 +70,10 @@ pub struct Worker {
     /// Time between SIGTERM and SIGKILL for a task that is stopped. SIGKILL follows 0.5 s before its end, or a quarter before it if that is less, so that the exit is observed in time.
     pub termination_grace: Span,
     /// How often the status of each running task is checked for cancellation. `0s` disables it.
-    pub status_poll_interval: OptionalSpan<{ millis(STATUS_POLL_MIN) }>,
+    pub status_poll_interval:
+        OptionalSpan<{ STATUS_POLL_MIN.as_secs() * 1_000 + STATUS_POLL_MIN.subsec_millis() as u64 }>,
     /// Pause between polls when every queue is empty and the queue has no long poll; randomized by 20 %.
-    pub poll_interval: Span<{ millis(POLL_INTERVAL_MIN) }>,
+    pub poll_interval: Span<{ POLL_INTERVAL_MIN.as_secs() * 1_000 + POLL_INTERVAL_MIN.subsec_millis() as u64 }>,
     /// Exit after this time without a claim; `0s` is never. Time in which the worker is paused does not count.
     pub exit_when_idle: OptionalSpan,
     /// Exit after this many tasks; 0 is never.
@@ -490,9 +489,11 @@ pub struct HttpHandler {
     /// Path that answers with 2xx while the service is healthy [built-in: the service is healthy if it accepts connections].
     pub health: Option<String>,
     /// Interval of health checks while the service is healthy, and their timeout, at least 1 s. After three failures in a row the service is restarted; a timeout while it works on a request is not a failure.
-    pub health_interval: Span<{ millis(SERVICE_PROBE_INTERVAL_MIN) }>,
+    pub health_interval:
+        Span<{ SERVICE_PROBE_INTERVAL_MIN.as_secs() * 1_000 + SERVICE_PROBE_INTERVAL_MIN.subsec_millis() as u64 }>,
     /// How long the service may take to become healthy before it is restarted, and how long a task waits for it before its claim is released.
-    pub startup_timeout: Span<{ millis(SERVICE_STARTUP_TIMEOUT_MIN) }>,
+    pub startup_timeout:
+        Span<{ SERVICE_STARTUP_TIMEOUT_MIN.as_secs() * 1_000 + SERVICE_STARTUP_TIMEOUT_MIN.subsec_millis() as u64 }>,
     /// Variables of the worker's environment that the service sees.
     pub env_allow: Vec<String>,
     /// Maximum run time of a task, whatever it asks for.
@@ -544,7 +545,7 @@ pub struct Queue {
     /// Address to listen on. With port 0 the system chooses a port.
     pub listen: Listen,
     /// Length of a claim's lease.
-    pub claim_timeout: Span<{ millis(CLAIM_TIMEOUT_MIN) }>,
+    pub claim_timeout: Span<{ CLAIM_TIMEOUT_MIN.as_secs() * 1_000 + CLAIM_TIMEOUT_MIN.subsec_millis() as u64 }>,
     /// Whether callers have to sign their calls.
     pub auth: Auth,
     /// Clients that may call the queue, by client id.

@@ -113,11 +113,6 @@ pub struct Span<const MIN_MS: u64 = 0>(pub Duration);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionalSpan<const MIN_MS: u64 = 0>(pub Option<Duration>);
 
-/// The milliseconds of a limit, for the types whose minimum it is.
-pub const fn millis(span: Duration) -> u64 {
-    span.as_secs() * 1_000 + span.subsec_millis() as u64
-}
-
 const SPAN_MAX: Duration = Duration::from_secs(100 * 24 * 3600);
 
 fn read_span(text: &str) -> Result<Duration, String> {
