@@ -12,18 +12,22 @@ use super::patterns::StreamEnd;
 /// How many characters of an encoding are looked up.
 pub(super) const PREFIX_BYTES: usize = 4;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SecretId(u64);
+/// Identifies an added secret, and where its encodings are.
+#[derive(Debug)]
+pub struct SecretId {
+    number: u64,
+    prefixes: Box<[[u8; PREFIX_BYTES]]>,
+}
 
 #[derive(Clone)]
-struct Needle {
-    secret: SecretId,
+struct Entry {
+    secret: u64,
     variant: EncodedSecret,
 }
 
 #[derive(Clone)]
 pub struct SecretSet {
-    by_prefix: BTreeMap<[u8; PREFIX_BYTES], Vec<Needle>>,
+    by_prefix: BTreeMap<[u8; PREFIX_BYTES], Vec<Entry>>,
     /// For each pair of bytes, whether an encoding starts with it.
     pairs: Box<[bool]>,
     last_id: u64,
@@ -45,27 +49,38 @@ impl std::fmt::Debug for SecretSet {
 impl SecretSet {
     pub fn add(&mut self, secret: &str) -> SecretId {
         self.last_id += 1;
-        let id = SecretId(self.last_id);
+        let number = self.last_id;
+        let mut prefixes = Vec::new();
         for variant in encodings::of(secret) {
             let Some(prefix) = variant.text.first_chunk().copied() else { continue };
-            mark(&mut self.pairs, prefix);
+            mark(&mut self.pairs, prefix, true);
             self.bytes += variant.text.len();
-            self.by_prefix.entry(prefix).or_default().push(Needle { secret: id, variant });
+            self.by_prefix.entry(prefix).or_default().push(Entry { secret: number, variant });
+            prefixes.push(prefix);
         }
-        id
+        SecretId { number, prefixes: prefixes.into() }
     }
 
     pub fn remove(&mut self, secrets: &[SecretId]) {
-        self.pairs.fill(false);
-        self.bytes = 0;
-        self.by_prefix.retain(|prefix, needles| {
-            needles.retain(|needle| !secrets.contains(&needle.secret));
-            if !needles.is_empty() {
-                mark(&mut self.pairs, *prefix);
+        for secret in secrets {
+            for prefix in &secret.prefixes {
+                self.remove_encodings(secret.number, *prefix);
             }
-            self.bytes += needles.iter().map(|needle| needle.variant.text.len()).sum::<usize>();
-            !needles.is_empty()
-        });
+        }
+    }
+
+    fn remove_encodings(&mut self, secret: u64, prefix: [u8; PREFIX_BYTES]) {
+        let Some(entries) = self.by_prefix.get_mut(&prefix) else { return };
+        for removed in entries.extract_if(.., |entry| entry.secret == secret) {
+            self.bytes -= removed.variant.text.len();
+        }
+        if entries.is_empty() {
+            self.by_prefix.remove(&prefix);
+            let [first, second, ..] = prefix;
+            if self.starting_with(&[first, second]).next().is_none() {
+                mark(&mut self.pairs, prefix, false);
+            }
+        }
     }
 
     pub const fn bytes(&self) -> usize {
@@ -105,8 +120,8 @@ impl SecretSet {
             bound.iter_mut().zip(prefix).for_each(|(place, byte)| *place = *byte);
             bound
         };
-        let needles = self.by_prefix.range(bound(0)..=bound(u8::MAX)).flat_map(|(_, needles)| needles);
-        needles.map(|needle| &needle.variant)
+        let entries = self.by_prefix.range(bound(0)..=bound(u8::MAX)).flat_map(|(_, entries)| entries);
+        entries.map(|entry| &entry.variant)
     }
 }
 
@@ -121,12 +136,19 @@ impl EncodedSecret {
     }
 }
 
-fn mark(pairs: &mut [bool], prefix: [u8; PREFIX_BYTES]) {
-    if let Some(starts) = pair(&prefix).and_then(|pair| pairs.get_mut(pair)) {
-        *starts = true;
+fn mark(pairs: &mut [bool], prefix: [u8; PREFIX_BYTES], starts: bool) {
+    if let Some(place) = pair(&prefix).and_then(|pair| pairs.get_mut(pair)) {
+        *place = starts;
     }
 }
 
 fn pair(text: &[u8]) -> Option<usize> {
     text.first_chunk::<2>().map(|pair| usize::from(u16::from_be_bytes(*pair)))
+}
+
+#[cfg(test)]
+impl SecretSet {
+    pub(super) fn content(&self) -> (usize, usize, usize) {
+        (self.bytes, self.by_prefix.len(), self.pairs.iter().filter(|starts| **starts).count())
+    }
 }

@@ -179,6 +179,18 @@ fn a_set_may_change_during_a_stream() {
 }
 
 #[test]
+fn a_set_is_empty_after_all_secrets_are_removed() {
+    let mut set = SecretSet::default();
+    let empty = set.content();
+    let ids = ["first-secret", "first-other-secret", "aaaaaaaaaaaa", "first-secret"].map(|secret| set.add(secret));
+    for id in ids {
+        assert_ne!(set.content(), empty);
+        set.remove(&[id]);
+    }
+    assert_eq!(set.content(), empty);
+}
+
+#[test]
 fn the_rest_of_a_flushed_secret_is_replaced() {
     let set = set(&["first-secret"]);
     let (mut filter, mut out) = (RedactFilter::default(), Vec::new());
