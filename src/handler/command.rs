@@ -24,7 +24,7 @@ use super::artifact::{ArtifactDeclaration, ArtifactKind, Artifacts, Optionality,
 use super::environment::{self, Variables};
 use super::log::AddSecretError;
 use super::process::{Launch, ProcessEnd, RunLimits, format_seconds};
-use super::program_messages::{ProgramRun, run_with_messages};
+use super::program_messages::{ProgramRun, run_command};
 use super::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, host_errors};
 
 /// Holds the request without its body, as JSON.
@@ -225,8 +225,7 @@ impl Command {
         let started = Instant::now();
         let launch = Launch::new(argv, &prepared.env, context);
         let limits = RunLimits { run_time: Some(run_time), termination_grace: self.config.termination_grace.0 };
-        let run =
-            run_with_messages(launch, None, limits, context).await.map_err(|error| start_error(number, &error))?;
+        let run = run_command(launch, limits, context).await.map_err(|error| start_error(number, &error))?;
         let elapsed = format_seconds(started.elapsed());
         log.write_note(&format!("command {number}: {}, after {elapsed}", run.end.status));
         Ok(run)

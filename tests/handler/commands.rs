@@ -6,10 +6,11 @@ use journeyman::config::values::Span;
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::command::Command;
 use journeyman::handler::{DynHandler, ExecuteError, ExecuteFailure, erase};
-use journeyman::task::ArtifactBody;
+use journeyman::task::{ArtifactBody, Results};
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, Went};
+use crate::services::{Parts, REPLY_LIMITS};
 
 pub(crate) fn handler() -> std::sync::Arc<dyn DynHandler> {
     let config = CommandHandler {
@@ -89,7 +90,8 @@ async fn a_task_past_max_run_time_fails_even_with_exit_status_0() {
 #[tokio::test]
 async fn a_command_that_writes_without_pause_is_stopped_in_time() {
     for script in ["exec yes >&3", "exec yes", "yes >&3 & exec yes"] {
-        let bench = Bench::new();
+        let mut bench = Bench::new();
+        bench.context = bench.context.with_results(Some(Results::new(Parts::default(), REPLY_LIMITS)));
         let mut payload = sh(&[script]);
         payload["maxRunTime"] = json!(1);
         let went = bench.run(&*handler(), payload).await;

@@ -27,7 +27,7 @@ use tokio::task::JoinHandle;
 use crate::bench::{Bench, Went};
 
 const BOUND: Duration = Duration::from_secs(30);
-const REPLY_LIMITS: ReplyLimits = ReplyLimits { body_bytes: 1000, content_type_bytes: 255 };
+pub(crate) const REPLY_LIMITS: ReplyLimits = ReplyLimits { body_bytes: 1000, content_type_bytes: 255 };
 
 async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(BOUND, future).await.unwrap_or_else(|_| panic!("{what}: not in time"))
@@ -136,7 +136,7 @@ async fn act(mut stream: TcpStream, seen: mpsc::Sender<Seen>, go: Arc<Notify>, w
 
 /// Collects partial replies.
 #[derive(Clone, Default)]
-struct Parts {
+pub(crate) struct Parts {
     heard: Arc<Mutex<Vec<(String, String)>>>,
     gone: bool,
     came: Arc<Notify>,
