@@ -28,6 +28,7 @@ use std::sync::Arc;
 use rustix::process::Signal;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::journal::ProcessRecorder;
 use super::process::{self, ProcessStat};
@@ -265,13 +266,16 @@ impl Containment {
         }
         let limited = self.inner.limits.processes.is_some();
         let interval = if limited { REAP_INTERVAL_PIDS_LIMITED } else { REAP_INTERVAL };
+        let Ok(mut child_exited) = signal(SignalKind::child()) else { return std::future::pending().await };
         loop {
-            tokio::time::sleep(interval).await;
             if children::has_orphans()
                 && let Err(error) = children::reap_orphans()
             {
                 tracing::debug!(%error, "cannot list the children of this process");
             }
+            // Many short payloads send many signals.
+            tokio::time::sleep(interval).await;
+            child_exited.recv().await;
         }
     }
 }
