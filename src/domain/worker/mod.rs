@@ -269,12 +269,17 @@ impl Worker {
     }
 
     pub fn sources(&self) -> impl Iterator<Item = SourceView<'_>> {
-        self.sources.iter().map(|feed| SourceView {
-            poller: &feed.poller,
-            reserved_slots: feed.reserved_slots.len(),
-            availability: feed.availability,
-            foreign_claims: feed.foreign_claims,
-        })
+        (0..self.sources.len()).map(|index| self.source(SourceId::from_index(index)))
+    }
+
+    pub fn source(&self, source: SourceId) -> SourceView<'_> {
+        let state = &self.sources[source.index()];
+        SourceView {
+            poller: &state.poller,
+            reserved_slots: state.reserved_slots.len(),
+            availability: state.availability,
+            foreign_claims: state.foreign_claims,
+        }
     }
 
     pub const fn capacity(&self) -> u32 {

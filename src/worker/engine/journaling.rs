@@ -30,14 +30,15 @@ impl Engine {
 
     /// Journals the oldest unread poll of a source if it has changed.
     pub(in crate::worker) fn journal_unread_poll(&mut self, source: SourceId) -> Option<PendingRecord> {
-        let (unread, index) = (self.unread_polls(), source.index());
-        if self.journaled_polls[index] == unread[index] {
+        let index = source.index();
+        let unread = self.rules.source(source).poller.unread_poll();
+        if self.journaled_polls[index] == unread {
             return None;
         }
-        self.journaled_polls[index] = unread[index];
+        self.journaled_polls[index] = unread;
         let (now, claimant) = (self.clock.now(), self.claimants[index].clone());
         // Two sources may be one claimant, and the record is per claimant.
-        let of_claimant = self.claimants.iter().zip(unread).filter(|(other, _)| **other == claimant);
+        let of_claimant = self.claimants.iter().zip(self.unread_polls()).filter(|(other, _)| **other == claimant);
         let age = of_claimant.filter_map(|(_, poll)| poll).map(|poll| poll.age(now)).max();
         let sent_at = age.map(|age| self.clock.unix_time().saturating_sub(age));
         Some(self.journal.record_unread_poll(claimant, sent_at))
