@@ -1,10 +1,9 @@
 //! The file of a control socket, which one process at a time listens on.
 
 use std::convert::Infallible;
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -26,25 +25,17 @@ pub struct Socket {
 /// Removes the socket on drop.
 #[derive(Debug)]
 struct SocketFile {
+    /// Through the open directory, so that the socket of another worker in a directory of the same name stays.
     path: PathBuf,
-    identity: Identity,
+    _folder: File,
     /// Its owner may create and remove the socket. Dropped after [`SocketFile::drop`] has run.
     _lock: FileLock,
 }
 
-/// Device and inode of a file.
-type Identity = (u64, u64);
-
-fn identity(path: &Path) -> io::Result<Identity> {
-    path.symlink_metadata().map(|meta| (meta.dev(), meta.ino()))
-}
-
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|found| found != self.identity) {
-            tracing::debug!(path = %self.path.display(), "the control socket belongs to another worker now");
-        } else if let Err(error) = fs::remove_file(&self.path) {
-            tracing::debug!(path = %self.path.display(), %error, "cannot remove the control socket");
+        if let Err(error) = fs::remove_file(&self.path) {
+            tracing::debug!(%error, "cannot remove the control socket");
         }
     }
 }
@@ -56,20 +47,21 @@ impl Socket {
         let Some(name) = path.file_name() else {
             return Err(with_path(io::Error::new(io::ErrorKind::InvalidInput, "not a file name")));
         };
-        let folder = parent_dir(path);
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
         fs::create_dir_all(folder).map_err(with_path)?;
-        let open = File::open(folder).map_err(with_path)?;
+        let folder = File::open(folder).map_err(with_path)?;
+        let short_path = short_socket_path(&folder, Path::new(name));
         let in_use = || {
             let text = "in use by another worker; give each worker its own `work_dir` or `control.socket`";
             with_path(io::Error::new(io::ErrorKind::AddrInUse, text))
         };
         // Without the lock, two processes that start together could both find no listener and replace each other's socket.
         let lock = FileLock::acquire(&lock_path(path)).map_err(with_path)?.ok_or_else(in_use)?;
-        if UnixStream::connect(short_socket_path(&open, Path::new(name))).is_ok() {
+        if UnixStream::connect(&short_path).is_ok() {
             return Err(in_use());
         }
-        let (listener, identity) = bind(&open, path, name).map_err(with_path)?;
-        Ok(Self { listener, file: SocketFile { path: path.to_owned(), identity, _lock: lock } })
+        let listener = bind(&short_path).map_err(with_path)?;
+        Ok(Self { listener, file: SocketFile { path: short_path, _folder: folder, _lock: lock } })
     }
 
     /// Serves until dropped, then removes the socket.
@@ -84,10 +76,6 @@ impl Socket {
     }
 }
 
-fn parent_dir(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
-}
-
 fn lock_path(path: &Path) -> PathBuf {
     let mut lock = path.as_os_str().to_owned();
     lock.push(".lock");
@@ -95,16 +83,16 @@ fn lock_path(path: &Path) -> PathBuf {
 }
 
 /// Replaces a socket that is no longer in use. The lock is held, so no other process binds or connects here.
-fn bind(open_folder: &File, path: &Path, name: &OsStr) -> io::Result<(UnixListener, Identity)> {
+fn bind(path: &Path) -> io::Result<UnixListener> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
     let socket = UnixSocket::new_stream()?;
-    socket.bind(short_socket_path(open_folder, Path::new(name)))?;
+    socket.bind(path)?;
     // Before it listens, so that others cannot connect with the permissions of the umask.
     fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
-    Ok((socket.listen(CONTROL_BACKLOG)?, identity(path)?))
+    socket.listen(CONTROL_BACKLOG)
 }
 
 #[cfg(test)]
