@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 pub use super::socket::Socket;
 use super::{CommandReply, SPAN_MAX_SECONDS, WorkerCommand, WorkerCommandRequest, WorkerStatusReply};
-use crate::domain::claim::{self, CancelResult};
+use crate::domain::claim::{CancelCommand, CancelResult};
 use crate::handler::log::TaskLog;
 use crate::host::containment::ProcessScope;
 use crate::limits::{CONTROL_FOLLOW_CHECK_INTERVAL, CONTROL_READ_BYTES, CONTROL_TIMEOUT};
@@ -96,14 +96,10 @@ async fn handle_command(
             (Command::Release { within: None }, "stopping: the worker releases running tasks, then exits")
         }
         WorkerCommand::Release { task } => {
-            return end_claim(&worker.control, &task, claim::CancelCommand::Release, request.note).await;
+            return end_claim(&worker, &task, CancelCommand::Release, request.note).await;
         }
-        WorkerCommand::Cancel { task } => {
-            return end_claim(&worker.control, &task, claim::CancelCommand::Cancel, request.note).await;
-        }
-        WorkerCommand::Reload => {
-            return request_reload(worker.reloads.as_ref()).await;
-        }
+        WorkerCommand::Cancel { task } => return end_claim(&worker, &task, CancelCommand::Cancel, request.note).await,
+        WorkerCommand::Reload => return request_reload(worker.reloads.as_ref()).await,
     };
     if matches!(command, Command::Pause { .. } | Command::Resume) {
         let state = status_of(&worker).await?.state;
@@ -127,8 +123,9 @@ fn parse_seconds(seconds: Option<f64>) -> Result<Option<Duration>, ApiError> {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct LogQuery {
+struct ClaimQuery {
     task: String,
+    #[serde(default)]
     follow: bool,
 }
 
@@ -149,53 +146,40 @@ async fn with_timeout<T>(lookup: impl Future<Output = Result<T, TaskLookupError>
 }
 
 async fn end_claim(
-    control: &Control,
+    worker: &ServedWorker,
     task: &str,
-    order: claim::CancelCommand,
+    command: CancelCommand,
     note: Note,
 ) -> Result<Json<CommandReply>, ApiError> {
-    let CommandResult { run, result } = with_timeout(control.command_claim(task, order, note)).await?;
-    let conflict = |text: String| Err(ApiError(StatusCode::CONFLICT, text));
-    let verb = match order {
-        claim::CancelCommand::Release => "released",
-        claim::CancelCommand::Cancel => "canceled",
-    };
-    let message = match result {
+    let CommandResult { run, result } = with_timeout(worker.control.command_claim(task, command, note)).await?;
+    let ends = |outcome| format!("it ends and will be reported as {outcome}");
+    let (is_satisfied, text) = match result {
+        CancelResult::NotRequested => (true, "its claim was not granted".to_owned()),
+        CancelResult::Lost(_) => (false, "its claim is lost".to_owned()),
+        CancelResult::AlreadyReported(outcome) => (false, ends(outcome)),
         CancelResult::Stopping(outcome)
         | CancelResult::Reporting(outcome)
-        | CancelResult::ReportWhenGranted(outcome)
-            if order.is_satisfied_by(outcome) =>
-        {
-            format!("{run} ends and will be reported as {outcome}")
-        }
-        CancelResult::Stopping(outcome)
-        | CancelResult::Reporting(outcome)
-        | CancelResult::ReportWhenGranted(outcome)
-        | CancelResult::AlreadyReported(outcome) => {
-            return conflict(format!("{run} is not {verb}: it ends and will be reported as {outcome}"));
-        }
-        CancelResult::NotRequested => format!("the claim of {run} was not granted"),
-        CancelResult::Lost(_) => return conflict(format!("{run} is not {verb}: its claim is lost")),
+        | CancelResult::ReportWhenGranted(outcome) => (command.is_satisfied_by(outcome), ends(outcome)),
     };
-    Ok(Json(CommandReply { message }))
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ClaimQuery {
-    task: String,
+    if is_satisfied {
+        return Ok(Json(CommandReply { message: format!("{run}: {text}") }));
+    }
+    let verb = match command {
+        CancelCommand::Release => "released",
+        CancelCommand::Cancel => "canceled",
+    };
+    Err(ApiError(StatusCode::CONFLICT, format!("{run} is not {verb}: {text}")))
 }
 
 async fn handle_claim(
     State(worker): State<ServedWorker>,
-    Query(named): Query<ClaimQuery>,
+    Query(query): Query<ClaimQuery>,
 ) -> Result<Json<ClaimDetail>, ApiError> {
-    let ClaimSnapshot { mut detail, enclosure } = with_timeout(worker.control.claim_detail(&named.task)).await?;
-    if let Some(enclosure) = enclosure {
+    let ClaimSnapshot { mut detail, enclosure } = with_timeout(worker.control.claim_detail(&query.task)).await?;
+    if let Some(scope) = enclosure {
         // May block on a file system that hangs.
         let probe = tokio::task::spawn_blocking(move || {
-            let processes = enclosure.processes();
-            (processes, ProcessScope::memory_bytes_of(&[Some(enclosure)]).pop().flatten())
+            (scope.processes(), ProcessScope::memory_bytes_of(&[Some(scope)]).pop().flatten())
         });
         (detail.processes, detail.claim.memory_bytes) =
             timeout(CONTROL_TIMEOUT, probe).await.ok().and_then(Result::ok).unwrap_or_default();
@@ -203,7 +187,7 @@ async fn handle_claim(
     Ok(Json(detail))
 }
 
-async fn handle_log(State(worker): State<ServedWorker>, Query(query): Query<LogQuery>) -> Result<Response, ApiError> {
+async fn handle_log(State(worker): State<ServedWorker>, Query(query): Query<ClaimQuery>) -> Result<Response, ApiError> {
     let log = with_timeout(worker.control.log(&query.task)).await.map_err(|ApiError(status, text)| {
         let more =
             if status == StatusCode::NOT_FOUND { "; `journeyman task log` reads the logs of ended tasks" } else { "" };
@@ -216,7 +200,7 @@ async fn handle_log(State(worker): State<ServedWorker>, Query(query): Query<LogQ
 struct LogTail {
     log: TaskLog,
     file: Option<File>,
-    query: LogQuery,
+    query: ClaimQuery,
     control: Control,
 }
 
