@@ -33,7 +33,7 @@ pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> Exit
     let running = queue::start(queue_config(config, environment)?).await.map_err(|error| start_failure(&error))?;
     tracing::info!(root_url = running.root_url(), db = %config.db, "queue listening");
     let failed = tokio::select! {
-        () = signals.next() => None,
+        _ = signals.next() => None,
         failed = running.failed() => Some(failed),
     };
     if let Some(failed) = failed {

@@ -6,13 +6,6 @@ use super::exit::{Exit, Failure};
 use crate::worker::{Command, Control, Note};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ExitSignal {
-    /// SIGTERM or SIGINT.
-    Terminate,
-    Quit,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum ShutdownStep {
     Drain,
     Release,
@@ -27,19 +20,22 @@ struct Escalation {
 }
 
 impl Escalation {
-    fn escalate(&mut self, signal: ExitSignal) -> ShutdownStep {
-        match signal {
-            ExitSignal::Terminate => self.terminate_count = self.terminate_count.saturating_add(1),
-            ExitSignal::Quit => self.quit_received = true,
+    fn escalate(&mut self, signal: &str) -> ShutdownStep {
+        if signal == QUIT {
+            self.quit_received = true;
+        } else {
+            self.terminate_count = self.terminate_count.saturating_add(1);
         }
-        let minimum = if self.quit_received { ShutdownStep::Release } else { ShutdownStep::Drain };
-        minimum.max(match self.terminate_count {
-            0 | 1 => ShutdownStep::Drain,
+        match self.terminate_count {
+            3.. => ShutdownStep::Abort,
             2 => ShutdownStep::Release,
-            _ => ShutdownStep::Abort,
-        })
+            0 | 1 if self.quit_received => ShutdownStep::Release,
+            0 | 1 => ShutdownStep::Drain,
+        }
     }
 }
+
+const QUIT: &str = "SIGQUIT";
 
 /// Listens for TERM, INT and QUIT. A signal that arrives before `next` is called is kept.
 #[derive(Debug)]
@@ -63,20 +59,16 @@ impl ExitSignals {
         })
     }
 
-    /// Waits for the next signal.
+    /// Waits for the next signal and returns its name.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub(super) async fn next(&mut self) {
-        self.receive().await;
-    }
-
-    async fn receive(&mut self) -> (&'static str, ExitSignal) {
+    pub(super) async fn next(&mut self) -> &'static str {
         tokio::select! {
-            _ = self.term.recv() => ("SIGTERM", ExitSignal::Terminate),
-            _ = self.int.recv() => ("SIGINT", ExitSignal::Terminate),
-            _ = self.quit.recv() => ("SIGQUIT", ExitSignal::Quit),
+            _ = self.term.recv() => "SIGTERM",
+            _ = self.int.recv() => "SIGINT",
+            _ = self.quit.recv() => QUIT,
         }
     }
 
@@ -88,8 +80,8 @@ impl ExitSignals {
     pub(super) async fn apply_to(mut self, control: Control) {
         let mut escalation = Escalation::default();
         loop {
-            let (signal, kind) = self.receive().await;
-            let command = match escalation.escalate(kind) {
+            let signal = self.next().await;
+            let command = match escalation.escalate(signal) {
                 ShutdownStep::Drain => {
                     tracing::info!(
                         signal,
@@ -122,24 +114,24 @@ pub(super) fn subscribe(kind: SignalKind) -> Result<Signal, Failure> {
 mod tests {
     use super::*;
 
-    fn steps(signal: &[ExitSignal]) -> Vec<ShutdownStep> {
+    fn steps(signals: &[&str]) -> Vec<ShutdownStep> {
         let mut escalation = Escalation::default();
-        signal.iter().map(|signal| escalation.escalate(*signal)).collect()
+        signals.iter().map(|signal| escalation.escalate(signal)).collect()
     }
 
     #[test]
     fn three_terminate_signals_drain_release_and_abort() {
         assert_eq!(
-            steps(&[ExitSignal::Terminate; 4]),
+            steps(&["SIGTERM"; 4]),
             [ShutdownStep::Drain, ShutdownStep::Release, ShutdownStep::Abort, ShutdownStep::Abort]
         );
     }
 
     #[test]
     fn quit_releases_and_never_aborts() {
-        assert_eq!(steps(&[ExitSignal::Quit; 3]), [ShutdownStep::Release; 3]);
+        assert_eq!(steps(&[QUIT; 3]), [ShutdownStep::Release; 3]);
         assert_eq!(
-            steps(&[ExitSignal::Terminate, ExitSignal::Quit, ExitSignal::Terminate, ExitSignal::Quit]),
+            steps(&["SIGTERM", QUIT, "SIGTERM", QUIT]),
             [ShutdownStep::Drain, ShutdownStep::Release, ShutdownStep::Release, ShutdownStep::Release]
         );
     }
@@ -147,7 +139,7 @@ mod tests {
     #[test]
     fn terminate_signals_after_quit_abort_only_at_the_third() {
         // A service manager sends TERM to a worker to which an operator has sent QUIT.
-        let signal = [ExitSignal::Quit, ExitSignal::Terminate, ExitSignal::Terminate, ExitSignal::Terminate];
+        let signal = [QUIT, "SIGTERM", "SIGTERM", "SIGTERM"];
         assert_eq!(
             steps(&signal),
             [ShutdownStep::Release, ShutdownStep::Release, ShutdownStep::Release, ShutdownStep::Abort]
