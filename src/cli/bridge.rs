@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::amqp_setup::{self, RequestHandling};
 use super::exit::{Exit, ExitResult, Failure};
+use super::taskcluster_setup;
 use super::worker::{self, WorkerArgs};
 use super::worker_setup::{self, WorkerIdentity};
 use crate::bridge::requests_to_tasks::RequestsToTasks;
@@ -58,7 +59,7 @@ fn source_binding(
     match (from, to) {
         (Source::Amqp(from), Source::Taskcluster(to)) => {
             let handler: Arc<dyn DynHandler> = handler::erase(RequestsToTasks {
-                api: worker_setup::build_api(&bridge.to, to, environment)?,
+                api: taskcluster_setup::build_api(&bridge.to, to, environment)?,
                 task_queue: to.task_queue.clone(),
                 origin: amqp_setup::requests_queue(from, config),
                 max_run_time,
@@ -84,7 +85,8 @@ fn source_binding(
                 origin: from.root_url.as_str().to_owned(),
                 max_run_time,
             });
-            worker_setup::source_binding(&bridge.from, from, name, handler, environment).map(|(binding, _)| binding)
+            taskcluster_setup::source_binding(&bridge.from, from, name, handler, environment)
+                .map(|(binding, _)| binding)
         }
         (Source::Amqp(_), Source::Amqp(_)) | (Source::Taskcluster(_), Source::Taskcluster(_)) => {
             Err(Failure::new(Exit::Config, format!("[bridge.{bridge_name}] connects two sources of the same kind")))

@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use super::target;
+use super::taskcluster_setup::build_credentials;
 use crate::config::pool::PoolConfig;
 use crate::config::problem::{Problem, ProblemCode, ValueOrigin};
-use crate::config::schema::{Handler, ProgramHandler, Source, TaskclusterSource};
+use crate::config::schema::{Handler, Source, TaskclusterSource};
 use crate::config::secrets;
 use crate::config::values::{File, SecretFile};
 use crate::config::{Environment, LoadedConfig};
@@ -67,7 +67,7 @@ impl FileChecks<'_> {
             return;
         }
         let Ok(Some(credentials)) = source.read_credentials(self.environment) else { return };
-        if let Err(failure) = target::build_credentials(&credentials) {
+        if let Err(failure) = build_credentials(&credentials) {
             self.unusable(&format!("{key}.client_id"), format!("[{key}] cannot sign: {}", failure.message), "");
         }
     }
@@ -102,16 +102,14 @@ impl FileChecks<'_> {
     fn handler(&mut self, name: &str, handler: &Handler) {
         match handler {
             Handler::Command(_) => {}
-            Handler::Program(handler) => self.program(name, handler),
+            Handler::Program(handler) => {
+                self.programs(name, &handler.env_allow, &[("exec", &handler.exec), ("check", &handler.check)]);
+                if let Err(error) = program::Program::new(name, handler.clone(), self.environment) {
+                    let help = "it must be a file with a JSON Schema";
+                    self.unusable(&format!("handler.{name}.schema"), error.message, help);
+                }
+            }
             Handler::Http(handler) => self.programs(name, &handler.env_allow, &[("exec", &handler.exec)]),
-        }
-    }
-
-    fn program(&mut self, name: &str, handler: &ProgramHandler) {
-        self.programs(name, &handler.env_allow, &[("exec", &handler.exec), ("check", &handler.check)]);
-        if let Err(error) = program::Program::new(name, handler.clone(), self.environment) {
-            let help = "it must be a file with a JSON Schema";
-            self.unusable(&format!("handler.{name}.schema"), error.message, help);
         }
     }
 

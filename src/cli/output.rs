@@ -49,6 +49,18 @@ pub fn json(value: &serde_json::Value) -> io::Result<()> {
     line(&format!("{value:#}"))
 }
 
+/// Prints JSON, or what `render` makes of the value.
+pub fn show<T: serde::Serialize + ?Sized>(
+    value: &T,
+    format: Format,
+    render: impl FnOnce(&T) -> String,
+) -> io::Result<()> {
+    match format {
+        Format::Json => json(&serde_json::json!(value)),
+        Format::Table => print(&render(value)),
+    }
+}
+
 /// Ignores write errors.
 pub fn print_stderr(text: &str) {
     drop(writeln!(anstream::stderr().lock(), "{text}"));

@@ -7,7 +7,8 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 use tokio::time::timeout;
 
-use super::control::status_text::{one_line, strip_control_chars};
+use super::control::one_line;
+use super::table::strip_control_chars;
 use crate::host::service_manager::ServiceManager;
 use crate::limits::{
     SYSTEMD_EXTEND_BY, SYSTEMD_SNAPSHOT_TIMEOUT, SYSTEMD_STATUS_CHARS_MAX, SYSTEMD_STATUS_CHECK_INTERVAL,

@@ -13,6 +13,7 @@ use super::doctor::host::open_files_warning;
 use super::exit::{Exit, ExitResult, Failure};
 use super::reloader::{Reloader, WorkerTarget};
 use super::signals::ExitSignals;
+use super::worker_setup::WorkerIdentity;
 use super::{amqp_setup, systemd_notify, termination_watch, worker_setup};
 use crate::config::Environment;
 use crate::config::schema::Config;
@@ -26,7 +27,7 @@ use crate::observe::log;
 use crate::observe::status_routes::SnapshotFn;
 use crate::observe::traces::{self, Export};
 use crate::observe::worker_http;
-use crate::worker::{self, Control, Worker};
+use crate::worker::{Control, ExitReason, Worker};
 
 #[derive(Debug, Args)]
 pub(super) struct WorkerArgs {
@@ -93,15 +94,19 @@ pub(super) async fn serve(
     reloads: Option<ReloadSender>,
     background: impl Future<Output = Failure>,
 ) -> ExitResult {
-    let export = start_trace_export(config, environment);
+    let name = WorkerIdentity::from_config(config);
+    let export = start_trace_export(&name, environment);
     let worker = match &export {
         Some(export) => worker.with_trace_recorder(export.recorder()),
         None => worker,
     };
     let control = worker.control();
     let watch = termination_watch::watch_notices(config, control.clone())?;
-    let http = serve_http(config, &control).await?;
-    let socket = serve_control_socket(config, control.clone(), reloads)?;
+    let http = serve_http(config, &name, &control).await?;
+    let WorkerIdentity { group, id } = name;
+    let socket = Socket::listen(&control_socket(config))
+        .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot listen on the control socket: {error}")))?;
+    let socket = worker_api::serve(socket, ServedWorker { id, group, control: control.clone(), reloads });
     let reports = amqp_setup::report_activity(config, &control, environment)?;
     let ended = tokio::select! {
         ended = run_until_exit(worker, signals.apply_to(control)) => ended,
@@ -119,8 +124,7 @@ pub(super) async fn serve(
 }
 
 /// Errors are logged and do not prevent the worker from starting.
-fn start_trace_export(config: &Config, environment: &Environment) -> Option<Export> {
-    let name = worker_setup::WorkerIdentity::from_config(config);
+fn start_trace_export(name: &WorkerIdentity, environment: &Environment) -> Option<Export> {
     let started = traces::collector_url(environment).and_then(|collector| {
         collector.map(|collector| Export::start(&collector, environment, &name.id, &name.group)).transpose()
     });
@@ -134,22 +138,14 @@ pub(super) fn control_socket(config: &Config) -> PathBuf {
     config.control.socket.as_ref().map_or_else(|| socket_in(&config.worker.work_dir.0), |socket| socket.0.clone())
 }
 
-fn serve_control_socket(
-    config: &Config,
-    control: Control,
-    reloads: Option<ReloadSender>,
-) -> Result<impl Future<Output = Infallible>, Failure> {
-    let socket = Socket::listen(&control_socket(config))
-        .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot listen on the control socket: {error}")))?;
-    let name = worker_setup::WorkerIdentity::from_config(config);
-    Ok(worker_api::serve(socket, ServedWorker { id: name.id, group: name.group, control, reloads }))
-}
-
 /// Pending forever if `http.listen` is not set.
-async fn serve_http(config: &Config, control: &Control) -> Result<impl Future<Output = Infallible> + use<>, Failure> {
-    let listener = listen_http(config, "health, metrics and a status page", "/").await?;
-    let name = worker_setup::WorkerIdentity::from_config(config);
-    let control = control.clone();
+async fn serve_http(
+    config: &Config,
+    name: &WorkerIdentity,
+    control: &Control,
+) -> Result<impl Future<Output = Infallible> + use<>, Failure> {
+    let listener = listen_http(config, "health, metrics and a status page").await?;
+    let (control, name) = (control.clone(), name.clone());
     let snapshot: Arc<SnapshotFn<WorkerStatusReply>> = Arc::new(move || {
         let (control, name) = (control.clone(), name.clone());
         Box::pin(async move { Some(WorkerStatusReply::new(name.id, name.group, control.status().await?)) })
@@ -162,13 +158,13 @@ async fn serve_http(config: &Config, control: &Control) -> Result<impl Future<Ou
     })
 }
 
-pub(super) async fn listen_http(config: &Config, what: &str, path: &str) -> Result<Option<HttpListener>, Failure> {
+pub(super) async fn listen_http(config: &Config, what: &str) -> Result<Option<HttpListener>, Failure> {
     let Some(listen) = config.http.listen else { return Ok(None) };
     let exposure = if config.http.allow_remote { Exposure::Network } else { Exposure::Loopback };
     let failed = |error| Failure::new(Exit::HostUnusable, format!("cannot listen for HTTP: {error}"));
     let listener = HttpListener::listen(listen.0, exposure).await.map_err(failed)?;
     let address = listener.address().map_err(failed)?;
-    tracing::info!(%address, "{what}: http://{address}{path}");
+    tracing::info!(%address, "{what}: http://{address}/");
     Ok(Some(listener))
 }
 
@@ -181,36 +177,37 @@ pub(super) async fn run_until_exit(worker: Worker, aborted: impl Future<Output =
     };
     match ended {
         None => Ok(Exit::Aborted),
-        Some(Ok(why)) => exit_result(why),
+        Some(Ok(reason)) => exit_result(reason),
         Some(Err(error)) => Err(Failure::new(Exit::HostUnusable, error.to_string())),
     }
 }
 
-fn exit_result(why: worker::ExitReason) -> ExitResult {
-    match why {
-        worker::ExitReason::Drained => Ok(Exit::Success),
-        worker::ExitReason::Idle => Ok(Exit::Idle),
-        worker::ExitReason::LimitReached => Ok(Exit::LimitReached),
-        worker::ExitReason::Released => Ok(Exit::Released),
-        worker::ExitReason::HostTerminating => Ok(Exit::HostTerminating),
-        worker::ExitReason::CredentialsRejected => Err(Failure::new(
+fn exit_result(reason: ExitReason) -> ExitResult {
+    let (exit, message) = match reason {
+        ExitReason::Drained => return Ok(Exit::Success),
+        ExitReason::Idle => return Ok(Exit::Idle),
+        ExitReason::LimitReached => return Ok(Exit::LimitReached),
+        ExitReason::Released => return Ok(Exit::Released),
+        ExitReason::HostTerminating => return Ok(Exit::HostTerminating),
+        ExitReason::Aborted => return Ok(Exit::Aborted),
+        ExitReason::ProcessesLeft => return Ok(Exit::ProcessesLeft),
+        ExitReason::CredentialsRejected => (
             Exit::Denied,
             "the queue keeps rejecting the credentials (its messages are in the log); check client id, access token, scopes and \
              the clock, or user and password of the broker (`journeyman doctor` does)",
-        )),
-        worker::ExitReason::Misconfigured => Err(Failure::new(
+        ),
+        ExitReason::Misconfigured => (
             Exit::Config,
             "the queue rejects every request as invalid (its messages are in the log); check task_queue, worker.id and \
              worker.group. The rejected tasks stay in the queue",
-        )),
-        worker::ExitReason::WorkDirLost => Err(Failure::new(
+        ),
+        ExitReason::WorkDirLost => (
             Exit::HostUnusable,
             "the work directory was removed or replaced while the worker was running; check what removes files there, and \
              restart the worker",
-        )),
-        worker::ExitReason::Aborted => Ok(Exit::Aborted),
-        worker::ExitReason::ProcessesLeft => Ok(Exit::ProcessesLeft),
-    }
+        ),
+    };
+    Err(Failure::new(exit, message))
 }
 
 #[cfg(test)]
@@ -220,13 +217,13 @@ mod tests {
     #[test]
     fn an_exit_that_needs_an_operator_names_what_to_check() {
         for (why, exit, word) in [
-            (worker::ExitReason::Misconfigured, Exit::Config, "task_queue"),
-            (worker::ExitReason::CredentialsRejected, Exit::Denied, "token"),
+            (ExitReason::Misconfigured, Exit::Config, "task_queue"),
+            (ExitReason::CredentialsRejected, Exit::Denied, "token"),
         ] {
             let failure = exit_result(why).unwrap_err();
             assert_eq!(failure.exit, exit);
             assert!(failure.message.contains(word), "{}", failure.message);
         }
-        assert_eq!(exit_result(worker::ExitReason::Drained).unwrap(), Exit::Success);
+        assert_eq!(exit_result(ExitReason::Drained).unwrap(), Exit::Success);
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
-use super::{output, target, worker, worker_setup};
+use super::{output, taskcluster_setup, worker, worker_setup};
 use crate::config::schema::Config;
 use crate::config::secrets::ClientCredentials;
 use crate::config::{self, Document, Environment};
@@ -98,7 +98,7 @@ fn read_config(path: &Path, environment: &Environment) -> Result<(Config, Client
 fn replace_credentials(apis: &BTreeMap<String, Api>, new: &ClientCredentials) -> Result<(), Failure> {
     // Sources that the pool's configuration adds have their own credentials.
     if let Some(api) = apis.get(SOURCE_NAME) {
-        api.replace_credentials(target::build_credentials(new)?);
+        api.replace_credentials(taskcluster_setup::build_credentials(new)?);
     }
     Ok(())
 }

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::exit::{Exit, Failure};
-use super::{amqp_setup, target, termination_watch};
-use crate::config::schema::{COMMAND, Config, Handler as HandlerConfig, HttpHandler, Source, TaskclusterSource};
+use super::{amqp_setup, taskcluster_setup, termination_watch};
+use crate::config::schema::{COMMAND, Config, Handler as HandlerConfig, HttpHandler, Source};
 use crate::config::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::config::{Environment, schema};
 use crate::handler::log::LogLimits;
@@ -15,13 +15,12 @@ use crate::handler::{self, DynHandler, command, environment, http, program};
 use crate::host::containment::{ContainmentConfig, ResourceLimits};
 use crate::host::program_path::find_program;
 use crate::redact;
-use crate::source::taskcluster::{self, Api, ApiConfig, Taskcluster};
-use crate::worker::{ExitPolicy, MinResources, SourceBinding, Worker, WorkerConfig};
+use crate::source::taskcluster::{self, Api};
+use crate::worker::{ExitPolicy, MinResources, Worker, WorkerConfig};
 
 /// The worker's names in its queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WorkerIdentity {
-    /// Its group.
     pub group: String,
     /// Its id within the group.
     pub id: String,
@@ -35,10 +34,10 @@ impl WorkerIdentity {
             .values()
             .filter_map(Source::as_taskcluster)
             .any(|source| source.dialect == taskcluster::Dialect::Azure);
-        let most = if azure { WORKER_NAME_CHARS_MAX_AZURE } else { WORKER_NAME_CHARS_MAX };
+        let chars_max = if azure { WORKER_NAME_CHARS_MAX_AZURE } else { WORKER_NAME_CHARS_MAX };
         let system = rustix::system::uname();
         let hostname = system.nodename().to_string_lossy();
-        let fill = |name: &crate::config::values::WorkerName| name.fill(&hostname, std::process::id(), most);
+        let fill = |name: &crate::config::values::WorkerName| name.fill(&hostname, std::process::id(), chars_max);
         Self { group: fill(&config.worker.group), id: fill(&config.worker.id) }
     }
 }
@@ -50,9 +49,6 @@ pub(super) struct BuiltWorker {
     pub apis: BTreeMap<String, Api>,
 }
 
-/// # Errors
-///
-/// [`Exit::Config`] where a secret cannot be read, or where a source or a handler cannot be made.
 pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result<BuiltWorker, Failure> {
     if config.source.is_empty() {
         return Err(Failure::new(
@@ -72,7 +68,8 @@ pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result
         let handler = Arc::clone(&handlers[handler_name]);
         match source {
             Source::Taskcluster(source) => {
-                let (binding, api) = source_binding(source_name, source, &name, handler, environment)?;
+                let (binding, api) =
+                    taskcluster_setup::source_binding(source_name, source, &name, handler, environment)?;
                 bindings.push(binding);
                 apis.insert(source_name.clone(), api);
             }
@@ -105,7 +102,7 @@ pub(super) fn worker_config(config: &Config) -> WorkerConfig {
         status_poll_interval: worker.status_poll_interval.0,
         exit_policy: ExitPolicy {
             exit_when_idle: worker.exit_when_idle.0,
-            max_tasks: Some(u64::from(worker.max_tasks)).filter(|most| *most > 0),
+            max_tasks: Some(u64::from(worker.max_tasks)).filter(|max| *max > 0),
             max_uptime: worker.max_uptime.0,
         },
         min_resources: MinResources { disk: config.host.min_free_disk.0, memory: config.host.min_free_memory.0 },
@@ -132,100 +129,40 @@ pub(super) const fn log_limits(bytes_max: u64) -> LogLimits {
     LogLimits { head_bytes: bytes_max - tail_bytes, tail_bytes }
 }
 
-fn api_config(source: &TaskclusterSource, environment: &Environment) -> Result<ApiConfig, Failure> {
-    let credentials = target::read_credentials(source, environment)?;
-    let allow_hosts = source.allow_hosts.clone();
-    Ok(ApiConfig { allow_hosts, ..ApiConfig::new(source.root_url.as_str(), credentials) })
-}
-
-/// Builds the client of a source that is not polled.
-///
-/// # Errors
-///
-/// [`Exit::Config`] where a secret cannot be read or an address not be used.
-pub(super) fn build_api(
-    source_name: &str,
-    source: &TaskclusterSource,
-    environment: &Environment,
-) -> Result<Api, Failure> {
-    Api::new(api_config(source, environment)?)
-        .map_err(|error| Failure::new(Exit::Config, format!("source.{source_name}.{error}")))
-}
-
-/// Builds a source with its handler.
-///
-/// # Errors
-///
-/// As [`build_api`].
-pub(super) fn source_binding(
-    source_name: &str,
-    source: &TaskclusterSource,
-    name: &WorkerIdentity,
-    handler: Arc<dyn DynHandler>,
-    environment: &Environment,
-) -> Result<(SourceBinding, Api), Failure> {
-    let settings = taskcluster::Config {
-        api: api_config(source, environment)?,
-        dialect: source.dialect,
-        task_queue: source.task_queue.to_string(),
-        worker_group: name.group.clone(),
-        worker_id: name.id.clone(),
-        artifact_storage: source.artifact_storage,
-    };
-    let env = BTreeMap::from([
-        ("TASKCLUSTER_ROOT_URL".to_owned(), source.root_url.as_str().to_owned()),
-        ("TASKCLUSTER_WORKER_GROUP".to_owned(), name.group.clone()),
-        ("TASKCLUSTER_WORKER_ID".to_owned(), name.id.clone()),
-    ]);
-    let source = Taskcluster::new(settings)
-        .map_err(|error| Failure::new(Exit::Config, format!("source.{source_name}.{error}")))?;
-    let api = source.api().clone();
-    Ok((SourceBinding { name: source_name.to_owned(), source: Arc::new(source), handler, env }, api))
-}
-
-/// Builds the handler of that name. `command` exists without a section.
-///
-/// # Errors
-///
-/// [`Exit::Config`] where it cannot be made.
+/// `command` exists without a section.
 pub(super) fn build_handler(
     config: &Config,
     name: &str,
     environment: &Environment,
 ) -> Result<Arc<dyn DynHandler>, Failure> {
     let built_in = HandlerConfig::default();
-    let wanted = match config.handler.get(name) {
+    let section = match config.handler.get(name) {
         Some(handler) => handler,
         None if name == COMMAND => &built_in,
         None => return Err(Failure::new(Exit::Config, format!("there is no [handler.{name}]"))),
     };
-    let invalid = |error| Failure::from_error(Exit::Config, &error);
-    match wanted {
-        HandlerConfig::Command(wanted) => {
+    Ok(match section {
+        HandlerConfig::Command(section) => {
             let redact_env = config.log.redact_env.clone();
-            Ok(handler::erase(command::Command::new(wanted.clone(), redact_env, environment)))
+            handler::erase(command::Command::new(section.clone(), redact_env, environment))
         }
-        HandlerConfig::Program(wanted) => {
-            let made = program::Program::new(name, wanted.clone(), environment).map_err(invalid)?;
-            find_programs(name, &wanted.env_allow, [&wanted.exec, &wanted.check], environment)?;
-            Ok(Arc::new(made))
+        HandlerConfig::Program(section) => {
+            let invalid = |error| Failure::from_error(Exit::Config, &error);
+            let program = program::Program::new(name, section.clone(), environment).map_err(invalid)?;
+            find_programs(name, &section.env_allow, [&section.exec, &section.check], environment)?;
+            Arc::new(program)
         }
-        HandlerConfig::Http(wanted) => Ok(handler::erase(build_http_handler(name, wanted, environment)?)),
-    }
+        HandlerConfig::Http(section) => handler::erase(build_http_handler(name, section, environment)?),
+    })
 }
 
-/// Builds a handler that forwards to a service.
-///
-/// # Errors
-///
-/// [`Exit::Config`] where it cannot be forwarded to, [`Exit::HostUnusable`] where its program is not there.
 pub(super) fn build_http_handler(
     name: &str,
-    wanted: &HttpHandler,
+    section: &HttpHandler,
     environment: &Environment,
 ) -> Result<http::Http, Failure> {
-    find_programs(name, &wanted.env_allow, [&wanted.exec], environment)?;
-    http::Http::new(name, wanted.clone(), environment).map_err(|error| Failure::from_error(Exit::Config, &error))
+    find_programs(name, &section.env_allow, [&section.exec], environment)?;
+    http::Http::new(name, section.clone(), environment).map_err(|error| Failure::from_error(Exit::Config, &error))
 }
 
 /// At the start, so that a missing program costs no task.

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use reqwest::StatusCode;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 use super::poison_api::{Inventories, PoisonActionRequest};
-use super::{CommandReply, WorkerCommandRequest, WorkerStatusReply, controller_api, short_socket_path};
+use super::{CommandReply, WorkerStatusReply, controller_api, short_socket_path};
 use crate::controller::poison_queue::PoisonOutcome;
 use crate::http::client::{BodyError, client_builder, read_body, root_cause};
 use crate::limits::{CONTROL_ANSWER_BYTES_MAX, CONTROL_TIMEOUT, CONTROLLER_POISON_TIMEOUT};
@@ -89,13 +90,8 @@ impl ControlClient {
         self.send(self.http.get(self.url("log", &[("task", Some(task)), ("follow", Some(follow))])?)).await
     }
 
-    /// Returns the message of the worker.
-    pub async fn send_command(&self, request: &WorkerCommandRequest) -> Result<String, Error> {
-        Ok(self.post::<CommandReply>("commands", request, CONTROL_TIMEOUT * 2).await?.message)
-    }
-
-    /// Returns the message of the controller.
-    pub async fn send_pool_command(&self, request: &controller_api::PoolCommandRequest) -> Result<String, Error> {
+    /// Sends a [`super::WorkerCommandRequest`] or a [`controller_api::PoolCommandRequest`]; returns the message of the reply.
+    pub async fn send_command(&self, request: &impl Serialize) -> Result<String, Error> {
         Ok(self.post::<CommandReply>("commands", request, CONTROL_TIMEOUT * 2).await?.message)
     }
 
@@ -105,8 +101,7 @@ impl ControlClient {
 
     fn url(&self, path: &str, query: &[(&str, Option<&str>)]) -> Result<url::Url, Error> {
         let query = query.iter().filter_map(|(name, value)| Some((name, (*value)?)));
-        url::Url::parse_with_params(&format!("http://socket/v1/{path}"), query)
-            .map_err(|error| Error::InvalidResponse(self.socket.clone(), error.to_string()))
+        url::Url::parse_with_params(&format!("http://socket/v1/{path}"), query).map_err(|error| self.invalid(error))
     }
 
     async fn get<T: DeserializeOwned>(
@@ -121,7 +116,7 @@ impl ControlClient {
     async fn post<T: DeserializeOwned>(
         &self,
         path: &str,
-        body: &impl serde::Serialize,
+        body: &impl Serialize,
         timeout: Duration,
     ) -> Result<T, Error> {
         self.read_reply(self.http.post(self.url(path, &[])?).json(body).timeout(timeout)).await
@@ -135,14 +130,14 @@ impl ControlClient {
     async fn read_reply<T: DeserializeOwned>(&self, request: reqwest::RequestBuilder) -> Result<T, Error> {
         let response = self.send(request).await?;
         let body = self.read_body(response).await?;
-        serde_json::from_slice(&body).map_err(|error| Error::InvalidResponse(self.socket.clone(), error.to_string()))
+        serde_json::from_slice(&body).map_err(|error| self.invalid(error))
     }
 
     async fn error_reply(&self, response: reqwest::Response) -> Error {
         let status = response.status();
         let body = self.read_body(response).await.unwrap_or_default();
         let Ok(CommandReply { message }) = serde_json::from_slice(&body) else {
-            return Error::InvalidResponse(self.socket.clone(), format!("unexpected status {status}"));
+            return self.invalid(format!("unexpected status {status}"));
         };
         match status {
             StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => Error::NotFound(message),
@@ -154,7 +149,7 @@ impl ControlClient {
     async fn read_body(&self, mut answer: reqwest::Response) -> Result<Vec<u8>, Error> {
         read_body(&mut answer, CONTROL_ANSWER_BYTES_MAX).await.map_err(|error| match error {
             BodyError::Connection(error) => self.request_error(&error),
-            BodyError::TooLong => Error::InvalidResponse(self.socket.clone(), "response too large".to_owned()),
+            BodyError::TooLong => self.invalid("response too large"),
         })
     }
 
@@ -162,7 +157,11 @@ impl ControlClient {
         if error.is_timeout() {
             return Error::NoResponse { socket: self.socket.clone(), pid: self.pid };
         }
-        Error::InvalidResponse(self.socket.clone(), root_cause(error))
+        self.invalid(root_cause(error))
+    }
+
+    fn invalid(&self, what: impl ToString) -> Error {
+        Error::InvalidResponse(self.socket.clone(), what.to_string())
     }
 }
 

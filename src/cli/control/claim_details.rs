@@ -1,51 +1,40 @@
 //! Prints `journeyman claims show`.
 
-use std::fmt::Write as _;
+use std::path::PathBuf;
 
-use super::format_seconds;
-use super::status_text::{note_text, strip_control_chars};
+use super::status_text::note_text;
+use crate::cli::table::{align_columns, format_seconds, strip_control_chars};
 use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{ClaimCommandStatus, ClaimDetail, PhaseStatus};
 
-const LABEL_WIDTH: usize = 11;
 const PROCESSES_MAX: usize = 20;
 
 pub(super) fn render(detail: &ClaimDetail) -> String {
-    let task = &detail.claim;
-    let mut out = String::new();
-    let mut line = |label: &str, text: &str| {
-        // Writing to a String cannot fail.
-        _ = writeln!(out, "{}", format!("{label:LABEL_WIDTH$}  {}", strip_control_chars(text)).trim_end());
-    };
-    line("task", &format!("{}/{}", task.task, task.run));
-    optional(&mut line, "name", detail.name.as_deref());
-    optional(&mut line, "group", detail.group.as_deref());
-    line("source", &format!("{}, {}", task.source, detail.source_description));
-    optional(&mut line, "received", detail.dequeue_count.map(|count| format!("{count} times")).as_deref());
-    line("handler", &detail.handler);
-    line("state", &format!("{}   {}", task.state, task.progress.as_deref().unwrap_or("")));
-    line("held", &format_seconds(task.held_seconds));
-    line("lease", &lease_text(detail));
-    optional(&mut line, "command", detail.last_command.as_ref().map(command_text).as_deref());
-    line("containment", &detail.containment);
-    optional(&mut line, "cgroup", detail.cgroup.as_ref().map(|path| path.display().to_string()).as_deref());
-    line("processes", &processes_text(&detail.processes));
-    optional(&mut line, "directory", detail.work_dir.as_ref().map(|path| path.display().to_string()).as_deref());
-    line("log", &format_bytes(task.log_bytes));
-    if let Some(memory) = task.memory_bytes {
-        line("memory", &format_bytes(memory));
-    }
-    optional(&mut line, "trace", task.trace_id.as_deref());
-    for (number, phase) in detail.phases.iter().enumerate() {
-        line(if number == 0 { "phases" } else { "" }, &phase_text(phase));
-    }
-    out
-}
-
-fn optional(line: &mut impl FnMut(&str, &str), label: &str, text: Option<&str>) {
-    if let Some(text) = text {
-        line(label, text);
-    }
+    let claim = &detail.claim;
+    let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+    let rows = [
+        ("task", Some(format!("{}/{}", claim.task, claim.run))),
+        ("name", detail.name.clone()),
+        ("group", detail.group.clone()),
+        ("source", Some(format!("{}, {}", claim.source, detail.source_description))),
+        ("received", detail.dequeue_count.map(|count| format!("{count} times"))),
+        ("handler", Some(detail.handler.clone())),
+        ("state", Some(format!("{}   {}", claim.state, claim.progress.as_deref().unwrap_or("")))),
+        ("held", Some(format_seconds(claim.held_seconds))),
+        ("lease", Some(lease_text(detail))),
+        ("command", detail.last_command.as_ref().map(command_text)),
+        ("containment", Some(detail.containment.clone())),
+        ("cgroup", path(&detail.cgroup)),
+        ("processes", Some(processes_text(&detail.processes))),
+        ("directory", path(&detail.work_dir)),
+        ("log", Some(format_bytes(claim.log_bytes))),
+        ("memory", claim.memory_bytes.map(format_bytes)),
+        ("trace", claim.trace_id.clone()),
+    ];
+    let phases = detail.phases.iter().map(phase_text).enumerate();
+    let phases = phases.map(|(number, text)| (if number == 0 { "phases" } else { "" }, Some(text)));
+    let row = |(label, text): (&str, Option<String>)| Some(vec![label.to_owned(), strip_control_chars(&text?)]);
+    align_columns(rows.into_iter().chain(phases).filter_map(row))
 }
 
 fn lease_text(detail: &ClaimDetail) -> String {
@@ -70,7 +59,6 @@ fn command_text(command: &ClaimCommandStatus) -> String {
 fn processes_text(processes: &[i32]) -> String {
     let listed: Vec<String> = processes.iter().take(PROCESSES_MAX).map(ToString::to_string).collect();
     match processes.len().saturating_sub(PROCESSES_MAX) {
-        0 if listed.is_empty() => "none".to_owned(),
         0 => listed.join(" "),
         more => format!("{} and {more} more", listed.join(" ")),
     }

@@ -1,21 +1,20 @@
 //! Commands that talk to a worker's control socket: `status`, `pause`, `resume`, `drain`, `stop`, `reload`, `claims`.
 
 mod claim_details;
-pub(super) mod status_text;
+mod status_text;
 mod top;
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::json;
 
 use super::config_args::{ConfigArgs, NoFlags};
 use super::controller::{controller_socket, no_pools};
+use super::dev::state_file::{DevState, state_dir};
 use super::exit::{Exit, ExitResult, Failure};
 use super::output::{self, Format};
-use super::target::{DevState, state_dir};
 use super::worker::control_socket;
 use crate::config::environment::SOCKET_VARIABLE;
 use crate::config::values::Span;
@@ -24,10 +23,11 @@ use crate::control::client::{ControlClient, Error, Follow};
 use crate::control::{WorkerCommand, WorkerCommandRequest};
 use crate::limits::DRAIN_POLL_INTERVAL;
 use crate::worker::Note;
+pub(super) use status_text::one_line;
 pub(super) use top::{TopArgs, top};
 
 #[derive(Debug, Args)]
-pub(super) struct TargetArgs {
+pub(super) struct SocketArgs {
     /// Control socket [env: JOURNEYMAN_SOCKET] [default: from the configuration, or of `journeyman dev`]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     socket: Option<PathBuf>,
@@ -48,7 +48,7 @@ pub(super) struct WorkerStatusArgs {
 #[derive(Debug, Args)]
 pub(super) struct CommandArgs {
     #[command(flatten)]
-    target: TargetArgs,
+    target: SocketArgs,
     /// Reason, shown in the worker's status and log
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     note: String,
@@ -92,7 +92,7 @@ pub(super) enum ControlCommand {
 #[derive(Debug, Args)]
 pub(super) struct ShowArgs {
     #[command(flatten)]
-    target: TargetArgs,
+    target: SocketArgs,
     /// Output format
     #[arg(long, short, value_enum, default_value_t = Format::Table)]
     output: Format,
@@ -136,14 +136,14 @@ pub(super) enum ClaimsCommand {
         /// Task id, TASK/RUN, or a prefix of either
         task: String,
         #[command(flatten)]
-        target: TargetArgs,
+        target: SocketArgs,
         /// Print new lines until the task ends
         #[arg(long, short)]
         follow: bool,
     },
 }
 
-impl TargetArgs {
+impl SocketArgs {
     fn client(&self, environment: &Environment) -> Result<ControlClient, Failure> {
         if let Some(socket) = self.given_socket(environment) {
             return Ok(ControlClient::new(&socket)?);
@@ -252,11 +252,7 @@ async fn wait_until_gone(poll: impl AsyncFn() -> Result<(), Error>) -> Result<()
 pub(in crate::cli) fn operator_name(environment: &Environment) -> String {
     let name = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| environment.get(name));
     // The shell of a container may set none of these.
-    let user = || match rustix::process::getuid() {
-        root if root.is_root() => "root".to_owned(),
-        user => format!("user {}", user.as_raw()),
-    };
-    name.map_or_else(user, str::to_owned)
+    name.map_or_else(|| format!("user {}", rustix::process::getuid().as_raw()), str::to_owned)
 }
 
 async fn send_command(
@@ -274,24 +270,14 @@ pub(super) async fn claims(command: ClaimsCommand, environment: &Environment) ->
     match command {
         ClaimsCommand::List(ShowArgs { target, output }) => {
             let claims = target.client(environment)?.status().await?.snapshot.claims;
-            match output {
-                Format::Json => output::json(&json!(claims))?,
-                Format::Table => output::print(&status_text::claim_table(&claims))?,
-            }
+            output::show(claims.as_slice(), output, status_text::claim_table)?;
         }
         ClaimsCommand::Show { task, how: ShowArgs { target, output } } => {
             let detail = target.client(environment)?.claim_details(&task).await?;
-            match output {
-                Format::Json => output::json(&json!(detail))?,
-                Format::Table => output::print(&claim_details::render(&detail))?,
-            }
+            output::show(&detail, output, claim_details::render)?;
         }
-        ClaimsCommand::Release(arguments) => {
-            end_claim(arguments, |task| WorkerCommand::Release { task }, environment).await?;
-        }
-        ClaimsCommand::Cancel(arguments) => {
-            end_claim(arguments, |task| WorkerCommand::Cancel { task }, environment).await?;
-        }
+        ClaimsCommand::Release(claim) => end_claim(claim, |task| WorkerCommand::Release { task }, environment).await?,
+        ClaimsCommand::Cancel(claim) => end_claim(claim, |task| WorkerCommand::Cancel { task }, environment).await?,
         ClaimsCommand::Logs { task, target, follow } => {
             let follow = if follow { Follow::Yes } else { Follow::No };
             let mut response = target.client(environment)?.log(&task, follow).await?;
@@ -320,8 +306,4 @@ async fn end_claim(
     let name = format!("{}:{}/{}", claim.source, claim.task, claim.run);
     send_command(&client, command(name.clone()), to.note, environment).await?;
     wait_until_gone(async || client.claim_details(&name).await.map(drop)).await
-}
-
-pub(super) fn format_seconds(seconds: f64) -> String {
-    crate::worker::snapshot::format_duration(Duration::from_secs_f64(seconds.max(0.0)))
 }

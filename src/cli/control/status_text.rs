@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::format_seconds;
+use crate::cli::table::{BOLD, RESET, align_columns, format_seconds, strip_control_chars, table};
 use crate::control::WorkerStatusReply;
 use crate::worker::Note;
 use crate::worker::counters::OutcomeCounts;
@@ -85,9 +85,6 @@ pub(in crate::cli) fn one_line(view: &WorkerStatus) -> String {
     text
 }
 
-pub(in crate::cli) const BOLD: &str = "\x1b[1m";
-pub(in crate::cli) const RESET: &str = "\x1b[0m";
-
 fn state_text(view: &WorkerStatus) -> String {
     let mut text =
         format!("{BOLD}{}{RESET}   {}/{} busy", view.state.as_str().to_uppercase(), view.claims.len(), view.capacity);
@@ -159,7 +156,7 @@ fn source_table(sources: &[SourceStatus]) -> String {
         };
         vec![source.name.clone(), source.description.clone(), mark.to_owned(), source.state.clone(), more]
     });
-    align_columns(rows.collect())
+    align_columns(rows)
 }
 
 fn sidecar_table(services: &[SidecarSummary]) -> String {
@@ -168,7 +165,7 @@ fn sidecar_table(services: &[SidecarSummary]) -> String {
         let restarts = format!("restarts {}", service.restarts);
         vec![service.name.clone(), mark.to_owned(), strip_control_chars(&service.message), restarts]
     });
-    align_columns(rows.collect())
+    align_columns(rows)
 }
 
 pub(super) fn claim_table(claims: &[ClaimStatus]) -> String {
@@ -176,8 +173,7 @@ pub(super) fn claim_table(claims: &[ClaimStatus]) -> String {
         return "  none\n".to_owned();
     }
     let head = ["TASK", "SOURCE", "STATE", "CLAIMED FOR", "LEASE LEFT", "RECLAIMED", "LOG", "MEMORY", "PROGRESS"];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    rows.extend(claims.iter().map(|claim| {
+    let rows = claims.iter().map(|claim| {
         vec![
             format!("{}/{}", claim.task, claim.run),
             claim.source.clone(),
@@ -189,8 +185,8 @@ pub(super) fn claim_table(claims: &[ClaimStatus]) -> String {
             claim.memory_bytes.map_or_else(|| "-".to_owned(), format_bytes),
             strip_control_chars(claim.progress.as_deref().unwrap_or("")),
         ]
-    }));
-    align_columns(rows)
+    });
+    table(head, rows)
 }
 
 pub(super) fn is_lease_short(claim: &ClaimStatus) -> bool {
@@ -214,26 +210,6 @@ pub(super) fn outcomes_text(hour: OutcomeCounts) -> String {
         nonzero("unconfirmed", hour.unconfirmed),
         hour.lost
     )
-}
-
-/// For text from tasks and persons: one line, nothing that a terminal would interpret.
-pub(in crate::cli) fn strip_control_chars(text: &str) -> String {
-    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
-}
-
-pub(in crate::cli) fn align_columns(rows: Vec<Vec<String>>) -> String {
-    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..count).map(width).collect();
-    let mut out = String::new();
-    for row in &rows {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        let line = cells.collect::<Vec<_>>().join("  ");
-        _ = writeln!(out, "  {}", line.trim_end());
-    }
-    out
 }
 
 #[cfg(test)]

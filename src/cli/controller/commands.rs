@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use crate::cli::control::{TargetArgs, operator_name};
+use crate::cli::control::{SocketArgs, operator_name};
 use crate::cli::exit::{Exit, ExitResult};
 use crate::cli::output;
 use crate::config::Environment;
@@ -80,7 +80,7 @@ pub(super) struct PoolCommandArgs {
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     note: String,
     #[command(flatten)]
-    target: TargetArgs,
+    target: SocketArgs,
 }
 
 pub(super) async fn run(command: PoolSubcommand, environment: &Environment) -> ExitResult {
@@ -96,8 +96,7 @@ pub(super) async fn run(command: PoolSubcommand, environment: &Environment) -> E
     };
     let PoolCommandArgs { pool, note, target: which } = to;
     let note = Note { by: operator_name(environment), text: note };
-    let said =
-        which.controller_client(environment)?.send_pool_command(&PoolCommandRequest { pool, command, note }).await?;
+    let said = which.controller_client(environment)?.send_command(&PoolCommandRequest { pool, command, note }).await?;
     output::line(&said)?;
     Ok(Exit::Success)
 }

@@ -20,7 +20,7 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::reloader::Reloader;
 use super::signals::ExitSignals;
 use super::worker::listen_http;
-use super::{amqp_setup, worker_setup};
+use super::{amqp_setup, taskcluster_setup, worker_setup};
 use crate::config::pool::{DemandConfig, PoolConfig};
 use crate::config::schema::Source;
 use crate::config::{Config, Environment, secrets};
@@ -84,7 +84,7 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
     close_inherited_fds_on_exec();
     let mut signals = ExitSignals::listen()?;
     let token = http_token(&config, environment)?;
-    let door = listen_http(&config, "health, metrics and state", "/").await?;
+    let door = listen_http(&config, "health, metrics and state").await?;
     let leave = CancellationToken::new();
     let (mut to_run, mut controls) = (Vec::new(), Vec::new());
     for settings in settings {
@@ -112,7 +112,7 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
         pools.spawn(controller::run(settings, asks, leave.clone()));
     }
     tokio::select! {
-        () = signals.next() => {}
+        _ = signals.next() => {}
         Some(ended) = pools.join_next() => return match ended {
             Ok(Err(error)) => Err(Failure::new(Exit::HostUnusable, format!("cannot control a pool: {error}"))),
             Ok(Ok(())) | Err(_) => Err(Failure::new(Exit::Internal, "the controller of a pool ended unexpectedly")),
@@ -217,7 +217,7 @@ fn demand_configs(
         Ok(controller::DemandSource {
             name: name.clone(),
             key: Key::new(&demand.key).ok_or_else(too_long)?,
-            api: worker_setup::build_api(&demand.source, source, environment)?,
+            api: taskcluster_setup::build_api(&demand.source, source, environment)?,
             task_queue: source.task_queue.to_string(),
             interval: demand.interval.0,
         })

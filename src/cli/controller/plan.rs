@@ -7,9 +7,9 @@ use clap::{Args, ValueHint};
 
 use super::{controller_socket, no_pools};
 use crate::cli::config_args::{ConfigArgs, NoFlags};
-use crate::cli::control::status_text::{BOLD, RESET, align_columns, strip_control_chars};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};
+use crate::cli::table::{BOLD, RESET, strip_control_chars, table};
 use crate::config::Environment;
 use crate::control::client::ControlClient;
 use crate::controller::plan::{self, GroupPlan, PoolPlan};
@@ -62,10 +62,7 @@ pub(super) async fn run(arguments: PlanArgs, environment: &Environment) -> ExitR
         }
         plans.push(plan::plan(seen, pool, &arguments.keys, now));
     }
-    match arguments.output {
-        Format::Json => output::json(&serde_json::to_value(&plans).unwrap_or_default())?,
-        Format::Table => output::print(&plans.iter().map(render).collect::<Vec<_>>().join("\n"))?,
-    }
+    output::show(&plans, arguments.output, |plans| plans.iter().map(render).collect::<Vec<_>>().join("\n"))?;
     Ok(Exit::Success)
 }
 
@@ -85,8 +82,8 @@ fn render(plan: &PoolPlan) -> String {
     let stops: usize = plan.groups.iter().map(|group| group.stop.len()).sum();
     line(&format!("workers to start: {starts}, to stop: {stops}"));
     if !plan.groups.is_empty() {
-        let head = ["KEY", "WORKERS", "WANTED", "START", "STOP", "WHY"].map(str::to_owned).to_vec();
-        out.push_str(&align_columns(std::iter::once(head).chain(plan.groups.iter().map(group_row)).collect()));
+        let head = ["KEY", "WORKERS", "WANTED", "START", "STOP", "WHY"];
+        out.push_str(&table(head, plan.groups.iter().map(group_row)));
     }
     out
 }

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use clap::{Args, Subcommand};
 
-use crate::cli::control::status_text::{align_columns, strip_control_chars};
-use crate::cli::control::{TargetArgs, operator_name};
+use crate::cli::control::{SocketArgs, operator_name};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};
+use crate::cli::table::{align_columns, strip_control_chars, table};
 use crate::config::Environment;
 use crate::control::poison_api::{Inventories, PoisonActionRequest};
 use crate::controller::poison_message::PoisonedRequest;
@@ -19,7 +19,7 @@ pub(super) struct PoisonTargetArgs {
     #[arg(long, short, value_name = "NAME")]
     pool: Option<String>,
     #[command(flatten)]
-    target: TargetArgs,
+    target: SocketArgs,
 }
 
 #[derive(Debug, Args)]
@@ -76,10 +76,7 @@ pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> Ex
     match command {
         PoisonCommand::List { place: PoisonTargetArgs { pool, target: which }, output } => {
             let seen = which.controller_client(environment)?.list_poison(pool.as_deref()).await?;
-            match output {
-                Format::Json => output::json(&serde_json::to_value(&seen).unwrap_or_default())?,
-                Format::Table => output::print(&list_table(&seen))?,
-            }
+            output::show(&seen, output, list_table)?;
             Ok(Exit::Success)
         }
         PoisonCommand::Show { id, place: PoisonTargetArgs { pool, target: which }, output } => {
@@ -88,10 +85,7 @@ pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> Ex
             let Some(entry) = found else {
                 return Err(Failure::new(Exit::Failed, format!("no request {id} in the poison queue")));
             };
-            match output {
-                Format::Json => output::json(&serde_json::to_value(entry).unwrap_or_default())?,
-                Format::Table => output::print(&details_table(entry))?,
-            }
+            output::show(entry, output, details_table)?;
             Ok(Exit::Success)
         }
         PoisonCommand::Requeue { chosen, place } => {
@@ -136,7 +130,7 @@ fn outcome_message(settled: &PoisonOutcome, fate: PoisonAction) -> String {
 
 fn list_table(seen: &Inventories) -> String {
     let head = ["ID", "POOL", "KEY", "REASON", "ATTEMPTS", "MOVED AT", "WORKER", "EXIT", "BYTES"];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let mut rows = Vec::new();
     let mut more = 0;
     let or_none = |text: &Option<String>| text.as_deref().map_or_else(|| "-".to_owned(), strip_control_chars);
     for (pool, inventory) in seen {
@@ -155,10 +149,10 @@ fn list_table(seen: &Inventories) -> String {
             ]
         }));
     }
-    if rows.len() == 1 {
+    if rows.is_empty() {
         return "the poison queue is empty\n".to_owned();
     }
-    let mut out = align_columns(rows);
+    let mut out = table(head, rows);
     if more > 0 {
         // Writing to a String cannot fail.
         _ = writeln!(out, "  and {more} more");

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use clap::Args;
 
-use crate::cli::control::status_text::{BOLD, RESET, align_columns, strip_control_chars};
-use crate::cli::control::{TargetArgs, format_seconds, print_repeatedly};
+use crate::cli::control::{SocketArgs, print_repeatedly};
 use crate::cli::exit::ExitResult;
 use crate::cli::output::Format;
+use crate::cli::table::{BOLD, RESET, format_seconds, strip_control_chars, table};
 use crate::config::Environment;
 use crate::config::values::Span;
 use crate::control::controller_api::ControllerStatusReply;
@@ -17,7 +17,7 @@ use crate::controller::status::{DemandStatus, ErrorStatus, GroupPhase, GroupStat
 #[derive(Debug, Args)]
 pub(super) struct ControllerStatusArgs {
     #[command(flatten)]
-    target: TargetArgs,
+    target: SocketArgs,
     /// Output format
     #[arg(long, short, value_enum, default_value_t = Format::Table)]
     output: Format,
@@ -155,8 +155,7 @@ fn group_table(pool: &PoolStatus) -> String {
         return "  none\n".to_owned();
     }
     let head = ["KEY", "PHASE", "NEXT", "READY", "HELD", "WORKERS", "WANTED", "WHY"];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    rows.extend(pool.groups.iter().map(|group| {
+    let rows = pool.groups.iter().map(|group| {
         let next = match group.phase {
             GroupPhase::Active => "unbound",
             GroupPhase::Unbound => "deleting",
@@ -175,8 +174,8 @@ fn group_table(pool: &PoolStatus) -> String {
             number(group.wanted),
             group_reasons(group),
         ]
-    }));
-    align_columns(rows)
+    });
+    table(head, rows)
 }
 
 /// `-o json` shows whole keys.

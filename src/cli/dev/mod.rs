@@ -1,11 +1,12 @@
 //! `journeyman dev`: queue and worker in one process, on the loopback address. Each handler has its own task queue, `dev/NAME`.
 
 mod demo;
+pub(super) mod state_file;
 
-use std::io::Write as _;
+use std::fs::Permissions;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
@@ -14,7 +15,6 @@ use tempfile::TempDir;
 use super::config_args::{self, ConfigArgs, DevFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
-use super::target::{DevState, DevStateFile, state_dir};
 use super::{output, worker, worker_setup};
 use crate::config::schema::{Amqp, COMMAND, Config, Handler, LogFormat, ProgramHandler, Source, TaskclusterSource};
 use crate::config::values::{self, Listen, OptionalSpan, Queue as TaskQueue, Secret};
@@ -25,6 +25,7 @@ use crate::observe::log;
 use crate::queue::{self, Auth, RegisteredClient};
 use crate::source::taskcluster::Dialect;
 use crate::worker::Control;
+use state_file::{DevState, DevStateFile, state_dir};
 
 /// `journeyman dev`
 #[derive(Debug, Args)]
@@ -116,9 +117,11 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     run_unless_failed(failed, Box::pin(serve(dev, signals, environment))).await
 }
 
+/// For the owner only, because it holds the token.
 fn create_temp_dir() -> Result<TempDir, Failure> {
     tempfile::Builder::new()
         .prefix("journeyman-dev-")
+        .permissions(Permissions::from_mode(0o700))
         .tempdir()
         .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot create a temporary directory: {error}")))
 }
@@ -166,7 +169,8 @@ impl DevSession {
     ) -> Result<Self, Failure> {
         let token = Secret::new(&format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple()));
         let queue = start_queue(&mut config, &token, environment).await?;
-        let token_file = write_token(&token, temp_dir)?;
+        let token_file = temp_dir.join("token");
+        write_file(&token_file, token.reveal(), 0o600)?;
         config.handler.entry(COMMAND.to_owned()).or_default();
         config.host.metadata_service = MetadataProvider::Off;
         config.amqp = Amqp::default();
@@ -241,13 +245,11 @@ async fn start_queue(
     queue::start(settings).await.map_err(|error| Failure::from_error(Exit::HostUnusable, &error))
 }
 
-fn write_token(token: &Secret, temp_dir: &Path) -> Result<PathBuf, Failure> {
-    let path = temp_dir.join("token");
-    let mut options = std::fs::OpenOptions::new();
-    let file = options.create_new(true).write(true).mode(0o600).open(&path);
-    file.and_then(|mut file| file.write_all(token.reveal().as_bytes()))
-        .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot write {}: {error}", path.display())))?;
-    Ok(path)
+/// In the temporary directory, which is private, so that the mode may be set later.
+fn write_file(path: &Path, text: &str, mode: u32) -> Result<(), Failure> {
+    std::fs::write(path, text)
+        .and_then(|()| std::fs::set_permissions(path, Permissions::from_mode(mode)))
+        .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot write {}: {error}", path.display())))
 }
 
 fn source_config(handler: &str, dialect: Dialect, root_url: &str, token_file: &Path) -> Result<Source, Failure> {

@@ -5,7 +5,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::Check;
-use crate::cli::target;
+use crate::cli::taskcluster_setup;
 use crate::cli::worker_setup::WorkerIdentity;
 use crate::config::Environment;
 use crate::config::schema::TaskclusterSource;
@@ -122,7 +122,7 @@ impl SourceChecks<'_> {
         let own = if self.source.uses_descriptor() {
             None
         } else {
-            target::read_credentials(self.source, self.environment).ok().flatten()
+            taskcluster_setup::read_credentials(self.source, self.environment).ok().flatten()
         };
         own.map(|credentials| (client, credentials)).ok_or_else(|| {
             let fix =

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::exit::{Exit, ExitResult, Failure};
 use super::super::output::{self, Format};
-use super::super::target::QueueClient;
+use super::super::queue_client::QueueClient;
 use super::task_status::{TaskState, TaskStatus};
 use crate::config::values::{Queue, Span};
 use crate::domain::id::TaskId;

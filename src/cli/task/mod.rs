@@ -6,10 +6,10 @@ pub mod task_status;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::control::status_text::strip_control_chars;
 use super::exit::{Exit, ExitResult, Failure};
 use super::output::{self, Format};
-use super::target::{QueueClient, QueueTargetArgs};
+use super::queue_client::{QueueClient, QueueClientArgs};
+use super::table::strip_control_chars;
 use crate::config::Environment;
 use crate::config::values::{Queue, Span};
 use crate::domain::id::{Run, TaskId};
@@ -24,7 +24,7 @@ pub const LOG_ARTIFACT: &str = "public/logs/live.log";
 #[derive(Debug, Args)]
 pub struct TaskArgs {
     #[command(flatten)]
-    target: QueueTargetArgs,
+    client: QueueClientArgs,
     #[command(subcommand)]
     command: TaskCommand,
 }
@@ -92,7 +92,7 @@ fn parse_task_id(text: &str) -> Result<TaskId, String> {
 }
 
 pub async fn run(arguments: TaskArgs, environment: &Environment) -> ExitResult {
-    let client = arguments.target.client(environment)?;
+    let client = arguments.client.build(environment)?;
     match arguments.command {
         TaskCommand::Create(create) => create::run(create, &client).await,
         TaskCommand::Status(named) => {

@@ -7,10 +7,8 @@ use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table, TableState};
 
 use super::screen::{ActiveView, LogView, TopScreen, display_name};
-use crate::cli::control::format_seconds;
-use crate::cli::control::status_text::{
-    ago, host_text, is_lease_short, lease_left, note_text, outcomes_text, strip_control_chars,
-};
+use crate::cli::control::status_text::{ago, host_text, is_lease_short, lease_left, note_text, outcomes_text};
+use crate::cli::table::{format_seconds, strip_control_chars};
 use crate::control::WorkerStatusReply;
 use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{ClaimStatus, LifecycleState, SourceStatus, WorkerStatus};

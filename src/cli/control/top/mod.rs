@@ -12,7 +12,7 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use tokio::sync::mpsc;
 
 use self::screen::{KeyAction, TopScreen};
-use super::{ShowArgs, TargetArgs, WorkerStatusArgs, operator_name, status};
+use super::{ShowArgs, SocketArgs, WorkerStatusArgs, operator_name, status};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::Format;
 use crate::config::Environment;
@@ -25,7 +25,7 @@ use crate::worker::Note;
 #[derive(Debug, Args)]
 pub(in crate::cli) struct TopArgs {
     #[command(flatten)]
-    target: TargetArgs,
+    target: SocketArgs,
 }
 
 /// Without a terminal, behaves as `status --watch`.

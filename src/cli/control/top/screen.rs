@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::Question;
-use crate::cli::control::status_text::strip_control_chars;
+use crate::cli::table::strip_control_chars;
 use crate::control::{WorkerCommand, WorkerStatusReply};
 use crate::limits::{TOP_LOG_LINE_BYTES_MAX, TOP_LOG_LINES_MAX};
 use crate::worker::status::{ClaimStatus, LifecycleState};

@@ -4,7 +4,6 @@ mod screen;
 mod tasks;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::Duration;
@@ -14,13 +13,13 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use self::tasks::{CheckResult, DemoTask, Expectation, GREET, GREET_PROGRAM};
-use super::DevSession;
+use super::{DevSession, write_file};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::signals::ExitSignals;
 use crate::cli::task::{self, task_status};
 use crate::cli::{output, worker, worker_setup};
 use crate::config::Environment;
-use crate::config::schema::{Config, Handler, ProgramHandler};
+use crate::config::schema::{COMMAND, Config, Handler, ProgramHandler};
 use crate::config::values::Span;
 use crate::domain::id::Run;
 use crate::limits::{DEMO_LOG_BYTES_MAX, DEMO_REDRAW_INTERVAL, DEMO_TASKS_TIMEOUT};
@@ -56,9 +55,7 @@ pub(super) fn configure(config: &mut Config, temp_dir: &Path, set: impl Fn(&str)
     config.queue.claim_timeout = Span(CLAIM_TIMEOUT);
     config.handler.clear();
     let path = temp_dir.join("greet.sh");
-    fs::write(&path, GREET_PROGRAM)
-        .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o700)))
-        .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot write {}: {error}", path.display())))?;
+    write_file(&path, GREET_PROGRAM, 0o700)?;
     let exec = vec![path.display().to_string()];
     config.handler.insert(GREET.to_owned(), Handler::Program(ProgramHandler::new(exec)));
     Ok(())
@@ -71,7 +68,7 @@ pub(super) async fn run(
     environment: &Environment,
 ) -> ExitResult {
     let api = dev.state().client()?;
-    let mut demo = Demo::new(api, temp_dir.join(RECLAIMED_MARKER), environment);
+    let mut demo = Demo::new(api, temp_dir.join(RECLAIMED_MARKER), environment)?;
     output::line(&format!(
         "queue {}, {} tasks at once, claims of {} s",
         dev.queue.root_url(),
@@ -81,7 +78,7 @@ pub(super) async fn run(
     // Before the worker starts, so that it claims by priority.
     tokio::select! {
         created = demo.create() => created?,
-        () = signals.next() => {
+        _ = signals.next() => {
             dev.queue.stop().await;
             return Err(Failure::new(Exit::Failed, "stopped before the first task ran"));
         }
@@ -115,10 +112,10 @@ struct Demo {
 }
 
 impl Demo {
-    fn new(api: Api, reclaimed_marker: PathBuf, environment: &Environment) -> Self {
-        let tasks = tasks::tasks(&reclaimed_marker);
+    fn new(api: Api, reclaimed_marker: PathBuf, environment: &Environment) -> Result<Self, Failure> {
+        let tasks = tasks::tasks(&reclaimed_marker).map_err(|error| Failure::from_error(Exit::Internal, &error))?;
         let screen = DemoScreen::new(environment, tasks.len());
-        Self { api, reclaimed_marker, tasks, screen, started_at: Instant::now() }
+        Ok(Self { api, reclaimed_marker, tasks, screen, started_at: Instant::now() })
     }
 
     async fn create(&self) -> Result<(), Failure> {
@@ -126,15 +123,15 @@ impl Demo {
         for task in &self.tasks {
             let definition = json!({
                 "provisionerId": "dev",
-                "workerType": task.handler,
+                "workerType": task.handler.as_deref().unwrap_or(COMMAND),
                 "created": format_time(now),
                 "deadline": format_time(now + SignedDuration::from_mins(10)),
-                "priority": task.priority,
+                "priority": task.priority.as_deref().unwrap_or("medium"),
                 "payload": task.payload,
                 "metadata": {
                     "name": task.name,
                     "description": task.description,
-                    "owner": "nobody@example.com",
+                    "owner": "unknown@example.com",
                     "source": "https://example.com/journeyman",
                 },
             });
@@ -186,7 +183,7 @@ impl Demo {
         };
         let task = &mut self.tasks[index];
         if extended {
-            task.description = tasks::EXTENDED;
+            tasks::EXTENDED.clone_into(&mut task.description);
         }
         (task.status, task.result) = (Some(status), result);
         Ok(())
@@ -195,16 +192,16 @@ impl Demo {
     /// What is wrong with a resolved task.
     async fn check_expectation(&self, task: &DemoTask, status: &TaskStatus) -> Result<Option<String>, Failure> {
         let run = Run { task: task.id.clone(), run: status.runs.last().map_or(0, |run| run.number) };
-        let (met, wrong) = match task.expectation {
+        let (met, wrong) = match &task.expectation {
             Expectation::Nothing | Expectation::Canceled => return Ok(None),
             Expectation::Reclaimed => (was_extended(status), "claim was never extended".to_owned()),
             Expectation::Artifacts(names) => {
                 let found = self.api.artifacts(&run, None).await.map_err(call_failure)?.entries;
-                let missing = names.iter().find(|name| !found.iter().any(|entry| entry["name"] == ***name));
-                (missing.is_none(), format!("artifact {} is missing", missing.unwrap_or(&"")))
+                let missing = names.iter().find(|name| !found.iter().any(|entry| entry["name"] == **name));
+                (missing.is_none(), format!("artifact {} is missing", missing.map_or("", String::as_str)))
             }
             Expectation::LogContains(words) => {
-                (self.log(&run).await?.contains(words), format!("log does not contain \"{words}\""))
+                (self.log(&run).await?.contains(words.as_str()), format!("log does not contain \"{words}\""))
             }
             Expectation::LogTruncated => {
                 let log = self.log(&run).await?;
@@ -213,7 +210,7 @@ impl Demo {
             }
             Expectation::StartedBefore(name) => {
                 let started_at = |status: &TaskStatus| status.runs.first()?.started_at;
-                let other = self.tasks.iter().find(|other| other.name == name).and_then(|task| task.status.as_ref());
+                let other = self.tasks.iter().find(|other| other.name == *name).and_then(|task| task.status.as_ref());
                 let later = other.and_then(started_at).is_none_or(|other| started_at(status) <= Some(other));
                 (later, "started too late".to_owned())
             }

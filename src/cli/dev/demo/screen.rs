@@ -125,7 +125,7 @@ mod tests {
 
     fn tasks() -> [DemoTask; 3] {
         let results = [CheckResult::Pending, CheckResult::Passed, CheckResult::Failed("x".into())];
-        let tasks = super::super::tasks::tasks(std::path::Path::new("reclaimed"));
+        let tasks = super::super::tasks::tasks(std::path::Path::new("reclaimed")).unwrap();
         let tasks =
             tasks.into_iter().zip(["running", "completed", "failed"]).zip(results).map(|((task, state), result)| {
                 let status = serde_json::json!({ "state": state, "runs": [{ "runId": 0, "state": state }] });

@@ -1,0 +1,37 @@
+//! Text for tables and status lines in a terminal.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+pub(super) const BOLD: &str = "\x1b[1m";
+pub(super) const RESET: &str = "\x1b[0m";
+
+/// For text from tasks and persons: one line, nothing that a terminal would interpret.
+pub(super) fn strip_control_chars(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+}
+
+pub(super) fn format_seconds(seconds: f64) -> String {
+    crate::worker::snapshot::format_duration(Duration::from_secs_f64(seconds.max(0.0)))
+}
+
+pub(super) fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    align_columns(std::iter::once(head.map(str::to_owned).to_vec()).chain(rows))
+}
+
+pub(super) fn align_columns(rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let rows: Vec<Vec<String>> = rows.into_iter().collect();
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..count).map(width).collect();
+    let mut out = String::new();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        let line = cells.collect::<Vec<_>>().join("  ");
+        // Writing to a String cannot fail.
+        _ = writeln!(out, "  {}", line.trim_end());
+    }
+    out
+}

@@ -1,0 +1,72 @@
+//! Builds Taskcluster clients and sources from the configuration.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use secrecy::SecretString;
+
+use super::exit::{Exit, Failure};
+use super::worker_setup::WorkerIdentity;
+use crate::config::Environment;
+use crate::config::schema::TaskclusterSource;
+use crate::config::secrets::ClientCredentials;
+use crate::config::values::Secret;
+use crate::handler::DynHandler;
+use crate::source::taskcluster::{self, Api, ApiConfig, Credentials, Taskcluster};
+use crate::worker::SourceBinding;
+
+pub(super) fn read_credentials(
+    source: &TaskclusterSource,
+    environment: &Environment,
+) -> Result<Option<Credentials>, Failure> {
+    source.read_credentials(environment)?.map(|credentials| build_credentials(&credentials)).transpose()
+}
+
+pub(super) fn build_credentials(own: &ClientCredentials) -> Result<Credentials, Failure> {
+    let text = |secret: &Secret| SecretString::from(secret.reveal());
+    let certificate = own.certificate.as_ref().map(text);
+    Credentials::new(&own.client_id, text(&own.access_token), certificate.as_ref())
+        .map_err(|error| Failure::from_error(Exit::Config, &error))
+}
+
+fn api_config(source: &TaskclusterSource, environment: &Environment) -> Result<ApiConfig, Failure> {
+    let credentials = read_credentials(source, environment)?;
+    let allow_hosts = source.allow_hosts.clone();
+    Ok(ApiConfig { allow_hosts, ..ApiConfig::new(source.root_url.as_str(), credentials) })
+}
+
+/// Of a source that is not polled.
+pub(super) fn build_api(
+    source_name: &str,
+    source: &TaskclusterSource,
+    environment: &Environment,
+) -> Result<Api, Failure> {
+    Api::new(api_config(source, environment)?)
+        .map_err(|error| Failure::new(Exit::Config, format!("source.{source_name}.{error}")))
+}
+
+pub(super) fn source_binding(
+    source_name: &str,
+    source: &TaskclusterSource,
+    name: &WorkerIdentity,
+    handler: Arc<dyn DynHandler>,
+    environment: &Environment,
+) -> Result<(SourceBinding, Api), Failure> {
+    let settings = taskcluster::Config {
+        api: api_config(source, environment)?,
+        dialect: source.dialect,
+        task_queue: source.task_queue.to_string(),
+        worker_group: name.group.clone(),
+        worker_id: name.id.clone(),
+        artifact_storage: source.artifact_storage,
+    };
+    let env = BTreeMap::from([
+        ("TASKCLUSTER_ROOT_URL".to_owned(), source.root_url.as_str().to_owned()),
+        ("TASKCLUSTER_WORKER_GROUP".to_owned(), name.group.clone()),
+        ("TASKCLUSTER_WORKER_ID".to_owned(), name.id.clone()),
+    ]);
+    let source = Taskcluster::new(settings)
+        .map_err(|error| Failure::new(Exit::Config, format!("source.{source_name}.{error}")))?;
+    let api = source.api().clone();
+    Ok((SourceBinding { name: source_name.to_owned(), source: Arc::new(source), handler, env }, api))
+}
