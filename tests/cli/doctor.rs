@@ -1,114 +1,104 @@
-//! `journeyman doctor` on a host that is well, and on hosts with one thing wrong each.
+//! `journeyman doctor` on a healthy host, and on hosts with one fault each.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use crate::running::queue;
-use crate::support::{Said, beside, golden, journeyman, run};
+use crate::host::{Host, TOKEN};
+use crate::support::{Said, beside, golden, run};
 
-const TOKEN: &str = "a-token-for-tests";
-
-/// A configuration for a queue at `root`, which is on no cloud.
-fn configured(folder: &Path, root: &str, more: &str) -> Command {
-    let config = format!(
-        "[worker]\nid = \"w\"\ngroup = \"g\"\nwork_dir = \"work\"\n\
-         [host]\nmetadata_service = \"off\"\nmin_free_disk = \"1KiB\"\nmin_free_memory = \"1KiB\"\n\
-         [source.ci]\nkind = \"taskcluster\"\nroot_url = \"{root}\"\ntask_queue = \"build/linux\"\n\
-         client_id = \"me\"\naccess_token_file = \"token\"\n{more}"
-    );
-    std::fs::write(folder.join("journeyman.toml"), config).expect("the file can be written");
-    if !folder.join("token").exists() {
-        std::fs::write(folder.join("token"), TOKEN).expect("the file can be written");
-        let closed = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-        std::fs::set_permissions(folder.join("token"), closed).expect("it is ours");
-    }
-    let mut command = journeyman(folder);
-    command.arg("doctor");
-    command
+/// Configures a worker on no cloud.
+fn configure(host: &Host, more: &str) {
+    let rest = "[worker]\nid = \"w\"\ngroup = \"g\"\nwork_dir = \"work\"\n\
+                [host]\nmetadata_service = \"off\"\nmin_free_disk = \"1KiB\"\nmin_free_memory = \"1KiB\"\n";
+    host.write("journeyman.toml", &format!("{}access_token_file = \"token\"\n{more}{rest}", host.source()));
+    host.write("token", TOKEN);
+    set_mode(host, 0o600);
 }
 
-/// What it says, without the lines that depend on where the test runs, and with places and amounts that are the same
-/// everywhere.
-fn plain(folder: &Path, root: &str, said: &Said) -> String {
-    assert!(!said.out.contains(TOKEN) && !said.err.contains(TOKEN), "a secret is shown: {}{}", said.out, said.err);
-    assert_eq!(said.err, "");
-    let port = root.rsplit(':').next().expect("a port");
-    let of_the_host = ["disk ", "memory ", "open files ", "control groups "];
-    let mut left_out = false;
+fn set_mode(host: &Host, mode: u32) {
+    std::fs::set_permissions(host.join("token"), std::fs::Permissions::from_mode(mode)).expect("the mode is set");
+}
+
+/// Runs the doctor, which ends with this code.
+fn doctor(host: &Host, arguments: &[&str], code: i32) -> Said {
+    let said = run(host.journeyman(&["doctor"]).args(arguments).env("WORKER_AMQP_URI", "amqp://127.0.0.1:1"), "");
+    assert_eq!((said.code, said.err.as_str()), (code, ""), "{}", said.out);
+    assert!(!said.out.contains(TOKEN), "a secret is shown: {}", said.out);
+    said
+}
+
+const OF_THE_HOST: [&str; 4] = ["disk ", "memory ", "open files ", "control groups "];
+
+/// The line of a check.
+fn line<'a>(said: &'a Said, check: &str) -> &'a str {
+    said.out.lines().find(|line| line.get(9..).is_some_and(|rest| rest.starts_with(check))).expect(check)
+}
+
+/// The output without the lines that depend on the host, and with the same directory and port everywhere.
+fn plain(host: &Host, said: &Said) -> String {
+    let port = host.root().rsplit(':').next().expect("a port");
+    let mut skips = false;
     let mut text = String::new();
     for line in said.out.lines() {
-        // What is wrong with the one before is mended by the next.
-        let is_fix = line.trim_start().starts_with("> ");
-        left_out =
-            if is_fix { left_out } else { of_the_host.iter().any(|of| line[9.min(line.len())..].starts_with(of)) };
-        if !left_out && !line.ends_with(" failed") {
+        // A fix belongs to the line before it.
+        if !line.trim_start().starts_with("> ") {
+            skips = OF_THE_HOST.iter().any(|check| line[9.min(line.len())..].starts_with(check));
+        }
+        if !skips && !line.ends_with(" failed") {
             text.push_str(line);
             text.push('\n');
         }
     }
-    text.replace(folder.to_str().expect("UTF-8"), "FOLDER").replace(port, "PORT")
+    text.replace(host.path().to_str().expect("UTF-8"), "FOLDER").replace(port, "PORT")
 }
 
-fn shown(name: &str, folder: &Path, root: &str, said: &Said) {
-    golden(&beside("doctor").join(format!("{name}.txt")), &plain(folder, root, said));
+fn assert_golden(name: &str, host: &Host, said: &Said) {
+    golden(&beside("doctor").join(format!("{name}.txt")), &plain(host, said));
 }
 
-/// The lines about the host are there, and none of them is a failure here.
-fn looks_at_the_host(said: &Said) {
-    for part in ["disk ", "memory ", "open files ", "control groups "] {
-        let line = said.out.lines().find(|line| line.get(9..).is_some_and(|rest| rest.starts_with(part)));
-        let line = line.expect(part);
-        assert!(line.starts_with("ok ") || line.starts_with("warning "), "{line}");
-    }
+/// No process listens there.
+fn unused_root() -> String {
+    format!("http://{}", TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its number"))
 }
 
 #[test]
 fn doctor_reports_no_failure_on_a_healthy_host() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let here = folder.path();
-    let (_queue, root) = queue(here);
-    let said = run(&mut configured(here, &root, ""), "");
-    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
-    looks_at_the_host(&said);
-    shown("well", here, &root, &said);
-    let left: Vec<_> =
-        std::fs::read_dir(here).expect("it is there").filter_map(Result::ok).map(|at| at.file_name()).collect();
-    assert!(left.iter().all(|name| !name.to_string_lossy().contains("doctor")), "{left:?}");
+    let host = Host::with_queue();
+    configure(&host, "");
+    let said = doctor(&host, &[], 0);
+    for check in OF_THE_HOST {
+        let line = line(&said, check);
+        assert!(line.starts_with("ok ") || line.starts_with("warning "), "{line}");
+    }
+    assert_golden("well", &host, &said);
+    let names = std::fs::read_dir(host.path()).expect("a directory").map(|entry| entry.expect("an entry").file_name());
+    assert!(names.into_iter().all(|name| !name.to_string_lossy().contains("doctor")), "a file is left");
 
-    let said = run(configured(here, &root, "").args(["-o", "json"]), "");
-    let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
-    assert_eq!((said.code, &told["failed"]), (0, &0.into()));
-    let names: Vec<_> =
-        told["checks"].as_array().expect("a list").iter().filter_map(|check| check["name"].as_str()).collect();
-    assert!(names.contains(&"ci: credentials") && names.contains(&"memory"), "{names:?}");
+    let report: serde_json::Value = serde_json::from_str(&doctor(&host, &["-o", "json"], 0).out).expect("JSON");
+    assert_eq!(report["failed"], 0);
+    let checks = report["checks"].as_array().expect("a list");
+    for name in ["ci: credentials", "memory"] {
+        assert!(checks.iter().any(|check| check["name"] == name), "{name}: {report}");
+    }
 }
 
 #[test]
 fn doctor_distinguishes_a_wrong_token_from_an_unreachable_queue() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let here = folder.path();
-    let (_queue, root) = queue(here);
-    let mut command = configured(here, &root, "");
-    std::fs::write(here.join("token"), "another-token-for-tests").expect("it can be written");
-    let said = run(&mut command, "");
-    assert_eq!(said.code, 1, "{}", said.out);
+    let host = Host::with_queue();
+    configure(&host, "");
+    host.write("token", "another-token-for-tests");
+    let said = doctor(&host, &[], 1);
     assert!(!said.out.contains("another-token-for-tests"), "{}", said.out);
-    shown("wrong-token", here, &root, &said);
+    assert_golden("wrong-token", &host, &said);
+    let host = Host::with_root(&unused_root());
+    configure(&host, "");
+    assert_golden("wrong-port", &host, &doctor(&host, &[], 1));
 }
 
-#[test]
-fn doctor_reports_a_refused_connection() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its number");
-    let root = format!("http://{free}");
-    let said = run(&mut configured(folder.path(), &root, ""), "");
-    assert_eq!(said.code, 1, "{}", said.out);
-    shown("wrong-port", folder.path(), &root, &said);
-}
-
-/// A Taskcluster that has this time and gives these scopes, for as long as the test runs.
+/// A Taskcluster with this time and these scopes, until the test ends.
 fn stand_in(date: &'static str, scopes: &'static [&'static str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let root = format!("http://{}", listener.local_addr().expect("its number"));
@@ -116,7 +106,7 @@ fn stand_in(date: &'static str, scopes: &'static [&'static str]) -> String {
         for stream in listener.incoming() {
             let Ok(stream) = stream else { return };
             let mut lines = BufReader::new(&stream).lines();
-            // A connection that is opened to see whether it can be says nothing.
+            // The check of the connection sends nothing.
             let Some(Ok(first)) = lines.next() else { continue };
             while lines.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
             let body = match first.split(' ').nth(1).unwrap_or_default() {
@@ -134,23 +124,20 @@ fn stand_in(date: &'static str, scopes: &'static [&'static str]) -> String {
 
 #[test]
 fn doctor_reports_a_wrong_clock_and_missing_scopes() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let root = stand_in("Date: Thu, 01 Jan 2026 00:00:00 GMT\r\n", &["queue:claim-work:build/*"]);
-    let said = run(&mut configured(folder.path(), &root, ""), "");
-    assert_eq!(said.code, 1, "{}", said.out);
-    let text = plain(folder.path(), &root, &said);
-    let seconds = text.split("clock is ").nth(1).and_then(|rest| rest.split(' ').next()).expect("how far");
+    let host = Host::with_root(&stand_in("Date: Thu, 01 Jan 2026 00:00:00 GMT\r\n", &["queue:claim-work:build/*"]));
+    configure(&host, "");
+    let text = plain(&host, &doctor(&host, &[], 1));
+    let seconds = text.split("clock is ").nth(1).and_then(|rest| rest.split(' ').next()).expect("the skew");
     assert!(seconds.parse::<u64>().is_ok_and(|seconds| seconds > 60), "{text}");
     golden(&beside("doctor").join("wrong-clock.txt"), &text.replace(seconds, "MANY"));
 }
 
 #[test]
 fn doctor_warns_about_optional_scopes_and_a_missing_date() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let root = stand_in("", &["queue:claim-work:build/linux", "queue:worker-id:g/*", "queue:status:*"]);
-    let said = run(&mut configured(folder.path(), &root, ""), "");
-    assert_eq!(said.code, 0, "{}", said.out);
-    shown("useful-scopes", folder.path(), &root, &said);
+    let scopes = &["queue:claim-work:build/linux", "queue:worker-id:g/*", "queue:status:*"];
+    let host = Host::with_root(&stand_in("", scopes));
+    configure(&host, "");
+    assert_golden("useful-scopes", &host, &doctor(&host, &[], 0));
 }
 
 /// A server with a certificate of three days that is in `cert.pem`, and where it listens; `None` without openssl.
@@ -176,10 +163,10 @@ fn with_tls(folder: &Path) -> Option<(Killed, String)> {
         .spawn()
         .expect("it runs");
     let mut lines = BufReader::new(server.stdout.take().expect("it is piped")).lines();
-    let place = lines.find_map(|line| Some(line.ok()?.strip_prefix("ACCEPT ")?.to_owned())).expect("it says where");
-    // It goes on writing.
+    let address = lines.find_map(|line| Some(line.ok()?.strip_prefix("ACCEPT ")?.to_owned())).expect("its address");
+    // Its output must be read.
     std::thread::spawn(move || lines.for_each(drop));
-    Some((Killed(server), format!("https://{place}")))
+    Some((Killed(server), format!("https://{address}")))
 }
 
 /// A process that is killed when the test is over.
@@ -194,71 +181,62 @@ impl Drop for Killed {
 
 #[test]
 fn a_certificate_of_an_unknown_issuer_fails() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let Some((_server, root)) = with_tls(folder.path()) else { return };
-    let line = |said: &Said| said.out.lines().find(|line| line.contains("ci: tls")).expect("the line").to_owned();
-    let said = run(&mut configured(folder.path(), &root, ""), "");
-    let found = line(&said);
-    assert!(said.code == 1 && found.starts_with("failed ") && found.contains("UnknownIssuer"), "{}", said.out);
+    let host = Host::with_root(&root);
+    configure(&host, "");
+    let said = doctor(&host, &[], 1);
+    let tls = line(&said, "ci: tls");
+    assert!(tls.starts_with("failed ") && tls.contains("UnknownIssuer"), "{}", said.out);
     assert!(said.out.contains("> check the certificate"), "{}", said.out);
     assert!(!said.out.contains("ci: credentials"), "{}", said.out);
 }
 
 #[test]
 fn doctor_does_not_wait_for_a_silent_service() {
-    let folder = tempfile::tempdir().expect("a folder");
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let root = format!("http://{}", silent.local_addr().expect("its number"));
-    let said = run(&mut configured(folder.path(), &root, ""), "");
-    assert_eq!(said.code, 1, "{}", said.out);
-    let line = said.out.lines().find(|line| line.contains("ci: queue")).expect("the line");
-    assert!(line.starts_with("failed ") && line.contains("ping of the queue: timed out"), "{line}");
-    assert!(said.out.contains("control socket"), "the rest is looked at all the same: {}", said.out);
+    let host = Host::with_root(&format!("http://{}", silent.local_addr().expect("its number")));
+    configure(&host, "");
+    let said = doctor(&host, &[], 1);
+    let queue = line(&said, "ci: queue");
+    assert!(queue.starts_with("failed ") && queue.contains("ping of the queue: timed out"), "{queue}");
+    assert!(said.out.contains("control socket"), "the other checks run: {}", said.out);
 }
 
 #[test]
 fn doctor_reports_all_problems_of_files_directories_and_programs() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let here = folder.path();
-    let (_queue, root) = queue(here);
-    let mut command = configured(here, &root, "handler = \"build\"\n[handler.build]\nexec = [\"./not-there\"]\n");
-    std::fs::set_permissions(here.join("token"), std::os::unix::fs::PermissionsExt::from_mode(0o644))
-        .expect("it is ours");
-    // Not even root makes a folder there.
-    command.args(["--set", "worker.work_dir=/proc/journeyman/work"]);
-    let said = run(&mut command, "");
-    assert_eq!(said.code, 1, "{}", said.out);
-    shown("host", here, &root, &said);
+    let host = Host::with_queue();
+    configure(&host, "handler = \"build\"\n[handler.build]\nexec = [\"./not-there\"]\n");
+    set_mode(&host, 0o644);
+    // Root cannot create a directory there either.
+    assert_golden("host", &host, &doctor(&host, &["--set", "worker.work_dir=/proc/journeyman/work"], 1));
 }
 
 #[test]
 fn doctor_reports_low_disk_low_memory_and_a_missing_metadata_service() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its number");
-    let root = format!("http://{free}");
-    let mut command = configured(folder.path(), &root, "");
-    command.args(["--set", "host.min_free_disk=921600GiB", "--set", "host.min_free_memory=921600GiB"]);
-    command.args(["--set", "host.metadata_service=aws", "--set", &format!("host.metadata_endpoint=http://{free}")]);
-    let said = run(&mut command, "");
-    assert_eq!(said.code, 1, "{}", said.out);
-    for (part, words) in [
+    let host = Host::with_root(&unused_root());
+    configure(&host, "");
+    let endpoint = format!("host.metadata_endpoint={}", host.root());
+    let pairs =
+        ["host.min_free_disk=921600GiB", "host.min_free_memory=921600GiB", "host.metadata_service=aws", &endpoint];
+    let said = doctor(&host, &pairs.map(|pair| ["--set", pair]).concat(), 1);
+    for (check, words) in [
         ("disk ", "free, host.min_free_disk is 900.0 TiB"),
         ("memory ", "free, host.min_free_memory is 900.0 TiB"),
         ("cloud ", "the metadata service of aws does not respond, so termination notices are missed"),
     ] {
-        let line = said.out.lines().find(|line| line.get(9..).is_some_and(|rest| rest.starts_with(part))).expect(part);
+        let line = line(&said, check);
         assert!(line.starts_with("failed ") && line.contains(words), "{line}");
     }
 }
 
 #[test]
 fn doctor_checks_broker_and_state_directories_of_a_controller() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let host = Host::new();
     let text = "[pool.core]\ncommand = [\"/bin/true\"]\nstate_dir = \"pool\"\n[pool.odd]\ncommand = [\"./not-there\"]\n\
                 state_dir = \"/proc/journeyman\"\n[worker]\nwork_dir = \"/proc/journeyman/work\"\n";
-    std::fs::write(folder.path().join("journeyman.toml"), text).expect("it can be written");
-    let said = run(journeyman(folder.path()).arg("doctor").env("WORKER_AMQP_URI", "amqp://127.0.0.1:1"), "");
-    assert_eq!(said.code, 1, "{}", said.out);
+    host.write("journeyman.toml", text);
+    let said = doctor(&host, &[], 1);
     for line in [
         "ok       configuration          journeyman.toml: pools 2\n",
         "failed   files                  `pool.odd.command`: ",
@@ -273,11 +251,10 @@ fn doctor_checks_broker_and_state_directories_of_a_controller() {
 
 #[test]
 fn doctor_checks_only_the_scopes_of_counting_for_a_controller() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let root = stand_in("", &["queue:pending-count:build/linux"]);
-    let more = "[pool.core]\ncommand = [\"/bin/true\"]\nstate_dir = \"pool\"\n\
-                [demand.ci]\nsource = \"ci\"\npool = \"core\"\nkey = \"ci\"\n";
-    let said = run(configured(folder.path(), &root, more).env("WORKER_AMQP_URI", "amqp://127.0.0.1:1"), "");
+    let host = Host::with_root(&stand_in("", &["queue:pending-count:build/linux"]));
+    let pool = "[pool.core]\ncommand = [\"/bin/true\"]\nstate_dir = \"pool\"\n";
+    configure(&host, &format!("{pool}[demand.ci]\nsource = \"ci\"\npool = \"core\"\nkey = \"ci\"\n"));
+    let said = doctor(&host, &[], 1);
     for line in
         ["journeyman.toml: pools 1\n", "all required; optional scopes missing: queue:claimed-list:build/linux\n"]
     {
@@ -289,8 +266,9 @@ fn doctor_checks_only_the_scopes_of_counting_for_a_controller() {
 #[test]
 fn doctor_does_not_wait_for_a_blocked_control_socket() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
-    let folder = tempfile::tempdir().expect("a folder");
-    let address = SocketAddrUnix::new(folder.path().join("full")).expect("it is short");
+    let host = Host::with_root(&unused_root());
+    configure(&host, "");
+    let address = SocketAddrUnix::new(host.join("full")).expect("it is short");
     let socket = || {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a socket")
@@ -299,16 +277,9 @@ fn doctor_does_not_wait_for_a_blocked_control_socket() {
     bind(&listener, &address).expect("it is bound");
     listen(&listener, 0).expect("it listens");
     let mut waiting = Vec::new();
-    let full = loop {
-        let one = socket();
-        if let Err(error) = connect(&one, &address) {
-            break error;
-        }
-        waiting.push(one);
-    };
-    assert_eq!(full, rustix::io::Errno::AGAIN, "so many wait: {}", waiting.len());
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its number");
-    let said = run(configured(folder.path(), &format!("http://{free}"), "").args(["--set", "control.socket=full"]), "");
-    assert_eq!(said.code, 1, "{}", said.out);
+    while waiting.last().is_none_or(|last| connect(last, &address).is_ok()) {
+        waiting.push(socket());
+    }
+    let said = doctor(&host, &["--set", "control.socket=full"], 1);
     assert!(said.out.contains("full: the listening process accepts no connection"), "{}", said.out);
 }

@@ -11,8 +11,8 @@ mod controller;
 mod dev;
 mod doctor;
 mod exec_shim;
-
 mod help;
+mod host;
 mod one_task;
 mod readme;
 mod runner;

@@ -191,5 +191,5 @@ fn the_first_handler_of_the_readme_runs_with_the_commands_of_the_readme() {
     let log = run(journeyman(here).args(&log[1..]).arg(&id), "");
     assert!(log.code == 0 && log.out.contains("hello world\n"), "{}{}", log.out, log.err);
     server.signal(Signal::INT);
-    assert_eq!(server.ends().code, 0);
+    server.ends_with(0);
 }

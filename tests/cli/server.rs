@@ -1,12 +1,13 @@
-//! Commands that run for a while, as processes. Nothing here waits for a time; it waits for what a process says.
+//! Commands that run until they are stopped. Tests wait for their output, never for a time.
 
-use std::io::BufReader;
+use std::io::{BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{Said, journeyman, run};
+use crate::support::{Said, journeyman};
 
 /// A process that is killed when the test is over.
 pub(crate) struct Server {
@@ -25,7 +26,7 @@ impl Drop for Server {
 
 impl Server {
     pub(crate) fn start(command: &mut Command) -> Self {
-        // No test asks whatever metadata service the machine may have.
+        // Tests do not use the metadata service of the machine.
         command.env("JOURNEYMAN__HOST__METADATA_SERVICE", "off");
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
         let out = BufReader::new(child.stdout.take().expect("stdout is piped"));
@@ -33,13 +34,8 @@ impl Server {
         Self { child, out, err, said: String::new() }
     }
 
-    /// Reads standard output to the first line that holds `words`.
-    pub(crate) fn prints(&mut self, words: &str) {
-        self.said.push_str(&until(&mut self.out, words));
-    }
-
-    /// As [`Server::prints`], and answers with that line.
-    pub(crate) fn says(&mut self, words: &str) -> String {
+    /// Reads standard output to the first line that holds `words`, and returns that line.
+    pub(crate) fn prints(&mut self, words: &str) -> String {
         let read = until(&mut self.out, words);
         self.said.push_str(&read);
         read.lines().last().unwrap_or_default().to_owned()
@@ -50,7 +46,7 @@ impl Server {
         self.child.stdin.take().expect("stdin is piped")
     }
 
-    /// Reads the log to the first line that holds `words`, and answers with that line.
+    /// Reads the log to the first line that holds `words`, and returns that line.
     pub(crate) fn logs(&mut self, words: &str) -> String {
         let read = until(&mut self.err, words);
         self.said.push_str(&read);
@@ -66,11 +62,29 @@ impl Server {
         kill_process(pid, signal).expect("the process is there");
     }
 
+    /// Releases claims and exits.
+    pub(crate) fn quit(self) {
+        self.signal(Signal::QUIT);
+        self.ends_with(14);
+    }
+
+    /// Finishes tasks and exits.
+    pub(crate) fn drain(self) -> Said {
+        self.signal(Signal::TERM);
+        self.ends_with(0)
+    }
+
+    pub(crate) fn ends_with(self, code: i32) -> Said {
+        let said = self.ends();
+        assert_eq!(said.code, code, "{}{}", said.out, said.err);
+        said
+    }
+
     pub(crate) fn ends(mut self) -> Said {
         let mut err = std::mem::take(&mut self.said);
         let mut out = String::new();
-        std::io::Read::read_to_string(&mut self.err, &mut err).expect("the log is UTF-8");
-        std::io::Read::read_to_string(&mut self.out, &mut out).expect("stdout is UTF-8");
+        self.err.read_to_string(&mut err).expect("the log is UTF-8");
+        self.out.read_to_string(&mut out).expect("stdout is UTF-8");
         let code = self.child.wait().expect("it ends").code().unwrap_or(-1);
         Said { code, out, err }
     }
@@ -96,29 +110,12 @@ pub(crate) fn dev(folder: &Path, arguments: &[&str]) -> Server {
     server
 }
 
-pub(crate) fn task(folder: &Path, arguments: &[&str]) -> Said {
-    run(journeyman(folder).arg("task").args(arguments), "")
-}
-
 pub(crate) fn left(folder: &Path) -> Vec<String> {
     let name =
         |entry: std::io::Result<std::fs::DirEntry>| entry.expect("a name").file_name().into_string().expect("UTF-8");
     let mut left: Vec<_> = std::fs::read_dir(folder).expect("the folder is there").map(name).collect();
     left.retain(|name| name != ".local");
     left
-}
-
-/// A `task` command of the client `me` to the queue at `root`.
-pub(crate) fn task_at(folder: &Path, root: &str, arguments: &[&str]) -> Said {
-    let mut command = journeyman(folder);
-    command.arg("task").args(arguments).env("TASKCLUSTER_ROOT_URL", root);
-    run(command.env("TASKCLUSTER_CLIENT_ID", "me").env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests"), "")
-}
-
-/// Creates a task for `build/linux` at `root` that runs this script.
-pub(crate) fn create_at(folder: &Path, root: &str, script: &str) {
-    let created = task_at(folder, root, &["create", "--queue", "build/linux", "--", "/bin/sh", "-c", script]);
-    assert_eq!(created.code, 0, "{}", created.err);
 }
 
 pub(crate) fn fifo(path: PathBuf) -> PathBuf {
@@ -136,4 +133,14 @@ pub(crate) fn serve(router: axum::Router) -> String {
         runtime.block_on(async { axum::serve(tokio::net::TcpListener::from_std(listener)?, router).await })
     });
     address
+}
+
+/// Sends a GET request and returns the whole response.
+pub(crate) fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("the request is sent");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).expect("the response is UTF-8");
+    response
 }

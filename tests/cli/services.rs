@@ -1,13 +1,11 @@
-//! Services that a worker starts and forwards tasks to, as processes.
+//! HTTP services as sidecars: a worker starts them and forwards tasks to them.
 
-use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-use crate::running::queue;
-use crate::server::{Server, fifo, task_at};
-use crate::support::{Said, journeyman, run};
+use crate::host::Host;
+use crate::server::{Server, fifo, get};
 
 #[path = "../../examples/echo_service.rs"]
 #[expect(dead_code, reason = "its main is run by `cargo run --example echo_service`")]
@@ -31,18 +29,15 @@ fn own_address() -> String {
     format!("http://127.{}.{}.{}:8080", bytes[0], bytes[1], bytes[2].clamp(1, 254))
 }
 
-/// A queue and a worker with a service.
+/// A queue, and a worker with a service.
 struct Scene {
-    folder: tempfile::TempDir,
-    root: String,
-    _queue: Server,
+    host: Host,
 }
 
 impl Drop for Scene {
     fn drop(&mut self) {
         // A failed test leaves them running.
-        let text = std::fs::read_to_string(self.service().join("lives")).unwrap_or_default();
-        for pid in text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
+        for pid in self.services() {
             let line = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
             if line.contains("odd_service.py") {
                 kill_process(pid, Signal::KILL).unwrap_or_default();
@@ -52,25 +47,16 @@ impl Drop for Scene {
 }
 
 impl Scene {
-    /// With a handler that is to be configured by `handler`.
+    /// With these keys of the handler.
     fn new(handler: &str) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (queue, root) = queue(folder.path());
-        let scene = Self { folder, root, _queue: queue };
-        scene.configure(handler);
-        std::fs::write(scene.here().join("token"), "a-token-for-tests").expect("it is written");
-        std::fs::create_dir_all(scene.service()).expect("a folder");
+        let host = Host::with_queue();
+        let rest = "dialect = \"azure\"\naccess_token_file = \"token\"\nhandler = \"echo\"\n[worker]\nwork_dir = \"work\"\n\
+                    capacity = 2\npoll_interval = \"100ms\"\n[handler.echo]\nkind = \"http\"\n";
+        host.write("journeyman.toml", &format!("{}{rest}{handler}\n", host.source()));
+        host.write("token", crate::host::TOKEN);
+        let scene = Self { host };
+        std::fs::create_dir_all(scene.service_dir()).expect("a directory");
         scene
-    }
-
-    fn configure(&self, handler: &str) {
-        let text = format!(
-            "[source.ci]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"build/linux\"\nclient_id = \"me\"\ndialect = \"azure\"\n\
-             access_token_file = \"token\"\nhandler = \"echo\"\n[worker]\nwork_dir = \"work\"\ncapacity = 2\npoll_interval = \"100ms\"\n\
-             [handler.echo]\nkind = \"http\"\n{handler}\n",
-            self.root
-        );
-        std::fs::write(self.here().join("journeyman.toml"), text).expect("it is written");
     }
 
     /// With the service of these tests.
@@ -82,13 +68,8 @@ impl Scene {
         ))
     }
 
-    fn here(&self) -> &Path {
-        self.folder.path()
-    }
-
-    /// The service's folder.
-    fn service(&self) -> PathBuf {
-        self.here().join("work/sidecars/echo")
+    fn service_dir(&self) -> PathBuf {
+        self.host.join("work/sidecars/echo")
     }
 
     fn worker(&self) -> Server {
@@ -96,100 +77,71 @@ impl Scene {
     }
 
     fn worker_with(&self, arguments: &[&str]) -> Server {
-        let mut command = journeyman(self.here());
-        command.arg("worker").args(arguments).env("JOURNEYMAN__LOG__FORMAT", "human").env("NO_COLOR", "1");
-        Server::start(&mut command)
+        let mut command = self.host.journeyman(&["worker"]);
+        Server::start(command.args(arguments).env("JOURNEYMAN__LOG__FORMAT", "human").env("NO_COLOR", "1"))
     }
 
-    fn task(&self, arguments: &[&str]) -> Said {
-        task_at(self.here(), &self.root, arguments)
-    }
-
-    /// Creates a task, and answers with its id.
     fn create(&self, payload: &str) -> String {
-        let said = self.task(&["create", "--queue", "build/linux", "--payload", payload]);
-        assert_eq!(said.code, 0, "{}", said.err);
-        said.out.trim().to_owned()
+        self.host.create(&["--payload", payload])
     }
 
-    /// Waits for the end of a task; whether it was completed.
+    /// Waits until a task is resolved, and returns whether it completed.
     fn completes(&self, id: &str) -> bool {
-        self.task(&["wait", id]).code == 0
+        self.host.task(&["wait", id]).code == 0
     }
 
-    /// How the runs of a task ended.
+    /// The reasons of the runs of a task.
     fn runs(&self, id: &str) -> Vec<String> {
-        let said = self.task(&["status", id, "-o", "json"]);
+        let said = self.host.task(&["status", id, "-o", "json"]);
         let status: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
         let reason = |run: &serde_json::Value| run["reasonResolved"].as_str().unwrap_or_default().to_owned();
         status["runs"].as_array().expect("runs").iter().map(reason).collect()
     }
 
-    fn steer(&self, arguments: &[&str]) -> Said {
-        let said = run(journeyman(self.here()).args(arguments), "");
-        assert_eq!(said.code, 0, "{arguments:?}: {}", said.err);
-        said
-    }
-
-    fn status(&self) -> serde_json::Value {
-        serde_json::from_str(&self.steer(&["status", "-o", "json"]).out).expect("JSON")
-    }
-
-    /// What a task has left as its answer.
+    /// The artifact with the response of the service.
     fn answer(&self, id: &str) -> String {
-        get(&format!("{}/api/queue/v1/task/{id}/artifacts/public/answer", self.root))
+        download(&format!("{}/api/queue/v1/task/{id}/artifacts/public/answer", self.host.root()))
     }
 
-    /// A named pipe in the service's folder.
+    /// A named pipe in the service's directory.
     fn pipe(&self, name: &str) -> PathBuf {
-        fifo(self.service().join(name))
+        fifo(self.service_dir().join(name))
     }
 
-    /// The processes that have been the service.
-    fn lives(&self) -> Vec<Pid> {
-        let text = std::fs::read_to_string(self.service().join("lives")).expect("it has lived");
+    /// The processes that the service has had.
+    fn services(&self) -> Vec<Pid> {
+        let text = std::fs::read_to_string(self.service_dir().join("lives")).unwrap_or_default();
         text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)).collect()
     }
 
-    fn flag(&self, name: &str) {
-        std::fs::write(self.service().join(name), "").expect("it is written");
+    fn set_flag(&self, name: &str) {
+        std::fs::write(self.service_dir().join(name), "").expect("it is written");
     }
 
-    fn unflag(&self, name: &str) {
-        std::fs::remove_file(self.service().join(name)).expect("it is there");
+    fn remove_flag(&self, name: &str) {
+        std::fs::remove_file(self.service_dir().join(name)).expect("it exists");
     }
 }
 
-/// Asks a server of this host, and goes where it says.
-fn get(url: &str) -> String {
+/// Gets the body, after redirects.
+fn download(url: &str) -> String {
     let (host, path) = url.strip_prefix("http://").and_then(|url| url.split_once('/')).expect("an address with a path");
-    let mut stream = std::net::TcpStream::connect(host).expect("a connection");
-    write!(stream, "GET /{path} HTTP/1.0\r\nHost: {host}\r\n\r\n").expect("it reads");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("text");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
-    let elsewhere = head.lines().find_map(|line| line.strip_prefix("location: "));
-    assert!(elsewhere.is_some() || head.starts_with("HTTP/1.0 200") || head.starts_with("HTTP/1.1 200"), "{answer}");
-    elsewhere.map_or_else(|| body.to_owned(), get)
+    let response = get(host, &format!("/{path}"));
+    let (head, body) = response.split_once("\r\n\r\n").expect("a head and a body");
+    let location = head.lines().find_map(|line| line.strip_prefix("location: "));
+    assert!(location.is_some() || head.starts_with("HTTP/1.1 200"), "{response}");
+    location.map_or_else(|| body.to_owned(), download)
 }
 
-/// Hears from the service that it has got somewhere.
-fn hears(pipe: &Path) {
-    let said = std::fs::read_to_string(pipe).expect("the service says something");
-    assert!(!said.is_empty());
+/// Waits until the service has written to a pipe.
+fn wait_for(pipe: &Path) {
+    assert!(!std::fs::read_to_string(pipe).expect("the service writes").is_empty());
 }
 
 fn is_gone(pid: Pid) -> bool {
-    // What ended and was not waited for is a process still; only its parent sees that.
+    // An exited process exists until its parent has waited for it.
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap_or_default();
     test_kill_process(pid).is_err() || stat.contains(") Z ")
-}
-
-fn stops(worker: Server) -> Said {
-    worker.signal(Signal::TERM);
-    let said = worker.ends();
-    assert_eq!(said.code, 0, "{}", said.err);
-    said
 }
 
 const TCP: &str = "url";
@@ -204,7 +156,7 @@ fn echoes(exec: &[String], listens: &str) {
     let group = worker.logs("service started");
     worker.logs("service is up");
     let id = scene.create(r#"{"path": "/echo", "json": {"x": 1}}"#);
-    assert!(scene.completes(&id), "{}", scene.task(&["log", &id]).out);
+    assert!(scene.completes(&id), "{}", scene.host.task(&["log", &id]).out);
     let answer: serde_json::Value = serde_json::from_str(&scene.answer(&id)).expect("JSON");
     assert_eq!(answer, serde_json::json!({"echo": {"x": 1}, "path": "/echo", "task": id}));
     let count = scene.create(r#"{"path": "/count", "body": "3"}"#);
@@ -213,9 +165,9 @@ fn echoes(exec: &[String], listens: &str) {
     let odd = scene.create(r#"{"path": "/echo", "body": "no JSON"}"#);
     assert!(!scene.completes(&odd));
     assert_eq!(scene.runs(&odd), ["failed"]);
-    let log = scene.task(&["log", &odd]).out;
+    let log = scene.host.task(&["log", &odd]).out;
     assert!(log.contains("the service echo answered 400 Bad Request"), "{log}");
-    stops(worker);
+    worker.drain();
     let group =
         group.split("process_group=").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("its number");
     assert!(is_gone(Pid::from_raw(group.parse().expect("a number")).expect("a process")));
@@ -239,23 +191,20 @@ fn the_example_service_in_rust_echoes() {
 
 #[test]
 fn a_service_gets_only_the_allowed_variables() {
-    let scene = Scene::odd("env_allow = [\"PATH\", \"GIVEN\"]");
     let program = source("tests/support/odd_service.py");
-    scene.configure(&format!(
+    let scene = Scene::new(&format!(
         "socket = \"echo.sock\"\nexec = [\"/bin/sh\", \"-c\", \"env >environment; exec {}\"]\nenv_allow = [\"PATH\", \"GIVEN\"]",
         program.display()
     ));
-    let mut command = journeyman(scene.here());
-    command.arg("worker").env("GIVEN", "yes").env("KEPT", "a secret");
-    let mut worker = Server::start(&mut command);
+    let mut worker = Server::start(scene.host.journeyman(&["worker"]).env("GIVEN", "yes").env("KEPT", "a secret"));
     worker.logs("service is up");
-    let text = std::fs::read_to_string(scene.service().join("environment")).expect("it is there");
+    let text = scene.host.read("work/sidecars/echo/environment");
     let mut names: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
     // What the shell itself adds, and the cookie.
     names.retain(|name| !["PWD", "OLDPWD", "SHLVL", "_", "JOURNEYMAN_CLAIM_COOKIE"].contains(name));
     names.sort_unstable();
     assert_eq!(names, ["GIVEN", "HOME", "JOURNEYMAN_HANDLER", "JOURNEYMAN_SERVICE_SOCKET", "PATH"]);
-    stops(worker);
+    worker.drain();
 }
 
 #[test]
@@ -265,12 +214,12 @@ fn a_service_killed_during_a_request_is_restarted_and_the_task_retried() {
     let mut worker = scene.worker();
     worker.logs("service is up");
     let id = scene.create(r#"{"path": "/wait"}"#);
-    hears(&waiting);
-    kill_process(scene.lives()[0], Signal::KILL).expect("it runs");
+    wait_for(&waiting);
+    kill_process(scene.services()[0], Signal::KILL).expect("it runs");
     worker.logs("exited (SIGKILL)");
     worker.logs("service is up");
-    hears(&waiting);
-    let seen = scene.status();
+    wait_for(&waiting);
+    let seen = scene.host.status();
     assert_eq!(
         (seen["sidecars"][0]["up"].as_bool(), seen["sidecars"][0]["restarts"].as_u64()),
         (Some(true), Some(1)),
@@ -282,19 +231,19 @@ fn a_service_killed_during_a_request_is_restarted_and_the_task_retried() {
         (scene.runs(&id), scene.answer(&id).as_str()),
         (vec!["intermittent-task".into(), "completed".into()], "waited")
     );
-    assert_eq!(scene.lives().len(), 2);
-    stops(worker);
+    assert_eq!(scene.services().len(), 2);
+    worker.drain();
 }
 
 #[test]
 fn nothing_is_claimed_while_the_service_is_unhealthy_and_the_status_says_why() {
     let scene = Scene::odd("startup_timeout = \"3s\"");
-    scene.flag("never");
+    scene.set_flag("never");
     let mut worker = scene.worker_with(&["--set", "http.listen=127.0.0.1:0"]);
     let id = scene.create(r#"{"path": "/echo", "body": "x"}"#);
     let at = worker.logs("http://127.0.0.1:");
     worker.logs("alert=\"sidecar-crash-loop\"");
-    let seen = scene.status();
+    let seen = scene.host.status();
     assert_eq!(
         (seen["blocked_reason"].as_str(), seen["counts"]["claims"].as_u64()),
         (Some("sidecar-down"), Some(0)),
@@ -303,31 +252,31 @@ fn nothing_is_claimed_while_the_service_is_unhealthy_and_the_status_says_why() {
     let why = seen["blocked_message"].as_str().expect("why");
     assert!(why.contains("the sidecar of handler echo is down") && why.contains("not healthy within"), "{why}");
     assert!(why.contains("work/sidecars/echo.log"), "{why}");
-    let table = scene.steer(&["status"]).out;
+    let table = scene.host.succeed(&["status"]).out;
     assert!(table.contains("sidecars\n  echo  DOWN") && table.contains("waiting-for-sidecar"), "{table}");
     let root = at.split_whitespace().find_map(|word| word.find("http://").map(|at| &word[at..])).expect("an address");
-    let metrics = get(&format!("{}/metrics", root.trim_end_matches(['"', '/'])));
+    let metrics = download(&format!("{}/metrics", root.trim_end_matches(['"', '/'])));
     assert!(metrics.contains("journeyman_sidecar_up{handler=\"echo\"} 0"), "{metrics}");
     assert!(metrics.contains("journeyman_claiming_blocked{reason=\"sidecar-down\"} 1"), "{metrics}");
-    scene.unflag("never");
+    scene.remove_flag("never");
     worker.logs("service is up");
     assert!(scene.completes(&id));
     assert_eq!(scene.runs(&id), ["completed"]);
-    stops(worker);
+    worker.drain();
 }
 
 #[test]
 fn a_service_that_crashes_at_start_is_reported_with_exit_status_and_log() {
     let scene = Scene::odd("");
-    scene.flag("crash");
+    scene.set_flag("crash");
     let mut worker = scene.worker();
     worker.logs("alert=\"sidecar-crash-loop\"");
-    let seen = scene.status();
+    let seen = scene.host.status();
     let why = seen["sidecars"][0]["message"].as_str().expect("why");
     assert!(why.contains("exit status 3") && why.contains("times in a row"), "{why}");
-    let log = std::fs::read_to_string(scene.here().join("work/sidecars/echo.log.previous")).expect("a log");
+    let log = scene.host.read("work/sidecars/echo.log.previous");
     assert!(log.contains("the map cannot be loaded"), "{log}");
-    stops(worker);
+    worker.drain();
 }
 
 #[test]
@@ -335,13 +284,13 @@ fn an_unhealthy_service_is_restarted() {
     let scene = Scene::odd("");
     let mut worker = scene.worker();
     worker.logs("service is up");
-    scene.flag("ill");
+    scene.set_flag("ill");
     worker.logs("service unhealthy");
-    scene.unflag("ill");
+    scene.remove_flag("ill");
     worker.logs("service is up");
-    assert_eq!(scene.lives().len(), 2);
-    assert!(is_gone(scene.lives()[0]));
-    stops(worker);
+    assert_eq!(scene.services().len(), 2);
+    assert!(is_gone(scene.services()[0]));
+    worker.drain();
 }
 
 #[test]
@@ -351,16 +300,15 @@ fn a_draining_worker_finishes_requests_before_it_stops_the_service() {
     let mut worker = scene.worker();
     worker.logs("service is up");
     let id = scene.create(r#"{"path": "/wait"}"#);
-    hears(&waiting);
+    wait_for(&waiting);
     worker.signal(Signal::TERM);
     worker.logs("command: ");
     std::fs::write(&go, "go").expect("the service waits");
     // It is told by TERM.
-    hears(&ended);
-    let said = worker.ends();
-    assert_eq!(said.code, 0, "{}", said.err);
+    wait_for(&ended);
+    worker.ends_with(0);
     assert_eq!(scene.runs(&id), ["completed"]);
-    assert!(is_gone(scene.lives()[0]));
+    assert!(is_gone(scene.services()[0]));
 }
 
 #[test]
@@ -372,38 +320,26 @@ fn the_next_worker_kills_the_service_of_a_killed_worker() {
         let mut first = scene.worker_with(&["--set", &set]);
         first.logs("service is up");
         let id = scene.create(r#"{"path": "/wait"}"#);
-        hears(&waiting);
+        wait_for(&waiting);
         first.signal(Signal::KILL);
         first.ends();
-        assert!(!is_gone(scene.lives()[0]), "{containment}: it still runs");
+        assert!(!is_gone(scene.services()[0]), "{containment}: it still runs");
         let mut second = scene.worker_with(&["--set", &set]);
         second.logs("service is up");
-        assert!(is_gone(scene.lives()[0]), "{containment}");
-        hears(&waiting);
+        assert!(is_gone(scene.services()[0]), "{containment}");
+        wait_for(&waiting);
         std::fs::write(&go, "go").expect("the service waits");
         assert!(scene.completes(&id), "{containment}");
         assert_eq!(scene.runs(&id), ["worker-shutdown", "completed"], "{containment}");
-        stops(second);
+        second.drain();
     }
 }
 
 #[test]
 fn handler_test_tests_a_service() {
     let scene = Scene::odd("");
-    let said = run(
-        journeyman(scene.here()).env("TMPDIR", scene.here()).args([
-            "handler",
-            "test",
-            "--service",
-            "echo",
-            "--payload",
-            r#"{"path": "/echo", "json": 1}"#,
-            "--bad-payload",
-            r#"{"path": "/../echo"}"#,
-        ]),
-        "",
-    );
-    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    let payloads = ["--payload", r#"{"path": "/echo", "json": 1}"#, "--bad-payload", r#"{"path": "/../echo"}"#];
+    let said = scene.host.succeed(&[["handler", "test", "--service", "echo"], payloads].concat());
     let all = "pass     starts and becomes healthy\npass     answers a good payload with 2xx\npass     answers a bad payload with an error\n\
                pass     exits within its termination grace after SIGTERM\n";
     assert_eq!(said.out, all, "{}", said.err);

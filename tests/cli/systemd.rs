@@ -1,5 +1,4 @@
-//! What systemd hears of a worker, and the units under `examples/systemd`. No systemd runs here: the test holds the socket
-//! that systemd would.
+//! Notifications to systemd, through a socket of the test, and the units under `examples/systemd`.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -9,31 +8,31 @@ use std::time::Duration;
 use journeyman::cli::exit::Exit;
 use rustix::process::Signal;
 
-use crate::running::{queue, worker};
-use crate::server::{Server, create_at};
+use crate::host::Host;
+use crate::server::Server;
 
-/// The socket of a service manager, and what it has heard.
+/// The socket of a service manager, and its messages.
 struct Manager {
     socket: UnixDatagram,
-    heard: Vec<String>,
+    messages: Vec<String>,
 }
 
 impl Manager {
     fn listen(path: &Path) -> Self {
         let socket = UnixDatagram::bind(path).expect("a socket");
         socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a bound for each message");
-        Self { socket, heard: Vec::new() }
+        Self { socket, messages: Vec::new() }
     }
 
     /// Reads on to the assignment that begins like this. Each message is read once.
-    fn hears(&mut self, begins: &str) -> String {
+    fn wait_for(&mut self, begins: &str) -> String {
         loop {
             let mut buffer = [0; 4096];
             let taken = self.socket.recv(&mut buffer);
-            assert!(taken.is_ok(), "{begins} never came: {taken:?}; {:#?}", self.heard);
+            assert!(taken.is_ok(), "{begins} never came: {taken:?}; {:#?}", self.messages);
             let taken = taken.unwrap_or_default();
             let message = std::str::from_utf8(&buffer[..taken]).expect("UTF-8").to_owned();
-            self.heard.push(message.clone());
+            self.messages.push(message.clone());
             if let Some(line) = message.lines().find(|line| line.starts_with(begins)) {
                 return line.to_owned();
             }
@@ -42,66 +41,57 @@ impl Manager {
 
     /// The last message.
     fn last(&self) -> &str {
-        self.heard.last().expect("something was heard")
+        self.messages.last().expect("something was messages")
     }
 }
 
 #[test]
 fn systemd_is_notified_of_start_reload_drain_and_exit() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let here = folder.path();
-    let mut manager = Manager::listen(&here.join("notify"));
-    let (_queue, root) = queue(here);
-    let mut command = worker(here, &root, "a-token-for-tests");
+    let host = Host::with_queue();
+    let mut manager = Manager::listen(&host.join("notify"));
+    let mut command = host.worker();
     // A drain of this dialect waits for no long poll.
     command.args(["--set", "source.ci.dialect=azure", "--id", "w", "--group", "g"]);
-    command.env("NOTIFY_SOCKET", here.join("notify")).env("WATCHDOG_USEC", "2000000");
+    command.env("NOTIFY_SOCKET", host.join("notify")).env("WATCHDOG_USEC", "2000000");
     let worker = Server::start(&mut command);
 
-    manager.hears("READY=1");
-    assert_eq!(manager.heard.len(), 1, "the first word is that it is ready: {:?}", manager.heard);
+    manager.wait_for("READY=1");
+    assert_eq!(manager.messages.len(), 1, "it is ready: {:?}", manager.messages);
     assert!(manager.last().contains("STATUS=RUNNING   0/1 busy") && manager.last().contains("WATCHDOG=1"));
-    manager.hears("WATCHDOG=1");
+    manager.wait_for("WATCHDOG=1");
 
-    let file = std::fs::read_to_string(here.join("journeyman.toml")).expect("it is there");
-    std::fs::write(here.join("journeyman.toml"), file.replace("[worker]\n", "[worker]\ncapacity = 3\n"))
-        .expect("written");
+    let file = host.read("journeyman.toml");
+    host.write("journeyman.toml", &file.replace("[worker]\n", "[worker]\ncapacity = 3\n"));
     worker.signal(Signal::HUP);
-    manager.hears("RELOADING=1");
+    manager.wait_for("RELOADING=1");
     let at = manager.last().lines().find_map(|line| line.strip_prefix("MONOTONIC_USEC=")).expect("when it began");
     assert!(at.parse::<u64>().is_ok_and(|at| at > 0), "{at}");
-    manager.hears("READY=1");
-    manager.hears("STATUS=RUNNING   0/3 busy");
+    manager.wait_for("READY=1");
+    manager.wait_for("STATUS=RUNNING   0/3 busy");
 
-    std::fs::write(here.join("journeyman.toml"), "[worker]\ncapacty = 3\n").expect("written");
+    host.write("journeyman.toml", "[worker]\ncapacty = 3\n");
     worker.signal(Signal::HUP);
-    manager.hears("RELOADING=1");
-    manager.hears("READY=1");
+    manager.wait_for("RELOADING=1");
+    manager.wait_for("READY=1");
     assert!(manager.last().contains("STATUS=configuration rejected, keeping the current one"), "{}", manager.last());
 
     // A payload does not see the manager's socket.
-    create_at(here, &root, "! env | grep -e NOTIFY_SOCKET -e WATCHDOG && sleep 600");
-    manager.hears("STATUS=RUNNING   1/3 busy");
+    host.create_script("! env | grep -e NOTIFY_SOCKET -e WATCHDOG && sleep 600");
+    manager.wait_for("STATUS=RUNNING   1/3 busy");
 
     worker.signal(Signal::TERM);
-    manager.hears("STOPPING=1");
+    manager.wait_for("STOPPING=1");
     let drain = manager.last().to_owned();
     assert!(drain.contains("EXTEND_TIMEOUT_USEC=60000000\n"), "{drain}");
-    assert!(
-        drain.contains("STATUS=DRAINING   1/3 busy   1 task left, released in ") && drain.contains("SIGTERM"),
-        "{drain}"
-    );
-    manager.hears("WATCHDOG=1");
+    assert!(drain.contains("STATUS=DRAINING   1/3 busy   1 task left") && drain.contains("SIGTERM"), "{drain}");
+    manager.wait_for("WATCHDOG=1");
 
     worker.signal(Signal::QUIT);
-    let end =
-        "STATUS=released: stopped by `stop`, QUIT, a second signal or the drain deadline; running tasks were released";
-    manager.hears(end);
-    let said = worker.ends();
-    assert_eq!(said.code, 14, "{}", said.err);
+    manager.wait_for("STATUS=released: ");
+    worker.ends_with(14);
     manager.socket.set_nonblocking(true).expect("it can be");
     assert!(manager.socket.recv(&mut [0; 8]).is_err(), "nothing comes after the last word");
-    let all = manager.heard.concat();
+    let all = manager.messages.concat();
     assert_eq!(all.matches("READY=1").count(), 3, "{all}");
     assert!(!all.contains("a-token-for-tests"), "{all}");
 }
@@ -194,48 +184,47 @@ fn the_unit_of_the_controller_keeps_its_workers() {
     assert_eq!(codes.collect::<Vec<u8>>(), persons.map(Exit::code).collect::<Vec<_>>());
 }
 
-/// The package's script after an installation, with what it would call of the system played by scripts of one line.
+/// Runs the package's scripts with a stand-in for each command of the system.
 #[test]
 fn an_old_systemd_gets_a_unit_type_and_a_reload_that_it_supports() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folder = tempfile::tempdir().expect("a folder");
-    let here = folder.path();
-    let bin = here.join("bin");
+    let host = Host::new();
+    let bin = host.join("bin");
     std::fs::create_dir(&bin).expect("made");
-    let played = |name: &str, script: &str| {
-        // Written elsewhere: what other tests start meanwhile must not hold it open for writing.
+    let stand_in = |name: &str, script: &str| {
+        // By another process, because a program that is open for writing in one of a parallel test cannot be executed.
         let written = Command::new("sh")
             .args(["-c", "printf '#!/bin/sh\\n%s\\n' \"$2\" > \"$1\" && chmod 755 \"$1\"", "sh"])
             .args([bin.join(name).as_os_str(), script.as_ref()])
             .status();
         assert!(written.expect("it runs").success());
     };
-    played("getent", "exit 0");
-    let share = here.join("usr/share/journeyman");
+    stand_in("getent", "exit 0");
+    let share = host.join("usr/share/journeyman");
     std::fs::create_dir_all(&share).expect("made");
     std::fs::copy(root.join("examples/systemd/before-253.conf"), share.join("before-253.conf")).expect("copied");
-    let scripted = |script: &str, argument: &str| {
+    let run_script = |script: &str, argument: &str| {
         let mut command = Command::new("sh");
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
         command.arg(root.join("examples/packaging/debian").join(script)).args([argument, ""]);
-        let ran = command.env("PATH", path).env("DPKG_ROOT", here).output().expect("it runs");
+        let ran = command.env("PATH", path).env("DPKG_ROOT", host.path()).output().expect("it runs");
         assert!(ran.status.success(), "{script}: {}", String::from_utf8_lossy(&ran.stderr));
     };
-    let places =
-        ["journeyman.service.d", "journeyman@.service.d"].map(|name| here.join("usr/lib/systemd/system").join(name));
+    let dirs =
+        ["journeyman.service.d", "journeyman@.service.d"].map(|name| host.join("usr/lib/systemd/system").join(name));
     for (version, needed) in [("252 (252.38-1~deb12u1)", true), ("253 (253.5-1)", false), ("252 (252.1)", true)] {
-        played("systemctl", &format!("echo 'systemd {version}'"));
-        scripted("postinst", "configure");
-        for place in &places {
-            assert_eq!(place.join("before-253.conf").exists(), needed, "{version}");
-            assert_eq!(place.exists(), needed, "{version}: an empty folder is left");
+        stand_in("systemctl", &format!("echo 'systemd {version}'"));
+        run_script("postinst", "configure");
+        for dir in &dirs {
+            assert_eq!(dir.join("before-253.conf").exists(), needed, "{version}");
+            assert_eq!(dir.exists(), needed, "{version}: an empty folder is left");
         }
     }
-    let dropin = std::fs::read_to_string(places[0].join("before-253.conf")).expect("it is there");
+    let dropin = host.read("usr/lib/systemd/system/journeyman.service.d/before-253.conf");
     assert_eq!(setting(&dropin, "Type"), "notify");
     assert_eq!(setting(&dropin, "ExecReload"), "/bin/kill -HUP $MAINPID");
-    scripted("postrm", "remove");
-    assert!(places.iter().all(|place| !place.exists()), "a removal leaves something");
+    run_script("postrm", "remove");
+    assert!(dirs.iter().all(|dir| !dir.exists()), "a removal leaves something");
 }
 
 #[test]
@@ -247,24 +236,26 @@ fn systemd_can_read_the_units() {
     };
     let version = String::from_utf8(version.stdout).expect("UTF-8");
     let version: u32 = version.split_whitespace().nth(1).and_then(|text| text.parse().ok()).expect("its version");
-    let folder = tempfile::tempdir().expect("a folder");
+    let host = Host::new();
     for (path, unit) in units().into_iter().chain([unit("journeyman-controller.service")]) {
         // The binary is checked to be there.
         let is_new = setting(&unit, "Type") == "notify-reload";
         let unit = unit.replace("/usr/bin/journeyman", env!("CARGO_BIN_EXE_journeyman"));
         let name = path.file_name().and_then(|name| name.to_str()).expect("a name").replace('@', "@x");
-        let place = folder.path().join(name);
-        std::fs::write(&place, unit).expect("it can be written");
-        let checked =
-            Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&place).output().expect("it runs");
+        host.write(&name, &unit);
+        let checked = Command::new("systemd-analyze")
+            .args(["verify", "--man=no"])
+            .arg(host.join(&name))
+            .output()
+            .expect("it runs");
         let said = String::from_utf8(checked.stderr).expect("UTF-8");
         let known =
             |line: &&str| version < 253 && line.contains("Failed to parse service type, ignoring: notify-reload");
-        let own = folder.path().to_str().expect("UTF-8");
+        let own = host.path().to_str().expect("UTF-8");
         let wrong: Vec<&str> = said.lines().filter(|line| line.contains(own)).filter(|line| !known(line)).collect();
         assert!(checked.status.success() && wrong.is_empty(), "{said}");
         if version < 253 && is_new {
-            assert!(said.contains("notify-reload"), "this test sees what is wrong: {said}");
+            assert!(said.contains("notify-reload"), "the test recognizes errors: {said}");
         }
     }
 }

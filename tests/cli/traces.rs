@@ -13,8 +13,8 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use rustix::process::Signal;
 
-use crate::running::{queue, worker};
-use crate::server::{Server, serve, task_at as task};
+use crate::host::Host;
+use crate::server::{Server, serve};
 use crate::support::TIMEOUT;
 
 /// A request to a collector.
@@ -39,8 +39,8 @@ fn spans(all: &[Posted]) -> impl Iterator<Item = &Span> {
     all.iter().flat_map(|one| &one.body.resource_spans).flat_map(|one| &one.scope_spans).flat_map(|one| &one.spans)
 }
 
-/// What is posted until so many claims have their spans.
-fn told_of(claims: usize, posted: &mpsc::Receiver<Posted>) -> Vec<Posted> {
+/// The requests until so many claims have their spans.
+fn receive_spans_of(claims: usize, posted: &mpsc::Receiver<Posted>) -> Vec<Posted> {
     let mut all = Vec::new();
     while spans(&all).filter(|span| span.name == "task").count() < claims {
         all.push(posted.recv_timeout(TIMEOUT).expect("the spans come"));
@@ -63,11 +63,9 @@ fn hex(bytes: &[u8]) -> String {
 
 #[test]
 fn a_run_is_a_child_span_of_its_creator_with_child_spans_for_its_phases() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let here = folder.path();
-    let (_queue, root) = queue(here);
+    let host = Host::with_queue();
     let (address, posted) = collector();
-    let mut command = worker(here, &root, "a-token-for-tests");
+    let mut command = host.worker();
     command.env("OTEL_EXPORTER_OTLP_ENDPOINT", &address).env("OTEL_SERVICE_NAME", "builders");
     command.env("OTEL_EXPORTER_OTLP_HEADERS", "x-key=otel-canary-7391").env("OTEL_RESOURCE_ATTRIBUTES", "zone=eu");
     // This dialect has no long poll that its end would wait for.
@@ -78,23 +76,18 @@ fn a_run_is_a_child_span_of_its_creator_with_child_spans_for_its_phases() {
         "payload": { "command": [["/bin/sh", "-c", "echo TRACE $TRACEPARENT"]], "maxRunTime": 600 },
         "extra": { "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01" },
     });
-    let created = task(here, &root, &["create", "--wait", "--definition", &definition.to_string()]);
-    assert_eq!(
-        created.code,
-        0,
-        "{}{}",
-        created.out,
-        task(here, &root, &["log", created.out.split_whitespace().next().expect("id")]).out
-    );
-    let id = created.out.split_whitespace().next().expect("the id").to_owned();
-    let unwanted = definition.to_string().replace("331-01", "331-00");
-    assert_eq!(task(here, &root, &["create", "--wait", "--definition", &unwanted]).code, 0);
-    let failed = task(here, &root, &["create", "--wait", "--queue", "build/linux", "--", "/bin/false"]);
-    assert_eq!(failed.code, 1, "{}", failed.err);
-    // What a worker tells on its way out it tells for a moment only.
-    let mut all = told_of(2, &posted);
+    let create = |definition: &str| {
+        let created = host.task(&["create", "--wait", "--definition", definition]);
+        assert_eq!(created.code, 0, "{}{}", created.out, created.err);
+        created.out.split_whitespace().next().expect("the id").to_owned()
+    };
+    let id = create(&definition.to_string());
+    create(&definition.to_string().replace("331-01", "331-00"));
+    assert_eq!(host.task(&["create", "--wait", "--queue", "build/linux", "--", "/bin/false"]).code, 1);
+    // An exiting worker waits for its last export only for a moment.
+    let mut all = receive_spans_of(2, &posted);
     server.signal(Signal::QUIT);
-    let said = server.ends();
+    let said = server.ends_with(14);
     assert!(!said.err.contains("otel-canary"), "{}", said.err);
 
     all.extend(posted.try_iter());
@@ -103,19 +96,19 @@ fn a_run_is_a_child_span_of_its_creator_with_child_spans_for_its_phases() {
         let headers = ["content-type", "x-key"].map(|name| one.headers[name].to_str().expect("text"));
         assert_eq!(headers, ["application/x-protobuf", "otel-canary-7391"]);
         let resource = one.body.resource_spans[0].resource.as_ref().expect("a resource");
-        let told = texts(&resource.attributes);
-        assert_eq!((told["service.name"].as_str(), told["zone"].as_str()), ("builders", "eu"), "{told:?}");
-        assert!(told.contains_key("service.instance.id") && told.contains_key("service.version"), "{told:?}");
+        let texts = texts(&resource.attributes);
+        assert_eq!((texts["service.name"].as_str(), texts["zone"].as_str()), ("builders", "eu"), "{texts:?}");
+        assert!(texts.contains_key("service.instance.id") && texts.contains_key("service.version"), "{texts:?}");
     }
     let spans: Vec<&Span> = spans(&all).collect();
     let runs: Vec<&&Span> = spans.iter().filter(|span| span.name == "task").collect();
-    assert_eq!(runs.len(), 2, "the one whose creator wants no record has none");
+    assert_eq!(runs.len(), 2, "an unsampled trace has no span");
     let mine = runs.iter().find(|span| texts(&span.attributes)["journeyman.task"] == id).expect("its span");
     assert_eq!(hex(&mine.trace_id), "0af7651916cd43dd8448eb211c80319c");
     assert_eq!(hex(&mine.parent_span_id), "b7ad6b7169203331");
-    let told = texts(&mine.attributes);
-    let told = ["journeyman.run", "journeyman.source", "journeyman.end"].map(|key| told[key].as_str());
-    assert_eq!(told, ["0", "ci", "completed"]);
+    let attributes = texts(&mine.attributes);
+    let attributes = ["journeyman.run", "journeyman.source", "journeyman.end"].map(|key| attributes[key].as_str());
+    assert_eq!(attributes, ["0", "ci", "completed"]);
     assert_eq!(mine.status.as_ref().map(|status| status.code), Some(0));
 
     let below: Vec<&&Span> = spans.iter().filter(|span| span.parent_span_id == mine.span_id).collect();
@@ -128,7 +121,7 @@ fn a_run_is_a_child_span_of_its_creator_with_child_spans_for_its_phases() {
         assert!(span.end_time_unix_nano <= mine.end_time_unix_nano, "{span:?}");
         last = span.start_time_unix_nano;
     }
-    let log = task(here, &root, &["log", &id]).out;
+    let log = host.task(&["log", &id]).out;
     let expected = format!("TRACE 00-0af7651916cd43dd8448eb211c80319c-{}-01", hex(&below[2].span_id));
     assert!(log.contains(&expected), "{expected} in {log}");
 
@@ -142,23 +135,20 @@ fn a_run_is_a_child_span_of_its_creator_with_child_spans_for_its_phases() {
 fn an_unreachable_or_silent_collector_does_not_affect_tasks() {
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let dead = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
-    for (address, said_of_it) in [
+    for (address, message) in [
         (format!("http://{}", silent.local_addr().expect("bound")), "the last spans are lost"),
         (format!("http://{dead}"), "dropping spans, tasks are not affected"),
     ] {
-        let folder = tempfile::tempdir().expect("a folder");
-        let here = folder.path();
-        let (_queue, root) = queue(here);
-        let mut command = worker(here, &root, "a-token-for-tests");
+        let host = Host::with_queue();
+        let mut command = host.worker();
         command.env("OTEL_EXPORTER_OTLP_ENDPOINT", address);
         let server = Server::start(command.args(["--max-tasks", "20", "--capacity", "4"]));
         for _ in 0..20 {
-            assert_eq!(task(here, &root, &["create", "--queue", "build/linux", "--", "/bin/true"]).code, 0);
+            host.create(&["--", "/bin/true"]);
         }
-        let said = server.ends();
-        assert_eq!(said.code, 13, "{}", said.err);
+        let said = server.ends_with(13);
         assert_eq!(said.err.matches("\"outcome\":\"completed\"").count(), 20, "{}", said.err);
-        assert!(said.err.contains(said_of_it), "{}", said.err);
+        assert!(said.err.contains(message), "{}", said.err);
     }
 }
 
@@ -166,13 +156,11 @@ fn an_unreachable_or_silent_collector_does_not_affect_tasks() {
 fn a_redirect_of_the_collector_is_not_followed() {
     let (other, posted) = collector();
     let address = serve(axum::Router::new().fallback(async move || Redirect::temporary(&other)));
-    let folder = tempfile::tempdir().expect("a folder");
-    let here = folder.path();
-    let (_queue, root) = queue(here);
-    let mut command = worker(here, &root, "a-token-for-tests");
+    let host = Host::with_queue();
+    let mut command = host.worker();
     command.env("OTEL_EXPORTER_OTLP_ENDPOINT", &address).env("OTEL_EXPORTER_OTLP_HEADERS", "x-key=otel-canary-7392");
     let server = Server::start(command.args(["--max-tasks", "1"]));
-    assert_eq!(task(here, &root, &["create", "--queue", "build/linux", "--", "/bin/true"]).code, 0);
+    host.create(&["--", "/bin/true"]);
     let said = server.ends();
     assert!(said.err.contains("dropping spans"), "{}", said.err);
     assert!(posted.try_recv().is_err(), "the spans and the headers went to another host");
@@ -180,15 +168,12 @@ fn a_redirect_of_the_collector_is_not_followed() {
 
 #[test]
 fn invalid_trace_variables_are_logged_and_do_not_stop_the_worker() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let here = folder.path();
-    let (_queue, root) = queue(here);
-    let mut command = worker(here, &root, "a-token-for-tests");
+    let host = Host::with_queue();
+    let mut command = host.worker();
     command.env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317").env("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
     let mut server = Server::start(&mut command);
     let line = server.logs("cannot export traces");
     assert!(line.contains("OTEL_EXPORTER_OTLP_PROTOCOL"), "{line}");
     server.logs("source: ");
-    server.signal(Signal::QUIT);
-    assert_eq!(server.ends().code, 14);
+    server.quit();
 }

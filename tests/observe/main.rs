@@ -22,3 +22,8 @@ mod support;
 mod terminal;
 mod views;
 mod whole;
+
+/// Runs `journeyman task` for the `dev` of this directory.
+fn task(folder: &std::path::Path, arguments: &[&str]) -> support::Said {
+    support::run(support::journeyman(folder).arg("task").args(arguments), "")
+}

@@ -2,8 +2,9 @@
 
 use crate::answers::get;
 use crate::numbers::documented;
-use crate::server::{dev, fifo, task};
+use crate::server::{dev, fifo};
 use crate::support::{journeyman, run};
+use crate::task;
 
 #[tokio::test]
 async fn a_running_task_is_visible_over_http_and_its_handler_gets_the_trace() {
