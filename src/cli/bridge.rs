@@ -1,4 +1,4 @@
-//! `journeyman bridge`: a worker whose handlers forward to another queue.
+//! `journeyman bridge`: a worker with handlers that forward to another queue.
 
 use std::sync::Arc;
 

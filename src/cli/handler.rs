@@ -4,11 +4,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueHint};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::config_args::{self, ConfigArgs, NoFlags};
 use super::exit::{Exit, ExitResult, Failure};
-use super::task::create::read_json_arg;
+use super::task::create::parse_json_arg;
 use super::{output, worker_setup};
 use crate::config::Environment;
 use crate::config::schema::{COMMAND, Handler, ProgramHandler};
@@ -108,9 +108,10 @@ async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitR
 }
 
 fn test_plan(payload: Option<String>, bad_payload: Option<String>, timeout: Span) -> Result<TestPlan, Failure> {
+    let parse = |text: Option<String>, what| text.map(|text| parse_json_arg(&text, what)).transpose();
     Ok(TestPlan {
-        payload: parse_payload(payload, "payload")?,
-        bad_payload: parse_payload(bad_payload, "bad payload")?,
+        payload: parse(payload, "payload")?,
+        bad_payload: parse(bad_payload, "bad payload")?,
         timeout: timeout.0,
         cancel_after: contract_test::CANCEL_AFTER,
     })
@@ -131,11 +132,4 @@ async fn print_report(test: impl AsyncFnOnce(&Path) -> io::Result<ContractReport
         output::line(&format!("log: {}", log.display()))?;
     }
     Ok(Exit::Failed)
-}
-
-fn parse_payload(text: Option<String>, what: &str) -> Result<Option<Value>, Failure> {
-    let Some(text) = text else { return Ok(None) };
-    serde_json::from_str(&read_json_arg(&text, what)?).map_err(|error| {
-        Failure::new(Exit::Usage, format!("the {what} is not JSON: {error}; use @FILE to read it from a file"))
-    })
 }

@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 pub enum Format {
     /// A table for reading
     Table,
-    /// JSON, whose keys are stable
+    /// JSON with stable keys
     Json,
 }
 

@@ -134,7 +134,7 @@ impl ReloadTarget for WorkerTarget {
     }
 }
 
-/// The keys whose values differ, and the tables that only one of the two has. Secrets are masked, so a changed one is not seen.
+/// The keys with different values, and the tables that only one of the two has. Secrets are masked, so a change is not seen.
 pub(super) fn changed_keys(one: &Config, other: &Config) -> Vec<String> {
     let value = |config| serde_json::to_value(config).unwrap_or_default();
     let mut keys = Vec::new();

@@ -42,7 +42,7 @@ impl WorkerIdentity {
     }
 }
 
-/// A worker, and the clients whose credentials may be replaced while it works.
+/// A worker, and its API clients: worker-runner may replace their credentials.
 pub(super) struct BuiltWorker {
     pub worker: Worker,
     /// By the names of the sources.

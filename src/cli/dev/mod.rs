@@ -187,14 +187,14 @@ impl DevSession {
     }
 
     fn state(&self) -> DevState {
-        let queues =
-            self.config.source.values().filter_map(Source::as_taskcluster).map(|source| source.task_queue.to_string());
-        let (first, rest): (Vec<_>, Vec<_>) = queues.partition(|queue| *queue == format!("dev/{COMMAND}"));
+        let sources = self.config.source.values().filter_map(Source::as_taskcluster);
+        let mut task_queues: Vec<String> = sources.map(|source| source.task_queue.to_string()).collect();
+        task_queues.sort_by_key(|queue| *queue != format!("dev/{COMMAND}"));
         DevState {
             root_url: self.queue.root_url().to_owned(),
             client_id: CLIENT_ID.to_owned(),
             access_token: self.token.reveal().to_owned(),
-            task_queues: first.into_iter().chain(rest).collect(),
+            task_queues,
             pid: std::process::id(),
             socket: Some(worker::control_socket(&self.config)),
         }

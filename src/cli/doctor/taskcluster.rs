@@ -119,12 +119,9 @@ impl SourceChecks<'_> {
             return Err(Check::warning("credentials", "none configured: requests are not signed", fix));
         };
         // A descriptor belongs to the worker's process.
-        let own = if self.source.uses_descriptor() {
-            None
-        } else {
-            taskcluster_setup::read_credentials(self.source, self.environment).ok().flatten()
-        };
-        own.map(|credentials| (client, credentials)).ok_or_else(|| {
+        let is_readable = !self.source.uses_descriptor();
+        let read = || taskcluster_setup::read_credentials(self.source, self.environment).ok().flatten();
+        is_readable.then(read).flatten().map(|credentials| (client, credentials)).ok_or_else(|| {
             let fix =
                 "for `systemd:NAME` set CREDENTIALS_DIRECTORY to the directory of the file, such as /etc/journeyman";
             Check::warning("credentials", format!("cannot read the credentials of {client} from this process"), fix)
@@ -135,33 +132,29 @@ impl SourceChecks<'_> {
         Check::failed("task queue", refused.message, format!("check source.{}.task_queue", self.name))
     }
 
-    /// Required and optional ones.
-    fn scopes_of_claiming(&self, worker: &WorkerIdentity) -> (Vec<String>, Vec<String>) {
+    /// Required and optional scopes.
+    fn scopes(&self) -> (Vec<String>, Vec<String>) {
         let queue = &self.source.task_queue;
-        let mut required = match self.source.dialect {
-            Dialect::ClaimWork => vec![format!("queue:claim-work:{queue}")],
-            Dialect::Azure => vec![format!("queue:poll-task-urls:{queue}"), format!("queue:claim-task:{queue}")],
+        let claimed_list = format!("queue:claimed-list:{queue}");
+        let Some(worker) = self.claims_as else {
+            return (vec![format!("queue:pending-count:{queue}")], vec![claimed_list]);
         };
-        required.push(format!("queue:worker-id:{}/{}", worker.group, worker.id));
-        let mut optional = vec!["queue:status:*".to_owned()];
-        if self.source.dialect == Dialect::ClaimWork {
-            optional.extend([format!("queue:claimed-list:{queue}"), "queue:reclaim-task:*".to_owned()]);
+        let (worker_id, status) =
+            (format!("queue:worker-id:{}/{}", worker.group, worker.id), "queue:status:*".to_owned());
+        match self.source.dialect {
+            Dialect::ClaimWork => (
+                vec![format!("queue:claim-work:{queue}"), worker_id],
+                vec![status, claimed_list, "queue:reclaim-task:*".to_owned()],
+            ),
+            Dialect::Azure => (
+                vec![format!("queue:poll-task-urls:{queue}"), format!("queue:claim-task:{queue}"), worker_id],
+                vec![status],
+            ),
         }
-        (required, optional)
     }
 
     fn check_scopes(&self, known: CredentialCheck) -> Check {
-        let (mut required, mut optional, guide) = match self.claims_as {
-            Some(worker) => {
-                let (required, optional) = self.scopes_of_claiming(worker);
-                (required, optional, "taskcluster")
-            }
-            None => {
-                let queue = &self.source.task_queue;
-                let required = vec![format!("queue:pending-count:{queue}")];
-                (required, vec![format!("queue:claimed-list:{queue}")], "controller")
-            }
-        };
+        let (required, optional) = self.scopes();
         let have = match known {
             CredentialCheck::Scopes(have) => have,
             CredentialCheck::Accepted => {
@@ -169,18 +162,21 @@ impl SourceChecks<'_> {
                 return Check::ok("scopes", found);
             }
         };
-        for scopes in [&mut required, &mut optional] {
+        let missing = |mut scopes: Vec<String>| {
             scopes.retain(|scope| !is_granted(scope, &have));
-        }
-        match (required.as_slice(), optional.as_slice()) {
-            ([], []) => Check::ok("scopes", "all required and optional scopes"),
-            ([], missing) => {
-                let found = format!("all required; optional scopes missing: {}", missing.join(", "));
-                Check::warning("scopes", found, format!("`journeyman guide {guide}` explains each of them"))
+            scopes.join(", ")
+        };
+        match (missing(required), missing(optional)) {
+            (required, optional) if required.is_empty() && optional.is_empty() => {
+                Check::ok("scopes", "all required and optional scopes")
             }
-            (missing, _) => {
-                let fix = "grant them to the client or one of its roles";
-                Check::failed("scopes", format!("missing: {}", missing.join(", ")), fix)
+            (required, optional) if required.is_empty() => {
+                let guide = if self.claims_as.is_some() { "taskcluster" } else { "controller" };
+                let fix = format!("`journeyman guide {guide}` explains each of them");
+                Check::warning("scopes", format!("all required; optional scopes missing: {optional}"), fix)
+            }
+            (required, _) => {
+                Check::failed("scopes", format!("missing: {required}"), "grant them to the client or one of its roles")
             }
         }
     }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use clap::Args;
 use jiff::{SignedDuration, Timestamp};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::super::exit::{Exit, ExitResult, Failure};
@@ -83,7 +84,7 @@ pub async fn run(create: CreateArgs, client: &QueueClient) -> ExitResult {
 impl CreateArgs {
     fn definition(&self, client: &QueueClient) -> Result<Value, Failure> {
         let mut definition = match &self.definition {
-            Some(text) => parse_object(&read_json_arg(text, "definition")?, "definition")?,
+            Some(text) => parse_json_arg(text, "definition")?,
             None => Map::new(),
         };
         self.fill_queue(&mut definition, client)?;
@@ -135,7 +136,7 @@ impl CreateArgs {
 
     fn payload(&self) -> Result<Value, Failure> {
         if let Some(text) = &self.payload {
-            return parse_object(&read_json_arg(text, "payload")?, "payload").map(Value::Object);
+            return parse_json_arg(text, "payload").map(Value::Object);
         }
         if self.program.is_empty() {
             return Err(Failure::new(
@@ -147,8 +148,14 @@ impl CreateArgs {
     }
 }
 
-/// Reads a JSON argument: the text itself, `@FILE`, or `-` for standard input.
-pub(in crate::cli) fn read_json_arg(text: &str, what: &str) -> Result<String, Failure> {
+/// Parses a JSON argument: the text itself, `@FILE`, or `-` for standard input.
+pub(in crate::cli) fn parse_json_arg<T: DeserializeOwned>(text: &str, what: &str) -> Result<T, Failure> {
+    serde_json::from_str(&read_arg(text, what)?).map_err(|error| {
+        Failure::new(Exit::Usage, format!("the {what} is not valid JSON: {error}; to read a file, write @FILE"))
+    })
+}
+
+fn read_arg(text: &str, what: &str) -> Result<String, Failure> {
     let from: Box<dyn std::io::Read> = match text.strip_prefix('@') {
         _ if text == "-" => Box::new(std::io::stdin().lock()),
         Some(path) => Box::new(std::fs::File::open(Path::new(path)).map_err(|error| {
@@ -164,10 +171,4 @@ pub(in crate::cli) fn read_json_arg(text: &str, what: &str) -> Result<String, Fa
         return Err(Failure::new(Exit::Usage, format!("the {what} exceeds the 1 MiB that queues accept")));
     }
     Ok(text)
-}
-
-fn parse_object(text: &str, what: &str) -> Result<Map<String, Value>, Failure> {
-    serde_json::from_str(text).map_err(|error| {
-        Failure::new(Exit::Usage, format!("the {what} is not a JSON object: {error}; to read a file, write @FILE"))
-    })
 }
