@@ -1,74 +1,46 @@
-//! The consumer_timeout of a queue: what the broker reports of it, and how it bounds a lease.
+//! The consumer_timeout of a queue: what the management interface reports of it, and how it bounds a lease.
 
 use std::time::Duration;
 
-use journeyman::amqp;
-use journeyman::amqp::lapin::options::QueueDeclareOptions;
 use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::amqp::management::{Management, ManagementError};
-use journeyman::domain::consumer_timeout::QueueTimeout;
+use journeyman::host::clock::Clock;
+use journeyman::source::Source as _;
+use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as Queue};
 
 use crate::broker::management;
-use crate::gremlin::{self, Gremlin};
-use crate::support::{Client, Gate, Kind, Running, broker, queue, shared};
+use crate::support::{Client, Kind, broker, next_grant, queue, shared};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_timeout_argument_counts_only_with_brokers_that_enforce_it() {
+async fn the_timeout_argument_of_a_queue_overrides_the_configured_timeout() {
     let Some(at) = shared() else { return };
-    let base = management();
     let client = Client::new(&at, Kind::Transient).await;
-    let named = format!("{}-named", client.queue);
-    let arguments = amqp::header_table([("x-consumer-timeout", AMQPValue::LongInt(1000))]);
-    let options = QueueDeclareOptions::default();
-    client.channel.queue_declare(named.as_str().into(), options, arguments).await.expect("the queue is declared");
-    let management = Management::new(&at, &base, None).expect("the URL is valid");
-    let facts = management.describe_queue(&named).await.expect("the queue is described");
-    println!("{facts:?}: {:?}", facts.timeout());
-    assert_eq!(facts.argument, Some(Duration::from_secs(1)));
-    // RabbitMQ 3.10 accepts the argument and ignores it; the management interface does not report the setting that counts.
-    let enforces = facts.version >= journeyman::domain::consumer_timeout::BrokerVersion { major: 3, minor: 12 };
-    assert_eq!(
-        facts.timeout(),
-        if enforces { QueueTimeout::Limited(Duration::from_secs(1)) } else { QueueTimeout::BrokerDefault }
-    );
-    assert!(matches!(management.describe_queue("nowhere").await, Err(ManagementError::NotFound)));
+    client.delete_queue().await;
+    let management = Management::new(&at, &management(), None).expect("the URL is valid");
+    assert!(matches!(management.queue_settings(&client.queue).await, Err(ManagementError::NotFound)));
+    client.declare_with(Kind::Transient, &client.queue, [("x-consumer-timeout", AMQPValue::LongInt(60_000))]).await;
+    let source = AmqpSource::new(Queue { management: Some(management), ..queue(&client) });
+    client.request(&["1"]).await;
+    source.open().await.expect("there is a queue");
+    let grant = next_grant(&source).await;
+    for expires_at in [grant.expires_at, grant.claim.renew().await.expect("the claim is held")] {
+        let lease = expires_at.since(Clock::boot().now());
+        assert!(lease < Duration::from_secs(60), "{lease:?}");
+    }
+    drop(grant);
+    source.close().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_management_interface_that_denies_access_is_reported_without_the_password() {
+    let Some(client) = Client::shared(Kind::Transient).await else { return };
     let stranger = broker("amqp://guest:hunter2@127.0.0.1/");
-    let unauthorized = Management::new(&stranger, &base, None).expect("the URL is valid").describe_queue(&named).await;
-    let why = unauthorized.expect_err("the password is wrong").to_string();
+    let unauthorized = Management::new(&stranger, &management(), None).expect("the URL is valid");
+    let why = unauthorized.queue_settings(&client.queue).await.expect_err("the password is wrong").to_string();
     for part in ["401", "`amqp.management_url`", "the tag `management`"] {
         assert!(why.contains(part), "{why}");
     }
     assert!(!why.contains("hunter2"), "{why}");
     client.delete_queue().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_timeout_that_the_broker_reports_overrides_the_configured_one() {
-    let Some(at) = shared() else { return };
-    let client = Client::new(&at, Kind::Durable).await;
-    // The replies of a later RabbitMQ.
-    let later = Gremlin::start(|_| {
-        vec![
-            gremlin::json(200, &serde_json::json!({ "rabbitmq_version": "3.13.7" })),
-            gremlin::json(
-                200,
-                &serde_json::json!({
-                    "type": "classic", "arguments": {}, "effective_policy_definition": { "consumer-timeout": 16000 },
-                }),
-            ),
-        ]
-    })
-    .await;
-    let (mut gate, act) = Gate::handler();
-    let mut settings = queue(&client);
-    settings.management = Some(Management::new(&at, &later.url(), None).expect("the URL is valid"));
-    settings.max_attempts = std::num::NonZeroU32::new(1);
-    let worker = Running::start(settings, 1, act);
-    assert!(client.publish(Client::properties("long", "/long"), b"long").await);
-    assert_eq!(gate.enters().await, "long");
-    // The lease ends after seconds instead of the configured half hour.
-    assert_eq!(client.answer("long").await.json()["type"], "journeyman:attempts_exhausted");
-    let asked = later.asked();
-    assert!(asked[1].line.contains(&format!("/api/queues/%2F/{}", client.queue)), "{}", asked[1].line);
-    client.finish(worker).await;
 }

@@ -1,7 +1,6 @@
 //! A broker's management interface: consumer timeouts of queues, counts and policies.
 //!
 //! RabbitMQ does not show its global `consumer_timeout`, only those of queues, which it enforces from 3.12 on.
-//! [`crate::domain::consumer_timeout`] decides what follows.
 
 mod policies;
 mod queue_counts;
@@ -13,7 +12,6 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 
 use super::{Broker, InvalidBrokerConfig};
-use crate::domain::consumer_timeout::{BrokerVersion, QueueKind, TimeoutFacts};
 use crate::http::client::{BodyError, client_builder, read_body, root_cause};
 use crate::limits::{AMQP_MANAGEMENT_BYTES_MAX, AMQP_MANAGEMENT_TIMEOUT};
 pub use policies::BrokerPolicy;
@@ -43,15 +41,15 @@ pub enum ManagementError {
     Failed(String),
 }
 
-#[derive(Deserialize)]
-struct Overview {
-    rabbitmq_version: String,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueSettings {
+    /// Of the queue's argument and policy; `None` where the broker's own setting applies.
+    pub consumer_timeout: Option<Duration>,
+    pub dead_letters: bool,
 }
 
 #[derive(Deserialize)]
 struct QueueInfo {
-    #[serde(rename = "type", default)]
-    kind: Option<String>,
     /// RabbitMQ writes an empty table as an empty list.
     #[serde(default)]
     arguments: serde_json::Value,
@@ -87,18 +85,14 @@ impl Management {
         })
     }
 
-    /// Facts about the consumer timeout of a queue.
+    /// The arguments and policies of a queue.
     ///
     /// # Errors
     ///
     /// [`ManagementError`], without user and password.
-    pub async fn describe_queue(&self, queue: &str) -> Result<TimeoutFacts, ManagementError> {
-        let overview: Overview = self.get("overview").await?;
-        let version = BrokerVersion::parse(&overview.rabbitmq_version)
-            .ok_or_else(|| ManagementError::Failed(format!("unknown version {:?}", overview.rabbitmq_version)))?;
+    pub async fn queue_settings(&self, queue: &str) -> Result<QueueSettings, ManagementError> {
         let path = format!("queues/{}/{}", urlencoding::encode(&self.vhost), urlencoding::encode(queue));
-        let queue: QueueInfo = self.get(&path).await?;
-        Ok(parse_queue(version, &queue))
+        self.get::<QueueInfo>(&path).await.map(|queue| queue.settings())
     }
 
     async fn get<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, ManagementError> {
@@ -142,15 +136,17 @@ impl Management {
     }
 }
 
-fn parse_queue(version: BrokerVersion, queue: &QueueInfo) -> TimeoutFacts {
-    let milliseconds = |table: &serde_json::Value, key| table.get(key)?.as_u64().map(Duration::from_millis);
-    TimeoutFacts {
-        version,
-        kind: if queue.kind.as_deref() == Some("classic") { QueueKind::Classic } else { QueueKind::Other },
-        argument: milliseconds(&queue.arguments, "x-consumer-timeout"),
-        policy: milliseconds(&queue.effective_policy_definition, "consumer-timeout"),
-        dead_letters: queue.arguments.get("x-dead-letter-exchange").is_some()
-            || queue.effective_policy_definition.get("dead-letter-exchange").is_some(),
+impl QueueInfo {
+    fn settings(&self) -> QueueSettings {
+        let Self { arguments, effective_policy_definition: policy } = self;
+        let timeouts = [arguments.get("x-consumer-timeout"), policy.get("consumer-timeout")];
+        let timeouts = timeouts.into_iter().filter_map(|timeout| timeout?.as_u64()).filter(|timeout| *timeout > 0);
+        QueueSettings {
+            // RabbitMQ applies the shorter of the two.
+            consumer_timeout: timeouts.min().map(Duration::from_millis),
+            dead_letters: arguments.get("x-dead-letter-exchange").is_some()
+                || policy.get("dead-letter-exchange").is_some(),
+        }
     }
 }
 
@@ -158,25 +154,24 @@ fn parse_queue(version: BrokerVersion, queue: &QueueInfo) -> TimeoutFacts {
 mod tests {
     use super::*;
 
-    fn parse(json: &str) -> TimeoutFacts {
-        parse_queue(BrokerVersion { major: 3, minor: 12 }, &serde_json::from_str(json).unwrap())
+    fn parse(json: &str) -> QueueSettings {
+        serde_json::from_str::<QueueInfo>(json).unwrap().settings()
     }
 
     #[test]
     fn arguments_and_policies_of_a_queue_are_read() {
         let both = parse(
-            r#"{"type": "quorum", "arguments": {"x-queue-type": "quorum", "x-consumer-timeout": 3600000},
+            r#"{"arguments": {"x-queue-type": "quorum", "x-consumer-timeout": 3600000},
                 "effective_policy_definition": {"consumer-timeout": 60000}}"#,
         );
-        assert_eq!((both.argument, both.policy), (Some(Duration::from_secs(3600)), Some(Duration::from_secs(60))));
-        assert_eq!(both.kind, QueueKind::Other);
+        assert_eq!(both.consumer_timeout, Some(Duration::from_secs(60)), "the shorter one");
         // As RabbitMQ 3.10 has it.
         let none = parse(r#"{"type": "classic", "arguments": {}, "effective_policy_definition": []}"#);
-        assert_eq!((none.argument, none.policy, none.kind), (None, None, QueueKind::Classic));
-        assert!(!none.dead_letters);
+        assert_eq!(none, QueueSettings { consumer_timeout: None, dead_letters: false });
         assert!(parse(r#"{"arguments": {"x-dead-letter-exchange": ""}}"#).dead_letters, "the default exchange is one");
         assert!(parse(r#"{"effective_policy_definition": {"dead-letter-exchange": "dead"}}"#).dead_letters);
-        let odd = parse(r#"{"arguments": {"x-consumer-timeout": "soon"}, "policy": null}"#);
-        assert_eq!((odd.argument, odd.policy), (None, None));
+        for odd in [r#"{"x-consumer-timeout": "soon"}"#, r#"{"x-consumer-timeout": 0}"#] {
+            assert_eq!(parse(&format!(r#"{{"arguments": {odd}, "policy": null}}"#)).consumer_timeout, None);
+        }
     }
 }

@@ -35,9 +35,9 @@ impl QueueFacts {
         let mut facts = Self { connection: Arc::downgrade(connection), ..Self::configured(config) };
         let queue = &config.queue;
         if let Some(management) = &config.management {
-            match management.describe_queue(queue).await {
+            match management.queue_settings(queue).await {
                 Ok(found) => {
-                    facts.consumer_timeout = found.timeout().or_configured(config.consumer_timeout);
+                    facts.consumer_timeout = found.consumer_timeout.or(config.consumer_timeout);
                     if config.on_attempts_exhausted == OnAttemptsExhausted::DeadLetter && !found.dead_letters {
                         tracing::warn!(
                             queue,
