@@ -5,10 +5,9 @@
 
 use std::sync::Arc;
 
-use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::options::BasicPublishOptions;
 use lapin::types::{AMQPValue, LongString};
 use lapin::{BasicProperties, Channel, Connection};
-use tokio::time::timeout;
 
 use crate::amqp::{self, Broker};
 use crate::domain::activity::{ActivityReport, ActivityReporter, Event};
@@ -16,7 +15,7 @@ use crate::domain::backoff::Backoff;
 use crate::domain::jitter::Jitter;
 use crate::domain::poll::POLL_RETRY;
 use crate::host::clock::Clock;
-use crate::limits::{ACTIVITY_REPEAT_INTERVAL, AMQP_CALL_TIMEOUT, AMQP_CLOSE_TIMEOUT};
+use crate::limits::{ACTIVITY_REPEAT_INTERVAL, AMQP_CLOSE_TIMEOUT};
 use crate::worker::liveness::Liveness;
 use crate::worker::status;
 
@@ -71,18 +70,8 @@ struct ReportChannel {
 async fn connect(settings: &Config) -> Result<ReportChannel, String> {
     let name = format!("{} (activity)", settings.worker_id);
     let connection = settings.broker.connect(&name).await.map_err(|refused| refused.message)?;
-    let opening = async {
-        let channel = connection.create_channel().await?;
-        channel.confirm_select(ConfirmSelectOptions::default()).await?;
-        Ok::<_, lapin::Error>(channel)
-    };
-    match timeout(AMQP_CALL_TIMEOUT, opening).await {
-        Ok(Ok(channel)) => Ok(ReportChannel { connection, channel }),
-        Ok(Err(error)) => Err(settings.broker.call_error("open a channel", &error).message),
-        Err(_) => {
-            Err(format!("open a channel at {}: timed out after {AMQP_CALL_TIMEOUT:?}", settings.broker.display_url()))
-        }
-    }
+    let channel = settings.broker.bounded("open a channel", amqp::confirm_channel(&connection)).await;
+    Ok(ReportChannel { channel: channel.map_err(|refused| refused.message)?, connection })
 }
 
 /// Publishes reports until that fails; returns why.
@@ -149,12 +138,6 @@ async fn publish(settings: &Config, channel: &Channel, report: ActivityReport) -
         let properties = BasicProperties::default().with_headers(headers);
         channel.basic_publish(exchange, key, BasicPublishOptions::default(), &[], properties).await?.await
     };
-    match timeout(AMQP_CALL_TIMEOUT, publishing).await {
-        Ok(Ok(confirmed)) if confirmed.is_nack() => Err("the broker rejected a report".to_owned()),
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(settings.broker.call_error("report activity", &error).message),
-        Err(_) => {
-            Err(format!("report activity at {}: timed out after {AMQP_CALL_TIMEOUT:?}", settings.broker.display_url()))
-        }
-    }
+    let confirmed = settings.broker.bounded("report activity", publishing).await.map_err(|refused| refused.message)?;
+    if confirmed.is_nack() { Err("the broker rejected a report".to_owned()) } else { Ok(()) }
 }

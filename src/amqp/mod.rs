@@ -22,9 +22,8 @@ use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, Consumer, ErrorKind, ExchangeKind};
 use secrecy::{ExposeSecret as _, SecretString};
 
-use crate::domain::refusal::CallError;
-use crate::domain::refusal::Refusal;
-use crate::limits::{AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CONNECT_TIMEOUT, AMQP_HEARTBEAT};
+use crate::domain::refusal::{CallError, Refusal};
+use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CHANNEL_CHECK_INTERVAL, AMQP_HEARTBEAT};
 use crate::redact;
 
 pub use lapin;
@@ -168,13 +167,19 @@ impl Broker {
         let mut uri = self.uri.clone();
         uri.query.heartbeat.get_or_insert(self.default_heartbeat);
         let connecting = Connection::connector(uri, stream::runtime(), open, properties);
-        match tokio::time::timeout(AMQP_CONNECT_TIMEOUT, connecting).await {
-            Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(self.call_error("connect", &error)),
-            Err(_) => {
-                Err(retry_error(format!("connect to {}: timed out after {AMQP_CONNECT_TIMEOUT:?}", self.display_url)))
-            }
-        }
+        self.bounded("connect", connecting).await
+    }
+
+    /// Runs a call for at most [`AMQP_CALL_TIMEOUT`]. An error names the operation and the broker.
+    pub(crate) async fn bounded<T>(
+        &self,
+        operation: &str,
+        call: impl Future<Output = lapin::Result<T>>,
+    ) -> Result<T, CallError> {
+        let timed_out =
+            || retry_error(format!("{operation} at {}: timed out after {AMQP_CALL_TIMEOUT:?}", self.display_url));
+        let ended = tokio::time::timeout(AMQP_CALL_TIMEOUT, call).await.map_err(|_| timed_out())?;
+        ended.map_err(|error| self.call_error(operation, &error))
     }
 
     async fn open_stream(&self, uri: &AMQPUri) -> std::io::Result<stream::BrokerStream> {

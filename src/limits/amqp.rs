@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-/// TLS and login included.
-pub const AMQP_CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// In seconds, unless the URI sets it.
 pub const AMQP_HEARTBEAT: u16 = 30;
 pub const AMQP_LONG_POLL_WAIT: Duration = Duration::from_secs(20);

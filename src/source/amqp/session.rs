@@ -96,14 +96,7 @@ impl Session {
             let consumer = amqp::consume(&consume_channel, queue.clone(), tag, BasicConsumeOptions::default()).await?;
             lapin::Result::Ok((consume_channel, reply_publisher, copy_publisher, consumer))
         };
-        let (consume_channel, reply_publisher, copy_publisher, consumer) = match timeout(AMQP_CALL_TIMEOUT, opening)
-            .await
-        {
-            Ok(opened) => opened.map_err(|error| consume_error(broker, queue.as_str(), &error))?,
-            Err(_) => {
-                return Err(amqp::retry_error(format!("consume from {queue}: timed out after {AMQP_CALL_TIMEOUT:?}")));
-            }
-        };
+        let (consume_channel, reply_publisher, copy_publisher, consumer) = broker.bounded("consume", opening).await?;
         let session = Self {
             prefetch,
             queue: queue.clone(),
@@ -359,15 +352,4 @@ impl Session {
             }
         }
     }
-}
-
-/// A missing queue may be declared later.
-fn consume_error(broker: &Broker, queue: &str, error: &lapin::Error) -> CallError {
-    if amqp::reply_code(error) == Some(amqp::NOT_FOUND) {
-        return amqp::retry_error(format!(
-            "the queue {queue} does not exist at {}; waiting for its controller to declare it",
-            broker.display_url()
-        ));
-    }
-    broker.call_error("consume", error)
 }
