@@ -138,23 +138,21 @@ pub(super) fn source_binding(
     let RequestHandling { handler, form, max_run_time } = work;
     let amqp = &config.amqp;
     let key = amqp.worker_key.clone().unwrap_or_default();
-    let queue = requests_queue(source, config);
+    let queue_name = |name: &str| {
+        amqp::to_short_string("the name of a queue", name).map_err(|error| Failure::from_error(Exit::Config, &error))
+    };
     let worker_id = worker_id(config, name);
-    let consumer_timeout = amqp.consumer_timeout.0;
     let broker = build_broker(amqp, environment)?;
     let settings = AmqpSourceConfig {
         payload_form: form,
         max_attempts: NonZeroU32::new(source.max_attempts),
-        on_attempts_exhausted: match (source.on_attempts_exhausted, &source.poison_queue) {
-            (_, Some(queue)) => OnAttemptsExhausted::PoisonQueue(queue.clone()),
-            (schema::OnAttemptsExhausted::Reply, None) => OnAttemptsExhausted::Reply,
-            (schema::OnAttemptsExhausted::DeadLetter, None) => OnAttemptsExhausted::DeadLetter,
-        },
-        consumer_timeout,
+        on_attempts_exhausted: source.on_attempts_exhausted,
+        poison_queue: source.poison_queue.as_deref().map(queue_name).transpose()?,
+        consumer_timeout: amqp.consumer_timeout.0,
         management: build_management(amqp, &broker)?,
         max_run_time,
         message_bytes_max: amqp.max_message_size.0,
-        ..AmqpSourceConfig::new(broker, &queue, &worker_id)
+        ..AmqpSourceConfig::new(broker, queue_name(&requests_queue(source, config))?, &worker_id)
     };
     let env = BTreeMap::from([
         ("WORKER_ID".to_owned(), worker_id),

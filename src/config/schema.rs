@@ -16,6 +16,7 @@ use crate::limits::{
     STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
 };
 use crate::queue::Auth;
+use crate::source::amqp::OnAttemptsExhausted;
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
 
 /// A time that a task may run.
@@ -299,17 +300,6 @@ impl RequestSource {
 
 const fn max_attempts() -> u32 {
     crate::limits::AMQP_ATTEMPTS_MAX
-}
-
-/// What happens to a request after its last attempt.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnAttemptsExhausted {
-    /// Its client gets an error reply.
-    #[default]
-    Reply,
-    /// The broker dead-letters it, or drops it without a dead letter exchange.
-    DeadLetter,
 }
 
 /// The AMQP broker and this worker's identity there.

@@ -98,7 +98,7 @@ impl Bench for RequestsBench {
     fn source(&self, worker: &str) -> Arc<dyn Source> {
         let settings = AmqpSourceConfig {
             payload_form: PayloadForm::Body,
-            ..AmqpSourceConfig::new(self.broker.clone(), &self.queue, worker)
+            ..AmqpSourceConfig::new(self.broker.clone(), self.queue.as_str().into(), worker)
         };
         let source = AmqpSource::new(settings);
         // No case has more in hand at once.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use lapin::message::Delivery;
-use lapin::types::AMQPValue;
+use lapin::types::{AMQPValue, ShortString};
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 
 use crate::amqp;
@@ -268,20 +268,19 @@ impl RequestClaim {
         // The handler's error of the last attempt says more than the number of attempts.
         let own = self.results.final_reply().filter(|reply| reply.status != ReplyStatus::OK);
         let reply = own.unwrap_or_else(|| error_reply("attempts_exhausted", reason, Some(attempts)));
-        let ack = match self.source.on_attempts_exhausted() {
-            OnAttemptsExhausted::DeadLetter => AckKind::DeadLetter,
-            OnAttemptsExhausted::Reply => {
-                self.publish_reply(progress, &reply).await?;
-                AckKind::Acknowledge
-            }
-            OnAttemptsExhausted::PoisonQueue(queue) => {
-                if !progress.is_poison_copy_done {
-                    self.publish_poison_copy(progress, &queue, reason, attempts).await?;
-                    *progress = Progress { refused_since: None, is_poison_copy_done: true };
-                }
-                self.publish_reply(progress, &reply).await?;
-                AckKind::Acknowledge
-            }
+        let poison_queue = &self.source.config.poison_queue;
+        if let Some(queue) = poison_queue
+            && !progress.is_poison_copy_done
+        {
+            self.publish_poison_copy(progress, queue, reason, attempts).await?;
+            *progress = Progress { refused_since: None, is_poison_copy_done: true };
+        }
+        let on_exhausted = self.source.facts.lock().on_attempts_exhausted;
+        let ack = if poison_queue.is_none() && on_exhausted == OnAttemptsExhausted::DeadLetter {
+            AckKind::DeadLetter
+        } else {
+            self.publish_reply(progress, &reply).await?;
+            AckKind::Acknowledge
         };
         self.source.counters.attempts_exhausted.increment();
         Ok(ack)
@@ -291,7 +290,7 @@ impl RequestClaim {
     async fn publish_poison_copy(
         &self,
         progress: &mut Progress,
-        queue: &str,
+        queue: &ShortString,
         reason: &str,
         attempts: u32,
     ) -> Result<(), CallError> {
@@ -299,14 +298,9 @@ impl RequestClaim {
         let mut headers = properties.headers().clone().unwrap_or_default();
         headers.insert(REASON_HEADER.into(), AMQPValue::LongString(reason.into()));
         headers.insert(ORIGIN_QUEUE_HEADER.into(), AMQPValue::LongString(self.session.queue.as_str().into()));
-        let published = match amqp::to_short_string("the name of the poison queue", queue) {
-            Ok(queue) => {
-                let properties = properties.with_headers(headers);
-                self.session.copy_publisher.publish_alone(queue, properties, &self.delivery.data).await
-            }
-            Err(error) => Err(PublishError::Rejected(error.to_string())),
-        };
-        let why = match published {
+        let properties = properties.with_headers(headers);
+        let publish = self.session.copy_publisher.publish_alone(queue.clone(), properties, &self.delivery.data);
+        let why = match publish.await {
             Ok(()) => return Ok(()),
             Err(PublishError::Failed(why)) => return Err(self.retry_error(&why)),
             Err(PublishError::Nacked) if !self.is_retry_over(progress) => {

@@ -3,6 +3,10 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use lapin::types::ShortString;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::amqp::Broker;
 use crate::amqp::management::Management;
 use crate::domain::consumer_timeout;
@@ -16,7 +20,7 @@ pub struct AmqpSourceConfig {
     /// The broker that has the queue.
     pub broker: Broker,
     /// The queue; consumed from, never declared.
-    pub queue: String,
+    pub queue: ShortString,
     /// The name of the connection at the broker.
     pub connection_name: String,
     /// What handlers get of a request.
@@ -25,6 +29,8 @@ pub struct AmqpSourceConfig {
     pub max_attempts: Option<NonZeroU32>,
     /// What happens to a request after its last attempt.
     pub on_attempts_exhausted: OnAttemptsExhausted,
+    /// The queue for copies of such requests; their clients get an error reply then.
+    pub poison_queue: Option<ShortString>,
     /// The broker's consumer_timeout, where the management interface does not report it; `None` is unlimited.
     pub consumer_timeout: Option<Duration>,
     /// The management interface; `None` where it is not queried.
@@ -40,14 +46,15 @@ pub struct AmqpSourceConfig {
 impl AmqpSourceConfig {
     /// A queue of this broker with default settings.
     #[must_use]
-    pub fn new(broker: Broker, queue: &str, name: &str) -> Self {
+    pub fn new(broker: Broker, queue: ShortString, name: &str) -> Self {
         Self {
             broker,
-            queue: queue.to_owned(),
+            queue,
             connection_name: name.to_owned(),
             payload_form: PayloadForm::Whole,
             max_attempts: NonZeroU32::new(AMQP_ATTEMPTS_MAX),
-            on_attempts_exhausted: OnAttemptsExhausted::Reply,
+            on_attempts_exhausted: OnAttemptsExhausted::default(),
+            poison_queue: None,
             consumer_timeout: Some(consumer_timeout::DEFAULT_TIMEOUT),
             management: None,
             max_run_time: None,
@@ -58,12 +65,12 @@ impl AmqpSourceConfig {
 }
 
 /// What happens to a request after its last attempt.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum OnAttemptsExhausted {
-    /// The client gets an error reply.
+    /// Its client gets an error reply.
+    #[default]
     Reply,
-    /// The broker dead-letters it by its policy.
+    /// The broker dead-letters it, or drops it without a dead letter exchange.
     DeadLetter,
-    /// A copy goes to this queue, and the client gets an error reply.
-    PoisonQueue(String),
 }

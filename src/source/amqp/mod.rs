@@ -133,8 +133,6 @@ impl AmqpSourceInner {
             None => {}
         }
         let AmqpSourceConfig { broker, queue, connection_name, .. } = &self.config;
-        let queue =
-            &amqp::to_short_string("the queue name", queue).map_err(|error| amqp::retry_error(error.to_string()))?;
         let connection = self.connection().await?;
         // Checked after connecting: a new connection is only opened once the previous one is known to be lost.
         self.check_lost_sessions()?;
@@ -285,10 +283,6 @@ impl AmqpSourceInner {
 
     fn consumer_timeout(&self) -> Option<Duration> {
         self.facts.lock().consumer_timeout
-    }
-
-    fn on_attempts_exhausted(&self) -> OnAttemptsExhausted {
-        self.facts.lock().on_attempts_exhausted.clone()
     }
 
     fn message_bytes_max(&self) -> usize {

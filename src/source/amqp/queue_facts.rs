@@ -21,7 +21,7 @@ impl QueueFacts {
     pub(super) fn configured(config: &AmqpSourceConfig) -> Self {
         Self {
             consumer_timeout: config.consumer_timeout,
-            on_attempts_exhausted: config.on_attempts_exhausted.clone(),
+            on_attempts_exhausted: config.on_attempts_exhausted,
             connection: Weak::new(),
         }
     }
@@ -33,12 +33,13 @@ impl QueueFacts {
     /// Queries the management interface, if one is configured.
     pub(super) async fn query(config: &AmqpSourceConfig, connection: &Arc<Connection>) -> Self {
         let mut facts = Self { connection: Arc::downgrade(connection), ..Self::configured(config) };
-        let queue = &config.queue;
+        let queue = config.queue.as_str();
         if let Some(management) = &config.management {
             match management.queue_settings(queue).await {
                 Ok(found) => {
                     facts.consumer_timeout = found.consumer_timeout.or(config.consumer_timeout);
-                    if config.on_attempts_exhausted == OnAttemptsExhausted::DeadLetter && !found.dead_letters {
+                    let is_dead_lettered = config.on_attempts_exhausted == OnAttemptsExhausted::DeadLetter;
+                    if is_dead_lettered && config.poison_queue.is_none() && !found.dead_letters {
                         tracing::warn!(
                             queue,
                             "`on_attempts_exhausted` is \"dead-letter\", and the queue {queue} has no dead letter exchange: replying to requests that are given up instead; set one by a policy or an argument of the queue, or set `poison_queue`"
