@@ -16,11 +16,8 @@ use crate::amqp::{self, Broker, ClientCertificate, TlsFiles};
 use crate::config::schema::{self, Config, Handler, RequestSource};
 use crate::config::{Environment, secrets};
 use crate::handler::DynHandler;
-use crate::source::amqp::{AmqpSource, AmqpSourceConfig, OnAttemptsExhausted, PayloadForm};
+use crate::source::amqp::{AmqpSource, AmqpSourceConfig, PayloadForm};
 use crate::worker::{Control, SourceBinding};
-
-/// A RabbitMQ on this machine with its default user.
-pub(super) const BROKER_URI_DEFAULT: &str = "amqp://guest:guest@127.0.0.1:5672/%2f";
 
 /// Builds the broker.
 ///
@@ -36,7 +33,7 @@ pub(super) fn build_broker(config: &schema::Amqp, environment: &Environment) -> 
         tracing::warn!(path = %key.0.display(), "every user of this host can read this private key; restrict it by chmod 600");
     }
     let settings = amqp::BrokerConfig {
-        uri: SecretString::from(uri.as_ref().map_or(BROKER_URI_DEFAULT, |uri| uri.reveal())),
+        uri: SecretString::from(uri.reveal()),
         tls: TlsFiles {
             ca: config.ca_file.as_ref().map(|file| file.0.clone()),
             client: client

@@ -58,15 +58,18 @@ impl TaskclusterSource {
     }
 }
 
-/// Reads the URI of the AMQP broker; `None` if none is configured.
+/// A RabbitMQ on this machine with its default user.
+pub const AMQP_URI_DEFAULT: &str = "amqp://guest:guest@127.0.0.1:5672/%2f";
+
+/// Reads the URI of the AMQP broker.
 ///
 /// # Errors
 ///
 /// As [`TaskclusterSource::read_credentials`].
-pub fn amqp_uri(amqp: &Amqp, environment: &Environment) -> Result<Option<Secret>, SecretError> {
-    match environment.amqp_uri() {
-        Some(uri) => Ok(Some(Secret::new(uri))),
-        None => amqp.uri_file.as_ref().map(|file| file.load("an AMQP address", environment)).transpose(),
+pub fn amqp_uri(amqp: &Amqp, environment: &Environment) -> Result<Secret, SecretError> {
+    match (environment.amqp_uri(), &amqp.uri_file) {
+        (None, Some(file)) => file.load("an AMQP address", environment),
+        (uri, _) => Ok(Secret::new(uri.unwrap_or(AMQP_URI_DEFAULT))),
     }
 }
 

@@ -197,7 +197,7 @@ fn pool_config(
         pool: name.to_owned(),
         management: amqp_setup::build_management(&config.amqp, &broker)?,
         broker,
-        uri: SecretString::from(uri.as_ref().map_or(amqp_setup::BROKER_URI_DEFAULT, |uri| uri.reveal())),
+        uri: SecretString::from(uri.reveal()),
         names,
         settings: settings.clone(),
         demands: demand_configs(name, config, environment)?,
