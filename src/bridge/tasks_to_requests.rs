@@ -119,7 +119,5 @@ async fn store_reply(reply: &RpcReply, context: &Context) -> Result<(), ExecuteE
     if reply.is_ok() {
         return Ok(());
     }
-    let status = reply.status.as_deref().unwrap_or("no status");
-    let why = reply.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
-    Err(ExecuteError::failed(format!("the reply has the status {status}{why}; see the artifact {name}")))
+    Err(ExecuteError::failed(format!("{}; see the artifact {name}", reply.status_text())))
 }

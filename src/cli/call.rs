@@ -5,14 +5,13 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 
-use super::amqp_setup::BROKER_URI_DEFAULT;
 use super::exit::{Exit, ExitResult, Failure};
 use super::output;
 use crate::amqp::{self, Broker, ClientCertificate, TlsFiles};
-use crate::client::{ReplyPosition, RpcClient, RpcError, RpcReply, RpcRequest};
+use crate::client::{ReplyPosition, RpcClient, RpcError, RpcRequest};
 use crate::config::values::{Secret, Span};
 use crate::config::{Environment, secrets};
-use crate::limits::{CALL_BODY_BYTES_MAX, CALL_REASON_CHARS_MAX, RPC_TIMEOUT_DEFAULT};
+use crate::limits::{CALL_BODY_BYTES_MAX, RPC_TIMEOUT_DEFAULT};
 
 /// `journeyman call`
 #[derive(Debug, Args)]
@@ -37,7 +36,7 @@ pub(super) struct CallArgs {
     detach: bool,
     /// How long to wait for the last reply; the broker drops the request after that [default: 30s; with --detach the request
     /// does not expire]
-    #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
+    #[arg(long, value_name = "TIME")]
     timeout: Option<Span>,
     /// File with the broker's address, user and password [env: JOURNEYMAN_AMQP_URI or WORKER_AMQP_URI holds the address
     /// itself] [default: RabbitMQ on this machine, as guest]
@@ -86,24 +85,16 @@ pub(super) async fn run(arguments: CallArgs, environment: &Environment) -> ExitR
             output::print_raw(b"\n")?;
         }
         if reply.position == ReplyPosition::Last && !reply.is_ok() {
-            return Err(Failure::new(Exit::Failed, refusal_message(&reply)));
+            return Err(Failure::new(Exit::Failed, reply.status_text()));
         }
     }
     Ok(Exit::Success)
 }
 
-fn parse_timeout(text: &str) -> Result<Span, String> {
-    let span: Span = text.parse()?;
-    if span.0.is_zero() {
-        return Err("0 leaves no time for a reply; leave the option out for 30s, or set the time to wait".to_owned());
-    }
-    Ok(span)
-}
-
 fn broker_from_args(arguments: &CallArgs, environment: &Environment) -> Result<Broker, Failure> {
     let uri = match &arguments.amqp_uri_file {
         Some(path) => secrets::read_file(path, "the address of a broker")?,
-        None => Secret::new(environment.amqp_uri().unwrap_or(BROKER_URI_DEFAULT)),
+        None => Secret::new(environment.amqp_uri().unwrap_or(secrets::AMQP_URI_DEFAULT)),
     };
     let client = arguments.amqp_certificate.clone().zip(arguments.amqp_key.clone());
     let client = client.map(|(certificate, key)| ClientCertificate { certificate, key });
@@ -135,18 +126,4 @@ fn call_failure(error: RpcError) -> Failure {
         | RpcError::NameTooLong(_) => Exit::Failed,
     };
     Failure::from_error(exit, &error)
-}
-
-/// The error message for an error reply. It quotes the reply's `message`; the whole reply is printed.
-fn refusal_message(reply: &RpcReply) -> String {
-    let status = reply.status.as_deref().unwrap_or("no status");
-    let document: Option<serde_json::Value> = serde_json::from_slice(&reply.body).ok();
-    let text = |path: &str| document.as_ref()?.pointer(path)?.as_str().map(str::to_owned);
-    let reason = reply.reason.clone().or_else(|| text("/context/reason"));
-    let message = text("/message").map(|text| text.chars().take(CALL_REASON_CHARS_MAX).collect::<String>());
-    match (reason, message) {
-        (Some(reason), Some(message)) => format!("the reply is {status} ({reason}): {message}"),
-        (Some(why), None) | (None, Some(why)) => format!("the reply is {status}: {why}"),
-        (None, None) => format!("the reply is {status}"),
-    }
 }

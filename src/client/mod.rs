@@ -10,14 +10,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
 
 use crate::amqp::{self, Broker, NameTooLong};
-use crate::domain::refusal::CallError;
-use crate::domain::refusal::Refusal;
+use crate::domain::refusal::{CallError, Refusal};
 use crate::limits::{CALL_BODY_BYTES_MAX, CALLS_MAX};
-use session::{PendingCall, Session};
+use session::Session;
 
 /// A request.
 #[derive(Clone, Default)]
@@ -100,6 +99,13 @@ impl RpcReply {
     #[must_use]
     pub fn is_ok(&self) -> bool {
         self.status.as_deref() == Some("ok")
+    }
+
+    /// The status for an error message, with the reason for a dead letter.
+    pub(crate) fn status_text(&self) -> String {
+        let status = self.status.as_deref().unwrap_or("no status");
+        let reason = self.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
+        format!("the reply has the status {status}{reason}")
     }
 }
 
@@ -198,8 +204,12 @@ impl RpcClient {
         let deadline = Instant::now() + call.timeout;
         let sending = async {
             let (session, permit) = self.ready_session(call, deadline).await?;
-            let pending = session.send(call, &self.broker).await?;
-            Ok(RpcReplies { pending, is_ended: false, deadline, timeout: call.timeout, _permit: permit })
+            let id = uuid::Uuid::new_v4().to_string();
+            let results = session.register(&id);
+            let timeout = call.timeout;
+            let replies = RpcReplies { id, results, session, is_ended: false, deadline, timeout, _permit: permit };
+            replies.session.send(&replies.id, call, &self.broker).await?;
+            Ok(replies)
         };
         timeout_at(deadline, sending).await.unwrap_or(Err(RpcError::TimedOut(call.timeout)))
     }
@@ -254,7 +264,9 @@ impl RpcClient {
 /// The replies to a request, in order of arrival.
 #[derive(Debug)]
 pub struct RpcReplies {
-    pending: PendingCall,
+    id: String,
+    results: mpsc::Receiver<Result<RpcReply, RpcError>>,
+    session: Arc<Session>,
     is_ended: bool,
     deadline: Instant,
     timeout: Duration,
@@ -262,7 +274,7 @@ pub struct RpcReplies {
 }
 
 impl RpcReplies {
-    /// Returns the next reply, or why there is none; `None` after the last reply.
+    /// Returns the next reply, or why it is missing; `None` after the last reply.
     ///
     /// # Cancel safety
     ///
@@ -271,9 +283,19 @@ impl RpcReplies {
         if self.is_ended {
             return None;
         }
-        let received = timeout_at(self.deadline, self.pending.next()).await;
-        let result = received.unwrap_or(Err(RpcError::TimedOut(self.timeout)));
+        let result = match timeout_at(self.deadline, self.results.recv()).await {
+            Ok(Some(result)) => result,
+            Ok(None) if self.session.is_open() => Err(RpcError::Overrun),
+            Ok(None) => Err(RpcError::ConnectionLost),
+            Err(_) => Err(RpcError::TimedOut(self.timeout)),
+        };
         self.is_ended = !matches!(&result, Ok(reply) if reply.position == ReplyPosition::Partial);
         Some(result)
+    }
+}
+
+impl Drop for RpcReplies {
+    fn drop(&mut self) {
+        self.session.forget(&self.id);
     }
 }

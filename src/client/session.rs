@@ -24,41 +24,15 @@ use crate::limits::{CALLS_MAX, EXCHANGE_CACHE_TTL, REPLIES_QUEUED_MAX};
 const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";
 const PERSISTENT: u8 = 2;
 
-/// A call that awaits replies. Dropping it forgets the call.
-#[derive(Debug)]
-pub(super) struct PendingCall {
-    id: String,
-    results: mpsc::Receiver<Result<RpcReply, RpcError>>,
-    session: Arc<Session>,
-}
-
-impl PendingCall {
-    pub(super) async fn next(&mut self) -> Result<RpcReply, RpcError> {
-        let ended = || if self.session.is_open() { RpcError::Overrun } else { RpcError::ConnectionLost };
-        self.results.recv().await.unwrap_or_else(|| Err(ended()))
-    }
-}
-
-impl Drop for PendingCall {
-    fn drop(&mut self) {
-        self.session.calls.by_id.lock().remove(&self.id);
-    }
-}
-
 /// The pending calls, by correlation id.
-#[derive(Debug, Default)]
-struct PendingCalls {
-    by_id: Mutex<HashMap<String, mpsc::Sender<Result<RpcReply, RpcError>>>>,
-}
+type PendingCalls = Mutex<HashMap<String, mpsc::Sender<Result<RpcReply, RpcError>>>>;
 
-impl PendingCalls {
-    /// Delivers a reply or an error, unless the call has ended.
-    fn deliver(&self, id: &str, result: Result<RpcReply, RpcError>) {
-        let mut calls = self.by_id.lock();
-        if calls.get(id).is_some_and(|call| call.try_send(result).is_err()) {
-            // Dropping the sender: the caller still reads what is in the channel, and then its end.
-            calls.remove(id);
-        }
+/// Delivers a reply or an error, unless the call has ended.
+fn deliver(calls: &PendingCalls, id: &str, result: Result<RpcReply, RpcError>) {
+    let mut calls = calls.lock();
+    if calls.get(id).is_some_and(|call| call.try_send(result).is_err()) {
+        // Dropping the sender: the caller still reads what is in the channel, and then its end.
+        calls.remove(id);
     }
 }
 
@@ -75,7 +49,7 @@ pub(super) struct Session {
 
 impl std::fmt::Debug for Session {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Session({} calls)", self.calls.by_id.lock().len())
+        write!(out, "Session({} calls)", self.calls.lock().len())
     }
 }
 
@@ -91,7 +65,7 @@ impl Session {
             let consumer = amqp::consume(&channel, DIRECT_REPLY_TO.into(), "".into(), options).await?;
             lapin::Result::Ok((channel, consumer))
         };
-        let (channel, consumer) = opening.await.map_err(|error| broker.call_error("open a channel", &error))?;
+        let (channel, consumer) = broker.bounded("open a channel", opening).await?;
         let calls: Arc<PendingCalls> = Arc::default();
         let (confirms, sent) = mpsc::channel(CALLS_MAX);
         let mut dispatcher = JoinSet::new();
@@ -103,19 +77,24 @@ impl Session {
         self.channel.status().connected() && self.connection.status().connected()
     }
 
-    /// Publishes a request that awaits replies.
-    pub(super) async fn send(self: Arc<Self>, call: &RpcRequest, broker: &Broker) -> Result<PendingCall, RpcError> {
+    /// Registers a call; its results arrive until [`Self::forget`].
+    pub(super) fn register(&self, id: &str) -> mpsc::Receiver<Result<RpcReply, RpcError>> {
+        let (sender, results) = mpsc::channel(REPLIES_QUEUED_MAX);
+        self.calls.lock().insert(id.to_owned(), sender);
+        results
+    }
+
+    pub(super) fn forget(&self, id: &str) {
+        self.calls.lock().remove(id);
+    }
+
+    /// Publishes the request of a registered call.
+    pub(super) async fn send(&self, id: &str, call: &RpcRequest, broker: &Broker) -> Result<(), RpcError> {
         self.check_exchange(&call.exchange, broker).await?;
-        let id = uuid::Uuid::new_v4().to_string();
-        let (results, receiver) = mpsc::channel(REPLIES_QUEUED_MAX);
-        self.calls.by_id.lock().insert(id.clone(), results);
-        // From here on, dropping this future forgets the call.
-        let pending = PendingCall { id: id.clone(), results: receiver, session: Arc::clone(&self) };
         let properties = request_properties(call, call.message_ttl.or(Some(call.timeout)))?;
-        let properties = properties.with_correlation_id(id.as_str().into()).with_reply_to(DIRECT_REPLY_TO.into());
+        let properties = properties.with_correlation_id(id.into()).with_reply_to(DIRECT_REPLY_TO.into());
         let confirm = publish(&self.channel, call, properties).await?;
-        self.confirms.send((id, confirm)).await.map_err(|_| RpcError::ConnectionLost)?;
-        Ok(pending)
+        self.confirms.send((id.to_owned(), confirm)).await.map_err(|_| RpcError::ConnectionLost)
     }
 
     /// Publishes a request that awaits no reply, and returns once it is confirmed.
@@ -209,7 +188,7 @@ async fn dispatch(mut consumer: Consumer, mut sent: mpsc::Receiver<UnconfirmedRe
             },
         }
     }
-    calls.by_id.lock().clear();
+    calls.lock().clear();
 }
 
 fn on_delivery(calls: &PendingCalls, delivery: Delivery) {
@@ -223,26 +202,19 @@ fn on_delivery(calls: &PendingCalls, delivery: Delivery) {
         position: if is_partial { ReplyPosition::Partial } else { ReplyPosition::Last },
         body: delivery.data,
     };
-    calls.deliver(&id, Ok(reply));
+    deliver(calls, &id, Ok(reply));
 }
 
 fn on_confirmed(calls: &PendingCalls, id: &str, confirmation: Confirmation) {
-    match confirmation {
-        Confirmation::Ack(None) | Confirmation::NotRequested => {}
-        Confirmation::Ack(Some(returned)) => on_returned(calls, &returned),
-        Confirmation::Nack(returned) => {
-            if let Some(returned) = returned {
-                on_returned(calls, &returned);
-            }
-            calls.deliver(id, Err(RpcError::Nacked));
-        }
+    let is_refused = confirmation.is_nack();
+    // The correlation id says which call a return is about: lapin may attach it to the confirm of another one.
+    if let Some(returned) = confirmation.take_message()
+        && let Some(id) = returned.delivery.properties.correlation_id()
+    {
+        deliver(calls, id.as_str(), Err(unroutable(&returned)));
     }
-}
-
-/// The correlation id says which call it is about: lapin may attach the return to the confirm of another one.
-fn on_returned(calls: &PendingCalls, returned: &BasicReturnMessage) {
-    if let Some(id) = returned.delivery.properties.correlation_id() {
-        calls.deliver(id.as_str(), Err(unroutable(returned)));
+    if is_refused {
+        deliver(calls, id, Err(RpcError::Nacked));
     }
 }
 

@@ -9,6 +9,7 @@ pub const AMQP_LONG_POLL_WAIT: Duration = Duration::from_secs(20);
 pub const AMQP_LEASE: Duration = Duration::from_secs(600);
 /// Prefetched requests that wait longer for a poll are requeued.
 pub const AMQP_UNPOLLED_REQUEUE_DELAY: Duration = Duration::from_secs(2);
+/// Also of connecting, TLS and login included.
 pub const AMQP_CALL_TIMEOUT: Duration = Duration::from_secs(20);
 pub const AMQP_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// RabbitMQ's own limit before 4.0.
@@ -30,7 +31,6 @@ pub const CALLS_MAX: usize = 16_384;
 /// RabbitMQ's own limit before 4.0.
 pub const CALL_BODY_BYTES_MAX: usize = 128 << 20;
 pub const RPC_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
-pub const CALL_REASON_CHARS_MAX: usize = 500;
 /// How much of a request's body is hashed; its length is always hashed.
 pub const IDEMPOTENCY_BODY_BYTES_MAX: usize = 64 << 10;
 pub const BRIDGE_RETRY_MIN: Duration = Duration::from_millis(500);
