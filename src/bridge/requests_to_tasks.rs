@@ -6,7 +6,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -15,9 +15,7 @@ use crate::config::values::Queue;
 use crate::domain::backoff::Policy;
 use crate::domain::id::{Run, TaskId};
 use crate::domain::refusal::Refusal;
-use crate::handler::{
-    CancelCause, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, PrepareFailure, Request,
-};
+use crate::handler::{CancelCause, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request};
 use crate::limits::{
     BRIDGE_POLL_MAX, BRIDGE_POLL_MIN, BRIDGE_RESULT_BYTES_MAX, BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN,
     BRIDGE_TASK_RETENTION,
@@ -69,11 +67,7 @@ impl PayloadHandler for RequestsToTasks {
         let key = request.idempotency_key.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
         let remaining = request.seconds_left.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let time = remaining.unwrap_or(self.max_run_time).min(self.max_run_time);
-        let definition = self.definition(request, time, context);
-        let definition = definition.ok_or_else(|| {
-            PrepareError::new(PrepareFailure::Internal, "the task's deadline is out of range".to_owned())
-        })?;
-        Ok(PreparedTask { id: task_id(&self.origin, &key), definition })
+        Ok(PreparedTask { id: task_id(&self.origin, &key), definition: self.definition(request, time, context) })
     }
 
     async fn execute(&self, task: PreparedTask, context: &Context) -> Result<(), ExecuteError> {
@@ -95,14 +89,14 @@ impl PayloadHandler for RequestsToTasks {
 }
 
 impl RequestsToTasks {
-    fn definition(&self, request: Request, time: Duration, context: &Context) -> Option<Value> {
+    fn definition(&self, request: Request, time: Duration, context: &Context) -> Value {
         let now = Timestamp::now();
-        let after = |span: Duration| now.checked_add(SignedDuration::try_from(span).ok()?).ok();
-        let (deadline, expires) = (after(time)?, after(time.checked_add(BRIDGE_TASK_RETENTION)?)?);
+        let after = |span: Duration| now.saturating_add(span).unwrap_or(Timestamp::MAX);
+        let (deadline, expires) = (after(time), after(time.saturating_add(BRIDGE_TASK_RETENTION)));
         let queue = &self.task_queue;
         let name = request.path.clone().filter(|path| !path.is_empty()).unwrap_or_else(|| "request".to_owned());
         let trace = context.task().env.get("TRACEPARENT");
-        Some(json!({
+        json!({
             "provisionerId": queue.provisioner(),
             "workerType": queue.worker_type(),
             "created": format_time(now),
@@ -116,7 +110,7 @@ impl RequestsToTasks {
                 "source": "https://example.com/journeyman",
             },
             "extra": trace.map_or_else(|| json!({}), |trace| json!({ "traceparent": trace })),
-        }))
+        })
     }
 
     async fn create_and_wait(&self, task: &PreparedTask, context: &Context) -> Result<(), ExecuteError> {

@@ -113,18 +113,17 @@ fn fallback_task_id(number: &str) -> TaskId {
 /// numbering.
 fn idempotency_key(delivery: &Delivery) -> Option<String> {
     let properties = &delivery.properties;
-    let text =
-        |name: &Option<ShortString>| name.as_ref().map(|text| text.as_str().to_owned()).filter(|text| !text.is_empty());
-    let names = match (text(properties.message_id()), text(properties.correlation_id())) {
-        (Some(message), _) => ["message", "", &message].map(str::to_owned),
-        (None, Some(correlation)) => {
-            ["reply", &text(properties.reply_to()).unwrap_or_default(), &correlation].map(str::to_owned)
-        }
-        (None, None) => return None,
+    let [message, reply_to, correlation] =
+        [properties.message_id(), properties.reply_to(), properties.correlation_id()]
+            .map(|text| text.as_ref().map_or("", ShortString::as_str));
+    let names = match (message, correlation) {
+        ("", "") => return None,
+        ("", _) => ["reply", reply_to, correlation],
+        _ => ["message", "", message],
     };
     let mut digest = Sha256::new();
     // The routing key does not count: copies are published under another one.
-    for part in &names {
+    for part in names {
         digest.update(part.len().to_be_bytes());
         digest.update(part);
     }
