@@ -14,7 +14,9 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::process::{self, Process};
-use crate::support::{Client, Gate, Kind, Running, broker, queue as requests, returns_body, shared_uri, within};
+use crate::support::{
+    Client, Gate, Kind, Running, broker, handler, queue as requests, returns_body, shared_uri, until, within,
+};
 use crate::task_queue::{TOKEN, TaskQueue, api_config};
 
 /// A broker with a request queue, a task queue, and a directory.
@@ -52,35 +54,34 @@ impl Setup {
         Process::of(bridge(self.folder.path(), config, &self.uri))
     }
 
+    /// Ends the bridge and the worker, and deletes the queue.
+    async fn finish(&self, bridge: Process, worker: Running) {
+        bridge.drained().await;
+        self.client.finish(worker).await;
+    }
+
     async fn task(&self, payload: Value) -> TaskId {
         self.tasks.create("far/side", payload).await
     }
 
     /// Polls: the queue sends no notification.
     async fn resolved(&self, task: &TaskId) -> Value {
-        within("the resolution", async {
-            loop {
-                let status = self.tasks.api.task_status(task).await.expect("a status");
-                if !["pending", "running"].contains(&status["state"].as_str().expect("a state")) {
-                    return status;
-                }
-                tokio::task::yield_now().await;
-            }
+        let mut status = Value::Null;
+        until("the task is resolved", async || {
+            status = self.tasks.api.task_status(task).await.expect("a status");
+            !["pending", "running"].contains(&status["state"].as_str().expect("a state"))
         })
-        .await
+        .await;
+        status
     }
 
     /// Polls until the bridge's status contains these words.
     async fn says(&self, words: &str) {
-        within(words, async {
-            loop {
-                let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"));
-                command.args(["status", "-o", "json", "--socket"]).arg(self.folder.path().join("work/control.sock"));
-                let output = command.output().await.expect("the status is printed");
-                if String::from_utf8_lossy(&output.stdout).contains(words) {
-                    return;
-                }
-            }
+        until(words, async || {
+            let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"));
+            command.args(["status", "-o", "json", "--socket"]).arg(self.folder.path().join("work/control.sock"));
+            let output = command.output().await.expect("the status is printed");
+            String::from_utf8_lossy(&output.stdout).contains(words)
         })
         .await;
     }
@@ -113,16 +114,14 @@ fn bridge(folder: &std::path::Path, config: &str, uri: &str) -> Command {
 
 /// A worker of the tasks that leaves a result, or fails, on permission.
 fn far_side(setup: &Setup) -> (Gate, Running) {
-    let (gate, act) = Gate::before(Arc::new(|request, context| {
-        Box::pin(async move {
-            if request.path.as_deref() == Some("/fail") {
-                return Err(ExecuteError::failed("it failed".to_owned()));
-            }
-            let result = json!({"echo": request.json, "path": request.path});
-            std::fs::write(context.workdir().join("result"), result.to_string()).expect("the file is written");
-            context.artifacts().file("public/result.json", "result").expect("a result");
-            Ok(())
-        })
+    let (gate, act) = Gate::before(handler(|request, context| async move {
+        if request.path.as_deref() == Some("/fail") {
+            return Err(ExecuteError::failed("it failed".to_owned()));
+        }
+        let result = json!({"echo": request.json, "path": request.path});
+        std::fs::write(context.workdir().join("result"), result.to_string()).expect("the file is written");
+        context.artifacts().file("public/result.json", "result").expect("a result");
+        Ok(())
     }));
     let source = Taskcluster::new(taskcluster::Config {
         api: api_config(setup.tasks.service.root_url()),
@@ -155,12 +154,9 @@ async fn a_request_becomes_a_task_and_its_result_the_reply() {
     assert_eq!(answer.status(), "core_error");
     let message = answer.json()["message"].as_str().expect("a sentence").to_owned();
     assert!(message.contains("failed in run 0"), "{message}");
-    bridge.signal(Signal::TERM);
-    let ended = bridge.ends().await;
-    assert_eq!(ended.code(), Some(0), "{}", ended.log);
-    assert!(!ended.log.contains(TOKEN) && !ended.log.contains("{\"x\":1}"), "{}", ended.log);
-    worker.drained().await;
-    setup.client.delete_queue().await;
+    let log = bridge.drained().await;
+    assert!(!log.contains(TOKEN) && !log.contains("{\"x\":1}"), "{log}");
+    setup.client.finish(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -193,11 +189,7 @@ async fn requests_of_a_bridge_that_is_killed_repeatedly_become_one_task_each() {
     let all: Vec<String> = (0..REQUESTS).map(|n| n.to_string()).collect();
     assert_eq!(started, all, "each request ran once");
     assert!(far.entered.try_recv().is_err(), "and none of them again");
-    bridge.signal(Signal::TERM);
-    assert_eq!(bridge.ends().await.code(), Some(0));
-    worker.drained().await;
-    setup.client.until_depth(0, 0).await;
-    setup.client.delete_queue().await;
+    setup.finish(bridge, worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -218,20 +210,15 @@ async fn a_bridge_holds_at_most_its_capacity_of_requests_and_requeues_them() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_becomes_a_request_and_the_reply_its_outcome() {
     let Some(setup) = Setup::new(LONG).await else { return };
-    let worker = Running::start(
-        requests(&setup.client),
-        4,
-        Arc::new(|request, context| {
-            Box::pin(async move {
-                if request.path.as_deref() == Some("/no") {
-                    return Err(ExecuteError::failed("it will not".to_owned()));
-                }
-                context.send_partial_reply(Reply::ok(&b"[\"soon\"]"[..])).await.expect("it is sent");
-                context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
-                Ok(())
-            })
-        }),
-    );
+    let act = handler(|request, context| async move {
+        if request.path.as_deref() == Some("/no") {
+            return Err(ExecuteError::failed("it will not".to_owned()));
+        }
+        context.send_partial_reply(Reply::ok(&b"[\"soon\"]"[..])).await.expect("it is sent");
+        context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
+        Ok(())
+    });
+    let worker = Running::start(requests(&setup.client), 4, act);
     let bridge = setup.bridge("builds", "requests");
     let good = setup.task(json!({"path": "/echo", "json": {"x": 1}})).await;
     let bad = setup.task(json!({"path": "/no", "body": "text"})).await;
@@ -243,10 +230,7 @@ async fn a_task_becomes_a_request_and_the_reply_its_outcome() {
     assert!(String::from_utf8(why).expect("text").contains("it will not"));
     let none = setup.resolved(&none).await;
     assert_eq!(none["runs"][0]["reasonResolved"], "malformed-payload");
-    bridge.signal(Signal::TERM);
-    assert_eq!(bridge.ends().await.code(), Some(0));
-    worker.drained().await;
-    setup.client.delete_queue().await;
+    setup.finish(bridge, worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -270,10 +254,7 @@ async fn a_bridge_claims_at_most_its_capacity_of_tasks() {
         assert_eq!(setup.resolved(task).await["state"], "completed");
         assert_eq!(setup.artifact(task, 0, "public/result.json").await, n.to_string().as_bytes());
     }
-    bridge.signal(Signal::TERM);
-    assert_eq!(bridge.ends().await.code(), Some(0));
-    worker.drained().await;
-    setup.client.delete_queue().await;
+    setup.finish(bridge, worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -282,22 +263,19 @@ async fn a_task_of_a_killed_bridge_sends_its_request_again_with_the_same_message
     let (sender, mut asked) = mpsc::channel(8);
     let go = Arc::new(tokio::sync::Semaphore::new(0));
     let gate = Arc::clone(&go);
-    let worker = Running::start(
-        requests(&setup.client),
-        4,
-        Arc::new(move |request, context| {
-            let (sender, gate) = (sender.clone(), Arc::clone(&gate));
-            Box::pin(async move {
-                drop(sender.send(request.idempotency_key.clone()).await);
-                tokio::select! {
-                    let_on = gate.acquire() => drop(let_on),
-                    _ = context.canceled() => {}
-                }
-                context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
-                Ok(())
-            })
-        }),
-    );
+    let act = handler(move |request, context| {
+        let (sender, gate) = (sender.clone(), Arc::clone(&gate));
+        async move {
+            drop(sender.send(request.idempotency_key.clone()).await);
+            tokio::select! {
+                permit = gate.acquire() => drop(permit),
+                _ = context.canceled() => {}
+            }
+            context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
+            Ok(())
+        }
+    });
+    let worker = Running::start(requests(&setup.client), 4, act);
     let bridge = setup.bridge("builds", "requests");
     let task = setup.task(json!({"json": {"x": 1}})).await;
     let first = within("the request", asked.recv()).await.expect("it is asked");
@@ -311,10 +289,7 @@ async fn a_task_of_a_killed_bridge_sends_its_request_again_with_the_same_message
     assert_eq!(status["state"], "completed");
     let run = u32::try_from(status["runs"].as_array().expect("runs").len() - 1).expect("small");
     assert_eq!(setup.artifact(&task, run, "public/result.json").await, b"{\"x\":1}");
-    bridge.signal(Signal::TERM);
-    assert_eq!(bridge.ends().await.code(), Some(0));
-    worker.drained().await;
-    setup.client.delete_queue().await;
+    setup.finish(bridge, worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -328,8 +303,7 @@ async fn a_bridge_retries_while_the_other_side_is_unavailable_and_reports_it() {
     let worker = Running::start(requests(&setup.client), 4, returns_body());
     assert_eq!(setup.resolved(&task).await["state"], "completed");
     worker.drained().await;
-    bridge.signal(Signal::TERM);
-    assert_eq!(bridge.ends().await.code(), Some(0));
+    bridge.drained().await;
     // The opposite direction: the task queue is unavailable, and comes back.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");

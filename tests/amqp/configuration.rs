@@ -3,19 +3,11 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use rustix::process::Signal;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::controller::{ECHO, Reports, fresh};
 use crate::process::{Process, config};
 use crate::support::{Client, Kind, broker, shared_uri, within};
-
-async fn leaves(worker: Process) -> String {
-    worker.signal(Signal::TERM);
-    let ended = worker.ends().await;
-    assert_eq!(ended.code(), Some(0), "{}", ended.log);
-    ended.log
-}
 
 async fn answers(client: &Client) {
     assert!(client.publish(Client::properties("a", "/a"), b"1").await);
@@ -36,7 +28,7 @@ async fn variables_that_are_not_set_have_defaults() {
     assert_eq!(reports.next(&key, "a-worker").await, "started");
     assert_eq!(reports.next(&key, "a-worker").await, "ready");
     answers(&client).await;
-    leaves(worker).await;
+    worker.drained().await;
     client.delete_queue().await;
 }
 
@@ -46,7 +38,7 @@ async fn the_default_broker_is_on_this_machine() {
     let config = config(folder.path(), ECHO, "");
     let mut worker = Process::start(folder.path(), &config, &[("WORKER_KEY", "42")]);
     worker.says("AMQP queue core-req-42 at amqp://127.0.0.1:5672/%2F").await;
-    leaves(worker).await;
+    worker.drained().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -71,9 +63,8 @@ async fn a_configuration_file_names_the_broker_and_the_queue() {
     assert_eq!(reports.next(&key, "w-1").await, "ready");
     answers(&client).await;
     assert_eq!(reports.next(&key, "w-1").await, "request-received");
-    leaves(worker).await;
-    client.until_depth(0, 0).await;
-    client.delete_queue().await;
+    worker.drained().await;
+    client.delete_empty_queue().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -95,7 +86,7 @@ async fn a_max_run_time_above_the_consumer_timeout_is_warned_of() {
         let variables = [("WORKER_REQUESTS_QUEUE", client.queue.as_str()), ("WORKER_AMQP_URI", &uri)];
         let worker = Process::start(folder.path(), &config, &variables);
         answers(&client).await;
-        let log = leaves(worker).await;
+        let log = worker.drained().await;
         let warnings = log.matches("requests may run for").count();
         assert_eq!(warnings, usize::from(warned), "{longest} {consumer_timeout}: {log}");
     }
@@ -155,9 +146,8 @@ async fn a_request_appears_as_a_claim_in_journal_page_and_metrics() {
     // The reply arrives before it is counted.
     within("it is counted", async { while !get(address, "/metrics").await.contains("counter=\"replies\"} 1.0") {} })
         .await;
-    leaves(worker).await;
-    client.until_depth(0, 0).await;
-    client.delete_queue().await;
+    worker.drained().await;
+    client.delete_empty_queue().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -177,7 +167,7 @@ async fn sources_that_share_one_slot_take_turns() {
     for client in [&clients[1], &clients[0], &clients[1]] {
         assert_eq!(client.call("/here", b"1").await.body, b"here", "{}", worker.log());
     }
-    leaves(worker).await;
+    worker.drained().await;
     for client in &clients {
         client.delete_queue().await;
     }

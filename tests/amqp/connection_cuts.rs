@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use journeyman::task::Reply;
+use journeyman::source::amqp::AmqpSourceConfig as Queue;
 
 use crate::faults::persistent;
-use crate::support::{Act, Consumed, Kind, Running, broker, queue, wired};
+use crate::support::{Consumed, Kind, Running, broker, queue, replies, wired};
 use crate::wire::Way;
 
 /// In turn. Heartbeats find the silent ones.
@@ -44,12 +44,9 @@ async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
     client.declare(Kind::Durable, &reply_to).await;
     let runs = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&runs);
-    let act: Act = Arc::new(move |request, context| {
+    let act = replies(move |request, _| {
         counted.fetch_add(1, Ordering::Relaxed);
-        Box::pin(async move {
-            context.set_reply(Reply::ok(request.body_bytes())).expect("it fits");
-            Ok(())
-        })
+        request.body_bytes()
     });
     // A silent connection ends after two heartbeats, at either end.
     let uri = wire.uri(&crate::support::shared_uri().expect("a broker"));
@@ -80,9 +77,7 @@ async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
     }
     worker.drained().await;
     // The last acknowledgements may have been lost with a connection.
-    let mut direct = queue(&client);
-    direct.max_attempts = None;
-    let second = Running::start(direct, 64, act);
+    let second = Running::start(Queue { max_attempts: None, ..queue(&client) }, 64, act);
     client.until_depth(0, 1).await;
     second.drained().await;
     println!(
@@ -91,6 +86,5 @@ async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
         runs.load(Ordering::Relaxed),
         counts.values().sum::<u64>() - published
     );
-    client.until_depth(0, 0).await;
-    client.delete_queue().await;
+    client.delete_empty_queue().await;
 }

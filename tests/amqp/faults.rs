@@ -1,27 +1,24 @@
 //! Faults of the broker and of the network.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use journeyman::amqp::lapin::BasicProperties;
+use journeyman::source::amqp::AmqpSourceConfig as Queue;
 use journeyman::worker::WorkerConfig;
 use tokio::sync::Semaphore;
 
 use crate::broker::Broker;
-use crate::support::{Act, Client, Gate, Kind, Running, broker, queue, shared, shared_uri, target, within};
-use crate::wire::Wire;
+use crate::support::{Client, Gate, Kind, Running, broker, echo, handler, queue, shared, until, wired, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_connection_stops_the_payload_and_the_redelivery_is_answered_once() {
-    let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
     for kind in [Kind::Transient, Kind::Quorum] {
-        let client = Client::new(&direct, kind).await;
-        let wire = Wire::to(&target(&uri)).await;
+        let Some((client, wire, settings)) = wired(kind).await else { return };
         let (mut gate, act) = Gate::handler();
-        let mut settings = queue(&client);
-        settings.broker = broker(&wire.uri(&uri));
         let worker = Running::start(settings, 1, act);
         assert!(client.publish(Client::properties("a", "/a"), b"a").await);
         assert_eq!(gate.enters().await, "a");
@@ -44,25 +41,22 @@ async fn a_worker_waits_for_a_killed_broker_and_no_durable_request_is_lost() {
     if shared().is_none() {
         return;
     }
-    let mut own = tokio::task::spawn_blocking(|| Broker::start("")).await.expect("it starts");
+    let mut own = tokio::task::block_in_place(|| Broker::start(""));
     let at = broker(&own.uri());
     let client = Client::new(&at, Kind::Durable).await;
     let reply_to = format!("{}-answers", client.queue);
     client.declare(Kind::Durable, &reply_to).await;
-    let worker = Running::start(queue(&client), 4, crate::support::echo());
+    let worker = Running::start(queue(&client), 4, echo());
     let mut published = 0;
     for _ in 0..200 {
         published += u64::from(client.publish(persistent(&published.to_string(), &reply_to), b"1").await);
     }
     let name = client.queue.clone();
-    let own = tokio::task::spawn_blocking(move || {
+    tokio::task::block_in_place(|| {
         own.store_queue_list();
         own.kill();
         own.up();
-        own
-    })
-    .await
-    .expect("the broker starts again");
+    });
     drop(client);
     let client = Client::without_queue(&broker(&own.uri()), &name).await;
     for more in published..published + 100 {
@@ -89,35 +83,20 @@ async fn a_broker_that_blocks_publishing_delays_replies_only() {
     if shared().is_none() {
         return;
     }
-    let own = tokio::task::spawn_blocking(|| Broker::start("")).await.expect("it starts");
+    let own = tokio::task::block_in_place(|| Broker::start(""));
     let client = Client::new(&broker(&own.uri()), Kind::Transient).await;
     let (mut gate, act) = Gate::handler();
     let worker = Running::start(queue(&client), 1, act);
     assert!(client.publish(Client::properties("a", "/a"), b"a").await);
     assert_eq!(gate.enters().await, "a");
-    let own = tokio::task::spawn_blocking(move || {
-        own.ctl(&["set_vm_memory_high_watermark", "absolute", "1"]);
-        own
-    })
-    .await
-    .expect("the limit is set");
+    tokio::task::block_in_place(|| own.ctl(&["set_vm_memory_high_watermark", "absolute", "1"]));
     gate.go.add_permits(1);
-    within("the status says so", async {
-        loop {
-            let view = worker.control.status().await.expect("it works");
-            if view.sources[0].description.contains("blocks publishing") {
-                return assert_eq!(view.claims.len(), 1, "it is held");
-            }
-            tokio::task::yield_now().await;
-        }
+    until("the status says so", async || {
+        let status = worker.control.status().await.expect("it works");
+        status.sources[0].description.contains("blocks publishing") && status.claims.len() == 1
     })
     .await;
-    let own = tokio::task::spawn_blocking(move || {
-        own.ctl(&["set_vm_memory_high_watermark", "0.9"]);
-        own
-    })
-    .await
-    .expect("the limit is set");
+    tokio::task::block_in_place(|| own.ctl(&["set_vm_memory_high_watermark", "0.9"]));
     assert_eq!(client.answer("a").await.body, b"a");
     worker.completed(1).await;
     client.until_depth(0, 1).await;
@@ -130,9 +109,8 @@ async fn a_broker_that_blocks_publishing_delays_replies_only() {
 async fn a_request_is_stopped_before_the_consumer_timeout_and_others_continue() {
     let Some(client) = Client::shared(Kind::Quorum).await else { return };
     let (mut gate, act) = Gate::handler();
-    let mut settings = queue(&client);
-    settings.consumer_timeout = Some(Duration::from_secs(12));
-    settings.max_attempts = std::num::NonZeroU32::new(2);
+    let consumer_timeout = Some(Duration::from_secs(12));
+    let settings = Queue { consumer_timeout, max_attempts: NonZeroU32::new(2), ..queue(&client) };
     let worker = Running::start(settings, 1, act);
     assert!(client.publish(Client::properties("long", "/long"), b"long").await);
     // Stopped and tried again, then given up.
@@ -149,20 +127,18 @@ async fn i06_a_request_whose_channel_is_closed_by_the_consumer_timeout_does_not_
     if shared().is_none() {
         return;
     }
-    let starting = tokio::task::spawn_blocking(|| {
-        let own = Broker::start("");
-        own.ctl(&["eval", "[application:set_env(rabbit, K, V) || {K, V} <- [{consumer_timeout, 6000}, {channel_tick_interval, 1000}]]."]);
-        own
-    });
-    let own = starting.await.expect("the broker starts");
+    let own = tokio::task::block_in_place(|| Broker::start(""));
+    let variables = "[{consumer_timeout, 6000}, {channel_tick_interval, 1000}]";
+    let set = format!("[application:set_env(rabbit, K, V) || {{K, V}} <- {variables}].");
+    tokio::task::block_in_place(|| own.ctl(&["eval", &set]));
     let client = Client::new(&broker(&own.uri()), Kind::Durable).await;
     let (sender, mut started) = tokio::sync::mpsc::channel(16);
     let (running, may_end) = (Arc::new(AtomicU64::new(0)), Arc::new(Semaphore::new(0)));
     let may_stop = Arc::clone(&may_end);
     // Sends how many others run whenever an attempt starts. The first attempt stops on permission.
-    let act: Act = Arc::new(move |_, context| {
+    let act = handler(move |_, context| {
         let (sender, running, may_stop) = (sender.clone(), Arc::clone(&running), Arc::clone(&may_stop));
-        Box::pin(async move {
+        async move {
             sender.send(running.fetch_add(1, Ordering::SeqCst)).await.expect("the test listens");
             if context.task().run.run == 0 {
                 context.canceled().await;
@@ -170,11 +146,10 @@ async fn i06_a_request_whose_channel_is_closed_by_the_consumer_timeout_does_not_
             }
             running.fetch_sub(1, Ordering::SeqCst);
             Ok(())
-        })
+        }
     });
-    let mut settings = queue(&client);
     // The timeout is not configured.
-    settings.consumer_timeout = None;
+    let settings = Queue { consumer_timeout: None, ..queue(&client) };
     let grace = Duration::from_secs(60);
     let worker =
         Running::with(settings, |settings| WorkerConfig { capacity: 2, termination_grace: grace, ..settings }, act);

@@ -2,9 +2,6 @@
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use journeyman::amqp::lapin::types::AMQPValue;
-use rustix::process::Signal;
-
 use crate::controller::{Reports, fresh};
 use crate::process::{Process, config};
 use crate::support::{Client, Kind, broker, shared_uri, within};
@@ -58,11 +55,9 @@ async fn an_invalid_reply_of_a_program_becomes_an_error_reply() {
     }
     let good = client.call("/good", b"1").await;
     assert_eq!((good.status(), good.json()), ("ok", "good".into()));
-    worker.signal(Signal::TERM);
-    let ended = worker.ends().await;
-    assert_eq!(ended.code(), Some(0), "{}", ended.log);
-    let lines: Vec<&str> = ended.log.lines().filter(|line| line.contains("program sent an invalid reply")).collect();
-    assert_eq!(lines.len(), INVALID.len(), "{}", ended.log);
+    let log = worker.drained().await;
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("program sent an invalid reply")).collect();
+    assert_eq!(lines.len(), INVALID.len(), "{}", log);
     for ((path, why), line) in INVALID.iter().zip(lines) {
         assert!(line.contains(why), "{path}: {line}");
     }
@@ -111,10 +106,8 @@ async fn a_worker_is_started_while_its_service_or_queue_is_missing_and_ready_onc
     assert_eq!(answer.status(), "core_error");
     assert!(message.contains("the content type of a reply has 300 bytes"), "{message}");
     assert_eq!(reports.next("k", "w").await, "request-received");
-    worker.signal(Signal::TERM);
-    let ended = worker.ends().await;
-    assert_eq!(ended.code(), Some(0), "{}", ended.log);
-    assert!(ended.log.contains("cannot send a reply: the content type"), "{}", ended.log);
+    let log = worker.drained().await;
+    assert!(log.contains("cannot send a reply: the content type"), "{}", log);
     service.abort();
     client.delete_queue().await;
 }
@@ -144,28 +137,5 @@ async fn doctor_checks_the_activity_exchange() {
         assert!(text.contains(&format!("{finding}{exchange}")), "{text} {}", String::from_utf8_lossy(&output.stderr));
         assert!(text.contains(&format!("{}: 0 waiting", client.queue)), "{text}");
     }
-    client.delete_queue().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_poison_queue_whose_name_is_too_long_does_not_keep_a_request_from_being_given_up() {
-    let Some(uri) = shared_uri() else { return };
-    let long = "k".repeat(256);
-    let client = Client::new(&broker(&uri), Kind::Durable).await;
-    let queue = journeyman::source::amqp::AmqpSourceConfig {
-        connection_name: long.clone(),
-        max_attempts: std::num::NonZeroU32::new(1),
-        on_attempts_exhausted: journeyman::source::amqp::OnAttemptsExhausted::PoisonQueue(long),
-        ..crate::support::queue(&client)
-    };
-    let worker = crate::support::Running::start(queue, 1, crate::support::echo());
-    assert_eq!(client.call("/echo", b"1").await.status(), "ok");
-    let mut properties = Client::properties("poison", "/echo");
-    let mut headers = properties.headers().clone().unwrap_or_default();
-    headers.insert("x-journeyman-attempts".into(), AMQPValue::LongUInt(7));
-    properties = properties.with_headers(headers);
-    assert!(client.publish(properties, b"1").await);
-    assert_eq!(client.answer("poison").await.json()["type"], "journeyman:attempts_exhausted");
-    worker.drained().await;
     client.delete_queue().await;
 }

@@ -10,12 +10,8 @@
 )]
 
 #[path = "../support/broker.rs"]
-#[allow(dead_code, reason = "this room needs a part of it")]
+#[allow(dead_code, reason = "not all of it is used here")]
 mod broker;
-
-#[path = "../support/gremlin.rs"]
-#[allow(dead_code, reason = "this room needs a part of it")]
-mod gremlin;
 
 #[path = "../support/task_queue.rs"]
 #[allow(dead_code, reason = "not all of it is used here")]

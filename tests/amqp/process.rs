@@ -76,6 +76,14 @@ impl Process {
         .await;
     }
 
+    /// Drains it, and returns its log.
+    pub(crate) async fn drained(self) -> String {
+        self.signal(Signal::TERM);
+        let ended = self.ends().await;
+        assert_eq!(ended.code(), Some(0), "{}", ended.log);
+        ended.log
+    }
+
     /// Waits for its end.
     pub(crate) async fn ends(mut self) -> Ended {
         let ending = tokio::task::spawn_blocking(move || {

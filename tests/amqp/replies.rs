@@ -1,6 +1,5 @@
 //! Replies to requests.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::amqp;
@@ -8,10 +7,11 @@ use journeyman::amqp::lapin::BasicProperties;
 use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::client::{RpcError, RpcRequest};
 use journeyman::handler::{ExecuteError, ExecuteFailure};
+use journeyman::source::amqp::AmqpSourceConfig as Queue;
 use journeyman::task::{Reply, ReplyStatus};
 use journeyman::worker::ExitReason;
 
-use crate::support::{Act, Client, Gate, Kind, Running, TEST_TIMEOUT, echo, queue, shared};
+use crate::support::{Client, Gate, Kind, Running, TEST_TIMEOUT, echo, handler, queue, replies, shared};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reply_equals_the_one_of_the_recorded_worker() {
@@ -22,33 +22,28 @@ async fn a_reply_equals_the_one_of_the_recorded_worker() {
         let answer = client.call("/echo", b"{\"x\":1}").await;
         assert_eq!((answer.status(), answer.partial), ("ok", false));
         assert_eq!(answer.body, b"{\"echo\":{\"x\":1}}");
-        worker.drained().await;
-        // Acknowledged, and the consumer has ended.
-        client.until_depth(0, 0).await;
-        client.delete_queue().await;
+        client.finish(worker).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_outcome_becomes_a_reply() {
     let Some(client) = Client::shared(Kind::Durable).await else { return };
-    let act: Act = Arc::new(|request, context| {
-        Box::pin(async move {
-            match request.path.as_deref() {
-                Some("/silent") => Ok(()),
-                Some("/failed") => {
-                    context.set_reply(Reply::ok(*b"all is well")).expect("it fits");
-                    Err(ExecuteError::failed("the train is late".to_owned()))
-                }
-                Some("/own") => {
-                    let status = ReplyStatus::parse("not_found").expect("a word");
-                    context.set_reply(Reply::ok(*b"no such train").with_status(status)).expect("it fits");
-                    Err(ExecuteError::failed("whatever".to_owned()))
-                }
-                Some("/unavailable") => Err(ExecuteError::new(ExecuteFailure::Unavailable, "no map".to_owned())),
-                _ => panic!("a handler that panics"),
+    let act = handler(|request, context| async move {
+        match request.path.as_deref() {
+            Some("/silent") => Ok(()),
+            Some("/failed") => {
+                context.set_reply(Reply::ok(*b"all is well")).expect("it fits");
+                Err(ExecuteError::failed("the train is late".to_owned()))
             }
-        })
+            Some("/own") => {
+                let status = ReplyStatus::parse("not_found").expect("a word");
+                context.set_reply(Reply::ok(*b"no such train").with_status(status)).expect("it fits");
+                Err(ExecuteError::failed("whatever".to_owned()))
+            }
+            Some("/unavailable") => Err(ExecuteError::new(ExecuteFailure::Unavailable, "no map".to_owned())),
+            _ => panic!("a handler that panics"),
+        }
     });
     let worker = Running::start(queue(&client), 2, act);
     assert_eq!(client.call("/silent", b"null").await.body, b"null");
@@ -73,14 +68,12 @@ async fn every_outcome_becomes_a_reply() {
 #[tokio::test(flavor = "multi_thread")]
 async fn partial_replies_arrive_first_and_in_order() {
     let Some(client) = Client::shared(Kind::Transient).await else { return };
-    let act: Act = Arc::new(|_, context| {
-        Box::pin(async move {
-            for part in ["1", "2", "3"] {
-                context.send_partial_reply(Reply::ok(part.as_bytes())).await.expect("the client waits");
-            }
-            context.set_reply(Reply::ok(*b"4")).expect("it fits");
-            Ok(())
-        })
+    let act = handler(|_, context| async move {
+        for part in ["1", "2", "3"] {
+            context.send_partial_reply(Reply::ok(part.as_bytes())).await.expect("the client waits");
+        }
+        context.set_reply(Reply::ok(*b"4")).expect("it fits");
+        Ok(())
     });
     let worker = Running::start(queue(&client), 1, act);
     assert!(client.publish(Client::properties("stream", "/s"), b"null").await);
@@ -94,13 +87,7 @@ async fn partial_replies_arrive_first_and_in_order() {
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_of_every_type_and_missing_ones_are_accepted() {
     let Some(client) = Client::shared(Kind::Transient).await else { return };
-    let act: Act = Arc::new(|request, context| {
-        Box::pin(async move {
-            let seen = format!("{:?} {:?}", request.path, request.headers.get("traceparent"));
-            context.set_reply(Reply::ok(seen.into_bytes())).expect("it fits");
-            Ok(())
-        })
-    });
+    let act = replies(|request, _| format!("{:?} {:?}", request.path, request.headers.get("traceparent")).into_bytes());
     let worker = Running::start(queue(&client), 1, act);
     let long = |text: &str| AMQPValue::LongString(text.into());
     let odd = amqp::header_table([
@@ -154,10 +141,8 @@ async fn a_reply_without_a_client_costs_nothing_and_a_missing_reply_queue_is_cou
 async fn a_request_that_is_too_large_or_expired_gets_a_reply_and_does_not_run() {
     let Some(client) = Client::shared(Kind::Transient).await else { return };
     let (mut gate, act) = Gate::handler();
-    let mut settings = queue(&client);
-    settings.message_bytes_max = 1000;
     // One more slot than requests: the broker drops expired messages that it cannot deliver at once.
-    let worker = Running::start(settings, 2, act);
+    let worker = Running::start(Queue { message_bytes_max: 1000, ..queue(&client) }, 2, act);
     let too_large = client.call("/large", &[b'x'; 1001]).await;
     assert_eq!((too_large.status(), &too_large.json()["type"]), ("core_error", &"journeyman:too_large".into()));
     let late = Client::properties("late", "/late").with_expiration("0".into());
@@ -177,13 +162,7 @@ async fn a_request_above_the_brokers_limit_is_refused_and_the_largest_one_is_ans
     const MOST: usize = 128 << 20;
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Transient).await;
-    let act: Act = Arc::new(|request, context| {
-        Box::pin(async move {
-            let bytes = request.body.map_or(0, |body| body.len());
-            context.set_reply(Reply::ok(bytes.to_string().into_bytes())).expect("it fits");
-            Ok(())
-        })
-    });
+    let act = replies(|request, _| request.body.as_ref().map_or(0, String::len).to_string().into_bytes());
     let worker = Running::start(queue(&client), 1, act);
     let body = vec![b' '; MOST + 1];
     // Our own client refuses to send it.
@@ -203,16 +182,9 @@ async fn a_request_above_the_brokers_limit_is_refused_and_the_largest_one_is_ans
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reply_that_the_broker_refuses_is_replaced_by_an_error() {
     let Some(client) = Client::shared(Kind::Transient).await else { return };
-    let act: Act = Arc::new(|_, context| {
-        Box::pin(async move {
-            // One byte more than RabbitMQ takes.
-            context.set_reply(Reply::ok(vec![0_u8; (128 << 20) + 1])).expect("the worker accepts it");
-            Ok(())
-        })
-    });
-    let mut settings = queue(&client);
-    settings.message_bytes_max = 256 << 20;
-    let worker = Running::start(settings, 1, act);
+    // One byte more than RabbitMQ takes.
+    let act = replies(|_, _| vec![0_u8; (128 << 20) + 1]);
+    let worker = Running::start(Queue { message_bytes_max: 256 << 20, ..queue(&client) }, 1, act);
     let answer = client.call("/huge", b"null").await;
     assert_eq!((answer.status(), &answer.json()["type"]), ("core_error", &"journeyman:reply_refused".into()));
     client.finish(worker).await;
@@ -226,19 +198,15 @@ async fn i18_a_reply_that_its_queue_refuses_is_retried_and_its_request_is_held_u
     assert!(client.publish_to(&full, BasicProperties::default(), b"in the way").await);
     assert!(!client.publish_to(&full, BasicProperties::default(), b"one too many").await, "it is refused");
     let request = || Client::properties("a", "/a").with_reply_to(full.as_str().into()).with_delivery_mode(2);
-    let patient = || {
-        let mut settings = queue(&client);
-        settings.reply_retry_max = Duration::MAX;
-        settings
-    };
-    let first = Running::start(patient(), 1, echo());
+    let settings = Queue { reply_retry_max: Duration::MAX, ..queue(&client) };
+    let first = Running::start(settings.clone(), 1, echo());
     assert!(client.publish(request(), b"a").await);
     first.counts("replies_nacked", 2).await;
     // Without a reply the request was not acknowledged: the next worker gets it.
     first.control.abort().await;
     assert_eq!(first.ended().await, ExitReason::Aborted);
     client.until_depth(1, 0).await;
-    let second = Running::start(patient(), 1, echo());
+    let second = Running::start(settings, 1, echo());
     second.counts("replies_nacked", 2).await;
     client.until_depth(0, 1).await;
     assert_eq!(second.control.status().await.expect("it works").claims.len(), 1, "it is held");
@@ -254,9 +222,7 @@ async fn a_request_whose_reply_is_refused_for_too_long_is_acknowledged_without_o
     let full = format!("{}-full", client.queue);
     client.declare_narrow(&full).await;
     assert!(client.publish_to(&full, BasicProperties::default(), b"in the way").await);
-    let mut settings = queue(&client);
-    settings.reply_retry_max = Duration::from_secs(1);
-    settings.message_bytes_max = 10;
+    let settings = Queue { reply_retry_max: Duration::from_secs(1), message_bytes_max: 10, ..queue(&client) };
     let worker = Running::start(settings, 1, echo());
     // One that a handler has seen, and one that no handler sees.
     for (body, count) in [("short", 1), ("longer than ten bytes", 2)] {

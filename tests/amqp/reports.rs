@@ -13,8 +13,6 @@ use journeyman::limits::AMQP_UNPOLLED_REQUEUE_DELAY;
 use journeyman::source::amqp::AmqpSource;
 use journeyman::source::{CallError, Grant, Source as _, SourceFuture};
 
-use crate::claims::publish;
-
 use crate::support::{Client, Kind, next_grant, queue, wired, within};
 use crate::wire::Way;
 
@@ -36,7 +34,7 @@ async fn a_request_whose_reply_is_being_published_is_not_requeued() {
     let Some((client, wire, settings)) = wired(Kind::Durable).await else { return };
 
     let source = AmqpSource::new(settings);
-    publish(&client, &["1"]).await;
+    client.request(&["1"]).await;
     source.open().await.expect("there is a queue");
     let grant = next_grant(&source).await;
     // Requests that were not polled in time were requeued.
@@ -83,7 +81,7 @@ async fn an_idle_source_reports_no_error() {
     let source = AmqpSource::new(queue(&client));
     source.open().await.expect("there is a queue");
     // It waits for a poll, which takes it in time.
-    publish(&client, &["1"]).await;
+    client.request(&["1"]).await;
     let first = next_grant(&source).await;
     let idle =
         tokio::time::timeout(AMQP_UNPOLLED_REQUEUE_DELAY + Duration::from_secs(1), source.poll(PriorityQueue(0), 1))
@@ -93,7 +91,7 @@ async fn an_idle_source_reports_no_error() {
     // As while its worker is paused.
     source.pause();
     client.until_depth(0, 0).await;
-    publish(&client, &["2"]).await;
+    client.request(&["2"]).await;
     let again = async {
         loop {
             let batch = source.poll(PriorityQueue(0), 1).await.expect("no trouble");

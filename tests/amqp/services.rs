@@ -3,7 +3,6 @@
 use journeyman::amqp;
 use journeyman::amqp::lapin::BasicProperties;
 use journeyman::amqp::lapin::types::AMQPValue;
-use rustix::process::Signal;
 
 use crate::process::Process;
 use crate::support::{Client, Kind, broker, shared_uri};
@@ -23,11 +22,8 @@ async fn start(name: &str, handler: &str) -> Option<(Client, Process, tempfile::
 }
 
 async fn stop(client: &Client, worker: Process) {
-    worker.signal(Signal::TERM);
-    let ended = worker.ends().await;
-    assert_eq!(ended.code(), Some(0), "{}", ended.log);
-    client.until_depth(0, 0).await;
-    client.delete_queue().await;
+    worker.drained().await;
+    client.delete_empty_queue().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

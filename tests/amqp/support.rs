@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use journeyman::domain::id::PriorityQueue;
 use journeyman::handler::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, Request, erase};
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as Queue};
 use journeyman::source::{Grant, Source};
+use journeyman::task::Reply;
 use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
 use secrecy::SecretString;
 use tokio::sync::mpsc;
@@ -89,6 +91,21 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
     tokio::time::timeout(TEST_TIMEOUT, future).await.unwrap_or_else(|_| panic!("{what}: not within {TEST_TIMEOUT:?}"))
 }
 
+/// Waits until the condition holds, by polling it.
+pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let waiting = async {
+        while !condition().await {
+            tokio::task::yield_now().await;
+        }
+    };
+    within(what, waiting).await;
+}
+
+pub(crate) async fn consume(channel: &Channel, queue: &str) -> Consumer {
+    let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+    channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await.expect("a consumer")
+}
+
 pub(crate) async fn next(consumer: &mut Consumer) -> Option<Delivery> {
     let item = std::future::poll_fn(|context| Pin::new(&mut *consumer).poll_next(context)).await;
     item.map(|delivery| delivery.expect("a delivery"))
@@ -115,20 +132,9 @@ impl Client {
         let connection = broker.connect("test client").await.expect("the broker lets us in");
         let channel = connection.create_channel().await.expect("a channel");
         channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
-        let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
-        let answers = channel
-            .basic_consume("amq.rabbitmq.reply-to".into(), "".into(), options, FieldTable::default())
-            .await
-            .expect("direct replies");
-        let broker = broker.clone();
-        Self {
-            queue: queue.to_owned(),
-            broker,
-            connection,
-            channel,
-            answers: Mutex::new(Some(answers)),
-            unclaimed: Mutex::default(),
-        }
+        let answers = consume(&channel, "amq.rabbitmq.reply-to").await;
+        let (broker, answers) = (broker.clone(), Mutex::new(Some(answers)));
+        Self { queue: queue.to_owned(), broker, connection, channel, answers, unclaimed: Mutex::default() }
     }
 
     /// Closes the connection, and waits for the broker.
@@ -138,32 +144,26 @@ impl Client {
     }
 
     pub(crate) async fn declare(&self, kind: Kind, queue: &str) {
-        let mut arguments = FieldTable::default();
-        if kind == Kind::Quorum {
-            arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
-        }
+        let quorum = (kind == Kind::Quorum).then(|| ("x-queue-type", AMQPValue::LongString("quorum".into())));
+        self.declare_with(kind, queue, quorum).await;
+    }
+
+    pub(crate) async fn declare_with(
+        &self,
+        kind: Kind,
+        queue: &str,
+        arguments: impl IntoIterator<Item = (&'static str, AMQPValue)>,
+    ) {
         let options = QueueDeclareOptions { durable: kind != Kind::Transient, ..QueueDeclareOptions::default() };
-        self.channel.queue_declare(queue.into(), options, arguments).await.expect("the queue is declared");
+        let declaring = self.channel.queue_declare(queue.into(), options, amqp::header_table(arguments));
+        declaring.await.expect("the queue is declared");
     }
 
     /// Declares a queue that holds one message and refuses others.
     pub(crate) async fn declare_narrow(&self, queue: &str) {
-        let arguments = amqp::header_table([
-            ("x-max-length", AMQPValue::LongInt(1)),
-            ("x-overflow", AMQPValue::LongString("reject-publish".into())),
-        ]);
-        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-        self.channel.queue_declare(queue.into(), options, arguments).await.expect("it is declared");
-    }
-
-    /// Declares the queue with a dead letter queue.
-    pub(crate) async fn declare_with_dead_letters(&self, dead: &str) {
-        let arguments = amqp::header_table([
-            ("x-dead-letter-exchange", AMQPValue::LongString("".into())),
-            ("x-dead-letter-routing-key", AMQPValue::LongString(dead.into())),
-        ]);
-        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-        self.channel.queue_declare(self.queue.as_str().into(), options, arguments).await.expect("it is declared");
+        let overflow = AMQPValue::LongString("reject-publish".into());
+        let arguments = [("x-max-length", AMQPValue::LongInt(1)), ("x-overflow", overflow)];
+        self.declare_with(Kind::Durable, queue, arguments).await;
     }
 
     pub(crate) async fn delete_queue(&self) {
@@ -171,11 +171,28 @@ impl Client {
         self.channel.queue_delete(self.queue.as_str().into(), options).await.expect("the queue is deleted");
     }
 
-    /// Drains the worker, and removes the queue once it is empty.
-    pub(crate) async fn finish(&self, worker: Running) {
-        worker.drained().await;
+    /// Deletes the queue once it is empty and has no consumer.
+    pub(crate) async fn delete_empty_queue(&self) {
         self.until_depth(0, 0).await;
         self.delete_queue().await;
+    }
+
+    /// Drains the worker, and deletes the empty queue.
+    pub(crate) async fn finish(&self, worker: Running) {
+        worker.drained().await;
+        self.delete_empty_queue().await;
+    }
+
+    /// Publishes a request for each body, which is its id too.
+    pub(crate) async fn request(&self, bodies: &[&str]) {
+        for body in bodies {
+            assert!(self.publish(Self::properties(body, "/work"), body.as_bytes()).await);
+        }
+    }
+
+    /// The properties of a request with a header that counts attempts.
+    pub(crate) fn tried(id: &str, attempts: AMQPValue) -> BasicProperties {
+        Self::properties(id, "/work").with_headers(amqp::header_table([("x-journeyman-attempts", attempts)]))
     }
 
     /// The properties of the recorded client.
@@ -259,9 +276,7 @@ impl Client {
     /// Consumes from a queue.
     pub(crate) async fn consume(&self, queue: &str) -> Consumed {
         let channel = self.connection.create_channel().await.expect("a channel");
-        let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
-        let consumer = channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await;
-        Consumed { consumer: consumer.expect("it is consumed from"), _channel: channel }
+        Consumed { consumer: consume(&channel, queue).await, _channel: channel }
     }
 
     /// Takes one message out of a queue, if there is one.
@@ -370,36 +385,21 @@ impl Running {
 
     /// Waits until the status shows an error of its source.
     pub(crate) async fn reports_error(&self, words: &str) {
-        within(words, async {
-            loop {
-                let view = self.control.status().await.expect("it works");
-                if view.sources[0].error.as_ref().is_some_and(|error| error.message.contains(words)) {
-                    return;
-                }
-                tokio::task::yield_now().await;
-            }
+        until(words, async || {
+            let view = self.control.status().await.expect("it works");
+            view.sources[0].error.as_ref().is_some_and(|error| error.message.contains(words))
         })
         .await;
     }
 
     /// Waits until a counter of its source reaches this.
     pub(crate) async fn counts(&self, name: &str, least: u64) {
-        within(&format!("{least} {name}"), async {
-            while self.counter(name).await < least {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await;
+        until(&format!("{least} {name}"), async || self.counter(name).await >= least).await;
     }
 
     /// Waits until this many requests are completed: clients get the reply before the worker counts it.
     pub(crate) async fn completed(&self, count: u64) {
-        within(&format!("{count} are completed"), async {
-            while self.control.counts().outcomes.completed < count {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await;
+        until(&format!("{count} completed"), async || self.control.counts().outcomes.completed >= count).await;
     }
 
     pub(crate) async fn ended(self) -> ExitReason {
@@ -415,7 +415,7 @@ impl Running {
 
 /// A queue of the shared broker, with default settings.
 pub(crate) fn queue(client: &Client) -> Queue {
-    Queue::new(client.broker.clone(), &client.queue, "test worker")
+    Queue::new(client.broker.clone(), client.queue.as_str().into(), "test worker")
 }
 
 /// The host and port of a broker.
@@ -450,16 +450,16 @@ impl Gate {
         let (sender, entered) = mpsc::channel(1024);
         let go = Arc::new(tokio::sync::Semaphore::new(0));
         let gate = Arc::clone(&go);
-        let gated: Act = Arc::new(move |request, context| {
+        let gated = handler(move |request, context| {
             let (sender, gate, act) = (sender.clone(), Arc::clone(&gate), Arc::clone(&act));
-            Box::pin(async move {
+            async move {
                 sender.send(request.body.clone().unwrap_or_default()).await.expect("the test listens");
                 tokio::select! {
                     permit = gate.acquire() => permit.expect("the gate stays").forget(),
                     _ = context.canceled() => return Err(ExecuteError::failed("canceled".to_owned())),
                 }
                 act(request, context).await
-            })
+            }
         });
         (Self { entered, go }, gated)
     }
@@ -469,34 +469,51 @@ impl Gate {
     }
 }
 
-/// A handler that asks for another attempt each time.
-pub(crate) fn intermittent(message: &'static str) -> Act {
-    Arc::new(move |_, _| {
-        Box::pin(async move { Err(ExecuteError::new(ExecuteFailure::Intermittent, message.to_owned())) })
+pub(crate) fn handler<F>(run: impl Fn(Request, Context) -> F + Send + Sync + 'static) -> Act
+where
+    F: Future<Output = Result<(), ExecuteError>> + Send + 'static,
+{
+    Arc::new(move |request, context| Box::pin(run(request, context)))
+}
+
+/// A handler that replies at once.
+pub(crate) fn replies(body: impl Fn(&Request, &Context) -> Vec<u8> + Send + Sync + 'static) -> Act {
+    handler(move |request, context| {
+        let reply = Reply::ok(body(&request, &context));
+        async move {
+            context.set_reply(reply).expect("the worker accepts it");
+            Ok(())
+        }
     })
+}
+
+/// A handler that fails this often before it replies with the number of the attempt, and the number of its runs.
+pub(crate) fn failing(times: u32, failure: ExecuteFailure, message: &'static str) -> (Act, Arc<AtomicU32>) {
+    let runs = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&runs);
+    let act = handler(move |_, context| {
+        let fails = counter.fetch_add(1, Ordering::Relaxed) < times;
+        async move {
+            if fails {
+                return Err(ExecuteError::new(failure, message.to_owned()));
+            }
+            let attempt = context.task().run.run.to_string();
+            context.set_reply(Reply::ok(attempt.into_bytes())).expect("the worker accepts it");
+            Ok(())
+        }
+    });
+    (act, runs)
 }
 
 /// A handler whose reply is the body of its request.
 pub(crate) fn returns_body() -> Act {
-    Arc::new(|request, context| {
-        Box::pin(async move {
-            context.set_reply(journeyman::task::Reply::ok(request.body_bytes())).expect("it fits");
-            Ok(())
-        })
-    })
+    replies(|request, _| request.body_bytes())
 }
 
-/// Echoes.
 pub(crate) fn echo() -> Act {
-    Arc::new(|request, context| {
-        Box::pin(async move {
-            let body = match request.json {
-                Some(json) => serde_json::json!({ "echo": json }).to_string().into_bytes(),
-                None => request.body_bytes(),
-            };
-            context.set_reply(journeyman::task::Reply::ok(body)).expect("it fits");
-            Ok(())
-        })
+    replies(|request, _| match &request.json {
+        Some(json) => serde_json::json!({ "echo": json }).to_string().into_bytes(),
+        None => request.body_bytes(),
     })
 }
 
