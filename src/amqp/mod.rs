@@ -35,20 +35,20 @@ pub use utf8_sanitizer::REPLACEMENT_CHAR;
 pub struct BrokerConfig {
     /// `amqp://user:password@host:port/vhost`, or `amqps://`.
     pub uri: SecretString,
-    /// TLS files besides the system's certificates.
-    pub tls: TlsFiles,
-}
-
-/// TLS files in PEM format.
-#[derive(Debug, Clone, Default)]
-pub struct TlsFiles {
-    /// Certificates of the CAs that may sign the broker's certificate; the system's CAs otherwise.
+    /// Certificates (PEM) of the CAs that may sign the broker's certificate; the system's CAs otherwise.
     pub ca: Option<PathBuf>,
-    /// The client certificate.
+    /// The client certificate, for TLS.
     pub client: Option<ClientCertificate>,
 }
 
-/// A client certificate.
+impl BrokerConfig {
+    /// Without TLS files.
+    pub fn new(uri: impl Into<SecretString>) -> Self {
+        Self { uri: uri.into(), ca: None, client: None }
+    }
+}
+
+/// A client certificate (PEM).
 #[derive(Debug, Clone)]
 pub struct ClientCertificate {
     /// The certificate and its intermediates.
@@ -117,7 +117,7 @@ impl Broker {
         );
         #[cfg(feature = "amqps")]
         let tls = match uri.scheme {
-            AMQPScheme::AMQPS => Some(tls::TlsClient::new(&uri.authority.host, &settings.tls)?),
+            AMQPScheme::AMQPS => Some(tls::TlsClient::new(&uri.authority.host, settings)?),
             AMQPScheme::AMQP => None,
         };
         #[cfg(not(feature = "amqps"))]
@@ -312,8 +312,7 @@ mod tests {
     use super::*;
 
     fn read(uri: &str) -> Broker {
-        let settings = BrokerConfig { uri: SecretString::from(uri), tls: TlsFiles::default() };
-        Broker::new(&settings).unwrap()
+        Broker::new(&BrokerConfig::new(uri)).unwrap()
     }
 
     #[test]
@@ -373,13 +372,12 @@ mod tests {
             "amqp://me:secret@host:notaport/",
             "amqp://me:se@cr/secret@host/",
         ] {
-            let settings = BrokerConfig { uri: SecretString::from(invalid), tls: TlsFiles::default() };
-            let error = Broker::new(&settings).unwrap_err().to_string();
+            let error = Broker::new(&BrokerConfig::new(invalid)).unwrap_err().to_string();
             assert!(error.contains("invalid AMQP address") && !error.contains("secret"), "{invalid}: {error}");
             assert_eq!(redact::text(&error), error, "the format is not redacted");
         }
-        let uri = SecretString::from(format!("amqp://me:secret@host/{}", "v".repeat(256)));
-        let error = Broker::new(&BrokerConfig { uri, tls: TlsFiles::default() }).unwrap_err().to_string();
+        let uri = format!("amqp://me:secret@host/{}", "v".repeat(256));
+        let error = Broker::new(&BrokerConfig::new(uri)).unwrap_err().to_string();
         assert_eq!(error, "the vhost of the AMQP address has 256 bytes, and AMQP has room for 255");
     }
 

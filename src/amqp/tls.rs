@@ -13,7 +13,7 @@ use tokio_rustls::TlsConnector;
 use tokio_util::either::Either;
 
 use super::stream::BrokerStream;
-use super::{InvalidBrokerConfig, TlsFiles};
+use super::{BrokerConfig, InvalidBrokerConfig};
 
 #[derive(Clone)]
 pub(super) struct TlsClient {
@@ -23,7 +23,7 @@ pub(super) struct TlsClient {
 
 impl TlsClient {
     /// Reads the files. A configured CA replaces the system's.
-    pub(super) fn new(host: &str, files: &TlsFiles) -> Result<Self, InvalidBrokerConfig> {
+    pub(super) fn new(host: &str, files: &BrokerConfig) -> Result<Self, InvalidBrokerConfig> {
         crate::host::crypto_provider::install_crypto_provider();
         let host = ServerName::try_from(host.to_owned())
             .map_err(|_| InvalidBrokerConfig(format!("`{host}` is not a valid host name for a certificate")))?;

@@ -12,7 +12,7 @@ use super::exit::{Exit, Failure};
 use super::worker_setup::WorkerIdentity;
 use crate::activity;
 use crate::amqp::management::Management;
-use crate::amqp::{self, Broker, ClientCertificate, TlsFiles};
+use crate::amqp::{self, Broker, ClientCertificate};
 use crate::config::schema::{self, Config, Handler, RequestSource};
 use crate::config::{Environment, secrets};
 use crate::handler::DynHandler;
@@ -34,11 +34,9 @@ pub(super) fn build_broker(config: &schema::Amqp, environment: &Environment) -> 
     }
     let settings = amqp::BrokerConfig {
         uri: SecretString::from(uri.reveal()),
-        tls: TlsFiles {
-            ca: config.ca_file.as_ref().map(|file| file.0.clone()),
-            client: client
-                .map(|(certificate, key)| ClientCertificate { certificate: certificate.0.clone(), key: key.0.clone() }),
-        },
+        ca: config.ca_file.as_ref().map(|file| file.0.clone()),
+        client: client
+            .map(|(certificate, key)| ClientCertificate { certificate: certificate.0.clone(), key: key.0.clone() }),
     };
     Broker::new(&settings).map_err(|error| Failure::new(Exit::Config, format!("amqp: {error}")))
 }

@@ -7,7 +7,7 @@ use clap::{Args, ValueHint};
 
 use super::exit::{Exit, ExitResult, Failure};
 use super::output;
-use crate::amqp::{self, Broker, ClientCertificate, TlsFiles};
+use crate::amqp::{Broker, BrokerConfig, ClientCertificate};
 use crate::client::{ReplyPosition, RpcClient, RpcError, RpcRequest};
 use crate::config::values::{Secret, Span};
 use crate::config::{Environment, secrets};
@@ -98,8 +98,7 @@ fn broker_from_args(arguments: &CallArgs, environment: &Environment) -> Result<B
     };
     let client = arguments.amqp_certificate.clone().zip(arguments.amqp_key.clone());
     let client = client.map(|(certificate, key)| ClientCertificate { certificate, key });
-    let certificates = TlsFiles { ca: arguments.amqp_ca.clone(), client };
-    let settings = amqp::BrokerConfig { uri: uri.reveal().to_owned().into(), tls: certificates };
+    let settings = BrokerConfig { uri: uri.reveal().to_owned().into(), ca: arguments.amqp_ca.clone(), client };
     Broker::new(&settings).map_err(|error| Failure::from_error(Exit::Config, &error))
 }
 

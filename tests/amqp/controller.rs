@@ -319,12 +319,10 @@ async fn a_worker_connects_with_a_private_ca_and_a_client_certificate() {
     assert_eq!(client.answer("a").await.status(), "ok");
     worker.leaves().await;
     // No CA for the broker, or no client certificate: no request is exchanged.
-    let settings = |tls| amqp::BrokerConfig { uri: secrecy::SecretString::from(own.tls_uri()), tls };
-    let strangers = amqp::TlsFiles::default();
-    let unknown = amqp::Broker::new(&settings(strangers)).expect("the address is good").connect("test").await;
+    let unknown = broker(&own.tls_uri()).connect("test").await;
     assert!(unknown.err().is_some_and(|refused| refused.message.contains("certificate")));
-    let no_certificate = amqp::TlsFiles { ca: Some(tls.join("ca.pem")), client: None };
-    let refused = amqp::Broker::new(&settings(no_certificate)).expect("the address is good").connect("test").await;
+    let no_certificate = amqp::BrokerConfig { ca: Some(tls.join("ca.pem")), ..amqp::BrokerConfig::new(own.tls_uri()) };
+    let refused = amqp::Broker::new(&no_certificate).expect("the address is good").connect("test").await;
     assert!(refused.is_err());
     drop(own);
 }

@@ -22,7 +22,6 @@ use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as Queue};
 use journeyman::source::{Grant, Source};
 use journeyman::task::Reply;
 use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
-use secrecy::SecretString;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -41,8 +40,7 @@ pub(crate) fn shared_uri() -> Option<String> {
 }
 
 pub(crate) fn broker(uri: &str) -> amqp::Broker {
-    let settings = amqp::BrokerConfig { uri: SecretString::from(uri), tls: amqp::TlsFiles::default() };
-    amqp::Broker::new(&settings).expect("the address is good")
+    amqp::Broker::new(&amqp::BrokerConfig::new(uri)).expect("the address is good")
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

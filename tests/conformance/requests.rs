@@ -11,7 +11,7 @@ use futures_core::Stream as _;
 use journeyman::amqp::lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
 use journeyman::amqp::lapin::types::FieldTable;
 use journeyman::amqp::lapin::{BasicProperties, Channel, Connection, Consumer};
-use journeyman::amqp::{Broker, BrokerConfig as At, TlsFiles, headers, lapin};
+use journeyman::amqp::{Broker, BrokerConfig, headers, lapin};
 use journeyman::domain::id::{PriorityQueue, Run, TaskId};
 use journeyman::domain::outcome::Outcome;
 use journeyman::domain::time::Instant;
@@ -58,7 +58,7 @@ impl Rig for Requests {
     }
 
     fn bench(&self) -> Fut<'static, Arc<dyn Bench>> {
-        let at = At { uri: self.uri.as_str().into(), tls: TlsFiles::default() };
+        let at = BrokerConfig::new(self.uri.as_str());
         Box::pin(async move {
             let broker = Broker::new(&at).expect("the address is good");
             let queue = format!("jm-test-{}", uuid::Uuid::new_v4().simple());

@@ -14,8 +14,7 @@ use journeyman::amqp::lapin::options::{
 use journeyman::amqp::lapin::protocol::constants::REPLY_SUCCESS;
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Consumer};
-use journeyman::amqp::{Broker, BrokerConfig, TlsFiles, header_table};
-use secrecy::SecretString;
+use journeyman::amqp::{Broker, BrokerConfig, header_table};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
@@ -71,7 +70,7 @@ pub(crate) fn stdin() -> Outcome<pipe::Receiver> {
 }
 
 pub(crate) fn broker(uri: &str) -> Outcome<Broker> {
-    Ok(Broker::new(&BrokerConfig { uri: SecretString::from(uri), tls: TlsFiles::default() })?)
+    Ok(Broker::new(&BrokerConfig::new(uri))?)
 }
 
 pub(crate) async fn next(consumer: &mut Consumer) -> Outcome<Delivery> {

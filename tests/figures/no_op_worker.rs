@@ -130,7 +130,7 @@ pub(crate) async fn run(role: &str) -> Outcome<()> {
         From::Amqp { uri, queue, activity_exchange } => {
             reports = activity_exchange.map(|exchange| (broker(&uri), exchange));
             (
-                Arc::new(AmqpSource::new(AmqpSourceConfig::new(broker(&uri)?, &queue, "bench"))),
+                Arc::new(AmqpSource::new(AmqpSourceConfig::new(broker(&uri)?, queue.as_str().into(), "bench"))),
                 erase(NoOpRequest(handler)),
             )
         }
