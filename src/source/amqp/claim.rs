@@ -1,5 +1,6 @@
 //! A claim on a request: answered, then acknowledged on the channel that brought it, or not at all (I18, I19).
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use lapin::message::Delivery;
@@ -66,8 +67,12 @@ impl RequestClaim {
         source: &Arc<AmqpSourceInner>,
         session: &Arc<Session>,
         PendingDelivery { delivery, received_at }: PendingDelivery,
-        run: Run,
     ) -> Arc<Self> {
+        /// Deliveries to this process, over all queues: makes run ids unique.
+        static DELIVERIES_TOTAL: AtomicU64 = AtomicU64::new(0);
+        let number = DELIVERIES_TOTAL.fetch_add(1, Ordering::Relaxed);
+        let attempt = delivery::attempt_history(&delivery).attempts();
+        let run = delivery::run_id(&delivery.properties, number, attempt);
         let partial_replies = PartialReplySender {
             session: Arc::clone(session),
             reply_to: delivery.properties.reply_to().clone(),

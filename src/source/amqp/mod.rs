@@ -16,7 +16,7 @@ mod session;
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -68,9 +68,6 @@ struct AmqpSourceInner {
     /// Background tasks; aborted with the source.
     tasks: Mutex<JoinSet<()>>,
 }
-
-/// Deliveries to this process, over all queues: makes run ids unique.
-static DELIVERIES_TOTAL: AtomicU64 = AtomicU64::new(0);
 
 impl AmqpSource {
     /// A source that connects with its first poll.
@@ -132,7 +129,6 @@ impl AmqpSourceInner {
             Some(outdated) => outdated.retire(),
             None => {}
         }
-        let AmqpSourceConfig { broker, queue, connection_name, .. } = &self.config;
         let connection = self.connection().await?;
         // Checked after connecting: a new connection is only opened once the previous one is known to be lost.
         self.check_lost_sessions()?;
@@ -140,8 +136,8 @@ impl AmqpSourceInner {
             let facts = QueueFacts::query(&self.config, &connection).await;
             *self.facts.lock() = facts;
         }
-        let (session, consumer) = Session::open(broker, connection, queue, connection_name, prefetch).await?;
-        tracing::debug!(queue = queue.as_str(), prefetch, "consuming");
+        let (session, consumer) = Session::open(&self.config, connection, prefetch).await?;
+        tracing::debug!(queue = self.config.queue.as_str(), prefetch, "consuming");
         let (owner, source) = (Arc::clone(&session), Arc::downgrade(self));
         self.spawn(Arc::clone(&session).run(consumer, self.events.clone(), move |pending| {
             if let Some(source) = source.upgrade() {
@@ -208,7 +204,7 @@ impl AmqpSourceInner {
         }
         let action = delivery::attempt_history(delivery).next_action(*max_attempts, self.last_copy_result());
         let is_expired = ttl.is_some_and(|ttl| pending.received_at.elapsed() >= ttl);
-        let claim = self.new_claim(session, pending);
+        let claim = RequestClaim::new(self, session, pending);
         let plan = if is_expired {
             self.counters.expired.increment();
             SettlePlan::Reply(error_reply("expired", "the request expired before it could start", None))
@@ -249,16 +245,9 @@ impl AmqpSourceInner {
         Grant { run, expires_at: now.plus(lease), task, payload_error: None, claim, results }
     }
 
-    fn new_claim(self: &Arc<Self>, session: &Arc<Session>, pending: PendingDelivery) -> Arc<RequestClaim> {
-        let attempt = delivery::attempt_history(&pending.delivery).attempts();
-        let number = DELIVERIES_TOTAL.fetch_add(1, Ordering::Relaxed);
-        let run = delivery::run_id(&pending.delivery.properties, number, attempt);
-        RequestClaim::new(self, session, pending, run)
-    }
-
     /// No handler has seen the request, so this is no attempt.
     fn return_unclaimed(self: &Arc<Self>, session: &Arc<Session>, pending: PendingDelivery) {
-        let claim = self.new_claim(session, pending);
+        let claim = RequestClaim::new(self, session, pending);
         let plan = claim.return_plan();
         self.settle_in_background(claim, plan);
     }

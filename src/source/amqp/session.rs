@@ -23,6 +23,7 @@ use crate::host::crash_points::crash_point;
 use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_UNPOLLED_REQUEUE_DELAY};
 use crate::source::{CallError, SourceEvent};
 
+use super::config::AmqpSourceConfig;
 use super::publisher::Publisher;
 
 /// A delivery that no poll has taken yet.
@@ -80,19 +81,18 @@ struct State {
 impl Session {
     /// Consumes on a new channel. The queue is never declared.
     pub(super) async fn open(
-        broker: &Broker,
+        config: &AmqpSourceConfig,
         connection: Arc<Connection>,
-        queue: &ShortString,
-        tag: &str,
         prefetch: u16,
     ) -> Result<(Arc<Self>, Consumer), CallError> {
+        let AmqpSourceConfig { broker, queue, connection_name, .. } = config;
         let opening = async {
             let consume_channel = connection.create_channel().await?;
             consume_channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
             let reply_publisher = Publisher::open(Arc::clone(&connection)).await?;
             let copy_publisher = Publisher::open(Arc::clone(&connection)).await?;
             // The broker generates a tag where ours is too long.
-            let tag = amqp::to_short_string_or_none(tag).unwrap_or_default();
+            let tag = amqp::to_short_string_or_none(connection_name).unwrap_or_default();
             let consumer = amqp::consume(&consume_channel, queue.clone(), tag, BasicConsumeOptions::default()).await?;
             lapin::Result::Ok((consume_channel, reply_publisher, copy_publisher, consumer))
         };
