@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::amqp;
-use journeyman::client::{ReplyPosition, RpcClient, RpcError, RpcReply, RpcRequest};
+use journeyman::client::{RpcClient, RpcError, RpcReply, RpcRequest};
 use lapin::message::Delivery;
 use lapin::options::{BasicPublishOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
@@ -137,35 +137,6 @@ async fn a_request_equals_the_one_of_the_recorded_client_and_expires_with_its_ca
     assert!(uuid::Uuid::parse_str(properties.correlation_id().as_ref().expect("an id").as_str()).is_ok());
     assert!(properties.reply_to().as_ref().expect("an address").as_str().starts_with("amq.rabbitmq.reply-to."));
     assert_eq!((properties.delivery_mode(), properties.content_type()), (&None, &None));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn partial_replies_are_streamed_and_call_waits_for_the_last() {
-    let Some((pool, client, mut worker)) = Pool::shared().await else { return };
-    let working = async {
-        for _ in 0..2 {
-            let request = next(&mut worker).await.expect("a request");
-            for (body, partial) in [(b"1", true), (b"2", true), (b"3", false)] {
-                pool.reply(&request, body, "ok", Some(partial)).await;
-            }
-        }
-    };
-    let asking = async {
-        let mut answers = client.stream(&pool.call("")).await.expect("it is sent");
-        let mut seen = Vec::new();
-        while let Some(answer) = answers.next().await {
-            let RpcReply { body, position, .. } = answer.expect("an answer");
-            seen.push((body, position));
-        }
-        (seen, client.call(&pool.call("")).await.expect("an answer").body)
-    };
-    let ((seen, last), ()) = within("answers", Box::pin(async { tokio::join!(asking, working) })).await;
-    let all = [
-        (b"1".to_vec(), ReplyPosition::Partial),
-        (b"2".to_vec(), ReplyPosition::Partial),
-        (b"3".to_vec(), ReplyPosition::Last),
-    ];
-    assert_eq!((seen.as_slice(), last.as_slice()), (&all[..], &b"3"[..]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -305,7 +276,7 @@ async fn the_command_uses_pool_path_and_timeout_and_prints_partial_replies_on_de
         let working = async {
             let request = within("a request", next(&mut worker)).await.expect("a request");
             pool.reply(&request, b"1", "ok", Some(true)).await;
-            pool.reply(&request, b"2", "ok", None).await;
+            pool.reply(&request, b"2", "ok", Some(false)).await;
             request
         };
         let arguments =

@@ -66,25 +66,6 @@ async fn every_outcome_becomes_a_reply() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn partial_replies_arrive_first_and_in_order() {
-    let Some(client) = Client::shared(Kind::Transient).await else { return };
-    let act = handler(|_, context| async move {
-        for part in ["1", "2", "3"] {
-            context.send_partial_reply(Reply::ok(part.as_bytes())).await.expect("the client waits");
-        }
-        context.set_reply(Reply::ok(*b"4")).expect("it fits");
-        Ok(())
-    });
-    let worker = Running::start(queue(&client), 1, act);
-    assert!(client.publish(Client::properties("stream", "/s"), b"null").await);
-    for (body, partial) in [("1", true), ("2", true), ("3", true), ("4", false)] {
-        let answer = client.answer("stream").await;
-        assert_eq!((answer.status(), answer.body.as_slice(), answer.partial), ("ok", body.as_bytes(), partial));
-    }
-    client.finish(worker).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn headers_of_every_type_and_missing_ones_are_accepted() {
     let Some(client) = Client::shared(Kind::Transient).await else { return };
     let act = replies(|request, _| format!("{:?} {:?}", request.path, request.headers.get("traceparent")).into_bytes());
