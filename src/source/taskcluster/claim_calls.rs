@@ -10,11 +10,8 @@ use serde_json::{Value, json};
 
 use super::credentials::{Credentials, Swap};
 use super::error_response::{retryable, sanitize};
-use super::transport::{ApiRequest, FailedCall, TimeoutClass, encode_segment};
-use super::wire::{
-    CheckedClaim, CheckedGrant, TaskDefinition, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireReclaim,
-    WireStatusReply,
-};
+use super::transport::{ApiRequest, ApiResponse, FailedCall, TimeoutClass, encode_segment};
+use super::wire::{CheckedGrant, TaskDefinition, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireStatusReply};
 use super::{Dialect, Service, Taskcluster};
 use crate::domain::id::{PriorityQueue, Run, TaskId};
 use crate::domain::outcome::Outcome;
@@ -37,11 +34,6 @@ struct UnheldClaims {
     /// Claimed by an unanswered poll of this worker, as far as the queue shows.
     claimed_by_lost_poll: Vec<(Run, Option<TaskDefinition>)>,
     foreign_claims: usize,
-}
-
-struct RenewedLease {
-    granted: CheckedGrant,
-    expires_at: Instant,
 }
 
 struct ClaimedPage {
@@ -74,12 +66,10 @@ impl Taskcluster {
         for entry in claims.tasks {
             let checked = serde_json::from_str::<WireClaim>(entry.get())
                 .map_err(|_| "invalid claim".to_owned())
-                .and_then(|claim| claim.check(&self.service.worker_identity, date));
+                .and_then(|claim| claim.check(&self.service.worker_identity, date))
+                .and_then(|granted| self.service.grant(granted, sent_at));
             match checked {
-                Ok(claim) => {
-                    let expires_at = sent_at.plus(claim.granted.lease);
-                    batch.grants.push(self.service.grant(claim, expires_at));
-                }
+                Ok(grant) => batch.grants.push(grant),
                 Err(what) => batch.messages.push(Message {
                     queue: PriorityQueue(0),
                     id: describe_entry(&entry).into(),
@@ -100,17 +90,8 @@ impl Taskcluster {
         }));
         let sent_at = Clock::boot().now();
         let reply = self.service.api.call(call).await.map_err(claim_task_error)?;
-        let date = reply.date_or_now();
-        let claim = reply.json::<WireClaim>()?;
-        let claim = claim
-            .check(&self.service.worker_identity, date)
-            .map_err(|what| retryable(format!("{operation}: {what}")))?;
-        if claim.granted.run != *run {
-            let other = &claim.granted.run;
-            return Err(retryable(format!("{operation}: response is for {other}")));
-        }
-        let expires_at = sent_at.plus(claim.granted.lease);
-        Ok(self.service.grant(claim, expires_at))
+        let granted = self.service.check_grant(&operation, run, &reply)?;
+        self.service.grant(granted, sent_at).map_err(|what| retryable(format!("{operation}: {what}")))
     }
 
     pub(super) async fn recover_lost_claims(
@@ -166,8 +147,9 @@ impl Taskcluster {
 
     /// Renews a claim with the worker's own credentials, since those of the claim are unknown.
     async fn reclaim_as_worker(&self, run: &Run, task: TaskDefinition) -> Result<Grant, CallError> {
-        let renewed = self.service.reclaim(run, None).await.map_err(|error| self.explain_missing_scopes(error))?;
-        Ok(self.service.grant(CheckedClaim { granted: renewed.granted, task }, renewed.expires_at))
+        let (sent_at, renewed) =
+            self.service.reclaim(run, None).await.map_err(|error| self.explain_missing_scopes(error))?;
+        self.service.grant(CheckedGrant { task: Some(task), ..renewed }, sent_at).map_err(retryable)
     }
 
     async fn fetch_definition(&self, task: &TaskId) -> Result<TaskDefinition, CallError> {
@@ -243,7 +225,8 @@ impl Taskcluster {
 }
 
 impl Service {
-    async fn reclaim(&self, run: &Run, signer: Option<&Credentials>) -> Result<RenewedLease, CallError> {
+    /// When the request was sent, and what was granted.
+    async fn reclaim(&self, run: &Run, signer: Option<&Credentials>) -> Result<(Instant, CheckedGrant), CallError> {
         let operation = format!("reclaimTask {run}");
         let mut call = ApiRequest::to_queue(operation.clone(), Method::POST, run_path(run, "reclaim"));
         if let Some(credentials) = signer {
@@ -251,36 +234,43 @@ impl Service {
         }
         let sent_at = Clock::boot().now();
         let reply = self.api.call(call).await.map_err(reclaim_error)?;
-        let date = reply.date_or_now();
-        let granted = reply
-            .json::<WireReclaim>()?
-            .check(&self.worker_identity, date)
-            .map_err(|what| retryable(format!("{operation}: {what}")))?;
-        if granted.run != *run {
-            let other = &granted.run;
-            return Err(retryable(format!("{operation}: response is for {other}")));
-        }
-        Ok(RenewedLease { expires_at: sent_at.plus(granted.lease), granted })
+        Ok((sent_at, self.check_grant(&operation, run, &reply)?))
     }
 
-    fn grant(self: &Arc<Self>, claim: CheckedClaim, expires_at: Instant) -> Grant {
-        let CheckedClaim { granted, task: TaskDefinition { task, unreadable } } = claim;
+    fn check_grant(&self, operation: &str, run: &Run, reply: &ApiResponse) -> Result<CheckedGrant, CallError> {
+        let granted = reply.json::<WireClaim>()?.check(&self.worker_identity, reply.date_or_now());
+        let granted = granted.map_err(|what| retryable(format!("{operation}: {what}")))?;
+        if granted.run != *run {
+            return Err(retryable(format!("{operation}: response is for {}", granted.run)));
+        }
+        Ok(granted)
+    }
+
+    fn grant(self: &Arc<Self>, granted: CheckedGrant, sent_at: Instant) -> Result<Grant, String> {
+        let TaskDefinition { task, unreadable } = granted.task.ok_or("a claim without a task definition")?;
         let claim = TaskclusterClaim {
             run: granted.run.clone(),
             service: Arc::clone(self),
             credentials: Swap::new(granted.credentials),
             task_expires: task.get("expires").and_then(Value::as_str).map(str::to_owned),
         };
-        Grant { run: granted.run, expires_at, task, payload_error: unreadable, claim: Arc::new(claim), results: None }
+        Ok(Grant {
+            run: granted.run,
+            expires_at: sent_at.plus(granted.lease),
+            task,
+            payload_error: unreadable,
+            claim: Arc::new(claim),
+            results: None,
+        })
     }
 }
 
 impl TaskclusterClaim {
     async fn reclaim(&self) -> Result<Instant, CallError> {
         let signer = self.credentials.load();
-        let renewed = self.service.reclaim(&self.run, Some(signer.as_ref())).await?;
-        self.credentials.store(renewed.granted.credentials);
-        Ok(renewed.expires_at)
+        let (sent_at, renewed) = self.service.reclaim(&self.run, Some(signer.as_ref())).await?;
+        self.credentials.store(renewed.credentials);
+        Ok(sent_at.plus(renewed.lease))
     }
 
     async fn report_outcome(&self, outcome: Outcome) -> Result<(), CallError> {

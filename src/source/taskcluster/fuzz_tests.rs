@@ -6,7 +6,7 @@ use super::address_policy::{AddressPolicy, AddressRange, classify_address};
 use super::artifact::{WireMethod, WireObject, WireS3, WireUpload};
 use super::azure;
 use super::error_response::{ErrorResponse, classify_service_error};
-use super::wire::{WireClaim, WireClaimedPage, WireClaims, WireReclaim, WireStatusReply, WorkerIdentity};
+use super::wire::{WireClaim, WireClaimedPage, WireClaims, WireStatusReply, WorkerIdentity};
 use crate::limits::{LEASE_MAX, REFUSAL_TEXT_BYTES_MAX};
 
 pub fn poll_response(bytes: &[u8]) {
@@ -25,15 +25,12 @@ pub fn claim(bytes: &[u8]) {
             if let Ok(Ok(claim)) =
                 serde_json::from_str::<WireClaim>(entry.get()).map(|claim| claim.check(&worker, date))
             {
-                assert!(!claim.granted.lease.is_zero() && claim.granted.lease <= LEASE_MAX);
+                assert!(!claim.lease.is_zero() && claim.lease <= LEASE_MAX);
             }
         }
     }
     if let Ok(Ok(claim)) = serde_json::from_slice::<WireClaim>(bytes).map(|claim| claim.check(&worker, date)) {
-        assert!(!claim.granted.lease.is_zero() && claim.granted.lease <= LEASE_MAX);
-    }
-    if let Ok(Ok(granted)) = serde_json::from_slice::<WireReclaim>(bytes).map(|claim| claim.check(&worker, date)) {
-        assert!(!granted.lease.is_zero() && granted.lease <= LEASE_MAX);
+        assert!(!claim.lease.is_zero() && claim.lease <= LEASE_MAX);
     }
     drop(serde_json::from_slice::<WireStatusReply>(bytes));
     drop(serde_json::from_slice::<WireClaimedPage>(bytes));

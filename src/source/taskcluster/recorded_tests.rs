@@ -11,7 +11,7 @@ use super::azure::{self, WireQueues};
 use super::client_calls::ListPage;
 use super::error_response::{ErrorResponse, classify_service_error};
 use super::exchange::{Exchange, files};
-use super::wire::{WireClaim, WireClaimedPage, WireClaims, WireReclaim, WireStatusReply, WorkerIdentity};
+use super::wire::{WireClaim, WireClaimedPage, WireClaims, WireStatusReply, WorkerIdentity};
 use crate::domain::refusal::Refusal;
 
 fn json<T: DeserializeOwned>(exchange: &Exchange) -> T {
@@ -59,17 +59,17 @@ fn read(exchange: &Exchange, ids: &[&str]) -> &'static str {
         _ if path.contains("/claim-work/") => {
             for entry in json::<WireClaims>(exchange).tasks {
                 let claim: WireClaim = serde_json::from_str(entry.get()).unwrap();
-                lease(claim.check(&worker("w1"), date).map(|claim| claim.granted.lease));
+                lease(claim.check(&worker("w1"), date).map(|claim| claim.lease));
             }
             "claims"
         }
         ("POST", "claim") => {
             let id = ids.iter().find(|id| exchange.body.contains(&format!("\"workerId\": \"{id}\""))).unwrap();
-            lease(json::<WireClaim>(exchange).check(&worker(id), date).map(|claim| claim.granted.lease));
+            lease(json::<WireClaim>(exchange).check(&worker(id), date).map(|claim| claim.lease));
             "claim"
         }
         ("POST", "reclaim") => {
-            lease(json::<WireReclaim>(exchange).check(&worker("w1"), date).map(|granted| granted.lease));
+            lease(json::<WireClaim>(exchange).check(&worker("w1"), date).map(|granted| granted.lease));
             "reclaim"
         }
         ("POST", "completed" | "failed" | "exception" | "cancel") => {
@@ -148,7 +148,7 @@ fn the_lease_of_a_recorded_claim_is_twenty_minutes_by_the_services_own_clock() {
         .tasks
         .into_iter()
         .map(|entry| serde_json::from_str::<WireClaim>(entry.get()).unwrap())
-        .map(|claim| claim.check(&worker("w1"), date(&exchange)).unwrap().granted.lease.as_secs())
+        .map(|claim| claim.check(&worker("w1"), date(&exchange)).unwrap().lease.as_secs())
         .collect();
     assert_eq!(leases, [1199, 1199]);
 }
@@ -159,7 +159,7 @@ fn a_date_of_another_clock_shortens_no_lease_beyond_use_and_lengthens_none() {
     let exchange = Exchange::parse(&records[0].1);
     let hours = |hours: i64| jiff::SignedDuration::from_hours(hours);
     let lease = |apart| {
-        let reclaim: WireReclaim = json(&exchange);
+        let reclaim: WireClaim = json(&exchange);
         reclaim.check(&worker("w1"), date(&exchange) + apart).unwrap().lease.as_secs()
     };
     assert_eq!(lease(hours(3)), 1199);
@@ -171,7 +171,7 @@ fn a_date_of_another_clock_shortens_no_lease_beyond_use_and_lengthens_none() {
 fn a_grant_for_another_worker_is_refused() {
     let records = files("taskcluster", "04-reclaimTask.txt");
     let exchange = Exchange::parse(&records[0].1);
-    let what = json::<WireReclaim>(&exchange).check(&worker("w2"), date(&exchange)).err().unwrap();
+    let what = json::<WireClaim>(&exchange).check(&worker("w2"), date(&exchange)).err().unwrap();
     assert!(what.contains("another worker"), "{what}");
 }
 

@@ -43,6 +43,7 @@ impl WireCredentials {
     }
 }
 
+/// A claim, or the renewal of one.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WireClaim {
@@ -51,7 +52,8 @@ pub(super) struct WireClaim {
     worker_group: String,
     worker_id: String,
     taken_until: Timestamp,
-    task: TaskDefinition,
+    /// A renewal has none.
+    task: Option<TaskDefinition>,
     credentials: WireCredentials,
 }
 
@@ -88,17 +90,6 @@ impl<'de> Deserialize<'de> for TaskDefinition {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         Ok(Self::parse(&Box::<RawValue>::deserialize(from)?))
     }
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct WireReclaim {
-    status: WireStatus,
-    run_id: u32,
-    worker_group: String,
-    worker_id: String,
-    taken_until: Timestamp,
-    credentials: WireCredentials,
 }
 
 /// Entries are parsed one by one, so that an invalid one does not affect the others.
@@ -160,57 +151,25 @@ impl WorkerIdentity {
     }
 }
 
-/// A claim that is consistent and matches the request.
+/// A claim that is consistent and granted to this worker.
 pub(super) struct CheckedGrant {
     pub(super) run: Run,
     pub(super) lease: Duration,
     pub(super) credentials: Credentials,
+    pub(super) task: Option<TaskDefinition>,
 }
 
 impl WireClaim {
-    pub(super) fn check(self, worker: &WorkerIdentity, date: Timestamp) -> Result<CheckedClaim, String> {
-        let granted = check_grant(
-            (self.status, self.run_id),
-            worker.matches(&self.worker_group, &self.worker_id),
-            self.taken_until,
-            self.credentials,
-            date,
-        )?;
-        Ok(CheckedClaim { granted, task: self.task })
-    }
-}
-
-pub(super) struct CheckedClaim {
-    pub(super) granted: CheckedGrant,
-    pub(super) task: TaskDefinition,
-}
-
-impl WireReclaim {
     pub(super) fn check(self, worker: &WorkerIdentity, date: Timestamp) -> Result<CheckedGrant, String> {
-        check_grant(
-            (self.status, self.run_id),
-            worker.matches(&self.worker_group, &self.worker_id),
-            self.taken_until,
-            self.credentials,
-            date,
-        )
+        let task = TaskId::parse(&self.status.task_id).ok_or("invalid task id")?;
+        let run = Run { task, run: self.run_id };
+        if !worker.matches(&self.worker_group, &self.worker_id) {
+            return Err(format!("{run} was granted to another worker"));
+        }
+        let lease = lease_length(self.taken_until, date, &self.credentials)
+            .ok_or_else(|| format!("{run} was granted with an invalid lease"))?;
+        Ok(CheckedGrant { run, lease, credentials: self.credentials.parse()?, task: self.task })
     }
-}
-
-fn check_grant(
-    (status, run_id): (WireStatus, u32),
-    ours: bool,
-    taken_until: Timestamp,
-    credentials: WireCredentials,
-    date: Timestamp,
-) -> Result<CheckedGrant, String> {
-    let task = TaskId::parse(&status.task_id).ok_or("invalid task id")?;
-    if !ours {
-        return Err(format!("{task}/{run_id} was granted to another worker"));
-    }
-    let lease = lease_length(taken_until, date, &credentials)
-        .ok_or_else(|| format!("{task}/{run_id} was granted with an invalid lease"))?;
-    Ok(CheckedGrant { run: Run { task, run: run_id }, lease, credentials: credentials.parse()? })
 }
 
 /// `takenUntil` minus the response's `Date`, independent of the local clock. If the certificate has a shorter
