@@ -49,7 +49,6 @@ pub const ARTIFACT_BYTES_PER_SECOND_MIN: u64 = 128 << 10;
 pub const ARTIFACT_TRANSFER_TIMEOUT_MAX: Duration = Duration::from_secs(45 * 60);
 /// Links, references and redirects that are followed to the content of an artifact.
 pub const ARTIFACT_HOPS_MAX: u8 = 4;
-pub const MEMORY_ARTIFACT_BYTES_MAX: usize = 64 << 20;
 pub const LOG_HEAD_BYTES: u64 = 48 << 20;
 pub const LOG_TAIL_BYTES: u64 = 16 << 20;
 /// The longest line that the worker itself writes to a task's log.

@@ -6,7 +6,6 @@
 mod recovery;
 mod tasks;
 
-use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,12 +19,10 @@ use crate::domain::id::{PriorityQueue, Run, TaskId};
 use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
-use crate::limits::MEMORY_ARTIFACT_BYTES_MAX;
 use crate::source::{
     Artifact, ArtifactBody, CallError, Capabilities, Claim, Grant, Message, MessageQueue, OpenResult, PollBatch,
     Recovery, RecoveryBatch, Source, SourceFuture,
 };
-use crate::task::ArtifactErrorReason;
 
 /// The priorities of tasks, highest first; each has a queue.
 pub const PRIORITIES: [&str; 7] = ["highest", "very-high", "high", "medium", "low", "very-low", "lowest"];
@@ -97,33 +94,6 @@ pub enum RunEnd {
 #[error("task {0} exists already")]
 pub struct TaskExists(pub TaskId);
 
-/// A stored artifact.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoredArtifact {
-    /// The media type; empty for errors.
-    pub content_type: String,
-    /// The content.
-    pub body: StoredBody,
-}
-
-/// The content of a stored artifact.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StoredBody {
-    /// A file's content.
-    Content(Vec<u8>),
-    /// Another artifact of the same run.
-    Link(String),
-    /// A URL.
-    Reference(String),
-    /// An artifact that does not exist.
-    Error {
-        /// The reason.
-        reason: ArtifactErrorReason,
-        /// The explanation.
-        message: String,
-    },
-}
-
 /// A queue in memory. Clones share it.
 #[derive(Clone)]
 pub struct MemoryQueue(Arc<QueueInner>);
@@ -184,9 +154,9 @@ impl MemoryQueue {
         tasks.tasks.get(task).map_or_else(Vec::new, |task| task.runs.iter().map(|run| run.state).collect())
     }
 
-    /// An artifact of a run.
+    /// An artifact of a run. Its file can be read although the worker has removed it.
     #[must_use]
-    pub fn artifact(&self, run: &Run, name: &str) -> Option<StoredArtifact> {
+    pub fn artifact(&self, run: &Run, name: &str) -> Option<ArtifactBody> {
         let tasks = self.expire_leases(self.now());
         tasks.run(run)?.artifacts.get(name).cloned()
     }
@@ -225,7 +195,7 @@ struct MemoryClaim {
 }
 
 impl MemorySource {
-    async fn poll_claims(&self, max: u8, patience: Duration) -> PollBatch {
+    async fn poll_claims(&self, max: u8, wait: Duration) -> PollBatch {
         let shared = &self.queue.0;
         let found = async {
             loop {
@@ -239,7 +209,7 @@ impl MemorySource {
                 woken.await;
             }
         };
-        if let Ok(batch) = tokio::time::timeout(patience, found).await {
+        if let Ok(batch) = tokio::time::timeout(wait, found).await {
             return batch;
         }
         // A lease that expired since has woken no poll.
@@ -317,7 +287,7 @@ impl MemoryClaim {
         if repeated { Ok(()) } else { Err(gone_error(run, "resolved already")) }
     }
 
-    fn store_artifact(&self, artifact: &Artifact, stored: StoredArtifact) -> Result<(), CallError> {
+    fn store_artifact(&self, artifact: &Artifact) -> Result<(), CallError> {
         let (run, MemorySource { queue, worker }) = (&self.run, &self.source);
         let mut tasks = queue.expire_leases(queue.now());
         let found = tasks.run_mut(run).filter(|found| found.worker.as_ref() == Some(worker));
@@ -328,7 +298,7 @@ impl MemoryClaim {
         let found = found
             .filter(|found| open(found.state))
             .ok_or_else(|| gone_error(run, "resolved, and takes no artifacts"))?;
-        found.artifacts.insert(artifact.name.clone(), stored);
+        found.artifacts.insert(artifact.name.clone(), artifact.body.clone());
         Ok(())
     }
 }
@@ -339,30 +309,6 @@ fn call_error(refusal: Refusal, what: String) -> CallError {
 
 fn gone_error(run: &Run, how: &str) -> CallError {
     call_error(Refusal::Gone, format!("run {run} is {how}"))
-}
-
-async fn read_artifact(artifact: &Artifact) -> Result<StoredArtifact, CallError> {
-    let (content_type, what) = match &artifact.body {
-        ArtifactBody::File { file, bytes, content_type } => {
-            let cannot = |why: String| call_error(Refusal::Rejected, format!("artifact {}: {why}", artifact.name));
-            let length = usize::try_from(*bytes).ok().filter(|length| *length <= MEMORY_ARTIFACT_BYTES_MAX);
-            let length = length.ok_or_else(|| cannot("too large for a queue in memory".into()))?;
-            let file = Arc::clone(file);
-            let read = tokio::task::spawn_blocking(move || {
-                let mut content = vec![0; length];
-                file.read_exact_at(&mut content, 0).map(|()| content)
-            });
-            let content = read.await.map_err(|error| cannot(error.to_string()))?;
-            let content = content.map_err(|error| cannot(format!("its file cannot be read: {error}")))?;
-            (content_type.clone(), StoredBody::Content(content))
-        }
-        ArtifactBody::Link { target, content_type } => (content_type.clone(), StoredBody::Link(target.clone())),
-        ArtifactBody::Reference { url, content_type } => (content_type.clone(), StoredBody::Reference(url.clone())),
-        ArtifactBody::Error { reason, message } => {
-            (String::new(), StoredBody::Error { reason: *reason, message: message.clone() })
-        }
-    };
-    Ok(StoredArtifact { content_type, body: what })
 }
 
 impl Source for MemorySource {
@@ -399,7 +345,7 @@ impl Source for MemorySource {
     fn poll(&self, lane: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
         Box::pin(async move {
             match self.queue.0.config.style {
-                PollStyle::Claims { long_poll_wait: patience } => Ok(self.poll_claims(max, patience).await),
+                PollStyle::Claims { long_poll_wait: wait } => Ok(self.poll_claims(max, wait).await),
                 PollStyle::Messages { visibility_timeout: hidden } => {
                     let lane = usize::from(lane.0);
                     if lane >= PRIORITIES.len() {
@@ -455,7 +401,7 @@ impl Claim for MemoryClaim {
     }
 
     fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
-        Box::pin(async { self.store_artifact(artifact, read_artifact(artifact).await?) })
+        Box::pin(async move { self.store_artifact(artifact) })
     }
 
     fn is_canceled(&self) -> SourceFuture<'_, bool> {

@@ -1,13 +1,14 @@
 //! The queue in memory, in both of its styles, on a clock that is moved by hand.
 
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use journeyman::domain::id::{PriorityQueue, Run, TaskId};
 use journeyman::domain::time::Instant;
-use journeyman::source::Source;
-use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunState, StoredBody};
+use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
+use journeyman::source::{ArtifactBody, Source};
 use serde_json::json;
 
 use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
@@ -96,10 +97,16 @@ impl Bench for InMemoryBench {
         Box::pin(async move {
             let mut name = name.to_owned();
             loop {
-                match self.queue.artifact(run, &name).expect("it was stored").body {
-                    StoredBody::Content(content) => return content,
-                    StoredBody::Link(target) => name = target,
-                    other @ (StoredBody::Reference(_) | StoredBody::Error { .. }) => panic!("{name} is {other:?}"),
+                match self.queue.artifact(run, &name).expect("it was stored") {
+                    ArtifactBody::File { file, bytes, .. } => {
+                        let mut content = vec![0; usize::try_from(bytes).expect("small")];
+                        file.read_exact_at(&mut content, 0).expect("it is read");
+                        return content;
+                    }
+                    ArtifactBody::Link { target, .. } => name = target,
+                    other @ (ArtifactBody::Reference { .. } | ArtifactBody::Error { .. }) => {
+                        panic!("{name} is {other:?}")
+                    }
                 }
             }
         })

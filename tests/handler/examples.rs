@@ -4,9 +4,12 @@
 #[expect(dead_code, reason = "its main is run by `cargo run --example greet`")]
 mod example;
 
+use std::os::unix::fs::FileExt as _;
+
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::domain::outcome::Outcome;
-use journeyman::source::memory::{RunEnd, RunState, StoredBody};
+use journeyman::source::ArtifactBody;
+use journeyman::source::memory::{RunEnd, RunState};
 
 #[tokio::test]
 async fn the_rust_example_uploads_a_card() {
@@ -14,8 +17,12 @@ async fn the_rust_example_uploads_a_card() {
     let (queue, states) = example::greet("Ada", folder.path().to_owned()).await.unwrap();
     assert_eq!(states, [RunState::Resolved(RunEnd::Reported(Outcome::Completed))]);
     let run = Run { task: TaskId::parse("greeting-1").unwrap(), run: 0 };
-    let body = |name: &str| match queue.artifact(&run, name).unwrap().body {
-        StoredBody::Content(bytes) => String::from_utf8(bytes).unwrap(),
+    let body = |name: &str| match queue.artifact(&run, name).unwrap() {
+        ArtifactBody::File { file, bytes, .. } => {
+            let mut content = vec![0; usize::try_from(bytes).unwrap()];
+            file.read_exact_at(&mut content, 0).unwrap();
+            String::from_utf8(content).unwrap()
+        }
         other => panic!("{other:?}"),
     };
     assert_eq!(body("public/card.txt"), "Ada");

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{MemoryClaim, MemorySource, PRIORITIES, RunEnd, RunState, StoredArtifact};
+use super::{MemoryClaim, MemorySource, PRIORITIES, RunEnd, RunState};
 use crate::domain::id::{PriorityQueue, Run, TaskId};
 use crate::domain::time::Instant;
-use crate::source::{Grant, Message, PollBatch};
+use crate::source::{ArtifactBody, Grant, Message, PollBatch};
 
 #[derive(Default)]
 pub(super) struct TaskTable {
@@ -33,7 +33,7 @@ pub(super) struct TaskRun {
     pub(super) worker: Option<Arc<str>>,
     pub(super) claimed_at: Instant,
     pub(super) taken_until: Instant,
-    pub(super) artifacts: BTreeMap<String, StoredArtifact>,
+    pub(super) artifacts: BTreeMap<String, ArtifactBody>,
 }
 
 pub(super) struct QueuedMessage {
