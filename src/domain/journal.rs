@@ -11,8 +11,9 @@ use core::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::claim::{ClaimEnd, LossReason};
-use super::id::Run;
+use super::id::{LocalToken, Run, SourceId};
 use super::outcome::{ExceptionReason, Outcome};
+use super::worker::RecoveredClaim;
 
 /// Superfluous records that trigger a compaction.
 pub const RECORDS_SLACK: usize = 4096;
@@ -112,20 +113,11 @@ pub struct Journal {
 pub struct RecoveryPlan {
     /// Processes to kill before anything else.
     pub kill: Vec<ProcessRecord>,
-    /// Runs to report if the queue grants the claim again.
-    pub report: Vec<UnreportedRun>,
+    /// Runs to report if the queue grants the claim again, with the outcome decided then, or `worker-shutdown`. A
+    /// source is an index into the given claimants.
+    pub report: Vec<RecoveredClaim>,
     /// Runs that cannot be reported here and will expire.
     pub abandon: Vec<Run>,
-}
-
-/// A run of a previous process that may still need an outcome.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnreportedRun {
-    /// Index into the given claimants.
-    pub claimant: usize,
-    pub run: Run,
-    /// The outcome decided then, or `worker-shutdown`.
-    pub outcome: Outcome,
 }
 
 /// Whether the queue may still count a run as ours after its claim was closed, so that the next process requests it.
@@ -230,13 +222,18 @@ impl Journal {
             plan.kill.extend(held.processes.as_ref().and_then(|remains| self.surviving_processes(remains, boot)));
             let outcome = decided.unwrap_or(Outcome::Exception(ExceptionReason::WorkerShutdown));
             let run = held.run.clone();
-            let Some(claimant) = claimants.iter().position(|claimant| *claimant == held.claimant) else {
-                plan.abandon.push(run);
-                continue;
-            };
-            // A run is reported once, with the last decision.
-            plan.report.retain(|other| other.claimant != claimant || other.run != run);
-            plan.report.push(UnreportedRun { claimant, run, outcome });
+            match claimants.iter().position(|claimant| *claimant == held.claimant) {
+                // A run is reported once, with the last decision.
+                Some(index) => {
+                    let source = SourceId::from_index(index);
+                    plan.report.retain(|other| other.source != source || other.run != run);
+                    plan.report.push(RecoveredClaim { token: LocalToken(0), source, run, outcome });
+                }
+                None => plan.abandon.push(run),
+            }
+        }
+        for (token, claim) in (1..).map(LocalToken).zip(&mut plan.report) {
+            claim.token = token;
         }
         plan
     }

@@ -23,11 +23,6 @@ pub const MARGIN_MIN: Duration = Duration::from_secs(30);
 pub const KILL_SLACK: Duration = Duration::from_millis(500);
 pub const RECLAIM_TIMEOUT_MAX: Duration = Duration::from_secs(30);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Policy {
-    pub termination_grace: Duration,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lease {
     sent_at: Instant,
@@ -37,8 +32,8 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub fn granted(sent_at: Instant, length: Duration, policy: Policy) -> Self {
-        let grace = policy.termination_grace.min(length / 10);
+    pub fn granted(sent_at: Instant, length: Duration, termination_grace: Duration) -> Self {
+        let grace = termination_grace.min(length / 10);
         let needed = clock_error(length) + grace + KILL_SLACK.min(length / 40);
         let margin = margin(length).max(needed + Duration::from_millis(1));
         Self { sent_at, length, grace, margin }

@@ -22,12 +22,6 @@ pub const RECOVERY_ATTEMPTS_MAX: u32 = 5;
 pub const CLOCK_SKEW_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PollPolicy {
-    /// The sleep when all queues are empty, up to a fifth shorter by jitter.
-    pub interval: Duration,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
     /// The service may hold a poll open until there is something to claim.
     pub long_poll: bool,
@@ -80,7 +74,8 @@ impl UnreadPoll {
 
 #[derive(Debug)]
 pub struct Poller {
-    policy: PollPolicy,
+    /// The sleep when all queues are empty, up to a fifth shorter by jitter.
+    interval: Duration,
     capabilities: Capabilities,
     state: State,
     not_before: Instant,
@@ -103,9 +98,9 @@ pub struct Poller {
 }
 
 impl Poller {
-    pub const fn new(policy: PollPolicy, capabilities: Capabilities) -> Self {
+    pub const fn new(interval: Duration, capabilities: Capabilities) -> Self {
         Self {
-            policy,
+            interval,
             capabilities,
             state: State::Closed,
             not_before: Instant::ORIGIN,
@@ -130,8 +125,8 @@ impl Poller {
         self.capabilities
     }
 
-    pub const fn reconfigure(&mut self, policy: PollPolicy) {
-        self.policy = policy;
+    pub const fn reconfigure(&mut self, interval: Duration) {
+        self.interval = interval;
     }
 
     pub fn next_call(&self, now: Instant) -> NextCall {
@@ -206,7 +201,7 @@ impl Poller {
         self.state = State::Idle;
         self.priority_queues = queues.max(1);
         self.next_queue = 0;
-        self.usable_until = usable_until.map(|until| until.max(now.plus(self.policy.interval)));
+        self.usable_until = usable_until.map(|until| until.max(now.plus(self.interval)));
         self.not_before = now;
     }
 
@@ -238,7 +233,7 @@ impl Poller {
                     // Measured from when the poll was sent: a poll that was held open has slept already, and a
                     // quarantined worker, which is answered at once, does not spin.
                     let from = if self.capabilities.long_poll { sent_at } else { now };
-                    self.not_before = from.plus(self.policy.interval - jitter.below(self.policy.interval / 5)).max(now);
+                    self.not_before = from.plus(self.interval - jitter.below(self.interval / 5)).max(now);
                 }
             }
             State::Recovering => {

@@ -132,16 +132,14 @@ impl ServiceSupervisor {
                     State::Healthy { since: now, check_at: Some(now.plus(self.policy.health_interval)), failures: 0 };
             }
             (
-                State::AwaitingHealthy { deadline: until, .. },
+                State::AwaitingHealthy { deadline, .. },
                 Event::HealthChecked(HealthCheckResult::Unhealthy | HealthCheckResult::Busy),
             ) => {
-                self.state = State::AwaitingHealthy {
-                    deadline: until,
-                    check_at: Some(now.plus(self.policy.startup_check_interval)),
-                };
+                self.state =
+                    State::AwaitingHealthy { deadline, check_at: Some(now.plus(self.policy.startup_check_interval)) };
             }
-            (State::Healthy { since, failures: misses, .. }, Event::HealthChecked(health)) => {
-                self.on_health_checked(since, misses, health, now)
+            (State::Healthy { since, failures, .. }, Event::HealthChecked(health)) => {
+                self.on_health_checked(since, failures, health, now)
             }
             (State::BackingOff { .. } | State::Starting | State::AwaitingHealthy { .. } | State::Stopping, _)
             | (State::Healthy { .. }, Event::Started | Event::StartFailed | Event::Tick) => {}
@@ -149,14 +147,14 @@ impl ServiceSupervisor {
         self.perform_due(now);
     }
 
-    fn on_health_checked(&mut self, since: Instant, misses: u32, health: HealthCheckResult, now: Instant) {
-        let (misses, again) = match health {
+    fn on_health_checked(&mut self, since: Instant, failures: u32, health: HealthCheckResult, now: Instant) {
+        let (failures, again) = match health {
             HealthCheckResult::Healthy => (0, self.policy.health_interval),
-            HealthCheckResult::Busy => (misses, self.policy.health_interval),
-            HealthCheckResult::Unhealthy => (misses + 1, self.policy.startup_check_interval),
+            HealthCheckResult::Busy => (failures, self.policy.health_interval),
+            HealthCheckResult::Unhealthy => (failures + 1, self.policy.startup_check_interval),
         };
-        if misses < self.policy.failures_max {
-            self.state = State::Healthy { since, check_at: Some(now.plus(again)), failures: misses };
+        if failures < self.policy.failures_max {
+            self.state = State::Healthy { since, check_at: Some(now.plus(again)), failures };
             return;
         }
         self.mark_down(since, now);
@@ -177,8 +175,8 @@ impl ServiceSupervisor {
     pub fn next_deadline(&self) -> Option<Instant> {
         match self.state {
             State::BackingOff { start_at } => Some(start_at),
-            State::AwaitingHealthy { deadline: until, check_at: ask_at } => [until, ask_at].into_iter().flatten().min(),
-            State::Healthy { check_at: ask_at, .. } => ask_at,
+            State::AwaitingHealthy { deadline, check_at } => [deadline, check_at].into_iter().flatten().min(),
+            State::Healthy { check_at, .. } => check_at,
             State::Starting | State::Stopping => None,
         }
     }
@@ -189,13 +187,13 @@ impl ServiceSupervisor {
                 self.state = State::Starting;
                 self.effects.push_back(Effect::Start);
             }
-            State::AwaitingHealthy { deadline: until, .. } if until.is_some_and(|until| now >= until) => {
+            State::AwaitingHealthy { deadline, .. } if deadline.is_some_and(|deadline| now >= deadline) => {
                 self.stop(StopReason::StartupTimeout)
             }
-            State::AwaitingHealthy { check_at: ask_at, .. } | State::Healthy { check_at: ask_at, .. }
-                if ask_at.is_some_and(|at| now >= at) =>
+            State::AwaitingHealthy { check_at, .. } | State::Healthy { check_at, .. }
+                if check_at.is_some_and(|at| now >= at) =>
             {
-                *ask_at = None;
+                *check_at = None;
                 self.effects.push_back(Effect::CheckHealth);
             }
             State::BackingOff { .. }
@@ -213,12 +211,12 @@ impl ServiceSupervisor {
         self.effects.push_back(Effect::Down);
     }
 
-    fn await_healthy(&mut self, now: Instant, ask_at: Instant) {
-        let until = match self.policy.managed_by {
+    fn await_healthy(&mut self, now: Instant, check_at: Instant) {
+        let deadline = match self.policy.managed_by {
             ManagedBy::Worker => Some(now.plus(self.policy.startup_timeout)),
             ManagedBy::External => None,
         };
-        self.state = State::AwaitingHealthy { deadline: until, check_at: Some(ask_at) };
+        self.state = State::AwaitingHealthy { deadline, check_at: Some(check_at) };
     }
 
     fn stop(&mut self, why: StopReason) {

@@ -234,7 +234,7 @@ fn families() -> Vec<Family> {
 }
 
 fn outcomes(source: &SourceStatus) -> [Sample; 10] {
-    let ends = source.counts.ends;
+    let ends = source.counts.outcomes;
     [
         ("completed", "", ends.completed),
         ("failed", "", ends.failed),

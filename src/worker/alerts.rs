@@ -62,7 +62,7 @@ impl Engine {
                 source = source(*id),
                 consecutive,
                 "[alert operator] source unavailable, still retrying; last error: {}",
-                self.source_activity[id.index()].last_refusal()
+                self.history.sources[id.index()].last_refusal.as_ref().map_or("none", |refusal| &refusal.message)
             ),
             Alert::Throttled { source: id } => {
                 tracing::warn!(alert = "throttled", source = source(*id), "the queue throttles requests; backing off");
@@ -78,7 +78,11 @@ impl Engine {
             }
             Alert::WorkDirLost => {
                 counters.add(|counts| counts.host_faults += 1);
-                let why = self.work_dir_lost_reason.as_deref().unwrap_or("the work directory was removed or replaced");
+                let why = self
+                    .history
+                    .work_dir_lost_reason
+                    .as_deref()
+                    .unwrap_or("the work directory was removed or replaced");
                 tracing::error!(
                     alert = "work-dir-lost",
                     "[alert operator] {why}. The worker finishes its claims and exits, so that the next one creates the directory again; \

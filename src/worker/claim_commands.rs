@@ -10,7 +10,7 @@ use crate::host::containment::ProcessScope;
 use super::engine::Engine;
 use super::snapshot::seconds_between;
 use super::status::{ClaimCommandStatus, ClaimDetail, Note, PhaseStatus};
-use super::task_lookup::{self, LookupCandidate, TaskLookupError};
+use super::task_lookup::{self, TaskLookupError};
 use super::timeline::PhaseTiming;
 
 /// A claim, with the scope of its processes.
@@ -51,8 +51,8 @@ impl ClaimCommand {
     }
 }
 
-const fn command_name(order: CancelCommand) -> &'static str {
-    match order {
+const fn command_name(command: CancelCommand) -> &'static str {
+    match command {
         CancelCommand::Release => "release",
         CancelCommand::Cancel => "cancel",
     }
@@ -60,86 +60,83 @@ const fn command_name(order: CancelCommand) -> &'static str {
 
 impl Engine {
     fn resolve_claim(&self, name: &str) -> Result<LocalToken, TaskLookupError> {
-        let candidate = |claim: crate::domain::worker::ClaimView<'_>| LookupCandidate {
-            claim: claim.claim,
-            run: claim.run.clone(),
-            source: self.source_name(claim.source).to_owned(),
-        };
-        task_lookup::resolve(name, self.rules.claims().map(candidate).collect())
+        let held: Vec<_> = self.rules.claims().map(|claim| (claim.claim, claim.run)).collect();
+        task_lookup::resolve(name, &held)
     }
 
     pub(super) fn task_log(&self, name: &str) -> Result<TaskLog, TaskLookupError> {
         let claim = self.resolve_claim(name)?;
-        let job = self.claims.get(&claim).and_then(|live| live.execution.as_ref());
         // A claim that is being requested has no log yet.
-        job.map(|job| job.context.log().clone())
+        let execution = self.calls.claims[&claim].execution.as_ref();
+        execution
+            .map(|execution| execution.context.log().clone())
             .ok_or_else(|| TaskLookupError::NotFound { name: name.to_owned(), held: Vec::new() })
     }
 
     pub(super) fn claim_snapshot(&self, name: &str) -> Result<ClaimSnapshot, TaskLookupError> {
         let claim = self.resolve_claim(name)?;
-        let (view, live) = (self.rules.claim(claim), &self.claims[&claim]);
-        let now = self.clock.now();
-        let feed = &self.sources[live.source.index()];
-        let context = live.execution.as_ref().map(|job| &job.context);
+        let (view, live) = (self.rules.claim(claim), &self.calls.claims[&claim]);
+        let now = self.now();
+        let binding = &self.sources[live.source.index()];
+        let context = live.execution.as_ref().map(|execution| &execution.context);
         let definition = context.map(|context| &context.task().definition);
         let text = |path: &str| definition.and_then(|task| task.pointer(path)?.as_str()).map(str::to_owned);
-        let enclosure = context.map(|context| context.scope().clone());
+        let scope = context.map(|context| context.scope().clone());
         let detail = ClaimDetail {
             claim: self.claim_status(&view, now),
             name: text("/metadata/name"),
             group: text("/taskGroupId"),
-            source_description: feed.source.describe(),
-            handler: feed.handler.describe(),
+            source_description: binding.source.describe(),
+            handler: binding.handler.describe(),
             dequeue_count: live.dequeue_count,
             reclaims: live.reclaims,
             reclaim_in_seconds: view.state.next_reclaim().map(|at| seconds_between(now, at)),
             containment: self.containment().level().as_str().to_owned(),
-            cgroup: enclosure.as_ref().and_then(|enclosure| enclosure.cgroup().map(Into::into)),
+            cgroup: scope.as_ref().and_then(|scope| scope.cgroup().map(Into::into)),
             processes: Vec::new(),
             work_dir: live
                 .execution
                 .as_ref()
-                .filter(|job| job.context.workdir_result().is_some())
-                .map(|job| job.folder.clone()),
+                .filter(|execution| execution.context.workdir_result().is_some())
+                .map(|execution| execution.folder.clone()),
             phases: live.timeline.phases().iter().map(|lap| phase_status(lap, now)).collect(),
-            last_command: live.last_command.as_ref().map(|said| ClaimCommandStatus {
-                command: command_name(said.command).to_owned(),
-                note: said.note.clone(),
-                seconds_ago: seconds_between(said.at, now),
+            last_command: live.last_command.as_ref().map(|last| ClaimCommandStatus {
+                command: command_name(last.command).to_owned(),
+                note: last.note.clone(),
+                seconds_ago: seconds_between(last.at, now),
             }),
         };
-        Ok(ClaimSnapshot { detail, enclosure })
+        Ok(ClaimSnapshot { detail, enclosure: scope })
     }
 
     /// Affects this claim only (I34).
     pub(super) fn command_claim(
         &mut self,
         name: &str,
-        order: CancelCommand,
+        command: CancelCommand,
         note: Note,
     ) -> Result<CommandResult, TaskLookupError> {
         let claim = self.resolve_claim(name)?;
         let view = self.rules.claim(claim);
-        let (run, obeyed) = (view.run.to_string(), view.state.preview_cancel(order));
+        let (run, result) = (view.run.to_string(), view.state.preview_cancel(command));
         tracing::info!(
             claim.run = run,
-            command = command_name(order),
+            command = command_name(command),
             by = note.by,
             note = note.text,
-            result = ?obeyed,
+            ?result,
             "command about a claim"
         );
-        let heard = !matches!(obeyed, CancelResult::AlreadyReported(_) | CancelResult::Lost(_));
-        if let Some(live) = self.claims.get_mut(&claim).filter(|_| heard) {
-            let said = ClaimCommand { command: order, note, at: self.clock.now() };
-            if let Some(job) = &live.execution {
-                job.context.log().write_note(&said.log_line());
+        if !matches!(result, CancelResult::AlreadyReported(_) | CancelResult::Lost(_)) {
+            let last_command = ClaimCommand { command, note, at: self.now() };
+            let live = self.calls.claim(claim);
+            if let Some(execution) = &live.execution {
+                execution.context.log().write_note(&last_command.log_line());
             }
-            live.last_command = Some(said);
+            live.last_command = Some(last_command);
         }
-        self.handle_event(Event::Claim(claim, ClaimEvent::Command(order)));
-        Ok(CommandResult { run, result: obeyed })
+        self.handle_event(Event::Claim(claim, ClaimEvent::Command(command)));
+        Ok(CommandResult { run, result })
     }
 }
 

@@ -21,23 +21,24 @@ impl Engine {
             span_context: trace,
             timeline,
             end,
-            now: self.clock.now(),
+            now: self.now(),
         });
     }
 
     pub(super) fn close(&mut self, claim: LocalToken, end: ClaimEnd) {
         crash_point("before-journal-close");
         if !journal::is_left_to_next_process(end) {
-            self.journal.record_closed(EntryId(claim.0));
+            self.journal.records.record_closed(EntryId(claim.0));
         }
-        let Some(mut live) = self.claims.remove(&claim) else { unreachable!("{claim:?} is closed twice") };
-        self.control.liveness.set_claims_held(self.claims.len());
+        let Some(mut live) = self.calls.claims.remove(&claim) else { unreachable!("{claim:?} is closed twice") };
+        self.control.liveness.set_claims_held(self.calls.claims.len());
         live.abort_calls();
         if live.recovered {
             return self.close_recovered_claim(&live, end);
         }
         drop_guarded(live.prepared.take());
-        self.count_end(live.source, end);
+        let now = self.now();
+        self.history.on_claim_ended(live.source, end, now);
         self.record_trace(&live, end);
         let run = &live.run;
         let log_bytes = live.execution.as_ref().map_or(0, |job| job.context.log().bytes());

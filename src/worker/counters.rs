@@ -10,24 +10,14 @@ use crate::domain::outcome::{ExceptionReason, Outcome};
 
 /// The counters of a running worker.
 #[derive(Debug, Default)]
-pub struct WorkerCounters {
-    /// The sum of all sources.
-    pub(super) sources: Mutex<SourceCounts>,
-    /// All that are not of a source.
-    others: Mutex<WorkerCounts>,
-}
+pub struct WorkerCounters(Mutex<WorkerCounts>);
 
 /// The counters at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct WorkerCounts {
-    pub polls: u64,
-    pub polls_failed: u64,
-    pub claims: u64,
-    pub claims_refused: u64,
-    pub reclaims: u64,
-    pub reclaims_failed: u64,
+    /// The sum of all sources.
     #[serde(flatten)]
-    pub outcomes: OutcomeCounts,
+    pub sources: SourceCounts,
     /// Claims whose payload may have overlapped with another worker's.
     pub overlaps_possible: u64,
     /// Claims whose processes may have survived SIGKILL.
@@ -57,33 +47,25 @@ pub struct WorkerCounts {
 
 impl WorkerCounters {
     pub(super) fn add(&self, add: impl FnOnce(&mut WorkerCounts)) {
-        add(&mut self.others.lock());
+        add(&mut self.0.lock());
     }
 
     /// Reads all counters.
     #[must_use]
     pub fn read(&self) -> WorkerCounts {
-        let sources = *self.sources.lock();
-        WorkerCounts {
-            polls: sources.polls + sources.polls_failed,
-            polls_failed: sources.polls_failed,
-            claims: sources.claims,
-            claims_refused: sources.claims_refused,
-            reclaims: sources.reclaims,
-            reclaims_failed: sources.reclaims_failed,
-            outcomes: sources.ends.into(),
-            ..*self.others.lock()
-        }
+        *self.0.lock()
     }
 }
 
 impl fmt::Display for WorkerCounts {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { claims, outcomes, .. } = self;
-        let OutcomeCounts { completed, failed, exceptions, released, lost, .. } = outcomes;
+        let SourceCounts { claims, outcomes, .. } = self.sources;
+        let OutcomeCounts { completed, failed, worker_shutdown, lost, .. } = outcomes;
+        let exceptions = outcomes.exceptions();
         write!(
             out,
-            "{claims} claims, {completed} completed, {failed} failed, {exceptions} exceptions, {released} released, {lost} lost"
+            "{claims} claims, {completed} completed, {failed} failed, {exceptions} exceptions, \
+             {worker_shutdown} released, {lost} lost"
         )
     }
 }
@@ -100,15 +82,17 @@ pub struct SourceCounts {
     pub claims_refused: u64,
     pub reclaims: u64,
     pub reclaims_failed: u64,
-    pub ends: ClaimEndCounts,
+    #[serde(flatten)]
+    pub outcomes: OutcomeCounts,
 }
 
 /// Ended claims by result, apart from those that were never granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
-pub struct ClaimEndCounts {
+pub struct OutcomeCounts {
     pub completed: u64,
     pub failed: u64,
+    /// Released.
     pub worker_shutdown: u64,
     pub malformed_payload: u64,
     pub resource_unavailable: u64,
@@ -122,7 +106,7 @@ pub struct ClaimEndCounts {
     pub lost: u64,
 }
 
-impl ClaimEndCounts {
+impl OutcomeCounts {
     pub(super) const fn count(&mut self, end: ClaimEnd) {
         *match end {
             ClaimEnd::Reported(Outcome::Completed) => &mut self.completed,
@@ -140,49 +124,10 @@ impl ClaimEndCounts {
             ClaimEnd::NotGranted => return,
         } += 1;
     }
-}
 
-/// Ended claims by outcome.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct OutcomeCounts {
-    pub completed: u64,
-    pub failed: u64,
     /// Reported as an exception other than `worker-shutdown`.
-    pub exceptions: u64,
-    /// Reported as `worker-shutdown`.
-    pub released: u64,
-    /// Canceled, or resolved elsewhere.
-    #[serde(default)]
-    pub superseded: u64,
-    /// Given up after a report without an answer.
-    #[serde(default)]
-    pub unconfirmed: u64,
-    /// Ended without a report accepted by the queue.
-    pub lost: u64,
-}
-
-impl OutcomeCounts {
-    pub(super) fn of(end: ClaimEnd) -> Self {
-        let mut ends = ClaimEndCounts::default();
-        ends.count(end);
-        ends.into()
-    }
-}
-
-impl From<ClaimEndCounts> for OutcomeCounts {
-    fn from(ends: ClaimEndCounts) -> Self {
-        Self {
-            completed: ends.completed,
-            failed: ends.failed,
-            exceptions: ends.malformed_payload
-                + ends.resource_unavailable
-                + ends.internal_error
-                + ends.intermittent_task,
-            released: ends.worker_shutdown,
-            superseded: ends.superseded,
-            unconfirmed: ends.unconfirmed,
-            lost: ends.lost,
-        }
+    pub const fn exceptions(&self) -> u64 {
+        self.malformed_payload + self.resource_unavailable + self.internal_error + self.intermittent_task
     }
 }
 
@@ -190,8 +135,11 @@ impl AddAssign for OutcomeCounts {
     fn add_assign(&mut self, other: Self) {
         self.completed += other.completed;
         self.failed += other.failed;
-        self.exceptions += other.exceptions;
-        self.released += other.released;
+        self.worker_shutdown += other.worker_shutdown;
+        self.malformed_payload += other.malformed_payload;
+        self.resource_unavailable += other.resource_unavailable;
+        self.internal_error += other.internal_error;
+        self.intermittent_task += other.intermittent_task;
         self.superseded += other.superseded;
         self.unconfirmed += other.unconfirmed;
         self.lost += other.lost;

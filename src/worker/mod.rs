@@ -14,12 +14,14 @@ mod close_sources;
 pub mod counters;
 mod engine;
 mod handler_runtime;
+mod history;
 mod host_probe;
 #[doc(hidden)]
 pub mod liveness;
 mod log_artifacts;
 mod recent_outcomes;
 mod restart_recovery;
+mod running_calls;
 mod sidecars;
 #[doc(hidden)]
 pub mod snapshot;
@@ -40,9 +42,9 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
+use crate::domain::claim;
 use crate::domain::time::Instant;
 use crate::domain::worker::WorkerPolicy;
-use crate::domain::{claim, poll};
 use crate::handler::DynHandler;
 use crate::handler::log::{LogLimits, TaskLog};
 use crate::limits::{AUTH_FAILURES_MAX, DEQUEUE_ALERT, HANDLER_THREADS_MAX, NOTICE_MARGIN, POLL_INTERVAL_MIN};
@@ -129,7 +131,7 @@ impl WorkerConfig {
     fn policy(&self) -> WorkerPolicy {
         WorkerPolicy {
             capacity: self.capacity,
-            poll: poll::PollPolicy { interval: self.poll_interval.max(POLL_INTERVAL_MIN) },
+            poll_interval: self.poll_interval.max(POLL_INTERVAL_MIN),
             claim: claim::ClaimPolicy {
                 termination_grace: self.termination_grace,
                 status_poll_interval: self.status_poll_interval,
@@ -401,11 +403,11 @@ impl Control {
     pub async fn command_claim(
         &self,
         task: &str,
-        order: claim::CancelCommand,
+        command: claim::CancelCommand,
         note: Note,
     ) -> Result<CommandResult, TaskLookupError> {
         let task = task.to_owned();
-        let commanded = self.query(move |engine| engine.command_claim(&task, order, note));
+        let commanded = self.query(move |engine| engine.command_claim(&task, command, note));
         commanded.await.unwrap_or(Err(TaskLookupError::WorkerExited))
     }
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::domain::claim::ClaimEnd;
 use crate::domain::time::Instant;
 
 use super::counters::OutcomeCounts;
@@ -21,12 +22,14 @@ struct MinuteCounts {
 pub(super) struct RecentOutcomes(VecDeque<MinuteCounts>);
 
 impl RecentOutcomes {
-    pub(super) fn add(&mut self, now: Instant, counts: OutcomeCounts) {
+    pub(super) fn count(&mut self, now: Instant, end: ClaimEnd) {
         let number = minute_number(now);
         self.expire(number);
-        match self.0.back_mut() {
-            Some(last) if last.number == number => last.outcomes += counts,
-            _ => self.0.push_back(MinuteCounts { number, outcomes: counts }),
+        if self.0.back().is_none_or(|last| last.number != number) {
+            self.0.push_back(MinuteCounts { number, outcomes: OutcomeCounts::default() });
+        }
+        if let Some(last) = self.0.back_mut() {
+            last.outcomes.count(end);
         }
     }
 
@@ -51,13 +54,14 @@ fn minute_number(now: Instant) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::outcome::Outcome;
 
     #[test]
     fn outcomes_older_than_an_hour_do_not_count() {
         let at = |minutes: u64| Instant::at(MINUTE * u32::try_from(minutes).unwrap());
         let mut hour = RecentOutcomes::default();
         for minutes in 0..90 {
-            hour.add(at(minutes), OutcomeCounts { completed: 1, ..OutcomeCounts::default() });
+            hour.count(at(minutes), ClaimEnd::Reported(Outcome::Completed));
         }
         assert_eq!(hour.sum(at(89)).completed, 60);
         assert_eq!(hour.sum(at(120)).completed, 29);

@@ -9,6 +9,7 @@ use super::SourceBinding;
 use super::catch_panic::{Panicked, catch_panic};
 use super::handler_runtime::HandlerRuntime;
 use super::status::SidecarSummary;
+use crate::domain::id::SourceId;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::handler::DynHandler;
 use crate::handler::sidecar::{Sidecar, SidecarContext, SidecarHandle, SidecarStatus};
@@ -24,31 +25,33 @@ pub(super) struct Sidecars {
 struct SidecarEntry {
     name: String,
     /// The sources whose tasks need it.
-    source_indexes: Vec<usize>,
+    sources: Vec<SourceId>,
     handle: SidecarHandle,
 }
 
 impl Sidecars {
     /// Starts the sidecar of each handler once. `new_context` is called with the index of one of its sources.
     pub(super) fn start(
-        feeds: &[SourceBinding],
+        bindings: &[SourceBinding],
         new_context: impl Fn(usize) -> (SidecarContext, SidecarHandle),
-        threads: &HandlerRuntime,
+        handlers: &HandlerRuntime,
     ) -> Self {
-        let mut besides = Self::default();
+        let mut sidecars = Self::default();
         let mut known: Vec<&Arc<dyn DynHandler>> = Vec::new();
-        for (index, feed) in feeds.iter().enumerate() {
-            let Some(Sidecar { name, run }) = feed.handler.sidecar() else { continue };
-            let same = |other: &&Arc<dyn DynHandler>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&feed.handler));
-            if let Some(one) = known.iter().position(same).and_then(|known| besides.entries.get_mut(known)) {
-                one.source_indexes.push(index);
+        for (index, binding) in bindings.iter().enumerate() {
+            let Some(Sidecar { name, run }) = binding.handler.sidecar() else { continue };
+            let source = SourceId::from_index(index);
+            let same =
+                |other: &&Arc<dyn DynHandler>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&binding.handler));
+            if let Some(known) = known.iter().position(same) {
+                sidecars.entries[known].sources.push(source);
                 continue;
             }
-            known.push(&feed.handler);
-            let (beside, lent) = new_context(index);
-            besides.entries.push(SidecarEntry { name: name.clone(), source_indexes: vec![index], handle: lent });
-            let keep = async move {
-                if let Err(Panicked(text)) = catch_panic(run(beside)).await {
+            known.push(&binding.handler);
+            let (context, handle) = new_context(index);
+            sidecars.entries.push(SidecarEntry { name: name.clone(), sources: vec![source], handle });
+            let supervise = async move {
+                if let Err(Panicked(text)) = catch_panic(run(context)).await {
                     tracing::error!(
                         handler = name,
                         panic = text,
@@ -56,39 +59,40 @@ impl Sidecars {
                     );
                 }
             };
-            besides.running.spawn_on(keep, threads.handle());
+            sidecars.running.spawn_on(supervise, handlers.handle());
         }
-        besides
+        sidecars
     }
 
     pub(super) fn status_receivers(&self) -> Vec<(usize, watch::Receiver<SidecarStatus>)> {
-        self.entries.iter().enumerate().map(|(index, one)| (index, one.handle.status.clone())).collect()
+        self.entries.iter().enumerate().map(|(index, sidecar)| (index, sidecar.handle.status.clone())).collect()
     }
 
-    pub(super) fn source_indexes(&self, index: usize) -> &[usize] {
-        self.entries.get(index).map_or(&[], |one| &one.source_indexes)
+    /// The sources whose tasks need a sidecar.
+    pub(super) fn sources(&self, sidecar: usize) -> &[SourceId] {
+        &self.entries[sidecar].sources
     }
 
     pub(super) fn summaries(&self) -> Vec<SidecarSummary> {
-        let look = |one: &SidecarEntry| {
-            let ended = one.handle.status.has_changed().is_err();
-            let SidecarStatus { availability: serving, message: what, restart_count: restarts, log_path: log } =
-                one.handle.status.borrow().clone();
+        let summary = |sidecar: &SidecarEntry| {
+            let ended = sidecar.handle.status.has_changed().is_err();
+            let SidecarStatus { availability, message, restart_count: restarts, log_path: log } =
+                sidecar.handle.status.borrow().clone();
             SidecarSummary {
-                name: one.name.clone(),
-                up: serving == ServiceAvailability::Up && !ended,
-                message: if ended { "its supervisor has ended; the log says why".to_owned() } else { what },
+                name: sidecar.name.clone(),
+                up: availability == ServiceAvailability::Up && !ended,
+                message: if ended { "its supervisor has ended; the log says why".to_owned() } else { message },
                 restarts,
                 log,
             }
         };
-        self.entries.iter().map(look).collect()
+        self.entries.iter().map(summary).collect()
     }
 
     /// Each within its own grace.
     pub(super) async fn stop(&mut self) {
-        for one in &self.entries {
-            one.handle.stop.send_replace(true);
+        for sidecar in &self.entries {
+            sidecar.handle.stop.send_replace(true);
         }
         let ended = async { while self.running.join_next().await.is_some() {} };
         if tokio::time::timeout(SERVICES_STOP_TIMEOUT, ended).await.is_err() {

@@ -1,16 +1,17 @@
 //! Builds the status of a worker from the rules and the engine.
 
-use crate::domain::claim::ClaimEnd;
 use crate::domain::id::SourceId;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant;
-use crate::domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources};
+use crate::domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources, SourceView};
 use crate::host::containment::ProcessScope;
 use crate::host::termination_notice::{WatchHealth, WatchStatus};
 
+use super::SourceBinding;
 use super::alerts::duplicate_id_message;
-use super::counters::{OutcomeCounts, SourceCounts};
+use super::counters::OutcomeCounts;
 use super::engine::Engine;
+use super::history::SourceActivity;
 use super::status::{
     BlockedReason, ClaimStatus, HostStatus, LifecycleState, NextAction, Note, NoticeStatus, NoticeWatchStatus,
     RecoverySummary, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
@@ -23,96 +24,50 @@ const CLOCK_HINT_SECONDS: u64 = 30;
 /// A source without tasks for this long gets a hint.
 const IDLE_HINT_SECONDS: f64 = 600.0;
 
-/// What the status shows of a source's calls.
-#[derive(Debug, Default)]
-pub(super) struct SourceActivity {
-    polled_at: Option<Instant>,
-    received_at: Option<Instant>,
-    last_refusal: Option<LastRefusal>,
-    /// Missing scopes of recovery were logged.
-    pub(super) recovery_denied: bool,
-    pub(super) counts: SourceCounts,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct NoticeReceived {
-    pub(super) at: Instant,
-    pub(super) last_ended_at: Option<Instant>,
-}
-
-#[derive(Debug)]
-struct LastRefusal {
-    at: Instant,
-    message: String,
-    consecutive: u32,
-}
-
-impl SourceActivity {
-    pub(super) fn on_poll(&mut self, now: Instant, entries: usize) {
-        self.polled_at = Some(now);
-        self.last_refusal = None;
-        if entries > 0 {
-            self.received_at = Some(now);
-        }
-    }
-
-    pub(super) fn last_refusal(&self) -> &str {
-        self.last_refusal.as_ref().map_or("none", |refusal| &refusal.message)
-    }
-
-    pub(super) fn on_refusal(&mut self, now: Instant, text: &str) {
-        let in_a_row = self.last_refusal.as_ref().map_or(0, |refused| refused.consecutive) + 1;
-        self.last_refusal = Some(LastRefusal { at: now, message: text.to_owned(), consecutive: in_a_row });
-    }
-}
-
 /// The status, with the process scopes of its claims by position.
 #[derive(Debug)]
 pub(super) struct StatusSnapshot {
     pub(super) status: WorkerStatus,
-    enclosures: Vec<Option<ProcessScope>>,
+    scopes: Vec<Option<ProcessScope>>,
 }
 
 impl StatusSnapshot {
     /// Reads the memory usage file by file on a blocking thread.
     pub(super) async fn with_memory_usage(self) -> WorkerStatus {
-        let Self { status: mut view, enclosures } = self;
-        let bare = view.clone();
-        let weighing = tokio::task::spawn_blocking(move || {
-            for (task, bytes) in view.claims.iter_mut().zip(ProcessScope::memory_bytes_of(&enclosures)) {
-                task.memory_bytes = bytes;
-            }
-            view
-        });
-        weighing.await.unwrap_or(bare)
+        let Self { mut status, scopes } = self;
+        let measured = tokio::task::spawn_blocking(move || ProcessScope::memory_bytes_of(&scopes)).await;
+        for (claim, bytes) in status.claims.iter_mut().zip(measured.unwrap_or_default()) {
+            claim.memory_bytes = bytes;
+        }
+        status
     }
 }
 
 impl Engine {
     pub(super) fn snapshot(&mut self) -> StatusSnapshot {
-        let now = self.clock.now();
+        let now = self.now();
         let claiming = self.rules.claiming();
-        let (tasks, enclosures): (Vec<ClaimStatus>, Vec<Option<ProcessScope>>) =
+        let (claims, scopes): (Vec<ClaimStatus>, Vec<Option<ProcessScope>>) =
             self.claim_statuses(now).into_iter().unzip();
         let sources = self.source_statuses(now);
         let next = self.next_action(claiming, now);
-        let last_hour = self.recent_outcomes.sum(now);
-        let services = self.sidecars.summaries();
+        let last_hour = self.history.recent_outcomes.sum(now);
+        let sidecars = self.sidecars.summaries();
         let watches = self.notice_watches(now);
-        let kept = self.pending_cleanup_runs();
-        let ClaimingStatus { state, reason, message } = self.claiming_status(&services);
-        let mut hints = hints(claiming, &sources, last_hour, &services);
+        let cleanup_pending: Vec<String> = self.rules.cleanup_pending().map(ToString::to_string).collect();
+        let ClaimingStatus { state, reason, message } = self.claiming_status(&sidecars);
+        let mut hints = hints(claiming, &sources, last_hour, &sidecars);
         hints.extend(watches.iter().filter_map(NoticeWatchStatus::hint));
-        hints.extend(pending_cleanup_hint(&kept));
+        hints.extend(pending_cleanup_hint(&cleanup_pending));
         hints.extend(self.containment().unenforced_limits_hint());
-        hints.extend(unremoved_hint(self.unremoved_count));
-        let view = WorkerStatus {
+        hints.extend(unremoved_hint(self.history.unremoved_dirs));
+        let status = WorkerStatus {
             state,
             blocked_message: message,
             blocked_reason: reason,
             // A pause with a limit ends by itself.
             note: self.current_note(state),
-            uptime_seconds: seconds_between(self.started_at, now),
+            uptime_seconds: seconds_between(self.history.started_at, now),
             capacity: self.rules.capacity(),
             slots_polling: self
                 .rules
@@ -120,25 +75,25 @@ impl Engine {
                 .map(|source| u32::try_from(source.reserved_slots).unwrap_or(u32::MAX))
                 .sum(),
             sources,
-            claims: tasks,
-            cleanup_pending: kept,
+            claims,
+            cleanup_pending,
             last_hour,
             counts: self.control.counts(),
             host: self.host_status(),
-            sidecars: services,
+            sidecars,
             activity: self.control.liveness().activity(),
             containment: self.containment().level().as_str().to_owned(),
-            notice: self.notice.map(|noticed| NoticeStatus {
-                seconds_ago: seconds_between(noticed.at, now),
-                last_claim_ended_after_seconds: noticed.last_ended_at.map(|end| seconds_between(noticed.at, end)),
+            notice: self.history.notice.map(|notice| NoticeStatus {
+                seconds_ago: seconds_between(notice.at, now),
+                last_claim_ended_after_seconds: notice.last_ended_at.map(|end| seconds_between(notice.at, end)),
             }),
             watches,
-            recovered: Some(self.recovery).filter(|recovery| *recovery != RecoverySummary::default()),
+            recovered: Some(self.journal.recovery).filter(|recovery| *recovery != RecoverySummary::default()),
             spans: self.config.recorder.as_ref().map(|recorder| recorder.span_counts()),
             next,
             hints,
         };
-        StatusSnapshot { status: view, enclosures }
+        StatusSnapshot { status, scopes }
     }
 
     /// Empty while claiming.
@@ -146,101 +101,92 @@ impl Engine {
         self.claiming_status(&self.sidecars.summaries()).message.unwrap_or_default()
     }
 
-    fn pending_cleanup_runs(&self) -> Vec<String> {
-        let over = self.pending_cleanup.iter().filter(|(claim, _)| !self.claims.contains_key(claim));
-        over.map(|(_, run)| run.to_string()).collect()
-    }
-
     fn notice_watches(&self, now: Instant) -> Vec<NoticeWatchStatus> {
-        let Some(sights) = self.control.watch_statuses.get() else { return Vec::new() };
-        let seen = |WatchStatus { origin, health: hearing, since }: &WatchStatus| {
-            let provider = origin.as_str().to_owned();
-            let (heard, trouble) = match hearing {
+        let Some(watches) = self.control.watch_statuses.get() else { return Vec::new() };
+        let status = |WatchStatus { origin, health, since }: &WatchStatus| {
+            let (up, error) = match health {
                 WatchHealth::Unknown => (false, None),
                 WatchHealth::Healthy => (true, None),
-                WatchHealth::Failing(trouble) => (false, Some(trouble.clone())),
+                WatchHealth::Failing(error) => (false, Some(error.clone())),
             };
-            NoticeWatchStatus { provider, up: heard, error: trouble, seconds: seconds_between(*since, now) }
+            NoticeWatchStatus { provider: origin.as_str().to_owned(), up, error, seconds: seconds_between(*since, now) }
         };
-        sights.borrow().iter().map(seen).collect()
+        watches.borrow().iter().map(status).collect()
     }
 
     /// The operator who gave the current command, or the worker's own reason.
     fn current_note(&self, state: LifecycleState) -> Option<Note> {
-        let ordered = self.note.clone().filter(|_| state != LifecycleState::Running);
-        let lost = || Some(Note { by: "worker".to_owned(), text: self.work_dir_lost_reason.clone()? });
-        ordered.or_else(lost)
+        let of_operator = self.history.note.clone().filter(|_| state != LifecycleState::Running);
+        let of_worker = || Some(Note { by: "worker".to_owned(), text: self.history.work_dir_lost_reason.clone()? });
+        of_operator.or_else(of_worker)
     }
 
     fn host_status(&self) -> HostStatus {
         let HostResources { disk, memory } = self.resources;
-        let least = self.config.min_resources;
-        HostStatus { disk_free: disk, disk_min: least.disk, memory_free: memory, memory_min: least.memory }
+        let min = self.config.min_resources;
+        HostStatus { disk_free: disk, disk_min: min.disk, memory_free: memory, memory_min: min.memory }
     }
 
     fn source_statuses(&self, now: Instant) -> Vec<SourceStatus> {
-        let looked = self.rules.sources().zip(&self.sources).zip(&self.source_activity);
-        let look = |((view, feed), track): (
-            (crate::domain::worker::SourceView<'_>, &super::SourceBinding),
-            &SourceActivity,
-        )| SourceStatus {
-            name: feed.name.clone(),
-            description: feed.source.describe(),
+        let sources = self.rules.sources().zip(&self.sources).zip(&self.history.sources);
+        let status = |((view, binding), activity): ((SourceView<'_>, &SourceBinding), &SourceActivity)| SourceStatus {
+            name: binding.name.clone(),
+            description: binding.source.describe(),
             state: match view.availability {
                 ServiceAvailability::Down if !view.poller.is_polling() => "waiting-for-sidecar",
                 ServiceAvailability::Up | ServiceAvailability::Down => view.poller.state_name(now),
             }
             .to_owned(),
             failing: view.poller.is_failing(),
-            polled_seconds_ago: track.polled_at.map(|at| seconds_between(at, now)),
-            last_received_seconds_ago: track.received_at.map(|at| seconds_between(at, now)),
+            polled_seconds_ago: activity.polled_at.map(|at| seconds_between(at, now)),
+            last_received_seconds_ago: activity.received_at.map(|at| seconds_between(at, now)),
             next_poll_in_seconds: view.next_poll_at(now).map(|at| seconds_between(now, at)),
-            error: track.last_refusal.as_ref().map(|refused| SourceError {
-                message: refused.message.clone(),
-                seconds_ago: seconds_between(refused.at, now),
-                consecutive: refused.consecutive,
+            error: activity.last_refusal.as_ref().map(|refusal| SourceError {
+                message: refusal.message.clone(),
+                seconds_ago: seconds_between(refusal.at, now),
+                consecutive: refusal.consecutive,
             }),
-            counts: track.counts,
+            counts: activity.counts,
             foreign_claims: view.foreign_claims,
-            clock_skew_seconds: feed.source.clock_skew_seconds(),
-            metrics: feed.source.metrics().into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
+            clock_skew_seconds: binding.source.clock_skew_seconds(),
+            metrics: binding.source.metrics().into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
         };
-        looked.map(look).collect()
+        sources.map(status).collect()
     }
 
     fn claim_statuses(&self, now: Instant) -> Vec<(ClaimStatus, Option<ProcessScope>)> {
         let granted = self.rules.claims().filter(|claim| claim.state.is_granted());
-        let mut tasks: Vec<(ClaimStatus, Option<ProcessScope>)> = granted
+        let mut claims: Vec<(ClaimStatus, Option<ProcessScope>)> = granted
             .map(|claim| {
-                let job = self.claims.get(&claim.claim).and_then(|live| live.execution.as_ref());
-                (self.claim_status(&claim, now), job.map(|job| job.context.scope().clone()))
+                let execution = self.calls.claims[&claim.claim].execution.as_ref();
+                (self.claim_status(&claim, now), execution.map(|execution| execution.context.scope().clone()))
             })
             .collect();
-        tasks.sort_by(|(one, _), (other, _)| {
+        claims.sort_by(|(one, _), (other, _)| {
             one.lease_left_seconds.partial_cmp(&other.lease_left_seconds).unwrap_or(std::cmp::Ordering::Equal)
         });
-        tasks
+        claims
     }
 
     pub(super) fn claim_status(&self, claim: &ClaimView<'_>, now: Instant) -> ClaimStatus {
-        let live = self.claims.get(&claim.claim);
-        let context = live.and_then(|live| live.execution.as_ref()).map(|job| &job.context);
+        let live = &self.calls.claims[&claim.claim];
+        let context = live.execution.as_ref().map(|execution| &execution.context);
         ClaimStatus {
             task: claim.run.task.to_string(),
             run: claim.run.run,
             source: self.source_name(claim.source).to_owned(),
             state: claim.state.state_name().to_owned(),
             progress: context.and_then(|context| context.progress()),
-            held_seconds: live.and_then(|live| live.granted_at).map_or(0.0, |since| seconds_between(since, now)),
+            held_seconds: live.granted_at.map_or(0.0, |since| seconds_between(since, now)),
             lease_seconds: claim.state.lease().map(|lease| {
-                let leased = live.and_then(|live| live.lease_requested_at).unwrap_or(now);
+                let leased = live.lease_requested_at.unwrap_or(now);
                 seconds_between(leased, lease.granted_until())
             }),
             lease_left_seconds: claim.state.lease().map(|lease| seconds_between(now, lease.expires_at())),
-            reclaimed_seconds_ago: live.and_then(|live| live.reclaimed_at).map(|at| seconds_between(at, now)),
+            reclaimed_seconds_ago: live.reclaimed_at.map(|at| seconds_between(at, now)),
             log_bytes: context.map_or(0, |context| context.log().bytes()),
             memory_bytes: None,
-            trace_id: live.and_then(|live| live.trace).map(|trace| trace.trace_id().to_string()),
+            trace_id: live.trace.map(|trace| trace.trace_id().to_string()),
         }
     }
 
@@ -249,9 +195,9 @@ impl Engine {
             let at = claim.state.next_reclaim()?;
             Some((at, format!("reclaim {}", claim.run)))
         });
-        let polls = self.rules.sources().zip(&self.sources).filter_map(|(source, feed)| {
+        let polls = self.rules.sources().zip(&self.sources).filter_map(|(source, binding)| {
             let at = source.next_poll_at(now).filter(|_| claiming == ClaimingState::Polling)?;
-            Some((at, format!("poll {}", feed.name)))
+            Some((at, format!("poll {}", binding.name)))
         });
         let own = match claiming {
             ClaimingState::Blocked(ClaimingBlocked::Paused { until: Some(at) }) => Some((at, "resume".to_owned())),
@@ -275,20 +221,6 @@ impl Engine {
     pub(super) fn source_name(&self, source: SourceId) -> &str {
         &self.sources[source.index()].name
     }
-
-    pub(super) fn count_for_source(&mut self, source: SourceId, count: impl Fn(&mut SourceCounts)) {
-        count(&mut self.source_activity[source.index()].counts);
-        count(&mut self.counters().sources.lock());
-    }
-
-    pub(super) fn count_end(&mut self, source: SourceId, end: ClaimEnd) {
-        let now = self.clock.now();
-        self.count_for_source(source, |counts| counts.ends.count(end));
-        if let Some(noticed) = &mut self.notice {
-            noticed.last_ended_at = Some(now);
-        }
-        self.recent_outcomes.add(now, OutcomeCounts::of(end));
-    }
 }
 
 /// Whether the worker claims, and if not, why.
@@ -301,14 +233,14 @@ struct ClaimingStatus {
 
 impl Engine {
     fn claiming_status(&self, services: &[SidecarSummary]) -> ClaimingStatus {
-        let now = self.clock.now();
+        let now = self.now();
         let held = || self.rules.claims().filter(|claim| claim.state.is_granted()).count();
         let (state, reason, message) = match self.rules.claiming() {
             ClaimingState::Polling => {
                 return ClaimingStatus { state: LifecycleState::Running, reason: None, message: None };
             }
             ClaimingState::AtCapacity => {
-                let message = match self.pending_cleanup_runs().len() {
+                let message = match self.rules.cleanup_pending().count() {
                     0 => "every slot is taken".to_owned(),
                     kept => {
                         format!("every slot is taken, {kept} of them by processes that may remain of ended payloads")

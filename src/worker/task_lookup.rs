@@ -7,13 +7,6 @@ use crate::domain::id::{LocalToken, Run};
 /// Names listed in an error.
 const NAMES_MAX: usize = 20;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct LookupCandidate {
-    pub(super) claim: LocalToken,
-    pub(super) run: Run,
-    pub(super) source: String,
-}
-
 /// Why a name resolves to no claim.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TaskLookupError {
@@ -48,32 +41,20 @@ fn join_names(names: &[String]) -> String {
     if more > 0 { format!("{shown} and {more} more") } else { shown }
 }
 
-/// Accepts `TASK`, `TASK/RUN` or a unique prefix of either, optionally after `SOURCE:`.
-pub(super) fn resolve(name: &str, held: Vec<LookupCandidate>) -> Result<LocalToken, TaskLookupError> {
-    let (source, short) = name.split_once(':').map_or((None, name), |(source, short)| (Some(source), short));
-    let of_source = |one: &&LookupCandidate| source.is_none_or(|source| one.source == source);
-    let called = |wanted: &dyn Fn(&LookupCandidate) -> bool| -> Vec<&LookupCandidate> {
-        held.iter().filter(of_source).filter(|one| wanted(one)).collect()
+/// Accepts `TASK`, `TASK/RUN` or a unique prefix of either.
+pub(super) fn resolve(name: &str, held: &[(LocalToken, &Run)]) -> Result<LocalToken, TaskLookupError> {
+    let matching = |matches: &dyn Fn(&Run) -> bool| -> Vec<(LocalToken, &Run)> {
+        held.iter().copied().filter(|(_, run)| matches(run)).collect()
     };
-    let whole = called(&|one| one.run.task.as_str() == short || one.run.to_string() == short);
-    let begun = called(&|one| !short.is_empty() && one.run.to_string().starts_with(short));
-    let found = if whole.is_empty() { begun } else { whole };
+    let exact = matching(&|run| run.task.as_str() == name || run.to_string() == name);
+    let prefixed = || matching(&|run| !name.is_empty() && run.to_string().starts_with(name));
+    let found = if exact.is_empty() { prefixed() } else { exact };
+    let names = |claims: &[(LocalToken, &Run)]| claims.iter().map(|(_, run)| run.to_string()).collect();
     match found[..] {
-        [one] => Ok(one.claim),
-        [] => Err(TaskLookupError::NotFound {
-            name: name.to_owned(),
-            held: distinct_names(&held.iter().collect::<Vec<_>>()),
-        }),
-        [..] => Err(TaskLookupError::Ambiguous { name: name.to_owned(), these: distinct_names(&found) }),
+        [(claim, _)] => Ok(claim),
+        [] => Err(TaskLookupError::NotFound { name: name.to_owned(), held: names(held) }),
+        [..] => Err(TaskLookupError::Ambiguous { name: name.to_owned(), these: names(&found) }),
     }
-}
-
-/// With the source where two claims have the same run.
-fn distinct_names(these: &[&LookupCandidate]) -> Vec<String> {
-    let twice = |one: &&LookupCandidate| these.iter().filter(|other| other.run == one.run).count() > 1;
-    let named =
-        |one: &&LookupCandidate| if twice(one) { format!("{}:{}", one.source, one.run) } else { one.run.to_string() };
-    these.iter().map(named).collect()
 }
 
 #[cfg(test)]
@@ -81,48 +62,32 @@ mod tests {
     use super::*;
     use crate::domain::id::TaskId;
 
-    fn held(names: &[(&str, u32, &str)]) -> Vec<LookupCandidate> {
-        let one = |(number, (task, run, source)): (u64, &(&str, u32, &str))| LookupCandidate {
-            claim: LocalToken(number),
-            run: Run { task: TaskId::parse(task).unwrap(), run: *run },
-            source: (*source).to_owned(),
-        };
-        (1..).zip(names).map(one).collect()
-    }
-
-    fn said(name: &str, these: &[(&str, u32, &str)]) -> String {
-        resolve(name, held(these)).map_or_else(|not| not.to_string(), |claim| claim.0.to_string())
+    fn resolved(name: &str, held: &[(&str, u32)]) -> String {
+        let run = |(task, run): &(&str, u32)| Run { task: TaskId::parse(task).unwrap(), run: *run };
+        let runs: Vec<Run> = held.iter().map(run).collect();
+        let held: Vec<_> = (1..).map(LocalToken).zip(&runs).collect();
+        resolve(name, &held).map_or_else(|error| error.to_string(), |claim| claim.0.to_string())
     }
 
     #[test]
     fn a_task_resolves_by_id_by_id_and_run_or_by_a_unique_prefix() {
-        let these = [("Abc", 0, "ci"), ("Abd", 2, "ci"), ("Ab", 0, "ci")];
+        let these = [("Abc", 0), ("Abd", 2), ("Ab", 0)];
         for (name, meant) in [("Abc", "1"), ("Abc/0", "1"), ("Abd", "2"), ("Abd/", "2"), ("Ab", "3"), ("Ab/0", "3")] {
-            assert_eq!(said(name, &these), meant, "{name}");
+            assert_eq!(resolved(name, &these), meant, "{name}");
         }
-        assert_eq!(said("A", &these), "A is ambiguous: Abc/0, Abd/2, Ab/0; give a longer prefix");
-        assert_eq!(said("abc", &these), "this worker holds no task abc; it holds Abc/0, Abd/2, Ab/0");
-        assert_eq!(said("", &these), "this worker holds no task ; it holds Abc/0, Abd/2, Ab/0");
-        assert_eq!(said("x", &[]), "this worker holds no task x; it holds nothing");
-        assert_eq!(said("Abc/1", &these), "this worker holds no task Abc/1; it holds Abc/0, Abd/2, Ab/0");
-    }
-
-    #[test]
-    fn equal_task_ids_are_distinguished_by_run_and_source() {
-        let these = [("Abc", 0, "ci"), ("Abc", 1, "ci"), ("Abc", 1, "try")];
-        assert_eq!(said("Abc", &these), "Abc is ambiguous: Abc/0, ci:Abc/1, try:Abc/1; give a longer prefix");
-        assert_eq!(said("Abc/0", &these), "1");
-        assert_eq!(said("Abc/1", &these), "Abc/1 is ambiguous: ci:Abc/1, try:Abc/1; give a longer prefix");
-        assert_eq!(said("try:Abc/1", &these), "3");
-        assert_eq!(said("try:A", &these), "3");
-        assert_eq!(said("nope:A", &these), "this worker holds no task nope:A; it holds Abc/0, ci:Abc/1, try:Abc/1");
+        assert_eq!(resolved("A", &these), "A is ambiguous: Abc/0, Abd/2, Ab/0; give a longer prefix");
+        assert_eq!(resolved("Abc", &[("Abc", 0), ("Abc", 1)]), "Abc is ambiguous: Abc/0, Abc/1; give a longer prefix");
+        assert_eq!(resolved("abc", &these), "this worker holds no task abc; it holds Abc/0, Abd/2, Ab/0");
+        assert_eq!(resolved("", &these), "this worker holds no task ; it holds Abc/0, Abd/2, Ab/0");
+        assert_eq!(resolved("x", &[]), "this worker holds no task x; it holds nothing");
+        assert_eq!(resolved("Abc/1", &these), "this worker holds no task Abc/1; it holds Abc/0, Abd/2, Ab/0");
     }
 
     #[test]
     fn an_error_lists_a_limited_number_of_names() {
         let names: Vec<String> = (0..30).map(|number| format!("T{number}")).collect();
-        let these: Vec<_> = names.iter().map(|name| (name.as_str(), 0, "ci")).collect();
-        let said = said("x", &these);
-        assert!(said.ends_with("T19/0 and 10 more"), "{said}");
+        let these: Vec<_> = names.iter().map(|name| (name.as_str(), 0)).collect();
+        let error = resolved("x", &these);
+        assert!(error.ends_with("T19/0 and 10 more"), "{error}");
     }
 }

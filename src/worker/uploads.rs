@@ -13,7 +13,7 @@ use crate::handler::artifact::Optionality;
 use crate::handler::artifact_collector::{ArtifactCollector, CollectedArtifact};
 use crate::handler::log::{self, FinishedLog, TaskLog};
 use crate::limits::{UPLOAD_RETRY_MAX, UPLOADS_CONCURRENT_MAX};
-use crate::source::{Artifact, ArtifactBody, Claim};
+use crate::source::{Artifact, ArtifactBody, CallError, Claim};
 
 use super::claim_runtime::Execution;
 use super::counters::WorkerCounters;
@@ -79,12 +79,7 @@ impl Uploader {
                             (UploadStatus::ArtifactMissing, Optionality::Optional) => UploadStatus::Complete,
                             (status, _) => status,
                         },
-                        Err(sentence) => {
-                            store.counters.add(|counts| counts.artifacts_failed += 1);
-                            tracing::warn!("{sentence}");
-                            log.write_note(&sentence);
-                            UploadStatus::UploadFailed
-                        }
+                        Err(sentence) => store.fail(UploadStatus::UploadFailed, &log, &sentence),
                     }
                 });
             }
@@ -119,27 +114,28 @@ impl Uploader {
         let (mut backoff, mut jitter) = (Backoff::NEW, Jitter::seeded(self.seed));
         let began = tokio::time::Instant::now();
         loop {
-            let refused = match self.claim.upload(artifact).await {
-                Ok(()) => {
-                    self.counters.add(|counts| counts.artifacts += 1);
-                    return UploadStatus::Complete;
-                }
-                Err(refused) => refused,
+            let Err(CallError { refusal, message }) = self.claim.upload(artifact).await else {
+                self.counters.add(|counts| counts.artifacts += 1);
+                return UploadStatus::Complete;
             };
-            if let Refusal::Gone | Refusal::Rejected = refused.refusal {
-                self.counters.add(|counts| counts.artifacts_failed += 1);
-                log.write_note(&format!("artifact {} is refused: {}", artifact.name, refused.message));
-                tracing::warn!(artifact = artifact.name, error = refused.message, "artifact refused");
-                return UploadStatus::ArtifactMissing;
+            let name = &artifact.name;
+            if let Refusal::Gone | Refusal::Rejected = refusal {
+                let sentence = format!("artifact {name} is refused: {message}");
+                return self.fail(UploadStatus::ArtifactMissing, log, &sentence);
             }
             if began.elapsed() >= UPLOAD_RETRY_MAX {
-                self.counters.add(|counts| counts.artifacts_failed += 1);
-                log.write_note(&format!("artifact {} could not be stored: {}", artifact.name, refused.message));
-                tracing::warn!(artifact = artifact.name, error = refused.message, "artifact not stored");
-                return UploadStatus::UploadFailed;
+                let sentence = format!("artifact {name} could not be stored: {message}");
+                return self.fail(UploadStatus::UploadFailed, log, &sentence);
             }
-            tokio::time::sleep(backoff.wait(RETRY, refused.refusal.retry_after(), &mut jitter)).await;
+            tokio::time::sleep(backoff.wait(RETRY, refusal.retry_after(), &mut jitter)).await;
         }
+    }
+
+    fn fail(&self, status: UploadStatus, log: &TaskLog, sentence: &str) -> UploadStatus {
+        self.counters.add(|counts| counts.artifacts_failed += 1);
+        tracing::warn!("{sentence}");
+        log.write_note(sentence);
+        status
     }
 
     async fn upload_log(&self, log: &TaskLog) {

@@ -212,7 +212,7 @@ async fn a_handler_may_ask_for_another_attempt() {
     let worker = Running::start(queue(&client), 1, act);
     assert_eq!(client.call("/work", b"1").await.body, b"2");
     let counts = worker.control.status().await.expect("it works").sources[0].counts;
-    assert_eq!(counts.ends.intermittent_task, 2);
+    assert_eq!(counts.outcomes.intermittent_task, 2);
     client.finish(worker).await;
 }
 

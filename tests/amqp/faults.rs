@@ -30,7 +30,7 @@ async fn a_lost_connection_stops_the_payload_and_the_redelivery_is_answered_once
         worker.completed(1).await;
         client.until_depth(0, 1).await;
         let counts = worker.control.counts();
-        assert_eq!((counts.outcomes.lost, counts.outcomes.completed), (1, 1), "{kind:?}");
+        assert_eq!((counts.sources.outcomes.lost, counts.sources.outcomes.completed), (1, 1), "{kind:?}");
         assert_eq!(worker.counter("replies").await, 1);
         client.finish(worker).await;
     }
@@ -100,7 +100,7 @@ async fn a_broker_that_blocks_publishing_delays_replies_only() {
     assert_eq!(client.answer("a").await.body, b"a");
     worker.completed(1).await;
     client.until_depth(0, 1).await;
-    assert_eq!((worker.counter("replies").await, worker.control.counts().outcomes.completed), (1, 1));
+    assert_eq!((worker.counter("replies").await, worker.control.counts().sources.outcomes.completed), (1, 1));
     worker.drained().await;
     drop(own);
 }
@@ -118,7 +118,7 @@ async fn a_request_is_stopped_before_the_consumer_timeout_and_others_continue() 
     assert_eq!(gate.enters().await, "long");
     assert_eq!(client.answer("long").await.json()["type"], "journeyman:attempts_exhausted");
     assert_eq!(worker.counter("connections").await, 1, "the channel was never closed");
-    assert_eq!(worker.control.counts().outcomes.lost, 2);
+    assert_eq!(worker.control.counts().sources.outcomes.lost, 2);
     client.finish(worker).await;
 }
 
@@ -162,7 +162,7 @@ async fn i06_a_request_whose_channel_is_closed_by_the_consumer_timeout_does_not_
     may_end.add_permits(1);
     assert_eq!(within("the request starts again", started.recv()).await, Some(0), "alone");
     assert_eq!(client.answer("a").await.body, b"null");
-    assert_eq!(worker.control.counts().outcomes.lost, 1);
+    assert_eq!(worker.control.counts().sources.outcomes.lost, 1);
     worker.drained().await;
     drop(own);
 }

@@ -134,7 +134,7 @@ async fn a_request_that_is_too_large_or_expired_gets_a_reply_and_does_not_run() 
     assert_eq!(gate.enters().await.len(), 1000);
     worker.counts("too_large", 1).await;
     worker.counts("expired", 1).await;
-    assert_eq!(worker.control.counts().claims, 1);
+    assert_eq!(worker.control.counts().sources.claims, 1);
     client.finish(worker).await;
 }
 
@@ -156,7 +156,7 @@ async fn a_request_above_the_brokers_limit_is_refused_and_the_largest_one_is_ans
     };
     assert_eq!(asking.call(&call).await, Err(RpcError::TooLarge { bytes: MOST + 1 }));
     assert_eq!(client.call("/largest", &body[..MOST]).await.body, MOST.to_string().as_bytes());
-    assert_eq!((worker.control.counts().claims, worker.counter("too_large").await), (1, 0));
+    assert_eq!((worker.control.counts().sources.claims, worker.counter("too_large").await), (1, 0));
     client.finish(worker).await;
 }
 

@@ -397,7 +397,8 @@ impl Running {
 
     /// Waits until this many requests are completed: clients get the reply before the worker counts it.
     pub(crate) async fn completed(&self, count: u64) {
-        until(&format!("{count} completed"), async || self.control.counts().outcomes.completed >= count).await;
+        let completed = || self.control.counts().sources.outcomes.completed;
+        until(&format!("{count} completed"), async || completed() >= count).await;
     }
 
     pub(crate) async fn ended(self) -> ExitReason {

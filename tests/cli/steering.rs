@@ -259,7 +259,7 @@ fn notices_and_reloads_are_counted() {
     let (counts, source) = (&after["counts"], &after["sources"][0]["counts"]);
     assert_eq!((counts["notices"].as_u64(), counts["config_reloads"].as_u64()), (Some(1), Some(1)), "{after}");
     assert!(counts["log_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{after}");
-    assert_eq!((source["claims"].as_u64(), source["ends"]["completed"].as_u64()), (Some(2), Some(1)), "{after}");
+    assert_eq!((source["claims"].as_u64(), source["completed"].as_u64()), (Some(2), Some(1)), "{after}");
     server.signal(Signal::QUIT);
     server.ends_with(12);
 }

@@ -34,7 +34,7 @@ impl Lab {
             let socket = worker.home.join("work/control.sock");
             until("the control socket", async || Ok(socket.exists())).await?;
             let client = ControlClient::new(&socket)?;
-            let completed = async || Outcome::Ok(client.status().await?.snapshot.counts.outcomes.completed);
+            let completed = async || Outcome::Ok(client.status().await?.snapshot.counts.sources.outcomes.completed);
             until("the first task", async || Ok(completed().await? > 0)).await?;
             let (began, from, cpu) = (now(), completed().await?, worker.usage()?.cpu);
             until("the last task", async || Ok(completed().await? >= count as u64)).await?;

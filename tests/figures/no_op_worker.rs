@@ -171,7 +171,7 @@ async fn print_done(control: Control, expected: u64) {
     }
     loop {
         interval.tick().await;
-        let completed = control.counts().outcomes.completed;
+        let completed = control.counts().sources.outcomes.completed;
         match &pace {
             None if completed >= Pace::warm_up(expected) => pace = Some(Pace::start(completed)),
             Some(pace) if completed >= expected => return Pace::print(pace, completed),

@@ -13,8 +13,19 @@ use crate::{Lab, Outcome};
 /// Fails unless the worker has claimed and completed so many tasks, and nothing else happened.
 fn nothing_else(counts: &Value, tasks: usize) -> Outcome<()> {
     let number = |name: &str| counts[name].as_u64().unwrap_or(u64::MAX);
-    let never =
-        ["claims_refused", "failed", "exceptions", "released", "superseded", "lost", "overlaps_possible", "panics"];
+    let never = [
+        "claims_refused",
+        "failed",
+        "worker-shutdown",
+        "malformed-payload",
+        "resource-unavailable",
+        "internal-error",
+        "intermittent-task",
+        "superseded",
+        "lost",
+        "overlaps_possible",
+        "panics",
+    ];
     let done = [number("claims"), number("completed")];
     if never.iter().all(|name| number(name) == 0) && done == [tasks as u64; 2] {
         return Ok(());

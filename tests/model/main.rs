@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use journeyman::domain::claim::{self, ClaimAction, ClaimEvent, ClaimState, UploadStatus};
 use journeyman::domain::jitter::Jitter;
-use journeyman::domain::lease::{self, Lease};
+use journeyman::domain::lease::Lease;
 use journeyman::domain::outcome::ExecuteFailure;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
@@ -448,7 +448,7 @@ fn violated(world: World) -> Vec<&'static str> {
 
 #[test]
 fn the_ticks_of_the_model_are_those_of_the_rules() {
-    let lease = Lease::granted(at(0), LEASE, lease::Policy { termination_grace: Duration::ZERO });
+    let lease = Lease::granted(at(0), LEASE, Duration::ZERO);
     assert_eq!(lease.granted_until(), at(LEASE_TICKS));
     assert_eq!(lease.expires_at(), at(LEASE_TICKS - MARGIN_TICKS));
 }

@@ -7,7 +7,7 @@ use journeyman::control::WorkerStatusReply;
 use journeyman::http::{Exposure, HttpListener};
 use journeyman::observe::status_routes::SnapshotFn;
 use journeyman::observe::worker_http::serve;
-use journeyman::worker::counters::{ClaimEndCounts, OutcomeCounts, SourceCounts, WorkerCounts};
+use journeyman::worker::counters::{OutcomeCounts, SourceCounts, WorkerCounts};
 use journeyman::worker::status::{
     ActivityStatus, BlockedReason, ClaimStatus, HostStatus, LifecycleState, NextAction, Note, NoticeStatus,
     NoticeWatchStatus, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
@@ -15,6 +15,19 @@ use journeyman::worker::status::{
 use tokio::task::JoinSet;
 
 /// A worker with two sources that holds nothing.
+const OUTCOMES: OutcomeCounts = OutcomeCounts {
+    completed: 112,
+    failed: 6,
+    worker_shutdown: 1,
+    malformed_payload: 2,
+    resource_unavailable: 0,
+    internal_error: 0,
+    intermittent_task: 0,
+    superseded: 0,
+    unconfirmed: 0,
+    lost: 0,
+};
+
 pub(crate) fn idle() -> WorkerStatusReply {
     let source = |name: &str, what: &str| SourceStatus {
         name: name.to_owned(),
@@ -47,7 +60,7 @@ pub(crate) fn idle() -> WorkerStatusReply {
         ],
         claims: Vec::new(),
         cleanup_pending: Vec::new(),
-        last_hour: OutcomeCounts { completed: 112, failed: 6, exceptions: 2, released: 1, ..OutcomeCounts::default() },
+        last_hour: OUTCOMES,
         counts: WorkerCounts::default(),
         host: HostStatus {
             disk_free: Some(212 << 30),
@@ -100,22 +113,10 @@ pub(crate) fn running() -> WorkerStatusReply {
     view.slots_polling = 1;
     view.next = Some(NextAction { action: "reclaim fN1SbArXTPSVFNUvaOlinQ/0".into(), in_seconds: 3.0 });
     view.sources[0].last_received_seconds_ago = Some(201.0);
-    let ends = ClaimEndCounts {
-        completed: 112,
-        failed: 6,
-        worker_shutdown: 1,
-        malformed_payload: 2,
-        ..ClaimEndCounts::default()
-    };
-    view.sources[0].counts = SourceCounts { polls: 900, claims: 123, reclaims: 31, ends, ..SourceCounts::default() };
-    view.counts = WorkerCounts {
-        polls: 917,
-        claims: 123,
-        artifacts: 240,
-        log_bytes: 1 << 30,
-        config_reloads: 1,
-        ..WorkerCounts::default()
-    };
+    let sources = SourceCounts { polls: 900, claims: 123, reclaims: 31, outcomes: OUTCOMES, ..SourceCounts::default() };
+    view.sources[0].counts = sources;
+    view.counts =
+        WorkerCounts { sources, artifacts: 240, log_bytes: 1 << 30, config_reloads: 1, ..WorkerCounts::default() };
     status
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent, UploadStatus};
+use journeyman::domain::claim::{ClaimAction, ClaimEvent};
 use journeyman::domain::host_health::ProbeResult;
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
 use journeyman::domain::jitter::Jitter;
@@ -19,7 +19,7 @@ use journeyman::domain::worker::{
     SourceSpec, Worker, WorkerPolicy,
 };
 
-use crate::support::{CLAIMS, MESSAGES, policy};
+use crate::support::{CLAIMS, DRAIN, MESSAGES, UPLOADED, policy};
 
 const CAPACITY: u32 = 3;
 
@@ -308,9 +308,7 @@ impl World {
                 let unfit = !self.calm && self.below(2) == 0;
                 Event::HostProbed(if unfit { ProbeResult::Unhealthy } else { ProbeResult::Healthy })
             }
-            Effect::Claim(claim, ClaimAction::Upload) => {
-                Event::Claim(claim, ClaimEvent::Uploaded(UploadStatus::Complete))
-            }
+            Effect::Claim(claim, ClaimAction::Upload) => Event::Claim(claim, UPLOADED),
             Effect::Claim(claim, ClaimAction::Report { .. }) => {
                 Event::Claim(claim, ClaimEvent::Reported(self.answer(())))
             }
@@ -344,7 +342,7 @@ impl World {
         let order = self.below(4);
         self.hurried |= matches!(order, 1 | 2) && deadline.is_some();
         let event = match order {
-            0 => Event::Drain { deadline: None },
+            0 => DRAIN,
             1 => Event::Release { deadline },
             2 => Event::TerminationNotice { deadline },
             _ => Event::Wake(SourceId(0)),
@@ -378,7 +376,7 @@ fn lives(seed: u64) {
     }
     // The faults end: everything that is under way is answered, and the worker is stopped.
     world.calm = true;
-    world.happens(Event::Drain { deadline: None });
+    world.happens(DRAIN);
     for _ in 0..2_000 {
         if world.exited {
             assert_eq!(world.worker.claims().count(), 0);

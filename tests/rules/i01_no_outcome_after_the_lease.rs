@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason, UploadStatus};
-use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
+use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
+use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 
-use crate::support::{GRACE, LEASE, One, RETRY, Reclaims, at};
+use crate::support::{COMPLETED, FAILED, GRACE, LEASE, One, RELEASE_CLAIM, RETRY, Reclaims, UPLOADED, at};
 
 const NANO: Duration = Duration::from_nanos(1);
 
@@ -18,14 +18,14 @@ fn unconfirmed(loss: LossReason) -> ClaimEnd {
 #[test]
 fn i01_an_outcome_is_still_sent_just_before_the_lease_is_given_up() {
     let mut one = One::settling();
-    let acts = one.happens_at(one.abandon_at().minus(NANO), ClaimEvent::Uploaded(UploadStatus::Complete));
+    let acts = one.happens_at(one.abandon_at().minus(NANO), UPLOADED);
     assert!(acts.iter().any(|act| matches!(act, ClaimAction::Report { outcome: Outcome::Completed, .. })), "{acts:?}");
 }
 
 #[test]
 fn i01_an_outcome_that_is_ready_when_the_lease_is_given_up_is_not_sent() {
     let mut one = One::settling();
-    let acts = one.happens_at(one.abandon_at(), ClaimEvent::Uploaded(UploadStatus::Complete));
+    let acts = one.happens_at(one.abandon_at(), UPLOADED);
     assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::LeaseExpired))]);
 }
 
@@ -69,37 +69,31 @@ fn i01_a_lost_claim_is_never_reported_whatever_stage_it_was_in() {
 
     let mut executing = One::executing();
     assert!(matches!(executing.happens(lost)[..], [ClaimAction::Kill { .. }]));
-    assert_eq!(executing.happens(ClaimEvent::Ended(Ok(()))), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]);
+    assert_eq!(executing.happens(COMPLETED), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]);
 }
 
 #[test]
 fn i01_a_worker_told_to_go_that_learns_of_its_loss_reports_nothing() {
     let mut one = One::executing();
-    one.happens(ClaimEvent::Release { deadline: None });
+    one.happens(RELEASE_CLAIM);
     let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
     assert!(matches!(acts[..], [ClaimAction::Kill { .. }]), "{acts:?}");
-    assert_eq!(
-        one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))),
-        [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]
-    );
+    assert_eq!(one.happens(FAILED), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]);
 }
 
 #[test]
 fn i01_a_hand_back_that_ends_after_the_lease_is_not_reported() {
     let mut one = One::executing();
-    one.happens(ClaimEvent::Release { deadline: None });
+    one.happens(RELEASE_CLAIM);
     let acts = one.pass_to(one.abandon_at(), Reclaims::Silent);
     assert!(matches!(acts.last(), Some(ClaimAction::Kill { .. })), "{acts:?}");
-    assert_eq!(
-        one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))),
-        [ClaimAction::Close(ClaimEnd::Lost(LossReason::LeaseExpired))]
-    );
+    assert_eq!(one.happens(FAILED), [ClaimAction::Close(ClaimEnd::Lost(LossReason::LeaseExpired))]);
 }
 
 #[test]
 fn i01_the_answer_to_a_report_comes_before_the_queue_may_give_the_run_away() {
     let mut one = One::settling();
-    let acts = one.happens_at(one.abandon_at().minus(NANO), ClaimEvent::Uploaded(UploadStatus::Complete));
+    let acts = one.happens_at(one.abandon_at().minus(NANO), UPLOADED);
     let deadline = one.machine.lease().expect("granted").granted_until();
     for act in acts {
         if let ClaimAction::Report { timeout, .. } = act {
@@ -112,10 +106,7 @@ fn i01_the_answer_to_a_report_comes_before_the_queue_may_give_the_run_away() {
 fn i01_a_canceled_run_is_not_reported() {
     let mut one = One::executing();
     assert!(matches!(one.happens(ClaimEvent::StatusChecked(Ok(true)))[..], [ClaimAction::Kill { grace: GRACE, .. }]));
-    assert_eq!(
-        one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))),
-        [ClaimAction::Close(ClaimEnd::Lost(LossReason::Canceled))]
-    );
+    assert_eq!(one.happens(FAILED), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Canceled))]);
 }
 
 #[test]

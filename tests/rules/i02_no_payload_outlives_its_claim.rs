@@ -4,7 +4,7 @@ use journeyman::domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason};
 use journeyman::domain::lease::clock_error;
 use journeyman::domain::refusal::Refusal;
 
-use crate::support::{GRACE, LEASE, One, RETRY, Reclaims, at};
+use crate::support::{GRACE, LEASE, One, RELEASE_CLAIM, RETRY, Reclaims, at};
 
 #[test]
 fn i02_a_payload_is_killed_when_no_extension_was_granted_in_time() {
@@ -40,7 +40,7 @@ fn i02_a_claim_said_to_be_lost_kills_at_once() {
 fn i02_a_payload_that_ends_on_order_is_hurried_when_the_lease_ends_meanwhile() {
     let mut one = One::executing();
     one.now = one.abandon_at().minus(GRACE / 2);
-    let acts = one.happens(ClaimEvent::Release { deadline: None });
+    let acts = one.happens(RELEASE_CLAIM);
     assert!(acts.contains(&ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE }), "{acts:?}");
     let acts = one.pass_to(one.abandon_at(), Reclaims::Silent);
     assert!(

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
-use journeyman::domain::lease::{self, Lease};
+use journeyman::domain::lease::Lease;
 
-use crate::support::{GRACE, LEASE, One, Reclaims, at};
+use crate::support::{GRACE, LEASE, One, PREPARED, RELEASE_CLAIM, Reclaims, at};
 
 fn abandon_at() -> journeyman::domain::time::Instant {
-    Lease::granted(at(0), LEASE, lease::Policy { termination_grace: GRACE }).expires_at()
+    Lease::granted(at(0), LEASE, GRACE).expires_at()
 }
 
 #[test]
@@ -36,14 +36,14 @@ fn i03_the_lease_counts_from_when_the_request_was_sent() {
 #[test]
 fn i03_a_payload_that_is_prepared_too_late_is_never_started() {
     let mut one = One::preparing();
-    let acts = one.happens_at(abandon_at(), ClaimEvent::Prepared(Ok(())));
+    let acts = one.happens_at(abandon_at(), PREPARED);
     assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::LeaseExpired))]);
 }
 
 #[test]
 fn i03_a_payload_that_is_prepared_just_in_time_is_started() {
     let mut one = One::preparing();
-    let acts = one.happens_at(abandon_at().minus(Duration::from_nanos(1)), ClaimEvent::Prepared(Ok(())));
+    let acts = one.happens_at(abandon_at().minus(Duration::from_nanos(1)), PREPARED);
     assert_eq!(acts.first(), Some(&ClaimAction::Execute));
 }
 
@@ -57,7 +57,7 @@ fn i03_a_lease_without_length_is_given_up_at_once() {
 #[test]
 fn i03_a_late_grant_is_not_handed_back_either() {
     let mut one = One::requested();
-    one.happens(ClaimEvent::Release { deadline: None });
+    one.happens(RELEASE_CLAIM);
     let acts = one.happens_at(abandon_at(), ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) });
     assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate))]);
     assert_eq!(one.pass_to(at(10_000), Reclaims::Silent), []);

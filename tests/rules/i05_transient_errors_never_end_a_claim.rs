@@ -4,7 +4,7 @@ use journeyman::domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Effect};
 
-use crate::support::{Bench, LEASE, One, RETRY, Reclaims, at, secs};
+use crate::support::{Bench, COMPLETED, LEASE, One, PREPARED, RETRY, Reclaims, at, secs};
 
 const NOT_DEFINITE: [Refusal; 5] =
     [RETRY, Refusal::Throttled { retry_after: None }, Refusal::Denied, Refusal::Rejected, Refusal::Stale];
@@ -54,10 +54,10 @@ fn i05_a_run_is_looked_at_as_often_as_asked_for_and_only_while_it_can_be_stopped
     assert_eq!(one.pass_to(at(5), Reclaims::Silent), [ClaimAction::CheckStatus]);
     assert_eq!(one.pass_to(at(60), Reclaims::Silent), [], "one look at a time");
     one.happens(ClaimEvent::StatusChecked(Ok(false)));
-    assert_eq!(one.happens(ClaimEvent::Prepared(Ok(()))), [ClaimAction::Execute]);
+    assert_eq!(one.happens(PREPARED), [ClaimAction::Execute]);
     assert_eq!(one.pass_to(at(65), Reclaims::Silent), [ClaimAction::CheckStatus]);
     one.happens(ClaimEvent::StatusChecked(Ok(false)));
-    one.happens(ClaimEvent::Ended(Ok(())));
+    one.happens(COMPLETED);
     assert_eq!(one.pass_to(at(300), Reclaims::Silent), []);
 }
 
@@ -107,9 +107,7 @@ fn i05_claims_that_fail_without_end_are_told_of_too() {
     let mut bench = Bench::messages(1, 1);
     let mut all = Vec::new();
     for n in 0..8 {
-        let seen = bench.seen(&format!("m{n}"), &format!("T{n}"));
-        let claim = seen.token;
-        bench.hit(vec![seen]);
+        let (claim, _) = bench.receive(&format!("m{n}"), &format!("T{n}"));
         while bench.worker.claims().count() > 0 {
             all.extend(said(&bench.claimed(claim, Err(RETRY))));
             bench.pass(secs(10));

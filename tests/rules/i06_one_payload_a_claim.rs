@@ -2,26 +2,28 @@
 
 use journeyman::domain::claim::{ClaimAction, ClaimEvent};
 use journeyman::domain::id::{ServiceId, SourceId};
-use journeyman::domain::outcome::ExecuteFailure;
 use journeyman::domain::worker::{Effect, Event, PollResult, SourceSpec};
 
-use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, One, RETRY, at, claims, deletes, policy, run};
+use crate::support::{
+    Bench, CLAIMS, COMPLETED, FAILED, LEASE, MESSAGES, One, PREPARED, RELEASE_CLAIM, REPORTED, RETRY, UPLOADED, at,
+    claims, deletes, has, policy, run,
+};
 
 #[test]
 fn i06_a_second_answer_to_anything_starts_nothing() {
     let mut one = One::executing();
-    assert_eq!(one.happens(ClaimEvent::Prepared(Ok(()))), []);
+    assert_eq!(one.happens(PREPARED), []);
     assert_eq!(one.happens(ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) }), []);
     let mut one = One::settling();
-    assert_eq!(one.happens(ClaimEvent::Prepared(Ok(()))), []);
-    assert_eq!(one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))), []);
+    assert_eq!(one.happens(PREPARED), []);
+    assert_eq!(one.happens(FAILED), []);
 }
 
 #[test]
 fn i06_a_payload_told_to_end_is_not_started_by_a_late_preparation() {
     let mut one = One::preparing();
-    assert!(matches!(one.happens(ClaimEvent::Release { deadline: None })[..], [ClaimAction::Kill { .. }]));
-    assert_eq!(one.happens(ClaimEvent::Prepared(Ok(()))), []);
+    assert!(matches!(one.happens(RELEASE_CLAIM)[..], [ClaimAction::Kill { .. }]));
+    assert_eq!(one.happens(PREPARED), []);
 }
 
 #[test]
@@ -60,9 +62,7 @@ fn i06_a_message_about_a_run_in_hand_is_settled_by_the_claim_at_every_step() {
     let mut steps = vec![bench.hit(vec![seen])];
     let again = |bench: &mut Bench, id: &str| {
         // The only slot is held, so that this message came with an answer that was on its way.
-        let seen = bench.seen(id, "T");
-        let token = seen.token;
-        let effects = bench.hit(vec![seen]);
+        let (token, effects) = bench.receive(id, "T");
         assert_eq!(claims(&effects), 0, "{effects:?}");
         (token, effects.contains(&Effect::Delete(token)))
     };
@@ -72,15 +72,15 @@ fn i06_a_message_about_a_run_in_hand_is_settled_by_the_claim_at_every_step() {
     assert!(granted.contains(&Effect::Delete(waiting)), "{granted:?}");
     steps.push(granted);
     for (id, event) in [
-        ("m3", Event::Claim(claim, ClaimEvent::Prepared(Ok(())))),
-        ("m4", Event::Claim(claim, ClaimEvent::Ended(Ok(())))),
-        ("m5", Event::Claim(claim, ClaimEvent::Uploaded(journeyman::domain::claim::UploadStatus::Complete))),
+        ("m3", Event::Claim(claim, PREPARED)),
+        ("m4", Event::Claim(claim, COMPLETED)),
+        ("m5", Event::Claim(claim, UPLOADED)),
     ] {
         assert!(again(&mut bench, id).1, "before {event:?}");
         steps.push(bench.happens(event));
     }
     assert!(again(&mut bench, "m6").1);
-    steps.push(bench.tell(claim, ClaimEvent::Reported(Ok(()))));
+    steps.push(bench.tell(claim, REPORTED));
     let executed =
         steps.iter().flatten().filter(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Execute))).count();
     assert_eq!(executed, 1);
@@ -101,9 +101,7 @@ fn i06_a_run_in_hand_that_a_poll_or_a_recovery_brings_again_is_not_taken_twice()
 
 #[test]
 fn i06_a_run_that_one_source_holds_is_not_claimed_through_another() {
-    let mut bench = Bench::new(policy(4), &[MESSAGES, CLAIMS]);
-    bench.tick();
-    bench.opened(0, 1);
+    let mut bench = Bench::opened_with(policy(4), &[MESSAGES, CLAIMS]);
     bench.opened(1, 1);
     bench.recovered(1, Ok(Vec::new()));
     let claim = bench.preparing("m1", "T");
@@ -157,6 +155,8 @@ fn i06_a_recovery_is_told_of_the_runs_of_its_own_deployment() {
     bench.polled(1, 0, Ok(PollResult { messages: Vec::new(), claims: vec![grant] }));
     bench.polled(1, 0, Err(RETRY));
     let effects = bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
-    let told = |effect: &Effect| matches!(effect, Effect::Recover { source: SourceId(1), known_runs, .. } if *known_runs == [run("Theirs")]);
-    assert!(effects.iter().any(told), "{effects:?}");
+    assert!(
+        has!(effects, Effect::Recover { source: SourceId(1), known_runs, .. } if *known_runs == [run("Theirs")]),
+        "{effects:?}"
+    );
 }

@@ -50,9 +50,7 @@ fn i08_every_way_a_claim_can_end_gives_its_slot_back() {
         Err(Refusal::Rejected),
     ] {
         let mut bench = Bench::messages(1, 1);
-        let seen = bench.seen("m1", "T");
-        let claim = seen.token;
-        bench.hit(vec![seen]);
+        let (claim, _) = bench.receive("m1", "T");
         bench.claimed(claim, answer);
         bench.pass(secs(600));
         assert_eq!(bench.worker.claims().count(), 0, "{answer:?}");

@@ -4,7 +4,7 @@ use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
 use journeyman::domain::outcome::Outcome;
 use journeyman::domain::refusal::Refusal;
 
-use crate::support::{LEASE, One, RETRY, Reclaims, UNANSWERED, at, secs};
+use crate::support::{LEASE, One, RETRY, Reclaims, UNANSWERED, UPLOADED, at, secs};
 
 #[test]
 fn i09_each_definite_answer_closes_the_claim_and_nothing_follows() {
@@ -42,7 +42,7 @@ fn i09_the_waits_between_reports_do_not_count_the_requests_before_the_grant() {
     }
     one.happens(ClaimEvent::Claimed { sent_at: one.now, answer: Ok(LEASE) });
     one.happens(ClaimEvent::Prepared(Err(journeyman::domain::outcome::PrepareFailure::Malformed)));
-    one.happens(ClaimEvent::Uploaded(journeyman::domain::claim::UploadStatus::Complete));
+    one.happens(UPLOADED);
     one.happens(ClaimEvent::Reported(Err(RETRY)));
     let wait = one.machine.next_deadline().expect("it is repeated").since(one.now);
     assert!(wait <= journeyman::domain::claim::REPORT_RETRY.first, "{wait:?}");

@@ -1,9 +1,8 @@
 //! I10: a claim is reclaimed until its outcome is acknowledged, not only sent.
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, SHUTDOWN_UPLOAD_MAX, UploadStatus};
-use journeyman::domain::outcome::ExecuteFailure;
+use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, SHUTDOWN_UPLOAD_MAX};
 
-use crate::support::{LEASE, One, RETRY, Reclaims, at};
+use crate::support::{FAILED, LEASE, One, RELEASE_CLAIM, REPORTED, RETRY, Reclaims, UPLOADED, at};
 
 fn reclaims(acts: &[ClaimAction]) -> usize {
     acts.iter().filter(|act| matches!(act, ClaimAction::Reclaim { .. })).count()
@@ -13,7 +12,7 @@ fn reclaims(acts: &[ClaimAction]) -> usize {
 fn i10_a_claim_is_extended_in_every_step_up_to_the_answer() {
     let ending = || {
         let mut one = One::executing();
-        one.happens(ClaimEvent::Release { deadline: None });
+        one.happens(RELEASE_CLAIM);
         one
     };
     for mut one in [One::preparing(), One::executing(), ending(), One::settling(), One::reporting()] {
@@ -40,20 +39,20 @@ fn i10_a_report_without_an_answer_is_repeated_for_as_long_as_the_claim_can_be_ex
 #[test]
 fn i10_nothing_is_extended_once_the_answer_is_there() {
     let mut one = One::executing();
-    one.happens(ClaimEvent::Release { deadline: None });
-    one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
-    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Upload]);
+    one.happens(RELEASE_CLAIM);
+    one.happens(FAILED);
+    assert_eq!(one.happens(REPORTED), [ClaimAction::Upload]);
     let soon = one.now.plus(SHUTDOWN_UPLOAD_MAX / 2);
     assert_eq!(one.pass_to(soon, Reclaims::Granted), []);
-    assert!(matches!(one.happens(ClaimEvent::Uploaded(UploadStatus::Complete))[..], [ClaimAction::Close(_)]));
+    assert!(matches!(one.happens(UPLOADED)[..], [ClaimAction::Close(_)]));
 }
 
 #[test]
 fn i10_what_is_stored_after_the_report_has_its_time() {
     let mut one = One::executing();
-    one.happens(ClaimEvent::Release { deadline: None });
-    one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
-    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Upload]);
+    one.happens(RELEASE_CLAIM);
+    one.happens(FAILED);
+    assert_eq!(one.happens(REPORTED), [ClaimAction::Upload]);
     let acts = one.pass_to(at(5 * LEASE.as_secs()), Reclaims::Granted);
     assert!(matches!(acts[..], [ClaimAction::Close(ClaimEnd::Reported(_))]), "{acts:?}");
 }
@@ -62,9 +61,9 @@ fn i10_what_is_stored_after_the_report_has_its_time() {
 fn i10_a_late_answer_to_a_reclaim_moves_nothing_once_the_claim_is_over() {
     let extended = ClaimEvent::Reclaimed { sent_at: at(1), answer: Ok(LEASE) };
     let mut trailing = One::executing();
-    trailing.happens(ClaimEvent::Release { deadline: None });
-    trailing.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
-    trailing.happens(ClaimEvent::Reported(Ok(())));
+    trailing.happens(RELEASE_CLAIM);
+    trailing.happens(FAILED);
+    trailing.happens(REPORTED);
     assert_eq!(trailing.happens(extended), []);
 
     let mut lost = One::executing();

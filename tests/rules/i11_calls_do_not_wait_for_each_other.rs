@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, UploadStatus};
+use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent};
 use journeyman::domain::outcome::Outcome;
 use journeyman::domain::refusal::Refusal;
 
-use crate::support::{LEASE, One, RETRY, at};
+use crate::support::{LEASE, One, REPORTED, RETRY, UPLOADED, at};
 
 fn both_under_way() -> One {
     let mut one = One::settling();
     let due = at(LEASE.as_secs() * 7 / 10);
-    let acts = one.happens_at(due, ClaimEvent::Uploaded(UploadStatus::Complete));
+    let acts = one.happens_at(due, UPLOADED);
     assert!(matches!(acts[..], [ClaimAction::Report { .. }, ClaimAction::Reclaim { .. }]), "{acts:?}");
     one
 }
@@ -20,19 +20,19 @@ fn both_under_way() -> One {
 fn i11_report_and_reclaim_may_be_answered_in_either_order() {
     let extended = |one: &One| ClaimEvent::Reclaimed { sent_at: one.now, answer: Ok(LEASE) };
     let mut one = both_under_way();
-    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Close(ClaimEnd::Reported(Outcome::Completed))]);
+    assert_eq!(one.happens(REPORTED), [ClaimAction::Close(ClaimEnd::Reported(Outcome::Completed))]);
     assert_eq!(one.happens(extended(&one)), []);
 
     let mut one = both_under_way();
     assert!(matches!(one.happens(extended(&one))[..], [ClaimAction::UpdateLease { .. }]));
-    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Close(ClaimEnd::Reported(Outcome::Completed))]);
+    assert_eq!(one.happens(REPORTED), [ClaimAction::Close(ClaimEnd::Reported(Outcome::Completed))]);
 }
 
 #[test]
 fn i11_a_reclaim_that_our_own_report_made_pointless_loses_nothing() {
     let mut one = both_under_way();
     assert_eq!(one.happens(ClaimEvent::Reclaimed { sent_at: one.now, answer: Err(Refusal::Gone) }), []);
-    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Close(ClaimEnd::Reported(Outcome::Completed))]);
+    assert_eq!(one.happens(REPORTED), [ClaimAction::Close(ClaimEnd::Reported(Outcome::Completed))]);
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use journeyman::domain::claim::ClaimAction;
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Effect, Event, ExitReason};
+use journeyman::domain::worker::{Effect, ExitReason};
 
-use crate::support::{Bench, LEASE, RETRY, claims, deletes, secs};
+use crate::support::{Bench, DRAIN, LEASE, RETRY, claims, deletes, has, secs};
 
 /// The answer to the claim, on a worker that has had one granted before.
 fn answered(answer: Result<std::time::Duration, Refusal>) -> (Vec<Effect>, Bench) {
@@ -32,7 +32,7 @@ fn i12_trouble_of_ours_keeps_the_message() {
     for refusal in [Refusal::Denied, Refusal::Throttled { retry_after: None }] {
         let (effects, _) = answered(Err(refusal));
         assert_eq!(deletes(&effects), 0, "{refusal:?}: {effects:?}");
-        assert!(effects.iter().any(|effect| matches!(effect, Effect::DropMessage(_))), "{effects:?}");
+        assert!(has!(effects, Effect::DropMessage(_)), "{effects:?}");
     }
 }
 
@@ -94,9 +94,7 @@ fn i12_a_run_that_was_granted_here_and_is_over_settles_its_message_without_anoth
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
     bench.completes(claim);
-    let seen = bench.seen("m2", "T");
-    let token = seen.token;
-    let effects = bench.hit(vec![seen]);
+    let (token, effects) = bench.receive("m2", "T");
     assert_eq!(claims(&effects), 0, "{effects:?}");
     assert!(effects.contains(&Effect::Delete(token)), "{effects:?}");
 }
@@ -104,9 +102,7 @@ fn i12_a_run_that_was_granted_here_and_is_over_settles_its_message_without_anoth
 #[test]
 fn i12_during_a_drain_a_new_message_is_left_alone() {
     let mut bench = Bench::messages(1, 1);
-    bench.happens(Event::Drain { deadline: None });
-    let seen = bench.seen("m1", "T");
-    let token = seen.token;
-    let effects = bench.hit(vec![seen]);
+    bench.happens(DRAIN);
+    let (token, effects) = bench.receive("m1", "T");
     assert_eq!(effects, [Effect::DropMessage(token), Effect::Exit(ExitReason::Drained)]);
 }

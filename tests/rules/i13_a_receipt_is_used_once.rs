@@ -16,9 +16,7 @@ fn i13_a_message_received_again_is_never_deleted_by_its_earlier_receipt() {
     let mut bench = Bench::messages(2, 1);
     let claim = bench.preparing("m1", "T");
     bench.deleted(claim, Err(RETRY));
-    let again = bench.seen("m1", "T");
-    let latest = again.token;
-    let effects = bench.hit(vec![again]);
+    let (latest, effects) = bench.receive("m1", "T");
     assert_eq!(deleted(&effects), [latest]);
     assert!(effects.contains(&Effect::DropMessage(claim)), "{effects:?}");
     assert_eq!(deletes(&bench.pass(secs(600))), 0, "the retry of the earlier receipt is off");
@@ -28,12 +26,8 @@ fn i13_a_message_received_again_is_never_deleted_by_its_earlier_receipt() {
 #[test]
 fn i13_a_claim_that_waits_for_its_answer_takes_the_latest_receipt() {
     let mut bench = Bench::messages(2, 1);
-    let seen = bench.seen("m1", "T");
-    let claim = seen.token;
-    bench.hit(vec![seen]);
-    let again = bench.seen("m1", "T");
-    let latest = again.token;
-    bench.hit(vec![again]);
+    let (claim, _) = bench.receive("m1", "T");
+    let (latest, _) = bench.receive("m1", "T");
     assert_eq!(deleted(&bench.claimed(claim, Ok(LEASE))), [latest]);
 }
 

@@ -3,7 +3,7 @@
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, DELETE_ATTEMPTS_MAX, Effect};
 
-use crate::support::{Bench, LEASE, RETRY, deletes, secs};
+use crate::support::{Bench, LEASE, RETRY, deletes, has, secs};
 
 fn failing(refusal: Refusal) -> (u32, Vec<Effect>) {
     let mut bench = Bench::messages(1, 1);
@@ -43,7 +43,7 @@ fn i14_a_failing_delete_is_repeated_six_times_and_every_failure_is_said() {
         let mut expected = vec![("m1", 7, true); DELETE_ATTEMPTS_MAX as usize - 1];
         expected.push(("m1", 7, false));
         assert_eq!(said, expected, "{refusal:?}");
-        assert!(effects.iter().any(|effect| matches!(effect, Effect::DropMessage(_))), "{refusal:?}");
+        assert!(has!(effects, Effect::DropMessage(_)), "{refusal:?}");
     }
 }
 

@@ -11,27 +11,6 @@ fn lane(effects: &[Effect]) -> Option<u16> {
 }
 
 #[test]
-fn i16_empty_lanes_are_asked_one_after_the_other_and_then_the_worker_sleeps() {
-    let mut bench = Bench::messages(1, 3);
-    assert_eq!(lane(&bench.empty(0)), Some(1));
-    assert_eq!(lane(&bench.empty(1)), Some(2));
-    assert_eq!(lane(&bench.empty(2)), None);
-    let wakes = bench.worker.next_deadline().expect("it sleeps, and wakes");
-    assert!(wakes > at(0).plus(secs(1) * 4 / 5) && wakes <= at(1), "{wakes:?}");
-    assert_eq!(lane(&bench.pass(secs(1))), Some(0));
-}
-
-#[test]
-fn i16_after_a_hit_the_worker_asks_from_the_top_at_once() {
-    let mut bench = Bench::messages(4, 3);
-    bench.empty(0);
-    let seen = bench.seen("m1", "T");
-    let effects =
-        bench.polled(0, 1, Ok(journeyman::domain::worker::PollResult { messages: vec![seen], claims: vec![] }));
-    assert_eq!(lane(&effects), Some(0));
-}
-
-#[test]
 fn i16_after_trouble_the_worker_waits_and_asks_from_the_top() {
     for refusal in [RETRY, Refusal::Throttled { retry_after: None }, Refusal::Gone, Refusal::Rejected, Refusal::Denied]
     {
@@ -78,17 +57,6 @@ fn i16_a_wake_up_ends_the_sleep_but_not_the_wait_after_trouble() {
         bench.polled(0, 0, Err(refusal));
         assert_eq!(bench.happens(wake.clone()), [], "{refusal:?}");
     }
-}
-
-#[test]
-fn i16_a_wake_up_during_a_poll_is_not_lost() {
-    let wake = Event::Wake(SourceId(0));
-    let mut bench = Bench::messages(1, 2);
-    bench.empty(0);
-    bench.happens(wake);
-    assert_eq!(lane(&bench.empty(1)), Some(0), "asked again at once");
-    assert_eq!(lane(&bench.empty(0)), Some(1));
-    assert_eq!(lane(&bench.empty(1)), None, "and then it sleeps");
 }
 
 #[test]
@@ -160,9 +128,7 @@ fn i16_claims_that_are_throttled_slow_the_polls_down_more_and_more() {
     let mut bench = Bench::messages(1, 1);
     let mut waits = Vec::new();
     for n in 0..8 {
-        let seen = bench.seen(&format!("m{n}"), &format!("T{n}"));
-        let claim = seen.token;
-        bench.hit(vec![seen]);
+        let (claim, _) = bench.receive(&format!("m{n}"), &format!("T{n}"));
         let held_at = bench.now;
         let mut effects = bench.claimed(claim, Err(Refusal::Throttled { retry_after: None }));
         while polls(&effects) == 0 {
@@ -177,9 +143,7 @@ fn i16_claims_that_are_throttled_slow_the_polls_down_more_and_more() {
 fn i16_a_claim_that_is_granted_ends_the_slowing_down() {
     let mut bench = Bench::messages(1, 1);
     let throttled = |bench: &mut Bench, id: &str| {
-        let seen = bench.seen(id, id);
-        let claim = seen.token;
-        bench.hit(vec![seen]);
+        let (claim, _) = bench.receive(id, id);
         bench.claimed(claim, Err(Refusal::Throttled { retry_after: None }));
         let from = bench.now;
         bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));

@@ -6,7 +6,7 @@ use journeyman::domain::claim::ClaimAction;
 use journeyman::domain::id::SourceId;
 use journeyman::domain::worker::{Alert, Effect, PollResult};
 
-use crate::support::{Bench, claims, polls};
+use crate::support::{Bench, claims, has, polls};
 
 #[test]
 fn i17_the_rest_of_the_batch_is_claimed_and_the_unreadable_message_deleted() {
@@ -48,7 +48,7 @@ fn i17_claims_that_cannot_be_read_are_said_looked_for_and_not_asked_for_at_full_
         lost += 1;
         effects.extend(answer);
         while polls(&effects) == 0 {
-            if effects.iter().any(|effect| matches!(effect, Effect::Recover { .. })) {
+            if has!(effects, Effect::Recover { .. }) {
                 effects = bench.recovered(0, Ok(Vec::new()));
             } else {
                 effects = bench.pass(Duration::from_millis(100));
@@ -70,5 +70,5 @@ fn i17_what_could_not_be_read_is_looked_for_though_the_rest_of_the_answer_could(
     let claim = grant.token;
     let effects = bench.polled(0, 0, Ok(PollResult { messages: vec![bad], claims: vec![grant] }));
     assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
-    assert!(effects.iter().any(|effect| matches!(effect, Effect::Recover { .. })), "{effects:?}");
+    assert!(has!(effects, Effect::Recover { .. }), "{effects:?}");
 }

@@ -3,7 +3,7 @@
 use journeyman::domain::claim::{ClaimAction, ClaimEvent, UploadStatus};
 use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure, Verdict};
 
-use crate::support::{One, Reclaims, at};
+use crate::support::{COMPLETED, FAILED, One, RELEASE_CLAIM, REPORTED, Reclaims, UPLOADED, at};
 
 const VERDICTS: [Verdict; 5] = [
     Ok(()),
@@ -46,7 +46,7 @@ fn i21_what_ran_to_its_end_is_reported_by_its_verdict() {
     ] {
         let mut one = One::executing();
         one.happens(ClaimEvent::Ended(verdict));
-        assert_eq!(reported(&one.happens(ClaimEvent::Uploaded(UploadStatus::Complete))), Some(outcome));
+        assert_eq!(reported(&one.happens(UPLOADED)), Some(outcome));
     }
 }
 
@@ -54,7 +54,7 @@ fn i21_what_ran_to_its_end_is_reported_by_its_verdict() {
 fn i21_a_payload_that_we_ended_is_reported_as_our_going_whatever_it_said() {
     for verdict in VERDICTS {
         for mut one in [One::preparing(), One::executing()] {
-            one.happens(ClaimEvent::Release { deadline: None });
+            one.happens(RELEASE_CLAIM);
             let acts = one.happens(ClaimEvent::Ended(verdict));
             assert_eq!(reported(&acts), Some(Outcome::Exception(ExceptionReason::WorkerShutdown)), "{verdict:?}");
         }
@@ -66,7 +66,7 @@ fn i21_what_ended_before_it_was_started_is_a_fault_of_ours() {
     for verdict in VERDICTS {
         let mut one = One::preparing();
         assert_eq!(one.happens(ClaimEvent::Ended(verdict)), [ClaimAction::Upload]);
-        let acts = one.happens(ClaimEvent::Uploaded(UploadStatus::Complete));
+        let acts = one.happens(UPLOADED);
         assert_eq!(reported(&acts), Some(Outcome::Exception(ExceptionReason::InternalError)), "{verdict:?}");
     }
 }
@@ -87,7 +87,7 @@ fn i21_a_success_without_its_artifacts_is_none() {
 fn i21_a_failure_stays_one_whatever_became_of_its_artifacts() {
     for settled in [UploadStatus::ArtifactMissing, UploadStatus::UploadFailed] {
         let mut one = One::executing();
-        one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
+        one.happens(FAILED);
         assert_eq!(reported(&one.happens(ClaimEvent::Uploaded(settled))), Some(Outcome::Failed));
     }
 }
@@ -95,13 +95,13 @@ fn i21_a_failure_stays_one_whatever_became_of_its_artifacts() {
 #[test]
 fn i21_log_and_artifacts_come_before_the_outcome_and_on_a_hurried_way_out_after_it() {
     let mut one = One::executing();
-    assert_eq!(one.happens(ClaimEvent::Ended(Ok(()))), [ClaimAction::Upload]);
+    assert_eq!(one.happens(COMPLETED), [ClaimAction::Upload]);
     assert_eq!(one.pass_to(at(60), Reclaims::Silent), [], "nothing is reported before the log is stored");
 
     let mut one = One::executing();
-    one.happens(ClaimEvent::Release { deadline: None });
-    assert!(matches!(one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)))[..], [ClaimAction::Report { .. }]));
-    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Upload]);
+    one.happens(RELEASE_CLAIM);
+    assert!(matches!(one.happens(FAILED)[..], [ClaimAction::Report { .. }]));
+    assert_eq!(one.happens(REPORTED), [ClaimAction::Upload]);
 }
 
 #[test]

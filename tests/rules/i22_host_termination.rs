@@ -3,22 +3,23 @@
 use std::time::Duration;
 
 use journeyman::domain::claim::{
-    ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, REPORT_ATTEMPTS_MIN, REPORT_RESERVE, UploadStatus,
+    ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, REPORT_ATTEMPTS_MIN, REPORT_RESERVE,
 };
 use journeyman::domain::id::LocalToken;
-use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
+use journeyman::domain::outcome::{ExecuteFailure, Outcome};
 use journeyman::domain::worker::{Effect, Event, ExitReason, OnTerminationNotice, WorkerPolicy};
 
-use crate::support::{Bench, CLAIMS, GRACE, LEASE, MARGIN, MESSAGES, One, RETRY, at, policy, polls, secs};
-
-const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
+use crate::support::{
+    Bench, CLAIMS, DRAIN, FAILED, GRACE, LEASE, MARGIN, MESSAGES, One, PREPARED, RELEASE, REPORTED, RETRY, SHUTDOWN,
+    UPLOADED, acts, at, has, policy, polls, secs,
+};
 
 fn goes_at(seconds: u64) -> Event {
     Event::TerminationNotice { deadline: Some(at(seconds)) }
 }
 
 fn killed(effects: &[Effect], claim: LocalToken) -> bool {
-    effects.iter().any(|effect| matches!(effect, Effect::Claim(token, ClaimAction::Kill { .. }) if *token == claim))
+    has!(effects, Effect::Claim(token, ClaimAction::Kill { .. }) if *token == claim)
 }
 
 fn reported(effects: &[Effect], claim: LocalToken) -> Option<Outcome> {
@@ -36,11 +37,11 @@ fn i22_a_running_payload_goes_on_until_the_margin_before_the_host_goes() {
     assert_eq!(bench.pass(secs(120) - MARGIN - secs(1)), [], "none of the notice is wasted");
     let effects = bench.pass(secs(1));
     assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE })]);
-    let effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
+    let effects = bench.tell(claim, FAILED);
     assert_eq!(reported(&effects, claim), Some(SHUTDOWN));
-    bench.tell(claim, ClaimEvent::Reported(Ok(())));
+    bench.tell(claim, REPORTED);
     bench.empty(0);
-    let effects = bench.tell(claim, ClaimEvent::Uploaded(UploadStatus::Complete));
+    let effects = bench.tell(claim, UPLOADED);
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
 }
 
@@ -59,9 +60,7 @@ fn i22_a_payload_that_finishes_within_the_notice_keeps_its_outcome_and_the_worke
 #[test]
 fn i22_a_grace_longer_than_the_margin_has_its_time_nevertheless() {
     let noticed = OnTerminationNotice::Finish { margin: Duration::ZERO };
-    let mut bench = Bench::new(WorkerPolicy { on_termination_notice: noticed, ..policy(1) }, &[MESSAGES]);
-    bench.tick();
-    bench.opened(0, 1);
+    let mut bench = Bench::opened_with(WorkerPolicy { on_termination_notice: noticed, ..policy(1) }, &[MESSAGES]);
     let claim = bench.executing("m1", "T");
     bench.happens(goes_at(120));
     assert_eq!(bench.pass(secs(120) - GRACE - REPORT_RESERVE - secs(1)), []);
@@ -80,9 +79,7 @@ fn i22_running_payloads_are_released_at_once_if_the_notice_is_short_or_has_no_ti
         (finish, unknown, GRACE),
         (OnTerminationNotice::Release, goes_at(120), GRACE),
     ] {
-        let mut bench = Bench::new(WorkerPolicy { on_termination_notice, ..policy(1) }, &[MESSAGES]);
-        bench.tick();
-        bench.opened(0, 1);
+        let mut bench = Bench::opened_with(WorkerPolicy { on_termination_notice, ..policy(1) }, &[MESSAGES]);
         let claim = bench.executing("m1", "T");
         let kill = ClaimAction::Kill { cause: KillCause::Shutdown, grace };
         assert_eq!(bench.happens(notice), [Effect::Claim(claim, kill)]);
@@ -100,7 +97,7 @@ fn i22_what_has_not_started_is_handed_back_at_the_notice_and_never_started() {
     bench.claimed(first, Ok(LEASE));
     assert!(killed(&bench.happens(goes_at(120)), first));
     // Prepared meanwhile: the payload is not started all the same.
-    let effects = bench.tell(first, ClaimEvent::Prepared(Ok(())));
+    let effects = bench.tell(first, PREPARED);
     assert!(!effects.contains(&Effect::Claim(first, ClaimAction::Execute)), "{effects:?}");
     let effects = bench.tell(first, ClaimEvent::Ended(Err(ExecuteFailure::Internal)));
     assert_eq!(reported(&effects, first), Some(SHUTDOWN));
@@ -113,23 +110,17 @@ fn i22_what_has_not_started_is_handed_back_at_the_notice_and_never_started() {
 fn i22_what_a_long_poll_brings_after_the_notice_is_handed_back() {
     let mut bench = Bench::claims(4);
     bench.happens(goes_at(120));
-    let grant = bench.grant("T");
-    let claim = grant.token;
-    let effects = bench.brought(vec![grant]);
+    let (claim, effects) = bench.granted("T");
     assert_eq!(reported(&effects, claim), Some(SHUTDOWN), "{effects:?}");
-    let effects = bench.tell(claim, ClaimEvent::Reported(Ok(())));
+    let effects = bench.tell(claim, REPORTED);
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
 }
 
 #[test]
 fn i22_what_has_not_started_waits_for_the_long_poll_that_would_take_it_again() {
-    let mut bench = Bench::new(policy(4), &[CLAIMS]);
-    bench.tick();
-    bench.opened(0, 1);
+    let mut bench = Bench::opened_with(policy(4), &[CLAIMS]);
     bench.recovered(0, Ok(Vec::new()));
-    let grant = bench.grant("T");
-    let claim = grant.token;
-    let effects = bench.brought(vec![grant]);
+    let (claim, effects) = bench.granted("T");
     assert_eq!(polls(&effects), 1, "the next poll is under way: {effects:?}");
     bench.happens(goes_at(120));
     let effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Internal)));
@@ -155,13 +146,13 @@ fn i22_the_earliest_notice_counts_whatever_the_others_say() {
 fn i22_a_notice_shortens_a_drain_and_a_hand_back_under_way() {
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
-    bench.happens(Event::Drain { deadline: None });
+    bench.happens(DRAIN);
     assert_eq!(bench.happens(goes_at(60)), []);
     assert!(killed(&bench.pass(secs(60) - MARGIN), claim));
 
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
-    bench.happens(Event::Release { deadline: None });
+    bench.happens(RELEASE);
     let effects = bench.happens(goes_at(8));
     let grace = secs(8) - REPORT_RESERVE;
     assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace })]);
@@ -172,26 +163,21 @@ fn i22_a_signal_within_the_notice_changes_nothing_and_a_second_one_hands_back() 
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
     bench.happens(goes_at(120));
-    assert_eq!(bench.happens(Event::Drain { deadline: None }), [], "systemd tells everybody when the host goes");
+    assert_eq!(bench.happens(DRAIN), [], "systemd tells everybody when the host goes");
     assert_eq!(bench.pass(secs(30)), []);
-    assert!(killed(&bench.happens(Event::Release { deadline: None }), claim));
-    bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
+    assert!(killed(&bench.happens(RELEASE), claim));
+    bench.tell(claim, FAILED);
     bench.tell(claim, ClaimEvent::Reported(Err(RETRY)));
     let effects = bench.pass(secs(90));
-    let closed = |effect: &Effect| {
-        matches!(
-            effect,
-            Effect::Claim(_, ClaimAction::Close(ClaimEnd::Unconfirmed { loss: LossReason::ShutdownDeadline, .. }))
-        )
-    };
-    assert!(effects.iter().any(closed), "the host still goes at its time: {effects:?}");
+    assert!(
+        acts!(effects, ClaimAction::Close(ClaimEnd::Unconfirmed { loss: LossReason::ShutdownDeadline, .. })),
+        "the host still goes at its time: {effects:?}"
+    );
 }
 
 #[test]
 fn i22_a_drain_deadline_before_the_hosts_end_still_counts() {
-    let mut bench = Bench::new(WorkerPolicy { drain_deadline: Some(secs(30)), ..policy(1) }, &[MESSAGES]);
-    bench.tick();
-    bench.opened(0, 1);
+    let mut bench = Bench::opened_with(WorkerPolicy { drain_deadline: Some(secs(30)), ..policy(1) }, &[MESSAGES]);
     let claim = bench.executing("m1", "T");
     bench.happens(goes_at(600));
     assert_eq!(bench.pass(secs(29)), []);
@@ -203,7 +189,7 @@ fn i22_every_report_fits_before_the_host_goes_even_if_a_call_hangs() {
     let mut one = One::executing();
     one.happens(ClaimEvent::Release { deadline: Some(at(15)) });
     one.now = at(6);
-    let acts = one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
+    let acts = one.happens(FAILED);
     let [ClaimAction::Report { outcome: SHUTDOWN, timeout }] = acts[..] else { panic!("{acts:?}") };
     assert_eq!(timeout, secs(9) / REPORT_ATTEMPTS_MIN);
     one.now = at(6).plus(timeout);
@@ -214,23 +200,22 @@ fn i22_every_report_fits_before_the_host_goes_even_if_a_call_hangs() {
 
 #[test]
 fn i22_a_host_that_goes_at_an_unknown_time_waits_for_no_poll() {
-    for before in [None, Some(Event::Release { deadline: None })] {
+    for before in [None, Some(RELEASE)] {
         let mut bench = Bench::claims(2);
         let grant = bench.grant("T");
         let claim = grant.token;
         assert_eq!(polls(&bench.brought(vec![grant])), 1, "the other slot waits in the next poll");
-        bench.tell(claim, ClaimEvent::Prepared(Ok(())));
-        let is_report = |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { .. }));
+        bench.tell(claim, PREPARED);
         let waits = before.is_some();
         if let Some(before) = before {
             bench.happens(before);
-            let ended = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
-            assert!(!ended.iter().any(is_report), "the worker may wait: {ended:?}");
+            let ended = bench.tell(claim, FAILED);
+            assert!(!acts!(ended, ClaimAction::Report { .. }), "the worker may wait: {ended:?}");
         }
         let mut effects = bench.happens(Event::TerminationNotice { deadline: None });
         if !waits {
-            effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
+            effects = bench.tell(claim, FAILED);
         }
-        assert!(effects.iter().any(is_report), "the host may be gone the next second: {effects:?}");
+        assert!(acts!(effects, ClaimAction::Report { .. }), "the host may be gone the next second: {effects:?}");
     }
 }

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use journeyman::domain::claim::{
     ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, POLL_WAIT_MAX, REPORT_RESERVE, SHUTDOWN_UPLOAD_MAX,
-    UploadStatus,
 };
-use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
+use journeyman::domain::outcome::Outcome;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
 
-use crate::support::{Bench, GRACE, LEASE, One, RETRY, Reclaims, acts, at, claims, policy, polls, run, secs};
-
-const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
+use crate::support::{
+    Bench, COMPLETED, DRAIN, FAILED, GRACE, LEASE, LEFT_TO_EXPIRE, One, PREPARED, RELEASE, RELEASE_CLAIM, REPORTED,
+    RETRY, Reclaims, SHUTDOWN, UPLOADED, acts, at, claims, has, policy, polls, run, secs,
+};
 
 fn notice(secs: u64) -> ClaimEvent {
     ClaimEvent::Release { deadline: Some(at(secs)) }
@@ -22,7 +22,7 @@ fn notice(secs: u64) -> ClaimEvent {
 fn i22_with_time_enough_a_payload_is_ended_and_reported() {
     for mut one in [One::preparing(), One::executing()] {
         assert_eq!(one.happens(notice(120)), [ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE }]);
-        let acts = one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
+        let acts = one.happens(FAILED);
         assert!(matches!(acts[..], [ClaimAction::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
     }
 }
@@ -38,10 +38,7 @@ fn i22_the_grace_shrinks_with_the_notice() {
 fn i22_without_time_for_a_report_the_claim_is_left_to_expire() {
     let mut one = One::executing();
     assert_eq!(one.happens(notice(3)), [ClaimAction::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO }]);
-    assert_eq!(
-        one.happens(ClaimEvent::Ended(Ok(()))),
-        [ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline))]
-    );
+    assert_eq!(one.happens(COMPLETED), [LEFT_TO_EXPIRE]);
 }
 
 #[test]
@@ -50,35 +47,32 @@ fn i22_a_payload_that_ends_too_late_is_not_reported() {
     one.happens(notice(20));
     let acts = one.pass_to(at(20), Reclaims::Silent);
     assert_eq!(acts, [ClaimAction::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO }]);
-    assert_eq!(
-        one.happens(ClaimEvent::Ended(Ok(()))),
-        [ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline))]
-    );
+    assert_eq!(one.happens(COMPLETED), [LEFT_TO_EXPIRE]);
 }
 
 #[test]
 fn i22_nothing_is_reported_at_the_deadline_itself() {
     let mut one = One::executing();
     one.happens(notice(20));
-    let acts = one.happens_at(at(20), ClaimEvent::Ended(Ok(())));
-    assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline))]);
+    let acts = one.happens_at(at(20), COMPLETED);
+    assert_eq!(acts, [LEFT_TO_EXPIRE]);
 
     let mut one = One::settling();
     one.happens(notice(20));
-    let acts = one.happens_at(at(20), ClaimEvent::Uploaded(UploadStatus::Complete));
-    assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline))]);
+    let acts = one.happens_at(at(20), UPLOADED);
+    assert_eq!(acts, [LEFT_TO_EXPIRE]);
 
     let mut one = One::requested();
     one.happens(notice(20));
     let acts = one.happens_at(at(20), ClaimEvent::Claimed { sent_at: at(1), answer: Ok(LEASE) });
-    assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline))]);
+    assert_eq!(acts, [LEFT_TO_EXPIRE]);
 }
 
 #[test]
 fn i22_a_finished_payload_keeps_its_outcome_if_its_artifacts_are_stored_in_time() {
     let mut one = One::settling();
     one.happens(notice(60));
-    let acts = one.happens_at(at(56), ClaimEvent::Uploaded(UploadStatus::Complete));
+    let acts = one.happens_at(at(56), UPLOADED);
     assert!(matches!(acts[..], [ClaimAction::Report { outcome: Outcome::Completed, .. }]), "{acts:?}");
 }
 
@@ -89,11 +83,8 @@ fn i22_artifacts_that_are_not_stored_in_time_turn_a_success_into_a_hand_back() {
     assert_eq!(one.pass_to(at(56), Reclaims::Silent), []);
     let acts = one.pass_to(at(57), Reclaims::Silent);
     assert!(matches!(acts[..], [ClaimAction::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
-    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [], "what is being stored may go on until the host goes");
-    assert_eq!(
-        one.happens(ClaimEvent::Uploaded(UploadStatus::Complete)),
-        [ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN))]
-    );
+    assert_eq!(one.happens(REPORTED), [], "what is being stored may go on until the host goes");
+    assert_eq!(one.happens(UPLOADED), [ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN))]);
 }
 
 #[test]
@@ -101,7 +92,7 @@ fn i22_an_order_without_a_time_after_a_notice_with_one_leaves_no_more_than_it_wo
     let mut one = One::settling();
     one.happens(notice(3600));
     one.now = at(10);
-    one.happens(ClaimEvent::Release { deadline: None });
+    one.happens(RELEASE_CLAIM);
     let acts = one.pass_to(at(10).plus(SHUTDOWN_UPLOAD_MAX), Reclaims::Granted);
     assert!(matches!(acts[..], [ClaimAction::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
 }
@@ -110,8 +101,8 @@ fn i22_an_order_without_a_time_after_a_notice_with_one_leaves_no_more_than_it_wo
 fn i22_a_log_that_is_not_stored_by_the_deadline_does_not_hold_the_worker() {
     let mut one = One::executing();
     one.happens(notice(60));
-    one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
-    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Upload]);
+    one.happens(FAILED);
+    assert_eq!(one.happens(REPORTED), [ClaimAction::Upload]);
     assert_eq!(one.pass_to(at(60), Reclaims::Silent), [ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN))]);
 }
 
@@ -128,7 +119,7 @@ fn i22_the_earlier_of_two_deadlines_counts() {
     let mut one = One::settling();
     one.happens(notice(60));
     one.happens(notice(30));
-    one.happens(ClaimEvent::Release { deadline: None });
+    one.happens(RELEASE_CLAIM);
     one.happens(notice(90));
     let acts = one.pass_to(at(30), Reclaims::Silent);
     assert!(
@@ -146,33 +137,29 @@ fn i22_the_earlier_of_two_deadlines_counts() {
 
 #[test]
 fn i22_a_grant_that_arrives_on_the_way_out_is_handed_back_and_never_prepared() {
-    for order in
-        [Event::Drain { deadline: None }, Event::Release { deadline: None }, Event::Release { deadline: Some(at(60)) }]
-    {
+    for order in [DRAIN, RELEASE, Event::Release { deadline: Some(at(60)) }] {
         let mut bench = Bench::messages(1, 1);
-        let seen = bench.seen("m1", "T");
-        let claim = seen.token;
-        bench.hit(vec![seen]);
+        let (claim, _) = bench.receive("m1", "T");
         assert_eq!(bench.happens(order.clone()), []);
         let effects = bench.claimed(claim, Ok(LEASE));
         assert!(effects.contains(&Effect::Delete(claim)), "{order:?}: {effects:?}");
-        let handed_back = |effect: &Effect| matches!(effect, Effect::Claim(token, ClaimAction::Report { outcome: SHUTDOWN, .. }) if *token == claim);
-        assert!(effects.iter().any(handed_back), "{order:?}: {effects:?}");
+        assert!(
+            has!(effects, Effect::Claim(token, ClaimAction::Report { outcome: SHUTDOWN, .. }) if *token == claim),
+            "{order:?}: {effects:?}"
+        );
         assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)));
         bench.deleted(claim, Ok(()));
-        let effects = bench.tell(claim, ClaimEvent::Reported(Ok(())));
+        let effects = bench.tell(claim, REPORTED);
         assert!(matches!(effects.last(), Some(Effect::Exit(_))), "{order:?}: {effects:?}");
     }
 }
 
 #[test]
 fn i22_a_claim_request_without_an_answer_is_not_sent_again_on_the_way_out() {
-    for order in [Event::Drain { deadline: None }, Event::Release { deadline: None }] {
+    for order in [DRAIN, RELEASE] {
         // It waits for its next attempt when the order comes.
         let mut bench = Bench::messages(1, 1);
-        let seen = bench.seen("m1", "T");
-        let claim = seen.token;
-        bench.hit(vec![seen]);
+        let (claim, _) = bench.receive("m1", "T");
         bench.claimed(claim, Err(RETRY));
         let mut effects = bench.happens(order.clone());
         effects.extend(bench.pass(secs(60)));
@@ -183,9 +170,7 @@ fn i22_a_claim_request_without_an_answer_is_not_sent_again_on_the_way_out() {
 
         // It is on its way when the order comes.
         let mut bench = Bench::messages(1, 1);
-        let seen = bench.seen("m1", "T");
-        let claim = seen.token;
-        bench.hit(vec![seen]);
+        let (claim, _) = bench.receive("m1", "T");
         bench.happens(order.clone());
         let mut effects = bench.claimed(claim, Err(RETRY));
         effects.extend(bench.pass(secs(60)));
@@ -197,7 +182,7 @@ fn i22_a_claim_request_without_an_answer_is_not_sent_again_on_the_way_out() {
 #[test]
 fn i22_nothing_is_polled_or_claimed_after_the_order() {
     let notice = Event::TerminationNotice { deadline: Some(at(120)) };
-    for order in [Event::Drain { deadline: None }, Event::Release { deadline: None }, notice] {
+    for order in [DRAIN, RELEASE, notice] {
         let mut bench = Bench::messages(4, 2);
         let claim = bench.executing("m1", "T");
         let mut effects = bench.happens(order.clone());
@@ -214,7 +199,7 @@ fn i22_nothing_is_polled_or_claimed_after_the_order() {
 fn i22_a_drain_lets_payloads_finish_and_reports_their_outcome() {
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
-    assert_eq!(bench.happens(Event::Drain { deadline: None }), []);
+    assert_eq!(bench.happens(DRAIN), []);
     assert_eq!(bench.pass(secs(600)), []);
     let effects = bench.completes(claim);
     assert!(acts!(effects, ClaimAction::Report { outcome: Outcome::Completed, .. }));
@@ -223,14 +208,12 @@ fn i22_a_drain_lets_payloads_finish_and_reports_their_outcome() {
 
 #[test]
 fn i22_a_drain_that_takes_too_long_hands_back() {
-    let mut bench = Bench::new(
+    let mut bench = Bench::opened_with(
         journeyman::domain::worker::WorkerPolicy { drain_deadline: Some(secs(300)), ..policy(1) },
         &[crate::support::MESSAGES],
     );
-    bench.tick();
-    bench.opened(0, 1);
     let claim = bench.executing("m1", "T");
-    bench.happens(Event::Drain { deadline: None });
+    bench.happens(DRAIN);
     assert_eq!(bench.pass(secs(299)), []);
     let effects = bench.pass(secs(1));
     assert_eq!(effects, [Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE })]);
@@ -241,16 +224,14 @@ fn i22_a_drain_that_takes_too_long_hands_back() {
 #[test]
 fn i22_a_long_poll_under_way_is_waited_for_and_what_it_brings_is_handed_back() {
     let mut bench = Bench::claims(2);
-    assert_eq!(bench.happens(Event::Drain { deadline: None }), []);
-    let grant = bench.grant("T");
-    let claim = grant.token;
-    let effects = bench.brought(vec![grant]);
+    assert_eq!(bench.happens(DRAIN), []);
+    let (claim, effects) = bench.granted("T");
     let [Effect::Alert(Alert::LateGrant { .. }), Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. })] =
         effects[..]
     else {
         panic!("{effects:?}")
     };
-    let effects = bench.tell(claim, ClaimEvent::Reported(Ok(())));
+    let effects = bench.tell(claim, REPORTED);
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Drained)));
 }
 
@@ -260,9 +241,9 @@ fn i22_past_the_deadline_the_worker_waits_for_the_payload_only_and_without_spinn
     let claim = bench.executing("m1", "T");
     bench.happens(Event::Release { deadline: Some(at(30)) });
     let effects = bench.pass(secs(30));
-    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Exit(_))), "{effects:?}");
+    assert!(!has!(effects, Effect::Exit(_)), "{effects:?}");
     assert!(bench.worker.next_deadline().is_none_or(|next| next > bench.now), "nothing is due");
-    let effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
+    let effects = bench.tell(claim, FAILED);
     assert_eq!(
         effects.last(),
         Some(&Effect::Exit(ExitReason::Released)),
@@ -273,17 +254,13 @@ fn i22_past_the_deadline_the_worker_waits_for_the_payload_only_and_without_spinn
 #[test]
 fn i22_what_a_poll_brings_past_the_deadline_is_left_to_expire() {
     let mut bench = Bench::claims(2);
-    let first = bench.grant("T1");
-    let executing = first.token;
-    bench.brought(vec![first]);
-    bench.tell(executing, ClaimEvent::Prepared(Ok(())));
+    let (executing, _) = bench.granted("T1");
+    bench.tell(executing, PREPARED);
     bench.happens(Event::Release { deadline: Some(at(30)) });
     bench.pass(secs(30));
-    let late = bench.grant("T2");
-    let claim = late.token;
-    let effects = bench.brought(vec![late]);
+    let (claim, effects) = bench.granted("T2");
     let late = Effect::Alert(Alert::LateGrant { run: run("T2") });
-    assert_eq!(effects, [late, Effect::Claim(claim, ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline)))]);
+    assert_eq!(effects, [late, Effect::Claim(claim, LEFT_TO_EXPIRE)]);
 }
 
 #[test]
@@ -292,13 +269,7 @@ fn i22_an_abort_exits_at_once_and_nothing_follows() {
     let claim = bench.executing("m1", "T");
     assert_eq!(bench.happens(Event::Abort), [Effect::Exit(ExitReason::Aborted)]);
     assert_eq!(bench.worker.next_deadline(), None);
-    for event in [
-        Event::Claim(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed))),
-        Event::Drain { deadline: None },
-        Event::Release { deadline: None },
-        Event::Abort,
-        Event::Tick,
-    ] {
+    for event in [Event::Claim(claim, FAILED), DRAIN, RELEASE, Event::Abort, Event::Tick] {
         assert_eq!(bench.happens(event), []);
     }
 }
@@ -306,10 +277,8 @@ fn i22_an_abort_exits_at_once_and_nothing_follows() {
 #[test]
 fn i22_a_definite_answer_during_the_way_out_still_settles_its_message() {
     let mut bench = Bench::messages(1, 1);
-    let seen = bench.seen("m1", "T");
-    let claim = seen.token;
-    bench.hit(vec![seen]);
-    bench.happens(Event::Release { deadline: None });
+    let (claim, _) = bench.receive("m1", "T");
+    bench.happens(RELEASE);
     let effects = bench.claimed(claim, Err(Refusal::Gone));
     assert!(effects.contains(&Effect::Delete(claim)), "{effects:?}");
     assert_eq!(bench.deleted(claim, Ok(())).last(), Some(&Effect::Exit(ExitReason::Released)));
@@ -320,16 +289,16 @@ fn i22_artifacts_stored_while_the_hurried_report_is_under_way_leave_nothing_to_w
     let mut one = One::settling();
     one.happens(notice(60));
     one.pass_to(at(57), Reclaims::Silent);
-    assert_eq!(one.happens(ClaimEvent::Uploaded(UploadStatus::Complete)), []);
-    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN))]);
+    assert_eq!(one.happens(UPLOADED), []);
+    assert_eq!(one.happens(REPORTED), [ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN))]);
 }
 
 #[test]
 fn i22_a_hand_back_waits_for_the_poll_that_would_take_the_task_again() {
     let mut one = One::executing();
     one.happens(ClaimEvent::PollStarted);
-    one.happens(ClaimEvent::Release { deadline: None });
-    assert_eq!(one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))), []);
+    one.happens(RELEASE_CLAIM);
+    assert_eq!(one.happens(FAILED), []);
     assert!(matches!(one.happens(ClaimEvent::PollEnded)[..], [ClaimAction::Report { .. }]));
 }
 
@@ -337,8 +306,8 @@ fn i22_a_hand_back_waits_for_the_poll_that_would_take_the_task_again() {
 fn i22_a_hand_back_waits_for_no_poll_into_the_last_seconds_even_if_these_are_named_later() {
     let mut one = One::executing();
     one.happens(ClaimEvent::PollStarted);
-    one.happens(ClaimEvent::Release { deadline: None });
-    assert_eq!(one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))), []);
+    one.happens(RELEASE_CLAIM);
+    assert_eq!(one.happens(FAILED), []);
     let deadline = one.now.plus(secs(10));
     one.happens(ClaimEvent::PollStarted);
     assert_eq!(one.happens(ClaimEvent::Release { deadline: Some(deadline) }), []);
@@ -350,27 +319,27 @@ fn i22_a_hand_back_waits_for_no_poll_into_the_last_seconds_even_if_these_are_nam
 fn i22_a_hand_back_waits_for_no_poll_longer_than_its_limit() {
     let mut one = One::executing();
     one.happens(ClaimEvent::PollStarted);
-    one.happens(ClaimEvent::Release { deadline: None });
-    assert_eq!(one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))), []);
+    one.happens(RELEASE_CLAIM);
+    assert_eq!(one.happens(FAILED), []);
     let acts = one.pass_to(one.now.plus(POLL_WAIT_MAX), Reclaims::Silent);
     assert!(matches!(acts[..], [ClaimAction::Report { .. }]), "{acts:?}");
 }
 
 #[test]
 fn i22_a_drain_with_an_end_of_its_own_counts_from_when_it_was_said_and_may_give_more_time() {
-    let mut bench = Bench::new(
+    let mut bench = Bench::opened_with(
         journeyman::domain::worker::WorkerPolicy { drain_deadline: Some(secs(300)), ..policy(1) },
         &[crate::support::MESSAGES],
     );
-    bench.tick();
-    bench.opened(0, 1);
     let claim = bench.executing("m1", "T1");
     bench.empty(0);
-    bench.happens(Event::Drain { deadline: None });
+    bench.happens(DRAIN);
     bench.pass(secs(200));
     let deadline = bench.now.plus(secs(600));
     assert_eq!(bench.happens(Event::Drain { deadline: Some(deadline) }), []);
-    let kill = |effect: &Effect| matches!(effect, Effect::Claim(told, ClaimAction::Kill { .. }) if *told == claim);
-    assert!(!bench.pass(secs(599)).iter().any(kill), "the time that was given last counts");
-    assert!(bench.pass(secs(2)).iter().any(kill));
+    assert!(
+        !has!(bench.pass(secs(599)), Effect::Claim(told, ClaimAction::Kill { .. }) if *told == claim),
+        "the time that was given last counts"
+    );
+    assert!(has!(bench.pass(secs(2)), Effect::Claim(told, ClaimAction::Kill { .. }) if *told == claim));
 }

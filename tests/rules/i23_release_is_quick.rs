@@ -1,10 +1,10 @@
 //! I23: between the notice and the last report the worker waits only for the payloads to end; reports are sent in parallel.
 
 use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, REPORT_RESERVE, SHUTDOWN_UPLOAD_MAX};
-use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
+use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure};
 use journeyman::domain::worker::{Effect, Event};
 
-use crate::support::{Bench, GRACE, LEASE, MARGIN, One, Reclaims, at, secs};
+use crate::support::{Bench, FAILED, GRACE, LEASE, MARGIN, One, PREPARED, RELEASE_CLAIM, REPORTED, Reclaims, at, secs};
 
 fn thirty_two(bench: &mut Bench) -> Vec<journeyman::domain::id::LocalToken> {
     let seen: Vec<_> = (0..32).map(|n| bench.seen(&format!("m{n}"), &format!("T{n}"))).collect();
@@ -13,7 +13,7 @@ fn thirty_two(bench: &mut Bench) -> Vec<journeyman::domain::id::LocalToken> {
     for claim in &held {
         bench.claimed(*claim, Ok(LEASE));
         bench.deleted(*claim, Ok(()));
-        bench.tell(*claim, ClaimEvent::Prepared(Ok(())));
+        bench.tell(*claim, PREPARED);
     }
     held
 }
@@ -32,7 +32,7 @@ fn i23_at_the_end_of_a_notice_all_payloads_are_told_at_once_and_have_their_grace
     bench.now = bench.now.plus(GRACE);
     assert!(at(120).since(bench.now) >= REPORT_RESERVE, "those that use all of it can still be reported");
     for claim in held {
-        let effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
+        let effects = bench.tell(claim, FAILED);
         assert!(matches!(effects[..], [Effect::Claim(_, ClaimAction::Report { .. })]), "{effects:?}");
     }
 }
@@ -49,7 +49,7 @@ fn i23_all_payloads_are_told_at_once_and_each_one_is_reported_when_it_ends() {
     assert_eq!(kills, 32);
     bench.now = bench.now.plus(GRACE);
     for claim in held {
-        let effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
+        let effects = bench.tell(claim, FAILED);
         assert!(
             matches!(effects[..], [Effect::Claim(_, ClaimAction::Report { .. })]),
             "reported at once, before its log: {effects:?}"
@@ -60,13 +60,13 @@ fn i23_all_payloads_are_told_at_once_and_each_one_is_reported_when_it_ends() {
 #[test]
 fn i23_storing_that_never_ends_holds_no_report_up_though_nobody_says_when_the_host_goes() {
     let mut one = One::settling();
-    assert_eq!(one.happens(ClaimEvent::Release { deadline: None }), []);
+    assert_eq!(one.happens(RELEASE_CLAIM), []);
     one.now = at(9);
-    assert_eq!(one.happens(ClaimEvent::Release { deadline: None }), [], "told again, it gets no more time");
+    assert_eq!(one.happens(RELEASE_CLAIM), [], "told again, it gets no more time");
     let acts = one.pass_to(at(0).plus(SHUTDOWN_UPLOAD_MAX), Reclaims::Granted);
     let shutdown = Outcome::Exception(ExceptionReason::WorkerShutdown);
     assert!(matches!(acts[..], [ClaimAction::Report { outcome, .. }] if outcome == shutdown), "{acts:?}");
-    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), []);
+    assert_eq!(one.happens(REPORTED), []);
     let acts = one.pass_to(one.now.plus(SHUTDOWN_UPLOAD_MAX), Reclaims::Silent);
     assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Reported(shutdown))]);
 }
@@ -75,7 +75,7 @@ fn i23_storing_that_never_ends_holds_no_report_up_though_nobody_says_when_the_ho
 fn i23_an_exception_that_cannot_be_stored_in_time_stays_what_it_is() {
     let mut one = One::preparing();
     assert_eq!(one.happens(ClaimEvent::Prepared(Err(PrepareFailure::Malformed))), [ClaimAction::Upload]);
-    one.happens(ClaimEvent::Release { deadline: None });
+    one.happens(RELEASE_CLAIM);
     let acts = one.pass_to(at(0).plus(SHUTDOWN_UPLOAD_MAX), Reclaims::Granted);
     let malformed = Outcome::Exception(ExceptionReason::MalformedPayload);
     assert!(matches!(acts[..], [ClaimAction::Report { outcome, .. }] if outcome == malformed), "{acts:?}");

@@ -3,7 +3,7 @@
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
 
-use crate::support::{Bench, CLAIMS, MESSAGES, at, policy, secs};
+use crate::support::{Bench, CLAIMS, DRAIN, MESSAGES, RELEASE, at, has, policy, secs};
 
 fn exit_after(events: Vec<Event>) -> Option<ExitReason> {
     let mut bench = Bench::messages(1, 1);
@@ -14,20 +14,20 @@ fn exit_after(events: Vec<Event>) -> Option<ExitReason> {
 
 #[test]
 fn i24_each_order_has_its_exit_and_the_stronger_one_wins() {
-    let hand_back = || Event::Release { deadline: None };
+    let hand_back = || RELEASE;
     assert_eq!(exit_after(vec![]), None);
-    assert_eq!(exit_after(vec![Event::Drain { deadline: None }]), Some(ExitReason::Drained));
+    assert_eq!(exit_after(vec![DRAIN]), Some(ExitReason::Drained));
     assert_eq!(exit_after(vec![hand_back()]), Some(ExitReason::Released));
-    assert_eq!(exit_after(vec![Event::Drain { deadline: None }, hand_back()]), Some(ExitReason::Released));
-    assert_eq!(exit_after(vec![hand_back(), Event::Drain { deadline: None }]), Some(ExitReason::Released));
-    assert_eq!(exit_after(vec![Event::Drain { deadline: None }, hand_back(), Event::Abort]), Some(ExitReason::Aborted));
+    assert_eq!(exit_after(vec![DRAIN, hand_back()]), Some(ExitReason::Released));
+    assert_eq!(exit_after(vec![hand_back(), DRAIN]), Some(ExitReason::Released));
+    assert_eq!(exit_after(vec![DRAIN, hand_back(), Event::Abort]), Some(ExitReason::Aborted));
 }
 
 #[test]
 fn i24_the_hosts_end_outranks_what_was_ordered_before_and_after_it() {
     let goes = |deadline| Event::TerminationNotice { deadline };
     for end in [goes(None), goes(Some(at(60)))] {
-        for order in [Event::Drain { deadline: None }, Event::Release { deadline: None }] {
+        for order in [DRAIN, RELEASE] {
             assert_eq!(exit_after(vec![end.clone(), order.clone()]), Some(ExitReason::HostTerminating));
             assert_eq!(exit_after(vec![order, end.clone()]), Some(ExitReason::HostTerminating));
         }
@@ -38,12 +38,7 @@ fn i24_the_hosts_end_outranks_what_was_ordered_before_and_after_it() {
 #[test]
 fn i24_a_wrong_configuration_stays_the_cause_whatever_is_ordered_later() {
     let notice = Event::TerminationNotice { deadline: Some(at(60)) };
-    for order in [
-        Event::Drain { deadline: None },
-        Event::Release { deadline: Some(at(60)) },
-        Event::Release { deadline: None },
-        notice,
-    ] {
+    for order in [DRAIN, Event::Release { deadline: Some(at(60)) }, RELEASE, notice] {
         let mut bench = Bench::messages(2, 1);
         let (first, second) = (bench.seen("m1", "T1"), bench.seen("m2", "T2"));
         let claims = [first.token, second.token];
@@ -61,7 +56,7 @@ fn i24_credentials_that_are_refused_again_and_again_end_the_worker() {
         let mut bench = Bench::new(policy(1), &[manner]);
         let mut effects = bench.tick();
         let mut denied = 0;
-        while !effects.iter().any(|effect| matches!(effect, Effect::Exit(_))) {
+        while !has!(effects, Effect::Exit(_)) {
             assert!(denied < 50);
             if effects.contains(&Effect::Open(journeyman::domain::id::SourceId(0))) {
                 denied += 1;
@@ -82,12 +77,10 @@ fn i24_claims_that_are_denied_again_and_again_end_the_worker_and_a_grant_starts_
     let mut bench = Bench::messages(1, 1);
     let mut counts = Vec::new();
     for n in 0..12 {
-        let seen = bench.seen(&format!("m{n}"), &format!("T{n}"));
-        let claim = seen.token;
-        bench.hit(vec![seen]);
+        let (claim, _) = bench.receive(&format!("m{n}"), &format!("T{n}"));
         let answer = if n == 3 { Err(Refusal::Gone) } else { Err(Refusal::Denied) };
         let effects = bench.claimed(claim, answer);
-        let polled = effects.iter().any(|effect| matches!(effect, Effect::Poll { .. }));
+        let polled = has!(effects, Effect::Poll { .. });
         for effect in effects {
             if let Effect::Alert(Alert::Denied { consecutive: in_a_row, .. }) = effect {
                 counts.push(in_a_row);
@@ -121,12 +114,10 @@ fn i24_a_batch_of_claims_denied_together_counts_once() {
 #[test]
 fn i24_a_recovery_that_is_not_granted_ends_nothing() {
     for refusal in [Refusal::Denied, Refusal::Rejected, Refusal::Gone] {
-        let mut bench = Bench::new(policy(1), &[CLAIMS]);
-        bench.tick();
-        bench.opened(0, 1);
+        let mut bench = Bench::opened_with(policy(1), &[CLAIMS]);
         let mut effects = bench.recovered(0, Err(refusal));
         effects.extend(bench.pass(secs(2)));
-        assert!(effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })), "{refusal:?}: {effects:?}");
+        assert!(has!(effects, Effect::Poll { .. }), "{refusal:?}: {effects:?}");
         assert!(!bench.worker.is_stopping());
     }
 }

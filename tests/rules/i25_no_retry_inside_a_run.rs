@@ -4,14 +4,14 @@ use journeyman::domain::claim::ClaimEvent;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{ENDED_RUNS_MAX, Effect};
 
-use crate::support::{Bench, LEASE, RETRY, claims, secs};
+use crate::support::{Bench, FAILED, LEASE, PREPARED, RETRY, claims, has, secs};
 
 #[test]
 fn i25_a_run_that_was_given_up_here_is_not_taken_up_again_by_its_message() {
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
     bench.pass(LEASE - secs(50));
-    bench.tell(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Failed)));
+    bench.tell(claim, FAILED);
     assert_eq!(bench.worker.claims().count(), 0);
     // The queue would still grant it to us: by its clock the claim is not over yet.
     let seen = bench.seen("m1", "T");
@@ -21,12 +21,10 @@ fn i25_a_run_that_was_given_up_here_is_not_taken_up_again_by_its_message() {
 #[test]
 fn i25_a_run_that_ended_here_is_not_taken_up_again_by_a_poll_or_a_recovery() {
     let mut bench = Bench::claims(1);
-    let grant = bench.grant("T");
-    let claim = grant.token;
-    bench.brought(vec![grant]);
-    bench.tell(claim, ClaimEvent::Prepared(Ok(())));
+    let (claim, _) = bench.granted("T");
+    bench.tell(claim, PREPARED);
     let effects = bench.completes(claim);
-    assert!(effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })), "{effects:?}");
+    assert!(has!(effects, Effect::Poll { .. }), "{effects:?}");
     let again = bench.grant("T");
     let token = again.token;
     assert!(bench.brought(vec![again]).contains(&Effect::DropMessage(token)));
@@ -43,9 +41,7 @@ fn i25_a_run_that_ended_here_is_not_taken_up_again_by_a_poll_or_a_recovery() {
 #[test]
 fn i25_a_claim_that_was_never_granted_may_be_asked_for_again() {
     let mut bench = Bench::messages(1, 1);
-    let seen = bench.seen("m1", "T");
-    let claim = seen.token;
-    bench.hit(vec![seen]);
+    let (claim, _) = bench.receive("m1", "T");
     bench.claimed(claim, Err(Refusal::Throttled { retry_after: None }));
     bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
     let again = bench.seen("m1", "T");
@@ -56,9 +52,7 @@ fn i25_a_claim_that_was_never_granted_may_be_asked_for_again() {
 fn i25_the_memory_of_ended_runs_is_bounded() {
     let mut bench = Bench::claims(1);
     for n in 0..=ENDED_RUNS_MAX {
-        let grant = bench.grant(&format!("T{n}"));
-        let claim = grant.token;
-        bench.brought(vec![grant]);
+        let (claim, _) = bench.granted(&format!("T{n}"));
         bench.tell(claim, ClaimEvent::Reclaimed { sent_at: bench.now, answer: Err(Refusal::Gone) });
         bench.tell(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Internal)));
     }
@@ -73,16 +67,12 @@ fn i25_the_memory_of_ended_runs_is_bounded() {
 #[test]
 fn i25_a_run_that_was_given_up_is_remembered_though_thousands_have_been_reported_since() {
     let mut bench = Bench::claims(1);
-    let lost = bench.grant("Lost");
-    let claim = lost.token;
-    bench.brought(vec![lost]);
+    let (claim, _) = bench.granted("Lost");
     bench.tell(claim, ClaimEvent::Reclaimed { sent_at: bench.now, answer: Err(Refusal::Gone) });
     bench.tell(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Internal)));
     for n in 0..=ENDED_RUNS_MAX {
-        let grant = bench.grant(&format!("T{n}"));
-        let claim = grant.token;
-        bench.brought(vec![grant]);
-        bench.tell(claim, ClaimEvent::Prepared(Ok(())));
+        let (claim, _) = bench.granted(&format!("T{n}"));
+        bench.tell(claim, PREPARED);
         bench.completes(claim);
     }
     let again = bench.grant("Lost");

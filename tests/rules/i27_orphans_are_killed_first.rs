@@ -8,9 +8,9 @@ use proptest::prelude::*;
 use journeyman::domain::claim::{ClaimEnd, LossReason};
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::domain::journal::{self, BootId, ClaimRecord, EntryId, Journal, JournalRecord, Leader, ProcessRecord};
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
+use journeyman::domain::outcome::Outcome;
 
-const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
+use crate::support::SHUTDOWN;
 
 /// What happens to a worker, as far as its journal is concerned.
 #[derive(Debug, Clone)]
@@ -100,7 +100,7 @@ proptest! {
         let known = [claimant(0), claimant(1)];
         let plan = read(&records).recovery_plan(&now, &known);
         let reported: BTreeMap<Run, (usize, Outcome)> =
-            plan.report.iter().map(|left| (left.run.clone(), (left.claimant, left.outcome))).collect();
+            plan.report.iter().map(|left| (left.run.clone(), (left.source.index(), left.outcome))).collect();
         prop_assert_eq!(reported.len(), plan.report.len(), "one end a run");
         let expected: BTreeMap<Run, (usize, Outcome)> = open
             .iter()

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use journeyman::domain::claim::{CancelCommand, ClaimAction, ClaimEnd, ClaimEvent, LossReason, TAKEOVER_ATTEMPTS_MAX};
 use journeyman::domain::id::{LocalToken, SourceId};
-use journeyman::domain::outcome::{ExceptionReason, Outcome};
+use journeyman::domain::outcome::Outcome;
 use journeyman::domain::poll::{CLOCK_SKEW_MAX, RECOVERY_ATTEMPTS_MAX};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Effect, Event, GrantedClaim, PollResult, RecoveredClaim, RecoveryResult};
 
-use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, RETRY, acts, policy, run, secs};
-
-const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
+use crate::support::{
+    Bench, CLAIMS, DRAIN, LEASE, MESSAGES, RELEASE, REPORTED, RETRY, SHUTDOWN, acts, has, policy, run, secs,
+};
 
 /// A previous process may have been killed during a poll.
 fn started() -> Bench {
@@ -25,15 +25,12 @@ fn started() -> Bench {
 #[test]
 fn i28_a_claim_found_at_the_start_is_handed_back() {
     let mut bench = started();
-    let found = bench.grant("T");
-    let claim = found.token;
-    let effects = bench.recovered(0, Ok(vec![found]));
+    let (claim, effects) = bench.recovers("T");
     assert!(effects.contains(&Effect::Alert(Alert::RecoveredClaim { run: run("T") })), "{effects:?}");
-    let report = |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. }));
-    assert!(effects.iter().any(report), "{effects:?}");
+    assert!(acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }), "{effects:?}");
     assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)));
     assert_eq!(bench.worker.free_slots(), 0, "it holds no slot: both wait in the poll");
-    let effects = bench.tell(claim, ClaimEvent::Reported(Ok(())));
+    let effects = bench.tell(claim, REPORTED);
     assert!(matches!(effects[..], [Effect::Claim(_, ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN)))]), "{effects:?}");
 }
 
@@ -42,10 +39,7 @@ fn i28_one_whose_lease_does_not_allow_it_is_forgotten() {
     let mut bench = started();
     let found = GrantedClaim { length: Duration::ZERO, ..bench.grant("T") };
     let effects = bench.recovered(0, Ok(vec![found]));
-    let close = |effect: &Effect| {
-        matches!(effect, Effect::Claim(_, ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate))))
-    };
-    assert!(effects.iter().any(close), "{effects:?}");
+    assert!(acts!(effects, ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate))), "{effects:?}");
     assert!(!acts!(effects, ClaimAction::Report { .. }));
 }
 
@@ -59,7 +53,7 @@ fn i28_a_claim_whose_reply_was_lost_in_this_life_is_started() {
         bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
     }
     bench.polled(0, 0, Err(RETRY));
-    assert!(bench.pass(secs(2)).iter().any(|effect| matches!(effect, Effect::Recover { .. })));
+    assert!(has!(bench.pass(secs(2)), Effect::Recover { .. }));
     let found = bench.grant("T");
     let claim = found.token;
     assert!(bench.recovered(0, Ok(vec![found])).contains(&Effect::Claim(claim, ClaimAction::Prepare)));
@@ -70,10 +64,8 @@ fn i28_a_claim_whose_reply_was_lost_too_soon_for_the_clocks_to_tell_is_handed_ba
     let mut bench = started();
     bench.recovered(0, Ok(Vec::new()));
     bench.polled(0, 0, Err(RETRY));
-    assert!(bench.pass(secs(2)).iter().any(|effect| matches!(effect, Effect::Recover { .. })));
-    let found = bench.grant("T");
-    let claim = found.token;
-    let effects = bench.recovered(0, Ok(vec![found]));
+    assert!(has!(bench.pass(secs(2)), Effect::Recover { .. }));
+    let (claim, effects) = bench.recovers("T");
     assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
 }
 
@@ -83,17 +75,15 @@ fn i28_while_the_start_could_not_be_looked_at_everything_found_later_is_an_earli
     let mut effects = bench.recovered(0, Err(RETRY));
     // It gives up asking and polls; a poll is lost, and then the queue answers.
     for _ in 0..600 {
-        if effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })) {
+        if has!(effects, Effect::Poll { .. }) {
             break;
         }
-        let recovering = effects.iter().any(|effect| matches!(effect, Effect::Recover { .. }));
+        let recovering = has!(effects, Effect::Recover { .. });
         effects = if recovering { bench.recovered(0, Err(RETRY)) } else { bench.pass(secs(1)) };
     }
     bench.polled(0, 0, Err(RETRY));
     bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
-    let found = bench.grant("T");
-    let claim = found.token;
-    let effects = bench.recovered(0, Ok(vec![found]));
+    let (claim, effects) = bench.recovers("T");
     assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
     assert!(acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }), "{effects:?}");
 }
@@ -108,12 +98,14 @@ fn i28_what_a_recovery_missed_is_looked_for_again_and_not_for_ever() {
     let mut bench = started();
     let found = bench.grant("T");
     let mut effects = partly(&mut bench, vec![found]);
-    let reported = |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. }));
-    assert!(effects.iter().any(reported), "what was found is handed back: {effects:?}");
+    assert!(
+        acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }),
+        "what was found is handed back: {effects:?}"
+    );
     let mut tries = 1;
-    while !effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })) {
+    while !has!(effects, Effect::Poll { .. }) {
         effects = bench.pass_until(|effect| matches!(effect, Effect::Recover { .. } | Effect::Poll { .. }));
-        if effects.iter().any(|effect| matches!(effect, Effect::Recover { .. })) {
+        if has!(effects, Effect::Recover { .. }) {
             tries += 1;
             effects.extend(partly(&mut bench, Vec::new()));
         }
@@ -126,9 +118,7 @@ fn i28_what_a_first_recovery_missed_is_still_an_earlier_lifes() {
     let mut bench = started();
     partly(&mut bench, Vec::new());
     bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
-    let found = bench.grant("T");
-    let claim = found.token;
-    let effects = bench.recovered(0, Ok(vec![found]));
+    let (claim, effects) = bench.recovers("T");
     assert!(effects.contains(&Effect::Alert(Alert::RecoveredClaim { run: run("T") })), "{effects:?}");
     assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)));
 }
@@ -163,7 +153,7 @@ fn i28_only_claims_newer_than_the_oldest_unread_poll_are_taken() {
         assert!(age.abs_diff(bench.now.since(oldest) + CLOCK_SKEW_MAX) <= secs(2), "{lost}: {age:?}");
         let answered = recovered.is_ok();
         let effects = bench.recovered(0, recovered);
-        if !effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })) {
+        if !has!(effects, Effect::Poll { .. }) {
             bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
         }
         oldest = if answered { bench.now } else { oldest };
@@ -214,9 +204,9 @@ fn i28_what_was_written_down_is_asked_for_once_more_and_reported_as_it_was_left(
             let effects = taken(&mut bench, claim, Ok(LEASE));
             assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
             let reports =
-                effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: sent, .. }) if *sent == outcome));
+                has!(effects, Effect::Claim(_, ClaimAction::Report { outcome: sent, .. }) if *sent == outcome);
             assert!(reports, "{effects:?}");
-            let effects = bench.tell(claim, ClaimEvent::Reported(Ok(())));
+            let effects = bench.tell(claim, REPORTED);
             assert!(
                 effects.contains(&Effect::Claim(claim, ClaimAction::Close(ClaimEnd::Reported(outcome)))),
                 "{effects:?}"
@@ -232,10 +222,7 @@ fn i28_what_the_queue_does_not_grant_again_is_not_reported_and_says_nothing_of_o
         for number in 0..20 {
             let claim = left(&mut bench, &format!("T{number}"), Outcome::Completed);
             let effects = taken(&mut bench, claim, Err(refusal));
-            let lost = |effect: &Effect| {
-                matches!(effect, Effect::Claim(_, ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))))
-            };
-            assert!(effects.iter().any(lost), "{effects:?}");
+            assert!(acts!(effects, ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))), "{effects:?}");
             assert!(
                 !effects
                     .iter()
@@ -254,13 +241,8 @@ fn i28_a_message_about_what_was_written_down_leads_to_no_second_claim() {
         let claim = left(&mut bench, "T", SHUTDOWN);
         bench.tick();
         bench.opened(0, 1);
-        let seen = bench.seen("m", "T");
-        let message = seen.token;
-        let effects = bench.hit(vec![seen]);
-        assert!(
-            !effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Request) | Effect::Delete(_))),
-            "{effects:?}"
-        );
+        let (message, effects) = bench.receive("m", "T");
+        assert!(!has!(effects, Effect::Claim(_, ClaimAction::Request) | Effect::Delete(_)), "{effects:?}");
         let effects = taken(&mut bench, claim, answer);
         assert!(effects.contains(&Effect::Delete(message)), "I12: {answer:?} settles it: {effects:?}");
     }
@@ -270,8 +252,7 @@ fn i28_a_message_about_what_was_written_down_leads_to_no_second_claim() {
     taken(&mut bench, claim, Err(Refusal::Denied));
     bench.tick();
     bench.opened(0, 1);
-    let seen = bench.seen("m", "T");
-    let effects = bench.hit(vec![seen]);
+    let (_, effects) = bench.receive("m", "T");
     assert!(!acts!(effects, ClaimAction::Request), "{effects:?}");
 }
 
@@ -294,23 +275,20 @@ fn i28_an_answer_that_settles_nothing_is_asked_for_again_for_as_long_as_a_lease_
 
 #[test]
 fn i28_a_worker_that_has_to_go_does_not_wait_for_what_an_earlier_one_left() {
-    for order in [Event::Drain { deadline: None }, Event::Release { deadline: None }] {
+    for order in [DRAIN, RELEASE] {
         let mut bench = Bench::new(policy(2), &[MESSAGES]);
         let claim = left(&mut bench, "T", SHUTDOWN);
         taken(&mut bench, claim, Err(RETRY));
         let effects = bench.happens(order);
-        let closed = |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Close(ClaimEnd::NotGranted)));
-        assert!(effects.iter().any(closed), "{effects:?}");
-        assert!(effects.iter().any(|effect| matches!(effect, Effect::Exit(_))), "{effects:?}");
+        assert!(acts!(effects, ClaimAction::Close(ClaimEnd::NotGranted)), "{effects:?}");
+        assert!(has!(effects, Effect::Exit(_)), "{effects:?}");
     }
     // What is on its way is reported all the same.
     let mut bench = Bench::new(policy(2), &[MESSAGES]);
     let claim = left(&mut bench, "T", Outcome::Completed);
-    bench.happens(Event::Release { deadline: None });
+    bench.happens(RELEASE);
     let effects = taken(&mut bench, claim, Ok(LEASE));
-    let decided =
-        |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: Outcome::Completed, .. }));
-    assert!(effects.iter().any(decided), "{effects:?}");
+    assert!(acts!(effects, ClaimAction::Report { outcome: Outcome::Completed, .. }), "{effects:?}");
 }
 
 #[test]
@@ -324,7 +302,9 @@ fn i28_an_order_about_what_was_left_decides_what_is_reported_of_it() {
         let claim = left(&mut bench, "T", left_as);
         bench.tell(claim, ClaimEvent::Command(order));
         let effects = taken(&mut bench, claim, Ok(LEASE));
-        let report = |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome, .. }) if *outcome == reported);
-        assert!(effects.iter().any(report), "{left_as:?}, {order:?}: {effects:?}");
+        assert!(
+            has!(effects, Effect::Claim(_, ClaimAction::Report { outcome, .. }) if *outcome == reported),
+            "{left_as:?}, {order:?}: {effects:?}"
+        );
     }
 }

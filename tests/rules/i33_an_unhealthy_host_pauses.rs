@@ -3,26 +3,26 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, UploadStatus};
+use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent};
 use journeyman::domain::host_health::{FAULT_BACKOFF, ProbeResult};
 use journeyman::domain::id::LocalToken;
-use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
+use journeyman::domain::outcome::{ExecuteFailure, PrepareFailure};
 use journeyman::domain::worker::{Alert, ClaimingBlocked, ClaimingState, Effect, Event, PollResult};
 
-use crate::support::{Bench, LEASE, acts, claims, polls, run, secs};
-
-const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
+use crate::support::{
+    Bench, DRAIN, LEASE, PREPARED, REPORTED, SHUTDOWN, UPLOADED, acts, claims, has, polls, run, secs,
+};
 
 fn prepared_on_a_sick_host(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
     let mut all = bench.tell(claim, ClaimEvent::Prepared(Err(PrepareFailure::HostFault)));
-    all.extend(bench.tell(claim, ClaimEvent::Uploaded(UploadStatus::Complete)));
+    all.extend(bench.tell(claim, UPLOADED));
     all
 }
 
 fn handed_back(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
     let mut all = prepared_on_a_sick_host(bench, claim);
     assert!(acts!(all, ClaimAction::Report { outcome: SHUTDOWN, .. }), "{all:?}");
-    all.extend(bench.tell(claim, ClaimEvent::Reported(Ok(()))));
+    all.extend(bench.tell(claim, REPORTED));
     assert!(acts!(all, ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN))), "{all:?}");
     all
 }
@@ -90,7 +90,7 @@ fn i33_faults_of_several_tasks_at_once_are_one() {
     bench.hit(seen);
     for claim in &tokens {
         bench.claimed(*claim, Ok(LEASE));
-        bench.tell(*claim, ClaimEvent::Prepared(Ok(())));
+        bench.tell(*claim, PREPARED);
     }
     let mut alerts = 0;
     for claim in &tokens {
@@ -118,12 +118,10 @@ fn i33_a_task_from_before_the_fault_proves_nothing() {
 #[test]
 fn i33_a_healthy_probe_restores_the_full_capacity() {
     let mut bench = Bench::claims(4);
-    let grant = bench.grant("Sick");
-    let claim = grant.token;
-    bench.brought(vec![grant]);
+    let (claim, _) = bench.granted("Sick");
     prepared_on_a_sick_host(&mut bench, claim);
     bench.polled(0, 0, Ok(PollResult::default()));
-    bench.tell(claim, ClaimEvent::Reported(Ok(())));
+    bench.tell(claim, REPORTED);
     bench.pass_until(|effect| *effect == Effect::ProbeHost);
     let effects = bench.happens(Event::HostProbed(ProbeResult::Healthy));
     let max = effects.iter().find_map(|effect| match effect {
@@ -139,9 +137,7 @@ fn i33_messages_that_come_to_an_unfit_host_are_left_to_others() {
     let claim = bench.preparing("m1", "T1");
     // The other slot waits in a poll.
     handed_back(&mut bench, claim);
-    let seen = bench.seen("m2", "T2");
-    let token = seen.token;
-    let effects = bench.hit(vec![seen]);
+    let (token, effects) = bench.receive("m2", "T2");
     assert_eq!(claims(&effects), 0);
     assert!(effects.contains(&Effect::DropMessage(token)), "{effects:?}");
 }
@@ -149,9 +145,7 @@ fn i33_messages_that_come_to_an_unfit_host_are_left_to_others() {
 #[test]
 fn i33_what_is_handed_back_waits_for_the_poll_that_would_bring_it_straight_back() {
     let mut bench = Bench::claims(2);
-    let grant = bench.grant("T");
-    let claim = grant.token;
-    let effects = bench.brought(vec![grant]);
+    let (claim, effects) = bench.granted("T");
     assert_eq!(polls(&effects), 1, "the other slot waits in the next poll: {effects:?}");
     let effects = prepared_on_a_sick_host(&mut bench, claim);
     assert!(!acts!(effects, ClaimAction::Report { .. }), "{effects:?}");
@@ -167,5 +161,5 @@ fn i33_an_unfit_host_still_leaves_when_it_is_told_to() {
     let claim = bench.preparing("m1", "T");
     bench.deleted(claim, Ok(()));
     handed_back(&mut bench, claim);
-    assert!(bench.happens(Event::Drain { deadline: None }).iter().any(|effect| matches!(effect, Effect::Exit(_))));
+    assert!(has!(bench.happens(DRAIN), Effect::Exit(_)));
 }

@@ -1,17 +1,19 @@
 //! I34: a command ends one claim and no other, in any state of that claim, and decides its outcome unless that was sent already.
 
 use journeyman::domain::claim::{
-    CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, UploadStatus,
+    CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason,
 };
 use journeyman::domain::id::LocalToken;
 use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Effect, Event};
 
-use crate::support::{Bench, GRACE, LEASE, MARGIN, One, RETRY, Reclaims, UNANSWERED, acts, at, secs};
+use crate::support::{
+    Bench, COMPLETED, FAILED, GRACE, LEASE, MARGIN, One, PREPARED, RELEASE_CLAIM, REPORTED, RETRY, Reclaims, SHUTDOWN,
+    UNANSWERED, UPLOADED, acts, at, secs,
+};
 
 const ORDERS: [CancelCommand; 2] = [CancelCommand::Release, CancelCommand::Cancel];
-const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 const INTERNAL: Outcome = Outcome::Exception(ExceptionReason::InternalError);
 
 fn ordered(one: &mut One, order: CancelCommand) -> (CancelResult, Vec<ClaimAction>) {
@@ -33,15 +35,12 @@ fn i34_what_runs_is_told_to_end_and_reported_once_nothing_of_it_is_left() {
             assert_eq!(obeyed, CancelResult::Stopping(outcome));
             assert_eq!(acts, [ClaimAction::Kill { cause: KillCause::Command(order), grace: GRACE }]);
             assert_eq!(ordered(&mut one, order), (CancelResult::Stopping(outcome), Vec::new()), "it is told once");
-            let acts = one.happens(ClaimEvent::Ended(Ok(())));
+            let acts = one.happens(COMPLETED);
             assert_eq!(reports(&acts), [outcome], "I21: what it said does not count");
-            let acts = one.happens(ClaimEvent::Reported(Ok(())));
+            let acts = one.happens(REPORTED);
             assert_eq!(acts, [ClaimAction::Upload], "the log follows");
             assert_eq!(ordered(&mut one, order), (CancelResult::AlreadyReported(outcome), Vec::new()));
-            assert_eq!(
-                one.happens(ClaimEvent::Uploaded(UploadStatus::Complete)),
-                [ClaimAction::Close(ClaimEnd::Reported(outcome))]
-            );
+            assert_eq!(one.happens(UPLOADED), [ClaimAction::Close(ClaimEnd::Reported(outcome))]);
         }
     }
 }
@@ -52,7 +51,7 @@ fn i34_the_lease_of_what_is_being_ended_is_still_extended() {
     ordered(&mut one, CancelCommand::Release);
     let acts = one.pass_to(at(2 * LEASE.as_secs()), Reclaims::Granted);
     assert!(acts.iter().any(|act| matches!(act, ClaimAction::Reclaim { .. })), "{acts:?}");
-    assert_eq!(reports(&one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)))), [SHUTDOWN]);
+    assert_eq!(reports(&one.happens(FAILED)), [SHUTDOWN]);
 }
 
 #[test]
@@ -67,7 +66,7 @@ fn i34_a_claim_that_is_being_asked_for_is_reported_when_it_is_granted_and_never_
     let mut one = One::requested();
     assert_eq!(ordered(&mut one, CancelCommand::Cancel), (CancelResult::ReportWhenGranted(INTERNAL), Vec::new()));
     assert_eq!(one.happens(granted), [ClaimAction::Upload], "its log says why nothing was run");
-    assert_eq!(reports(&one.happens(ClaimEvent::Uploaded(UploadStatus::Complete))), [INTERNAL]);
+    assert_eq!(reports(&one.happens(UPLOADED)), [INTERNAL]);
 }
 
 #[test]
@@ -121,11 +120,8 @@ fn i34_what_has_ended_and_is_being_stored_is_reported_at_once() {
         };
         let (obeyed, acts) = ordered(&mut one, order);
         assert_eq!((obeyed, reports(&acts)), (CancelResult::Reporting(after), vec![after]), "{order:?} of {before:?}");
-        assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), []);
-        assert_eq!(
-            one.happens(ClaimEvent::Uploaded(UploadStatus::Complete)),
-            [ClaimAction::Close(ClaimEnd::Reported(after))]
-        );
+        assert_eq!(one.happens(REPORTED), []);
+        assert_eq!(one.happens(UPLOADED), [ClaimAction::Close(ClaimEnd::Reported(after))]);
     }
 }
 
@@ -142,7 +138,7 @@ fn i34_i09_an_outcome_that_was_sent_stays_what_it_is() {
         );
         let acts = one.pass_to(at(60), Reclaims::Granted);
         assert_eq!(reports(&acts), [Outcome::Completed]);
-        one.happens(ClaimEvent::Reported(Ok(())));
+        one.happens(REPORTED);
     }
 }
 
@@ -152,10 +148,7 @@ fn i34_a_lost_claim_is_reported_for_no_order() {
         let mut one = One::executing();
         one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
         assert_eq!(ordered(&mut one, order), (CancelResult::Lost(LossReason::Revoked), Vec::new()));
-        assert_eq!(
-            one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))),
-            [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]
-        );
+        assert_eq!(one.happens(FAILED), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]);
 
         let mut one = One::executing();
         ordered(&mut one, order);
@@ -164,10 +157,7 @@ fn i34_a_lost_claim_is_reported_for_no_order() {
             matches!(acts[..], [ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::Revoked), .. }]),
             "{acts:?}"
         );
-        assert_eq!(
-            one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))),
-            [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]
-        );
+        assert_eq!(one.happens(FAILED), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]);
     }
 }
 
@@ -179,7 +169,7 @@ fn i34_of_two_orders_a_cancel_counts_in_either_order() {
             one.happens(ClaimEvent::Command(order));
         }
         assert_eq!(one.machine.preview_cancel(CancelCommand::Release), CancelResult::Stopping(INTERNAL));
-        assert_eq!(reports(&one.happens(ClaimEvent::Ended(Ok(())))), [INTERNAL], "{orders:?}");
+        assert_eq!(reports(&one.happens(COMPLETED)), [INTERNAL], "{orders:?}");
     }
 }
 
@@ -190,16 +180,12 @@ fn i34_i22_a_canceled_task_is_not_handed_back_by_a_worker_that_has_to_go_and_the
         one.happens(ClaimEvent::Command(CancelCommand::Cancel));
         let acts = one.happens(ClaimEvent::Release { deadline });
         assert!(matches!(acts[..], [ClaimAction::Kill { cause: KillCause::Shutdown, .. }]), "{acts:?}");
-        assert_eq!(reports(&one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed)))), [INTERNAL]);
+        assert_eq!(reports(&one.happens(FAILED)), [INTERNAL]);
     }
     let mut one = One::executing();
     one.happens(ClaimEvent::PollStarted);
-    one.happens(ClaimEvent::Release { deadline: None });
-    assert_eq!(
-        one.happens(ClaimEvent::Ended(Err(ExecuteFailure::Failed))),
-        [],
-        "it waits for a poll that would bring it back"
-    );
+    one.happens(RELEASE_CLAIM);
+    assert_eq!(one.happens(FAILED), [], "it waits for a poll that would bring it back");
     let (obeyed, acts) = ordered(&mut one, CancelCommand::Cancel);
     assert_eq!(
         (obeyed, reports(&acts)),
@@ -217,18 +203,18 @@ fn i34_i23_neighbours_run_on_and_its_slot_is_used_again() {
     for claim in [one, other] {
         bench.claimed(claim, Ok(LEASE));
         bench.deleted(claim, Ok(()));
-        bench.tell(claim, ClaimEvent::Prepared(Ok(())));
+        bench.tell(claim, PREPARED);
     }
     let order = CancelCommand::Release;
     let effects = bench.tell(one, ClaimEvent::Command(order));
     assert_eq!(effects, [Effect::Claim(one, ClaimAction::Kill { cause: KillCause::Command(order), grace: GRACE })]);
-    let effects = bench.tell(one, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
+    let effects = bench.tell(one, FAILED);
     assert!(
         matches!(effects[..], [Effect::Claim(claim, ClaimAction::Report { outcome: SHUTDOWN, .. })] if claim == one),
         "{effects:?}"
     );
-    bench.tell(one, ClaimEvent::Reported(Ok(())));
-    let effects = bench.tell(one, ClaimEvent::Uploaded(UploadStatus::Complete));
+    bench.tell(one, REPORTED);
+    let effects = bench.tell(one, UPLOADED);
     assert!(matches!(effects.last(), Some(Effect::Poll { max: 1, .. })), "its slot is asked for again: {effects:?}");
     let effects = bench.tell(LocalToken(99), ClaimEvent::Command(order));
     assert_eq!(effects, [], "a claim that is not held has no effect");
@@ -251,10 +237,8 @@ fn i34_i22_what_is_being_ended_by_an_order_is_told_of_the_hosts_end() {
 fn i34_what_a_paused_worker_hands_back_waits_for_the_poll_that_would_bring_it_back() {
     for (paused, resumed) in [(true, false), (true, true), (false, false)] {
         let mut bench = Bench::claims(2);
-        let grant = bench.grant("A");
-        let claim = grant.token;
-        bench.brought(vec![grant]);
-        bench.tell(claim, ClaimEvent::Prepared(Ok(())));
+        let (claim, _) = bench.granted("A");
+        bench.tell(claim, PREPARED);
         if paused {
             bench.happens(Event::Pause { until: None });
         }
@@ -262,11 +246,13 @@ fn i34_what_a_paused_worker_hands_back_waits_for_the_poll_that_would_bring_it_ba
         if resumed {
             bench.happens(Event::Resume);
         }
-        let is_report =
-            |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome: SHUTDOWN, .. }));
-        let effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
-        assert_eq!(effects.iter().any(is_report), !paused, "one that asks on has nothing to wait for: {effects:?}");
+        let effects = bench.tell(claim, FAILED);
+        assert_eq!(
+            acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }),
+            !paused,
+            "one that asks on has nothing to wait for: {effects:?}"
+        );
         let effects = bench.empty(0);
-        assert_eq!(effects.iter().any(is_report), paused, "{effects:?}");
+        assert_eq!(acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }), paused, "{effects:?}");
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent};
+use journeyman::domain::claim::{ClaimAction, ClaimEnd};
 use journeyman::domain::id::SourceId;
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::poll::Capabilities;
@@ -13,18 +13,15 @@ use journeyman::domain::worker::{
     PollResult, WorkerPolicy,
 };
 
-use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, acts, at, claims, policy, polls, run, secs};
+use crate::support::{
+    Bench, CLAIMS, FAILED, LEASE, MESSAGES, PREPARED, RELEASE, REPORTED, UPLOADED, acts, at, claims, exits, has,
+    policy, polls, run, secs,
+};
 
 fn staying(capacity: u32, stay: ExitPolicy) -> Bench {
-    let mut bench = Bench::new(WorkerPolicy { exit_policy: stay, ..policy(capacity) }, &[CLAIMS]);
-    bench.tick();
-    bench.opened(0, 1);
+    let mut bench = Bench::opened_with(WorkerPolicy { exit_policy: stay, ..policy(capacity) }, &[CLAIMS]);
     bench.recovered(0, Ok(Vec::new()));
     bench
-}
-
-fn exits(effects: &[Effect]) -> Option<ExitReason> {
-    effects.iter().find_map(|effect| if let Effect::Exit(exit) = effect { Some(*exit) } else { None })
 }
 
 const IDLE: ExitPolicy =
@@ -43,12 +40,10 @@ fn i24_an_idle_worker_leaves_when_its_poll_is_back_and_not_before() {
 fn i22_a_claim_that_the_last_poll_of_an_idle_worker_brings_is_executed_and_the_worker_stays() {
     let mut bench = staying(1, IDLE);
     bench.pass(secs(90));
-    let grant = bench.grant("T1");
-    let claim = grant.token;
-    let effects = bench.brought(vec![grant]);
+    let (claim, effects) = bench.granted("T1");
     assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
     assert!(!bench.worker.is_stopping());
-    bench.tell(claim, ClaimEvent::Prepared(Ok(())));
+    bench.tell(claim, PREPARED);
     let effects = bench.completes(claim);
     assert_eq!(polls(&effects), 1, "idleness begins anew: {effects:?}");
     assert_eq!(exits(&bench.pass(secs(59))), None);
@@ -93,12 +88,8 @@ fn i24_a_worker_whose_credentials_are_refused_is_not_idle() {
 
 #[test]
 fn i24_a_worker_that_was_refused_one_claim_is_idle_when_a_poll_brings_nothing_since() {
-    let mut bench = Bench::new(WorkerPolicy { exit_policy: IDLE, ..policy(1) }, &[MESSAGES]);
-    bench.tick();
-    bench.opened(0, 1);
-    let seen = bench.seen("m", "T");
-    let asked = seen.token;
-    bench.hit(vec![seen]);
+    let mut bench = Bench::opened_with(WorkerPolicy { exit_policy: IDLE, ..policy(1) }, &[MESSAGES]);
+    let (asked, _) = bench.receive("m", "T");
     bench.claimed(asked, Err(Refusal::Denied));
     let again = |effect: &Effect| matches!(effect, Effect::Poll { .. } | Effect::Exit(_));
     assert_eq!(exits(&bench.pass_until(again)), None);
@@ -122,20 +113,18 @@ fn i22_what_a_poll_brings_that_was_under_way_when_the_host_ran_short_goes_back_a
     let least = MinResources { disk: 2, memory: 0 };
     {
         let held_off = Event::ResourcesMeasured(room);
-        let mut bench = Bench::new(WorkerPolicy { min_resources: least, ..policy(2) }, &[CLAIMS]);
-        bench.tick();
-        bench.opened(0, 1);
+        let mut bench = Bench::opened_with(WorkerPolicy { min_resources: least, ..policy(2) }, &[CLAIMS]);
         bench.recovered(0, Ok(Vec::new()));
         bench.happens(held_off.clone());
-        let grant = bench.grant("T");
-        let claim = grant.token;
-        let effects = bench.brought(vec![grant]);
+        let (claim, effects) = bench.granted("T");
         let handed_back = Outcome::Exception(ExceptionReason::WorkerShutdown);
-        let back = |effect: &Effect| matches!(effect, Effect::Claim(_, ClaimAction::Report { outcome, .. }) if *outcome == handed_back);
-        assert!(effects.iter().any(back), "{held_off:?}: {effects:?}");
+        assert!(
+            has!(effects, Effect::Claim(_, ClaimAction::Report { outcome, .. }) if *outcome == handed_back),
+            "{held_off:?}: {effects:?}"
+        );
         assert!(effects.contains(&Effect::Alert(Alert::LateGrant { run: run("T") })), "{effects:?}");
         assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{held_off:?}");
-        bench.tell(claim, ClaimEvent::Reported(Ok(())));
+        bench.tell(claim, REPORTED);
         assert!(!bench.worker.is_stopping() && bench.worker.free_slots() == 2, "it is the worker that it was");
     }
 }
@@ -144,18 +133,12 @@ fn i22_what_a_poll_brings_that_was_under_way_when_the_host_ran_short_goes_back_a
 fn what_a_poll_brings_that_was_under_way_at_a_pause_is_run_where_it_is_claimed_and_left_where_it_is_not() {
     let mut bench = Bench::claims(2);
     bench.happens(Event::Pause { until: None });
-    let grant = bench.grant("T");
-    let claim = grant.token;
-    let effects = bench.brought(vec![grant]);
+    let (claim, effects) = bench.granted("T");
     assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
     // What ends with its connection is redelivered without an attempt.
-    let mut bench = Bench::new(policy(2), &[Capabilities { connection_scoped: true, ..CLAIMS }]);
-    bench.tick();
-    bench.opened(0, 1);
+    let mut bench = Bench::opened_with(policy(2), &[Capabilities { connection_scoped: true, ..CLAIMS }]);
     bench.happens(Event::Pause { until: None });
-    let grant = bench.grant("T");
-    let claim = grant.token;
-    let effects = bench.brought(vec![grant]);
+    let (claim, effects) = bench.granted("T");
     assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
     // Releasing a message costs no retry.
     let room = HostResources { disk: Some(1), memory: None };
@@ -163,12 +146,9 @@ fn what_a_poll_brings_that_was_under_way_at_a_pause_is_run_where_it_is_claimed_a
     for held_off in
         [Event::Pause { until: None }, Event::Pause { until: Some(at(900)) }, Event::ResourcesMeasured(room)]
     {
-        let mut bench = Bench::new(WorkerPolicy { min_resources: least, ..policy(2) }, &[MESSAGES]);
-        bench.tick();
-        bench.opened(0, 1);
+        let mut bench = Bench::opened_with(WorkerPolicy { min_resources: least, ..policy(2) }, &[MESSAGES]);
         bench.happens(held_off.clone());
-        let seen = bench.seen("m", "T");
-        let effects = bench.hit(vec![seen]);
+        let (_, effects) = bench.receive("m", "T");
         assert_eq!(
             (claims(&effects), effects.iter().filter(|effect| matches!(effect, Effect::DropMessage(_))).count()),
             (0, 1),
@@ -179,9 +159,7 @@ fn what_a_poll_brings_that_was_under_way_at_a_pause_is_run_where_it_is_claimed_a
 
 #[test]
 fn a_claim_that_was_asked_for_before_a_pause_is_run_as_what_was_held_is_and_no_other_is_asked_for() {
-    let mut bench = Bench::new(policy(2), &[MESSAGES]);
-    bench.tick();
-    bench.opened(0, 1);
+    let mut bench = Bench::opened_with(policy(2), &[MESSAGES]);
     let before = bench.preparing("m1", "T");
     let seen = bench.seen("m2", "U");
     let asked = seen.token;
@@ -190,7 +168,7 @@ fn a_claim_that_was_asked_for_before_a_pause_is_run_as_what_was_held_is_and_no_o
     let effects = bench.claimed(asked, Ok(LEASE));
     assert!(effects.contains(&Effect::Claim(asked, ClaimAction::Prepare)), "{effects:?}");
     assert_eq!(polls(&effects), 0, "{effects:?}");
-    assert!(bench.tell(before, ClaimEvent::Prepared(Ok(()))).contains(&Effect::Claim(before, ClaimAction::Execute)));
+    assert!(bench.tell(before, PREPARED).contains(&Effect::Claim(before, ClaimAction::Execute)));
 }
 
 #[test]
@@ -215,7 +193,7 @@ fn i24_a_pause_with_an_end_ends_by_itself_and_what_is_held_goes_on_meanwhile() {
     bench.empty(0);
     let effects = bench.pass(secs(99));
     assert_eq!(polls(&effects), 0, "{effects:?}");
-    assert!(bench.completes(claim).iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Close(_)))));
+    assert!(acts!(bench.completes(claim), ClaimAction::Close(_)));
     assert_eq!(polls(&bench.pass(secs(2))), 1);
     assert_eq!(bench.worker.claiming(), ClaimingState::Polling);
 }
@@ -238,7 +216,7 @@ fn i08_never_more_claims_than_max_tasks_are_asked_for_and_the_last_ones_are_fini
     let effects = bench.empty(0);
     assert_eq!(exits(&effects), None);
     let asked = bench.pass(secs(1));
-    assert!(asked.iter().any(|effect| matches!(effect, Effect::Poll { max: 1, .. })), "{asked:?}");
+    assert!(has!(asked, Effect::Poll { max: 1, .. }), "{asked:?}");
     bench.completes(second);
     let third = bench.executing("m3", "T3");
     bench.empty(0);
@@ -251,9 +229,7 @@ fn i08_never_more_claims_than_max_tasks_are_asked_for_and_the_last_ones_are_fini
 #[test]
 fn i08_a_claim_that_was_refused_does_not_count_as_a_task() {
     let stay = ExitPolicy { max_tasks: Some(1), ..ExitPolicy::default() };
-    let mut bench = Bench::new(WorkerPolicy { exit_policy: stay, ..policy(4) }, &[MESSAGES]);
-    bench.tick();
-    bench.opened(0, 1);
+    let mut bench = Bench::opened_with(WorkerPolicy { exit_policy: stay, ..policy(4) }, &[MESSAGES]);
     let seen = bench.seen("m1", "T1");
     let claim = seen.token;
     assert_eq!(claims(&bench.hit(vec![seen])), 1);
@@ -269,7 +245,7 @@ fn i22_a_worker_that_has_been_up_long_enough_drains_when_its_poll_is_back() {
     let (grant, late) = (bench.grant("T1"), bench.grant("T2"));
     let (claim, last) = (grant.token, late.token);
     bench.brought(vec![grant]);
-    bench.tell(claim, ClaimEvent::Prepared(Ok(())));
+    bench.tell(claim, PREPARED);
     bench.pass(secs(101));
     assert!(!bench.worker.is_stopping(), "its poll may still bring a claim");
     let effects = bench.brought(vec![late]);
@@ -278,7 +254,7 @@ fn i22_a_worker_that_has_been_up_long_enough_drains_when_its_poll_is_back() {
         "and what it brings is executed: {effects:?}"
     );
     assert!(bench.worker.is_stopping());
-    bench.tell(last, ClaimEvent::Prepared(Ok(())));
+    bench.tell(last, PREPARED);
     assert_eq!(exits(&bench.completes(claim)), None);
     assert_eq!(exits(&bench.completes(last)), Some(ExitReason::LimitReached));
 }
@@ -289,7 +265,7 @@ fn i27_a_worker_whose_folder_was_removed_begins_nothing_more_and_leaves_when_wha
     let (grant, late) = (bench.grant("T1"), bench.grant("T2"));
     let (claim, back) = (grant.token, late.token);
     bench.brought(vec![grant]);
-    bench.tell(claim, ClaimEvent::Prepared(Ok(())));
+    bench.tell(claim, PREPARED);
     let said = Effect::Alert(Alert::WorkDirLost);
     assert!(bench.happens(Event::WorkDirLost).contains(&said));
     assert!(!bench.happens(Event::WorkDirLost).contains(&said), "once");
@@ -298,28 +274,23 @@ fn i27_a_worker_whose_folder_was_removed_begins_nothing_more_and_leaves_when_wha
     let effects = bench.brought(vec![late]);
     assert!(!acts!(effects, ClaimAction::Prepare), "{effects:?}");
     assert!(bench.worker.is_stopping());
-    bench.tell(back, ClaimEvent::Reported(Ok(())));
+    bench.tell(back, REPORTED);
     assert_eq!(exits(&bench.completes(claim)), Some(ExitReason::WorkDirLost));
 }
 
 #[test]
 fn i24_a_hand_back_outranks_a_limit() {
     let mut bench = staying(1, ExitPolicy { max_tasks: Some(1), ..ExitPolicy::default() });
-    let grant = bench.grant("T1");
-    let claim = grant.token;
-    bench.brought(vec![grant]);
-    bench.tell(claim, ClaimEvent::Prepared(Ok(())));
-    bench.happens(Event::Release { deadline: None });
-    bench.tell(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Failed)));
-    let effects = bench.tell(claim, ClaimEvent::Reported(Ok(())));
+    let (claim, _) = bench.granted("T1");
+    bench.tell(claim, PREPARED);
+    bench.happens(RELEASE);
+    bench.tell(claim, FAILED);
+    let effects = bench.tell(claim, REPORTED);
     let closed = Effect::Claim(claim, ClaimAction::Upload);
     assert!(effects.contains(&closed), "{effects:?}");
-    let effects = bench.tell(claim, ClaimEvent::Uploaded(journeyman::domain::claim::UploadStatus::Complete));
+    let effects = bench.tell(claim, UPLOADED);
     let end = ClaimEnd::Reported(Outcome::Exception(ExceptionReason::WorkerShutdown));
-    assert!(
-        effects.iter().any(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Close(seen)) if *seen == end)),
-        "{effects:?}"
-    );
+    assert!(has!(effects, Effect::Claim(_, ClaimAction::Close(seen)) if *seen == end), "{effects:?}");
     assert_eq!(exits(&effects), Some(ExitReason::Released));
 }
 
@@ -348,5 +319,5 @@ fn i08_fewer_slots_take_effect_as_tasks_end_and_more_at_once() {
     assert_eq!(polls(&bench.completes(first)), 0, "one of one slots is in use");
     assert_eq!(bench.worker.claiming(), ClaimingState::AtCapacity);
     let effects = bench.happens(Event::Reconfigured(Box::new(policy(3))));
-    assert!(effects.iter().any(|effect| matches!(effect, Effect::Poll { max: 2, .. })), "{effects:?}");
+    assert!(has!(effects, Effect::Poll { max: 2, .. }), "{effects:?}");
 }

@@ -8,13 +8,13 @@ use journeyman::domain::service_supervisor::{
 };
 use journeyman::domain::time::Instant;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent, UploadStatus};
+use journeyman::domain::claim::{ClaimAction, ClaimEvent};
 use journeyman::domain::id::SourceId;
 use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure};
 use journeyman::domain::poll::Capabilities;
 use journeyman::domain::worker::{ClaimingBlocked, ClaimingState, Effect as WorkerEffect, Event as WorkerEvent};
 
-use crate::support::{Bench as WorkerBench, CLAIMS, MESSAGES, policy, polls, secs};
+use crate::support::{Bench as WorkerBench, CLAIMS, MESSAGES, UPLOADED, policy, polls, secs};
 
 const POLICY: ServicePolicy = ServicePolicy {
     managed_by: ManagedBy::Worker,
@@ -245,7 +245,7 @@ fn what_cannot_be_forwarded_is_handed_back_once_no_poll_would_bring_it_back() {
     assert!(effects.contains(&WorkerEffect::Claim(claim, ClaimAction::Prepare)) && polls(&effects) == 1, "{effects:?}");
     bench.happens(serving(ServiceAvailability::Down));
     let mut effects = bench.tell(claim, ClaimEvent::Prepared(Err(PrepareFailure::ServiceDown)));
-    effects.extend(bench.tell(claim, ClaimEvent::Uploaded(UploadStatus::Complete)));
+    effects.extend(bench.tell(claim, UPLOADED));
     let reported = |effects: &[WorkerEffect]| {
         let outcome = |effect: &WorkerEffect| match effect {
             WorkerEffect::Claim(_, ClaimAction::Report { outcome, .. }) => Some(*outcome),

@@ -5,20 +5,31 @@ use std::time::Duration;
 use journeyman::domain::claim::{self, ClaimAction, ClaimEvent, ClaimState};
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
 use journeyman::domain::jitter::Jitter;
-use journeyman::domain::outcome::ExecuteFailure;
-use journeyman::domain::poll::{self, Capabilities};
+use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
+use journeyman::domain::poll::Capabilities;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{
-    Effect, Event, ExitPolicy, GrantedClaim, MinResources, OnTerminationNotice, OpenResult, PollResult,
+    Effect, Event, ExitPolicy, ExitReason, GrantedClaim, MinResources, OnTerminationNotice, OpenResult, PollResult,
     ReceivedMessage, RecoveryResult, SourceSpec, Worker, WorkerPolicy,
 };
 
 pub(crate) const LEASE: Duration = Duration::from_secs(1200);
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
+pub(crate) const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 /// More than [`GRACE`] and the time for a report.
 pub(crate) const MARGIN: Duration = Duration::from_secs(15);
 pub(crate) const RETRY: Refusal = Refusal::Retry { retry_after: None };
+pub(crate) const PREPARED: ClaimEvent = ClaimEvent::Prepared(Ok(()));
+pub(crate) const COMPLETED: ClaimEvent = ClaimEvent::Ended(Ok(()));
+pub(crate) const FAILED: ClaimEvent = ClaimEvent::Ended(Err(ExecuteFailure::Failed));
+pub(crate) const UPLOADED: ClaimEvent = ClaimEvent::Uploaded(claim::UploadStatus::Complete);
+pub(crate) const REPORTED: ClaimEvent = ClaimEvent::Reported(Ok(()));
+pub(crate) const RELEASE_CLAIM: ClaimEvent = ClaimEvent::Release { deadline: None };
+pub(crate) const DRAIN: Event = Event::Drain { deadline: None };
+pub(crate) const RELEASE: Event = Event::Release { deadline: None };
+pub(crate) const LEFT_TO_EXPIRE: ClaimAction =
+    ClaimAction::Close(claim::ClaimEnd::Lost(claim::LossReason::ShutdownDeadline));
 /// A claim request without a definite answer.
 pub(crate) const UNANSWERED: ClaimEvent = ClaimEvent::Claimed { sent_at: Instant::ORIGIN, answer: Err(RETRY) };
 
@@ -48,7 +59,7 @@ pub(crate) fn claim_policy() -> claim::ClaimPolicy {
 pub(crate) fn policy(capacity: u32) -> WorkerPolicy {
     WorkerPolicy {
         capacity,
-        poll: poll::PollPolicy { interval: secs(1) },
+        poll_interval: secs(1),
         claim: claim_policy(),
         dequeue_alert: 10,
         max_auth_failures: 5,
@@ -89,19 +100,19 @@ impl One {
 
     pub(crate) fn executing() -> Self {
         let mut one = Self::preparing();
-        assert_eq!(one.happens(ClaimEvent::Prepared(Ok(()))), [ClaimAction::Execute]);
+        assert_eq!(one.happens(PREPARED), [ClaimAction::Execute]);
         one
     }
 
     pub(crate) fn settling() -> Self {
         let mut one = Self::executing();
-        assert_eq!(one.happens(ClaimEvent::Ended(Ok(()))), [ClaimAction::Upload]);
+        assert_eq!(one.happens(COMPLETED), [ClaimAction::Upload]);
         one
     }
 
     pub(crate) fn reporting() -> Self {
         let mut one = Self::settling();
-        let acts = one.happens(ClaimEvent::Uploaded(claim::UploadStatus::Complete));
+        let acts = one.happens(UPLOADED);
         assert!(matches!(acts[..], [ClaimAction::Report { .. }]), "{acts:?}");
         one
     }
@@ -171,6 +182,14 @@ impl Bench {
         Self { worker: Worker::new(policy, places, 7), now: at(0), tokens: 0 }
     }
 
+    /// One source, opened.
+    pub(crate) fn opened_with(policy: WorkerPolicy, sources: &[Capabilities]) -> Self {
+        let mut bench = Self::new(policy, sources);
+        bench.tick();
+        bench.opened(0, 1);
+        bench
+    }
+
     /// One source of messages with `lanes` lanes, opened; its first poll is under way.
     pub(crate) fn messages(capacity: u32, lanes: u16) -> Self {
         let mut bench = Self::new(policy(capacity), &[MESSAGES]);
@@ -207,9 +226,9 @@ impl Bench {
 
     /// A payload that is being stopped ends, its outcome is reported, and its log uploaded.
     pub(crate) fn stops(&mut self, claim: LocalToken) -> Vec<Effect> {
-        self.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Failed)));
-        self.tell(claim, ClaimEvent::Reported(Ok(())));
-        self.tell(claim, ClaimEvent::Uploaded(claim::UploadStatus::Complete))
+        self.tell(claim, FAILED);
+        self.tell(claim, REPORTED);
+        self.tell(claim, UPLOADED)
     }
 
     pub(crate) fn tick(&mut self) -> Vec<Effect> {
@@ -276,6 +295,24 @@ impl Bench {
         GrantedClaim { token: self.token(), run: run(name), length: LEASE }
     }
 
+    /// A poll receives a message about a run; a claim that follows has the same token.
+    pub(crate) fn receive(&mut self, id: &str, name: &str) -> (LocalToken, Vec<Effect>) {
+        let seen = self.seen(id, name);
+        (seen.token, self.hit(vec![seen]))
+    }
+
+    /// A poll returns a claim.
+    pub(crate) fn granted(&mut self, name: &str) -> (LocalToken, Vec<Effect>) {
+        let grant = self.grant(name);
+        (grant.token, self.brought(vec![grant]))
+    }
+
+    /// A recovery returns a claim.
+    pub(crate) fn recovers(&mut self, name: &str) -> (LocalToken, Vec<Effect>) {
+        let grant = self.grant(name);
+        (grant.token, self.recovered(0, Ok(vec![grant])))
+    }
+
     pub(crate) fn claimed(&mut self, claim: LocalToken, answer: Result<Duration, Refusal>) -> Vec<Effect> {
         self.tell(claim, ClaimEvent::Claimed { sent_at: self.now, answer })
     }
@@ -286,9 +323,8 @@ impl Bench {
 
     /// A message is received and its claim granted; answers with the claim, which is being prepared.
     pub(crate) fn preparing(&mut self, id: &str, name: &str) -> LocalToken {
-        let seen = self.seen(id, name);
-        let claim = seen.token;
-        assert!(self.hit(vec![seen]).contains(&Effect::Claim(claim, ClaimAction::Request)));
+        let (claim, effects) = self.receive(id, name);
+        assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Request)), "{effects:?}");
         let effects = self.claimed(claim, Ok(LEASE));
         assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
         claim
@@ -298,16 +334,16 @@ impl Bench {
     pub(crate) fn executing(&mut self, id: &str, name: &str) -> LocalToken {
         let claim = self.preparing(id, name);
         self.deleted(claim, Ok(()));
-        let effects = self.tell(claim, ClaimEvent::Prepared(Ok(())));
+        let effects = self.tell(claim, PREPARED);
         assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Execute)), "{effects:?}");
         claim
     }
 
     /// From an executing claim to its accepted report.
     pub(crate) fn completes(&mut self, claim: LocalToken) -> Vec<Effect> {
-        let mut all = self.tell(claim, ClaimEvent::Ended(Ok(())));
-        all.extend(self.tell(claim, ClaimEvent::Uploaded(claim::UploadStatus::Complete)));
-        all.extend(self.tell(claim, ClaimEvent::Reported(Ok(()))));
+        let mut all = self.tell(claim, COMPLETED);
+        all.extend(self.tell(claim, UPLOADED));
+        all.extend(self.tell(claim, REPORTED));
         all
     }
 }
@@ -320,7 +356,19 @@ macro_rules! acts {
 }
 pub(crate) use acts;
 
-/// Whether any of them is a claim request.
+/// Whether one of the effects matches.
+macro_rules! has {
+    ($effects:expr, $($pattern:tt)+) => {
+        $effects.iter().any(|effect| matches!(effect, $($pattern)+))
+    };
+}
+pub(crate) use has;
+
+pub(crate) fn exits(effects: &[Effect]) -> Option<ExitReason> {
+    effects.iter().find_map(|effect| if let Effect::Exit(exit) = effect { Some(*exit) } else { None })
+}
+
+/// How many claim requests are among them.
 pub(crate) fn claims(effects: &[Effect]) -> usize {
     effects.iter().filter(|effect| matches!(effect, Effect::Claim(_, ClaimAction::Request))).count()
 }

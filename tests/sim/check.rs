@@ -114,13 +114,9 @@ impl World {
 
     fn check_execute(&mut self, host: usize, claim: LocalToken) {
         let now = self.hosts[host].local(self.now);
-        let grace = self.hosts[host].policy.claim.termination_grace;
         let track = &self.hosts[host].claims[&claim];
         let run = track.run.clone();
-        let last = track
-            .leased_at
-            .zip(track.lease)
-            .map(|(sent_at, lease)| track.last_moment(sent_at, lease.granted_until().since(sent_at), grace));
+        let last = track.last_moment(self.hosts[host].grace());
         self.held("I3", last.is_some_and(|last| now < last), || {
             format!("host {host} starts {run} too late: {track:?}")
         });
@@ -144,12 +140,8 @@ impl World {
 
     fn check_report(&mut self, host: usize, claim: LocalToken, outcome: Outcome) {
         let now = self.hosts[host].local(self.now);
-        let grace = self.hosts[host].policy.claim.termination_grace;
         let track = &self.hosts[host].claims[&claim];
-        let last = track
-            .leased_at
-            .zip(track.lease)
-            .map(|(sent_at, lease)| track.last_moment(sent_at, lease.granted_until().since(sent_at), grace));
+        let last = track.last_moment(self.hosts[host].grace());
         self.held("I1", last.is_some_and(|last| now < last), || format!("host {host} reports too late: {track:?}"));
         self.held("I1", !track.told_gone && !track.told_canceled, || {
             format!("host {host} reports a lost claim: {track:?}")
@@ -368,7 +360,7 @@ impl World {
     }
 
     fn note_grants(&mut self, host: usize, brought: &[GrantedClaim]) {
-        let grace = self.hosts[host].policy.claim.termination_grace;
+        let grace = self.hosts[host].grace();
         let (sent_at, now) = (self.sent_at, self.hosts[host].local(self.now));
         for one in brought {
             if let Some(track) = self.hosts[host].claims.get_mut(&one.token) {
@@ -386,7 +378,7 @@ impl World {
     ) {
         let (calm, now) = (self.sent_in_calm(host, sent_at), self.hosts[host].local(self.now));
         let state = &mut self.hosts[host];
-        let grace = state.policy.claim.termination_grace;
+        let grace = state.grace();
         let Some(track) = state.claims.get_mut(&claim) else { return };
         match answer {
             Ok(length) => {
@@ -423,7 +415,7 @@ impl World {
         let now = self.hosts[host].local(self.now);
         let calm = self.sent_in_calm(host, sent_at);
         let state = &mut self.hosts[host];
-        let grace = state.policy.claim.termination_grace;
+        let grace = state.grace();
         let Some(track) = state.claims.get_mut(&claim) else { return };
         match answer {
             Ok(length) => {
@@ -453,7 +445,7 @@ impl World {
         sent_at: Instant,
         answer: Result<Duration, Refusal>,
     ) {
-        let (grace, now) = (self.hosts[host].policy.claim.termination_grace, self.hosts[host].local(self.now));
+        let (grace, now) = (self.hosts[host].grace(), self.hosts[host].local(self.now));
         let Some(track) = self.hosts[host].claims.get_mut(&claim) else { return };
         match answer {
             Ok(length) => track.leased(sent_at, length, grace, now),
@@ -466,7 +458,7 @@ impl World {
 impl Track {
     /// Notes what a reply granted, whatever the rules make of it.
     fn leased(&mut self, sent_at: Instant, length: Duration, grace: Duration, now: Instant) {
-        let lease = Lease::granted(sent_at, length, lease::Policy { termination_grace: grace });
+        let lease = Lease::granted(sent_at, length, grace);
         // What was given up stays given up, even if the extension was on its way.
         if !self.given_up && self.lease.is_none_or(|known| lease.expires_at() > known.expires_at()) {
             self.lease = Some(lease);

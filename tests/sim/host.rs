@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use journeyman::domain::claim;
 use journeyman::domain::id::{LocalToken, Run, ServiceId, SourceId};
-use journeyman::domain::journal::{BootId, ClaimRecord, EntryId, Journal, JournalRecord, UnreportedRun};
+use journeyman::domain::journal::{BootId, ClaimRecord, EntryId, Journal, JournalRecord};
 use journeyman::domain::lease::{self, Lease};
 use journeyman::domain::outcome::{Outcome, Verdict};
 use journeyman::domain::poll;
@@ -136,9 +136,10 @@ impl Track {
     }
 
     /// The latest moment at which anything may be started or sent, worked out from the reply and not from the rules.
-    pub fn last_moment(&self, sent_at: Instant, length: Duration, grace: Duration) -> Instant {
-        let needed = lease::clock_error(length) + grace.min(length / 10);
-        sent_at.plus(length).minus(needed)
+    pub fn last_moment(&self, grace: Duration) -> Option<Instant> {
+        let (sent_at, lease) = self.leased_at.zip(self.lease)?;
+        let length = lease.granted_until().since(sent_at);
+        Some(sent_at.plus(length).minus(lease::clock_error(length) + grace.min(length / 10)))
     }
 }
 
@@ -148,7 +149,7 @@ impl Host {
         let capacity = u32::try_from(rng.between(1, 5)).expect("small");
         let policy = WorkerPolicy {
             capacity,
-            poll: poll::PollPolicy { interval: Duration::from_millis(rng.between(lease_ms / 20, lease_ms / 4)) },
+            poll_interval: Duration::from_millis(rng.between(lease_ms / 20, lease_ms / 4)),
             claim: claim::ClaimPolicy {
                 termination_grace: Duration::from_millis(rng.between(0, 20_000)),
                 status_poll_interval: rng.chance(40).then(|| Duration::from_millis(lease_ms / 5)),
@@ -218,6 +219,10 @@ impl Host {
         }
     }
 
+    pub fn grace(&self) -> Duration {
+        self.policy.claim.termination_grace
+    }
+
     pub fn lanes(&self) -> u16 {
         if self.azure { LANES } else { 1 }
     }
@@ -234,7 +239,7 @@ impl Host {
         self.journal.apply(JournalRecord::UnreadPoll { claimant: CLAIMANT.into(), sent_at });
         self.left.clear();
         let mut left = Vec::new();
-        for UnreportedRun { run, outcome, .. } in plan.report {
+        for RecoveredClaim { run, outcome, .. } in plan.report {
             let token = self.token();
             let held = ClaimRecord { run: run.clone(), claimant: CLAIMANT.into(), processes: None };
             self.journal.apply(JournalRecord::Claimed { entry: EntryId(token.0), claim: held });

@@ -85,12 +85,7 @@ enum Back {
 enum Happens {
     Arrive(Request),
     Reply { request: Request, answer: Result<Answer, Refusal> },
-    Wake { host: usize, life: u32, wake: u64 },
-    PreparedAt { host: usize, life: u32, claim: LocalToken, answer: Result<(), PrepareFailure> },
-    EndedAt { host: usize, life: u32, claim: LocalToken, verdict: Verdict },
-    SettledAt { host: usize, life: u32, claim: LocalToken, settled: UploadStatus },
-    LookedAt { host: usize, life: u32, condition: ProbeResult },
-    ServedAgain { host: usize, life: u32 },
+    AtHost { host: usize, life: u32, event: HostEvent },
     LongPollOver { id: u64 },
     Expiry { run: Run },
     Create,
@@ -98,6 +93,17 @@ enum Happens {
     Incident { host: usize, fault: Fault },
     Start { host: usize },
     Calm,
+}
+
+/// What happens at a host, unless its process ends before.
+#[derive(Debug)]
+enum HostEvent {
+    Wake(u64),
+    Prepared(LocalToken, Result<(), PrepareFailure>),
+    Ended(LocalToken, Verdict),
+    Uploaded(LocalToken, UploadStatus),
+    Probed(ProbeResult),
+    ServiceUp,
 }
 
 #[derive(Debug)]
@@ -225,6 +231,11 @@ impl World {
         self.agenda.insert((at.max(self.now), self.order), what);
     }
 
+    /// Something happens at a host so many milliseconds later.
+    fn later(&mut self, host: usize, took: u64, event: HostEvent) {
+        self.at(self.now + took, Happens::AtHost { host, life: self.hosts[host].life, event });
+    }
+
     fn note(&mut self, what: impl FnOnce() -> String) {
         if let Some(trace) = &mut self.trace {
             let line = format!("{:>9}.{:03}  {}", self.now / 1_000, self.now % 1_000, what());
@@ -282,20 +293,8 @@ impl World {
     fn happen(&mut self, happens: Happens) {
         let concerned = match &happens {
             Happens::Reply { request, .. } => Some((request.host, request.life)),
-            Happens::Wake { host, life, .. }
-            | Happens::PreparedAt { host, life, .. }
-            | Happens::EndedAt { host, life, .. }
-            | Happens::SettledAt { host, life, .. }
-            | Happens::LookedAt { host, life, .. }
-            | Happens::ServedAgain { host, life } => Some((*host, *life)),
-            Happens::Arrive(_)
-            | Happens::LongPollOver { .. }
-            | Happens::Expiry { .. }
-            | Happens::Create
-            | Happens::Cancel
-            | Happens::Incident { .. }
-            | Happens::Start { .. }
-            | Happens::Calm => None,
+            Happens::AtHost { host, life, .. } => Some((*host, *life)),
+            _ => None,
         };
         if let Some((host, life)) = concerned {
             if self.hosts[host].life != life || self.hosts[host].worker.is_none() {
@@ -308,26 +307,7 @@ impl World {
         match happens {
             Happens::Arrive(request) => self.arrive(request),
             Happens::Reply { request, answer } => self.reply(request, answer),
-            Happens::Wake { host, wake, .. } => {
-                if self.hosts[host].wake == wake {
-                    self.tell(host, Event::Tick);
-                }
-            }
-            Happens::LookedAt { host, condition, .. } => {
-                self.hosts[host].known_unfit &= condition == ProbeResult::Unhealthy;
-                self.tell(host, Event::HostProbed(condition));
-            }
-            Happens::ServedAgain { host, .. } => self.serve(host, ServiceAvailability::Up),
-            Happens::PreparedAt { host, claim, answer, .. } => {
-                self.note_host_fault(host, claim, answer == Err(PrepareFailure::HostFault));
-                if self.hosts[host].claims.get(&claim).is_some_and(|track| !track.killed) {
-                    self.tell(host, Event::Claim(claim, ClaimEvent::Prepared(answer)));
-                }
-            }
-            Happens::EndedAt { host, claim, verdict, .. } => self.payload_ended(host, claim, verdict),
-            Happens::SettledAt { host, claim, settled, .. } => {
-                self.tell(host, Event::Claim(claim, ClaimEvent::Uploaded(settled)))
-            }
+            Happens::AtHost { host, event, .. } => self.happen_at(host, event),
             Happens::LongPollOver { id } => {
                 if let Some(request) = self.waiters.remove(&id) {
                     self.send_back(request, Ok(Answer::Granted(Vec::new())));
@@ -365,6 +345,26 @@ impl World {
                 self.tell(host, Event::Tick);
             }
             Happens::Calm => self.become_calm(),
+        }
+    }
+
+    fn happen_at(&mut self, host: usize, event: HostEvent) {
+        match event {
+            HostEvent::Wake(wake) if self.hosts[host].wake == wake => self.tell(host, Event::Tick),
+            HostEvent::Wake(_) => {}
+            HostEvent::Probed(condition) => {
+                self.hosts[host].known_unfit &= condition == ProbeResult::Unhealthy;
+                self.tell(host, Event::HostProbed(condition));
+            }
+            HostEvent::ServiceUp => self.serve(host, ServiceAvailability::Up),
+            HostEvent::Prepared(claim, answer) => {
+                self.note_host_fault(host, claim, answer == Err(PrepareFailure::HostFault));
+                if self.hosts[host].claims.get(&claim).is_some_and(|track| !track.killed) {
+                    self.tell(host, Event::Claim(claim, ClaimEvent::Prepared(answer)));
+                }
+            }
+            HostEvent::Ended(claim, verdict) => self.payload_ended(host, claim, verdict),
+            HostEvent::Uploaded(claim, status) => self.tell(host, Event::Claim(claim, ClaimEvent::Uploaded(status))),
         }
     }
 
@@ -423,8 +423,8 @@ impl World {
             Fault::HostUnfit => self.hosts[host].unfit_until = self.now + self.rng.between(1_000, 1_000_000),
             Fault::ServiceGone => {
                 self.serve(host, ServiceAvailability::Down);
-                let (at, life) = (self.now + self.rng.between(1_000, 600_000), self.hosts[host].life);
-                self.at(at, Happens::ServedAgain { host, life });
+                let took = self.rng.between(1_000, 600_000);
+                self.later(host, took, HostEvent::ServiceUp);
             }
             Fault::OperatorHandsBack => self.order(host, CancelCommand::Release),
             Fault::OperatorCancels => self.order(host, CancelCommand::Cancel),
@@ -567,9 +567,8 @@ impl World {
             return;
         };
         self.hosts[host].wake += 1;
-        let (life, wake) = (self.hosts[host].life, self.hosts[host].wake);
-        let at = self.hosts[host].truth(at) + late;
-        self.at(at, Happens::Wake { host, life, wake });
+        let took = (self.hosts[host].truth(at) + late).saturating_sub(self.now);
+        self.later(host, took, HostEvent::Wake(self.hosts[host].wake));
     }
 
     fn perform(&mut self, host: usize, effect: Effect) {
@@ -639,8 +638,8 @@ impl World {
                 let missed = self.rng.chance(10);
                 let unfit = self.now < self.hosts[host].unfit_until && !missed;
                 let condition = if unfit { ProbeResult::Unhealthy } else { ProbeResult::Healthy };
-                let (at, life) = (self.now + self.rng.between(1, 10_000), self.hosts[host].life);
-                self.at(at, Happens::LookedAt { host, life, condition });
+                let took = self.rng.between(1, 10_000);
+                self.later(host, took, HostEvent::Probed(condition));
             }
             Effect::Claim(_, ClaimAction::UpdateLease { .. }) | Effect::Alert(_) => {}
             Effect::Claim(claim, ClaimAction::Close(end)) => {
@@ -670,8 +669,7 @@ impl World {
         } else {
             Ok(())
         };
-        let life = self.hosts[host].life;
-        self.at(self.now + took, Happens::PreparedAt { host, life, claim, answer });
+        self.later(host, took, HostEvent::Prepared(claim, answer));
     }
 
     fn execute(&mut self, host: usize, claim: LocalToken) {
@@ -690,15 +688,14 @@ impl World {
         } else {
             self.rng.pick(&[Ok(()), Ok(()), Ok(()), Err(ExecuteFailure::Failed)])
         };
-        let (now, life) = (self.now, self.hosts[host].life);
         let track = self.hosts[host].claims.get_mut(&claim).expect("a claim");
-        track.alive_since = Some(now);
+        track.alive_since = Some(self.now);
         track.ignores_term = ignores_term;
         let task = track.run.task.clone();
         self.alive.entry(task).or_default().insert(host);
         // Nothing runs for ever: a canceled task of this kind is noticed by its worker, any other has a limit of its own.
         let took = if never_ends { self.queue.lease_ms * 12 } else { took };
-        self.at(now + took, Happens::EndedAt { host, life, claim, verdict });
+        self.later(host, took, HostEvent::Ended(claim, verdict));
     }
 
     fn kill(&mut self, host: usize, claim: LocalToken, grace: Duration) {
@@ -706,8 +703,7 @@ impl World {
         track.killed = true;
         let took = if track.ignores_term { millis(grace) } else { self.rng.below(millis(grace) + 1) };
         let took = if self.hosts[host].claims[&claim].alive_since.is_some() { took } else { 0 };
-        let life = self.hosts[host].life;
-        self.at(self.now + took, Happens::EndedAt { host, life, claim, verdict: Err(ExecuteFailure::Failed) });
+        self.later(host, took, HostEvent::Ended(claim, Err(ExecuteFailure::Failed)));
     }
 
     fn payload_ended(&mut self, host: usize, claim: LocalToken, verdict: Verdict) {
@@ -736,15 +732,14 @@ impl World {
         if self.hit(Fault::SlowSettle, 10) {
             took = self.rng.between(0, self.queue.lease_ms * 2);
         }
-        let settled = if self.hit(Fault::ArtifactMissing, 5) {
+        let status = if self.hit(Fault::ArtifactMissing, 5) {
             UploadStatus::ArtifactMissing
         } else if self.hit(Fault::ArtifactUnstored, 5) {
             UploadStatus::UploadFailed
         } else {
             UploadStatus::Complete
         };
-        let life = self.hosts[host].life;
-        self.at(self.now + took, Happens::SettledAt { host, life, claim, settled });
+        self.later(host, took, HostEvent::Uploaded(claim, status));
     }
 
     // --- the network
@@ -935,40 +930,36 @@ impl World {
 
     fn claim_work(&mut self, request: Request, max: u8) {
         let more = usize::from(self.hit(Fault::ClaimWorkUnasked, 2));
-        let quarantined = self.now < self.hosts[request.host].quarantined_until;
-        let runs = if quarantined {
-            Vec::new()
-        } else {
-            self.queue.claim_work(request.host, usize::from(max) + more, self.now)
-        };
-        if runs.is_empty() {
+        if let Some(waiting) = self.grant_pending(request, usize::from(max) + more) {
             self.order += 1;
             let id = self.order;
-            self.waiters.insert(id, request);
-            return self.at(self.now + self.queue.lease_ms / LONG_POLL_SHARE, Happens::LongPollOver { id });
+            self.waiters.insert(id, waiting);
+            self.at(self.now + self.queue.lease_ms / LONG_POLL_SHARE, Happens::LongPollOver { id });
+        }
+    }
+
+    /// Answers a poll with what is pending; the poll itself if nothing is.
+    fn grant_pending(&mut self, request: Request, max: usize) -> Option<Request> {
+        if self.now < self.hosts[request.host].quarantined_until {
+            return Some(request);
+        }
+        let runs = self.queue.claim_work(request.host, max, self.now);
+        if runs.is_empty() {
+            return Some(request);
         }
         let answer = Ok(self.granted(runs));
         self.watch_expiries(&request, &answer);
         self.send_back(request, answer);
+        None
     }
 
     fn serve_waiters(&mut self) {
         for (id, request) in std::mem::take(&mut self.waiters) {
             let Call::Poll { max, .. } = request.call else { continue };
             let connected = self.hosts[request.host].life == request.life && self.now < request.gives_up;
-            if !connected {
-                continue;
+            if connected && let Some(waiting) = self.grant_pending(request, usize::from(max)) {
+                self.waiters.insert(id, waiting);
             }
-            let quarantined = self.now < self.hosts[request.host].quarantined_until;
-            let runs =
-                if quarantined { Vec::new() } else { self.queue.claim_work(request.host, usize::from(max), self.now) };
-            if runs.is_empty() {
-                self.waiters.insert(id, request);
-                continue;
-            }
-            let answer = Ok(self.granted(runs));
-            self.watch_expiries(&request, &answer);
-            self.send_back(request, answer);
         }
     }
 
@@ -1085,12 +1076,8 @@ impl World {
             Answer::Entries(entries, counts) => {
                 for (entry, dequeue_count) in entries.into_iter().zip(counts) {
                     let token = self.hosts[host].token();
-                    polled.messages.push(ReceivedMessage {
-                        token,
-                        id: entry.id.to_string().into(),
-                        dequeue_count,
-                        run: entry.run.clone(),
-                    });
+                    let (id, run) = (entry.id.to_string().into(), entry.run.clone());
+                    polled.messages.push(ReceivedMessage { token, id, dequeue_count, run });
                     self.hosts[host].receipts.insert(entry.id, entry.receipt);
                     self.hosts[host].entries.insert(token, entry);
                 }
@@ -1098,17 +1085,12 @@ impl World {
             Answer::Granted(granted) => {
                 let unread = self.sent_poll && !granted.is_empty() && self.hit(Fault::ClaimUnreadable, 5);
                 for (run, length) in granted {
+                    let token = self.hosts[host].token();
                     if unread {
-                        let token = self.hosts[host].token();
-                        polled.messages.push(ReceivedMessage {
-                            token,
-                            id: run.to_string().into(),
-                            dequeue_count: 1,
-                            run: None,
-                        });
+                        let id = run.to_string().into();
+                        polled.messages.push(ReceivedMessage { token, id, dequeue_count: 1, run: None });
                         continue;
                     }
-                    let token = self.hosts[host].token();
                     let mut track = Track::new(run.clone());
                     track.granted_calm = self.sent_in_calm(host, self.sent_at);
                     self.hosts[host].claims.insert(token, track);

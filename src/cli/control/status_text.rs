@@ -204,8 +204,8 @@ pub(super) fn outcomes_text(hour: OutcomeCounts) -> String {
         "completed {}   failed {}   exceptions {}   released {}{}{}   lost {}",
         hour.completed,
         hour.failed,
-        hour.exceptions,
-        hour.released,
+        hour.exceptions(),
+        hour.worker_shutdown,
         nonzero("superseded", hour.superseded),
         nonzero("unconfirmed", hour.unconfirmed),
         hour.lost

@@ -195,7 +195,7 @@ impl ClaimState {
             ClaimEvent::Claimed { answer: Err(refusal), .. } => self.on_claim_refused(refusal, now, jitter, actions),
             ClaimEvent::Prepared(answer) => self.on_prepared(answer, now, actions),
             ClaimEvent::Ended(verdict) => self.on_ended(verdict, now, actions),
-            ClaimEvent::Uploaded(settled) => self.on_uploaded(settled, now, actions),
+            ClaimEvent::Uploaded(status) => self.on_uploaded(status, now, actions),
             ClaimEvent::Reported(answer) => self.on_reported(answer, now, jitter, actions),
             ClaimEvent::Reclaimed { sent_at, answer } => self.on_reclaimed(sent_at, answer, now, jitter, actions),
             ClaimEvent::StatusChecked(answer) => self.on_status_checked(answer, now, actions),
@@ -234,7 +234,7 @@ impl ClaimState {
         if self.is_granted() {
             return;
         }
-        let lease = Lease::granted(sent_at, length, self.lease_policy());
+        let lease = Lease::granted(sent_at, length, self.policy.termination_grace);
         self.lease = Some(lease);
         self.retry.reset();
         if !lease.is_usable(now) {
@@ -336,10 +336,10 @@ impl ClaimState {
         }
     }
 
-    fn on_uploaded(&mut self, settled: UploadStatus, now: Instant, actions: &mut Vec<ClaimAction>) {
+    fn on_uploaded(&mut self, status: UploadStatus, now: Instant, actions: &mut Vec<ClaimAction>) {
         match self.stage {
             Stage::Uploading { outcome, .. } => {
-                let outcome = match (outcome, settled) {
+                let outcome = match (outcome, status) {
                     (Outcome::Completed, UploadStatus::ArtifactMissing) => Outcome::Failed,
                     (Outcome::Completed, UploadStatus::UploadFailed) => {
                         Outcome::Exception(ExceptionReason::ResourceUnavailable)
@@ -370,10 +370,10 @@ impl ClaimState {
         jitter: &mut Jitter,
         actions: &mut Vec<ClaimAction>,
     ) {
-        let Stage::Reporting { outcome, retry_at: None, upload: settle } = self.stage else { return };
+        let Stage::Reporting { outcome, retry_at: None, upload } = self.stage else { return };
         // I9: the first definite answer is final.
         match answer {
-            Ok(()) => self.on_report_accepted(outcome, settle, now, actions),
+            Ok(()) => self.on_report_accepted(outcome, upload, now, actions),
             Err(Refusal::Gone) => self.close(ClaimEnd::AlreadyResolved(outcome), actions),
             Err(Refusal::Rejected) => self.close(ClaimEnd::ReportRejected(outcome), actions),
             // I1: the claim was lost meanwhile, so the report is not repeated.
@@ -385,7 +385,7 @@ impl ClaimState {
                 if let (Refusal::Denied | Refusal::Stale, ReclaimSchedule::Due(at)) = (refusal, self.reclaim) {
                     self.reclaim = ReclaimSchedule::Due(at.min(now));
                 }
-                self.retry_report(outcome, settle, refusal.retry_after(), now, jitter);
+                self.retry_report(outcome, upload, refusal.retry_after(), now, jitter);
             }
         }
     }
@@ -411,8 +411,8 @@ impl ClaimState {
                 };
                 self.report(outcome, UploadStage::InProgress, now, actions);
             }
-            Stage::Reporting { outcome, retry_at: Some(at), upload: settle } if now >= at => {
-                self.report(outcome, settle, now, actions);
+            Stage::Reporting { outcome, retry_at: Some(at), upload } if now >= at => {
+                self.report(outcome, upload, now, actions);
             }
             Stage::UploadingAfterReport if self.upload_deadline.is_some_and(|at| now >= at) => {
                 self.finish_upload(actions)
@@ -463,7 +463,7 @@ impl ClaimState {
         actions.push(ClaimAction::Upload);
     }
 
-    fn report(&mut self, outcome: Outcome, settle: UploadStage, now: Instant, actions: &mut Vec<ClaimAction>) {
+    fn report(&mut self, outcome: Outcome, upload: UploadStage, now: Instant, actions: &mut Vec<ClaimAction>) {
         if !self.is_usable(now) {
             // I1
             self.close(ClaimEnd::Lost(self.loss.unwrap_or(LossReason::LeaseExpired)), actions);
@@ -475,10 +475,10 @@ impl ClaimState {
             return;
         }
         if let Some(until) = self.wait_for_poll(outcome, now) {
-            self.stage = Stage::Reporting { outcome, retry_at: Some(until), upload: settle };
+            self.stage = Stage::Reporting { outcome, retry_at: Some(until), upload };
             return;
         }
-        self.stage = Stage::Reporting { outcome, retry_at: None, upload: settle };
+        self.stage = Stage::Reporting { outcome, retry_at: None, upload };
         self.sent_outcome = Some(outcome);
         actions.push(ClaimAction::Report { outcome, timeout: self.report_timeout(now) });
     }
@@ -493,23 +493,23 @@ impl ClaimState {
     fn retry_report(
         &mut self,
         outcome: Outcome,
-        settle: UploadStage,
+        upload: UploadStage,
         after: Option<Duration>,
         now: Instant,
         jitter: &mut Jitter,
     ) {
         let wait = self.retry.wait(REPORT_RETRY, after, jitter);
-        self.stage = Stage::Reporting { outcome, retry_at: Some(now.plus(wait)), upload: settle };
+        self.stage = Stage::Reporting { outcome, retry_at: Some(now.plus(wait)), upload };
     }
 
     fn on_report_accepted(
         &mut self,
         outcome: Outcome,
-        settle: UploadStage,
+        upload: UploadStage,
         now: Instant,
         actions: &mut Vec<ClaimAction>,
     ) {
-        match settle {
+        match upload {
             UploadStage::Done => self.close(ClaimEnd::Reported(outcome), actions),
             UploadStage::InProgress => self.upload_after_report(outcome, now),
             UploadStage::AfterReport => {

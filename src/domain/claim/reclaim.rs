@@ -25,7 +25,7 @@ impl ClaimState {
         match answer {
             Ok(_) if self.loss.is_some() => {}
             Ok(length) => {
-                let extended = lease.or_later(Lease::granted(sent_at, length, self.lease_policy()));
+                let extended = lease.or_later(Lease::granted(sent_at, length, self.policy.termination_grace));
                 if extended == lease {
                     // An extension that gains nothing is retried like an indefinite answer, not at once.
                     self.retry_reclaim(lease, None, now, jitter);
@@ -63,12 +63,8 @@ impl ClaimState {
     pub(super) fn retry_reclaim(&mut self, lease: Lease, after: Option<Duration>, now: Instant, jitter: &mut Jitter) {
         let wait = self.reclaim_retry.wait(lease.retry_policy(), None, jitter);
         // A service that asks for a longer wait than the lease allows is followed only as far as the lease goes (I4).
-        let patience = lease.expires_at().since(now) / lease::RECLAIM_ATTEMPTS_MIN;
-        self.reclaim = ReclaimSchedule::Due(now.plus(wait.max(after.unwrap_or_default().min(patience))));
-    }
-
-    pub(super) const fn lease_policy(&self) -> lease::Policy {
-        lease::Policy { termination_grace: self.policy.termination_grace }
+        let longest = lease.expires_at().since(now) / lease::RECLAIM_ATTEMPTS_MIN;
+        self.reclaim = ReclaimSchedule::Due(now.plus(wait.max(after.unwrap_or_default().min(longest))));
     }
 
     /// From the grant to the answered report (I10).

@@ -27,9 +27,9 @@ impl ClaimState {
             }
             Stage::Stopping { after: AfterStop::Report(_) } => self.stop_for_shutdown(deadline, now, actions),
             Stage::Requested { retry_at: Some(_) } => self.close(ClaimEnd::NotGranted, actions),
-            Stage::Reporting { outcome, retry_at: Some(at), upload: settle } => {
+            Stage::Reporting { outcome, retry_at: Some(at), upload } => {
                 let latest = deadline.map_or(at, |deadline| deadline.minus(REPORT_RESERVE).max(now).min(at));
-                self.stage = Stage::Reporting { outcome, retry_at: Some(latest), upload: settle };
+                self.stage = Stage::Reporting { outcome, retry_at: Some(latest), upload };
             }
             Stage::UploadingAfterReport => {
                 self.upload_deadline = [self.upload_deadline, at_once].into_iter().flatten().min();
@@ -86,10 +86,10 @@ impl ClaimState {
 
     pub(super) fn on_poll_ended(&mut self, now: Instant) {
         let awaited = core::mem::replace(&mut self.poll_barrier, PollBarrier::Clear) == PollBarrier::Waiting;
-        if let Stage::Reporting { outcome, retry_at: Some(_), upload: settle } = self.stage
+        if let Stage::Reporting { outcome, retry_at: Some(_), upload } = self.stage
             && awaited
         {
-            self.stage = Stage::Reporting { outcome, retry_at: Some(now), upload: settle };
+            self.stage = Stage::Reporting { outcome, retry_at: Some(now), upload };
         }
     }
 

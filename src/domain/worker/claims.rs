@@ -1,9 +1,8 @@
 //! Connects the queue's answers to the state of each claim.
 
-use alloc::collections::btree_map::Entry;
 use alloc::vec::Vec;
 
-use super::{Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, RunKey, Worker};
+use super::{Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, PendingCleanup, RunKey, Worker};
 use crate::domain::claim::{self, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
 use crate::domain::id::{LocalToken, Run, SourceId};
 use crate::domain::outcome::{ExecuteFailure, PrepareFailure};
@@ -94,6 +93,11 @@ impl Worker {
         );
     }
 
+    pub(super) fn entry(&mut self, claim: LocalToken) -> &mut ClaimEntry {
+        let Some(entry) = self.claims.get_mut(&claim) else { unreachable!("{claim:?} is not open") };
+        entry
+    }
+
     /// A call may return after the end of its claim; that is ignored.
     pub(super) fn on_claim_event(&mut self, claim: LocalToken, event: ClaimEvent, now: Instant) {
         let Some(held) = self.claims.get(&claim) else { return };
@@ -144,8 +148,8 @@ impl Worker {
         self.lifecycle.count_granted();
         self.delete_messages_of(claim);
         if !self.accepts_grants(source) {
-            let run = self.claims.get(&claim).map(|held| held.run.clone());
-            self.effects.extend(run.map(|run| Effect::Alert(Alert::LateGrant { run })));
+            let run = self.entry(claim).run.clone();
+            self.effects.push_back(Effect::Alert(Alert::LateGrant { run }));
             self.handle_claim_event(claim, ClaimEvent::Release { deadline: self.release_deadline() }, now);
         }
     }
@@ -180,22 +184,24 @@ impl Worker {
     }
 
     pub(super) fn delete_messages_of(&mut self, claim: LocalToken) {
-        let messages = self.claims.get_mut(&claim).map(|held| core::mem::take(&mut held.messages)).unwrap_or_default();
-        for message in messages {
+        for message in core::mem::take(&mut self.entry(claim).messages) {
             self.delete_message(message);
         }
     }
 
+    /// Of a series of events an earlier one may have closed the claim.
     pub(super) fn handle_claim_event(&mut self, claim: LocalToken, event: ClaimEvent, now: Instant) {
         let Some(held) = self.claims.get_mut(&claim) else { return };
         let mut actions = Vec::new();
         held.state.handle(event, now, &mut self.jitter, &mut actions);
         self.perform(claim, actions, now);
-        self.set_timer(claim);
+        if self.claims.contains_key(&claim) {
+            self.set_timer(claim);
+        }
     }
 
     fn set_timer(&mut self, claim: LocalToken) {
-        let Some(held) = self.claims.get_mut(&claim) else { return };
+        let held = self.entry(claim);
         let due = held.state.next_deadline();
         if due == held.next_deadline {
             return;
@@ -209,19 +215,15 @@ impl Worker {
     pub(super) fn fire_claim_timers(&mut self, now: Instant) {
         while let Some(timer) = self.timers.first().copied().filter(|timer| now >= timer.at) {
             self.timers.pop_first();
-            if let Some(held) = self.claims.get_mut(&timer.claim) {
-                held.next_deadline = None;
-            }
+            self.entry(timer.claim).next_deadline = None;
             self.handle_claim_event(timer.claim, ClaimEvent::Tick, now);
         }
     }
 
     pub(super) fn perform(&mut self, claim: LocalToken, actions: Vec<ClaimAction>, now: Instant) {
         for action in actions {
-            if action == ClaimAction::Execute
-                && let Some(held) = self.claims.get_mut(&claim)
-            {
-                held.started_at = Some(now);
+            if action == ClaimAction::Execute {
+                self.entry(claim).started_at = Some(now);
             }
             if matches!(action, ClaimAction::Kill { .. }) {
                 self.alert_overlap(claim, now);
@@ -242,14 +244,14 @@ impl Worker {
     }
 
     fn record_host_success(&mut self, claim: LocalToken) {
-        if let Some(started) = self.claims.get(&claim).and_then(|held| held.started_at) {
+        if let Some(started) = self.claims[&claim].started_at {
             self.host_health.on_success(started);
         }
     }
 
     fn on_host_fault(&mut self, claim: LocalToken, now: Instant) {
-        let Some(held) = self.claims.get(&claim) else { return };
-        let (source, run) = (held.source, held.run.clone());
+        let ClaimEntry { source, run, .. } = &self.claims[&claim];
+        let (source, run) = (*source, run.clone());
         if self.host_health.on_fault(now, &mut self.jitter) {
             self.effects.push_back(Effect::Alert(Alert::HostUnhealthy { run }));
         }
@@ -265,23 +267,23 @@ impl Worker {
 
     /// I7: a payload alive after its lease (a suspended host, a slow kill) may have overlapped with another worker's.
     fn alert_overlap(&mut self, claim: LocalToken, now: Instant) {
-        let Some(held) = self.claims.get_mut(&claim) else { return };
+        let held = self.entry(claim);
         let late = held.state.lease().is_some_and(|lease| now >= lease.granted_until());
         if late && !core::mem::replace(&mut held.overlap_alerted, true) {
-            self.effects.push_back(Effect::Alert(Alert::OverlapPossible { run: held.run.clone() }));
+            let run = held.run.clone();
+            self.effects.push_back(Effect::Alert(Alert::OverlapPossible { run }));
         }
     }
 
     pub(super) fn on_cleanup_pending(&mut self, claim: LocalToken) {
-        let Some(held) = self.claims.get(&claim) else { return };
-        if let Entry::Vacant(vacant) = self.cleanup_pending.entry(claim) {
-            vacant.insert(None);
-            self.effects.push_back(Effect::Alert(Alert::CleanupPending { run: held.run.clone() }));
-        }
+        let run = self.claims[&claim].run.clone();
+        self.effects.push_back(Effect::Alert(Alert::CleanupPending { run: run.clone() }));
+        let before = self.cleanup_pending.insert(claim, PendingCleanup { run, slot: None });
+        assert!(before.is_none(), "{claim:?} ended twice");
     }
 
     fn close_claim(&mut self, claim: LocalToken, end: ClaimEnd) {
-        let Some(held) = self.claims.remove(&claim) else { return };
+        let Some(held) = self.claims.remove(&claim) else { unreachable!("{claim:?} is closed twice") };
         let key = self.run_key(held.source, &held.run);
         self.claims_by_run.remove(&key);
         if let Some(at) = held.next_deadline {
@@ -298,7 +300,7 @@ impl Worker {
         }
         match self.cleanup_pending.get_mut(&claim) {
             // I26: the slot is not reused while processes may remain.
-            Some(kept) => *kept = held.slot,
+            Some(pending) => pending.slot = held.slot,
             None => self.slots.release(held.slot),
         }
         // Unsettled messages become visible again.

@@ -64,7 +64,7 @@ impl Worker {
 
     /// I6: a further message about a claimed run makes no second claim; it shares the first one's answer.
     fn attach_message(&mut self, claim: LocalToken, message: LocalToken) {
-        let Some(held) = self.claims.get_mut(&claim) else { return };
+        let held = self.entry(claim);
         if held.state.is_granted() {
             self.delete_message(message);
         } else {
@@ -82,6 +82,7 @@ impl Worker {
         }
     }
 
+    /// No effect if it was received again since.
     pub(super) fn delete_message(&mut self, message: LocalToken) {
         if let Some(kept) = self.messages.get_mut(&message) {
             kept.delete_state = DeleteState::InFlight;
@@ -95,6 +96,7 @@ impl Worker {
         }
     }
 
+    /// A message that was received again while it was being deleted is ignored.
     pub(super) fn on_deleted(&mut self, message: LocalToken, answer: Result<(), Refusal>, now: Instant) {
         let Some(kept) = self.messages.get_mut(&message) else { return };
         let refusal = match answer {

@@ -8,7 +8,7 @@ mod event;
 mod lifecycle;
 mod messages;
 mod recent_set;
-mod recovered_claims;
+mod recovered_outcomes;
 mod shutdown;
 mod sources;
 
@@ -52,7 +52,8 @@ pub const ENDED_RUNS_MAX: usize = 4096;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerPolicy {
     pub capacity: u32,
-    pub poll: poll::PollPolicy,
+    /// The sleep when nothing is pending.
+    pub poll_interval: Duration,
     pub claim: claim::ClaimPolicy,
     /// A dequeue count above this raises an alert.
     pub dequeue_alert: u32,
@@ -107,6 +108,14 @@ struct ClaimEntry {
     /// Deleted when the claim request is answered.
     messages: Vec<LocalToken>,
     next_deadline: Option<Instant>,
+}
+
+/// A claim whose processes may remain.
+#[derive(Debug)]
+struct PendingCleanup {
+    run: Run,
+    /// Set when the claim is closed.
+    slot: Option<Slot>,
 }
 
 /// The same at every reception. Two sources may use equal ids.
@@ -211,8 +220,7 @@ pub struct Worker {
     sources: Vec<SourceState>,
     claims: BTreeMap<LocalToken, ClaimEntry>,
     claims_by_run: BTreeMap<RunKey, LocalToken>,
-    /// Claims whose processes may remain, with the slot of those that are closed.
-    cleanup_pending: BTreeMap<LocalToken, Option<Slot>>,
+    cleanup_pending: BTreeMap<LocalToken, PendingCleanup>,
     messages: BTreeMap<LocalToken, MessageEntry>,
     /// Sources whose poll in flight delays a command.
     awaited_polls: BTreeSet<SourceId>,
@@ -231,7 +239,7 @@ impl Worker {
     pub fn new(policy: WorkerPolicy, sources: &[SourceSpec], seed: u64) -> Self {
         let feed = |place: &SourceSpec| SourceState {
             service: place.service,
-            poller: Poller::new(policy.poll, place.capabilities),
+            poller: Poller::new(policy.poll_interval, place.capabilities),
             reserved_slots: Vec::new(),
             has_accepted_claim: false,
             has_polled: false,
@@ -286,8 +294,10 @@ impl Worker {
         self.slots.capacity()
     }
 
-    pub fn cleanup_pending(&self) -> usize {
-        self.cleanup_pending.len()
+    /// Ended runs whose processes may remain.
+    pub fn cleanup_pending(&self) -> impl Iterator<Item = &Run> {
+        let ended = self.cleanup_pending.iter().filter(|(claim, _)| !self.claims.contains_key(claim));
+        ended.map(|(_, pending)| &pending.run)
     }
 
     pub fn claims(&self) -> impl Iterator<Item = ClaimView<'_>> {
@@ -313,7 +323,7 @@ impl Worker {
     fn reconfigure(&mut self, policy: WorkerPolicy) {
         self.slots.resize(policy.capacity);
         for feed in &mut self.sources {
-            feed.poller.reconfigure(policy.poll);
+            feed.poller.reconfigure(policy.poll_interval);
         }
         self.policy = policy;
     }
@@ -335,7 +345,9 @@ impl Worker {
             Event::Deleted { message, answer } => self.on_deleted(message, answer, now),
             Event::Claim(claim, event) => self.on_claim_event(claim, event, now),
             Event::CleanupPending { claim } => self.on_cleanup_pending(claim),
-            Event::CleanupDone { claim } => self.slots.release(self.cleanup_pending.remove(&claim).flatten()),
+            Event::CleanupDone { claim } => {
+                self.slots.release(self.cleanup_pending.remove(&claim).and_then(|pending| pending.slot));
+            }
             Event::Wake(source) => self.sources[source.index()].poller.wake(now),
             Event::Pause { until } => self.pause(until),
             Event::Resume => self.resume(),

@@ -234,8 +234,8 @@ fn last_hour(hour: OutcomeCounts) -> Markup {
     let counts = [
         ("completed", hour.completed),
         ("failed", hour.failed),
-        ("exceptions", hour.exceptions),
-        ("released", hour.released),
+        ("exceptions", hour.exceptions()),
+        ("released", hour.worker_shutdown),
         ("superseded", hour.superseded),
         ("unconfirmed", hour.unconfirmed),
         ("lost", hour.lost),

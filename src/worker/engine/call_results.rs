@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::super::calls::{self, Attachment, CallResult};
 use super::super::catch_panic::drop_guarded;
 use super::super::claim_runtime::{ClaimRuntime, PolledMessage, TraceRecording};
-use super::{Engine, open_claim};
+use super::Engine;
 use crate::domain::claim::ClaimEvent;
 use crate::domain::id::{LocalToken, SourceId};
 use crate::domain::outcome::ExecuteFailure;
@@ -30,19 +30,14 @@ impl Engine {
 
     fn on_call_result(&mut self, result: CallResult) {
         match result {
-            CallResult::Event(event) => {
-                if let Event::CleanupDone { claim } = event {
-                    self.pending_cleanup.remove(&claim);
-                }
-                self.handle_event(event);
-            }
+            CallResult::Event(event) => self.handle_event(event),
             CallResult::Claim { claim, event, attachment } => self.on_claim_call(claim, event, attachment),
             CallResult::Opened { source, sent_at, answer } => {
                 let answer = answer.map_err(|error| self.log_source_refusal(source, error));
                 self.handle_event(Event::Opened { source, sent_at, answer });
             }
             CallResult::Polled { source, queue, sent_at, answer } => {
-                self.count_for_source(source, |counts| match answer {
+                self.history.count(source, |counts| match answer {
                     Ok(_) => counts.polls += 1,
                     Err(_) => counts.polls_failed += 1,
                 });
@@ -68,7 +63,7 @@ impl Engine {
                 self.resources = resources;
                 self.spawn_measurement();
                 if let Err(error) = work_dir {
-                    self.work_dir_lost_reason.get_or_insert_with(|| error.to_string());
+                    self.history.work_dir_lost_reason.get_or_insert_with(|| error.to_string());
                     self.handle_event(Event::WorkDirLost);
                 }
                 self.handle_event(Event::ResourcesMeasured(resources));
@@ -82,9 +77,9 @@ impl Engine {
     }
 
     fn on_claim_call(&mut self, claim: LocalToken, mut event: ClaimEvent, attachment: Option<Attachment>) {
-        let (now, recording) = (self.clock.now(), self.trace_recording());
+        let (now, recording) = (self.now(), self.trace_recording());
         // A call may return after the end of its claim.
-        let Some(live) = self.claims.get_mut(&claim) else { return drop_guarded(attachment) };
+        let Some(live) = self.calls.claims.get_mut(&claim) else { return drop_guarded(attachment) };
         let source = live.source;
         live.prune_calls();
         live.timeline.on_event(&event, now);
@@ -103,15 +98,15 @@ impl Engine {
                 // Spans of a recovered claim were the previous process's to record.
                 live.on_granted(*grant, sent_at, if live.recovered { TraceRecording::Off } else { recording }, now);
                 self.control.liveness.count_received();
-                self.control.liveness.set_claims_held(self.claims.len());
-                self.count_for_source(source, |counts| counts.claims += 1);
+                self.control.liveness.set_claims_held(self.calls.claims.len());
+                self.history.count(source, |counts| counts.claims += 1);
             }
             // The most frequent result of a take-over: reported by then, or expired.
             Some(Attachment::ClaimRefused(error)) if live.recovered && error.refusal == Refusal::Gone => {
                 tracing::debug!("{}", error.message);
             }
             Some(Attachment::ClaimRefused(error)) => {
-                self.count_for_source(source, |counts| counts.claims_refused += 1);
+                self.history.count(source, |counts| counts.claims_refused += 1);
                 self.log_source_refusal(source, error);
             }
             Some(Attachment::Prepared(prepared)) => live.prepared = Some(prepared),
@@ -119,20 +114,19 @@ impl Engine {
             Some(Attachment::Reclaimed { sent_at }) => {
                 live.on_reclaimed(sent_at, now);
                 self.control.liveness.count_received();
-                self.count_for_source(source, |counts| counts.reclaims += 1);
+                self.history.count(source, |counts| counts.reclaims += 1);
             }
-            Some(Attachment::ReclaimFailed) => self.count_for_source(source, |counts| counts.reclaims_failed += 1),
+            Some(Attachment::ReclaimFailed) => self.history.count(source, |counts| counts.reclaims_failed += 1),
         }
         self.handle_event(Event::Claim(claim, event));
     }
 
     /// The slot stays taken until the processes are gone.
     fn on_cleanup_pending(&mut self, claim: LocalToken) {
-        let live = open_claim(&mut self.claims, claim);
-        let Some(execution) = &live.execution else { return };
-        self.pending_cleanup.insert(claim, live.run.clone());
-        let scope = execution.context.scope().clone();
-        self.calls.spawn(calls::wait_for_cleanup(claim, live.run.clone(), scope));
+        let live = self.calls.claim(claim);
+        let Some(execution) = &live.execution else { unreachable!("{claim:?} has processes and was never started") };
+        let wait = calls::wait_for_cleanup(claim, live.run.clone(), execution.context.scope().clone());
+        self.calls.spawn(wait);
         self.handle_event(Event::CleanupPending { claim });
     }
 
@@ -141,10 +135,11 @@ impl Engine {
             crash_point("claim-granted");
         }
         let entries = batch.messages.len() + batch.grants.len();
-        self.source_activity[source.index()].on_poll(self.clock.now(), entries);
+        let now = self.now();
+        self.history.source(source).on_poll(now, entries);
         let mut result = PollResult::default();
         for message in batch.messages {
-            let token = self.next_token();
+            let token = self.calls.next_token();
             if let Err(reason) = &message.run {
                 let source = self.source_name(source);
                 tracing::error!(source, message.id = &*message.id, "cannot read an entry of a poll: {reason}");
@@ -155,7 +150,7 @@ impl Engine {
                 dequeue_count: message.dequeue_count,
                 run: message.run.clone().ok(),
             });
-            self.messages.insert(token, PolledMessage { source, message: Arc::new(message) });
+            self.calls.messages.insert(token, PolledMessage { source, message: Arc::new(message) });
         }
         result.claims = self.accept_grants(source, sent_at, batch.grants);
         result
@@ -164,7 +159,7 @@ impl Engine {
     /// Claims whose loss was reported before their grant arrived.
     fn drop_lost_grants(&mut self, granted: &[LocalToken]) {
         for claim in granted {
-            if self.claims.get(claim).is_some_and(|live| live.granted().is_lost()) {
+            if self.calls.claims.get(claim).is_some_and(|live| live.granted().is_lost()) {
                 self.handle_event(Event::Claim(*claim, ClaimEvent::Lost));
             }
         }
@@ -172,17 +167,17 @@ impl Engine {
 
     fn accept_grants(&mut self, source: SourceId, sent_at: Moment, grants: Vec<Grant>) -> Vec<GrantedClaim> {
         let accept = |grant: Grant| {
-            let token = self.next_token();
-            self.count_for_source(source, |counts| counts.claims += 1);
+            let token = self.calls.next_token();
+            self.history.count(source, |counts| counts.claims += 1);
             self.control.liveness.count_received();
             let granted = GrantedClaim { token, run: grant.run.clone(), length: grant.expires_at.since(sent_at) };
             let mut live = ClaimRuntime::new(source, grant.run.clone());
-            live.on_granted(grant, sent_at, self.trace_recording(), self.clock.now());
-            self.claims.insert(token, live);
+            live.on_granted(grant, sent_at, self.trace_recording(), self.now());
+            self.calls.claims.insert(token, live);
             granted
         };
         let granted = grants.into_iter().map(accept).collect();
-        self.control.liveness.set_claims_held(self.claims.len());
+        self.control.liveness.set_claims_held(self.calls.claims.len());
         granted
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::calls::{self, CallResult};
 use super::super::claim_runtime::{ClaimRuntime, Execution, ExecutionSetup, PolledMessage};
 use super::super::uploads::Uploader;
-use super::{Engine, open_claim};
+use super::Engine;
 use crate::domain::claim::{ClaimAction, ClaimEvent, KillCause, UploadStatus};
 use crate::domain::id::{LocalToken, SourceId};
 use crate::domain::journal::{ClaimRecord, EntryId};
@@ -23,8 +23,8 @@ impl Engine {
             Effect::Open(id) => self.spawn_source_call(id, |source, clock| calls::open(source, id, clock)),
             Effect::Poll { source: id, queue, max } => {
                 self.control.liveness.mark_claiming();
-                let noted = self.journal_unread_poll(id);
-                self.spawn_source_call(id, |source, clock| calls::poll(source, id, queue, max, noted, clock));
+                let recorded = self.journal_unread_poll(id);
+                self.spawn_source_call(id, |source, clock| calls::poll(source, id, queue, max, recorded, clock));
             }
             Effect::Recover { source: id, known_runs, newer_than } => {
                 self.spawn_source_call(id, |source, clock| calls::recover(source, id, known_runs, newer_than, clock));
@@ -32,18 +32,13 @@ impl Engine {
             Effect::Claim(claim, action) => self.perform_claim_action(claim, action),
             Effect::Delete(message) => {
                 crash_point("before-delete");
-                let PolledMessage { source: id, message: received } = self.messages[&message].clone();
+                let PolledMessage { source: id, message: received } = self.calls.messages[&message].clone();
                 self.spawn_source_call(id, |source, _| calls::delete(source, message, received));
             }
             Effect::DropMessage(message) => {
-                self.messages.remove(&message);
-                // A grant that the rules did not take has the same token.
-                if self
-                    .claims
-                    .get(&message)
-                    .is_some_and(|live| live.dequeue_count.is_none() && live.execution.is_none())
-                {
-                    self.claims.remove(&message);
+                // Otherwise a grant that the rules did not take.
+                if self.calls.messages.remove(&message).is_none() {
+                    self.calls.claims.remove(&message);
                 }
             }
             Effect::ProbeHost => {
@@ -55,13 +50,13 @@ impl Engine {
     }
 
     fn perform_claim_action(&mut self, claim: LocalToken, action: ClaimAction) {
-        let now = self.clock.now();
+        let now = self.now();
         // A retry, by when the message may have been received anew, has its entry.
-        if action == ClaimAction::Request && !self.claims.contains_key(&claim) {
-            let entry = &self.messages[&claim];
-            self.claims.insert(claim, ClaimRuntime::requested(entry));
+        if action == ClaimAction::Request && !self.calls.claims.contains_key(&claim) {
+            let requested = ClaimRuntime::requested(&self.calls.messages[&claim]);
+            self.calls.claims.insert(claim, requested);
         }
-        let live = open_claim(&mut self.claims, claim);
+        let live = self.calls.claim(claim);
         live.timeline.on_action(&action, now);
         match action {
             ClaimAction::Request => {
@@ -85,12 +80,13 @@ impl Engine {
                 live.mark_not_started();
                 self.journal_outcome(claim, outcome);
                 crash_point("before-report");
-                self.spawn_claim_call(claim, |held, _| calls::report(claim, held, outcome, timeout));
+                self.calls.spawn_claim_call(claim, |held| calls::report(claim, held, outcome, timeout));
             }
             ClaimAction::Reclaim { timeout } => {
-                self.spawn_claim_call(claim, |held, clock| calls::reclaim(claim, held, timeout, clock));
+                let clock = self.config.clock;
+                self.calls.spawn_claim_call(claim, |held| calls::reclaim(claim, held, timeout, clock));
             }
-            ClaimAction::CheckStatus => self.spawn_claim_call(claim, |held, _| calls::check_status(claim, held)),
+            ClaimAction::CheckStatus => self.calls.spawn_claim_call(claim, |held| calls::check_status(claim, held)),
             ClaimAction::UpdateLease { expires_at } => live.set_expires_at(expires_at),
             ClaimAction::Close(end) => self.close(claim, end),
         }
@@ -101,76 +97,65 @@ impl Engine {
         C: FnOnce(Arc<dyn source::Source>, Clock) -> F,
         F: Future<Output = CallResult> + Send + 'static,
     {
-        let future = call(Arc::clone(&self.sources[id.index()].source), self.clock);
-        self.calls.spawn(future);
-    }
-
-    fn spawn_claim_call<F, C>(&mut self, claim: LocalToken, call: C)
-    where
-        C: FnOnce(Arc<dyn source::Claim>, Clock) -> F,
-        F: Future<Output = CallResult> + Send + 'static,
-    {
-        let live = open_claim(&mut self.claims, claim);
-        let future = call(live.granted(), self.clock);
-        live.track_call(self.calls.spawn(future));
+        self.calls.spawn(call(Arc::clone(&self.sources[id.index()].source), self.config.clock));
     }
 
     /// The handler's context, created without touching the disk.
     fn start_execution(&mut self, claim: LocalToken, scope: ProcessScope) -> Execution {
-        let live = open_claim(&mut self.claims, claim);
+        let live = self.calls.claim(claim);
         let setup = ExecutionSetup {
             tasks_dir: self.work_dir.tasks_dir(),
             work_dir_lock: self.work_dir_lock.clone(),
             log: self.config.log,
-            clock: self.clock,
+            clock: self.config.clock,
             scope,
         };
         live.start_execution(claim, &self.sources[live.source.index()], setup)
     }
 
     fn prepare(&mut self, claim: LocalToken) {
-        let live = open_claim(&mut self.claims, claim);
-        let feed = &self.sources[live.source.index()];
-        let claimant = self.claimants[live.source.index()].clone();
-        let (entry, run) = (EntryId(claim.0), live.run.clone());
+        let live = self.calls.claim(claim);
+        let (entry, binding) = (EntryId(claim.0), &self.sources[live.source.index()]);
+        let record = self.journal.claim_record(live.source, live.run.clone());
+        let records = &self.journal.records;
         let new_scope =
-            |first| self.containment.new_recorded_scope(ProcessRecorder::new(self.journal.clone(), entry, first));
+            |first| self.containment.new_recorded_scope(ProcessRecorder::new(records.clone(), entry, first));
         // I27: a payload that is not journaled would survive this worker unnoticed. A connection-scoped claim leaves at
         // most processes; any other is reported by the next process, whatever was done of it.
-        let connection_scoped = feed.source.capabilities().connection_scoped;
+        let connection_scoped = binding.source.capabilities().connection_scoped;
         let (scope, recorded) = if connection_scoped {
-            (new_scope(FirstRecord::Claim { run, claimant }), None)
+            (new_scope(FirstRecord::Claim { run: record.run, claimant: record.claimant }), None)
         } else {
             let scope = new_scope(FirstRecord::Nothing);
-            let claim = ClaimRecord { run, claimant, processes: Some(scope.record()) };
-            (scope, Some(self.journal.record_claim(entry, claim)))
+            let record = ClaimRecord { processes: Some(scope.record()), ..record };
+            (scope, Some(records.record_claim(entry, record)))
         };
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
         // Requests may be thousands a second: the line about each one's end is enough.
         if connection_scoped {
-            tracing::debug!(claim.run = %live.run, source = feed.name, trace_id, "claimed");
+            tracing::debug!(claim.run = %live.run, source = binding.name, trace_id, "claimed");
         } else {
-            tracing::info!(claim.run = %live.run, source = feed.name, trace_id, "claimed");
+            tracing::info!(claim.run = %live.run, source = binding.name, trace_id, "claimed");
         }
-        let (handler, payload_error) = (Arc::clone(&feed.handler), live.payload_error.take());
+        let (handler, payload_error) = (Arc::clone(&binding.handler), live.payload_error.take());
         let execution = self.start_execution(claim, scope);
         let prepare = calls::prepare(handler, recorded, claim, payload_error, execution.context);
-        self.calls.spawn_on(prepare, self.threads.handle());
+        self.calls.spawn_handler(prepare);
     }
 
     fn execute(&mut self, claim: LocalToken) {
-        let live = open_claim(&mut self.claims, claim);
+        let live = self.calls.claim(claim);
         let (Some(prepared), Some(execution)) = (live.prepared.take(), &live.execution) else {
             unreachable!("{claim:?} is executed without having been prepared")
         };
         let call = calls::execute(prepared, claim, execution.context.clone());
-        self.calls.spawn_on(call, self.threads.handle());
+        self.calls.spawn_handler(call);
     }
 
     fn upload_results(&mut self, claim: LocalToken) {
         self.journal_unprepared(claim);
-        let live = open_claim(&mut self.claims, claim);
+        let live = self.calls.claim(claim);
         if live.execution.is_none()
             && let Some(command) = live.last_command.clone()
         {
@@ -179,15 +164,15 @@ impl Engine {
             self.start_execution(claim, scope).context.log().write_note(&command.log_line());
         }
         let has_results = |job: &Execution| !job.context.artifacts().is_empty() || !job.context.log().is_empty();
-        let live = open_claim(&mut self.claims, claim);
+        let live = self.calls.claim(claim);
         let Some(execution) = live.execution.clone().filter(has_results) else {
             let event = ClaimEvent::Uploaded(UploadStatus::Complete);
-            live.timeline.on_event(&event, self.clock.now());
+            live.timeline.on_event(&event, self.config.clock.now());
             return self.handle_event(Event::Claim(claim, event));
         };
         crash_point("before-upload");
         let (counters, seed) = (Arc::clone(&self.control.counters), self.seed ^ claim.0);
-        self.spawn_claim_call(claim, |held, _| {
+        self.calls.spawn_claim_call(claim, |held| {
             calls::upload_results(Uploader { claim: held, counters, seed }, claim, execution)
         });
     }

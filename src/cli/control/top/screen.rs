@@ -279,8 +279,8 @@ mod tests {
             last_hour: OutcomeCounts {
                 completed: 112,
                 failed: 6,
-                exceptions: 2,
-                released: 1,
+                internal_error: 2,
+                worker_shutdown: 1,
                 ..OutcomeCounts::default()
             },
             counts: crate::worker::counters::WorkerCounts::default(),
