@@ -43,7 +43,7 @@ async fn leases_are_extended_while_every_thread_of_the_handlers_is_blocked() {
     let watch = async {
         // Each lease has been extended.
         let mut look = tokio::time::interval(Duration::from_millis(50));
-        while control.counts().reclaims < 4 && control.counts().outcomes.lost == 0 {
+        while control.counts().sources.reclaims < 4 && control.counts().sources.outcomes.lost == 0 {
             look.tick().await;
         }
         let files = release(&pipes);
@@ -57,6 +57,6 @@ async fn leases_are_extended_while_every_thread_of_the_handlers_is_blocked() {
     for task in &tasks {
         assert_eq!(service.states(task).await, ["completed"]);
     }
-    assert_eq!(control.counts().outcomes.lost, 0, "{:?}", control.counts());
+    assert_eq!(control.counts().sources.outcomes.lost, 0, "{:?}", control.counts());
     drop(files);
 }

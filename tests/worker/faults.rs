@@ -1,6 +1,5 @@
 //! A worker whose queue misbehaves for minutes, in virtual time.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,18 +8,17 @@ use journeyman::domain::id::{PriorityQueue, Run, TaskId};
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
-use journeyman::handler;
 use journeyman::source::memory::{MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use journeyman::source::{
     Artifact, CallError, Capabilities, Claim, Grant, Message, MessageQueue, OpenResult, PollBatch, Recovery,
     RecoveryBatch, Source, SourceFuture,
 };
-use journeyman::worker::{ExitReason, SourceBinding, Worker, WorkerConfig};
+use journeyman::worker::{ExitReason, Worker, WorkerConfig};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-use crate::scripted::{COMPLETED, STYLES, Scripted, Told, create, memory_queue, runs};
+use crate::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, runs, settings};
 
 /// How a queue misbehaves at present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,20 +210,9 @@ impl Scene {
         let (sender, told) = mpsc::channel(8);
         let polls = Arc::<AtomicU64>::default();
         let source = Moody { inner: queue.source("worker"), mood: moods, polls: Arc::clone(&polls), elsewhere: "" };
-        let settings = WorkerConfig {
-            capacity,
-            work_dir: folder.path().into(),
-            clock,
-            drain_deadline: None,
-            ..WorkerConfig::default()
-        };
-        let feed = SourceBinding {
-            name: "moody".into(),
-            source: Arc::new(source),
-            handler: handler::erase(Scripted(sender)),
-            env: BTreeMap::new(),
-        };
-        Self { queue, mood, polls, told, worker: Worker::new(settings, vec![feed]), _folder: folder }
+        let settings = WorkerConfig { capacity, ..settings(folder.path(), clock) };
+        let worker = Worker::new(settings, vec![binding(source, sender)]);
+        Self { queue, mood, polls, told, worker, _folder: folder }
     }
 
     fn create(&self, seconds: u64) -> TaskId {

@@ -47,7 +47,11 @@ async fn every_outcome(dialect: Dialect) {
     assert!(log.contains("out.txt: no such file"), "{log}");
     assert!(log.trim_end().ends_with("without all of its artifacts the task is not completed"), "{log}");
     let counts = counts.counts();
-    assert_eq!((counts.outcomes.completed, counts.outcomes.failed, counts.outcomes.lost), (1, 2, 0), "{counts:?}");
+    assert_eq!(
+        (counts.sources.outcomes.completed, counts.sources.outcomes.failed, counts.sources.outcomes.lost),
+        (1, 2, 0),
+        "{counts:?}"
+    );
 }
 
 #[tokio::test]
@@ -93,7 +97,7 @@ async fn a_canceled_task_stops_within_a_check_and_nothing_is_reported() {
     let order = runs(worker, ExitReason::Drained, watch).await;
     assert_eq!(order, Some(Told::Canceled(format!("{task}/0"), CancelCause::ClaimLost)));
     assert_eq!(service.states(&task).await, ["canceled"]);
-    assert_eq!((counts.counts().outcomes.superseded, counts.counts().outcomes.lost), (1, 0));
+    assert_eq!((counts.counts().sources.outcomes.superseded, counts.counts().sources.outcomes.lost), (1, 0));
 }
 
 #[tokio::test]

@@ -1,6 +1,5 @@
 //! A worker that died, and the next one in its folder: what was held is reported once, or forgotten, and never run again.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -8,16 +7,15 @@ use std::time::Duration;
 
 use journeyman::domain::id::TaskId;
 use journeyman::domain::refusal::Refusal;
-use journeyman::handler;
 use journeyman::host::clock::Clock;
 use journeyman::source::memory::{MemoryQueue, PollStyle, RunEnd, RunState};
 use journeyman::worker::status::{RecoverySummary, WorkerStatus};
-use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
+use journeyman::worker::{Control, ExitReason, Worker, WorkerConfig};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
 use crate::faults::{Mood, Moody};
-use crate::scripted::{COMPLETED, HANDED_BACK, STYLES, Scripted, Told, create, memory_queue};
+use crate::scripted::{COMPLETED, HANDED_BACK, STYLES, Told, binding, create, memory_queue, settings};
 
 /// A queue and a work folder, which outlive workers.
 pub struct Scene {
@@ -86,19 +84,8 @@ impl Scene {
             polls: Arc::<AtomicU64>::default(),
             elsewhere,
         };
-        let feed = SourceBinding {
-            name: "memory".into(),
-            source: Arc::new(source),
-            handler: handler::erase(Scripted(sender)),
-            env: BTreeMap::new(),
-        };
-        let settings = WorkerConfig {
-            work_dir: folder.into(),
-            clock: self.clock,
-            capacity: self.capacity,
-            ..WorkerConfig::default()
-        };
-        let worker = Worker::new(settings, vec![feed]);
+        let settings = WorkerConfig { capacity: self.capacity, ..settings(folder, self.clock) };
+        let worker = Worker::new(settings, vec![binding(source, sender)]);
         let control = worker.control();
         let mut running = tokio::task::JoinSet::new();
         running.spawn(worker.run());

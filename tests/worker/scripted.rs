@@ -1,6 +1,7 @@
 //! A handler that does what a task's payload says, and tells the test what happens.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +10,9 @@ use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind, Optionality};
 use journeyman::handler::{self, CancelCause, Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError};
 use journeyman::host::clock::Clock;
+use journeyman::source::Source;
 use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunState};
-use journeyman::worker::{ExitReason, SourceBinding, Worker};
+use journeyman::worker::{ExitReason, SourceBinding, Worker, WorkerConfig};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -80,14 +82,15 @@ pub async fn runs<T>(worker: Worker, to: ExitReason, meanwhile: impl Future<Outp
 
 pub struct Scripted(pub mpsc::Sender<Told>);
 
-/// The tasks of this queue, done as they say.
-pub fn feed(queue: &MemoryQueue, told: mpsc::Sender<Told>) -> SourceBinding {
-    SourceBinding {
-        name: "memory".into(),
-        source: Arc::new(queue.source("worker")),
-        handler: handler::erase(Scripted(told)),
-        env: BTreeMap::new(),
-    }
+/// The tasks of this source, executed as they say.
+pub fn binding(source: impl Source, told: mpsc::Sender<Told>) -> SourceBinding {
+    let handler = handler::erase(Scripted(told));
+    SourceBinding { name: "memory".into(), source: Arc::new(source), handler, env: BTreeMap::new() }
+}
+
+/// Without a limit on drains.
+pub fn settings(folder: &Path, clock: Clock) -> WorkerConfig {
+    WorkerConfig { work_dir: folder.into(), clock, drain_deadline: None, ..WorkerConfig::default() }
 }
 
 impl PayloadHandler for Scripted {

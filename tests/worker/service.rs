@@ -1,21 +1,18 @@
 //! An embedded queue on a free port, and workers of it.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::{Run, TaskId};
-use journeyman::handler;
 use journeyman::queue::{self, Db, RegisteredClient};
 use journeyman::source::taskcluster::{
     Api, ApiConfig, ArtifactStorage, Config as SourceSettings, Credentials, Dialect, Taskcluster, Timeouts,
 };
-use journeyman::worker::{SourceBinding, Worker, WorkerConfig};
+use journeyman::worker::{Worker, WorkerConfig};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::scripted::{Scripted, Told};
+use crate::scripted::{Told, binding};
 
 pub struct Service {
     pub queue: queue::RunningQueue,
@@ -108,12 +105,6 @@ impl Service {
             ..WorkerConfig::default()
         };
         change(&mut settings);
-        let feed = SourceBinding {
-            name: "ci".into(),
-            source: Arc::new(source.expect("usable settings")),
-            handler: handler::erase(Scripted(sender)),
-            env: BTreeMap::new(),
-        };
-        (Worker::new(settings, vec![feed]), told)
+        (Worker::new(settings, vec![binding(source.expect("usable settings"), sender)]), told)
     }
 }

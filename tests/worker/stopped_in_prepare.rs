@@ -5,10 +5,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use journeyman::handler::{self, Context, ExecuteError, PayloadHandler, PrepareError};
-use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
+use journeyman::worker::{Control, ExitReason, SourceBinding, Worker};
 use serde_json::{Value, json};
 
-use crate::scripted::{HANDED_BACK, STYLES, create, memory_queue, runs};
+use crate::scripted::{HANDED_BACK, STYLES, create, memory_queue, runs, settings};
 
 /// Its `prepare` has the worker released, and then finds that the payload is malformed.
 struct ReleasesAndRejects(Arc<OnceLock<Control>>);
@@ -33,7 +33,6 @@ async fn a_payload_that_is_rejected_while_the_worker_is_released_is_released() {
         let (queue, clock) = memory_queue(style);
         let task = create(&queue, "fN1SbArXTPSVFNUvaOlinQ", json!({}));
         let folder = tempfile::tempdir().expect("a folder");
-        let settings = WorkerConfig { work_dir: folder.path().into(), clock, ..WorkerConfig::default() };
         let control = Arc::new(OnceLock::new());
         let source = SourceBinding {
             name: "memory".into(),
@@ -41,7 +40,7 @@ async fn a_payload_that_is_rejected_while_the_worker_is_released_is_released() {
             handler: handler::erase(ReleasesAndRejects(Arc::clone(&control))),
             env: BTreeMap::new(),
         };
-        let worker = Worker::new(settings, vec![source]);
+        let worker = Worker::new(settings(folder.path(), clock), vec![source]);
         assert!(control.set(worker.control()).is_ok());
         let hour = Duration::from_secs(3600);
         tokio::time::timeout(hour, runs(worker, ExitReason::Released, async {})).await.expect("it exits");

@@ -8,7 +8,7 @@ use journeyman::worker::{ExitReason, Worker, WorkerConfig};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::scripted::{self, COMPLETED, HANDED_BACK, STYLES, create, memory_queue, runs};
+use crate::scripted::{COMPLETED, HANDED_BACK, STYLES, binding, create, memory_queue, runs, settings};
 
 #[tokio::test(start_paused = true)]
 async fn i33_a_sick_host_hands_one_task_back_claims_no_other_and_goes_on_once_it_is_mended() {
@@ -16,9 +16,7 @@ async fn i33_a_sick_host_hands_one_task_back_claims_no_other_and_goes_on_once_it
     let (queue, clock) = memory_queue(STYLES[0]);
     let tasks = ["first", "second"].map(|name| create(&queue, name, json!({"do": "leave"})));
     let (sender, _told) = mpsc::channel(8);
-    let settings =
-        WorkerConfig { work_dir: folder.path().into(), clock, drain_deadline: None, ..WorkerConfig::default() };
-    let worker = Worker::new(settings, vec![scripted::feed(&queue, sender)]);
+    let worker = Worker::new(settings(folder.path(), clock), vec![binding(queue.source("worker"), sender)]);
     let control = worker.control();
     let work = folder.path().join("tasks");
     let watch = async {
@@ -49,9 +47,8 @@ async fn i27_a_worker_whose_folder_is_removed_under_it_finishes_what_runs_begins
     let (queue, clock) = memory_queue(STYLES[0]);
     let long = create(&queue, "long", json!({"do": "sleep", "seconds": 300}));
     let (sender, mut told) = mpsc::channel(8);
-    let settings =
-        WorkerConfig { capacity: 2, work_dir: work.clone(), clock, drain_deadline: None, ..WorkerConfig::default() };
-    let worker = Worker::new(settings, vec![scripted::feed(&queue, sender)]);
+    let settings = WorkerConfig { capacity: 2, ..settings(&work, clock) };
+    let worker = Worker::new(settings, vec![binding(queue.source("worker"), sender)]);
     let control = worker.control();
     let watch = async {
         told.recv().await.expect("it runs");
