@@ -9,7 +9,6 @@ use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
-use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 use super::poison_api;
@@ -17,7 +16,7 @@ use super::worker_api::{ApiError, ReloadSender, Socket, request_reload};
 use super::{CommandReply, WorkerCommand, WorkerCommandRequest};
 use crate::controller::ControllerHandle;
 use crate::controller::commands::{CommandError, PoolCommand};
-use crate::controller::status::ControllerStatus;
+use crate::controller::status::PoolStatus;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::CONTROL_TIMEOUT;
@@ -33,8 +32,8 @@ pub fn socket_in(folder: &Path) -> PathBuf {
 pub struct ControllerStatusReply {
     pub version: String,
     pub pid: u32,
-    #[serde(flatten)]
-    pub snapshot: ControllerStatus,
+    pub uptime_seconds: f64,
+    pub pools: Vec<PoolStatus>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -80,30 +79,26 @@ impl PoolHandles {
             pools.push(control.status().await?);
         }
         let uptime_seconds = self.clock.now().since(self.started_at).as_secs_f64();
-        let version = env!("CARGO_PKG_VERSION").to_owned();
         Some(ControllerStatusReply {
-            version,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            snapshot: ControllerStatus { uptime_seconds, pools },
+            uptime_seconds,
+            pools,
         })
     }
-}
 
-impl PoolHandles {
-    pub async fn apply(&self, ordered: PoolCommandRequest) -> Result<CommandReply, ApiError> {
-        let PoolCommandRequest { pool, command, note } = ordered;
+    pub async fn apply(&self, request: PoolCommandRequest) -> Result<CommandReply, ApiError> {
+        let PoolCommandRequest { pool, command, note } = request;
         let control = self.select_one(pool.as_deref())?;
         let by = if note.text.is_empty() { note.by } else { format!("{}: {}", note.by, note.text) };
-        let told = timeout(CONTROL_TIMEOUT, control.command(command, by))
-            .await
-            .map_err(timed_out)?
-            .ok_or_else(controller_exited)?;
-        told.map(|message| CommandReply { message }).map_err(|refused| match refused {
+        let result = reply_of(control.command(command, by)).await?;
+        result.map(|message| CommandReply { message }).map_err(|error| match error {
             CommandError::NotFound(text) => ApiError(StatusCode::NOT_FOUND, text),
             CommandError::Invalid(text) => ApiError(StatusCode::BAD_REQUEST, text),
             CommandError::Conflict(text) => ApiError(StatusCode::CONFLICT, text),
         })
     }
+
     pub(super) fn select(&self, name: Option<&str>) -> Result<Vec<&ControllerHandle>, ApiError> {
         let named: Vec<&ControllerHandle> =
             self.controls.iter().filter(|control| name.is_none_or(|name| control.pool == name)).collect();
@@ -164,19 +159,18 @@ pub async fn serve(socket: Socket, pools: PoolHandles, reloads: ReloadSender) ->
     socket.serve(router).await
 }
 
-pub(super) fn controller_exited() -> ApiError {
-    ApiError(StatusCode::SERVICE_UNAVAILABLE, "the controller has stopped".to_owned())
-}
-
-fn timed_out(_: Elapsed) -> ApiError {
-    ApiError(StatusCode::GATEWAY_TIMEOUT, format!("the controller did not answer in {CONTROL_TIMEOUT:?}"))
+async fn reply_of<T>(reply: impl Future<Output = Option<T>>) -> Result<T, ApiError> {
+    let Ok(reply) = timeout(CONTROL_TIMEOUT, reply).await else {
+        let text = format!("the controller did not answer in {CONTROL_TIMEOUT:?}");
+        return Err(ApiError(StatusCode::GATEWAY_TIMEOUT, text));
+    };
+    reply.ok_or_else(|| ApiError(StatusCode::SERVICE_UNAVAILABLE, "the controller has stopped".to_owned()))
 }
 
 async fn handle_status(
     State(AppState { pools, .. }): State<AppState>,
 ) -> Result<Json<ControllerStatusReply>, ApiError> {
-    let looked = timeout(CONTROL_TIMEOUT, pools.snapshot()).await.map_err(timed_out)?;
-    Ok(Json(looked.ok_or_else(controller_exited)?))
+    reply_of(pools.snapshot()).await.map(Json)
 }
 
 async fn handle_command(

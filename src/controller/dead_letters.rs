@@ -11,13 +11,12 @@ use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::ControllerConfig;
-use super::counters::PoolCounters;
 use super::error_replies::{DeadLetterReason, ErrorReplier, original_key};
 use super::poison_message::{self, ExitedWorker};
 use super::queue_names::QueueNames;
 use super::session::{SessionError, consume, stream_ended};
 use super::workers::WorkerFailure;
+use super::{ControllerConfig, SharedCounters};
 use crate::amqp;
 use crate::domain::group::Key;
 use crate::host::clock::Clock;
@@ -35,7 +34,7 @@ struct Rejecter {
     attempts: Option<u64>,
     failures: WorkerFailures,
     clock: Clock,
-    counters: Arc<PoolCounters>,
+    counters: SharedCounters,
 }
 
 /// The last failure of each key; `None` if the controller starts no workers.
@@ -47,11 +46,11 @@ pub(super) async fn reject_requests(
     orphans: mpsc::Receiver<RejectedOrphan>,
     failures: WorkerFailures,
     clock: Clock,
-    counters: Arc<PoolCounters>,
+    counters: SharedCounters,
 ) -> SessionError {
     let run = async {
         let rejecter = Rejecter {
-            replier: ErrorReplier::open(connection, config, Arc::clone(&counters)).await?,
+            replier: ErrorReplier::open(connection, config, counters.clone()).await?,
             poison_channel: Mutex::new(amqp::confirm_channel(connection).await?),
             names: config.names.clone(),
             attempts: config.settings.delivery_limit.map(|limit| u64::from(limit) + 1),
@@ -86,7 +85,7 @@ impl Rejecter {
                     let RejectedOrphan(delivery, reason) = orphan.ok_or_else(|| stream_ended("rejected orphans"))?;
                     tasks.spawn(async move {
                         rejecter.replier.reject(&delivery, &reason).await?;
-                        rejecter.counters.orphans.decrement();
+                        rejecter.counters.on_orphan_released();
                         Ok(())
                     });
                 }
@@ -105,7 +104,7 @@ impl Rejecter {
                 tracing::warn!(key, "the queue {queue} rejects a poison request, retrying");
                 sleep(CONTROLLER_WORKER_EXIT_TIMEOUT).await;
             }
-            self.counters.poison_requests.increment();
+            self.counters.lock().values.poison_requests += 1;
             let worker = worker.map(|worker| worker.id);
             tracing::warn!(key, worker, "moved a request that kills its workers to the poison queue");
         } else {

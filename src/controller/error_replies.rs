@@ -1,7 +1,5 @@
 //! Error replies that the controller publishes instead of a worker.
 
-use std::sync::Arc;
-
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicPublishOptions};
 use lapin::types::{AMQPValue, FieldTable};
@@ -9,13 +7,13 @@ use lapin::{BasicProperties, Channel, Confirmation, Connection};
 use tokio::time::timeout;
 
 use super::ControllerConfig;
-use super::counters::PoolCounters;
+use super::SharedCounters;
 use super::queue_names::QueueNames;
-use super::session_state::QueueCondition;
 use crate::amqp::{self, headers};
 use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_HOPS_MAX};
 
 const DIED_IN: &str = "x-first-death-queue";
+const QUEUE_FULL: &str = "too many requests wait for this key";
 
 pub(super) struct DeadLetterReason {
     pub(super) reason: String,
@@ -34,7 +32,7 @@ impl DeadLetterReason {
         let reason = said("x-first-death-reason").unwrap_or_else(|| "unknown".to_owned());
         let message = match reason.as_str() {
             "expired" => "the request expired before a worker took it",
-            "maxlen" => "too many requests wait for this key",
+            "maxlen" => QUEUE_FULL,
             "delivery_limit" => "every worker that took the request exited before it replied",
             "rejected" => "a worker rejected the request",
             _ => "the request was dead-lettered",
@@ -42,15 +40,12 @@ impl DeadLetterReason {
         Self { message: message.to_owned(), queue: said(DIED_IN), reason }
     }
 
-    pub(super) fn for_queue(queue: QueueCondition) -> Self {
-        let (reason, message) = match queue {
-            QueueCondition::Missing => ("no-queue", "the queue of its key could not be declared in time"),
-            QueueCondition::Full => ("maxlen", "too many requests wait for this key"),
-            QueueCondition::Unconfirmed => {
-                ("publish-timeout", "the queue of its key did not confirm a request in time")
-            }
-        };
-        Self::new(reason, message.to_owned())
+    pub(super) fn no_queue() -> Self {
+        Self::new("no-queue", "the queue of its key could not be declared, or confirmed nothing, in time".to_owned())
+    }
+
+    pub(super) fn full_queue() -> Self {
+        Self::new("maxlen", QUEUE_FULL.to_owned())
     }
 
     pub(super) fn for_loop() -> Self {
@@ -65,14 +60,14 @@ impl DeadLetterReason {
 pub(super) struct ErrorReplier {
     channel: Channel,
     names: QueueNames,
-    counters: Arc<PoolCounters>,
+    counters: SharedCounters,
 }
 
 impl ErrorReplier {
     pub(super) async fn open(
         connection: &Connection,
         config: &ControllerConfig,
-        counters: Arc<PoolCounters>,
+        counters: SharedCounters,
     ) -> lapin::Result<Self> {
         let channel = amqp::confirm_channel(connection).await?;
         Ok(Self { channel, names: config.names.clone(), counters })
@@ -91,7 +86,7 @@ impl ErrorReplier {
                 Err(_) => tracing::warn!("gave up an error reply: not confirmed within {AMQP_CALL_TIMEOUT:?}"),
             }
         }
-        self.counters.dead_letters.increment();
+        self.counters.lock().values.dead_letters += 1;
         delivery.acker.ack(BasicAckOptions::default()).await.map(drop)
     }
 

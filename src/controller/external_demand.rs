@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
+use super::Controller;
 use super::session::{SessionError, SessionEvent};
-use super::{Controller, RecordedError};
 use crate::domain::group::Key;
 use crate::domain::group::load::Load;
 use crate::domain::group::pool::Event;
@@ -49,9 +49,7 @@ pub(super) struct DemandCounts {
 }
 
 pub(super) struct DemandReport {
-    name: String,
-    key: Key,
-    interval: Duration,
+    source: DemandSource,
     counts: Result<DemandCounts, CallError>,
 }
 
@@ -64,9 +62,8 @@ pub(super) struct DemandState {
 pub(super) async fn poll_demand(demand: &DemandSource, events: &mpsc::Sender<SessionEvent>) -> SessionError {
     loop {
         let counts = count_tasks(&demand.api, &demand.task_queue).await;
-        let (name, key, interval) = (demand.name.clone(), demand.key.clone(), demand.interval);
-        events.send(SessionEvent::Demand(DemandReport { name, key, interval, counts })).await.ok();
-        sleep(interval).await;
+        events.send(SessionEvent::Demand(DemandReport { source: demand.clone(), counts })).await.ok();
+        sleep(demand.interval).await;
     }
 }
 
@@ -95,8 +92,8 @@ async fn count_claimed(api: &Api, task_queue: &str) -> Result<u32, CallError> {
 }
 
 impl Controller {
-    pub(super) fn on_demand_report(&mut self, counted: DemandReport) {
-        let DemandReport { name, key, interval: every, counts } = counted;
+    pub(super) fn on_demand_report(&mut self, report: DemandReport) {
+        let DemandReport { source: DemandSource { name, key, interval, .. }, counts } = report;
         let now = self.clock.now();
         let known = self.demands.entry(name.clone());
         let known = known.or_insert_with(|| DemandState { key: key.clone(), counts: None, error: None });
@@ -112,17 +109,19 @@ impl Controller {
                 let claimed = counts.claimed.unwrap_or_default();
                 if counts.pending > 0 || claimed > 0 {
                     // The next count comes only after `interval`.
-                    self.pool.handle(Event::Demand { key: key.clone(), extra: every }, now);
+                    self.pool.handle(Event::Demand { key: key.clone(), extra: interval }, now);
                 }
-                self.workers.on_claimed_count(&key, claimed, now);
+                let least = claimed.div_ceil(self.config.settings.concurrency.get());
+                self.workers.on_claimed_count(&key, least, now);
             }
             Err(refused) => {
                 let why = refused.message;
                 if known.error.is_none() {
                     tracing::warn!(demand = name, "cannot count tasks, keeping the last counts: {why}");
                 }
-                self.last_error = Some(RecordedError { at: now, message: format!("demand {name}: {why}") });
+                let message = format!("demand {name}: {why}");
                 known.error = Some(why);
+                self.record_error(message);
             }
         }
     }

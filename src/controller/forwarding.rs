@@ -6,9 +6,9 @@ use lapin::types::AMQPValue;
 use lapin::{BasicProperties, Channel, Confirmation};
 
 use super::Controller;
+use super::held_requests::HeldRequest;
 use super::queue_names::QueueNames;
 use super::session::SessionError;
-use super::session_state::HeldRequest;
 use crate::amqp::headers;
 use crate::domain::group::Key;
 use crate::limits::CONTROLLER_HOPS_MAX;
@@ -55,14 +55,14 @@ impl Controller {
             return Err(SessionError { reason: format!("a request was returned: exchange {exchange} was deleted") });
         }
         for ForwardResult { key, request, confirmation } in results {
-            self.session.on_confirmed(&key);
+            self.session.held.on_confirmed(&key);
             match confirmation? {
                 Confirmation::Ack(_) | Confirmation::NotRequested => {
                     request.delivery.acker.ack(BasicAckOptions::default()).await?;
-                    self.counters.orphans.decrement();
-                    self.counters.orphans_forwarded.increment();
+                    self.counters.on_orphan_released();
+                    self.counters.lock().values.orphans_forwarded += 1;
                 }
-                Confirmation::Nack(_) => self.session.hold_refused(key, request, self.clock.now()),
+                Confirmation::Nack(_) => self.session.held.hold_refused(key, request, self.clock.now()),
             }
         }
         Ok(())

@@ -3,12 +3,12 @@
 
 mod broker_counts;
 pub mod commands;
-mod counters;
 mod dead_letters;
 mod driver;
 mod error_replies;
 mod external_demand;
 mod forwarding;
+mod held_requests;
 mod name_encoding;
 pub mod plan;
 pub mod poison_message;
@@ -17,7 +17,6 @@ mod policies;
 mod queue_jobs;
 mod queue_names;
 mod session;
-mod session_state;
 mod snapshot;
 mod state_store;
 pub mod status;
@@ -29,6 +28,7 @@ use std::future::Future;
 use std::io;
 use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use secrecy::SecretString;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -51,13 +51,11 @@ pub use external_demand::DemandSource;
 pub use queue_names::QueueNames;
 
 use commands::{CommandError, PoolCommand};
-use counters::PoolCounters;
 use driver::DriverEvent;
 use external_demand::DemandState;
 use poison_queue::PoisonQueue;
-use session::SessionError;
-use session_state::SessionState;
-use status::Role;
+use session::{SessionError, SessionState};
+use status::{CounterValues, Role};
 use workers::WorkerSet;
 
 #[derive(Debug, Clone)]
@@ -127,6 +125,28 @@ impl ControllerHandle {
     }
 }
 
+#[derive(Default)]
+struct PoolCounters {
+    /// Orphans of this connection.
+    orphans_held: u64,
+    values: CounterValues,
+}
+
+#[derive(Clone, Default)]
+struct SharedCounters(Arc<Mutex<PoolCounters>>);
+
+impl SharedCounters {
+    fn lock(&self) -> MutexGuard<'_, PoolCounters> {
+        self.0.lock()
+    }
+
+    fn on_orphan_released(&self) {
+        let mut counters = self.lock();
+        // A task of the last connection may release one late.
+        counters.orphans_held = counters.orphans_held.saturating_sub(1);
+    }
+}
+
 #[derive(Debug, Clone)]
 struct RecordedError {
     at: Instant,
@@ -144,31 +164,31 @@ struct Controller {
     session: SessionState,
     overrides: Overrides,
     demands: BTreeMap<String, DemandState>,
-    counters: Arc<PoolCounters>,
+    counters: SharedCounters,
     disconnect_reason: Option<String>,
     last_error: Option<RecordedError>,
     requests: mpsc::Receiver<ControllerRequest>,
     policy_result: Option<policies::PolicyCheck>,
 }
 
-pub async fn run(settings: ControllerConfig, asks: ControllerInbox, leave: CancellationToken) -> io::Result<()> {
+pub async fn run(settings: ControllerConfig, inbox: ControllerInbox, stop: CancellationToken) -> io::Result<()> {
     let clock = Clock::boot();
     let seed = uuid::Uuid::new_v4().as_u64_pair().0;
-    let tally = Arc::new(PoolCounters::default());
-    let ControllerInbox(asked) = asks;
+    let counters = SharedCounters::default();
+    let ControllerInbox(requests) = inbox;
     let mut controller = Controller {
         pool: Pool::new(tracker_policy(&settings.settings), seed),
-        workers: WorkerSet::open(&settings, Arc::clone(&tally), clock)?,
+        workers: WorkerSet::open(&settings, counters.clone(), clock)?,
         backoff: Backoff::NEW,
         role: Role::Disconnected,
         role_since: clock.now(),
         session: SessionState::default(),
         overrides: Overrides::default(),
         demands: BTreeMap::new(),
-        counters: tally,
+        counters,
         disconnect_reason: None,
         last_error: None,
-        requests: asked,
+        requests,
         policy_result: None,
         config: settings,
         clock,
@@ -183,7 +203,7 @@ pub async fn run(settings: ControllerConfig, asks: ControllerInbox, leave: Cance
     };
     tokio::select! {
         () = controlling => Ok(()),
-        () = leave.cancelled() => Ok(()),
+        () = stop.cancelled() => Ok(()),
     }
 }
 
@@ -192,10 +212,10 @@ impl Controller {
         let (SessionError { reason: why }, now) = (over, self.clock.now());
         self.pool.handle(Event::Disconnected, now);
         self.session = SessionState::default();
-        self.counters.orphans.reset();
+        self.counters.lock().orphans_held = 0;
         self.set_role(Role::Disconnected);
         if self.backoff.tries() == 0 {
-            self.counters.broker_disconnects.increment();
+            self.counters.lock().values.broker_disconnects += 1;
             tracing::warn!(
                 pool = self.config.pool,
                 "lost connection to the broker: {why}; workers keep running, reconnecting"
@@ -203,9 +223,13 @@ impl Controller {
         } else {
             tracing::debug!(pool = self.config.pool, "still not connected to the broker: {why}");
         }
-        self.last_error = Some(RecordedError { at: now, message: format!("broker: {why}") });
+        self.record_error(format!("broker: {why}"));
         self.disconnect_reason = Some(why);
         now.plus(self.backoff.wait(POLL_RETRY, None, jitter))
+    }
+
+    fn record_error(&mut self, message: String) {
+        self.last_error = Some(RecordedError { at: self.clock.now(), message });
     }
 
     fn set_role(&mut self, role: Role) {
@@ -255,7 +279,7 @@ impl Controller {
             }
             // The session reads them when it becomes active.
             Ok(_) => {}
-            Err(what) => self.last_error = Some(RecordedError { at: now, message: what }),
+            Err(why) => self.record_error(why),
         }
     }
 
@@ -266,7 +290,6 @@ impl Controller {
             ControllerRequest::Command(order, by, answer) => drop(answer.send(self.apply(order, &by))),
             ControllerRequest::Reconfigure(settings) => {
                 self.pool.reconfigure(tracker_policy(&settings));
-                self.workers.reconfigure(&settings);
                 self.config.settings = *settings;
             }
         }

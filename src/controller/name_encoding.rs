@@ -65,16 +65,12 @@ pub(super) fn object_name(parts: &[&str], most: usize) -> String {
     if name.len() <= most {
         return name;
     }
-    let hash = Sha256::digest(name.as_bytes());
-    let digits = hash
-        .iter()
-        .flat_map(|byte| [byte >> 4, byte & 15])
-        .map(|half| char::from(OBJECT_NAME.digits[usize::from(half)]));
+    let hash = hex::encode(Sha256::digest(name.as_bytes()));
     name.truncate(most.saturating_sub(HASH.len() + HASH_DIGITS));
     // No dash before the hash, which would read as an escape.
     name.truncate(name.trim_end_matches('-').len());
     name.push_str(HASH);
-    name.extend(digits.take(HASH_DIGITS));
+    name.push_str(&hash[..HASH_DIGITS]);
     name
 }
 

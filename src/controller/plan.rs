@@ -6,7 +6,7 @@ use super::scale_limits;
 use super::status::{self, GroupPhase};
 use crate::config::pool::PoolConfig;
 use crate::domain::group::load::Load;
-use crate::domain::group::scale::{GroupInput, GroupWorker, PauseState, ScaleLimits, Scaler};
+use crate::domain::group::scale::{GroupInput, GroupWorker, ScaleLimits, Scaler};
 use crate::domain::group::{self, Key};
 use crate::domain::time::Instant;
 
@@ -29,25 +29,10 @@ pub struct GroupPlan {
     pub reasons: Vec<String>,
 }
 
-/// `requested` are keys for which demand is assumed.
-pub fn plan(pool: &status::PoolStatus, settings: &PoolConfig, requested: &[Key], now: Instant) -> PoolPlan {
+pub fn plan(pool: &status::PoolStatus, settings: &PoolConfig, now: Instant) -> PoolPlan {
     let limits = scale_limits(settings);
-    let mut inputs: Vec<GroupInput> =
+    let inputs: Vec<GroupInput> =
         pool.groups.iter().filter_map(|group| group_input(pool, group, limits, now)).collect();
-    for key in requested {
-        match inputs.iter_mut().find(|input| input.key == *key) {
-            Some(input) => input.phase = Some(group::GroupPhase::Active),
-            None => inputs.push(GroupInput {
-                key: key.clone(),
-                phase: Some(group::GroupPhase::Active),
-                limits,
-                load: Load::default(),
-                workers: Vec::new(),
-                not_before: Instant::ORIGIN,
-                pause: PauseState::NotPaused,
-            }),
-        }
-    }
     let mut decisions = Scaler::default().plan(&inputs, settings.max_total, now);
     decisions.sort_by(|one, other| one.key.cmp(&other.key));
     let groups = decisions.into_iter().map(|decision| {
@@ -101,6 +86,6 @@ fn group_input(
         not_before: seen
             .restart_backoff_seconds
             .map_or(Instant::ORIGIN, |left| now.plus(status::seconds_to_duration(left))),
-        pause: if seen.paused.is_some() { PauseState::Paused } else { PauseState::NotPaused },
+        is_paused: seen.paused.is_some(),
     })
 }

@@ -5,7 +5,7 @@ use tokio::time::timeout;
 
 use super::queue_names::QueueNames;
 use super::topology::message_ttl_ms;
-use super::{Controller, ControllerConfig, RecordedError};
+use super::{Controller, ControllerConfig};
 use crate::amqp::management::{BrokerPolicy, Management, escape_regex};
 use crate::config::pool::{PoolConfig, QueueType};
 use crate::limits::CONTROLLER_POLICIES_TIMEOUT;
@@ -16,17 +16,17 @@ pub(super) fn queue_policy_name(names: &QueueNames) -> String {
     format!("{}queues", names.request_queue_prefix())
 }
 
-/// Whether a policy was changed.
-pub(super) type PolicyCheck = Result<bool, String>;
+pub(super) type PolicyCheck = Result<(), String>;
 
 pub(super) async fn apply_policies(management: &Management, names: &QueueNames, pool: &PoolConfig) -> PolicyCheck {
-    let mut is_changed = false;
     for (name, policy) in
         [(queue_policy_name(names), queue_policy(names, pool)), (names.requests_exchange(), exchange_policy(names))]
     {
-        is_changed |= management.ensure_policy(&name, &policy).await.map_err(|why| why.to_string())?;
+        if management.ensure_policy(&name, &policy).await.map_err(|why| why.to_string())? {
+            tracing::info!(policy = name, "policy applied: its limits hold for existing queues, too");
+        }
     }
-    Ok(is_changed)
+    Ok(())
 }
 
 impl Controller {
@@ -43,17 +43,12 @@ impl Controller {
     }
 
     pub(super) fn on_policy_result(&mut self, result: PolicyCheck) {
-        let pool = &self.config.pool;
-        match (&result, &self.policy_result) {
-            (Err(why), before) if before.as_ref() != Some(&result) => {
-                let text = "cannot apply policies, so TTL, length and limits hold for new queues only";
-                tracing::warn!(pool, "{text}: {why}");
-                self.last_error = Some(RecordedError { at: self.clock.now(), message: format!("policies: {why}") });
-            }
-            (Ok(_), Some(Err(_))) | (Ok(true), Some(Ok(_))) => {
-                tracing::info!(pool, "policies applied: TTL, length and limits hold for all queues");
-            }
-            (Ok(_) | Err(_), _) => {}
+        if let Err(why) = &result
+            && self.policy_result.as_ref() != Some(&result)
+        {
+            let text = "cannot apply policies, so TTL, length and limits hold for new queues only";
+            tracing::warn!(pool = self.config.pool, "{text}: {why}");
+            self.record_error(format!("policies: {why}"));
         }
         self.policy_result = Some(result);
     }

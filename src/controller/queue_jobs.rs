@@ -105,28 +105,24 @@ impl<'a> QueueJobs<'a> {
     }
 
     fn finish(&mut self, FinishedJob { key, job, owner, channel, result }: FinishedJob) -> QueueJobResult {
+        let is_stuck = result.is_none();
         match job {
-            QueueJob::Step(_) => self.running_steps -= 1,
+            QueueJob::Step(_) => {
+                self.running_steps -= 1;
+                match owner {
+                    Owner::External => drop(self.external_queues.insert(key.clone())),
+                    Owner::Controller => drop(self.external_queues.remove(&key)),
+                }
+                if is_stuck {
+                    self.stuck_channels.extend(channel.clone().map(|channel| (key.clone(), channel)));
+                }
+            }
             QueueJob::Depth => {
                 self.depths.remove(&key);
                 self.start_depths();
             }
         }
-        match (&result, job) {
-            (Some(_), _) => self.idle_channels.extend(channel),
-            (None, QueueJob::Step(_)) => {
-                self.stuck_channels.extend(channel.map(|channel| (key.clone(), channel)));
-            }
-            (None, QueueJob::Depth) => {}
-        }
-        // A queue that could not be deleted keeps its owner.
-        let is_done = matches!(result, Some(Ok(StepResult::Done | StepResult::NotFound)));
-        if owner == Owner::External {
-            self.external_queues.insert(key.clone());
-        }
-        if is_done && (job == QueueJob::Step(QueueStep::Delete) || job == BIND && owner == Owner::Controller) {
-            self.external_queues.remove(&key);
-        }
+        self.idle_channels.extend(channel.filter(|_| !is_stuck));
         let result = match result {
             Some(result) => result.map_err(|error| amqp::error_text(&error)),
             None => Err("no reply from the broker in time".to_owned()),

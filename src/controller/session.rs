@@ -1,10 +1,9 @@
 //! One connection to the broker: takes the pool lock, declares the topology, and runs the active controller until the connection
 //! fails.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
 
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -15,22 +14,24 @@ use lapin::{Channel, Connection, Consumer};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use super::broker_counts::{self, CountResult};
+use super::broker_counts::{self, BrokerCounts, CountResult};
 use super::dead_letters;
 use super::external_demand::{self, DemandReport};
 use super::forwarding;
+use super::held_requests::{HeldRequests, is_group_limit_reached};
 use super::policies::{self, PolicyCheck};
 use super::queue_jobs::{QueueJob, QueueJobResult, QueueJobs};
 use super::queue_names::QueueNames;
-use super::session_state::{DepthSample, is_group_limit_reached};
 use super::status::Role;
 use super::topology::{ArgumentSource, PRECONDITION_FAILED, Topology};
-use super::{Controller, ControllerConfig, RecordedError};
+use super::{Controller, ControllerConfig};
 use crate::amqp::management::Management;
 use crate::amqp::{self, headers};
 use crate::domain::group::Key;
 use crate::domain::group::load::Load;
 use crate::domain::group::pool::{Event, StepResult};
+use crate::domain::group::scale::{GroupWorker, WorkerActivity};
+use crate::domain::time::Instant;
 use crate::limits::{
     AMQP_CALL_TIMEOUT, CONTROLLER_COUNTS_INTERVAL, CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_ORPHANS_MAX,
     CONTROLLER_PLAN_DEBOUNCE, CONTROLLER_POLICIES_INTERVAL, CONTROLLER_QUEUE_CHECK_RETRY_DELAY,
@@ -46,6 +47,22 @@ impl From<lapin::Error> for SessionError {
     fn from(error: lapin::Error) -> Self {
         Self { reason: amqp::error_text(&error) }
     }
+}
+
+/// What is known over one connection.
+#[derive(Default)]
+pub(super) struct SessionState {
+    pub(super) held: HeldRequests,
+    pub(super) depths: BTreeMap<Key, DepthSample>,
+    depth_backoff: BTreeMap<Key, Instant>,
+    pub(super) loads: BTreeMap<Key, Load>,
+    counts: BrokerCounts,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DepthSample {
+    pub(super) ready: u32,
+    at: Instant,
 }
 
 pub(super) enum SessionEvent {
@@ -103,7 +120,7 @@ async fn run_active(
 
     let (events, mut received) = mpsc::channel(CONTROLLER_SESSION_EVENTS_MAX);
     let (rejects, to_reject) = mpsc::channel(usize::from(CONTROLLER_ORPHANS_MAX));
-    let counters = Arc::clone(&controller.counters);
+    let counters = controller.counters.clone();
     let mut tasks = FuturesUnordered::<SessionTask<'_>>::new();
     tasks.push(Box::pin(topology.restore_deleted()));
     let failures = controller.workers.failures();
@@ -125,9 +142,9 @@ async fn run_active(
     }
     let mut ticks = interval(CONTROLLER_RECONCILE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut planned, mut planned_at) = (controller.pool.tracker().generation(), clock.now());
+    let (mut planned, mut planned_at) = (controller.pool.tracker().changes(), clock.now());
     loop {
-        let changed = controller.pool.tracker().generation() != planned;
+        let changed = controller.pool.tracker().changes() != planned;
         let plan_at = changed.then(|| planned_at.plus(CONTROLLER_PLAN_DEBOUNCE));
         let deadline = controller.pool.next_deadline().into_iter().chain(plan_at).min();
         tokio::select! {
@@ -147,7 +164,7 @@ async fn run_active(
                 controller.on_tick();
                 controller.pool.handle(Event::Tick, clock.now());
                 controller.plan();
-                planned = controller.pool.tracker().generation();
+                planned = controller.pool.tracker().changes();
                 controller.request_depths(&mut jobs);
             }
             () = async { match deadline {
@@ -159,8 +176,8 @@ async fn run_active(
                 // One plan for all deliveries at hand.
                 while let Some(orphan) = next {
                     let delivery = orphan.ok_or_else(|| stream_ended("orphans"))??;
-                    controller.counters.orphans.increment();
-                    controller.session.hold_orphan(names, &mut controller.pool, delivery, clock.now());
+                    controller.counters.lock().orphans_held += 1;
+                    controller.session.held.add(names, &mut controller.pool, delivery, clock.now());
                     next = orphans.next().now_or_never();
                 }
             }
@@ -181,19 +198,19 @@ async fn run_active(
         {
             jobs.start_step(effect.key, effect.step);
         }
-        for (key, request) in controller.session.next_forwards(&controller.pool, clock.now()) {
+        for (key, request) in controller.session.held.next_forwards(&controller.pool, clock.now()) {
             forwarding.push(forwarding::forward(&forwards, names, key, request));
         }
-        for reject in controller.session.rejects.drain(..) {
+        for reject in controller.session.held.rejects.drain(..) {
             // The channel has room for the prefetch.
             rejects.try_send(reject).ok();
         }
         controller.workers.store_known_keys(controller.pool.keys());
         // A plan visits every group, so changes are debounced.
-        let generation = controller.pool.tracker().generation();
-        if generation != planned && clock.now() >= planned_at.plus(CONTROLLER_PLAN_DEBOUNCE) {
+        let changes = controller.pool.tracker().changes();
+        if changes != planned && clock.now() >= planned_at.plus(CONTROLLER_PLAN_DEBOUNCE) {
             controller.plan();
-            (planned, planned_at) = (generation, clock.now());
+            (planned, planned_at) = (changes, clock.now());
         }
     }
 }
@@ -222,21 +239,16 @@ impl Controller {
     fn on_queue_job(&mut self, finished: QueueJobResult) {
         let (QueueJobResult { key, job, result }, now) = (finished, self.clock.now());
         let result = result.unwrap_or_else(|why| {
-            self.last_error = Some(RecordedError { at: now, message: format!("queue operation for key {key}: {why}") });
+            self.counters.lock().values.queue_operation_failures += u64::from(job != QueueJob::Depth);
+            self.record_error(format!("queue operation for key {key}: {why}"));
             StepResult::Failed
         });
         match (job, result) {
             (QueueJob::Step(step), result) => {
                 // First, so that a group with held requests is not released in the moment its queue is bound.
-                if self.session.has_held(&key) {
+                if self.session.held.contains(&key) {
                     self.pool.handle(Event::demand(key.clone()), now);
                 }
-                let count = if result == StepResult::Failed {
-                    &self.counters.queue_operation_failures
-                } else {
-                    &self.counters.queue_operations
-                };
-                count.increment();
                 self.pool.handle(Event::StepFinished { key, step, result }, now);
             }
             (QueueJob::Depth, StepResult::Contents { ready, .. }) => {
@@ -260,7 +272,7 @@ impl Controller {
         let table = report.properties.headers().as_ref();
         let text = |name| table.and_then(|table| headers::text(table, name));
         let now = self.clock.now();
-        self.counters.activity_reports.increment();
+        self.counters.lock().values.activity_reports += 1;
         if let (Some(id), Some(event)) = (text("x-worker-id"), text("x-event")) {
             self.workers.on_report(id, event, now);
         }
@@ -284,7 +296,7 @@ impl Controller {
         for key in self.overrides.keys_with_minimum() {
             self.pool.handle(Event::demand(key.clone()), now);
         }
-        let waiting: Vec<Key> = self.session.held_keys().cloned().collect();
+        let waiting: Vec<Key> = self.session.held.keys().cloned().collect();
         for key in waiting {
             self.pool.handle(Event::demand(key), now);
         }
@@ -295,18 +307,18 @@ impl Controller {
         for (key, count) in self.workers.counts(&known) {
             self.pool.handle(Event::Workers { key, count }, now);
         }
-        let room_is_left = self.counters.orphans.get() < CONTROLLER_ORPHANS_MAX.into();
-        self.session.expire_orphans(&self.pool, room_is_left, now);
+        let has_room = self.counters.lock().orphans_held < CONTROLLER_ORPHANS_MAX.into();
+        self.session.held.expire(&self.pool, has_room, now);
     }
 
     fn request_depths(&self, jobs: &mut QueueJobs<'_>) {
         let now = self.clock.now();
-        let attended = self.workers.keys_with_idle_workers(now);
+        let workers = self.workers.by_key(now);
+        let has_idle = |key: &Key| workers.get(key).is_some_and(|all| count(all, WorkerActivity::Idle) > 0);
         let is_due = |key: &Key| {
             let Some(last) = self.session.depths.get(key) else { return true };
             let held = self.session.loads.get(key).map_or(0, Load::in_progress);
-            let is_attended = attended.as_ref().is_none_or(|keys| keys.contains(key));
-            let is_quiet = held == 0 && last.ready == 0 && is_attended;
+            let is_quiet = held == 0 && last.ready == 0 && (!self.workers.starts_workers() || has_idle(key));
             !is_quiet || now.since(last.at) >= CONTROLLER_QUIET_QUEUE_INTERVAL
         };
         for (key, _) in self.pool.tracker().groups() {
@@ -318,10 +330,10 @@ impl Controller {
 
     pub(super) fn plan(&mut self) {
         let (now, concurrency) = (self.clock.now(), self.config.settings.concurrency.get());
-        let busy = self.workers.busy_by_key(now);
+        let workers = self.workers.by_key(now);
         let load = |key: &Key| match self.session.depths.get(key) {
             Some(DepthSample { ready, .. }) => {
-                let busy = busy.get(key).copied().unwrap_or_default();
+                let busy = workers.get(key).map_or(0, |all| count(all, WorkerActivity::Busy));
                 Load::new(*ready, self.session.counts.fresh(key, now), busy, concurrency)
             }
             None => Load::unknown(),
@@ -332,7 +344,7 @@ impl Controller {
             let own = loads.get(key).copied().unwrap_or_default();
             loads.insert(key.clone(), self.add_demand(key, own));
         }
-        self.workers.plan(self.pool.tracker(), &loads, &self.overrides, now);
+        self.workers.plan(&self.config, self.pool.tracker(), &loads, &self.overrides, now);
     }
 
     fn on_broker_counts(&mut self, result: CountResult) {
@@ -345,6 +357,10 @@ impl Controller {
         }
         self.session.counts.update(result, now);
     }
+}
+
+fn count(workers: &[GroupWorker], activity: WorkerActivity) -> u32 {
+    u32::try_from(workers.iter().filter(|worker| worker.activity == activity).count()).unwrap_or(u32::MAX)
 }
 
 async fn declare_topology(topology: Topology<'_>) -> Result<SessionChannels, SessionError> {

@@ -8,7 +8,6 @@ use super::status::{
     BrokerStatus, DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, ScaleStatus,
     WorkerStatus,
 };
-use super::workers::GroupSnapshot;
 use super::{Controller, RecordedError};
 use crate::domain::group::overrides::Pause;
 use crate::domain::group::scale::GroupWorker;
@@ -19,9 +18,10 @@ impl Controller {
     pub(super) fn snapshot(&self, now: Instant) -> PoolStatus {
         let mut keys: BTreeSet<&Key> = self.pool.keys().collect();
         keys.extend(self.workers.keys());
-        let mut seen = self.workers.snapshot(now);
-        let groups: Vec<GroupStatus> =
-            keys.into_iter().map(|key| self.group_status(key, seen.remove(key).unwrap_or_default(), now)).collect();
+        let mut by_key = self.workers.by_key(now);
+        let groups = keys.into_iter().map(|key| self.group_status(key, by_key.remove(key).unwrap_or_default(), now));
+        let groups: Vec<GroupStatus> = groups.collect();
+        let counters = self.counters.lock();
         let workers = groups.iter().flat_map(|group| &group.worker_list).map(|worker| worker.state).collect();
         let lost = (self.role == Role::Disconnected).then(|| self.disconnect_reason.clone()).flatten();
         PoolStatus {
@@ -34,26 +34,25 @@ impl Controller {
                 error: lost,
                 consecutive_failures: self.backoff.tries(),
             },
-            generation: self.pool.tracker().generation().0,
-            observed_generation: self.pool.settled_generation().0,
-            max_total: self.workers.max_total(),
+            max_total: self.config.settings.max_total,
             paused: self.overrides.pool_pause().map(|pause| pause_status(pause, now)),
             starts_workers: self.workers.starts_workers(),
             workers,
             groups,
             external_demands: self.demands.iter().map(|(name, known)| demand_status(name, known)).collect(),
-            orphans_held: self.counters.orphans.get(),
-            counters: self.counters.values(),
+            orphans_held: counters.orphans_held,
+            counters: counters.values,
             last_error: self.last_error.as_ref().map(|ended| error_status(ended, now)),
         }
     }
 
-    fn group_status(&self, key: &Key, seen: GroupSnapshot<'_>, now: Instant) -> GroupStatus {
+    fn group_status(&self, key: &Key, workers: Vec<GroupWorker>, now: Instant) -> GroupStatus {
         let standing = self.pool.progress(key);
         let until = |at: Instant| seconds(at.since(now));
-        let workers: Vec<WorkerStatus> = seen.workers.into_iter().map(|worker| worker_status(worker, now)).collect();
+        let workers: Vec<WorkerStatus> = workers.into_iter().map(|worker| worker_status(worker, now)).collect();
         let wait = standing.and_then(|standing| standing.wait);
-        let (restarts, ours) = (seen.restarts, self.workers.starts_workers());
+        let (restarts, ours) = (self.workers.restarts.get(key), self.workers.starts_workers());
+        let decision = self.workers.decisions.get(key);
         GroupStatus {
             key: key.as_str().to_owned(),
             phase: match standing.and_then(|standing| standing.phase) {
@@ -62,8 +61,7 @@ impl Controller {
                 None => GroupPhase::Deleting,
             },
             next_phase_seconds: standing.and_then(|standing| standing.until).map(until),
-            generation: standing.map_or(0, |standing| standing.generation.0),
-            is_settled: standing.is_none_or(|standing| standing.settled),
+            is_settled: standing.is_none_or(|standing| standing.is_settled),
             ready: self.session.depths.get(key).map(|depth| depth.ready),
             unacknowledged: self
                 .session
@@ -72,12 +70,8 @@ impl Controller {
                 .and_then(|load| load.unacknowledged.or_else(|| load.in_flight.filter(|_| ours))),
             workers: workers.iter().map(|worker| worker.state).collect(),
             worker_list: workers,
-            wanted: seen.decision.map(|decision| decision.desired),
-            reasons: seen
-                .decision
-                .iter()
-                .flat_map(|decision| decision.reasons.iter().map(ToString::to_string))
-                .collect(),
+            wanted: decision.map(|decision| decision.desired),
+            reasons: decision.iter().flat_map(|decision| &decision.reasons).map(ToString::to_string).collect(),
             waiting_for: wait.map(|wait| wait.to_string()),
             waiting_seconds: wait.and_then(|wait| wait.until()).map(until),
             restart_backoff_seconds: restarts.map(|row| row.not_before()).filter(|at| *at > now).map(until),
@@ -90,7 +84,7 @@ impl Controller {
             }),
             consecutive_failures: restarts.map_or(0, |row| row.consecutive_failures()),
             failing: restarts.is_some_and(|row| row.is_failing()),
-            last_exit: seen.last_exit.map(|failure| error_status(&failure, now)),
+            last_exit: self.workers.failures.borrow().get(key).map(|failure| error_status(&failure.error, now)),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Status of a controller, as JSON. Times are seconds. No request body and no credential appears in it.
+//! Status of a pool, as JSON. Times are seconds; the keys are stable. No request body and no credential appears in it.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,15 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::named_enum::named_enum;
 
-pub use super::counters::CounterValues;
 pub use crate::domain::group::scale::WorkerActivity;
-
-/// Status of a controller. The keys of its JSON are stable.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ControllerStatus {
-    pub uptime_seconds: f64,
-    pub pools: Vec<PoolStatus>,
-}
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PoolStatus {
@@ -23,10 +15,6 @@ pub struct PoolStatus {
     pub role: Role,
     pub seconds_in_role: f64,
     pub broker: BrokerStatus,
-    /// Number of the last change of the desired state.
-    pub generation: u64,
-    /// All changes up to this one are applied.
-    pub observed_generation: u64,
     /// Limit for all groups together; absent if unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_total: Option<u32>,
@@ -45,6 +33,22 @@ pub struct PoolStatus {
     pub last_error: Option<ErrorStatus>,
 }
 
+/// Counters since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CounterValues {
+    pub orphans_forwarded: u64,
+    /// Requests that the controller answered with an error.
+    pub dead_letters: u64,
+    /// Those of them that were moved to the poison queue.
+    pub poison_requests: u64,
+    pub queue_operation_failures: u64,
+    pub activity_reports: u64,
+    pub workers_started: u64,
+    /// Exits without a stop request, and failed starts.
+    pub workers_failed: u64,
+    pub broker_disconnects: u64,
+}
+
 named_enum! {
     pub enum Role {
         Disconnected = "disconnected",
@@ -53,6 +57,25 @@ named_enum! {
         /// Holds the lock and declares the topology.
         Starting = "starting",
         Active = "active",
+    }
+}
+
+impl PoolStatus {
+    /// Why it starts and stops no workers; `None` while it is active.
+    pub fn inactive_reason(&self) -> Option<String> {
+        let reason = self.role.inactive_reason()?;
+        Some(match &self.broker.error {
+            Some(error) => format!("{reason}, tried {} times: {error}", self.broker.consecutive_failures),
+            None => reason.to_owned(),
+        })
+    }
+
+    pub fn failing_groups(&self) -> usize {
+        self.groups.iter().filter(|group| group.failing).count()
+    }
+
+    pub fn settled_groups(&self) -> usize {
+        self.groups.iter().filter(|group| group.is_settled).count()
     }
 }
 
@@ -138,9 +161,7 @@ pub struct GroupStatus {
     /// Time to the next phase if no demand comes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_phase_seconds: Option<f64>,
-    /// Number of the change that led to the phase.
-    pub generation: u64,
-    /// Whether that change is applied.
+    /// Whether the queue is as the phase requires.
     pub is_settled: bool,
     /// Requests ready in the queue; absent until it is inspected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -177,6 +198,17 @@ pub struct GroupStatus {
     /// Last exit that was not requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_exit: Option<ErrorStatus>,
+}
+
+impl GroupStatus {
+    /// The phase that follows without demand.
+    pub const fn next_phase(&self) -> &'static str {
+        match self.phase {
+            GroupPhase::Active => "unbound",
+            GroupPhase::Unbound => "deleting",
+            GroupPhase::Deleting => "deleted",
+        }
+    }
 }
 
 /// Last counts of a Taskcluster queue.

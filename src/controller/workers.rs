@@ -2,26 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::Arc;
 
 use secrecy::ExposeSecret as _;
 use tokio::sync::watch;
 
-use super::counters::PoolCounters;
 use super::dead_letters::WorkerFailures;
 use super::driver::{DriverError, DriverEvent, DriverHandle, KnownWorker, WorkerChange, WorkerExit, WorkerSpec};
 use super::poison_message::ExitedWorker;
-use super::queue_names::QueueNames;
-use super::{ControllerConfig, RecordedError, scale_limits};
-use crate::config::pool::PoolConfig;
+use super::{ControllerConfig, RecordedError, SharedCounters, scale_limits};
+use crate::domain::group::Key;
 use crate::domain::group::load::Load;
 use crate::domain::group::overrides::Overrides;
 use crate::domain::group::restart_backoff::{RestartBackoff, WorkerEnd};
-use crate::domain::group::scale::{
-    GroupInput, GroupWorker, PauseState, ScaleDecision, ScaleLimits, Scaler, WorkerActivity,
-};
+use crate::domain::group::scale::{GroupInput, GroupWorker, ScaleDecision, Scaler};
 use crate::domain::group::tracker::Tracker;
-use crate::domain::group::{GroupPhase, Key};
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::CONTROLLER_WORKER_STABLE_AFTER;
@@ -31,17 +25,14 @@ pub(super) struct WorkerSet {
     driver: Option<DriverHandle>,
     is_listed: bool,
     list_error: Option<String>,
-    restarts: BTreeMap<Key, RestartBackoff>,
-    scale: Scaler,
-    limits: ScaleLimits,
-    max_total: Option<u32>,
-    names: QueueNames,
+    pub(super) restarts: BTreeMap<Key, RestartBackoff>,
+    scaler: Scaler,
     variables: BTreeMap<String, String>,
     /// As stored.
     known_keys: BTreeSet<Key>,
-    decisions: BTreeMap<Key, ScaleDecision>,
-    failures: watch::Sender<BTreeMap<Key, WorkerFailure>>,
-    counters: Arc<PoolCounters>,
+    pub(super) decisions: BTreeMap<Key, ScaleDecision>,
+    pub(super) failures: watch::Sender<BTreeMap<Key, WorkerFailure>>,
+    counters: SharedCounters,
 }
 
 /// The last failure of a group.
@@ -50,16 +41,8 @@ pub(super) struct WorkerFailure {
     pub(super) worker: Option<ExitedWorker>,
 }
 
-#[derive(Default)]
-pub(super) struct GroupSnapshot<'a> {
-    pub(super) workers: Vec<GroupWorker>,
-    pub(super) decision: Option<&'a ScaleDecision>,
-    pub(super) restarts: Option<&'a RestartBackoff>,
-    pub(super) last_exit: Option<RecordedError>,
-}
-
 impl WorkerSet {
-    pub(super) fn open(settings: &ControllerConfig, tally: Arc<PoolCounters>, clock: Clock) -> io::Result<Self> {
+    pub(super) fn open(settings: &ControllerConfig, counters: SharedCounters, clock: Clock) -> io::Result<Self> {
         let driver = DriverHandle::open(&settings.pool, &settings.settings, clock)?;
         let env = settings.settings.env.iter();
         let mut variables: BTreeMap<_, _> = env.map(|(name, value)| (name.clone(), value.0.clone())).collect();
@@ -75,14 +58,11 @@ impl WorkerSet {
             known_keys: BTreeSet::new(),
             driver,
             restarts: BTreeMap::new(),
-            scale: Scaler::default(),
-            limits: scale_limits(&settings.settings),
-            max_total: settings.settings.max_total,
-            names: settings.names.clone(),
+            scaler: Scaler::default(),
             variables,
             decisions: BTreeMap::new(),
             failures: watch::Sender::default(),
-            counters: tally,
+            counters,
         })
     }
 
@@ -149,16 +129,8 @@ impl WorkerSet {
         self.known_keys = keys;
     }
 
-    pub(super) fn reconfigure(&mut self, settings: &PoolConfig) {
-        (self.limits, self.max_total) = (scale_limits(settings), settings.max_total);
-    }
-
     pub(super) const fn starts_workers(&self) -> bool {
         self.driver.is_some()
-    }
-
-    pub(super) const fn max_total(&self) -> Option<u32> {
-        self.max_total
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
@@ -173,29 +145,24 @@ impl WorkerSet {
         self.driver.iter_mut().flat_map(|driver| driver.reconciler.workers_mut())
     }
 
-    pub(super) fn snapshot(&self, now: Instant) -> BTreeMap<&Key, GroupSnapshot<'_>> {
-        let mut seen: BTreeMap<&Key, GroupSnapshot<'_>> = BTreeMap::new();
-        for (key, decision) in &self.decisions {
-            seen.entry(key).or_default().decision = Some(decision);
-        }
+    pub(super) fn by_key(&self, now: Instant) -> BTreeMap<Key, Vec<GroupWorker>> {
+        let mut by_key = BTreeMap::<Key, Vec<GroupWorker>>::new();
         for (id, worker) in self.workers() {
-            seen.entry(&worker.key).or_default().workers.push(group_worker(id, worker, now));
+            let worker_of_group =
+                GroupWorker { id: id.as_str().into(), activity: worker.activity(now), started_at: worker.started_at };
+            by_key.entry(worker.key.clone()).or_default().push(worker_of_group);
         }
-        for (key, group) in &mut seen {
-            group.restarts = self.restarts.get(*key);
-            group.last_exit = self.failures.borrow().get(*key).map(|failure| failure.error.clone());
-        }
-        seen
+        by_key
     }
 
     pub(super) fn drain(&mut self, id: &str) -> bool {
         self.driver.as_mut().is_some_and(|driver| driver.stop(id))
     }
 
-    pub(super) fn on_claimed_count(&mut self, key: &Key, count: u32, now: Instant) {
+    /// A worker that holds a task may not report its activity.
+    pub(super) fn on_claimed_count(&mut self, key: &Key, least: u32, now: Instant) {
         let is_ready = |worker: &KnownWorker| worker.key == *key && !worker.is_stopping() && worker.ready_at.is_some();
         let ready = self.workers().filter(|(_, worker)| is_ready(worker)).count();
-        let least = count.div_ceil(self.limits.concurrency.max(1));
         let silent = usize::try_from(least).unwrap_or(usize::MAX).saturating_sub(ready);
         let workers = self.workers_mut().map(|(_, worker)| worker);
         for worker in workers.filter(|worker| worker.key == *key && worker.ready_at.is_none()).take(silent) {
@@ -225,7 +192,7 @@ impl WorkerSet {
         match news {
             DriverEvent::Started(id) => {
                 if let Some(key) = self.key_of(&id) {
-                    self.counters.workers_started.increment();
+                    self.counters.lock().values.workers_started += 1;
                     let (wanted, why) = self.decisions.get(&key).map_or_else(Default::default, describe);
                     tracing::info!(worker = id, %key, "worker started, {wanted} wanted: {why}");
                 }
@@ -233,11 +200,16 @@ impl WorkerSet {
             DriverEvent::StartFailed { id, error: DriverError(why) } => {
                 if let Some(key) = self.key_of(&id) {
                     tracing::error!(%key, "failed to start a worker: {why}");
-                    self.record_failure(&key, WorkerEnd::NeverReady, format!("failed to start: {why}"), None, now);
+                    self.record_failure(
+                        &key,
+                        Some(WorkerEnd::NeverReady),
+                        format!("failed to start: {why}"),
+                        None,
+                        now,
+                    );
                 }
             }
             DriverEvent::Listed(Ok(changes)) => {
-                self.is_listed = true;
                 if self.list_error.take().is_some() {
                     tracing::info!(pool = self.pool, "workers can be listed again");
                 }
@@ -260,26 +232,19 @@ impl WorkerSet {
 
     /// The keys of the workers that were found.
     fn on_changes(&mut self, changes: Vec<WorkerChange>, now: Instant) -> Vec<Key> {
-        let (mut keys, mut adopted, mut resolved) = (Vec::new(), 0_usize, 0);
+        let mut keys = Vec::new();
         for change in changes {
             match change {
-                WorkerChange::Pending { key, .. } => keys.push(key),
-                WorkerChange::PendingResolved { .. } => resolved += 1,
-                WorkerChange::Discovered { key, .. } => {
-                    keys.push(key);
-                    adopted += 1;
-                }
-                WorkerChange::Stopping { .. } => {}
+                WorkerChange::Pending { key, .. } | WorkerChange::Discovered { key, .. } => keys.push(key),
+                WorkerChange::PendingResolved { .. } => {}
                 WorkerChange::Exited { id, key, exit, requested: true, .. } => {
                     tracing::info!(worker = id, %key, "worker stopped: {}", exit.reason);
                 }
                 WorkerChange::Exited { id, key, exit, end, .. } => self.on_exit(&id, &key, exit, end, now),
             }
         }
-        // Resolved pending workers appear under their platform names.
-        let adopted = adopted.saturating_sub(resolved);
-        if adopted > 0 {
-            tracing::info!(pool = self.pool, workers = adopted, "adopted running workers");
+        if !std::mem::replace(&mut self.is_listed, true) && !keys.is_empty() {
+            tracing::info!(pool = self.pool, workers = keys.len(), "adopted running workers");
         }
         keys
     }
@@ -288,61 +253,45 @@ impl WorkerSet {
         let WorkerExit { reason, log, log_tail } = exit;
         let message = log.map_or_else(|| reason.clone(), |log| format!("{reason}; log: {log}"));
         let exited = Some(ExitedWorker::new(id, &reason, &log_tail));
-        if let Some(end) = end {
-            let consecutive_failures = self.record_failure(key, end, message, exited, now);
-            tracing::warn!(worker = id, %key, consecutive_failures, "worker exited: {reason}");
-        } else {
-            // Its lifetime is unknown.
-            self.counters.workers_failed.increment();
-            self.set_last_failure(key, message, exited, now);
-            tracing::warn!(worker = id, %key, "worker of a previous controller exited: {reason}");
-        }
+        let consecutive_failures = self.record_failure(key, end, message, exited, now);
+        tracing::warn!(worker = id, %key, consecutive_failures, "worker exited: {reason}");
     }
 
     fn record_failure(
         &mut self,
         key: &Key,
-        end: WorkerEnd,
-        what: String,
+        end: Option<WorkerEnd>,
+        message: String,
         worker: Option<ExitedWorker>,
         now: Instant,
     ) -> u32 {
-        self.counters.workers_failed.increment();
-        let restarts = restarts_of(&mut self.restarts, key);
-        let failing = restarts.is_failing();
-        restarts.on_worker_ended(end, now);
-        if restarts.is_failing() && !failing {
+        self.counters.lock().values.workers_failed += 1;
+        let seed = || uuid::Uuid::new_v4().as_u64_pair().0;
+        let restarts = self.restarts.entry(key.clone());
+        let restarts = restarts.or_insert_with(|| RestartBackoff::new(CONTROLLER_WORKER_STABLE_AFTER, seed()));
+        let was_failing = restarts.is_failing();
+        // How long a worker of a previous controller ran is unknown.
+        if let Some(end) = end {
+            restarts.on_worker_ended(end, now);
+        }
+        if restarts.is_failing() && !was_failing {
             let text = "[alert operator] workers of this key keep failing; last failure";
-            tracing::error!(alert = "workers-crash-looping", %key, "{text}: {what}");
+            tracing::error!(alert = "workers-crash-looping", %key, "{text}: {message}");
         }
         let consecutive_failures = restarts.consecutive_failures();
-        self.set_last_failure(key, what, worker, now);
+        let failure = WorkerFailure { error: RecordedError { at: now, message }, worker };
+        self.failures.send_modify(|failures| drop(failures.insert(key.clone(), failure)));
         consecutive_failures
     }
 
-    fn set_last_failure(&self, key: &Key, message: String, worker: Option<ExitedWorker>, now: Instant) {
-        let failure = WorkerFailure { error: RecordedError { at: now, message }, worker };
-        self.failures.send_modify(|failures| drop(failures.insert(key.clone(), failure)));
-    }
-
-    pub(super) fn keys_with_idle_workers(&self, now: Instant) -> Option<BTreeSet<&Key>> {
-        self.driver.as_ref()?;
-        Some(self.keys_by_activity(WorkerActivity::Idle, now).collect())
-    }
-
-    pub(super) fn busy_by_key(&self, now: Instant) -> BTreeMap<Key, u32> {
-        let mut busy = BTreeMap::new();
-        for key in self.keys_by_activity(WorkerActivity::Busy, now) {
-            *busy.entry(key.clone()).or_default() += 1;
-        }
-        busy
-    }
-
-    fn keys_by_activity(&self, activity: WorkerActivity, now: Instant) -> impl Iterator<Item = &Key> {
-        self.workers().filter(move |(_, worker)| worker.activity(now) == activity).map(|(_, worker)| &worker.key)
-    }
-
-    pub(super) fn plan(&mut self, tracker: &Tracker, loads: &BTreeMap<Key, Load>, orders: &Overrides, now: Instant) {
+    pub(super) fn plan(
+        &mut self,
+        config: &ControllerConfig,
+        tracker: &Tracker,
+        loads: &BTreeMap<Key, Load>,
+        overrides: &Overrides,
+        now: Instant,
+    ) {
         if !self.is_listed {
             return;
         }
@@ -350,33 +299,27 @@ impl WorkerSet {
         keys.extend(self.keys().cloned());
         self.restarts.retain(|key, restarts| keys.contains(key) || restarts.consecutive_failures() > 0);
         self.failures.send_modify(|failures| failures.retain(|key, _| keys.contains(key)));
-        let mut workers: BTreeMap<Key, Vec<GroupWorker>> = BTreeMap::new();
-        for (id, worker) in self.workers() {
-            workers.entry(worker.key.clone()).or_default().push(group_worker(id, worker, now));
-        }
+        let (mut workers, limits) = (self.by_key(now), scale_limits(&config.settings));
         let groups: Vec<GroupInput> = keys
             .into_iter()
-            .map(|key| {
-                let phase: Option<GroupPhase> = tracker.desired(&key).map(|wanted| wanted.phase);
-                GroupInput {
-                    phase,
-                    limits: orders.scale_of(&key).map_or(self.limits, |numbers| numbers.apply_to(self.limits)),
-                    pause: if orders.pause_of(&key).is_some() { PauseState::Paused } else { PauseState::NotPaused },
-                    load: loads.get(&key).copied().unwrap_or_default(),
-                    workers: workers.remove(&key).unwrap_or_default(),
-                    not_before: self.restarts.get(&key).map_or(Instant::ORIGIN, RestartBackoff::not_before),
-                    key,
-                }
+            .map(|key| GroupInput {
+                phase: tracker.desired(&key).map(|wanted| wanted.phase),
+                limits: overrides.scale_of(&key).map_or(limits, |scale| scale.apply_to(limits)),
+                is_paused: overrides.pause_of(&key).is_some(),
+                load: loads.get(&key).copied().unwrap_or_default(),
+                workers: workers.remove(&key).unwrap_or_default(),
+                not_before: self.restarts.get(&key).map_or(Instant::ORIGIN, RestartBackoff::not_before),
+                key,
             })
             .collect();
-        let decisions = self.scale.plan(&groups, self.max_total, now);
+        let decisions = self.scaler.plan(&groups, config.settings.max_total, now);
         for decision in &decisions {
-            self.apply_decision(decision);
+            self.apply_decision(config, decision);
         }
         self.decisions = decisions.into_iter().map(|decision| (decision.key.clone(), decision)).collect();
     }
 
-    fn apply_decision(&mut self, decision: &ScaleDecision) {
+    fn apply_decision(&mut self, config: &ControllerConfig, decision: &ScaleDecision) {
         let (wanted, why) = describe(decision);
         let Some(driver) = &mut self.driver else {
             if self.decisions.get(&decision.key).map_or(0, |last| last.desired) != wanted {
@@ -390,13 +333,13 @@ impl WorkerSet {
             }
         }
         let key = &decision.key;
-        let Some(queue) = self.names.request_queue(key) else { return };
+        let Some(queue) = config.names.request_queue(key) else { return };
         for _ in 0..decision.start {
             let id = uuid::Uuid::new_v4().to_string();
             let mut variables = self.variables.clone();
             variables.extend([
                 ("WORKER_ID".to_owned(), id.clone()),
-                ("WORKER_KEY".to_owned(), self.names.encoded_key(key)),
+                ("WORKER_KEY".to_owned(), config.names.encoded_key(key)),
                 ("WORKER_REQUESTS_QUEUE".to_owned(), queue.clone()),
             ]);
             driver.start(WorkerSpec { id, key: key.clone(), variables });
@@ -406,13 +349,4 @@ impl WorkerSet {
 
 fn describe(decision: &ScaleDecision) -> (u32, String) {
     (decision.desired, decision.reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
-}
-
-fn group_worker(id: &str, worker: &KnownWorker, now: Instant) -> GroupWorker {
-    GroupWorker { id: id.into(), activity: worker.activity(now), started_at: worker.started_at }
-}
-
-fn restarts_of<'a>(restarts: &'a mut BTreeMap<Key, RestartBackoff>, key: &Key) -> &'a mut RestartBackoff {
-    let seed = || uuid::Uuid::new_v4().as_u64_pair().0;
-    restarts.entry(key.clone()).or_insert_with(|| RestartBackoff::new(CONTROLLER_WORKER_STABLE_AFTER, seed()))
 }

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use journeyman::control::controller_api::ControllerStatusReply;
 use journeyman::controller::status::{
-    BrokerStatus, ControllerStatus, CounterValues, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role,
-    WorkerActivity, WorkerCounts, WorkerStatus,
+    BrokerStatus, CounterValues, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, WorkerActivity, WorkerCounts,
+    WorkerStatus,
 };
 use journeyman::http::{Exposure, HttpListener};
 use journeyman::observe::controller_http::commands::BearerToken;
@@ -19,11 +19,7 @@ use crate::browser::{Scripts, chromium, dom};
 use crate::views::HOSTILE;
 
 fn status(pools: Vec<PoolStatus>) -> ControllerStatusReply {
-    ControllerStatusReply {
-        version: "0.3.0".into(),
-        pid: 4121,
-        snapshot: ControllerStatus { uptime_seconds: 11_520.5, pools },
-    }
+    ControllerStatusReply { version: "0.3.0".into(), pid: 4121, uptime_seconds: 11_520.5, pools }
 }
 
 fn pool(name: &str, role: Role) -> PoolStatus {
@@ -37,8 +33,6 @@ fn pool(name: &str, role: Role) -> PoolStatus {
             error: None,
             consecutive_failures: 0,
         },
-        generation: 9,
-        observed_generation: 9,
         max_total: None,
         paused: None,
         starts_workers: true,
@@ -62,8 +56,7 @@ fn group(key: &str, phase: GroupPhase, workers: &[WorkerActivity]) -> GroupStatu
         key: key.to_owned(),
         phase,
         next_phase_seconds: (phase != GroupPhase::Deleting).then_some(571.0),
-        generation: 1,
-        is_settled: true,
+        is_settled: phase != GroupPhase::Deleting,
         ready: Some(0),
         unacknowledged: None,
         workers: WorkerCounts {
@@ -103,7 +96,7 @@ pub(crate) fn busy() -> ControllerStatusReply {
     going.waiting_for = Some("the queue is deleted after its last worker exits".to_owned());
     core.groups = vec![unbound, going, warm];
     core.workers = WorkerCounts { starting: 1, idle: 1, busy: 2, stopping: 1 };
-    (core.max_total, core.generation, core.orphans_held) = (Some(10), 12, 2);
+    (core.max_total, core.orphans_held) = (Some(10), 2);
     core.counters = CounterValues {
         orphans_forwarded: 170,
         dead_letters: 3,
@@ -111,7 +104,7 @@ pub(crate) fn busy() -> ControllerStatusReply {
         activity_reports: 4_031,
         ..CounterValues::default()
     };
-    (core.counters.queue_operations, core.counters.workers_started, core.counters.workers_failed) = (20, 11, 1);
+    (core.counters.workers_started, core.counters.workers_failed) = (11, 1);
     let mut elsewhere = pool("elsewhere", Role::Active);
     elsewhere.starts_workers = false;
     let mut plain = group("a", GroupPhase::Active, &[]);
@@ -143,7 +136,6 @@ pub(crate) fn failing() -> ControllerStatusReply {
         queue_operation_failures: 2,
         ..CounterValues::default()
     };
-    core.observed_generation = 8;
     core.last_error =
         Some(ErrorStatus { message: "queue operation for key 42: timed out after 30s".to_owned(), seconds_ago: 75.0 });
     status(vec![core])
@@ -207,7 +199,7 @@ async fn the_page_of_a_controller_explains_groups_and_pools() {
         "170 forwarded",
         "the queue is deleted after its last worker exits",
         "not started by this controller",
-        "9 of 12 applied",
+        "2 of 3 settled",
     ] {
         assert!(page.body.contains(part), "{part}: {}", page.body);
     }
@@ -216,7 +208,7 @@ async fn the_page_of_a_controller_explains_groups_and_pools() {
 
     server.show(failing());
     let page = get(server.address, "/?refresh=no").await.body;
-    for part in ["<title>1 failing · core</title>", "6 workers in a row failed", "next start in ", "exit status: 1"] {
+    for part in ["<title>1 failing · core</title>", "workers failed in a row: 6", "next start in ", "exit status: 1"] {
         assert!(page.contains(part), "{part}: {page}");
     }
     assert!(page.contains("the empty key") && !page.contains("<script"), "{page}");
@@ -236,10 +228,10 @@ async fn the_page_of_a_controller_explains_groups_and_pools() {
 async fn a_page_of_many_groups_shows_failing_ones_first_and_counts_the_rest() {
     let mut many = failing();
     let of = |number: u32| group(&format!("quiet-{number}"), GroupPhase::Active, &[WorkerActivity::Idle]);
-    many.snapshot.pools[0].groups.splice(0..0, (0..1_000).map(of));
+    many.pools[0].groups.splice(0..0, (0..1_000).map(of));
     let server = Server::start(many).await;
     let page = get(server.address, "/").await.body;
-    assert!(page.contains("6 workers in a row failed") && page.contains("and 803 more"), "{}", page.len());
+    assert!(page.contains("workers failed in a row: 6") && page.contains("and 803 more"), "{}", page.len());
     assert!(page.len() < 400_000, "{}", page.len());
 }
 
@@ -253,7 +245,7 @@ async fn the_page_of_a_controller_refreshes_and_escapes_keys() {
     assert!(page.contains("<title>1 failing"), "nothing else does: {page}");
     assert!(page.contains("&lt;script&gt;document.title"), "{page}");
     let page = dom(&chromium, Scripts::Off, &address, 1_000).await;
-    for part in ["id=\"state\">as of ", "6 workers in a row failed", "content=\"10\""] {
+    for part in ["id=\"state\">as of ", "workers failed in a row: 6", "content=\"10\""] {
         assert!(page.contains(part), "it is whole without scripts: {part}: {page}");
     }
 }

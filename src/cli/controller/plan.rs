@@ -14,7 +14,6 @@ use crate::config::Environment;
 use crate::control::client::ControlClient;
 use crate::controller::plan::{self, GroupPlan, PoolPlan};
 use crate::controller::status::Role;
-use crate::domain::group::{KEY_BYTES_MAX, Key};
 use crate::host::clock::Clock;
 
 /// `journeyman controller plan`
@@ -23,33 +22,19 @@ pub(super) struct PlanArgs {
     /// Configuration file of the controller
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
-    /// Only this pool
-    #[arg(long, value_name = "POOL")]
-    pool: Option<String>,
-    /// Assume a request under this key
-    #[arg(long = "key", value_name = "KEY", value_parser = parse_key)]
-    keys: Vec<Key>,
     /// Output format
     #[arg(long, short, value_enum, default_value_t = Format::Table)]
     output: Format,
 }
 
-fn parse_key(text: &str) -> Result<Key, String> {
-    Key::new(text).ok_or_else(|| format!("a key has at most {KEY_BYTES_MAX} bytes"))
-}
-
 pub(super) async fn run(arguments: PlanArgs, environment: &Environment) -> ExitResult {
     let config = ConfigArgs::<NoFlags>::from_file(arguments.config).load(environment)?.config;
     let Some(socket) = controller_socket(&config) else { return Err(no_pools()) };
-    if let Some(name) = arguments.pool.as_ref().filter(|name| !config.pool.contains_key(*name)) {
-        return Err(Failure::new(Exit::Config, format!("there is no [pool.{name}]")));
-    }
     let client = ControlClient::new(&socket)?;
-    let status = client.controller_status().await?.snapshot;
+    let status = client.controller_status().await?;
     let now = Clock::boot().now();
     let mut plans = Vec::new();
-    for (name, pool) in config.pool.iter().filter(|(name, _)| arguments.pool.as_ref().is_none_or(|only| only == *name))
-    {
+    for (name, pool) in &config.pool {
         let Some(seen) = status.pools.iter().find(|pool| pool.name == *name) else {
             return Err(Failure::new(Exit::Failed, format!("[pool.{name}]: the running controller has no such pool")));
         };
@@ -60,7 +45,7 @@ pub(super) async fn run(arguments: PlanArgs, environment: &Environment) -> ExitR
                 format!("[pool.{name}]: the running controller is {role}, not active"),
             ));
         }
-        plans.push(plan::plan(seen, pool, &arguments.keys, now));
+        plans.push(plan::plan(seen, pool, now));
     }
     output::show(&plans, arguments.output, |plans| plans.iter().map(render).collect::<Vec<_>>().join("\n"))?;
     Ok(Exit::Success)

@@ -2,7 +2,6 @@
 
 use crate::cli::reloader::ReloadTarget;
 use crate::config::Config;
-use crate::config::pool::PoolConfig;
 use crate::controller::ControllerHandle;
 
 pub(super) struct PoolsTarget(pub(super) Vec<ControllerHandle>);
@@ -11,29 +10,10 @@ impl ReloadTarget for PoolsTarget {
     fn copy_reloadable(running: &mut Config, new: &Config) {
         for (name, pool) in &mut running.pool {
             let Some(new) = new.pool.get(name) else { continue };
-            let PoolConfig {
-                unbind_delay,
-                stop_delay,
-                min,
-                max,
-                min_idle,
-                concurrency,
-                scale_down_delay,
-                max_total,
-                ..
-            } = new.clone();
-            let kept = pool.clone();
-            *pool = PoolConfig {
-                unbind_delay,
-                stop_delay,
-                min,
-                max,
-                min_idle,
-                concurrency,
-                scale_down_delay,
-                max_total,
-                ..kept
-            };
+            (pool.unbind_delay, pool.stop_delay) = (new.unbind_delay, new.stop_delay);
+            (pool.min, pool.max, pool.min_idle) = (new.min, new.max, new.min_idle);
+            (pool.concurrency, pool.scale_down_delay) = (new.concurrency, new.scale_down_delay);
+            pool.max_total = new.max_total;
         }
         running.log.level = new.log.level.clone();
     }
@@ -53,6 +33,7 @@ mod tests {
 
     use super::*;
     use crate::cli::reloader::changed_keys;
+    use crate::config::pool::PoolConfig;
 
     #[test]
     fn numbers_and_delays_take_effect_and_the_rest_waits_for_a_restart() {

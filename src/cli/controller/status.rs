@@ -11,7 +11,7 @@ use crate::cli::table::{BOLD, RESET, format_seconds, strip_control_chars, table}
 use crate::config::Environment;
 use crate::config::values::Span;
 use crate::control::controller_api::ControllerStatusReply;
-use crate::controller::status::{DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role};
+use crate::controller::status::{DemandStatus, ErrorStatus, GroupStatus, PauseStatus, PoolStatus};
 
 /// `journeyman controller status`
 #[derive(Debug, Args)]
@@ -39,17 +39,16 @@ pub(super) async fn run(arguments: ControllerStatusArgs, environment: &Environme
 }
 
 fn render(status: &ControllerStatusReply) -> String {
-    let view = &status.snapshot;
     let mut out = String::new();
     // Writing to a String cannot fail.
     _ = writeln!(
         out,
         "journeyman {}  controller  up {}  pid {}",
         status.version,
-        format_seconds(view.uptime_seconds),
+        format_seconds(status.uptime_seconds),
         status.pid
     );
-    for pool in &view.pools {
+    for pool in &status.pools {
         out.push_str(&render_pool(pool));
     }
     out
@@ -67,8 +66,8 @@ fn render_pool(pool: &PoolStatus) -> String {
         // Writing to a String cannot fail.
         _ = writeln!(out, "  {label:LABEL_WIDTH$}  {text}");
     };
-    if let Some(why) = inactive_reason(pool) {
-        line("", &format!("no worker is started or stopped: {why}"));
+    if let Some(why) = pool.inactive_reason() {
+        line("", &format!("no worker is started or stopped: {}", strip_control_chars(&why)));
     }
     if let Some(paused) = &pool.paused {
         line("", &pause_text(paused));
@@ -86,15 +85,8 @@ fn render_pool(pool: &PoolStatus) -> String {
             counts.dead_letters, counts.poison_requests
         ),
     );
-    let behind =
-        if pool.observed_generation < pool.generation { format!(" of {}", pool.generation) } else { String::new() };
-    line(
-        "queues",
-        &format!(
-            "generation {}{behind} applied   {} operations failed",
-            pool.observed_generation, counts.queue_operation_failures
-        ),
-    );
+    let (settled, all) = (pool.settled_groups(), pool.groups.len());
+    line("queues", &format!("{settled} of {all} settled   {} operations failed", counts.queue_operation_failures));
     if let Some(error) = &pool.last_error {
         line("last error", &error_text(error));
     }
@@ -104,16 +96,6 @@ fn render_pool(pool: &PoolStatus) -> String {
 }
 
 const LABEL_WIDTH: usize = 10;
-
-fn inactive_reason(pool: &PoolStatus) -> Option<String> {
-    let why = pool.role.inactive_reason()?;
-    Some(match &pool.broker.error {
-        Some(error) if pool.role == Role::Disconnected => {
-            format!("{why}, tried {} times: {}", pool.broker.consecutive_failures, strip_control_chars(error))
-        }
-        Some(_) | None => why.to_owned(),
-    })
-}
 
 fn workers_text(pool: &PoolStatus) -> String {
     if !pool.starts_workers {
@@ -156,14 +138,10 @@ fn group_table(pool: &PoolStatus) -> String {
     }
     let head = ["KEY", "PHASE", "NEXT", "READY", "HELD", "WORKERS", "WANTED", "WHY"];
     let rows = pool.groups.iter().map(|group| {
-        let next = match group.phase {
-            GroupPhase::Active => "unbound",
-            GroupPhase::Unbound => "deleting",
-            GroupPhase::Deleting => "deleted",
-        };
+        let next = group.next_phase();
         let number = |count: Option<u32>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
         vec![
-            truncate_key(&strip_control_chars(&group.key)),
+            strip_control_chars(&group.key),
             group.phase.as_str().to_owned(),
             group
                 .next_phase_seconds
@@ -176,16 +154,6 @@ fn group_table(pool: &PoolStatus) -> String {
         ]
     });
     table(head, rows)
-}
-
-/// `-o json` shows whole keys.
-const KEY_CHARS_MAX: usize = 48;
-
-fn truncate_key(key: &str) -> String {
-    if key.chars().count() <= KEY_CHARS_MAX {
-        return key.to_owned();
-    }
-    key.chars().take(KEY_CHARS_MAX - 1).chain(['…']).collect()
 }
 
 fn group_reasons(group: &GroupStatus) -> String {
@@ -204,15 +172,12 @@ fn group_reasons(group: &GroupStatus) -> String {
         why.push(group.reasons.join(", "));
     }
     if group.consecutive_failures > 0 {
-        let lives = if group.consecutive_failures == 1 { "worker" } else { "workers in a row" };
         let pause = group
             .restart_backoff_seconds
             .map_or_else(String::new, |left| format!(", next start in {}", format_seconds(left)));
         let fails = if group.failing { "FAILING: " } else { "" };
-        why.push(format!("{fails}{} {lives} failed{pause}", group.consecutive_failures));
-    }
-    if let Some(ended) = group.last_exit.as_ref().filter(|_| group.consecutive_failures > 0) {
-        why.push(format!("last failure {}", error_text(ended)));
+        why.push(format!("{fails}workers failed in a row: {}{pause}", group.consecutive_failures));
+        why.extend(group.last_exit.iter().map(|exit| format!("last failure {}", error_text(exit))));
     }
     if let Some(waits) = &group.waiting_for {
         let left = group.waiting_seconds.map_or_else(String::new, |left| format!(" in {}", format_seconds(left)));
@@ -224,15 +189,14 @@ fn group_reasons(group: &GroupStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::status::{BrokerStatus, ControllerStatus, CounterValues, WorkerCounts};
+    use crate::controller::status::{BrokerStatus, CounterValues, GroupPhase, Role, WorkerCounts};
 
     fn group(key: &str, phase: GroupPhase) -> GroupStatus {
         GroupStatus {
             key: key.to_owned(),
             phase,
             next_phase_seconds: None,
-            generation: 1,
-            is_settled: true,
+            is_settled: phase != GroupPhase::Deleting,
             ready: None,
             unacknowledged: None,
             workers: WorkerCounts::default(),
@@ -261,8 +225,6 @@ mod tests {
                 error: (role == Role::Disconnected).then(|| "connection\nrefused".to_owned()),
                 consecutive_failures: 4,
             },
-            generation: 9,
-            observed_generation: 9,
             max_total: None,
             paused: None,
             starts_workers: true,
@@ -293,13 +255,12 @@ mod tests {
         going.reasons = vec!["the group is not needed".to_owned()];
         going.waiting_for = Some("the queue is deleted after its last worker exits".to_owned());
         let mut core = pool("core", Role::Active, vec![warm, failing, going]);
-        (core.max_total, core.observed_generation, core.orphans_held) = (Some(10), 8, 2);
+        (core.max_total, core.orphans_held) = (Some(10), 2);
         core.workers = WorkerCounts { starting: 1, idle: 0, busy: 2, stopping: 1 };
         core.counters = CounterValues {
             orphans_forwarded: 17,
             dead_letters: 3,
             poison_requests: 1,
-            queue_operations: 20,
             queue_operation_failures: 1,
             activity_reports: 40,
             workers_started: 11,
@@ -315,8 +276,8 @@ mod tests {
             pool("far", Role::Disconnected, Vec::new()),
             PoolStatus { starts_workers: false, ..pool("second", Role::Standby, Vec::new()) },
         ];
-        let view = ControllerStatus { uptime_seconds: 3_700.0, pools };
-        let text = render(&ControllerStatusReply { version: "1.2.3".to_owned(), pid: 7, snapshot: view });
+        let (version, uptime_seconds) = ("1.2.3".to_owned(), 3_700.0);
+        let text = render(&ControllerStatusReply { version, pid: 7, uptime_seconds, pools });
         assert_eq!(text.replace(BOLD, "").replace(RESET, ""), include_str!("status.txt"));
     }
 }

@@ -158,10 +158,6 @@ pub(super) enum WorkerChange {
     PendingResolved {
         id: String,
     },
-    /// Asked to stop by another controller, or by the platform.
-    Stopping {
-        id: String,
-    },
     Exited {
         id: String,
         key: Key,
@@ -187,19 +183,13 @@ struct ActiveDriver {
     calls: JoinSet<DriverCallResult>,
     starts: VecDeque<WorkerSpec>,
     list_ticks: Interval,
-    is_list_due: bool,
     is_listing: bool,
 }
 
 impl DriverHandle {
     /// `None` if the pool has no driver.
     pub(super) fn open(name: &str, pool: &PoolConfig, clock: Clock) -> io::Result<Option<Self>> {
-        let starts_workers = match pool.driver {
-            PoolDriver::Noop => false,
-            PoolDriver::Subprocess => !pool.command.is_empty(),
-            PoolDriver::Systemd | PoolDriver::Docker | PoolDriver::Kubernetes | PoolDriver::Exec => true,
-        };
-        if !starts_workers {
+        if pool.driver == PoolDriver::Noop || pool.driver == PoolDriver::Subprocess && pool.command.is_empty() {
             return Ok(None);
         }
         let folder = pool_dir(name, pool);
@@ -241,13 +231,8 @@ impl DriverHandle {
         self.reconciler.restart();
         let mut list_ticks = interval(self.list_interval);
         list_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        self.active = Some(ActiveDriver {
-            calls: JoinSet::new(),
-            starts: VecDeque::new(),
-            list_ticks,
-            is_list_due: false,
-            is_listing: false,
-        });
+        self.active =
+            Some(ActiveDriver { calls: JoinSet::new(), starts: VecDeque::new(), list_ticks, is_listing: false });
     }
 
     /// The workers are shown as they were last listed.
@@ -287,18 +272,17 @@ impl DriverHandle {
                         return event;
                     }
                 }
-                _ = active.list_ticks.tick() => active.is_list_due = true,
+                _ = active.list_ticks.tick(), if !active.is_listing => {
+                    active.is_listing = true;
+                    self.reconciler.on_list_started();
+                    active.calls.spawn(Arc::clone(&self.driver).call(DriverCall::List));
+                }
             }
         }
     }
 
     fn start_calls(&mut self) {
         let Some(active) = &mut self.active else { return };
-        if active.is_list_due && !active.is_listing {
-            (active.is_listing, active.is_list_due) = (true, false);
-            self.reconciler.on_list_started();
-            active.calls.spawn(Arc::clone(&self.driver).call(DriverCall::List));
-        }
         while active.calls.len() < DRIVER_CALLS_MAX {
             let call = if let Some((id, key, mode)) = self.reconciler.next_stop(self.clock.now()) {
                 DriverCall::Stop(id, key, mode)

@@ -229,9 +229,7 @@ impl Reconciler {
             {
                 // The stop took effect whatever the call returned.
                 worker.is_terminated = true;
-                if worker.kill_at.replace(worker.kill_at.unwrap_or(kill_at)).is_none() {
-                    changes.push(WorkerChange::Stopping { id });
-                }
+                worker.kill_at.get_or_insert(kill_at);
             }
         }
         let is_gone = |id: &str, worker: &KnownWorker| {
@@ -373,11 +371,9 @@ mod tests {
     fn a_stopping_worker_is_not_asked_again_and_is_killed_after_its_grace() {
         let mut reconciler = reconciler(WorkerIdSource::Controller);
         let going = || ListedWorker { state: WorkerState::Stopping, ..there("a") };
-        let changes = [
-            WorkerChange::Discovered { id: "a".to_owned(), key: key() },
-            WorkerChange::Stopping { id: "a".to_owned() },
-        ];
-        assert_eq!(listed(&mut reconciler, &[going()]), changes);
+        let found = WorkerChange::Discovered { id: "a".to_owned(), key: key() };
+        assert_eq!(listed(&mut reconciler, &[going()]), [found]);
+        assert!(reconciler.worker("a").is_some_and(KnownWorker::is_stopping));
         assert_eq!(listed(&mut reconciler, &[going()]), []);
         assert_eq!(due(&mut reconciler, 59), None);
         assert_eq!(due(&mut reconciler, 60), Some(("a".to_owned(), StopMode::Kill)));

@@ -42,10 +42,6 @@ impl fmt::Display for Key {
     }
 }
 
-/// Counts the changes of the wanted groups.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Generation(pub u64);
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GroupPhase {
     /// Its queue is bound.

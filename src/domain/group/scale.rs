@@ -73,14 +73,8 @@ pub struct GroupInput {
     pub workers: Vec<GroupWorker>,
     /// No start before this time.
     pub not_before: Instant,
-    pub pause: PauseState,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PauseState {
-    NotPaused,
     /// No worker is started or stopped.
-    Paused,
+    pub is_paused: bool,
 }
 
 /// Why a group has its number of workers: each bound that changed it, in the order applied.
@@ -138,9 +132,9 @@ pub struct Scaler {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum BudgetTurn {
-    HasWorkers(Instant),
-    Waiting(Instant),
+struct BudgetTurn {
+    has_workers: bool,
+    since: Instant,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -176,14 +170,11 @@ impl Scaler {
         self.recent_needs.retain(|key, _| known.contains(key));
         self.turns.retain(|key, _| known.contains(key));
         for group in groups {
-            let has = count_workers(group, |doing| doing != WorkerActivity::Stopping) > 0;
-            let turn = match self.turns.get(&group.key) {
-                Some(turn @ BudgetTurn::HasWorkers(_)) if has => *turn,
-                Some(turn @ BudgetTurn::Waiting(_)) if !has => *turn,
-                Some(_) | None if has => BudgetTurn::HasWorkers(now),
-                Some(_) | None => BudgetTurn::Waiting(now),
-            };
-            self.turns.insert(group.key.clone(), turn);
+            let changed = BudgetTurn { has_workers: present_workers(group) > 0, since: now };
+            let turn = self.turns.entry(group.key.clone()).or_insert(changed);
+            if turn.has_workers != changed.has_workers {
+                *turn = changed;
+            }
         }
     }
 
@@ -194,17 +185,17 @@ impl Scaler {
             return (3, Instant::ORIGIN);
         }
         match self.turns.get(&draft.group.key) {
-            Some(BudgetTurn::HasWorkers(since)) if now < since.plus(ROTATION_INTERVAL) => (0, *since),
-            Some(BudgetTurn::Waiting(since)) => (1, *since),
-            Some(BudgetTurn::HasWorkers(since)) => (2, *since),
+            Some(turn) if !turn.has_workers => (1, turn.since),
+            Some(turn) if now < turn.since.plus(ROTATION_INTERVAL) => (0, turn.since),
+            Some(turn) => (2, turn.since),
             None => (1, now),
         }
     }
 
     fn draft<'a>(&mut self, group: &'a GroupInput, now: Instant) -> DecisionDraft<'a> {
         let (limits, load) = (group.limits, group.load);
-        if group.pause == PauseState::Paused {
-            let present = count_workers(group, |doing| doing != WorkerActivity::Stopping);
+        let present = present_workers(group);
+        if group.is_paused {
             return DecisionDraft { group, desired: present, reasons: Vec::from([ScaleReason::Paused]) };
         }
         if group.phase.is_none() {
@@ -214,7 +205,6 @@ impl Scaler {
         let mut reasons = Vec::new();
         let mut wanted = load.ready.saturating_add(load.in_progress()).div_ceil(limits.concurrency.max(1));
         reasons.push(ScaleReason::Load(wanted));
-        let present = count_workers(group, |doing| doing != WorkerActivity::Stopping);
         if load.is_unknown && present > wanted {
             wanted = present;
             reasons.push(ScaleReason::Unknown(present));
@@ -259,13 +249,13 @@ impl DecisionDraft<'_> {
     fn decide(self, room: &mut u32, now: Instant) -> ScaleDecision {
         let Self { group, desired: wanted, mut reasons } = self;
         // `max_total` does not stop workers of a paused group either.
-        if group.pause == PauseState::Paused {
+        if group.is_paused {
             return ScaleDecision { key: group.key.clone(), desired: wanted, start: 0, drain: Vec::new(), reasons };
         }
-        let present = count_workers(group, |doing| doing != WorkerActivity::Stopping);
+        let present = present_workers(group);
         let mut start = 0;
         if wanted > present {
-            let starting = count_workers(group, |doing| doing == WorkerActivity::Starting);
+            let starting = count_workers(group, |activity| activity == WorkerActivity::Starting);
             start = (wanted - present).min(*room);
             if now < group.not_before {
                 reasons.push(ScaleReason::RestartDelay(group.not_before));
@@ -284,6 +274,10 @@ impl DecisionDraft<'_> {
         let drain = candidates.into_iter().take(surplus).map(|worker| worker.id.clone()).collect();
         ScaleDecision { key: group.key.clone(), desired: wanted, start, drain, reasons }
     }
+}
+
+fn present_workers(group: &GroupInput) -> u32 {
+    count_workers(group, |activity| activity != WorkerActivity::Stopping)
 }
 
 fn count_workers(group: &GroupInput, which: impl Fn(WorkerActivity) -> bool) -> u32 {
@@ -340,7 +334,7 @@ mod tests {
             load: Load { ready, ..Load::default() },
             workers: workers.collect(),
             not_before: Instant::ORIGIN,
-            pause: PauseState::NotPaused,
+            is_paused: false,
         }
     }
 
@@ -382,7 +376,7 @@ mod tests {
         let mut going = group("b", 0, &[WorkerActivity::Idle, WorkerActivity::Busy]);
         going.phase = None;
         for group in [&mut needs, &mut going] {
-            group.pause = PauseState::Paused;
+            group.is_paused = true;
         }
         let budget = Some(1);
         for decision in Scaler::default().plan(&[needs, going], budget, at(100)) {

@@ -3,7 +3,7 @@
 use alloc::collections::BTreeMap;
 use core::time::Duration;
 
-use super::{Generation, GroupPhase, Key};
+use super::{GroupPhase, Key};
 use crate::domain::time::Instant;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,8 +17,6 @@ pub struct TrackerPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DesiredGroup {
     pub phase: GroupPhase,
-    /// The change that led to the phase.
-    pub generation: Generation,
     /// When the next phase follows without further demand.
     pub until: Instant,
 }
@@ -26,28 +24,26 @@ pub struct DesiredGroup {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Tracker {
     policy: TrackerPolicy,
-    generation: Generation,
+    changes: u64,
     groups: BTreeMap<Key, DesiredGroup>,
 }
 
 impl Tracker {
     pub const fn new(policy: TrackerPolicy) -> Self {
-        Self { policy, generation: Generation(0), groups: BTreeMap::new() }
+        Self { policy, changes: 0, groups: BTreeMap::new() }
     }
 
-    /// The group is active from the returned generation on, for `extra` longer than the policy says. A caller that
-    /// sees demand only at intervals passes the interval as `extra`.
-    pub fn on_demand(&mut self, key: Key, extra: Duration, now: Instant) -> Generation {
+    /// The group is active for `extra` longer than the policy says. A caller that sees demand only at intervals passes
+    /// the interval as `extra`.
+    pub fn on_demand(&mut self, key: Key, extra: Duration, now: Instant) {
         let until = now.plus(self.policy.unbind_delay.saturating_add(extra));
         match self.groups.get_mut(&key) {
             Some(wanted) if wanted.phase == GroupPhase::Active => {
                 wanted.until = wanted.until.max(until);
-                wanted.generation
             }
             Some(_) | None => {
-                let since = self.next_generation();
-                self.groups.insert(key, DesiredGroup { phase: GroupPhase::Active, generation: since, until });
-                since
+                self.changes += 1;
+                self.groups.insert(key, DesiredGroup { phase: GroupPhase::Active, until });
             }
         }
     }
@@ -55,22 +51,20 @@ impl Tracker {
     /// Moves each group whose time is over to its next phase. The phase after counts from `now`, so that a late tick
     /// never shortens the time a queue is unbound.
     pub fn tick(&mut self, now: Instant) {
-        let mut generation = self.generation;
         let stop_at = now.plus(self.policy.stop_delay);
         self.groups.retain(|_, wanted| {
             if now < wanted.until {
                 return true;
             }
-            generation = Generation(generation.0.saturating_add(1));
+            self.changes += 1;
             match wanted.phase {
                 GroupPhase::Active => {
-                    *wanted = DesiredGroup { phase: GroupPhase::Unbound, generation, until: stop_at };
+                    *wanted = DesiredGroup { phase: GroupPhase::Unbound, until: stop_at };
                     true
                 }
                 GroupPhase::Unbound => false,
             }
         });
-        self.generation = generation;
     }
 
     /// Delays that have begun keep their old length.
@@ -82,8 +76,9 @@ impl Tracker {
         self.groups.values().map(|wanted| wanted.until).min()
     }
 
-    pub const fn generation(&self) -> Generation {
-        self.generation
+    /// How often the phase of a group has changed.
+    pub const fn changes(&self) -> u64 {
+        self.changes
     }
 
     pub fn desired(&self, key: &Key) -> Option<DesiredGroup> {
@@ -92,11 +87,6 @@ impl Tracker {
 
     pub fn groups(&self) -> impl Iterator<Item = (&Key, DesiredGroup)> {
         self.groups.iter().map(|(key, wanted)| (key, *wanted))
-    }
-
-    const fn next_generation(&mut self) -> Generation {
-        self.generation = Generation(self.generation.0.saturating_add(1));
-        self.generation
     }
 }
 
@@ -120,39 +110,39 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_nobody_needs_is_unbound_and_then_gone() {
+    fn a_group_without_demand_is_unbound_and_then_removed() {
         let mut tracker = Tracker::new(POLICY);
-        let first = tracker.on_demand(key("a"), Duration::ZERO, at(0));
-        assert_eq!((first, phase(&tracker, "a")), (Generation(1), Some(GroupPhase::Active)));
-        tracker.tick(at(9));
-        assert_eq!((tracker.generation(), phase(&tracker, "a")), (Generation(1), Some(GroupPhase::Active)));
-        tracker.tick(at(10));
-        assert_eq!((tracker.generation(), phase(&tracker, "a")), (Generation(2), Some(GroupPhase::Unbound)));
-        assert_eq!(tracker.next_deadline(), Some(at(15)));
-        tracker.tick(at(15));
-        assert_eq!((tracker.generation(), phase(&tracker, "a")), (Generation(3), None));
+        tracker.on_demand(key("a"), Duration::ZERO, at(0));
+        for (second, changes, expected) in [
+            (9, 1, Some(GroupPhase::Active)),
+            (10, 2, Some(GroupPhase::Unbound)),
+            (14, 2, Some(GroupPhase::Unbound)),
+            (15, 3, None),
+        ] {
+            tracker.tick(at(second));
+            assert_eq!((tracker.changes(), phase(&tracker, "a")), (changes, expected), "after {second} s");
+        }
         assert_eq!(tracker.next_deadline(), None);
     }
 
     #[test]
-    fn demand_makes_an_unbound_group_active_again_with_a_new_generation() {
+    fn demand_makes_an_unbound_group_active_again() {
         let mut tracker = Tracker::new(POLICY);
-        let first = tracker.on_demand(key("a"), Duration::ZERO, at(0));
+        tracker.on_demand(key("a"), Duration::ZERO, at(0));
         tracker.tick(at(10));
-        let again = tracker.on_demand(key("a"), Duration::ZERO, at(12));
-        assert!(again > first);
+        tracker.on_demand(key("a"), Duration::ZERO, at(12));
+        assert_eq!((tracker.changes(), phase(&tracker, "a")), (3, Some(GroupPhase::Active)));
         assert_eq!(tracker.desired(&key("a")).unwrap().until, at(22));
     }
 
     #[test]
-    fn slow_steady_demand_keeps_a_group_active_and_changes_no_generation() {
+    fn slow_steady_demand_keeps_a_group_active_without_a_change() {
         let mut tracker = Tracker::new(POLICY);
-        let first = tracker.on_demand(key("a"), Duration::ZERO, at(0));
-        for second in 1..1_000 {
+        for second in 0..1_000 {
             tracker.tick(at(second * 9));
-            assert_eq!(tracker.on_demand(key("a"), Duration::ZERO, at(second * 9)), first);
+            tracker.on_demand(key("a"), Duration::ZERO, at(second * 9));
         }
-        assert_eq!(tracker.generation(), first);
+        assert_eq!(tracker.changes(), 1);
     }
 
     #[test]

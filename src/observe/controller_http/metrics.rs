@@ -10,7 +10,7 @@ const POOL: &[&str] = &["pool"];
 
 fn gauge(name: &'static str, help: &'static str, read: fn(&PoolStatus) -> Vec<Sample>) -> Family {
     MetricFamily::new(MetricKind::Gauge, name, help, move |status: &ControllerStatusReply| {
-        status.snapshot.pools.iter().flat_map(read).collect()
+        status.pools.iter().flat_map(read).collect()
     })
 }
 
@@ -34,7 +34,7 @@ fn pool_metric(
     read: impl Fn(&PoolStatus) -> u64 + 'static,
 ) -> Family {
     MetricFamily::new(kind, name, help, move |status: &ControllerStatusReply| {
-        status.snapshot.pools.iter().map(|pool| labeled([&pool.name], float(read(pool)))).collect()
+        status.pools.iter().map(|pool| labeled([&pool.name], float(read(pool)))).collect()
     })
     .with_labels(POOL)
 }
@@ -49,7 +49,7 @@ fn families() -> Vec<Family> {
             MetricKind::Gauge,
             "controller_uptime",
             "Seconds since the controller started.",
-            |status: &ControllerStatusReply| unlabeled(status.snapshot.uptime_seconds),
+            |status: &ControllerStatusReply| unlabeled(status.uptime_seconds),
         )
         .with_unit("seconds"),
         gauge("controller_role", "1 for the role of this controller in the pool.", |pool| {
@@ -73,11 +73,9 @@ fn families() -> Vec<Family> {
             group.ready.unwrap_or_default()
         }),
         pool_gauge("controller_orphans_held", "Orphan requests that the controller holds.", |pool| pool.orphans_held),
-        pool_gauge(
-            "controller_generations_pending",
-            "Changes of the desired state that are not applied yet.",
-            |pool| pool.generation.saturating_sub(pool.observed_generation),
-        ),
+        group_sum("controller_groups_unsettled", "Groups whose queue waits for an operation.", |group| {
+            u32::from(!group.is_settled)
+        }),
         counter("controller_orphans_forwarded", "Orphan requests that were forwarded to their queue.", |counters| {
             counters.orphans_forwarded
         }),
@@ -86,9 +84,6 @@ fn families() -> Vec<Family> {
         }),
         counter("controller_poison_requests", "Requests that were moved to the poison queue.", |counters| {
             counters.poison_requests
-        }),
-        counter("controller_queue_operations", "Queue operations that succeeded.", |counters| {
-            counters.queue_operations
         }),
         counter("controller_queue_operation_failures", "Queue operations that failed.", |counters| {
             counters.queue_operation_failures

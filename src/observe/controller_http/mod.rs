@@ -13,7 +13,7 @@ use super::page::Refresh;
 use super::page::controller::CommandButtons;
 use super::status_routes::{ReadinessCheck, SnapshotFn, StatusRoutes};
 use crate::control::controller_api::ControllerStatusReply;
-use crate::controller::status::{PoolStatus, Role};
+use crate::controller::status::PoolStatus;
 use crate::http::HttpListener;
 use commands::{BearerToken, require_token};
 pub use metrics::markdown;
@@ -29,7 +29,7 @@ pub async fn serve(
     let routes = StatusRoutes {
         role: "controller",
         snapshot,
-        checks: |status| status.snapshot.pools.iter().map(readiness_check).collect(),
+        checks: |status| status.pools.iter().map(readiness_check).collect(),
         metrics: metrics::text,
         page: Box::new(move |status, refresh| {
             let shown = has_token && refresh == Refresh::Auto;
@@ -41,10 +41,7 @@ pub async fn serve(
 }
 
 fn readiness_check(pool: &PoolStatus) -> ReadinessCheck {
-    let problem = pool.role.inactive_reason().map(|reason| match &pool.broker.error {
-        Some(error) if pool.role == Role::Disconnected => format!("{reason}: {error}").replace(['\n', '\r'], " "),
-        Some(_) | None => reason.to_owned(),
-    });
+    let problem = pool.inactive_reason().map(|reason| reason.replace(['\n', '\r'], " "));
     let note = Some(format!("{} groups", pool.groups.len()));
     ReadinessCheck { name: format!("pool {}", pool.name), problem, note }
 }

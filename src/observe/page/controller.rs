@@ -14,11 +14,11 @@ use crate::controller::status::{ErrorStatus, GroupPhase, GroupStatus, PauseStatu
 use crate::limits::PAGE_GROUPS_MAX;
 
 pub fn render(status: &ControllerStatusReply, refresh: Refresh, acts: CommandButtons, now: Timestamp) -> HtmlPage {
-    let (pools, clock) = (&status.snapshot.pools, SnapshotClock { now });
+    let (pools, clock) = (&status.pools, SnapshotClock { now });
     let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
     let parts = PageContent {
         title: format!("{} · {}", title(pools), names.join(", ")),
-        name: html! { "controller, up " (clock.time_tag(-status.snapshot.uptime_seconds, &format_seconds(status.snapshot.uptime_seconds))) },
+        name: html! { "controller, up " (clock.time_tag(-status.uptime_seconds, &format_seconds(status.uptime_seconds))) },
         main: html! { @for pool in pools { section { (pool_section(pool, acts, clock)) } } },
         links: html! {
             a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
@@ -35,15 +35,11 @@ fn title(pools: &[PoolStatus]) -> String {
     if let Some(pool) = pools.iter().find(|pool| pool.role != Role::Active) {
         return pool.role.as_str().to_owned();
     }
-    let failing: usize = pools.iter().map(failing).sum();
+    let failing: usize = pools.iter().map(PoolStatus::failing_groups).sum();
     if failing > 0 {
         return format!("{failing} failing");
     }
     format!("{} workers", pools.iter().map(|pool| pool.workers.total()).sum::<u32>())
-}
-
-fn failing(pool: &PoolStatus) -> usize {
-    pool.groups.iter().filter(|group| group.failing).count()
 }
 
 fn pool_section(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
@@ -66,11 +62,11 @@ fn pool_section(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -
 }
 
 fn headline(pool: &PoolStatus, clock: SnapshotClock) -> Markup {
-    let failing = failing(pool);
+    let failing = pool.failing_groups();
     let mood = match pool.role {
         Role::Disconnected => "first bad",
-        Role::Active if failing > 0 => "first bad",
         Role::Standby | Role::Starting => "first warn",
+        Role::Active if failing > 0 => "first bad",
         Role::Active if pool.paused.is_some() => "first warn",
         Role::Active => "first",
     };
@@ -78,15 +74,11 @@ fn headline(pool: &PoolStatus, clock: SnapshotClock) -> Markup {
         p class=(mood) {
             strong { (pool.role.as_str()) }
             "for " (clock.time_tag(-pool.seconds_in_role, &format_seconds(pool.seconds_in_role))) ". "
-            @match pool.role.inactive_reason() {
+            @match pool.inactive_reason() {
                 Some(why) => { "No worker is started or stopped: " (why) }
-                None if failing == 1 => { "The workers of one group keep failing" }
-                None if failing > 1 => { "The workers of " (failing) " groups keep failing" }
+                None if failing > 0 => { "Groups with failing workers: " (failing) }
                 None if pool.paused.is_some() => { "It is paused" }
                 None => { "Groups follow demand" }
-            }
-            @if let Some(error) = pool.broker.error.as_ref().filter(|_| pool.role == Role::Disconnected) {
-                ", tried " (pool.broker.consecutive_failures) " times: " (error)
             }
             "."
         }
@@ -122,24 +114,16 @@ fn facts(pool: &PoolStatus) -> Markup {
                 small class=(if counts.poison_requests > 0 { "warn" } else { "" }) { (counts.poison_requests) " moved to the poison queue" } } }
             div { dt { "workers started" } dd { (counts.workers_started)
                 small class=(if counts.workers_failed > 0 { "warn" } else { "" }) { (counts.workers_failed) " failed" } } }
-            div { dt { "generation" } dd {
-                (pool.observed_generation) @if pool.observed_generation < pool.generation { " of " (pool.generation) } " applied"
+            div { dt { "queues" } dd {
+                (pool.settled_groups()) " of " (pool.groups.len()) " settled"
                 small class=(steps_failed) { (counts.queue_operation_failures) " queue operations failed" }
             } }
             div { dt { "broker" } dd {
                 @if pool.broker.connected { "connected" } @else { span.bad { "not connected" } }
-                small { (disconnects_text(counts.broker_disconnects)) }
+                small { (counts.broker_disconnects) " disconnects" }
             } }
             div { dt { "activity reports" } dd { (counts.activity_reports) } }
         }
-    }
-}
-
-fn disconnects_text(times: u64) -> String {
-    match times {
-        0 => "no disconnects".to_owned(),
-        1 => "1 disconnect".to_owned(),
-        times => format!("{times} disconnects"),
     }
 }
 
@@ -173,17 +157,12 @@ fn groups(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -> Mark
 }
 
 fn row(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
-    let next = match group.phase {
-        GroupPhase::Active => "unbound",
-        GroupPhase::Unbound => "deleting",
-        GroupPhase::Deleting => "deleted",
-    };
     html! {
         tr {
             td data-label="key" { @if group.key.is_empty() { span.dim { "the empty key" } } @else { code { (group.key) } } }
             td.short data-label="phase" {
                 (group.phase.as_str())
-                @if let Some(left) = group.next_phase_seconds { small { (next) " in " (clock.ahead(left)) } }
+                @if let Some(left) = group.next_phase_seconds { small { (group.next_phase()) " in " (clock.ahead(left)) } }
             }
             td.short data-label="waiting" { @match group.ready { Some(ready) => { (ready) }, None => { "–" } } }
             td data-label="workers" {
@@ -239,7 +218,7 @@ fn blockers(pool: &PoolStatus, group: &GroupStatus, clock: SnapshotClock) -> Mar
         }
         @if group.consecutive_failures > 0 {
             p class=(if group.failing { "bad" } else { "warn" }) {
-                (group.consecutive_failures) @if group.consecutive_failures == 1 { " worker" } @else { " workers in a row" } " failed"
+                "workers failed in a row: " (group.consecutive_failures)
                 @if let Some(left) = group.restart_backoff_seconds { "; next start in " (clock.ahead(left)) }
             }
             @if let Some(end) = &group.last_exit { small { "last failure " (error_text(end, clock)) } }

@@ -51,11 +51,7 @@ async fn status_says_why_a_group_has_so_many_workers_and_what_came_of_its_reques
     };
     let seen = until(&socket, "the worker is seen", there).await;
     assert_eq!((&seen["role"], &seen["broker"]["connected"]), (&"active".into(), &true.into()), "{seen}");
-    assert_eq!(
-        (&seen["counters"]["workers_started"], &seen["generation"]),
-        (&1.into(), &seen["observed_generation"]),
-        "{seen}"
-    );
+    assert_eq!(seen["counters"]["workers_started"], 1, "{seen}");
     let group = &seen["groups"][0];
     assert_eq!((&group["key"], &group["phase"], &group["wanted"]), (&"a b".into(), &"active".into(), &1.into()));
     assert!(group["next_phase_seconds"].as_f64().is_some_and(|left| left > 300.0 && left <= 601.0), "{group}");

@@ -26,7 +26,6 @@ impl ObservedWorkers {
             WorkerChange::Discovered { id, key } => drop(self.running.insert(id, key)),
             WorkerChange::Pending { id, key } => drop(self.pending.insert(id, key)),
             WorkerChange::PendingResolved { id } => assert!(self.pending.remove(&id).is_some(), "{id} was promised"),
-            WorkerChange::Stopping { .. } => {}
             WorkerChange::Exited { id, exit: end, requested: told, .. } => {
                 assert!(self.running.remove(&id).is_some(), "{id} was there: {end:?}");
                 self.exited.insert(id, (end, told));

@@ -12,8 +12,8 @@ use core::time::Duration;
 
 pub use progress::{GroupProgress, QueueWait};
 
-use super::tracker::{self, DesiredGroup, Tracker};
-use super::{Generation, GroupPhase, Key};
+use super::tracker::{self, Tracker};
+use super::{GroupPhase, Key};
 use crate::domain::backoff::{self, Backoff};
 use crate::domain::jitter::Jitter;
 use crate::domain::time::Instant;
@@ -107,7 +107,6 @@ struct GroupQueue {
     inspection: Option<InspectionState>,
     workers: u32,
     target: Option<GroupPhase>,
-    generation: Generation,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -118,16 +117,15 @@ enum InspectionState {
 }
 
 impl GroupQueue {
-    const fn new(binding: BindingState, generation: Generation) -> Self {
+    const fn new() -> Self {
         Self {
-            binding,
+            binding: BindingState::Unknown,
             in_flight: None,
             backoff: Backoff::NEW,
             not_before: Instant::ORIGIN,
             inspection: None,
             workers: 0,
             target: None,
-            generation,
         }
     }
 
@@ -151,10 +149,9 @@ impl GroupQueue {
         }
     }
 
-    fn set_target(&mut self, wanted: Option<DesiredGroup>, generation: Generation) {
-        let (target, since) = wanted.map_or((None, generation), |wanted| (Some(wanted.phase), wanted.generation));
+    fn set_target(&mut self, target: Option<GroupPhase>) {
         if self.target != target {
-            (self.target, self.generation) = (target, since);
+            self.target = target;
             self.invalidate_inspection();
         }
     }
@@ -237,11 +234,8 @@ impl Pool {
                 Some(key)
             }
             Event::Workers { key, count } => {
-                let generation = self.tracker.generation();
                 if count > 0 {
-                    self.queues
-                        .entry(key.clone())
-                        .or_insert_with(|| GroupQueue::new(BindingState::Unknown, generation));
+                    self.queues.entry(key.clone()).or_insert_with(GroupQueue::new);
                 }
                 if let Some(queue) = self.queues.get_mut(&key)
                     && queue.workers != count
@@ -295,12 +289,6 @@ impl Pool {
 
     pub fn consecutive_failures(&self, key: &Key) -> u32 {
         self.queues.get(key).map_or(0, |queue| queue.backoff.tries())
-    }
-
-    /// Every change up to this one has been carried out.
-    pub fn settled_generation(&self) -> Generation {
-        let unsettled = self.queues.values().filter(|queue| !queue.is_settled()).map(|queue| queue.generation).min();
-        unsettled.map_or_else(|| self.tracker.generation(), |since| Generation(since.0.saturating_sub(1)))
     }
 
     fn reset_connection(&mut self) {
@@ -360,12 +348,12 @@ impl Pool {
     }
 
     fn advance_key(&mut self, key: &Key, now: Instant) {
-        let wanted = self.tracker.desired(key);
-        if let Some(wanted) = wanted {
-            self.queues.entry(key.clone()).or_insert_with(|| GroupQueue::new(BindingState::Unknown, wanted.generation));
+        let target = self.tracker.desired(key).map(|wanted| wanted.phase);
+        if target.is_some() {
+            self.queues.entry(key.clone()).or_insert_with(GroupQueue::new);
         }
         let Some(queue) = self.queues.get_mut(key) else { return };
-        queue.set_target(wanted, self.tracker.generation());
+        queue.set_target(target);
         if self.is_connected
             && let Some(step) = queue.start_step(self.policy.stop_delay, now)
         {
@@ -428,8 +416,7 @@ mod tests {
         assert_eq!((steps(&mut pool), pool.is_bound(&key())), (vec![QueueStep::Bind], false));
         pool.handle(answered(QueueStep::Bind, StepResult::Done), at(1));
         assert!(pool.is_bound(&key()));
-        assert_eq!(pool.settled_generation(), Generation(1));
-        assert_eq!(pool.next_deadline(), Some(at(10)));
+        assert_eq!((pool.next_deadline(), pool.progress(&key()).unwrap().is_settled), (Some(at(10)), true));
         pool.handle(Event::Tick, at(10));
         assert_eq!((steps(&mut pool), pool.is_bound(&key())), (vec![QueueStep::Unbind], false));
         pool.handle(answered(QueueStep::Unbind, StepResult::Done), at(12));
@@ -441,8 +428,7 @@ mod tests {
         pool.handle(answered(QueueStep::Inspect, StepResult::Contents { ready: 0, consumers: 0 }), at(17));
         assert_eq!(steps(&mut pool), [QueueStep::Delete]);
         pool.handle(answered(QueueStep::Delete, StepResult::Done), at(17));
-        assert_eq!((pool.next_deadline(), pool.settled_generation()), (None, Generation(3)));
-        assert!(pool.queues.is_empty());
+        assert_eq!((pool.next_deadline(), pool.progress(&key())), (None, None));
     }
 
     #[test]

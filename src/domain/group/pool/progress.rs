@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use super::{BindingState, Generation, GroupPhase, Instant, Key, Pool, QueueStep};
+use super::{GroupPhase, Instant, Key, Pool, QueueStep};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupProgress {
@@ -10,10 +10,8 @@ pub struct GroupProgress {
     pub phase: Option<GroupPhase>,
     /// When the next phase follows without further demand.
     pub until: Option<Instant>,
-    /// The change that led to the target.
-    pub generation: Generation,
-    /// Whether it has been carried out.
-    pub settled: bool,
+    /// Whether the queue is as the phase requires.
+    pub is_settled: bool,
     pub wait: Option<QueueWait>,
 }
 
@@ -21,13 +19,8 @@ pub struct GroupProgress {
 pub enum QueueWait {
     Broker,
     StepRunning(QueueStep),
-    NextStep {
-        step: QueueStep,
-        at: Instant,
-        failures: u32,
-    },
-    /// The group's remaining workers have to exit.
-    WorkersExiting(u32),
+    NextStep { step: QueueStep, at: Instant, failures: u32 },
+    WorkersExiting,
 }
 
 impl QueueWait {
@@ -35,7 +28,7 @@ impl QueueWait {
     pub const fn until(&self) -> Option<Instant> {
         match self {
             Self::NextStep { at, .. } => Some(*at),
-            Self::Broker | Self::StepRunning(_) | Self::WorkersExiting(_) => None,
+            Self::Broker | Self::StepRunning(_) | Self::WorkersExiting => None,
         }
     }
 }
@@ -46,14 +39,10 @@ impl fmt::Display for QueueWait {
             Self::Broker => out.write_str("waiting for the broker"),
             Self::StepRunning(step) => write!(out, "{} the queue", step_text(*step)),
             Self::NextStep { step, failures: 0, .. } => write!(out, "next step: {} the queue", step_text(*step)),
-            Self::NextStep { step, failures: 1, .. } => {
-                write!(out, "{} the queue failed, retrying", step_text(*step))
-            }
             Self::NextStep { step, failures, .. } => {
-                write!(out, "{} the queue failed {failures} times, retrying", step_text(*step))
+                write!(out, "{} the queue failed, retrying (failures: {failures})", step_text(*step))
             }
-            Self::WorkersExiting(1) => out.write_str("the queue is deleted after its last worker exits"),
-            Self::WorkersExiting(count) => write!(out, "the queue is deleted after its {count} workers exit"),
+            Self::WorkersExiting => out.write_str("the queue is deleted after its workers exit"),
         }
     }
 }
@@ -72,7 +61,6 @@ impl Pool {
     pub fn progress(&self, key: &Key) -> Option<GroupProgress> {
         let queue = self.queues.get(key)?;
         let wanted = self.tracker.desired(key);
-        let going = wanted.is_none() && matches!(queue.binding, BindingState::Unbound { .. });
         let wait = if queue.is_settled() {
             None
         } else if !self.is_connected {
@@ -82,13 +70,12 @@ impl Pool {
         } else if let Some((step, at)) = queue.next_step(self.policy.stop_delay) {
             Some(QueueWait::NextStep { step, at, failures: queue.backoff.tries() })
         } else {
-            (going && queue.workers > 0).then_some(QueueWait::WorkersExiting(queue.workers))
+            Some(QueueWait::WorkersExiting)
         };
         Some(GroupProgress {
             phase: wanted.map(|wanted| wanted.phase),
             until: wanted.map(|wanted| wanted.until),
-            generation: queue.generation,
-            settled: queue.is_settled(),
+            is_settled: queue.is_settled(),
             wait,
         })
     }
@@ -116,7 +103,7 @@ mod tests {
         let answered = |step, answer| Event::StepFinished { key: key.clone(), step, result: answer };
         let stands = |pool: &Pool| {
             let standing = pool.progress(&key).unwrap();
-            (standing.phase, standing.settled, standing.wait.map(|wait| wait.to_string()).unwrap_or_default())
+            (standing.phase, standing.is_settled, standing.wait.map(|wait| wait.to_string()).unwrap_or_default())
         };
         assert_eq!(pool.progress(&key), None);
         pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, at(0));
@@ -124,7 +111,7 @@ mod tests {
         pool.handle(Event::Connected, at(0));
         assert_eq!(stands(&pool).2, "declaring the queue");
         pool.handle(answered(QueueStep::Bind, StepResult::Failed), at(0));
-        assert_eq!(stands(&pool).2, "declaring the queue failed, retrying");
+        assert_eq!(stands(&pool).2, "declaring the queue failed, retrying (failures: 1)");
         let again = pool.progress(&key).unwrap().wait.unwrap().until().unwrap();
         pool.handle(Event::Tick, again);
         pool.handle(answered(QueueStep::Bind, StepResult::Done), again);
@@ -135,7 +122,7 @@ mod tests {
         pool.handle(answered(QueueStep::Unbind, StepResult::Done), at(10));
         assert_eq!(stands(&pool), (Some(GroupPhase::Unbound), true, String::new()));
         pool.handle(Event::Tick, at(15));
-        assert_eq!(stands(&pool), (None, false, "the queue is deleted after its 2 workers exit".into()));
+        assert_eq!(stands(&pool), (None, false, "the queue is deleted after its workers exit".into()));
         pool.handle(Event::Workers { key: key.clone(), count: 0 }, at(15));
         assert_eq!(stands(&pool).2, "inspecting the queue");
         pool.handle(answered(QueueStep::Inspect, StepResult::Contents { ready: 0, consumers: 1 }), at(15));

@@ -1,17 +1,15 @@
-//! Requests and queue facts that the controller holds for the lifetime of one connection.
+//! Orphan requests that the controller holds until their queue is bound, or until they expire.
 
 use std::collections::BTreeMap;
 
 use lapin::message::Delivery;
 
-use super::broker_counts::BrokerCounts;
 use super::dead_letters::RejectedOrphan;
 use super::error_replies::DeadLetterReason;
 use super::forwarding;
 use super::queue_names::QueueNames;
 use crate::amqp::headers;
 use crate::domain::group::Key;
-use crate::domain::group::load::Load;
 use crate::domain::group::pool::{Event, Pool};
 use crate::domain::time::Instant;
 use crate::limits::{
@@ -24,46 +22,30 @@ pub(super) fn is_group_limit_reached(pool: &Pool, key: &Key) -> bool {
     pool.tracker().desired(key).is_none() && pool.tracker().groups().count() >= CONTROLLER_GROUPS_MAX
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum QueueCondition {
-    Missing,
-    Full,
-    Unconfirmed,
-}
-
 pub(super) struct HeldRequest {
     pub(super) since: Instant,
     pub(super) not_before: Instant,
-    pub(super) queue: QueueCondition,
+    /// Its queue is full.
+    pub(super) is_refused: bool,
     pub(super) delivery: Delivery,
 }
 
 impl HeldRequest {
     pub(super) const fn new(delivery: Delivery, now: Instant) -> Self {
-        Self { since: now, not_before: now, queue: QueueCondition::Missing, delivery }
+        Self { since: now, not_before: now, is_refused: false, delivery }
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(super) struct DepthSample {
-    pub(super) ready: u32,
-    pub(super) at: Instant,
-}
-
 #[derive(Default)]
-pub(super) struct SessionState {
+pub(super) struct HeldRequests {
     held: BTreeMap<Key, Vec<HeldRequest>>,
     /// Forwarded requests that the broker has not confirmed.
     unconfirmed: BTreeMap<Key, usize>,
     pub(super) rejects: Vec<RejectedOrphan>,
-    pub(super) depths: BTreeMap<Key, DepthSample>,
-    pub(super) depth_backoff: BTreeMap<Key, Instant>,
-    pub(super) loads: BTreeMap<Key, Load>,
-    pub(super) counts: BrokerCounts,
 }
 
-impl SessionState {
-    pub(super) fn hold_orphan(&mut self, names: &QueueNames, pool: &mut Pool, delivery: Delivery, now: Instant) {
+impl HeldRequests {
+    pub(super) fn add(&mut self, names: &QueueNames, pool: &mut Pool, delivery: Delivery, now: Instant) {
         let key = names.parse_routing_key(delivery.routing_key.as_str());
         let key = key.filter(|key| names.request_queue(key).is_some());
         let Some(key) = key else {
@@ -93,23 +75,21 @@ impl SessionState {
         self.rejects.push(RejectedOrphan(delivery, reason));
     }
 
-    pub(super) fn expire_orphans(&mut self, pool: &Pool, room_is_left: bool, now: Instant) {
+    pub(super) fn expire(&mut self, pool: &Pool, has_room: bool, now: Instant) {
         let mut expired = Vec::new();
         self.held.retain(|key, waiting| {
-            let is_unconfirmed = self.unconfirmed.contains_key(key);
-            let condition = |one: &HeldRequest| if is_unconfirmed { QueueCondition::Unconfirmed } else { one.queue };
-            let in_vain = pool.consecutive_failures(key) >= CONTROLLER_BIND_ATTEMPTS_MAX;
-            let old = waiting.extract_if(.., |one| in_vain || now.since(one.since) >= CONTROLLER_ORPHAN_TIMEOUT);
-            expired.extend(old.map(|one| (DeadLetterReason::for_queue(condition(&one)), one.delivery)));
+            let is_failing = pool.consecutive_failures(key) >= CONTROLLER_BIND_ATTEMPTS_MAX;
+            expired
+                .extend(waiting.extract_if(.., |one| is_failing || now.since(one.since) >= CONTROLLER_ORPHAN_TIMEOUT));
             let is_slow = waiting.iter().any(|one| now.since(one.since) >= CONTROLLER_QUEUE_DECLARE_SLOW);
-            if !room_is_left && is_slow && waiting.len() > CONTROLLER_QUEUE_FULL_WAITING_MAX {
+            if !has_room && is_slow && waiting.len() > CONTROLLER_QUEUE_FULL_WAITING_MAX {
                 waiting.sort_by_key(|one| one.since);
-                let many = waiting.drain(CONTROLLER_QUEUE_FULL_WAITING_MAX..);
-                expired.extend(many.map(|one| (DeadLetterReason::for_queue(condition(&one)), one.delivery)));
+                expired.extend(waiting.drain(CONTROLLER_QUEUE_FULL_WAITING_MAX..));
             }
             !waiting.is_empty()
         });
-        for (reason, delivery) in expired {
+        for HeldRequest { delivery, is_refused, .. } in expired {
+            let reason = if is_refused { DeadLetterReason::full_queue() } else { DeadLetterReason::no_queue() };
             self.reject(delivery, reason);
         }
     }
@@ -117,19 +97,19 @@ impl SessionState {
     /// The queue of the key is full.
     pub(super) fn hold_refused(&mut self, key: Key, request: HeldRequest, now: Instant) {
         let waiting = self.held.entry(key).or_default();
-        let refused = waiting.iter().filter(|one| one.queue == QueueCondition::Full).count();
+        let refused = waiting.iter().filter(|one| one.is_refused).count();
         if refused >= CONTROLLER_QUEUE_FULL_WAITING_MAX {
-            return self.reject(request.delivery, DeadLetterReason::for_queue(QueueCondition::Full));
+            return self.reject(request.delivery, DeadLetterReason::full_queue());
         }
         let not_before = now.plus(CONTROLLER_RECONCILE_INTERVAL);
-        waiting.push(HeldRequest { not_before, queue: QueueCondition::Full, ..request });
+        waiting.push(HeldRequest { not_before, is_refused: true, ..request });
     }
 
-    pub(super) fn held_keys(&self) -> impl Iterator<Item = &Key> {
+    pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
         self.held.keys()
     }
 
-    pub(super) fn has_held(&self, key: &Key) -> bool {
+    pub(super) fn contains(&self, key: &Key) -> bool {
         self.held.contains_key(key)
     }
 
