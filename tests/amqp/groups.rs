@@ -12,7 +12,7 @@ mod refused;
 mod seen;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use journeyman::amqp;
 use journeyman::amqp::lapin::options::{BasicPublishOptions, QueueDeclareOptions};
@@ -109,6 +109,11 @@ impl Pool {
         format!("command = [\"/bin/sh\", \"-c\", '{worker}']\n")
     }
 
+    /// Workers that each request kills.
+    fn killed_workers(&self) -> String {
+        format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{}", self.workers("#!/bin/sh\nkill -9 $PPID\n"))
+    }
+
     /// Publishes a request under a key; whether it was routed.
     async fn publish(&self, key: &str, properties: BasicProperties) -> bool {
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
@@ -137,6 +142,13 @@ impl Pool {
                 return answer.json();
             }
         }
+    }
+
+    /// The reason of the error reply to a request.
+    async fn rejected(&self, id: &str) -> String {
+        let answer = self.client.answer(id).await;
+        assert_eq!(answer.status(), "core_error", "{:?}", answer.json());
+        answer.json()["context"]["reason"].as_str().expect("a reason").to_owned()
     }
 
     /// The logs of its workers, for the message of a failed assertion.
@@ -186,6 +198,30 @@ impl Drop for Pool {
     }
 }
 
+/// Runs `journeyman controller` with these arguments.
+async fn run(socket: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+    command.arg("controller").args(arguments).arg("--socket").arg(socket).env_clear().env("USER", "ana");
+    command.stdin(Stdio::null());
+    let running = tokio::task::spawn_blocking(move || command.output().expect("it runs"));
+    within("a command", running).await.expect("it ends")
+}
+
+/// What a command prints that succeeds.
+async fn succeeds(socket: &Path, arguments: &[&str]) -> String {
+    let output = run(socket, arguments).await;
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// What a command prints that fails.
+async fn fails(socket: &Path, arguments: &[&str]) -> String {
+    let Output { status, stdout, stderr } = run(socket, arguments).await;
+    let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert_eq!(status.code(), Some(1), "{arguments:?}: {text}");
+    text
+}
+
 const READY: &str = "acquired the pool; this controller is active";
 
 fn files(folder: &Path, ending: &str) -> usize {
@@ -202,21 +238,15 @@ async fn a_cold_key_is_answered_by_a_worker_that_starts_for_it_and_stops_without
         pool.ask(key, key).await;
     }
     for key in ["infra=42 ü", "infra%3D42%20%C3%BC", "7"] {
-        let mut answer = pool.client.answer(key).await;
-        while answer.partial {
-            answer = pool.client.answer(key).await;
-        }
-        assert_eq!(answer.status(), "ok", "{key}");
+        pool.answered(key).await;
     }
     let queue = format!("{}-req-infra%3D42%20%C3%BC", pool.name);
     pool.until(&queue, None).await;
     pool.until(&format!("{}-req-7", pool.name), None).await;
     let workers = pool.records();
     assert_eq!((pool.worker_records(), files(&workers, ".log")), (Vec::new(), 2), "{}", controller.log());
-    controller.signal(Signal::TERM);
-    let ended = controller.ends().await;
-    assert_eq!(ended.code(), Some(0));
-    assert_eq!(ended.log.matches("worker started").count(), 2, "one for each key: {}", ended.log);
+    let log = controller.drained().await;
+    assert_eq!(log.matches("worker started").count(), 2, "one for each key: {log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -316,8 +346,7 @@ async fn a_request_that_came_to_a_queue_while_there_was_no_controller_gets_a_wor
     let mut first = pool.active("command = [\"/bin/false\"]\n").await;
     pool.ask("a", "1").await;
     first.says("worker exited").await;
-    first.signal(Signal::TERM);
-    assert_eq!(first.ends().await.code(), Some(0));
+    first.drained().await;
     let _second = pool.active(&pool.echo()).await;
     pool.answered("1").await;
 }
@@ -325,12 +354,10 @@ async fn a_request_that_came_to_a_queue_while_there_was_no_controller_gets_a_wor
 #[tokio::test(flavor = "multi_thread")]
 async fn b05_a_request_that_kills_its_workers_is_answered_and_put_aside() {
     let Some(pool) = Pool::new().await else { return };
-    let killer = pool.workers("#!/bin/sh\nkill -9 $PPID\n");
     let delays = "unbind_delay = \"3s\"\nstop_delay = \"1s\"\n";
-    let controller = pool.active(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{delays}{killer}")).await;
+    let controller = pool.active(&format!("{delays}{}", pool.killed_workers())).await;
     pool.ask("a", "1").await;
-    let answer = pool.client.answer("1").await;
-    assert_eq!(answer.json()["context"]["reason"], "delivery_limit", "{:?}", answer.json());
+    assert_eq!(pool.rejected("1").await, "delivery_limit");
     pool.until(&format!("{}-poison", pool.name), Some((1, 0))).await;
     // A quorum queue is deleted without the conditions that it does not know.
     pool.until(&format!("{}-req-a", pool.name), None).await;

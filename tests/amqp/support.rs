@@ -39,6 +39,17 @@ pub(crate) fn shared_uri() -> Option<String> {
     crate::broker::shared()
 }
 
+/// A Python with the client library pika.
+pub(crate) fn pika_python() -> Option<String> {
+    let python = std::env::var("JOURNEYMAN_TEST_PIKA_PYTHON").ok();
+    let is_needed = std::env::var("CI").is_ok_and(|value| value == "true");
+    assert!(python.is_some() || !is_needed, "JOURNEYMAN_TEST_PIKA_PYTHON names no Python with pika; tests/run has one");
+    if python.is_none() {
+        eprintln!("NOT TESTED: JOURNEYMAN_TEST_PIKA_PYTHON names no Python with pika; tests/run has one");
+    }
+    python
+}
+
 pub(crate) fn broker(uri: &str) -> amqp::Broker {
     amqp::Broker::new(&amqp::BrokerConfig::new(uri)).expect("the address is good")
 }

@@ -46,7 +46,6 @@ fn pool(name: &str, role: Role) -> PoolStatus {
 }
 
 fn group(key: &str, phase: GroupPhase, workers: &[WorkerActivity]) -> GroupStatus {
-    let of = |which: WorkerActivity| u32::try_from(workers.iter().filter(|doing| **doing == which).count()).unwrap();
     let member = |(at, doing): (usize, &WorkerActivity)| WorkerStatus {
         id: format!("8a6f3c1e-5b0d-4c1f-9a51-{key:0>8.8}{at:04}"),
         state: *doing,
@@ -59,12 +58,7 @@ fn group(key: &str, phase: GroupPhase, workers: &[WorkerActivity]) -> GroupStatu
         is_settled: phase != GroupPhase::Deleting,
         ready: Some(0),
         unacknowledged: None,
-        workers: WorkerCounts {
-            starting: of(WorkerActivity::Starting),
-            idle: of(WorkerActivity::Idle),
-            busy: of(WorkerActivity::Busy),
-            stopping: of(WorkerActivity::Stopping),
-        },
+        workers: workers.iter().copied().collect(),
         worker_list: workers.iter().enumerate().map(member).collect(),
         wanted: Some(u32::try_from(workers.len()).unwrap()),
         reasons: vec!["the load needs 0".to_owned(), "raised to min = 1".to_owned()],

@@ -8,6 +8,7 @@ use crate::support::within;
 use crate::task_queue::{TaskQueue, client};
 
 async fn start(folder: &std::path::Path) -> TaskQueue {
+    std::fs::write(folder.join("token"), "secret-token").expect("it is written");
     // Who counts for the pool may not list what is claimed in the other queue.
     let counts = ["queue:pending-count:far/side", "queue:claimed-list:far/side", "queue:pending-count:far/other"];
     TaskQueue::start(folder, |config| config.clients.push(client("counter", &counts))).await
@@ -21,12 +22,14 @@ fn waits_for(file: &std::path::Path) -> Value {
 
 impl TaskQueue {
     /// The section of a demand.
-    fn demand(&self, name: &str, pool: &str, task_queue: &str) -> String {
+    fn demand(&self, name: &str, pool: &Pool, task_queue: &str) -> String {
         format!(
-            "[demand.{name}]\nsource = \"{name}\"\npool = \"{pool}\"\nkey = \"builds\"\ninterval = \"1s\"\n\
+            "[demand.{name}]\nsource = \"{name}\"\npool = \"{}\"\nkey = \"builds\"\ninterval = \"1s\"\n\
              [source.{name}]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"{task_queue}\"\n\
-             client_id = \"counter\"\naccess_token_file = \"token\"\n",
-            self.service.root_url()
+             client_id = \"counter\"\naccess_token_file = \"{}/token\"\n",
+            pool.name,
+            self.service.root_url(),
+            pool.folder.path().display()
         )
     }
 }
@@ -36,7 +39,6 @@ async fn workers_are_started_for_the_tasks_of_a_queue_and_go_when_none_are_left(
     let Some(pool) = Pool::new().await else { return };
     let here = pool.folder.path();
     let tasks = start(here).await;
-    std::fs::write(here.join("token"), "secret-token").expect("it is written");
     let worker = format!(
         "[worker]\nid = \"w-{{pid}}\"\npoll_interval = \"200ms\"\n[host]\nmetadata_service = \"off\"\n[source.builds]\nkind = \"taskcluster\"\nroot_url = \"{}\"\n\
          task_queue = \"far/side\"\nclient_id = \"tester\"\naccess_token_file = \"{}\"\n",
@@ -49,8 +51,7 @@ async fn workers_are_started_for_the_tasks_of_a_queue_and_go_when_none_are_left(
         env!("CARGO_BIN_EXE_journeyman"),
         here = here.display()
     );
-    let demand =
-        tasks.demand("ci", &pool.name, "far/side").replace("\"token\"", &format!("\"{}/token\"", here.display()));
+    let demand = tasks.demand("ci", &pool, "far/side");
     let go = here.join("go");
     let ids = [tasks.create("far/side", waits_for(&go)).await, tasks.create("far/side", waits_for(&go)).await];
     let _controller =
@@ -89,9 +90,7 @@ async fn a_queue_that_may_not_be_listed_is_counted_by_what_waits_and_one_that_is
     let Some(pool) = Pool::new().await else { return };
     let here = pool.folder.path();
     let tasks = start(here).await;
-    std::fs::write(here.join("token"), "secret-token").expect("it is written");
-    let demand = tasks.demand("other", &pool.name, "far/other");
-    let demand = demand.replace("\"token\"", &format!("\"{}/token\"", here.display()));
+    let demand = tasks.demand("other", &pool, "far/other");
     tasks.create("far/other", waits_for(&here.join("never"))).await;
     let mut controller = pool.controller(&format!("command = [\"/bin/sleep\", \"600\"]\n{demand}"));
     controller.says("not allowed to list claimed tasks").await;

@@ -5,15 +5,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
 use journeyman::amqp;
-use journeyman::amqp::lapin::options::QueueDeclareOptions;
-use journeyman::amqp::lapin::types::AMQPValue;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
 use super::Pool;
 use super::seen::until;
 use crate::broker::Broker;
-use crate::support::{Client, TEST_TIMEOUT, within};
+use crate::support::{Client, TEST_TIMEOUT, pika_python, within};
 
 impl Pool {
     pub(super) fn socket(&self) -> PathBuf {
@@ -23,6 +21,14 @@ impl Pool {
     /// What its controller says of the pool, once it is so.
     pub(super) async fn sees(&self, what: &str, like: impl Fn(&Value) -> bool) -> Value {
         until(&self.socket(), what, like).await
+    }
+
+    /// Workers that reply once this file exists.
+    fn waiting_workers(&self) -> (PathBuf, String) {
+        let gate = self.folder.path().join("open");
+        let wait = format!("#!/bin/sh\nuntil [ -e {} ]; do sleep 0.1; done\n", gate.display());
+        let workers = self.workers(&format!("{wait}printf '{{\"type\":\"answer\",\"json\":1}}\\n' >&3\n"));
+        (gate, workers)
     }
 
     /// The processes of its workers.
@@ -103,13 +109,7 @@ async fn b06_a_queue_that_nobody_empties_stays_and_so_does_the_connection() {
 async fn b09_a_request_that_its_queue_does_not_take_stays_an_orphan_until_it_does() {
     let Some(pool) = Pool::new().await else { return };
     let queue = format!("{}-req-k", pool.name);
-    let arguments = amqp::header_table([
-        ("x-max-length", AMQPValue::LongInt(1)),
-        ("x-overflow", AMQPValue::LongString("reject-publish".into())),
-    ]);
-    let channel = &pool.client.channel;
-    let options = QueueDeclareOptions::default();
-    channel.queue_declare(queue.as_str().into(), options, arguments).await.expect("it is declared");
+    pool.client.declare_narrow(&queue).await;
     assert!(pool.client.publish_to(&queue, Client::properties("first", "/echo"), b"1").await);
     let mut controller = pool.active("").await;
     pool.ask("k", "second").await;
@@ -146,12 +146,8 @@ async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_a
     }
     let mut broker = tokio::task::spawn_blocking(|| Broker::start("")).await.expect("it starts");
     let pool = Pool::at(broker.uri()).await;
-    let gate = pool.folder.path().join("open");
-    let waits = format!(
-        "#!/bin/sh\nuntil [ -e {} ]; do sleep 0.1; done\nprintf '{{\"type\":\"answer\",\"json\":1}}\\n' >&3\n",
-        gate.display()
-    );
-    let mut controller = pool.active(&format!("queue_type = \"quorum\"\n{}", pool.workers(&waits))).await;
+    let (gate, workers) = pool.waiting_workers();
+    let mut controller = pool.active(&format!("queue_type = \"quorum\"\n{workers}")).await;
     for number in 0..20 {
         let properties = Client::properties(&number.to_string(), "/echo").with_delivery_mode(2);
         assert!(pool.publish("a", properties.with_reply_to("answers".into())).await);
@@ -193,12 +189,8 @@ async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_a
 #[tokio::test(flavor = "multi_thread")]
 async fn b13_a_group_has_as_many_workers_as_its_load_needs() {
     let Some(pool) = Pool::new().await else { return };
-    let gate = pool.folder.path().join("open");
-    let waits = format!(
-        "#!/bin/sh\nuntil [ -e {} ]; do sleep 0.1; done\nprintf '{{\"type\":\"answer\",\"json\":1}}\\n' >&3\n",
-        gate.display()
-    );
-    let _controller = pool.active(&format!("max = 3\n{}", pool.workers(&waits))).await;
+    let (gate, workers) = pool.waiting_workers();
+    let _controller = pool.active(&format!("max = 3\n{workers}")).await;
     for number in 0..5 {
         pool.ask("a", &number.to_string()).await;
     }
@@ -208,17 +200,6 @@ async fn b13_a_group_has_as_many_workers_as_its_load_needs() {
     for number in 0..5 {
         pool.answered(&number.to_string()).await;
     }
-}
-
-/// A Python with pika, which knows nothing of ours.
-fn python() -> Option<String> {
-    let python = std::env::var("JOURNEYMAN_TEST_PIKA_PYTHON").ok();
-    let needed = std::env::var("CI").is_ok_and(|value| value == "true");
-    assert!(python.is_some() || !needed, "JOURNEYMAN_TEST_PIKA_PYTHON names no Python with pika; tests/run has one");
-    if python.is_none() {
-        eprintln!("NOT TESTED: JOURNEYMAN_TEST_PIKA_PYTHON names no Python with pika; tests/run has one");
-    }
-    python
 }
 
 fn support(name: &str) -> PathBuf {
@@ -238,7 +219,7 @@ async fn asks(python: &str, pool: &Pool, key: &[u8], count: usize) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_existing_client_and_an_existing_worker_are_served_as_they_are() {
-    let (Some(pool), Some(python)) = (Pool::new().await, python()) else { return };
+    let (Some(pool), Some(python)) = (Pool::new().await, pika_python()) else { return };
     let delays = "unbind_delay = \"3s\"\nstop_delay = \"1s\"\n";
     let worker = support("known_worker.py");
     let _controller = pool.active(&format!("command = [\"{python}\", \"{}\"]\n{delays}", worker.display())).await;
@@ -255,7 +236,7 @@ async fn an_existing_client_and_an_existing_worker_are_served_as_they_are() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn b02_a_key_that_is_no_text_is_answered_and_costs_nobody_else_anything() {
-    let (Some(pool), Some(python)) = (Pool::new().await, python()) else { return };
+    let (Some(pool), Some(python)) = (Pool::new().await, pika_python()) else { return };
     let _controller = pool.active("").await;
     let said = asks(&python, &pool, b"a\xff", 2).await;
     assert_eq!(said.matches("core_error ").count(), 2, "{said}");

@@ -1,27 +1,7 @@
-//! What people order of a controller: pauses, other numbers, workers that are to go, and a start that is not waited for.
+//! Commands to a controller: pause, scale, drain and retry.
 
-use std::path::Path;
-use std::process::{Command, Stdio};
-
-use super::Pool;
 use super::seen::{status, until};
-use crate::support::within;
-
-/// What `journeyman controller` says to an order, and its exit code.
-async fn tell(socket: &Path, words: &[&str]) -> (Option<i32>, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
-    command.arg("controller").args(words).arg("--socket").arg(socket).env_clear().env("USER", "ana");
-    command.stdin(Stdio::null());
-    let said = tokio::task::spawn_blocking(move || command.output().expect("it runs"));
-    let said = within("the order", said).await.expect("it ends");
-    (said.status.code(), format!("{}{}", String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr)))
-}
-
-async fn obeyed(socket: &Path, words: &[&str]) -> String {
-    let (code, said) = tell(socket, words).await;
-    assert_eq!(code, Some(0), "{words:?}: {said}");
-    said
-}
+use super::{Pool, fails, succeeds};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_that_is_paused_starts_nobody_and_keeps_who_is_there_until_it_is_resumed() {
@@ -31,7 +11,7 @@ async fn a_pool_that_is_paused_starts_nobody_and_keeps_who_is_there_until_it_is_
     pool.ask("old", "1").await;
     while pool.client.answer("1").await.partial {}
 
-    let said = obeyed(&socket, &["pause", "--note", "kernel update"]).await;
+    let said = succeeds(&socket, &["pause", "--note", "kernel update"]).await;
     assert!(said.contains("is paused until it is resumed"), "{said}");
     pool.ask("new", "2").await;
     let waits = |seen: &serde_json::Value| {
@@ -49,11 +29,11 @@ async fn a_pool_that_is_paused_starts_nobody_and_keeps_who_is_there_until_it_is_
     pool.ask("old", "3").await;
     while pool.client.answer("3").await.partial {}
 
-    let said = obeyed(&socket, &["resume"]).await;
+    let said = succeeds(&socket, &["resume"]).await;
     assert!(said.contains("is resumed"), "{said}");
     while pool.client.answer("2").await.partial {}
-    let (code, said) = tell(&socket, &["resume"]).await;
-    assert!(code == Some(1) && said.contains("is not paused"), "{said}");
+    let said = fails(&socket, &["resume"]).await;
+    assert!(said.contains("is not paused"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -61,9 +41,9 @@ async fn a_group_has_other_numbers_for_a_time_and_is_made_for_them_where_it_is_n
     let Some(pool) = Pool::new().await else { return };
     let _controller = pool.active(&format!("unbind_delay = \"1s\"\nstop_delay = \"1s\"\n{}", pool.echo())).await;
     let socket = pool.socket();
-    let (code, said) = tell(&socket, &["scale", "--key", "warm", "--max", "1"]).await;
-    assert!(code == Some(1) && said.contains("has no group \"warm\""), "{said}");
-    let said = obeyed(&socket, &["scale", "--key", "warm", "--min", "2", "--for", "1h"]).await;
+    let said = fails(&socket, &["scale", "--key", "warm", "--max", "1"]).await;
+    assert!(said.contains("has no group \"warm\""), "{said}");
+    let said = succeeds(&socket, &["scale", "--key", "warm", "--min", "2", "--for", "1h"]).await;
     assert!(said.contains("has 2 to 2 workers for 3600 s"), "{said}");
     let warm = |seen: &serde_json::Value| {
         seen["groups"][0]["wanted"] == 2
@@ -79,14 +59,14 @@ async fn a_group_has_other_numbers_for_a_time_and_is_made_for_them_where_it_is_n
 
     // Another one takes the place of a worker that is told to go.
     let first = seen["groups"][0]["worker_list"][0]["id"].as_str().expect("a worker").to_owned();
-    let said = obeyed(&socket, &["drain", &first]).await;
+    let said = succeeds(&socket, &["drain", &first]).await;
     assert!(said.contains("draining worker"), "{said}");
     until(&socket, "another one is started", |seen| seen["counters"]["workers_started"] == 3).await;
-    let (code, said) = tell(&socket, &["drain", "no-worker"]).await;
-    assert!(code == Some(1) && said.contains("has no worker no-worker"), "{said}");
+    let said = fails(&socket, &["drain", "no-worker"]).await;
+    assert!(said.contains("has no worker no-worker"), "{said}");
 
     // There is no demand besides the command.
-    obeyed(&socket, &["scale", "--key", "warm", "--for", "0s"]).await;
+    succeeds(&socket, &["scale", "--key", "warm", "--for", "0s"]).await;
     until(&socket, "it has gone", |seen| seen["groups"] == serde_json::json!([])).await;
     pool.until(&format!("{}-req-warm", pool.name), None).await;
 }
@@ -103,7 +83,7 @@ async fn a_group_whose_workers_did_not_last_is_tried_again_at_once_where_somebod
         group["consecutive_failures"].as_u64() >= Some(4) && group["restart_backoff_seconds"].as_f64().is_some()
     };
     until(&socket, "it waits", waits).await;
-    let said = obeyed(&socket, &["retry", "--key", "a"]).await;
+    let said = succeeds(&socket, &["retry", "--key", "a"]).await;
     assert!(said.contains("the next worker starts now"), "{said}");
     // Fewer than have failed in all.
     let anew = |seen: &serde_json::Value| {

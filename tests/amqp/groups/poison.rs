@@ -1,8 +1,6 @@
-//! Requests that end their workers: put aside, seen, tried again, dropped.
+//! Requests that kill their workers: moved to the poison queue, listed, requeued, discarded.
 
 use std::collections::BTreeSet;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
 
 use journeyman::amqp;
 use journeyman::amqp::lapin::BasicProperties;
@@ -10,22 +8,8 @@ use journeyman::amqp::lapin::types::AMQPValue;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::Pool;
+use super::{Pool, fails, run, succeeds};
 use crate::support::within;
-
-/// `journeyman controller poison`; what came of it.
-async fn poison(socket: &Path, more: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
-    command.args(["controller", "poison"]).args(more).arg("--socket").arg(socket).env_clear().stdin(Stdio::null());
-    let said = tokio::task::spawn_blocking(move || command.output().expect("it runs"));
-    within("the answer", said).await.expect("it ends")
-}
-
-async fn done(socket: &Path, more: &[&str]) -> String {
-    let said = poison(socket, more).await;
-    assert!(said.status.success(), "{more:?}: {}", String::from_utf8_lossy(&said.stderr));
-    String::from_utf8(said.stdout).expect("UTF-8")
-}
 
 impl Pool {
     fn poison(&self) -> String {
@@ -37,7 +21,8 @@ impl Pool {
         within(&format!("{count} are put aside"), async {
             loop {
                 let seen: Value =
-                    serde_json::from_str(&done(&self.socket(), &["list", "-o", "json"]).await).expect("JSON");
+                    serde_json::from_str(&succeeds(&self.socket(), &["poison", "list", "-o", "json"]).await)
+                        .expect("JSON");
                 let requests = seen[&self.name]["requests"].as_array().expect("a list").clone();
                 if requests.len() == count {
                     return requests;
@@ -82,7 +67,7 @@ async fn b04_a_request_that_is_put_aside_says_which_worker_ended_under_it_and_is
     let mut controller =
         pool.active(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{}", pool.workers(&program))).await;
     pool.ask("a/b", "1").await;
-    assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "delivery_limit");
+    assert_eq!(pool.rejected("1").await, "delivery_limit");
     let seen = pool.put_aside(1).await.remove(0);
     assert_eq!(
         (&seen["key"], &seen["reason"], &seen["attempts"]),
@@ -96,14 +81,14 @@ async fn b04_a_request_that_is_put_aside_says_which_worker_ended_under_it_and_is
         seen["worker_log"].as_array().and_then(|lines| lines.last()).and_then(Value::as_str).expect("its last words");
     assert_eq!(log.lines().last(), Some(last));
     let id = seen["id"].as_str().expect("a name");
-    let shown = done(&pool.socket(), &["show", id]).await;
+    let shown = succeeds(&pool.socket(), &["poison", "show", id]).await;
     assert!(shown.contains(worker) && shown.contains(last) && shown.contains("1 bytes"), "{shown}");
-    let table = done(&pool.socket(), &["list", "--pool", &pool.name]).await;
+    let table = succeeds(&pool.socket(), &["poison", "list", "--pool", &pool.name]).await;
     assert!(table.contains(id) && table.contains("a/b"), "{table}");
     // It was looked at three times, and is there as it was.
     pool.until(&pool.poison(), Some((1, 0))).await;
     std::fs::write(&mended, "").expect("it is written");
-    assert_eq!(done(&pool.socket(), &["requeue", id]).await, "1 requeued\n");
+    assert_eq!(succeeds(&pool.socket(), &["poison", "requeue", id]).await, "1 requeued\n");
     let answer = pool.client.answer("1").await;
     assert_eq!((answer.status(), answer.json()), ("ok", "mended".into()));
     assert_eq!(pool.put_aside(0).await, Vec::<Value>::new());
@@ -121,16 +106,10 @@ async fn of_what_was_put_aside_some_may_go_and_what_cannot_be_done_is_said() {
     let seen = pool.put_aside(6).await;
     assert_eq!(seen[5]["key"], Value::Null, "its key is unknown");
     let odd = seen[5]["id"].as_str().expect("a name");
-    let said = poison(&pool.socket(), &["requeue", "r1", "missing", odd]).await;
-    let text = String::from_utf8_lossy(&said.stdout);
-    assert_eq!(said.status.code(), Some(1), "{text}");
+    let text = fails(&pool.socket(), &["poison", "requeue", "r1", "missing", odd]).await;
     assert!(text.starts_with("1 requeued\n") && text.contains("missing: not requeued: no such"), "{text}");
     assert!(text.contains(&format!("{odd}: not requeued: its key is unknown")), "{text}");
-    assert_eq!(
-        done(&pool.socket(), &["discard", "r3"]).await,
-        "1 discarded
-"
-    );
+    assert_eq!(succeeds(&pool.socket(), &["poison", "discard", "r3"]).await, "1 discarded\n");
     let left: Vec<Value> = pool.put_aside(4).await.into_iter().map(|entry| entry["id"].clone()).collect();
     assert_eq!(left, ["r0", "r2", "r4", odd], "in their places");
     let queue = format!("{}-req-k", pool.name);
@@ -138,14 +117,9 @@ async fn of_what_was_put_aside_some_may_go_and_what_cannot_be_done_is_said() {
     let back = pool.client.get(&queue).await.expect("a request");
     let table = back.properties.headers().clone().expect("headers");
     assert_eq!(table.inner().get("x-journeyman-attempts"), None, "its count is a new one");
-    assert_eq!(
-        done(&pool.socket(), &["discard", "--all"]).await,
-        "4 discarded
-"
-    );
-    assert_eq!(done(&pool.socket(), &["list"]).await, "the poison queue is empty\n");
-    let said = poison(&pool.socket(), &["show", "r3"]).await;
-    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    assert_eq!(succeeds(&pool.socket(), &["poison", "discard", "--all"]).await, "4 discarded\n");
+    assert_eq!(succeeds(&pool.socket(), &["poison", "list"]).await, "the poison queue is empty\n");
+    fails(&pool.socket(), &["poison", "show", "r3"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -159,7 +133,7 @@ async fn nothing_that_was_put_aside_is_lost_where_its_controller_dies_while_it_i
     let ids: BTreeSet<String> = (0..COUNT).map(|id| format!("r{id}")).collect();
     pool.fill("k", &ids).await;
     let socket = pool.socket();
-    let asked = tokio::spawn(async move { poison(&socket, &["requeue", "--all"]).await });
+    let asked = tokio::spawn(async move { run(&socket, &["poison", "requeue", "--all"]).await });
     let begun = async { while pool.depth(&queue).await.is_none_or(|(ready, _)| ready < 2) {} };
     within("one is at its new place", begun).await;
     controller.signal(Signal::KILL);

@@ -2,7 +2,6 @@
 
 use journeyman::amqp::lapin::options::{BasicGetOptions, QueueDeclareOptions};
 use journeyman::amqp::lapin::types::FieldTable;
-use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::{Pool, READY};
@@ -29,12 +28,6 @@ pub(super) async fn api(method: reqwest::Method, path: &str, body: Option<Value>
 
 async fn get(path: &str) -> Value {
     api(reqwest::Method::GET, path, None).await
-}
-
-/// Ends a controller, and waits for that.
-async fn leaves(controller: crate::process::Process) {
-    controller.signal(Signal::TERM);
-    assert_eq!(controller.ends().await.code(), Some(0));
 }
 
 impl Pool {
@@ -64,19 +57,18 @@ async fn policies_are_for_the_queues_of_their_pool_and_hold_for_queues_that_are_
     // One whose key makes its queue's name that of the exchange goes by the policy of queues.
     pool.ask("xchg", "1").await;
     pool.until(&queue, Some((1, 0))).await;
-    leaves(first).await;
+    first.drained().await;
     // Another time holds for a queue that is there, though not for what waits in it.
     let second = pool.active(&format!("message_ttl = \"200ms\"\n{}", by_management())).await;
     assert!(pool.client.get(&queue).await.is_some(), "the first one waits without end");
     pool.ask("xchg", "2").await;
-    let answer = pool.client.answer("2").await;
-    assert_eq!(answer.json()["context"]["reason"], "expired", "{:?}", answer.json());
+    assert_eq!(pool.rejected("2").await, "expired");
     // The interface tells of it once the queue was counted anew.
     let dead = format!("{}-deadletter-xchg", pool.name);
     let whole = json!({"message-ttl": 200, "dead-letter-exchange": dead});
     let told = async { while get(&format!("queues/%2F/{queue}")).await["effective_policy_definition"] != whole {} };
     within("the whole policy", told).await;
-    leaves(second).await;
+    second.drained().await;
     pool.without_policies().await;
 }
 
@@ -90,35 +82,29 @@ async fn a_queue_that_somebody_else_has_made_is_taken_as_it_is_and_its_dead_lett
     declaring.await.expect("it is declared");
     let controller = pool.active(&format!("message_ttl = \"200ms\"\n{}", by_management())).await;
     pool.ask("k", "1").await;
-    assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "expired");
-    leaves(controller).await;
+    assert_eq!(pool.rejected("1").await, "expired");
+    controller.drained().await;
     pool.without_policies().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_interface_that_does_not_answer_is_told_of_and_queues_say_themselves_what_is_asked() {
-    let Some(pool) = Pool::new().await else { return };
-    let unreachable = "[amqp]\nmanagement_url = \"http://127.0.0.1:1\"\n";
-    let mut controller = pool.controller(&format!("message_ttl = \"200ms\"\n{unreachable}"));
-    controller.says("cannot apply policies, so TTL, length and limits hold for new queues only").await;
-    controller.says(READY).await;
-    controller.says("no queue counts from the management interface").await;
-    pool.ask("k", "1").await;
-    assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "expired");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_interface_that_takes_its_time_holds_nobody_up() {
+async fn a_management_interface_without_a_reply_delays_no_request() {
     let Some(pool) = Pool::new().await else { return };
     // The connection is never accepted.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let management = format!("[amqp]\nmanagement_url = \"http://{}\"\n", silent.local_addr().expect("its address"));
-    let mut controller = pool.controller(&format!("message_ttl = \"200ms\"\n{management}"));
-    controller.says("no reply from the management interface within 2s").await;
-    controller.says(READY).await;
-    assert!(!controller.log().contains("timed out"), "{}", controller.log());
-    pool.ask("k", "1").await;
-    assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "expired");
+    let silent = silent.local_addr().expect("its address").to_string();
+    for (id, address, error) in [
+        ("1", "127.0.0.1:1", "cannot apply policies, so TTL, length and limits hold for new queues only"),
+        ("2", silent.as_str(), "no reply from the management interface within 2s"),
+    ] {
+        let management = format!("message_ttl = \"200ms\"\n[amqp]\nmanagement_url = \"http://{address}\"\n");
+        let mut controller = pool.controller(&management);
+        controller.says(error).await;
+        controller.says(READY).await;
+        pool.ask("k", id).await;
+        assert_eq!(pool.rejected(id).await, "expired");
+        controller.drained().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -135,7 +121,7 @@ async fn deleted_policies_are_applied_again() {
     for name in ["queues", "xchg"] {
         get(&format!("policies/%2F/{}-req-{name}", pool.name)).await;
     }
-    leaves(controller).await;
+    controller.drained().await;
     pool.without_policies().await;
 }
 
@@ -162,6 +148,6 @@ async fn b11_what_workers_hold_is_counted_and_keeps_their_group_whatever_else_th
     held.delivery.acker.ack(Default::default()).await.expect("it is acknowledged");
     pool.until(&queue, None).await;
     assert_eq!(pool.sees("it is over", |_| true).await["counters"]["broker_disconnects"], 0);
-    leaves(controller).await;
+    controller.drained().await;
     pool.without_policies().await;
 }

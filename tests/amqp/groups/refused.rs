@@ -1,13 +1,10 @@
 //! A controller whose broker refuses a request, a queue or an exchange.
 
-use journeyman::amqp;
+use journeyman::amqp::lapin::ExchangeKind;
 use journeyman::amqp::lapin::options::{
     BasicPublishOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
-use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
-use journeyman::amqp::lapin::{BasicProperties, ExchangeKind};
-
-use rustix::process::Signal;
+use journeyman::amqp::lapin::types::FieldTable;
 use serde_json::Value;
 
 use super::Pool;
@@ -32,8 +29,7 @@ async fn requests_of_a_key_whose_queue_cannot_be_declared_get_an_error_and_delay
     let good = format!("{}-req-good", pool.name);
     within("the other key has its request", async { while pool.depth(&good).await != Some((1, 0)) {} }).await;
     for number in 0..600 {
-        let answer = pool.client.answer(&number.to_string()).await;
-        assert_eq!(answer.json()["context"]["reason"], "no-queue", "{:?}", answer.json());
+        assert_eq!(pool.rejected(&number.to_string()).await, "no-queue");
     }
 }
 
@@ -43,8 +39,7 @@ async fn requests_of_a_key_whose_queue_is_full_get_an_error_and_delay_no_other_k
     let Some(pool) = Pool::new().await else { return };
     pool.client.declare_narrow(&format!("{}-req-hot", pool.name)).await;
     let first = pool.active("").await;
-    first.signal(Signal::TERM);
-    assert_eq!(first.ends().await.code(), Some(0));
+    first.drained().await;
     // All of them are orphans: no controller binds the queue meanwhile.
     for number in 0..REQUESTS {
         pool.ask("hot", &number.to_string()).await;
@@ -109,7 +104,7 @@ async fn deleted_exchanges_are_declared_again_while_the_connection_lasts() {
     let Some(pool) = Pool::new().await else { return };
     let _controller = pool.active("message_ttl = \"200ms\"\n").await;
     pool.ask("a", "1").await;
-    assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "expired");
+    assert_eq!(pool.rejected("1").await, "expired");
     // The requests exchange is declared last.
     for name in ["orphan-xchg", "deadletter-xchg", "req-xchg"] {
         let name = format!("{}-{name}", pool.name);
@@ -132,7 +127,7 @@ async fn deleted_exchanges_are_declared_again_while_the_connection_lasts() {
     // One key is known, and one is not.
     for (key, id) in [("a", "2"), ("b", "3")] {
         pool.ask(key, id).await;
-        assert_eq!(pool.client.answer(id).await.json()["context"]["reason"], "expired", "{key}");
+        assert_eq!(pool.rejected(id).await, "expired", "{key}");
     }
     let seen = pool.sees("it has them", |_| true).await;
     assert_eq!(seen["counters"]["broker_disconnects"], 0, "{seen}");
@@ -156,21 +151,8 @@ async fn an_error_reply_that_its_queue_refuses_is_given_up_and_delays_no_other()
     let Some(pool) = Pool::new().await else { return };
     let mut controller = pool.active("message_ttl = \"200ms\"\n").await;
     let full = format!("{}-full", pool.name);
-    let one = amqp::header_table([
-        ("x-max-length", AMQPValue::LongLongInt(1)),
-        ("x-overflow", AMQPValue::LongString("reject-publish".into())),
-    ]);
-    let channel = &pool.client.channel;
-    let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
-    channel.queue_declare(full.as_str().into(), options, one).await.expect("it is made");
-    let filling = channel.basic_publish(
-        "".into(),
-        full.as_str().into(),
-        BasicPublishOptions::default(),
-        b"1",
-        BasicProperties::default(),
-    );
-    filling.await.expect("it is published").await.expect("it is confirmed");
+    pool.client.declare_narrow(&full).await;
+    assert!(pool.client.publish_to(&full, Client::properties("1", "/echo"), b"1").await);
     // One after the other they would take as long as no test waits.
     for _ in 0..100 {
         let properties = Client::properties("1", "/echo").with_reply_to(full.as_str().into());
@@ -178,23 +160,21 @@ async fn an_error_reply_that_its_queue_refuses_is_given_up_and_delays_no_other()
     }
     pool.ask("idle", "2").await;
     controller.says("gave up an error reply: its queue rejects it").await;
-    assert_eq!(pool.client.answer("2").await.json()["context"]["reason"], "expired");
+    assert_eq!(pool.rejected("2").await, "expired");
     pool.until(&format!("{}-deadletter", pool.name), Some((0, 1))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_poison_request_is_moved_although_the_poison_queue_was_deleted() {
     let Some(pool) = Pool::new().await else { return };
-    let killer = pool.workers("#!/bin/sh\nkill -9 $PPID\n");
-    let mut controller = pool.active(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{killer}")).await;
+    let mut controller = pool.active(&pool.killed_workers()).await;
     let poison = format!("{}-poison", pool.name);
     let channel = &pool.client.channel;
     channel.queue_delete(poison.as_str().into(), QueueDeleteOptions::default()).await.expect("it is deleted");
     pool.ask("a", "1").await;
     controller.says(" was deleted").await;
     pool.until(&poison, Some((1, 0))).await;
-    let answer = pool.client.answer("1").await;
-    assert_eq!(answer.json()["context"]["reason"], "delivery_limit", "{:?}", answer.json());
+    assert_eq!(pool.rejected("1").await, "delivery_limit");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -207,14 +187,12 @@ async fn a_poison_request_that_the_poison_queue_refuses_is_retried_and_answered_
         "definition": { "max-length": 0, "overflow": "reject-publish" },
     });
     api(reqwest::Method::PUT, &full, Some(policy)).await;
-    let killer = pool.workers("#!/bin/sh\nkill -9 $PPID\n");
-    let mut controller = pool.active(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{killer}")).await;
+    let mut controller = pool.active(&pool.killed_workers()).await;
     pool.ask("a", "1").await;
     controller.says("rejects a poison request").await;
     api(reqwest::Method::DELETE, &full, None).await;
     pool.until(&poison, Some((1, 0))).await;
-    let answer = pool.client.answer("1").await;
-    assert_eq!(answer.json()["context"]["reason"], "delivery_limit", "{:?}", answer.json());
+    assert_eq!(pool.rejected("1").await, "delivery_limit");
     let seen = pool.sees("it is done", |seen| seen["counters"]["dead_letters"] == 1).await;
     assert_eq!(
         (&seen["counters"]["broker_disconnects"], &seen["counters"]["poison_requests"]),

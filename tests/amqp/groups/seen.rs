@@ -1,25 +1,17 @@
-//! What a person sees of a controller.
+//! The status of a controller, its reload, and its readiness.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 
-use super::{Pool, READY};
-use crate::process::Process;
+use super::{Pool, READY, succeeds};
+use crate::configuration::{get, listening};
 use crate::support::within;
 
-/// `journeyman controller status`; what it prints.
+/// `journeyman controller status`.
 pub(super) async fn status(socket: &Path, more: &[&str]) -> String {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
-    command.args(["controller", "status", "--socket"]).arg(socket).args(more).env_clear().stdin(Stdio::null());
-    let said = tokio::task::spawn_blocking(move || command.output().expect("it runs"));
-    let said = within("the status", said).await.expect("it ends");
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-    String::from_utf8(said.stdout).expect("UTF-8")
+    succeeds(socket, &[&["status"], more].concat()).await
 }
 
 /// Polls the first pool until it is as expected.
@@ -129,30 +121,12 @@ async fn a_configuration_that_is_read_again_is_heeded_at_once_and_a_bad_one_is_r
     assert_eq!(seen["role"], "active", "{seen}");
 }
 
-/// Where a controller serves its state.
-async fn address(controller: &mut Process) -> String {
-    controller.says("health, metrics and state: http://").await;
-    let log = controller.log();
-    let rest = log.split("health, metrics and state: http://").nth(1).expect("it said so");
-    rest.split('/').next().expect("an address").to_owned()
-}
-
-/// What a controller answers to a path.
-async fn get(address: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).await.expect("it listens");
-    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.expect("it is sent");
-    let mut answer = String::new();
-    within(path, stream.read_to_string(&mut answer)).await.expect("it is UTF-8");
-    answer
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_controller_is_ready_while_it_has_its_pool_and_not_while_it_stands_by() {
     let Some(pool) = Pool::new().await else { return };
     let http = "[http]\nlisten = \"127.0.0.1:0\"\n";
     let mut first = pool.active(http).await;
-    let of_first = address(&mut first).await;
+    let of_first = listening(&mut first).await;
     let ready = get(&of_first, "/readyz").await;
     assert!(ready.starts_with("HTTP/1.1 200") && ready.ends_with("\r\nready\n"), "{ready}");
     pool.ask("a", "1").await;
@@ -163,7 +137,7 @@ async fn a_controller_is_ready_while_it_has_its_pool_and_not_while_it_stands_by(
     assert!(metrics.contains(&sample), "{metrics}");
     let mut second = pool.controller(http);
     second.says("standing by").await;
-    let of_second = address(&mut second).await;
+    let of_second = listening(&mut second).await;
     let ready = get(&of_second, "/readyz").await;
     assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
     assert!(ready.contains("standby: another controller holds this pool"), "{ready}");
