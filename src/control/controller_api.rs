@@ -103,8 +103,7 @@ impl PoolHandles {
         let named: Vec<&ControllerHandle> =
             self.controls.iter().filter(|control| name.is_none_or(|name| control.pool == name)).collect();
         if named.is_empty() {
-            let pools = self.controls.iter().map(|control| control.pool.as_str()).collect::<Vec<_>>().join(", ");
-            let text = format!("no pool {}; the pools are {pools}", name.unwrap_or_default());
+            let text = format!("no pool {}; the pools are {}", name.unwrap_or_default(), self.names());
             return Err(ApiError(StatusCode::NOT_FOUND, text));
         }
         Ok(named)
@@ -113,11 +112,12 @@ impl PoolHandles {
     pub(super) fn select_one(&self, name: Option<&str>) -> Result<&ControllerHandle, ApiError> {
         match self.select(name)?.as_slice() {
             [control] => Ok(control),
-            several => {
-                let pools = several.iter().map(|control| control.pool.as_str()).collect::<Vec<_>>().join(", ");
-                Err(ApiError(StatusCode::BAD_REQUEST, format!("`pool` is required, one of {pools}")))
-            }
+            _ => Err(ApiError(StatusCode::BAD_REQUEST, format!("`pool` is required, one of {}", self.names()))),
         }
+    }
+
+    fn names(&self) -> String {
+        self.controls.iter().map(|control| control.pool.as_str()).collect::<Vec<_>>().join(", ")
     }
 }
 

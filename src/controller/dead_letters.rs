@@ -99,7 +99,12 @@ impl Rejecter {
         if reason.is_poison() {
             let key = original_key(&self.names, letter);
             let worker = self.last_exited_worker(&key).await;
-            while !self.move_to_poison_queue(letter, worker.as_ref()).await? {
+            let move_to_poison_queue = async || {
+                let channel = self.poison_channel.lock().await;
+                poison_message::move_to_poison_queue(&channel, &self.names, letter, self.attempts, worker.as_ref())
+                    .await
+            };
+            while !move_to_poison_queue().await? {
                 let queue = self.names.poison_queue();
                 tracing::warn!(key, "the queue {queue} rejects a poison request, retrying");
                 sleep(CONTROLLER_WORKER_EXIT_TIMEOUT).await;
@@ -111,16 +116,6 @@ impl Rejecter {
             tracing::info!(reason = reason.reason, queue = reason.queue, "answered a dead letter with an error");
         }
         Ok(self.replier.reject(letter, &reason).await?)
-    }
-
-    /// False if the poison queue rejects it.
-    async fn move_to_poison_queue(
-        &self,
-        letter: &Delivery,
-        worker: Option<&ExitedWorker>,
-    ) -> Result<bool, SessionError> {
-        let channel = self.poison_channel.lock().await;
-        poison_message::move_to_poison_queue(&channel, &self.names, letter, self.attempts, worker).await
     }
 
     /// Waits for the driver to report the exit, since the dead letter arrives before that.

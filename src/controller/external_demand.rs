@@ -106,13 +106,10 @@ impl Controller {
                     tracing::warn!(demand = name, "not allowed to list claimed tasks, counting pending tasks only");
                 }
                 known.counts = Some(counts);
-                let claimed = counts.claimed.unwrap_or_default();
-                if counts.pending > 0 || claimed > 0 {
+                if counts.pending > 0 || counts.claimed > Some(0) {
                     // The next count comes only after `interval`.
                     self.pool.handle(Event::Demand { key: key.clone(), extra: interval }, now);
                 }
-                let least = claimed.div_ceil(self.config.settings.concurrency.get());
-                self.workers.on_claimed_count(&key, least, now);
             }
             Err(refused) => {
                 let why = refused.message;

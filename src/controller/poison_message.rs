@@ -62,23 +62,24 @@ pub(super) struct ExitedWorker {
 }
 
 impl ExitedWorker {
-    pub(super) fn new(id: &str, how: &str, words: &str) -> Self {
+    pub(super) fn new(id: &str, reason: &str, log_tail: &str) -> Self {
         let first = |text: &str| text.chars().take(DRIVER_EXIT_REASON_CHARS_MAX).collect::<String>();
-        let words = redact::text(words);
-        let lines: Vec<&str> = words.lines().collect();
+        let log_tail = redact::text(log_tail);
+        let lines: Vec<&str> = log_tail.lines().collect();
         let last = lines.get(lines.len().saturating_sub(CONTROLLER_LOG_TAIL_LINES_MAX)..).unwrap_or_default();
-        Self { id: id.to_owned(), exit: first(how), log: last.iter().map(|line| first(line)).collect() }
+        Self { id: id.to_owned(), exit: first(reason), log: last.iter().map(|line| first(line)).collect() }
     }
 }
 
+/// False if the poison queue rejects it.
 pub(super) async fn move_to_poison_queue(
     channel: &Channel,
     names: &QueueNames,
     delivery: &Delivery,
-    tries: Option<u64>,
-    death: Option<&ExitedWorker>,
+    attempts: Option<u64>,
+    worker: Option<&ExitedWorker>,
 ) -> Result<bool, SessionError> {
-    let properties = poison_properties(delivery, names, tries, death, jiff::Timestamp::now());
+    let properties = poison_properties(delivery, names, attempts, worker, jiff::Timestamp::now());
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
     let queue = names.poison_queue();
     let publishing = channel.basic_publish("".into(), queue.as_str().into(), options, &delivery.data, properties);
@@ -92,36 +93,36 @@ pub(super) async fn move_to_poison_queue(
 fn poison_properties(
     delivery: &Delivery,
     names: &QueueNames,
-    tries: Option<u64>,
-    death: Option<&ExitedWorker>,
+    attempts: Option<u64>,
+    worker: Option<&ExitedWorker>,
     now: jiff::Timestamp,
 ) -> BasicProperties {
-    let obituary = DeadLetterReason::from_delivery(delivery);
+    let reason = DeadLetterReason::from_delivery(delivery);
     let empty = FieldTable::default();
     let before = delivery.properties.headers().as_ref().unwrap_or(&empty);
     let times = headers::number(before, POISON_COUNT).unwrap_or_default().saturating_add(1);
     // Attempts that a worker noted belong to an earlier copy.
     let noted = headers::number(before, ATTEMPTS);
-    let tries = noted.or(tries).map(|_| noted.unwrap_or_default().saturating_add(tries.unwrap_or_default()));
+    let attempts = noted.or(attempts).map(|_| noted.unwrap_or_default().saturating_add(attempts.unwrap_or_default()));
     let mut table = without_own_headers(before);
-    let death = death.filter(|_| headers::wire_bytes(&table) <= CONTROLLER_HEADERS_BYTES_MAX / 2);
+    let worker = worker.filter(|_| headers::wire_bytes(&table) <= CONTROLLER_HEADERS_BYTES_MAX / 2);
     let id = uuid::Uuid::new_v4().simple().to_string();
     let mut text = |name: &str, text: &str| {
         table.insert(name.into(), AMQPValue::LongString(text.into()));
     };
     text(ID, id.get(..ID_DIGITS).unwrap_or_default());
     text(KEY, &original_key(names, delivery));
-    text(REASON, &obituary.reason);
-    if let Some(queue) = &obituary.queue {
+    text(REASON, &reason.reason);
+    if let Some(queue) = &reason.queue {
         text(SOURCE_QUEUE, queue);
     }
-    if let Some(ExitedWorker { id, exit: how, log }) = death {
+    if let Some(ExitedWorker { id, exit, log }) = worker {
         text(WORKER, id);
-        text(WORKER_EXIT, how);
+        text(WORKER_EXIT, exit);
         text(WORKER_LOG, &log.join("\n"));
     }
-    if let Some(tries) = tries {
-        table.insert(ATTEMPTS.into(), integer(tries));
+    if let Some(attempts) = attempts {
+        table.insert(ATTEMPTS.into(), integer(attempts));
     }
     table.insert(POISONED_AT.into(), AMQPValue::Timestamp(u64::try_from(now.as_second()).unwrap_or_default()));
     table.insert(POISON_COUNT.into(), integer(times));

@@ -392,7 +392,8 @@ async fn declare_requests_exchange(controller: &mut Controller, topology: Topolo
             }
             let why = amqp::error_text(&error);
             tracing::warn!("the requests exchange exists with other arguments; adopting it: {why}");
-            let adopt = timeout(AMQP_CALL_TIMEOUT, topology.adopt_requests_exchange());
+            let exchange = topology.names.requests_exchange();
+            let adopt = timeout(AMQP_CALL_TIMEOUT, amqp::find_exchange(topology.connection, exchange.into()));
             Ok(controller.run_while(adopt).await.map_err(timed_out)??)
         }
         other => Ok(other?),

@@ -112,10 +112,6 @@ impl Topology<'_> {
         }
     }
 
-    pub(super) async fn adopt_requests_exchange(self) -> lapin::Result<()> {
-        amqp::find_exchange(self.connection, self.names.requests_exchange().into()).await
-    }
-
     pub(super) async fn run_step(
         self,
         channel: &Channel,

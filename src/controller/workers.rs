@@ -159,17 +159,6 @@ impl WorkerSet {
         self.driver.as_mut().is_some_and(|driver| driver.stop(id))
     }
 
-    /// A worker that holds a task may not report its activity.
-    pub(super) fn on_claimed_count(&mut self, key: &Key, least: u32, now: Instant) {
-        let is_ready = |worker: &KnownWorker| worker.key == *key && !worker.is_stopping() && worker.ready_at.is_some();
-        let ready = self.workers().filter(|(_, worker)| is_ready(worker)).count();
-        let silent = usize::try_from(least).unwrap_or(usize::MAX).saturating_sub(ready);
-        let workers = self.workers_mut().map(|(_, worker)| worker);
-        for worker in workers.filter(|worker| worker.key == *key && worker.ready_at.is_none()).take(silent) {
-            (worker.ready_at, worker.last_report_at) = (Some(now), Some(now));
-        }
-    }
-
     pub(super) fn reset_failures(&mut self, key: &Key) -> bool {
         let restarts = self.restarts.get_mut(key).filter(|restarts| restarts.consecutive_failures() > 0);
         restarts.map(RestartBackoff::reset).is_some()

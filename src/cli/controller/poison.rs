@@ -1,4 +1,4 @@
-//! Requests that were put aside, as a person sees them, tries them again and drops them.
+//! `journeyman controller poison`: lists, shows, requeues and discards requests of the poison queue.
 
 use std::fmt::Write as _;
 
@@ -74,13 +74,13 @@ pub(super) enum PoisonCommand {
 
 pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> ExitResult {
     match command {
-        PoisonCommand::List { place: PoisonTargetArgs { pool, target: which }, output } => {
-            let seen = which.controller_client(environment)?.list_poison(pool.as_deref()).await?;
+        PoisonCommand::List { place: PoisonTargetArgs { pool, target }, output } => {
+            let seen = target.controller_client(environment)?.list_poison(pool.as_deref()).await?;
             output::show(&seen, output, list_table)?;
             Ok(Exit::Success)
         }
-        PoisonCommand::Show { id, place: PoisonTargetArgs { pool, target: which }, output } => {
-            let seen = which.controller_client(environment)?.list_poison(pool.as_deref()).await?;
+        PoisonCommand::Show { id, place: PoisonTargetArgs { pool, target }, output } => {
+            let seen = target.controller_client(environment)?.list_poison(pool.as_deref()).await?;
             let found = seen.values().flat_map(|inventory| &inventory.requests).find(|entry| entry.id == id);
             let Some(entry) = found else {
                 return Err(Failure::new(Exit::Failed, format!("no request {id} in the poison queue")));
@@ -100,30 +100,29 @@ pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> Ex
 async fn apply_action(
     chosen: RequestSelection,
     place: PoisonTargetArgs,
-    fate: PoisonAction,
+    action: PoisonAction,
     environment: &Environment,
 ) -> ExitResult {
-    let which = if chosen.all {
+    let selection = if chosen.all {
         poison_queue::PoisonSelection::All
     } else {
         poison_queue::PoisonSelection::Ids(chosen.ids.into_iter().collect())
     };
-    let order =
-        PoisonActionRequest { pool: place.pool, selection: which, action: fate, by: operator_name(environment) };
-    let settled = place.target.controller_client(environment)?.apply_poison_action(&order).await?;
-    output::print(&outcome_message(&settled, fate))?;
-    Ok(if settled.failed.is_empty() { Exit::Success } else { Exit::Failed })
+    let request = PoisonActionRequest { pool: place.pool, selection, action, by: operator_name(environment) };
+    let outcome = place.target.controller_client(environment)?.apply_poison_action(&request).await?;
+    output::print(&outcome_message(&outcome, action))?;
+    Ok(if outcome.failed.is_empty() { Exit::Success } else { Exit::Failed })
 }
 
-fn outcome_message(settled: &PoisonOutcome, fate: PoisonAction) -> String {
-    let what = fate.past_tense();
-    let mut out = format!("{} {what}\n", settled.succeeded.len());
-    for (id, why) in &settled.failed {
+fn outcome_message(outcome: &PoisonOutcome, action: PoisonAction) -> String {
+    let what = action.past_tense();
+    let mut out = format!("{} {what}\n", outcome.succeeded.len());
+    for (id, why) in &outcome.failed {
         // Writing to a String cannot fail.
         _ = writeln!(out, "{}: not {what}: {}", strip_control_chars(id), strip_control_chars(why));
     }
-    if settled.not_scanned > 0 {
-        _ = writeln!(out, "{} more were not scanned; repeat the command", settled.not_scanned);
+    if outcome.not_scanned > 0 {
+        _ = writeln!(out, "{} more were not scanned; repeat the command", outcome.not_scanned);
     }
     out
 }
@@ -141,7 +140,7 @@ fn list_table(seen: &Inventories) -> String {
                 strip_control_chars(pool),
                 or_none(&entry.key),
                 strip_control_chars(&entry.reason),
-                entry.attempts.map_or_else(|| "-".to_owned(), |tries| tries.to_string()),
+                entry.attempts.map_or_else(|| "-".to_owned(), |attempts| attempts.to_string()),
                 or_none(&entry.poisoned_at),
                 or_none(&entry.worker),
                 or_none(&entry.worker_exit),
@@ -168,7 +167,7 @@ fn details_table(entry: &PoisonedRequest) -> String {
     row("id", Some(entry.id.clone()));
     row("key", entry.key.clone());
     row("reason", Some(entry.reason.clone()));
-    row("attempts", entry.attempts.map(|tries| tries.to_string()));
+    row("attempts", entry.attempts.map(|attempts| attempts.to_string()));
     let times = if entry.poison_count > 1 { format!(", {} times", entry.poison_count) } else { String::new() };
     row("moved at", entry.poisoned_at.as_ref().map(|at| format!("{at}{times}")));
     row("worker", entry.worker.clone());
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tables_say_which_worker_ended_and_what_it_said_and_nothing_of_a_body() {
+    fn the_tables_show_the_worker_its_exit_and_its_log_without_the_body() {
         let one = PoisonList { requests: vec![entry()], not_scanned: 4 };
         let text = list_table(&Inventories::from([("core".to_owned(), one)]));
         for part in ["a1b2c3d4e5f6  core  infra=4 [2J", "delivery_limit  3 ", "signal: 9 (SIGKILL)  512", "and 4 more"]
@@ -231,10 +230,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_done_is_said_of_each() {
+    fn the_message_names_each_request_that_failed() {
         let not = BTreeMap::from([("b".to_owned(), "no such request".to_owned())]);
-        let settled = PoisonOutcome { succeeded: vec!["a".to_owned()], failed: not, not_scanned: 2 };
+        let outcome = PoisonOutcome { succeeded: vec!["a".to_owned()], failed: not, not_scanned: 2 };
         let text = "1 requeued\nb: not requeued: no such request\n2 more were not scanned; repeat the command\n";
-        assert_eq!(outcome_message(&settled, PoisonAction::Requeue), text);
+        assert_eq!(outcome_message(&outcome, PoisonAction::Requeue), text);
     }
 }

@@ -14,10 +14,6 @@ fn gauge(name: &'static str, help: &'static str, read: fn(&PoolStatus) -> Vec<Sa
     })
 }
 
-fn pool_gauge(name: &'static str, help: &'static str, read: fn(&PoolStatus) -> u64) -> Family {
-    pool_metric(MetricKind::Gauge, name, help, read)
-}
-
 fn group_sum(name: &'static str, help: &'static str, read: fn(&GroupStatus) -> u32) -> Family {
     let sum = move |pool: &PoolStatus| pool.groups.iter().map(|group| u64::from(read(group))).sum();
     pool_metric(MetricKind::Gauge, name, help, sum)
@@ -72,7 +68,10 @@ fn families() -> Vec<Family> {
         group_sum("controller_ready_requests", "Requests that are ready in the queues of groups.", |group| {
             group.ready.unwrap_or_default()
         }),
-        pool_gauge("controller_orphans_held", "Orphan requests that the controller holds.", |pool| pool.orphans_held),
+        gauge("controller_orphans_held", "Orphan requests that the controller holds.", |pool| {
+            vec![labeled([&pool.name], float(pool.orphans_held))]
+        })
+        .with_labels(POOL),
         group_sum("controller_groups_unsettled", "Groups whose queue waits for an operation.", |group| {
             u32::from(!group.is_settled)
         }),

@@ -43,6 +43,8 @@ fn title(pools: &[PoolStatus]) -> String {
 }
 
 fn pool_section(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
+    // A standby accepts no command.
+    let acts = if pool.role == Role::Standby { CommandButtons::Hidden } else { acts };
     html! {
         h2.pool {
             "Pool " code { (pool.name) } " " small.at { (pool.broker.address) } " "
@@ -130,14 +132,10 @@ fn facts(pool: &PoolStatus) -> Markup {
 fn no_groups(pool: &PoolStatus) -> Markup {
     html! {
         div.empty {
-            @match pool.role {
-                Role::Active => {
-                    p { "No groups: no request has arrived yet." }
-                    p { code { "journeyman call --pool " (pool.name) " --key KEY --path /PATH '{}'" } " sends one." }
-                }
-                Role::Standby => p { "The active controller shows the groups." }
-                Role::Starting | Role::Disconnected => p { "Groups are unknown until the broker is connected." }
-            }
+            @if pool.role == Role::Active {
+                p { "No groups: no request has arrived yet." }
+                p { code { "journeyman call --pool " (pool.name) " --key KEY --path /PATH '{}'" } " sends one." }
+            } @else { p { "The active controller shows the groups." } }
         }
     }
 }

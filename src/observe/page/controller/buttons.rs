@@ -6,9 +6,6 @@ use serde_json::json;
 use crate::controller::status::{GroupStatus, PoolStatus, Role, WorkerStatus};
 
 pub(super) fn pool_buttons(pool: &PoolStatus) -> Markup {
-    if pool.role == Role::Standby {
-        return html! {};
-    }
     html! {
         span.act {
             @if pool.paused.is_some() { (button(pool, &json!({ "resume": {} }), "resume", "")) }
@@ -23,7 +20,7 @@ pub(super) fn pool_buttons(pool: &PoolStatus) -> Markup {
 }
 
 pub(super) fn group_buttons(pool: &PoolStatus, group: &GroupStatus) -> Markup {
-    if pool.role == Role::Standby || !pool.starts_workers {
+    if !pool.starts_workers {
         return html! {};
     }
     let key = &group.key;
@@ -58,9 +55,6 @@ pub(super) fn group_buttons(pool: &PoolStatus, group: &GroupStatus) -> Markup {
 }
 
 pub(super) fn worker_buttons(pool: &PoolStatus, worker: &WorkerStatus) -> Markup {
-    if pool.role == Role::Standby {
-        return html! {};
-    }
     let ask = format!("Drain {}? It finishes what it holds.", worker.id);
     html! { span.act { (button(pool, &json!({ "drain": { "worker": worker.id } }), "drain", &ask)) } }
 }
