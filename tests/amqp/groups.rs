@@ -222,6 +222,19 @@ async fn fails(socket: &Path, arguments: &[&str]) -> String {
     text
 }
 
+/// Checks members of a JSON value, at any depth; of a list, the first ones.
+fn assert_includes(value: &Value, expected: &Value) {
+    assert!(includes(value, expected), "{expected} is not in {value}");
+}
+
+fn includes(value: &Value, expected: &Value) -> bool {
+    match expected {
+        Value::Object(members) => members.iter().all(|(name, member)| includes(&value[name], member)),
+        Value::Array(items) => items.iter().enumerate().all(|(index, item)| includes(&value[index], item)),
+        _ => value == expected,
+    }
+}
+
 const READY: &str = "acquired the pool; this controller is active";
 
 fn files(folder: &Path, ending: &str) -> usize {

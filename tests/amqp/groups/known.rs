@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use journeyman::amqp;
 use rustix::process::{Pid, Signal, kill_process_group};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::Pool;
 use super::seen::until;
+use super::{Pool, assert_includes};
 use crate::broker::Broker;
 use crate::support::{Client, TEST_TIMEOUT, pika_python, within};
 
@@ -96,11 +96,7 @@ async fn b06_a_queue_that_nobody_empties_stays_and_so_does_the_connection() {
     let later = |seen: &Value| seen["seconds_in_role"].as_f64().is_some_and(|seconds| seconds > 6.0);
     let active = |seen: &Value| group(seen, "a")["phase"] == "active" && group(seen, "a")["ready"] == 1;
     let seen = pool.sees("time has passed", |seen| later(seen) && active(seen)).await;
-    assert_eq!(
-        (&seen["counters"]["broker_disconnects"], &seen["counters"]["queue_operation_failures"]),
-        (&0.into(), &0.into()),
-        "{seen}"
-    );
+    assert_includes(&seen["counters"], &json!({ "broker_disconnects": 0, "queue_operation_failures": 0 }));
     pool.ask("a", "2").await;
     pool.until(&format!("{}-req-a", pool.name), Some((2, 0))).await;
 }

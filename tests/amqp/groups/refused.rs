@@ -5,10 +5,10 @@ use journeyman::amqp::lapin::options::{
     BasicPublishOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
 use journeyman::amqp::lapin::types::FieldTable;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::Pool;
 use super::policies::api;
+use super::{Pool, assert_includes};
 use crate::broker::Broker;
 use crate::support::{Client, shared_uri, within};
 
@@ -182,7 +182,7 @@ async fn a_poison_request_that_the_poison_queue_refuses_is_retried_and_answered_
     let Some(pool) = Pool::new().await else { return };
     let poison = format!("{}-poison", pool.name);
     let full = format!("policies/%2F/{poison}");
-    let policy = serde_json::json!({
+    let policy = json!({
         "pattern": format!("^{poison}$"), "apply-to": "queues", "priority": 99,
         "definition": { "max-length": 0, "overflow": "reject-publish" },
     });
@@ -194,10 +194,6 @@ async fn a_poison_request_that_the_poison_queue_refuses_is_retried_and_answered_
     pool.until(&poison, Some((1, 0))).await;
     assert_eq!(pool.rejected("1").await, "delivery_limit");
     let seen = pool.sees("it is done", |seen| seen["counters"]["dead_letters"] == 1).await;
-    assert_eq!(
-        (&seen["counters"]["broker_disconnects"], &seen["counters"]["poison_requests"]),
-        (&0.into(), &1.into()),
-        "{seen}"
-    );
+    assert_includes(&seen["counters"], &json!({ "broker_disconnects": 0, "poison_requests": 1 }));
     pool.until(&format!("{}-deadletter", pool.name), Some((0, 1))).await;
 }
