@@ -1,5 +1,5 @@
-//! What every driver keeps, whatever it starts workers with. Each is held against something that behaves as the real one is
-//! documented to; only processes of this host are the real thing here.
+//! The contract of drivers. `subprocess` and `exec` start real processes; the others run against stand-ins that follow the
+//! documentation.
 
 mod kubernetes_tests;
 
@@ -13,7 +13,7 @@ use super::*;
 use crate::config::pool::{DockerDriverConfig, SystemdDriverConfig};
 use crate::config::values::{File, Span};
 
-/// What a worker is here: it does as its key says.
+/// A worker that behaves as its key says.
 pub(super) const WORKER: &str = r#"#!/bin/sh
 echo "hello from $WORKER_ID"
 case "$WORKER_KEY" in
@@ -28,12 +28,9 @@ printf '%s' "$WORKER_KEY" >"$SEEN/$WORKER_ID"
 while :; do sleep 0.05; done
 "#;
 
-/// Any wait of a test is over by then.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a worker that does not go has.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// A pool with its driver, and what it works with.
 pub(super) struct Fixture {
     pub(super) folder: tempfile::TempDir,
 }
@@ -55,7 +52,6 @@ impl Fixture {
         TestPool { name, settings: PoolConfig { state_dir, termination_grace: Span(GRACE), ..settings } }
     }
 
-    /// Workers are processes that run this script.
     fn processes(&self, name: &'static str, script: &str) -> TestPool {
         self.test_pool(
             name,
@@ -75,19 +71,17 @@ impl TestPool {
         pool_dir(self.name, &self.settings)
     }
 
-    /// No worker is killed.
     fn with_long_grace(mut self) -> Self {
         self.settings.termination_grace = Span(TEST_TIMEOUT);
         self
     }
 }
 
-/// A controller's driver, as its staff has it.
 struct DriverUnderTest {
     handle: DriverHandle,
-    /// Those whose end was told.
+    /// Workers whose exit was reported.
     ended: BTreeSet<String>,
-    /// Those whose end was told to the one before, which may not have forgotten them.
+    /// Workers whose exit was reported to the previous controller, which may not have removed them.
     ended_before: BTreeSet<String>,
 }
 
@@ -110,7 +104,6 @@ impl DriverUnderTest {
         Self { ended_before, ..Self::new(config) }
     }
 
-    /// What is news.
     fn check_changes(&mut self, changes: Result<Vec<WorkerChange>, DriverError>) -> Vec<WorkerChange> {
         let mut changes = changes.expect("it can say who is there");
         changes.retain(|change| match change {
@@ -140,7 +133,6 @@ impl DriverUnderTest {
         active.is_listing
     }
 
-    /// What has changed until now.
     async fn list_changes(&mut self) -> Vec<WorkerChange> {
         let (mut is_stale, mut all) = (self.request_list(), Vec::new());
         loop {
@@ -157,7 +149,6 @@ impl DriverUnderTest {
         }
     }
 
-    /// Looks until something has changed.
     async fn next_change(&mut self) -> WorkerChange {
         let looking = async {
             loop {
@@ -171,7 +162,6 @@ impl DriverUnderTest {
         timeout(TEST_TIMEOUT, looking).await.expect("something changes")
     }
 
-    /// Starts one, as far as that can be had.
     async fn start(&mut self, assignment: WorkerSpec) -> Result<(), DriverError> {
         let id = assignment.id.clone();
         self.handle.start(assignment);
@@ -186,7 +176,6 @@ impl DriverUnderTest {
         }
     }
 
-    /// Sees one end.
     async fn wait_for_exit(&mut self, id: &str, was_told: bool) -> WorkerExit {
         match self.next_change().await {
             WorkerChange::Exited { id: ended, exit: end, requested: told, .. } => {
@@ -210,7 +199,7 @@ fn key(text: &str) -> Key {
     Key::new(text).expect("it is no longer than a key may be")
 }
 
-/// A worker of this key. Where it is up it says so in the folder that `SEEN` names.
+/// The worker writes its key into the directory `SEEN` once it runs.
 pub(super) fn worker_spec(place: &Fixture, text: &str) -> WorkerSpec {
     let id = uuid::Uuid::new_v4().to_string();
     let variables = [
@@ -231,19 +220,18 @@ fn unstartable_spec(place: &Fixture) -> WorkerSpec {
     assignment
 }
 
-/// Everything that is asked of a driver.
 pub(super) async fn check_conformance(place: &Fixture, settings: PoolConfig) {
     let (core, other) = (place.test_pool("core", settings.clone()), place.test_pool("core-2", settings));
     let (mut site, mut stranger) = (DriverUnderTest::new(&core), DriverUnderTest::new(&other));
     assert_eq!(site.list_changes().await, [], "no worker runs");
 
-    // One that is started is there, and told what it is to know. That it is there is no news.
+    // A started worker runs with its variables, and is not reported as discovered.
     let idle = worker_spec(place, "lives");
     site.start(idle.clone()).await.expect("it is started");
     assert_eq!(site.list_changes().await, []);
     wait_until_up(place, &idle).await;
 
-    // Any key can be had, and one that would make too long a name; each is found again by the next controller.
+    // Any key is possible, also one that makes a name too long; the next controller finds each worker.
     let keys = ["", "-", "Ü/ %2d.", "a=b\u{1}\"$`\\'\n", &format!("lives{}", "é".repeat(120)), "lives"];
     let mut there = BTreeMap::from([(idle.id.clone(), idle.key.clone())]);
     for text in keys {
@@ -262,7 +250,7 @@ pub(super) async fn check_conformance(place: &Fixture, settings: PoolConfig) {
     assert_eq!(site.list_changes().await, [], "once");
     assert_eq!(stranger.list_changes().await, [], "those of another pool are none of its business");
 
-    // Those that are told to go go.
+    // Workers exit on request.
     for id in there.keys() {
         assert!(site.handle.stop(id));
     }
@@ -276,14 +264,14 @@ pub(super) async fn check_conformance(place: &Fixture, settings: PoolConfig) {
     };
     timeout(TEST_TIMEOUT, going).await.expect("they go");
 
-    // One that does not is killed.
+    // A worker that ignores the request is killed.
     let stays = worker_spec(place, "stays");
     site.start(stays.clone()).await.expect("it is started");
     wait_until_up(place, &stays).await;
     assert!(site.handle.stop(&stays.id));
     site.wait_for_exit(&stays.id, true).await;
 
-    // One that takes its time to go is known to go by the next controller, which does not tell it again.
+    // The next controller knows that a worker is stopping, and does not ask it again.
     let patient = core.clone().with_long_grace();
     let mut site = site.restart(&patient).await;
     let lingers = worker_spec(place, "lingers");
@@ -310,20 +298,20 @@ pub(super) async fn check_conformance(place: &Fixture, settings: PoolConfig) {
     assert_eq!(site.list_changes().await.len(), 1, "found");
     site.wait_for_exit(&id, true).await;
 
-    // One that dies at once is told of, and how, and what it has said.
+    // The exit of a worker is reported with its status and the end of its log.
     let dies = worker_spec(place, "dies");
     site.start(dies.clone()).await.expect("it is started");
     let end = site.wait_for_exit(&dies.id, false).await;
     assert!(end.reason.contains("exit status: 3"), "{end:?}");
     assert!(end.log_tail.contains("goodbye"), "{end:?}");
 
-    // One that cannot be started is refused, or is there and dies.
+    // A worker that cannot be started fails to start, or exits.
     let cannot = unstartable_spec(place);
     if site.start(cannot.clone()).await.is_ok() {
         site.wait_for_exit(&cannot.id, false).await;
     }
 
-    // Of those who have gone nothing is left by which anybody would be found, and no secret, whoever has to forget them.
+    // An exited worker leaves no record and no file with a secret.
     let mut site = site.restart(&core).await;
     let left = || {
         let entries = std::fs::read_dir(core.folder()).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -343,7 +331,6 @@ pub(super) async fn check_conformance(place: &Fixture, settings: PoolConfig) {
     assert_eq!(site.list_changes().await, []);
 }
 
-/// A worker has written what key it was told. It has to be polled.
 async fn wait_until_up(place: &Fixture, worker: &WorkerSpec) {
     let path = place.path().join("seen").join(&worker.id);
     let looking = async {

@@ -35,7 +35,7 @@ impl TaskQueue {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn workers_are_started_for_the_tasks_of_a_queue_and_go_when_none_are_left() {
+async fn workers_are_started_for_the_tasks_of_a_queue_and_stopped_afterwards() {
     let Some(pool) = Pool::new().await else { return };
     let here = pool.folder.path();
     let tasks = start(here).await;
@@ -74,11 +74,11 @@ async fn workers_are_started_for_the_tasks_of_a_queue_and_go_when_none_are_left(
         })
         .await;
     }
-    until(&socket, "its workers have gone", |seen| seen["groups"] == json!([])).await;
+    until(&socket, "its group is removed", |seen| seen["groups"] == json!([])).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queue_that_may_not_be_listed_is_counted_by_what_waits_and_one_that_is_gone_keeps_its_last_count() {
+async fn without_the_claimed_list_only_pending_tasks_count_and_an_unreachable_queue_keeps_its_count() {
     let Some(pool) = Pool::new().await else { return };
     let here = pool.folder.path();
     let tasks = start(here).await;

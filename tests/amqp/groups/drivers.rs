@@ -1,10 +1,10 @@
-//! A controller and who starts its workers.
+//! A controller without a driver, and one whose driver fails.
 
 use super::Pool;
 use super::seen::until;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_nobody_starts_workers_it_is_said_how_many_would_be() {
+async fn a_pool_without_a_driver_shows_how_many_workers_are_wanted() {
     let Some(pool) = Pool::new().await else { return };
     let mut controller = pool.active("driver = \"noop\"\nmin = 2\nmax = 3\n").await;
     pool.ask("a", "1").await;
@@ -16,7 +16,7 @@ async fn where_nobody_starts_workers_it_is_said_how_many_would_be() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_whose_workers_cannot_even_be_started_is_an_alert_and_said_in_its_status() {
+async fn workers_that_cannot_be_started_raise_an_alert() {
     let Some(pool) = Pool::new().await else { return };
     let program = r#"["/bin/sh", "-c", "if grep -q start; then echo no room >&2; exit 1; fi"]"#;
     let mut controller = pool.active(&format!("driver = \"exec\"\nexec = {program}\n")).await;

@@ -69,7 +69,7 @@ async fn b01_a_thousand_cold_keys_at_once_reach_their_queues_and_none_waits_for_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b02_a_key_of_any_character_reaches_a_worker_that_is_told_it_whole() {
+async fn b02_a_worker_gets_a_key_of_any_characters_unchanged() {
     let Some(pool) = Pool::new().await else { return };
     let _controller = pool.active(&pool.echo()).await;
     let ascii: Vec<char> = (0..=127_u8).map(char::from).filter(|char| *char != amqp::REPLACEMENT_CHAR).collect();
@@ -88,7 +88,7 @@ async fn b02_a_key_of_any_character_reaches_a_worker_that_is_told_it_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b06_a_queue_that_nobody_empties_stays_and_so_does_the_connection() {
+async fn b06_a_queue_with_requests_is_not_deleted() {
     let Some(pool) = Pool::new().await else { return };
     let _controller = pool.active("unbind_delay = \"1s\"\nstop_delay = \"1s\"\n").await;
     pool.ask("a", "1").await;
@@ -136,7 +136,7 @@ async fn b10_a_worker_that_died_is_started_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_and_loses_nothing_durable() {
+async fn b12_a_killed_broker_loses_no_durable_request_and_keeps_its_workers() {
     if crate::support::shared_uri().is_none() {
         return;
     }
@@ -231,7 +231,7 @@ async fn an_existing_client_and_an_existing_worker_are_served_as_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b02_a_key_that_is_no_text_is_answered_and_costs_nobody_else_anything() {
+async fn b02_a_key_of_invalid_utf8_is_answered_with_an_error() {
     let (Some(pool), Some(python)) = (Pool::new().await, pika_python()) else { return };
     let _controller = pool.active("").await;
     let said = asks(&python, &pool, b"a\xff", 2).await;

@@ -4,7 +4,7 @@ use super::seen::{status, until};
 use super::{Pool, fails, succeeds};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pool_that_is_paused_starts_nobody_and_keeps_who_is_there_until_it_is_resumed() {
+async fn a_paused_pool_starts_and_stops_no_worker() {
     let Some(pool) = Pool::new().await else { return };
     let _controller = pool.active(&pool.echo()).await;
     let socket = pool.socket();
@@ -37,7 +37,7 @@ async fn a_pool_that_is_paused_starts_nobody_and_keeps_who_is_there_until_it_is_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_has_other_numbers_for_a_time_and_is_made_for_them_where_it_is_not_there() {
+async fn scale_creates_a_group_and_overrides_its_limits() {
     let Some(pool) = Pool::new().await else { return };
     let _controller = pool.active(&format!("unbind_delay = \"1s\"\nstop_delay = \"1s\"\n{}", pool.echo())).await;
     let socket = pool.socket();
@@ -72,7 +72,7 @@ async fn a_group_has_other_numbers_for_a_time_and_is_made_for_them_where_it_is_n
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_whose_workers_did_not_last_is_tried_again_at_once_where_somebody_says_so() {
+async fn retry_starts_a_failing_group_at_once() {
     let Some(pool) = Pool::new().await else { return };
     let _controller = pool.active("command = [\"/bin/false\"]\n").await;
     let socket = pool.socket();

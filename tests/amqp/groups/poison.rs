@@ -57,7 +57,7 @@ impl Pool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b04_a_request_that_is_put_aside_says_which_worker_ended_under_it_and_is_tried_again_when_somebody_says_so() {
+async fn b04_a_poison_request_shows_the_worker_that_exited_and_can_be_requeued() {
     let Some(pool) = Pool::new().await else { return };
     let mended = pool.folder.path().join("mended");
     let program = format!(
@@ -95,7 +95,7 @@ async fn b04_a_request_that_is_put_aside_says_which_worker_ended_under_it_and_is
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_what_was_put_aside_some_may_go_and_what_cannot_be_done_is_said() {
+async fn single_poison_requests_are_requeued_and_discarded_and_failures_are_named() {
     let Some(pool) = Pool::new().await else { return };
     let _controller = pool.active("").await;
     let ids: BTreeSet<String> = (0..5).map(|id| format!("r{id}")).collect();
@@ -122,7 +122,7 @@ async fn of_what_was_put_aside_some_may_go_and_what_cannot_be_done_is_said() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_that_was_put_aside_is_lost_where_its_controller_dies_while_it_is_tried_again() {
+async fn a_controller_killed_during_a_requeue_loses_no_poison_request() {
     const COUNT: usize = 2_000;
     let Some(pool) = Pool::new().await else { return };
     let controller = pool.active("").await;

@@ -1,4 +1,4 @@
-//! What is asked of queues by the broker's management interface, and what it counts of them.
+//! Policies and counts of the management interface.
 
 use journeyman::amqp::lapin::options::{BasicGetOptions, QueueDeclareOptions};
 use journeyman::amqp::lapin::types::FieldTable;
@@ -40,7 +40,7 @@ impl Pool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn policies_are_for_the_queues_of_their_pool_and_hold_for_queues_that_are_there() {
+async fn policies_apply_to_existing_queues_of_their_pool() {
     let Some(pool) = Pool::new().await else { return };
     let queue = format!("{}-req-xchg", pool.name);
     let first = pool.active(&by_management()).await;
@@ -68,7 +68,7 @@ async fn policies_are_for_the_queues_of_their_pool_and_hold_for_queues_that_are_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queue_that_somebody_else_has_made_is_taken_as_it_is_and_its_dead_letters_are_answered() {
+async fn a_queue_of_another_controller_is_adopted_and_gets_the_policy() {
     let Some(pool) = Pool::new().await else { return };
     // As the known controller has it: no arguments.
     let queue = format!("{}-req-k", pool.name);
@@ -121,7 +121,7 @@ async fn deleted_policies_are_applied_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b11_what_workers_hold_is_counted_and_keeps_their_group_whatever_else_the_vhost_has() {
+async fn b11_requests_that_workers_hold_keep_their_group() {
     let Some(pool) = Pool::new().await else { return };
     let delays = "unbind_delay = \"14s\"\nstop_delay = \"1s\"\nqueue_type = \"quorum\"\n";
     let controller = pool.active(&format!("{delays}{}", by_management())).await;

@@ -28,7 +28,7 @@ pub(super) async fn until(socket: &Path, what: &str, like: impl Fn(&Value) -> bo
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn status_says_why_a_group_has_so_many_workers_and_what_came_of_its_requests() {
+async fn status_explains_the_workers_of_a_group() {
     let Some(pool) = Pool::new().await else { return };
     let _controller = pool.active(&format!("min_idle = 1\nmax = 1\n{}", pool.echo())).await;
     pool.echoes("a b", "1").await;
@@ -60,7 +60,7 @@ async fn status_says_why_a_group_has_so_many_workers_and_what_came_of_its_reques
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn status_says_that_workers_do_not_last_and_where_the_log_of_the_last_one_is() {
+async fn status_shows_failing_workers_and_the_log_of_the_last_one() {
     let Some(pool) = Pool::new().await else { return };
     let mut controller = pool.active("command = [\"/bin/false\"]\n").await;
     pool.ask("a", "1").await;
@@ -77,7 +77,7 @@ async fn status_says_that_workers_do_not_last_and_where_the_log_of_the_last_one_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_controller_that_stands_by_says_so_and_answers_at_the_socket_of_the_one_that_went() {
+async fn a_standby_controller_takes_over_the_socket_of_the_active_one() {
     let Some(pool) = Pool::new().await else { return };
     let first = pool.active("").await;
     let shared = pool.socket();
@@ -99,7 +99,7 @@ async fn a_controller_that_stands_by_says_so_and_answers_at_the_socket_of_the_on
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_configuration_that_is_read_again_is_heeded_at_once_and_a_bad_one_is_refused() {
+async fn a_reload_takes_effect_at_once_and_an_invalid_one_is_rejected() {
     let Some(pool) = Pool::new().await else { return };
     let echo = pool.echo();
     let mut controller = pool.active(&echo).await;
@@ -122,7 +122,7 @@ async fn a_configuration_that_is_read_again_is_heeded_at_once_and_a_bad_one_is_r
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_controller_is_ready_while_it_has_its_pool_and_not_while_it_stands_by() {
+async fn only_the_active_controller_is_ready() {
     let Some(pool) = Pool::new().await else { return };
     let http = "[http]\nlisten = \"127.0.0.1:0\"\n";
     let mut first = pool.active(http).await;

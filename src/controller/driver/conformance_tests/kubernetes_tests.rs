@@ -124,7 +124,7 @@ async fn pods_of_a_cluster_are_a_driver() {
     again.wait_for(&mut site, "they are found", |again| again.running == known.running).await;
     assert_eq!(stranger.list_changes().await, []);
 
-    // One that is told to go goes, and no other.
+    // The requested worker exits, and no other.
     let idle = known.running.iter().find(|(_, key)| key.as_str() == "lives").map(|(id, _)| id.clone()).expect("one");
     assert!(site.handle.stop(&idle));
     known.wait_for(&mut site, "it goes", |known| known.exited.contains_key(&idle)).await;
