@@ -1,4 +1,4 @@
-//! The journal of claims whose payloads may start, and what a restarted worker does about it.
+//! The journal of claims and their processes, and what a restarted worker does about it.
 //!
 //! A [`Journal`] is a state; every change is a [`JournalRecord`], and replaying the records restores it.
 //! `host::journal` stores them. The journal holds no secret: a recovered claim gets new credentials.
@@ -26,7 +26,7 @@ pub struct EntryId(pub u64);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootId(pub Box<str>);
 
-/// A claim whose payload may start.
+/// A claim; its payload may start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimRecord {
     pub run: Run,
@@ -85,7 +85,7 @@ pub enum JournalRecord {
     Closed {
         entry: EntryId,
     },
-    /// When the oldest claiming poll was sent whose answer was not read: its claims may be in no other record.
+    /// When the oldest unread claiming poll was sent: its claims may be in no other record.
     UnreadPoll {
         claimant: Box<str>,
         /// Since 1970, on the wall clock; `None` if every answer was read.
@@ -238,7 +238,7 @@ impl Journal {
         plan
     }
 
-    /// When this claimant sent the oldest poll whose answer was not read.
+    /// When this claimant sent its oldest unread poll.
     pub fn unread_poll(&self, claimant: &str) -> Option<Duration> {
         self.unread_polls.get(claimant).copied()
     }

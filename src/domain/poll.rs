@@ -25,7 +25,7 @@ pub const CLOCK_SKEW_MAX: Duration = Duration::from_secs(2);
 pub struct Capabilities {
     /// The service may hold a poll open until there is something to claim.
     pub long_poll: bool,
-    /// The source can list claims whose reply was lost.
+    /// The source can list the claims of lost replies.
     pub supports_recovery: bool,
     /// The source can tell whether a run was canceled without touching its lease.
     pub reports_cancellation: bool,
@@ -51,7 +51,7 @@ enum State {
     Recovering,
 }
 
-/// The oldest claiming poll whose answer was not read. Of the claims under this worker's id that no record has, those
+/// The oldest unread claiming poll. Of the claims under this worker's id that no record has, those
 /// made since are this worker's; an older one belongs to another worker with the same id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnreadPoll {

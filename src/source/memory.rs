@@ -52,7 +52,7 @@ pub struct Config {
     pub style: PollStyle,
     /// The length of a lease.
     pub lease: Duration,
-    /// Retries of a task whose definition sets none.
+    /// Retries of a task without `retries` in its definition.
     pub retries: u32,
 }
 

@@ -214,7 +214,7 @@ pub trait Source: Send + Sync + 'static {
     }
 }
 
-/// A source whose polls return messages, which are claimed one by one.
+/// A source of messages, which are claimed one by one.
 pub trait MessageQueue: Send + Sync {
     /// Claims the run of a message. Idempotent for the same worker.
     fn claim<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant>;
@@ -223,7 +223,7 @@ pub trait MessageQueue: Send + Sync {
     fn delete<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, ()>;
 }
 
-/// A source whose claims outlive the connection and the process that made them.
+/// A source of claims that outlive the connection and the process that made them.
 pub trait Recovery: Send + Sync {
     /// Lists the runs that the service counts as claimed by this worker, except `held`, and takes over those that
     /// were claimed at most `newer_than` before this call, with a new lease. The others, which may belong to another

@@ -1,4 +1,4 @@
-//! The replies of a handler to the sender of a request. Only sources whose tasks are requests deliver them.
+//! The replies of a handler to the sender of a request. Only sources of requests deliver them.
 
 use std::borrow::Cow;
 use std::future::Future;

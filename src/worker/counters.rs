@@ -18,9 +18,9 @@ pub struct WorkerCounts {
     /// The sum of all sources.
     #[serde(flatten)]
     pub sources: SourceCounts,
-    /// Claims whose payload may have overlapped with another worker's.
+    /// Claims with a payload that may have overlapped with another worker's.
     pub overlaps_possible: u64,
-    /// Claims whose processes may have survived SIGKILL.
+    /// Claims with processes that may have survived SIGKILL.
     pub cleanup_pending: u64,
     /// Failed deletes of messages, each attempt counted.
     pub deletes_failed: u64,

@@ -24,7 +24,7 @@ pub(super) struct Sidecars {
 #[derive(Debug)]
 struct SidecarEntry {
     name: String,
-    /// The sources whose tasks need it.
+    /// The sources that need it.
     sources: Vec<SourceId>,
     handle: SidecarHandle,
 }
@@ -68,7 +68,7 @@ impl Sidecars {
         self.entries.iter().enumerate().map(|(index, sidecar)| (index, sidecar.handle.status.clone())).collect()
     }
 
-    /// The sources whose tasks need a sidecar.
+    /// The sources that need a sidecar.
     pub(super) fn sources(&self, sidecar: usize) -> &[SourceId] {
         &self.entries[sidecar].sources
     }

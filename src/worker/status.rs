@@ -38,7 +38,7 @@ pub struct WorkerStatus {
     pub sources: Vec<SourceStatus>,
     /// The held claims, the shortest lease first.
     pub claims: Vec<ClaimStatus>,
-    /// Ended runs whose slots wait for the end of their processes.
+    /// Ended runs that keep their slots until their processes end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cleanup_pending: Vec<String>,
     /// Ended claims of the last hour.
@@ -94,7 +94,7 @@ pub struct SidecarSummary {
 /// What was recovered from a previous process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RecoverySummary {
-    /// Runs whose remaining processes were killed.
+    /// Runs with remaining processes, which were killed.
     pub killed: usize,
     /// Runs reported with the outcome that the previous process had decided.
     pub reported: usize,

@@ -1,4 +1,4 @@
-//! I26: a payload whose processes may remain keeps its slot, is reported once, and decides the exit reason.
+//! I26: a payload with processes that may remain keeps its slot, is reported once, and decides the exit reason.
 
 use journeyman::domain::claim::{ClaimAction, ClaimEvent};
 use journeyman::domain::id::LocalToken;
@@ -7,7 +7,7 @@ use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
 
 use crate::support::{Bench, DRAIN, REPORTED, UPLOADED, acts, exits, has, run};
 
-/// Ends a claim whose payload may still be there.
+/// Ends a claim; processes of its payload may remain.
 fn ends_occupied(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
     let mut effects = bench.happens(Event::CleanupPending { claim });
     effects.extend(bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Internal))));

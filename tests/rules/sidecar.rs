@@ -195,7 +195,7 @@ fn one_that_somebody_else_starts_is_asked_after_for_ever_and_never_ended() {
     assert_eq!(bench.happens(Event::HealthChecked(HealthCheckResult::Healthy)), [Effect::Up]);
 }
 
-/// A worker with a source of claims whose service is down from the start.
+/// A worker with a source of claims; its service is down from the start.
 fn unserved(manners: &[Capabilities]) -> WorkerBench {
     let mut bench = WorkerBench::new(policy(2), manners);
     bench.worker.set_availability(SourceId(0), ServiceAvailability::Down);

@@ -157,7 +157,7 @@ impl Recovery for Moody {
     }
 }
 
-/// A claim whose calls fail as those of its source do.
+/// Its calls fail as those of its source do.
 struct MoodyClaim {
     inner: Arc<dyn Claim>,
     mood: watch::Receiver<Mood>,

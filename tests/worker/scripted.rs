@@ -66,7 +66,7 @@ pub fn memory_queue(style: PollStyle) -> (MemoryQueue, Clock) {
     (MemoryQueue::new(Config { style, ..Config::default() }, Arc::new(move || clock.now())), clock)
 }
 
-/// Creates a task whose payload is this.
+/// Creates a task with this payload.
 pub fn create(queue: &MemoryQueue, name: &str, payload: Value) -> TaskId {
     let task = TaskId::parse(name).expect("a task id");
     queue.create(task.clone(), json!({ "payload": payload })).expect("created");

@@ -155,7 +155,7 @@ pub enum Effect {
         /// Slots reserved for it.
         max: u8,
     },
-    /// List claims whose reply was lost.
+    /// List the claims of lost replies.
     Recover {
         source: SourceId,
         /// Runs held or ended here.
@@ -188,7 +188,7 @@ pub enum Alert {
         id: Box<str>,
         count: u32,
     },
-    /// A poll made a claim whose answer could not be read. A recovery finds it, or it expires.
+    /// A poll made a claim, and its answer could not be read. A recovery finds it, or it expires.
     UnreadableClaim {
         source: SourceId,
         id: Box<str>,

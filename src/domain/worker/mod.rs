@@ -110,7 +110,7 @@ struct ClaimEntry {
     next_deadline: Option<Instant>,
 }
 
-/// A claim whose processes may remain.
+/// A claim with processes that may remain.
 #[derive(Debug)]
 struct PendingCleanup {
     run: Run,
@@ -222,7 +222,7 @@ pub struct Worker {
     claims_by_run: BTreeMap<RunKey, LocalToken>,
     cleanup_pending: BTreeMap<LocalToken, PendingCleanup>,
     messages: BTreeMap<LocalToken, MessageEntry>,
-    /// Sources whose poll in flight delays a command.
+    /// Sources with a poll in flight that delays a command.
     awaited_polls: BTreeSet<SourceId>,
     timers: BTreeSet<ClaimTimer>,
     alerted_messages: RecentSet<MessageKey>,
@@ -294,7 +294,7 @@ impl Worker {
         self.slots.capacity()
     }
 
-    /// Ended runs whose processes may remain.
+    /// Ended runs with processes that may remain.
     pub fn cleanup_pending(&self) -> impl Iterator<Item = &Run> {
         let ended = self.cleanup_pending.iter().filter(|(claim, _)| !self.claims.contains_key(claim));
         ended.map(|(_, pending)| &pending.run)

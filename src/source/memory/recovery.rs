@@ -1,4 +1,4 @@
-//! Recovery of claims whose reply was lost, and of those of a previous process.
+//! Recovery of the claims of lost replies, and of those of a previous process.
 
 use std::time::Duration;
 

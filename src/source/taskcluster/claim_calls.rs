@@ -1,4 +1,4 @@
-//! Claim calls: claim, reclaim, report, and recovery of claims whose response was lost.
+//! Claim calls: claim, reclaim, report, and recovery of claims after a lost response.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -64,7 +64,7 @@ pub(super) struct TaskDefinition {
 }
 
 impl TaskDefinition {
-    /// For claims whose task is not needed.
+    /// For claims that need no task.
     pub(super) const EMPTY: Self = Self { task: Value::Null, unreadable: None };
 
     fn parse(raw: &RawValue) -> Self {

@@ -156,7 +156,7 @@ impl Engine {
         result
     }
 
-    /// Claims whose loss was reported before their grant arrived.
+    /// Claims that were reported lost before their grant arrived.
     fn drop_lost_grants(&mut self, granted: &[LocalToken]) {
         for claim in granted {
             if self.calls.claims.get(claim).is_some_and(|live| live.granted().is_lost()) {

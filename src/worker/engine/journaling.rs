@@ -1,4 +1,4 @@
-//! What the engine journals before a call: the oldest poll whose answer was not read, so that the next process can
+//! What the engine journals before a call: the oldest unread poll, so that the next process can
 //! recover what it claimed, and decided outcomes.
 
 use std::time::Duration;
