@@ -11,7 +11,6 @@ use serde_json::{Map, Value, json};
 use super::super::exit::{Exit, ExitResult, Failure};
 use super::super::output::{self, Format};
 use super::super::queue_client::QueueClient;
-use super::task_status::{TaskState, TaskStatus};
 use crate::config::values::{Queue, Span};
 use crate::domain::id::TaskId;
 use crate::limits::TASK_DEFINITION_BYTES_MAX;
@@ -74,11 +73,11 @@ pub async fn run(create: CreateArgs, client: &QueueClient) -> ExitResult {
     }
     let statuses = super::wait_for(client, std::slice::from_ref(&task), create.deadline).await?;
     super::print_statuses(&statuses, create.output)?;
-    if create.output == Format::Table && statuses.iter().any(|status| status.state != TaskState::Completed) {
+    let exit = super::exit_after(&statuses);
+    if create.output == Format::Table && exit == Exit::Failed {
         output::print_stderr(&format!("`journeyman task log {task}` shows why"));
     }
-    let completed = statuses.iter().all(|status: &TaskStatus| status.state == TaskState::Completed);
-    Ok(if completed { Exit::Success } else { Exit::Failed })
+    Ok(exit)
 }
 
 impl CreateArgs {

@@ -105,8 +105,7 @@ pub async fn run(arguments: TaskArgs, environment: &Environment) -> ExitResult {
         TaskCommand::Wait(wait) => {
             let statuses = wait_for(&client, &wait.ids.tasks, wait.timeout).await?;
             print_statuses(&statuses, wait.ids.output)?;
-            let all = statuses.iter().all(|status| status.state == TaskState::Completed);
-            Ok(if all { Exit::Success } else { Exit::Failed })
+            Ok(exit_after(&statuses))
         }
         TaskCommand::Log(log) => print_log(&client, &log).await,
         TaskCommand::Cancel(named) => cancel(&client, &named).await,
@@ -116,20 +115,20 @@ pub async fn run(arguments: TaskArgs, environment: &Environment) -> ExitResult {
 
 /// Cancels each task, also after an error.
 async fn cancel(client: &QueueClient, named: &TaskIdsArgs) -> ExitResult {
-    let (mut statuses, mut refused) = (Vec::new(), None);
+    let (mut statuses, mut exit) = (Vec::new(), Exit::Success);
     for task in &named.tasks {
-        let canceled = client.api.cancel_task(task).await.and_then(|status| TaskStatus::read(&status));
-        match canceled.map_err(|refused| client.call_failure(refused)) {
+        match client.api.cancel_task(task).await.and_then(|status| TaskStatus::read(&status)) {
             Ok(status) => statuses.push(status),
-            Err(failure) if named.tasks.len() == 1 => return Err(failure),
-            Err(failure) => {
-                output::print_stderr(&format!("error: {}", failure.message));
-                refused = Some(failure.exit);
+            Err(refused) => {
+                let failure = client.call_failure(refused);
+                output::print_failure(&failure.message);
+                exit = failure.exit;
             }
         }
     }
-    print_statuses(&statuses, named.output)?;
-    let mut exit = refused.unwrap_or(Exit::Success);
+    if !statuses.is_empty() {
+        print_statuses(&statuses, named.output)?;
+    }
     for status in statuses.iter().filter(|status| !status.is_canceled()) {
         output::print_stderr(&format!("{} is already {} and cannot be canceled", status.task, status.summary()));
         exit = Exit::Failed;
@@ -167,6 +166,11 @@ pub async fn wait_for(client: &QueueClient, tasks: &[TaskId], timeout: Span) -> 
         }
     });
     waited.await.unwrap_or_else(|_| Err(Failure::new(Exit::Failed, format!("not resolved after {timeout}"))))
+}
+
+fn exit_after(resolved: &[TaskStatus]) -> Exit {
+    let completed = resolved.iter().all(|status| status.state == TaskState::Completed);
+    if completed { Exit::Success } else { Exit::Failed }
 }
 
 fn print_statuses(statuses: &[TaskStatus], format: Format) -> std::io::Result<()> {

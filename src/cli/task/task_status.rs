@@ -91,25 +91,20 @@ impl TaskStatus {
 
     /// Why a run (by default the last one) has no log, and what to do.
     pub fn missing_log_reason(&self, run: Option<u32>) -> String {
-        let wanted = match run {
-            Some(number) => self.runs.iter().find(|run| run.number == number),
-            None => self.runs.last(),
-        };
-        let Some(found) = wanted else {
-            let run = run.map_or_else(|| "run".to_owned(), |number| format!("run {number}"));
-            return format!("{} is {} and has no {run}, so there is no log", self.task, self.summary());
+        let is_wanted = |found: &&RunStatus| run.is_none_or(|number| found.number == number);
+        let Some(found) = self.runs.iter().rfind(is_wanted) else {
+            return format!("{} is {} and has no such run, so there is no log", self.task, self.summary());
         };
         let reason = match found.state {
-            TaskState::Pending | TaskState::Unscheduled => "no worker has claimed it yet. --wait waits for the log",
-            TaskState::Running => "its log is uploaded at the end. --wait waits for it",
+            TaskState::Unscheduled | TaskState::Pending | TaskState::Running => {
+                "its log is uploaded at the end. --wait waits for it"
+            }
             TaskState::Completed | TaskState::Failed | TaskState::Exception | TaskState::Unknown => {
                 "it was never started, or its log has expired"
             }
         };
-        let earlier = match found.number.checked_sub(1) {
-            Some(before) => format!("; `--run {before}` shows the previous run"),
-            None => String::new(),
-        };
+        let previous = found.number.checked_sub(1).map(|run| format!("; `--run {run}` shows the previous run"));
+        let earlier = previous.unwrap_or_default();
         format!("{}/{} is {}: {reason}{earlier}", self.task, found.number, found.summary())
     }
 
@@ -174,7 +169,7 @@ mod tests {
         let last = status.missing_log_reason(None);
         assert!(last.contains("abc/1") && last.contains("--wait") && last.contains("--run 0"), "{last}");
         assert!(status.missing_log_reason(Some(0)).contains("exception (claim-expired)"));
-        assert!(status.missing_log_reason(Some(7)).contains("no run 7"));
+        assert!(status.missing_log_reason(Some(7)).contains("no such run"));
     }
 
     #[test]
