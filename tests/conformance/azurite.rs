@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::source::Source;
-use journeyman::source::taskcluster::{ApiConfig, ArtifactStorage, Config, Dialect, Taskcluster, Timeouts};
+use journeyman::source::taskcluster::{ApiConfig, ArtifactStorage, Config, Dialect, Taskcluster};
 use serde_json::json;
 
 use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
@@ -148,12 +148,7 @@ impl AzuriteBench {
 impl Bench for AzuriteBench {
     fn source(&self, worker: &str) -> Arc<dyn Source> {
         let settings = Config {
-            api: ApiConfig {
-                root_url: self.service.url(),
-                credentials: None,
-                allow_hosts: Vec::new(),
-                timeouts: Timeouts::default(),
-            },
+            api: ApiConfig::new(&self.service.url(), None),
             dialect: Dialect::Azure,
             task_queue: "prov/wt".into(),
             worker_group: "wg".into(),

@@ -6,9 +6,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::source::Source;
-use journeyman::source::taskcluster::{
-    Api, ApiConfig, ArtifactStorage, Config, Credentials, Dialect, Taskcluster, Timeouts,
-};
+use journeyman::source::taskcluster::{Api, ApiConfig, ArtifactStorage, Config, Credentials, Dialect, Taskcluster};
 use serde_json::{Value, json};
 
 use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec, Waits};
@@ -91,12 +89,7 @@ pub(crate) fn fresh_task_queue() -> String {
 
 impl Service {
     fn api(&self) -> ApiConfig {
-        ApiConfig {
-            root_url: self.root_url.clone(),
-            credentials: Some(self.credentials.clone()),
-            allow_hosts: Vec::new(),
-            timeouts: Timeouts::default(),
-        }
+        ApiConfig::new(&self.root_url, Some(self.credentials.clone()))
     }
 
     pub(crate) fn bench(&self, task_queue: String) -> ServiceBench {

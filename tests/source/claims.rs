@@ -6,13 +6,11 @@ use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::host::clock::Clock;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
-use journeyman::source::{MessageQueue as _, Recovery as _};
+use journeyman::source::{CallError, MessageQueue as _, Recovery as _, RecoveryBatch};
 use serde_json::json;
 
-use crate::gremlin::{Asked, Gremlin, answer_with, date, json as say};
-use crate::support::{CANARY, claim, claimed, discreet, error, poll, reclaim, run, settings, source};
-
-const RETRY: Refusal = Refusal::Retry { retry_after: None };
+use crate::gremlin::{Act, Asked, Gremlin, answer_with, date, json as say};
+use crate::support::{CANARY, RETRY, claim, claimed, discreet, error, polled, reclaim, run, settings, source};
 
 fn signer(asked: &Asked) -> hawk::Header {
     let value = asked.header("authorization").expect("the request is signed");
@@ -43,8 +41,7 @@ async fn an_invalid_claim_does_not_affect_the_others() {
     timeless["takenUntil"] = json!("2001-01-01T00:00:00Z");
     timeless["credentials"].as_object_mut().expect("an object").remove("certificate");
     let tasks = json!({ "tasks": [foreign, { "x": 1 }, claim("T", 0), timeless] });
-    let gremlin = Gremlin::start(|_| vec![say(200, &tasks)]).await;
-    let batch = poll(&source(&gremlin.url(), Dialect::ClaimWork)).await.expect("the poll is answered");
+    let batch = polled(say(200, &tasks)).await.expect("the poll is answered");
     assert_eq!(batch.grants.len(), 1);
     assert!(!format!("{:?}", batch.messages).contains(CANARY));
     assert!(batch.messages[0].run.as_ref().is_err_and(|why| why.contains("another worker")), "{:?}", batch.messages);
@@ -55,11 +52,9 @@ async fn an_invalid_claim_does_not_affect_the_others() {
 #[tokio::test]
 async fn surplus_claims_are_accepted_up_to_the_protocol_limit() {
     let tasks = |count| (0..count).map(|run| claim("T", run)).collect::<Vec<_>>();
-    let gremlin = Gremlin::start(|_| vec![say(200, &json!({ "tasks": tasks(5) }))]).await;
-    let batch = poll(&source(&gremlin.url(), Dialect::ClaimWork)).await.expect("the poll is answered");
+    let batch = polled(say(200, &json!({ "tasks": tasks(5) }))).await.expect("the poll is answered");
     assert_eq!(batch.grants.len(), 5, "none is dropped: the rules hand the fifth back");
-    let gremlin = Gremlin::start(|_| vec![say(200, &json!({ "tasks": tasks(33) }))]).await;
-    let refused = discreet(poll(&source(&gremlin.url(), Dialect::ClaimWork)).await);
+    let refused = discreet(polled(say(200, &json!({ "tasks": tasks(33) }))).await);
     assert_eq!(refused.refusal, RETRY);
     assert!(refused.message.contains("asked for 4"), "{refused}");
 }
@@ -73,9 +68,8 @@ async fn the_lease_is_computed_from_the_services_clock() {
         granted["credentials"].as_object_mut().expect("an object").remove("certificate");
         let body = json!({ "tasks": [granted] }).to_string();
         let headers = [("content-type", "application/json"), ("date", &date(shift_s))];
-        let gremlin = Gremlin::start(|_| vec![answer_with(200, &headers, body)]).await;
         let sent_at = Clock::boot().now();
-        let batch = poll(&source(&gremlin.url(), Dialect::ClaimWork)).await.expect("the poll is answered");
+        let batch = polled(answer_with(200, &headers, body)).await.expect("the poll is answered");
         let lease = batch.grants[0].expires_at.since(sent_at).as_secs();
         assert!((1190..=1200).contains(&lease), "{lease} s with a clock {shift_s} s apart");
     }
@@ -86,8 +80,7 @@ async fn a_rejected_signature_names_the_clock_difference() {
     let body = json!({ "code": "AuthenticationFailed", "message": "Unauthorized: Stale timestamp" }).to_string();
     for (shift_s, named) in [(3 * 3600, true), (0, false)] {
         let headers = [("content-type", "application/json"), ("date", &date(shift_s))];
-        let gremlin = Gremlin::start(|_| vec![answer_with(401, &headers, body.clone())]).await;
-        let refused = discreet(poll(&source(&gremlin.url(), Dialect::ClaimWork)).await);
+        let refused = discreet(polled(answer_with(401, &headers, body.clone())).await);
         assert_eq!(refused.refusal, Refusal::Denied);
         assert_eq!(refused.message.contains("this host's clock is off"), named, "{refused}");
     }
@@ -105,25 +98,20 @@ async fn claim_task_sends_the_worker_identity() {
 
 #[tokio::test]
 async fn claim_task_errors_are_classified() {
-    let expected = [
-        (400, Refusal::Rejected),
-        (401, Refusal::Denied),
-        (403, Refusal::Denied),
-        (404, Refusal::Gone),
-        (408, Refusal::Throttled { retry_after: None }),
-        (409, Refusal::Gone),
-        (410, Refusal::Gone),
-        (413, Refusal::Gone),
-        (424, Refusal::Gone),
-        (429, Refusal::Throttled { retry_after: None }),
-        (500, RETRY),
-        (503, RETRY),
-    ];
-    for (status, refusal) in expected {
-        let gremlin = Gremlin::start(|_| vec![error(status, "Code")]).await;
-        let refused = discreet(source(&gremlin.url(), Dialect::Azure).claim(&run("T", 0)).await);
-        assert_eq!(refused.refusal, refusal, "{status}: {refused}");
-        assert_eq!(refused.message, format!("claimTask T/0: {status} Code: It is so."));
+    let throttled = Refusal::Throttled { retry_after: None };
+    for (statuses, refusal) in [
+        (&[400][..], Refusal::Rejected),
+        (&[401, 403], Refusal::Denied),
+        (&[404, 409, 410, 413, 424], Refusal::Gone),
+        (&[408, 429], throttled),
+        (&[500, 503], RETRY),
+    ] {
+        for status in statuses.iter().copied() {
+            let gremlin = Gremlin::start(|_| vec![error(status, "Code")]).await;
+            let refused = discreet(source(&gremlin.url(), Dialect::Azure).claim(&run("T", 0)).await);
+            assert_eq!(refused.refusal, refusal, "{status}: {refused}");
+            assert_eq!(refused.message, format!("claimTask T/0: {status} Code: It is so."));
+        }
     }
 }
 
@@ -234,9 +222,7 @@ async fn a_claim_with_an_unreadable_payload_is_granted_with_the_reason() {
                 body.replace("\"payload\":{}", &format!("\"payload\":{payload}")).into_bytes(),
             )
         };
-        let gremlin = Gremlin::start(|_| vec![tasks(claim("T", 0))]).await;
-        let source = source(&gremlin.url(), Dialect::ClaimWork);
-        let batch = poll(&source).await.expect("it is answered");
+        let batch = polled(tasks(claim("T", 0))).await.expect("it is answered");
         assert!(batch.messages.is_empty());
         let grant = batch.grants.into_iter().next().expect("a claim");
         assert_eq!((grant.run.clone(), &grant.task["expires"]), (run("T", 0), &json!("2030-01-01T00:00:00.000Z")));
@@ -257,6 +243,13 @@ async fn a_run_that_this_worker_does_not_run_is_canceled() {
     }
     let (_gremlin, claim) = claimed(|_| vec![error(404, "ResourceNotFound")]).await;
     assert_eq!(discreet(claim.is_canceled().await).refusal, Refusal::Gone);
+}
+
+async fn recovered(script: Vec<Act>, newer_than: Duration) -> (Gremlin, Result<RecoveryBatch, CallError>) {
+    let gremlin = Gremlin::start(|_| script).await;
+    let source = source(&gremlin.url(), Dialect::ClaimWork);
+    let found = source.recover(&[run("H", 0)], Some(newer_than)).await;
+    (gremlin, found)
 }
 
 fn listed(task: &str, id: &str) -> serde_json::Value {
@@ -285,9 +278,9 @@ async fn claims_made_outside_the_poll_windows_are_counted_and_not_taken_over() {
     let page = json!({ "tasks": tasks }).to_string();
     let headers = [("content-type", "application/json"), ("date", &date(shift_s))];
     let page = answer_with(200, &headers, page);
-    let gremlin = Gremlin::start(|_| vec![page, say(200, &reclaim("lost", 0, "adopted"))]).await;
-    let newer_than = Some(Duration::from_secs(100));
-    let found = source(&gremlin.url(), Dialect::ClaimWork).recover(&[], newer_than).await.expect("it is answered");
+    let script = vec![page, say(200, &reclaim("lost", 0, "adopted"))];
+    let (gremlin, found) = recovered(script, Duration::from_secs(100)).await;
+    let found = found.expect("it is answered");
     let runs: Vec<String> = found.grants.iter().map(|grant| grant.run.to_string()).collect();
     assert_eq!((runs, found.foreign_claims), (vec!["lost/0".to_owned()], 2));
     assert_eq!(gremlin.asked().len(), 2, "foreign claims are not reclaimed");
@@ -306,9 +299,8 @@ async fn claims_with_a_lost_response_are_found_on_all_pages_and_taken_over() {
         say(200, &reclaim("O", 0, "adopted")),
         error(409, "RequestConflict"),
     ];
-    let gremlin = Gremlin::start(|_| script).await;
-    let source = source(&gremlin.url(), Dialect::ClaimWork);
-    let grants = source.recover(&[run("H", 0)], Some(Duration::MAX)).await.expect("it is answered").grants;
+    let (gremlin, found) = recovered(script, Duration::MAX).await;
+    let grants = found.expect("it is answered").grants;
     assert_eq!(grants.len(), 1);
     assert_eq!((&grants[0].run, &grants[0].task["payload"]), (&run("O", 0), &json!("of O")));
     let asked = gremlin.asked();
@@ -328,9 +320,7 @@ async fn claims_with_a_lost_response_are_found_on_all_pages_and_taken_over() {
 async fn a_failed_takeover_does_not_drop_the_others() {
     let page = json!({ "tasks": [listed("O", "w1"), listed("P", "w1")] });
     let script = vec![say(200, &page), say(200, &reclaim("O", 0, "adopted")), error(500, "InternalServerError")];
-    let gremlin = Gremlin::start(|_| script).await;
-    let found =
-        source(&gremlin.url(), Dialect::ClaimWork).recover(&[], Some(Duration::MAX)).await.expect("it is answered");
+    let found = recovered(script, Duration::MAX).await.1.expect("it is answered");
     assert_eq!(found.grants.len(), 1);
     assert_eq!(found.error.expect("it says so").refusal, RETRY);
 }
@@ -338,13 +328,8 @@ async fn a_failed_takeover_does_not_drop_the_others() {
 #[tokio::test]
 async fn an_endless_listing_is_cut() {
     let page = json!({ "tasks": [], "continuationToken": "again" });
-    let gremlin = Gremlin::start(|_| vec![say(200, &page)]).await;
-    let grants = source(&gremlin.url(), Dialect::ClaimWork)
-        .recover(&[], Some(Duration::MAX))
-        .await
-        .expect("it is answered")
-        .grants;
-    assert!(grants.is_empty());
+    let (gremlin, found) = recovered(vec![say(200, &page)], Duration::MAX).await;
+    assert!(found.expect("it is answered").grants.is_empty());
     assert_eq!(gremlin.asked().len(), journeyman::limits::LISTING_PAGES_MAX);
 }
 
@@ -352,14 +337,12 @@ async fn an_endless_listing_is_cut() {
 async fn missing_scopes_for_recovery_are_named() {
     let page = json!({ "tasks": [listed("O", "w1")] });
     for script in [vec![error(403, "InsufficientScopes")], vec![say(200, &page), error(403, "InsufficientScopes")]] {
-        let gremlin = Gremlin::start(|_| script).await;
-        let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[], Some(Duration::MAX)).await);
+        let refused = discreet(recovered(script, Duration::MAX).await.1);
         assert_eq!(refused.refusal, Refusal::Denied);
         assert!(refused.message.contains("queue:claimed-list:prov/wt"), "{refused}");
         assert!(refused.message.contains("queue:reclaim-task:*"), "{refused}");
     }
-    let gremlin = Gremlin::start(|_| vec![error(401, "AuthenticationFailed")]).await;
-    let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[], Some(Duration::MAX)).await);
+    let refused = discreet(recovered(vec![error(401, "AuthenticationFailed")], Duration::MAX).await.1);
     assert_eq!(refused.refusal, Refusal::Denied);
     assert!(!refused.message.contains("scopes"), "{refused}");
 }

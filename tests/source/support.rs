@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use journeyman::domain::id::{Run, TaskId};
+use journeyman::domain::id::{PriorityQueue, Run, TaskId};
+use journeyman::domain::refusal::Refusal;
 use journeyman::source::taskcluster::{
     ApiConfig, ArtifactStorage, Config, Credentials, Dialect, Taskcluster, Timeouts,
 };
@@ -16,15 +17,12 @@ use crate::gremlin::{self, Act, Gremlin};
 /// Part of every secret in these tests; must appear in no message.
 pub(crate) const CANARY: &str = "CANARY";
 
+pub(crate) const RETRY: Refusal = Refusal::Retry { retry_after: None };
+
 pub(crate) fn settings(root_url: &str, dialect: Dialect) -> Config {
     let token = format!("{CANARY}-own-token");
     Config {
-        api: ApiConfig {
-            root_url: root_url.to_owned(),
-            credentials: Credentials::new("worker/own", token.into(), None).ok(),
-            allow_hosts: Vec::new(),
-            timeouts: Timeouts::default(),
-        },
+        api: ApiConfig::new(root_url, Credentials::new("worker/own", token.into(), None).ok()),
         dialect,
         task_queue: "prov/wt".into(),
         worker_group: "wg".into(),
@@ -112,7 +110,13 @@ pub(crate) fn only(mut batch: PollBatch) -> Grant {
 }
 
 pub(crate) async fn poll(source: &Taskcluster) -> Result<PollBatch, CallError> {
-    source.poll(journeyman::domain::id::PriorityQueue(0), 4).await
+    source.poll(PriorityQueue(0), 4).await
+}
+
+/// Polls by claimWork a gremlin that replies with `act`.
+pub(crate) async fn polled(act: Act) -> Result<PollBatch, CallError> {
+    let gremlin = Gremlin::start(|_| vec![act]).await;
+    poll(&source(&gremlin.url(), Dialect::ClaimWork)).await
 }
 
 /// Checks that an error reveals no secret, and returns it.

@@ -11,9 +11,7 @@ use serde_json::json;
 use sha2::Digest as _;
 
 use crate::gremlin::{Act, Gremlin, answer, json as say};
-use crate::support::{CANARY, claimed, claimed_by, discreet, error};
-
-const RETRY: Refusal = Refusal::Retry { retry_after: None };
+use crate::support::{CANARY, RETRY, claimed, claimed_by, discreet, error};
 
 fn file(content: &[u8]) -> ArtifactBody {
     let mut file = tempfile::tempfile().expect("a file can be made");

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::TaskId;
 use journeyman::queue::{self, Config, Db, RegisteredClient, RunningQueue};
 use journeyman::source::taskcluster::formats::{format_time, new_task_id};
-use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
+use journeyman::source::taskcluster::{Api, ApiConfig, Credentials};
 use serde_json::{Value, json};
 
 pub(crate) const CLIENT_ID: &str = "tester";
@@ -27,12 +27,7 @@ pub(crate) fn client(id: &str, scopes: &[&str]) -> RegisteredClient {
 }
 
 pub(crate) fn api_config(root_url: &str) -> ApiConfig {
-    ApiConfig {
-        root_url: root_url.to_owned(),
-        credentials: Some(Credentials::new(CLIENT_ID, TOKEN.to_owned().into(), None).expect("credentials")),
-        allow_hosts: Vec::new(),
-        timeouts: Timeouts::default(),
-    }
+    ApiConfig::new(root_url, Some(Credentials::new(CLIENT_ID, TOKEN.to_owned().into(), None).expect("credentials")))
 }
 
 pub(crate) fn api(root_url: &str) -> Api {

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::queue::{self, Db, RegisteredClient};
 use journeyman::source::taskcluster::{
-    Api, ApiConfig, ArtifactStorage, Config as SourceSettings, Credentials, Dialect, Taskcluster, Timeouts,
+    Api, ApiConfig, ArtifactStorage, Config as SourceSettings, Credentials, Dialect, Taskcluster,
 };
 use journeyman::worker::{Worker, WorkerConfig};
 use serde_json::{Value, json};
@@ -43,12 +43,7 @@ impl Service {
 
     fn settings(&self) -> ApiConfig {
         let token = "secret-token".to_owned().into();
-        ApiConfig {
-            root_url: self.queue.root_url().to_owned(),
-            credentials: Some(Credentials::new("tester", token, None).expect("credentials")),
-            allow_hosts: Vec::new(),
-            timeouts: Timeouts::default(),
-        }
+        ApiConfig::new(self.queue.root_url(), Some(Credentials::new("tester", token, None).expect("credentials")))
     }
 
     pub async fn create(&self, name: &str, payload: Value) -> TaskId {

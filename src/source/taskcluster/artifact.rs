@@ -3,15 +3,16 @@
 //! Each attempt requests a fresh upload URL. Content is read from its file by position, so that concurrent attempts
 //! do not interfere and nothing large is held in memory. Upload URLs are signed; a Hawk header would break them.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use reqwest::header::{CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{CONTENT_LENGTH, HeaderMap, HeaderValue};
 use reqwest::{Body, Method};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256, Sha512};
 use tokio::io::{AsyncWriteExt as _, DuplexStream};
 use tokio_util::io::ReaderStream;
@@ -76,7 +77,7 @@ pub(super) struct WireMethod {
 struct WirePutUrl {
     url: String,
     #[serde(default)]
-    headers: Map<String, Value>,
+    headers: HashMap<String, String>,
 }
 
 impl TaskclusterClaim {
@@ -128,9 +129,9 @@ impl TaskclusterClaim {
     async fn store_s3(&self, upload: &Upload, content: FileContent<'_>) -> Result<(), CallError> {
         let body = json!({ "storageType": "s3", "contentType": content.content_type });
         let answer: WireS3 = self.create_artifact(upload, body).await?.json()?;
-        let content_type = answer.content_type.as_deref().unwrap_or(content.content_type);
-        let headers = header_map([("content-type", content_type)], &upload.operation)?;
-        self.put_content(upload, content, &answer.put_url, headers).await?;
+        let content_type = answer.content_type.unwrap_or_else(|| content.content_type.to_owned());
+        let headers = HashMap::from([("content-type".to_owned(), content_type)]);
+        self.put_content(upload, content, &answer.put_url, &headers).await?;
         Ok(())
     }
 
@@ -160,9 +161,7 @@ impl TaskclusterClaim {
         let Some(put) = chosen.upload_method.put_url else {
             return Err(retryable(format!("{operation}: the object service did not accept an upload by URL")));
         };
-        let given = put.headers.iter().map(|(name, value)| (name.as_str(), value.as_str().unwrap_or_default()));
-        let headers = header_map(given, operation)?;
-        let hashes = self.put_content(upload, content, &put.url, headers).await?;
+        let hashes = self.put_content(upload, content, &put.url, &put.headers).await?;
         let finish = json!({
             "projectId": project_id,
             "uploadId": upload_id,
@@ -181,7 +180,7 @@ impl TaskclusterClaim {
         upload: &Upload,
         content: FileContent<'_>,
         url: &str,
-        mut headers: HeaderMap,
+        headers: &HashMap<String, String>,
     ) -> Result<Hashes, CallError> {
         let operation = &upload.operation;
         let url = self
@@ -190,38 +189,34 @@ impl TaskclusterClaim {
             .address_policy()
             .parse_url(url)
             .map_err(|what| retryable(format!("{operation}: the upload URL {what}")))?;
+        let mut headers = HeaderMap::try_from(headers).map_err(|_| {
+            let what = format!("{operation}: invalid upload header; is the content type valid?");
+            call_error(Refusal::Rejected, what)
+        })?;
         headers.insert(CONTENT_LENGTH, HeaderValue::from(content.bytes));
         let request = self.service.api.http().put(url).headers(headers);
-        let request = request.timeout(transfer_timeout(content.bytes, self.service.api.timeouts().call));
+        let timeout = transfer_timeout(content.bytes, self.service.api.timeouts().call);
+        let request = request.timeout(timeout);
         let (writer, reader) = tokio::io::duplex(ARTIFACT_CHUNK_BYTES);
         let stream = ReaderStream::with_capacity(reader, ARTIFACT_CHUNK_BYTES);
         let both =
             async { tokio::join!(stream_content(content, writer), request.body(Body::wrap_stream(stream)).send()) };
         // A storage that responds early and stops reading would block the reader forever.
-        let both = tokio::time::timeout(transfer_timeout(content.bytes, self.service.api.timeouts().call), both).await;
+        let both = tokio::time::timeout(timeout, both).await;
         let (read, sent) = both.map_err(|_| retryable(format!("{operation}: the upload timed out")))?;
-        let response = match (&read, sent) {
-            (Err(SendFailure::File(what)), _) => {
-                let what = format!("{operation}: {what}");
-                return Err(call_error(Refusal::Rejected, what));
-            }
-            (_, Err(error)) => return Err(transport_error(operation, error)),
-            (_, Ok(response)) => response,
-        };
+        let sent_hashes = read.map_err(|what| call_error(Refusal::Rejected, format!("{operation}: {what}")))?;
+        let response = sent.map_err(|error| transport_error(operation, error))?;
         if !response.status().is_success() {
             let answered = read_error_response(response).await;
             let status = answered.status;
             // Storage services also return 400 and 403 for slow or late uploads; a fresh URL may help.
-            let refusal = match classify_status(status, answered.retry_after) {
-                Refusal::Throttled { retry_after } => Refusal::Throttled { retry_after },
-                Refusal::Rejected if matches!(status, 405 | 411 | 413 | 415) => Refusal::Rejected,
-                Refusal::Retry { .. } | Refusal::Gone | Refusal::Rejected | Refusal::Denied | Refusal::Stale => {
-                    Refusal::Retry { retry_after: answered.retry_after }
-                }
+            let refusal = match status {
+                405 | 408 | 411 | 413 | 415 | 429 => classify_status(status, answered.retry_after),
+                _ => Refusal::Retry { retry_after: answered.retry_after },
             };
             return Err(call_error(refusal, format!("{operation}: storage responded with {status}")));
         }
-        read.map_err(|_| retryable(format!("{operation}: storage responded before the upload was complete")))
+        sent_hashes.ok_or_else(|| retryable(format!("{operation}: storage responded before the upload was complete")))
     }
 }
 
@@ -251,23 +246,6 @@ fn transfer_timeout(bytes: u64, call: Duration) -> Duration {
     call.saturating_add(sending).min(ARTIFACT_TRANSFER_TIMEOUT_MAX)
 }
 
-fn header_map<'a>(
-    given: impl IntoIterator<Item = (&'a str, &'a str)>,
-    operation: &str,
-) -> Result<HeaderMap, CallError> {
-    let mut headers = HeaderMap::new();
-    for (name, value) in given {
-        let name = HeaderName::try_from(name).ok();
-        let value = HeaderValue::from_str(value).ok();
-        let (Some(name), Some(value)) = (name, value) else {
-            let what = format!("{operation}: invalid upload header; is the content type valid?");
-            return Err(call_error(Refusal::Rejected, what));
-        };
-        headers.insert(name, value);
-    }
-    Ok(headers)
-}
-
 /// Digests of the sent content, which the object service compares.
 #[derive(Default)]
 struct Hashes {
@@ -276,33 +254,25 @@ struct Hashes {
 }
 
 impl Hashes {
-    fn update(&mut self, data: &[u8]) {
-        self.sha256.update(data);
-        self.sha512.update(data);
-    }
-
     fn into_json(self) -> Value {
         json!({ "sha256": hex::encode(self.sha256.finalize()), "sha512": hex::encode(self.sha512.finalize()) })
     }
 }
 
-enum SendFailure {
-    File(String),
-    /// The response has the reason.
-    Connection,
-}
-
-async fn stream_content(content: FileContent<'_>, mut writer: DuplexStream) -> Result<Hashes, SendFailure> {
+/// Fails if the file cannot be read; `None` if the connection was closed early, for which the response has the reason.
+async fn stream_content(content: FileContent<'_>, mut writer: DuplexStream) -> Result<Option<Hashes>, String> {
     let mut hashes = Hashes::default();
     let mut at = 0;
     while at < content.bytes {
-        let chunk = read_chunk(content, at).await.map_err(SendFailure::File)?;
-        hashes.update(&chunk);
+        let chunk = read_chunk(content, at).await?;
+        hashes.sha256.update(&chunk);
+        hashes.sha512.update(&chunk);
         at += chunk.len() as u64;
-        writer.write_all(&chunk).await.map_err(|_| SendFailure::Connection)?;
+        if writer.write_all(&chunk).await.is_err() {
+            return Ok(None);
+        }
     }
-    writer.shutdown().await.map_err(|_| SendFailure::Connection)?;
-    Ok(hashes)
+    Ok(writer.shutdown().await.is_ok().then_some(hashes))
 }
 
 async fn read_chunk(content: FileContent<'_>, at: u64) -> Result<Vec<u8>, String> {

@@ -1,6 +1,5 @@
 //! Calls for users and tools: create, watch, cancel and list tasks, and download artifacts.
 
-use std::fmt;
 use std::time::Duration;
 
 use reqwest::{Method, Response};
@@ -30,12 +29,6 @@ pub struct Download {
     response: Response,
     /// Time limit for one chunk.
     chunk_timeout: Duration,
-}
-
-impl fmt::Debug for Download {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Download({})", self.operation)
-    }
 }
 
 impl Download {
@@ -86,26 +79,6 @@ impl Api {
     pub async fn cancel_task(&self, task: &TaskId) -> Result<Value, CallError> {
         let call = ApiRequest::to_queue(format!("cancelTask {task}"), Method::POST, task_path(task, "/cancel"));
         self.call_for_status(call).await
-    }
-
-    /// rerunTask: returns the task's status.
-    ///
-    /// # Errors
-    ///
-    /// `Gone` if the task does not exist or its deadline has passed.
-    pub async fn rerun_task(&self, task: &TaskId) -> Result<Value, CallError> {
-        let call = ApiRequest::to_queue(format!("rerunTask {task}"), Method::POST, task_path(task, "/rerun"));
-        self.call_for_status(call).await
-    }
-
-    /// task: returns the definition.
-    ///
-    /// # Errors
-    ///
-    /// `Gone` if the task does not exist.
-    pub async fn task_definition(&self, task: &TaskId) -> Result<Value, CallError> {
-        let call = ApiRequest::to_queue(format!("definition of {task}"), Method::GET, task_path(task, ""));
-        self.call(call).await?.json()
     }
 
     /// listPendingTasks: one page of the pending tasks of a queue.

@@ -28,19 +28,8 @@ pub struct Credentials {
 
 /// Invalid credentials.
 #[derive(Debug, thiserror::Error)]
-pub enum InvalidCredentials {
-    /// The client id is empty or has a character that no header can carry.
-    #[error("the client id is empty or contains a quote, a backslash or a control character")]
-    ClientId,
-    /// The access token is empty.
-    #[error("the access token is empty")]
-    AccessToken,
-    /// The certificate is not the JSON object that Taskcluster issues.
-    #[error(
-        "the certificate is not a JSON object; pass it as Taskcluster issued it, or omit it for permanent credentials"
-    )]
-    Certificate,
-}
+#[error("{0}")]
+pub struct InvalidCredentials(&'static str);
 
 impl Credentials {
     /// Creates credentials as Taskcluster issues them; `certificate` is the JSON text of temporary ones.
@@ -55,13 +44,17 @@ impl Credentials {
     ) -> Result<Self, InvalidCredentials> {
         let valid = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\' || byte == b' ';
         if client_id.is_empty() || !client_id.bytes().all(valid) {
-            return Err(InvalidCredentials::ClientId);
+            let what = "the client id is empty or contains a quote, a backslash or a control character";
+            return Err(InvalidCredentials(what));
         }
         if access_token.expose_secret().is_empty() {
-            return Err(InvalidCredentials::AccessToken);
+            return Err(InvalidCredentials("the access token is empty"));
         }
         let certificate = match certificate.map(ExposeSecret::expose_secret) {
-            Some(text) if !text.is_empty() => Some(parse_object(text).ok_or(InvalidCredentials::Certificate)?),
+            Some(text) if !text.is_empty() => Some(parse_object(text).ok_or(InvalidCredentials(
+                "the certificate is not a JSON object; pass it as Taskcluster issued it, or omit it for permanent \
+                 credentials",
+            ))?),
             Some(_) | None => None,
         };
         let signature = certificate.and_then(certificate_signature);

@@ -6,10 +6,10 @@
 use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, DATE, RETRY_AFTER};
 use reqwest::{Client, Method, RequestBuilder, Response};
 use serde::de::DeserializeOwned;
@@ -27,7 +27,6 @@ use crate::limits::{
 };
 use crate::source::CallError;
 
-const CLOCK_UNKNOWN: i64 = i64::MIN;
 /// Minimum clock difference to blame a rejected signature on.
 const CLOCK_SKEW_TOLERATED_S: u64 = 60;
 
@@ -62,13 +61,11 @@ pub struct Timeouts {
     pub call: Duration,
     /// A long poll.
     pub long_poll: Duration,
-    /// How long an unused connection is permitted.
-    pub idle: Duration,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { connect: CONNECT_TIMEOUT, call: CALL_TIMEOUT, long_poll: LONG_POLL_TIMEOUT, idle: POOL_IDLE_TIMEOUT }
+        Self { connect: CONNECT_TIMEOUT, call: CALL_TIMEOUT, long_poll: LONG_POLL_TIMEOUT }
     }
 }
 
@@ -101,7 +98,7 @@ struct ClientState {
     credentials: Swap<Option<Credentials>>,
     timeouts: Timeouts,
     /// Local time minus service time at the latest response with a `Date`.
-    clock_ahead_s: AtomicI64,
+    clock_ahead_s: Mutex<Option<i64>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -211,7 +208,7 @@ impl Api {
             address_policy,
             credentials: Swap::new(config.credentials),
             timeouts: config.timeouts,
-            clock_ahead_s: AtomicI64::new(CLOCK_UNKNOWN),
+            clock_ahead_s: Mutex::default(),
         })))
     }
 
@@ -228,7 +225,7 @@ impl Api {
 
     /// Local time minus service time at the latest response with a `Date`.
     pub(super) fn clock_ahead(&self) -> Option<i64> {
-        Some(self.0.clock_ahead_s.load(Ordering::Relaxed)).filter(|ahead| *ahead != CLOCK_UNKNOWN)
+        *self.0.clock_ahead_s.lock()
     }
 
     pub(super) fn address_policy(&self) -> &AddressPolicy {
@@ -284,7 +281,7 @@ impl Api {
             TimeoutClass::Transfer => self.send_for_head(operation, request).await?,
         };
         if let Some(date) = date_header(&response) {
-            self.0.clock_ahead_s.store(Timestamp::now().duration_since(date).as_secs(), Ordering::Relaxed);
+            *self.0.clock_ahead_s.lock() = Some(Timestamp::now().duration_since(date).as_secs());
         }
         let is_redirect = call.timeout_class == TimeoutClass::Transfer && response.status().as_u16() == 303;
         if response.status().is_success() || is_redirect {
@@ -360,7 +357,7 @@ fn parse_root_url(text: &str) -> Result<Url, InvalidConfig> {
 fn build_http_client(config: &ApiConfig, address_policy: &Arc<AddressPolicy>) -> Result<Client, InvalidConfig> {
     let builder = client_builder()
         .connect_timeout(config.timeouts.connect)
-        .pool_idle_timeout(config.timeouts.idle)
+        .pool_idle_timeout(POOL_IDLE_TIMEOUT)
         .dns_resolver(Arc::new(FilteringResolver(Arc::clone(address_policy))));
     builder.build().map_err(|error| {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
