@@ -8,9 +8,12 @@ pub const QUEUE_DEADLINE_MAX: Duration = Duration::from_secs(5 * 24 * 3600);
 pub const QUEUE_CLOCK_DRIFT_MAX: Duration = Duration::from_secs(15 * 60);
 pub const QUEUE_CERTIFICATE_DRIFT: Duration = Duration::from_secs(5 * 60);
 pub const QUEUE_CERTIFICATE_TTL_MAX: Duration = Duration::from_secs(31 * 24 * 3600);
+/// After its deadline, unless a task says when it expires.
+pub const QUEUE_TASK_RETENTION: Duration = Duration::from_secs(365 * 24 * 3600);
 pub const QUEUE_DEPENDENCIES_MAX: usize = 1_000;
 pub const QUEUE_CLAIM_TIMEOUT: Duration = Duration::from_secs(1200);
 pub const QUEUE_CLAIM_DELAY: Duration = Duration::from_secs(5);
+/// After the deadline, until when a report is accepted.
 pub const QUEUE_DEADLINE_DELAY: Duration = Duration::from_secs(5);
 pub const QUEUE_POLL_URL_TTL: Duration = Duration::from_secs(30 * 60);
 pub const QUEUE_VISIBILITY_TIMEOUT: Duration = Duration::from_secs(300);
@@ -44,6 +47,8 @@ pub const QUEUE_REPLY_BYTES_MAX: usize = 12 << 20;
 pub const QUEUE_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Artifacts are accepted this long after an exception.
 pub const QUEUE_LATE_ARTIFACTS_WINDOW: Duration = Duration::from_secs(25 * 60);
+/// Links that lead to the content of one artifact.
+pub const QUEUE_LINKS_MAX: u8 = 8;
 pub const QUEUE_PUT_URL_TTL: Duration = Duration::from_secs(45 * 60);
 pub const QUEUE_GET_URL_TTL: Duration = Duration::from_secs(30 * 60);
 /// An upload URL expires after the same time.

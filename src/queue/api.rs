@@ -1,25 +1,26 @@
 //! The HTTP API: its routes, and what every call shares: authentication by the head alone, a bounded body, errors.
 
+use std::collections::BTreeMap;
 use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody as _, to_bytes};
-use axum::extract::{RawPathParams, Request, State};
-use axum::http::header::{AUTHORIZATION, AsHeaderName, CONTENT_TYPE, HOST};
+use axum::extract::{Path, Request, State};
+use axum::http::header::{AsHeaderName, CONTENT_TYPE, HOST};
 use axum::http::request::Parts;
 use axum::http::uri::Authority;
 use axum::response::Response;
 use axum::routing::{any, get, post};
 use futures_util::StreamExt as _;
 use serde::de::DeserializeOwned;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use super::QueueState;
 use super::artifact_calls;
-use super::auth::{AuthenticatedRequest, Caller, SignedRequest, check_payload_hash};
+use super::auth::{AuthenticatedRequest, Caller, check_payload_hash};
 use super::field_types::{is_identifier, is_printable, is_queue_id, parse_fields};
 use super::queue_error::{QueueError, QueueErrorCode, route_not_found};
 use super::store::tx::PageRequest;
@@ -27,8 +28,8 @@ use super::task_calls as calls;
 use super::task_state::{ResolvedReason, TaskRecord};
 use super::{artifact_content, azure_storage};
 use crate::limits::{
-    QUEUE_BODIES_BYTES_MAX, QUEUE_BODY_BYTES_MAX, QUEUE_BODY_TIMEOUT, QUEUE_DISCARD_TIMEOUT, QUEUE_PAGE_MAX,
-    QUEUE_SMALL_BODY_BYTES_MAX, QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
+    QUEUE_BODY_BYTES_MAX, QUEUE_BODY_TIMEOUT, QUEUE_DISCARD_TIMEOUT, QUEUE_PAGE_MAX, QUEUE_SMALL_BODY_BYTES_MAX,
+    QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
 };
 use crate::source::taskcluster::formats::is_slugid;
 
@@ -38,7 +39,7 @@ type ResponseFuture = Pin<Box<dyn Future<Output = Response> + Send>>;
 
 const CREATE_TASK: &str = "createTask";
 
-/// The routes. Clients send the slashes of task queues and artifact names encoded or bare; both are accepted.
+/// The routes. Older clients send the slashes of artifact names and of some task queues bare.
 pub(super) fn router(app: App) -> Router {
     let routes = [
         ("/ping", get(call("ping", calls::ping))),
@@ -68,14 +69,12 @@ pub(super) fn router(app: App) -> Router {
             "/task/{taskId}/runs/{runId}/artifacts/{*name}",
             get(call("getArtifact", artifact_calls::get)).post(call("createArtifact", artifact_calls::create)),
         ),
-        ("/task/{taskId}/artifacts/{*name}", get(call("getLatestArtifact", artifact_calls::get_latest))),
+        ("/task/{taskId}/artifacts/{*name}", get(call("getLatestArtifact", artifact_calls::get))),
         ("/poll-task-url/{provisionerId}/{workerType}", get(call("pollTaskUrls", azure_storage::poll_task_urls))),
         ("/claim-work/{*taskQueueId}", post(call("claimWork", calls::claim_work))),
         ("/pending/{*taskQueueId}", get(call("pendingTasks", calls::pending_tasks))),
         ("/task-queues/{taskQueueId}/pending", get(call("listPendingTasks", calls::list_pending))),
-        ("/task-queues/{provisionerId}/{workerType}/pending", get(call("listPendingTasks", calls::list_pending))),
         ("/task-queues/{taskQueueId}/claimed", get(call("listClaimedTasks", calls::list_claimed))),
-        ("/task-queues/{provisionerId}/{workerType}/claimed", get(call("listClaimedTasks", calls::list_claimed))),
         // An extension of this project: lists all tasks, newest first.
         ("/journeyman/tasks", get(call("journeymanListTasks", calls::list_all))),
     ];
@@ -94,48 +93,37 @@ pub(super) fn router(app: App) -> Router {
 fn call<F, R>(
     name: &'static str,
     handler: F,
-) -> impl Fn(State<App>, RawPathParams, Request) -> ResponseFuture + Clone + Send + Sync + 'static
+) -> impl Fn(State<App>, Path<Params>, Request) -> ResponseFuture + Clone + Send + Sync + 'static
 where
     F: Fn(App, Call) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = ReplyResult> + Send,
 {
-    move |State(app), params, request| {
+    move |State(app), Path(params), request| {
         let handler = handler.clone();
         Box::pin(async move {
-            let params = Params(params.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect());
             let reply = match Call::read(&app, name, params.clone(), request).await {
                 Ok(call) => handler(Arc::clone(&app), call).await,
                 Err(error) => Err(error),
             };
-            reply.unwrap_or_else(|error| error.into_response(name, &params.0, app.now()))
+            reply.unwrap_or_else(|error| error.into_response(name, &params, app.now()))
         })
     }
 }
 
 /// The decoded parameters of a path.
-#[derive(Clone)]
-struct Params(Vec<(String, String)>);
+pub(crate) type Params = BTreeMap<String, String>;
 
-impl Params {
-    /// Empty if the call has no such parameter.
-    fn get(&self, name: &str) -> &str {
-        self.0.iter().find(|(found, _)| found == name).map_or("", |(_, value)| value)
-    }
-
-    fn validate(&self) -> Result<(), QueueError> {
-        let is_invalid = |(name, value): &&(String, String)| match name.as_str() {
-            "taskId" => !is_slugid(value),
-            "runId" => !(value.bytes().all(|byte| byte.is_ascii_digit()) && value.parse::<u32>().is_ok()),
-            "taskQueueId" => !is_queue_id(value),
-            "provisionerId" | "workerType" => !is_identifier(value),
-            _ => !is_printable(value),
-        };
-        match self.0.iter().find(is_invalid) {
-            Some((name, _)) => {
-                Err(QueueError::new(QueueErrorCode::InvalidRequestArguments, format!("invalid URL parameter: {name}")))
-            }
-            None => Ok(()),
-        }
+fn validate(params: &Params) -> Result<(), QueueError> {
+    let is_invalid = |(name, value): &(&String, &String)| match name.as_str() {
+        "taskId" => !is_slugid(value),
+        "runId" => !(value.bytes().all(|byte| byte.is_ascii_digit()) && value.parse::<u32>().is_ok()),
+        "taskQueueId" => !is_queue_id(value),
+        "provisionerId" | "workerType" => !is_identifier(value),
+        _ => !is_printable(value),
+    };
+    match params.iter().find(is_invalid) {
+        Some((name, _)) => Err(invalid_argument(format!("invalid URL parameter: {name}"))),
+        None => Ok(()),
     }
 }
 
@@ -154,17 +142,10 @@ pub(crate) struct Call {
 impl Call {
     async fn read(app: &QueueState, name: &str, params: Params, request: Request) -> Result<Self, QueueError> {
         let (parts, body) = request.into_parts();
-        let signed = SignedRequest {
-            method: parts.method.as_str(),
-            target: parts.uri.path_and_query().map_or("/", |target| target.as_str()),
-            host: header_str(&parts, HOST).unwrap_or_default(),
-            // An unreadable header is an invalid signature, not a missing one.
-            authorization: parts.headers.get(AUTHORIZATION).map(|value| value.to_str().unwrap_or_default()),
-        };
         let accepted = app
             .keyring
-            .authenticate(&signed, app.now())
-            .and_then(|request| Ok((app.body_budget.reserve(name, &request.caller, &body)?, request)));
+            .authenticate(&parts, app.now())
+            .and_then(|request| Ok((reserve_body(app, name, &request.caller, &body)?, request)));
         let (share, AuthenticatedRequest { caller, payload_hash }) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -187,7 +168,7 @@ impl Call {
         if let Some(hash) = payload_hash {
             check_payload_hash(media_type.trim(), &body, hash)?;
         }
-        params.validate()?;
+        validate(&params)?;
         let query = parts.uri.query().unwrap_or_default().to_owned();
         let host = header_str(&parts, HOST).filter(|host| host.parse::<Authority>().is_ok());
         let root_url = host.map_or_else(|| app.root_url.clone(), |host| format!("http://{host}"));
@@ -198,8 +179,9 @@ impl Call {
         parse_fields(&self.body)
     }
 
+    /// Empty if the call has no such parameter.
     pub(crate) fn param(&self, name: &str) -> &str {
-        self.params.get(name)
+        self.params.get(name).map_or("", String::as_str)
     }
 
     pub(crate) fn task_id(&self) -> String {
@@ -221,9 +203,7 @@ impl Call {
     pub(crate) fn page(&self) -> Result<PageRequest, QueueError> {
         let number = |name: &str, default| match query_param(&self.query, name) {
             None => Ok(default),
-            Some(text) => text.parse().map_err(|_| {
-                QueueError::new(QueueErrorCode::InvalidRequestArguments, format!("{name} {text:?} is not a number"))
-            }),
+            Some(text) => text.parse().map_err(|_| invalid_argument(format!("{name} {text:?} is not a number"))),
         };
         let limit = number("limit", QUEUE_PAGE_MAX)?.clamp(1, QUEUE_PAGE_MAX);
         Ok(PageRequest { offset: number("continuationToken", 0)?, limit })
@@ -239,43 +219,38 @@ pub(crate) fn query_param(query: &str, name: &str) -> Option<String> {
     url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
 }
 
+fn invalid_argument(message: String) -> QueueError {
+    QueueError::new(QueueErrorCode::InvalidRequestArguments, message)
+}
+
 fn malformed(message: &str) -> QueueError {
     QueueError::new(QueueErrorCode::MalformedPayload, message)
 }
-
-/// Bounds the request bodies in memory together.
-pub(crate) struct BodyBudget(Arc<Semaphore>);
 
 struct BodyShare {
     bytes_max: usize,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-impl BodyBudget {
-    pub(crate) fn new() -> Self {
-        Self(Arc::new(Semaphore::new(QUEUE_BODIES_BYTES_MAX as usize)))
+/// Reserves memory for the declared length of a body, or for the most that the call may send.
+fn reserve_body(app: &QueueState, call: &str, caller: &Caller, body: &Body) -> Result<BodyShare, QueueError> {
+    let bytes_max = match call {
+        _ if !caller.is_authenticated() => QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
+        CREATE_TASK => QUEUE_BODY_BYTES_MAX,
+        _ => QUEUE_SMALL_BODY_BYTES_MAX,
+    };
+    let declared = body.size_hint();
+    if declared.lower() > u64::from(bytes_max) {
+        let message = format!("request body exceeds the limit of {bytes_max} bytes");
+        return Err(QueueError::new(QueueErrorCode::InputTooLarge, message));
     }
-
-    /// Reserves the declared length of a body, or the most that the call may send.
-    fn reserve(&self, call: &str, caller: &Caller, body: &Body) -> Result<BodyShare, QueueError> {
-        let bytes_max = match call {
-            _ if !caller.is_authenticated() => QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
-            CREATE_TASK => QUEUE_BODY_BYTES_MAX,
-            _ => QUEUE_SMALL_BODY_BYTES_MAX,
-        };
-        let declared = body.size_hint();
-        if declared.lower() > u64::from(bytes_max) {
-            let message = format!("request body exceeds the limit of {bytes_max} bytes");
-            return Err(QueueError::new(QueueErrorCode::InputTooLarge, message));
-        }
-        let bytes = declared.upper().and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(bytes_max);
-        let busy = "too many request bodies in flight; retry later";
-        let busy = |_| QueueError::new(QueueErrorCode::ServiceUnavailable, busy);
-        // Bodies of other callers are small; they must not use up the budget of clients.
-        let reserve = || Arc::clone(&self.0).try_acquire_many_owned(bytes).map_err(busy);
-        let permit = caller.is_authenticated().then(reserve).transpose()?;
-        Ok(BodyShare { bytes_max: bytes_max as usize, _permit: permit })
-    }
+    let bytes = declared.upper().and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(bytes_max);
+    let busy = "too many request bodies in flight; retry later";
+    let busy = |_| QueueError::new(QueueErrorCode::ServiceUnavailable, busy);
+    // Bodies of other callers are small; they must not use up the budget of clients.
+    let reserve = || Arc::clone(&app.body_budget).try_acquire_many_owned(bytes).map_err(busy);
+    let permit = caller.is_authenticated().then(reserve).transpose()?;
+    Ok(BodyShare { bytes_max: bytes_max as usize, _permit: permit })
 }
 
 #[cfg(test)]

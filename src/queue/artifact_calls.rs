@@ -10,39 +10,40 @@ use super::api::{App, Call, ReplyResult};
 use super::artifact_content::{self, ContentPath};
 use super::auth::Caller;
 use super::clock::UnixMillis;
-use super::field_types::{Text, Uri};
+use super::field_types::Uri;
 use super::queue_error::{QueueError, QueueErrorCode, json_response};
-use super::scopes::ScopeExpression;
 use super::store::StoreError;
 use super::store::artifacts::Artifact;
 use super::store::tx::Tx;
 use super::task_calls::ok;
 use super::task_state::RunState;
-use crate::limits::{QUEUE_CLOCK_DRIFT_MAX, QUEUE_GET_URL_TTL, QUEUE_LATE_ARTIFACTS_WINDOW, QUEUE_PUT_URL_TTL};
+use crate::limits::{
+    QUEUE_CLOCK_DRIFT_MAX, QUEUE_GET_URL_TTL, QUEUE_LATE_ARTIFACTS_WINDOW, QUEUE_LINKS_MAX, QUEUE_PUT_URL_TTL,
+};
 
 #[derive(Deserialize)]
 #[serde(tag = "storageType", rename_all = "lowercase", rename_all_fields = "camelCase", deny_unknown_fields)]
 enum CreateArtifact {
     S3 {
         expires: UnixMillis,
-        content_type: Text<255>,
+        content_type: String,
         #[serde(rename = "contentLength")]
         _content_length: Option<u64>,
     },
     Reference {
         expires: UnixMillis,
-        content_type: Text<255>,
+        content_type: String,
         url: Uri,
     },
     Link {
         expires: UnixMillis,
-        content_type: Option<Text<255>>,
-        artifact: Text<1_024>,
+        content_type: Option<String>,
+        artifact: String,
     },
     Error {
         expires: UnixMillis,
-        reason: Text<255>,
-        message: Text<4_096>,
+        reason: String,
+        message: String,
     },
 }
 
@@ -60,7 +61,7 @@ impl CreateArtifact {
                 ("error", expires, None, json!({"reason": reason, "message": message}))
             }
         };
-        let content_type = content_type.map_or_else(|| "application/binary".to_owned(), |text| text.0);
+        let content_type = content_type.unwrap_or_else(|| "application/binary".to_owned());
         Artifact { name, storage: storage.to_owned(), content_type, expires, details }
     }
 }
@@ -141,13 +142,12 @@ pub(crate) async fn list(app: App, call: Call) -> ReplyResult {
     ok(reply.to_string())
 }
 
+/// The caller needs the scope of each link.
 fn follow_links(tx: &Tx<'_>, caller: &Caller, path: &ContentPath) -> Result<Artifact, StoreError> {
-    let mut names = vec![path.name.clone()];
-    loop {
-        let scopes = names.iter().map(|name| ScopeExpression::scope(format!("queue:get-artifact:{name}")));
-        caller.require(&ScopeExpression::All(scopes.collect()))?;
-        let name = names.last().map_or("", String::as_str);
-        let found = tx.find_artifact(&path.task, path.run, name)?;
+    let mut name = path.name.clone();
+    for _ in 0..QUEUE_LINKS_MAX {
+        caller.require_scope(format!("queue:get-artifact:{name}"))?;
+        let found = tx.find_artifact(&path.task, path.run, &name)?;
         let artifact = found.ok_or_else(|| QueueError::not_found("artifact not found"))?;
         if artifact.expires < tx.now {
             return Err(QueueError::new(QueueErrorCode::ResourceExpired, "the artifact has expired").into());
@@ -155,25 +155,14 @@ fn follow_links(tx: &Tx<'_>, caller: &Caller, path: &ContentPath) -> Result<Arti
         if artifact.storage != "link" {
             return Ok(artifact);
         }
-        let target = artifact.details.get("artifact").and_then(Value::as_str).unwrap_or_default();
-        if names.iter().any(|name| name == target) {
-            return Err(QueueError::input("the artifact is part of a link cycle").into());
-        }
-        names.push(target.to_owned());
+        name = artifact.details.get("artifact").and_then(Value::as_str).unwrap_or_default().to_owned();
     }
+    Err(QueueError::input(format!("the artifact leads to more than {QUEUE_LINKS_MAX} links")).into())
 }
 
+/// Gets an artifact of a run; of the last one if the call names none.
 pub(crate) async fn get(app: App, call: Call) -> ReplyResult {
-    let run = call.run();
-    get_from(app, call, Some(run)).await
-}
-
-pub(crate) async fn get_latest(app: App, call: Call) -> ReplyResult {
-    get_from(app, call, None).await
-}
-
-/// Gets an artifact of `run`, or of the last run.
-async fn get_from(app: App, call: Call, run: Option<u32>) -> ReplyResult {
+    let run = (!call.param("runId").is_empty()).then(|| call.run());
     let (task, name, caller) = (call.task_id(), call.param("name").to_owned(), call.caller);
     caller.require_scope(format!("queue:get-artifact:{name}"))?;
     let found = app.store.execute(move |tx| {

@@ -107,7 +107,7 @@ async fn receive(app: &QueueState, target: &ContentPath, body: Body) -> io::Resu
     if body.size_hint().lower() > bytes_max {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
-    let mut incoming = IncomingFile::create(&app.config.artifacts).await?;
+    let mut incoming = IncomingFile::create(&app.config.artifacts)?;
     let content = StreamReader::new(body.into_data_stream().map_err(io::Error::other));
     let length = tokio::io::copy(&mut content.take(bytes_max + 1), &mut incoming.file).await?;
     if length > bytes_max {

@@ -6,6 +6,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
+use tempfile::{NamedTempFile, TempPath};
 
 /// An artifact name may hold any character, so the file name is its digest.
 pub(crate) fn relative_path(task: &str, run: u32, name: &str) -> String {
@@ -46,15 +47,14 @@ pub(crate) fn prepare(artifacts: &Path) -> io::Result<()> {
 /// An unfinished upload; removed on drop unless it was committed.
 pub(crate) struct IncomingFile {
     artifacts: PathBuf,
-    path: PathBuf,
+    path: TempPath,
     pub(crate) file: tokio::fs::File,
 }
 
 impl IncomingFile {
-    pub(crate) async fn create(artifacts: &Path) -> io::Result<Self> {
-        let path = artifacts.join(INCOMING).join(uuid::Uuid::new_v4().to_string());
-        let file = tokio::fs::File::create_new(&path).await?;
-        Ok(Self { artifacts: artifacts.to_owned(), path, file })
+    pub(crate) fn create(artifacts: &Path) -> io::Result<Self> {
+        let (file, path) = NamedTempFile::new_in(artifacts.join(INCOMING))?.into_parts();
+        Ok(Self { artifacts: artifacts.to_owned(), path, file: file.into() })
     }
 
     /// Flushes the content before the rename, and the directories after it.
@@ -64,7 +64,7 @@ impl IncomingFile {
         let stored = tokio::task::spawn_blocking(move || {
             let task_dir = path.parent().unwrap_or(&self.artifacts);
             create_dir(task_dir)?;
-            std::fs::rename(&self.path, &path)?;
+            self.path.persist(&path)?;
             sync(task_dir)?;
             // The task directory may be new, created by another upload that has not flushed it yet.
             sync(&self.artifacts)
@@ -73,23 +73,16 @@ impl IncomingFile {
     }
 }
 
-impl Drop for IncomingFile {
-    fn drop(&mut self) {
-        // Fails after a commit, when the file has its final name.
-        std::fs::remove_file(&self.path).ok();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn an_unfinished_upload_is_removed_on_restart() {
+    #[test]
+    fn an_unfinished_upload_is_removed_on_restart() {
         let artifacts = tempfile::tempdir().unwrap();
         prepare(artifacts.path()).unwrap();
-        let upload = IncomingFile::create(artifacts.path()).await.unwrap();
-        let path = upload.path.clone();
+        let upload = IncomingFile::create(artifacts.path()).unwrap();
+        let path = upload.path.to_path_buf();
         std::mem::forget(upload);
         prepare(artifacts.path()).unwrap();
         assert!(!path.exists());

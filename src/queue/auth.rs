@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
+use axum::http::header::{AUTHORIZATION, HOST};
+use axum::http::request::Parts;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use hawk::mac::Mac;
@@ -17,10 +19,10 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use super::Config;
-use super::api::query_param;
+use super::api::{header_str, query_param};
 use super::clock::UnixMillis;
 use super::queue_error::{QueueError, QueueErrorCode};
-use super::scopes::{ScopeExpression, satisfies, satisfies_all};
+use super::scopes::{satisfies, satisfies_all};
 use super::task_state::WorkerIdentity;
 use crate::limits::{QUEUE_CERTIFICATE_DRIFT, QUEUE_CERTIFICATE_TTL_MAX, QUEUE_CLOCK_DRIFT_MAX};
 use crate::source::taskcluster::formats::new_task_id;
@@ -48,6 +50,9 @@ pub struct RegisteredClient {
 
 /// Issuer of the credentials of claims.
 const ISSUER: &str = "static/taskcluster/queue";
+
+/// Of every caller, with or without a signature.
+const PUBLIC_SCOPE: &str = "queue:get-artifact:public/*";
 
 const CERTIFICATE_VERSION: u8 = 1;
 
@@ -85,11 +90,26 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    pub(crate) fn require(&self, required: &ScopeExpression) -> Result<(), QueueError> {
-        let Some(missing) = required.missing(&self.scopes) else { return Ok(()) };
+    pub(crate) fn require_all(&self, scopes: impl IntoIterator<Item = String>) -> Result<(), QueueError> {
+        let missing: Vec<_> = scopes.into_iter().filter(|scope| !satisfies(&self.scopes, scope)).collect();
+        if missing.is_empty() { Ok(()) } else { Err(self.insufficient_scopes(&missing.join(", "))) }
+    }
+
+    pub(crate) fn require_any(&self, scopes: &[String]) -> Result<(), QueueError> {
+        if scopes.iter().any(|scope| satisfies(&self.scopes, scope)) {
+            return Ok(());
+        }
+        Err(self.insufficient_scopes(&format!("one of {}", scopes.join(", "))))
+    }
+
+    pub(crate) fn require_scope(&self, scope: String) -> Result<(), QueueError> {
+        self.require_all([scope])
+    }
+
+    fn insufficient_scopes(&self, missing: &str) -> QueueError {
         let caller =
             self.client.as_deref().map_or_else(|| "an anonymous caller".to_owned(), |id| format!("client {id}"));
-        Err(QueueError::new(QueueErrorCode::InsufficientScopes, format!("{caller} lacks required scopes: {missing}")))
+        QueueError::new(QueueErrorCode::InsufficientScopes, format!("{caller} lacks required scopes: {missing}"))
     }
 
     pub(crate) const fn is_authenticated(&self) -> bool {
@@ -102,24 +122,9 @@ impl Caller {
         queue: &str,
         worker: &WorkerIdentity,
     ) -> Result<(), QueueError> {
-        self.require(&ScopeExpression::All(vec![
-            ScopeExpression::scope(format!("queue:{call}:{queue}")),
-            ScopeExpression::scope(format!("queue:worker-id:{}/{}", worker.group, worker.id)),
-        ]))
+        let worker_scope = format!("queue:worker-id:{}/{}", worker.group, worker.id);
+        self.require_all([format!("queue:{call}:{queue}"), worker_scope])
     }
-
-    pub(crate) fn require_scope(&self, scope: String) -> Result<(), QueueError> {
-        self.require(&ScopeExpression::Scope(scope))
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct SignedRequest<'a> {
-    pub(crate) method: &'a str,
-    /// Path and query as sent.
-    pub(crate) target: &'a str,
-    pub(crate) host: &'a str,
-    pub(crate) authorization: Option<&'a str>,
 }
 
 #[derive(Debug)]
@@ -133,21 +138,6 @@ pub(crate) struct Keyring {
     auth: Auth,
     clients: HashMap<String, RegisteredClient>,
     own_secret: SecretString,
-    anonymous_scopes: Arc<[String]>,
-    all_scopes: Arc<[String]>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct HostPort {
-    host: String,
-    port: u16,
-}
-
-impl HostPort {
-    fn of(url: &Url) -> Option<Self> {
-        let host = url.host_str()?.trim_start_matches('[').trim_end_matches(']').to_owned();
-        Some(Self { host, port: url.port_or_known_default()? })
-    }
 }
 
 fn auth_error(message: impl Into<String>) -> QueueError {
@@ -169,14 +159,13 @@ fn constant_time_eq(left: Vec<u8>, right: Vec<u8>) -> bool {
 
 impl Keyring {
     pub(crate) fn new(config: &Config, own_secret: SecretString) -> Self {
-        let clients = config.clients.iter().map(|client| (client.client_id.clone(), client.clone()));
-        Self {
-            auth: config.auth,
-            clients: clients.collect(),
-            own_secret,
-            anonymous_scopes: config.anonymous_scopes.as_slice().into(),
-            all_scopes: Arc::from(["*".to_owned()]),
-        }
+        let issuer = RegisteredClient {
+            client_id: ISSUER.to_owned(),
+            access_token: own_secret.clone(),
+            scopes: vec!["*".to_owned()],
+        };
+        let clients = config.clients.iter().cloned().chain([issuer]).map(|client| (client.client_id.clone(), client));
+        Self { auth: config.auth, clients: clients.collect(), own_secret }
     }
 
     fn url_signature(&self, subject: &str, end: UnixMillis) -> Vec<u8> {
@@ -221,30 +210,24 @@ impl Keyring {
     }
 
     /// Authenticates by the head alone. A request without a signature is anonymous, which is not an error.
-    pub(crate) fn authenticate(
-        &self,
-        request: &SignedRequest<'_>,
-        now: UnixMillis,
-    ) -> Result<AuthenticatedRequest, QueueError> {
+    pub(crate) fn authenticate(&self, request: &Parts, now: UnixMillis) -> Result<AuthenticatedRequest, QueueError> {
         let unhashed = |caller| AuthenticatedRequest { caller, payload_hash: None };
         if matches!(self.auth, Auth::Open | Auth::OpenToNetwork) {
-            let scopes = Arc::clone(&self.all_scopes);
-            return Ok(unhashed(Caller { client: Some("open".into()), scopes }));
+            return Ok(unhashed(Caller { client: Some("open".into()), scopes: Arc::new(["*".to_owned()]) }));
         }
-        let bewit = request
-            .target
-            .split_once('?')
-            .and_then(|(_, query)| query.split('&').find_map(|pair| pair.strip_prefix("bewit=")));
-        match (request.authorization, bewit) {
-            (Some(header), _) => self.authenticate_header(request, header, now),
+        let query = request.uri.query().unwrap_or_default();
+        let bewit = query.split('&').find_map(|pair| pair.strip_prefix("bewit="));
+        match (request.headers.get(AUTHORIZATION), bewit) {
+            // An unreadable header is an invalid signature, not a missing one.
+            (Some(header), _) => self.authenticate_header(request, header.to_str().unwrap_or_default(), now),
             (None, Some(bewit)) => self.authenticate_bewit(request, bewit, now).map(unhashed),
-            (None, None) => Ok(unhashed(Caller { client: None, scopes: Arc::clone(&self.anonymous_scopes) })),
+            (None, None) => Ok(unhashed(Caller { client: None, scopes: Arc::new([PUBLIC_SCOPE.to_owned()]) })),
         }
     }
 
     fn authenticate_header(
         &self,
-        request: &SignedRequest<'_>,
+        request: &Parts,
         header: &str,
         now: UnixMillis,
     ) -> Result<AuthenticatedRequest, QueueError> {
@@ -254,12 +237,11 @@ impl Keyring {
             .and_then(|rest| rest.parse().ok())
             .ok_or_else(|| auth_error("Unauthorized: Bad header format"))?;
         let id = header.id.clone().ok_or_else(|| auth_error("Unauthorized: Missing attributes"))?;
-        let rights = self.resolve_credentials(&id, header.ext.as_deref(), now)?;
-        let key = Key::new(rights.token.as_bytes(), SHA256).map_err(|_| auth_error("Unauthorized: Bad credentials"))?;
+        let (key, caller) = self.resolve_credentials(&id, header.ext.as_deref(), now)?;
         // The timestamp is checked separately below, to report `Stale timestamp`.
         let anytime = Duration::from_secs(u64::from(u32::MAX) * 4);
-        let valid = requested_address(request.host).is_some_and(|at| {
-            RequestBuilder::new(request.method, &at.host, at.port, request.target)
+        let valid = requested_address(request).is_some_and(|(host, port)| {
+            RequestBuilder::new(request.method.as_str(), &host, port, target(request))
                 .request()
                 .validate_header(&header, &key, anytime)
         });
@@ -268,55 +250,38 @@ impl Keyring {
         let sent = UnixMillis(0).plus(sent);
         let is_recent = sent.until(now).max(now.until(sent)) <= QUEUE_CLOCK_DRIFT_MAX;
         check(is_recent, "Unauthorized: Stale timestamp")?;
-        Ok(AuthenticatedRequest { caller: rights.caller, payload_hash: header.hash })
+        Ok(AuthenticatedRequest { caller, payload_hash: header.hash })
     }
 
-    fn authenticate_bewit(
-        &self,
-        request: &SignedRequest<'_>,
-        text: &str,
-        now: UnixMillis,
-    ) -> Result<Caller, QueueError> {
+    fn authenticate_bewit(&self, request: &Parts, text: &str, now: UnixMillis) -> Result<Caller, QueueError> {
         let plain = URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).unwrap_or_default();
         let plain = String::from_utf8_lossy(&plain);
         let bewit: Bewit<'_> = has_bounded_timestamp(plain.split_once('\\').map(|(_, rest)| rest))
             .then(|| text.parse().ok())
             .flatten()
             .ok_or_else(|| auth_error("Unauthorized: Invalid bewit encoding"))?;
-        let rights = self.resolve_credentials(bewit.id(), bewit.ext(), now)?;
-        let key = Key::new(rights.token.as_bytes(), SHA256).map_err(|_| auth_error("Unauthorized: Bad credentials"))?;
-        let bare = without_bewit(request.target);
-        let valid = requested_address(request.host).is_some_and(|at| {
-            RequestBuilder::new("GET", &at.host, at.port, &bare).request().validate_bewit(&bewit, &key)
+        let (key, caller) = self.resolve_credentials(bewit.id(), bewit.ext(), now)?;
+        let bare = without_bewit(target(request));
+        let valid = requested_address(request).is_some_and(|(host, port)| {
+            RequestBuilder::new("GET", &host, port, &bare).request().validate_bewit(&bewit, &key)
         });
         check(request.method == "GET" && valid, "Unauthorized: Bad mac")?;
-        Ok(rights.caller)
+        Ok(caller)
     }
 
-    fn issuer(&self, name: &str) -> Result<Issuer<'_>, QueueError> {
-        if name == ISSUER {
-            return Ok(Issuer { token: self.own_secret.expose_secret(), scopes: &self.all_scopes });
-        }
-        let client =
-            self.clients.get(name).ok_or_else(|| auth_error(format!("Unauthorized: Client ID {name} is not known")))?;
-        Ok(Issuer { token: client.access_token.expose_secret(), scopes: &client.scopes })
+    fn client(&self, id: &str) -> Result<&RegisteredClient, QueueError> {
+        self.clients.get(id).ok_or_else(|| auth_error(format!("Unauthorized: Client ID {id} is not known")))
     }
 
-    fn resolve_credentials(
-        &self,
-        id: &str,
-        ext: Option<&str>,
-        now: UnixMillis,
-    ) -> Result<ResolvedCredentials, QueueError> {
+    fn resolve_credentials(&self, id: &str, ext: Option<&str>, now: UnixMillis) -> Result<(Key, Caller), QueueError> {
         let ext = match ext {
             Some(text) if !text.is_empty() => parse_ext(text)?,
             Some(_) | None => Ext::default(),
         };
         let (token, mut scopes) = match ext.certificate {
-            None if id == ISSUER => return Err(auth_error("Unauthorized: Client ID is not known")),
             None => {
-                let client = self.issuer(id)?;
-                (client.token.to_owned(), client.scopes.to_vec())
+                let client = self.client(id)?;
+                (client.access_token.expose_secret().to_owned(), client.scopes.clone())
             }
             Some(certificate) => self.verify_certificate(id, certificate, now)?,
         };
@@ -324,9 +289,9 @@ impl Keyring {
             check(satisfies_all(&scopes, &narrowed), "ext.authorizedScopes exceeds the scopes of its credentials")?;
             scopes = narrowed;
         }
-        scopes.extend(self.anonymous_scopes.iter().cloned());
-        let caller = Caller { client: Some(id.into()), scopes: scopes.into() };
-        Ok(ResolvedCredentials { token, caller })
+        scopes.push(PUBLIC_SCOPE.to_owned());
+        let key = Key::new(token.as_bytes(), SHA256).map_err(|_| auth_error("Unauthorized: Bad credentials"))?;
+        Ok((key, Caller { client: Some(id.into()), scopes: scopes.into() }))
     }
 
     fn verify_certificate(
@@ -343,29 +308,20 @@ impl Keyring {
         check(start <= now.plus(QUEUE_CERTIFICATE_DRIFT), "ext.certificate.start > now")?;
         check(expiry >= now.minus(QUEUE_CERTIFICATE_DRIFT), "ext.certificate.expiry < now")?;
         check(start.until(expiry) <= QUEUE_CERTIFICATE_TTL_MAX, "ext.certificate cannot last longer than 31 days")?;
-        let issuer = self.issuer(named.unwrap_or(id))?;
-        let may_name = named.is_none() || satisfies(issuer.scopes, &format!("auth:create-client:{id}"));
+        let issuer = self.client(named.unwrap_or(id))?;
+        let token = issuer.access_token.expose_secret();
+        let may_name = named.is_none() || satisfies(&issuer.scopes, &format!("auth:create-client:{id}"));
         check(may_name, "ext.certificate.issuer lacks auth:create-client for the clientId")?;
         check(
-            satisfies_all(issuer.scopes, &certificate.scopes),
+            satisfies_all(&issuer.scopes, &certificate.scopes),
             "ext.certificate.issuer lacks some of the certificate scopes",
         )?;
         let signed = STANDARD.decode(&certificate.signature).unwrap_or_default();
-        let fits = constant_time_eq(certificate_signature(issuer.token, &certificate, id), signed);
+        let fits = constant_time_eq(certificate_signature(token, &certificate, id), signed);
         check(fits, "ext.certificate.signature is not valid")?;
-        let key = hmac(issuer.token.as_bytes(), certificate.seed.as_bytes());
+        let key = hmac(token.as_bytes(), certificate.seed.as_bytes());
         Ok((URL_SAFE_NO_PAD.encode(key), certificate.scopes))
     }
-}
-
-struct Issuer<'a> {
-    token: &'a str,
-    scopes: &'a [String],
-}
-
-struct ResolvedCredentials {
-    token: String,
-    caller: Caller,
 }
 
 fn certificate_signature(token: &str, certificate: &Certificate, client_id: &str) -> Vec<u8> {
@@ -407,6 +363,12 @@ fn without_bewit(target: &str) -> String {
     if rest.is_empty() { path.to_owned() } else { format!("{path}?{}", rest.join("&")) }
 }
 
-fn requested_address(host: &str) -> Option<HostPort> {
-    HostPort::of(&Url::parse(&format!("http://{host}")).ok()?)
+/// Path and query as sent.
+fn target(request: &Parts) -> &str {
+    request.uri.path_and_query().map_or("/", |target| target.as_str())
+}
+
+fn requested_address(request: &Parts) -> Option<(String, u16)> {
+    let url = Url::parse(&format!("http://{}", header_str(request, HOST)?)).ok()?;
+    Some((url.host_str()?.trim_matches(['[', ']']).to_owned(), url.port_or_known_default()?))
 }

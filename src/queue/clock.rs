@@ -65,11 +65,6 @@ impl UnixMillis {
     pub(crate) fn http_date(self) -> String {
         jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&self.timestamp()).unwrap_or_default()
     }
-
-    pub(crate) fn plus_year(self) -> Self {
-        let later = self.timestamp().to_zoned(jiff::tz::TimeZone::UTC).checked_add(jiff::Span::new().years(1));
-        later.map_or(self, |zoned| Self(zoned.timestamp().as_millisecond()))
-    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -113,7 +108,6 @@ mod tests {
         let at = UnixMillis::parse("2026-11-21T10:20:44.8+00:00").unwrap();
         assert_eq!(at.iso(), "2026-11-21T10:20:44.800Z");
         assert_eq!(at.http_date(), "Sat, 21 Nov 2026 10:20:44 GMT");
-        assert_eq!(at.plus_year().iso(), "2027-11-21T10:20:44.800Z");
         assert_eq!(UnixMillis::parse("yesterday"), None);
         assert_eq!(UnixMillis::parse("2026-11-21T10:20:44Z[UTC]"), None);
     }

@@ -24,7 +24,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::serve::ListenerExt as _;
-use secrecy::SecretString;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
@@ -35,15 +34,15 @@ pub use self::clock::QueueClock;
 pub use self::store::OpenError;
 pub use self::task_state::Priority;
 
-use self::api::BodyBudget;
 use self::auth::Keyring;
 use self::clock::UnixMillis;
 use self::store::open::RunningStore;
 use self::store::{Store, StoreStatus};
 use crate::http::{self, Limits};
 use crate::limits::{
-    QUEUE_ARTIFACT_BYTES_MAX, QUEUE_CLAIM_DELAY, QUEUE_CLAIM_TIMEOUT, QUEUE_CONNECTION_IDLE_MAX, QUEUE_CONNECTIONS_MAX,
-    QUEUE_DEADLINE_DELAY, QUEUE_LONG_POLL_WAIT, QUEUE_LONG_POLLS_MAX, QUEUE_STOP_TIMEOUT, QUEUE_VISIBILITY_TIMEOUT,
+    QUEUE_ARTIFACT_BYTES_MAX, QUEUE_BODIES_BYTES_MAX, QUEUE_CLAIM_DELAY, QUEUE_CLAIM_TIMEOUT,
+    QUEUE_CONNECTION_IDLE_MAX, QUEUE_CONNECTIONS_MAX, QUEUE_LONG_POLL_WAIT, QUEUE_LONG_POLLS_MAX, QUEUE_STOP_TIMEOUT,
+    QUEUE_VISIBILITY_TIMEOUT,
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,14 +63,10 @@ pub struct Config {
     pub listen: SocketAddr,
     pub auth: Auth,
     pub clients: Vec<RegisteredClient>,
-    /// Scopes of every caller, with or without a signature.
-    pub anonymous_scopes: Vec<String>,
     pub claim_timeout: Duration,
     /// Delay after `takenUntil` before a claim is resolved as `claim-expired`. A late reclaim is accepted until
     /// then.
     pub claim_delay: Duration,
-    /// Delay after the deadline before a task is resolved as `deadline-exceeded`. A report is accepted until then.
-    pub deadline_delay: Duration,
     /// How long `claimWork` waits for a pending task; capped at a tenth of `claim_timeout`.
     pub long_poll: Duration,
     /// How long a received message stays hidden.
@@ -89,10 +84,8 @@ impl Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             auth: Auth::Checked,
             clients: Vec::new(),
-            anonymous_scopes: vec!["queue:get-artifact:public/*".to_owned()],
             claim_timeout: QUEUE_CLAIM_TIMEOUT,
             claim_delay: QUEUE_CLAIM_DELAY,
-            deadline_delay: QUEUE_DEADLINE_DELAY,
             long_poll: QUEUE_LONG_POLL_WAIT,
             visibility_timeout: QUEUE_VISIBILITY_TIMEOUT,
             artifact_bytes_max: QUEUE_ARTIFACT_BYTES_MAX,
@@ -131,18 +124,14 @@ pub(crate) struct QueueState {
     pub(crate) root_url: String,
     pub(crate) config: Arc<Config>,
     pub(crate) long_poll_permits: Arc<Semaphore>,
-    pub(crate) body_budget: BodyBudget,
+    /// Bytes of request bodies in memory together.
+    pub(crate) body_budget: Arc<Semaphore>,
     pub(crate) stop: CancellationToken,
-    started_at: UnixMillis,
 }
 
 impl QueueState {
     pub(crate) fn now(&self) -> UnixMillis {
         self.config.clock.now()
-    }
-
-    pub(crate) fn uptime(&self) -> Duration {
-        self.started_at.until(self.now())
     }
 }
 
@@ -172,7 +161,7 @@ pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
     let opened = store::open(&config.db)?;
     // The database is locked, so no other queue writes to this directory.
     artifact_files::prepare(&config.artifacts).map_err(folder_error)?;
-    let own_secret = SecretString::from(opened.own_secret()?);
+    let keyring = Keyring::new(&config, opened.own_secret.clone());
     let failed = |source| StartError::Listen { address: config.listen, source };
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
@@ -182,12 +171,11 @@ pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
     let stop = CancellationToken::new();
     let app = QueueState {
         store: store.clone(),
-        keyring: Keyring::new(&config, own_secret),
+        keyring,
         root_url: root_url.clone(),
         long_poll_permits: Arc::clone(&long_poll_permits),
-        body_budget: BodyBudget::new(),
+        body_budget: Arc::new(Semaphore::new(QUEUE_BODIES_BYTES_MAX as usize)),
         stop: stop.clone(),
-        started_at: config.clock.now(),
         config,
     };
     let listener = listener.tap_io(|stream| {

@@ -5,8 +5,9 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTIC
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
+use super::api::Params;
 use super::clock::UnixMillis;
 use super::task_state::RunError;
 use crate::limits::QUEUE_RUNS_MAX;
@@ -77,8 +78,7 @@ impl QueueError {
         Self::new(QueueErrorCode::InternalServerError, format!("internal error, incidentId: {incident}"))
     }
 
-    pub(crate) fn into_response(self, method: &str, params: &[(String, String)], now: UnixMillis) -> Response {
-        let params: Map<String, Value> = params.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+    pub(crate) fn into_response(self, method: &str, params: &Params, now: UnixMillis) -> Response {
         let body = json!({
             "code": self.code,
             "message": self.message,

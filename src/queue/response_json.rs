@@ -1,6 +1,7 @@
 //! The JSON of responses: task status, claims and listings.
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::auth::Keyring;
 use super::clock::UnixMillis;
@@ -15,7 +16,7 @@ pub(crate) struct StatusJson<'a> {
     task: &'a TaskRecord,
     provisioner_id: &'a str,
     worker_type: &'a str,
-    state: &'a str,
+    state: Value,
     runs: Vec<RunJson<'a>>,
 }
 
@@ -30,7 +31,8 @@ struct RunJson<'a> {
 pub(crate) fn status(task: &TaskRecord) -> StatusJson<'_> {
     let (provisioner_id, worker_type) = split_task_queue(&task.queue);
     let runs = task.runs.iter().enumerate().map(|(run_id, record)| RunJson { run_id, record }).collect();
-    StatusJson { task, provisioner_id, worker_type, state: task.state_str(), runs }
+    let state = task.runs.last().map_or_else(|| json!("unscheduled"), |run| json!(run.state));
+    StatusJson { task, provisioner_id, worker_type, state, runs }
 }
 
 pub(crate) fn to_json<T: Serialize>(value: &T) -> String {
@@ -46,7 +48,7 @@ pub(crate) fn claim_reply(keyring: &Keyring, claim: ClaimedRun, now: UnixMillis)
     let ClaimedRun { task, run, taken_until, definition, scopes } = claim;
     let id = &task.task_id;
     let worker = task.runs.get(run as usize).and_then(|record| record.worker.as_ref());
-    let (group, worker_id) = worker.map_or(("", ""), |worker| (worker.group.as_str(), worker.id.as_str()));
+    let (group, worker_id) = worker.map_or(("", ""), |worker| (&worker.group, &worker.id));
     let mut all_scopes = vec![
         format!("queue:reclaim-task:{id}/{run}"),
         format!("queue:resolve-task:{id}/{run}"),
@@ -58,10 +60,8 @@ pub(crate) fn claim_reply(keyring: &Keyring, claim: ClaimedRun, now: UnixMillis)
     // The definition is inserted as the text it was stored as.
     let definition = definition.map_or_else(String::new, |definition| format!(r#""task":{definition},"#));
     format!(
-        r#"{{"status":{},"runId":{run},"workerGroup":{},"workerId":{},"takenUntil":"{}",{definition}"credentials":{}}}"#,
+        r#"{{"status":{},"runId":{run},"workerGroup":"{group}","workerId":"{worker_id}","takenUntil":"{}",{definition}"credentials":{}}}"#,
         to_json(&status(&task)),
-        to_json(&group),
-        to_json(&worker_id),
         taken_until.iso(),
         to_json(&credentials)
     )
@@ -74,26 +74,21 @@ pub(crate) fn listing(page: &ListPage<ListedTask>, entry: impl Fn(&ListedTask) -
 }
 
 pub(crate) fn claimed_entry(listed: &ListedTask) -> String {
-    let Some((run, record)) = listed.task.last_run() else { return "null".to_owned() };
-    let worker = record.worker.as_ref();
-    format!(
-        r#"{{"taskId":{},"runId":{run},"workerGroup":{},"workerId":{},"claimed":"{}","task":{}}}"#,
-        to_json(&listed.task.task_id),
-        to_json(&worker.map(|worker| worker.group.as_str())),
-        to_json(&worker.map(|worker| worker.id.as_str())),
-        record.started.unwrap_or_default().iso(),
-        listed.definition
-    )
+    run_entry(listed, |run| {
+        let (group, id) = run.worker.as_ref().map_or(("", ""), |worker| (&worker.group, &worker.id));
+        let claimed = run.started.unwrap_or_default().iso();
+        format!(r#""workerGroup":"{group}","workerId":"{id}","claimed":"{claimed}""#)
+    })
 }
 
 pub(crate) fn pending_entry(listed: &ListedTask) -> String {
-    let Some((run, record)) = listed.task.last_run() else { return "null".to_owned() };
-    format!(
-        r#"{{"taskId":{},"runId":{run},"inserted":"{}","task":{}}}"#,
-        to_json(&listed.task.task_id),
-        record.scheduled.iso(),
-        listed.definition
-    )
+    run_entry(listed, |run| format!(r#""inserted":"{}""#, run.scheduled.iso()))
+}
+
+fn run_entry(listed: &ListedTask, fields: impl FnOnce(&RunRecord) -> String) -> String {
+    let ListedTask { task, definition } = listed;
+    let Some((run, record)) = task.last_run() else { return "null".to_owned() };
+    format!(r#"{{"taskId":"{}","runId":{run},{},"task":{definition}}}"#, task.task_id, fields(record))
 }
 
 pub(crate) fn task_entry(listed: &ListedTask) -> String {

@@ -11,7 +11,6 @@ use super::clock::UnixMillis;
 use super::field_types::{Identifier, Integer};
 use super::queue_error::{QueueError, QueueErrorCode, json_response};
 use super::response_json;
-use super::scopes::ScopeExpression;
 use super::store::StoreError;
 use super::store::tx::{ClaimedRun, TaskRow, Tx};
 use super::task_definition;
@@ -43,13 +42,13 @@ pub(crate) fn ok(body: String) -> ReplyResult {
     Ok(json_response(StatusCode::OK, body))
 }
 
-pub(crate) async fn ping(app: App, _: Call) -> ReplyResult {
-    ok(json!({"alive": true, "uptime": app.uptime().as_secs_f64()}).to_string())
+pub(crate) async fn ping(_: App, _: Call) -> ReplyResult {
+    ok(json!({"alive": true}).to_string())
 }
 
 pub(crate) async fn create_task(app: App, call: Call) -> ReplyResult {
     let draft = task_definition::parse_create_task(&call.task_id(), &call.body)?;
-    call.caller.require(&draft.required_scopes())?;
+    draft.authorize(&call.caller)?;
     let new_task = draft.complete(app.now())?;
     let task = app.store.execute(move |tx| tx.create_task(new_task)).await?;
     ok(response_json::status_reply(&task))
@@ -83,10 +82,10 @@ pub(crate) async fn change_task(
     let task = app.store.execute(move |tx| {
         let mut row = tx.require_task(&name)?;
         let TaskRecord { scheduler, group, project, .. } = &row.task;
-        caller.require(&ScopeExpression::Any(vec![
-            ScopeExpression::scope(format!("queue:{verb}-task:{scheduler}/{group}/{name}")),
-            ScopeExpression::scope(format!("queue:{verb}-task-in-project:{project}")),
-        ]))?;
+        caller.require_any(&[
+            format!("queue:{verb}-task:{scheduler}/{group}/{name}"),
+            format!("queue:{verb}-task-in-project:{project}"),
+        ])?;
         change(&mut row.task, tx.now)?;
         tx.save(row)
     });

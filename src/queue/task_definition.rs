@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use super::auth::Caller;
 use super::clock::UnixMillis;
-use super::field_types::{Identifier, Integer, Project, Route, Scope, SlugId, TaskQueueId, Text, body_error};
+use super::field_types::{Identifier, Integer, Printable, SlugId, TaskQueueId, body_error};
 use super::queue_error::{QueueError, QueueErrorCode};
-use super::scopes::ScopeExpression;
 use super::task_state::{Priority, TaskRecord};
-use crate::limits::{QUEUE_CLOCK_DRIFT_MAX, QUEUE_DEADLINE_MAX, QUEUE_DEPENDENCIES_MAX};
+use crate::limits::{QUEUE_CLOCK_DRIFT_MAX, QUEUE_DEADLINE_MAX, QUEUE_DEPENDENCIES_MAX, QUEUE_TASK_RETENTION};
 
 /// A task definition as sent and, once every default is filled in, as stored.
 #[derive(Debug, Serialize, Deserialize)]
@@ -23,14 +23,14 @@ struct Definition<'a> {
     #[serde(default = "default_scheduler")]
     scheduler_id: Identifier,
     #[serde(default = "default_project")]
-    project_id: Project,
+    project_id: Printable,
     task_group_id: Option<SlugId>,
     #[serde(default)]
     dependencies: Vec<SlugId>,
     #[serde(default)]
     requires: Requires,
     #[serde(default)]
-    routes: Vec<Route>,
+    routes: Vec<Printable>,
     #[serde(default)]
     priority: Priority,
     #[serde(default = "default_retries")]
@@ -39,7 +39,7 @@ struct Definition<'a> {
     deadline: UnixMillis,
     expires: Option<UnixMillis>,
     #[serde(default)]
-    scopes: Vec<Scope>,
+    scopes: Vec<Printable>,
     #[serde(borrow)]
     payload: &'a RawValue,
     metadata: Metadata,
@@ -60,18 +60,18 @@ pub(crate) enum Requires {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Metadata {
-    name: Text<255>,
-    owner: Text<255>,
-    source: Text<4_096>,
-    description: Text<32_768>,
+    name: String,
+    owner: String,
+    source: String,
+    description: String,
 }
 
 fn default_scheduler() -> Identifier {
     Identifier("-".to_owned())
 }
 
-fn default_project() -> Project {
-    Project("none".to_owned())
+fn default_project() -> Printable {
+    Printable("none".to_owned())
 }
 
 const fn default_retries() -> Integer<0, 49> {
@@ -108,32 +108,31 @@ pub(crate) fn parse_create_task<'a>(task_id: &str, body: &'a [u8]) -> Result<Tas
     definition.worker_type = Some(Identifier(worker_type.to_owned()));
     definition.task_queue_id = Some(TaskQueueId(queue.clone()));
     definition.task_group_id.get_or_insert_with(|| SlugId(task_id.to_owned()));
-    definition.expires.get_or_insert_with(|| definition.deadline.plus_year());
+    definition.expires.get_or_insert_with(|| definition.deadline.plus(QUEUE_TASK_RETENTION));
     definition.extra =
         Some(definition.extra.map_or_else(|| serde_json::from_str("{}"), Ok).map_err(|error| body_error(&error))?);
     Ok(TaskDraft { task_id: task_id.to_owned(), queue, definition })
 }
 
 impl TaskDraft<'_> {
-    pub(crate) fn required_scopes(&self) -> ScopeExpression {
+    pub(crate) fn authorize(&self, caller: &Caller) -> Result<(), QueueError> {
         let Definition { scopes, routes, project_id, scheduler_id, priority, .. } = &self.definition;
-        let mut all: Vec<ScopeExpression> = scopes.iter().map(|scope| ScopeExpression::scope(&scope.0)).collect();
-        all.extend(routes.iter().map(|route| ScopeExpression::scope(format!("queue:route:{}", route.0))));
-        all.push(ScopeExpression::scope(format!("queue:create-task:project:{}", project_id.0)));
-        all.push(ScopeExpression::scope(format!("queue:scheduler-id:{}", scheduler_id.0)));
-        let sufficient = Priority::ALL.into_iter().filter(|level| level >= priority);
-        all.push(ScopeExpression::Any(
-            sufficient
-                .map(|level| ScopeExpression::scope(format!("queue:create-task:{}:{}", level.as_str(), self.queue)))
-                .collect(),
-        ));
-        ScopeExpression::All(all)
+        let scopes = scopes.iter().map(|scope| scope.0.clone());
+        let routes = routes.iter().map(|route| format!("queue:route:{}", route.0));
+        let project = format!("queue:create-task:project:{}", project_id.0);
+        let scheduler = format!("queue:scheduler-id:{}", scheduler_id.0);
+        caller.require_all(scopes.chain(routes).chain([project, scheduler]))?;
+        let levels = Priority::ALL.into_iter().filter(|level| level >= priority);
+        let sufficient = levels.map(|level| format!("queue:create-task:{}:{}", level.as_str(), self.queue));
+        caller.require_any(&sufficient.collect::<Vec<_>>())
     }
 
     /// Checks the draft against the clock and the limits.
     pub(crate) fn complete(self, now: UnixMillis) -> Result<NewTask, QueueError> {
         let Self { task_id, queue, definition } = self;
-        let (deadline, expires) = checked_times(&definition, now)?;
+        let deadline = definition.deadline;
+        let expires = definition.expires.unwrap_or(deadline);
+        check_times(definition.created, deadline, expires, now)?;
         if definition.scopes.iter().any(|scope| scope.0.ends_with("**")) {
             return Err(QueueError::input("scopes must not end with `**`"));
         }
@@ -164,9 +163,12 @@ impl TaskDraft<'_> {
     }
 }
 
-fn checked_times(definition: &Definition<'_>, now: UnixMillis) -> Result<(UnixMillis, UnixMillis), QueueError> {
-    let (created, deadline) = (definition.created, definition.deadline);
-    let expires = definition.expires.unwrap_or_else(|| deadline.plus_year());
+fn check_times(
+    created: UnixMillis,
+    deadline: UnixMillis,
+    expires: UnixMillis,
+    now: UnixMillis,
+) -> Result<(), QueueError> {
     let problem = if created < now.minus(QUEUE_CLOCK_DRIFT_MAX) {
         "`created` cannot be in the past (max 15min drift)"
     } else if created > now.plus(QUEUE_CLOCK_DRIFT_MAX) {
@@ -180,7 +182,7 @@ fn checked_times(definition: &Definition<'_>, now: UnixMillis) -> Result<(UnixMi
     } else if deadline > expires {
         "`expires` cannot be before `deadline`"
     } else {
-        return Ok((deadline, expires));
+        return Ok(());
     };
     Err(QueueError::input(problem))
 }
@@ -201,15 +203,6 @@ fn task_queue_of(definition: &Definition<'_>) -> Result<String, QueueError> {
         (None, Some(queue)) => Ok(queue.0.clone()),
         (None, None) => Err(QueueError::input("taskQueueId, or provisionerId and workerType, must be set")),
     }
-}
-
-/// Compares two definitions independent of property order.
-pub(crate) fn is_same_json(left: &str, right: &str) -> bool {
-    if left == right {
-        return true;
-    }
-    let read = |text: &str| serde_json::from_str::<Value>(text).ok();
-    read(left).is_some_and(|left| read(right) == Some(left))
 }
 
 #[cfg(test)]
@@ -285,11 +278,5 @@ mod tests {
             fields.insert("workerType".into(), "lw".into());
         });
         assert_eq!(finish(&old).unwrap().task.queue, "lp/lw");
-    }
-
-    #[test]
-    fn definitions_are_compared_independent_of_property_order() {
-        assert!(is_same_json(r#"{"a":1,"b":[2]}"#, r#"{"b":[2], "a":1}"#));
-        assert!(!is_same_json(r#"{"a":1}"#, r#"{"a":2}"#));
     }
 }

@@ -21,16 +21,6 @@ pub(crate) enum RunState {
 }
 
 impl RunState {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Running => "running",
-            Self::Completed => "completed",
-            Self::Failed => "failed",
-            Self::Exception => "exception",
-        }
-    }
-
     pub(crate) const fn is_resolved(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Exception)
     }
@@ -198,11 +188,6 @@ pub(crate) enum RunError {
 }
 
 impl TaskRecord {
-    /// `unscheduled` without a run.
-    pub(crate) fn state_str(&self) -> &'static str {
-        self.runs.last().map_or("unscheduled", |run| run.state.as_str())
-    }
-
     /// Whether a claim, an expiry or the deadline may still change the task.
     pub(crate) fn is_open(&self) -> bool {
         self.runs.last().is_none_or(|run| !run.state.is_resolved())

@@ -12,21 +12,23 @@ fn narrow(server: &TestQueue, id: &str, token: &str) -> Api {
     Api { id: id.to_owned(), token: token.to_owned(), ..server.api.clone() }
 }
 
-async fn with_worker() -> TestQueue {
-    TestQueue::with(|settings| {
+/// A queue, and a client that may claim tasks only.
+async fn with_worker() -> (TestQueue, Api) {
+    let server = TestQueue::with(|settings| {
         settings.clients.push(RegisteredClient {
             client_id: "worker".to_owned(),
             access_token: "of-the-worker".into(),
             scopes: vec!["queue:claim-work:p/*".to_owned(), "queue:worker-id:wg/*".to_owned()],
         });
-    })
-    .await
+    });
+    let server = server.await;
+    let worker = narrow(&server, "worker", "of-the-worker");
+    (server, worker)
 }
 
 #[tokio::test]
 async fn a_client_may_call_what_its_scopes_cover() {
-    let server = with_worker().await;
-    let worker = narrow(&server, "worker", "of-the-worker");
+    let (server, worker) = with_worker().await;
     server.api.create("p/w", json!({})).await;
     assert_eq!(worker.claim_work("p/w", "w1", 1).await.len(), 1);
     let body = json!({"workerGroup": "other", "workerId": "w1"});
@@ -133,8 +135,7 @@ fn issued_by(client: &Api, named: Option<&str>, scopes: &[&str]) -> Api {
 
 #[tokio::test]
 async fn a_client_may_issue_credentials_with_its_own_scopes_only() {
-    let server = with_worker().await;
-    let worker = narrow(&server, "worker", "of-the-worker");
+    let (server, worker) = with_worker().await;
     server.api.create("p/w", json!({})).await;
     let scopes = ["queue:claim-work:p/w", "queue:worker-id:wg/*"];
     assert_eq!(issued_by(&worker, None, &scopes).claim_work("p/w", "w1", 1).await.len(), 1);
@@ -150,12 +151,12 @@ async fn a_client_may_issue_credentials_with_its_own_scopes_only() {
 
 #[tokio::test]
 async fn authorized_scopes_only_restrict() {
-    let server = with_worker().await;
+    let (server, worker) = with_worker().await;
     let narrowed = Api { authorized_scopes: Some(vec!["queue:status:*".to_owned()]), ..server.api.clone() };
     let task = server.api.create("p/w", json!({})).await;
     narrowed.get(&format!("task/{task}/status")).await.expect(200);
     assert_eq!(narrowed.bare_post(&format!("task/{task}/cancel")).await.refusal(403).0, "InsufficientScopes");
-    let widened = Api { authorized_scopes: Some(vec!["*".to_owned()]), ..narrow(&server, "worker", "of-the-worker") };
+    let widened = Api { authorized_scopes: Some(vec!["*".to_owned()]), ..worker };
     assert_eq!(widened.get("ping").await.refusal(401).0, "AuthenticationFailed");
 }
 
@@ -177,8 +178,7 @@ async fn anonymous_callers_may_ping_and_read_public_artifacts() {
 async fn an_open_queue_accepts_anonymous_callers() {
     let server = TestQueue::with(|settings| settings.auth = Auth::Open).await;
     let body = server.api.definition("p/w", json!({}));
-    let answer = server.api.anonymous("PUT", &format!("task/{}", slugid()), Some(&body)).await;
-    answer.expect(200);
+    server.api.anonymous("PUT", &format!("task/{}", slugid()), Some(&body)).await.expect(200);
 }
 
 #[tokio::test]

@@ -11,10 +11,9 @@ struct Run {
     task: String,
 }
 
-async fn running(server: &TestQueue) -> Run {
-    let task = server.api.create("p/w", json!({})).await;
-    let claims = server.api.claim_work("p/w", "w1", 1).await;
-    let worker = server.api.with(&claims[0]["credentials"]);
+async fn running(api: &Api) -> Run {
+    let task = api.create("p/w", json!({})).await;
+    let worker = api.with(&api.claim_work("p/w", "w1", 1).await[0]["credentials"]);
     Run { worker, path: format!("task/{task}/runs/0/artifacts"), task }
 }
 
@@ -22,6 +21,12 @@ impl Run {
     async fn declare(&self, name: &str, mut body: Value) -> Answer {
         body["expires"] = iso(self.worker.clock.unix_millis() + 600_000).into();
         self.worker.post(&format!("{}/{}", self.path, urlencoding::encode(name)), body).await
+    }
+
+    /// Creates a text artifact and returns the URL to upload it to.
+    async fn declare_text(&self, name: &str) -> String {
+        let made = self.declare(name, json!({"storageType": "s3", "contentType": "text/plain"})).await.expect(200);
+        made["putUrl"].as_str().expect("a URL").to_owned()
     }
 }
 
@@ -40,12 +45,11 @@ async fn content(api: &Api, path: &str) -> Answer {
 #[tokio::test]
 async fn uploaded_content_is_downloaded_unchanged() {
     let server = TestQueue::new().await;
-    let run = running(&server).await;
+    let run = running(&server.api).await;
     let name = "public/logs/odd name+%.log";
-    let made = run.declare(name, json!({"storageType": "s3", "contentType": "text/plain"})).await.expect(200);
-    let url = made["putUrl"].as_str().expect("an address");
+    let url = run.declare_text(name).await;
     let body: String = (0..200_000).map(|line| format!("line {line}\n")).collect();
-    assert_eq!(put(&server.api, url, "text/plain", body.clone().into()).await.status, 200);
+    assert_eq!(put(&server.api, &url, "text/plain", body.clone().into()).await.status, 200);
     let got = content(&server.api, &format!("{}/{}", run.path, urlencoding::encode(name))).await;
     assert_eq!((got.status, got.headers["content-type"].to_str().ok()), (200, Some("text/plain")));
     assert!(got.text == body, "{} bytes were put and {} got", body.len(), got.text.len());
@@ -58,11 +62,9 @@ async fn signed_urls_lead_to_the_host_that_the_caller_asked() {
     let server = TestQueue::with(|config| config.listen = ([0, 0, 0, 0], 0).into()).await;
     let root = format!("http://127.0.0.1:{}", server.running.address().port());
     let api = Api { root: root.clone(), ..server.api.clone() };
-    let task = api.create("p/w", json!({})).await;
-    let worker = api.with(&api.claim_work("p/w", "w1", 1).await[0]["credentials"]);
-    let run = Run { worker, path: format!("task/{task}/runs/0/artifacts"), task };
-    let made = run.declare("public/x", json!({"storageType": "s3", "contentType": "text/plain"})).await.expect(200);
-    assert!(made["putUrl"].as_str().expect("a URL").starts_with(&root), "{made}");
+    let run = running(&api).await;
+    let url = run.declare_text("public/x").await;
+    assert!(url.starts_with(&root), "{url}");
     let found = api.get(&format!("{}/public%2Fx", run.path)).await.json();
     assert!(found["url"].as_str().expect("a URL").starts_with(&root), "{found}");
     let polled = api.get("poll-task-url/lp/lw").await.expect(200);
@@ -72,9 +74,8 @@ async fn signed_urls_lead_to_the_host_that_the_caller_asked() {
 #[tokio::test]
 async fn modified_and_expired_urls_are_rejected() {
     let server = TestQueue::new().await;
-    let run = running(&server).await;
-    let made = run.declare("public/x", json!({"storageType": "s3", "contentType": "text/plain"})).await.expect(200);
-    let url = made["putUrl"].as_str().expect("an address");
+    let run = running(&server.api).await;
+    let url = run.declare_text("public/x").await;
     for wrong in [
         url.replace("public/x", "public/y"),
         url.replace("/0/", "/1/"),
@@ -83,20 +84,19 @@ async fn modified_and_expired_urls_are_rejected() {
     ] {
         assert_eq!(put(&server.api, &wrong, "text/plain", Vec::new()).await.status, 403, "{wrong}");
     }
-    assert_eq!(put(&server.api, url, "text/html", Vec::new()).await.status, 403);
-    assert_eq!(server.api.send(server.api.http.get(url)).await.status, 403);
+    assert_eq!(put(&server.api, &url, "text/html", Vec::new()).await.status, 403);
+    assert_eq!(server.api.send(server.api.http.get(&url)).await.status, 403);
     server.advance(45 * 60 + 1).await;
-    assert_eq!(put(&server.api, url, "text/plain", Vec::new()).await.status, 403);
+    assert_eq!(put(&server.api, &url, "text/plain", Vec::new()).await.status, 403);
 }
 
 #[tokio::test]
 async fn an_artifact_over_the_size_limit_is_rejected_and_removed() {
     let server = TestQueue::with(|settings| settings.artifact_bytes_max = 1_000).await;
-    let run = running(&server).await;
-    let made = run.declare("public/x", json!({"storageType": "s3", "contentType": "text/plain"})).await.expect(200);
-    let url = made["putUrl"].as_str().expect("an address");
-    assert_eq!(put(&server.api, url, "text/plain", vec![b'x'; 1_001]).await.status, 413);
-    assert_eq!(put(&server.api, url, "text/plain", vec![b'x'; 1_000]).await.status, 200);
+    let run = running(&server.api).await;
+    let url = run.declare_text("public/x").await;
+    assert_eq!(put(&server.api, &url, "text/plain", vec![b'x'; 1_001]).await.status, 413);
+    assert_eq!(put(&server.api, &url, "text/plain", vec![b'x'; 1_000]).await.status, 200);
     let incoming = server.folder.path().join("artifacts/incoming");
     assert_eq!(std::fs::read_dir(incoming).expect("the folder is there").count(), 0);
 }
@@ -104,7 +104,7 @@ async fn an_artifact_over_the_size_limit_is_rejected_and_removed() {
 #[tokio::test]
 async fn object_artifacts_are_rejected() {
     let server = TestQueue::new().await;
-    let run = running(&server).await;
+    let run = running(&server.api).await;
     let answer = run.declare("public/o", json!({"storageType": "object", "contentType": "text/plain"})).await;
     assert_eq!(answer.refusal(400).0, "InputValidationError");
 }
@@ -112,12 +112,11 @@ async fn object_artifacts_are_rejected() {
 #[tokio::test]
 async fn create_artifact_is_idempotent_and_a_reference_may_become_a_link() {
     let server = TestQueue::new().await;
-    let run = running(&server).await;
-    let log = json!({"storageType": "s3", "contentType": "text/plain"});
-    run.declare("public/a", log.clone()).await.expect(200);
-    run.declare("public/a", log.clone()).await.expect(200);
+    let run = running(&server.api).await;
+    run.declare_text("public/a").await;
+    run.declare_text("public/a").await;
     server.advance(10).await;
-    run.declare("public/a", log).await.expect(200);
+    run.declare_text("public/a").await;
     let live = json!({"storageType": "reference", "contentType": "text/plain", "url": "http://host/live"});
     run.declare("public/live", live.clone()).await.expect(200);
     let moved = json!({"storageType": "reference", "contentType": "text/plain", "url": "http://host/other"});
@@ -132,7 +131,7 @@ async fn create_artifact_is_idempotent_and_a_reference_may_become_a_link() {
 #[tokio::test]
 async fn link_cycles_are_rejected() {
     let server = TestQueue::new().await;
-    let run = running(&server).await;
+    let run = running(&server.api).await;
     run.declare("public/a", json!({"storageType": "link", "artifact": "public/b"})).await.expect(200);
     run.declare("public/b", json!({"storageType": "link", "artifact": "public/a"})).await.expect(200);
     assert_eq!(server.api.get(&format!("{}/public%2Fa", run.path)).await.refusal(400).0, "InputError");
@@ -141,23 +140,22 @@ async fn link_cycles_are_rejected() {
 #[tokio::test]
 async fn artifacts_are_accepted_for_25_minutes_after_an_exception() {
     let server = TestQueue::new().await;
-    let run = running(&server).await;
+    let run = running(&server.api).await;
     let gone = json!({"reason": "internal-error"});
     server.api.post(&format!("task/{}/runs/0/exception", run.task), gone).await.expect(200);
-    let log = || json!({"storageType": "s3", "contentType": "text/plain"});
     server.advance(24 * 60).await;
-    run.declare("public/a", log()).await.expect(200);
+    run.declare_text("public/a").await;
     server.advance(61).await;
     let late = Run { worker: server.api.clone(), ..run };
-    assert_eq!(late.declare("public/b", log()).await.refusal(409).0, "RequestConflict");
+    let log = json!({"storageType": "s3", "contentType": "text/plain"});
+    assert_eq!(late.declare("public/b", log).await.refusal(409).0, "RequestConflict");
 }
 
 #[tokio::test]
 async fn an_expired_artifact_is_removed_with_its_content() {
     let server = TestQueue::new().await;
-    let run = running(&server).await;
-    let made = run.declare("public/x", json!({"storageType": "s3", "contentType": "text/plain"})).await.expect(200);
-    let url = made["putUrl"].as_str().expect("an address").to_owned();
+    let run = running(&server.api).await;
+    let url = run.declare_text("public/x").await;
     assert_eq!(put(&server.api, &url, "text/plain", b"x".to_vec()).await.status, 200);
     let folder = server.folder.path().join("artifacts").join(&run.task);
     let stored = || std::fs::read_dir(&folder).map_or(0, Iterator::count);

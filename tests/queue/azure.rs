@@ -6,6 +6,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::client::{Answer, Api};
+use super::golden;
 use super::test_queue::TestQueue;
 
 struct Message {
@@ -72,11 +73,9 @@ async fn poll(api: &Api, url: &str) -> Vec<Message> {
 
 /// Compares the status and the code of an error response with a recorded one.
 fn assert_recorded(answer: &Answer, recorded: &str) {
-    let path = format!("{}/fixtures/azure-queue/{recorded}.http.txt", env!("CARGO_MANIFEST_DIR"));
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
-    let head = text.lines().find_map(|line| line.strip_prefix("< HTTP/1.1 ")).expect("a status line");
-    assert!(head.starts_with(&answer.status.to_string()), "{recorded}: {} {}", answer.status, answer.text);
-    let code = text.lines().find_map(|line| line.strip_prefix("< x-ms-error-code: "));
+    let exchange = golden::read("azure-queue", &format!("{recorded}.http"));
+    assert_eq!(answer.status, exchange.status, "{recorded}: {}", answer.text);
+    let code = exchange.header("x-ms-error-code");
     assert_eq!(answer.headers.get("x-ms-error-code").map(|code| code.to_str().expect("text")), code, "{recorded}");
     if let Some(code) = code {
         assert_eq!(element(&answer.text, "Code"), code, "{recorded}");

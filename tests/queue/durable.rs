@@ -5,12 +5,12 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-use journeyman::queue::{Config, Db, QueueClock, RegisteredClient, start};
+use journeyman::queue::{Config, Db, QueueClock, start};
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use super::client::{Api, http, slugid};
-use super::test_queue::TestQueue;
+use super::client::{Api, slugid};
+use super::test_queue::{TestQueue, root_api, root_client};
 
 const DB: &str = "JOURNEYMAN_TEST_QUEUE_DB";
 
@@ -24,8 +24,7 @@ fn the_queue_that_is_killed() {
     runtime.block_on(async {
         let artifacts = Path::new(&db).with_extension("artifacts");
         let mut settings = Config::new(Db::File(db.into()), artifacts);
-        let scopes = vec!["*".to_owned()];
-        settings.clients = vec![RegisteredClient { client_id: "root".to_owned(), access_token: "x".into(), scopes }];
+        settings.clients = vec![root_client()];
         let running = start(settings).await.expect("the queue starts");
         println!("\nLISTENS {}", running.root_url());
         std::future::pending::<()>().await;
@@ -52,17 +51,7 @@ impl Killed {
             .map_while(Result::ok)
             .find_map(|line| line.strip_prefix("LISTENS ").map(str::to_owned))
             .expect("it says where it listens");
-        let api = Api {
-            root,
-            id: "root".to_owned(),
-            token: "x".to_owned(),
-            certificate: None,
-            authorized_scopes: None,
-            clock: QueueClock::wall(),
-            http: http(),
-            skew: 0,
-        };
-        Self { child, api }
+        Self { child, api: root_api(&root, QueueClock::wall()) }
     }
 
     fn kill(mut self) {

@@ -43,16 +43,9 @@ impl Tx<'_> {
     }
 
     /// Inserts an artifact, or replaces one if [`may_replace`] allows it.
-    pub(crate) fn put_artifact(&mut self, task: &str, run: u32, new: Artifact) -> StoreResult<Artifact> {
-        let mut artifact = new;
-        if let Some(old) = self.find_artifact(task, run, &artifact.name)? {
-            if !may_replace(&old, &artifact) {
-                let message = "the artifact already exists with different properties";
-                return Err(QueueError::conflict(message).into());
-            }
-            if artifact.storage == "link" {
-                artifact.content_type = old.content_type;
-            }
+    pub(crate) fn put_artifact(&mut self, task: &str, run: u32, artifact: Artifact) -> StoreResult<Artifact> {
+        if self.find_artifact(task, run, &artifact.name)?.is_some_and(|old| !may_replace(&old, &artifact)) {
+            return Err(QueueError::conflict("the artifact already exists with different properties").into());
         }
         self.conn
             .prepare_cached(
@@ -99,10 +92,7 @@ fn read_artifact(row: &Row<'_>) -> rusqlite::Result<Artifact> {
 
 /// Allows a later expiry, a new URL of a reference, and a link in place of a reference.
 fn may_replace(old: &Artifact, new: &Artifact) -> bool {
-    if new.storage != "link" && old.content_type != new.content_type {
-        return false;
-    }
-    if old.expires > new.expires {
+    if old.expires > new.expires || (new.storage != "link" && old.content_type != new.content_type) {
         return false;
     }
     if old.storage != new.storage {

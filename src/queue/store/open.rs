@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rusqlite::Connection;
+use secrecy::SecretString;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
@@ -31,6 +32,7 @@ const FORMAT: i64 = 4;
 
 pub(crate) struct OpenedDatabase {
     pub(super) conn: Connection,
+    pub(crate) own_secret: SecretString,
 }
 
 /// Creates the file with mode 0600, because it holds the queue's own secret. SQLite reports any error when it opens
@@ -62,6 +64,8 @@ pub(crate) fn open(db: &Db) -> Result<OpenedDatabase, OpenError> {
         let mut format = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
         if format == 0 {
             conn.execute_batch(include_str!("schema.sql"))?;
+            let own_secret = format!("{}{}", new_task_id(), new_task_id());
+            conn.execute("INSERT INTO meta (key, value) VALUES ('secret', ?1)", [own_secret])?;
             conn.pragma_update(None, "user_version", FORMAT)?;
             format = FORMAT;
         }
@@ -72,7 +76,10 @@ pub(crate) fn open(db: &Db) -> Result<OpenedDatabase, OpenError> {
     if found != FORMAT {
         return Err(OpenError::Format { path, found });
     }
-    Ok(OpenedDatabase { conn })
+    let secret: rusqlite::Result<String> =
+        conn.query_row("SELECT value FROM meta WHERE key = 'secret'", [], |row| row.get(0));
+    let own_secret = secret.map_err(failed)?.into();
+    Ok(OpenedDatabase { conn, own_secret })
 }
 
 pub(crate) struct RunningStore {
@@ -82,26 +89,15 @@ pub(crate) struct RunningStore {
 }
 
 impl OpenedDatabase {
-    /// Created with the database.
-    pub(crate) fn own_secret(&self) -> Result<String, OpenError> {
-        let failed = |source| OpenError::File { path: "(open)".to_owned(), source };
-        let new_secret = format!("{}{}", new_task_id(), new_task_id());
-        self.conn
-            .execute("INSERT OR IGNORE INTO meta (key, value) VALUES ('secret', ?1)", [new_secret])
-            .map_err(failed)?;
-        self.conn.query_row("SELECT value FROM meta WHERE key = 'secret'", [], |row| row.get(0)).map_err(failed)
-    }
-
     pub(crate) fn start(self, config: Arc<Config>, runtime: Handle) -> Result<RunningStore, OpenError> {
         let (jobs, requests) = mpsc::channel(QUEUE_JOBS_MAX);
         let (pending_changed, pending) = watch::channel(0);
         let (status_sender, status) = watch::channel(StoreStatus::Running);
-        let writer = Writer::new(self, config, pending_changed, status_sender.clone());
+        let writer = Writer::new(self, config, pending_changed);
         let body = move || {
-            // `run` has published the failure.
-            if writer.run(requests, &runtime).is_ok() {
-                status_sender.send_replace(StoreStatus::Closed);
-            }
+            let ended = writer.run(requests, &runtime);
+            let failed = |error: rusqlite::Error| StoreStatus::Failed(error.to_string());
+            status_sender.send_replace(ended.map_or_else(failed, |()| StoreStatus::Closed));
         };
         std::thread::Builder::new().name("queue-store".to_owned()).spawn(body).map_err(OpenError::Thread)?;
         Ok(RunningStore { store: Store { jobs, pending }, status })

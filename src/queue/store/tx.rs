@@ -5,10 +5,10 @@ use rusqlite::{Connection, Params, Row, params};
 use super::super::Config;
 use super::super::clock::UnixMillis;
 use super::super::queue_error::QueueError;
-use super::super::task_definition::{NewTask, Requires, is_same_json};
+use super::super::task_definition::{NewTask, Requires};
 use super::super::task_state::{Priority, RunRecord, RunState, TaskRecord, WorkerIdentity};
 use super::StoreError;
-use crate::limits::{QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX};
+use crate::limits::{QUEUE_DEADLINE_DELAY, QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX};
 
 #[derive(Debug)]
 pub(crate) struct TaskRow {
@@ -100,12 +100,9 @@ impl Tx<'_> {
     /// Creating a task with the same definition again returns the existing task.
     pub(crate) fn create_task(&mut self, new_task: NewTask) -> StoreResult<TaskRecord> {
         if let Some(row) = self.find_task(&new_task.task.task_id)? {
-            if !is_same_json(&new_task.json, &self.definition(row.id)?) {
-                return Err(QueueError::conflict(format!(
-                    "taskId `{}` is already used by another task",
-                    new_task.task.task_id
-                ))
-                .into());
+            if new_task.json != self.definition(row.id)? {
+                let message = format!("taskId `{}` is already used by another task", row.task.task_id);
+                return Err(QueueError::conflict(message).into());
             }
             return Ok(row.task);
         }
@@ -237,7 +234,7 @@ impl Tx<'_> {
 
     /// Resolves tasks past their deadline and claims that have expired.
     pub(super) fn expire_due(&mut self) -> StoreResult<()> {
-        let due = params![self.now.minus(self.config.deadline_delay).0, QUEUE_SWEEP_MAX];
+        let due = params![self.now.minus(QUEUE_DEADLINE_DELAY).0, QUEUE_SWEEP_MAX];
         for mut row in self.tasks("WHERE open_until <= ?1 LIMIT ?2", due)? {
             row.task.expire_deadline(self.now);
             self.save(row)?;

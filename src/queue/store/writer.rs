@@ -13,7 +13,7 @@ use super::super::Config;
 use super::super::queue_error::QueueError;
 use super::open::OpenedDatabase;
 use super::tx::Tx;
-use super::{Job, StoreError, StoreStatus, Waiter, internal_error};
+use super::{Job, StoreError, Waiter, internal_error};
 use crate::limits::{QUEUE_BATCH_MAX, QUEUE_EXPIRY_INTERVAL};
 
 pub(super) struct Writer {
@@ -21,7 +21,6 @@ pub(super) struct Writer {
     config: Arc<Config>,
     waiters: HashMap<String, VecDeque<Waiter>>,
     pending_changed: watch::Sender<u64>,
-    status: watch::Sender<StoreStatus>,
 }
 
 /// What a batch does once it is committed. If the commit fails, it is dropped, and the callers get an error.
@@ -35,13 +34,8 @@ pub(super) struct Batch {
 }
 
 impl Writer {
-    pub(super) fn new(
-        opened: OpenedDatabase,
-        config: Arc<Config>,
-        pending_changed: watch::Sender<u64>,
-        status: watch::Sender<StoreStatus>,
-    ) -> Self {
-        Self { conn: opened.conn, config, waiters: HashMap::new(), pending_changed, status }
+    pub(super) fn new(opened: OpenedDatabase, config: Arc<Config>, pending_changed: watch::Sender<u64>) -> Self {
+        Self { conn: opened.conn, config, waiters: HashMap::new(), pending_changed }
     }
 
     /// Runs until the last handle is dropped.
@@ -76,12 +70,7 @@ impl Writer {
         };
         let rolled_back = if self.conn.is_autocommit() { Ok(()) } else { self.conn.execute_batch("ROLLBACK") };
         tracing::error!(%error, "cannot write to the database; is the disk full?");
-        let end = if is_fatal(&error) { Err(error) } else { rolled_back };
-        if let Err(error) = &end {
-            // Published before the replies are dropped, so that a rejected caller can see the reason.
-            self.status.send_replace(StoreStatus::Failed(error.to_string()));
-        }
-        end
+        if is_fatal(&error) { Err(error) } else { rolled_back }
     }
 
     fn run_in_transaction(&mut self, jobs: Vec<Job>, batch: &mut Batch) -> rusqlite::Result<()> {
