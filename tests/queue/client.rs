@@ -40,13 +40,11 @@ impl Answer {
         if self.text.is_empty() { Value::Null } else { self.json() }
     }
 
-    /// The code of an error response and its message without the trailer.
+    /// The code of an error response and its message.
     pub(crate) fn refusal(&self, status: u16) -> (String, String) {
         assert_eq!(self.status, status, "{}", self.text);
-        let body = self.json();
-        let message = body["message"].as_str().unwrap_or_default();
-        let line = message.split("\n\n---\n").next().unwrap_or_default().to_owned();
-        (body["code"].as_str().unwrap_or_default().to_owned(), line)
+        let text = |name: &str| self.json()[name].as_str().unwrap_or_default().to_owned();
+        (text("code"), text("message"))
     }
 }
 
@@ -65,10 +63,6 @@ impl Api {
         let text = |name: &str| credentials[name].as_str().expect("credentials are texts").to_owned();
         let certificate = serde_json::from_str(&text("certificate")).expect("a certificate is JSON");
         Self { id: text("clientId"), token: text("accessToken"), certificate: Some(certificate), ..self.clone() }
-    }
-
-    pub(crate) fn url(&self, path: &str) -> String {
-        format!("{}{}", self.root, path)
     }
 
     pub(crate) fn header(&self, method: &str, path: &str, hash: Option<&[u8]>) -> String {
@@ -106,7 +100,7 @@ impl Api {
 
     pub(crate) fn request(&self, method: &str, path: &str, body: Option<&Value>) -> reqwest::RequestBuilder {
         let verb = Method::from_bytes(method.as_bytes()).expect("a method");
-        let request = self.http.request(verb, self.url(path));
+        let request = self.http.request(verb, format!("{}{path}", self.root));
         match body {
             Some(body) => request.header("content-type", "application/json").body(body.to_string()),
             None => request,

@@ -152,14 +152,18 @@ async fn a_canceled_task_can_be_rerun() {
     assert_eq!(server.api.claim_work("p/w", "w1", 1).await[0]["runId"], 1);
 }
 
+async fn resolve(api: &Api, queue: &str, task: &str, outcome: &str) {
+    api.claim_work(queue, "w1", 1).await;
+    api.bare_post(&format!("task/{task}/runs/0/{outcome}")).await.expect(200);
+}
+
 #[tokio::test]
 async fn a_task_waits_for_its_dependencies() {
     let server = TestQueue::new().await;
     let first = server.api.create("p/first", json!({})).await;
     let second = server.api.create("p/second", json!({"dependencies": [first]})).await;
     assert_eq!(server.api.status(&second).await["state"], "unscheduled");
-    server.api.claim_work("p/first", "w1", 1).await;
-    server.api.bare_post(&format!("task/{first}/runs/0/completed")).await.expect(200);
+    resolve(&server.api, "p/first", &first, "completed").await;
     assert_eq!(server.api.status(&second).await["state"], "pending");
     let third = server.api.create("p/second", json!({"dependencies": [first]})).await;
     assert_eq!(server.api.status(&third).await["state"], "pending");
@@ -176,8 +180,7 @@ async fn a_failed_dependency_unblocks_only_all_resolved_tasks() {
     let words = json!({"requires": "all-resolved"});
     let strict =
         server.api.create("p/second", json!({"dependencies": [first], "payload": words, "extra": words})).await;
-    server.api.claim_work("p/first", "w1", 1).await;
-    server.api.bare_post(&format!("task/{first}/runs/0/failed")).await.expect(200);
+    resolve(&server.api, "p/first", &first, "failed").await;
     assert_eq!(server.api.status(&strict).await["state"], "unscheduled");
     assert_eq!(server.api.status(&easy).await["state"], "pending");
 }
@@ -192,14 +195,11 @@ async fn a_met_dependency_stays_met_after_it_has_expired() {
     let last = server.api.create("p/last", json!({})).await;
     let ready = server.api.create("p/second", json!({"dependencies": [done, last]})).await;
     let stuck = server.api.create("p/second", json!({"dependencies": [failed, last]})).await;
-    server.api.claim_work("p/done", "w1", 1).await;
-    server.api.bare_post(&format!("task/{done}/runs/0/completed")).await.expect(200);
-    server.api.claim_work("p/failed", "w1", 1).await;
-    server.api.bare_post(&format!("task/{failed}/runs/0/failed")).await.expect(200);
+    resolve(&server.api, "p/done", &done, "completed").await;
+    resolve(&server.api, "p/failed", &failed, "failed").await;
     server.advance(800).await;
     assert_eq!(server.api.get(&format!("task/{done}/status")).await.status, 404);
-    server.api.claim_work("p/last", "w1", 1).await;
-    server.api.bare_post(&format!("task/{last}/runs/0/completed")).await.expect(200);
+    resolve(&server.api, "p/last", &last, "completed").await;
     assert_eq!(server.api.status(&ready).await["state"], "pending");
     assert_eq!(server.api.status(&stuck).await["state"], "unscheduled");
 }
