@@ -15,11 +15,6 @@ mod targets;
 use targets::TARGETS;
 
 #[test]
-fn every_corpus_input_is_accepted_or_rejected() {
-    replay::every_corpus_input_is_accepted_or_rejected(&TARGETS);
-}
-
-#[test]
-fn random_changes_of_corpus_inputs_are_accepted_or_rejected() {
-    replay::random_changes_of_corpus_inputs_are_accepted_or_rejected(&TARGETS);
+fn corpus_inputs_and_their_changes_are_accepted_or_rejected() {
+    replay::run(&TARGETS);
 }

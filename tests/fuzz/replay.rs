@@ -50,20 +50,17 @@ fn processor_time() -> Duration {
     rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).try_into().unwrap()
 }
 
-pub(crate) fn every_corpus_input_is_accepted_or_rejected(targets: &[Target]) {
-    for target in targets.iter().copied() {
-        for (file, input) in corpus(target.0) {
-            execute(target, &input, &file.display().to_string());
-        }
-    }
-}
-
-pub(crate) fn random_changes_of_corpus_inputs_are_accepted_or_rejected(targets: &[Target]) {
+/// Runs each target on its corpus, and then on random changes of it.
+pub(crate) fn run(targets: &[Target]) {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let seconds = number("JOURNEYMAN_FUZZ_SECONDS");
     let seed = number("JOURNEYMAN_FUZZ_SEED").unwrap_or(1);
     for target in targets.iter().copied() {
-        let inputs: Vec<Vec<u8>> = corpus(target.0).into_iter().map(|(_, input)| input).collect();
+        let corpus = corpus(target.0);
+        for (file, input) in &corpus {
+            execute(target, input, &file.display().to_string());
+        }
+        let inputs: Vec<Vec<u8>> = corpus.into_iter().map(|(_, input)| input).collect();
         let (mut dice, began, mut executions) = (Dice(seed), Instant::now(), 0);
         let goes_on = |executions| match seconds {
             Some(seconds) => began.elapsed() < Duration::from_secs(seconds),

@@ -81,12 +81,7 @@ mod tests {
         [("poll_answer", poll_response), ("message_text", message_text), ("claim", claim), ("signed_url", signed_url)];
 
     #[test]
-    fn every_corpus_input_is_accepted_or_rejected() {
-        replay::every_corpus_input_is_accepted_or_rejected(&TARGETS);
-    }
-
-    #[test]
-    fn random_changes_of_corpus_inputs_are_accepted_or_rejected() {
-        replay::random_changes_of_corpus_inputs_are_accepted_or_rejected(&TARGETS);
+    fn corpus_inputs_and_their_changes_are_accepted_or_rejected() {
+        replay::run(&TARGETS);
     }
 }
