@@ -241,7 +241,7 @@ pub async fn close(connection: &Connection, within: Duration) {
     }
 }
 
-/// Opens a channel whose publishes the broker confirms.
+/// Opens a channel with publisher confirms.
 pub(crate) async fn confirm_channel(connection: &Connection) -> lapin::Result<Channel> {
     let channel = connection.create_channel().await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;

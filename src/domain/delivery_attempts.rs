@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_counts_is_believed_and_no_copy_is_made() {
+    fn a_message_of_a_queue_that_counts_deliveries_is_not_copied() {
         assert_eq!(
             seen(0, None, DeliveryKind::First).next_action(MAX, Republishing::Accepted),
             AttemptAction::Try { attempt: 0 }
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_that_came_with_a_message_is_taken_off_before_it_is_tried() {
+    fn a_count_from_the_publisher_is_removed_by_a_copy_before_the_first_attempt() {
         assert_eq!(
             seen(0, Some(1), DeliveryKind::First).next_action(MAX, Republishing::Accepted),
             AttemptAction::Republish { attempt: 0 }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_of_nothing_is_no_count() {
+    fn a_count_of_zero_is_ignored() {
         assert_eq!(
             seen(0, Some(0), DeliveryKind::First).next_action(MAX, Republishing::Accepted),
             AttemptAction::Try { attempt: 0 }
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_numbers_an_author_writes_they_neither_overflow_nor_try_more_often() {
+    fn forged_counts_neither_overflow_nor_allow_more_attempts() {
         for arrival in [DeliveryKind::First, DeliveryKind::Redelivered] {
             for counted in [None, Some(0), Some(u32::MAX)] {
                 assert_eq!(
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_noted_is_tried_without_a_note_as_long_as_it_has_chances() {
+    fn a_message_that_cannot_be_copied_is_tried_uncounted_within_its_limit() {
         let refused = |seen: DeliveryHistory| seen.next_action(MAX, Republishing::Refused);
         assert_eq!(refused(seen(1, None, DeliveryKind::Redelivered)), AttemptAction::Try { attempt: 2 });
         assert_eq!(refused(seen(2, None, DeliveryKind::Redelivered)), AttemptAction::Exhausted { attempts: 3 });
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_it_is_tried_for_ever_and_never_copied() {
+    fn a_message_without_a_limit_is_tried_for_ever_and_never_copied() {
         assert_eq!(
             seen(u32::MAX, None, DeliveryKind::Redelivered).next_action(None, Republishing::Accepted),
             AttemptAction::Try { attempt: u32::MAX }

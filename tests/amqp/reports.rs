@@ -1,4 +1,4 @@
-//! Reports whose futures are dropped, and repeated.
+//! Reports that are dropped and repeated.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -515,7 +515,7 @@ pub(crate) fn failing(times: u32, failure: ExecuteFailure, message: &'static str
     (act, runs)
 }
 
-/// A handler whose reply is the body of its request.
+/// A handler that replies with the body of its request.
 pub(crate) fn returns_body() -> Act {
     replies(|request, _| request.body_bytes())
 }

@@ -25,7 +25,7 @@ struct CountedQueue {
 }
 
 impl Management {
-    /// Counts of the queues whose names start with `start`; queues that were not counted yet are missing.
+    /// Counts of the queues with names that start with `start`; queues that were not counted yet are missing.
     ///
     /// # Errors
     ///

@@ -41,7 +41,7 @@ counters! {
     /// Deliveries that were delivered before.
     redelivered,
     attempts_exhausted,
-    /// Requests whose `expiration` passed before they started.
+    /// Requests that expired before they started.
     expired,
     too_large,
 }

@@ -29,7 +29,7 @@ const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
 pub enum PayloadForm {
     /// The whole request as a [`Request`].
     Whole,
-    /// The body as JSON, for handlers whose payloads have their own schema.
+    /// The body as JSON, for handlers with a schema of their own.
     Body,
 }
 

@@ -151,7 +151,7 @@ impl AmqpSourceInner {
     /// I6: the broker redelivers what a lost channel had brought, and the new delivery must not run beside the payload of the old one.
     fn check_lost_sessions(&self) -> Result<(), CallError> {
         let mut sessions = self.sessions.lock();
-        // One whose consumer is still being ended is kept, for `close` waits for it.
+        // `close` waits for consumers that are still being ended.
         sessions.retain(|session| !session.is_finished() || session.held_claims() > 0);
         let lost = sessions.iter().filter(|session| session.is_lost());
         match lost.map(|session| session.held_claims()).sum::<usize>() {
