@@ -33,13 +33,6 @@ pub enum ArtifactBody {
         /// The media type.
         content_type: String,
     },
-    /// A URL.
-    Reference {
-        /// The URL.
-        url: String,
-        /// The media type.
-        content_type: String,
-    },
     /// An artifact that could not be created.
     Error {
         /// The reason.

@@ -354,10 +354,6 @@ async fn artifacts_are_stored_and_read_back(bench: Arc<dyn Bench>) {
     let missing = ArtifactBody::Error { reason: ArtifactErrorReason::Missing, message: "It is not there.".into() };
     let error = Artifact { name: "public/error".into(), expires: None, body: missing };
     grant.claim.upload(&error).await.expect("it is stored");
-    let url = "https://example.com/x".to_owned();
-    let elsewhere = ArtifactBody::Reference { url, content_type: "text/plain".into() };
-    let reference = Artifact { name: "public/reference".into(), expires: None, body: elsewhere };
-    grant.claim.upload(&reference).await.expect("it is stored");
     grant.claim.report(Outcome::Completed).await.expect("it is accepted");
 }
 

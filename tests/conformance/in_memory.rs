@@ -104,9 +104,7 @@ impl Bench for InMemoryBench {
                         return content;
                     }
                     ArtifactBody::Link { target, .. } => name = target,
-                    other @ (ArtifactBody::Reference { .. } | ArtifactBody::Error { .. }) => {
-                        panic!("{name} is {other:?}")
-                    }
+                    other @ ArtifactBody::Error { .. } => panic!("{name} is {other:?}"),
                 }
             }
         })

@@ -117,18 +117,13 @@ async fn a_host_with_a_private_address_is_rejected_unless_allowed() {
 }
 
 #[tokio::test]
-async fn links_references_and_errors_need_one_call() {
+async fn links_and_errors_need_one_call() {
     let link = ArtifactBody::Link { target: "public/b".into(), content_type: "text/plain".into() };
-    let reference = ArtifactBody::Reference { url: "https://x.example".into(), content_type: "text/plain".into() };
     let missing = ArtifactBody::Error { reason: ArtifactErrorReason::Missing, message: "It is not there.".into() };
     let expires = "2030-01-01T00:00:00.000Z";
     let text = "text/plain";
     let expected = [
         (link, json!({ "storageType": "link", "expires": expires, "contentType": text, "artifact": "public/b" })),
-        (
-            reference,
-            json!({ "storageType": "reference", "expires": expires, "contentType": text, "url": "https://x.example" }),
-        ),
         (
             missing,
             json!({ "storageType": "error", "expires": expires, "reason": "file-missing-on-worker", "message": "It is not there." }),
