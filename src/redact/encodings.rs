@@ -147,35 +147,33 @@ fn percent(secret: &str, add: &mut impl FnMut(Vec<u8>)) {
 /// JSON strings, by encoders that escape only what they must, slashes, HTML's special characters, or all but ASCII; and a
 /// JSON string within a JSON string.
 fn json(secret: &str, add: &mut impl FnMut(Vec<u8>)) {
-    let plain = escaped(secret, |_| false);
-    add(escaped(&plain, |_| false).into_bytes());
+    let plain = json_escaped(secret);
+    add(json_escaped(&plain).into_bytes());
     add(plain.replace('/', "\\/").into_bytes());
+    add(by_number(&plain, |character| matches!(character, '<' | '>' | '&' | '\u{2028}' | '\u{2029}')));
+    add(by_number(&plain, |character| matches!(character, '<' | '>' | '&' | '\'')));
+    add(by_number(&plain, |character| !character.is_ascii()));
     add(plain.into_bytes());
-    add(escaped(secret, |character| matches!(character, '<' | '>' | '&' | '\u{2028}' | '\u{2029}')).into_bytes());
-    add(escaped(secret, |character| matches!(character, '<' | '>' | '&' | '\'')).into_bytes());
-    add(escaped(secret, |character| !character.is_ascii()).into_bytes());
 }
 
-fn escaped(text: &str, by_number: impl Fn(char) -> bool) -> String {
+/// The text in a JSON string, without the quotes.
+fn json_escaped(text: &str) -> String {
+    let quoted = serde_json::Value::from(text).to_string();
+    quoted.get(1..quoted.len() - 1).unwrap_or_default().to_owned()
+}
+
+fn by_number(text: &str, escapes: impl Fn(char) -> bool) -> Vec<u8> {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
-        match character {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\u{8}' => out.push_str("\\b"),
-            '\u{c}' => out.push_str("\\f"),
-            character if character < ' ' || by_number(character) => {
-                for unit in character.encode_utf16(&mut [0; 2]) {
-                    out.push_str(&format!("\\u{unit:04x}"));
-                }
+        if escapes(character) {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                out.push_str(&format!("\\u{unit:04x}"));
             }
-            character => out.push(character),
+        } else {
+            out.push(character);
         }
     }
-    out
+    out.into_bytes()
 }
 
 /// Shell quoting, by shells (`set -x`, `printf %q`) and by other programs.
@@ -195,7 +193,7 @@ fn shell(secret: &str, add: &mut impl FnMut(Vec<u8>)) {
     add(behind_backslash("\"$`\\"));
     add(behind_backslash(" \t!\"#$&'()*,;<>?[\\]^`{|}~"));
     // bash and zsh fall back to $'…'.
-    add(escaped(secret, |_| false).replace("\\\"", "\"").replace('\'', "\\'").into_bytes());
+    add(json_escaped(secret).replace("\\\"", "\"").replace('\'', "\\'").into_bytes());
 }
 
 #[cfg(test)]
