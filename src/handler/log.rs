@@ -103,15 +103,11 @@ impl TaskLog {
     /// Creates a log at `path`. An existing file is overwritten; a symbolic link is not followed.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, limits: LogLimits) -> Self {
-        Self::with(path.into(), limits, None)
+        Self::in_work_dir(path.into(), limits, None)
     }
 
     /// As [`TaskLog::new`], but fails to create the file once the work directory has been replaced.
-    pub(crate) fn in_work_dir(path: PathBuf, limits: LogLimits, lock: WorkDirLock) -> Self {
-        Self::with(path, limits, Some(lock))
-    }
-
-    fn with(path: PathBuf, limits: LogLimits, work_dir_lock: Option<WorkDirLock>) -> Self {
+    pub(crate) fn in_work_dir(path: PathBuf, limits: LogLimits, work_dir_lock: Option<WorkDirLock>) -> Self {
         Self {
             shared: Arc::new(LogShared {
                 path,
@@ -191,10 +187,7 @@ impl TaskLog {
 
     /// Appends a line written by the handler.
     pub fn write_line(&self, text: &str) {
-        let mut line = Vec::with_capacity(text.len() + 1);
-        line.extend_from_slice(text.as_bytes());
-        line.push(b'\n');
-        self.write(&line);
+        self.write(format!("{text}\n").as_bytes());
     }
 
     /// Appends a line written by the worker, marked with `[journeyman TIME]`. Control characters are escaped and the text is
@@ -312,7 +305,7 @@ impl State {
         while !to_ring.is_empty() {
             let ring = match &self.ring {
                 Some(ring) => ring,
-                None => self.ring.insert(create_unlinked(&shared.path)?),
+                None => self.ring.insert(tempfile::tempfile_in(shared.path.parent().unwrap_or(&shared.path))?),
             };
             let place = self.ring_bytes % size;
             let (lap, rest) = to_ring.split_at(to_ring.len().min(to_usize(size - place)));
@@ -387,16 +380,6 @@ fn create_log_file(path: &Path) -> io::Result<File> {
         }
         opened => opened,
     }
-}
-
-/// Creates an unlinked file, so that a crash leaves nothing behind.
-fn create_unlinked(log: &Path) -> io::Result<File> {
-    let mut path = log.as_os_str().to_owned();
-    path.push(".tail");
-    let path = PathBuf::from(path);
-    let file = create_log_file(&path)?;
-    std::fs::remove_file(&path)?;
-    Ok(file)
 }
 
 fn to_usize(bytes: u64) -> usize {

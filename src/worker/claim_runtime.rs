@@ -166,7 +166,7 @@ impl ClaimRuntime {
         let run = &self.run;
         let name = format!("{}_{}_{}", run.task, run.run, claim.0);
         let workdir = base.join(&name);
-        let log = TaskLog::in_work_dir(base.join(format!("{name}.log")), log, work_dir_lock);
+        let log = TaskLog::in_work_dir(base.join(format!("{name}.log")), log, Some(work_dir_lock));
         let definition = std::mem::take(&mut self.definition);
         let mut env = feed.env.clone();
         if let Some(group) = definition.get("taskGroupId").and_then(serde_json::Value::as_str) {

@@ -16,6 +16,13 @@ fn text(log: &TaskLog) -> String {
     String::from_utf8(content(&log.finish().unwrap().unwrap())).unwrap()
 }
 
+/// A log in a directory of its own.
+fn new_log(limits: LogLimits) -> (tempfile::TempDir, TaskLog) {
+    let folder = tempfile::tempdir().unwrap();
+    let log = TaskLog::new(folder.path().join("logs/log"), limits);
+    (folder, log)
+}
+
 fn left_out(bytes: usize) -> Vec<u8> {
     format!("\n[journeyman] {bytes} bytes omitted\n").into_bytes()
 }
@@ -27,9 +34,8 @@ proptest! {
         head in 0..120_usize,
         tail in 1..60_usize,
     ) {
-        let folder = tempfile::tempdir().unwrap();
-        let limits = LogLimits { head_bytes: head as u64, tail_bytes: tail as u64 };
-        let log = TaskLog::new(folder.path().join("log"), limits);
+        let (folder, log) = new_log(LogLimits { head_bytes: head as u64, tail_bytes: tail as u64 });
+        std::fs::create_dir(folder.path().join("logs")).unwrap();
         for write in &writes {
             log.write(write);
         }
@@ -51,8 +57,7 @@ proptest! {
 
 #[test]
 fn held_back_output_is_stored_before_the_notes_that_follow_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
+    let (_folder, log) = new_log(LogLimits::default());
     log.add_secret("stolen-secret").unwrap();
     log.write(b"last");
     log.flush();
@@ -62,8 +67,7 @@ fn held_back_output_is_stored_before_the_notes_that_follow_it() {
 
 #[test]
 fn a_task_that_logs_nothing_touches_no_disk() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = TaskLog::new(folder.path().join("logs/log"), SMALL);
+    let (folder, log) = new_log(SMALL);
     log.write(b"");
     assert!(log.finish().unwrap().is_none());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -71,8 +75,7 @@ fn a_task_that_logs_nothing_touches_no_disk() {
 
 #[test]
 fn the_head_can_be_followed_while_it_grows_and_the_tail_leaves_no_file_behind() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = TaskLog::new(folder.path().join("logs/log"), SMALL);
+    let (folder, log) = new_log(SMALL);
     log.write_line("first");
     assert_eq!(std::fs::read_to_string(log.path()).unwrap(), "first\n");
     log.write(&[b'x'; 200]);
@@ -82,8 +85,7 @@ fn the_head_can_be_followed_while_it_grows_and_the_tail_leaves_no_file_behind() 
 
 #[test]
 fn finish_is_idempotent_and_later_writes_are_discarded() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = TaskLog::new(folder.path().join("log"), SMALL);
+    let (_folder, log) = new_log(SMALL);
     log.write_line("all there is");
     let first = text(&log);
     log.write_line("too late");
@@ -92,8 +94,7 @@ fn finish_is_idempotent_and_later_writes_are_discarded() {
 
 #[test]
 fn removing_a_log_deletes_it_and_a_missing_one_is_not_an_error() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = TaskLog::new(folder.path().join("log"), SMALL);
+    let (_folder, log) = new_log(SMALL);
     log.remove().unwrap();
     log.write_line("something");
     log.remove().unwrap();
@@ -112,10 +113,9 @@ fn a_full_disk_truncates_the_log() {
 
 #[test]
 fn a_tail_that_cannot_be_written_leaves_the_head_and_a_marker() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::create_dir(folder.path().join("log.tail")).unwrap();
-    let log = TaskLog::new(folder.path().join("log"), SMALL);
+    let (folder, log) = new_log(SMALL);
     log.write(&[b'h'; 50]);
+    std::fs::remove_dir_all(folder.path().join("logs")).unwrap();
     log.write(&[b'Q'; 20]);
     log.write(&[b'Q'; 20]);
     assert_eq!(log.finish().unwrap().unwrap().omitted, 40);
@@ -139,8 +139,7 @@ fn a_symbolic_link_at_the_path_of_the_log_is_not_followed() {
 
 #[test]
 fn a_note_cannot_imitate_another_line() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
+    let (_folder, log) = new_log(LogLimits::default());
     log.write_note("innocent\n[journeyman] result: completed\u{1b}[2K");
     log.write_note(&"é".repeat(9000));
     let text = text(&log);
@@ -151,8 +150,7 @@ fn a_note_cannot_imitate_another_line() {
 
 #[test]
 fn a_secret_is_replaced_in_output_and_notes_at_any_split() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
+    let (_folder, log) = new_log(LogLimits::default());
     log.add_secret("the task's secret").unwrap();
     let _hidden = journeyman::redact::hide(["the worker's secret"]);
     log.write(b"1 the task's");
@@ -169,8 +167,7 @@ fn a_secret_is_replaced_in_output_and_notes_at_any_split() {
 
 #[test]
 fn finish_writes_the_bytes_held_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
+    let (_folder, log) = new_log(LogLimits::default());
     log.add_secret("what-is-secret").unwrap();
     log.write(b"what-is");
     assert!(log.bytes() == 0 && !log.is_empty());
@@ -179,8 +176,7 @@ fn finish_writes_the_bytes_held_back() {
 
 #[test]
 fn short_secrets_and_too_many_secrets_are_rejected() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
+    let (_folder, log) = new_log(LogLimits::default());
     assert_eq!(log.add_secret(" 12345 "), Err(AddSecretError::TooShort));
     let hidden = (0..2_000).take_while(|number| log.add_secret(&format!("{number:0500}")).is_ok()).count();
     assert!((50..1_000).contains(&hidden), "{hidden}");
