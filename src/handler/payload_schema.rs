@@ -38,20 +38,13 @@ impl PayloadSchema {
         let validator = self.validator.as_ref().map_err(|error| {
             PrepareError::new(PrepareFailure::Internal, format!("invalid payload schema of this handler: {error}"))
         })?;
-        if validator.is_valid(payload) {
-            return Ok(());
-        }
-        let mut violations: Vec<String> = Vec::new();
-        for error in validator.iter_errors(payload) {
-            if violations.len() == VIOLATIONS_MAX {
-                violations.push(format!("more violations follow; only the first {VIOLATIONS_MAX} are listed"));
-                break;
-            }
+        let describe = |error: jsonschema::ValidationError<'_>| {
             let path = error.instance_path().as_str();
             let mut violation = printable(&format!("payload{path}: {}", error.masked()));
             truncate_at_char(&mut violation, VIOLATION_BYTES_MAX);
-            violations.push(violation);
-        }
+            violation
+        };
+        let violations: Vec<String> = validator.iter_errors(payload).take(VIOLATIONS_MAX).map(describe).collect();
         if violations.is_empty() { Ok(()) } else { Err(PrepareError::malformed(violations)) }
     }
 }
