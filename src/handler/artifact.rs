@@ -150,16 +150,10 @@ impl Artifacts {
         Ok(())
     }
 
-    /// Returns the number of declarations.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.declared.lock().list.len()
-    }
-
     /// Returns whether nothing is declared.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.declared.lock().list.is_empty()
     }
 
     /// Iterates over the artifacts declared so far and opens one file at a time. Call it and the iterator on a blocking

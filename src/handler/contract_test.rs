@@ -19,7 +19,7 @@ use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results};
 use super::artifact_collector::CollectedArtifact;
 use super::http::Http;
 use super::log::{LogLimits, TaskLog};
-use super::process::{EndCause, RunLimits, StopEffort, format_seconds};
+use super::process::{EndCause, RunLimits, format_seconds};
 use super::program::Program;
 use super::sidecar::{ServiceAvailability, SidecarContext, SidecarStatus};
 use super::{Cancellation, Context, DynHandler, PayloadHandler as _, PrepareError, PrepareFailure, erase};
@@ -56,8 +56,8 @@ impl RuleOutcome {
         why.map_or(Self::Passed, |why| Self::Failed(why.to_string()))
     }
 
-    fn not_tested(why: impl Into<String>) -> Self {
-        Self::NotTested(why.into())
+    fn needs(payload: &str) -> Self {
+        Self::NotTested(format!("needs a payload that {payload}"))
     }
 }
 
@@ -99,7 +99,7 @@ impl fmt::Display for ContractReport {
 pub async fn check_program(program: &Program, plan: &TestPlan, folder: &Path) -> io::Result<ContractReport> {
     let mut report = ContractReport::default();
     let refusal = match &plan.bad_payload {
-        None => RuleOutcome::not_tested("needs a payload that the program rejects"),
+        None => RuleOutcome::needs("the program rejects"),
         Some(payload) => {
             let task = TestTask::new(folder, "bad-payload", payload, &mut report)?;
             check_refusal(program.prepare(payload, &task.context).await.map(drop))
@@ -108,7 +108,7 @@ pub async fn check_program(program: &Program, plan: &TestPlan, folder: &Path) ->
     report.add("rejects a bad payload before it starts", refusal);
     const ACCEPTS: &str = "accepts a good payload";
     let Some(payload) = &plan.payload else {
-        report.add(ACCEPTS, RuleOutcome::not_tested("needs a payload that the program completes"));
+        report.add(ACCEPTS, RuleOutcome::needs("the program completes"));
         return Ok(report);
     };
     let task = TestTask::new(folder, "payload", payload, &mut report)?;
@@ -196,7 +196,7 @@ async fn check_cancellation(program: &Program, plan: &TestPlan, payload: &Value,
             "it ended earlier; use a payload that takes longer than {}",
             format_seconds(plan.cancel_after)
         )),
-        Ok(end) if end.effort == StopEffort::Killed => killed_after(grace),
+        Ok(end) if end.was_killed => killed_after(grace),
         Ok(_) => RuleOutcome::Passed,
     }
 }
@@ -221,7 +221,7 @@ pub async fn check_service(service: &Http, plan: &TestPlan, folder: &Path) -> io
     report.add("starts and becomes healthy", RuleOutcome::failed_if((!up).then_some(message)));
     if up {
         let outcome = match &plan.payload {
-            None => RuleOutcome::not_tested("needs a payload that the service answers with 2xx"),
+            None => RuleOutcome::needs("the service answers with 2xx"),
             Some(payload) => {
                 let task = TestTask::new(folder, "payload", payload, &mut report)?;
                 RuleOutcome::failed_if(forward(service, plan, payload, &task).await.err())
@@ -229,7 +229,7 @@ pub async fn check_service(service: &Http, plan: &TestPlan, folder: &Path) -> io
         };
         report.add("answers a good payload with 2xx", outcome);
         let outcome = match &plan.bad_payload {
-            None => RuleOutcome::not_tested("needs a payload that the service answers with an error"),
+            None => RuleOutcome::needs("the service answers with an error"),
             Some(payload) => {
                 let task = TestTask::new(folder, "bad-payload", payload, &mut report)?;
                 let accepted = forward(service, plan, payload, &task).await.is_ok();
@@ -243,7 +243,7 @@ pub async fn check_service(service: &Http, plan: &TestPlan, folder: &Path) -> io
     let stopped_at = tokio::time::Instant::now();
     let end = timeout(grace.unwrap_or_default().saturating_add(PROCESS_KILL_TIMEOUT * 4), sidecar.join_next()).await;
     let outcome = match (grace, end) {
-        (None, _) => RuleOutcome::not_tested("the worker does not start this service"),
+        (None, _) => RuleOutcome::NotTested("the worker does not start this service".to_owned()),
         (Some(_), Err(_)) => RuleOutcome::Failed("it survived SIGKILL".to_owned()),
         (Some(grace), Ok(_)) if stopped_at.elapsed() >= grace => killed_after(grace),
         (Some(_), Ok(_)) => RuleOutcome::Passed,

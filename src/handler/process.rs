@@ -125,15 +125,6 @@ pub enum EndCause {
     Canceled(Cancellation),
 }
 
-/// Whether a payload had to be killed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopEffort {
-    /// It exited by itself, or within its termination grace.
-    Graceful,
-    /// The payload or a part of it was killed.
-    Killed,
-}
-
 /// How a payload ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessEnd {
@@ -141,8 +132,8 @@ pub struct ProcessEnd {
     pub status: ProcessStatus,
     /// Why it ended.
     pub cause: EndCause,
-    /// Whether it had to be killed.
-    pub effort: StopEffort,
+    /// Whether a part of it had to be killed, because it did not exit within its termination grace.
+    pub was_killed: bool,
     /// Notes for the task's log.
     pub notes: Vec<String>,
     /// Processes that survived SIGKILL.
@@ -300,11 +291,11 @@ impl RunningProcess {
     pub async fn finish(mut self, limits: RunLimits, context: &Context) -> io::Result<ProcessEnd> {
         let log = context.log();
         let mut pump = OutputPump { output: &self.output, log, ended: false };
-        let (mut notes, mut effort) = (Vec::new(), StopEffort::Graceful);
+        let (mut notes, mut was_killed) = (Vec::new(), false);
         let cause = pump.pump_while(wait_for_end(&mut self.exit_watcher, limits, context)).await;
         if cause == EndCause::Exited {
             if timeout(PROCESS_OUTPUT_DRAIN, pump.drain()).await.is_err() {
-                effort = StopEffort::Killed;
+                was_killed = true;
                 notes.push(
                     "background processes held the output open; the payload's process group was killed".to_owned(),
                 );
@@ -332,7 +323,7 @@ impl RunningProcess {
                 }
             };
             if !pump.pump_while(ended).await {
-                effort = StopEffort::Killed;
+                was_killed = true;
                 notes.push(format!("did not exit within {} of SIGTERM; killed", format_seconds(grace)));
             }
         }
@@ -360,7 +351,7 @@ impl RunningProcess {
         }
         let limit_exceeded = limit_exceeded(cause, &self.entry, context).await;
         notes.extend(limit_exceeded.map(|limit| limit.to_string()));
-        Ok(ProcessEnd { status, cause, effort, notes, survivors, limit_exceeded })
+        Ok(ProcessEnd { status, cause, was_killed, notes, survivors, limit_exceeded })
     }
 }
 

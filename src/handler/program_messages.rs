@@ -189,27 +189,20 @@ impl MessageReader<'_> {
     /// program waits for a slow client.
     async fn read_all(&mut self, channel: pipe::Receiver) {
         let mut channel = BufReader::new(channel);
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            let limit = PROGRAM_LINE_BYTES_MAX as u64 + 1;
-            if !matches!((&mut channel).take(limit).read_until(b'\n', &mut line).await, Ok(1..)) {
-                return;
-            }
-            if line.len() <= PROGRAM_LINE_BYTES_MAX || line.ends_with(b"\n") {
+        let (mut line, mut is_too_long) = (Vec::new(), false);
+        let limit = PROGRAM_LINE_BYTES_MAX as u64 + 1;
+        while matches!((&mut channel).take(limit).read_until(b'\n', &mut line).await, Ok(1..)) {
+            let is_cut = line.len() > PROGRAM_LINE_BYTES_MAX && !line.ends_with(b"\n");
+            if is_cut && !is_too_long {
+                self.line_count += 1;
+                self.reject_line(&format!("longer than {PROGRAM_LINE_BYTES_MAX} bytes"));
+            } else if !is_cut && !is_too_long {
                 self.handle_line(line.trim_ascii_end()).await;
-                // A program that writes without pause would keep the worker from stopping it.
-                tokio::task::yield_now().await;
-                continue;
             }
-            self.line_count += 1;
-            self.reject_line(&format!("longer than {PROGRAM_LINE_BYTES_MAX} bytes"));
-            while !line.ends_with(b"\n") {
-                line.clear();
-                if !matches!((&mut channel).take(limit).read_until(b'\n', &mut line).await, Ok(1..)) {
-                    return;
-                }
-            }
+            is_too_long = is_cut;
+            line.clear();
+            // A program that writes without pause would keep the worker from stopping it.
+            tokio::task::yield_now().await;
         }
     }
 

@@ -110,11 +110,7 @@ impl SidecarContext {
 
     /// Sets the status, which decides whether the worker claims tasks for the handler.
     pub fn set_status(&self, status: SidecarStatus) {
-        self.status.send_if_modified(|current| {
-            let changed = *current != status;
-            *current = status;
-            changed
-        });
+        self.status.send_replace(status);
     }
 
     /// Resolves when the sidecar has to stop.

@@ -114,7 +114,7 @@ impl HttpInner {
         let (headers, body) = (self.request_headers(request, context), request.request.body_bytes());
         let started = Instant::now();
         let sending = self.client.post(request.url.clone()).headers(headers).body(body).send();
-        let in_flight = Arc::clone(&self.in_flight);
+        let _in_flight = Arc::clone(&self.in_flight);
         let response = match sending.await {
             Ok(response) => response,
             Err(error) if error.is_connect() => return Ok(ForwardResult::NotConnected),
@@ -130,7 +130,6 @@ impl HttpInner {
             {
                 tracing::debug!(handler = self.name, "cannot store the reply of a busy service: {error:?}");
             }
-            drop(in_flight);
             return Ok(ForwardResult::Busy { message, retry_after });
         }
         match context.results() {
@@ -142,7 +141,6 @@ impl HttpInner {
                 context.log().write_note(&format!("POST {path}: {code}, {bytes} bytes, after {elapsed}"));
             }
         }
-        drop(in_flight);
         if code.is_success() {
             return Ok(ForwardResult::Done);
         }

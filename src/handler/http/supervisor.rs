@@ -56,19 +56,7 @@ pub(super) async fn supervise(http: Arc<HttpInner>, context: SidecarContext) {
         }
     };
     context.set_status(status.clone());
-    Supervisor {
-        http,
-        context,
-        state,
-        status,
-        running: None,
-        probe: None,
-        epoch: 0,
-        start_count: 0,
-        stop_reason: None,
-    }
-    .run()
-    .await;
+    Supervisor { http, context, state, status, running: None, probe: None, epoch: 0, stop_reason: None }.run().await;
 }
 
 struct Supervisor {
@@ -80,7 +68,6 @@ struct Supervisor {
     probe: Option<BoxFuture<HealthCheckResult>>,
     /// How often the service came up.
     epoch: u64,
-    start_count: u64,
     /// Why the supervisor stopped the running process, if it did.
     stop_reason: Option<StopReason>,
 }
@@ -174,8 +161,6 @@ impl Supervisor {
         });
         self.running = Some(RunningService { process, exit });
         self.stop_reason = None;
-        self.status.restart_count = self.start_count;
-        self.start_count += 1;
         if self.state.consecutive_failures() == 0 {
             self.set_status(ServiceAvailability::Down, "started, not healthy yet".to_owned());
         }
@@ -185,6 +170,7 @@ impl Supervisor {
     async fn on_exit(&mut self, exit: &str) {
         let Some(running) = self.running.take() else { return };
         self.probe = None;
+        self.status.restart_count += 1;
         clean_up(&self.http.name, &running.process).await;
         let why = match self.stop_reason.take() {
             Some(reason) => format!("{}, stopped", reason_text(reason)),
