@@ -24,12 +24,17 @@ use tokio::time::timeout;
 const BOUND: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
-pub(crate) enum Went {
+pub(crate) enum RunResult {
     Refused(PrepareError),
     Ran(Result<(), ExecuteError>),
 }
 
-impl Went {
+impl RunResult {
+    #[track_caller]
+    pub(crate) fn completed(self) {
+        assert!(matches!(self, Self::Ran(Ok(()))), "{self:?}");
+    }
+
     /// The message of a failed task.
     #[track_caller]
     pub(crate) fn failed(self) -> String {
@@ -115,10 +120,10 @@ impl Bench {
         self.cancel.send_replace(Some(order));
     }
 
-    pub(crate) async fn run(&self, handler: &dyn DynHandler, payload: Value) -> Went {
+    pub(crate) async fn run(&self, handler: &dyn DynHandler, payload: Value) -> RunResult {
         match handler.prepare(&payload, &self.context).await {
-            Err(refused) => Went::Refused(refused),
-            Ok(ready) => Went::Ran(ready(&self.context).await),
+            Err(refused) => RunResult::Refused(refused),
+            Ok(ready) => RunResult::Ran(ready(&self.context).await),
         }
     }
 

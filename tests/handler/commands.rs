@@ -5,11 +5,11 @@ use journeyman::config::schema::CommandHandler;
 use journeyman::config::values::Span;
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::command::Command;
-use journeyman::handler::{DynHandler, ExecuteError, ExecuteFailure, erase};
+use journeyman::handler::{DynHandler, ExecuteFailure, erase};
 use journeyman::task::{ArtifactBody, Results};
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, Went};
+use crate::bench::{Bench, RunResult};
 use crate::services::{Parts, REPLY_LIMITS};
 
 pub(crate) fn handler() -> std::sync::Arc<dyn DynHandler> {
@@ -37,8 +37,7 @@ async fn refused(payload: Value) -> Vec<String> {
 #[tokio::test]
 async fn commands_run_in_order_and_the_log_names_each() {
     let bench = Bench::new();
-    let went = bench.run(&*handler(), sh(&["echo one >file", "cat file; echo two"])).await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    bench.run(&*handler(), sh(&["echo one >file", "cat file; echo two"])).await.completed();
     let log = bench.log();
     let lines: Vec<&str> = log.lines().map(|line| line.split_once("Z] ").map_or(line, |(_, rest)| rest)).collect();
     assert_eq!(lines[0], "task fN1SbArXTPSVFNUvaOlinQ/3");
@@ -54,8 +53,7 @@ async fn the_value_of_a_variable_named_like_a_secret_is_redacted() {
     let mut payload = sh(&["echo $API_TOKEN of $NAME"]);
     payload["env"] = json!({"API_TOKEN": "env-canary-91", "NAME": "not-a-secret"});
     payload["command"][0] = json!(["sh", "-c", "echo $API_TOKEN of $NAME", "env-canary-91"]);
-    let went = bench.run(&*handler(), payload).await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    bench.run(&*handler(), payload).await.completed();
     let log = bench.log();
     assert!(log.contains("\n[redacted] of not-a-secret\n") && !log.contains("env-canary-91"), "{log}");
 }
@@ -70,7 +68,7 @@ async fn the_first_command_that_fails_ends_the_task() {
         let bench = Bench::new();
         let mut payload = sh(&[script, "echo never"]);
         payload["onExitStatus"] = json!({"retry": [75]});
-        let Went::Ran(Err(error)) = bench.run(&*handler(), payload).await else { panic!("{script} succeeds") };
+        let RunResult::Ran(Err(error)) = bench.run(&*handler(), payload).await else { panic!("{script} succeeds") };
         assert_eq!((error.reason, error.message.as_str()), (reason, message));
         assert!(!bench.log().contains("never\n"));
     }
@@ -81,8 +79,7 @@ async fn a_task_past_max_run_time_fails_even_with_exit_status_0() {
     let bench = Bench::new();
     let mut payload = sh(&["trap 'exit 0' TERM; while :; do sleep 0.05; done"]);
     payload["maxRunTime"] = json!(1);
-    let went = bench.run(&*handler(), payload).await;
-    let sentence = went.failed();
+    let sentence = bench.run(&*handler(), payload).await.failed();
     assert_eq!(sentence, "command 0: stopped after maxRunTime, 1 s");
 }
 
@@ -94,8 +91,8 @@ async fn a_command_that_writes_without_pause_is_stopped_in_time() {
         bench.context = bench.context.with_results(Some(Results::new(Parts::default(), REPLY_LIMITS)));
         let mut payload = sh(&[script]);
         payload["maxRunTime"] = json!(1);
-        let went = bench.run(&*handler(), payload).await;
-        assert_eq!(went.failed(), "command 0: stopped after maxRunTime, 1 s", "{script}");
+        let result = bench.run(&*handler(), payload).await;
+        assert_eq!(result.failed(), "command 0: stopped after maxRunTime, 1 s", "{script}");
         let ignored = bench.log().matches("ignored: ").count();
         assert!(ignored <= 20, "{script}: {ignored} notes");
     }
@@ -106,11 +103,11 @@ async fn cancellation_ends_the_command_and_starts_no_further_one() {
     let bench = Bench::new();
     let handler = handler();
     let payload = sh(&["echo ready; exec sleep 600", "echo never"]);
-    let (went, ()) = tokio::join!(bench.run(&*handler, payload), async {
+    let (result, ()) = tokio::join!(bench.run(&*handler, payload), async {
         bench.logged("ready").await;
         bench.cancel(Duration::from_secs(20));
     });
-    assert!(matches!(went, Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, .. }))), "{went:?}");
+    result.failed();
     assert!(!bench.log().contains("never\n"));
 }
 
@@ -119,8 +116,7 @@ async fn the_environment_contains_only_allowed_variables_of_the_worker() {
     let bench = Bench::new();
     let mut payload = json!({"command": [["env"]], "maxRunTime": 60});
     payload["env"] = json!({"GREETING": "a=b c", "LANG": "xx"});
-    let went = bench.run(&*handler(), payload).await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    bench.run(&*handler(), payload).await.completed();
     let log = bench.log();
     let mut names: Vec<&str> = log
         .lines()
@@ -146,8 +142,7 @@ async fn a_payload_cannot_override_the_variables_of_the_worker() {
     let mut payload = json!({"command": [["env"]], "maxRunTime": 60});
     payload["env"] =
         json!({"TASK_ID": "x", "RUN_ID": "x", "TASK_WORKDIR": "x", "TASKCLUSTER_ROOT_URL": "x", "HOME": "x"});
-    let went = bench.run(&*handler(), payload).await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    bench.run(&*handler(), payload).await.completed();
     let log = bench.log();
     let taken: Vec<&str> = log.lines().filter(|line| line.ends_with("=x")).collect();
     assert_eq!(taken, ["HOME=x"]);
@@ -183,8 +178,8 @@ async fn a_missing_first_program_is_rejected_and_a_missing_later_one_fails() {
     let sentences = refused(json!({"command": [["no-such-program"]], "maxRunTime": 9})).await;
     assert_eq!(sentences, ["payload/command/0: no-such-program: not found in PATH"]);
     let bench = Bench::new();
-    let went = bench.run(&*handler(), json!({"command": [["true"], ["./missing"]], "maxRunTime": 9})).await;
-    let sentence = went.failed();
+    let sentence =
+        bench.run(&*handler(), json!({"command": [["true"], ["./missing"]], "maxRunTime": 9})).await.failed();
     assert_eq!(sentence, "cannot start command 1: ./missing: no such file");
 }
 
@@ -213,8 +208,7 @@ async fn a_failed_task_uploads_its_artifacts() {
     let mut payload = sh(&["echo kept >out.txt; exit 1"]);
     payload["artifacts"] =
         json!([{"type": "file", "path": "out.txt"}, {"type": "file", "path": "gone", "name": "public/gone"}]);
-    let went = bench.run(&*handler(), payload).await;
-    assert!(matches!(went, Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, .. }))), "{went:?}");
+    bench.run(&*handler(), payload).await.failed();
     let items: Vec<CollectedArtifact> = bench.context.artifacts().collect(bench.workdir()).unwrap().collect();
     assert!(
         matches!(&items[0], CollectedArtifact::Found(artifact, _) if artifact.name == "out.txt"
@@ -238,7 +232,6 @@ async fn max_run_time_limits_all_commands_together() {
     let bench = Bench::new();
     let mut payload = sh(&["sleep 2", "sleep 5"]);
     payload["maxRunTime"] = json!(6);
-    let went = bench.run(&*handler(), payload).await;
-    let sentence = went.failed();
+    let sentence = bench.run(&*handler(), payload).await.failed();
     assert_eq!(sentence, "command 1: stopped after maxRunTime, 6 s");
 }

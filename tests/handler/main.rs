@@ -14,6 +14,9 @@ mod checks;
 mod commands;
 mod erased;
 mod examples;
+#[path = "../support/gremlin.rs"]
+#[expect(dead_code, reason = "the suites share it")]
+mod gremlin;
 mod logs;
 mod processes;
 mod programs;

@@ -123,12 +123,7 @@ async fn a_stopped_process_receives_sigterm() {
     let bench = Bench::new();
     let script = "trap 'exit 7' TERM; echo ready; kill -STOP $$; while :; do sleep 0.05; done";
     let ended = run_canceled(&bench, script, LONG).await;
-    assert_eq!(
-        (ended.status, ended.effort),
-        (ProcessStatus::Code(7), journeyman::handler::process::StopEffort::Graceful),
-        "{:?}",
-        ended.notes
-    );
+    assert_eq!((ended.status, ended.was_killed), (ProcessStatus::Code(7), false), "{:?}", ended.notes);
 }
 
 #[tokio::test]

@@ -6,11 +6,11 @@ use journeyman::config::schema::ProgramHandler;
 use journeyman::config::values::{File, Span};
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::program::Program;
-use journeyman::handler::{ExecuteError, ExecuteFailure, PrepareError, PrepareFailure};
+use journeyman::handler::{PrepareError, PrepareFailure};
 use journeyman::task::{Artifact, ArtifactBody};
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, Went, number_in, runs};
+use crate::bench::{Bench, RunResult, number_in, runs};
 
 /// A shell script as a handler; the document is on its standard input.
 fn script(script: &str) -> ProgramHandler {
@@ -21,11 +21,11 @@ fn program(config: ProgramHandler) -> Program {
     Program::new("test", config, &Environment::default()).unwrap()
 }
 
-async fn run_with(bench: &Bench, config: ProgramHandler, payload: Value) -> Went {
+async fn run_with(bench: &Bench, config: ProgramHandler, payload: Value) -> RunResult {
     bench.run(&program(config), payload).await
 }
 
-async fn run(bench: &Bench, text: &str) -> Went {
+async fn run(bench: &Bench, text: &str) -> RunResult {
     run_with(bench, script(text), json!({"a": 1})).await
 }
 
@@ -58,8 +58,7 @@ fn content(artifact: &Artifact) -> String {
 #[tokio::test]
 async fn a_program_reads_the_document_up_to_end_of_file() {
     let bench = Bench::new();
-    let went = run(&bench, "cat >document; wc -l <document").await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    run(&bench, "cat >document; wc -l <document").await.completed();
     let text = std::fs::read_to_string(bench.workdir().join("document")).unwrap();
     let mut document: Value = serde_json::from_str(&text).unwrap();
     let lease = document["lease"]["secondsLeft"].take().as_f64().unwrap();
@@ -86,17 +85,17 @@ async fn named_exit_statuses_decide_the_outcome() {
         ("42", "Ran(Err(ExecuteError { reason: Failed,"),
     ] {
         let bench = Bench::new();
-        let went = format!("{:?}", run(&bench, &format!("exit {exit}")).await);
-        assert!(went.starts_with(expected), "{exit}: {went}");
+        let result = format!("{:?}", run(&bench, &format!("exit {exit}")).await);
+        assert!(result.starts_with(expected), "{exit}: {result}");
     }
-    let went = format!("{:?}", run(&Bench::new(), "kill -KILL $$").await);
-    assert!(went.starts_with("Ran(Err(ExecuteError { reason: Failed,"), "{went}");
+    let result = format!("{:?}", run(&Bench::new(), "kill -KILL $$").await);
+    assert!(result.starts_with("Ran(Err(ExecuteError { reason: Failed,"), "{result}");
 }
 
 #[tokio::test]
 async fn lines_on_descriptor_3_become_artifacts_and_log_lines() {
     let bench = Bench::new();
-    let went = run(
+    run(
         &bench,
         r#"echo data >out.csv; mkdir dir; echo x >dir/x
         echo '{"type":"artifact","name":"public/out.csv","path":"out.csv","expires":"2029-01-01T00:00:00Z"}' >&3
@@ -105,8 +104,8 @@ async fn lines_on_descriptor_3_become_artifacts_and_log_lines() {
         printf '%s\n' '{"type":"step","name":"two\nlines","newer":"key"}' >&3
         printf '{"type":"progress","done":1,"total":2,"text":"half"}' >&3"#,
     )
-    .await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    .await
+    .completed();
     let artifacts = artifacts(&bench);
     let names: Vec<&str> = artifacts.iter().map(|artifact| artifact.name.as_str()).collect();
     assert_eq!(names, ["public/out.csv", "public/dir/x", "public/result.json"]);
@@ -122,14 +121,13 @@ async fn lines_on_descriptor_3_become_artifacts_and_log_lines() {
 #[tokio::test]
 async fn secrets_named_by_a_program_are_redacted_in_its_output() {
     let bench = Bench::new();
-    let went = run(
+    run(
         &bench,
         r#"secret=prog-canary-77; echo "{\"type\":\"redact\",\"text\":\"$secret\"}" >&3; echo '{"type":"redact","text":"tiny"}' >&3
         printf 'a prog-can'; printf 'ary-77 '; printf "$secret" | base64
         echo "{\"type\":\"step\",\"name\":\"with $secret\"}" >&3"#,
     )
-    .await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    .await.completed();
     let log = bench.log();
     assert!(
         log.contains("a [redacted] ")
@@ -143,14 +141,14 @@ async fn secrets_named_by_a_program_are_redacted_in_its_output() {
 #[tokio::test]
 async fn invalid_lines_are_logged_and_ignored() {
     let bench = Bench::new();
-    let went = run(
+    run(
         &bench,
         r#"echo nonsense >&3; echo '{"type":"unheard-of"}' >&3; echo '{"type":"artifact","name":"x","path":"../x"}' >&3
         head -c 70000 /dev/zero | tr '\0' x >&3; echo >&3
         echo '{"type":"step","name":"still heard"}' >&3"#,
     )
-    .await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    .await
+    .completed();
     let log = bench.log();
     for number in 1..=4 {
         assert!(log.contains(&format!("descriptor 3, line {number}: ignored: ")), "{log}");
@@ -163,22 +161,19 @@ async fn invalid_lines_are_logged_and_ignored() {
 async fn a_program_need_not_read_its_input() {
     let bench = Bench::new();
     let payload = json!({"text": "x".repeat(4 << 20)});
-    let went = run_with(&bench, script("exit 0"), payload.clone()).await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    run_with(&bench, script("exit 0"), payload.clone()).await.completed();
     // A program may also fill descriptor 3 before it reads.
     let talkative =
         r#"yes '{"type":"step","name":"s"}' | head -n 9000 >&3; head -c 1000000 /dev/zero; cat >in; wc -c <in >count"#;
     let bench = Bench::new();
-    let went = run_with(&bench, script(talkative), payload).await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    run_with(&bench, script(talkative), payload).await.completed();
     assert!(number_in(&bench.workdir().join("count")) > 4 << 20);
 }
 
 #[tokio::test]
 async fn a_background_process_delays_neither_the_log_nor_descriptor_3() {
     let bench = Bench::new();
-    let went = run(&bench, r#"sleep 600 & echo $! >pid; echo '{"type":"step","name":"s"}' >&3"#).await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    run(&bench, r#"sleep 600 & echo $! >pid; echo '{"type":"step","name":"s"}' >&3"#).await.completed();
     assert!(!runs(number_in(&bench.workdir().join("pid"))));
     assert!(bench.log().contains("step: s"));
 }
@@ -187,15 +182,13 @@ async fn a_background_process_delays_neither_the_log_nor_descriptor_3() {
 async fn a_program_past_its_time_limit_fails() {
     let bench = Bench::new();
     let settings = ProgramHandler { max_run_time: Span(Duration::from_millis(50)), ..script("exec sleep 600") };
-    let went = run_with(&bench, settings, json!({})).await;
-    assert!(matches!(went, Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, .. }))), "{went:?}");
+    run_with(&bench, settings, json!({})).await.failed();
 }
 
 #[tokio::test]
 async fn a_program_sees_no_variable_of_the_worker_by_default() {
     let bench = Bench::new();
-    let went = run(&bench, "env").await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    run(&bench, "env").await.completed();
     let log = bench.log();
     let mut names: Vec<&str> = log.lines().map(|line| line.split('=').next().unwrap()).collect();
     names.retain(|name| !name.starts_with("JOURNEYMAN_EXIT_"));
@@ -213,13 +206,11 @@ async fn a_check_rejects_a_payload_before_it_runs() {
     let check = r#"[ "$JOURNEYMAN_PHASE" = check ] || exit 1
         grep -q '"a":1' || { echo '{"type":"reason","text":"payload/a: must be 1"}' >&3; exit $JOURNEYMAN_EXIT_MALFORMED; }"#;
     let settings = ProgramHandler { check: ["sh", "-c", check].map(str::to_owned).to_vec(), ..script("echo it ran") };
-    let went = run_with(&bench, settings.clone(), json!({"a": 2})).await;
-    let reasons = went.malformed();
+    let reasons = run_with(&bench, settings.clone(), json!({"a": 2})).await.malformed();
     assert_eq!(reasons, ["payload/a: must be 1"]);
     assert!(!bench.log().contains("it ran"));
     let bench = Bench::new();
-    let went = run_with(&bench, settings, json!({"a": 1})).await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    run_with(&bench, settings, json!({"a": 1})).await.completed();
     assert_eq!(bench.log(), "it ran\n");
 }
 
@@ -230,16 +221,18 @@ async fn a_failing_check_does_not_make_the_payload_malformed() {
         ("exit $JOURNEYMAN_EXIT_UNAVAILABLE", "Refused(PrepareError { reason: Unavailable,"),
     ] {
         let settings = ProgramHandler { check: ["sh", "-c", check].map(str::to_owned).to_vec(), ..script("true") };
-        let went = format!("{:?}", run_with(&Bench::new(), settings, json!({})).await);
-        assert!(went.starts_with(expected), "{check}: {went}");
+        let result = format!("{:?}", run_with(&Bench::new(), settings, json!({})).await);
+        assert!(result.starts_with(expected), "{check}: {result}");
     }
 }
 
 #[tokio::test]
 async fn a_missing_program_is_a_host_error() {
     let settings = ProgramHandler::new(vec!["/no/such/handler".to_owned()]);
-    let went = run_with(&Bench::new(), settings, json!({})).await;
-    let Went::Refused(PrepareError { reason: PrepareFailure::HostFault, messages }) = went else { panic!("{went:?}") };
+    let result = run_with(&Bench::new(), settings, json!({})).await;
+    let RunResult::Refused(PrepareError { reason: PrepareFailure::HostFault, messages }) = result else {
+        panic!("{result:?}")
+    };
     assert_eq!(messages, ["handler test: /no/such/handler: no such file"]);
 }
 
@@ -262,15 +255,13 @@ async fn the_python_example_counts_words() {
     let settings =
         ProgramHandler { check: vec![example("word_count.py")], ..ProgramHandler::new(vec![example("word_count.py")]) };
     let bench = Bench::new();
-    let went = run_with(&bench, settings.clone(), json!({"text": "to be or not to be"})).await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}\n{}", bench.log());
+    run_with(&bench, settings.clone(), json!({"text": "to be or not to be"})).await.completed();
     let artifacts = artifacts(&bench);
     assert_eq!(content(&artifacts[0]), "2\tto\n2\tbe\n1\tor\n1\tnot\n");
     let result: Value = serde_json::from_str(&content(&artifacts[1])).unwrap();
     assert_eq!(result, json!({"different": 4, "words": 6}));
     assert!(bench.log().contains("6 words, 4 different ones"));
-    let went = run_with(&Bench::new(), settings, json!({"txet": "x"})).await;
-    assert!(matches!(went, Went::Refused(PrepareError { reason: PrepareFailure::Malformed, .. })), "{went:?}");
+    run_with(&Bench::new(), settings, json!({"txet": "x"})).await.malformed();
 }
 
 #[tokio::test]
@@ -278,9 +269,7 @@ async fn the_shell_example_renders_a_page() {
     let schema = Some(File(example("render.schema.json").into()));
     let settings = ProgramHandler { schema, ..ProgramHandler::new(vec![example("render.sh")]) };
     let bench = Bench::new();
-    let went = run_with(&bench, settings.clone(), json!({"title": "Hello"})).await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}\n{}", bench.log());
+    run_with(&bench, settings.clone(), json!({"title": "Hello"})).await.completed();
     assert!(content(&artifacts(&bench)[0]).contains("<h1>Hello</h1>"));
-    let went = run_with(&Bench::new(), settings, json!({"title": "<script>"})).await;
-    assert!(matches!(went, Went::Refused(PrepareError { reason: PrepareFailure::Malformed, .. })), "{went:?}");
+    run_with(&Bench::new(), settings, json!({"title": "<script>"})).await.malformed();
 }

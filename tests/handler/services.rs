@@ -13,7 +13,7 @@ use journeyman::domain::refusal::Refusal;
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::http::Http;
 use journeyman::handler::sidecar::{ServiceAvailability, SidecarContext, SidecarHandle};
-use journeyman::handler::{DynHandler, ExecuteError, ExecuteFailure, PrepareError, PrepareFailure, Request, erase};
+use journeyman::handler::{DynHandler, PrepareError, PrepareFailure, Request, erase};
 use journeyman::host::clock::Clock;
 use journeyman::host::containment::Containment;
 use journeyman::source::CallError;
@@ -24,7 +24,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 
-use crate::bench::{Bench, Went};
+use crate::bench::{Bench, RunResult};
+use crate::gremlin::{Asked, read};
 
 const BOUND: Duration = Duration::from_secs(30);
 pub(crate) const REPLY_LIMITS: ReplyLimits = ReplyLimits { body_bytes: 1000, content_type_bytes: 255 };
@@ -33,93 +34,46 @@ async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(BOUND, future).await.unwrap_or_else(|_| panic!("{what}: not in time"))
 }
 
-/// A request as the service received it.
-#[derive(Debug)]
-struct Seen {
-    line: String,
-    headers: BTreeMap<String, String>,
-    body: Vec<u8>,
-}
-
-/// Reads one request; `None` at end of file.
-async fn read(stream: &mut TcpStream) -> Option<Seen> {
-    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
-    let head = loop {
-        if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
-            break end;
-        }
-        match stream.read(&mut buffer).await {
-            Ok(0) | Err(_) => return None,
-            Ok(taken) => bytes.extend_from_slice(&buffer[..taken]),
-        }
-    };
-    let text = String::from_utf8(bytes[..head].to_vec()).unwrap();
-    let mut lines = text.split("\r\n");
-    let line = lines.next().unwrap().to_owned();
-    let pairs = lines.map(|line| line.split_once(": ").unwrap());
-    let headers: BTreeMap<_, _> = pairs.map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect();
-    let length: usize = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
-    let mut body = bytes.split_off(head + 4);
-    while body.len() < length {
-        let taken = stream.read(&mut buffer).await.unwrap();
-        assert!(taken > 0, "the whole body comes");
-        body.extend_from_slice(&buffer[..taken]);
-    }
-    Some(Seen { line, headers, body })
-}
-
-fn whole(code: &str, headers: &str, body: &[u8]) -> Vec<u8> {
-    let head = format!("HTTP/1.1 {code}\r\n{headers}Content-Length: {}\r\n\r\n", body.len());
-    [head.as_bytes(), body].concat()
+fn whole(code: &str, headers: &str, body: &str) -> String {
+    format!("HTTP/1.1 {code}\r\n{headers}Content-Length: {}\r\n\r\n{body}", body.len())
 }
 
 fn chunk(text: &str) -> String {
     format!("{:x}\r\n{text}\r\n", text.len())
 }
 
+const COMPLETED: &str = "Ran(Ok(()))";
+const FAILED: &str = "Ran(Err(ExecuteError { reason: Failed,";
+const RETRIED: &str = "Ran(Err(ExecuteError { reason: Intermittent,";
+
 const LINES: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n";
 
 /// Answers a request by its path.
-async fn act(mut stream: TcpStream, seen: mpsc::Sender<Seen>, go: Arc<Notify>, works: Arc<AtomicBool>) {
+async fn act(mut stream: TcpStream, seen: mpsc::Sender<Asked>, go: Arc<Notify>, works: Arc<AtomicBool>) {
     let Some(request) = read(&mut stream).await else { return };
     let path = request.line.split(' ').nth(1).unwrap().to_owned();
-    let body = request.body.clone();
+    let body = String::from_utf8_lossy(&request.body).into_owned();
     if path != "/health" || works.load(Ordering::Relaxed) {
         seen.send(request).await.unwrap();
     }
     let answer = match path.as_str() {
         // A single-threaded service answers no probe while it works.
         "/health" if works.load(Ordering::Relaxed) => std::future::pending().await,
-        "/health" => whole("204 No Content", "", b""),
+        "/health" => whole("204 No Content", "", ""),
         "/work" => {
             works.store(true, Ordering::Relaxed);
             go.notified().await;
             works.store(false, Ordering::Relaxed);
-            whole("200 OK", "", b"done")
+            whole("200 OK", "", "done")
         }
-        "/word" => whole("200 OK", "x-status: not_found\r\nContent-Type: text/plain\r\n", b"no such train"),
-        "/word-500" => whole("500 Odd", "x-status: no_route\r\n", b"no route"),
-        "/odd-word" => whole("200 OK", "x-status: two words\r\n", b"well"),
-        "/odd-word-500" => whole("500 Odd", "x-status: two words\r\n", b"not well"),
-        "/liar" => whole("500 Odd", "x-status: ok\r\n", b"all is well"),
-        "/away" => whole("302 Found", "Location: /echo\r\n", b""),
-        "/busy" => whole("503 Busy", "Retry-After: 6\r\n", b"later"),
-        "/busy-large" => whole("503 Busy", "Retry-After: 0\r\n", &[b'x'; 1001]),
-        "/busy-odd" => {
-            let kind = format!("Retry-After: 0\r\nContent-Type: text/{}\r\n", "x".repeat(300));
-            whole("429 Busy", &kind, b"later")
-        }
-        "/large" => whole("200 OK", "", &[b'x'; 1001]),
-        "/cut" => b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf".to_vec(),
-        "/nothing" => Vec::new(),
-        "/one-line" => [LINES, &chunk("1\r\n"), "0\r\n\r\n"].concat().into_bytes(),
-        "/cut-lines" => [LINES, &chunk("1\n")].concat().into_bytes(),
+        // The request holds the response.
+        "/raw" => body,
         "/lines" => {
             for piece in [LINES, &chunk("1\n\n2\n3"), &chunk("3\n")] {
                 stream.write_all(piece.as_bytes()).await.unwrap();
             }
             go.notified().await;
-            [&chunk("4\n"), &chunk("last"), "0\r\n\r\n"].concat().into_bytes()
+            [&chunk("4\n"), &chunk("last"), "0\r\n\r\n"].concat()
         }
         "/hang" => {
             let mut rest = Vec::new();
@@ -127,10 +81,9 @@ async fn act(mut stream: TcpStream, seen: mpsc::Sender<Seen>, go: Arc<Notify>, w
             go.notify_one();
             return;
         }
-        path if path.starts_with("/code/") => whole(&format!("{} Word", &path[6..]), "", path.as_bytes()),
         _ => whole("200 OK", "Content-Type: application/json\r\n", &body),
     };
-    stream.write_all(&answer).await.unwrap();
+    stream.write_all(answer.as_bytes()).await.unwrap();
     stream.shutdown().await.unwrap();
 }
 
@@ -164,7 +117,7 @@ impl Parts {
 /// A scripted service and its handler.
 struct Stage {
     handler: Arc<dyn DynHandler>,
-    seen: mpsc::Receiver<Seen>,
+    seen: mpsc::Receiver<Asked>,
     go: Arc<Notify>,
     lent: SidecarHandle,
     kept: JoinHandle<()>,
@@ -214,20 +167,26 @@ impl Stage {
         within("a word", word.wait_for(|word| word.availability == serving)).await.unwrap();
     }
 
-    async fn ask(&self, path: &str, parts: &Parts) -> (Went, Option<Reply>) {
+    async fn ask(&self, path: &str, parts: &Parts) -> (RunResult, Option<Reply>) {
         let request = Request { path: Some(path.to_owned()), body: Some("{}".to_owned()), ..Request::default() };
         self.forward(&request, parts).await
     }
 
-    async fn forward(&self, request: &Request, parts: &Parts) -> (Went, Option<Reply>) {
+    /// Forwards a request that the service answers with these bytes.
+    async fn answered(&self, response: &str, parts: &Parts) -> (RunResult, Option<Reply>) {
+        let request = Request { path: Some("/raw".into()), body: Some(response.into()), ..Request::default() };
+        self.forward(&request, parts).await
+    }
+
+    async fn forward(&self, request: &Request, parts: &Parts) -> (RunResult, Option<Reply>) {
         let mut bench = Bench::new();
         let replies = Results::new(parts.clone(), REPLY_LIMITS);
         bench.context = bench.context.with_results(Some(replies.clone()));
-        let went = within("the task", bench.run(&*self.handler, serde_json::to_value(request).unwrap())).await;
-        (went, replies.final_reply())
+        let result = within("the task", bench.run(&*self.handler, serde_json::to_value(request).unwrap())).await;
+        (result, replies.final_reply())
     }
 
-    async fn sees(&mut self) -> Seen {
+    async fn sees(&mut self) -> Asked {
         within("a request", self.seen.recv()).await.unwrap()
     }
 
@@ -239,7 +198,7 @@ impl Stage {
     }
 }
 
-async fn accept(listener: TcpListener, seen: mpsc::Sender<Seen>, go: Arc<Notify>) {
+async fn accept(listener: TcpListener, seen: mpsc::Sender<Asked>, go: Arc<Notify>) {
     let (mut open, works) = (tokio::task::JoinSet::new(), Arc::new(AtomicBool::new(false)));
     loop {
         let (stream, _) = listener.accept().await.unwrap();
@@ -286,15 +245,13 @@ async fn a_request_is_forwarded_with_the_allowed_headers_only() {
     let mut task = bench.context.task().clone();
     task.env.insert("TRACEPARENT".to_owned(), trace.to_owned());
     bench = bench.of(task);
-    let went = within("the task", bench.run(&*stage.handler, serde_json::to_value(&request).unwrap())).await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
-    let mut seen = stage.sees().await;
+    within("the task", bench.run(&*stage.handler, serde_json::to_value(&request).unwrap())).await.completed();
+    let seen = stage.sees().await;
     assert_eq!((seen.line.as_str(), seen.body.as_slice()), ("POST /a/b?c=d HTTP/1.1", &[0xff, 0, 1][..]));
-    let left: f64 = seen.headers.remove("x-seconds-left").unwrap().parse().unwrap();
-    assert!(left > 0.0 && left <= 20.0, "{left}");
-    for own in ["accept", "user-agent"] {
-        seen.headers.remove(own);
-    }
+    let mut headers: BTreeMap<_, _> = seen.headers.into_iter().collect();
+    let seconds_left: f64 = headers.remove("x-seconds-left").unwrap().parse().unwrap();
+    assert!(seconds_left > 0.0 && seconds_left <= 20.0, "{seconds_left}");
+    headers.retain(|name, _| !["accept", "user-agent"].contains(&name.as_str()));
     let wanted = BTreeMap::from([
         header("host", stage.url.trim_start_matches("http://")),
         header("content-length", "3"),
@@ -310,7 +267,7 @@ async fn a_request_is_forwarded_with_the_allowed_headers_only() {
         header("tracestate", "passed on too"),
         header("traceparent", trace),
     ]);
-    assert_eq!(seen.headers, wanted);
+    assert_eq!(headers, wanted);
     stage.ends().await;
 }
 
@@ -318,43 +275,46 @@ async fn a_request_is_forwarded_with_the_allowed_headers_only() {
 async fn the_status_code_decides_the_outcome_and_the_body_is_the_reply() {
     let stage = Stage::new().await;
     let parts = Parts::default();
-    for (path, verdict, answer) in [
-        ("/code/200", "Ran(Ok(()))", Some(("ok", "/code/200"))),
-        ("/code/201", "Ran(Ok(()))", Some(("ok", "/code/201"))),
-        ("/code/404", "Ran(Err(ExecuteError { reason: Failed,", Some(("core_error", "/code/404"))),
-        ("/code/500", "Ran(Err(ExecuteError { reason: Failed,", Some(("core_error", "/code/500"))),
-        ("/code/429", "Ran(Err(ExecuteError { reason: Intermittent,", Some(("core_error", "/code/429"))),
-        ("/code/503", "Ran(Err(ExecuteError { reason: Intermittent,", Some(("core_error", "/code/503"))),
-        ("/away", "Ran(Err(ExecuteError { reason: Failed,", Some(("core_error", ""))),
-        ("/word", "Ran(Ok(()))", Some(("not_found", "no such train"))),
-        ("/word-500", "Ran(Err(ExecuteError { reason: Failed,", Some(("no_route", "no route"))),
-        ("/liar", "Ran(Err(ExecuteError { reason: Failed,", Some(("core_error", "all is well"))),
-        ("/odd-word", "Ran(Err(ExecuteError { reason: Failed,", None),
-        ("/odd-word-500", "Ran(Err(ExecuteError { reason: Failed,", Some(("core_error", "not well"))),
-        ("/large", "Ran(Err(ExecuteError { reason: Failed,", None),
-        ("/busy-large", "Ran(Err(ExecuteError { reason: Intermittent,", None),
-        ("/busy-odd", "Ran(Err(ExecuteError { reason: Intermittent,", None),
-        ("/cut", "Ran(Err(ExecuteError { reason: Intermittent,", None),
-        ("/nothing", "Ran(Err(ExecuteError { reason: Intermittent,", None),
+    let (away, word) = ("Location: /echo\r\n", "x-status: not_found\r\nContent-Type: text/plain\r\n");
+    let long_type = format!("Retry-After: 0\r\nContent-Type: text/{}\r\n", "x".repeat(300));
+    let large = "x".repeat(1001);
+    for (response, outcome, expected) in [
+        (whole("200 OK", "", "a"), COMPLETED, Some(("ok", "a"))),
+        (whole("201 Created", "", "a"), COMPLETED, Some(("ok", "a"))),
+        (whole("404 Not Found", "", "a"), FAILED, Some(("core_error", "a"))),
+        (whole("500 Error", "", "a"), FAILED, Some(("core_error", "a"))),
+        (whole("429 Busy", "Retry-After: 0\r\n", "a"), RETRIED, Some(("core_error", "a"))),
+        (whole("503 Busy", "", "a"), RETRIED, Some(("core_error", "a"))),
+        (whole("302 Found", away, ""), FAILED, Some(("core_error", ""))),
+        (whole("200 OK", word, "no such train"), COMPLETED, Some(("not_found", "no such train"))),
+        (whole("500 Error", "x-status: no_route\r\n", "a"), FAILED, Some(("no_route", "a"))),
+        (whole("500 Error", "x-status: ok\r\n", "all is well"), FAILED, Some(("core_error", "all is well"))),
+        (whole("200 OK", "x-status: two words\r\n", "a"), FAILED, None),
+        (whole("500 Error", "x-status: two words\r\n", "a"), FAILED, Some(("core_error", "a"))),
+        (whole("200 OK", "", &large), FAILED, None),
+        (whole("503 Busy", "Retry-After: 0\r\n", &large), RETRIED, None),
+        (whole("429 Busy", &long_type, "later"), RETRIED, None),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf".to_owned(), RETRIED, None),
+        (String::new(), RETRIED, None),
     ] {
-        let (went, reply) = stage.ask(path, &parts).await;
-        assert!(format!("{went:?}").starts_with(verdict), "{path}: {went:?}");
-        let reply = reply.as_ref().map(|reply| (reply.status.as_str(), text(reply)));
-        assert_eq!(reply, answer, "{path}");
+        let (result, reply) = stage.answered(&response, &parts).await;
+        assert!(format!("{result:?}").starts_with(outcome), "{response}: {result:?}");
+        assert_eq!(reply.as_ref().map(|reply| (reply.status.as_str(), text(reply))), expected, "{response}");
     }
     assert_eq!(parts.heard(), Vec::<String>::new());
-    let (_, reply) = stage.ask("/word", &parts).await;
+    let (_, reply) = stage.answered(&whole("200 OK", word, "no such train"), &parts).await;
     assert_eq!(reply.unwrap().content_type.as_deref(), Some("text/plain"));
-    let (went, _) = stage.ask("/away", &parts).await;
-    assert!(format!("{went:?}").contains("redirects are not followed"), "{went:?}");
+    let (result, _) = stage.answered(&whole("302 Found", away, ""), &parts).await;
+    assert!(result.failed().contains("redirects are not followed"));
     stage.ends().await;
 }
 
 #[tokio::test]
 async fn retry_after_may_exceed_max_run_time() {
     let stage = Stage::with(|settings| HttpHandler { max_run_time: Span(Duration::from_secs(5)), ..settings }).await;
-    let (went, reply) = stage.ask("/busy", &Parts::default()).await;
-    assert!(format!("{went:?}").starts_with("Ran(Err(ExecuteError { reason: Intermittent,"), "{went:?}");
+    let busy = whole("503 Busy", "Retry-After: 6\r\n", "later");
+    let (result, reply) = stage.answered(&busy, &Parts::default()).await;
+    assert!(format!("{result:?}").starts_with(RETRIED), "{result:?}");
     assert_eq!(reply.as_ref().map(text), Some("later"));
     stage.ends().await;
 }
@@ -372,17 +332,18 @@ async fn ndjson_lines_are_partial_replies_and_the_rest_is_the_final_reply() {
         stage.go.notify_one();
         std::future::pending::<()>().await;
     };
-    let (went, reply) = tokio::select! {
+    let (result, reply) = tokio::select! {
         done = ask => done,
         () = lets_go => panic!("it never ends"),
     };
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    result.completed();
     assert_eq!(parts.heard(), ["1", "2", "33", "4"]);
     assert_eq!(reply, Some(Reply { content_type: Some("application/x-ndjson".to_owned()), ..Reply::ok(*b"last") }));
 
     let parts = Parts::default();
-    let (went, reply) = stage.ask("/one-line", &parts).await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    let one_line = [LINES, &chunk("1\r\n"), "0\r\n\r\n"].concat();
+    let (result, reply) = stage.answered(&one_line, &parts).await;
+    result.completed();
     assert_eq!((parts.heard(), text(&reply.unwrap())), (vec!["1".to_owned()], "null"));
     stage.ends().await;
 }
@@ -390,12 +351,12 @@ async fn ndjson_lines_are_partial_replies_and_the_rest_is_the_final_reply() {
 #[tokio::test]
 async fn a_broken_stream_is_not_retried_and_one_without_a_client_is_dropped() {
     let stage = Stage::new().await;
-    let (went, reply) = stage.ask("/cut-lines", &Parts::default()).await;
-    assert!(format!("{went:?}").starts_with("Ran(Err(ExecuteError { reason: Failed,"), "{went:?}");
+    let (result, reply) = stage.answered(&[LINES, &chunk("1\n")].concat(), &Parts::default()).await;
+    result.failed();
     assert_eq!(reply, None);
     let gone = Parts { gone: true, ..Parts::default() };
-    let (went, _) = stage.ask("/lines", &gone).await;
-    assert!(format!("{went:?}").contains("no longer waits"), "{went:?}");
+    let (result, _) = stage.ask("/lines", &gone).await;
+    assert!(result.failed().contains("no longer waits"));
     assert_eq!(gone.heard(), ["1"]);
     stage.ends().await;
 }
@@ -404,8 +365,7 @@ async fn a_broken_stream_is_not_retried_and_one_without_a_client_is_dropped() {
 async fn the_response_to_a_task_becomes_an_artifact() {
     let stage = Stage::new().await;
     let bench = Bench::new();
-    let went = within("the task", bench.run(&*stage.handler, json!({"path": "/x", "json": {"a": 1}}))).await;
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    within("the task", bench.run(&*stage.handler, json!({"path": "/x", "json": {"a": 1}}))).await.completed();
     let mut items = bench.context.artifacts().collect(bench.workdir()).unwrap();
     let Some(CollectedArtifact::Found(artifact, _)) = items.next() else { panic!("there is one") };
     assert_eq!(artifact.name, "public/answer");
@@ -422,8 +382,7 @@ async fn the_response_to_a_task_becomes_an_artifact() {
         (json!({"bodyBase64": "!"}), "payload/bodyBase64"),
         (json!({"pth": "/x"}), "pth"),
     ] {
-        let went = Bench::new().run(&*stage.handler, payload).await;
-        let sentences = went.malformed();
+        let sentences = Bench::new().run(&*stage.handler, payload).await.malformed();
         assert!(sentences.join("\n").contains(words), "{sentences:?}");
     }
     stage.ends().await;
@@ -445,8 +404,8 @@ async fn a_path_never_leaves_the_base_url_of_the_service() {
         ("@evil.example", "POST /v1/@evil.example HTTP/1.1"),
         ("http://evil.example/#x", "POST /v1/http://evil.example/%23x HTTP/1.1"),
     ] {
-        let (went, _) = stage.ask(path, &Parts::default()).await;
-        assert!(matches!(went, Went::Ran(Ok(()))), "{path}: {went:?}");
+        let (result, _) = stage.ask(path, &Parts::default()).await;
+        result.completed();
         assert_eq!(stage.sees().await.line, line);
     }
     stage.ends().await;
@@ -462,11 +421,11 @@ async fn cancellation_drops_the_connection() {
         bench.cancel(Duration::from_secs(60));
         std::future::pending::<()>().await;
     };
-    let went = tokio::select! {
-        went = within("the task", run) => went,
+    tokio::select! {
+        result = within("the task", run) => result,
         () = cancel => panic!("it never ends"),
-    };
-    assert!(matches!(went, Went::Ran(Err(ExecuteError { reason: ExecuteFailure::Failed, .. }))), "{went:?}");
+    }
+    .failed();
     within("the connection is dropped", stage.go.notified()).await;
     stage.ends().await;
 }
@@ -474,12 +433,12 @@ async fn cancellation_drops_the_connection() {
 #[tokio::test]
 async fn max_run_time_limits_a_request() {
     let stage = Stage::with(|settings| HttpHandler { max_run_time: Span(Duration::from_secs(3)), ..settings }).await;
-    let (went, _) = stage.ask("/hang", &Parts::default()).await;
-    assert!(format!("{went:?}").contains("within 3 s"), "{went:?}");
+    let (result, _) = stage.ask("/hang", &Parts::default()).await;
+    assert!(result.failed().contains("within 3 s"));
     within("the connection is dropped", stage.go.notified()).await;
     let late = Request { seconds_left: Some(0.0), ..Request::default() };
-    let (went, _) = stage.forward(&late, &Parts::default()).await;
-    assert!(format!("{went:?}").contains("the request expired"), "{went:?}");
+    let (result, _) = stage.forward(&late, &Parts::default()).await;
+    assert!(result.failed().contains("the request expired"));
     stage.ends().await;
 }
 
@@ -499,18 +458,21 @@ async fn a_task_waits_for_a_service_and_is_released_in_the_end() {
         let (sender, _seen) = mpsc::channel(64);
         accept(listener, sender, Arc::new(Notify::new())).await;
     };
-    let (went, reply) = tokio::select! {
+    let (result, reply) = tokio::select! {
         done = ask => done,
         () = comes_back => panic!("it never ends"),
     };
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    result.completed();
     assert_eq!(text(&reply.unwrap()), "{}");
     // The service stays down.
     stage.until(ServiceAvailability::Down).await;
     let short = HttpHandler { startup_timeout: Span(Duration::from_millis(50)), ..settings(&stage.url) };
     stage.handler = erase(http(short));
-    let (went, _) = stage.ask("/echo", &parts).await;
-    assert!(matches!(went, Went::Refused(PrepareError { reason: PrepareFailure::ServiceDown, .. })), "{went:?}");
+    let (result, _) = stage.ask("/echo", &parts).await;
+    assert!(
+        matches!(result, RunResult::Refused(PrepareError { reason: PrepareFailure::ServiceDown, .. })),
+        "{result:?}"
+    );
     stage.ends().await;
 }
 
@@ -532,7 +494,7 @@ async fn a_busy_service_that_does_not_answer_probes_stays_up() {
         }
         stage.go.notify_one();
     };
-    let (went, ()) = tokio::join!(within("the task", work), watched);
-    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    let (result, ()) = tokio::join!(within("the task", work), watched);
+    result.completed();
     stage.ends().await;
 }
