@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::error_replies::{DeadLetterReason, ErrorReplier, original_key};
+use super::error_replies::{DeadLetterReason, ErrorReplier};
 use super::poison_message::{self, ExitedWorker};
 use super::queue_names::QueueNames;
 use super::session::{SessionError, consume, stream_ended};
@@ -97,7 +97,7 @@ impl Rejecter {
     async fn reject_letter(&self, letter: &Delivery) -> Result<(), SessionError> {
         let reason = DeadLetterReason::from_delivery(letter);
         if reason.is_poison() {
-            let key = original_key(&self.names, letter);
+            let key = self.names.original_key(letter);
             let worker = self.last_exited_worker(&key).await;
             let move_to_poison_queue = async || {
                 let channel = self.poison_channel.lock().await;

@@ -12,7 +12,7 @@ use super::queue_names::QueueNames;
 use crate::amqp::{self, headers};
 use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_HOPS_MAX};
 
-const DIED_IN: &str = "x-first-death-queue";
+pub(super) const DIED_IN: &str = "x-first-death-queue";
 const QUEUE_FULL: &str = "too many requests wait for this key";
 
 pub(super) struct DeadLetterReason {
@@ -94,7 +94,7 @@ impl ErrorReplier {
         let body = serde_json::json!({
             "type": format!("journeyman:dead_letter:{}", reason.reason),
             "message": reason.message,
-            "context": { "reason": reason.reason, "queue": reason.queue, "key": original_key(&self.names, delivery) },
+            "context": { "reason": reason.reason, "queue": reason.queue, "key": self.names.original_key(delivery) },
             "cause": null,
         });
         let mut table = FieldTable::default();
@@ -108,10 +108,4 @@ impl ErrorReplier {
         }
         (body.to_string().into_bytes(), properties)
     }
-}
-
-pub(super) fn original_key(names: &QueueNames, delivery: &Delivery) -> String {
-    let table = delivery.properties.headers().as_ref();
-    let died_in = table.and_then(|table| headers::text(table, DIED_IN));
-    names.original_key(delivery.routing_key.as_str(), died_in)
 }

@@ -9,7 +9,7 @@ use lapin::{BasicProperties, Channel, Confirmation};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::error_replies::{DeadLetterReason, original_key};
+use super::error_replies::DeadLetterReason;
 use super::forwarding::{PERSISTENT, integer, without_user_id};
 use super::queue_names::QueueNames;
 use super::session::SessionError;
@@ -111,7 +111,7 @@ fn poison_properties(
         table.insert(name.into(), AMQPValue::LongString(text.into()));
     };
     text(ID, id.get(..ID_DIGITS).unwrap_or_default());
-    text(KEY, &original_key(names, delivery));
+    text(KEY, &names.original_key(delivery));
     text(REASON, &reason.reason);
     if let Some(queue) = &reason.queue {
         text(SOURCE_QUEUE, queue);

@@ -12,16 +12,11 @@ use crate::limits::CONTROLLER_POLICIES_TIMEOUT;
 
 const PRIORITY: i64 = 10;
 
-pub(super) fn queue_policy_name(names: &QueueNames) -> String {
-    format!("{}queues", names.request_queue_prefix())
-}
-
 pub(super) type PolicyCheck = Result<(), String>;
 
 pub(super) async fn apply_policies(management: &Management, names: &QueueNames, pool: &PoolConfig) -> PolicyCheck {
-    for (name, policy) in
-        [(queue_policy_name(names), queue_policy(names, pool)), (names.requests_exchange(), exchange_policy(names))]
-    {
+    let queues = (format!("{}queues", names.request_queue_prefix()), queue_policy(names, pool));
+    for (name, policy) in [queues, (names.requests_exchange(), exchange_policy(names))] {
         if management.ensure_policy(&name, &policy).await.map_err(|why| why.to_string())? {
             tracing::info!(policy = name, "policy applied: its limits hold for existing queues, too");
         }
@@ -98,6 +93,5 @@ mod tests {
         let safe = queue_policy(&names, &PoolConfig { queue_type: QueueType::Quorum, ..pool });
         assert_eq!(safe.definition["delivery-limit"], 3);
         assert_eq!(exchange_policy(&names).pattern, r"^co\%2Ere\-req\-xchg$");
-        assert_eq!(queue_policy_name(&names), "co%2Ere-req-queues");
     }
 }

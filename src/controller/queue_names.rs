@@ -1,7 +1,10 @@
 //! Names of exchanges and queues. Every byte of a pool or key that is not an ASCII letter or digit is written as `%XX`.
 
+use lapin::message::Delivery;
+
+use super::error_replies::DIED_IN;
 use super::name_encoding;
-use crate::amqp::REPLACEMENT_CHAR;
+use crate::amqp::{REPLACEMENT_CHAR, headers};
 use crate::domain::group::Key;
 use crate::limits::AMQP_NAME_BYTES_MAX;
 
@@ -83,7 +86,10 @@ impl QueueNames {
         Key::new(&unescaped(routing_key)?)
     }
 
-    pub fn original_key(&self, routing_key: &str, died_in: Option<&str>) -> String {
+    /// The key under which a dead letter was published.
+    pub fn original_key(&self, letter: &Delivery) -> String {
+        let (routing_key, table) = (letter.routing_key.as_str(), letter.properties.headers().as_ref());
+        let died_in = table.and_then(|table| headers::text(table, DIED_IN));
         match died_in.and_then(|queue| self.parse_queue_name(queue)) {
             Some(key) if self.parse_routing_key(routing_key).as_ref() != Some(&key) => self.encoded_key(&key),
             Some(_) | None => routing_key.to_owned(),

@@ -18,8 +18,13 @@ pub(crate) struct Answer {
 }
 
 pub(crate) async fn ask(address: SocketAddr, head: &str) -> Answer {
+    exchange(address, &format!("{head}\r\nConnection: close\r\n\r\n")).await
+}
+
+/// Sends a request as it is, and reads until the connection is closed.
+pub(crate) async fn exchange(address: SocketAddr, request: &str) -> Answer {
     let mut stream = TcpStream::connect(address).await.expect("a connection");
-    stream.write_all(format!("{head}\r\nConnection: close\r\n\r\n").as_bytes()).await.expect("it is read");
+    stream.write_all(request.as_bytes()).await.expect("it is read");
     let mut text = String::new();
     stream.read_to_string(&mut text).await.expect("it is UTF-8");
     let (head, body) = text.split_once("\r\n\r\n").expect("a head");

@@ -15,10 +15,9 @@ use journeyman::observe::controller_http::commands::BearerToken;
 use journeyman::observe::page::Refresh;
 use journeyman::observe::page::controller::{CommandButtons, render};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
-use crate::answers::{Answer, get};
+use crate::answers::{Answer, exchange, get};
 use crate::browser::{Scripts, chromium, dom};
 use crate::groups::{Server, busy, failing};
 
@@ -74,13 +73,7 @@ async fn post(server: &Server, more: &str, body: &str) -> Answer {
 async fn asked(server: &Server, what: &str, more: &str, body: &str) -> Answer {
     let length = body.len();
     let head = format!("{what} HTTP/1.1\r\nHost: {}\r\nContent-Length: {length}\r\n{more}", server.address);
-    let mut stream = TcpStream::connect(server.address).await.expect("a connection");
-    stream.write_all(format!("{head}Connection: close\r\n\r\n{body}").as_bytes()).await.expect("it is read");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).await.expect("it is UTF-8");
-    let (head, body) = text.split_once("\r\n\r\n").expect("a head");
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-    Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
+    exchange(server.address, &format!("{head}Connection: close\r\n\r\n{body}")).await
 }
 
 const JSON: &str = "Content-Type: application/json\r\n";

@@ -84,45 +84,34 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
     close_inherited_fds_on_exec();
     let mut signals = ExitSignals::listen()?;
     let token = http_token(&config, environment)?;
-    let door = listen_http(&config, "health, metrics and state").await?;
-    let leave = CancellationToken::new();
-    let (mut to_run, mut controls) = (Vec::new(), Vec::new());
+    let listener = listen_http(&config, "health, metrics and state").await?;
+    let stop = CancellationToken::new();
+    let (mut pools, mut handles) = (JoinSet::new(), Vec::new());
     for settings in settings {
-        let (control, asks) = controller::ControllerHandle::new(&settings);
-        controls.push(control);
-        to_run.push((settings, asks));
+        let (handle, inbox) = controller::ControllerHandle::new(&settings);
+        handles.push(handle);
+        pools.spawn(controller::run(settings, inbox, stop.clone()));
     }
-    let (reloader, reloads) = Reloader::new(source, environment, config.clone(), PoolsTarget(controls.clone()))?;
-    let seen = PoolHandles::new(controls, Clock::boot());
-    let pages = async {
-        match door {
-            Some(door) => match observe::controller_http::serve(
-                door,
-                snapshot_provider(&seen),
-                token,
-                command_routes(seen.clone()),
-            )
-            .await {},
-            None => std::future::pending::<()>().await,
-        }
+    let (reloader, reloads) = Reloader::new(source, environment, config.clone(), PoolsTarget(handles.clone()))?;
+    let handles = PoolHandles::new(handles, Clock::boot());
+    let http = async {
+        let Some(listener) = listener else { return std::future::pending().await };
+        let (snapshot, commands) = (snapshot_provider(&handles), command_routes(handles.clone()));
+        observe::controller_http::serve(listener, snapshot, token, commands).await
     };
-    let answers = serve_control_socket(socket, seen.clone(), reloads);
-    let mut pools = JoinSet::new();
-    for (settings, asks) in to_run {
-        pools.spawn(controller::run(settings, asks, leave.clone()));
-    }
+    let control_socket = serve_control_socket(socket, handles.clone(), reloads);
     tokio::select! {
         _ = signals.next() => {}
         Some(ended) = pools.join_next() => return match ended {
             Ok(Err(error)) => Err(Failure::new(Exit::HostUnusable, format!("cannot control a pool: {error}"))),
             Ok(Ok(())) | Err(_) => Err(Failure::new(Exit::Internal, "the controller of a pool ended unexpectedly")),
         },
-        failure = answers => return Err(failure),
-        () = pages => return Err(Failure::new(Exit::Internal, "the HTTP server ended unexpectedly")),
+        failure = control_socket => return Err(failure),
+        never = http => match never {},
         never = reloader.run() => match never {},
     }
     tracing::info!("controller stopped; workers keep running");
-    leave.cancel();
+    stop.cancel();
     while pools.join_next().await.is_some() {}
     Ok(Exit::Success)
 }

@@ -124,7 +124,6 @@ fn facts(pool: &PoolStatus) -> Markup {
                 @if pool.broker.connected { "connected" } @else { span.bad { "not connected" } }
                 small { (counts.broker_disconnects) " disconnects" }
             } }
-            div { dt { "activity reports" } dd { (counts.activity_reports) } }
         }
     }
 }
