@@ -70,7 +70,7 @@ pub enum WorkerCommand {
     Reload,
     /// Stop a task and release its claim.
     Release {
-        /// `TASK`, `TASK/RUN` or a prefix of either, with `SOURCE:` before it if the name is ambiguous.
+        /// `TASK`, `TASK/RUN` or a unique prefix of either.
         task: String,
     },
     /// Stop a task and fail it.

@@ -51,11 +51,6 @@ pub(super) fn display_name(task: &ClaimStatus) -> String {
     format!("{}/{}", task.task, task.run)
 }
 
-/// The unambiguous name that the control socket accepts.
-fn qualified_name(task: &ClaimStatus) -> String {
-    format!("{}:{}", task.source, display_name(task))
-}
-
 impl TopScreen {
     pub(super) fn set_status(&mut self, status: WorkerStatusReply) {
         self.status = Some(status);
@@ -92,7 +87,7 @@ impl TopScreen {
     /// Index of the selected task; the first if the selected one has ended.
     pub(super) fn selected(&self) -> Option<usize> {
         let tasks = self.tasks();
-        let at = tasks.iter().position(|task| Some(qualified_name(task)) == self.selected);
+        let at = tasks.iter().position(|task| Some(display_name(task)) == self.selected);
         at.or_else(|| (!tasks.is_empty()).then_some(0))
     }
 
@@ -140,19 +135,19 @@ impl TopScreen {
             }
             KeyCode::Char('l') | KeyCode::Enter => {
                 let task = self.tasks().get(self.selected()?)?;
-                let (name, whole) = (display_name(task), qualified_name(task));
-                self.active_view = ActiveView::Log(LogView::new(name));
-                return Some(KeyAction::Follow(whole));
+                let name = display_name(task);
+                self.active_view = ActiveView::Log(LogView::new(name.clone()));
+                return Some(KeyAction::Follow(name));
             }
             KeyCode::Char('b') => {
                 let task = self.tasks().get(self.selected()?)?;
                 let text = format!("Release {}: stop it and let the queue run it again?", display_name(task));
-                self.ask(text, WorkerCommand::Release { task: qualified_name(task) });
+                self.ask(text, WorkerCommand::Release { task: display_name(task) });
             }
             KeyCode::Char('c') => {
                 let task = self.tasks().get(self.selected()?)?;
                 let text = format!("Cancel {}: stop it and fail it?", display_name(task));
-                self.ask(text, WorkerCommand::Cancel { task: qualified_name(task) });
+                self.ask(text, WorkerCommand::Cancel { task: display_name(task) });
             }
             _ => {}
         }
@@ -180,7 +175,7 @@ impl TopScreen {
     fn move_selection(&mut self, by: isize) {
         let last = self.tasks().len().saturating_sub(1);
         let at = self.selected().unwrap_or(0).saturating_add_signed(by).min(last);
-        self.selected = self.tasks().get(at).map(qualified_name);
+        self.selected = self.tasks().get(at).map(display_name);
     }
 }
 
@@ -376,8 +371,8 @@ mod tests {
             (LifecycleState::Running, 'p', WorkerCommand::Pause { seconds: None }),
             (LifecycleState::Paused, 'p', WorkerCommand::Resume),
             (LifecycleState::Running, 'd', WorkerCommand::Drain { seconds: None }),
-            (LifecycleState::Running, 'b', WorkerCommand::Release { task: "ci:fN1SbArXTPSVFNUvaOlinQ/0".to_owned() }),
-            (LifecycleState::Draining, 'c', WorkerCommand::Cancel { task: "ci:fN1SbArXTPSVFNUvaOlinQ/0".to_owned() }),
+            (LifecycleState::Running, 'b', WorkerCommand::Release { task: "fN1SbArXTPSVFNUvaOlinQ/0".to_owned() }),
+            (LifecycleState::Draining, 'c', WorkerCommand::Cancel { task: "fN1SbArXTPSVFNUvaOlinQ/0".to_owned() }),
         ] {
             let mut screen = screen(state);
             assert_eq!(press(&mut screen, KeyCode::Char(key)), None);
@@ -406,7 +401,7 @@ mod tests {
         screen.set_status(other);
         assert_eq!(screen.selected(), Some(0));
         let follow = press(&mut screen, KeyCode::Char('l'));
-        assert_eq!(follow, Some(KeyAction::Follow("ci:aX9SbArXTPSVFNUvaOlin1/0".to_owned())));
+        assert_eq!(follow, Some(KeyAction::Follow("aX9SbArXTPSVFNUvaOlin1/0".to_owned())));
         assert_eq!(press(&mut screen, KeyCode::Char('q')), Some(KeyAction::StopFollowing));
         assert_eq!(press(&mut screen, KeyCode::Char('q')), Some(KeyAction::Quit));
         let mut none = status(LifecycleState::Running);
