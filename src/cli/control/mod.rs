@@ -303,7 +303,7 @@ async fn end_claim(
     }
     // By its full name, because a prefix may match another task later.
     let claim = client.claim_details(&task).await?.claim;
-    let name = format!("{}:{}/{}", claim.source, claim.task, claim.run);
+    let name = format!("{}/{}", claim.task, claim.run);
     send_command(&client, command(name.clone()), to.note, environment).await?;
     wait_until_gone(async || client.claim_details(&name).await.map(drop)).await
 }
