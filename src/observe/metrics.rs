@@ -3,7 +3,7 @@
 //! All series of a source exist from the start, at zero, so that rates are right from the first event. Labels hold names from
 //! the configuration and words of a fixed list, never text from a task.
 
-use super::openmetrics::{self, MetricFamily, MetricKind, Sample, flag, float, labeled, optional, unlabeled};
+use super::openmetrics::{self, MetricFamily, MetricKind, Sample, by_label, flag, float, labeled, optional, unlabeled};
 use crate::control::WorkerStatusReply;
 use crate::worker::counters::{SourceCounts, WorkerCounts};
 use crate::worker::status::{BlockedReason, LifecycleState, SourceStatus, WorkerStatus};
@@ -29,67 +29,67 @@ fn source_count(name: &'static str, help: &'static str, read: fn(&SourceCounts) 
         let sources = status.snapshot.sources.iter();
         sources.map(|source| labeled([&source.name], float(read(&source.counts)))).collect()
     };
-    MetricFamily::new(MetricKind::Counter, name, help, samples).with_labels(SOURCE)
+    MetricFamily::new(MetricKind::Counter, name, help, samples)
 }
-
-const SOURCE: &[&str] = &["source"];
-const HANDLER: &[&str] = &["handler"];
-const PROVIDER: &[&str] = &["provider"];
-const RESULT: &[&str] = &["result"];
 
 fn families() -> Vec<Family> {
     vec![
-        MetricFamily::new(MetricKind::Info, "build", "Version of the running binary.", |status: &WorkerStatusReply| {
-            vec![labeled([&status.version], 1.0)]
-        })
-        .with_labels(&["version"]),
         MetricFamily::new(
             MetricKind::Info,
-            "worker",
+            "build{version}",
+            "Version of the running binary.",
+            |status: &WorkerStatusReply| vec![labeled([&status.version], 1.0)],
+        ),
+        MetricFamily::new(
+            MetricKind::Info,
+            "worker{worker_id,worker_group,containment}",
             "Worker id and group, and how payload processes are contained.",
             |status: &WorkerStatusReply| vec![labeled([&status.id, &status.group, &status.snapshot.containment], 1.0)],
-        )
-        .with_labels(&["worker_id", "worker_group", "containment"]),
-        gauge("uptime", "Time since the worker started.", |status| unlabeled(status.uptime_seconds))
-            .with_unit("seconds"),
-        gauge("state", "1 for the current state of the worker, 0 for the others.", |status| {
+        ),
+        gauge("uptime_seconds", "Time since the worker started.", |status| unlabeled(status.uptime_seconds)),
+        gauge("state{state}", "1 for the current state of the worker, 0 for the others.", |status| {
             LifecycleState::ALL.map(|state| labeled([state.as_str()], flag(status.state == state))).into()
-        })
-        .with_labels(&["state"]),
-        gauge("claiming_blocked", "1 for the reason why the worker claims nothing; all 0 while it claims.", |status| {
-            BlockedReason::ALL.map(|why| labeled([why.as_str()], flag(status.blocked_reason == Some(why)))).into()
-        })
-        .with_labels(&["reason"]),
+        }),
+        gauge(
+            "claiming_blocked{reason}",
+            "1 for the reason why the worker claims nothing; all 0 while it claims.",
+            |status| {
+                BlockedReason::ALL.map(|why| labeled([why.as_str()], flag(status.blocked_reason == Some(why)))).into()
+            },
+        ),
         gauge("capacity", "Maximum number of concurrent tasks.", |status| unlabeled(status.capacity)),
         gauge("slots_polling", "Free slots that are waiting in a poll.", |status| unlabeled(status.slots_polling)),
-        gauge("tasks_running", "Claims held now.", |status| {
+        gauge("tasks_running{source}", "Claims held now.", |status| {
             let held = |source: &SourceStatus| status.claims.iter().filter(|task| task.source == source.name).count();
             status.sources.iter().map(|source| labeled([&source.name], float(held(source) as u64))).collect()
-        })
-        .with_labels(SOURCE),
-        gauge("lease_remaining_min", "Shortest remaining lease of all claims; absent without claims.", |status| {
-            optional(status.claims.iter().filter_map(|task| task.lease_left_seconds).reduce(f64::min))
-        })
-        .with_unit("seconds"),
+        }),
+        gauge(
+            "lease_remaining_min_seconds",
+            "Shortest remaining lease of all claims; absent without claims.",
+            |status| optional(status.claims.iter().filter_map(|task| task.lease_left_seconds).reduce(f64::min)),
+        ),
         counter(
-            "tasks",
+            "tasks{source,outcome,reason}",
             "Ended claims by outcome: completed, failed, exception with its reason, superseded (the queue had an outcome \
             already), unconfirmed (the report was not answered), lost (ended without a report).",
             |status| status.sources.iter().flat_map(outcomes).collect(),
-        )
-        .with_labels(&["source", "outcome", "reason"]),
-        source_count("claims", "Claims granted.", |counts| counts.claims),
-        source_count("claims_refused", "Claim requests that the queue rejected or that failed.", |counts| {
+        ),
+        source_count("claims{source}", "Claims granted.", |counts| counts.claims),
+        source_count("claims_refused{source}", "Claim requests that the queue rejected or that failed.", |counts| {
             counts.claims_refused
         }),
-        source_count("reclaims", "Leases extended.", |counts| counts.reclaims),
-        source_count("reclaim_failures", "Reclaim requests that the queue rejected or that failed.", |counts| {
-            counts.reclaims_failed
+        source_count("reclaims{source}", "Leases extended.", |counts| counts.reclaims),
+        source_count(
+            "reclaim_failures{source}",
+            "Reclaim requests that the queue rejected or that failed.",
+            |counts| counts.reclaims_failed,
+        ),
+        source_count("polls{source}", "Polls answered.", |counts| counts.polls),
+        source_count("poll_failures{source}", "Polls that the queue rejected or that failed.", |counts| {
+            counts.polls_failed
         }),
-        source_count("polls", "Polls answered.", |counts| counts.polls),
-        source_count("poll_failures", "Polls that the queue rejected or that failed.", |counts| counts.polls_failed),
         counter(
-            "source_counters",
+            "source_counters{source,counter}",
             "Counters of the source's own, such as replies and requeues of an AMQP source.",
             |status| {
                 let of_source = |source: &SourceStatus| {
@@ -98,11 +98,12 @@ fn families() -> Vec<Family> {
                 };
                 status.sources.iter().flat_map(of_source).collect()
             },
-        )
-        .with_labels(&["source", "counter"]),
-        counter("activity_reports", "Activity reports that the broker confirmed; absent where none are sent.", |status| {
-            optional(status.activity.as_ref().map(|activity| float(activity.reports)))
-        }),
+        ),
+        counter(
+            "activity_reports",
+            "Activity reports that the broker confirmed; absent where none are sent.",
+            |status| optional(status.activity.as_ref().map(|activity| float(activity.reports))),
+        ),
         counter("activity_failures", "Activity reports that could not be sent.", |status| {
             optional(status.activity.as_ref().map(|activity| float(activity.failures)))
         }),
@@ -111,34 +112,29 @@ fn families() -> Vec<Family> {
             optional(activity.map(|activity| flag(activity.error.is_none() && activity.reports > 0)))
         }),
         gauge(
-            "source_up",
+            "source_up{source}",
             "1 if the source answers polls, 0 before its first answer and after repeated errors.",
             |status| status.sources.iter().map(|source| labeled([&source.name], flag(source.is_up()))).collect(),
-        )
-        .with_labels(SOURCE),
-        source_count("source_errors", "Errors while opening, polling, claiming and recovering.", |counts| {
+        ),
+        source_count("source_errors{source}", "Errors while opening, polling, claiming and recovering.", |counts| {
             counts.refusals
         }),
         gauge(
-            "source_poll_age",
+            "source_poll_age_seconds{source}",
             "Time since the source last answered a poll; absent before the first answer.",
             |status| {
                 let polled = status.sources.iter().filter_map(|source| Some((source, source.polled_seconds_ago?)));
                 polled.map(|(source, age)| labeled([&source.name], age)).collect()
             },
-        )
-        .with_labels(SOURCE)
-        .with_unit("seconds"),
+        ),
         gauge(
-            "sidecar_up",
+            "sidecar_up{handler}",
             "1 if the handler's sidecar is ready for tasks; absent for handlers without one.",
             |status| status.sidecars.iter().map(|sidecar| labeled([&sidecar.name], flag(sidecar.up))).collect(),
-        )
-        .with_labels(HANDLER),
-        counter("sidecar_restarts", "Restarts of the handler's sidecar.", |status| {
+        ),
+        counter("sidecar_restarts{handler}", "Restarts of the handler's sidecar.", |status| {
             status.sidecars.iter().map(|sidecar| labeled([&sidecar.name], float(sidecar.restarts))).collect()
-        })
-        .with_labels(HANDLER),
+        }),
         count("delete_failures", "Failed attempts to delete a message.", |counts| counts.deletes_failed),
         count("high_dequeue_counts", "Messages that the queue has delivered more than 10 times.", |counts| {
             counts.dequeue_alerts
@@ -152,84 +148,74 @@ fn families() -> Vec<Family> {
         count("cleanup_pending", "Claims whose payload may have left processes behind.", |counts| {
             counts.cleanup_pending
         }),
-        counter("artifacts", "Uploads of artifacts, including logs, by result: stored or failed.", |status| {
+        counter("artifacts{result}", "Uploads of artifacts, including logs, by result: stored or failed.", |status| {
             let counts = status.counts;
-            vec![labeled(["stored"], float(counts.artifacts)), labeled(["failed"], float(counts.artifacts_failed))]
-        })
-        .with_labels(RESULT),
-        counter("log", "Size of all task logs.", |status| {
+            by_label([("stored", counts.artifacts), ("failed", counts.artifacts_failed)])
+        }),
+        counter("log_bytes", "Size of all task logs.", |status| {
             let running: u64 = status.claims.iter().map(|task| task.log_bytes).sum();
             unlabeled(float(status.counts.log_bytes + running))
-        })
-        .with_unit("bytes"),
+        }),
         counter(
-            "termination_notices",
+            "termination_notices{provider}",
             "Notices that the host terminates, by origin: aws, gcp, azure, file or other.",
             |status| {
                 let counts = status.counts;
                 let known = [counts.notices_aws, counts.notices_gcp, counts.notices_azure, counts.notices_file];
                 let other = counts.notices.saturating_sub(known.iter().sum());
-                let rows = ["aws", "gcp", "azure", "file"].into_iter().zip(known).chain([("other", other)]);
-                rows.map(|(provider, count)| labeled([provider], float(count))).collect()
+                let [aws, gcp, azure, file] = known;
+                by_label([("aws", aws), ("gcp", gcp), ("azure", azure), ("file", file), ("other", other)])
             },
-        )
-        .with_labels(PROVIDER),
+        ),
         gauge(
-            "termination_watch_up",
+            "termination_watch_up{provider}",
             "1 if the metadata service answers or the file can be read, else 0; absent where notices are not watched.",
             |status| status.watches.iter().map(|watch| labeled([&watch.provider], flag(watch.up))).collect(),
-        )
-        .with_labels(PROVIDER),
+        ),
         gauge(
-            "termination_reaction",
+            "termination_reaction_seconds",
             "Time from the first termination notice to the end of the last claim; absent before a notice.",
             |status| optional(status.notice.and_then(|notice| notice.last_claim_ended_after_seconds)),
-        )
-        .with_unit("seconds"),
+        ),
         counter(
-            "recovered",
+            "recovered{result}",
             "Claims of the previous process, by result: killed (processes were left), reported, released or expired.",
             |status| {
                 let recovered = status.recovered.unwrap_or_default();
-                [
-                    ("killed", recovered.killed),
-                    ("reported", recovered.reported),
-                    ("released", recovered.released),
-                    ("expired", recovered.expired),
-                ]
-                .map(|(result, count)| labeled([result], float(count as u64)))
-                .into()
+                by_label([
+                    ("killed", recovered.killed as u64),
+                    ("reported", recovered.reported as u64),
+                    ("released", recovered.released as u64),
+                    ("expired", recovered.expired as u64),
+                ])
             },
-        )
-        .with_labels(RESULT),
+        ),
         gauge("journal_errors", "Errors found in the journal of the previous process.", |status| {
             unlabeled(float(status.recovered.unwrap_or_default().journal_errors as u64))
         }),
         count("host_faults", "Times that a host probe failed.", |counts| counts.host_faults),
         count("panics", "Panics of handlers and adapters.", |counts| counts.panics),
-        counter("config_reloads", "Configuration reloads by result: applied or rejected.", |status| {
+        counter("config_reloads{result}", "Configuration reloads by result: applied or rejected.", |status| {
             let WorkerCounts { config_reloads, config_reloads_rejected, .. } = status.counts;
-            vec![labeled(["applied"], float(config_reloads)), labeled(["rejected"], float(config_reloads_rejected))]
-        })
-        .with_labels(RESULT),
-        counter("trace_spans", "Spans of ended claims by result: exported or dropped.", |status| {
+            by_label([("applied", config_reloads), ("rejected", config_reloads_rejected)])
+        }),
+        counter("trace_spans{result}", "Spans of ended claims by result: exported or dropped.", |status| {
             status.spans.map_or_else(Vec::new, |SpanCounts { exported, dropped }| {
-                vec![labeled(["exported"], float(exported)), labeled(["dropped"], float(dropped))]
+                by_label([("exported", exported), ("dropped", dropped)])
             })
-        })
-        .with_labels(RESULT),
-        gauge("disk_free", "Free space of the work directory; absent where it is unknown.", |status| {
+        }),
+        gauge("disk_free_bytes", "Free space of the work directory; absent where it is unknown.", |status| {
             optional(status.host.disk_free.map(float))
-        })
-        .with_unit("bytes"),
-        gauge("disk_min", "Below this the worker claims nothing.", |status| unlabeled(float(status.host.disk_min)))
-            .with_unit("bytes"),
-        gauge("memory_free", "Available memory; absent where it is unknown.", |status| {
+        }),
+        gauge("disk_min_bytes", "Below this the worker claims nothing.", |status| {
+            unlabeled(float(status.host.disk_min))
+        }),
+        gauge("memory_free_bytes", "Available memory; absent where it is unknown.", |status| {
             optional(status.host.memory_free.map(float))
-        })
-        .with_unit("bytes"),
-        gauge("memory_min", "Below this the worker claims nothing.", |status| unlabeled(float(status.host.memory_min)))
-            .with_unit("bytes"),
+        }),
+        gauge("memory_min_bytes", "Below this the worker claims nothing.", |status| {
+            unlabeled(float(status.host.memory_min))
+        }),
     ]
 }
 

@@ -13,7 +13,7 @@ pub(super) enum MetricKind {
     Info,
 }
 
-/// Labels are in the order of [`MetricFamily::labels`]; an empty one is left out.
+/// Labels are in the order of the family's name; an empty one is left out.
 pub(super) struct Sample {
     labels: Vec<String>,
     value: f64,
@@ -22,35 +22,32 @@ pub(super) struct Sample {
 type ReadSamples<S> = Box<dyn Fn(&S) -> Vec<Sample>>;
 
 pub(super) struct MetricFamily<S> {
-    name: &'static str,
     kind: MetricKind,
-    unit: Option<&'static str>,
-    labels: &'static [&'static str],
+    name: &'static str,
+    labels: Vec<&'static str>,
     help: &'static str,
     read: ReadSamples<S>,
 }
 
 impl<S> MetricFamily<S> {
+    /// The name lists the labels, such as `tasks{source,outcome}`.
     pub(super) fn new(
         kind: MetricKind,
         name: &'static str,
         help: &'static str,
         read: impl Fn(&S) -> Vec<Sample> + 'static,
     ) -> Self {
-        Self { name, kind, unit: None, labels: &[], help, read: Box::new(read) }
-    }
-
-    pub(super) fn with_labels(self, labels: &'static [&'static str]) -> Self {
-        Self { labels, ..self }
-    }
-
-    pub(super) fn with_unit(self, unit: &'static str) -> Self {
-        Self { unit: Some(unit), ..self }
+        let (name, labels) = name.split_once('{').unwrap_or((name, ""));
+        let labels = labels.trim_end_matches('}').split(',').filter(|label| !label.is_empty()).collect();
+        Self { kind, name, labels, help, read: Box::new(read) }
     }
 
     fn name(&self) -> String {
-        let unit = self.unit.map(|unit| format!("_{unit}")).unwrap_or_default();
-        format!("{PREFIX}_{}{unit}", self.name)
+        format!("{PREFIX}_{}", self.name)
+    }
+
+    fn unit(&self) -> Option<&'static str> {
+        ["seconds", "bytes"].into_iter().find(|unit| self.name.ends_with(unit))
     }
 
     fn sample_name(&self) -> String {
@@ -68,6 +65,11 @@ pub(super) fn labeled<const N: usize>(labels: [impl ToString; N], value: f64) ->
 
 pub(super) fn unlabeled(value: impl Into<f64>) -> Vec<Sample> {
     vec![Sample { labels: Vec::new(), value: value.into() }]
+}
+
+/// Samples with one label.
+pub(super) fn by_label<const N: usize>(counts: [(&str, u64); N]) -> Vec<Sample> {
+    counts.map(|(label, count)| labeled([label], float(count))).into()
 }
 
 /// No sample where the value is unknown.
@@ -96,7 +98,7 @@ pub(super) fn text<S>(status: &S, families: &[MetricFamily<S>]) -> String {
             MetricKind::Info => "info",
         };
         _ = writeln!(out, "# HELP {name} {}\n# TYPE {name} {kind}", family.help);
-        if let Some(unit) = family.unit {
+        if let Some(unit) = family.unit() {
             _ = writeln!(out, "# UNIT {name} {unit}");
         }
         for sample in (family.read)(status) {

@@ -6,8 +6,6 @@ use crate::observe::openmetrics::{self, MetricFamily, MetricKind, Sample, flag, 
 
 type Family = MetricFamily<ControllerStatusReply>;
 
-const POOL: &[&str] = &["pool"];
-
 fn gauge(name: &'static str, help: &'static str, read: fn(&PoolStatus) -> Vec<Sample>) -> Family {
     MetricFamily::new(MetricKind::Gauge, name, help, move |status: &ControllerStatusReply| {
         status.pools.iter().flat_map(read).collect()
@@ -32,69 +30,61 @@ fn pool_metric(
     MetricFamily::new(kind, name, help, move |status: &ControllerStatusReply| {
         status.pools.iter().map(|pool| labeled([&pool.name], float(read(pool)))).collect()
     })
-    .with_labels(POOL)
 }
 
 fn families() -> Vec<Family> {
     vec![
-        MetricFamily::new(MetricKind::Info, "build", "The version that runs.", |status: &ControllerStatusReply| {
+        MetricFamily::new(MetricKind::Info, "build{version}", "The version that runs.", |status: &ControllerStatusReply| {
             vec![labeled([&status.version], 1.0)]
-        })
-        .with_labels(&["version"]),
+        }),
         MetricFamily::new(
             MetricKind::Gauge,
-            "controller_uptime",
+            "controller_uptime_seconds",
             "Seconds since the controller started.",
             |status: &ControllerStatusReply| unlabeled(status.uptime_seconds),
-        )
-        .with_unit("seconds"),
-        gauge("controller_role", "1 for the role of this controller in the pool.", |pool| {
+        ),
+        gauge("controller_role{pool,role}", "1 for the role of this controller in the pool.", |pool| {
             Role::ALL.map(|role| labeled([&*pool.name, role.as_str()], flag(pool.role == role))).into()
-        })
-        .with_labels(&["pool", "role"]),
-        gauge("controller_groups", "Groups by phase.", |pool| {
+        }),
+        gauge("controller_groups{pool,phase}", "Groups by phase.", |pool| {
             let many = |phase| pool.groups.iter().filter(|group| group.phase == phase).count() as u64;
             GroupPhase::ALL.map(|phase| labeled([&*pool.name, phase.as_str()], float(many(phase)))).into()
-        })
-        .with_labels(&["pool", "phase"]),
-        group_sum("controller_groups_failing", "Groups whose workers keep failing.", |group| group.failing.into()),
-        gauge("controller_workers", "Workers by state.", |pool| {
+        }),
+        group_sum("controller_groups_failing{pool}", "Groups whose workers keep failing.", |group| group.failing.into()),
+        gauge("controller_workers{pool,state}", "Workers by state.", |pool| {
             pool.workers.by_state().map(|(state, count)| labeled([&*pool.name, state], count.into())).into()
-        })
-        .with_labels(&["pool", "state"]),
-        group_sum("controller_workers_wanted", "Desired number of workers, all groups together.", |group| {
+        }),
+        group_sum("controller_workers_wanted{pool}", "Desired number of workers, all groups together.", |group| {
             group.wanted.unwrap_or_default()
         }),
-        group_sum("controller_ready_requests", "Requests that are ready in the queues of groups.", |group| {
+        group_sum("controller_ready_requests{pool}", "Requests that are ready in the queues of groups.", |group| {
             group.ready.unwrap_or_default()
         }),
-        gauge("controller_orphans_held", "Orphan requests that the controller holds.", |pool| {
+        gauge("controller_orphans_held{pool}", "Orphan requests that the controller holds.", |pool| {
             vec![labeled([&pool.name], float(pool.orphans_held))]
-        })
-        .with_labels(POOL),
-        group_sum("controller_groups_unsettled", "Groups whose queue waits for an operation.", |group| {
+        }),
+        group_sum("controller_groups_unsettled{pool}", "Groups whose queue waits for an operation.", |group| {
             u32::from(!group.is_settled)
         }),
-        counter("controller_orphans_forwarded", "Orphan requests that were forwarded to their queue.", |counters| {
+        counter("controller_orphans_forwarded{pool}", "Orphan requests that were forwarded to their queue.", |counters| {
             counters.orphans_forwarded
         }),
-        counter("controller_dead_letters", "Requests that the controller answered with an error.", |counters| {
+        counter("controller_dead_letters{pool}", "Requests that the controller answered with an error.", |counters| {
             counters.dead_letters
         }),
-        counter("controller_poison_requests", "Requests that were moved to the poison queue.", |counters| {
+        counter("controller_poison_requests{pool}", "Requests that were moved to the poison queue.", |counters| {
             counters.poison_requests
         }),
-        counter("controller_queue_operation_failures", "Queue operations that failed.", |counters| {
+        counter("controller_queue_operation_failures{pool}", "Queue operations that failed.", |counters| {
             counters.queue_operation_failures
         }),
-        counter("controller_activity_reports", "Activity reports of workers.", |counters| counters.activity_reports),
-        counter("controller_workers_started", "Workers that were started.", |counters| counters.workers_started),
-        counter(
-            "controller_worker_failures",
+        counter("controller_activity_reports{pool}", "Activity reports of workers.", |counters| counters.activity_reports),
+        counter("controller_workers_started{pool}", "Workers that were started.", |counters| counters.workers_started),
+        counter("controller_worker_failures{pool}",
             "Workers that exited without a stop request, or failed to start.",
             |counters| counters.workers_failed,
         ),
-        counter("controller_broker_disconnects", "How often the connection to the broker was lost.", |counters| {
+        counter("controller_broker_disconnects{pool}", "How often the connection to the broker was lost.", |counters| {
             counters.broker_disconnects
         }),
     ]
