@@ -100,11 +100,11 @@ impl ReloadTarget for WorkerTarget {
         running.worker.id = kept.id;
         running.worker.group = kept.group;
         running.worker.work_dir = kept.work_dir;
+        running.worker.termination_grace = kept.termination_grace;
         let (host, new_host) = (&mut running.host, &new.host);
         host.min_free_disk = new_host.min_free_disk;
         host.min_free_memory = new_host.min_free_memory;
         host.on_termination_notice = new_host.on_termination_notice;
-        host.termination_margin = new_host.termination_margin;
         running.log.task_log_max = new.log.task_log_max;
         running.log.level = new.log.level.clone();
     }

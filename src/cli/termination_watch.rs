@@ -9,11 +9,12 @@ use crate::config::schema::{self, Config, Host};
 use crate::domain::termination_notice::Termination;
 use crate::host::clock::Clock;
 use crate::host::termination_notice::{NOTICES_MAX, Notice, NoticeConfig, NoticeWatch};
+use crate::limits::NOTICE_MARGIN;
 use crate::worker::{Control, OnTerminationNotice};
 
 pub(super) const fn on_termination_notice(host: &Host) -> OnTerminationNotice {
     match host.on_termination_notice {
-        schema::OnTerminationNotice::Finish => OnTerminationNotice::Finish { margin: host.termination_margin.0 },
+        schema::OnTerminationNotice::Finish => OnTerminationNotice::Finish { margin: NOTICE_MARGIN },
         schema::OnTerminationNotice::Release => OnTerminationNotice::Release,
     }
 }

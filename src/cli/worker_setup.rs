@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::exit::{Exit, Failure};
 use super::{amqp_setup, taskcluster_setup, termination_watch};
-use crate::config::schema::{COMMAND, Config, Handler as HandlerConfig, HttpHandler, Source};
+use crate::config::schema::{COMMAND, CommandHandler, Config, Handler as HandlerConfig, HttpHandler, ProgramHandler, Source};
 use crate::config::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::config::{Environment, schema};
 use crate::handler::log::LogLimits;
@@ -98,7 +98,6 @@ pub(super) fn worker_config(config: &Config) -> WorkerConfig {
         termination_grace: worker.termination_grace.0,
         drain_deadline: Some(worker.drain_deadline.0),
         on_termination_notice: termination_watch::on_termination_notice(&config.host),
-        poll_interval: worker.poll_interval.0,
         status_poll_interval: worker.status_poll_interval.0,
         exit_policy: ExitPolicy {
             exit_when_idle: worker.exit_when_idle.0,
@@ -141,18 +140,22 @@ pub(super) fn build_handler(
         None if name == COMMAND => &built_in,
         None => return Err(Failure::new(Exit::Config, format!("there is no [handler.{name}]"))),
     };
-    Ok(match section {
+    let termination_grace = config.worker.termination_grace;
+    Ok(match section.clone() {
         HandlerConfig::Command(section) => {
             let redact_env = config.log.redact_env.clone();
-            handler::erase(command::Command::new(section.clone(), redact_env, environment))
+            let section = CommandHandler { termination_grace, ..section };
+            handler::erase(command::Command::new(section, redact_env, environment))
         }
         HandlerConfig::Program(section) => {
-            let invalid = |error| Failure::from_error(Exit::Config, &error);
-            let program = program::Program::new(name, section.clone(), environment).map_err(invalid)?;
             find_programs(name, &section.env_allow, [&section.exec, &section.check], environment)?;
-            Arc::new(program)
+            let program = program::Program::new(name, ProgramHandler { termination_grace, ..section }, environment);
+            Arc::new(program.map_err(|error| Failure::from_error(Exit::Config, &error))?)
         }
-        HandlerConfig::Http(section) => handler::erase(build_http_handler(name, section, environment)?),
+        HandlerConfig::Http(section) => {
+            let section = HttpHandler { termination_grace, ..section };
+            handler::erase(build_http_handler(name, &section, environment)?)
+        }
     })
 }
 

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::schema::built_in;
 use super::values::{File, MASK, OptionalSpan, Span, Url};
-use crate::limits::MESSAGE_TTL_MIN;
 
 /// A pool of worker groups.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -22,7 +21,7 @@ pub struct PoolConfig {
     /// Time after that until the group's workers are stopped and its queue is deleted.
     pub stop_delay: Span,
     /// How long a request may wait for a worker; `0s` is no limit. An expired request gets an error reply.
-    pub message_ttl: OptionalSpan<{ MESSAGE_TTL_MIN.as_secs() * 1_000 + MESSAGE_TTL_MIN.subsec_millis() as u64 }>,
+    pub message_ttl: OptionalSpan<1>,
     /// Maximum number of requests in one queue [built-in: no limit].
     pub max_length: Option<u32>,
     /// Maximum redeliveries of a request whose worker exited. After it the request gets an error reply and moves to the poison queue. With `queue_type = "quorum"` only [built-in: the broker's].
@@ -239,11 +238,4 @@ pub struct DemandConfig {
     pub pool: String,
     /// Key of the worker group in the pool.
     pub key: String,
-    /// Interval of the counts.
-    #[serde(default = "demand_interval")]
-    pub interval: Span<1_000>,
-}
-
-fn demand_interval() -> Span<1_000> {
-    built_in("10s")
 }

@@ -12,15 +12,15 @@ use super::values::{File, Filter, Listen, OptionalSpan, Queue as TaskQueue, Secr
 use crate::host::containment::Requirement;
 use crate::host::termination_notice::MetadataProvider;
 use crate::limits::{
-    CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, RUN_TIME_MIN, SERVICE_PROBE_INTERVAL_MIN, SERVICE_STARTUP_TIMEOUT_MIN,
-    STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
+    CLAIM_TIMEOUT_MIN_MS, RUN_TIME_MIN_MS, SERVICE_PROBE_INTERVAL_MIN_MS, SERVICE_STARTUP_TIMEOUT_MIN_MS,
+    STATUS_POLL_MIN_MS, TASK_LOG_BYTES_MIN,
 };
 use crate::queue::Auth;
 use crate::source::amqp::OnAttemptsExhausted;
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
 
 /// A time that a task may run.
-pub type RunTime = Span<{ RUN_TIME_MIN.as_secs() * 1_000 + RUN_TIME_MIN.subsec_millis() as u64 }>;
+pub type RunTime = Span<RUN_TIME_MIN_MS>;
 
 /// A whole configuration.
 #[derive(Debug, Clone, Default, Serialize, JsonSchema)]
@@ -68,13 +68,10 @@ pub struct Worker {
     pub work_dir: File,
     /// How long running tasks may continue after the first TERM or INT before their claims are released.
     pub drain_deadline: Span,
-    /// Time between SIGTERM and SIGKILL for a task that is stopped. SIGKILL follows 0.5 s before its end, or a quarter before it if that is less, so that the exit is observed in time.
+    /// Time between SIGTERM and SIGKILL for a task that is stopped, and for the service of a handler. SIGKILL follows 0.5 s before its end, or a quarter before it if that is less, so that the exit is observed in time.
     pub termination_grace: Span,
     /// How often the status of each running task is checked for cancellation. `0s` disables it.
-    pub status_poll_interval:
-        OptionalSpan<{ STATUS_POLL_MIN.as_secs() * 1_000 + STATUS_POLL_MIN.subsec_millis() as u64 }>,
-    /// Pause between polls when every queue is empty and the queue has no long poll; randomized by 20 %.
-    pub poll_interval: Span<{ POLL_INTERVAL_MIN.as_secs() * 1_000 + POLL_INTERVAL_MIN.subsec_millis() as u64 }>,
+    pub status_poll_interval: OptionalSpan<STATUS_POLL_MIN_MS>,
     /// Exit after this time without a claim; `0s` is never. Time in which the worker is paused does not count.
     pub exit_when_idle: OptionalSpan,
     /// Exit after this many tasks; 0 is never.
@@ -91,9 +88,8 @@ impl Default for Worker {
             capacity: 1,
             work_dir: built_in("/var/lib/journeyman/work"),
             drain_deadline: built_in("1h"),
-            termination_grace: built_in("10s"),
+            termination_grace: termination_grace(),
             status_poll_interval: built_in("10s"),
-            poll_interval: built_in("1s"),
             exit_when_idle: OptionalSpan(None),
             max_tasks: 0,
             max_uptime: OptionalSpan(None),
@@ -115,10 +111,8 @@ fn capacity<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
 pub struct Host {
     /// Metadata service that announces the termination of a spot or preemptible host. `auto` tries all three at start and stops after a minute without an answer.
     pub metadata_service: MetadataProvider,
-    /// What happens to running tasks on a termination notice. Tasks that have not started are released at once.
+    /// What happens to running tasks on a termination notice. With `finish` they are released 15 s before the termination, or earlier if `termination_grace` and the reports need more. Tasks that have not started are released at once.
     pub on_termination_notice: OnTerminationNotice,
-    /// How long before the termination running tasks are released; longer if `termination_grace` and the reports need more.
-    pub termination_margin: Span,
     /// File that announces a termination by an RFC 3339 time. Any other content means that the host terminates now. The file need not exist.
     pub termination_file: Option<File>,
     /// URL of the metadata service if it is not `http://169.254.169.254`; `http://[fd00:ec2::254]` on EC2 without IPv4.
@@ -142,7 +136,6 @@ impl Default for Host {
         Self {
             metadata_service: MetadataProvider::Auto,
             on_termination_notice: OnTerminationNotice::Finish,
-            termination_margin: built_in("15s"),
             termination_file: None,
             metadata_endpoint: None,
             min_free_disk: built_in("512MiB"),
@@ -419,7 +412,8 @@ pub struct CommandHandler {
     pub env_allow: Vec<String>,
     /// Maximum run time of a task, whatever it asks for, and the run time of one that asks for none.
     pub max_run_time: RunTime,
-    /// Time between SIGTERM and SIGKILL for the processes of a task.
+    /// That of the worker.
+    #[serde(skip)]
     pub termination_grace: Span,
 }
 
@@ -447,8 +441,8 @@ pub struct ProgramHandler {
     /// Maximum run time of a task, whatever it asks for.
     #[serde(default = "max_run_time")]
     pub max_run_time: RunTime,
-    /// Time between SIGTERM and SIGKILL for the processes of a task.
-    #[serde(default = "termination_grace")]
+    /// That of the worker.
+    #[serde(skip, default = "termination_grace")]
     pub termination_grace: Span,
 }
 
@@ -479,16 +473,15 @@ pub struct HttpHandler {
     /// Path that answers with 2xx while the service is healthy [built-in: the service is healthy if it accepts connections].
     pub health: Option<String>,
     /// Interval of health checks while the service is healthy, and their timeout, at least 1 s. After three failures in a row the service is restarted; a timeout while it works on a request is not a failure.
-    pub health_interval:
-        Span<{ SERVICE_PROBE_INTERVAL_MIN.as_secs() * 1_000 + SERVICE_PROBE_INTERVAL_MIN.subsec_millis() as u64 }>,
+    pub health_interval: Span<SERVICE_PROBE_INTERVAL_MIN_MS>,
     /// How long the service may take to become healthy before it is restarted, and how long a task waits for it before its claim is released.
-    pub startup_timeout:
-        Span<{ SERVICE_STARTUP_TIMEOUT_MIN.as_secs() * 1_000 + SERVICE_STARTUP_TIMEOUT_MIN.subsec_millis() as u64 }>,
+    pub startup_timeout: Span<SERVICE_STARTUP_TIMEOUT_MIN_MS>,
     /// Variables of the worker's environment that the service sees.
     pub env_allow: Vec<String>,
     /// Maximum run time of a task, whatever it asks for.
     pub max_run_time: RunTime,
-    /// Time between SIGTERM and SIGKILL for the processes of the service.
+    /// That of the worker.
+    #[serde(skip)]
     pub termination_grace: Span,
 }
 
@@ -535,7 +528,7 @@ pub struct Queue {
     /// Address to listen on. With port 0 the system chooses a port.
     pub listen: Listen,
     /// Length of a claim's lease.
-    pub claim_timeout: Span<{ CLAIM_TIMEOUT_MIN.as_secs() * 1_000 + CLAIM_TIMEOUT_MIN.subsec_millis() as u64 }>,
+    pub claim_timeout: Span<CLAIM_TIMEOUT_MIN_MS>,
     /// Whether callers have to sign their calls.
     pub auth: Auth,
     /// Clients that may call the queue, by client id.

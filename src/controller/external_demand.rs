@@ -1,7 +1,5 @@
 //! Demand from Taskcluster queues: pending and claimed tasks, polled.
 
-use std::time::Duration;
-
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
@@ -11,7 +9,7 @@ use crate::domain::group::Key;
 use crate::domain::group::load::Load;
 use crate::domain::group::pool::Event;
 use crate::domain::refusal::Refusal;
-use crate::limits::{DEMAND_CLAIMED_MAX, TASK_LIST_PAGES_MAX};
+use crate::limits::{DEMAND_CLAIMED_MAX, DEMAND_INTERVAL, TASK_LIST_PAGES_MAX};
 use crate::source::CallError;
 use crate::source::taskcluster::Api;
 
@@ -21,7 +19,6 @@ pub struct DemandSource {
     pub key: Key,
     pub api: Api,
     pub task_queue: String,
-    pub interval: Duration,
 }
 
 impl std::fmt::Debug for DemandSource {
@@ -63,7 +60,7 @@ pub(super) async fn poll_demand(demand: &DemandSource, events: &mpsc::Sender<Ses
     loop {
         let counts = count_tasks(&demand.api, &demand.task_queue).await;
         events.send(SessionEvent::Demand(DemandReport { source: demand.clone(), counts })).await.ok();
-        sleep(demand.interval).await;
+        sleep(DEMAND_INTERVAL).await;
     }
 }
 
@@ -93,7 +90,7 @@ async fn count_claimed(api: &Api, task_queue: &str) -> Result<u32, CallError> {
 
 impl Controller {
     pub(super) fn on_demand_report(&mut self, report: DemandReport) {
-        let DemandReport { source: DemandSource { name, key, interval, .. }, counts } = report;
+        let DemandReport { source: DemandSource { name, key, .. }, counts } = report;
         let now = self.clock.now();
         let known = self.demands.entry(name.clone());
         let known = known.or_insert_with(|| DemandState { key: key.clone(), counts: None, error: None });
@@ -107,8 +104,7 @@ impl Controller {
                 }
                 known.counts = Some(counts);
                 if counts.pending > 0 || counts.claimed > Some(0) {
-                    // The next count comes only after `interval`.
-                    self.pool.handle(Event::Demand { key: key.clone(), extra: interval }, now);
+                    self.pool.handle(Event::Demand { key: key.clone(), extra: DEMAND_INTERVAL }, now);
                 }
             }
             Err(refused) => {

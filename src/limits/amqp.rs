@@ -49,10 +49,10 @@ pub const SERVICE_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const SERVICE_STARTING_PROBE_INTERVAL: Duration = Duration::from_millis(100);
 /// For an external service, until it is healthy.
 pub const SERVICE_ABSENT_PROBE_INTERVAL: Duration = Duration::from_secs(1);
-pub const SERVICE_PROBE_INTERVAL_MIN: Duration = Duration::from_millis(100);
+pub const SERVICE_PROBE_INTERVAL_MIN_MS: u64 = 100;
 /// A shorter interval of probes does not shorten the time that a probe may take.
 pub const SERVICE_PROBE_TIMEOUT_MIN: Duration = Duration::from_secs(1);
-pub const SERVICE_STARTUP_TIMEOUT_MIN: Duration = Duration::from_millis(100);
+pub const SERVICE_STARTUP_TIMEOUT_MIN_MS: u64 = 100;
 /// Consecutive failed probes before a restart.
 pub const SERVICE_FAILED_PROBES_MAX: u32 = 3;
 pub const SERVICE_FAILURES_ALERT_AFTER: u32 = 3;

@@ -160,11 +160,11 @@ pub const NOTICE_FILE_REREAD_DELAY: Duration = Duration::from_millis(250);
 pub const NOTICE_MARGIN: Duration = Duration::from_secs(15);
 pub const POLL_INTERVAL_MIN: Duration = Duration::from_millis(50);
 /// Zero turns the poll off.
-pub const STATUS_POLL_MIN: Duration = Duration::from_millis(100);
+pub const STATUS_POLL_MIN_MS: u64 = 100;
 /// Payloads specify their run time in seconds.
-pub const RUN_TIME_MIN: Duration = Duration::from_secs(1);
+pub const RUN_TIME_MIN_MS: u64 = 1_000;
 /// A shorter claim leaves no time after its margin.
-pub const CLAIM_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+pub const CLAIM_TIMEOUT_MIN_MS: u64 = 1_000;
 /// The marker between head and tail, and a few lines.
 pub const TASK_LOG_BYTES_MIN: u64 = 1 << 10;
 pub const HOST_PROBE_BYTES: usize = 64 << 10;
@@ -183,9 +183,6 @@ pub const RUNNER_LINE_BYTES_MAX: u64 = 1 << 20;
 pub const RUNNER_LINES_MAX: usize = 16;
 /// A file that the worker-runner writes for its worker.
 pub const RUNNER_FILE_BYTES_MAX: u64 = 16 << 20;
-pub const MESSAGE_TTL_MIN: Duration = Duration::from_millis(1);
-/// RabbitMQ's limit in milliseconds.
-pub const MESSAGE_TTL_MAX: Duration = Duration::from_millis(u32::MAX as u64);
 pub const DOCTOR_CHECK_TIMEOUT: Duration = Duration::from_secs(40);
 pub const DOCTOR_STEP_TIMEOUT: Duration = Duration::from_secs(5);
 pub const DOCTOR_CALL_TIMEOUT: Duration = Duration::from_secs(10);

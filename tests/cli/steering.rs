@@ -169,9 +169,9 @@ fn a_reload_applies_all_of_a_configuration_or_nothing() {
     };
     assert_eq!(capacity(), Some(2));
 
-    configure("5", "poll_interval = \"3s\"", "g", "");
+    configure("5", "max_tasks = 9", "g", "");
     let said = command(&["reload"]);
-    assert!(said.out.contains("changed: worker.capacity, worker.poll_interval"), "{}{}", said.out, said.err);
+    assert!(said.out.contains("changed: worker.capacity, worker.max_tasks"), "{}{}", said.out, said.err);
     assert_eq!(capacity(), Some(5));
 
     configure("7", "capacitee = 1", "g", "");

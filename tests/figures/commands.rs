@@ -137,7 +137,7 @@ impl Lab {
         let service = Metadata::start(Cloud::Google).await;
         let more = format!(
             "[host]\nmetadata_service = \"gcp\"\non_termination_notice = \"release\"\nmetadata_endpoint = \"{}\"\n\
-             [handler.command]\nkind = \"command\"\ntermination_grace = \"2s\"\n[worker]\ncapacity = {count}",
+             [worker]\ncapacity = {count}\ntermination_grace = \"2s\"",
             service.url()
         );
         let mut worker = self.command_worker(queue, &more)?;

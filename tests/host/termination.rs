@@ -194,17 +194,14 @@ async fn releases_in_time(provider: &str, host: &str, notice: impl AsyncFnOnce(&
     }
 }
 
-fn of_cloud(name: &str, service: &Metadata, margin: &str) -> String {
-    format!(
-        "metadata_service = \"{name}\"\nmetadata_endpoint = \"{}\"\ntermination_margin = \"{margin}\"",
-        service.url()
-    )
+fn of_cloud(name: &str, service: &Metadata) -> String {
+    format!("metadata_service = \"{name}\"\nmetadata_endpoint = \"{}\"", service.url())
 }
 
 #[tokio::test]
 async fn a_worker_on_ec2_releases_in_time() {
     let service = Metadata::start(Cloud::Ec2).await;
-    let host = of_cloud("aws", &service, "15s");
+    let host = of_cloud("aws", &service);
     releases_in_time("aws", &host, async |_| {
         service.wait_for_requests("spot/instance-action", 1).await;
         let time = service.in_seconds(20);
@@ -220,7 +217,7 @@ async fn a_worker_on_ec2_releases_in_time() {
 async fn a_worker_on_google_releases_in_time() {
     let service = Metadata::start(Cloud::Google).await;
     // The provider is detected.
-    let host = of_cloud("auto", &service, "28s");
+    let host = of_cloud("auto", &service) + "\non_termination_notice = \"release\"";
     releases_in_time("gcp", &host, async |_| {
         service.wait_until_requested("preempted?wait_for_change", 1).await;
         service.change(|state| state.preempted = "TRUE");
@@ -232,7 +229,7 @@ async fn a_worker_on_google_releases_in_time() {
 #[tokio::test]
 async fn a_worker_on_azure_releases_in_time() {
     let service = Metadata::start(Cloud::Azure).await;
-    let host = of_cloud("azure", &service, "15s");
+    let host = of_cloud("azure", &service);
     releases_in_time("azure", &host, async |_| {
         service.wait_for_requests("scheduledevents", 2).await;
         let time = service.in_seconds(17);
@@ -249,8 +246,7 @@ async fn a_worker_on_azure_releases_in_time() {
 async fn a_worker_with_a_termination_file_releases_in_time() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("terminate-at");
-    let host =
-        format!("metadata_service = \"off\"\ntermination_margin = \"15s\"\ntermination_file = \"{}\"", path.display());
+    let host = format!("metadata_service = \"off\"\ntermination_file = \"{}\"", path.display());
     releases_in_time("file", &host, async |_| {
         let time = Timestamp::now() + SignedDuration::from_secs(17);
         write(&path, &time.to_string());
@@ -298,7 +294,7 @@ impl FileSetup {
 
 #[tokio::test]
 async fn a_task_that_can_finish_before_the_deadline_does_and_the_worker_exits_early() {
-    let host = FileSetup::start(Duration::from_secs(1), "termination_margin = \"15s\"").await;
+    let host = FileSetup::start(Duration::from_secs(1), "").await;
     let (task, mut worker) = host.execute(GATED).await;
     let deadline = host.terminate_in(600);
     worker.wait_for_log("this host terminates").await;

@@ -208,7 +208,6 @@ fn demand_configs(
             key: Key::new(&demand.key).ok_or_else(too_long)?,
             api: taskcluster_setup::build_api(&demand.source, source, environment)?,
             task_queue: source.task_queue.to_string(),
-            interval: demand.interval.0,
         })
     };
     config.demand.iter().filter(|(_, demand)| demand.pool == pool).map(of).collect()

@@ -24,7 +24,7 @@ impl TaskQueue {
     /// The section of a demand.
     fn demand(&self, name: &str, pool: &Pool, task_queue: &str) -> String {
         format!(
-            "[demand.{name}]\nsource = \"{name}\"\npool = \"{}\"\nkey = \"builds\"\ninterval = \"1s\"\n\
+            "[demand.{name}]\nsource = \"{name}\"\npool = \"{}\"\nkey = \"builds\"\n\
              [source.{name}]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"{task_queue}\"\n\
              client_id = \"counter\"\naccess_token_file = \"{}/token\"\n",
             pool.name,
@@ -40,7 +40,7 @@ async fn workers_are_started_for_the_tasks_of_a_queue_and_stopped_afterwards() {
     let here = pool.folder.path();
     let tasks = start(here).await;
     let worker = format!(
-        "[worker]\nid = \"w-{{pid}}\"\npoll_interval = \"200ms\"\n[host]\nmetadata_service = \"off\"\n[source.builds]\nkind = \"taskcluster\"\nroot_url = \"{}\"\n\
+        "[worker]\nid = \"w-{{pid}}\"\n[host]\nmetadata_service = \"off\"\n[source.builds]\nkind = \"taskcluster\"\nroot_url = \"{}\"\n\
          task_queue = \"far/side\"\nclient_id = \"tester\"\naccess_token_file = \"{}\"\n",
         tasks.service.root_url(),
         here.join("token").display()
