@@ -8,7 +8,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 
 use super::exit::{Exit, Failure};
 use crate::config::environment::FILE_VARIABLE;
-use crate::config::problem::{Problem, ProblemCode, ValueOrigin};
+use crate::config::problem::{Problem, ValueOrigin};
 use crate::config::{self, Document, Environment, LoadedConfig, Override, Problems, environment, reference};
 use crate::limits::CONFIG_BYTES_MAX;
 
@@ -45,7 +45,6 @@ impl FlagSet for WorkerFlags {
         flag("drain-deadline", "worker.drain_deadline"),
         flag("termination-grace", "worker.termination_grace"),
         flag("status-poll-interval", "worker.status_poll_interval"),
-        flag("poll-interval", "worker.poll_interval"),
         flag("exit-when-idle", "worker.exit_when_idle"),
         flag("max-tasks", "worker.max_tasks"),
         flag("max-uptime", "worker.max_uptime"),
@@ -253,11 +252,8 @@ fn read(path: &Path) -> std::io::Result<String> {
 }
 
 fn read_failure(path: &Path, error: &std::io::Error) -> Failure {
-    let problem = Problem {
-        code: ProblemCode::Unreadable,
-        message: format!("cannot read {}: {error}", path.display()),
-        origin: ValueOrigin::Default,
-        help: Some("`journeyman config init FILE` writes one to start from".to_owned()),
-    };
+    let help = "`journeyman config init FILE` writes one to start from".to_owned();
+    let message = format!("cannot read {}: {error}", path.display());
+    let problem = Problem { help: Some(help), ..Problem::error(message, ValueOrigin::Default) };
     Failure::new(Exit::Config, Problems::new(None, vec![problem]).to_string())
 }

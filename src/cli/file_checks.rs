@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::taskcluster_setup::build_credentials;
 use crate::config::pool::PoolConfig;
-use crate::config::problem::{Problem, ProblemCode, ValueOrigin};
+use crate::config::problem::{Problem, ValueOrigin};
 use crate::config::schema::{Handler, Source, TaskclusterSource};
 use crate::config::secrets;
 use crate::config::values::{File, SecretFile};
@@ -60,10 +60,9 @@ struct FileChecks<'a> {
 
 impl FileChecks<'_> {
     fn credentials(&mut self, key: &str, source: &TaskclusterSource) {
-        let before = self.problems.len();
         self.secret(&format!("{key}.access_token_file"), source.access_token_file.as_ref(), "an access token");
         self.secret(&format!("{key}.certificate_file"), source.certificate_file.as_ref(), "a certificate");
-        if source.uses_descriptor() || self.problems[before..].iter().any(|found| found.code == ProblemCode::Unusable) {
+        if source.uses_descriptor() {
             return;
         }
         let Ok(Some(credentials)) = source.read_credentials(self.environment) else { return };
@@ -124,17 +123,18 @@ impl FileChecks<'_> {
     }
 
     fn world_readable(&mut self, key: &str, path: &Path, holds: &str) {
-        let what = format!("every user of this host can read {}, which holds {holds}", path.display());
-        self.push(ProblemCode::WorldReadable, key, what, &format!("`chmod 600 {}` restricts it", path.display()));
+        let (path, origin) = (path.display(), self.origin(key));
+        let message = format!("`{key}`: every user of this host can read {path}, which holds {holds}");
+        self.problems.push(Problem::warning(message, origin, format!("`chmod 600 {path}` restricts it")));
     }
 
     fn unusable(&mut self, key: &str, what: String, help: &str) {
-        self.push(ProblemCode::Unusable, key, what, help);
+        let help = Some(help.to_owned()).filter(|help| !help.is_empty());
+        let origin = self.origin(key);
+        self.problems.push(Problem { help, ..Problem::error(format!("`{key}`: {what}"), origin) });
     }
 
-    fn push(&mut self, code: ProblemCode, key: &str, what: String, help: &str) {
-        let origin = self.loaded.origins.get(key).cloned().unwrap_or(ValueOrigin::Default);
-        let help = Some(help.to_owned()).filter(|help| !help.is_empty());
-        self.problems.push(Problem { code, message: format!("`{key}`: {what}"), origin, help });
+    fn origin(&self, key: &str) -> ValueOrigin {
+        self.loaded.origins.get(key).cloned().unwrap_or(ValueOrigin::Default)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use super::load::{Setting, shout};
-use super::problem::{Problem, ProblemCode, ValueOrigin};
+use super::problem::{Problem, ValueOrigin};
 use super::reference;
 use super::schema::Assignment;
 
@@ -68,7 +68,7 @@ impl Environment {
                 // Without one of a controller's, the worker would differ from what the controller knows.
                 (None, _) => {
                     let message = format!("the value of {name} is not UTF-8");
-                    problems.push(Problem { code: ProblemCode::Value, message, origin, help: None });
+                    problems.push(Problem::error(message, origin));
                 }
             }
         }
@@ -145,24 +145,16 @@ impl Environment {
     /// Warnings about variables that would set a key if their underscores were doubled.
     pub(super) fn unknown_variables(&self) -> Vec<Problem> {
         let names = self.0.keys().filter_map(|name| name.to_str());
-        let names: Vec<&str> =
-            names.filter(|name| name.starts_with("JOURNEYMAN_") && !name.starts_with(PREFIX)).collect();
-        if names.is_empty() {
-            return Vec::new();
-        }
-        let single = |variable: &str| variable.replace("__", "_");
-        let known: BTreeMap<String, String> =
-            reference::keys().iter().map(|key| variable(&key.key)).map(|known| (single(&known), known)).collect();
-        names
-            .into_iter()
-            .filter_map(|name| Some((name, known.get(&single(name))?)))
-            .map(|(name, near)| Problem {
-                code: ProblemCode::UnknownVariable,
-                message: format!("the variable {name} sets nothing"),
-                origin: ValueOrigin::Env(name.to_owned()),
-                help: Some(format!("did you mean `{near}`?")),
-            })
-            .collect()
+        let names = names.filter(|name| name.starts_with("JOURNEYMAN_") && !name.starts_with(PREFIX));
+        let suggestion = |name: &str| {
+            let mut known = reference::keys().into_iter().map(|key| variable(&key.key));
+            known.find(|known| known.replace("__", "_") == name.replace("__", "_"))
+        };
+        let warnings = names.filter_map(|name| Some((name, suggestion(name)?))).map(|(name, known)| {
+            let message = format!("the variable {name} sets nothing");
+            Problem::warning(message, ValueOrigin::Env(name.to_owned()), format!("did you mean `{known}`?"))
+        });
+        warnings.collect()
     }
 }
 

@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
 use super::environment::variable;
-use super::problem::{Document, Problem, ProblemCode, ValueOrigin, holds_password, is_secret_name, suggest};
+use super::problem::{Document, Problem, ValueOrigin, holds_password, is_secret_name, suggest};
 use crate::limits::{CONFIG_DEPTH_MAX, CONFIG_PROBLEMS_MAX};
 
 /// A value that a variable or a flag sets.
@@ -50,7 +50,7 @@ impl<'a> Loader<'a> {
         for error in errors.into_iter().take(CONFIG_PROBLEMS_MAX) {
             let end = document.text.len();
             let origin = ValueOrigin::File(error.span().unwrap_or(end..end));
-            loader.push(ProblemCode::Syntax, format!("invalid TOML: {}", error.message()), origin, None);
+            loader.push(format!("invalid TOML: {}", error.message()), origin, None);
         }
         loader.record_table("", table.get_ref());
         loader
@@ -74,7 +74,7 @@ impl<'a> Loader<'a> {
     pub(super) fn set(&mut self, setting: Setting) {
         let origin = setting.origin.clone();
         if let Err(message) = self.try_set(setting) {
-            self.push(ProblemCode::Value, message, origin, None);
+            self.push(message, origin, None);
         }
     }
 
@@ -155,7 +155,7 @@ impl<'a> Loader<'a> {
             if !is_valid {
                 let origin = self.key_origins.get(&key).cloned().unwrap_or(ValueOrigin::Default);
                 let message = format!("`{key}` is not a valid name: expected {expected}");
-                self.push(ProblemCode::Value, message, origin, None);
+                self.push(message, origin, None);
             }
             is_valid
         });
@@ -261,17 +261,17 @@ impl<'a> Loader<'a> {
         let expected = choices.iter().map(|choice| format!("\"{choice}\"")).collect::<Vec<_>>().join(" or ");
         let near = value.as_str().and_then(|text| suggest(text, choices.iter().copied()));
         let message = format!("`{key}` cannot be {}: expected {expected}", self.show(key, value));
-        self.push_at(key, ProblemCode::Value, message, near.map(|near| format!("did you mean \"{near}\"?")));
+        self.push_at(key, message, near.map(|near| format!("did you mean \"{near}\"?")));
     }
 
     pub(super) fn invalid(&mut self, key: &str, value: &Value, expected: &str) {
         let message = format!("`{}` cannot be {}: expected {expected}", key, self.show(key, value));
-        self.push_at(key, ProblemCode::Value, message, None);
+        self.push_at(key, message, None);
     }
 
     fn missing(&mut self, key: &str, name: &str) {
         let help = format!("add `{name} = …` or set {}", variable(&join(key, name)));
-        self.push_at(key, ProblemCode::Missing, format!("[{key}] needs `{name}`"), Some(help));
+        self.push_at(key, format!("[{key}] needs `{name}`"), Some(help));
     }
 
     fn unknown(&mut self, key: &str, name: &str, known: &[&str], kind: &str) {
@@ -284,16 +284,16 @@ impl<'a> Loader<'a> {
         let help =
             near.map_or_else(|| format!("known keys: {}", known.join(", ")), |near| format!("did you mean `{near}`?"));
         let place = if key.is_empty() { "at the top level".to_owned() } else { format!("in [{key}]") };
-        self.push(ProblemCode::Unknown, format!("unknown key `{name}` {place}{kind}"), origin, Some(help));
+        self.push(format!("unknown key `{name}` {place}{kind}"), origin, Some(help));
     }
 
-    fn push_at(&mut self, key: &str, code: ProblemCode, message: String, help: Option<String>) {
+    fn push_at(&mut self, key: &str, message: String, help: Option<String>) {
         let origin = self.origins.get(key).cloned().unwrap_or(ValueOrigin::Default);
-        self.push(code, message, origin, help);
+        self.push(message, origin, help);
     }
 
-    fn push(&mut self, code: ProblemCode, message: String, origin: ValueOrigin, help: Option<String>) {
-        self.problems.push(Problem { code, message, origin, help });
+    fn push(&mut self, message: String, origin: ValueOrigin, help: Option<String>) {
+        self.problems.push(Problem { help, ..Problem::error(message, origin) });
     }
 
     /// The value as it was written, without what may be a secret.

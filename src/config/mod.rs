@@ -24,7 +24,6 @@ pub use problem::{Document, Problem, Problems, ValueOrigin};
 pub use schema::Config;
 
 use load::{Loader, NAME_EXPECTED, Setting, VARIABLE_EXPECTED, is_name, is_variable, join};
-use problem::ProblemCode;
 use schema::{Handler, RequestSource, Source};
 
 /// The schema of a configuration, as JSON Schema (2020-12) without references.
@@ -154,18 +153,17 @@ fn handler_for_requests(config: &Config) -> Result<&str, Problem> {
     match (names.next(), names.next()) {
         (Some(only), None) => Ok(only),
         _ if config.handler.contains_key(REQUESTS_SOURCE_NAME) => Ok(REQUESTS_SOURCE_NAME),
-        (first, _) => Err(Problem {
-            code: ProblemCode::Missing,
-            message: format!(
+        (first, _) => {
+            let message = format!(
                 "a controller has started this worker (WORKER_KEY and others are set), but it has {} for its requests",
                 if first.is_some() { "several handlers" } else { "no handler" }
-            ),
-            origin: ValueOrigin::Default,
-            help: Some(format!(
-                "configure exactly one [handler.NAME], or one named [handler.{REQUESTS_SOURCE_NAME}], or a [source.NAME] that \
-                 names its handler"
-            )),
-        }),
+            );
+            let help = format!(
+                "configure exactly one [handler.NAME], or one named [handler.{REQUESTS_SOURCE_NAME}], or a [source.NAME] \
+                 that names its handler"
+            );
+            Err(Problem { help: Some(help), ..Problem::error(message, ValueOrigin::Default) })
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Problems of a configuration, shown with a stable code, the place in the file, and what to do about it.
+//! Problems of a configuration, shown with their place in the file and what to do about them.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -9,47 +9,11 @@ use std::sync::Arc;
 use super::values::MASK;
 use crate::limits::CONFIG_PROBLEMS_MAX;
 
-/// A kind of problem, with a stable number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProblemCode {
-    /// The file could not be read.
-    Unreadable,
-    /// The file is not TOML.
-    Syntax,
-    /// The key does not exist.
-    Unknown,
-    /// The value has the wrong type or cannot be used.
-    Value,
-    /// A required value is not set.
-    Missing,
-    /// Two values contradict each other.
-    Conflict,
-    /// A file or a program cannot be used on this host.
-    Unusable,
-    /// A variable starts with `JOURNEYMAN_` and sets nothing. A warning.
-    UnknownVariable,
-    /// Every user of this host can read a secret's file. A warning.
-    WorldReadable,
-}
-
-impl ProblemCode {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Unreadable => "JM-CFG-001",
-            Self::Syntax => "JM-CFG-002",
-            Self::Unknown => "JM-CFG-004",
-            Self::Value => "JM-CFG-005",
-            Self::Missing => "JM-CFG-006",
-            Self::Conflict => "JM-CFG-008",
-            Self::Unusable => "JM-CFG-009",
-            Self::UnknownVariable => "JM-CFG-010",
-            Self::WorldReadable => "JM-CFG-011",
-        }
-    }
-
-    pub const fn is_warning(self) -> bool {
-        matches!(self, Self::UnknownVariable | Self::WorldReadable)
-    }
+pub enum Severity {
+    Error,
+    /// The configuration can be used all the same.
+    Warning,
 }
 
 /// Where a value comes from.
@@ -65,16 +29,29 @@ pub enum ValueOrigin {
     Flag(String),
 }
 
-/// A problem.
 #[derive(Debug, Clone)]
 pub struct Problem {
-    pub code: ProblemCode,
+    pub severity: Severity,
     /// One sentence without a full stop.
     pub message: String,
     /// Where it is; [`ValueOrigin::Default`] is nowhere.
     pub origin: ValueOrigin,
     /// What to do about it.
     pub help: Option<String>,
+}
+
+impl Problem {
+    pub const fn error(message: String, origin: ValueOrigin) -> Self {
+        Self { severity: Severity::Error, message, origin, help: None }
+    }
+
+    pub const fn warning(message: String, origin: ValueOrigin, help: String) -> Self {
+        Self { severity: Severity::Warning, message, origin, help: Some(help) }
+    }
+
+    pub const fn is_warning(&self) -> bool {
+        matches!(self.severity, Severity::Warning)
+    }
 }
 
 /// A configuration file: its name and its text.
@@ -130,13 +107,13 @@ impl Problems {
             ValueOrigin::Env(name) => (2, 0, name.clone()),
             ValueOrigin::Flag(name) => (3, 0, name.clone()),
         };
-        list.sort_by_key(|problem| (problem.code.is_warning(), place(problem)));
+        list.sort_by_key(|problem| (problem.is_warning(), place(problem)));
         Self { document, list }
     }
 
     /// The number of problems that are errors.
     pub fn error_count(&self) -> usize {
-        self.list.iter().filter(|problem| !problem.code.is_warning()).count()
+        self.list.iter().filter(|problem| !problem.is_warning()).count()
     }
 
     pub fn list(&self) -> &[Problem] {
@@ -144,8 +121,8 @@ impl Problems {
     }
 
     fn write_one(&self, problem: &Problem, out: &mut String) -> fmt::Result {
-        let severity = if problem.code.is_warning() { "warning" } else { "error" };
-        writeln!(out, "{severity}[{}]: {}", problem.code.as_str(), problem.message)?;
+        let severity = if problem.is_warning() { "warning" } else { "error" };
+        writeln!(out, "{severity}: {}", problem.message)?;
         let mut margin = 2;
         match (&problem.origin, &self.document) {
             (ValueOrigin::File(span), Some(document)) => {

@@ -51,7 +51,7 @@ impl Scene {
     fn new(handler: &str) -> Self {
         let host = Host::with_queue();
         let rest = "dialect = \"azure\"\naccess_token_file = \"token\"\nhandler = \"echo\"\n[worker]\nwork_dir = \"work\"\n\
-                    capacity = 2\npoll_interval = \"100ms\"\n[handler.echo]\nkind = \"http\"\n";
+                    capacity = 2\n[handler.echo]\nkind = \"http\"\n";
         host.write("journeyman.toml", &format!("{}{rest}{handler}\n", host.source()));
         host.write("token", crate::host::TOKEN);
         let scene = Self { host };

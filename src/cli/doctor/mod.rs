@@ -135,7 +135,7 @@ fn check_configuration(loaded: &LoadedConfig, environment: &Environment) -> Vec<
         loaded.warnings.iter().cloned().chain(file_checks::check_files(loaded, environment)).collect();
     for problem in &problems {
         let fix = problem.help.clone().unwrap_or_default();
-        checks.push(match problem.code.is_warning() {
+        checks.push(match problem.is_warning() {
             false => Check::failed("files", &problem.message, fix),
             true => Check::warning("files", &problem.message, fix),
         });
