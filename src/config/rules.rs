@@ -173,12 +173,9 @@ impl Rules<'_> {
     }
 
     fn handler(&mut self, key: &str, handler: &Handler) {
-        let Handler::Http(HttpHandler { url, socket, health, .. }) = handler else { return };
-        if url.is_some() == socket.is_some() {
-            let message = format!("[{key}] is of kind `http` and needs either `url` or `socket`");
-            self.error(key, "", message, "such as `url = \"http://127.0.0.1:8080\"`");
-        }
-        if health.as_ref().is_some_and(|path| !path.starts_with('/')) {
+        if let Handler::Http(HttpHandler { health: Some(health), .. }) = handler
+            && !health.starts_with('/')
+        {
             let message = format!("[{key}] has a `health` that does not start with `/`");
             self.error(key, "health", message, "such as \"/health\"");
         }

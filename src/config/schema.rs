@@ -8,7 +8,9 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::pool::{DemandConfig, PoolConfig};
-use super::values::{File, Filter, Listen, OptionalSpan, Queue as TaskQueue, SecretFile, Size, Span, Url, WorkerName};
+use super::values::{
+    File, Filter, Listen, OptionalSpan, Queue as TaskQueue, SecretFile, ServiceAddress, Size, Span, Url, WorkerName,
+};
 use crate::host::containment::Requirement;
 use crate::host::termination_notice::MetadataProvider;
 use crate::limits::{
@@ -427,7 +429,7 @@ impl Default for CommandHandler {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProgramHandler {
-    /// The program and its arguments. With `http`, the worker starts it as a sidecar that serves `url` or `socket`, checks its health and restarts it.
+    /// The program and its arguments. With `http`, the worker starts it as a sidecar that serves `url`, checks its health and restarts it.
     #[serde(deserialize_with = "program")]
     pub exec: Vec<String>,
     /// A program that validates a payload before it runs.
@@ -460,45 +462,56 @@ impl ProgramHandler {
     }
 }
 
-/// A handler that forwards tasks to an HTTP service. Needs one of `url` and `socket`.
+/// A handler that forwards tasks to an HTTP service.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub struct HttpHandler {
-    /// The program and its arguments. With `http`, the worker starts it as a sidecar that serves `url` or `socket`, checks its health and restarts it.
+    /// The program and its arguments. With `http`, the worker starts it as a sidecar that serves `url`, checks its health and restarts it.
+    #[serde(default)]
     pub exec: Vec<String>,
-    /// Base URL of the service; the path of a request is appended. Needs it or `socket`.
-    pub url: Option<Url>,
-    /// Unix socket of the service.
-    pub socket: Option<File>,
+    /// Base URL of the service, to which the path of a request is appended, or `unix:` and the path of its socket.
+    pub url: ServiceAddress,
     /// Path that answers with 2xx while the service is healthy [built-in: the service is healthy if it accepts connections].
     pub health: Option<String>,
     /// Interval of health checks while the service is healthy, and their timeout, at least 1 s. After three failures in a row the service is restarted; a timeout while it works on a request is not a failure.
+    #[serde(default = "health_interval")]
     pub health_interval: Span<SERVICE_PROBE_INTERVAL_MIN_MS>,
     /// How long the service may take to become healthy before it is restarted, and how long a task waits for it before its claim is released.
+    #[serde(default = "startup_timeout")]
     pub startup_timeout: Span<SERVICE_STARTUP_TIMEOUT_MIN_MS>,
     /// Variables of the worker's environment that the service sees.
+    #[serde(default = "env_allow")]
     pub env_allow: Vec<String>,
     /// Maximum run time of a task, whatever it asks for.
+    #[serde(default = "max_run_time")]
     pub max_run_time: RunTime,
     /// That of the worker.
-    #[serde(skip)]
+    #[serde(skip, default = "termination_grace")]
     pub termination_grace: Span,
 }
 
-impl Default for HttpHandler {
-    fn default() -> Self {
+impl HttpHandler {
+    /// A handler of this service with the built-in values.
+    pub fn new(url: ServiceAddress) -> Self {
         Self {
             exec: Vec::new(),
-            url: None,
-            socket: None,
+            url,
             health: None,
-            health_interval: built_in("5s"),
-            startup_timeout: built_in("1m"),
+            health_interval: health_interval(),
+            startup_timeout: startup_timeout(),
             env_allow: env_allow(),
             max_run_time: max_run_time(),
             termination_grace: termination_grace(),
         }
     }
+}
+
+fn health_interval() -> Span<SERVICE_PROBE_INTERVAL_MIN_MS> {
+    built_in("5s")
+}
+
+fn startup_timeout() -> Span<SERVICE_STARTUP_TIMEOUT_MIN_MS> {
+    built_in("1m")
 }
 
 fn env_allow() -> Vec<String> {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,27 +18,26 @@ use crate::redact;
 
 /// A value that is written as text.
 trait Text: Sized {
-    /// What the reference calls such a value.
-    const KIND: &'static str;
-    /// A value for messages.
-    const EXAMPLE: &'static str;
     /// Parses the text. The error completes the sentence "expected …".
     fn read(text: &str) -> Result<Self, String>;
     /// Writes the text that [`Text::read`] parses.
     fn write(&self) -> String;
-    /// What the reference adds to [`Text::KIND`].
+    /// What the reference adds to the kind of the value.
     fn bounds() -> String {
         String::new()
     }
 }
 
-struct TextVisitor<T>(PhantomData<T>);
+struct TextVisitor<T> {
+    example: &'static str,
+    value: PhantomData<T>,
+}
 
 impl<T: Text> Visitor<'_> for TextVisitor<T> {
     type Value = T;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "a text in quotes such as \"{}\"", T::EXAMPLE)
+        write!(out, "a text in quotes such as \"{}\"", self.example)
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
@@ -47,7 +46,7 @@ impl<T: Text> Visitor<'_> for TextVisitor<T> {
 }
 
 macro_rules! text_value {
-    ($([$($min:ident)?] $name:ty),+ $(,)?) => {
+    ($([$($min:ident)?] $name:ty, $kind:literal, $example:literal;)+) => {
         $(
             impl $(<const $min: u64>)? Serialize for $name {
                 fn serialize<S: Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
@@ -57,7 +56,7 @@ macro_rules! text_value {
 
             impl<'de, $(const $min: u64)?> Deserialize<'de> for $name {
                 fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-                    from.deserialize_str(TextVisitor(PhantomData))
+                    from.deserialize_str(TextVisitor { example: $example, value: PhantomData })
                 }
             }
 
@@ -67,8 +66,7 @@ macro_rules! text_value {
                 }
 
                 fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                    let title = format!("{}{}", Self::KIND, Self::bounds());
-                    json_schema!({ "type": "string", "title": title })
+                    json_schema!({ "type": "string", "title": format!("{}{}", $kind, Self::bounds()) })
                 }
 
                 fn inline_schema() -> bool {
@@ -92,18 +90,20 @@ macro_rules! text_value {
     };
 }
 
-text_value!(
-    [MIN_MS] Span<MIN_MS>,
-    [MIN_MS] OptionalSpan<MIN_MS>,
-    [MIN] Size<MIN>,
-    [] WorkerName,
-    [] Queue,
-    [] Url,
-    [] Listen,
-    [] File,
-    [] SecretFile,
-    [] Filter,
-);
+// The kind is what the reference shows, and the example is part of messages.
+text_value! {
+    [MIN_MS] Span<MIN_MS>, "time with unit", "15m";
+    [MIN_MS] OptionalSpan<MIN_MS>, "time with unit", "15m";
+    [MIN] Size<MIN>, "bytes with unit", "64MiB";
+    [] WorkerName, "name", "build-7";
+    [] Queue, "provisioner/worker-type", "build/linux-large";
+    [] Url, "web address", "https://tc.example.com";
+    [] ServiceAddress, "web address or unix:PATH", "http://127.0.0.1:8080";
+    [] Listen, "address and port", "127.0.0.1:7070";
+    [] File, "path", "/path/to/it";
+    [] SecretFile, "path, fd:N, systemd:NAME or env:NAME", "/path/to/it";
+    [] Filter, "level or directives", "info";
+}
 
 /// A duration such as `15m`, `1h 30m` or `500ms`, from `MIN_MS` milliseconds to 100 days.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,9 +130,6 @@ fn write_span(span: Duration) -> String {
 }
 
 impl<const MIN_MS: u64> Text for Span<MIN_MS> {
-    const KIND: &'static str = "time with unit";
-    const EXAMPLE: &'static str = "15m";
-
     fn read(text: &str) -> Result<Self, String> {
         let span = read_span(text)?;
         let min = Duration::from_millis(MIN_MS);
@@ -149,9 +146,6 @@ impl<const MIN_MS: u64> Text for Span<MIN_MS> {
 }
 
 impl<const MIN_MS: u64> Text for OptionalSpan<MIN_MS> {
-    const KIND: &'static str = "time with unit";
-    const EXAMPLE: &'static str = "15m";
-
     fn read(text: &str) -> Result<Self, String> {
         if read_span(text)?.is_zero() {
             return Ok(Self(None));
@@ -191,9 +185,6 @@ fn write_size(bytes: u64) -> String {
 }
 
 impl<const MIN: u64> Text for Size<MIN> {
-    const KIND: &'static str = "bytes with unit";
-    const EXAMPLE: &'static str = "64MiB";
-
     fn read(text: &str) -> Result<Self, String> {
         let expected = || "a number of bytes with its unit, such as \"64MiB\", \"2GiB\" or \"500kB\"".to_owned();
         let (digits, factor) = SIZE_UNITS
@@ -224,9 +215,6 @@ pub const WORKER_NAME_CHARS_MAX_AZURE: usize = 22;
 pub struct WorkerName(String);
 
 impl Text for WorkerName {
-    const KIND: &'static str = "name";
-    const EXAMPLE: &'static str = "build-7";
-
     fn read(text: &str) -> Result<Self, String> {
         let filled = text.replace("{hostname}", "h").replace("{pid}", "1");
         plain_name(&filled, WORKER_NAME_CHARS_MAX)?;
@@ -285,9 +273,6 @@ impl Queue {
 }
 
 impl Text for Queue {
-    const KIND: &'static str = "provisioner/worker-type";
-    const EXAMPLE: &'static str = "build/linux-large";
-
     fn read(text: &str) -> Result<Self, String> {
         let (provisioner, worker_type) = text
             .split_once('/')
@@ -319,9 +304,6 @@ impl Url {
 }
 
 impl Text for Url {
-    const KIND: &'static str = "web address";
-    const EXAMPLE: &'static str = "https://tc.example.com";
-
     fn read(text: &str) -> Result<Self, String> {
         let expected = || "a URL such as \"https://tc.example.com\"".to_owned();
         let url = url::Url::parse(text).map_err(|_| expected())?;
@@ -342,14 +324,43 @@ impl Text for Url {
     }
 }
 
+/// The address of a service: a URL, or `unix:` and the path of a socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServiceAddress {
+    Url(Url),
+    Socket(PathBuf),
+}
+
+impl ServiceAddress {
+    pub fn socket(&self) -> Option<&Path> {
+        match self {
+            Self::Url(_) => None,
+            Self::Socket(path) => Some(path),
+        }
+    }
+}
+
+impl Text for ServiceAddress {
+    fn read(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("unix:") {
+            Some(path) => File::read(path).map(|file| Self::Socket(file.0)),
+            None => Url::read(text).map(Self::Url),
+        }
+    }
+
+    fn write(&self) -> String {
+        match self {
+            Self::Url(url) => url.write(),
+            Self::Socket(path) => format!("unix:{}", path.display()),
+        }
+    }
+}
+
 /// An IP address and a port to listen on; with port 0 the system chooses one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listen(pub SocketAddr);
 
 impl Text for Listen {
-    const KIND: &'static str = "address and port";
-    const EXAMPLE: &'static str = "127.0.0.1:7070";
-
     fn read(text: &str) -> Result<Self, String> {
         text.parse()
             .map(Self)
@@ -366,9 +377,6 @@ impl Text for Listen {
 pub struct File(pub PathBuf);
 
 impl Text for File {
-    const KIND: &'static str = "path";
-    const EXAMPLE: &'static str = "/path/to/it";
-
     fn read(text: &str) -> Result<Self, String> {
         if text.is_empty() || text.contains('\0') {
             return Err("the path of a file or directory".to_owned());
@@ -393,9 +401,6 @@ pub enum SecretFile {
 }
 
 impl Text for SecretFile {
-    const KIND: &'static str = "path, fd:N, systemd:NAME or env:NAME";
-    const EXAMPLE: &'static str = "/path/to/it";
-
     fn read(text: &str) -> Result<Self, String> {
         if let Some(number) = text.strip_prefix("fd:") {
             let number = number.parse().ok().filter(|number| *number > 2);
@@ -433,9 +438,6 @@ impl Filter {
 }
 
 impl Text for Filter {
-    const KIND: &'static str = "level or directives";
-    const EXAMPLE: &'static str = "info";
-
     fn read(text: &str) -> Result<Self, String> {
         let expected =
             "error, warn, info, debug, trace or off, or directives such as \"info,journeyman::source=debug\"";

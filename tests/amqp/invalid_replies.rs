@@ -85,8 +85,7 @@ async fn a_worker_is_started_while_its_service_or_queue_is_missing_and_ready_onc
     let mut reports = Reports::of(&client, &exchange).await;
     let folder = tempfile::tempdir().expect("a folder");
     let config = folder.path().join("journeyman.toml");
-    let text =
-        "[handler.echo]\nkind = \"http\"\nsocket = \"echo.sock\"\nhealth = \"/health\"\nhealth_interval = \"100ms\"\n";
+    let text = "[handler.echo]\nkind = \"http\"\nurl = \"unix:echo.sock\"\nhealth = \"/health\"\nhealth_interval = \"100ms\"\n";
     std::fs::write(&config, text).expect("it is written");
     let variables = [
         ("WORKER_REQUESTS_QUEUE", client.queue.as_str()),

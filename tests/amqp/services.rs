@@ -30,7 +30,7 @@ async fn stop(client: &Client, worker: Process) {
 async fn the_example_service_replies() {
     let service = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/services/echo.py");
     let handler = format!(
-        "[handler.echo]\nkind = \"http\"\nsocket = \"echo.sock\"\nhealth = \"/health\"\nexec = [\"{service}\"]\n"
+        "[handler.echo]\nkind = \"http\"\nurl = \"unix:echo.sock\"\nhealth = \"/health\"\nexec = [\"{service}\"]\n"
     );
     let Some((client, worker, _folder)) = start("echo", &handler).await else { return };
     let answer = client.call("/echo", b"{\"x\": 1}").await;

@@ -63,7 +63,7 @@ impl Scene {
     fn odd(more: &str) -> Self {
         let program = source("tests/support/odd_service.py");
         Self::new(&format!(
-            "socket = \"echo.sock\"\nhealth = \"/health\"\nhealth_interval = \"100ms\"\nexec = [\"{}\"]\n{more}",
+            "url = \"unix:echo.sock\"\nhealth = \"/health\"\nhealth_interval = \"100ms\"\nexec = [\"{}\"]\n{more}",
             program.display()
         ))
     }
@@ -150,7 +150,7 @@ const UNIX: &str = "socket";
 fn echoes(exec: &[String], listens: &str) {
     let exec = serde_json::to_string(exec).expect("JSON is TOML here");
     let place =
-        if listens == TCP { format!("url = \"{}\"", own_address()) } else { "socket = \"echo.sock\"".to_owned() };
+        if listens == TCP { format!("url = \"{}\"", own_address()) } else { "url = \"unix:echo.sock\"".to_owned() };
     let scene = Scene::new(&format!("{place}\nhealth = \"/health\"\nexec = {exec}\n"));
     let mut worker = scene.worker();
     let group = worker.logs("service started");
@@ -193,7 +193,7 @@ fn the_example_service_in_rust_echoes() {
 fn a_service_gets_only_the_allowed_variables() {
     let program = source("tests/support/odd_service.py");
     let scene = Scene::new(&format!(
-        "socket = \"echo.sock\"\nexec = [\"/bin/sh\", \"-c\", \"env >environment; exec {}\"]\nenv_allow = [\"PATH\", \"GIVEN\"]",
+        "url = \"unix:echo.sock\"\nexec = [\"/bin/sh\", \"-c\", \"env >environment; exec {}\"]\nenv_allow = [\"PATH\", \"GIVEN\"]",
         program.display()
     ));
     let mut worker = Server::start(scene.host.journeyman(&["worker"]).env("GIVEN", "yes").env("KEPT", "a secret"));

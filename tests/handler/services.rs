@@ -128,11 +128,10 @@ struct Stage {
 
 fn settings(url: &str) -> HttpHandler {
     HttpHandler {
-        url: Some(url.parse().unwrap()),
         health_interval: Span(Duration::from_millis(100)),
         startup_timeout: Span(BOUND),
         max_run_time: Span(BOUND),
-        ..HttpHandler::default()
+        ..HttpHandler::new(url.parse().unwrap())
     }
 }
 
@@ -390,11 +389,8 @@ async fn the_response_to_a_task_becomes_an_artifact() {
 
 #[tokio::test]
 async fn a_path_never_leaves_the_base_url_of_the_service() {
-    let mut stage = Stage::with(|settings| {
-        let url = format!("{}/v1/", settings.url.unwrap().as_str());
-        HttpHandler { url: Some(url.parse().unwrap()), ..settings }
-    })
-    .await;
+    let mut stage =
+        Stage::with(|settings| HttpHandler { url: format!("{}/v1/", settings.url).parse().unwrap(), ..settings }).await;
     for (path, line) in [
         ("/echo", "POST /v1/echo HTTP/1.1"),
         ("echo/", "POST /v1/echo/ HTTP/1.1"),

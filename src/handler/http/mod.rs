@@ -22,6 +22,7 @@ use super::{
 };
 use crate::config::Environment;
 use crate::config::schema::HttpHandler;
+use crate::config::values::ServiceAddress;
 use crate::http::client::client_builder;
 use crate::limits::SERVICE_CONNECT_TIMEOUT;
 use forward::ForwardResult;
@@ -57,15 +58,14 @@ impl Http {
             .connect_timeout(SERVICE_CONNECT_TIMEOUT)
             // A request that fails to connect was not seen by the service; on a pooled connection that is unknown.
             .pool_max_idle_per_host(0);
-        if let Some(socket) = &mut config.socket {
-            // The program starts in another directory.
-            socket.0 = std::path::absolute(&socket.0).map_err(|error| invalid(&error.to_string()))?;
-            builder = builder.unix_socket(socket.0.clone());
-        }
-        let base = match (&config.url, &config.socket) {
-            (Some(url), _) => url.parts().clone(),
-            (None, Some(_)) => Url::parse("http://localhost").map_err(|error| invalid(&error.to_string()))?,
-            (None, None) => return Err(invalid("it needs `url` or `socket`")),
+        let base = match &mut config.url {
+            ServiceAddress::Url(url) => url.parts().clone(),
+            ServiceAddress::Socket(socket) => {
+                // The program starts in another directory.
+                *socket = std::path::absolute(&*socket).map_err(|error| invalid(&error.to_string()))?;
+                builder = builder.unix_socket(socket.clone());
+                Url::parse("http://localhost").map_err(|error| invalid(&error.to_string()))?
+            }
         };
         let client = builder.build().map_err(|error| invalid(&error.without_url().to_string()))?;
         let env = environment::select(&config.env_allow, worker.pairs());
@@ -84,8 +84,8 @@ impl Http {
 
 impl HttpInner {
     fn display_address(&self) -> String {
-        match &self.config.socket {
-            Some(socket) => socket.0.display().to_string(),
+        match self.config.url.socket() {
+            Some(socket) => socket.display().to_string(),
             None => self.base.origin().ascii_serialization(),
         }
     }

@@ -141,10 +141,10 @@ impl Supervisor {
         let http = Arc::clone(&self.http);
         let name = &http.name;
         // Most programs fail to bind a socket that a previous process left.
-        if let Some(socket) = &http.config.socket
-            && socket.0.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket())
+        if let Some(socket) = http.config.url.socket()
+            && socket.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket())
         {
-            std::fs::remove_file(&socket.0)?;
+            std::fs::remove_file(socket)?;
         }
         let process = self.context.prepare_process(name)?;
         let env = environment(&http, &process);
@@ -238,8 +238,8 @@ fn environment(http: &HttpInner, process: &SidecarProcess) -> Variables {
     let mut env = environment::base(&http.env, process.context.workdir());
     let mut set = |name: &str, value: String| env.insert(name.to_owned(), value);
     set("JOURNEYMAN_HANDLER", http.name.clone());
-    match &http.config.socket {
-        Some(socket) => set("JOURNEYMAN_SERVICE_SOCKET", socket.0.to_string_lossy().into_owned()),
+    match http.config.url.socket() {
+        Some(socket) => set("JOURNEYMAN_SERVICE_SOCKET", socket.to_string_lossy().into_owned()),
         None => set("JOURNEYMAN_SERVICE_URL", http.base.to_string()),
     };
     env
@@ -273,8 +273,8 @@ async fn probe_health(http: Arc<HttpInner>) -> HealthCheckResult {
 }
 
 async fn can_connect(http: &HttpInner) -> bool {
-    match &http.config.socket {
-        Some(socket) => UnixStream::connect(&socket.0).await.is_ok(),
+    match http.config.url.socket() {
+        Some(socket) => UnixStream::connect(socket).await.is_ok(),
         None => match (http.base.host_str(), http.base.port_or_known_default()) {
             (Some(host), Some(port)) => TcpStream::connect((host.trim_matches(['[', ']']), port)).await.is_ok(),
             (_, _) => false,
