@@ -12,7 +12,7 @@ use secrecy::zeroize::Zeroizing;
 use super::Environment;
 use super::schema::{Amqp, TaskclusterSource};
 use super::values::{Secret, SecretFile};
-use crate::limits::{SECRET_BYTES_MAX, SECRET_READ_TIMEOUT};
+use crate::limits::SECRET_BYTES_MAX;
 
 /// Why a secret cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -122,13 +122,7 @@ fn read_descriptor(number: i32, what: &'static str) -> Result<Secret, SecretErro
         return Err(unreadable(std::io::Error::other("this process did not inherit it")));
     }
     let file = File::open(format!("/proc/self/fd/{number}")).map_err(unreadable)?;
-    let (sender, read) = std::sync::mpsc::channel();
-    // The writer may never close it; then the thread is left behind.
-    std::thread::spawn(move || drop(sender.send(read_all(file))));
-    let text = match read.recv_timeout(SECRET_READ_TIMEOUT) {
-        Ok(text) => text.map_err(unreadable)?,
-        Err(_) => return Err(unreadable(std::io::Error::other("its writer did not close it in time"))),
-    };
+    let text = read_all(file).map_err(unreadable)?;
     let secret = parse_secret(&text, what, &place)?;
     // Inherited, so nothing else in this process owns it.
     if let Err(error) = nix::unistd::close(number) {

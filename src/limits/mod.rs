@@ -81,8 +81,6 @@ pub const VIOLATIONS_MAX: usize = 20;
 pub const VIOLATION_BYTES_MAX: usize = 500;
 pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
 pub const SECRET_BYTES_MAX: u64 = 64 << 10;
-/// For a secret read from a descriptor.
-pub const SECRET_READ_TIMEOUT: Duration = Duration::from_secs(30);
 pub const CONFIG_PROBLEMS_MAX: usize = 20;
 pub const CONFIG_DEPTH_MAX: usize = 16;
 /// Of one task.

@@ -37,4 +37,5 @@ pub const CONTROL_HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 pub const TRACES_QUEUED_MAX: usize = 2048;
 pub const TRACES_BATCH_MAX: usize = 128;
 pub const TRACES_BATCH_DELAY: Duration = Duration::from_secs(5);
+pub const TRACES_EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 pub const TRACES_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use opentelemetry::trace::{SpanContext as OtelSpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
 use opentelemetry::{InstrumentationScope, KeyValue};
@@ -22,7 +22,9 @@ use crate::config::Environment;
 use crate::domain::claim::{ClaimEnd, LossReason};
 use crate::domain::outcome::Outcome;
 use crate::domain::time::Instant;
-use crate::limits::{TRACES_BATCH_DELAY, TRACES_BATCH_MAX, TRACES_CLOSE_TIMEOUT, TRACES_QUEUED_MAX};
+use crate::limits::{
+    TRACES_BATCH_DELAY, TRACES_BATCH_MAX, TRACES_CLOSE_TIMEOUT, TRACES_EXPORT_TIMEOUT, TRACES_QUEUED_MAX,
+};
 use crate::worker::timeline::{ClaimPhase, PhaseTiming};
 use crate::worker::trace_recorder::{FinishedClaim, SpanCounts, TraceRecorder};
 
@@ -112,14 +114,15 @@ impl Export {
     ) -> Result<Self, String> {
         hide_headers(environment);
         crate::host::crypto_provider::install_crypto_provider();
-        let timeout = export_timeout(environment);
         // A redirect would send the headers, often a token, to another host.
-        let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).timeout(timeout).build();
+        let client = reqwest::Client::builder()
+            .redirect(reqwest::redirect::Policy::none())
+            .timeout(TRACES_EXPORT_TIMEOUT)
+            .build();
         let mut exporter = SpanExporter::builder()
             .with_http()
             .with_http_client(client.map_err(|error| error.to_string())?)
             .with_endpoint(collector.as_str())
-            .with_timeout(timeout)
             .build()
             .map_err(|error| error.to_string())?;
         exporter.set_resource(&resource(environment, worker_id, worker_group));
@@ -145,14 +148,6 @@ impl Export {
             tracing::warn!("the collector of traces did not answer in time; the last spans are lost");
         }
     }
-}
-
-/// 10 s unless the variables say otherwise, as OpenTelemetry defines it.
-fn export_timeout(environment: &Environment) -> Duration {
-    let milliseconds = ["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"]
-        .into_iter()
-        .find_map(|name| environment.get(name)?.trim().parse().ok());
-    Duration::from_millis(milliseconds.unwrap_or(10_000))
 }
 
 /// Headers often carry a token.
@@ -318,6 +313,8 @@ fn end_text(end: ClaimEnd) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::domain::id::{Run, TaskId};
     use crate::domain::trace_context::TraceParent;
