@@ -18,8 +18,8 @@ pub(super) enum ConfigCommand {
     Check(CheckArgs),
     /// Show the configuration in effect, secrets masked
     Show(ShowArgs),
-    /// Print the schema of the configuration
-    Schema(SchemaArgs),
+    /// Print the JSON Schema of the configuration, for editors
+    Schema,
 }
 
 /// `config init`
@@ -68,23 +68,6 @@ pub(super) enum ShowFormat {
     Json,
 }
 
-/// `config schema`
-#[derive(Debug, Args)]
-pub(super) struct SchemaArgs {
-    /// How to print it
-    #[arg(short, long, value_enum, default_value_t = SchemaFormat::Json)]
-    output: SchemaFormat,
-}
-
-/// How `config schema` prints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum SchemaFormat {
-    /// JSON Schema, for editors
-    Json,
-    /// The table of `journeyman guide configuration`
-    Markdown,
-}
-
 pub(super) fn run(command: ConfigCommand, environment: &Environment) -> ExitResult {
     match command {
         ConfigCommand::Init(init) => write_template(&init),
@@ -99,11 +82,8 @@ pub(super) fn run(command: ConfigCommand, environment: &Environment) -> ExitResu
             }
             Ok(Exit::Success)
         }
-        ConfigCommand::Schema(schema) => {
-            match schema.output {
-                SchemaFormat::Json => output::json(&SCHEMA)?,
-                SchemaFormat::Markdown => output::print(&reference::markdown())?,
-            }
+        ConfigCommand::Schema => {
+            output::json(&SCHEMA)?;
             Ok(Exit::Success)
         }
     }
