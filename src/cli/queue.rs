@@ -19,7 +19,7 @@ pub(super) struct QueueArgs {
 
 pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> ExitResult {
     let loaded = arguments.settings.load(&environment.without_controller_variables())?;
-    log::start(&loaded.config.log, log::color_from_environment(environment));
+    log::start(&loaded.config.log, environment);
     config_args::log_warnings(&loaded);
     let config = &loaded.config.queue;
     if config.clients.is_empty() && config.auth == Auth::Checked {

@@ -48,7 +48,7 @@ pub(super) async fn run_with(
     environment: &Environment,
 ) -> ExitResult {
     let loaded = arguments.settings.load(environment)?;
-    log::start(&loaded.config.log, log::color_from_environment(environment));
+    log::start(&loaded.config.log, environment);
     config_args::log_warnings(&loaded);
     if let Some(warning) = open_files_warning(&loaded.config)? {
         tracing::warn!("{warning}");

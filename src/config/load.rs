@@ -162,30 +162,18 @@ impl<'a> Loader<'a> {
     }
 
     /// Takes the value of the key that selects the type of a section; `None` where it has none, or an invalid one.
-    pub(super) fn kind(
+    pub(super) fn kind<T: DeserializeOwned>(
         &mut self,
         key: &str,
         section: &mut Value,
-        kinds: &[&'static str],
-        default: Option<&'static str>,
-    ) -> Option<&'static str> {
+        default: Option<T>,
+    ) -> Option<T> {
         let Value::Table(table) = section else {
             self.invalid(key, section, "a table");
             return None;
         };
-        let kind_key = join(key, "kind");
         match table.remove("kind") {
-            Some(Value::String(text)) => {
-                let known = kinds.iter().find(|kind| **kind == text).copied();
-                if known.is_none() {
-                    self.not_a_choice(&kind_key, &Value::String(text), kinds);
-                }
-                known
-            }
-            Some(other) => {
-                self.invalid(&kind_key, &other, "a text in quotes");
-                None
-            }
+            Some(kind) => self.read(&join(key, "kind"), kind, ""),
             None => {
                 if default.is_none() {
                     self.missing(key, "kind");

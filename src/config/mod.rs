@@ -17,6 +17,7 @@ pub mod values;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use serde::Deserialize;
 use toml::Value;
 
 pub use environment::Environment;
@@ -123,18 +124,33 @@ pub fn load(
     }
 }
 
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum SourceKind {
+    Taskcluster,
+    Amqp,
+}
+
 fn read_source(loader: &mut Loader<'_>, key: &str, mut section: Value) -> Option<Source> {
-    match loader.kind(key, &mut section, &["taskcluster", "amqp"], None)? {
-        "taskcluster" => loader.read(key, section, " of kind `taskcluster`").map(Source::Taskcluster),
-        _ => loader.read(key, section, " of kind `amqp`").map(Source::Amqp),
+    match loader.kind(key, &mut section, None)? {
+        SourceKind::Taskcluster => loader.read(key, section, " of kind `taskcluster`").map(Source::Taskcluster),
+        SourceKind::Amqp => loader.read(key, section, " of kind `amqp`").map(Source::Amqp),
     }
 }
 
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum HandlerKind {
+    Command,
+    Program,
+    Http,
+}
+
 fn read_handler(loader: &mut Loader<'_>, key: &str, mut section: Value) -> Option<Handler> {
-    match loader.kind(key, &mut section, &["command", "program", "http"], Some("program"))? {
-        "command" => loader.read(key, section, " of kind `command`").map(Handler::Command),
-        "program" => loader.read(key, section, " of kind `program`").map(Handler::Program),
-        _ => loader.read(key, section, " of kind `http`").map(Handler::Http),
+    match loader.kind(key, &mut section, Some(HandlerKind::Program))? {
+        HandlerKind::Command => loader.read(key, section, " of kind `command`").map(Handler::Command),
+        HandlerKind::Program => loader.read(key, section, " of kind `program`").map(Handler::Program),
+        HandlerKind::Http => loader.read(key, section, " of kind `http`").map(Handler::Http),
     }
 }
 

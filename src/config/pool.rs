@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::schema::built_in;
 use super::values::{File, MASK, OptionalSpan, Span, Url};
+use crate::named_enum::named_enum;
 
 /// A pool of worker groups.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -93,36 +94,23 @@ impl PoolConfig {
     }
 }
 
-/// How the workers of a pool are started.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum PoolDriver {
-    /// As processes of this host.
-    #[default]
-    Subprocess,
-    /// As instances of a template unit.
-    Systemd,
-    /// As containers.
-    Docker,
-    /// As pods.
-    Kubernetes,
-    /// By commands of your own.
-    Exec,
-    /// Not at all.
-    Noop,
-}
-
-impl PoolDriver {
-    /// The name in the configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Subprocess => "subprocess",
-            Self::Systemd => "systemd",
-            Self::Docker => "docker",
-            Self::Kubernetes => "kubernetes",
-            Self::Exec => "exec",
-            Self::Noop => "noop",
-        }
+named_enum! {
+    /// How the workers of a pool are started.
+    #[derive(Default, JsonSchema)]
+    pub enum PoolDriver {
+        /// As processes of this host.
+        #[default]
+        Subprocess = "subprocess",
+        /// As instances of a template unit.
+        Systemd = "systemd",
+        /// As containers.
+        Docker = "docker",
+        /// As pods.
+        Kubernetes = "kubernetes",
+        /// By commands of your own.
+        Exec = "exec",
+        /// Not at all.
+        Noop = "noop",
     }
 }
 

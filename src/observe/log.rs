@@ -19,19 +19,8 @@ use crate::config::schema::{Log, LogFormat};
 use crate::limits::{LOG_LINES_QUEUED_MAX, LOG_WRITE_BYTES};
 use crate::redact;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Color {
-    /// If stderr is a terminal.
-    Auto,
-    Never,
-}
-
-pub fn color_from_environment(environment: &Environment) -> Color {
-    if environment.get("NO_COLOR").is_some() { Color::Never } else { Color::Auto }
-}
-
 /// A second call has no effect.
-pub fn start(settings: &Log, color: Color) {
+pub fn start(settings: &Log, environment: &Environment) {
     let terminal = stderr().is_terminal();
     let human = match settings.format {
         LogFormat::Auto => terminal,
@@ -40,7 +29,7 @@ pub fn start(settings: &Log, color: Color) {
     };
     let writer = background_writer(RedactingWriter(BufWriter::with_capacity(LOG_WRITE_BYTES, stderr())));
     if human {
-        let colored = terminal && color == Color::Auto;
+        let colored = terminal && environment.get("NO_COLOR").is_none();
         let lines = fmt::layer().with_ansi(colored).with_target(false).with_timer(TimeOfDay);
         install(settings, lines.with_writer(writer).boxed());
     } else {

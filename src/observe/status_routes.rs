@@ -1,5 +1,6 @@
 //! The read-only routes that workers and controllers share: health, metrics, the status page and its JSON.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::future::Future;
 use std::pin::Pin;
@@ -11,7 +12,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::time::timeout;
 
 use super::openmetrics;
@@ -38,15 +39,7 @@ pub(super) struct ReadinessCheck {
     pub(super) note: Option<String>,
 }
 
-#[derive(Deserialize)]
-struct ReadinessQuery {
-    verbose: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct PageQuery {
-    refresh: Option<String>,
-}
+type Parameters = Query<HashMap<String, String>>;
 
 impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
     pub(super) fn into_router(self) -> Router {
@@ -75,14 +68,11 @@ impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
         routes.take_snapshot().await.map(|_| "ok\n")
     }
 
-    async fn readiness(
-        State(routes): State<Arc<Self>>,
-        Query(query): Query<ReadinessQuery>,
-    ) -> Result<String, Unavailable> {
+    async fn readiness(State(routes): State<Arc<Self>>, query: Parameters) -> Result<String, Unavailable> {
         let checks = (routes.checks)(&routes.take_snapshot().await?);
         let ready = checks.iter().all(|check| check.problem.is_none());
         let mut text = String::new();
-        for check in checks.iter().filter(|_| query.verbose.is_some() || !ready) {
+        for check in checks.iter().filter(|_| query.contains_key("verbose") || !ready) {
             // Writing to a String cannot fail.
             _ = match (&check.problem, &check.note) {
                 (Some(problem), _) => writeln!(text, "[-] {}: {problem}", check.name),
@@ -102,9 +92,10 @@ impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
         routes.take_snapshot().await.map(Json)
     }
 
-    async fn page(State(routes): State<Arc<Self>>, Query(query): Query<PageQuery>) -> Result<HtmlPage, Unavailable> {
+    async fn page(State(routes): State<Arc<Self>>, query: Parameters) -> Result<HtmlPage, Unavailable> {
         let status = routes.take_snapshot().await?;
-        let refresh = if query.refresh.as_deref() == Some("no") { Refresh::Never } else { Refresh::Auto };
+        let refresh =
+            if query.get("refresh").is_some_and(|refresh| refresh == "no") { Refresh::Never } else { Refresh::Auto };
         Ok((routes.page)(&status, refresh))
     }
 }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::activity;
+use journeyman::config::Environment;
 use journeyman::config::schema::Log;
 use journeyman::handler::{Context, DynHandler, ExecuteError, PayloadHandler, PrepareError, Request, erase};
-use journeyman::observe::log::{self, Color};
+use journeyman::observe::log;
 use journeyman::source::Source;
 use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig};
 use journeyman::source::taskcluster::{ArtifactStorage, Config as TaskclusterConfig, Dialect, Taskcluster};
@@ -111,7 +112,7 @@ impl PayloadHandler for NoOpRequest {
 pub(crate) async fn run(role: &str) -> Outcome<()> {
     let NoOpWorker { from, capacity, work_dir, payload, expected } = serde_json::from_str(role)?;
     // The log is part of what a task costs.
-    log::start(&Log::default(), Color::Never);
+    log::start(&Log::default(), &Environment::default());
     let (release, released) = watch::channel(Release::Waiting);
     let handler = NoOp { payload, released };
     let mut reports = None;

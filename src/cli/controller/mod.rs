@@ -73,7 +73,7 @@ pub(super) async fn run(arguments: ControllerArgs, environment: &Environment) ->
 
 async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Environment) -> ExitResult {
     let loaded = source.load(environment)?;
-    log::start(&loaded.config.log, log::color_from_environment(environment));
+    log::start(&loaded.config.log, environment);
     config_args::log_warnings(&loaded);
     let config = loaded.config;
     let Some(socket) = controller_socket(&config) else { return Err(no_pools()) };

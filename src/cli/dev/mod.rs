@@ -96,7 +96,7 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     }
     let Some(state_file) = state_file else {
         demo::configure(&mut config, temp_dir.path(), set)?;
-        log::start(&config.log, log::color_from_environment(environment));
+        log::start(&config.log, environment);
         let dev = DevSession::start(&arguments, config, temp_dir.path(), environment).await?;
         let failed = dev.queue.failed();
         return Box::pin(run_unless_failed(failed, demo::run(dev, temp_dir.path(), signals, environment))).await;
@@ -104,7 +104,7 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     if !set("log.format") {
         config.log.format = LogFormat::Human;
     }
-    log::start(&config.log, log::color_from_environment(environment));
+    log::start(&config.log, environment);
     for HandlerProgram { name, exec } in &arguments.handlers {
         config.handler.insert(name.clone(), Handler::Program(ProgramHandler::new(exec.clone())));
     }
