@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use super::exit::{Exit, Failure};
 use super::{amqp_setup, taskcluster_setup, termination_watch};
-use crate::config::schema::{COMMAND, CommandHandler, Config, Handler as HandlerConfig, HttpHandler, ProgramHandler, Source};
+use crate::config::schema::{
+    COMMAND, CommandHandler, Config, Handler as HandlerConfig, HttpHandler, ProgramHandler, Source,
+};
 use crate::config::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::config::{Environment, schema};
 use crate::handler::log::LogLimits;

@@ -63,7 +63,7 @@ async fn with_scripts_the_page_refreshes_and_escapes_what_tasks_say() {
     let Some(chromium) = chromium() else { return };
     let server = Server::start(views::running()).await;
     let page = dom(&chromium, Scripts::On, &format!("http://{}/", server.address), 7_000).await;
-    assert!(server.looks() >= 3, "every two seconds of its time: {}", server.looks());
+    assert!(server.snapshots() >= 3, "every two seconds of its time: {}", server.snapshots());
     assert!(page.contains("<span id=\"state\" class=\"good\">live</span>"), "its own script runs: {page}");
     assert!(page.contains("<title>running 3/4"), "nothing else does: {page}");
     assert!(page.contains("&lt;script&gt;document.title"), "{page}");

@@ -8,7 +8,7 @@ use axum::http::HeaderMap;
 use axum::response::Html;
 use axum::routing::{get as get_route, post as post_route};
 use axum::{Json, Router};
-use journeyman::control::controller_api::PoolCommandRequest;
+use journeyman::control::controller_api::{ControllerStatusReply, PoolCommandRequest};
 use journeyman::control::poison_api::PoisonActionRequest;
 use journeyman::control::worker_api::ApiError;
 use journeyman::observe::controller_http::commands::BearerToken;
@@ -19,10 +19,12 @@ use tokio::net::TcpListener;
 
 use crate::answers::{Answer, exchange, get};
 use crate::browser::{Scripts, chromium, dom};
-use crate::groups::{Server, busy, failing};
+use crate::groups::{busy, failing};
+use crate::views::Server;
 
 const TOKEN: &str = "a-token-of-tests-0123456789";
 
+type ControllerServer = Server<ControllerStatusReply>;
 type Received = Arc<Mutex<Vec<Value>>>;
 
 /// Accepts every command, and records it.
@@ -60,17 +62,17 @@ fn put_aside() -> Value {
 }
 
 /// A controller that accepts commands, and what it received.
-async fn obedient() -> (Server, Received) {
+async fn obedient() -> (ControllerServer, Received) {
     let received = Received::default();
     let commands = accepting(Arc::clone(&received));
-    (Server::with(busy(), Some(BearerToken::new(TOKEN)), commands).await, received)
+    (Server::with_commands(busy(), Some(BearerToken::new(TOKEN)), commands).await, received)
 }
 
-async fn post(server: &Server, more: &str, body: &str) -> Answer {
+async fn post(server: &ControllerServer, more: &str, body: &str) -> Answer {
     asked(server, "POST /v1/commands", more, body).await
 }
 
-async fn asked(server: &Server, what: &str, more: &str, body: &str) -> Answer {
+async fn asked(server: &ControllerServer, what: &str, more: &str, body: &str) -> Answer {
     let length = body.len();
     let head = format!("{what} HTTP/1.1\r\nHost: {}\r\nContent-Length: {length}\r\n{more}", server.address);
     exchange(server.address, &format!("{head}Connection: close\r\n\r\n{body}")).await

@@ -1,5 +1,6 @@
 //! Workers as they may look, and a server that shows them.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
@@ -179,65 +180,61 @@ pub(crate) fn all() -> [(&'static str, WorkerStatusReply); 5] {
 }
 
 /// What is shown next, and what after that.
-#[derive(Default)]
-struct Shown {
-    once: Option<WorkerStatusReply>,
-    then: Option<WorkerStatusReply>,
-    looks: usize,
+struct Shown<S> {
+    once: Option<S>,
+    then: Option<S>,
+    snapshots: usize,
 }
 
-/// Serves what it is told to show.
-pub(crate) struct Server {
+/// Serves the status of a worker or a controller, which a test can change.
+pub(crate) struct Server<S> {
     pub(crate) address: SocketAddr,
-    shown: Arc<Mutex<Shown>>,
+    shown: Arc<Mutex<Shown<S>>>,
     _serving: JoinSet<()>,
 }
 
-impl Server {
+impl Server<WorkerStatusReply> {
     pub(crate) async fn start(status: WorkerStatusReply) -> Self {
-        let door = HttpListener::listen("127.0.0.1:0".parse().unwrap(), Exposure::Loopback).await.expect("a port");
-        let address = door.address().expect("it has one");
-        let shown = Arc::new(Mutex::new(Shown { once: None, then: Some(status), looks: 0 }));
-        let seen = Arc::clone(&shown);
-        let look: Arc<SnapshotFn<WorkerStatusReply>> = Arc::new(move || {
-            let mut seen = seen.lock().unwrap();
-            seen.looks += 1;
-            let status = seen.once.take().or_else(|| seen.then.clone());
-            Box::pin(std::future::ready(status))
-        });
-        Self::with(address, shown, door, look)
+        Self::serving(Some(status), serve).await
     }
 
     /// One whose worker does not answer.
     pub(crate) async fn stuck() -> Self {
-        let door = HttpListener::listen("127.0.0.1:0".parse().unwrap(), Exposure::Loopback).await.expect("a port");
-        let address = door.address().expect("it has one");
-        let look: Arc<SnapshotFn<WorkerStatusReply>> = Arc::new(|| Box::pin(std::future::pending()));
-        Self::with(address, Arc::default(), door, look)
+        Self::serving(None, |listener, _| serve(listener, Arc::new(|| Box::pin(std::future::pending())))).await
     }
+}
 
-    fn with(
-        address: SocketAddr,
-        shown: Arc<Mutex<Shown>>,
-        door: HttpListener,
-        look: Arc<SnapshotFn<WorkerStatusReply>>,
+impl<S: Clone + Send + 'static> Server<S> {
+    pub(crate) async fn serving<F: Future<Output = Infallible> + Send + 'static>(
+        status: Option<S>,
+        serve: impl FnOnce(HttpListener, Arc<SnapshotFn<S>>) -> F,
     ) -> Self {
-        let mut serving = JoinSet::new();
-        serving.spawn(async move { match serve(door, look).await {} });
-        Self { address, shown, _serving: serving }
+        let listener = HttpListener::listen("127.0.0.1:0".parse().unwrap(), Exposure::Loopback).await.expect("a port");
+        let address = listener.address().expect("an address");
+        let shown = Arc::new(Mutex::new(Shown { once: None, then: status, snapshots: 0 }));
+        let shared = Arc::clone(&shown);
+        let snapshot: Arc<SnapshotFn<S>> = Arc::new(move || {
+            let mut shown = shared.lock().unwrap();
+            shown.snapshots += 1;
+            let status = shown.once.take().or_else(|| shown.then.clone());
+            Box::pin(std::future::ready(status))
+        });
+        let serving = serve(listener, snapshot);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move { match serving.await {} });
+        Self { address, shown, _serving: tasks }
     }
 
-    pub(crate) fn show(&self, status: Option<WorkerStatusReply>) {
-        *self.shown.lock().unwrap() = Shown { once: None, then: status, looks: 0 };
+    pub(crate) fn show(&self, status: Option<S>) {
+        *self.shown.lock().unwrap() = Shown { once: None, then: status, snapshots: 0 };
     }
 
-    /// The number of snapshots.
-    pub(crate) fn looks(&self) -> usize {
-        self.shown.lock().unwrap().looks
+    pub(crate) fn snapshots(&self) -> usize {
+        self.shown.lock().unwrap().snapshots
     }
 
     /// Shows it once; after that the worker has exited.
-    pub(crate) fn show_once(&self, status: WorkerStatusReply) {
-        *self.shown.lock().unwrap() = Shown { once: Some(status), then: None, looks: 0 };
+    pub(crate) fn show_once(&self, status: S) {
+        *self.shown.lock().unwrap() = Shown { once: Some(status), then: None, snapshots: 0 };
     }
 }

@@ -34,9 +34,12 @@ fn pool_metric(
 
 fn families() -> Vec<Family> {
     vec![
-        MetricFamily::new(MetricKind::Info, "build{version}", "The version that runs.", |status: &ControllerStatusReply| {
-            vec![labeled([&status.version], 1.0)]
-        }),
+        MetricFamily::new(
+            MetricKind::Info,
+            "build{version}",
+            "The version that runs.",
+            |status: &ControllerStatusReply| vec![labeled([&status.version], 1.0)],
+        ),
         MetricFamily::new(
             MetricKind::Gauge,
             "controller_uptime_seconds",
@@ -50,7 +53,9 @@ fn families() -> Vec<Family> {
             let many = |phase| pool.groups.iter().filter(|group| group.phase == phase).count() as u64;
             GroupPhase::ALL.map(|phase| labeled([&*pool.name, phase.as_str()], float(many(phase)))).into()
         }),
-        group_sum("controller_groups_failing{pool}", "Groups whose workers keep failing.", |group| group.failing.into()),
+        group_sum("controller_groups_failing{pool}", "Groups whose workers keep failing.", |group| {
+            group.failing.into()
+        }),
         gauge("controller_workers{pool,state}", "Workers by state.", |pool| {
             pool.workers.by_state().map(|(state, count)| labeled([&*pool.name, state], count.into())).into()
         }),
@@ -66,9 +71,11 @@ fn families() -> Vec<Family> {
         group_sum("controller_groups_unsettled{pool}", "Groups whose queue waits for an operation.", |group| {
             u32::from(!group.is_settled)
         }),
-        counter("controller_orphans_forwarded{pool}", "Orphan requests that were forwarded to their queue.", |counters| {
-            counters.orphans_forwarded
-        }),
+        counter(
+            "controller_orphans_forwarded{pool}",
+            "Orphan requests that were forwarded to their queue.",
+            |counters| counters.orphans_forwarded,
+        ),
         counter("controller_dead_letters{pool}", "Requests that the controller answered with an error.", |counters| {
             counters.dead_letters
         }),
@@ -78,15 +85,20 @@ fn families() -> Vec<Family> {
         counter("controller_queue_operation_failures{pool}", "Queue operations that failed.", |counters| {
             counters.queue_operation_failures
         }),
-        counter("controller_activity_reports{pool}", "Activity reports of workers.", |counters| counters.activity_reports),
+        counter("controller_activity_reports{pool}", "Activity reports of workers.", |counters| {
+            counters.activity_reports
+        }),
         counter("controller_workers_started{pool}", "Workers that were started.", |counters| counters.workers_started),
-        counter("controller_worker_failures{pool}",
+        counter(
+            "controller_worker_failures{pool}",
             "Workers that exited without a stop request, or failed to start.",
             |counters| counters.workers_failed,
         ),
-        counter("controller_broker_disconnects{pool}", "How often the connection to the broker was lost.", |counters| {
-            counters.broker_disconnects
-        }),
+        counter(
+            "controller_broker_disconnects{pool}",
+            "How often the connection to the broker was lost.",
+            |counters| counters.broker_disconnects,
+        ),
     ]
 }
 
