@@ -85,15 +85,6 @@ async fn a_service_that_rejects_its_own_tokens_is_not_polled_in_a_loop() {
 }
 
 #[tokio::test]
-async fn a_token_is_renewed_before_it_expires() {
-    let service = Metadata::start(Service::Ec2).await;
-    service.change(|state| state.token_life_s = 1);
-    let _watched = Watched::cloud(EC2, service.url());
-    service.wait_for_requests("PUT /latest/api/token", 3).await;
-    service.wait_for_requests(ACTION, 1).await;
-}
-
-#[tokio::test]
 async fn no_fault_of_the_service_is_a_notice_or_stops_the_watch() {
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());

@@ -1,7 +1,5 @@
 //! EC2's instance metadata service, version 2: every request needs a token.
 
-use std::time::Duration;
-
 use jiff::Timestamp;
 use reqwest::Method;
 use reqwest::header::HeaderValue;
@@ -22,19 +20,14 @@ struct InstanceAction {
     time: Option<String>,
 }
 
-struct MetadataToken {
-    value: HeaderValue,
-    /// Nine tenths of its lifetime.
-    usable_until: Instant,
-}
-
 pub(super) async fn responds(client: &MetadataClient) -> bool {
-    fetch_token(client, client.clock().now()).await.is_ok()
+    fetch_token(client).await.is_ok()
 }
 
 pub(super) struct Reader<'a> {
     client: &'a MetadataClient,
-    token: Option<MetadataToken>,
+    /// Replaced when the service rejects it, as it does when it has expired.
+    token: Option<HeaderValue>,
 }
 
 impl<'a> Reader<'a> {
@@ -45,20 +38,20 @@ impl<'a> Reader<'a> {
 
 impl NoticeReader for Reader<'_> {
     async fn read(&mut self, sent_at: Instant) -> Result<NoticeReading, String> {
-        if let Some(token) = self.token.take().filter(|token| sent_at < token.usable_until)
+        if let Some(token) = self.token.take()
             && let Some(reading) = fetch_action(self.client, &token, sent_at).await?
         {
             self.token = Some(token);
             return Ok(reading);
         }
-        let token = fetch_token(self.client, sent_at).await?;
+        let token = fetch_token(self.client).await?;
         let reading = fetch_action(self.client, &token, sent_at).await?;
         self.token = Some(token);
         reading.ok_or_else(|| "the service rejects the token that it issued".to_owned())
     }
 }
 
-async fn fetch_token(client: &MetadataClient, sent_at: Instant) -> Result<MetadataToken, String> {
+async fn fetch_token(client: &MetadataClient) -> Result<HeaderValue, String> {
     let ttl = HeaderValue::from(NOTICE_TOKEN_TTL.as_secs());
     let reply = client.send(Method::PUT, "/latest/api/token", (TOKEN_TTL, ttl), METADATA_TIMEOUT).await?;
     let mut value = HeaderValue::from_str(reply.body.trim()).map_err(|_| reply.unexpected_reply())?;
@@ -66,19 +59,17 @@ async fn fetch_token(client: &MetadataClient, sent_at: Instant) -> Result<Metada
         return Err(reply.unexpected_reply());
     }
     value.set_sensitive(true);
-    let ttl = reply.header(TOKEN_TTL).and_then(|text| text.parse().ok()).map_or(NOTICE_TOKEN_TTL, Duration::from_secs);
-    let ttl = ttl.min(NOTICE_TOKEN_TTL);
-    Ok(MetadataToken { value, usable_until: sent_at.plus(ttl - ttl / 10) })
+    Ok(value)
 }
 
 /// `None` if the token is not accepted.
 async fn fetch_action(
     client: &MetadataClient,
-    token: &MetadataToken,
+    token: &HeaderValue,
     sent_at: Instant,
 ) -> Result<Option<NoticeReading>, String> {
     let path = "/latest/meta-data/spot/instance-action";
-    let reply = client.get(path, (TOKEN, token.value.clone()), METADATA_TIMEOUT).await?;
+    let reply = client.get(path, (TOKEN, token.clone()), METADATA_TIMEOUT).await?;
     match reply.status {
         401 => return Ok(None),
         404 => return Ok(Some(NoticeReading::Nothing)),
