@@ -14,8 +14,6 @@ use crate::limits::METADATA_TIMEOUT;
 
 const COMPUTE: &str = "/metadata/instance/compute?api-version=2021-02-01&format=json";
 const EVENTS: &str = "/metadata/scheduledevents?api-version=2020-07-01";
-/// The shortest notice of an event, used where its time cannot be read.
-const EVENT_NOTICE_MIN: Duration = Duration::from_secs(30);
 /// The first request for events starts the service, which takes up to two minutes.
 const FIRST_REPLY_TIMEOUT: Duration = Duration::from_secs(130);
 
@@ -36,8 +34,7 @@ struct ScheduledEvent {
     event_type: String,
     #[serde(default)]
     resources: Vec<String>,
-    #[serde(default)]
-    event_status: String,
+    /// Empty once the event has started.
     #[serde(default)]
     not_before: String,
 }
@@ -67,9 +64,9 @@ impl NoticeReader for Reader<'_> {
         let reply = get(self.client, EVENTS, self.events_timeout).await?;
         let EventList { events } = reply.json()?;
         self.events_timeout = METADATA_TIMEOUT;
-        let earliest =
-            events.iter().filter(|event| event.terminates(vm_name)).map(|event| event.at(&reply, sent_at)).min();
+        let times = events.iter().filter(|event| event.terminates(vm_name)).map(|event| parse_time(&event.not_before));
         // `None` sorts first: an event under way outranks a scheduled one.
+        let earliest = times.map(|time| time.map(|time| reply.to_local_clock(time, sent_at))).min();
         Ok(earliest.map_or(NoticeReading::Nothing, |at| {
             NoticeReading::Terminating(at.map_or(Termination::Soon, Termination::At))
         }))
@@ -91,15 +88,6 @@ impl ScheduledEvent {
     fn terminates(&self, vm_name: &str) -> bool {
         matches!(self.event_type.as_str(), "Preempt" | "Terminate" | "Reboot" | "Redeploy")
             && self.resources.iter().any(|resource| resource.eq_ignore_ascii_case(vm_name))
-    }
-
-    /// `None` if it has started: then it has no time.
-    fn at(&self, reply: &MetadataReply, sent_at: Instant) -> Option<Instant> {
-        match parse_time(&self.not_before) {
-            Some(at) => Some(reply.to_local_clock(at, sent_at)),
-            None if self.not_before.trim().is_empty() || self.event_status == "Started" => None,
-            None => Some(sent_at.plus(EVENT_NOTICE_MIN)),
-        }
     }
 }
 
