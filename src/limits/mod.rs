@@ -144,17 +144,12 @@ pub const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
 pub const METADATA_BODY_BYTES_MAX: usize = 256 << 10;
 /// AWS recommends 5 s.
 pub const NOTICE_POLL_INTERVAL_AWS: Duration = Duration::from_secs(5);
-/// Used if Google's metadata service does not hold the call.
-pub const NOTICE_POLL_INTERVAL_GCP: Duration = Duration::from_secs(1);
-/// Azure recommends 1 s.
-pub const NOTICE_POLL_INTERVAL_AZURE: Duration = Duration::from_secs(1);
-pub const NOTICE_FILE_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Azure recommends 1 s; Google's service holds the call, as a rule.
+pub const NOTICE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 pub const NOTICE_LONG_POLL_WAIT: Duration = Duration::from_secs(30);
 /// The longest that EC2 allows.
 pub const NOTICE_TOKEN_TTL: Duration = Duration::from_secs(6 * 60 * 60);
 pub const NOTICE_FILE_BYTES_MAX: u64 = 256;
-/// A termination file without a time is read again after this delay before it counts as a notice.
-pub const NOTICE_FILE_REREAD_DELAY: Duration = Duration::from_millis(250);
 pub const NOTICE_MARGIN: Duration = Duration::from_secs(15);
 pub const POLL_INTERVAL_MIN: Duration = Duration::from_millis(50);
 /// Zero turns the poll off.

@@ -5,6 +5,7 @@ use journeyman::domain::termination_notice::Termination;
 use journeyman::host::termination_notice::{Notice, NoticeOrigin, WatchHealth};
 
 use crate::notice_watch::{Watched, assert_about};
+use crate::termination::replace;
 
 const SOON: Notice = Notice { origin: NoticeOrigin::File, termination: Termination::Soon };
 
@@ -13,25 +14,21 @@ async fn a_new_file_is_a_notice_and_so_is_an_earlier_time() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("terminate-at");
     let mut watched = Watched::file(path.clone());
-    let time = |seconds| format!("{}\n", Timestamp::now() + SignedDuration::from_secs(seconds));
-    std::fs::write(&path, time(90)).expect("it can be written");
-    assert_about(watched.next_in_seconds().await, 90.0);
-    std::fs::write(&path, time(40)).expect("it can be written");
-    assert_about(watched.next_in_seconds().await, 40.0);
+    for seconds in [90, 40] {
+        let time = Timestamp::now() + SignedDuration::from_secs(seconds);
+        replace(&path, format!("{time}\n"));
+        assert_about(watched.next_in_seconds().await, seconds as f64);
+    }
 }
 
 #[tokio::test]
 async fn an_empty_file_means_at_once_and_so_does_one_without_a_time() {
-    for content in ["", "\n", "tomorrow", "\u{0}\u{0}"] {
+    for content in [&b""[..], b"\n", b"tomorrow", b"2030-01-31T1", b"\0\0", b"\xff\xfe"] {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("terminate-at");
-        std::fs::write(&path, content).expect("it can be written");
+        replace(&path, content);
         assert_eq!(Watched::file(path).next().await, SOON, "{content:?}");
     }
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("terminate-at");
-    std::fs::write(&path, [0xff, 0xfe]).expect("it can be written");
-    assert_eq!(Watched::file(path).next().await, SOON);
 }
 
 #[tokio::test]

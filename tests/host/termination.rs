@@ -249,15 +249,16 @@ async fn a_worker_with_a_termination_file_releases_in_time() {
     let host = format!("metadata_service = \"off\"\ntermination_file = \"{}\"", path.display());
     releases_in_time("file", &host, async |_| {
         let time = Timestamp::now() + SignedDuration::from_secs(17);
-        write(&path, &time.to_string());
+        replace(&path, time.to_string());
         time
     })
     .await;
 }
 
-fn write(path: &Path, text: &str) {
+/// Writes a file that another process may read at any time.
+pub fn replace(path: &Path, content: impl AsRef<[u8]>) {
     let new = path.with_extension("new");
-    std::fs::write(&new, text).expect("it can be written");
+    std::fs::write(&new, content).expect("it can be written");
     std::fs::rename(&new, path).expect("it can be renamed");
 }
 
@@ -287,7 +288,7 @@ impl FileSetup {
 
     fn terminate_in(&self, seconds: i64) -> Timestamp {
         let time = Timestamp::now() + SignedDuration::from_secs(seconds);
-        write(&self.file, &time.to_string());
+        replace(&self.file, time.to_string());
         time
     }
 }
@@ -318,7 +319,7 @@ async fn tasks_are_released_at_the_notice_if_configured() {
 async fn a_termination_file_without_a_time_means_at_once_and_is_logged() {
     let host = FileSetup::start(Duration::from_secs(1), "").await;
     let (task, mut worker) = host.execute(ENDLESS).await;
-    write(&host.file, "{\"action\": \"terminate\"}");
+    replace(&host.file, "{\"action\": \"terminate\"}");
     let line = worker.wait_for_log("contains no RFC 3339 time").await;
     assert!(line.contains("WARN") && line.contains("terminate-at"), "{line}");
     worker.wait_for_log("terminates soon").await;

@@ -11,7 +11,7 @@ use tokio::io::AsyncReadExt as _;
 use super::{NoticeReader, time_left};
 use crate::domain::termination_notice::{NoticeReading, Termination};
 use crate::domain::time::Instant;
-use crate::limits::{METADATA_TIMEOUT, NOTICE_FILE_BYTES_MAX, NOTICE_FILE_REREAD_DELAY};
+use crate::limits::{METADATA_TIMEOUT, NOTICE_FILE_BYTES_MAX};
 
 pub(super) struct Reader<'a> {
     path: &'a Path,
@@ -27,9 +27,9 @@ impl<'a> Reader<'a> {
 impl NoticeReader for Reader<'_> {
     async fn read(&mut self, sent_at: Instant) -> Result<NoticeReading, String> {
         let path = self.path.display();
-        let text = read_settled(self.path).await.map_err(|error| format!("{path}: {error}"))?;
+        let text = read(self.path).await.map_err(|error| format!("{path}: {error}"))?;
         let Some(text) = text else { return Ok(NoticeReading::Nothing) };
-        if let Some(until) = parse_time(&text) {
+        if let Ok(until) = text.trim().parse::<Timestamp>() {
             let at = sent_at.plus(time_left(until, Timestamp::now()));
             return Ok(NoticeReading::Terminating(Termination::At(at)));
         }
@@ -43,17 +43,7 @@ impl NoticeReader for Reader<'_> {
     }
 }
 
-/// Reads a file without a time twice: a writer may have truncated it just now. `None` if it is missing.
-async fn read_settled(path: &Path) -> io::Result<Option<String>> {
-    match read(path).await? {
-        Some(text) if parse_time(&text).is_none() => {
-            tokio::time::sleep(NOTICE_FILE_REREAD_DELAY).await;
-            read(path).await
-        }
-        settled => Ok(settled),
-    }
-}
-
+/// `None` if the file is missing.
 async fn read(path: &Path) -> io::Result<Option<String>> {
     let content = async {
         // Opening a FIFO would wait for a writer.
@@ -67,33 +57,5 @@ async fn read(path: &Path) -> io::Result<Option<String>> {
     match tokio::time::timeout(METADATA_TIMEOUT, content).await? {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         content => content.map(Some),
-    }
-}
-
-fn parse_time(text: &str) -> Option<Timestamp> {
-    text.trim().parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_file_that_is_truncated_and_then_written_yields_its_time() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("terminate-at");
-        for partial in ["", "2030-01-31T1"] {
-            std::fs::write(&path, partial).unwrap();
-            let writing = async {
-                tokio::time::sleep(NOTICE_FILE_REREAD_DELAY / 2).await;
-                std::fs::write(&path, "2030-01-31T12:00:00Z\n").unwrap();
-            };
-            let mut reader = Reader::new(&path);
-            let (reading, ()) = tokio::join!(reader.read(Instant::default()), writing);
-            assert!(matches!(reading, Ok(NoticeReading::Terminating(Termination::At(_)))), "{reading:?}");
-        }
-        std::fs::write(&path, "\n").unwrap();
-        let reading = Reader::new(&path).read(Instant::default()).await;
-        assert_eq!(reading, Ok(NoticeReading::Terminating(Termination::Soon)));
     }
 }
