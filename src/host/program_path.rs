@@ -28,14 +28,14 @@ pub fn find_program(program: &str, env: &BTreeMap<String, String>, workdir: &Pat
             Err(_) => {}
         }
     }
-    let what = match (kind, program.contains('/')) {
-        (io::ErrorKind::PermissionDenied, _) => {
-            format!("{program}: not executable")
-        }
-        (_, true) => format!("{program}: no such file"),
-        (_, false) => format!("{program}: not found in PATH"),
+    let what = if kind == io::ErrorKind::PermissionDenied {
+        "not executable"
+    } else if program.contains('/') {
+        "no such file"
+    } else {
+        "not found in PATH"
     };
-    Err(io::Error::new(kind, what))
+    Err(io::Error::new(kind, format!("{program}: {what}")))
 }
 
 fn check_executable(path: &Path) -> Result<(), io::ErrorKind> {

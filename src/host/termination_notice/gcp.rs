@@ -18,50 +18,50 @@ pub(super) async fn responds(client: &MetadataClient) -> bool {
     get(client, &format!("{INSTANCE}id"), METADATA_TIMEOUT).await.is_ok_and(|reply| reply.status == 200)
 }
 
-/// Watches one value with `wait_for_change`.
-pub(super) struct Reader<'a> {
-    client: &'a MetadataClient,
+/// A value that announces the end of the VM.
+#[derive(Clone, Copy)]
+pub(super) struct WatchedValue {
     name: &'static str,
     staying: &'static [&'static str],
     terminating: &'static str,
     /// Google's documented time from the change of the value to the end of the VM.
     notice: Duration,
+}
+
+pub(super) const PREEMPTION: WatchedValue = WatchedValue {
+    name: "preempted",
+    staying: &["FALSE"],
+    terminating: "TRUE",
+    notice: Duration::from_secs(30),
+};
+
+/// A live migration does not stop the VM. Hosts with GPUs get an hour's notice, which cannot be told from here.
+pub(super) const MAINTENANCE: WatchedValue = WatchedValue {
+    name: "maintenance-event",
+    staying: &["NONE", "MIGRATE_ON_HOST_MAINTENANCE"],
+    terminating: "TERMINATE_ON_HOST_MAINTENANCE",
+    notice: Duration::from_secs(60),
+};
+
+/// Watches a value with `wait_for_change`.
+pub(super) struct Reader<'a> {
+    client: &'a MetadataClient,
+    value: WatchedValue,
     /// Of the last value, if its change can be waited for. Sent with the long poll, so that a change between two polls is not missed.
     etag: Option<String>,
     last_staying_at: Option<Instant>,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) const fn of_preemption(client: &'a MetadataClient) -> Self {
-        let notice = Duration::from_secs(30);
-        Self {
-            client,
-            name: "preempted",
-            staying: &["FALSE"],
-            terminating: "TRUE",
-            notice,
-            etag: None,
-            last_staying_at: None,
-        }
-    }
-
-    /// A live migration does not stop the VM. Hosts with GPUs get an hour's notice, which cannot be told from here.
-    pub(super) const fn of_maintenance(client: &'a MetadataClient) -> Self {
-        Self {
-            client,
-            name: "maintenance-event",
-            staying: &["NONE", "MIGRATE_ON_HOST_MAINTENANCE"],
-            terminating: "TERMINATE_ON_HOST_MAINTENANCE",
-            notice: Duration::from_secs(60),
-            etag: None,
-            last_staying_at: None,
-        }
+    pub(super) const fn new(client: &'a MetadataClient, value: WatchedValue) -> Self {
+        Self { client, value, etag: None, last_staying_at: None }
     }
 }
 
 impl NoticeReader for Reader<'_> {
     async fn read(&mut self, _: Instant) -> Result<NoticeReading, String> {
-        let (mut path, mut timeout) = (format!("{INSTANCE}{}", self.name), METADATA_TIMEOUT);
+        let WatchedValue { name, staying, terminating, notice } = self.value;
+        let (mut path, mut timeout) = (format!("{INSTANCE}{name}"), METADATA_TIMEOUT);
         // Taken, so that the value is read without waiting after an error.
         let etag = self.etag.take();
         if let Some(etag) = &etag {
@@ -73,21 +73,21 @@ impl NoticeReader for Reader<'_> {
         }
         let reply = get(self.client, &path, timeout).await?;
         let (value, now) = (reply.body.trim(), self.client.clock().now());
-        let staying = self.staying.contains(&value);
-        if reply.status != 200 || !staying && value != self.terminating {
-            return Err(format!("{}: {}", self.name, reply.unexpected_reply()));
+        let stays = staying.contains(&value);
+        if reply.status != 200 || !stays && value != terminating {
+            return Err(format!("{name}: {}", reply.unexpected_reply()));
         }
-        if staying {
+        if stays {
             self.last_staying_at = Some(now);
         }
         let next_etag = reply.header("etag").unwrap_or_default().to_owned();
         self.etag = self.last_staying_at.is_some().then_some(next_etag);
-        if staying {
+        if stays {
             return Ok(NoticeReading::Nothing);
         }
         // A long poll returns at the change; a read may be late by the time since the last one, and the first read by any time.
         let changed_at = if etag.is_some() { Some(now) } else { self.last_staying_at };
-        Ok(NoticeReading::Terminating(changed_at.map_or(Termination::Soon, |at| Termination::At(at.plus(self.notice)))))
+        Ok(NoticeReading::Terminating(changed_at.map_or(Termination::Soon, |at| Termination::At(at.plus(notice)))))
     }
 }
 

@@ -1,6 +1,5 @@
 //! Sends requests to a metadata service: without proxy, redirects or retries, with a timeout and a size limit.
 
-use std::fmt;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -17,16 +16,11 @@ use crate::limits::{METADATA_BODY_BYTES_MAX, METADATA_CONNECT_TIMEOUT, POOL_IDLE
 /// The link-local address of the metadata service of every cloud.
 const ENDPOINT: &str = "http://169.254.169.254";
 
+#[derive(Debug)]
 pub(super) struct MetadataClient {
     http: Client,
     base: String,
     clock: Clock,
-}
-
-impl fmt::Debug for MetadataClient {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "MetadataClient({})", self.base)
-    }
 }
 
 /// A reply of any status.

@@ -18,15 +18,14 @@ use tokio::sync::{mpsc, watch};
 use crate::domain::termination_notice::{NoticeEvent, NoticeReading, NoticeTracker, PollSchedule, Termination};
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::limits::{
-    NOTICE_FILE_POLL_INTERVAL, NOTICE_POLL_INTERVAL_AWS, NOTICE_POLL_INTERVAL_AZURE, NOTICE_POLL_INTERVAL_GCP,
-};
+use crate::limits::{NOTICE_POLL_INTERVAL, NOTICE_POLL_INTERVAL_AWS};
 use metadata_service::MetadataClient;
 
 pub use crate::domain::termination_notice::NoticeOrigin;
 
-/// Between searches for a metadata service; the network of a freshly started host may not be up at first.
-const SEARCH_DELAYS: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(8), Duration::from_secs(30)];
+/// Before each search for a metadata service; the network of a freshly started host may not be up at first.
+const SEARCH_DELAYS: [Duration; 4] =
+    [Duration::ZERO, Duration::from_secs(2), Duration::from_secs(8), Duration::from_secs(30)];
 /// How many notices may wait to be handled.
 pub const NOTICES_MAX: usize = 16;
 
@@ -69,15 +68,6 @@ pub struct NoticeConfig {
     pub schedule: Option<PollSchedule>,
     /// The clock of the deadlines.
     pub clock: Clock,
-}
-
-const fn poll_interval(origin: NoticeOrigin) -> Duration {
-    match origin {
-        NoticeOrigin::Aws => NOTICE_POLL_INTERVAL_AWS,
-        NoticeOrigin::Gcp => NOTICE_POLL_INTERVAL_GCP,
-        NoticeOrigin::Azure => NOTICE_POLL_INTERVAL_AZURE,
-        NoticeOrigin::File => NOTICE_FILE_POLL_INTERVAL,
-    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,13 +124,12 @@ impl NoticeWatch {
     ///
     /// Cancel safe: a later watch reads the same notices again.
     pub async fn run(self, notices: mpsc::Sender<Notice>) {
-        tokio::join!(self.watch_cloud(&notices), self.watch_file(&notices));
-    }
-
-    async fn watch_file(&self, notices: &mpsc::Sender<Notice>) {
-        if let Some(path) = &self.config.file {
-            self.poll(NoticeOrigin::File, notice_file::Reader::new(path), notices).await;
-        }
+        let watch_file = async {
+            if let Some(path) = &self.config.file {
+                self.poll(NoticeOrigin::File, notice_file::Reader::new(path), &notices).await;
+            }
+        };
+        tokio::join!(self.watch_cloud(&notices), watch_file);
     }
 
     async fn watch_cloud(&self, notices: &mpsc::Sender<Notice>) {
@@ -152,8 +141,8 @@ impl NoticeWatch {
             NoticeOrigin::Azure => self.poll(origin, azure::Reader::new(client), notices).await,
             NoticeOrigin::Gcp => {
                 tokio::join!(
-                    self.poll(origin, gcp::Reader::of_preemption(client), notices),
-                    self.poll(origin, gcp::Reader::of_maintenance(client), notices),
+                    self.poll(origin, gcp::Reader::new(client, gcp::PREEMPTION), notices),
+                    self.poll(origin, gcp::Reader::new(client, gcp::MAINTENANCE), notices),
                 );
             }
             NoticeOrigin::File => {}
@@ -174,12 +163,10 @@ impl NoticeWatch {
     }
 
     async fn find_provider(&self) -> Option<NoticeOrigin> {
-        for delay in SEARCH_DELAYS.map(Some).into_iter().chain([None]) {
+        for delay in SEARCH_DELAYS {
+            tokio::time::sleep(delay).await;
             if let Some(found) = self.responding_providers().await.first() {
                 return Some(*found);
-            }
-            if let Some(delay) = delay {
-                tokio::time::sleep(delay).await;
             }
         }
         tracing::info!(
@@ -191,7 +178,8 @@ impl NoticeWatch {
 
     async fn poll(&self, origin: NoticeOrigin, mut reader: impl NoticeReader, notices: &mpsc::Sender<Notice>) {
         let (clock, provider) = (self.config.clock, origin.as_str());
-        let schedule = self.config.schedule.unwrap_or_else(|| PollSchedule::with_interval(poll_interval(origin)));
+        let interval = if origin == NoticeOrigin::Aws { NOTICE_POLL_INTERVAL_AWS } else { NOTICE_POLL_INTERVAL };
+        let schedule = self.config.schedule.unwrap_or_else(|| PollSchedule::with_interval(interval));
         let mut tracker = NoticeTracker::new(schedule, uuid::Uuid::new_v4().as_u64_pair().0);
         tracing::info!(provider, "watching for termination notices");
         self.set_health(origin, WatchHealth::Unknown);
