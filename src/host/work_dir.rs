@@ -82,14 +82,21 @@ impl WorkDir {
     }
 
     /// Removes the task directories of a previous process that was killed; its payloads must have ended. A directory that
-    /// cannot be removed is moved aside. Returns how many lie aside.
+    /// cannot be removed is moved aside, and its removal is retried at the next start.
     ///
     /// # Errors
     ///
     /// A directory can neither be removed nor moved, or the new one cannot be created.
-    pub(crate) fn remove_task_dirs(&self) -> io::Result<usize> {
+    pub(crate) fn remove_task_dirs(&self) -> io::Result<()> {
         let tasks = &self.tasks_dir;
-        self.retry_set_aside();
+        for path in set_aside_names(tasks).filter(|path| path.symlink_metadata().is_ok()) {
+            if let Err(error) = remove_tree(&path) {
+                tracing::warn!(
+                    dir = %path.display(), %error,
+                    "still cannot remove a directory that was moved aside; remove it as its owner"
+                );
+            }
+        }
         let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", tasks.display()));
         if let Err(error) = remove_tree(tasks) {
             let aside = set_aside(tasks).map_err(at)?;
@@ -99,20 +106,7 @@ impl WorkDir {
                  still write there, and remove the directory as its owner"
             );
         }
-        std::fs::create_dir(tasks).map_err(at)?;
-        Ok(set_aside_names(tasks).filter(|path| path.symlink_metadata().is_ok()).count())
-    }
-
-    /// Retries the removal of directories that an earlier start moved aside.
-    fn retry_set_aside(&self) {
-        for path in set_aside_names(&self.tasks_dir).filter(|path| path.symlink_metadata().is_ok()) {
-            match remove_tree(&path) {
-                Ok(()) => tracing::info!(dir = %path.display(), "removed a directory that was moved aside"),
-                Err(error) => {
-                    tracing::warn!(dir = %path.display(), %error, "still cannot remove a directory that was moved aside");
-                }
-            }
-        }
+        std::fs::create_dir(tasks).map_err(at)
     }
 
     pub(crate) fn work_dir_lock(&self) -> io::Result<WorkDirLock> {
@@ -387,7 +381,7 @@ mod tests {
         std::fs::create_dir_all(aside(1).join("task_0")).unwrap();
         std::fs::create_dir_all(aside(3).join("task_1")).unwrap();
         std::fs::create_dir(dir.path().join("tasks.set-aside-mine")).unwrap();
-        assert_eq!(work.remove_task_dirs().unwrap(), 0);
+        work.remove_task_dirs().unwrap();
         assert!(!aside(1).exists() && !aside(3).exists() && dir.path().join("tasks.set-aside-mine").exists());
     }
 

@@ -20,8 +20,6 @@ pub(super) struct History {
     pub(super) notice: Option<NoticeReceived>,
     /// Why the work directory counts as lost.
     pub(super) work_dir_lost_reason: Option<String>,
-    /// Directories of earlier tasks that could not be removed.
-    pub(super) unremoved_dirs: usize,
     counters: Arc<WorkerCounters>,
 }
 
@@ -50,7 +48,7 @@ pub(super) struct LastRefusal {
 }
 
 impl History {
-    pub(super) fn new(sources: usize, counters: Arc<WorkerCounters>, unremoved_dirs: usize, now: Instant) -> Self {
+    pub(super) fn new(sources: usize, counters: Arc<WorkerCounters>, now: Instant) -> Self {
         Self {
             started_at: now,
             sources: (0..sources).map(|_| SourceActivity::default()).collect(),
@@ -58,7 +56,6 @@ impl History {
             note: None,
             notice: None,
             work_dir_lost_reason: None,
-            unremoved_dirs,
             counters,
         }
     }

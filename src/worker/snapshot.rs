@@ -60,7 +60,6 @@ impl Engine {
         hints.extend(watches.iter().filter_map(NoticeWatchStatus::hint));
         hints.extend(pending_cleanup_hint(&cleanup_pending));
         hints.extend(self.containment().unenforced_limits_hint());
-        hints.extend(unremoved_hint(self.history.unremoved_dirs));
         let status = WorkerStatus {
             state,
             blocked_message: message,
@@ -311,15 +310,6 @@ fn pending_cleanup_hint(kept: &[String]) -> Option<String> {
             "processes of {} may remain (they survived SIGKILL, or may belong to another task): their slots stay taken until \
              they are gone; the log lists them",
             kept.join(", ")
-        )
-    })
-}
-
-fn unremoved_hint(aside: usize) -> Option<String> {
-    (aside > 0).then(|| {
-        format!(
-            "could not remove {aside} directories of earlier tasks at the start; they are in the work directory as \
-             `tasks.set-aside-N`: stop what still writes there, and remove them as their owner"
         )
     })
 }

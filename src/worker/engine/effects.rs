@@ -119,7 +119,7 @@ impl Engine {
         let record = self.journal.claim_record(live.source, live.run.clone());
         let records = &self.journal.records;
         let new_scope =
-            |first| self.containment.new_recorded_scope(ProcessRecorder::new(records.clone(), entry, first));
+            |first| self.containment.new_recorded_scope(Some(ProcessRecorder::new(records.clone(), entry, first)));
         // I27: a payload that is not journaled would survive this worker unnoticed. A connection-scoped claim leaves at
         // most processes; any other is reported by the next process, whatever was done of it.
         let connection_scoped = binding.source.capabilities().connection_scoped;

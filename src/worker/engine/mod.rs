@@ -81,7 +81,7 @@ impl Engine {
         let containment = Containment::probe(&work_dir_lock.identity(), config.containment)?;
         // After the kill, since a previous process's payloads may have written there until then.
         crash_point("startup-processes-killed");
-        let unremoved_dirs = work_dir.remove_task_dirs().map_err(unusable)?;
+        work_dir.remove_task_dirs().map_err(unusable)?;
         crash_point("startup-dirs-cleared");
         let journal = previous.start_journal(work_dir_lock.clone(), name_locks);
         // Set here only.
@@ -110,7 +110,7 @@ impl Engine {
         Ok(Self {
             rules,
             calls: RunningCalls::new(handlers, last_recovered + sources.len() as u64),
-            history: History::new(sources.len(), Arc::clone(&control.counters), unremoved_dirs, config.clock.now()),
+            history: History::new(sources.len(), Arc::clone(&control.counters), config.clock.now()),
             resources: resources::measure(work_dir.tasks_dir()),
             host_probe: HostProbe::new(work_dir.tasks_dir()),
             measuring: Arc::new(Semaphore::new(1)),
