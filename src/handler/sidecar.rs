@@ -140,12 +140,9 @@ impl SidecarContext {
             Ok(()) | Err(_) => {}
         }
         // I27: an unrecorded process would outlive a killed worker.
-        let scope = match self.journal.clone() {
-            Some((journal, entry)) => {
-                self.containment.new_recorded_scope(ProcessRecorder::new(journal, entry, FirstRecord::Sidecar))
-            }
-            None => self.containment.new_scope(),
-        };
+        let journal = self.journal.clone();
+        let recorder = journal.map(|(journal, entry)| ProcessRecorder::new(journal, entry, FirstRecord::Sidecar));
+        let scope = self.containment.new_recorded_scope(recorder);
         let log = TaskLog::new(path, LOG_LIMITS);
         let (context, cancel) = Context::without_claim("service", serde_json::Value::Null, folder, log, self.clock)?;
         let context = context.in_scope(scope);

@@ -119,6 +119,17 @@ pub(crate) fn with_descendants(roots: &[i32], all: &[ProcessStat]) -> Vec<i32> {
     found
 }
 
+/// Blocks until `condition` holds, at most for `timeout`. Returns whether it holds.
+pub(crate) fn poll_blocking(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    for _ in 0..timeout.as_millis() / PROCESS_POLL_INTERVAL.as_millis() {
+        if condition() {
+            return true;
+        }
+        std::thread::sleep(PROCESS_POLL_INTERVAL);
+    }
+    false
+}
+
 /// In bytes; `None` if the process has ended.
 pub(crate) fn resident_memory(pid: i32) -> Option<u64> {
     parse_resident_memory(&String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/status")).ok()?))

@@ -16,7 +16,7 @@ use crate::controller::state_store::{StateStore, WorkerPid, WorkerRecord};
 use crate::domain::group::Key;
 use crate::domain::journal::BootId;
 use crate::host::containment::children::{self, ChildRegistration, StartedChild};
-use crate::host::containment::{WorkerCgroup, WorkerCgroups};
+use crate::host::containment::{Cgroup, KillMethod, WorkerCgroups, command_prefix};
 use crate::host::process::{self, ProcessStat};
 use crate::host::program_path::find_program;
 
@@ -74,7 +74,7 @@ impl SubprocessDriver {
         Ok(listed)
     }
 
-    fn create_cgroup(&self, id: &str) -> Option<WorkerCgroup> {
+    fn create_cgroup(&self, id: &str) -> Option<Cgroup> {
         let created = self.cgroups.as_ref()?.create(id);
         created.inspect_err(|error| tracing::warn!(worker = id, "no cgroup for this worker: {error}")).ok()
     }
@@ -98,7 +98,7 @@ impl SubprocessDriver {
 
     fn spawn_worker(
         &self,
-        cgroup: Option<WorkerCgroup>,
+        cgroup: Option<Cgroup>,
         (program, arguments): (&String, &[String]),
         record: WorkerRecord,
         variables: BTreeMap<String, String>,
@@ -108,7 +108,7 @@ impl SubprocessDriver {
         self.store.put_worker(&record)?;
         let mut command = match &cgroup {
             Some(cgroup) => {
-                let (shim, arguments) = cgroup.command_prefix()?;
+                let (shim, arguments) = command_prefix(cgroup)?;
                 let mut command = Command::new(shim);
                 command.args(arguments).arg(program);
                 command
@@ -190,7 +190,7 @@ fn is_running(record: &WorkerRecord) -> io::Result<bool> {
 }
 
 fn has_processes(record: &WorkerRecord) -> bool {
-    record.cgroup.clone().is_some_and(|path| !WorkerCgroup::at(path).processes().is_empty())
+    record.cgroup.clone().is_some_and(|path| !Cgroup::at(path).processes().is_empty())
 }
 
 /// Kills what an exited worker has left behind.
@@ -208,14 +208,14 @@ fn kill_remaining(record: &WorkerRecord) -> io::Result<()> {
 
 fn kill_cgroup(record: &WorkerRecord) {
     if let Some(path) = &record.cgroup {
-        WorkerCgroup::at(path.clone()).kill();
+        Cgroup::at(path.clone()).kill(KillMethod::Kill);
     }
 }
 
 /// False while processes of it are exiting.
 fn remove_cgroup(record: &WorkerRecord) -> bool {
     kill_cgroup(record);
-    record.cgroup.clone().is_none_or(|path| WorkerCgroup::at(path).try_remove())
+    record.cgroup.clone().is_none_or(|path| Cgroup::at(path).remove().is_ok())
 }
 
 fn exit_reason(children: &mut Children, record: &WorkerRecord) -> io::Result<Option<String>> {

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rustix::process::Signal;
 use tokio::io::Interest;
@@ -21,7 +20,7 @@ const PROCS_FILE: &str = "cgroup.procs";
 const KILL_FILE: &str = "cgroup.kill";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum KillMethod {
+pub(crate) enum KillMethod {
     /// `cgroup.kill`: atomic, even against a fork bomb.
     Kill,
     /// `cgroup.freeze`, then SIGKILL to each process. Linux before 5.14.
@@ -68,16 +67,16 @@ fn mounted_path(mounts: &[u8], group: &str) -> Option<PathBuf> {
 
 /// A control group, which may not exist yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Cgroup {
+pub(crate) struct Cgroup {
     path: PathBuf,
 }
 
 impl Cgroup {
-    pub(super) const fn at(path: PathBuf) -> Self {
+    pub(crate) const fn at(path: PathBuf) -> Self {
         Self { path }
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -146,7 +145,7 @@ impl Cgroup {
     }
 
     /// Sends SIGKILL to every process in the group and its descendants, without waiting.
-    pub(super) fn kill(&self, method: KillMethod) {
+    pub(crate) fn kill(&self, method: KillMethod) {
         if let Err(error) = self.try_kill(method)
             && error.kind() != io::ErrorKind::NotFound
         {
@@ -185,7 +184,7 @@ impl Cgroup {
     }
 
     /// The processes in the group and its descendants.
-    pub(super) fn processes(&self) -> Vec<i32> {
+    pub(crate) fn processes(&self) -> Vec<i32> {
         let lists = self
             .with_descendants()
             .into_iter()
@@ -270,20 +269,8 @@ impl Cgroup {
         }
     }
 
-    /// Blocks this thread; for the probe.
-    pub(super) fn wait_empty_blocking(&self, timeout: Duration) -> bool {
-        let polls = timeout.as_millis() / PROCESS_POLL_INTERVAL.as_millis();
-        (0..polls).any(|_| {
-            let empty = self.is_empty();
-            if !empty {
-                std::thread::sleep(PROCESS_POLL_INTERVAL);
-            }
-            empty
-        })
-    }
-
     /// Removes the empty group with the groups that a payload created in it.
-    pub(super) fn remove(&self) -> io::Result<()> {
+    pub(crate) fn remove(&self) -> io::Result<()> {
         match std::fs::remove_dir(&self.path) {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

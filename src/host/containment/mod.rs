@@ -34,10 +34,10 @@ use super::journal::ProcessRecorder;
 use super::process::{self, ProcessStat};
 use crate::limits::{CONTAINMENT_PROBE_TIMEOUT, REAP_INTERVAL, REAP_INTERVAL_PIDS_LIMITED};
 use crate::named_enum::named_enum;
-use cgroup::{Cgroup, KillMethod};
 use process_scope::Backend;
 use shim_launch::shim_path;
 
+pub(crate) use cgroup::{Cgroup, KillMethod};
 pub(crate) use dir_size::{is_larger_than, wait_larger_than};
 pub(crate) use exec_shim::ShimError;
 pub use kill_recorded::kill_recorded_processes;
@@ -45,7 +45,7 @@ pub(crate) use process_scope::{LaunchMethod, ScopedProcess};
 pub use process_scope::{LimitExceeded, ProcessScope};
 pub use shim_launch::shim;
 pub(crate) use shim_launch::{SHIM_NAME, encode_environment};
-pub(crate) use worker_cgroups::{WorkerCgroup, WorkerCgroups};
+pub(crate) use worker_cgroups::{WorkerCgroups, command_prefix};
 
 /// Identifies the processes of a payload.
 pub const COOKIE_VARIABLE: &str = "JOURNEYMAN_CLAIM_COOKIE";
@@ -186,7 +186,7 @@ impl Containment {
         let inner = ContainmentInner { mechanism, shortcomings, limits, unenforced_keys };
         let containment = Self { inner: Arc::new(inner) };
         let level = containment.level();
-        tracing::info!(containment = level.as_str(), "containment: {}", level_description(level));
+        tracing::info!(containment = level.as_str(), "containment of tasks: {}", level.as_str());
         for why in containment.shortcomings() {
             tracing::warn!(containment = level.as_str(), "{why}");
         }
@@ -232,15 +232,11 @@ impl Containment {
     /// A scope for one claim. Its control group is created with the first process; its record is known at once, so that it can
     /// be journaled first.
     pub fn new_scope(&self) -> ProcessScope {
-        self.scope_recorded_by(None)
+        self.new_recorded_scope(None)
     }
 
     /// As [`Containment::new_scope`], with the journal entry of its processes.
-    pub(crate) fn new_recorded_scope(&self, recorder: ProcessRecorder) -> ProcessScope {
-        self.scope_recorded_by(Some(recorder))
-    }
-
-    fn scope_recorded_by(&self, recorder: Option<ProcessRecorder>) -> ProcessScope {
+    pub(crate) fn new_recorded_scope(&self, recorder: Option<ProcessRecorder>) -> ProcessScope {
         let cookie = uuid::Uuid::new_v4().simple().to_string();
         let backend = match &self.inner.mechanism {
             Mechanism::ProcessGroups => Backend::ProcessGroup,
@@ -281,16 +277,6 @@ impl Containment {
 }
 
 const CLAIM_CGROUP_PREFIX: &str = "claim-";
-
-const fn level_description(level: ContainmentLevel) -> &'static str {
-    match level {
-        ContainmentLevel::CgroupKill => "a control group for each task, killed as a whole",
-        ContainmentLevel::CgroupFreeze => "a control group for each task, frozen and then killed",
-        ContainmentLevel::ProcessGroup => {
-            "a process group for each task; orphans are found by descent and by their environment"
-        }
-    }
-}
 
 fn cgroup_required_message(shortcomings: &[String]) -> String {
     format!(
@@ -402,13 +388,11 @@ fn try_kill_method(probe: &Cgroup, method: KillMethod) -> Result<(), String> {
     let started = children::start_child(None, || command.spawn(), |child| Some(child.id()))
         .map_err(|error| format!("cannot execute the exec shim: {error}"))?;
     let children::StartedChild { mut child, registration } = started;
-    let entered = (0..CONTAINMENT_PROBE_TIMEOUT.as_millis() / process::PROCESS_POLL_INTERVAL.as_millis()).any(|_| {
-        let inside = probe.processes().contains(&child.id().cast_signed());
-        if !inside && !matches!(child.try_wait(), Ok(Some(_))) {
-            std::thread::sleep(process::PROCESS_POLL_INTERVAL);
-        }
-        inside
+    let pid = child.id().cast_signed();
+    process::poll_blocking(CONTAINMENT_PROBE_TIMEOUT, || {
+        probe.processes().contains(&pid) || matches!(child.try_wait(), Ok(Some(_)))
     });
+    let entered = probe.processes().contains(&pid);
     if entered {
         probe.kill(method);
     } else {
@@ -420,7 +404,7 @@ fn try_kill_method(probe: &Cgroup, method: KillMethod) -> Result<(), String> {
     if !entered {
         return Err("a process could not enter a test control group".to_owned());
     }
-    if !probe.wait_empty_blocking(CONTAINMENT_PROBE_TIMEOUT) {
+    if !process::poll_blocking(CONTAINMENT_PROBE_TIMEOUT, || probe.is_empty()) {
         return Err(format!("a process survived {file}"));
     }
     probe.remove().map_err(|error| error.to_string())
@@ -443,7 +427,7 @@ fn kill_and_remove(group: &Cgroup) -> io::Result<()> {
             all.iter().filter(|stat| tree.contains(&stat.pid) && !inside.contains(&stat.pid) && stat.pid != own);
         outside.for_each(|stat| stat.signal(Signal::KILL));
         group.kill(if group.has_file("cgroup.kill") { KillMethod::Kill } else { KillMethod::FreezeAndSignal });
-        if !group.wait_empty_blocking(CONTAINMENT_PROBE_TIMEOUT) {
+        if !process::poll_blocking(CONTAINMENT_PROBE_TIMEOUT, || group.is_empty()) {
             let text = format!("cannot kill processes in {}: {:?}", group.path().display(), group.processes());
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
         }

@@ -14,6 +14,7 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
+use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -30,14 +31,7 @@ pub(crate) const SHIM_NAME: &str = "[journeyman shim]";
 static SHIM_BINARY: &[u8] = include_bytes!(env!("JOURNEYMAN_EXEC_SHIM"));
 
 static SHIM_CALLED: AtomicBool = AtomicBool::new(false);
-static SHIM_COPY: OnceLock<Result<ShimCopy, String>> = OnceLock::new();
-
-/// The exec shim as a file in memory, which exists as long as this process.
-#[derive(Debug)]
-struct ShimCopy {
-    path: PathBuf,
-    _file: File,
-}
+static SHIM_COPY: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 
 /// Allows workers in this process to adopt and reap processes that payloads leave behind, and to use control groups where the
 /// host offers them. Has to be called first in `main`, before any thread is started.
@@ -55,17 +49,24 @@ pub(super) fn is_shim_called() -> bool {
     SHIM_CALLED.load(Ordering::Relaxed)
 }
 
-/// The path of the exec shim's copy.
+/// The path of the exec shim's copy in memory, which stays open as long as this process runs.
 ///
 /// # Errors
 ///
 /// The kernel has no memfd.
 pub(super) fn shim_path() -> io::Result<&'static Path> {
-    let copy = SHIM_COPY.get_or_init(|| copy_to_memfd().map_err(|error| format!("cannot copy the exec shim: {error}")));
-    copy.as_ref().map(|copy| copy.path.as_path()).map_err(|error| io::Error::other(error.as_str()))
+    let copy = SHIM_COPY.get_or_init(|| match copy_to_memfd() {
+        Ok(file) => Ok(fd_path(&ManuallyDrop::new(file))),
+        Err(error) => Err(format!("cannot copy the exec shim: {error}")),
+    });
+    copy.as_deref().map_err(|error| io::Error::other(error.as_str()))
 }
 
-fn copy_to_memfd() -> io::Result<ShimCopy> {
+fn fd_path(file: &File) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+fn copy_to_memfd() -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = match rustix::fs::memfd_create("journeyman-exec-shim", flags | MemfdFlags::EXEC) {
         // Before Linux 6.3 every memfd may be executed.
@@ -75,7 +76,7 @@ fn copy_to_memfd() -> io::Result<ShimCopy> {
     let mut file = File::from(file);
     file.write_all(SHIM_BINARY)?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
-    Ok(ShimCopy { path: format!("/proc/self/fd/{}", file.as_raw_fd()).into(), _file: file })
+    Ok(file)
 }
 
 /// Encodes an environment for the shim: variables that are each terminated by a zero, and a final empty one.
@@ -126,9 +127,9 @@ mod tests {
     #[test]
     fn the_copy_of_the_shim_is_complete_and_sealed() {
         let mut copy = copy_to_memfd().unwrap();
-        assert_eq!(std::fs::read(&copy.path).unwrap(), SHIM_BINARY);
-        assert_eq!(copy._file.write(b"x").unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
-        assert_eq!(copy._file.set_len(0).unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
+        assert_eq!(std::fs::read(fd_path(&copy)).unwrap(), SHIM_BINARY);
+        assert_eq!(copy.write(b"x").unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
+        assert_eq!(copy.set_len(0).unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
     }
 
     #[test]

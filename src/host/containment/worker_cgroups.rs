@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::cgroup::{Cgroup, KillMethod};
 use super::exec_shim::EXEC;
@@ -34,11 +34,11 @@ impl WorkerCgroups {
         tried.map(|()| groups)
     }
 
-    pub(crate) fn create(&self, id: &str) -> io::Result<WorkerCgroup> {
+    pub(crate) fn create(&self, id: &str) -> io::Result<Cgroup> {
         self.parent.create()?;
         let group = Cgroup::at(self.parent.path().join(id));
         group.create()?;
-        Ok(WorkerCgroup(group))
+        Ok(group)
     }
 }
 
@@ -49,35 +49,7 @@ impl Drop for WorkerCgroups {
     }
 }
 
-/// The control group of a program and everything that it starts.
-#[derive(Debug)]
-pub(crate) struct WorkerCgroup(Cgroup);
-
-impl WorkerCgroup {
-    /// An existing group.
-    pub(crate) const fn at(path: PathBuf) -> Self {
-        Self(Cgroup::at(path))
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    /// The program to start, and the arguments before the actual program and its arguments, so that it starts in the group.
-    pub(crate) fn command_prefix(&self) -> io::Result<(&'static Path, [OsString; 2])> {
-        Ok((shim_path()?, [EXEC.into(), self.0.procs_path().into()]))
-    }
-
-    pub(crate) fn processes(&self) -> Vec<i32> {
-        self.0.processes()
-    }
-
-    pub(crate) fn kill(&self) {
-        self.0.kill(KillMethod::Kill);
-    }
-
-    /// Removes the group and returns `true`, unless it has processes.
-    pub(crate) fn try_remove(&self) -> bool {
-        self.0.remove().is_ok()
-    }
+/// The program to start, and the arguments before the actual program and its arguments, so that it starts in a group.
+pub(crate) fn command_prefix(group: &Cgroup) -> io::Result<(&'static Path, [OsString; 2])> {
+    Ok((shim_path()?, [EXEC.into(), group.procs_path().into()]))
 }
