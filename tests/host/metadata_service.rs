@@ -1,18 +1,14 @@
 //! A local metadata service: that of EC2, Google or Azure, as documented, with faults on request.
-//!
+
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
-use crate::gremlin::{self, Act, Asked, answer_with, head};
+use crate::gremlin::{self, Act, Asked, Gremlin, answer_with, head};
 
 /// Limit for everything that a test waits for.
 pub const STEP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -52,9 +48,8 @@ pub struct State {
     pub faults: VecDeque<Act>,
     /// Offset of its clock.
     pub clock_s: i64,
-    /// EC2: the accepted tokens, and the lifetime of a new one.
+    /// EC2: the accepted tokens.
     pub tokens: Vec<String>,
-    pub token_life_s: u64,
     pub accept_tokens: bool,
     pub instance_action: Option<String>,
     /// Google.
@@ -68,30 +63,12 @@ pub struct State {
     given: u32,
 }
 
-struct Shared {
-    cloud: Cloud,
-    state: Mutex<State>,
-    changes: watch::Sender<u64>,
-    requests: Mutex<Vec<String>>,
-    questions: watch::Sender<usize>,
-}
-
-/// Stops when dropped.
-pub struct Metadata {
-    address: SocketAddr,
-    shared: Arc<Shared>,
-    _tasks: JoinSet<()>,
-}
-
-impl Metadata {
-    pub async fn start(cloud: Cloud) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a loopback port is free");
-        let address = listener.local_addr().expect("a bound socket has an address");
-        let state = State {
+impl Default for State {
+    fn default() -> Self {
+        Self {
             faults: VecDeque::new(),
             clock_s: 0,
             tokens: Vec::new(),
-            token_life_s: 21_600,
             accept_tokens: true,
             instance_action: None,
             flavor: Some("Google"),
@@ -101,28 +78,43 @@ impl Metadata {
             events: "[]".to_owned(),
             first_list_takes: Duration::ZERO,
             given: 0,
-        };
-        let shared = Arc::new(Shared {
-            cloud,
-            state: Mutex::new(state),
-            changes: watch::Sender::new(0),
-            requests: Mutex::default(),
-            questions: watch::Sender::new(0),
-        });
-        let mut tasks = JoinSet::new();
+        }
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changes: watch::Sender<u64>,
+}
+
+/// Stops when dropped.
+pub struct Metadata {
+    server: Gremlin,
+    shared: Arc<Shared>,
+}
+
+impl Metadata {
+    pub async fn start(cloud: Cloud) -> Self {
+        let shared = Arc::<Shared>::default();
         let serving = Arc::clone(&shared);
-        tasks.spawn(async move {
-            let mut connections = JoinSet::new();
-            while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(serve(stream, Arc::clone(&serving)));
-                while connections.try_join_next().is_some() {}
-            }
+        let server = Gremlin::responding(move |request| {
+            let (shared, request) = (Arc::clone(&serving), request.clone());
+            let fault = shared.state().faults.pop_front();
+            Box::pin(async move {
+                match (fault, cloud) {
+                    (Some(fault), _) => fault,
+                    (None, Cloud::Ec2) => ec2(&shared, &request),
+                    (None, Cloud::Google) => google(&shared, &request).await,
+                    (None, Cloud::Azure) => azure(&shared, &request).await,
+                }
+            })
         });
-        Self { address, shared, _tasks: tasks }
+        Self { server: server.await, shared }
     }
 
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        self.server.url()
     }
 
     pub fn change(&self, how: impl FnOnce(&mut State)) {
@@ -135,54 +127,32 @@ impl Metadata {
         Timestamp::now() + SignedDuration::from_secs(seconds + self.shared.state().clock_s)
     }
 
-    /// The requests so far, as `METHOD path`.
+    /// The lines of the requests so far.
     pub fn requests(&self) -> Vec<String> {
-        self.shared.requests.lock().clone()
+        self.server.asked().into_iter().map(|asked| asked.line).collect()
     }
 
     /// Waits for `times` more requests with these words.
     pub async fn wait_for_requests(&self, words: &str, times: usize) {
-        self.wait_until_requested(words, self.count(words) + times).await;
-    }
-
-    fn count(&self, words: &str) -> usize {
-        self.requests().iter().filter(|line| line.contains(words)).count()
+        self.wait_until_requested(words, count(&self.server.asked(), words) + times).await;
     }
 
     /// Waits for requests with these words, counted from the start.
-    pub async fn wait_until_requested(&self, words: &str, enough: usize) {
-        let mut questions = self.shared.questions.subscribe();
-        let reached = questions.wait_for(|_| self.count(words) >= enough);
-        drop(tokio::time::timeout(STEP_TIMEOUT, reached).await.expect("requests arrive").expect("it is there"));
+    pub async fn wait_until_requested(&self, words: &str, times: usize) {
+        let reached = self.server.wait_asked(|asked| count(asked, words) >= times);
+        tokio::time::timeout(STEP_TIMEOUT, reached).await.expect("requests arrive");
     }
+}
+
+fn count(asked: &[Asked], words: &str) -> usize {
+    asked.iter().filter(|asked| asked.line.contains(words)).count()
 }
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
-}
 
-async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
-    let Some(request) = gremlin::read(&mut stream).await else { return };
-    let fault = shared.state().faults.pop_front();
-    let questions = {
-        let mut all = shared.requests.lock();
-        all.push(request.line.trim_end_matches(" HTTP/1.1").to_owned());
-        all.len()
-    };
-    // Not under that lock: a waiting test takes it while this one is held.
-    shared.questions.send_replace(questions);
-    let act = match (fault, shared.cloud) {
-        (Some(fault), _) => fault,
-        (None, Cloud::Ec2) => ec2(&shared, &request),
-        (None, Cloud::Google) => google(&shared, &request).await,
-        (None, Cloud::Azure) => azure(&shared, &request).await,
-    };
-    act.perform(&mut stream, &AtomicU64::new(0)).await;
-}
-
-impl Shared {
     fn reply(&self, status: u16, headers: &[(&str, &str)], body: impl AsRef<[u8]>) -> Act {
         let date = gremlin::date(self.state().clock_s);
         answer_with(status, &[headers, &[("date", &date)]].concat(), body)
@@ -206,14 +176,14 @@ fn ec2(shared: &Shared, request: &Asked) -> Act {
         if !request.line.starts_with("PUT ") || !life.is_some_and(|life| (1..=21_600).contains(&life)) {
             return shared.reply(400, &[], "");
         }
-        let (token, life) = {
+        let token = {
             let mut state = shared.state();
             state.given += 1;
             let token = format!("token-{}==", state.given);
             state.tokens.push(token.clone());
-            (token, state.token_life_s.to_string())
+            token
         };
-        return shared.reply(200, &[(ttl, &life)], token);
+        return shared.reply(200, &[(ttl, "21600")], token);
     }
     let (accepted, action) = {
         let state = shared.state();

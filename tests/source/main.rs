@@ -3,6 +3,7 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 #[path = "../support/gremlin.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
 mod gremlin;
 
 mod azure;

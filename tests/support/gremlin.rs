@@ -1,16 +1,19 @@
 //! A server that replies by a script, faults included, and records the requests byte for byte.
 //!
-//! Raw TCP, so that nothing is parsed or normalized. One request a connection; the replies of the
-//! script are used in order, and the last one for every later request.
+//! Raw TCP, so that nothing is parsed or normalized. One request a connection; the replies of a script are used in order, and
+//! the last one for every later request.
 
+use std::future::ready;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// The reply to one request.
@@ -54,20 +57,40 @@ pub(crate) struct Gremlin {
     _tasks: JoinSet<()>,
 }
 
-#[derive(Default)]
 struct Shared {
-    script: Mutex<Vec<Act>>,
-    asked: Mutex<Vec<Asked>>,
+    respond: Box<Respond>,
+    /// The requests so far.
+    asked: watch::Sender<Vec<Asked>>,
     sent: AtomicU64,
 }
+
+/// The first part runs before the request counts as asked.
+type Respond = dyn Fn(&Asked) -> BoxFuture<'static, Act> + Send + Sync;
 
 impl Gremlin {
     /// Starts a server on a free port of the loopback address. `script` gets its address.
     pub(crate) async fn start(script: impl FnOnce(&str) -> Vec<Act>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a loopback port is free");
-        let address = listener.local_addr().expect("a bound socket has an address");
-        let shared = Arc::new(Shared::default());
-        *shared.script.lock() = script(&format!("http://{address}"));
+        let mut script = script(&format!("http://{}", address(&listener)));
+        let last = script.pop().unwrap_or(Act::Silence);
+        let script = Mutex::new(script.into_iter());
+        Self::serve(listener, move |_| Box::pin(ready(script.lock().next().unwrap_or_else(|| last.clone()))))
+    }
+
+    /// Starts a server that computes each reply.
+    pub(crate) async fn responding(
+        respond: impl Fn(&Asked) -> BoxFuture<'static, Act> + Send + Sync + 'static,
+    ) -> Self {
+        Self::serve(TcpListener::bind("127.0.0.1:0").await.expect("a loopback port is free"), respond)
+    }
+
+    fn serve(
+        listener: TcpListener,
+        respond: impl Fn(&Asked) -> BoxFuture<'static, Act> + Send + Sync + 'static,
+    ) -> Self {
+        let address = address(&listener);
+        let (respond, asked, sent) = (Box::new(respond), watch::Sender::default(), AtomicU64::new(0));
+        let shared = Arc::new(Shared { respond, asked, sent });
         let mut tasks = JoinSet::new();
         tasks.spawn(listen(listener, Arc::clone(&shared)));
         Self { address, shared, _tasks: tasks }
@@ -79,13 +102,22 @@ impl Gremlin {
 
     /// The requests so far.
     pub(crate) fn asked(&self) -> Vec<Asked> {
-        self.shared.asked.lock().clone()
+        self.shared.asked.borrow().clone()
+    }
+
+    /// Resolves when the requests so far satisfy a condition.
+    pub(crate) async fn wait_asked(&self, condition: impl Fn(&[Asked]) -> bool) {
+        drop(self.shared.asked.subscribe().wait_for(|asked| condition(asked)).await);
     }
 
     /// How many bytes it sent.
     pub(crate) fn sent(&self) -> u64 {
         self.shared.sent.load(Ordering::Relaxed)
     }
+}
+
+fn address(listener: &TcpListener) -> SocketAddr {
+    listener.local_addr().expect("a bound socket has an address")
 }
 
 /// The address of a port on which nothing listens.
@@ -133,24 +165,24 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         connections.spawn(serve(stream, Arc::clone(&shared)));
+        while connections.try_join_next().is_some() {}
     }
 }
 
 async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
     let Some(asked) = read(&mut stream).await else { return };
-    let act = {
-        let mut all = shared.asked.lock();
-        let script = shared.script.lock();
-        let act = script.get(all.len()).or_else(|| script.last()).cloned();
+    let mut act = None;
+    shared.asked.send_modify(|all| {
+        act = Some((shared.respond)(&asked));
         all.push(asked);
-        act
-    };
-    act.unwrap_or(Act::Silence).perform(&mut stream, &shared.sent).await;
+    });
+    let Some(act) = act else { return };
+    act.await.perform(&mut stream, &shared.sent).await;
 }
 
 impl Act {
     /// Replies to a request, and counts the bytes.
-    pub(crate) async fn perform(self, stream: &mut TcpStream, sent: &AtomicU64) {
+    async fn perform(self, stream: &mut TcpStream, sent: &AtomicU64) {
         let count = |bytes: usize| sent.fetch_add(bytes as u64, Ordering::Relaxed);
         match self {
             Self::Say(bytes) => {

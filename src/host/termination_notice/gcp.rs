@@ -28,12 +28,8 @@ pub(super) struct WatchedValue {
     notice: Duration,
 }
 
-pub(super) const PREEMPTION: WatchedValue = WatchedValue {
-    name: "preempted",
-    staying: &["FALSE"],
-    terminating: "TRUE",
-    notice: Duration::from_secs(30),
-};
+pub(super) const PREEMPTION: WatchedValue =
+    WatchedValue { name: "preempted", staying: &["FALSE"], terminating: "TRUE", notice: Duration::from_secs(30) };
 
 /// A live migration does not stop the VM. Hosts with GPUs get an hour's notice, which cannot be told from here.
 pub(super) const MAINTENANCE: WatchedValue = WatchedValue {
