@@ -33,14 +33,6 @@ async fn an_interruption_is_reported_once_with_its_time() {
 }
 
 #[tokio::test]
-async fn a_stop_is_a_termination() {
-    let service = Metadata::start(Service::Ec2).await;
-    let time = service.in_seconds(100);
-    service.change(|state| state.instance_action = action("stop", time));
-    assert_about(Watched::cloud(EC2, service.url()).next_in_seconds().await, 100.0);
-}
-
-#[tokio::test]
 async fn a_hibernation_means_at_once() {
     let service = Metadata::start(Service::Ec2).await;
     let time = service.in_seconds(120);
@@ -51,11 +43,11 @@ async fn a_hibernation_means_at_once() {
 
 #[tokio::test]
 async fn the_remaining_time_is_measured_on_the_clock_of_the_service() {
-    for clock_s in [3 * 3600, -3 * 3600] {
+    for (clock_s, word) in [(3 * 3600, "terminate"), (-3 * 3600, "stop")] {
         let service = Metadata::start(Service::Ec2).await;
         service.change(|state| state.clock_s = clock_s);
         let time = service.in_seconds(120);
-        service.change(|state| state.instance_action = action("terminate", time));
+        service.change(|state| state.instance_action = action(word, time));
         assert_about(Watched::cloud(EC2, service.url()).next_in_seconds().await, 120.0);
     }
 }
@@ -121,13 +113,4 @@ async fn a_watch_is_failing_while_the_service_does_not_answer() {
     service.change(|state| state.faults.clear());
     watched.wait_for_status(|status| status.health == WatchHealth::Healthy).await;
     watched.assert_no_more_notices();
-}
-
-#[tokio::test]
-async fn ec2_is_detected() {
-    let service = Metadata::start(Service::Ec2).await;
-    let time = service.in_seconds(120);
-    service.change(|state| state.instance_action = action("terminate", time));
-    let notice = Watched::cloud(MetadataProvider::Auto, service.url()).next().await;
-    assert_eq!(notice.origin, NoticeOrigin::Aws);
 }

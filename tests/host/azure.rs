@@ -129,11 +129,3 @@ async fn no_fault_of_the_service_is_a_notice_or_stops_the_watch() {
     service.change(|state| state.events = json!([event("Preempt", &["vmss_7"], "Scheduled", &time)]).to_string());
     assert_about(watched.next_in_seconds().await, 40.0);
 }
-
-#[tokio::test]
-async fn azure_is_detected() {
-    let service = Metadata::start(Service::Azure).await;
-    service.change(|state| state.events = json!([event("Reboot", &["vmss_7"], "Started", "")]).to_string());
-    let notice = Watched::cloud(MetadataProvider::Auto, service.url()).next().await;
-    assert_eq!(notice.origin, NoticeOrigin::Azure);
-}

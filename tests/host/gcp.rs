@@ -85,11 +85,3 @@ async fn no_fault_of_the_service_is_a_notice_or_stops_the_watch() {
     service.change(|state| state.preempted = "TRUE");
     assert_about(watched.next_in_seconds().await, 30.0);
 }
-
-#[tokio::test]
-async fn google_is_detected() {
-    let service = Metadata::start(Service::Google).await;
-    service.change(|state| state.preempted = "TRUE");
-    let notice = Watched::cloud(MetadataProvider::Auto, service.url()).next().await;
-    assert_eq!(notice.origin, NoticeOrigin::Gcp);
-}

@@ -6,11 +6,13 @@ use std::time::Duration;
 use journeyman::domain::backoff;
 use journeyman::domain::termination_notice::{PollSchedule, Termination};
 use journeyman::host::clock::Clock;
-use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeConfig, NoticeWatch, WatchStatus};
+use journeyman::host::termination_notice::{
+    MetadataProvider, Notice, NoticeConfig, NoticeOrigin, NoticeWatch, WatchStatus,
+};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::metadata_service::STEP_TIMEOUT;
+use crate::metadata_service::{Cloud, Metadata, STEP_TIMEOUT};
 
 pub struct Watched {
     notices: mpsc::Receiver<Notice>,
@@ -70,4 +72,20 @@ impl Watched {
 /// Allows for clock rounding and a loaded machine.
 pub fn assert_about(found: f64, expected: f64) {
     assert!(found <= expected + 0.5 && found >= expected - 9.0, "{found} s is not about {expected} s");
+}
+
+#[tokio::test]
+async fn the_provider_is_detected() {
+    for (cloud, origin) in
+        [(Cloud::Ec2, NoticeOrigin::Aws), (Cloud::Google, NoticeOrigin::Gcp), (Cloud::Azure, NoticeOrigin::Azure)]
+    {
+        let service = Metadata::start(cloud).await;
+        service.change(|state| {
+            state.instance_action = Some(r#"{"action": "stop"}"#.to_owned());
+            state.preempted = "TRUE";
+            state.events = r#"[{"EventType": "Reboot", "Resources": ["vmss_7"]}]"#.to_owned();
+        });
+        let notice = Watched::cloud(MetadataProvider::Auto, service.url()).next().await;
+        assert_eq!(notice, Notice { origin, termination: Termination::Soon });
+    }
 }
