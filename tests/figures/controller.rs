@@ -4,23 +4,20 @@
 use std::process::Stdio;
 use std::time::Duration;
 
+use futures_util::{TryStreamExt as _, stream};
 use journeyman::amqp::lapin::options::{ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions};
 use journeyman::amqp::lapin::types::FieldTable;
 use journeyman::amqp::lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use journeyman::client::{RpcClient, RpcRequest};
 use serde_json::Value;
 use tokio::process::{Child, Command};
-use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::lapin_alone::{body, broker as library_broker};
 use crate::machine::{Row, Spans, millis, now};
-use crate::programs::{Broker, Program, TIMEOUT, join_all, until};
-use crate::requests::publish;
+use crate::programs::{Broker, Program, TIMEOUT, until};
+use crate::requests::{WINDOW, publish};
 use crate::{Lab, Outcome};
-
-/// How many messages are published without waiting for each.
-const WINDOW: usize = 500;
 
 impl Lab {
     pub(crate) async fn controller(&self) -> Outcome<Vec<Row>> {
@@ -230,18 +227,11 @@ impl Pool {
     /// Publishes one message under each key, confirmed.
     async fn publish(&self, kind: &str, keys: impl Iterator<Item = &String>) -> Outcome<()> {
         let exchange = self.exchange(kind);
-        let mut in_flight = JoinSet::new();
-        for (number, key) in keys.enumerate() {
-            if in_flight.len() >= WINDOW
-                && let Some(ended) = in_flight.join_next().await
-            {
-                ended??;
-            }
-            let (channel, exchange, key) = (self.channel.clone(), exchange.clone(), key.clone());
+        let request = async |(number, key): (usize, &String)| {
             let properties = BasicProperties::default().with_correlation_id(number.to_string().into());
-            in_flight.spawn(async move { publish(&channel, &exchange, &key, properties, b"null").await });
-        }
-        join_all(in_flight).await
+            publish(&self.channel, &exchange, key, properties, b"null").await
+        };
+        stream::iter(keys.enumerate().map(Ok)).try_for_each_concurrent(WINDOW, request).await
     }
 
     async fn call(&self, exchange: &str, key: &str) -> Outcome<()> {

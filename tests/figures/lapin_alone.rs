@@ -130,7 +130,9 @@ pub(crate) async fn run(role: &str) -> Outcome<()> {
             pace.print(served);
         }
     }
-    crate::programs::join_all(in_flight).await?;
+    while let Some(ended) = in_flight.join_next().await {
+        ended??;
+    }
     intake.basic_cancel(requests.tag(), BasicCancelOptions::default()).await?;
     intake.close(REPLY_SUCCESS, "OK".into()).await?;
     Ok(connection.close(REPLY_SUCCESS, "OK".into()).await?)

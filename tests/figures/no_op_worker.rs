@@ -1,5 +1,6 @@
 //! A program around the library: a worker whose handler is in Rust and does nothing, as an embedding user has it.
 
+use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig};
 use journeyman::source::taskcluster::{ArtifactStorage, Config as TaskclusterConfig, Dialect, Taskcluster};
 use journeyman::worker::{Control, SourceBinding, Worker, WorkerConfig};
 use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::watch;
@@ -59,26 +61,21 @@ impl Lab {
     }
 }
 
-#[derive(Clone)]
-struct NoOp {
+/// `P` is the payload of a task, or a request; without a reply of its own a request is answered with `null`.
+struct NoOp<P> {
     payload: Payload,
-    released: watch::Receiver<Release>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Release {
-    Waiting,
-    Released,
+    released: watch::Receiver<()>,
+    input: PhantomData<fn() -> P>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 struct Empty {}
 
-impl PayloadHandler for NoOp {
-    type Payload = Empty;
+impl<P: DeserializeOwned + JsonSchema + Send + 'static> PayloadHandler for NoOp<P> {
+    type Payload = P;
     type Prepared = ();
 
-    async fn prepare(&self, _: Empty, _: &Context) -> Result<(), PrepareError> {
+    async fn prepare(&self, _: P, _: &Context) -> Result<(), PrepareError> {
         Ok(())
     }
 
@@ -86,25 +83,9 @@ impl PayloadHandler for NoOp {
         match self.payload {
             Payload::Nothing => {}
             Payload::Stamp => print_line(&format!("started {} {}", now().as_nanos(), context.task().run.task)),
-            Payload::Wait => drop(self.released.clone().wait_for(|state| *state == Release::Released).await),
+            Payload::Wait => drop(self.released.clone().changed().await),
         }
         Ok(())
-    }
-}
-
-/// The same for requests; without a reply of its own each is answered with `null`.
-struct NoOpRequest(NoOp);
-
-impl PayloadHandler for NoOpRequest {
-    type Payload = Request;
-    type Prepared = ();
-
-    async fn prepare(&self, _: Request, _: &Context) -> Result<(), PrepareError> {
-        Ok(())
-    }
-
-    async fn execute(&self, (): (), context: &Context) -> Result<(), ExecuteError> {
-        self.0.execute((), context).await
     }
 }
 
@@ -113,8 +94,7 @@ pub(crate) async fn run(role: &str) -> Outcome<()> {
     let NoOpWorker { from, capacity, work_dir, payload, expected } = serde_json::from_str(role)?;
     // The log is part of what a task costs.
     log::start(&Log::default(), &Environment::default());
-    let (release, released) = watch::channel(Release::Waiting);
-    let handler = NoOp { payload, released };
+    let (release, released) = watch::channel(());
     let mut reports = None;
     let (source, handler): (Arc<dyn Source>, Arc<dyn DynHandler>) = match from {
         From::Taskcluster { root_url } => {
@@ -126,13 +106,13 @@ pub(crate) async fn run(role: &str) -> Outcome<()> {
                 worker_id: "worker".to_owned(),
                 artifact_storage: ArtifactStorage::S3,
             })?;
-            (Arc::new(source), erase(handler))
+            (Arc::new(source), erase(NoOp::<Empty> { payload, released, input: PhantomData }))
         }
         From::Amqp { uri, queue, activity_exchange } => {
             reports = activity_exchange.map(|exchange| (broker(&uri), exchange));
             (
                 Arc::new(AmqpSource::new(AmqpSourceConfig::new(broker(&uri)?, queue.as_str().into(), "bench"))),
-                erase(NoOpRequest(handler)),
+                erase(NoOp::<Request> { payload, released, input: PhantomData }),
             )
         }
     };
@@ -154,7 +134,7 @@ pub(crate) async fn run(role: &str) -> Outcome<()> {
             exit = &mut run => return Err(format!("the worker exited by itself: {:?}", exit?).into()),
             line = lines.next_line() => match line?.as_deref() {
                 Some("counts") => print_line(&format!("counts {}", serde_json::to_string(&control.counts())?)),
-                Some(_) => drop(release.send_replace(Release::Released)),
+                Some(_) => release.send_replace(()),
                 None => break,
             }
         }

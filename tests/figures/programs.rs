@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use futures_util::{TryStreamExt as _, stream};
 use journeyman::domain::id::TaskId;
 use journeyman::source::taskcluster::Api;
 use journeyman::source::taskcluster::formats::new_task_id;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
-use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::machine::{Usage, now};
@@ -185,17 +185,16 @@ impl Queue {
 
     pub(crate) async fn create(&self, count: usize, payload: &Value) -> Outcome<Vec<TaskId>> {
         let ids: Vec<TaskId> = (0..count).map(|_| new_task_id()).collect();
-        self.for_each(&ids, async |api, task| {
-            Ok(api.create_task(&task, definition(QUEUE, payload)).await.map(drop)?)
-        })
-        .await?;
+        let create =
+            async |api: &Api, task: &TaskId| Ok(api.create_task(task, definition(QUEUE, payload)).await.map(drop)?);
+        self.for_each(&ids, create).await?;
         Ok(ids)
     }
 
     /// Fails unless each task was completed by exactly one run.
     pub(crate) async fn completed_once(&self, tasks: &[TaskId]) -> Outcome<()> {
         self.for_each(tasks, async |api, task| {
-            let status = api.task_status(&task).await?;
+            let status = api.task_status(task).await?;
             let runs = status["runs"].as_array().map_or(0, Vec::len);
             let fine = runs == 1 && status["state"] == "completed";
             if fine { Ok(()) } else { Err(format!("{task} was not completed by exactly one run: {status}").into()) }
@@ -219,18 +218,9 @@ impl Queue {
         Ok(now() - began)
     }
 
-    async fn for_each(&self, tasks: &[TaskId], call: impl AsyncFn(Api, TaskId) -> Outcome<()>) -> Outcome<()> {
-        use tokio::sync::Semaphore;
-        let permits = Semaphore::new(CALLS_MAX);
-        let calls = tasks.iter().map(async |task| {
-            let _permit = permits.acquire().await?;
-            call(self.api.clone(), task.clone()).await
-        });
-        let mut calls: futures_util::stream::FuturesUnordered<_> = calls.collect();
-        while let Some(ended) = futures_util::StreamExt::next(&mut calls).await {
-            ended?;
-        }
-        Ok(())
+    async fn for_each(&self, tasks: &[TaskId], call: impl AsyncFn(&Api, &TaskId) -> Outcome<()>) -> Outcome<()> {
+        let (api, call) = (&self.api, &call);
+        stream::iter(tasks.iter().map(Ok)).try_for_each_concurrent(CALLS_MAX, |task| call(api, task)).await
     }
 }
 
@@ -271,12 +261,4 @@ impl Drop for Broker {
             script("kill", folder).as_std_mut().status().ok();
         }
     }
-}
-
-/// Waits for every task of a set.
-pub(crate) async fn join_all(mut set: JoinSet<Outcome<()>>) -> Outcome<()> {
-    while let Some(ended) = set.join_next().await {
-        ended??;
-    }
-    Ok(())
 }

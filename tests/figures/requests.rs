@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use futures_util::{TryStreamExt as _, stream};
 use journeyman::amqp::header_table;
 use journeyman::amqp::lapin::options::{
     BasicConsumeOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueDeclareOptions,
@@ -12,17 +13,16 @@ use journeyman::amqp::lapin::options::{
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
 use journeyman::source::taskcluster::formats::new_task_id;
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::lapin_alone::{self, LapinLoop, REPLY_TO, next};
 use crate::machine::{Row, Spans, now};
 use crate::no_op_worker::{From, Payload};
-use crate::programs::{Broker, Role, TIMEOUT, join_all, until};
+use crate::programs::{Broker, Role, TIMEOUT, until};
 use crate::{Lab, Outcome};
 
 /// How many messages are published without waiting for each.
-const WINDOW: usize = 500;
+pub(crate) const WINDOW: usize = 500;
 /// How often worker and loop take turns.
 const ROUNDS: usize = 3;
 
@@ -209,18 +209,12 @@ impl Queues {
 
     /// Publishes so many requests, named by their numbers.
     async fn fill(&self, count: usize) -> Outcome<()> {
-        let mut in_flight = JoinSet::new();
-        for number in 0..count {
-            if in_flight.len() >= WINDOW
-                && let Some(ended) = in_flight.join_next().await
-            {
-                ended??;
-            }
-            let (channel, queue) = (self.channel.clone(), self.requests.clone());
+        let body = lapin_alone::body();
+        let request = async |number: usize| {
             let properties = lapin_alone::request(&number.to_string(), &self.replies);
-            in_flight.spawn(async move { publish(&channel, "", &queue, properties, &lapin_alone::body()).await });
-        }
-        join_all(in_flight).await
+            publish(&self.channel, "", &self.requests, properties, &body).await
+        };
+        stream::iter((0..count).map(Ok)).try_for_each_concurrent(WINDOW, request).await
     }
 
     async fn inspect(&self, queue: &str) -> Outcome<(u32, u32)> {
