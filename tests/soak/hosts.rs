@@ -1,10 +1,10 @@
 //! The processes: a queue that can be killed and started again, and the worker.
 
 use std::fs::File;
-use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use journeyman::control::client::ControlClient;
 use rustix::process::{Pid, Signal, kill_process};
@@ -12,6 +12,8 @@ use serde_json::Value;
 
 use crate::task_queue::{CLIENT_ID, TOKEN};
 
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+const QUEUE_LOG: &str = "queue.log";
 const PROGRAM: &str = env!("CARGO_BIN_EXE_journeyman");
 
 /// Where each payload writes its run at its start.
@@ -36,35 +38,32 @@ pub struct Queue {
 impl Queue {
     /// On a free port.
     pub fn start(folder: &Path) -> Self {
-        Self::listening(folder, "127.0.0.1:0")
+        let mut child = Self::listening(folder, "127.0.0.1:0");
+        let root_url = loop {
+            let log = std::fs::read_to_string(folder.join(QUEUE_LOG)).expect("a log");
+            let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            if let Some(root_url) = lines.find_map(|line| line["root_url"].as_str().map(str::to_owned)) {
+                break root_url;
+            }
+            assert!(child.try_wait().expect("it can be asked").is_none(), "the queue ended before it listened: {log}");
+            std::thread::sleep(POLL_INTERVAL);
+        };
+        Self { child, address: root_url.trim_start_matches("http://").parse().expect("an address") }
     }
 
-    fn listening(folder: &Path, listen: &str) -> Self {
-        let mut command = journeyman(folder, "queue.log");
+    fn listening(folder: &Path, listen: &str) -> Child {
+        let mut command = journeyman(folder, QUEUE_LOG);
         command.args(["queue", "--db", "queue.db", "--listen", listen, "--log-format", "json"]);
         command.env("JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", "1m");
         command.env("JOURNEYMAN__QUEUE__CLIENTS__TESTER__ACCESS_TOKEN_FILE", "env:TEST_TOKEN").env("TEST_TOKEN", TOKEN);
-        let mut child = command.stderr(Stdio::piped()).spawn().expect("the queue starts");
-        let mut said = BufReader::new(child.stderr.take().expect("stderr is piped"));
-        let mut line = String::new();
-        let address = loop {
-            line.clear();
-            assert!(said.read_line(&mut line).expect("text") > 0, "the queue ended before it listened");
-            let told: Value = serde_json::from_str(&line).unwrap_or_default();
-            if let Some(root) = told["root_url"].as_str() {
-                break root.trim_start_matches("http://").parse().expect("an address");
-            }
-        };
-        // The rest of its output is not needed, but a full pipe would block it.
-        std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
-        Self { child, address }
+        command.spawn().expect("the queue starts")
     }
 
     /// On the same port.
-    pub fn restart(&mut self, folder: &Path) -> Self {
+    pub fn restart(&mut self, folder: &Path) {
         self.child.kill().expect("it is there");
         self.child.wait().expect("it ends");
-        Self::listening(folder, &self.address.to_string())
+        self.child = Self::listening(folder, &self.address.to_string());
     }
 }
 

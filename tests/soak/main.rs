@@ -161,7 +161,7 @@ impl Soak {
         let name = FAULTS[which];
         self.wire.set(Way::Carry);
         match which {
-            0 => self.queue = self.queue.restart(self.folder.path()),
+            0 => self.queue.restart(self.folder.path()),
             1 => self.wire.cut(),
             2 => self.wire.set(Way::Stall),
             _ => {
@@ -302,7 +302,7 @@ async fn soak(minutes: f64) {
     for name in FAULTS {
         println!("| {name} | {} |", soak.faults.get(name).unwrap_or(&0));
     }
-    println!("{}", series.rows());
+    print!("{}", series.rows());
     println!("soak: {} lost", verdict.lost.len());
     let bad = !verdict.lost.is_empty() || !verdict.twice.is_empty() || !verdict.wrong.is_empty() || code != Some(0);
     if bad {
