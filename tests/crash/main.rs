@@ -23,7 +23,7 @@ use std::time::Duration;
 use journeyman::domain::id::TaskId;
 use journeyman::source::taskcluster::Api;
 use journeyman::source::taskcluster::formats::new_task_id;
-use process::{Process, Variable};
+use process::Process;
 use serde_json::Value;
 use task_queue::{TaskQueue, api, definition, shell};
 use tokio::io::AsyncReadExt as _;
@@ -105,7 +105,7 @@ async fn a_claim_of_a_worker_killed_at_the_poll_reply_is_released_by_the_next_on
     let folder = tempfile::tempdir().expect("a folder");
     let TaskQueue { service: queue, api } = points::queue_in(folder.path(), Duration::from_secs(3600)).await;
     let task = create_task(&api, &payload(folder.path())).await;
-    let at = [Variable { name: "JOURNEYMAN_CRASH_POINT", value: "claim-granted" }];
+    let at = [("JOURNEYMAN_CRASH_POINT", "claim-granted")];
     let mut worker = Process::worker_with(folder.path(), queue.root_url(), "claim-work", &at);
     assert_eq!(worker.died_of(), Some(rustix::process::Signal::KILL.as_raw()), "{:?}", worker.said);
     assert_eq!(status(&api, &task).await["state"], "running");

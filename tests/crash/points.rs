@@ -112,11 +112,11 @@ impl Scene<'_> {
     fn worker(&self, more: &[Variable<'_>]) -> Process {
         let name = format!("crash-{}", self.stage.name);
         let own = [
-            Variable { name: "JOURNEYMAN__WORKER__ID", value: &name },
-            Variable { name: "JOURNEYMAN__HOST__CONTAINMENT", value: self.stage.containment },
-            Variable { name: "JOURNEYMAN__WORKER__TERMINATION_GRACE", value: "1s" },
+            ("JOURNEYMAN__WORKER__ID", name.as_str()),
+            ("JOURNEYMAN__HOST__CONTAINMENT", self.stage.containment),
+            ("JOURNEYMAN__WORKER__TERMINATION_GRACE", "1s"),
             // A worker that never reaches its point exits nevertheless.
-            Variable { name: "JOURNEYMAN__WORKER__EXIT_WHEN_IDLE", value: "15s" },
+            ("JOURNEYMAN__WORKER__EXIT_WHEN_IDLE", "15s"),
         ];
         let variables: Vec<Variable<'_>> = own.iter().chain(more).copied().collect();
         Process::worker_with(self.folder, self.root_url, self.stage.protocol, &variables)
@@ -152,7 +152,7 @@ impl Scene<'_> {
             self.create(times, point).await;
         }
         let at = format!("{point}:{times}");
-        let mut worker = self.worker(&[Variable { name: "JOURNEYMAN_CRASH_POINT", value: &at }]);
+        let mut worker = self.worker(&[("JOURNEYMAN_CRASH_POINT", &at)]);
         if point == "releasing" {
             worker.until("\"claimed\"").expect("it claims");
             worker.signal(Signal::QUIT);

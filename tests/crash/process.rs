@@ -22,6 +22,9 @@ impl Drop for Process {
     }
 }
 
+/// Name and value.
+pub type Variable<'a> = (&'a str, &'a str);
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_journeyman");
 
 /// Starts the program with a file size limit in blocks of 512 bytes, beyond which a write fails.
@@ -44,9 +47,7 @@ impl Process {
         command
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("JOURNEYMAN__HOST__METADATA_SERVICE", "off");
-        for variable in variables {
-            command.env(variable.name, variable.value);
-        }
+        command.envs(variables.iter().copied());
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
         let lines = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
@@ -74,7 +75,7 @@ impl Process {
 
     /// Queue and worker in one process with the demo's tasks and a file size limit.
     pub fn narrow_demo(folder: &Path) -> Self {
-        let variables = [Variable { name: "JOURNEYMAN__LOG__LEVEL", value: "info" }];
+        let variables = [("JOURNEYMAN__LOG__LEVEL", "info")];
         Self::start_narrow(folder, &["dev", "--demo", "--db", "queue.db"], &variables)
     }
 
@@ -85,18 +86,18 @@ impl Process {
 
     pub fn worker_with(folder: &Path, root_url: &str, protocol: &str, more: &[Variable<'_>]) -> Self {
         let variables = [
-            Variable { name: "JOURNEYMAN__HOST__METADATA_SERVICE", value: "off" },
-            Variable { name: "JOURNEYMAN__WORKER__ID", value: "crash" },
-            Variable { name: "JOURNEYMAN__WORKER__CAPACITY", value: "4" },
-            Variable { name: "JOURNEYMAN__WORKER__WORK_DIR", value: "work" },
-            Variable { name: "JOURNEYMAN__WORKER__POLL_INTERVAL", value: "100ms" },
-            Variable { name: "JOURNEYMAN__SOURCE__CI__KIND", value: "taskcluster" },
-            Variable { name: "JOURNEYMAN__SOURCE__CI__DIALECT", value: protocol },
-            Variable { name: "JOURNEYMAN__SOURCE__CI__ROOT_URL", value: root_url },
-            Variable { name: "JOURNEYMAN__SOURCE__CI__TASK_QUEUE", value: super::TASK_QUEUE },
-            Variable { name: "JOURNEYMAN__SOURCE__CI__CLIENT_ID", value: CLIENT_ID },
-            Variable { name: "JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN_FILE", value: "env:TEST_TOKEN" },
-            Variable { name: "TEST_TOKEN", value: TOKEN },
+            ("JOURNEYMAN__HOST__METADATA_SERVICE", "off"),
+            ("JOURNEYMAN__WORKER__ID", "crash"),
+            ("JOURNEYMAN__WORKER__CAPACITY", "4"),
+            ("JOURNEYMAN__WORKER__WORK_DIR", "work"),
+            ("JOURNEYMAN__WORKER__POLL_INTERVAL", "100ms"),
+            ("JOURNEYMAN__SOURCE__CI__KIND", "taskcluster"),
+            ("JOURNEYMAN__SOURCE__CI__DIALECT", protocol),
+            ("JOURNEYMAN__SOURCE__CI__ROOT_URL", root_url),
+            ("JOURNEYMAN__SOURCE__CI__TASK_QUEUE", super::TASK_QUEUE),
+            ("JOURNEYMAN__SOURCE__CI__CLIENT_ID", CLIENT_ID),
+            ("JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN_FILE", "env:TEST_TOKEN"),
+            ("TEST_TOKEN", TOKEN),
         ];
         let variables: Vec<Variable<'_>> = variables.into_iter().chain(more.iter().copied()).collect();
         Self::start(folder, &["worker", "--log-format", "json", "--log-level", "info"], &variables)
@@ -181,16 +182,10 @@ impl Process {
 
 fn queue_variables(listen: &str) -> [Variable<'_>; 5] {
     [
-        Variable { name: "JOURNEYMAN__QUEUE__CLIENTS__TESTER__ACCESS_TOKEN_FILE", value: "env:TEST_TOKEN" },
-        Variable { name: "TEST_TOKEN", value: TOKEN },
-        Variable { name: "JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", value: "5s" },
-        Variable { name: "JOURNEYMAN__QUEUE__LISTEN", value: listen },
-        Variable { name: "JOURNEYMAN__QUEUE__DB", value: "queue.db" },
+        ("JOURNEYMAN__QUEUE__CLIENTS__TESTER__ACCESS_TOKEN_FILE", "env:TEST_TOKEN"),
+        ("TEST_TOKEN", TOKEN),
+        ("JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", "5s"),
+        ("JOURNEYMAN__QUEUE__LISTEN", listen),
+        ("JOURNEYMAN__QUEUE__DB", "queue.db"),
     ]
-}
-
-#[derive(Debug, Clone, Copy)]
-pub struct Variable<'a> {
-    pub name: &'a str,
-    pub value: &'a str,
 }
