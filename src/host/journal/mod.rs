@@ -20,8 +20,7 @@ use tokio::sync::oneshot;
 
 use super::crash_points::{crash, crash_due, crash_point};
 use super::work_dir::WorkDirLock;
-use crate::domain::journal::{BootId, ClaimRecord, EntryId, Journal as Rules, JournalRecord, Leader, ProcessRecord};
-use crate::domain::outcome::Outcome;
+use crate::domain::journal::{BootId, ClaimRecord, EntryId, Journal as Rules, JournalRecord};
 use crate::limits::{
     JOURNAL_BYTES_MAX, JOURNAL_CLOSE_TIMEOUT, JOURNAL_PENDING_BYTES_MAX, JOURNAL_POLL_TIMEOUT, JOURNAL_WRITE_TIMEOUT,
 };
@@ -84,14 +83,19 @@ struct JournalInner {
 #[derive(Debug)]
 struct JournalState {
     journal: Rules,
-    /// Lines to append.
-    pending: Vec<u8>,
-    pending_count: usize,
+    pending: PendingRecords,
+    /// `None` while a thread writes.
+    writer: Option<JournalWriter>,
+}
+
+#[derive(Debug, Default)]
+struct PendingRecords {
+    /// To append.
+    lines: Vec<u8>,
+    count: usize,
     waiters: Vec<WriteWaiter>,
     /// Records were dropped because too many were pending, so the file has to be rewritten.
     overflowed: bool,
-    /// `None` while a thread writes.
-    writer: Option<JournalWriter>,
 }
 
 #[derive(Debug)]
@@ -155,32 +159,19 @@ impl Journal {
         let mut writer = JournalWriter { file: None, record_count: 0, failure_logged: false };
         // The failure is logged there, and the write is retried.
         writer.rewrite(&lock, &rules.compacted()).ok();
-        let state = JournalState {
-            journal: rules,
-            pending: Vec::new(),
-            pending_count: 0,
-            waiters: Vec::new(),
-            overflowed: false,
-            writer: Some(writer),
-        };
+        let state = JournalState { journal: rules, pending: PendingRecords::default(), writer: Some(writer) };
         let inner = JournalInner { lock, runtime: Handle::current(), state: Mutex::new(state) };
         Self { inner: Arc::new(inner) }
     }
 
     /// Has to be stored before anything of the payload exists (I27).
     pub(crate) fn record_claim(&self, entry: EntryId, claim: ClaimRecord) -> PendingRecord {
-        self.store(Some(JournalRecord::Claimed { entry, claim }), SyncMode::Immediately, JOURNAL_WRITE_TIMEOUT)
+        self.store_now(JournalRecord::Claimed { entry, claim })
     }
 
-    /// Has to be stored before the first process of the sidecar exists (I27).
-    pub(crate) fn record_sidecar(&self, entry: EntryId, processes: ProcessRecord) -> PendingRecord {
-        let record = JournalRecord::SidecarStarted { entry, processes };
+    /// Syncs the record to the disk.
+    fn store_now(&self, record: JournalRecord) -> PendingRecord {
         self.store(Some(record), SyncMode::Immediately, JOURNAL_WRITE_TIMEOUT)
-    }
-
-    /// A claim that has no payload and is about to be reported.
-    pub(crate) fn record_claim_without_processes(&self, entry: EntryId, held: ClaimRecord) {
-        self.enqueue(Some(JournalRecord::Claimed { entry, claim: held }), None);
     }
 
     /// Records when the oldest poll was sent whose reply was not read. It has to survive the end of this process, and not that of
@@ -190,17 +181,13 @@ impl Journal {
         self.store(Some(record), SyncMode::Eventually, JOURNAL_POLL_TIMEOUT)
     }
 
-    /// Records the leader of a process group of a payload or a sidecar.
-    pub(crate) fn record_leader(&self, entry: EntryId, leader: Leader) {
-        self.enqueue(Some(JournalRecord::ProcessStarted { entry, leader }), None);
-    }
-
-    pub(crate) fn record_outcome(&self, entry: EntryId, outcome: Outcome) {
-        self.enqueue(Some(JournalRecord::OutcomeDecided { entry, outcome }), None);
+    /// Records a fact that no caller has to wait for.
+    pub(crate) fn record(&self, record: JournalRecord) {
+        self.enqueue(Some(record), None);
     }
 
     pub(crate) fn record_closed(&self, entry: EntryId) {
-        self.enqueue(Some(JournalRecord::Closed { entry }), None);
+        self.record(JournalRecord::Closed { entry });
     }
 
     /// Waits at shutdown until all records are on the disk, or failed, or for [`JOURNAL_CLOSE_TIMEOUT`].
@@ -222,14 +209,14 @@ impl Journal {
             return;
         }
         if let Some(record) = record {
-            if state.pending.len() >= JOURNAL_PENDING_BYTES_MAX {
-                state.overflowed = true;
+            if state.pending.lines.len() >= JOURNAL_PENDING_BYTES_MAX {
+                state.pending.overflowed = true;
             } else {
-                state.pending_count += 1;
-                record_format::append_record(&record, &mut state.pending);
+                state.pending.count += 1;
+                record_format::append_record(&record, &mut state.pending.lines);
             }
         }
-        state.waiters.extend(waiters);
+        state.pending.waiters.extend(waiters);
         let Some(writer) = state.writer.take() else { return };
         drop(state);
         let inner = Arc::clone(&self.inner);
@@ -242,15 +229,12 @@ impl JournalInner {
     fn write_pending(&self, mut writer: JournalWriter) {
         loop {
             let mut state = self.state.lock();
-            if state.pending.is_empty() && state.waiters.is_empty() && !state.overflowed {
+            let PendingRecords { lines, count, waiters, overflowed } = std::mem::take(&mut state.pending);
+            if lines.is_empty() && waiters.is_empty() && !overflowed {
                 state.writer = Some(writer);
                 return;
             }
-            let waiters = std::mem::take(&mut state.waiters);
-            let lines = std::mem::take(&mut state.pending);
-            let records = std::mem::take(&mut state.pending_count);
-            let overflowed = std::mem::take(&mut state.overflowed);
-            let is_oversized = state.journal.needs_compaction(writer.record_count + records);
+            let is_oversized = state.journal.needs_compaction(writer.record_count + count);
             let rewrite = !writer.has_open_file() || overflowed || is_oversized;
             let all_records = if rewrite { state.journal.compacted() } else { Vec::new() };
             drop(state);
@@ -258,7 +242,7 @@ impl JournalInner {
                 writer.rewrite(&self.lock, &all_records)
             } else {
                 let sync = waiters.iter().map(|waiter| waiter.sync_mode).max().unwrap_or(SyncMode::Eventually);
-                writer.append(&self.lock, &lines, records, sync)
+                writer.append(&self.lock, &lines, count, sync)
             };
             for waiter in waiters {
                 // The waiter may have been cancelled.
@@ -363,7 +347,8 @@ mod tests {
 
     use super::*;
     use crate::domain::id::{Run, TaskId};
-    use crate::domain::journal::{ProcessRecord, RECORDS_SLACK, RecoveryPlan};
+    use crate::domain::journal::{Leader, ProcessRecord, RECORDS_SLACK, RecoveryPlan};
+    use crate::domain::outcome::Outcome;
     use crate::host::work_dir::WorkDir;
 
     const NAME: &str = "queue worker";
@@ -407,8 +392,9 @@ mod tests {
             pending.stored().await.unwrap();
         }
         (1..=48).for_each(|number| journal.record_closed(EntryId(number)));
-        journal.record_leader(EntryId(49), Leader { pid: 7, start_ticks: 8 });
-        journal.record_outcome(EntryId(50), Outcome::Completed);
+        let leader = Leader { pid: 7, start_ticks: 8 };
+        journal.record(JournalRecord::ProcessStarted { entry: EntryId(49), leader });
+        journal.record(JournalRecord::OutcomeDecided { entry: EntryId(50), outcome: Outcome::Completed });
         wait_idle(&journal).await;
         let plan = plan(dir.path());
         assert_eq!(plan.kill.len(), 2);
@@ -430,7 +416,7 @@ mod tests {
             for number in 1..=1_000 {
                 let entry = EntryId(round * 1_000 + number);
                 drop(journal.record_claim(entry, held("passes")));
-                journal.record_outcome(entry, Outcome::Completed);
+                journal.record(JournalRecord::OutcomeDecided { entry, outcome: Outcome::Completed });
                 journal.record_closed(entry);
             }
             wait_idle(&journal).await;
@@ -505,8 +491,8 @@ mod tests {
         let writer = journal.inner.state.lock().writer.take();
         let many = u64::try_from(JOURNAL_PENDING_BYTES_MAX / 60).unwrap();
         (1..=many).for_each(|number| drop(journal.record_claim(EntryId(number), held(&format!("t{number}")))));
-        assert!(journal.inner.state.lock().overflowed);
-        assert!(journal.inner.state.lock().pending.len() < JOURNAL_PENDING_BYTES_MAX + 1_000);
+        assert!(journal.inner.state.lock().pending.overflowed);
+        assert!(journal.inner.state.lock().pending.lines.len() < JOURNAL_PENDING_BYTES_MAX + 1_000);
         journal.inner.state.lock().writer = writer;
         wait_idle(&journal).await;
         assert_eq!(tasks(dir.path()).len() as u64, many);

@@ -7,7 +7,7 @@ use tokio::sync::OnceCell;
 
 use super::Journal;
 use crate::domain::id::Run;
-use crate::domain::journal::{ClaimRecord, EntryId, Leader, ProcessRecord};
+use crate::domain::journal::{ClaimRecord, EntryId, JournalRecord, Leader, ProcessRecord};
 
 /// What to record before the first process starts.
 #[derive(Debug)]
@@ -49,7 +49,9 @@ impl ProcessRecorder {
                         ClaimRecord { run: run.clone(), claimant: claimant.clone(), processes: Some(processes) };
                     self.journal.record_claim(self.entry, claim)
                 }
-                FirstRecord::Sidecar => self.journal.record_sidecar(self.entry, processes),
+                FirstRecord::Sidecar => {
+                    self.journal.store_now(JournalRecord::SidecarStarted { entry: self.entry, processes })
+                }
             };
             pending.stored().await
         };
@@ -60,7 +62,7 @@ impl ProcessRecorder {
     }
 
     pub(crate) fn record_leader(&self, leader: Leader) {
-        self.journal.record_leader(self.entry, leader);
+        self.journal.record(JournalRecord::ProcessStarted { entry: self.entry, leader });
     }
 }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::domain::id::{LocalToken, SourceId};
-use crate::domain::journal::{ClaimRecord, EntryId};
+use crate::domain::journal::{ClaimRecord, EntryId, JournalRecord};
 use crate::domain::outcome::Outcome;
 use crate::domain::poll::UnreadPoll;
 use crate::domain::worker::{Event, RecoveredClaim};
@@ -77,7 +77,7 @@ impl Engine {
 
     pub(super) fn journal_outcome(&mut self, claim: LocalToken, outcome: Outcome) {
         self.journal_unprepared(claim);
-        self.journal.records.record_outcome(EntryId(claim.0), outcome);
+        self.journal.records.record(JournalRecord::OutcomeDecided { entry: EntryId(claim.0), outcome });
     }
 
     /// A claim that was never prepared is in no record yet, and its poll counts as read.
@@ -86,7 +86,7 @@ impl Engine {
         let connection_scoped = self.sources[live.source.index()].source.capabilities().connection_scoped;
         if live.execution.is_none() && !live.recovered && !connection_scoped {
             let record = self.journal.claim_record(live.source, live.run.clone());
-            self.journal.records.record_claim_without_processes(EntryId(claim.0), record);
+            self.journal.records.record(JournalRecord::Claimed { entry: EntryId(claim.0), claim: record });
         }
     }
 }
