@@ -13,7 +13,7 @@ use crate::cli::termination_watch;
 use crate::config::pool::PoolConfig;
 use crate::config::schema::{Config, Host};
 use crate::control::client::{ControlClient, Error};
-use crate::host::containment::{Requirement, own_cgroup};
+use crate::host::containment::{Requirement, own_cgroup_path};
 use crate::host::resources;
 use crate::host::termination_notice::{self, MetadataProvider};
 use crate::limits::{DOCTOR_CALL_TIMEOUT, TASK_OPEN_FILES, WORKER_OPEN_FILES, WORKER_OPEN_FILES_MIN};
@@ -121,7 +121,7 @@ pub(in crate::cli) fn open_files_warning(config: &Config) -> Result<Option<Strin
 
 /// Without moving a process; the worker itself tries it at start.
 fn check_cgroups(host: &Host) -> Check {
-    let own = own_cgroup();
+    let own = own_cgroup_path().ok().filter(|own| own.exists());
     let missing = match &own {
         None => "no cgroup v2; payloads would run in process groups instead".to_owned(),
         Some(own) if rustix::fs::access(own, rustix::fs::Access::WRITE_OK).is_err() => {

@@ -28,7 +28,7 @@ pub(crate) enum KillMethod {
 }
 
 /// The control group of this process, as a path in the mounted cgroup2 file system.
-pub(super) fn own_cgroup_path() -> Result<PathBuf, String> {
+pub(crate) fn own_cgroup_path() -> Result<PathBuf, String> {
     let mounts = mounts::mount_table().map_err(|error| format!("cannot read mounts: {error}"))?;
     let groups = std::fs::read_to_string("/proc/self/cgroup")
         .map_err(|error| format!("cannot read /proc/self/cgroup: {error}"))?;

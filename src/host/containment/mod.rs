@@ -37,7 +37,7 @@ use crate::named_enum::named_enum;
 use process_scope::Backend;
 use shim_launch::shim_path;
 
-pub(crate) use cgroup::{Cgroup, KillMethod};
+pub(crate) use cgroup::{Cgroup, KillMethod, own_cgroup_path};
 pub(crate) use dir_size::{is_larger_than, wait_larger_than};
 pub(crate) use exec_shim::ShimError;
 pub use kill_recorded::kill_recorded_processes;
@@ -105,31 +105,19 @@ pub struct Containment {
 
 #[derive(Debug, Default)]
 struct ContainmentInner {
-    mechanism: Mechanism,
+    /// Of each claim; a control group is the parent of the claims' groups.
+    backend: Backend,
     shortcomings: Vec<String>,
     limits: ResourceLimits,
     /// The configured limits that are not enforced.
     unenforced_keys: Vec<&'static str>,
 }
 
-#[derive(Debug, Default)]
-enum Mechanism {
-    #[default]
-    ProcessGroups,
-    /// Process groups, and this process adopts orphans.
-    Subreaper,
-    Cgroups {
-        /// Of the claims' groups.
-        parent: Cgroup,
-        kill_method: KillMethod,
-    },
-}
-
 impl Drop for ContainmentInner {
     fn drop(&mut self) {
         // Succeeds only if it has no groups.
-        if let Mechanism::Cgroups { parent, .. } = &self.mechanism {
-            drop(parent.remove());
+        if let Backend::Cgroup { group, .. } = &self.backend {
+            drop(group.remove());
         }
     }
 }
@@ -149,8 +137,8 @@ impl Containment {
         let found = find_cgroups(name, config, &mut shortcomings)?;
         let adopts_orphans = become_subreaper();
         let without_cgroups = ResourceLimits { disk: config.limits.disk, ..ResourceLimits::default() };
-        let (mechanism, limits) = match found {
-            Ok(OwnCgroups { own, parent, kill_method }) => {
+        let (backend, limits) = match found {
+            Ok(FoundCgroups { own, parent, method }) => {
                 let delegated = delegate_controllers(&own, &parent, config.limits);
                 let limits = delegated.map_or_else(
                     |error| {
@@ -159,20 +147,20 @@ impl Containment {
                     },
                     |()| config.limits,
                 );
-                (Mechanism::Cgroups { parent, kill_method }, limits)
+                (Backend::Cgroup { group: parent, method }, limits)
             }
             Err(error) => {
                 shortcomings.push(format!("no control groups: {error}"));
                 if adopts_orphans {
-                    (Mechanism::Subreaper, without_cgroups)
+                    (Backend::Subreaper, without_cgroups)
                 } else {
                     let why = "processes that leave their process group are not tracked: call journeyman::shim() first in main";
                     shortcomings.push(why.to_owned());
-                    (Mechanism::ProcessGroups, without_cgroups)
+                    (Backend::ProcessGroup, without_cgroups)
                 }
             }
         };
-        let has_cgroups = matches!(mechanism, Mechanism::Cgroups { .. });
+        let has_cgroups = matches!(backend, Backend::Cgroup { .. });
         if config.requirement == Requirement::Cgroup && (!has_cgroups || limits != config.limits) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, cgroup_required_message(&shortcomings)));
         }
@@ -183,7 +171,7 @@ impl Containment {
         if limits.processes != config.limits.processes {
             unenforced_keys.push("host.task_pids");
         }
-        let inner = ContainmentInner { mechanism, shortcomings, limits, unenforced_keys };
+        let inner = ContainmentInner { backend, shortcomings, limits, unenforced_keys };
         let containment = Self { inner: Arc::new(inner) };
         let level = containment.level();
         tracing::info!(containment = level.as_str(), "containment of tasks: {}", level.as_str());
@@ -199,10 +187,10 @@ impl Containment {
     }
 
     pub fn level(&self) -> ContainmentLevel {
-        match &self.inner.mechanism {
-            Mechanism::ProcessGroups | Mechanism::Subreaper => ContainmentLevel::ProcessGroup,
-            Mechanism::Cgroups { kill_method: KillMethod::FreezeAndSignal, .. } => ContainmentLevel::CgroupFreeze,
-            Mechanism::Cgroups { kill_method: KillMethod::Kill, .. } => ContainmentLevel::CgroupKill,
+        match &self.inner.backend {
+            Backend::ProcessGroup | Backend::Subreaper => ContainmentLevel::ProcessGroup,
+            Backend::Cgroup { method: KillMethod::FreezeAndSignal, .. } => ContainmentLevel::CgroupFreeze,
+            Backend::Cgroup { method: KillMethod::Kill, .. } => ContainmentLevel::CgroupKill,
         }
     }
 
@@ -238,14 +226,10 @@ impl Containment {
     /// As [`Containment::new_scope`], with the journal entry of its processes.
     pub(crate) fn new_recorded_scope(&self, recorder: Option<ProcessRecorder>) -> ProcessScope {
         let cookie = uuid::Uuid::new_v4().simple().to_string();
-        let backend = match &self.inner.mechanism {
-            Mechanism::ProcessGroups => Backend::ProcessGroup,
-            Mechanism::Subreaper => Backend::Subreaper,
-            Mechanism::Cgroups { parent, kill_method } => {
-                let path = parent.path().join(format!("{CLAIM_CGROUP_PREFIX}{cookie}"));
-                Backend::Cgroup { group: Cgroup::at(path), method: *kill_method }
-            }
-        };
+        let mut backend = self.inner.backend.clone();
+        if let Backend::Cgroup { group, .. } = &mut backend {
+            *group = Cgroup::at(group.path().join(format!("{CLAIM_CGROUP_PREFIX}{cookie}")));
+        }
         ProcessScope::new(cookie, backend, self.inner.limits, recorder)
     }
 
@@ -316,11 +300,11 @@ fn become_subreaper() -> bool {
     result.inspect_err(|error| tracing::warn!(%error, "this process cannot adopt orphans of payloads")).is_ok()
 }
 
-struct OwnCgroups {
+struct FoundCgroups {
     /// The worker's own group, which can delegate controllers.
     own: Cgroup,
     parent: Cgroup,
-    kill_method: KillMethod,
+    method: KillMethod,
 }
 
 /// Finds a working kill method after it has killed the processes in groups of the previous worker process. The inner error says why
@@ -329,7 +313,7 @@ fn find_cgroups(
     name: &str,
     config: ContainmentConfig,
     shortcomings: &mut Vec<String>,
-) -> io::Result<Result<OwnCgroups, String>> {
+) -> io::Result<Result<FoundCgroups, String>> {
     let methods = match config.requirement {
         Requirement::Group | Requirement::AtMost(ContainmentLevel::ProcessGroup) => {
             return Ok(Err("the configuration asks for process groups".to_owned()));
@@ -353,7 +337,7 @@ fn find_cgroups(
     let probe = Cgroup::at(parent.path().join("probe"));
     for method in methods {
         match try_kill_method(&probe, *method) {
-            Ok(()) => return Ok(Ok(OwnCgroups { own, parent, kill_method: *method })),
+            Ok(()) => return Ok(Ok(FoundCgroups { own, parent, method: *method })),
             Err(error) => shortcomings.push(error),
         }
     }
@@ -364,7 +348,7 @@ fn find_cgroups(
 
 /// This process's own group, and a parent of further groups in it.
 fn create_parent_cgroup(prefix: &str, name: &str) -> Result<(Cgroup, Cgroup), String> {
-    let own = Cgroup::at(cgroup::own_cgroup_path()?);
+    let own = Cgroup::at(own_cgroup_path()?);
     let parent = Cgroup::at(own.path().join(format!("{prefix}-{}", name_digest(name))));
     parent.create().map_err(|error| format!("{error} (under systemd, set Delegate=yes)"))?;
     Ok((own, parent))
@@ -433,11 +417,6 @@ fn kill_and_remove(group: &Cgroup) -> io::Result<()> {
         }
     }
     group.remove()
-}
-
-/// The control group of this process, if the host has version 2.
-pub(crate) fn own_cgroup() -> Option<PathBuf> {
-    cgroup::own_cgroup_path().ok().filter(|own| own.exists())
 }
 
 pub(crate) fn survivors_error(unkillable: &str) -> io::Error {

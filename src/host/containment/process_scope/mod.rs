@@ -50,9 +50,10 @@ struct ScopeInner {
     recorder: Option<ProcessRecorder>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Default)]
 pub(super) enum Backend {
     /// The process group of each process alone.
+    #[default]
     ProcessGroup,
     /// Orphans of the payload are adopted by this process.
     Subreaper,
