@@ -131,23 +131,12 @@ const LOOK: &str = "echo $0 \"$@\"; pwd; tr '\\0' '\\n' </proc/$$/environ | cut 
                     echo err >&2; readlink /proc/$$/fd/1 | cut -d: -f1; [ /proc/$$/fd/1 -ef /proc/$$/fd/2 ] && echo one";
 
 async fn environment_of_a_payload(containment: &Containment) -> Result<(), String> {
-    let mut seen = Vec::new();
-    for scope in [ProcessScope::without_cookie(), containment.new_scope()] {
-        let bench = bench(&scope);
-        let argv = ["sh", "-c", LOOK, "zero", "one two", ""];
-        let running = start(&bench, &scope, &argv).await.map_err(|error| error.to_string())?;
-        let leader = running.group().to_string();
-        let ended = running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
-        same("status", ended.status, ProcessStatus::Code(0))?;
-        let folder = bench.workdir().display().to_string();
-        seen.push(
-            bench.log().replace(&leader, "PID").replace(&folder, "FOLDER").replace("JOURNEYMAN_CLAIM_COOKIE ", ""),
-        );
+    let argv = ["sh", "-c", LOOK, "zero", "one two", ""];
+    let [bare, here] = both_ways(containment, &argv, |_| Vec::new()).await?;
+    if bare.0 != ProcessStatus::Code(0) || !bare.1.contains("/proc/PID/fd/3") || !bare.1.contains("ODD-name") {
+        return Err(format!("{bare:?}"));
     }
-    if !seen[0].contains("/proc/PID/fd/3") || !seen[0].contains("ODD-name") {
-        return Err(seen[0].clone());
-    }
-    same("what it finds", seen[1].as_str(), seen[0].as_str())
+    same("what it finds", here, bare)
 }
 
 /// The end and the output of a payload, as a plain process and in a scope.
@@ -163,10 +152,12 @@ async fn both_ways(
         let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
         let channel = pipe().map_err(|error| error.to_string())?.1;
         let running = start_with(&bench, &scope, argv, &variables, channel).await.map_err(|error| error.to_string())?;
+        let leader = format!("/proc/{}/", running.group());
         let ended = running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
         same("empty", scope.clean_up().await, Cleanup::Complete)?;
         let folder = bench.workdir().display().to_string();
-        seen.push((ended.status, bench.log().replace(&folder, "FOLDER")));
+        let log = bench.log().replace(&folder, "FOLDER").replace(&leader, "/proc/PID/");
+        seen.push((ended.status, log.replace("JOURNEYMAN_CLAIM_COOKIE ", "")));
     }
     seen.try_into().map_err(|_| "two ways".to_owned())
 }
@@ -210,7 +201,7 @@ async fn the_loaders_variables(containment: &Containment) -> Result<(), String> 
 
 async fn errors_are_the_same(containment: &Containment) -> Result<(), String> {
     for (file, content) in [("interpreter", "#!/no/such/interpreter\n"), ("here", "")] {
-        let mut told = Vec::new();
+        let mut errors = Vec::new();
         for scope in [ProcessScope::without_cookie(), containment.new_scope()] {
             let bench = bench(&scope);
             let path = bench.workdir().join(file);
@@ -222,9 +213,9 @@ async fn errors_are_the_same(containment: &Containment) -> Result<(), String> {
                 Err(error) => error,
             };
             same("empty", scope.clean_up().await, Cleanup::Complete)?;
-            told.push((error.kind(), error.raw_os_error(), error.to_string()));
+            errors.push((error.kind(), error.raw_os_error(), error.to_string()));
         }
-        same(file, &told[1], &told[0])?;
+        same(file, &errors[1], &errors[0])?;
     }
     Ok(())
 }
