@@ -54,7 +54,7 @@ struct Payload {
 }
 
 struct Context<'a> {
-    said: &'a str,
+    description: &'a str,
     level: ContainmentLevel,
 }
 
@@ -224,7 +224,11 @@ fn no_link_is_followed(bench: &Bench, _: &Context<'_>) -> Result<(), String> {
 }
 
 fn its_size_is_logged(_: &Bench, run: &Context<'_>) -> Result<(), String> {
-    if run.said.contains("directory exceeded") { Ok(()) } else { Err(format!("its size is not logged: {}", run.said)) }
+    if run.description.contains("directory exceeded") {
+        Ok(())
+    } else {
+        Err(format!("its size is not logged: {}", run.description))
+    }
 }
 
 fn it_has_left(bench: &Bench, run: &Context<'_>) -> Result<(), String> {
@@ -233,8 +237,8 @@ fn it_has_left(bench: &Bench, run: &Context<'_>) -> Result<(), String> {
 }
 
 fn it_is_killed_at_once(_: &Bench, run: &Context<'_>) -> Result<(), String> {
-    if run.said.contains("although it was killed") {
-        Err(format!("it was not killed at once: {}", run.said))
+    if run.description.contains("although it was killed") {
+        Err(format!("it was not killed at once: {}", run.description))
     } else {
         Ok(())
     }
@@ -285,7 +289,7 @@ async fn once(payload: &Payload, containment: &Containment) -> Result<(), String
     {
         return Err(format!("{} was not removed", folder.display()));
     }
-    (payload.also)(&bench, &Context { said: &ended.describe(), level: containment.level() })?;
+    (payload.also)(&bench, &Context { description: &ended.describe(), level: containment.level() })?;
     drop(std::fs::set_permissions(bench.workdir(), std::os::unix::fs::PermissionsExt::from_mode(0o700)));
     removed(bench.workdir())
 }

@@ -107,7 +107,7 @@ async fn a_claim_of_a_worker_killed_at_the_poll_reply_is_released_by_the_next_on
     let task = create_task(&api, &payload(folder.path())).await;
     let at = [("JOURNEYMAN_CRASH_POINT", "claim-granted")];
     let mut worker = Process::worker_with(folder.path(), queue.root_url(), "claim-work", &at);
-    assert_eq!(worker.died_of(), Some(rustix::process::Signal::KILL.as_raw()), "{:?}", worker.said);
+    assert_eq!(worker.died_of(), Some(rustix::process::Signal::KILL.as_raw()), "{:?}", worker.log);
     assert_eq!(status(&api, &task).await["state"], "running");
     finish(folder.path(), queue.root_url(), "claim-work", &api, std::slice::from_ref(&task)).await;
     let status = status(&api, &task).await;
@@ -121,20 +121,20 @@ async fn a_claim_of_a_worker_killed_at_the_poll_reply_is_released_by_the_next_on
 async fn a_payload_that_writes_after_its_worker_was_killed_does_not_prevent_a_start() {
     let folder = tempfile::tempdir().expect("a folder");
     let TaskQueue { service: queue, api } = points::queue_in(folder.path(), Duration::from_secs(3600)).await;
-    let told = folder.path().join("told");
-    rustix::fs::mkfifoat(rustix::fs::CWD, &told, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).expect("a pipe");
-    let mut reader = pipe::OpenOptions::new().open_receiver(&told).expect("the pipe opens");
+    let fifo = folder.path().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).expect("a pipe");
+    let mut reader = pipe::OpenOptions::new().open_receiver(&fifo).expect("the pipe opens");
     let script = format!(
         "[ $RUN_ID = 0 ] || exit 0; i=0; while [ $i -lt 500000 ]; do : >$i; i=$((i+1)); \
          [ $i != 2000 ] || echo writing >{}; done",
-        told.display()
+        fifo.display()
     );
     let task = create_task(&api, &shell(&script)).await;
     let worker = Process::worker(folder.path(), queue.root_url(), "claim-work");
-    let mut said = String::new();
-    let read = tokio::time::timeout(STEP_TIMEOUT, reader.read_to_string(&mut said)).await;
+    let mut message = String::new();
+    let read = tokio::time::timeout(STEP_TIMEOUT, reader.read_to_string(&mut message)).await;
     read.expect("the reply arrives in time").expect("the reply is readable");
-    assert_eq!(said, "writing\n");
+    assert_eq!(message, "writing\n");
     worker.kill();
     finish(folder.path(), queue.root_url(), "claim-work", &api, std::slice::from_ref(&task)).await;
     assert_eq!(check(&api, &[task]).await, 2);
@@ -173,8 +173,8 @@ async fn a_queue_that_cannot_write_its_file_exits_with_20() {
     while api.create_task(&created[0], definition(TASK_QUEUE, &payload(folder.path()))).await.is_ok() {
         created.insert(0, new_task_id());
     }
-    assert_eq!(queue.end(), Some(20), "{:?}", queue.said);
-    assert!(queue.said.iter().any(|line| line.contains("the database failed")), "{:?}", queue.said);
+    assert_eq!(queue.end(), Some(20), "{:?}", queue.log);
+    assert!(queue.log.iter().any(|line| line.contains("the database failed")), "{:?}", queue.log);
     // Acknowledged tasks exist after a restart.
     let mut queue = Process::queue(folder.path(), "127.0.0.1:0");
     let api = task_queue::api(&root_url(&mut queue));
@@ -188,6 +188,6 @@ async fn a_queue_that_cannot_write_its_file_exits_with_20() {
 fn dev_exits_with_20_when_its_queue_does() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut dev = Process::narrow_demo(folder.path());
-    assert_eq!(dev.end(), Some(20), "{:?}", dev.said);
-    assert!(dev.said.iter().any(|line| line.contains("the database failed")), "{:?}", dev.said);
+    assert_eq!(dev.end(), Some(20), "{:?}", dev.log);
+    assert!(dev.log.iter().any(|line| line.contains("the database failed")), "{:?}", dev.log);
 }

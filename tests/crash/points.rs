@@ -94,7 +94,7 @@ struct Scene<'a> {
     root_url: &'a str,
     api: Api,
     created: Vec<TaskId>,
-    said: Vec<String>,
+    log: Vec<String>,
 }
 
 impl Scene<'_> {
@@ -132,8 +132,8 @@ impl Scene<'_> {
             let died = worker.died_of();
             let killed = died == Some(Signal::KILL.as_raw());
             let again = left > 0 && died.is_none();
-            assert!(killed || again, "{:?} at {point}:{times}: {died:?}, {:#?}", self.stage, worker.said);
-            self.said.append(&mut worker.said);
+            assert!(killed || again, "{:?} at {point}:{times}: {died:?}, {:#?}", self.stage, worker.log);
+            self.log.append(&mut worker.log);
             if killed {
                 return;
             }
@@ -141,7 +141,7 @@ impl Scene<'_> {
                 // It left nothing to recover.
                 let mut other = self.run_until_exit("prepared", 1).await;
                 other.died_of();
-                self.said.append(&mut other.said);
+                self.log.append(&mut other.log);
             }
         }
     }
@@ -175,8 +175,8 @@ impl Scene<'_> {
                 // The worker does not know an outcome that the queue has.
                 for task in &self.created {
                     let status = self.api.task_status(task).await.expect("a status");
-                    let said = &worker.said;
-                    assert_eq!(status["state"], "completed", "the worker completes every task: {status}, {said:#?}");
+                    let log = &worker.log;
+                    assert_eq!(status["state"], "completed", "the worker completes every task: {status}, {log:#?}");
                 }
                 break;
             };
@@ -186,7 +186,7 @@ impl Scene<'_> {
                 open.remove(&run.task);
             }
         }
-        self.said.extend(worker.leave());
+        self.log.extend(worker.leave());
     }
 
     async fn history(&self) -> History {
@@ -202,7 +202,7 @@ impl Scene<'_> {
         History {
             created: self.created.iter().map(ToString::to_string).collect(),
             lines: lines.lines().map(read_line).collect(),
-            accepted: self.said.iter().filter_map(|line| accepted(line)).collect(),
+            accepted: self.log.iter().filter_map(|line| accepted(line)).collect(),
             queue,
             left: processes_of(self.folder),
         }
@@ -235,8 +235,8 @@ fn processes_of(folder: &Path) -> Vec<i32> {
     let folder = folder.display().to_string();
     let names = |pid: &i32| {
         let of = |file: &str| std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        let told = [of("cmdline"), of("environ")].concat();
-        String::from_utf8_lossy(&told).contains(&folder)
+        let texts = [of("cmdline"), of("environ")].concat();
+        String::from_utf8_lossy(&texts).contains(&folder)
     };
     let entries = std::fs::read_dir("/proc").expect("there is /proc").flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -259,7 +259,7 @@ async fn run_stage(stage: Stage, runs: usize) -> usize {
     let TaskQueue { service: queue, api } = queue_in(folder.path(), Duration::from_secs(5)).await;
     let root_url = queue.root_url().to_owned();
     let mut scene =
-        Scene { stage, folder: folder.path(), root_url: &root_url, api, created: Vec::new(), said: Vec::new() };
+        Scene { stage, folder: folder.path(), root_url: &root_url, api, created: Vec::new(), log: Vec::new() };
     let deaths = stage.deaths(runs);
     let mut passed: BTreeMap<&str, usize> = BTreeMap::new();
     for point in &deaths {
@@ -281,7 +281,7 @@ async fn run_stage(stage: Stage, runs: usize) -> usize {
         history.accepted.len(),
         faults.len()
     );
-    assert_eq!(faults, [], "{:#?}", scene.said.iter().filter(|line| concerns(line, &faults)).collect::<Vec<_>>());
+    assert_eq!(faults, [], "{:#?}", scene.log.iter().filter(|line| concerns(line, &faults)).collect::<Vec<_>>());
     queue.stop().await;
     deaths.len()
 }

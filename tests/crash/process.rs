@@ -11,8 +11,8 @@ use crate::task_queue::{CLIENT_ID, TOKEN};
 /// A process whose log is read line by line. Killed when dropped.
 pub struct Process {
     child: Child,
-    log: mpsc::Receiver<String>,
-    pub said: Vec<String>,
+    incoming: mpsc::Receiver<String>,
+    pub log: Vec<String>,
 }
 
 impl Drop for Process {
@@ -51,7 +51,7 @@ impl Process {
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
         let lines = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
-        let (sender, log) = mpsc::channel();
+        let (sender, incoming) = mpsc::channel();
         // A thread, so that the test can time out if the process logs nothing.
         std::thread::spawn(move || {
             for line in lines {
@@ -60,7 +60,7 @@ impl Process {
                 }
             }
         });
-        Self { child, log, said: Vec::new() }
+        Self { child, incoming, log: Vec::new() }
     }
 
     /// The queue on `listen`, with claims of 5 seconds.
@@ -141,10 +141,10 @@ impl Process {
     }
 
     fn line(&mut self) -> Option<String> {
-        let next = self.log.recv_timeout(STEP_TIMEOUT);
-        assert_ne!(next, Err(RecvTimeoutError::Timeout), "it falls silent: {:#?}", self.said);
+        let next = self.incoming.recv_timeout(STEP_TIMEOUT);
+        assert_ne!(next, Err(RecvTimeoutError::Timeout), "it falls silent: {:#?}", self.log);
         let line = next.ok()?;
-        self.said.push(line.clone());
+        self.log.push(line.clone());
         Some(line)
     }
 
@@ -157,7 +157,7 @@ impl Process {
     pub fn leave(mut self) -> Vec<String> {
         self.signal(rustix::process::Signal::QUIT);
         self.end();
-        std::mem::take(&mut self.said)
+        std::mem::take(&mut self.log)
     }
 
     /// Reads the log to its end, and returns the signal that killed the process, if any.
@@ -176,7 +176,7 @@ impl Process {
     pub fn kill(mut self) -> Vec<String> {
         self.child.kill().expect("it can be killed");
         self.child.wait().expect("it is gone");
-        std::mem::take(&mut self.said)
+        std::mem::take(&mut self.log)
     }
 }
 

@@ -55,12 +55,12 @@ impl Setup {
     /// Waits until the payload runs: a claim that has not started would be released.
     async fn wait_started(&self, task: &TaskId) {
         let up = self.up(task);
-        let there = async {
+        let running = async {
             while !up.exists() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(STEP_TIMEOUT, there).await.expect("the payload runs");
+        tokio::time::timeout(STEP_TIMEOUT, running).await.expect("the payload runs");
     }
 
     async fn open_gate(&self) {

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 /// A broker of one test, which it may stop and start. Removed on drop.
 pub(crate) struct Broker {
     folder: tempfile::TempDir,
-    said: String,
+    output: String,
 }
 
 fn script() -> PathBuf {
@@ -18,16 +18,16 @@ impl Broker {
     pub(crate) fn start(extra: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("rabbitmq.extra"), extra).expect("it is written");
-        let mut broker = Self { folder, said: String::new() };
+        let mut broker = Self { folder, output: String::new() };
         broker.up();
         broker
     }
 
     pub(crate) fn up(&mut self) {
-        let again = !self.said.is_empty();
+        let again = !self.output.is_empty();
         let output = self.command("start").output().expect("the script can be run");
         assert!(output.status.success(), "RabbitMQ does not start: {}", String::from_utf8_lossy(&output.stderr));
-        self.said = String::from_utf8(output.stdout).expect("text");
+        self.output = String::from_utf8(output.stdout).expect("text");
         std::fs::write(self.folder.path().join("up"), "").expect("it is written");
         if again {
             // RabbitMQ 3.10.8: of some 70 quorum queues whose node was killed, three elected no leader afterwards, one of them not
@@ -91,7 +91,7 @@ impl Broker {
     }
 
     fn value(&self, name: &str) -> String {
-        let line = self.said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        let line = self.output.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
         line.expect("it says where it is").to_owned()
     }
 

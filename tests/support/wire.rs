@@ -48,13 +48,13 @@ impl Wire {
         let (ways, cuts) = (watch::Sender::new(Ways { all: Way::Carry, stranded: None }), watch::Sender::new(0));
         let carried = Arc::new(AtomicU64::new(0));
         let mut tasks = JoinSet::new();
-        let (told, cut, target, count) = (ways.clone(), cuts.clone(), target.to_owned(), Arc::clone(&carried));
+        let (modes, cut, target, count) = (ways.clone(), cuts.clone(), target.to_owned(), Arc::clone(&carried));
         tasks.spawn(async move {
             let mut open = JoinSet::new();
             while let Ok((near, _)) = listener.accept().await {
                 while open.try_join_next().is_some() {}
                 let Ok(far) = TcpStream::connect(&target).await else { continue };
-                let line = Line { number: count.fetch_add(1, Ordering::Relaxed), ways: told.subscribe() };
+                let line = Line { number: count.fetch_add(1, Ordering::Relaxed), ways: modes.subscribe() };
                 open.spawn(carry(near, far, line, cut.subscribe()));
             }
         });
