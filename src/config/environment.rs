@@ -175,7 +175,7 @@ mod tests {
     fn a_variable_with_single_underscores_is_suggested_correctly() {
         for (name, expected) in [
             ("JOURNEYMAN_WORKER_CAPACITY", "JOURNEYMAN__WORKER__CAPACITY"),
-            ("JOURNEYMAN_WORKER__POLL_INTERVAL", "JOURNEYMAN__WORKER__POLL_INTERVAL"),
+            ("JOURNEYMAN_WORKER__MAX_TASKS", "JOURNEYMAN__WORKER__MAX_TASKS"),
         ] {
             assert_eq!(help(name), Some(format!("did you mean `{expected}`?")), "{name}");
         }

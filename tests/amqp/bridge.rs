@@ -101,7 +101,7 @@ impl Setup {
 fn bridge(folder: &std::path::Path, config: &str, uri: &str) -> Command {
     let file = folder.join("bridge.toml");
     std::fs::write(&file, config).expect("the file is written");
-    let mut variables = vec![("JOURNEYMAN__WORKER__POLL_INTERVAL", "100ms"), ("JOURNEYMAN_AMQP_URI", uri)];
+    let mut variables = vec![("JOURNEYMAN_AMQP_URI", uri)];
     if config.contains("[source.builds]") {
         variables.push(("JOURNEYMAN__SOURCE__BUILDS__ACCESS_TOKEN_FILE", "env:TEST_TOKEN"));
         variables.push(("TEST_TOKEN", TOKEN));

@@ -217,7 +217,6 @@ fn worker_of_tasks(tasks: &TaskQueue, protocol: &str, exchange: &str, uri: &str)
         (&source("CLIENT_ID"), "tester"),
         (&source("ACCESS_TOKEN_FILE"), "env:TEST_TOKEN"),
         ("TEST_TOKEN", TOKEN),
-        ("JOURNEYMAN__WORKER__POLL_INTERVAL", "100ms"),
         ("JOURNEYMAN__HTTP__LISTEN", "127.0.0.1:0"),
         ("WORKER_ID", "w"),
         ("WORKER_KEY", "k"),

@@ -90,7 +90,6 @@ impl Process {
             ("JOURNEYMAN__WORKER__ID", "crash"),
             ("JOURNEYMAN__WORKER__CAPACITY", "4"),
             ("JOURNEYMAN__WORKER__WORK_DIR", "work"),
-            ("JOURNEYMAN__WORKER__POLL_INTERVAL", "100ms"),
             ("JOURNEYMAN__SOURCE__CI__KIND", "taskcluster"),
             ("JOURNEYMAN__SOURCE__CI__DIALECT", protocol),
             ("JOURNEYMAN__SOURCE__CI__ROOT_URL", root_url),
