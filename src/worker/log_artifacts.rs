@@ -1,8 +1,8 @@
 //! Redacts secrets in artifacts that are logs.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -35,9 +35,7 @@ pub(super) fn redacted_copy(
     if filter_file(file, bytes, own, |_| Ok(()))? == 0 {
         return Ok(None);
     }
-    let path = folder.join(format!("cleansed-{}", uuid::Uuid::new_v4().simple()));
-    let copy = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
-    std::fs::remove_file(&path)?;
+    let copy = tempfile::tempfile_in(folder)?;
     let (mut written, mut to) = (0, &copy);
     let redactions = filter_file(file, bytes, own, |piece| {
         written += piece.len() as u64;
