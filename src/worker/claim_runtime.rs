@@ -13,15 +13,14 @@ use crate::domain::claim::{self, KillCause};
 use crate::domain::id::{LocalToken, Run, SourceId};
 use crate::domain::time::Instant;
 use crate::domain::trace_context::TraceParent;
-use crate::handler::log::{LogLimits, TaskLog};
+use crate::handler::log::TaskLog;
 use crate::handler::{CancelCause, Cancellation, Context, PreparedPayload, TaskInfo};
 use crate::source::{Claim, Grant, Message, Results};
 
-use super::SourceBinding;
 use super::claim_commands::ClaimCommand;
 use super::timeline::{ClaimPhase, Timeline};
 use super::trace_recorder::SpanContext;
-use crate::host::clock::Clock;
+use super::{SourceBinding, WorkerConfig};
 use crate::host::containment::ProcessScope;
 use crate::host::work_dir::WorkDirLock;
 
@@ -63,14 +62,6 @@ pub(super) struct Execution {
     pub(super) context: Context,
     /// Exists if the context says that it was created.
     pub(super) folder: PathBuf,
-}
-
-pub(super) struct ExecutionSetup<'a> {
-    pub(super) tasks_dir: &'a Path,
-    pub(super) work_dir_lock: WorkDirLock,
-    pub(super) log: LogLimits,
-    pub(super) clock: Clock,
-    pub(super) scope: ProcessScope,
 }
 
 impl ClaimRuntime {
@@ -159,25 +150,28 @@ impl ClaimRuntime {
     pub(super) fn start_execution(
         &mut self,
         claim: LocalToken,
-        feed: &SourceBinding,
-        setup: ExecutionSetup<'_>,
+        binding: &SourceBinding,
+        config: &WorkerConfig,
+        tasks_dir: &Path,
+        work_dir_lock: WorkDirLock,
+        scope: ProcessScope,
     ) -> Execution {
-        let ExecutionSetup { tasks_dir: base, work_dir_lock, log, clock, scope } = setup;
         let run = &self.run;
         let name = format!("{}_{}_{}", run.task, run.run, claim.0);
-        let workdir = base.join(&name);
-        let log = TaskLog::in_work_dir(base.join(format!("{name}.log")), log, Some(work_dir_lock));
+        let workdir = tasks_dir.join(&name);
+        let log = TaskLog::in_work_dir(tasks_dir.join(format!("{name}.log")), config.log, Some(work_dir_lock));
         let definition = std::mem::take(&mut self.definition);
-        let mut env = feed.env.clone();
+        let mut env = binding.env.clone();
         if let Some(group) = definition.get("taskGroupId").and_then(serde_json::Value::as_str) {
             env.insert("TASK_GROUP_ID".to_owned(), group.to_owned());
         }
         env.extend(self.trace.map(|trace| ("TRACEPARENT".to_owned(), trace.to_string())));
-        let task = TaskInfo { run: run.clone(), source: feed.name.clone(), definition, env };
+        let task = TaskInfo { run: run.clone(), source: binding.name.clone(), definition, env };
         let folder = workdir.clone();
-        let context = Context::new(task, workdir, log, self.cancel.subscribe(), self.expires_at.subscribe(), clock)
-            .in_scope(scope)
-            .with_results(self.results.take());
+        let context =
+            Context::new(task, workdir, log, self.cancel.subscribe(), self.expires_at.subscribe(), config.clock)
+                .in_scope(scope)
+                .with_results(self.results.take());
         let job = Execution { context, folder };
         self.execution = Some(job.clone());
         job

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use super::super::calls::{self, CallResult};
-use super::super::claim_runtime::{ClaimRuntime, Execution, ExecutionSetup, PolledMessage};
+use super::super::claim_runtime::{ClaimRuntime, Execution, PolledMessage};
 use super::super::uploads::Uploader;
 use super::Engine;
 use crate::domain::claim::{ClaimAction, ClaimEvent, KillCause, UploadStatus};
@@ -102,15 +102,9 @@ impl Engine {
 
     /// The handler's context, created without touching the disk.
     fn start_execution(&mut self, claim: LocalToken, scope: ProcessScope) -> Execution {
-        let live = self.calls.claim(claim);
-        let setup = ExecutionSetup {
-            tasks_dir: self.work_dir.tasks_dir(),
-            work_dir_lock: self.work_dir_lock.clone(),
-            log: self.config.log,
-            clock: self.config.clock,
-            scope,
-        };
-        live.start_execution(claim, &self.sources[live.source.index()], setup)
+        let (live, tasks_dir) = (self.calls.claim(claim), self.work_dir.tasks_dir());
+        let binding = &self.sources[live.source.index()];
+        live.start_execution(claim, binding, &self.config, tasks_dir, self.work_dir_lock.clone(), scope)
     }
 
     fn prepare(&mut self, claim: LocalToken) {
