@@ -10,7 +10,7 @@ impl Engine {
         let counters = self.counters();
         let source = |id: SourceId| self.source_name(id);
         match alert {
-            Alert::DequeueCount { id, count: dequeues, .. } => {
+            Alert::DequeueCount { id, count: dequeues } => {
                 counters.add(|counts| counts.dequeue_alerts += 1);
                 tracing::error!(
                     alert = "high-dequeue-count",
@@ -19,7 +19,7 @@ impl Engine {
                     "[alert operator] a message was received {dequeues} times: its task cannot be claimed, or deleting it fails"
                 );
             }
-            Alert::Undecodable { id, count: dequeues, .. } => {
+            Alert::Undecodable { id, count: dequeues } => {
                 counters.add(|counts| counts.unreadable_messages += 1);
                 tracing::error!(
                     alert = "unreadable-message",
@@ -37,7 +37,7 @@ impl Engine {
                     "[alert operator] cannot read a claim that the queue granted: the worker recovers it by listing its claims if the scopes allow it; otherwise the task runs again once the claim expires"
                 );
             }
-            Alert::DeleteFailed { id, count: dequeues, retried, .. } => {
+            Alert::DeleteFailed { id, count: dequeues, retried } => {
                 counters.add(|counts| counts.deletes_failed += 1);
                 let again = if *retried {
                     "retrying"

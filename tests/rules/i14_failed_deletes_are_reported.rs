@@ -36,7 +36,7 @@ fn i14_a_failing_delete_is_repeated_six_times_and_every_failure_is_said() {
         let said: Vec<_> = effects
             .iter()
             .filter_map(|effect| match effect {
-                Effect::Alert(Alert::DeleteFailed { id, count, retried, .. }) => Some((&**id, *count, *retried)),
+                Effect::Alert(Alert::DeleteFailed { id, count, retried }) => Some((&**id, *count, *retried)),
                 _ => None,
             })
             .collect();

@@ -230,7 +230,7 @@ impl World {
 
     fn check_alert(&mut self, host: usize, alert: &Alert) {
         match alert {
-            Alert::DequeueCount { id, count, .. } => {
+            Alert::DequeueCount { id, count } => {
                 let new = self.hosts[host].alerted.insert(id.parse().expect("a number"));
                 self.held("I15", new && *count > DEQUEUE_ALERT, || {
                     format!("host {host} alerts again for {id}: {count}")

@@ -178,13 +178,11 @@ pub enum Effect {
 pub enum Alert {
     /// Redelivered more often than the limit (I15: once a message).
     DequeueCount {
-        message: LocalToken,
         id: Box<str>,
         count: u32,
     },
     /// The message could not be read and is deleted (I17).
     Undecodable {
-        message: LocalToken,
         id: Box<str>,
         count: u32,
     },
@@ -195,7 +193,6 @@ pub enum Alert {
     },
     /// I14.
     DeleteFailed {
-        message: LocalToken,
         id: Box<str>,
         count: u32,
         /// Whether it is retried.

@@ -23,8 +23,7 @@ impl Worker {
         self.drop_earlier_receptions(source, &message.id);
         let entry = MessageKey { source, id: message.id.clone() };
         if message.dequeue_count > self.policy.dequeue_alert && self.alerted_messages.insert(&entry) {
-            let alert =
-                Alert::DequeueCount { message: message.token, id: message.id.clone(), count: message.dequeue_count };
+            let alert = Alert::DequeueCount { id: message.id.clone(), count: message.dequeue_count };
             self.effects.push_back(Effect::Alert(alert));
         }
         let kept = MessageEntry {
@@ -36,7 +35,7 @@ impl Worker {
         };
         self.messages.insert(message.token, kept);
         let Some(run) = message.run else {
-            let alert = Alert::Undecodable { message: message.token, id: message.id, count: message.dequeue_count };
+            let alert = Alert::Undecodable { id: message.id, count: message.dequeue_count };
             self.effects.push_back(Effect::Alert(alert));
             self.delete_message(message.token);
             return;
@@ -104,7 +103,7 @@ impl Worker {
             Err(refusal) => refusal,
         };
         let again = refusal != Refusal::Rejected && kept.retry.tries() + 1 < DELETE_ATTEMPTS_MAX;
-        let alert = Alert::DeleteFailed { message, id: kept.id.clone(), count: kept.dequeue_count, retried: again };
+        let alert = Alert::DeleteFailed { id: kept.id.clone(), count: kept.dequeue_count, retried: again };
         self.effects.push_back(Effect::Alert(alert));
         if !again {
             return self.drop_message(message);
