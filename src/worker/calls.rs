@@ -78,10 +78,6 @@ pub(super) enum Attachment {
         sent_at: Instant,
     },
     ClaimRefused(CallError),
-    Reclaimed {
-        sent_at: Instant,
-    },
-    ReclaimFailed,
     Prepared(PreparedPayload),
     /// Processes of the payload may have survived.
     CleanupPending,
@@ -220,8 +216,7 @@ pub(super) async fn reclaim(token: LocalToken, claim: Arc<dyn Claim>, timeout: D
     let answer = call_with_timeout(timeout, "reclaim", claim.renew()).await;
     crash_point("reclaimed");
     let answer = log_refusal("reclaim", answer).map(|expires_at| expires_at.since(sent_at));
-    let attachment = answer.map_or(Attachment::ReclaimFailed, |_| Attachment::Reclaimed { sent_at });
-    CallResult::Claim { claim: token, event: ClaimEvent::Reclaimed { sent_at, answer }, attachment: Some(attachment) }
+    CallResult::of_claim(token, ClaimEvent::Reclaimed { sent_at, answer })
 }
 
 pub(super) async fn check_status(token: LocalToken, claim: Arc<dyn Claim>) -> CallResult {

@@ -91,6 +91,16 @@ impl Engine {
         } else {
             attachment
         };
+        if let ClaimEvent::Reclaimed { sent_at, answer } = event {
+            if answer.is_ok() {
+                live.on_reclaimed(sent_at, now);
+                self.control.liveness.count_received();
+            }
+            self.history.count(source, |counts| match answer {
+                Ok(_) => counts.reclaims += 1,
+                Err(_) => counts.reclaims_failed += 1,
+            });
+        }
         match attachment {
             None => {}
             Some(Attachment::Grant { grant, sent_at }) => {
@@ -111,12 +121,6 @@ impl Engine {
             }
             Some(Attachment::Prepared(prepared)) => live.prepared = Some(prepared),
             Some(Attachment::CleanupPending) => self.on_cleanup_pending(claim),
-            Some(Attachment::Reclaimed { sent_at }) => {
-                live.on_reclaimed(sent_at, now);
-                self.control.liveness.count_received();
-                self.history.count(source, |counts| counts.reclaims += 1);
-            }
-            Some(Attachment::ReclaimFailed) => self.history.count(source, |counts| counts.reclaims_failed += 1),
         }
         self.handle_event(Event::Claim(claim, event));
     }
