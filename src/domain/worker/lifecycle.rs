@@ -87,7 +87,6 @@ pub enum ClaimingState {
 
 #[derive(Debug, Default)]
 pub(super) struct Lifecycle {
-    started_at: Option<Instant>,
     idle_since: Option<Instant>,
     granted_count: u64,
     paused: Option<Option<Instant>>,
@@ -186,7 +185,7 @@ impl Worker {
     }
 
     pub(super) fn advance_lifecycle(&mut self, now: Instant) {
-        let began = *self.lifecycle.started_at.get_or_insert(now);
+        let began = self.started_at.unwrap_or(now);
         if self.lifecycle.paused.flatten().is_some_and(|until| now >= until) {
             self.resume();
         }
@@ -234,8 +233,7 @@ impl Worker {
         if self.lifecycle.exiting.is_some() {
             return None;
         }
-        let uptime =
-            self.lifecycle.started_at.zip(self.policy.exit_policy.max_uptime).map(|(began, span)| began.plus(span));
+        let uptime = self.started_at.zip(self.policy.exit_policy.max_uptime).map(|(began, span)| began.plus(span));
         let idle = self.lifecycle.idle_since.filter(|_| self.lifecycle.paused.is_none() && self.claims.is_empty());
         let idle = idle.zip(self.policy.exit_policy.exit_when_idle).map(|(since, span)| since.plus(span));
         [uptime, idle, self.lifecycle.paused.flatten(), self.host_health.next_deadline()].into_iter().flatten().min()
