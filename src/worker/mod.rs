@@ -9,7 +9,6 @@ mod catch_panic;
 mod claim_commands;
 mod claim_end;
 mod claim_runtime;
-mod close_sources;
 #[doc(hidden)]
 pub mod counters;
 mod engine;

@@ -8,6 +8,7 @@ mod journaling;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::domain::claim::ClaimEvent;
@@ -22,11 +23,12 @@ use crate::host::containment::Containment;
 use crate::host::crash_points::crash_point;
 use crate::host::resources;
 use crate::host::work_dir::{WorkDir, WorkDirLock};
+use crate::limits::SOURCES_CLOSE_TIMEOUT;
 use crate::source::{CallError, SourceEvent};
 
 use super::calls;
+use super::catch_panic::{Panicked, catch_panic};
 use super::claim_runtime::{ClaimRuntime, TraceRecording};
-use super::close_sources;
 use super::counters::WorkerCounters;
 use super::handler_runtime::HandlerRuntime;
 use super::history::{History, NoticeReceived};
@@ -203,7 +205,7 @@ impl Engine {
         if exit == ExitReason::Aborted {
             self.sidecars.kill().await;
         } else {
-            close_sources::close_all(self.sources.iter().map(|binding| Arc::clone(&binding.source)).collect()).await;
+            close_all(&self.sources).await;
             self.sidecars.stop().await;
         }
     }
@@ -315,6 +317,20 @@ impl Engine {
 }
 
 /// Sources with equal service ids share one number.
+/// At the same time, so that none delays another.
+async fn close_all(bindings: &[SourceBinding]) {
+    let closing = bindings.iter().map(|binding| async move {
+        if let Err(Panicked(panic)) = catch_panic(binding.source.close()).await {
+            tracing::error!(panic, source = binding.name, "a source panicked in close");
+        }
+    });
+    if tokio::time::timeout(SOURCES_CLOSE_TIMEOUT, join_all(closing)).await.is_err() {
+        tracing::warn!(
+            "a source did not close within {SOURCES_CLOSE_TIMEOUT:?}; what was reported last may be delivered again"
+        );
+    }
+}
+
 fn source_specs(bindings: &[SourceBinding]) -> Vec<SourceSpec> {
     let ids: Vec<String> = bindings.iter().map(|binding| binding.source.service_id()).collect();
     let number = |id: &String| ids.iter().position(|other| other == id).and_then(|first| u16::try_from(first).ok());
