@@ -2,7 +2,9 @@
 
 use alloc::vec::Vec;
 
-use super::{Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, PendingCleanup, RunKey, Worker};
+use super::{
+    Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, PendingCleanup, RecoveredClaim, RunKey, Worker,
+};
 use crate::domain::claim::{self, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
 use crate::domain::id::{LocalToken, Run, SourceId};
 use crate::domain::outcome::{ExecuteFailure, PrepareFailure};
@@ -17,6 +19,22 @@ pub(super) enum ClaimOrigin {
 }
 
 impl Worker {
+    /// Outcomes left by a previous process: the claim is requested again, the outcome reported if it is granted, and
+    /// dropped otherwise (I28). Takes no slot, and no poll waits for it.
+    pub(super) fn on_claims_recovered(&mut self, list: Vec<RecoveredClaim>, now: Instant) {
+        for RecoveredClaim { token, source, run, outcome } in list {
+            // A run is reported once, even if it was journaled twice.
+            if self.claims_by_run.contains_key(&self.run_key(source, &run)) {
+                self.effects.push_back(Effect::Claim(token, ClaimAction::Close(ClaimEnd::NotGranted)));
+                continue;
+            }
+            let mut actions = Vec::new();
+            let state = ClaimState::recovered(self.claim_policy(source), outcome, &mut actions);
+            self.insert_claim(token, source, run, None, state);
+            self.perform(token, actions, now);
+        }
+    }
+
     pub(super) fn on_granted_claim(
         &mut self,
         source: SourceId,

@@ -8,7 +8,6 @@ mod event;
 mod lifecycle;
 mod messages;
 mod recent_set;
-mod recovered_outcomes;
 mod shutdown;
 mod sources;
 
