@@ -32,10 +32,6 @@ pub struct HostHealth {
 }
 
 impl HostHealth {
-    pub const fn new() -> Self {
-        Self { state: State::Healthy { since: Instant::ORIGIN }, backoff: Backoff::NEW }
-    }
-
     /// Counts simultaneous faults of several tasks as one. Returns whether it is the first fault.
     pub fn on_fault(&mut self, now: Instant, jitter: &mut Jitter) -> bool {
         let first = self.backoff.tries() == 0;
@@ -88,6 +84,6 @@ impl HostHealth {
 
 impl Default for HostHealth {
     fn default() -> Self {
-        Self::new()
+        Self { state: State::Healthy { since: Instant::ORIGIN }, backoff: Backoff::NEW }
     }
 }

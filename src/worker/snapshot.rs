@@ -3,7 +3,7 @@
 use crate::domain::id::SourceId;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant;
-use crate::domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources, SourceView};
+use crate::domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources, SourceState};
 use crate::host::containment::ProcessScope;
 use crate::host::termination_notice::{WatchHealth, WatchStatus};
 
@@ -71,7 +71,8 @@ impl Engine {
             slots_polling: self
                 .rules
                 .sources()
-                .map(|source| u32::try_from(source.reserved_slots).unwrap_or(u32::MAX))
+                .iter()
+                .map(|source| u32::try_from(source.reserved_slots.len()).unwrap_or(u32::MAX))
                 .sum(),
             sources,
             claims,
@@ -127,8 +128,8 @@ impl Engine {
     }
 
     fn source_statuses(&self, now: Instant) -> Vec<SourceStatus> {
-        let sources = self.rules.sources().zip(&self.sources).zip(&self.history.sources);
-        let status = |((view, binding), activity): ((SourceView<'_>, &SourceBinding), &SourceActivity)| SourceStatus {
+        let sources = self.rules.sources().iter().zip(&self.sources).zip(&self.history.sources);
+        let status = |((view, binding), activity): ((&SourceState, &SourceBinding), &SourceActivity)| SourceStatus {
             name: binding.name.clone(),
             description: binding.source.describe(),
             state: match view.availability {
@@ -194,7 +195,7 @@ impl Engine {
             let at = claim.state.next_reclaim()?;
             Some((at, format!("reclaim {}", claim.run)))
         });
-        let polls = self.rules.sources().zip(&self.sources).filter_map(|(source, binding)| {
+        let polls = self.rules.sources().iter().zip(&self.sources).filter_map(|(source, binding)| {
             let at = source.next_poll_at(now).filter(|_| claiming == ClaimingState::Polling)?;
             Some((at, format!("poll {}", binding.name)))
         });

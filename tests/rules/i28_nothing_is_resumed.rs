@@ -174,7 +174,7 @@ fn i28_claims_of_a_namesake_are_told_of_once_and_again_when_they_become_more() {
         let answer = Ok(RecoveryResult { claims: Vec::new(), error: None, foreign_claims: others });
         let effects = bench.happens(Event::Recovered { source: SourceId(0), sent_at: bench.now, answer });
         assert_eq!(told(&effects), expected, "{others}");
-        assert_eq!(bench.worker.sources().next().map(|source| source.foreign_claims), Some(others));
+        assert_eq!(bench.worker.sources().first().map(|source| source.foreign_claims), Some(others));
         bench.polled(0, 0, Err(RETRY));
         bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
     }

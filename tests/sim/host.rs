@@ -271,7 +271,7 @@ impl Host {
     /// Writes down the oldest poll that it has not read the answer of.
     pub fn note_polls(&mut self, now: u64) {
         let now = self.local(now);
-        let Some(source) = self.worker.as_ref().and_then(|worker| worker.sources().next()) else { return };
+        let Some(source) = self.worker.as_ref().and_then(|worker| worker.sources().first()) else { return };
         let unread = source.poller.unread_poll();
         let sent_at = unread.map(|poll| now.since_origin().saturating_sub(poll.age(now)));
         self.note(JournalRecord::UnreadPoll { claimant: CLAIMANT.into(), sent_at });

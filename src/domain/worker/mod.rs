@@ -154,15 +154,15 @@ pub struct SourceSpec {
 }
 
 #[derive(Debug)]
-struct SourceState {
+pub struct SourceState {
     service: ServiceId,
-    poller: Poller,
-    reserved_slots: Vec<Slot>,
+    pub poller: Poller,
+    pub reserved_slots: Vec<Slot>,
     has_accepted_claim: bool,
     has_polled: bool,
     /// Claims under our worker id that are not ours, as reported last.
-    foreign_claims: usize,
-    availability: ServiceAvailability,
+    pub foreign_claims: usize,
+    pub availability: ServiceAvailability,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -177,27 +177,6 @@ pub struct ClaimView<'a> {
     pub source: SourceId,
     pub run: &'a Run,
     pub state: &'a ClaimState,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub struct SourceView<'a> {
-    pub poller: &'a Poller,
-    pub reserved_slots: usize,
-    pub availability: ServiceAvailability,
-    /// Claims under our worker id that are not ours, as reported last.
-    pub foreign_claims: usize,
-}
-
-impl SourceView<'_> {
-    /// When it is polled, if it waits for that time.
-    pub fn next_poll_at(&self, now: Instant) -> Option<Instant> {
-        match self.poller.next_call(now) {
-            NextCall::NotBefore(at) if self.availability == ServiceAvailability::Up => Some(at),
-            NextCall::NotBefore(_) | NextCall::Open | NextCall::Recover | NextCall::Poll(_) | NextCall::InFlight => {
-                None
-            }
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -254,7 +233,7 @@ impl Worker {
             past_deadline: false,
             lifecycle: Lifecycle::default(),
             drain_deadline: None,
-            host_health: HostHealth::new(),
+            host_health: HostHealth::default(),
             slots: Slots::new(policy.capacity),
             sources: sources.iter().map(feed).collect(),
             claims: BTreeMap::new(),
@@ -275,18 +254,8 @@ impl Worker {
         self.slots.free()
     }
 
-    pub fn sources(&self) -> impl Iterator<Item = SourceView<'_>> {
-        (0..self.sources.len()).map(|index| self.source(SourceId::from_index(index)))
-    }
-
-    pub fn source(&self, source: SourceId) -> SourceView<'_> {
-        let state = &self.sources[source.index()];
-        SourceView {
-            poller: &state.poller,
-            reserved_slots: state.reserved_slots.len(),
-            availability: state.availability,
-            foreign_claims: state.foreign_claims,
-        }
+    pub fn sources(&self) -> &[SourceState] {
+        &self.sources
     }
 
     pub const fn capacity(&self) -> u32 {
@@ -401,6 +370,16 @@ impl Worker {
 }
 
 impl SourceState {
+    /// When it is polled, if it waits for that time.
+    pub fn next_poll_at(&self, now: Instant) -> Option<Instant> {
+        match self.poller.next_call(now) {
+            NextCall::NotBefore(at) if self.availability == ServiceAvailability::Up => Some(at),
+            NextCall::NotBefore(_) | NextCall::Open | NextCall::Recover | NextCall::Poll(_) | NextCall::InFlight => {
+                None
+            }
+        }
+    }
+
     /// While no sidecar can run its tasks, only claims of a previous process are looked after.
     const fn is_pollable(&self) -> bool {
         matches!(self.availability, ServiceAvailability::Up) || self.poller.is_recovery_due()

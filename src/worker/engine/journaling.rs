@@ -48,13 +48,13 @@ impl Engine {
     }
 
     fn unread_polls(&self) -> Vec<Option<UnreadPoll>> {
-        self.rules.sources().map(|source| source.poller.unread_poll()).collect()
+        self.rules.sources().iter().map(|source| source.poller.unread_poll()).collect()
     }
 
     /// Journals the oldest unread poll of a source if it has changed.
     pub(super) fn journal_unread_poll(&mut self, source: SourceId) -> Option<PendingRecord> {
         let index = source.index();
-        let unread = self.rules.source(source).poller.unread_poll();
+        let unread = self.rules.sources()[index].poller.unread_poll();
         if self.journal.unread_polls[index] == unread {
             return None;
         }

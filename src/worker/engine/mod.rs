@@ -213,7 +213,8 @@ impl Engine {
     pub(super) fn handle_event(&mut self, event: Event) {
         self.rules.handle(event, self.config.clock.now());
         let claiming = matches!(self.rules.claiming(), ClaimingState::Polling | ClaimingState::AtCapacity);
-        for ((view, binding), enabled) in self.rules.sources().zip(&self.sources).zip(&mut self.claiming_enabled) {
+        for ((view, binding), enabled) in self.rules.sources().iter().zip(&self.sources).zip(&mut self.claiming_enabled)
+        {
             let wanted = claiming && view.availability == ServiceAvailability::Up;
             if std::mem::replace(enabled, wanted) && !wanted {
                 binding.source.pause();
@@ -316,7 +317,6 @@ impl Engine {
     }
 }
 
-/// Sources with equal service ids share one number.
 /// At the same time, so that none delays another.
 async fn close_all(bindings: &[SourceBinding]) {
     let closing = bindings.iter().map(|binding| async move {
@@ -331,6 +331,7 @@ async fn close_all(bindings: &[SourceBinding]) {
     }
 }
 
+/// Sources with equal service ids share one number.
 fn source_specs(bindings: &[SourceBinding]) -> Vec<SourceSpec> {
     let ids: Vec<String> = bindings.iter().map(|binding| binding.source.service_id()).collect();
     let number = |id: &String| ids.iter().position(|other| other == id).and_then(|first| u16::try_from(first).ok());
