@@ -17,24 +17,25 @@ from pathlib import Path
 
 
 def start_time(pid):
-    """When a process was started, as the kernel counts: with its number it is nobody else's. None where it is gone."""
+    """The start time of a process, in clock ticks: with the pid it names one process. None if the process does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    state, *rest = stat.rpartition(")")[2].split()
-    return None if state in "ZX" else rest[18]
+    return stat.rpartition(")")[2].split()[19]
 
 
 def supervise(command, variables, note, log):
-    """Starts a worker, writes down whose it is, and at its end how it ended. It is nobody's child and holds no pipe of ours."""
+    """Starts a worker, and notes its pid and, when it has exited, its exit status."""
     worker = subprocess.Popen(command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     note["pid"], note["started"] = worker.pid, start_time(worker.pid)
     write(note)
     os.close(told)
-    code = worker.wait()
-    note["exit"] = f"exit status: {code}" if code >= 0 else f"signal: {-code}"
+    end = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    note["exit"] = f"exit status: {end.si_status}" if end.si_code == os.CLD_EXITED else f"signal: {end.si_status}"
+    # Before the process is reaped: a list that finds no process must not remove a note that is yet to be written.
     write(note)
+    worker.wait()
 
 
 def path(id, kind):
