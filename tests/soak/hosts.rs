@@ -65,6 +65,11 @@ impl Queue {
         self.child.wait().expect("it ends");
         self.child = Self::listening(folder, &self.address.to_string());
     }
+
+    pub fn assert_running(&mut self) {
+        let ended = self.child.try_wait().expect("it can be asked");
+        assert!(ended.is_none(), "the queue has ended: {ended:?}");
+    }
 }
 
 impl Drop for Queue {

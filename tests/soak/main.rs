@@ -211,6 +211,7 @@ impl Soak {
                 _ = sample.tick() => series.read(self.worker.pid(), began.elapsed()),
             }
             self.worker.assert_running();
+            self.queue.assert_running();
         }
         self.wire.set(Way::Carry);
     }
