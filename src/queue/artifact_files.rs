@@ -6,7 +6,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
-use tempfile::{NamedTempFile, TempPath};
+use tempfile::TempPath;
 
 /// An artifact name may hold any character, so the file name is its digest.
 pub(crate) fn relative_path(task: &str, run: u32, name: &str) -> String {
@@ -53,8 +53,10 @@ pub(crate) struct IncomingFile {
 
 impl IncomingFile {
     pub(crate) fn create(artifacts: &Path) -> io::Result<Self> {
-        let (file, path) = NamedTempFile::new_in(artifacts.join(INCOMING))?.into_parts();
-        Ok(Self { artifacts: artifacts.to_owned(), path, file: file.into() })
+        // `NamedTempFile` would hide the number of the system's error.
+        let path = artifacts.join(INCOMING).join(uuid::Uuid::new_v4().simple().to_string());
+        let file = File::create_new(&path)?;
+        Ok(Self { artifacts: artifacts.to_owned(), path: TempPath::try_from_path(path)?, file: file.into() })
     }
 
     /// Flushes the content before the rename, and the directories after it.
