@@ -100,7 +100,9 @@ impl Tx<'_> {
     /// Creating a task with the same definition again returns the existing task.
     pub(crate) fn create_task(&mut self, new_task: NewTask) -> StoreResult<TaskRecord> {
         if let Some(row) = self.find_task(&new_task.task.task_id)? {
-            if new_task.json != self.definition(row.id)? {
+            let value = |json: &str| serde_json::from_str::<serde_json::Value>(json).ok();
+            let stored = self.definition(row.id)?;
+            if new_task.json != stored && value(&new_task.json) != value(&stored) {
                 let message = format!("taskId `{}` is already used by another task", row.task.task_id);
                 return Err(QueueError::conflict(message).into());
             }
