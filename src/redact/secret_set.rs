@@ -13,7 +13,6 @@ use super::patterns::StreamEnd;
 pub(super) const PREFIX_BYTES: usize = 4;
 
 /// Identifies an added secret, and where its encodings are.
-#[derive(Debug)]
 pub struct SecretId {
     number: u64,
     prefixes: Box<[[u8; PREFIX_BYTES]]>,
@@ -37,6 +36,12 @@ pub struct SecretSet {
 impl Default for SecretSet {
     fn default() -> Self {
         Self { by_prefix: BTreeMap::new(), pairs: vec![false; 1 << 16].into(), last_id: 0, bytes: 0 }
+    }
+}
+
+impl std::fmt::Debug for SecretId {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "SecretId({})", self.number)
     }
 }
 
