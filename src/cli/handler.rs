@@ -11,7 +11,7 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::task::create::parse_json_arg;
 use super::{output, worker_setup};
 use crate::config::Environment;
-use crate::config::schema::{COMMAND, Handler, ProgramHandler};
+use crate::config::schema::{COMMAND, Handler, HttpHandler, ProgramHandler};
 use crate::config::values::{File, Span};
 use crate::handler::contract_test::{self, ContractReport, TestPlan};
 use crate::handler::program::Program;
@@ -86,7 +86,9 @@ async fn test_service(test: HandlerTestArgs, name: &str, environment: &Environme
         let message = format!("no [handler.{name}] of kind `http` in the configuration");
         return Err(Failure::new(Exit::Config, message));
     };
-    let service = worker_setup::build_http_handler(name, handler, environment)?;
+    let termination_grace = loaded.config.worker.termination_grace;
+    let config = HttpHandler { termination_grace, ..handler.clone() };
+    let service = worker_setup::build_http_handler(name, &config, environment)?;
     let plan = test_plan(test.payload, test.bad_payload, test.timeout)?;
     print_report(async |folder| contract_test::check_service(&service, &plan, folder).await).await
 }
