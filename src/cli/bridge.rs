@@ -75,6 +75,10 @@ fn source_binding(
                 Some(queue) => (String::new(), queue.clone()),
                 None => (format!("{}-req-xchg", amqp.pool), amqp.worker_key.clone().unwrap_or_default()),
             };
+            for name in [&exchange, &routing_key] {
+                crate::amqp::to_short_string("the name of a queue, exchange or key", name)
+                    .map_err(|error| Failure::from_error(Exit::Config, &error))?;
+            }
             let handler = handler::erase(TasksToRequests {
                 client: RpcClient::new(
                     amqp_setup::build_broker(&config.amqp, environment)?,
