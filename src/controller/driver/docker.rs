@@ -40,7 +40,7 @@ impl DockerDriver {
     async fn client(&self) -> Result<&Docker, DriverError> {
         let connect = async || {
             let (host, seconds) = (self.config.host.as_str(), DRIVER_CALL_TIMEOUT.as_secs());
-            let client = if host.starts_with("unix://") {
+            let client = if host.starts_with("unix://") || host.starts_with('/') {
                 Docker::connect_with_unix(host, seconds, API_DEFAULT_VERSION)
             } else {
                 Docker::connect_with_http(host, seconds, API_DEFAULT_VERSION)
