@@ -109,9 +109,11 @@ impl<'a> QueueJobs<'a> {
         match job {
             QueueJob::Step(_) => {
                 self.running_steps -= 1;
+                let is_deleted = job == QueueJob::Step(QueueStep::Delete)
+                    && matches!(result, Some(Ok(StepResult::Done | StepResult::NotFound)));
                 match owner {
-                    Owner::External => drop(self.external_queues.insert(key.clone())),
-                    Owner::Controller => drop(self.external_queues.remove(&key)),
+                    Owner::External if !is_deleted => drop(self.external_queues.insert(key.clone())),
+                    Owner::External | Owner::Controller => drop(self.external_queues.remove(&key)),
                 }
                 if is_stuck {
                     self.stuck_channels.extend(channel.clone().map(|channel| (key.clone(), channel)));
