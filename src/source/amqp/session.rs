@@ -96,7 +96,8 @@ impl Session {
             let consumer = amqp::consume(&consume_channel, queue.clone(), tag, BasicConsumeOptions::default()).await?;
             lapin::Result::Ok((consume_channel, reply_publisher, copy_publisher, consumer))
         };
-        let (consume_channel, reply_publisher, copy_publisher, consumer) = broker.bounded("consume", opening).await?;
+        let (consume_channel, reply_publisher, copy_publisher, consumer) =
+            broker.bounded(&format!("consume from {queue}"), opening).await?;
         let session = Self {
             prefetch,
             queue: queue.clone(),
