@@ -134,7 +134,9 @@ fn no_groups(pool: &PoolStatus) -> Markup {
             @if pool.role == Role::Active {
                 p { "No groups: no request has arrived yet." }
                 p { code { "journeyman call --pool " (pool.name) " --key KEY --path /PATH '{}'" } " sends one." }
-            } @else { p { "The active controller shows the groups." } }
+            } @else if pool.role == Role::Standby {
+                p { "The active controller shows the groups." }
+            } @else { p { "Groups are unknown until the broker is connected." } }
         }
     }
 }
