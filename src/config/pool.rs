@@ -21,7 +21,7 @@ pub struct PoolConfig {
     pub unbind_delay: Span,
     /// Time after that until the group's workers are stopped and its queue is deleted.
     pub stop_delay: Span,
-    /// How long a request may wait for a worker; `0s` is no limit. An expired request gets an error reply.
+    /// How long a request may wait for a worker, at most 49 days; `0s` is no limit. An expired request gets an error reply.
     pub message_ttl: OptionalSpan<1>,
     /// Maximum number of requests in one queue [built-in: no limit].
     pub max_length: Option<u32>,

@@ -154,7 +154,8 @@ impl MemoryQueue {
         tasks.tasks.get(task).map_or_else(Vec::new, |task| task.runs.iter().map(|run| run.state).collect())
     }
 
-    /// An artifact of a run. Its file can be read although the worker has removed it.
+    /// An artifact of a run. Its file can be read although the worker has removed it, and stays open until the queue is
+    /// dropped.
     #[must_use]
     pub fn artifact(&self, run: &Run, name: &str) -> Option<ArtifactBody> {
         let tasks = self.expire_leases(self.now());

@@ -64,7 +64,7 @@ impl QueueFacts {
             tracing::warn!(
                 queue,
                 "requests may run for {max_run_time:?} and the broker requeues them after {timeout:?}: raise its \
-                 consumer_timeout and `amqp.consumer_timeout`, or lower `max_run_time` of the handler"
+                 consumer_timeout and `amqp.consumer_timeout` (\"0s\" if it has none), or lower `max_run_time` of the handler"
             );
         }
         facts
