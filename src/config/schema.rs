@@ -253,14 +253,6 @@ impl Source {
             Self::Amqp(_) => None,
         }
     }
-
-    /// The source as one of AMQP.
-    pub const fn as_requests(&self) -> Option<&RequestSource> {
-        match self {
-            Self::Amqp(source) => Some(source),
-            Self::Taskcluster(_) => None,
-        }
-    }
 }
 
 impl TaskclusterSource {
