@@ -9,7 +9,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 use super::exit::{Exit, Failure};
 use crate::config::environment::FILE_VARIABLE;
 use crate::config::problem::{Problem, ValueOrigin};
-use crate::config::{self, Document, Environment, LoadedConfig, Override, Problems, environment, reference};
+use crate::config::{self, Document, Environment, LoadedConfig, Problems, Setting, environment, reference};
 use crate::limits::CONFIG_BYTES_MAX;
 
 /// A flag and the key that it sets.
@@ -107,7 +107,7 @@ impl FlagSet for NoFlags {
 #[derive(Debug, Clone)]
 pub struct ConfigArgs<F: FlagSet> {
     file: Option<PathBuf>,
-    overrides: Vec<Override>,
+    overrides: Vec<Setting>,
     flags: PhantomData<F>,
 }
 
@@ -163,11 +163,7 @@ impl<F: FlagSet> clap::FromArgMatches for ConfigArgs<F> {
         let mut overrides = Vec::new();
         for flag in F::LIST {
             if let Some(value) = matches.get_one::<String>(flag.key) {
-                overrides.push(Override {
-                    key: flag.key.to_owned(),
-                    value: value.clone(),
-                    flag: format!("--{}", flag.name),
-                });
+                overrides.push(Setting::of_flag(format!("--{}", flag.name), flag.key, value));
             }
         }
         for pair in matches.get_many::<String>("set").into_iter().flatten() {
@@ -177,11 +173,7 @@ impl<F: FlagSet> clap::FromArgMatches for ConfigArgs<F> {
                     format!("--set needs KEY=VALUE, such as worker.capacity=4, and got `{pair}`\n"),
                 ));
             };
-            overrides.push(Override {
-                key: key.trim().to_owned(),
-                value: value.to_owned(),
-                flag: format!("--set {}", key.trim()),
-            });
+            overrides.push(Setting::of_flag(format!("--set {}", key.trim()), key.trim(), value));
         }
         Ok(Self { file: matches.get_one("config").cloned(), overrides, flags: PhantomData })
     }

@@ -16,11 +16,19 @@ use crate::limits::{CONFIG_DEPTH_MAX, CONFIG_PROBLEMS_MAX};
 
 /// A value that a variable or a flag sets.
 #[derive(Debug, Clone)]
-pub(super) struct Setting {
-    pub path: Vec<String>,
+pub struct Setting {
+    pub(super) path: Vec<String>,
     /// It becomes a number, a boolean or a list where the key needs one.
-    pub text: String,
-    pub origin: ValueOrigin,
+    pub(super) text: String,
+    pub(super) origin: ValueOrigin,
+}
+
+impl Setting {
+    /// For a dotted key. `flag` is the flag as it was written.
+    pub fn of_flag(flag: String, key: &str, text: &str) -> Self {
+        let path = key.split('.').map(str::to_owned).collect();
+        Self { path, text: text.to_owned(), origin: ValueOrigin::Flag(flag) }
+    }
 }
 
 /// Reads sections and collects what is wrong with them.

@@ -24,7 +24,8 @@ pub use environment::Environment;
 pub use problem::{Document, Problem, Problems, ValueOrigin};
 pub use schema::Config;
 
-use load::{Loader, NAME_EXPECTED, Setting, VARIABLE_EXPECTED, is_name, is_variable, join};
+pub use load::Setting;
+use load::{Loader, NAME_EXPECTED, VARIABLE_EXPECTED, is_name, is_variable, join};
 use schema::{Handler, RequestSource, Source};
 
 /// The schema of a configuration, as JSON Schema (2020-12) without references.
@@ -33,17 +34,6 @@ pub static SCHEMA: LazyLock<serde_json::Value> = LazyLock::new(|| {
         schemars::generate::SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
     serde_json::Value::from(settings.into_generator().into_root_schema_for::<Config>())
 });
-
-/// A key set by a flag.
-#[derive(Debug, Clone)]
-pub struct Override {
-    /// The dotted key.
-    pub key: String,
-    /// Its value.
-    pub value: String,
-    /// The flag as it was written, for messages.
-    pub flag: String,
-}
 
 /// A valid configuration and the origin of its values.
 #[derive(Debug, Clone)]
@@ -66,7 +56,7 @@ pub struct LoadedConfig {
 pub fn load(
     document: Option<Document>,
     environment: &Environment,
-    overrides: &[Override],
+    flags: &[Setting],
 ) -> Result<LoadedConfig, Problems> {
     let warnings = environment.unknown_variables();
     let refused = |document: &Option<Document>, problems: Vec<Problem>| {
@@ -78,7 +68,7 @@ pub fn load(
         return refused(&document, loader.problems);
     }
     let variables = environment.settings(&mut loader.problems);
-    for setting in variables.into_iter().chain(overrides.iter().map(Override::setting)) {
+    for setting in variables.into_iter().chain(flags.iter().cloned()) {
         loader.set(setting);
     }
     let mut config = Config {
@@ -179,16 +169,6 @@ fn handler_for_requests(config: &Config) -> Result<&str, Problem> {
                  that names its handler"
             );
             Err(Problem { help: Some(help), ..Problem::error(message, ValueOrigin::Default) })
-        }
-    }
-}
-
-impl Override {
-    fn setting(&self) -> Setting {
-        Setting {
-            path: self.key.split('.').map(str::to_owned).collect(),
-            text: self.value.clone(),
-            origin: ValueOrigin::Flag(self.flag.clone()),
         }
     }
 }
