@@ -17,6 +17,19 @@ pub const SOCKET_VARIABLE: &str = "JOURNEYMAN_SOCKET";
 /// The directory for state that commands share.
 pub const STATE_VARIABLE: &str = "JOURNEYMAN_STATE_DIR";
 
+/// Variables that a controller of AMQP workers sets for a worker. One controller spells the last one wrongly.
+const CONTROLLER_VARIABLES: [&str; 9] = [
+    "WORKER_AMQP_URI",
+    "WORKER_ID",
+    "WORKER_KEY",
+    "WORKER_POOL",
+    "WORKER_REQUESTS_QUEUE",
+    "WORKER_MAX_MSG_SIZE",
+    "WORKER_ACTIVITY_EXCHANGE",
+    "WORKER_ID_USE_HOSTNAME",
+    "WORKEY_ID_USE_HOSTNAME",
+];
+
 /// The environment of this process.
 #[derive(Clone, Default)]
 pub struct Environment(BTreeMap<OsString, OsString>);
@@ -76,22 +89,7 @@ impl Environment {
         settings.sort_by_key(|setting| std::cmp::Reverse(setting.path.len()));
         settings
     }
-}
 
-/// Variables that a controller of AMQP workers sets for a worker. One controller spells the last one wrongly.
-const CONTROLLER_VARIABLES: [&str; 9] = [
-    "WORKER_AMQP_URI",
-    "WORKER_ID",
-    "WORKER_KEY",
-    "WORKER_POOL",
-    "WORKER_REQUESTS_QUEUE",
-    "WORKER_MAX_MSG_SIZE",
-    "WORKER_ACTIVITY_EXCHANGE",
-    "WORKER_ID_USE_HOSTNAME",
-    "WORKEY_ID_USE_HOSTNAME",
-];
-
-impl Environment {
     /// The environment without the variables that a controller sets for a worker.
     pub fn without_controller_variables(&self) -> Self {
         let mut others = self.clone();
@@ -139,9 +137,7 @@ impl Environment {
         let keys = [("WORKER_KEY", "worker_key"), ("WORKER_POOL", "pool"), ("WORKER_MAX_MSG_SIZE", "max_message_size")];
         keys.into_iter().filter_map(|(name, key)| set(name, key)).collect()
     }
-}
 
-impl Environment {
     /// Warnings about variables that would set a key if their underscores were doubled.
     pub(super) fn unknown_variables(&self) -> Vec<Problem> {
         let names = self.0.keys().filter_map(|name| name.to_str());
