@@ -20,10 +20,6 @@ pub fn render(status: &ControllerStatusReply, refresh: Refresh, acts: CommandBut
         title: format!("{} · {}", title(pools), names.join(", ")),
         name: html! { "controller, up " (clock.time_tag(-status.uptime_seconds, &format_seconds(status.uptime_seconds))) },
         main: html! { @for pool in pools { section { (pool_section(pool, acts, clock)) } } },
-        links: html! {
-            a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
-            a href="/status.json" { "JSON" } " · " a href="/?refresh=no" { "without refresh" }
-        },
         buttons: acts,
         version: status.version.clone(),
         pid: status.pid,

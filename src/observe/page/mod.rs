@@ -53,7 +53,6 @@ struct PageContent {
     title: String,
     name: Markup,
     main: Markup,
-    links: Markup,
     buttons: CommandButtons,
     version: String,
     pid: u32,
@@ -106,7 +105,10 @@ fn document(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> Marku
                 // Outside of `main`, so that a refresh does not replace it.
                 @if parts.buttons == CommandButtons::Shown { section #aside {} }
                 footer {
-                    p { (parts.links) }
+                    p {
+                        a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
+                        a href="/status.json" { "JSON" } " · " a href="/?refresh=no" { "without refresh" }
+                    }
                     p { "version " (parts.version) " · process " (parts.pid) " · hover over a time for the full date" }
                 }
                 @if refresh == Refresh::Auto {

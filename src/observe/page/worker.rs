@@ -19,10 +19,6 @@ pub fn render(status: &WorkerStatusReply, refresh: Refresh, now: Timestamp) -> H
         title: format!("{} {}/{} · {}", view.state.as_str(), view.claims.len(), view.capacity, status.id),
         name: html! { code { (status.id) } " in " code { (status.group) } },
         main: body(status, clock),
-        links: html! {
-            a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
-            a href="/status.json" { "JSON" } " · " a href="/?refresh=no" { "without refresh" }
-        },
         buttons: CommandButtons::Hidden,
         version: status.version.clone(),
         pid: status.pid,
