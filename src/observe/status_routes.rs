@@ -39,6 +39,8 @@ pub(super) struct ReadinessCheck {
     pub(super) note: Option<String>,
 }
 
+type Unavailable = (StatusCode, String);
+
 type Parameters = Query<HashMap<String, String>>;
 
 impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
@@ -59,9 +61,10 @@ impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
     async fn take_snapshot(&self) -> Result<S, Unavailable> {
         match timeout(HTTP_SNAPSHOT_TIMEOUT, (self.snapshot)()).await {
             Ok(Some(status)) => Ok(status),
-            Ok(None) => Err(Unavailable(format!("the {} has exited\n", self.role))),
-            Err(_) => Err(Unavailable(format!("the {} did not answer within {HTTP_SNAPSHOT_TIMEOUT:?}\n", self.role))),
+            Ok(None) => Err(format!("the {} has exited\n", self.role)),
+            Err(_) => Err(format!("the {} did not answer within {HTTP_SNAPSHOT_TIMEOUT:?}\n", self.role)),
         }
+        .map_err(|text| (StatusCode::SERVICE_UNAVAILABLE, text))
     }
 
     async fn liveness(State(routes): State<Arc<Self>>) -> Result<&'static str, Unavailable> {
@@ -80,7 +83,7 @@ impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
                 (None, None) => writeln!(text, "[+] {}", check.name),
             };
         }
-        if ready { Ok(text + "ready\n") } else { Err(Unavailable(text + "not ready\n")) }
+        if ready { Ok(text + "ready\n") } else { Err((StatusCode::SERVICE_UNAVAILABLE, text + "not ready\n")) }
     }
 
     async fn metrics(State(routes): State<Arc<Self>>) -> Result<Response, Unavailable> {
@@ -97,13 +100,5 @@ impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
         let refresh =
             if query.get("refresh").is_some_and(|refresh| refresh == "no") { Refresh::Never } else { Refresh::Auto };
         Ok((routes.page)(&status, refresh))
-    }
-}
-
-struct Unavailable(String);
-
-impl IntoResponse for Unavailable {
-    fn into_response(self) -> Response {
-        (StatusCode::SERVICE_UNAVAILABLE, self.0).into_response()
     }
 }
