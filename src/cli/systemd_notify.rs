@@ -1,7 +1,6 @@
 //! Reports a worker to systemd: ready, status, watchdog, stopping. It polls the worker's status once a second.
 
 use std::convert::Infallible;
-use std::future::Future;
 use std::time::Duration;
 
 use sd_notify::NotifyState;
@@ -23,11 +22,10 @@ use crate::worker::status::{LifecycleState, WorkerStatus};
 /// # Cancel safety
 ///
 /// Cancel safe.
-pub(super) async fn report_status<L, A>(manager: ServiceManager, snapshot: L) -> Infallible
-where
-    L: Fn() -> A,
-    A: Future<Output = Option<WorkerStatus>>,
-{
+pub(super) async fn report_status(
+    manager: ServiceManager,
+    snapshot: impl AsyncFn() -> Option<WorkerStatus>,
+) -> Infallible {
     let within = |limit: Duration| manager.watchdog.map_or(limit, |interval| limit.min(interval / 4));
     let (poll_interval, wait) = (within(SYSTEMD_STATUS_CHECK_INTERVAL), within(SYSTEMD_SNAPSHOT_TIMEOUT));
     let (mut is_ready, mut is_stopping, mut last_status) = (false, false, String::new());
