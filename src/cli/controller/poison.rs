@@ -33,6 +33,14 @@ pub(super) struct RequestSelection {
     all: bool,
 }
 
+#[derive(Debug, Args)]
+pub(super) struct PoisonActionArgs {
+    #[command(flatten)]
+    chosen: RequestSelection,
+    #[command(flatten)]
+    place: PoisonTargetArgs,
+}
+
 /// `journeyman controller poison`
 #[derive(Debug, Subcommand)]
 pub(super) enum PoisonCommand {
@@ -57,19 +65,9 @@ pub(super) enum PoisonCommand {
     /// Publish requests again under their keys, with a fresh delivery count
     ///
     /// A request leaves the poison queue once the broker has confirmed the new copy. Its client was already sent an error.
-    Requeue {
-        #[command(flatten)]
-        chosen: RequestSelection,
-        #[command(flatten)]
-        place: PoisonTargetArgs,
-    },
+    Requeue(PoisonActionArgs),
     /// Delete requests from the poison queue
-    Discard {
-        #[command(flatten)]
-        chosen: RequestSelection,
-        #[command(flatten)]
-        place: PoisonTargetArgs,
-    },
+    Discard(PoisonActionArgs),
 }
 
 pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> ExitResult {
@@ -88,18 +86,13 @@ pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> Ex
             output::show(entry, output, details_table)?;
             Ok(Exit::Success)
         }
-        PoisonCommand::Requeue { chosen, place } => {
-            apply_action(chosen, place, PoisonAction::Requeue, environment).await
-        }
-        PoisonCommand::Discard { chosen, place } => {
-            apply_action(chosen, place, PoisonAction::Discard, environment).await
-        }
+        PoisonCommand::Requeue(arguments) => apply_action(arguments, PoisonAction::Requeue, environment).await,
+        PoisonCommand::Discard(arguments) => apply_action(arguments, PoisonAction::Discard, environment).await,
     }
 }
 
 async fn apply_action(
-    chosen: RequestSelection,
-    place: PoisonTargetArgs,
+    PoisonActionArgs { chosen, place }: PoisonActionArgs,
     action: PoisonAction,
     environment: &Environment,
 ) -> ExitResult {
