@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::amqp_setup::{self, RequestHandling};
+use super::config_args::{ConfigArgs, WorkerFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::taskcluster_setup;
-use super::worker::{self, WorkerArgs};
+use super::worker;
 use super::worker_setup::{self, WorkerIdentity};
 use crate::bridge::requests_to_tasks::RequestsToTasks;
 use crate::bridge::tasks_to_requests::TasksToRequests;
@@ -21,8 +22,8 @@ use crate::worker::{SourceBinding, Worker};
 /// # Errors
 ///
 /// As [`worker::run`].
-pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> ExitResult {
-    Box::pin(worker::run_with(build_worker, arguments, environment)).await
+pub(super) async fn run(settings: ConfigArgs<WorkerFlags>, environment: &Environment) -> ExitResult {
+    Box::pin(worker::run_with(build_worker, settings, environment)).await
 }
 
 fn build_worker(config: &Config, environment: &Environment) -> Result<Worker, Failure> {

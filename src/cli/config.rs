@@ -1,6 +1,6 @@
 //! `journeyman config`: writes a template, and checks and shows the configuration and its schema.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -13,21 +13,17 @@ use crate::config::{Environment, Problems, SCHEMA, reference};
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
     /// Write a configuration to start from, with the usual keys
-    Init(InitArgs),
+    Init {
+        /// Where to write it; standard output where it is not given. A file that is there is never overwritten
+        #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+        file: Option<PathBuf>,
+    },
     /// Say whether a configuration can be used, and every place that is wrong
     Check(CheckArgs),
     /// Show the configuration in effect, secrets masked
     Show(ShowArgs),
     /// Print the JSON Schema of the configuration, for editors
     Schema,
-}
-
-/// `config init`
-#[derive(Debug, Args)]
-pub(super) struct InitArgs {
-    /// Where to write it; standard output where it is not given. A file that is there is never overwritten
-    #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    file: Option<PathBuf>,
 }
 
 /// `config check`
@@ -70,7 +66,7 @@ pub(super) enum ShowFormat {
 
 pub(super) fn run(command: ConfigCommand, environment: &Environment) -> ExitResult {
     match command {
-        ConfigCommand::Init(init) => write_template(&init),
+        ConfigCommand::Init { file } => write_template(file.as_deref()),
         ConfigCommand::Check(check) => check_config(check, environment),
         ConfigCommand::Show(given) => {
             let loaded = given.settings.with_file(given.file).load(environment)?;
@@ -112,8 +108,8 @@ fn check_config(check: CheckArgs, environment: &Environment) -> ExitResult {
     Ok(Exit::Success)
 }
 
-fn write_template(init: &InitArgs) -> ExitResult {
-    let Some(path) = &init.file else {
+fn write_template(file: Option<&Path>) -> ExitResult {
+    let Some(path) = file else {
         output::print(reference::TEMPLATE)?;
         return Ok(Exit::Success);
     };

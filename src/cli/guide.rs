@@ -1,21 +1,17 @@
 //! `journeyman guide`: prints a page of the documentation.
 
-use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use super::exit::{Exit, ExitResult};
 use super::output;
 use crate::guide::PAGES;
 
-#[derive(Debug, Args)]
-pub(super) struct GuideArgs {
-    /// Page [default: list the pages]
-    #[arg(value_name = "PAGE", value_parser = PossibleValuesParser::new(PAGES.iter().map(|page| page.name)))]
-    page: Option<String>,
+pub(super) fn page_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(PAGES.iter().map(|page| page.name))
 }
 
-pub(super) fn run(arguments: &GuideArgs) -> ExitResult {
-    match PAGES.iter().find(|page| Some(page.name) == arguments.page.as_deref()) {
+pub(super) fn run(page: Option<&str>) -> ExitResult {
+    match PAGES.iter().find(|known| Some(known.name) == page) {
         Some(page) => output::line(page.text.trim_end())?,
         None => {
             for page in PAGES {

@@ -30,13 +30,15 @@ mod worker_setup;
 
 use std::ffi::OsString;
 use std::future::Future;
+use std::path::PathBuf;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 
 use crate::config::Environment;
 use crate::limits::ABORT_TIMEOUT;
 use crate::observe::log;
+use config_args::{ConfigArgs, QueueFlags, WorkerFlags};
 use exit::{Exit, ExitResult, Failure};
 
 #[derive(Debug, Parser)]
@@ -61,24 +63,24 @@ enum CliCommand {
     /// Run a queue and a worker in one process, to try things out
     Dev(Box<dev::DevArgs>),
     /// Claim and run tasks until stopped
-    Worker(worker::WorkerArgs),
+    Worker(ConfigArgs<WorkerFlags>),
     /// Forward requests as tasks, or tasks as requests
-    Bridge(worker::WorkerArgs),
+    Bridge(ConfigArgs<WorkerFlags>),
     /// Start, scale and stop groups of AMQP workers by demand
     Controller(controller::ControllerArgs),
     /// Claim and run tasks under Taskcluster's worker-runner
     Run(worker_runner::WorkerRunnerArgs),
     /// Show a worker's state, claims and sources
-    Status(control::WorkerStatusArgs),
+    Status(control::StatusArgs),
     /// Show a worker's state live in a terminal
-    Top(control::TopArgs),
+    Top(control::SocketArgs),
     #[command(flatten)]
     Control(control::ControlCommand),
     /// List, show, release and cancel a worker's claims, and read their logs
     #[command(subcommand)]
     Claims(control::ClaimsCommand),
     /// Serve the embedded queue
-    Queue(queue::QueueArgs),
+    Queue(ConfigArgs<QueueFlags>),
     /// Create, watch, read, cancel and list tasks
     Task(task::TaskArgs),
     /// Call a worker group over AMQP
@@ -92,14 +94,22 @@ enum CliCommand {
     /// Check that this host and its services are ready for a worker
     Doctor(doctor::DoctorArgs),
     /// Print a page of the documentation
-    Guide(guide::GuideArgs),
+    Guide {
+        /// Page [default: list the pages]
+        #[arg(value_name = "PAGE", value_parser = guide::page_names())]
+        page: Option<String>,
+    },
     /// Print a shell completion script
     Completions {
         /// Shell
         shell: Shell,
     },
     /// Write the manual pages to a directory
-    Man(man::ManArgs),
+    Man {
+        /// Target directory, such as /usr/local/share/man/man1; created if missing, existing pages are replaced
+        #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+        folder: PathBuf,
+    },
 }
 
 /// Runs the command line.
@@ -128,13 +138,13 @@ fn print_usage_error(error: &clap::Error) -> Exit {
 fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
     match command {
         CliCommand::Dev(arguments) => run_server(dev::run(*arguments, environment)),
-        CliCommand::Queue(arguments) => run_server(queue::run(arguments, environment)),
-        CliCommand::Worker(arguments) => run_local(worker::run(arguments, environment)),
-        CliCommand::Bridge(arguments) => run_local(bridge::run(arguments, environment)),
+        CliCommand::Queue(settings) => run_server(queue::run(settings, environment)),
+        CliCommand::Worker(settings) => run_local(worker::run(settings, environment)),
+        CliCommand::Bridge(settings) => run_local(bridge::run(settings, environment)),
         CliCommand::Controller(arguments) => run_server(controller::run(arguments, environment)),
         CliCommand::Run(arguments) => run_local(worker_runner::run(arguments, environment)),
         CliCommand::Status(arguments) => run_local(control::status(arguments, environment)),
-        CliCommand::Top(arguments) => run_local(control::top(arguments, environment)),
+        CliCommand::Top(target) => run_local(control::top(target, environment)),
         CliCommand::Control(command) => run_local(control::run(command, environment)),
         CliCommand::Claims(command) => run_local(control::claims(command, environment)),
         CliCommand::Call(arguments) => run_local(call::run(arguments, environment)),
@@ -142,8 +152,8 @@ fn dispatch(command: CliCommand, environment: &Environment) -> ExitResult {
         CliCommand::Handler(command) => run_local(handler::run(command, environment)),
         CliCommand::Config(command) => config::run(command, environment),
         CliCommand::Doctor(arguments) => run_local(doctor::run(arguments, environment)),
-        CliCommand::Guide(arguments) => guide::run(&arguments),
-        CliCommand::Man(arguments) => man::run(&arguments),
+        CliCommand::Guide { page } => guide::run(page.as_deref()),
+        CliCommand::Man { folder } => man::run(&folder),
         CliCommand::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "journeyman", &mut script);

@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
-
 use super::config_args::{self, ConfigArgs, QueueFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
@@ -11,14 +9,8 @@ use crate::config::{Environment, schema};
 use crate::observe::log;
 use crate::queue::{self, Auth, Db, RegisteredClient, StartError};
 
-#[derive(Debug, Args)]
-pub(super) struct QueueArgs {
-    #[command(flatten)]
-    settings: ConfigArgs<QueueFlags>,
-}
-
-pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> ExitResult {
-    let loaded = arguments.settings.load(&environment.without_controller_variables())?;
+pub(super) async fn run(settings: ConfigArgs<QueueFlags>, environment: &Environment) -> ExitResult {
+    let loaded = settings.load(&environment.without_controller_variables())?;
     log::start(&loaded.config.log, environment);
     config_args::log_warnings(&loaded);
     let config = &loaded.config.queue;

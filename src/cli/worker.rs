@@ -5,7 +5,6 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::Args;
 use sd_notify::NotifyState;
 
 use super::config_args::{self, ConfigArgs, WorkerFlags};
@@ -29,25 +28,19 @@ use crate::observe::traces::{self, Export};
 use crate::observe::worker_http;
 use crate::worker::{Control, ExitReason, Worker};
 
-#[derive(Debug, Args)]
-pub(super) struct WorkerArgs {
-    #[command(flatten)]
-    settings: ConfigArgs<WorkerFlags>,
-}
-
-pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> ExitResult {
+pub(super) async fn run(settings: ConfigArgs<WorkerFlags>, environment: &Environment) -> ExitResult {
     let build =
         |config: &Config, environment: &Environment| Ok(worker_setup::build_worker(config, environment)?.worker);
-    Box::pin(run_with(build, arguments, environment)).await
+    Box::pin(run_with(build, settings, environment)).await
 }
 
 /// Also runs `bridge`.
 pub(super) async fn run_with(
     build: fn(&Config, &Environment) -> Result<Worker, Failure>,
-    arguments: WorkerArgs,
+    settings: ConfigArgs<WorkerFlags>,
     environment: &Environment,
 ) -> ExitResult {
-    let loaded = arguments.settings.load(environment)?;
+    let loaded = settings.load(environment)?;
     log::start(&loaded.config.log, environment);
     config_args::log_warnings(&loaded);
     if let Some(warning) = open_files_warning(&loaded.config)? {
@@ -62,7 +55,7 @@ pub(super) async fn run_with(
         connected.inspect_err(|error| tracing::warn!("cannot notify the service manager at {socket}: {error}")).ok()
     });
     let target = WorkerTarget { control: control.clone(), service_manager: manager.clone() };
-    let (reloader, reloads) = Reloader::new(arguments.settings, environment, loaded.config.clone(), target)?;
+    let (reloader, reloads) = Reloader::new(settings, environment, loaded.config.clone(), target)?;
     let notifications = async {
         match &manager {
             Some(manager) => systemd_notify::report_status(manager.clone(), || control.status()).await,

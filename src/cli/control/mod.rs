@@ -24,7 +24,7 @@ use crate::control::{WorkerCommand, WorkerCommandRequest};
 use crate::limits::DRAIN_POLL_INTERVAL;
 use crate::worker::Note;
 pub(super) use status_text::one_line;
-pub(super) use top::{TopArgs, top};
+pub(super) use top::top;
 
 #[derive(Debug, Args)]
 pub(super) struct SocketArgs {
@@ -37,12 +37,12 @@ pub(super) struct SocketArgs {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct WorkerStatusArgs {
+pub(super) struct StatusArgs {
     #[command(flatten)]
-    how: ShowArgs,
+    pub(super) how: ShowArgs,
     /// Refresh at this interval [default: 2s]
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
-    watch: Option<Span>,
+    pub(super) watch: Option<Span>,
 }
 
 #[derive(Debug, Args)]
@@ -92,10 +92,10 @@ pub(super) enum ControlCommand {
 #[derive(Debug, Args)]
 pub(super) struct ShowArgs {
     #[command(flatten)]
-    target: SocketArgs,
+    pub(super) target: SocketArgs,
     /// Output format
     #[arg(long, short, value_enum, default_value_t = Format::Table)]
-    output: Format,
+    pub(super) output: Format,
 }
 
 #[derive(Debug, Args)]
@@ -188,7 +188,7 @@ impl From<Error> for Failure {
     }
 }
 
-pub(super) async fn status(arguments: WorkerStatusArgs, environment: &Environment) -> ExitResult {
+pub(super) async fn status(arguments: StatusArgs, environment: &Environment) -> ExitResult {
     let client = arguments.how.target.client(environment)?;
     print_repeatedly(arguments.watch.as_ref(), async || {
         let status = client.status().await?;

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::config_args::{self, ConfigArgs, ControllerFlags};
+use super::control::StatusArgs;
 use super::exit::{Exit, ExitResult, Failure};
 use super::reloader::Reloader;
 use super::signals::ExitSignals;
@@ -49,7 +50,7 @@ pub(super) struct ControllerArgs {
 #[derive(Debug, Subcommand)]
 enum ControllerCommand {
     /// Show the groups, their workers, and what they wait for
-    Status(status::ControllerStatusArgs),
+    Status(StatusArgs),
     #[command(flatten)]
     Order(commands::PoolSubcommand),
     /// Show what this configuration would start and stop, without doing it

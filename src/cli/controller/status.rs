@@ -2,40 +2,24 @@
 
 use std::fmt::Write as _;
 
-use clap::Args;
-
-use crate::cli::control::{SocketArgs, print_repeatedly};
+use crate::cli::control::{StatusArgs, print_repeatedly};
 use crate::cli::exit::ExitResult;
 use crate::cli::output::Format;
 use crate::cli::table::{BOLD, RESET, format_seconds, strip_control_chars, table};
 use crate::config::Environment;
-use crate::config::values::Span;
 use crate::control::controller_api::ControllerStatusReply;
 use crate::controller::status::{DemandStatus, ErrorStatus, GroupStatus, PauseStatus, PoolStatus};
 
-/// `journeyman controller status`
-#[derive(Debug, Args)]
-pub(super) struct ControllerStatusArgs {
-    #[command(flatten)]
-    target: SocketArgs,
-    /// Output format
-    #[arg(long, short, value_enum, default_value_t = Format::Table)]
-    output: Format,
-    /// Repeat at this interval
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
-    watch: Option<Span>,
-}
-
-pub(super) async fn run(arguments: ControllerStatusArgs, environment: &Environment) -> ExitResult {
-    let client = arguments.target.controller_client(environment)?;
-    let look = async || {
-        let looked = client.controller_status().await?;
-        Ok(match arguments.output {
-            Format::Json => format!("{:#}\n", serde_json::to_value(&looked).unwrap_or_default()),
-            Format::Table => render(&looked),
+pub(super) async fn run(StatusArgs { how, watch }: StatusArgs, environment: &Environment) -> ExitResult {
+    let client = how.target.controller_client(environment)?;
+    print_repeatedly(watch.as_ref(), async || {
+        let status = client.controller_status().await?;
+        Ok(match how.output {
+            Format::Json => format!("{:#}\n", serde_json::json!(status)),
+            Format::Table => render(&status),
         })
-    };
-    print_repeatedly(arguments.watch.as_ref(), look).await
+    })
+    .await
 }
 
 fn render(status: &ControllerStatusReply) -> String {

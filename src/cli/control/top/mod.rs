@@ -6,13 +6,12 @@ mod screen;
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
-use clap::Args;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use tokio::sync::mpsc;
 
 use self::screen::{KeyAction, TopScreen};
-use super::{ShowArgs, SocketArgs, WorkerStatusArgs, operator_name, status};
+use super::{ShowArgs, SocketArgs, StatusArgs, operator_name, status};
 use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::Format;
 use crate::config::Environment;
@@ -22,19 +21,13 @@ use crate::control::{WorkerCommand, WorkerCommandRequest};
 use crate::limits::{TOP_KEY_POLL_INTERVAL, TOP_KEYS_QUEUED_MAX, TOP_REFRESH_INTERVAL};
 use crate::worker::Note;
 
-#[derive(Debug, Args)]
-pub(in crate::cli) struct TopArgs {
-    #[command(flatten)]
-    target: SocketArgs,
-}
-
 /// Without a terminal, behaves as `status --watch`.
-pub(in crate::cli) async fn top(arguments: TopArgs, environment: &Environment) -> ExitResult {
+pub(in crate::cli) async fn top(target: SocketArgs, environment: &Environment) -> ExitResult {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-        let how = ShowArgs { target: arguments.target, output: Format::Table };
-        return status(WorkerStatusArgs { how, watch: Some(Span(Duration::from_secs(2))) }, environment).await;
+        let how = ShowArgs { target, output: Format::Table };
+        return status(StatusArgs { how, watch: Some(Span(Duration::from_secs(2))) }, environment).await;
     }
-    let client = arguments.target.client(environment)?;
+    let client = target.client(environment)?;
     // Before the alternate screen, so that an error stays visible.
     let first = client.status().await?;
     let mut screen = TopScreen::default();
