@@ -6,7 +6,7 @@ use lapin::types::AMQPValue;
 use lapin::{BasicProperties, Channel, Confirmation};
 
 use super::Controller;
-use super::held_requests::HeldRequest;
+use super::held_orphans::HeldOrphan;
 use super::queue_names::QueueNames;
 use super::session::SessionError;
 use crate::amqp::headers;
@@ -26,11 +26,11 @@ pub(super) fn is_looping(delivery: &Delivery) -> bool {
 
 pub(super) struct ForwardResult {
     key: Key,
-    request: HeldRequest,
+    request: HeldOrphan,
     confirmation: lapin::Result<Confirmation>,
 }
 
-pub(super) async fn forward(channel: &Channel, names: &QueueNames, key: Key, request: HeldRequest) -> ForwardResult {
+pub(super) async fn forward(channel: &Channel, names: &QueueNames, key: Key, request: HeldOrphan) -> ForwardResult {
     let publish = async {
         let delivery = &request.delivery;
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };

@@ -1,14 +1,13 @@
 //! The controller: declares the queues of a pool, starts workers by demand, and removes both when idle. Decisions are in
 //! [`crate::domain::group`]. The exclusive lock queue of a pool elects one active controller; others are on standby.
 
-mod broker_counts;
 pub mod commands;
 mod dead_letters;
 mod driver;
 mod error_replies;
 mod external_demand;
 mod forwarding;
-mod held_requests;
+mod held_orphans;
 mod name_encoding;
 pub mod plan;
 pub mod poison_message;
@@ -21,6 +20,7 @@ mod snapshot;
 mod state_store;
 pub mod status;
 mod topology;
+mod unacknowledged_counts;
 mod workers;
 
 use std::collections::BTreeMap;

@@ -14,16 +14,16 @@ use lapin::{Channel, Connection, Consumer};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use super::broker_counts::{self, BrokerCounts, CountResult};
 use super::dead_letters;
 use super::external_demand::{self, DemandReport};
 use super::forwarding;
-use super::held_requests::{HeldRequests, is_group_limit_reached};
+use super::held_orphans::{HeldOrphans, is_group_limit_reached};
 use super::policies::{self, PolicyCheck};
 use super::queue_jobs::{QueueJob, QueueJobResult, QueueJobs};
 use super::queue_names::QueueNames;
 use super::status::Role;
 use super::topology::{ArgumentSource, PRECONDITION_FAILED, Topology};
+use super::unacknowledged_counts::{self, CountResult, UnacknowledgedCounts};
 use super::{Controller, ControllerConfig};
 use crate::amqp::management::Management;
 use crate::amqp::{self, headers};
@@ -52,11 +52,11 @@ impl From<lapin::Error> for SessionError {
 /// What is known over one connection.
 #[derive(Default)]
 pub(super) struct SessionState {
-    pub(super) held: HeldRequests,
+    pub(super) held: HeldOrphans,
     pub(super) depths: BTreeMap<Key, DepthSample>,
     depth_backoff: BTreeMap<Key, Instant>,
     pub(super) loads: BTreeMap<Key, Load>,
-    counts: BrokerCounts,
+    counts: UnacknowledgedCounts,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -217,7 +217,7 @@ async fn run_active(
 
 async fn poll_counts(management: &Management, names: &QueueNames, events: &mpsc::Sender<SessionEvent>) -> SessionError {
     loop {
-        events.send(SessionEvent::Counts(broker_counts::count_queues(management, names).await)).await.ok();
+        events.send(SessionEvent::Counts(unacknowledged_counts::count_queues(management, names).await)).await.ok();
         sleep(CONTROLLER_COUNTS_INTERVAL).await;
     }
 }

@@ -12,8 +12,8 @@ use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::host::containment::{kill_recorded_processes, survivors_error};
 use crate::host::crash_points::crash_point;
 use crate::host::journal::{Journal, PreviousJournal};
-use crate::host::name_lock::NameLock;
 use crate::host::work_dir::WorkDirLock;
+use crate::host::worker_id_lock::WorkerIdLock;
 
 use super::claim_runtime::ClaimRuntime;
 use super::engine::{ClaimJournal, Engine};
@@ -24,11 +24,11 @@ use super::status::RecoverySummary;
 /// # Errors
 ///
 /// If another worker on this host has one of them.
-pub(super) fn lock_worker_names(claimants: &[Box<str>]) -> io::Result<Vec<NameLock>> {
+pub(super) fn lock_worker_ids(claimants: &[Box<str>]) -> io::Result<Vec<WorkerIdLock>> {
     let mut locks = Vec::new();
     let names: BTreeSet<&Box<str>> = claimants.iter().collect();
     for name in names {
-        match NameLock::acquire(name) {
+        match WorkerIdLock::acquire(name) {
             Ok(Some(lock)) => locks.push(lock),
             Ok(None) => {
                 let text = format!(
@@ -70,7 +70,7 @@ impl PreviousProcess {
     }
 
     /// To be called once the previous process's payloads and directories are gone.
-    pub(super) fn start_journal(self, lock: WorkDirLock, name_locks: Vec<NameLock>) -> ClaimJournal {
+    pub(super) fn start_journal(self, lock: WorkDirLock, id_locks: Vec<WorkerIdLock>) -> ClaimJournal {
         let Self { contents, plan, claimants, unread_polls, killed } = self;
         let journal_errors = contents.damage.len();
         for what in contents.damage {
@@ -107,7 +107,7 @@ impl PreviousProcess {
             recovery,
             recovered_claims: plan.report,
             recovered_polls: unread_polls,
-            _name_locks: name_locks,
+            _id_locks: id_locks,
         }
     }
 }

@@ -59,7 +59,7 @@ impl Worker {
         let late = || release.then(|| Alert::LateGrant { run: run.clone() });
         self.effects.extend(alert.or_else(late).map(Effect::Alert));
         if !release {
-            self.lifecycle.count_granted();
+            self.conditions.count_granted();
         }
         self.insert_claim(token, source, run, slot, ClaimState::from_grant(self.claim_policy(source)));
         if release {
@@ -163,7 +163,7 @@ impl Worker {
         let feed = &mut self.sources[source.index()];
         feed.has_accepted_claim = true;
         feed.poller.on_claim_accepted();
-        self.lifecycle.count_granted();
+        self.conditions.count_granted();
         self.delete_messages_of(claim);
         if !self.accepts_grants(source) {
             let run = self.entry(claim).run.clone();

@@ -3,9 +3,9 @@
 //! `handle` takes events, `next_effect` returns what to do, `next_deadline` when to send [`Event::Tick`]. Every
 //! effect that starts a call is answered by exactly one event; an answer about a claim already closed is ignored.
 
+mod claiming;
 mod claims;
 mod event;
-mod lifecycle;
 mod messages;
 mod recent_set;
 mod shutdown;
@@ -26,12 +26,12 @@ use super::service_supervisor::ServiceAvailability;
 use super::slots::{Slot, Slots};
 use super::time::Instant;
 
+use claiming::ClaimingConditions;
+pub use claiming::{ClaimingBlocked, ClaimingState, ExitPolicy, HostResources, MinResources};
 pub use event::{
     Alert, Effect, Event, ExitReason, GrantedClaim, OpenResult, PollResult, ReceivedMessage, RecoveredClaim,
     RecoveryResult,
 };
-use lifecycle::Lifecycle;
-pub use lifecycle::{ClaimingBlocked, ClaimingState, ExitPolicy, HostResources, MinResources};
 use recent_set::RecentSet;
 
 /// The protocol's own limit.
@@ -190,7 +190,7 @@ pub struct Worker {
     host_terminates_at: Option<Instant>,
     /// The release deadline has passed: only payloads are waited for.
     past_deadline: bool,
-    lifecycle: Lifecycle,
+    conditions: ClaimingConditions,
     /// Set by [`Event::Drain`].
     drain_deadline: Option<Instant>,
     host_health: HostHealth,
@@ -231,7 +231,7 @@ impl Worker {
             started_at: None,
             host_terminates_at: None,
             past_deadline: false,
-            lifecycle: Lifecycle::default(),
+            conditions: ClaimingConditions::default(),
             drain_deadline: None,
             host_health: HostHealth::default(),
             slots: Slots::new(policy.capacity),
@@ -353,7 +353,7 @@ impl Worker {
         let way_out = match self.mode {
             Mode::Draining { since } => self.drain_ends_at(since),
             Mode::Releasing { deadline } => deadline.filter(|_| !self.past_deadline),
-            Mode::Running => self.next_lifecycle_deadline(),
+            Mode::Running => self.next_running_deadline(),
             Mode::Exited => None,
         };
         [claims, deletes, polls, way_out].into_iter().flatten().min()

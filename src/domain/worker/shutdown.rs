@@ -129,7 +129,7 @@ impl Worker {
 
     pub(super) fn advance(&mut self, now: Instant) {
         match self.mode {
-            Mode::Running => self.advance_lifecycle(now),
+            Mode::Running => self.advance_running(now),
             Mode::Draining { .. } | Mode::Releasing { .. } => {
                 self.exit_if_done(now);
             }

@@ -9,7 +9,7 @@ use crate::domain::outcome::Outcome;
 use crate::domain::poll::UnreadPoll;
 use crate::domain::worker::{Event, RecoveredClaim};
 use crate::host::journal::{Journal, PendingRecord};
-use crate::host::name_lock::NameLock;
+use crate::host::worker_id_lock::WorkerIdLock;
 
 use super::super::status::RecoverySummary;
 use super::Engine;
@@ -26,7 +26,7 @@ pub(in crate::worker) struct ClaimJournal {
     pub(in crate::worker) recovered_claims: Vec<RecoveredClaim>,
     /// When a previous process sent the oldest unread poll of each source.
     pub(in crate::worker) recovered_polls: Vec<Option<Duration>>,
-    pub(in crate::worker) _name_locks: Vec<NameLock>,
+    pub(in crate::worker) _id_locks: Vec<WorkerIdLock>,
 }
 
 impl ClaimJournal {

@@ -75,7 +75,7 @@ impl Engine {
         };
         let work_dir = WorkDir::acquire(&config.work_dir).map_err(unusable)?;
         let claimants: Vec<Box<str>> = sources.iter().map(|binding| binding.source.claimant().into()).collect();
-        let name_locks = restart_recovery::lock_worker_names(&claimants)?;
+        let id_locks = restart_recovery::lock_worker_ids(&claimants)?;
         tracing::info!(path = %work_dir.path().display(), "work directory");
         let previous = PreviousProcess::recover(work_dir.path(), claimants)?;
         // The directory, and what is named after it, belongs to this worker only.
@@ -85,7 +85,7 @@ impl Engine {
         crash_point("startup-processes-killed");
         work_dir.remove_task_dirs().map_err(unusable)?;
         crash_point("startup-dirs-cleared");
-        let journal = previous.start_journal(work_dir_lock.clone(), name_locks);
+        let journal = previous.start_journal(work_dir_lock.clone(), id_locks);
         // Set here only.
         drop(control.containment.set(containment.clone()));
         let seed = config.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);

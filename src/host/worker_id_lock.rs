@@ -12,11 +12,11 @@ use super::file_lock::retry_while_held;
 
 /// A locked name. Dropping it releases the lock.
 #[derive(Debug)]
-pub(crate) struct NameLock {
+pub(crate) struct WorkerIdLock {
     _socket: UnixDatagram,
 }
 
-impl NameLock {
+impl WorkerIdLock {
     /// `None` if another process holds the name. Retries for the same reason as [`FileLock`](super::file_lock::FileLock).
     pub(crate) fn acquire(name: &str) -> io::Result<Option<Self>> {
         use sha2::Digest as _;
@@ -37,10 +37,10 @@ mod tests {
     #[test]
     fn a_name_has_one_owner_at_a_time() {
         let name = format!("a test of process {}", std::process::id());
-        let first = NameLock::acquire(&name).unwrap().unwrap();
-        assert!(NameLock::acquire(&name).unwrap().is_none());
-        assert!(NameLock::acquire(&format!("{name}!")).unwrap().is_some());
+        let first = WorkerIdLock::acquire(&name).unwrap().unwrap();
+        assert!(WorkerIdLock::acquire(&name).unwrap().is_none());
+        assert!(WorkerIdLock::acquire(&format!("{name}!")).unwrap().is_some());
         drop(first);
-        assert!(NameLock::acquire(&name).unwrap().is_some());
+        assert!(WorkerIdLock::acquire(&name).unwrap().is_some());
     }
 }

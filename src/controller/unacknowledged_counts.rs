@@ -12,12 +12,12 @@ use crate::limits::CONTROLLER_COUNTS_TTL;
 pub(super) type CountResult = Result<BTreeMap<Key, u32>, String>;
 
 #[derive(Default)]
-pub(super) struct BrokerCounts {
+pub(super) struct UnacknowledgedCounts {
     last: Option<(Instant, BTreeMap<Key, u32>)>,
     is_failing: bool,
 }
 
-impl BrokerCounts {
+impl UnacknowledgedCounts {
     pub(super) fn fresh(&self, key: &Key, now: Instant) -> Option<u32> {
         let (at, counts) = self.last.as_ref()?;
         if now.since(*at) < CONTROLLER_COUNTS_TTL { counts.get(key).copied() } else { None }

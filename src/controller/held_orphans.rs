@@ -22,7 +22,7 @@ pub(super) fn is_group_limit_reached(pool: &Pool, key: &Key) -> bool {
     pool.tracker().desired(key).is_none() && pool.tracker().groups().count() >= CONTROLLER_GROUPS_MAX
 }
 
-pub(super) struct HeldRequest {
+pub(super) struct HeldOrphan {
     pub(super) since: Instant,
     pub(super) not_before: Instant,
     /// Its queue is full.
@@ -30,21 +30,21 @@ pub(super) struct HeldRequest {
     pub(super) delivery: Delivery,
 }
 
-impl HeldRequest {
+impl HeldOrphan {
     pub(super) const fn new(delivery: Delivery, now: Instant) -> Self {
         Self { since: now, not_before: now, is_refused: false, delivery }
     }
 }
 
 #[derive(Default)]
-pub(super) struct HeldRequests {
-    held: BTreeMap<Key, Vec<HeldRequest>>,
+pub(super) struct HeldOrphans {
+    held: BTreeMap<Key, Vec<HeldOrphan>>,
     /// Forwarded requests that the broker has not confirmed.
     unconfirmed: BTreeMap<Key, usize>,
     pub(super) rejects: Vec<RejectedOrphan>,
 }
 
-impl HeldRequests {
+impl HeldOrphans {
     pub(super) fn add(&mut self, names: &QueueNames, pool: &mut Pool, delivery: Delivery, now: Instant) {
         let key = names.parse_routing_key(delivery.routing_key.as_str());
         let key = key.filter(|key| names.request_queue(key).is_some());
@@ -68,7 +68,7 @@ impl HeldRequests {
             pool.handle(Event::Unroutable(key.clone()), now);
         }
         pool.handle(Event::demand(key.clone()), now);
-        self.held.entry(key).or_default().push(HeldRequest::new(delivery, now));
+        self.held.entry(key).or_default().push(HeldOrphan::new(delivery, now));
     }
 
     fn reject(&mut self, delivery: Delivery, reason: DeadLetterReason) {
@@ -88,21 +88,21 @@ impl HeldRequests {
             }
             !waiting.is_empty()
         });
-        for HeldRequest { delivery, is_refused, .. } in expired {
+        for HeldOrphan { delivery, is_refused, .. } in expired {
             let reason = if is_refused { DeadLetterReason::full_queue() } else { DeadLetterReason::no_queue() };
             self.reject(delivery, reason);
         }
     }
 
     /// The queue of the key is full.
-    pub(super) fn hold_refused(&mut self, key: Key, request: HeldRequest, now: Instant) {
+    pub(super) fn hold_refused(&mut self, key: Key, request: HeldOrphan, now: Instant) {
         let waiting = self.held.entry(key).or_default();
         let refused = waiting.iter().filter(|one| one.is_refused).count();
         if refused >= CONTROLLER_QUEUE_FULL_WAITING_MAX {
             return self.reject(request.delivery, DeadLetterReason::full_queue());
         }
         let not_before = now.plus(CONTROLLER_RECONCILE_INTERVAL);
-        waiting.push(HeldRequest { not_before, is_refused: true, ..request });
+        waiting.push(HeldOrphan { not_before, is_refused: true, ..request });
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
@@ -115,7 +115,7 @@ impl HeldRequests {
 
     /// Requests whose queue is bound. The rest of a queue that does not confirm stays held and expires, so that it delays no
     /// other key.
-    pub(super) fn next_forwards(&mut self, pool: &Pool, now: Instant) -> Vec<(Key, HeldRequest)> {
+    pub(super) fn next_forwards(&mut self, pool: &Pool, now: Instant) -> Vec<(Key, HeldOrphan)> {
         let mut due = Vec::new();
         for (key, waiting) in self.held.iter_mut().filter(|(key, _)| pool.is_bound(key)) {
             let free = CONTROLLER_FORWARDS_MAX - self.unconfirmed.get(key).copied().unwrap_or_default();

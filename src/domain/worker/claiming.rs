@@ -86,7 +86,7 @@ pub enum ClaimingState {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Lifecycle {
+pub(super) struct ClaimingConditions {
     idle_since: Option<Instant>,
     granted_count: u64,
     paused: Option<Option<Instant>>,
@@ -95,7 +95,7 @@ pub(super) struct Lifecycle {
     exiting: Option<ExitReason>,
 }
 
-impl Lifecycle {
+impl ClaimingConditions {
     pub(super) const fn count_granted(&mut self) {
         self.granted_count += 1;
     }
@@ -125,7 +125,7 @@ impl Worker {
             Mode::Draining { since } => ClaimingState::Draining { since, deadline: self.drain_ends_at(since) },
             Mode::Releasing { deadline } => ClaimingState::Releasing { deadline },
             Mode::Exited => ClaimingState::Exited,
-            Mode::Running => match (self.lifecycle.exiting, self.claiming_blocked()) {
+            Mode::Running => match (self.conditions.exiting, self.claiming_blocked()) {
                 (Some(exit), _) => ClaimingState::Exiting(exit),
                 (None, Some(hold)) => ClaimingState::Blocked(hold),
                 (None, None) if self.all_services_down() => ClaimingState::Blocked(ClaimingBlocked::ServiceDown),
@@ -144,22 +144,22 @@ impl Worker {
     }
 
     pub(super) const fn pause(&mut self, until: Option<Instant>) {
-        self.lifecycle.paused = Some(until);
+        self.conditions.paused = Some(until);
     }
 
     pub(super) const fn resume(&mut self) {
-        self.lifecycle.paused = None;
-        self.lifecycle.idle_since = None;
+        self.conditions.paused = None;
+        self.conditions.idle_since = None;
     }
 
     pub(super) fn on_resources_measured(&mut self, room: HostResources) {
-        self.lifecycle.shortage = self.policy.min_resources.shortage(room);
+        self.conditions.shortage = self.policy.min_resources.shortage(room);
     }
 
     /// I27: nothing is started that the next process would not know of. Running claims are finished; the next worker
     /// creates the directory again.
     pub(super) fn on_work_dir_lost(&mut self) {
-        if !core::mem::replace(&mut self.lifecycle.work_dir_lost, true) {
+        if !core::mem::replace(&mut self.conditions.work_dir_lost, true) {
             self.effects.push_back(Effect::Alert(Alert::WorkDirLost));
         }
     }
@@ -169,13 +169,13 @@ impl Worker {
             .host_health
             .is_unhealthy()
             .then(|| ClaimingBlocked::HostUnhealthy { until: self.host_health.next_deadline() });
-        self.lifecycle.blocked().or(unfit)
+        self.conditions.blocked().or(unfit)
     }
 
     pub(super) fn claim_allowance(&self) -> u32 {
         self.policy.exit_policy.max_tasks.map_or(u32::MAX, |max| {
             let requested = self.claims.values().filter(|held| held.slot.is_some() && !held.state.is_granted()).count();
-            let taken = self.lifecycle.granted_count.saturating_add((self.reserved_slots() + requested) as u64);
+            let taken = self.conditions.granted_count.saturating_add((self.reserved_slots() + requested) as u64);
             u32::try_from(max.saturating_sub(taken)).unwrap_or(u32::MAX)
         })
     }
@@ -184,9 +184,9 @@ impl Worker {
         self.sources.iter().map(|feed| feed.reserved_slots.len()).sum()
     }
 
-    pub(super) fn advance_lifecycle(&mut self, now: Instant) {
+    pub(super) fn advance_running(&mut self, now: Instant) {
         let began = self.started_at.unwrap_or(now);
-        if self.lifecycle.paused.flatten().is_some_and(|until| now >= until) {
+        if self.conditions.paused.flatten().is_some_and(|until| now >= until) {
             self.resume();
         }
         if self.host_health.start_probe(now) {
@@ -194,24 +194,24 @@ impl Worker {
         }
         // A source that rejects the credentials cannot tell whether tasks are pending.
         let refused = self.sources.iter().any(|feed| feed.poller.is_denied());
-        if !self.claims.is_empty() || self.lifecycle.paused.is_some() || refused {
-            self.lifecycle.idle_since = None;
+        if !self.claims.is_empty() || self.conditions.paused.is_some() || refused {
+            self.conditions.idle_since = None;
         }
-        let idle = if self.claims.is_empty() { Some(*self.lifecycle.idle_since.get_or_insert(now)) } else { None };
+        let idle = if self.claims.is_empty() { Some(*self.conditions.idle_since.get_or_insert(now)) } else { None };
         let stay = self.policy.exit_policy;
         let over = |since: Instant, span: Option<Duration>| span.is_some_and(|span| now >= since.plus(span));
         let overstayed = over(began, stay.max_uptime);
-        let lost = self.lifecycle.work_dir_lost;
-        self.lifecycle.exiting = if lost {
+        let lost = self.conditions.work_dir_lost;
+        self.conditions.exiting = if lost {
             Some(ExitReason::WorkDirLost)
-        } else if overstayed || stay.max_tasks.is_some_and(|most| self.lifecycle.granted_count >= most) {
+        } else if overstayed || stay.max_tasks.is_some_and(|most| self.conditions.granted_count >= most) {
             Some(ExitReason::LimitReached)
-        } else if self.lifecycle.paused.is_none() && idle.is_some_and(|since| over(since, stay.exit_when_idle)) {
+        } else if self.conditions.paused.is_none() && idle.is_some_and(|since| over(since, stay.exit_when_idle)) {
             Some(ExitReason::Idle)
         } else {
             None
         };
-        match self.lifecycle.exiting {
+        match self.conditions.exiting {
             // The last task before `max_tasks` is not limited in time.
             Some(exit) if self.is_between_polls() && (lost || overstayed || self.claims.is_empty()) => {
                 self.drain(exit, now);
@@ -229,14 +229,14 @@ impl Worker {
     }
 
     /// When claiming changes by itself.
-    pub(super) fn next_lifecycle_deadline(&self) -> Option<Instant> {
-        if self.lifecycle.exiting.is_some() {
+    pub(super) fn next_running_deadline(&self) -> Option<Instant> {
+        if self.conditions.exiting.is_some() {
             return None;
         }
         let uptime = self.started_at.zip(self.policy.exit_policy.max_uptime).map(|(began, span)| began.plus(span));
-        let idle = self.lifecycle.idle_since.filter(|_| self.lifecycle.paused.is_none() && self.claims.is_empty());
+        let idle = self.conditions.idle_since.filter(|_| self.conditions.paused.is_none() && self.claims.is_empty());
         let idle = idle.zip(self.policy.exit_policy.exit_when_idle).map(|(since, span)| since.plus(span));
-        [uptime, idle, self.lifecycle.paused.flatten(), self.host_health.next_deadline()].into_iter().flatten().min()
+        [uptime, idle, self.conditions.paused.flatten(), self.host_health.next_deadline()].into_iter().flatten().min()
     }
 
     /// Whether grants are kept. A poll in flight when the worker stopped or ran short of a resource may still grant
@@ -244,15 +244,15 @@ impl Worker {
     /// source, whose release costs nothing.
     pub(super) fn accepts_grants(&self, source: SourceId) -> bool {
         let is_free = self.sources[source.index()].poller.capabilities().connection_scoped;
-        let paused = self.lifecycle.paused.is_some() && is_free;
+        let paused = self.conditions.paused.is_some() && is_free;
         let fit =
-            self.lifecycle.shortage.is_none() && !self.lifecycle.work_dir_lost && !self.host_health.is_unhealthy();
+            self.conditions.shortage.is_none() && !self.conditions.work_dir_lost && !self.host_health.is_unhealthy();
         self.mode == Mode::Running && fit && !paused
     }
 
     /// Unclaimed messages are left alone, which costs no retry.
     pub(super) fn accepts_messages(&self, source: SourceId) -> bool {
-        self.accepts_grants(source) && self.lifecycle.paused.is_none()
+        self.accepts_grants(source) && self.conditions.paused.is_none()
     }
 
     pub(super) fn may_poll(&self) -> bool {
@@ -261,6 +261,6 @@ impl Worker {
 
     /// Whether polls follow as slots become free.
     pub(super) fn is_claiming(&self) -> bool {
-        self.mode == Mode::Running && self.lifecycle.exiting.is_none() && self.claiming_blocked().is_none()
+        self.mode == Mode::Running && self.conditions.exiting.is_none() && self.claiming_blocked().is_none()
     }
 }
