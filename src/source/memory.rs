@@ -124,10 +124,10 @@ impl MemoryQueue {
             return Err(TaskExists(task));
         }
         let named = definition.get("priority").and_then(Value::as_str);
-        let lane = PRIORITIES.iter().position(|name| Some(*name) == named).unwrap_or(PRIORITIES.len() - 1);
+        let queue = PRIORITIES.iter().position(|name| Some(*name) == named).unwrap_or(PRIORITIES.len() - 1);
         let retries = definition.get("retries").and_then(Value::as_u64);
         let retries_left = retries.and_then(|count| count.try_into().ok()).unwrap_or(self.0.config.retries);
-        tasks.tasks.insert(task.clone(), TaskEntry { definition, queue: lane, retries_left, runs: Vec::new() });
+        tasks.tasks.insert(task.clone(), TaskEntry { definition, queue, retries_left, runs: Vec::new() });
         tasks.schedule(&task, now);
         drop(tasks);
         self.0.wakeups.notify_waiters();
@@ -135,9 +135,9 @@ impl MemoryQueue {
     }
 
     /// Adds a message that cannot be read.
-    pub fn put_unreadable(&self, lane: PriorityQueue) {
+    pub fn put_unreadable(&self, queue: PriorityQueue) {
         let now = self.now();
-        self.expire_leases(now).push(usize::from(lane.0).min(PRIORITIES.len() - 1), None, now);
+        self.expire_leases(now).push(usize::from(queue.0).min(PRIORITIES.len() - 1), None, now);
         self.0.wakeups.notify_waiters();
     }
 
@@ -250,10 +250,10 @@ impl MemorySource {
     }
 
     fn delete_message(&self, message: &Message) -> Result<(), CallError> {
-        let Message { queue: lane, id, receipt, .. } = message;
+        let Message { queue, id, receipt, .. } = message;
         let mut tasks = self.queue.expire_leases(self.queue.now());
-        let Some(entries) = tasks.entries.get_mut(usize::from(lane.0)) else {
-            return Err(call_error(Refusal::Rejected, format!("there is no lane {}", lane.0)));
+        let Some(entries) = tasks.entries.get_mut(usize::from(queue.0)) else {
+            return Err(call_error(Refusal::Rejected, format!("there is no priority queue {}", queue.0)));
         };
         let Some(place) = entries.iter().position(|entry| entry.id == *id) else { return Ok(()) };
         if entries[place].receipt != *receipt {
@@ -336,24 +336,24 @@ impl Source for MemorySource {
     }
 
     fn open(&self) -> SourceFuture<'_, OpenResult> {
-        let lanes = match self.queue.0.config.style {
+        let queues = match self.queue.0.config.style {
             PollStyle::Messages { .. } => priority_queue(PRIORITIES.len()).0,
             PollStyle::Claims { .. } => 1,
         };
-        Box::pin(async move { Ok(OpenResult { priority_queues: lanes, usable_for: None }) })
+        Box::pin(async move { Ok(OpenResult { priority_queues: queues, usable_for: None }) })
     }
 
-    fn poll(&self, lane: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
+    fn poll(&self, queue: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
         Box::pin(async move {
             match self.queue.0.config.style {
                 PollStyle::Claims { long_poll_wait: wait } => Ok(self.poll_claims(max, wait).await),
                 PollStyle::Messages { visibility_timeout: hidden } => {
-                    let lane = usize::from(lane.0);
-                    if lane >= PRIORITIES.len() {
-                        return Err(call_error(Refusal::Stale, format!("there is no lane {lane}")));
+                    let queue = usize::from(queue.0);
+                    if queue >= PRIORITIES.len() {
+                        return Err(call_error(Refusal::Stale, format!("there is no priority queue {queue}")));
                     }
                     let now = self.queue.now();
-                    Ok(self.queue.expire_leases(now).receive(lane, max, hidden, now))
+                    Ok(self.queue.expire_leases(now).receive(queue, max, hidden, now))
                 }
             }
         })

@@ -162,7 +162,7 @@ pub trait Source: Send + Sync + 'static {
     ///
     /// Not cancel safe if [`Capabilities::long_poll`] is set: a claim that the service makes while the future is
     /// dropped is lost until its lease ends. The runtime never drops it.
-    fn poll(&self, lane: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch>;
+    fn poll(&self, queue: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch>;
 
     /// The calls about messages, if polls return messages.
     fn message_queue(&self) -> Option<&dyn MessageQueue> {

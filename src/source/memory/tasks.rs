@@ -57,7 +57,7 @@ impl TaskTable {
     pub(super) fn schedule(&mut self, id: &TaskId, now: Instant) {
         let Some(task) = self.tasks.get_mut(id) else { return };
         let run = u32::try_from(task.runs.len()).unwrap_or(u32::MAX);
-        let lane = task.queue;
+        let queue = task.queue;
         task.runs.push(TaskRun {
             state: RunState::Pending,
             worker: None,
@@ -65,13 +65,13 @@ impl TaskTable {
             taken_until: Instant::ORIGIN,
             artifacts: BTreeMap::new(),
         });
-        self.push(lane, Some(Run { task: id.clone(), run }), now);
+        self.push(queue, Some(Run { task: id.clone(), run }), now);
     }
 
-    pub(super) fn push(&mut self, lane: usize, run: Option<Run>, now: Instant) {
+    pub(super) fn push(&mut self, queue: usize, run: Option<Run>, now: Instant) {
         self.serial += 1;
         let id = format!("message-{}", self.serial).into();
-        self.entries[lane].push(QueuedMessage { id, run, receipt: "".into(), dequeue_count: 0, visible_at: now });
+        self.entries[queue].push(QueuedMessage { id, run, receipt: "".into(), dequeue_count: 0, visible_at: now });
     }
 
     pub(super) fn retry(&mut self, id: &TaskId, now: Instant) {
@@ -120,11 +120,11 @@ impl TaskTable {
     pub(super) fn claim_pending(&mut self, max: u8, source: &MemorySource, now: Instant) -> PollBatch {
         let lease = source.queue.0.config.lease;
         let mut batch = PollBatch::default();
-        for lane in 0..PRIORITIES.len() {
-            while batch.grants.len() + batch.messages.len() < usize::from(max) && !self.entries[lane].is_empty() {
-                let entry = self.entries[lane].remove(0);
+        for queue in 0..PRIORITIES.len() {
+            while batch.grants.len() + batch.messages.len() < usize::from(max) && !self.entries[queue].is_empty() {
+                let entry = self.entries[queue].remove(0);
                 let Some(run) = entry.run.clone() else {
-                    batch.messages.push(entry.received(lane));
+                    batch.messages.push(entry.received(queue));
                     continue;
                 };
                 if self.run(&run).is_none_or(|found| found.state != RunState::Pending) {
@@ -138,25 +138,25 @@ impl TaskTable {
     }
 
     /// Receives up to `max` messages of a queue.
-    pub(super) fn receive(&mut self, lane: usize, max: u8, hidden: Duration, now: Instant) -> PollBatch {
+    pub(super) fn receive(&mut self, queue: usize, max: u8, hidden: Duration, now: Instant) -> PollBatch {
         let mut batch = PollBatch::default();
         let serial = &mut self.serial;
-        let visible = self.entries[lane].iter_mut().filter(|entry| entry.visible_at <= now);
+        let visible = self.entries[queue].iter_mut().filter(|entry| entry.visible_at <= now);
         for entry in visible.take(usize::from(max)) {
             *serial += 1;
             entry.visible_at = now.plus(hidden);
             entry.dequeue_count = entry.dequeue_count.saturating_add(1);
             entry.receipt = format!("receipt+{serial}/=").into();
-            batch.messages.push(entry.received(lane));
+            batch.messages.push(entry.received(queue));
         }
         batch
     }
 }
 
 impl QueuedMessage {
-    fn received(&self, lane: usize) -> Message {
+    fn received(&self, queue: usize) -> Message {
         Message {
-            queue: priority_queue(lane),
+            queue: priority_queue(queue),
             id: Arc::clone(&self.id),
             receipt: Arc::clone(&self.receipt),
             dequeue_count: self.dequeue_count,
@@ -165,6 +165,6 @@ impl QueuedMessage {
     }
 }
 
-pub(super) fn priority_queue(lane: usize) -> PriorityQueue {
-    PriorityQueue(u16::try_from(lane).unwrap_or(u16::MAX))
+pub(super) fn priority_queue(queue: usize) -> PriorityQueue {
+    PriorityQueue(u16::try_from(queue).unwrap_or(u16::MAX))
 }
