@@ -14,7 +14,7 @@ use crate::domain::activity::{ActivityReport, ActivityReporter, Event};
 use crate::domain::backoff::Backoff;
 use crate::domain::jitter::Jitter;
 use crate::domain::poll::POLL_RETRY;
-use crate::host::clock::Clock;
+use crate::host::clock::{Clock, or_pending};
 use crate::limits::{ACTIVITY_REPEAT_INTERVAL, AMQP_CLOSE_TIMEOUT};
 use crate::worker::liveness::Liveness;
 use crate::worker::status;
@@ -107,10 +107,7 @@ async fn publish_reports(
             Some(rested) => clock.sleep_until(deadline.map_or(rested, |at| at.min(rested))).await,
             None => tokio::select! {
                 () = liveness.changed() => {}
-                () = async { match deadline {
-                    Some(at) => clock.sleep_until(at).await,
-                    None => std::future::pending().await,
-                } } => {}
+                () = or_pending(deadline.map(|at| clock.sleep_until(at))) => {}
             },
         }
         observe_liveness(reporter, liveness, clock);

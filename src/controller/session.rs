@@ -32,6 +32,7 @@ use crate::domain::group::load::Load;
 use crate::domain::group::pool::{Event, StepResult};
 use crate::domain::group::scale::{GroupWorker, WorkerActivity};
 use crate::domain::time::Instant;
+use crate::host::clock::or_pending;
 use crate::limits::{
     AMQP_CALL_TIMEOUT, CONTROLLER_COUNTS_INTERVAL, CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_ORPHANS_MAX,
     CONTROLLER_PLAN_DEBOUNCE, CONTROLLER_POLICIES_INTERVAL, CONTROLLER_QUEUE_CHECK_RETRY_DELAY,
@@ -167,10 +168,7 @@ async fn run_active(
                 planned = controller.pool.tracker().changes();
                 controller.request_depths(&mut jobs);
             }
-            () = async { match deadline {
-                Some(at) => clock.sleep_until(at).await,
-                None => std::future::pending().await,
-            } } => controller.pool.handle(Event::Tick, clock.now()),
+            () = or_pending(deadline.map(|at| clock.sleep_until(at))) => controller.pool.handle(Event::Tick, clock.now()),
             orphan = orphans.next() => {
                 let mut next = Some(orphan);
                 // One plan for all deliveries at hand.

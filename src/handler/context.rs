@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::domain::id::{Run, TaskId};
 use crate::domain::time::Instant;
-use crate::host::clock::Clock;
+use crate::host::clock::{Clock, or_pending};
 use crate::host::containment::ProcessScope;
 use crate::host::work_dir;
 use crate::limits::PROGRESS_CHARS_MAX;
@@ -284,14 +284,8 @@ impl Context {
         let mut cancel = self.inner.cancel.clone();
         loop {
             let deadline = cancel.borrow_and_update().map(|cancellation| cancellation.deadline);
-            let due = async {
-                match deadline {
-                    Some(deadline) => self.inner.clock.sleep_until(deadline).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = due => return,
+                () = or_pending(deadline.map(|deadline| self.inner.clock.sleep_until(deadline))) => return,
                 Ok(()) = cancel.changed() => {}
             }
         }

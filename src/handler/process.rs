@@ -21,6 +21,7 @@ use tokio::net::unix::pipe;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{sleep, timeout};
 
+use crate::host::clock::or_pending;
 use crate::host::containment::children::{self, ChildRegistration, StartedChild};
 use crate::host::containment::{
     COOKIE_VARIABLE, LaunchMethod, LimitExceeded, ProcessScope, SHIM_NAME, ScopedProcess, ShimError,
@@ -48,7 +49,7 @@ pub struct Launch<'a> {
     /// The working directory.
     pub workdir: &'a Path,
     /// Standard input.
-    pub input: Input,
+    pub input: Stdio,
     /// Descriptor 3.
     pub message_channel: Option<OwnedFd>,
     /// The scope that contains the process and its descendants.
@@ -63,20 +64,11 @@ impl<'a> Launch<'a> {
             argv,
             env,
             workdir: context.workdir(),
-            input: Input::Null,
+            input: Stdio::null(),
             message_channel: None,
             scope: context.scope(),
         }
     }
-}
-
-/// The standard input of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Input {
-    /// `/dev/null`.
-    Null,
-    /// A pipe, written through [`RunningProcess::input`].
-    Pipe,
 }
 
 /// Time limits of a process.
@@ -187,7 +179,7 @@ pub struct RunningProcess {
     child: Child,
     exit_watcher: ExitWatcher,
     output: pipe::Receiver,
-    /// The writing end of its standard input, for [`Input::Pipe`].
+    /// The writing end of its standard input, for [`Stdio::piped`].
     pub input: Option<ChildStdin>,
     // Dropped last: until the leader is reaped it must not be taken for an orphan.
     _registration: ChildRegistration,
@@ -234,7 +226,7 @@ impl RunningProcess {
         launch.scope.ensure_recorded().await?;
         let (output, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let entry = launch.scope.admit_process()?;
-        let PreparedCommand { mut command, shim } = build_command(launch, &entry, writer)?;
+        let (mut command, shim) = build_command(launch, &entry, writer)?;
         let started = children::start_child(entry.orphan_cookie(), || command.spawn(), Child::id);
         // Closes this process's copies of the pipes' writing ends.
         drop(command);
@@ -355,11 +347,6 @@ impl RunningProcess {
     }
 }
 
-struct PreparedCommand {
-    command: Command,
-    shim: Option<ExecShim>,
-}
-
 /// The worker's end of an exec shim that will execute the payload.
 struct ExecShim {
     socket: UnixStream,
@@ -390,7 +377,12 @@ impl ExecShim {
     }
 }
 
-fn build_command(launch: Launch<'_>, entry: &ScopedProcess, writer: OwnedFd) -> io::Result<PreparedCommand> {
+/// The command, and the shim that it starts if it does not start the payload itself.
+fn build_command(
+    launch: Launch<'_>,
+    entry: &ScopedProcess,
+    writer: OwnedFd,
+) -> io::Result<(Command, Option<ExecShim>)> {
     let (program, arguments) = launch
         .argv
         .split_first()
@@ -418,15 +410,12 @@ fn build_command(launch: Launch<'_>, entry: &ScopedProcess, writer: OwnedFd) -> 
         }
     };
     command.current_dir(launch.workdir).args(arguments).envs(cookie);
-    command.process_group(0).kill_on_drop(true).stdin(match launch.input {
-        Input::Null => Stdio::null(),
-        Input::Pipe => Stdio::piped(),
-    });
+    command.process_group(0).kill_on_drop(true).stdin(launch.input);
     if let Some(parent_fd) = launch.message_channel {
         let mapping = FdMapping { parent_fd, child_fd: 3 };
         command.fd_mappings(vec![mapping]).map_err(io::Error::other)?;
     }
-    Ok(PreparedCommand { command, shim })
+    Ok((command, shim))
 }
 
 async fn survivors(group: Pid, entry: &ScopedProcess) -> Vec<i32> {
@@ -451,40 +440,25 @@ async fn limit_exceeded(cause: EndCause, entry: &ScopedProcess, context: &Contex
 }
 
 async fn wait_for_end(exit: &mut ExitWatcher, limits: RunLimits, context: &Context) -> EndCause {
-    let run_time_over = async {
-        match limits.run_time {
-            Some(span) => sleep(span).await,
-            None => std::future::pending().await,
-        }
-    };
-    let disk_exceeded = async {
-        match context.scope().disk_limit() {
-            Some(bytes) => {
-                wait_larger_than(context.workdir().to_owned(), bytes, DISK_USAGE_INTERVAL).await;
-                LimitExceeded::Disk { bytes }
-            }
-            None => std::future::pending().await,
-        }
-    };
+    let disk_exceeded = context.scope().disk_limit().map(|bytes| async move {
+        wait_larger_than(context.workdir().to_owned(), bytes, DISK_USAGE_INTERVAL).await;
+        LimitExceeded::Disk { bytes }
+    });
     tokio::select! {
         biased;
         () = exit.exited() => EndCause::Exited,
         cancellation = context.canceled() => EndCause::Canceled(cancellation),
-        () = run_time_over => EndCause::RunTime,
-        exceeded = disk_exceeded => EndCause::Exceeded(exceeded),
+        () = or_pending(limits.run_time.map(sleep)) => EndCause::RunTime,
+        exceeded = or_pending(disk_exceeded) => EndCause::Exceeded(exceeded),
     }
 }
 
 /// The configured grace, or less where the cancellation leaves less: the worker drops this future at the deadline, so the
 /// payload is killed a margin earlier.
 fn effective_grace(cause: EndCause, configured: Duration, context: &Context) -> Duration {
-    match cause {
-        EndCause::Exited | EndCause::RunTime | EndCause::Exceeded(_) => configured,
-        EndCause::Canceled(cancellation) => {
-            let remaining = context.time_until(cancellation.deadline);
-            configured.min(remaining - PROCESS_KILL_MARGIN.min(remaining / 4))
-        }
-    }
+    let EndCause::Canceled(cancellation) = cause else { return configured };
+    let remaining = context.time_until(cancellation.deadline);
+    configured.min(remaining - PROCESS_KILL_MARGIN.min(remaining / 4))
 }
 
 fn process_status(status: std::process::ExitStatus) -> ProcessStatus {

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -23,7 +24,7 @@ use crate::limits::{PROCESS_OUTPUT_DRAIN, PROGRAM_IGNORED_NOTES_MAX, PROGRAM_LIN
 use crate::task::{Reply, ReplyStatus};
 
 use super::artifact::{ArtifactDeclaration, ArtifactKind, Optionality, expires_after_task};
-use super::process::{Input, Launch, ProcessEnd, RunLimits, RunningProcess};
+use super::process::{Launch, ProcessEnd, RunLimits, RunningProcess};
 use super::safe_open;
 use super::{Context, ExecuteError};
 
@@ -139,7 +140,7 @@ pub(super) async fn run_with_messages(
 ) -> io::Result<ProgramRun> {
     let (channel, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let channel = pipe::Receiver::from_owned_fd(channel)?;
-    launch.input = if document.is_some() { Input::Pipe } else { Input::Null };
+    launch.input = if document.is_some() { Stdio::piped() } else { Stdio::null() };
     launch.message_channel = Some(writer);
     let mut running = RunningProcess::start(launch).await?;
     let input = running.input.take();

@@ -71,3 +71,11 @@ impl Clock {
         }
     }
 }
+
+/// Resolves as the future does, if there is one.
+pub(crate) async fn or_pending<F: Future>(future: Option<F>) -> F::Output {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}

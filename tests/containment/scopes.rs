@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use journeyman::domain::outcome::Cleanup;
 use journeyman::handler::environment;
-use journeyman::handler::process::{Input, Launch, ProcessStatus, RunLimits, RunningProcess};
+use journeyman::handler::process::{Launch, ProcessStatus, RunLimits, RunningProcess};
 use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, ProcessScope, ResourceLimits};
 
 use rustix::pipe::pipe;
@@ -86,7 +86,7 @@ pub(crate) async fn start_with(
         argv: &argv,
         env: &env,
         workdir: bench.workdir(),
-        input: Input::Null,
+        input: Stdio::null(),
         message_channel: Some(channel),
         scope: within,
     };

@@ -19,6 +19,7 @@ use crate::handler::SidecarContext;
 use crate::handler::environment::{self, Variables};
 use crate::handler::process::{Launch, RunLimits, RunningProcess};
 use crate::handler::sidecar::{SidecarProcess, SidecarStatus};
+use crate::host::clock::or_pending;
 use crate::limits::{
     SERVICE_ABSENT_PROBE_INTERVAL, SERVICE_FAILED_PROBES_MAX, SERVICE_FAILURES_ALERT_AFTER,
     SERVICE_FAILURES_ALERT_EVERY, SERVICE_PROBE_TIMEOUT_MIN, SERVICE_STARTING_PROBE_INTERVAL,
@@ -91,7 +92,7 @@ impl Supervisor {
                     self.handle(Event::HealthChecked(health));
                 }
                 () = self.http.unreachable.notified() => self.handle(Event::Unreachable),
-                () = or_pending(deadline.map(|deadline| Box::pin(clock.sleep_until(deadline)))) => {
+                () = or_pending(deadline.map(|deadline| clock.sleep_until(deadline))) => {
                     self.handle(Event::Tick);
                 }
             }
@@ -243,14 +244,6 @@ fn environment(http: &HttpInner, process: &SidecarProcess) -> Variables {
         None => set("JOURNEYMAN_SERVICE_URL", http.base.to_string()),
     };
     env
-}
-
-/// Resolves as the future does, if there is one.
-async fn or_pending<F: Future + Unpin>(future: Option<F>) -> F::Output {
-    match future {
-        Some(future) => future.await,
-        None => std::future::pending().await,
-    }
 }
 
 async fn probe_health(http: Arc<HttpInner>) -> HealthCheckResult {

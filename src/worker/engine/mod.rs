@@ -19,6 +19,7 @@ use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant as Moment;
 use crate::domain::worker::{self as rules, Event, ExitReason, HostResources, SourceSpec};
 use crate::handler::sidecar::{SidecarContext, SidecarStatus};
+use crate::host::clock::or_pending;
 use crate::host::containment::Containment;
 use crate::host::crash_points::crash_point;
 use crate::host::resources;
@@ -185,10 +186,7 @@ impl Engine {
                 biased;
                 Some(request) = self.requests.recv() => request(&mut self),
                 Some(result) = self.calls.next_result() => self.on_call_joined(result),
-                () = async { match deadline {
-                    Some(at) => clock.sleep_until(at).await,
-                    None => std::future::pending().await,
-                } } => self.handle_event(Event::Tick),
+                () = or_pending(deadline.map(|at| clock.sleep_until(at))) => self.handle_event(Event::Tick),
                 () = wake.notified() => {
                     for source in 0..self.sources.len() {
                         self.handle_event(Event::Wake(SourceId::from_index(source)));
