@@ -275,10 +275,7 @@ impl TaskLog {
     ///
     /// The error of the file system.
     pub fn remove(&self) -> io::Result<()> {
-        match std::fs::remove_file(&self.shared.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            Ok(()) | Err(_) => Ok(()),
-        }
+        std::fs::remove_file(&self.shared.path).or_else(work_dir::ignore_missing)
     }
 }
 

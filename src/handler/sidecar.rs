@@ -13,6 +13,7 @@ use crate::domain::journal::EntryId;
 use crate::host::clock::Clock;
 use crate::host::containment::Containment;
 use crate::host::journal::{FirstRecord, Journal, ProcessRecorder};
+use crate::host::work_dir;
 use crate::limits::SERVICE_LOG_BYTES_MAX;
 
 pub use crate::domain::service_supervisor::ServiceAvailability;
@@ -98,7 +99,7 @@ impl SidecarContext {
     /// If the directory cannot be created.
     pub fn folder(&self, name: &str) -> io::Result<PathBuf> {
         let folder = self.folder.join(name);
-        crate::host::work_dir::create_task_dir(&folder)?;
+        work_dir::create_task_dir(&folder)?;
         Ok(folder)
     }
 
@@ -135,10 +136,7 @@ impl SidecarContext {
         let path = self.log_path(name);
         let mut previous = path.clone().into_os_string();
         previous.push(".previous");
-        match std::fs::rename(&path, previous) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
+        std::fs::rename(&path, previous).or_else(work_dir::ignore_missing)?;
         // I27: an unrecorded process would outlive a killed worker.
         let journal = self.journal.clone();
         let recorder = journal.map(|(journal, entry)| ProcessRecorder::new(journal, entry, FirstRecord::Sidecar));

@@ -135,6 +135,11 @@ pub(crate) fn create_task_dir(path: &Path) -> io::Result<()> {
     }
 }
 
+/// For a removal or a rename of a file that may be missing.
+pub(crate) fn ignore_missing(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
 pub(crate) fn create_dir_if_missing(path: &Path) -> io::Result<()> {
     match std::fs::create_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempPath;
 
+use crate::host::work_dir::ignore_missing;
+
 /// An artifact name may hold any character, so the file name is its digest.
 pub(crate) fn relative_path(task: &str, run: u32, name: &str) -> String {
     format!("{task}/{run}-{}", hex::encode(Sha256::digest(name.as_bytes())))
@@ -19,10 +21,6 @@ pub(crate) fn remove(folder: &Path, path: &str) {
     if let Err(error) = gone.or_else(ignore_missing) {
         tracing::warn!(%error, path = %path.display(), "cannot remove expired artifact");
     }
-}
-
-fn ignore_missing(error: io::Error) -> io::Result<()> {
-    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
 const INCOMING: &str = "incoming";

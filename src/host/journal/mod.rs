@@ -19,7 +19,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::crash_points::{crash, crash_due, crash_point};
-use super::work_dir::WorkDirLock;
+use super::work_dir::{WorkDirLock, ignore_missing};
 use crate::domain::journal::{BootId, ClaimRecord, EntryId, Journal as Rules, JournalRecord};
 use crate::limits::{
     JOURNAL_BYTES_MAX, JOURNAL_CLOSE_TIMEOUT, JOURNAL_PENDING_BYTES_MAX, JOURNAL_POLL_TIMEOUT, JOURNAL_WRITE_TIMEOUT,
@@ -319,10 +319,7 @@ impl JournalWriter {
 fn replace_file(dir: &Path, lines: &[u8]) -> io::Result<File> {
     let (path, next) = (dir.join(JOURNAL_FILE), dir.join(NEXT_JOURNAL_FILE));
     // A worker that was killed here left a partial file.
-    match std::fs::remove_file(&next) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
+    std::fs::remove_file(&next).or_else(ignore_missing)?;
     let created = File::options().append(true).create_new(true).mode(0o600).open(&next).and_then(|mut file| {
         file.write_all(lines)?;
         file.sync_all()?;
