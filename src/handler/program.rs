@@ -101,7 +101,7 @@ impl Program {
         let limits = RunLimits { run_time: Some(PROGRAM_CHECK_TIMEOUT), termination_grace: Duration::ZERO };
         let subject = format!("check of handler {}", self.inner.name);
         let internal = |text: String| PrepareError::new(PrepareFailure::Internal, format!("{subject}: {text}"));
-        let run = self.run_phase(CHECK_PHASE, &self.inner.config.check, payload, limits, context);
+        let run = self.run_phase("check", &self.inner.config.check, payload, limits, context);
         let ProgramRun { end, report: ProgramReport { mut reasons, .. } } =
             run.await.map_err(|error| PrepareError::from_io(&subject, &error))?;
         if reasons.is_empty() {
@@ -125,7 +125,7 @@ impl Program {
         limits: RunLimits,
         context: &Context,
     ) -> Result<ProgramRun, ExecuteError> {
-        let run = self.run_phase(RUN_PHASE, &self.inner.config.exec, payload, limits, context);
+        let run = self.run_phase("run", &self.inner.config.exec, payload, limits, context);
         run.await.map_err(|error| ExecuteError::from_io(&format!("cannot run handler {}", self.inner.name), &error))
     }
 
@@ -176,9 +176,6 @@ impl Program {
         env
     }
 }
-
-const CHECK_PHASE: &str = "check";
-const RUN_PHASE: &str = "run";
 
 impl DynHandler for Program {
     /// Omits the arguments, which may contain secrets.

@@ -69,10 +69,6 @@ impl QueueError {
         Self::new(QueueErrorCode::RequestConflict, message)
     }
 
-    pub(crate) fn task_not_found(task: &str) -> Self {
-        Self::not_found(format!("task `{task}` not found"))
-    }
-
     /// The incident id is in the log too.
     pub(crate) fn internal(incident: &uuid::Uuid) -> Self {
         Self::new(QueueErrorCode::InternalServerError, format!("internal error, incidentId: {incident}"))

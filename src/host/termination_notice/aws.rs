@@ -69,7 +69,7 @@ async fn fetch_action(
     sent_at: Instant,
 ) -> Result<Option<NoticeReading>, String> {
     let path = "/latest/meta-data/spot/instance-action";
-    let reply = client.get(path, (TOKEN, token.clone()), METADATA_TIMEOUT).await?;
+    let reply = client.send(Method::GET, path, (TOKEN, token.clone()), METADATA_TIMEOUT).await?;
     match reply.status {
         401 => return Ok(None),
         404 => return Ok(Some(NoticeReading::Nothing)),

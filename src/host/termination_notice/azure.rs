@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use reqwest::Method;
 use reqwest::header::HeaderValue;
 use serde::Deserialize;
 
@@ -74,7 +75,7 @@ impl NoticeReader for Reader<'_> {
 }
 
 async fn get(client: &MetadataClient, path: &str, timeout: Duration) -> Result<MetadataReply, String> {
-    client.get(path, ("metadata", HeaderValue::from_static("true")), timeout).await
+    client.send(Method::GET, path, ("metadata", HeaderValue::from_static("true")), timeout).await
 }
 
 async fn fetch_vm_name(client: &MetadataClient) -> Result<String, String> {

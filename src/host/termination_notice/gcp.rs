@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use reqwest::Method;
 use reqwest::header::HeaderValue;
 
 use super::NoticeReader;
@@ -68,7 +69,7 @@ impl NoticeReader for Reader<'_> {
             timeout += NOTICE_LONG_POLL_WAIT;
         }
         let reply = get(self.client, &path, timeout).await?;
-        let (value, now) = (reply.body.trim(), self.client.clock().now());
+        let (value, now) = (reply.body.trim(), self.client.clock.now());
         let stays = staying.contains(&value);
         if reply.status != 200 || !stays && value != terminating {
             return Err(format!("{name}: {}", reply.unexpected_reply()));
@@ -89,7 +90,7 @@ impl NoticeReader for Reader<'_> {
 
 /// Google's service identifies itself in a header.
 async fn get(client: &MetadataClient, path: &str, timeout: Duration) -> Result<MetadataReply, String> {
-    let reply = client.get(path, (FLAVOR, HeaderValue::from_static(GOOGLE)), timeout).await?;
+    let reply = client.send(Method::GET, path, (FLAVOR, HeaderValue::from_static(GOOGLE)), timeout).await?;
     if reply.header(FLAVOR) == Some(GOOGLE) {
         Ok(reply)
     } else {

@@ -20,7 +20,7 @@ const ENDPOINT: &str = "http://169.254.169.254";
 pub(super) struct MetadataClient {
     http: Client,
     base: String,
-    clock: Clock,
+    pub(super) clock: Clock,
 }
 
 /// A reply of any status.
@@ -75,19 +75,6 @@ impl MetadataClient {
             .build()
             .map_err(|error| format!("cannot build an HTTP client: {error}"))?;
         Ok(Self { http, base, clock })
-    }
-
-    pub(super) const fn clock(&self) -> Clock {
-        self.clock
-    }
-
-    pub(super) async fn get(
-        &self,
-        path: &str,
-        header: (&'static str, HeaderValue),
-        timeout: Duration,
-    ) -> Result<MetadataReply, String> {
-        self.send(Method::GET, path, header, timeout).await
     }
 
     /// `path` includes the query. Cancel safe: the requests change nothing.

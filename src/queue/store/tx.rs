@@ -63,7 +63,7 @@ impl Tx<'_> {
     }
 
     pub(crate) fn require_task(&self, task_id: &str) -> StoreResult<TaskRow> {
-        self.find_task(task_id)?.ok_or_else(|| QueueError::task_not_found(task_id).into())
+        self.find_task(task_id)?.ok_or_else(|| QueueError::not_found(format!("task `{task_id}` not found")).into())
     }
 
     pub(super) fn tasks(&self, condition: &str, params: impl Params) -> StoreResult<Vec<TaskRow>> {

@@ -36,12 +36,6 @@ struct UnheldClaims {
     foreign_claims: usize,
 }
 
-struct ClaimedPage {
-    page: WireClaimedPage,
-    /// Time of the response, by the service's clock.
-    date: Timestamp,
-}
-
 impl Taskcluster {
     pub(super) async fn claim_work(&self, max: u8) -> Result<PollBatch, CallError> {
         let operation = format!("claimWork of {}", self.task_queue);
@@ -99,10 +93,9 @@ impl Taskcluster {
         held: &[Run],
         newer_than: Option<Duration>,
     ) -> Result<RecoveryBatch, CallError> {
-        match self.service.dialect {
-            // `claimTask` is idempotent and the message reappears, so no claim can be lost.
-            Dialect::Azure => return Ok(RecoveryBatch::default()),
-            Dialect::ClaimWork => {}
+        // `claimTask` is idempotent and the message reappears, so no claim can be lost.
+        if self.service.dialect == Dialect::Azure {
+            return Ok(RecoveryBatch::default());
         }
         let UnheldClaims { claimed_by_lost_poll, foreign_claims } = self.list_unheld_claims(held, newer_than).await?;
         let mut grants = Vec::new();
@@ -163,7 +156,8 @@ impl Taskcluster {
         let mut unheld = UnheldClaims::default();
         let mut token = None;
         for _ in 0..LISTING_PAGES_MAX {
-            let ClaimedPage { page, date } = self.claimed_page(token.as_deref()).await?;
+            let reply = self.claimed_page(token.as_deref()).await?;
+            let (page, date): (WireClaimedPage, _) = (reply.json()?, reply.date_or_now());
             let elapsed = Clock::boot().now().since(began);
             // Compares times of the service's clock only. A claim without a time counts as another worker's.
             let is_newer = |claimed: Timestamp| {
@@ -193,7 +187,7 @@ impl Taskcluster {
         Ok(unheld)
     }
 
-    async fn claimed_page(&self, token: Option<&str>) -> Result<ClaimedPage, CallError> {
+    async fn claimed_page(&self, token: Option<&str>) -> Result<ApiResponse, CallError> {
         let queue = encode_segment(&self.task_queue);
         let mut path = format!("/task-queues/{queue}/claimed?limit={CLAIMED_PAGE_ENTRIES}");
         if let Some(token) = token {
@@ -202,14 +196,12 @@ impl Taskcluster {
         }
         let operation = format!("listClaimedTasks of {}", self.task_queue);
         // A 401 is about the credentials as such, not about their scopes.
-        let reply = self.service.api.call(ApiRequest::to_queue(operation, Method::GET, path)).await.map_err(|failed| {
+        self.service.api.call(ApiRequest::to_queue(operation, Method::GET, path)).await.map_err(|failed| {
             match failed.status {
                 Some(401) => failed.error,
                 Some(_) | None => self.explain_missing_scopes(failed.error),
             }
-        });
-        let reply = reply?;
-        Ok(ClaimedPage { date: reply.date_or_now(), page: reply.json()? })
+        })
     }
 
     fn explain_missing_scopes(&self, mut error: CallError) -> CallError {

@@ -62,7 +62,7 @@ struct WireMessage {
 impl Taskcluster {
     pub(super) async fn poll_task_urls(&self) -> Result<OpenResult, CallError> {
         let operation = format!("pollTaskUrls of {}", self.task_queue);
-        let (provisioner, worker_type) = self.split_task_queue();
+        let (provisioner, worker_type) = self.task_queue.split_once('/').unwrap_or_default();
         let path = format!("/poll-task-url/{}/{}", encode_segment(provisioner), encode_segment(worker_type));
         let call = ApiRequest::to_queue(operation.clone(), Method::GET, path);
         let reply = self.service.api.call(call).await?;
@@ -139,10 +139,6 @@ impl Taskcluster {
             .send()
             .await
             .map_err(|error| transport_error(operation, error))
-    }
-
-    fn split_task_queue(&self) -> (&str, &str) {
-        self.task_queue.split_once('/').unwrap_or_default()
     }
 
     fn check_queue_hosts(&self, queue: &SignedUrls) -> Result<(), String> {
