@@ -209,7 +209,7 @@ fn doctor_reports_all_problems_of_files_directories_and_programs() {
     configure(&host, "handler = \"build\"\n[handler.build]\nexec = [\"./not-there\"]\n");
     set_mode(&host, 0o644);
     // Root cannot create a directory there either.
-    assert_golden("host", &host, &doctor(&host, &["--set", "worker.work_dir=/proc/journeyman/work"], 1));
+    assert_golden("host", &host, &doctor(&host, &["--set", "worker.work_dir=/proc/journeyman/state"], 1));
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn doctor_reports_low_disk_low_memory_and_a_missing_metadata_service() {
 fn doctor_checks_broker_and_state_directories_of_a_controller() {
     let host = Host::new();
     let text = "[pool.core]\ncommand = [\"/bin/true\"]\nstate_dir = \"pool\"\n[pool.odd]\ncommand = [\"./not-there\"]\n\
-                state_dir = \"/proc/journeyman\"\n[worker]\nwork_dir = \"/proc/journeyman/work\"\n";
+                state_dir = \"/proc/journeyman\"\n[worker]\nwork_dir = \"/proc/journeyman/state\"\n";
     host.write("journeyman.toml", text);
     let said = doctor(&host, &[], 1);
     for line in [
