@@ -75,14 +75,15 @@ pub(super) async fn run(arguments: CallArgs, environment: &Environment) -> ExitR
         return Ok(Exit::Success);
     }
     let mut replies = client.stream(&call).await.map_err(call_failure)?;
+    let mut out = output::UntrustedOutput::to_stdout();
     while let Some(reply) = replies.next().await {
         let reply = reply.map_err(call_failure)?;
         if reply.position == ReplyPosition::Partial && !arguments.stream {
             continue;
         }
-        output::print_raw(&reply.body)?;
+        out.print(&reply.body)?;
         if !reply.body.is_empty() && !reply.body.ends_with(b"\n") {
-            output::print_raw(b"\n")?;
+            out.print(b"\n")?;
         }
         if reply.position == ReplyPosition::Last && !reply.is_ok() {
             return Err(Failure::new(Exit::Failed, reply.status_text()));

@@ -3,12 +3,14 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use crate::observe::untrusted_text::is_unsafe;
+
 pub(super) const BOLD: &str = "\x1b[1m";
 pub(super) const RESET: &str = "\x1b[0m";
 
 /// For text from tasks and persons: one line, nothing that a terminal would interpret.
 pub(super) fn strip_control_chars(text: &str) -> String {
-    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+    text.chars().map(|char| if is_unsafe(char) { ' ' } else { char }).collect()
 }
 
 pub(super) fn format_seconds(seconds: f64) -> String {

@@ -7,4 +7,5 @@ mod openmetrics;
 pub mod page;
 pub mod status_routes;
 pub mod traces;
+pub mod untrusted_text;
 pub mod worker_http;

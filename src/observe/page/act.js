@@ -53,8 +53,11 @@
     showMessage(answer.message, true);
   }
 
+  // Control characters, and those that reorder the text around them.
+  const unsafe = /[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+
   function made(name, text, more) {
-    return Object.assign(document.createElement(name), { textContent: text }, more);
+    return Object.assign(document.createElement(name), { textContent: String(text).replace(unsafe, " ") }, more);
   }
 
   function button(text, settle, confirm) {

@@ -14,6 +14,7 @@ use jiff::{SignedDuration, Timestamp, Unit};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use sha2::{Digest as _, Sha256};
 
+use super::untrusted_text;
 use crate::worker::snapshot::format_duration;
 
 const STYLE: &str = include_str!("page.css");
@@ -75,7 +76,7 @@ fn build_page(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> Htm
         "default-src 'none'; style-src 'sha256-{}'; {script}base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
         hash(STYLE)
     );
-    HtmlPage { html: document(parts, refresh, clock).into_string(), policy }
+    HtmlPage { html: untrusted_text::clean(&document(parts, refresh, clock).into_string()), policy }
 }
 
 fn document(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> Markup {
@@ -169,4 +170,26 @@ impl SnapshotClock {
 
 fn format_seconds(seconds: f64) -> String {
     format_duration(std::time::Duration::from_secs_f64(seconds.clamp(0.0, f64::from(u32::MAX))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn d1_a_page_has_no_control_and_no_directional_characters() {
+        let name = "a\u{202e}b\u{9b}c\u{2066}d";
+        let main = html! { p { (name) } };
+        let parts = PageContent {
+            title: name.to_owned(),
+            name: html! {},
+            main,
+            buttons: CommandButtons::Shown,
+            version: String::new(),
+            pid: 1,
+        };
+        let page = build_page(parts, Refresh::Auto, SnapshotClock { now: Timestamp::UNIX_EPOCH });
+        assert!(page.html.contains("<p>a b c d</p>"), "{}", page.html);
+        assert!(page.html.contains(COMMANDS_SCRIPT) && page.html.contains(STYLE), "the hashes hold");
+    }
 }

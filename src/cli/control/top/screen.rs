@@ -8,6 +8,7 @@ use super::Question;
 use crate::cli::table::strip_control_chars;
 use crate::control::{WorkerCommand, WorkerStatusReply};
 use crate::limits::{TOP_LOG_LINE_BYTES_MAX, TOP_LOG_LINES_MAX};
+use crate::observe::untrusted_text::TextFilter;
 use crate::worker::status::{ClaimStatus, LifecycleState};
 
 /// What a key requires outside of the screen.
@@ -34,7 +35,8 @@ pub(super) struct LogView {
     pub(super) lines: VecDeque<String>,
     /// Lines from the end of the log.
     pub(super) scroll_offset: usize,
-    partial_line: Vec<u8>,
+    filter: TextFilter,
+    partial_line: String,
 }
 
 #[derive(Debug, Default)]
@@ -181,17 +183,24 @@ impl TopScreen {
 
 impl LogView {
     pub(super) fn new(task: String) -> Self {
-        Self { task, lines: VecDeque::new(), scroll_offset: 0, partial_line: Vec::new() }
+        Self {
+            task,
+            lines: VecDeque::new(),
+            scroll_offset: 0,
+            filter: TextFilter::default(),
+            partial_line: String::new(),
+        }
     }
 
     fn append(&mut self, piece: &[u8]) {
-        for byte in piece {
-            match byte {
-                b'\n' => {
+        for char in self.filter.push(piece).chars() {
+            match char {
+                '\n' => {
                     let line = std::mem::take(&mut self.partial_line);
-                    self.push(strip_control_chars(&String::from_utf8_lossy(&line)));
+                    self.push(line);
                 }
-                byte if self.partial_line.len() < TOP_LOG_LINE_BYTES_MAX => self.partial_line.push(*byte),
+                '\t' => self.partial_line.push_str("  "),
+                char if self.partial_line.len() < TOP_LOG_LINE_BYTES_MAX => self.partial_line.push(char),
                 // Lines are truncated.
                 _ => {}
             }
