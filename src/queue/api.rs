@@ -75,8 +75,9 @@ pub(super) fn router(app: App) -> Router {
         ("/pending/{*taskQueueId}", get(call("pendingTasks", calls::pending_tasks))),
         ("/task-queues/{taskQueueId}/pending", get(call("listPendingTasks", calls::list_pending))),
         ("/task-queues/{taskQueueId}/claimed", get(call("listClaimedTasks", calls::list_claimed))),
-        // An extension of this project: lists all tasks, newest first.
-        ("/journeyman/tasks", get(call("journeymanListTasks", calls::list_all))),
+        ("/task-group/{taskGroupId}/list", get(call("listTaskGroup", calls::list_task_group))),
+        ("/task-group/{taskGroupId}/cancel", post(call("cancelTaskGroup", calls::cancel_task_group))),
+        ("/journeyman/tasks", get(call("journeymanListTasks", calls::find_tasks))),
     ];
     let api = |router: Router<App>, (path, calls)| router.route(&format!("/api/queue/v1{path}"), calls);
     routes
@@ -115,7 +116,7 @@ pub(crate) type Params = BTreeMap<String, String>;
 
 fn validate(params: &Params) -> Result<(), QueueError> {
     let is_invalid = |(name, value): &(&String, &String)| match name.as_str() {
-        "taskId" => !is_slugid(value),
+        "taskId" | "taskGroupId" => !is_slugid(value),
         "runId" => !(value.bytes().all(|byte| byte.is_ascii_digit()) && value.parse::<u32>().is_ok()),
         "taskQueueId" => !is_queue_id(value),
         "provisionerId" | "workerType" => !is_identifier(value),
@@ -200,8 +201,12 @@ impl Call {
         }
     }
 
+    pub(crate) fn query(&self, name: &str) -> Option<String> {
+        query_param(&self.query, name)
+    }
+
     pub(crate) fn page(&self) -> Result<PageRequest, QueueError> {
-        let number = |name: &str, default| match query_param(&self.query, name) {
+        let number = |name: &str, default| match self.query(name) {
             None => Ok(default),
             Some(text) => text.parse().map_err(|_| invalid_argument(format!("{name} {text:?} is not a number"))),
         };
@@ -219,7 +224,7 @@ pub(crate) fn query_param(query: &str, name: &str) -> Option<String> {
     url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
 }
 
-fn invalid_argument(message: String) -> QueueError {
+pub(crate) fn invalid_argument(message: String) -> QueueError {
     QueueError::new(QueueErrorCode::InvalidRequestArguments, message)
 }
 

@@ -12,6 +12,7 @@ use super::auth::Caller;
 use super::clock::UnixMillis;
 use super::field_types::Uri;
 use super::queue_error::{QueueError, QueueErrorCode, json_response};
+use super::response_json;
 use super::store::StoreError;
 use super::store::artifacts::Artifact;
 use super::store::tx::Tx;
@@ -125,21 +126,12 @@ pub(crate) async fn list(app: App, call: Call) -> ReplyResult {
             tx.list_artifacts(&task, run, page)
         })
         .await?;
-    let artifacts: Vec<Value> = page
-        .items
-        .iter()
-        .map(|artifact| {
-            json!({
-                "storageType": artifact.storage, "name": artifact.name,
-                "expires": artifact.expires.iso(), "contentType": artifact.content_type,
-            })
-        })
-        .collect();
-    let mut reply = json!({"artifacts": artifacts});
-    if let Some(next) = page.next {
-        reply["continuationToken"] = next.to_string().into();
-    }
-    ok(reply.to_string())
+    ok(response_json::listing("", "artifacts", &page, info))
+}
+
+fn info(artifact: &Artifact) -> String {
+    let Artifact { name, storage, content_type, expires, .. } = artifact;
+    json!({"storageType": storage, "name": name, "expires": expires, "contentType": content_type}).to_string()
 }
 
 /// The caller needs the scope of each link.

@@ -38,6 +38,7 @@ macro_rules! checked_string {
 checked_string!(Identifier, is_identifier, "expected 1 to 38 letters, digits, `-` or `_`");
 checked_string!(SlugId, is_slugid, "expected a slugid");
 checked_string!(TaskQueueId, is_queue_id, "expected provisionerId/workerType");
+checked_string!(TaskName, |text| text.chars().count() <= 255, "expected at most 255 characters");
 checked_string!(Printable, is_printable, "expected printable ASCII characters");
 // Nothing in it breaks a `Location` header.
 checked_string!(Uri, |text| is_printable(text) && Url::parse(text).is_ok(), "expected a URL of printable characters");

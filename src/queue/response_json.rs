@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::auth::Keyring;
 use super::clock::UnixMillis;
-use super::store::tx::{ClaimedRun, ListPage, ListedTask};
+use super::store::tx::{ClaimedRun, ListPage, ListedTask, TaskRow};
 use super::task_definition::split_task_queue;
 use super::task_state::{RunRecord, TaskRecord};
 
@@ -67,10 +67,11 @@ pub(crate) fn claim_reply(keyring: &Keyring, claim: ClaimedRun, now: UnixMillis)
     )
 }
 
-pub(crate) fn listing(page: &ListPage<ListedTask>, entry: impl Fn(&ListedTask) -> String) -> String {
+/// `fields` are further properties, each with a comma behind it.
+pub(crate) fn listing<T>(fields: &str, key: &str, page: &ListPage<T>, entry: impl Fn(&T) -> String) -> String {
     let entries: Vec<_> = page.items.iter().map(entry).collect();
     let next = page.next.map_or_else(String::new, |next| format!(r#","continuationToken":"{next}""#));
-    format!(r#"{{"tasks":[{}]{next}}}"#, entries.join(","))
+    format!(r#"{{{fields}"{key}":[{}]{next}}}"#, entries.join(","))
 }
 
 pub(crate) fn claimed_entry(listed: &ListedTask) -> String {
@@ -93,4 +94,9 @@ fn run_entry(listed: &ListedTask, fields: impl FnOnce(&RunRecord) -> String) -> 
 
 pub(crate) fn task_entry(listed: &ListedTask) -> String {
     format!(r#"{{"status":{},"task":{}}}"#, to_json(&status(&listed.task)), listed.definition)
+}
+
+pub(crate) fn short_entry(row: &TaskRow) -> String {
+    let TaskRecord { name, created, .. } = &row.task;
+    json!({"status": status(&row.task), "name": name, "created": created}).to_string()
 }

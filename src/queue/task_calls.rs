@@ -6,13 +6,13 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::QueueState;
-use super::api::{App, Call, ReplyResult};
+use super::api::{App, Call, ReplyResult, invalid_argument};
 use super::clock::UnixMillis;
 use super::field_types::{Identifier, Integer};
 use super::queue_error::{QueueError, QueueErrorCode, json_response};
 use super::response_json;
 use super::store::StoreError;
-use super::store::tx::{ClaimedRun, TaskRow, Tx};
+use super::store::tx::{ClaimedRun, TaskFilter, TaskRow, Tx};
 use super::task_definition;
 use super::task_state::{ResolvedReason, RunError, TaskRecord, WorkerIdentity};
 use crate::limits::QUEUE_OVERLOADED_POLL_WAIT;
@@ -194,19 +194,73 @@ pub(crate) async fn list_pending(app: App, call: Call) -> ReplyResult {
     let (queue, page) = (call.task_queue(), call.page()?);
     call.caller.require_scope(format!("queue:pending-list:{queue}"))?;
     let page = app.store.execute(move |tx| tx.list_pending(&queue, page)).await?;
-    ok(response_json::listing(&page, response_json::pending_entry))
+    ok(response_json::listing("", "tasks", &page, response_json::pending_entry))
 }
 
 pub(crate) async fn list_claimed(app: App, call: Call) -> ReplyResult {
     let (queue, page) = (call.task_queue(), call.page()?);
     call.caller.require_scope(format!("queue:claimed-list:{queue}"))?;
     let page = app.store.execute(move |tx| tx.list_claimed(&queue, page)).await?;
-    ok(response_json::listing(&page, response_json::claimed_entry))
+    ok(response_json::listing("", "tasks", &page, response_json::claimed_entry))
 }
 
-pub(crate) async fn list_all(app: App, call: Call) -> ReplyResult {
+/// An extension of this project: finds tasks by queue, state, part of the name and time of creation, newest first.
+pub(crate) async fn find_tasks(app: App, call: Call) -> ReplyResult {
+    let text = |name| call.query(name).unwrap_or_default();
+    let since = match text("since").as_str() {
+        "" => UnixMillis::default(),
+        since => UnixMillis::parse(since).ok_or_else(|| invalid_argument(format!("since {since:?} is not a time")))?,
+    };
+    let filter = TaskFilter { queue: text("queue"), state: text("state"), name: text("name"), since };
     let page = call.page()?;
     call.caller.require_scope("queue:journeyman-list-tasks".to_owned())?;
-    let page = app.store.execute(move |tx| tx.list_all(page)).await?;
-    ok(response_json::listing(&page, response_json::task_entry))
+    let page = app.store.execute(move |tx| tx.find_tasks(&filter, page)).await?;
+    ok(response_json::listing("", "tasks", &page, response_json::short_entry))
+}
+
+pub(crate) async fn list_task_group(app: App, call: Call) -> ReplyResult {
+    let (group, page) = (call.param("taskGroupId").to_owned(), call.page()?);
+    call.caller.require_scope(format!("queue:list-task-group:{group}"))?;
+    let name = group.clone();
+    let (last, page) = app
+        .store
+        .execute(move |tx| {
+            let last = tx.last_to_expire(&name)?;
+            Ok((last, tx.list_group(&name, page)?))
+        })
+        .await?;
+    let (scheduler, expires) = (last.scheduler, last.expires.iso());
+    let fields = format!(r#""taskGroupId":"{group}","schedulerId":"{scheduler}","expires":"{expires}","#);
+    ok(response_json::listing(&fields, "tasks", &page, response_json::task_entry))
+}
+
+/// Needs no `sealTaskGroup` before it: tasks may be added to any group.
+pub(crate) async fn cancel_task_group(app: App, call: Call) -> ReplyResult {
+    let (group, caller) = (call.param("taskGroupId").to_owned(), call.caller);
+    let name = group.clone();
+    let (size, canceled) = app
+        .store
+        .execute(move |tx| {
+            tx.last_to_expire(&name)?;
+            let mut canceled = Vec::new();
+            for task in tx.ids_of_group(&name, true)? {
+                // Read one by one, because a canceled task may schedule another one of the group.
+                let mut row = tx.require_task(&task)?;
+                let TaskRecord { scheduler, project, .. } = &row.task;
+                caller.require_any(&[
+                    format!("queue:cancel-task-group:{scheduler}/{name}"),
+                    format!("queue:cancel-task-in-project:{project}"),
+                ])?;
+                if row.task.cancel(tx.now).is_ok() {
+                    tx.save(row)?;
+                    canceled.push(task);
+                }
+            }
+            Ok((tx.ids_of_group(&name, false)?.len(), canceled))
+        })
+        .await?;
+    let reply = json!({
+        "taskGroupId": group, "taskGroupSize": size, "cancelledCount": canceled.len(), "taskIds": canceled,
+    });
+    ok(reply.to_string())
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::auth::Caller;
 use super::clock::UnixMillis;
-use super::field_types::{Identifier, Integer, Printable, SlugId, TaskQueueId, body_error};
+use super::field_types::{Identifier, Integer, Printable, SlugId, TaskName, TaskQueueId, body_error};
 use super::queue_error::{QueueError, QueueErrorCode};
 use super::task_state::{Priority, TaskRecord};
 use crate::limits::{QUEUE_CLOCK_DRIFT_MAX, QUEUE_DEADLINE_MAX, QUEUE_DEPENDENCIES_MAX, QUEUE_TASK_RETENTION};
@@ -60,7 +60,7 @@ pub(crate) enum Requires {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Metadata {
-    name: String,
+    name: TaskName,
     owner: String,
     source: String,
     description: String,
@@ -149,6 +149,8 @@ impl TaskDraft<'_> {
             priority: definition.priority,
             deadline,
             expires,
+            name: definition.metadata.name.0,
+            created: definition.created,
             retries: definition.retries.0,
             retries_left: definition.retries.0,
             runs: Vec::new(),

@@ -171,6 +171,10 @@ pub(crate) struct TaskRecord {
     pub(crate) deadline: UnixMillis,
     pub(crate) expires: UnixMillis,
     #[serde(skip)]
+    pub(crate) name: String,
+    #[serde(skip)]
+    pub(crate) created: UnixMillis,
+    #[serde(skip)]
     pub(crate) retries: u8,
     pub(crate) retries_left: u8,
     #[serde(skip)]

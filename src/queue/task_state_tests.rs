@@ -12,6 +12,8 @@ fn task(retries: u8) -> TaskRecord {
         priority: Priority::Lowest,
         deadline: UnixMillis(3_600_000),
         expires: UnixMillis(7_200_000),
+        name: "n".to_owned(),
+        created: UnixMillis(1),
         retries,
         retries_left: retries,
         runs: Vec::new(),

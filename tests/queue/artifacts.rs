@@ -174,3 +174,21 @@ async fn artifacts_of_unclaimed_runs_are_rejected() {
     let answer = run.declare("public/x", json!({"storageType": "s3", "contentType": "text/plain"})).await;
     assert_eq!(answer.refusal(400).0, "InputError");
 }
+
+#[tokio::test]
+async fn e3_a_live_log_leads_to_the_worker_and_then_to_the_stored_log() {
+    let server = TestQueue::new().await;
+    let run = running(&server.api).await;
+    let live = json!({"storageType": "reference", "contentType": "text/plain", "url": "http://127.0.0.1:9/secret"});
+    run.declare("public/logs/live.log", live).await.expect(200);
+    let path = format!("task/{}/artifacts/public/logs/live.log", run.task);
+    let found = server.api.get(&path).await;
+    assert_eq!((found.status, found.headers["location"].to_str().ok()), (303, Some("http://127.0.0.1:9/secret")));
+    // A link without a content type, as generic-worker sends it.
+    let url = run.declare_text("public/logs/live_backing.log").await;
+    assert_eq!(put(&server.api, &url, "text/plain", b"all of it".to_vec()).await.status, 200);
+    let link = json!({"storageType": "link", "artifact": "public/logs/live_backing.log"});
+    run.declare("public/logs/live.log", link).await.expect(200);
+    run.worker.bare_post(&format!("task/{}/runs/0/completed", run.task)).await.expect(200);
+    assert_eq!(content(&server.api, &path).await.text, "all of it");
+}

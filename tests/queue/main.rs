@@ -13,4 +13,5 @@ mod exchange;
 mod golden;
 mod life;
 mod limits;
+mod listings;
 mod test_queue;

@@ -30,16 +30,14 @@ impl Tx<'_> {
     /// Ordered by name.
     pub(crate) fn list_artifacts(&self, task: &str, run: u32, page: PageRequest) -> StoreResult<ListPage<Artifact>> {
         let PageRequest { offset, limit } = page;
-        let mut items: Vec<Artifact> = self
+        let items = self
             .conn
             .prepare_cached(&format!(
                 "SELECT {COLUMNS} FROM artifacts WHERE task_id = ?1 AND run = ?2 ORDER BY name LIMIT ?3 OFFSET ?4"
             ))?
             .query_map(params![task, run, limit.saturating_add(1), offset], read_artifact)?
             .collect::<Result<_, _>>()?;
-        let next = (items.len() > limit as usize).then_some(offset.saturating_add(limit));
-        items.truncate(limit as usize);
-        Ok(ListPage { items, next })
+        Ok(ListPage::of(items, page))
     }
 
     /// Inserts an artifact, or replaces one if [`may_replace`] allows it.

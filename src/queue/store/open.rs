@@ -28,7 +28,7 @@ pub enum OpenError {
     Thread(#[source] std::io::Error),
 }
 
-const FORMAT: i64 = 4;
+const FORMAT: i64 = 5;
 
 pub(crate) struct OpenedDatabase {
     pub(super) conn: Connection,

@@ -12,6 +12,10 @@ CREATE TABLE tasks (
     retries INTEGER NOT NULL,
     retries_left INTEGER NOT NULL,
     runs TEXT NOT NULL,
+    -- For listings: of the definition, and the state of the last run.
+    name TEXT NOT NULL,
+    created INTEGER NOT NULL,
+    state TEXT AS (coalesce(runs ->> '$[#-1].state', 'unscheduled')),
     -- Of the last run: set while it is pending, while it is running, and while it is unresolved.
     pending_since INTEGER,
     taken_until INTEGER,
@@ -26,6 +30,8 @@ CREATE INDEX claimed_tasks ON tasks (queue, id) WHERE taken_until IS NOT NULL;
 CREATE INDEX claim_expiry ON tasks (taken_until) WHERE taken_until IS NOT NULL;
 CREATE INDEX open_tasks ON tasks (open_until) WHERE open_until IS NOT NULL;
 CREATE INDEX task_expiry ON tasks (expires);
+CREATE INDEX task_groups ON tasks (task_group, id);
+CREATE INDEX task_queues ON tasks (queue, id);
 CREATE TABLE definitions (
     id INTEGER PRIMARY KEY REFERENCES tasks ON DELETE CASCADE,
     scopes TEXT NOT NULL,

@@ -1,6 +1,6 @@
 //! One job's view of the store: the tables of tasks. A job runs in a savepoint.
 
-use rusqlite::{Connection, Params, Row, params};
+use rusqlite::{Connection, Params, Row, ToSql, params, params_from_iter};
 
 use super::super::Config;
 use super::super::clock::UnixMillis;
@@ -39,6 +39,25 @@ pub(crate) struct ListPage<T> {
     pub(crate) next: Option<u32>,
 }
 
+impl<T> ListPage<T> {
+    /// Of up to one item more than the page may hold.
+    pub(super) fn of(mut items: Vec<T>, page: PageRequest) -> Self {
+        let next = (items.len() > page.limit as usize).then_some(page.offset.saturating_add(page.limit));
+        items.truncate(page.limit as usize);
+        Self { items, next }
+    }
+}
+
+/// An empty text matches every task.
+#[derive(Debug)]
+pub(crate) struct TaskFilter {
+    pub(crate) queue: String,
+    pub(crate) state: String,
+    /// A part of the name, in any case.
+    pub(crate) name: String,
+    pub(crate) since: UnixMillis,
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PageRequest {
     pub(crate) offset: u32,
@@ -69,7 +88,7 @@ impl Tx<'_> {
     pub(super) fn tasks(&self, condition: &str, params: impl Params) -> StoreResult<Vec<TaskRow>> {
         let mut found = self.conn.prepare_cached(&format!(
             "SELECT id, task_id, queue, scheduler, project, task_group, priority, deadline, expires, retries, \
-             retries_left, runs FROM tasks {condition}"
+             retries_left, runs, name, created FROM tasks {condition}"
         ))?;
         Ok(found.query_map(params, read_task)?.collect::<Result<_, _>>()?)
     }
@@ -116,7 +135,7 @@ impl Tx<'_> {
         self.conn
             .prepare_cached(
                 "INSERT INTO tasks (task_id, queue, scheduler, project, task_group, priority, deadline, expires, \
-                 retries, retries_left, runs) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9, '[]')",
+                 retries, retries_left, runs, name, created) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9, '[]', ?10, ?11)",
             )?
             .execute(params![
                 task.task_id,
@@ -128,6 +147,8 @@ impl Tx<'_> {
                 task.deadline.0,
                 task.expires.0,
                 task.retries,
+                task.name,
+                task.created.0,
             ])?;
         let id = self.conn.last_insert_rowid();
         let scopes = serde_json::to_string(&new_task.scopes).map_err(StoreError::json)?;
@@ -271,38 +292,67 @@ impl Tx<'_> {
 
     /// Next to be claimed first.
     pub(crate) fn list_pending(&self, queue: &str, page: PageRequest) -> StoreResult<ListPage<ListedTask>> {
-        self.list_tasks(
-            "WHERE queue = ?1 AND pending_since IS NOT NULL ORDER BY priority DESC, pending_since, id",
-            queue,
-            page,
-        )
+        let condition = "queue = ?3 AND pending_since IS NOT NULL ORDER BY priority DESC, pending_since, id";
+        self.list_tasks(condition, &[&queue], page)
     }
 
     /// Oldest first.
     pub(crate) fn list_claimed(&self, queue: &str, page: PageRequest) -> StoreResult<ListPage<ListedTask>> {
-        self.list_tasks("WHERE queue = ?1 AND taken_until IS NOT NULL ORDER BY id", queue, page)
+        self.list_tasks("queue = ?3 AND taken_until IS NOT NULL ORDER BY id", &[&queue], page)
+    }
+
+    /// Oldest first.
+    pub(crate) fn list_group(&self, group: &str, page: PageRequest) -> StoreResult<ListPage<ListedTask>> {
+        self.list_tasks("task_group = ?3 ORDER BY id", &[&group], page)
     }
 
     /// Newest first.
-    pub(crate) fn list_all(&self, page: PageRequest) -> StoreResult<ListPage<ListedTask>> {
-        self.list_tasks("WHERE ?1 = '' ORDER BY id DESC", "", page)
+    pub(crate) fn find_tasks(&self, filter: &TaskFilter, page: PageRequest) -> StoreResult<ListPage<TaskRow>> {
+        let TaskFilter { queue, state, name, since } = filter;
+        let condition = "(?3 = '' OR queue = ?3) AND (?4 = '' OR state = ?4) \
+                         AND (?5 = '' OR instr(lower(name), lower(?5))) AND created >= ?6 ORDER BY id DESC";
+        self.task_page(condition, &[queue, state, name, &since.0], page)
     }
 
-    /// At most `limit` tasks and `QUEUE_REPLY_BYTES_MAX` bytes, but at least one task.
-    fn list_tasks(&self, condition: &str, queue: &str, page: PageRequest) -> StoreResult<ListPage<ListedTask>> {
-        let PageRequest { offset, limit } = page;
-        let found =
-            self.tasks(&format!("{condition} LIMIT ?2 OFFSET ?3"), params![queue, limit.saturating_add(1), offset])?;
+    /// The parameters of the condition begin at `?3`.
+    fn task_page(&self, condition: &str, values: &[&dyn ToSql], page: PageRequest) -> StoreResult<ListPage<TaskRow>> {
+        let bounds: [&dyn ToSql; 2] = [&page.limit.saturating_add(1), &page.offset];
+        let all: Vec<_> = bounds.iter().chain(values).collect();
+        let found = self.tasks(&format!("WHERE {condition} LIMIT ?1 OFFSET ?2"), params_from_iter(all))?;
+        Ok(ListPage::of(found, page))
+    }
+
+    /// At most `QUEUE_REPLY_BYTES_MAX` bytes, but at least one task.
+    fn list_tasks(
+        &self,
+        condition: &str,
+        values: &[&dyn ToSql],
+        page: PageRequest,
+    ) -> StoreResult<ListPage<ListedTask>> {
+        let found = self.task_page(condition, values, page)?;
         let (mut items, mut bytes) = (Vec::new(), 0_usize);
-        for (row, count) in found.into_iter().zip(0..) {
+        for (row, count) in found.items.into_iter().zip(0..) {
             let definition = self.definition(row.id)?;
             bytes = bytes.saturating_add(definition.len());
-            if count > 0 && (count == limit || bytes > QUEUE_REPLY_BYTES_MAX) {
-                return Ok(ListPage { items, next: Some(offset.saturating_add(count)) });
+            if count > 0 && bytes > QUEUE_REPLY_BYTES_MAX {
+                return Ok(ListPage { items, next: Some(page.offset.saturating_add(count)) });
             }
             items.push(ListedTask { definition, task: row.task });
         }
-        Ok(ListPage { items, next: None })
+        Ok(ListPage { items, next: found.next })
+    }
+
+    pub(crate) fn last_to_expire(&self, group: &str) -> StoreResult<TaskRecord> {
+        let first = self.tasks("WHERE task_group = ?1 ORDER BY expires DESC LIMIT 1", [group])?.pop();
+        first.map(|row| row.task).ok_or_else(|| QueueError::not_found(format!("no task-group `{group}`")).into())
+    }
+
+    /// Ids of all tasks of a group, or of the unresolved ones.
+    pub(crate) fn ids_of_group(&self, group: &str, open_only: bool) -> StoreResult<Vec<String>> {
+        let mut found = self.conn.prepare_cached(
+            "SELECT task_id FROM tasks WHERE task_group = ?1 AND (NOT ?2 OR open_until IS NOT NULL) ORDER BY id",
+        )?;
+        Ok(found.query_map(params![group, open_only], |row| row.get(0))?.collect::<Result<_, _>>()?)
     }
 }
 
@@ -332,6 +382,8 @@ fn read_task(row: &Row<'_>) -> rusqlite::Result<TaskRow> {
         priority: Priority::from_rank(row.get(6)?).unwrap_or(Priority::Lowest),
         deadline: UnixMillis(row.get(7)?),
         expires: UnixMillis(row.get(8)?),
+        name: row.get(12)?,
+        created: UnixMillis(row.get(13)?),
         retries: row.get(9)?,
         retries_left: row.get(10)?,
         runs,
