@@ -23,5 +23,6 @@ mod services;
 mod steering;
 mod support;
 mod systemd;
+mod test_command;
 mod traces;
 mod unwell;
