@@ -1,21 +1,70 @@
-//! I3: a claim reply that is processed at or after `abandon_at` never starts the payload.
+//! I3: a claim reply that is processed at or after `abandon_at` never starts the payload, unless a reclaim succeeds.
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason};
-use journeyman::domain::lease::Lease;
+use journeyman::domain::claim::{CLAIM_ATTEMPTS_MAX, ClaimAction, ClaimEnd, ClaimEvent, LossReason};
+use journeyman::domain::lease::{Lease, RECLAIM_TIMEOUT_MAX};
+use journeyman::domain::refusal::Refusal;
 
-use crate::support::{GRACE, LEASE, One, PREPARED, RELEASE_CLAIM, Reclaims, at};
+use crate::support::{GRACE, LEASE, One, PREPARED, RELEASE_CLAIM, RETRY, Reclaims, SHUTDOWN, at};
+
+const RECLAIM: ClaimAction = ClaimAction::Reclaim { timeout: RECLAIM_TIMEOUT_MAX };
+const TOO_LATE: ClaimAction = ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate));
+
+/// A claim whose lease, counted from its request at 0 s, is over.
+fn late() -> One {
+    let mut one = One::requested();
+    let acts = one.happens_at(abandon_at(), ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) });
+    assert_eq!(acts, [RECLAIM]);
+    one
+}
 
 fn abandon_at() -> journeyman::domain::time::Instant {
     Lease::granted(at(0), LEASE, GRACE).expires_at()
 }
 
 #[test]
-fn i03_a_grant_that_arrives_too_late_is_given_up_without_a_word() {
-    let mut one = One::requested();
-    let acts = one.happens_at(abandon_at(), ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) });
-    assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate))]);
+fn b1_a_grant_late_in_a_long_poll_is_reclaimed_at_once_and_runs() {
+    let mut one = late();
+    assert!(!one.machine.is_granted(), "it cannot be trusted yet");
+    let acts = one.happens(ClaimEvent::Reclaimed { sent_at: abandon_at(), answer: Ok(LEASE) });
+    assert!(acts.contains(&ClaimAction::Prepare), "{acts:?}");
+    assert_eq!(one.happens(PREPARED), [ClaimAction::Execute]);
+    assert!(one.abandon_at() > abandon_at());
+}
+
+#[test]
+fn b1_a_late_grant_is_reclaimed_again_after_a_passing_error_and_given_up_after_a_definite_one() {
+    let mut one = late();
+    let mut attempts = 1;
+    let answer = |one: &mut One, refusal| {
+        let acts = one.happens(ClaimEvent::Reclaimed { sent_at: one.now, answer: Err(refusal) });
+        if acts.is_empty() {
+            one.happens_at(one.machine.next_deadline().expect("a retry"), ClaimEvent::Tick)
+        } else {
+            acts
+        }
+    };
+    while answer(&mut one, RETRY) == [RECLAIM] {
+        attempts += 1;
+    }
+    assert_eq!(attempts, CLAIM_ATTEMPTS_MAX);
+    assert!(one.machine.is_closed());
+    for refusal in [Refusal::Gone, Refusal::Denied, Refusal::Rejected] {
+        assert_eq!(answer(&mut late(), refusal), [TOO_LATE], "{refusal:?}");
+    }
+}
+
+#[test]
+fn b1_a_late_grant_whose_reclaim_is_late_as_well_starts_nothing() {
+    let mut one = late();
+    let acts = one.happens_at(at(5_000), ClaimEvent::Reclaimed { sent_at: abandon_at(), answer: Ok(LEASE) });
+    assert_eq!(acts, [TOO_LATE]);
+}
+
+#[test]
+fn b1_a_late_grant_that_the_queue_has_revoked_is_dropped() {
+    assert_eq!(late().happens(ClaimEvent::Lost), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]);
 }
 
 #[test]
@@ -48,17 +97,23 @@ fn i03_a_payload_that_is_prepared_just_in_time_is_started() {
 }
 
 #[test]
-fn i03_a_lease_without_length_is_given_up_at_once() {
+fn i03_a_lease_without_length_is_given_up() {
     let mut one = One::requested();
     let acts = one.happens(ClaimEvent::Claimed { sent_at: at(0), answer: Ok(Duration::ZERO) });
-    assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate))]);
+    assert_eq!(acts, [RECLAIM]);
+    assert_eq!(one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Ok(Duration::ZERO) }), [TOO_LATE]);
 }
 
 #[test]
-fn i03_a_late_grant_is_not_handed_back_either() {
+fn i03_a_late_grant_is_handed_back_only_after_its_reclaim() {
     let mut one = One::requested();
     one.happens(RELEASE_CLAIM);
     let acts = one.happens_at(abandon_at(), ClaimEvent::Claimed { sent_at: at(0), answer: Ok(LEASE) });
-    assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate))]);
+    assert_eq!(acts, [RECLAIM]);
+    let acts = one.happens(ClaimEvent::Reclaimed { sent_at: abandon_at(), answer: Ok(LEASE) });
+    assert!(matches!(acts[..], [ClaimAction::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
+    let mut one = late();
+    one.happens(RELEASE_CLAIM);
+    assert_eq!(one.happens(ClaimEvent::Reclaimed { sent_at: abandon_at(), answer: Err(RETRY) }), [TOO_LATE]);
     assert_eq!(one.pass_to(at(10_000), Reclaims::Silent), []);
 }

@@ -39,8 +39,16 @@ fn i28_one_whose_lease_does_not_allow_it_is_forgotten() {
     let mut bench = started();
     let found = GrantedClaim { length: Duration::ZERO, ..bench.grant("T") };
     let effects = bench.recovered(0, Ok(vec![found]));
-    assert!(acts!(effects, ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate))), "{effects:?}");
     assert!(!acts!(effects, ClaimAction::Report { .. }));
+    let claim = effects.iter().find_map(|effect| match effect {
+        Effect::Claim(claim, ClaimAction::Reclaim { .. }) => Some(*claim),
+        _ => None,
+    });
+    let effects = bench.tell(
+        claim.expect("it is reclaimed"),
+        ClaimEvent::Reclaimed { sent_at: bench.now, answer: Err(Refusal::Gone) },
+    );
+    assert!(acts!(effects, ClaimAction::Close(ClaimEnd::Lost(LossReason::GrantedTooLate))), "{effects:?}");
 }
 
 #[test]

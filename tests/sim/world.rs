@@ -22,8 +22,10 @@ use crate::queue::{Queue, State};
 use crate::rng::Rng;
 
 const CALL_TIMEOUT: u64 = 30_000;
-/// The real service holds a poll for 20 s of a lease of 1200 s.
-const LONG_POLL_SHARE: u64 = 60;
+/// The real service holds a poll for 20 s of a lease of 1200 s; one with leases of 15 s, for longer than a lease.
+const LONG_POLL_SHARES: [u64; 3] = [60, 60, 1];
+/// Longer than the lease of a claim that is granted at the end of it.
+const LONG_POLL_EXTRA: u64 = 5_000;
 const LONG_POLL_TIMEOUT: u64 = 60_000;
 const EVENTS_MAX: u64 = 2_000_000;
 
@@ -120,6 +122,7 @@ pub struct World {
     calm_at: u64,
     pub totals: FaultTotals,
     waiters: BTreeMap<u64, Request>,
+    long_poll: u64,
     errors_until: u64,
     forbidden_until: u64,
     stale: BTreeSet<usize>,
@@ -138,6 +141,10 @@ impl World {
         let lease_ms = rng.pick(&[20_000, 60_000, 300_000, 1_200_000]);
         let hosts = rng.between(1, 3);
         let hosts = (0..hosts).map(|_| Host::new(lease_ms, &mut rng)).collect();
+        let long_poll = match rng.pick(&LONG_POLL_SHARES) {
+            1 => (lease_ms + LONG_POLL_EXTRA).min(LONG_POLL_TIMEOUT / 2),
+            share => lease_ms / share,
+        };
         let share = rng.pick(&[0, 20, 50, 90]);
         let enabled = ALL.iter().copied().filter(|_| rng.chance(share)).collect();
         let mut world = Self {
@@ -153,6 +160,7 @@ impl World {
             calm_at: 0,
             totals: FaultTotals::default(),
             waiters: BTreeMap::new(),
+            long_poll,
             errors_until: 0,
             forbidden_until: 0,
             stale: BTreeSet::new(),
@@ -934,7 +942,7 @@ impl World {
             self.order += 1;
             let id = self.order;
             self.waiters.insert(id, waiting);
-            self.at(self.now + self.queue.lease_ms / LONG_POLL_SHARE, Happens::LongPollOver { id });
+            self.at(self.now + self.long_poll, Happens::LongPollOver { id });
         }
     }
 

@@ -150,8 +150,9 @@ impl ClaimState {
         self.recovered_outcome.is_some()
     }
 
+    /// Whether the queue has granted the claim with a lease that was usable on arrival.
     pub const fn is_granted(&self) -> bool {
-        self.lease.is_some()
+        self.lease.is_some() && !matches!(self.stage, Stage::Requested { .. })
     }
 
     pub const fn is_started(&self) -> bool {
@@ -231,17 +232,23 @@ impl ClaimState {
         jitter: &mut Jitter,
         actions: &mut Vec<ClaimAction>,
     ) {
-        if self.is_granted() {
+        if !matches!(self.stage, Stage::Requested { .. }) {
             return;
         }
         let lease = Lease::granted(sent_at, length, self.policy.termination_grace);
-        self.lease = Some(lease);
-        self.retry.reset();
+        let was_late = self.lease.replace(lease).is_some();
         if !lease.is_usable(now) {
-            // I3: the payload is never started, and I1 forbids even a report.
-            self.close(ClaimEnd::Lost(LossReason::GrantedTooLate), actions);
+            // I3: a lease counts from when the poll was sent, and the service may have held the poll for longer. Only a
+            // reclaim tells whether the claim is still good.
+            if was_late {
+                self.close(ClaimEnd::Lost(LossReason::GrantedTooLate), actions);
+            } else {
+                self.stage = Stage::Requested { retry_at: None };
+                actions.push(self.request());
+            }
             return;
         }
+        self.retry.reset();
         self.reclaim = ReclaimSchedule::Due(lease.reclaim_at(jitter));
         if let Some(left) = self.recovered_outcome {
             // I34: a command applies to an outcome that was not accepted yet.
@@ -270,7 +277,9 @@ impl ClaimState {
         if !matches!(self.stage, Stage::Requested { .. }) {
             return;
         }
-        let (most, retry, refused) = if self.is_recovered() {
+        let (most, retry, refused) = if self.lease.is_some() {
+            (CLAIM_ATTEMPTS_MAX, CLAIM_RETRY, ClaimEnd::Lost(LossReason::GrantedTooLate))
+        } else if self.is_recovered() {
             // I9: no report unless the queue has granted the claim again.
             (TAKEOVER_ATTEMPTS_MAX, TAKEOVER_RETRY, ClaimEnd::Lost(LossReason::Revoked))
         } else {
@@ -278,7 +287,7 @@ impl ClaimState {
         };
         let passing = match refusal {
             Refusal::Retry { .. } | Refusal::Stale => true,
-            Refusal::Throttled { .. } => self.is_recovered(),
+            Refusal::Throttled { .. } => self.is_recovered() || self.lease.is_some(),
             Refusal::Gone | Refusal::Rejected | Refusal::Denied => false,
         };
         if !passing {
@@ -290,12 +299,18 @@ impl ClaimState {
             let wait = self.retry.wait(retry, refusal.retry_after(), jitter);
             self.stage = Stage::Requested { retry_at: Some(now.plus(wait)) };
         } else {
-            self.close(ClaimEnd::NotGranted, actions);
+            self.close(if self.lease.is_some() { refused } else { ClaimEnd::NotGranted }, actions);
         }
     }
 
     const fn request(&self) -> ClaimAction {
-        if self.is_recovered() { ClaimAction::TakeOver } else { ClaimAction::Request }
+        if self.lease.is_some() {
+            ClaimAction::Reclaim { timeout: lease::RECLAIM_TIMEOUT_MAX }
+        } else if self.is_recovered() {
+            ClaimAction::TakeOver
+        } else {
+            ClaimAction::Request
+        }
     }
 
     fn on_prepared(&mut self, answer: Result<(), PrepareFailure>, now: Instant, actions: &mut Vec<ClaimAction>) {
@@ -449,6 +464,8 @@ impl ClaimState {
                 let grace = self.lease.map_or(self.policy.termination_grace, |lease| lease.grace());
                 actions.push(ClaimAction::Kill { cause: KillCause::ClaimLost(loss), grace });
             }
+            // A late grant that is being reclaimed.
+            Stage::Requested { .. } if self.lease.is_some() => self.close(ClaimEnd::Lost(loss), actions),
             // A report in flight decides by its answer: the loss may be its own effect.
             Stage::Reporting { retry_at: None, .. }
             | Stage::Requested { .. }

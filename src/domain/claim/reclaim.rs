@@ -22,6 +22,12 @@ impl ClaimState {
         if matches!(self.stage, Stage::UploadingAfterReport) {
             return;
         }
+        if matches!(self.stage, Stage::Requested { .. }) {
+            return match answer {
+                Ok(length) => self.on_granted(sent_at, length, now, jitter, actions),
+                Err(refusal) => self.on_claim_refused(refusal, now, jitter, actions),
+            };
+        }
         match answer {
             Ok(_) if self.loss.is_some() => {}
             Ok(length) => {
