@@ -7,15 +7,16 @@ use std::sync::Arc;
 
 use super::exit::{Exit, Failure};
 use super::{amqp_setup, taskcluster_setup, termination_watch};
+use crate::config::Environment;
 use crate::config::schema::{
     COMMAND, CommandHandler, Config, Handler as HandlerConfig, HttpHandler, ProgramHandler, Source,
 };
 use crate::config::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
-use crate::config::{Environment, schema};
 use crate::handler::log::LogLimits;
 use crate::handler::{self, DynHandler, command, environment, http, program};
 use crate::host::containment::{ContainmentConfig, ResourceLimits};
 use crate::host::program_path::find_program;
+use crate::host::resources;
 use crate::redact;
 use crate::source::taskcluster::{self, Api};
 use crate::worker::{ExitPolicy, MinResources, Worker, WorkerConfig};
@@ -108,18 +109,23 @@ pub(super) fn worker_config(config: &Config) -> WorkerConfig {
         },
         min_resources: MinResources { disk: config.host.min_free_disk.0, memory: config.host.min_free_memory.0 },
         log: log_limits(config.log.task_log_max.0),
-        containment: containment_requirement(&config.host),
+        containment: containment_requirement(config),
         ..WorkerConfig::default()
     }
 }
 
-fn containment_requirement(host: &schema::Host) -> ContainmentConfig {
+/// In percent of the disk that holds the work directory, unless `host.task_disk` is set.
+const TASK_DISK_DEFAULT: u64 = 80;
+
+fn containment_requirement(config: &Config) -> ContainmentConfig {
+    let host = &config.host;
+    let most_of_disk = || Some(resources::disk_size(&config.worker.work_dir.0)? / 100 * TASK_DISK_DEFAULT);
     ContainmentConfig {
         requirement: host.containment,
         limits: ResourceLimits {
             memory: host.task_memory.map(|size| size.0),
             processes: host.task_pids.map(NonZeroU32::get),
-            disk: host.task_disk.map(|size| size.0),
+            disk: host.task_disk.map(|size| size.0).or_else(most_of_disk),
         },
     }
 }

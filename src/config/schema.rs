@@ -129,7 +129,7 @@ pub struct Host {
     pub task_memory: Option<Size>,
     /// Limit of processes and threads of a task. Needs control groups with the pids controller.
     pub task_pids: Option<NonZeroU32>,
-    /// Maximum size of a task's directory, checked every 5 s and at the task's end.
+    /// Maximum size of a task's directory, checked every 5 s and at the task's end [built-in: 80 % of the disk that holds `worker.work_dir`].
     pub task_disk: Option<Size>,
 }
 

@@ -85,6 +85,11 @@ impl Lease {
         two_thirds.min(self.expires_at().minus(attempts)).max(self.sent_at)
     }
 
+    /// When an outcome is reported whatever is still to be stored, so that several attempts fit before the lease ends.
+    pub fn report_by(&self) -> Instant {
+        self.expires_at().minus(self.attempt_timeout() * RECLAIM_ATTEMPTS_MIN)
+    }
+
     /// The later of two leases of the same claim: queues never move `takenUntil` back.
     pub fn or_later(self, extension: Self) -> Self {
         if extension.expires_at() > self.expires_at() { extension } else { self }

@@ -156,6 +156,15 @@ impl Artifacts {
         self.declared.lock().list.is_empty()
     }
 
+    /// The files and directories declared so far, below the task directory.
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        let path = |declaration: &ArtifactDeclaration| match &declaration.kind {
+            ArtifactKind::File { path, .. } | ArtifactKind::Directory { path } => Some(path.clone()),
+            ArtifactKind::Inline { .. } => None,
+        };
+        self.declared.lock().list.iter().filter_map(path).collect()
+    }
+
     /// Iterates over the artifacts declared so far and opens one file at a time. Call it and the iterator on a blocking
     /// thread.
     ///

@@ -94,6 +94,8 @@ struct ContextInner {
     workdir: PathBuf,
     /// The result of creating `workdir`; empty until the first use.
     workdir_result: OnceLock<io::Result<()>>,
+    /// Held while files of the task are removed.
+    removal: Mutex<()>,
     log: TaskLog,
     artifacts: Artifacts,
     progress: Mutex<Option<String>>,
@@ -118,6 +120,7 @@ impl Context {
                 task,
                 workdir,
                 workdir_result: OnceLock::new(),
+                removal: Mutex::default(),
                 log,
                 artifacts: Artifacts::new(),
                 progress: Mutex::default(),
@@ -154,12 +157,31 @@ impl Context {
     ///
     /// The last error of the file system; the other files are removed.
     pub(crate) fn clean_up(self) -> io::Result<()> {
-        if self.log().verify_work_dir().is_err() {
-            return Ok(());
-        }
-        let dir = self.workdir_result().map_or(Ok(()), |_| work_dir::remove_tree(&self.inner.workdir));
-        let log = if self.log().is_empty() { Ok(()) } else { self.log().remove() };
+        let dir = self.remove_folder();
+        let keeps_log = self.log().is_empty() || self.log().verify_work_dir().is_err();
+        let log = if keeps_log { Ok(()) } else { self.log().remove() };
         dir.and(log)
+    }
+
+    /// Removes what the task directory contains besides declared artifacts. Blocks.
+    pub(crate) fn remove_all_but_artifacts(&self) -> io::Result<()> {
+        self.log().verify_work_dir().map_or(Ok(()), |()| self.remove_all_but(&self.artifacts().paths()))
+    }
+
+    /// Removes the task directory, as [`Context::clean_up`] does.
+    pub(crate) fn remove_folder(&self) -> io::Result<()> {
+        self.log().verify_work_dir().map_or(Ok(()), |()| self.remove_all_but(&[]))
+    }
+
+    fn remove_all_but(&self, keep: &[PathBuf]) -> io::Result<()> {
+        let _one_at_a_time = self.inner.removal.lock();
+        let dir = self.inner.workdir.as_path();
+        // What is removed early needs no second look at the mount table.
+        match self.workdir_result() {
+            Some(Ok(())) if !keep.is_empty() => work_dir::remove_all_but(dir, keep),
+            Some(_) if dir.symlink_metadata().is_ok() => work_dir::remove_tree(dir),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Runs the task's processes in `scope`.

@@ -45,6 +45,11 @@ fn mount_points_below(table: &[u8], dir: &Path) -> Vec<PathBuf> {
     points
 }
 
+/// Whether anything is mounted at or below a directory.
+pub(super) fn is_mounted_below(dir: &Path) -> io::Result<bool> {
+    Ok(!mount_points_below(&mount_table()?, &dir.canonicalize()?).is_empty())
+}
+
 /// Unmounts everything at or below a directory, so that removing it deletes nothing outside of it.
 ///
 /// # Errors

@@ -11,6 +11,12 @@ pub fn measure(dir: &Path) -> HostResources {
     HostResources { disk, memory }
 }
 
+/// The size of the disk that holds a directory, or will hold it.
+pub fn disk_size(dir: &Path) -> Option<u64> {
+    let existing = dir.ancestors().find_map(|dir| rustix::fs::statvfs(dir).ok());
+    existing.or_else(|| rustix::fs::statvfs(".").ok()).map(|stat| stat.f_blocks.saturating_mul(stat.f_frsize))
+}
+
 /// `MemAvailable` in bytes.
 fn parse_mem_available(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

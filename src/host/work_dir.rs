@@ -1,8 +1,10 @@
 //! The work directory of a worker: locked while the worker runs, cleared of the previous process's task directories.
 
+use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use crate::host::file_lock::FileLock;
 use crate::limits::{FOLDER_REMOVALS_MAX, LEFTOVER_FOLDERS_MAX};
@@ -164,6 +166,38 @@ pub(crate) fn remove_tree(dir: &Path) -> io::Result<()> {
         if result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) {
             make_writable(dir.to_owned());
         }
+    }
+    result
+}
+
+/// Removes what a directory that tasks have written contains besides the paths of `keep`, which are relative to it. Removes
+/// nothing while anything is mounted in it, because a kept path may lead into the mount.
+///
+/// # Errors
+///
+/// The last error; the other files are removed.
+pub(crate) fn remove_all_but(dir: &Path, keep: &[PathBuf]) -> io::Result<()> {
+    if super::mounts::is_mounted_below(dir)? { Ok(()) } else { remove_siblings(dir, keep) }
+}
+
+fn remove_siblings(dir: &Path, keep: &[PathBuf]) -> io::Result<()> {
+    let mut kept: HashMap<&OsStr, Vec<PathBuf>> = HashMap::new();
+    for path in keep {
+        let mut names = path.components().filter(|component| *component != Component::CurDir);
+        let Some(name) = names.next() else { return Ok(()) };
+        kept.entry(name.as_os_str()).or_default().push(names.collect());
+    }
+    let mut result = Ok(());
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let (path, is_dir) = (entry.path(), entry.file_type()?.is_dir());
+        let removed = match kept.get(&*entry.file_name()) {
+            Some(inner) if is_dir => remove_siblings(&path, inner),
+            Some(_) => Ok(()),
+            None if is_dir => remove_tree(&path),
+            None => std::fs::remove_file(&path).or_else(ignore_missing),
+        };
+        result = removed.and(result);
     }
     result
 }

@@ -85,8 +85,10 @@ pub const CONFIG_PROBLEMS_MAX: usize = 20;
 pub const CONFIG_DEPTH_MAX: usize = 16;
 /// Of one task.
 pub const UPLOADS_CONCURRENT_MAX: usize = 8;
-/// How long an upload without a definite answer is retried; the lease is extended meanwhile.
+/// How long uploads of a task without a definite answer are retried; the lease is extended meanwhile.
 pub const UPLOAD_RETRY_MAX: Duration = Duration::from_secs(10 * 60);
+/// How often an outage of the artifact storage is logged while it lasts.
+pub const STORAGE_WARNING_INTERVAL: Duration = Duration::from_secs(60);
 /// How long after a payload's termination grace its handler is dropped.
 pub const KILL_SLACK: Duration = crate::domain::lease::KILL_SLACK;
 pub const TASK_DEFINITION_BYTES_MAX: u64 = 1 << 20;

@@ -205,8 +205,12 @@ pub(super) async fn report(
     claim: Arc<dyn Claim>,
     outcome: Outcome,
     timeout: Duration,
+    context: Option<Context>,
 ) -> CallResult {
     let answer = call_with_timeout(timeout, "report", claim.report(outcome)).await;
+    if let (Err(error), Some(context)) = (&answer, &context) {
+        context.set_progress(&format!("not reported yet: {}", error.message));
+    }
     crash_point("after-report");
     CallResult::of_claim(token, ClaimEvent::Reported(log_refusal("report", answer)))
 }
@@ -337,7 +341,22 @@ pub(super) async fn execute(prepared: PreparedPayload, claim: LocalToken, contex
     };
     // I26: also for a handler that was dropped, or that left processes behind.
     let cleanup = context.scope().clean_up().await;
+    if cleanup == Cleanup::Complete {
+        remove_all_but_artifacts(context.clone());
+    }
     CallResult::ended(claim, verdict(ended, &context), cleanup)
+}
+
+/// At once: a task that has filled the disk would keep its results, and those of others, from being stored. Nothing waits for
+/// it, because it may take seconds.
+fn remove_all_but_artifacts(context: Context) {
+    if context.workdir_result().is_some() {
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = context.remove_all_but_artifacts() {
+                tracing::debug!(claim.run = %context.task().run, %error, "cannot remove files of an ended task yet");
+            }
+        });
+    }
 }
 
 async fn kill_overdue(context: &Context) {

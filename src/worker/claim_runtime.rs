@@ -55,6 +55,7 @@ pub(super) struct ClaimRuntime {
     results: Option<Results>,
     cancel: watch::Sender<Option<Cancellation>>,
     expires_at: watch::Sender<Instant>,
+    report_by: watch::Sender<Option<Instant>>,
 }
 
 #[derive(Debug, Clone)]
@@ -88,6 +89,7 @@ impl ClaimRuntime {
             results: None,
             cancel: watch::Sender::new(None),
             expires_at: watch::Sender::new(Instant::ORIGIN),
+            report_by: watch::Sender::new(None),
         }
     }
 
@@ -199,8 +201,14 @@ impl ClaimRuntime {
         self.cancel.borrow().is_some()
     }
 
-    pub(super) fn set_expires_at(&self, lease_ends: Instant) {
+    pub(super) fn update_lease(&self, lease_ends: Instant, report_by: Instant) {
         self.expires_at.send_replace(lease_ends);
+        self.report_by.send_replace(Some(report_by));
+    }
+
+    /// When its outcome is reported whatever is still to be stored; `None` is not known.
+    pub(super) fn report_by(&self) -> watch::Receiver<Option<Instant>> {
+        self.report_by.subscribe()
     }
 }
 

@@ -9,6 +9,7 @@ use crate::domain::time::Instant;
 use super::counters::{SourceCounts, WorkerCounters};
 use super::recent_outcomes::RecentOutcomes;
 use super::status::Note;
+use super::storage_health::StorageHealth;
 
 #[derive(Debug)]
 pub(super) struct History {
@@ -32,6 +33,7 @@ pub(super) struct SourceActivity {
     /// Missing scopes of recovery were logged.
     pub(super) recovery_denied: bool,
     pub(super) counts: SourceCounts,
+    pub(super) storage: Arc<StorageHealth>,
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -26,6 +26,7 @@ mod sidecars;
 pub mod snapshot;
 #[doc(hidden)]
 pub mod status;
+mod storage_health;
 mod task_lookup;
 #[doc(hidden)]
 pub mod timeline;

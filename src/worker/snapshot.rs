@@ -146,6 +146,7 @@ impl Engine {
                 seconds_ago: seconds_between(refusal.at, now),
                 consecutive: refusal.consecutive,
             }),
+            storage_error: activity.storage.error(now),
             counts: activity.counts,
             foreign_claims: view.foreign_claims,
             clock_skew_seconds: binding.source.clock_skew_seconds(),
@@ -355,6 +356,11 @@ fn hints(
             source.error.as_ref().filter(|error| error.consecutive > 1 || error.seconds_ago > TROUBLE_HINT_SECONDS)
         {
             hints.push(format!("{}: {} consecutive refusals: {}", source.name, error.consecutive, error.message));
+        }
+        if let Some(error) = &source.storage_error {
+            let (name, failures, message) = (&source.name, error.consecutive, &error.message);
+            let since = format_duration(std::time::Duration::from_secs_f64(error.seconds_ago));
+            hints.push(format!("{name}: cannot store artifacts since {since}, {failures} failed uploads: {message}"));
         }
         let dry = source.last_received_seconds_ago.unwrap_or(f64::MAX) > IDLE_HINT_SECONDS;
         if claiming == ClaimingState::Polling && !source.failing && source.polled_seconds_ago.is_some() && dry {

@@ -257,6 +257,9 @@ pub struct SourceStatus {
     pub next_poll_in_seconds: Option<f64>,
     /// The last refusal, if no poll was answered since.
     pub error: Option<SourceError>,
+    /// The last failed upload, if no artifact was stored since, and the time since the first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage_error: Option<SourceError>,
     /// Counters since the start.
     #[serde(default)]
     pub counts: SourceCounts,

@@ -3,21 +3,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::domain::backoff::{Backoff, Policy};
 use crate::domain::claim::UploadStatus;
 use crate::domain::jitter::Jitter;
 use crate::domain::refusal::Refusal;
+use crate::domain::time::Instant;
+use crate::handler::Context;
 use crate::handler::artifact::Optionality;
 use crate::handler::artifact_collector::{ArtifactCollector, CollectedArtifact};
 use crate::handler::log::{self, FinishedLog, TaskLog};
+use crate::host::clock::{Clock, or_pending};
 use crate::limits::{UPLOAD_RETRY_MAX, UPLOADS_CONCURRENT_MAX};
 use crate::source::{Artifact, ArtifactBody, CallError, Claim};
 
 use super::claim_runtime::Execution;
 use super::counters::WorkerCounters;
 use super::log_artifacts;
+use super::storage_health::StorageHealth;
 
 const RETRY: Policy = Policy { first: Duration::from_millis(500), max: Duration::from_secs(15) };
 
@@ -26,13 +31,26 @@ pub(super) struct Uploader {
     pub(super) claim: Arc<dyn Claim>,
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) seed: u64,
+    pub(super) storage: Arc<StorageHealth>,
+    /// The name of the claim's source.
+    pub(super) source: String,
+    pub(super) report_by: watch::Receiver<Option<Instant>>,
+    pub(super) clock: Clock,
 }
 
 impl Uploader {
     /// Uploads the artifacts, then the log, which says how that went.
     pub(super) async fn upload_all(self, job: Execution) -> UploadStatus {
-        let settled =
-            if job.context.artifacts().is_empty() { UploadStatus::Complete } else { self.upload_artifacts(&job).await };
+        let retry_until = self.clock.now().plus(UPLOAD_RETRY_MAX);
+        let settled = if job.context.artifacts().is_empty() {
+            UploadStatus::Complete
+        } else {
+            let status = self.upload_artifacts(&job, retry_until).await;
+            let context = job.context.clone();
+            // On failure the end of the claim tries again, and logs it.
+            drop(spawn_blocking(move || context.remove_folder()).await);
+            status
+        };
         // The log says how the payload ended, which is not the task's outcome.
         match settled {
             UploadStatus::Complete => {}
@@ -43,11 +61,30 @@ impl Uploader {
                 job.context.log().write_note("its artifacts could not all be stored, so the task is not completed");
             }
         }
-        self.upload_log(job.context.log()).await;
+        tokio::select! {
+            biased;
+            () = self.upload_log(&job.context, retry_until) => {}
+            () = self.report_due() => {
+                tracing::warn!(claim.run = %job.context.task().run, "the task is reported without its log: its lease ends soon");
+            }
+        }
         settled
     }
 
-    async fn upload_artifacts(&self, job: &Execution) -> UploadStatus {
+    /// Resolves when the lease ends so soon that the log has to wait no longer.
+    async fn report_due(&self) {
+        let mut report_by = self.report_by.clone();
+        loop {
+            let due = *report_by.borrow_and_update();
+            tokio::select! {
+                biased;
+                Ok(()) = report_by.changed() => {}
+                () = or_pending(due.map(|due| self.clock.sleep_until(due))) => return,
+            }
+        }
+    }
+
+    async fn upload_artifacts(&self, job: &Execution, retry_until: Instant) -> UploadStatus {
         let context = job.context.clone();
         let opened = spawn_blocking(move || context.artifacts().collect(context.workdir())).await;
         let mut items = match opened {
@@ -72,14 +109,15 @@ impl Uploader {
                 while uploads.len() >= UPLOADS_CONCURRENT_MAX {
                     worst = worst.max(joined(uploads.join_next().await));
                 }
-                let (store, log) = (self.clone(), job.context.log().clone());
+                let (store, context) = (self.clone(), job.context.clone());
                 uploads.spawn(async move {
-                    match redact_if_log(artifact, &log).await {
-                        Ok(artifact) => match (store.upload(&artifact, &log).await, need) {
+                    let log = context.log();
+                    match redact_if_log(artifact, log).await {
+                        Ok(artifact) => match (store.upload(&artifact, &context, retry_until).await, need) {
                             (UploadStatus::ArtifactMissing, Optionality::Optional) => UploadStatus::Complete,
                             (status, _) => status,
                         },
-                        Err(sentence) => store.fail(UploadStatus::UploadFailed, &log, &sentence),
+                        Err(sentence) => store.fail(UploadStatus::UploadFailed, log, &sentence),
                     }
                 });
             }
@@ -110,12 +148,16 @@ impl Uploader {
         }
     }
 
-    async fn upload(&self, artifact: &Artifact, log: &TaskLog) -> UploadStatus {
+    async fn upload(&self, artifact: &Artifact, context: &Context, retry_until: Instant) -> UploadStatus {
         let (mut backoff, mut jitter) = (Backoff::NEW, Jitter::seeded(self.seed));
-        let began = tokio::time::Instant::now();
+        let (log, mut retried) = (context.log(), false);
         loop {
             let Err(CallError { refusal, message }) = self.claim.upload(artifact).await else {
                 self.counters.add(|counts| counts.artifacts += 1);
+                self.storage.on_success(&self.source, self.clock.now());
+                if retried {
+                    context.set_progress("");
+                }
                 return UploadStatus::Complete;
             };
             let name = &artifact.name;
@@ -123,7 +165,10 @@ impl Uploader {
                 let sentence = format!("artifact {name} is refused: {message}");
                 return self.fail(UploadStatus::ArtifactMissing, log, &sentence);
             }
-            if began.elapsed() >= UPLOAD_RETRY_MAX {
+            retried = true;
+            self.storage.on_failure(&self.source, &message, self.clock.now());
+            context.set_progress(&format!("not stored yet, retrying: {message}"));
+            if self.clock.now() >= retry_until {
                 let sentence = format!("artifact {name} could not be stored: {message}");
                 return self.fail(UploadStatus::UploadFailed, log, &sentence);
             }
@@ -138,7 +183,8 @@ impl Uploader {
         status
     }
 
-    async fn upload_log(&self, log: &TaskLog) {
+    async fn upload_log(&self, context: &Context, retry_until: Instant) {
+        let log = context.log();
         if log.is_empty() {
             return;
         }
@@ -154,11 +200,11 @@ impl Uploader {
             }
         };
         let backing = Artifact { name: log::BACKING_NAME.to_owned(), expires: None, body: finished };
-        if self.upload(&backing, log).await == UploadStatus::Complete {
+        if self.upload(&backing, context, retry_until).await == UploadStatus::Complete {
             let link =
                 ArtifactBody::Link { target: log::BACKING_NAME.to_owned(), content_type: log::CONTENT_TYPE.to_owned() };
             let live = Artifact { name: log::LIVE_NAME.to_owned(), expires: None, body: link };
-            self.upload(&live, log).await;
+            self.upload(&live, context, retry_until).await;
         }
     }
 }

@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::host::Host;
 use crate::server::Server;
-use crate::support::Said;
+use crate::support::{Said, journeyman};
 
 #[test]
 fn a_stopped_worker_is_reported_with_its_process_and_a_hint() {
@@ -58,4 +58,34 @@ fn a_low_limit_of_open_files_is_reported_at_start() {
         assert_eq!(said.contains(&format!("open files is {files}, capacity 64 may need ")), warns, "{said}");
         assert_eq!(said.contains("ulimit -n"), warns, "{said}");
     }
+}
+
+#[test]
+fn a1_a_payload_that_fills_the_disk_of_queue_and_worker_is_reported_at_once() {
+    let root = rustix::process::geteuid().is_root();
+    let namespace: &[&str] = if root { &["--mount"] } else { &["--user", "--map-root-user", "--mount"] };
+    let mount = "mount -t tmpfs -o size=24m none \"$TMPDIR\"";
+    let trial = Command::new("unshare").args(namespace).args(["sh", "-c", mount]).env("TMPDIR", "/tmp").output();
+    if !trial.as_ref().is_ok_and(|trial| trial.status.success()) {
+        eprintln!("SKIPPED: no tmpfs can be mounted here: {trial:?}");
+        return;
+    }
+    let host = Host::new();
+    std::fs::create_dir(host.join("small")).expect("created");
+    let mut dev = Command::new("unshare");
+    dev.args(namespace).args(["sh", "-c", &format!("{mount} && exec \"$@\""), "sh"]);
+    dev.arg(env!("CARGO_BIN_EXE_journeyman")).arg("dev");
+    let like = journeyman(host.path());
+    dev.env_clear().current_dir(host.path()).envs(like.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    dev.env("TMPDIR", host.join("small")).env("NO_COLOR", "1").env("JOURNEYMAN__HOST__MIN_FREE_DISK", "1KiB");
+    let mut server = Server::start(&mut dev);
+    server.prints("Ctrl-C");
+    let hog = host.create_script("echo started; dd if=/dev/zero of=big bs=1M count=100");
+    let said = host.task(&["wait", &hog]);
+    assert!(said.out.contains("failed"), "{said:?}");
+    let log = host.task(&["log", &hog]).out;
+    assert!(log.contains("started") && log.contains("bytes of `host.task_disk`"), "{log}");
+    let next = host.create(&["--", "/bin/true"]);
+    assert_eq!(host.task(&["wait", &next]).code, 0);
+    server.quit();
 }

@@ -40,6 +40,7 @@ pub(crate) fn idle() -> WorkerStatusReply {
         next_poll_in_seconds: None,
         error: None,
         counts: SourceCounts { polls: 17, ..SourceCounts::default() },
+        storage_error: None,
         foreign_claims: 0,
         clock_skew_seconds: Some(0),
         metrics: Default::default(),

@@ -89,7 +89,9 @@ fn i04_the_handler_learns_of_every_extension_and_of_nothing_else() {
     let mut one = One::executing();
     one.now = at(800);
     let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(799), answer: Ok(LEASE) });
-    assert_eq!(acts, [ClaimAction::UpdateLease { expires_at: one.abandon_at() }]);
+    let [ClaimAction::UpdateLease { expires_at, report_by }] = acts[..] else { panic!("{acts:?}") };
+    assert_eq!(expires_at, one.abandon_at());
+    assert!(one.now < report_by && report_by < expires_at, "{acts:?}");
     let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Ok(LEASE) });
     assert!(!acts.iter().any(|act| matches!(act, ClaimAction::UpdateLease { .. })), "{acts:?}");
 }

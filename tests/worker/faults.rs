@@ -8,7 +8,8 @@ use journeyman::domain::id::{PriorityQueue, Run, TaskId};
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
-use journeyman::source::memory::{MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
+use journeyman::host::clock::Clock;
+use journeyman::source::memory::{Config, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use journeyman::source::{
     Artifact, CallError, Capabilities, Claim, Grant, Message, MessageQueue, OpenResult, PollBatch, Recovery,
     RecoveryBatch, Source, SourceFuture,
@@ -18,7 +19,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-use crate::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, runs, settings};
+use crate::scripted::{COMPLETED, STYLES, Told, binding, create, memory_queue, queue_with, runs, settings};
 
 /// How a queue misbehaves at present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub enum Mood {
     FailsAndForbids,
     /// No artifact and no log is taken; everything else is well.
     StoresNothing,
+    /// As `StoresNothing`, and no lease is extended.
+    OnlyReports,
     /// No artifact and no log is taken, and that is definite.
     RefusesFiles,
     /// No message can be deleted.
@@ -71,6 +74,7 @@ fn unless_moody<'a, T: Send + 'a>(mood: &watch::Receiver<Mood>, answer: SourceFu
             | Mood::StoresNothing
             | Mood::RefusesFiles
             | Mood::DeletesNothing
+            | Mood::OnlyReports
             | Mood::LosesReplies => answer.await,
         }
     })
@@ -157,6 +161,10 @@ impl Recovery for Moody {
     }
 }
 
+fn no_room() -> CallError {
+    CallError { refusal: Refusal::Retry { retry_after: None }, message: "500: disk full".into() }
+}
+
 /// Its calls fail as those of its source do.
 struct MoodyClaim {
     inner: Arc<dyn Claim>,
@@ -168,16 +176,17 @@ impl Claim for MoodyClaim {
         self.inner.run()
     }
     fn renew(&self) -> SourceFuture<'_, Instant> {
+        if *self.mood.borrow() == Mood::OnlyReports {
+            return Box::pin(async { Err(no_room()) });
+        }
         unless_moody(&self.mood, self.inner.renew())
     }
     fn report(&self, outcome: Outcome) -> SourceFuture<'_, ()> {
         unless_moody(&self.mood, self.inner.report(outcome))
     }
     fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
-        if *self.mood.borrow() == Mood::StoresNothing {
-            return Box::pin(async {
-                Err(CallError { refusal: Refusal::Retry { retry_after: None }, message: "no room".into() })
-            });
+        if matches!(*self.mood.borrow(), Mood::StoresNothing | Mood::OnlyReports) {
+            return Box::pin(async { Err(no_room()) });
         }
         if *self.mood.borrow() == Mood::RefusesFiles {
             return Box::pin(async { Err(CallError { refusal: Refusal::Rejected, message: "too late".into() }) });
@@ -195,7 +204,7 @@ struct Scene {
     polls: Arc<AtomicU64>,
     told: mpsc::Receiver<Told>,
     worker: Worker,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Scene {
@@ -204,15 +213,18 @@ impl Scene {
     }
 
     fn with(mood: Mood, style: PollStyle, capacity: u32) -> Self {
+        Self::of(memory_queue(style), mood, capacity)
+    }
+
+    fn of((queue, clock): (MemoryQueue, Clock), mood: Mood, capacity: u32) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let (queue, clock) = memory_queue(style);
         let (mood, moods) = watch::channel(mood);
         let (sender, told) = mpsc::channel(8);
         let polls = Arc::<AtomicU64>::default();
         let source = Moody { inner: queue.source("worker"), mood: moods, polls: Arc::clone(&polls), elsewhere: "" };
         let settings = WorkerConfig { capacity, ..settings(folder.path(), clock) };
         let worker = Worker::new(settings, vec![binding(source, sender)]);
-        Self { queue, mood, polls, told, worker, _folder: folder }
+        Self { queue, mood, polls, told, worker, folder }
     }
 
     fn create(&self, seconds: u64) -> TaskId {
@@ -324,6 +336,89 @@ async fn a_task_whose_artifacts_are_never_taken_is_not_completed() {
     runs(scene.worker, ExitReason::Drained, watch).await;
     let unavailable = Outcome::Exception(ExceptionReason::ResourceUnavailable);
     assert_eq!(scene.queue.states(&task), [RunState::Resolved(RunEnd::Reported(unavailable))]);
+}
+
+/// The files below a folder, by their paths.
+fn files_below(folder: &std::path::Path) -> Vec<String> {
+    let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+    while let Some(next) = folders.pop() {
+        for entry in std::fs::read_dir(next).into_iter().flatten() {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                files.push(path.strip_prefix(folder).expect("below").display().to_string());
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+#[tokio::test(start_paused = true)]
+async fn a1_only_artifacts_and_the_log_stay_on_disk_while_they_wait_to_be_stored() {
+    let mut scene = Scene::new(Mood::StoresNothing);
+    let task = scene.create_that(json!({"do": "litter"}));
+    let (control, tasks) = (scene.worker.control(), scene.folder.path().join("tasks"));
+    let watch = async {
+        assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        let claim = control.status().await.expect("a status").claims.remove(0);
+        let folder = tasks.join(format!("{task}_0_2"));
+        let left = files_below(&folder);
+        scene.mood.send_replace(Mood::Well);
+        control.drain().await;
+        (left, folder, claim)
+    };
+    let (left, folder, claim) = runs(scene.worker, ExitReason::Drained, watch).await;
+    assert_eq!(left, ["kept/file", "kept/folder/a"], "{}", folder.display());
+    assert_eq!(claim.progress.as_deref(), Some("not stored yet, retrying: 500: disk full"), "{claim:?}");
+    assert_eq!(scene.queue.states(&task), [COMPLETED]);
+    let run = Run { task, run: 0 };
+    for name in ["public/file", "public/folder/a", "public/logs/live_backing.log"] {
+        assert!(scene.queue.artifact(&run, name).is_some(), "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a1_the_outcome_is_reported_before_the_lease_ends_although_the_log_cannot_be_stored() {
+    let leases = Config { lease: Duration::from_secs(5 * 60), ..Config::default() };
+    let mut scene = Scene::of(queue_with(leases), Mood::Well, 1);
+    let task = scene.create_that(json!({"do": "say"}));
+    let control = scene.worker.control();
+    scene.mood.send_replace(Mood::OnlyReports);
+    let watch = async {
+        assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
+        control.drain().await;
+    };
+    runs(scene.worker, ExitReason::Drained, watch).await;
+    assert_eq!(scene.queue.states(&task), [COMPLETED]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a1_a_storage_that_fails_is_logged_once_a_minute_and_b5_shows_in_the_status() {
+    let (lines, _listening) = heard();
+    let mut scene = Scene::with(Mood::Well, STYLES[0], 4);
+    for name in ["one", "two", "three"] {
+        create(&scene.queue, name, json!({"do": "leave"}));
+    }
+    scene.mood.send_replace(Mood::StoresNothing);
+    let control = scene.worker.control();
+    let watch = async {
+        for _ in 0..3 {
+            assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
+        }
+        tokio::time::sleep(Duration::from_secs(150)).await;
+        let status = control.status().await.expect("a status");
+        scene.mood.send_replace(Mood::Well);
+        control.drain().await;
+        status
+    };
+    let status = runs(scene.worker, ExitReason::Drained, watch).await;
+    let hint = status.hints.iter().find(|hint| hint.contains("cannot store artifacts")).expect("a hint");
+    assert!(hint.starts_with("memory: ") && hint.contains("500: disk full"), "{hint}");
+    assert_eq!(lines.with_both("WARN", "cannot store artifacts"), 3, "at 0 s, 60 s and 120 s");
+    assert_eq!(lines.with("artifacts are stored again"), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -31,6 +31,10 @@ pub enum Script {
         #[serde(default)]
         optional: bool,
     },
+    /// Writes files, and declares one of them and a folder.
+    Litter,
+    /// Leaves a line in the log behind.
+    Say,
     /// Declares a file and does not write it.
     Forget,
     /// Runs until it is told to end.
@@ -62,8 +66,13 @@ pub const HANDED_BACK: RunState =
 
 /// A queue in memory, and its clock, which is tokio's.
 pub fn memory_queue(style: PollStyle) -> (MemoryQueue, Clock) {
+    queue_with(Config { style, ..Config::default() })
+}
+
+/// The same with these leases.
+pub fn queue_with(config: Config) -> (MemoryQueue, Clock) {
     let clock = Clock::tokio();
-    (MemoryQueue::new(Config { style, ..Config::default() }, Arc::new(move || clock.now())), clock)
+    (MemoryQueue::new(config, Arc::new(move || clock.now())), clock)
 }
 
 /// Creates a task with this payload.
@@ -119,6 +128,22 @@ impl PayloadHandler for Scripted {
                         declared.optionality = Optionality::Optional;
                     }
                     context.artifacts().declare(declared).expect("declared");
+                    Ok(())
+                }
+                Script::Litter => {
+                    let place = context.workdir();
+                    std::fs::create_dir_all(place.join("kept/folder")).expect("created");
+                    std::fs::create_dir_all(place.join("other/folder")).expect("created");
+                    for file in ["big", "kept/big", "kept/file", "kept/folder/a", "other/folder/b"] {
+                        std::fs::write(place.join(file), file).expect("written");
+                    }
+                    context.artifacts().file("public/file", "kept/./file").expect("declared");
+                    context.artifacts().directory("public/folder", "kept/folder").expect("declared");
+                    context.log().write_line("hello from the task");
+                    Ok(())
+                }
+                Script::Say => {
+                    context.log().write_line("hello from the task");
                     Ok(())
                 }
                 Script::Forget => {

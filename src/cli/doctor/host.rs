@@ -12,6 +12,7 @@ use crate::cli::exit::{Exit, Failure};
 use crate::cli::termination_watch;
 use crate::config::pool::PoolConfig;
 use crate::config::schema::{Config, Host};
+use crate::control::WorkerStatusReply;
 use crate::control::client::{ControlClient, Error};
 use crate::host::containment::{Requirement, own_cgroup_path};
 use crate::host::resources;
@@ -159,10 +160,25 @@ pub(super) async fn check_control_socket(path: PathBuf) -> Vec<Check> {
         Err(Error::NotRunning(_)) => Check::ok(name, format!("{shown} is free")),
         Err(error) => Check::warning(name, error.to_string(), "run doctor as root or as the user of the worker"),
         Ok(client) => match client.status().await {
-            Ok(status) => Check::ok(name, format!("worker with pid {} responds at {shown}", status.pid)),
+            Ok(status) => return check_running_worker(&status, &shown),
             Err(error) => Check::failed(name, error.to_string(), hangs),
         },
     }]
+}
+
+/// What only a worker that runs tasks can find.
+fn check_running_worker(status: &WorkerStatusReply, socket: &str) -> Vec<Check> {
+    let pid = status.pid;
+    let mut checks = vec![Check::ok("control socket", format!("worker with pid {pid} responds at {socket}"))];
+    for source in &status.snapshot.sources {
+        if let Some(error) = &source.storage_error {
+            let (name, seconds) = (format!("{}: artifact storage", source.name), error.seconds_ago);
+            let found = format!("worker with pid {pid} cannot store artifacts since {seconds:.0} s: {}", error.message);
+            let fix = "check the service that the message names; tasks wait for it before they are reported";
+            checks.push(Check::failed(name, found, fix));
+        }
+    }
+    checks
 }
 
 pub(super) async fn check_cloud(host: &Host) -> Vec<Check> {

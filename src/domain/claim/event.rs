@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use crate::domain::lease::Lease;
 use crate::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
@@ -138,12 +139,19 @@ pub enum ClaimAction {
     },
     /// Ask whether the run was resolved elsewhere.
     CheckStatus,
-    /// Tell the handler the new lease.
+    /// Tell the handler, and uploads, the new lease.
     UpdateLease {
         expires_at: Instant,
+        report_by: Instant,
     },
     /// The claim is over; drop every call in flight for it.
     Close(ClaimEnd),
+}
+
+impl ClaimAction {
+    pub(super) fn update_lease(lease: Lease) -> Self {
+        Self::UpdateLease { expires_at: lease.expires_at(), report_by: lease.report_by() }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

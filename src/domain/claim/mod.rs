@@ -262,7 +262,7 @@ impl ClaimState {
         } else {
             self.status_check_at = self.policy.status_poll_interval.map(|every| now.plus(every));
             self.stage = Stage::Preparing;
-            actions.push(ClaimAction::UpdateLease { expires_at: lease.expires_at() });
+            actions.push(ClaimAction::update_lease(lease));
             actions.push(ClaimAction::Prepare);
         }
     }

@@ -40,7 +40,7 @@ impl ClaimState {
                 self.reclaim_retry.reset();
                 self.lease = Some(extended);
                 self.reclaim = ReclaimSchedule::Due(extended.reclaim_at(jitter).max(now));
-                actions.push(ClaimAction::UpdateLease { expires_at: extended.expires_at() });
+                actions.push(ClaimAction::update_lease(extended));
             }
             Err(Refusal::Gone) => self.on_lost(LossReason::Revoked, actions),
             // I5: only a definite loss or the local deadline ends the run.

@@ -80,14 +80,15 @@ impl Engine {
                 live.mark_not_started();
                 self.journal_outcome(claim, outcome);
                 crash_point("before-report");
-                self.calls.spawn_claim_call(claim, |held| calls::report(claim, held, outcome, timeout));
+                let context = self.calls.claim(claim).execution.as_ref().map(|execution| execution.context.clone());
+                self.calls.spawn_claim_call(claim, |held| calls::report(claim, held, outcome, timeout, context));
             }
             ClaimAction::Reclaim { timeout } => {
                 let clock = self.config.clock;
                 self.calls.spawn_claim_call(claim, |held| calls::reclaim(claim, held, timeout, clock));
             }
             ClaimAction::CheckStatus => self.calls.spawn_claim_call(claim, |held| calls::check_status(claim, held)),
-            ClaimAction::UpdateLease { expires_at } => live.set_expires_at(expires_at),
+            ClaimAction::UpdateLease { expires_at, report_by } => live.update_lease(expires_at, report_by),
             ClaimAction::Close(end) => self.close(claim, end),
         }
     }
@@ -165,9 +166,13 @@ impl Engine {
             return self.handle_event(Event::Claim(claim, event));
         };
         crash_point("before-upload");
-        let (counters, seed) = (Arc::clone(&self.control.counters), self.seed ^ claim.0);
+        let (report_by, source) = (live.report_by(), live.source);
+        let (counters, clock, seed) = (Arc::clone(&self.control.counters), self.config.clock, self.seed ^ claim.0);
+        let storage = Arc::clone(&self.history.source(source).storage);
+        let source = self.source_name(source).to_owned();
         self.calls.spawn_claim_call(claim, |held| {
-            calls::upload_results(Uploader { claim: held, counters, seed }, claim, execution)
+            let uploader = Uploader { claim: held, counters, seed, storage, source, report_by, clock };
+            calls::upload_results(uploader, claim, execution)
         });
     }
 }

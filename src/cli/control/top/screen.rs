@@ -248,6 +248,7 @@ mod tests {
 
     fn status(state: LifecycleState) -> WorkerStatusReply {
         let source = |name: &str, error| SourceStatus {
+            storage_error: None,
             foreign_claims: 0,
             clock_skew_seconds: None,
             metrics: std::collections::BTreeMap::new(),

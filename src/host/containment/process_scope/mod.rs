@@ -27,7 +27,7 @@ pub enum LimitExceeded {
     /// The kernel killed it.
     #[error("out of memory: the task exceeded its limit of {bytes} bytes and was killed")]
     Memory { bytes: u64 },
-    #[error("the task's directory exceeded its limit of {bytes} bytes")]
+    #[error("the task's directory exceeded the {bytes} bytes of `host.task_disk`")]
     Disk { bytes: u64 },
     /// The kernel refused another process. That does not end the payload.
     #[error("the task could not start a process: it reached its limit of {max} processes")]
