@@ -312,11 +312,14 @@ impl Controller {
     fn request_depths(&self, jobs: &mut QueueJobs<'_>) {
         let now = self.clock.now();
         let workers = self.workers.by_key(now);
-        let has_idle = |key: &Key| workers.get(key).is_some_and(|all| count(all, WorkerActivity::Idle) > 0);
+        let has_idle_only = |key: &Key| {
+            let count = |activity| workers.get(key).map_or(0, |all| count(all, activity));
+            count(WorkerActivity::Idle) > 0 && count(WorkerActivity::Busy) == 0
+        };
         let is_due = |key: &Key| {
             let Some(last) = self.session.depths.get(key) else { return true };
             let held = self.session.loads.get(key).map_or(0, Load::in_progress);
-            let is_quiet = held == 0 && last.ready == 0 && (!self.workers.starts_workers() || has_idle(key));
+            let is_quiet = held == 0 && last.ready == 0 && (!self.workers.starts_workers() || has_idle_only(key));
             !is_quiet || now.since(last.at) >= CONTROLLER_QUIET_QUEUE_INTERVAL
         };
         for (key, _) in self.pool.tracker().groups() {
@@ -328,10 +331,10 @@ impl Controller {
 
     pub(super) fn plan(&mut self) {
         let (now, concurrency) = (self.clock.now(), self.config.settings.concurrency.get());
-        let workers = self.workers.by_key(now);
+        let busy = self.workers.busy_by_key(|key| Some(self.session.depths.get(key)?.at), now);
         let load = |key: &Key| match self.session.depths.get(key) {
             Some(DepthSample { ready, .. }) => {
-                let busy = workers.get(key).map_or(0, |all| count(all, WorkerActivity::Busy));
+                let busy = busy.get(key).copied().unwrap_or_default();
                 Load::new(*ready, self.session.counts.fresh(key, now), busy, concurrency)
             }
             None => Load::unknown(),

@@ -14,7 +14,7 @@ use crate::domain::group::Key;
 use crate::domain::group::load::Load;
 use crate::domain::group::overrides::Overrides;
 use crate::domain::group::restart_backoff::{RestartBackoff, WorkerEnd};
-use crate::domain::group::scale::{GroupInput, GroupWorker, ScaleDecision, Scaler};
+use crate::domain::group::scale::{GroupInput, GroupWorker, ScaleDecision, Scaler, WorkerActivity};
 use crate::domain::group::tracker::Tracker;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
@@ -155,6 +155,22 @@ impl WorkerSet {
         by_key
     }
 
+    /// Busy workers of each key. A worker that became busy after its queue was inspected holds a request that the
+    /// inspection counted as ready.
+    pub(super) fn busy_by_key(
+        &self,
+        inspected_at: impl Fn(&Key) -> Option<Instant>,
+        now: Instant,
+    ) -> BTreeMap<Key, u32> {
+        let mut by_key = BTreeMap::new();
+        for (_, worker) in self.workers().filter(|(_, worker)| worker.activity(now) == WorkerActivity::Busy) {
+            if worker.busy_since <= inspected_at(&worker.key) {
+                *by_key.entry(worker.key.clone()).or_default() += 1;
+            }
+        }
+        by_key
+    }
+
     pub(super) fn drain(&mut self, id: &str) -> bool {
         self.driver.as_mut().is_some_and(|driver| driver.stop(id))
     }
@@ -169,7 +185,9 @@ impl WorkerSet {
         if event != "started" {
             worker.ready_at.get_or_insert(now);
             // A worker reports `ready` again once it holds nothing.
-            worker.last_report_at = (event != "ready").then_some(now);
+            let is_busy = event != "ready";
+            worker.busy_since = is_busy.then(|| worker.busy_since.unwrap_or(now));
+            worker.last_report_at = is_busy.then_some(now);
         }
     }
 

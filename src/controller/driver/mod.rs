@@ -150,7 +150,7 @@ pub(super) enum WorkerChange {
         id: String,
         key: Key,
     },
-    /// Starting, under a placeholder id.
+    /// Starting, perhaps under a placeholder id.
     Pending {
         id: String,
         key: Key,
@@ -253,7 +253,7 @@ impl DriverHandle {
     pub(super) fn stop(&mut self, id: &str) -> bool {
         let is_stopped = self.active.is_some() && self.reconciler.workers().any(|(known, _)| known == id);
         if is_stopped {
-            self.reconciler.request_stop(id, self.clock.now());
+            self.reconciler.request_stop(id);
         }
         is_stopped
     }
@@ -318,7 +318,7 @@ impl DriverHandle {
                 Some(DriverEvent::StartFailed { id, error })
             }
             DriverCallResult::Stopped { id, mode, result } => {
-                let is_new = self.reconciler.on_stopped(&id, mode, result.is_ok());
+                let is_new = self.reconciler.on_stopped(&id, mode, result.is_ok(), self.clock.now());
                 // A second TERM makes a worker release what it runs, so the next controller must not repeat it.
                 let result = result.and_then(|()| match mode {
                     StopMode::Terminate => Ok(self.store.add_stop_request(&id)?),

@@ -10,18 +10,25 @@ use crate::domain::group::scale::WorkerActivity;
 use crate::domain::time::Instant;
 use crate::limits::CONTROLLER_BUSY_TTL;
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StopProgress {
+    Requested,
+    /// The driver has confirmed the TERM, so that the grace runs.
+    Terminated { kill_at: Instant },
+}
+
 pub(in crate::controller) struct KnownWorker {
     pub(in crate::controller) key: Key,
     pub(in crate::controller) started_at: Instant,
     pub(in crate::controller) ready_at: Option<Instant>,
+    pub(in crate::controller) busy_since: Option<Instant>,
     pub(in crate::controller) last_report_at: Option<Instant>,
     /// Of the previous activation, and not listed since.
     is_previous: bool,
     /// The first list that has to show it; `None` while its start call runs.
     listed_from: Option<u64>,
     is_pending: bool,
-    kill_at: Option<Instant>,
-    is_terminated: bool,
+    stop: Option<StopProgress>,
     /// Kept until a list no longer shows it.
     is_exited: bool,
     is_removal_due: bool,
@@ -37,12 +44,12 @@ impl KnownWorker {
             key,
             started_at: now,
             ready_at: None,
+            busy_since: None,
             last_report_at: None,
             is_previous: false,
             listed_from,
             is_pending,
-            kill_at: None,
-            is_terminated: false,
+            stop: None,
             is_exited: false,
             is_removal_due: false,
             is_stop_call_running: false,
@@ -51,13 +58,14 @@ impl KnownWorker {
         }
     }
 
-    /// Treated as busy until it reports.
-    fn discovered(key: Key, listed_from: u64, now: Instant) -> Self {
-        Self { ready_at: Some(now), last_report_at: Some(now), ..Self::new(key, Some(listed_from), false, now) }
+    pub(in crate::controller) const fn is_stopping(&self) -> bool {
+        self.stop.is_some()
     }
 
-    pub(in crate::controller) const fn is_stopping(&self) -> bool {
-        self.kill_at.is_some()
+    fn on_terminated(&mut self, kill_at: Instant) {
+        if !matches!(self.stop, Some(StopProgress::Terminated { .. })) {
+            self.stop = Some(StopProgress::Terminated { kill_at });
+        }
     }
 
     pub(in crate::controller) fn activity(&self, now: Instant) -> WorkerActivity {
@@ -80,10 +88,9 @@ impl KnownWorker {
         if self.is_exited {
             return self.is_removal_due.then_some(StopMode::Remove);
         }
-        match self.kill_at? {
-            kill_at if now >= kill_at => Some(StopMode::Kill),
-            _ if self.is_terminated => None,
-            _ => Some(StopMode::Terminate),
+        match self.stop? {
+            StopProgress::Requested => Some(StopMode::Terminate),
+            StopProgress::Terminated { kill_at } => (now >= kill_at).then_some(StopMode::Kill),
         }
     }
 }
@@ -92,12 +99,14 @@ pub(in crate::controller) struct Reconciler {
     termination_grace: Duration,
     id_source: WorkerIdSource,
     lists_started: u64,
+    /// Of this activation.
+    is_first_list: bool,
     workers: BTreeMap<String, KnownWorker>,
 }
 
 impl Reconciler {
     pub(super) const fn new(termination_grace: Duration, id_source: WorkerIdSource) -> Self {
-        Self { termination_grace, id_source, lists_started: 0, workers: BTreeMap::new() }
+        Self { termination_grace, id_source, lists_started: 0, is_first_list: true, workers: BTreeMap::new() }
     }
 
     pub(in crate::controller) fn worker(&self, id: &str) -> Option<&KnownWorker> {
@@ -116,11 +125,12 @@ impl Reconciler {
     /// The controller lost the pool meanwhile: the next list shows which workers are left.
     pub(super) fn restart(&mut self) {
         let listed_from = self.lists_started + 1;
+        self.is_first_list = true;
         self.workers.retain(|_, worker| !worker.is_exited && !worker.is_pending);
         for worker in self.workers.values_mut() {
-            let KnownWorker { started_at, ready_at, last_report_at, .. } = *worker;
+            let KnownWorker { started_at, ready_at, busy_since, last_report_at, .. } = *worker;
             let new = KnownWorker::new(worker.key.clone(), Some(listed_from), false, started_at);
-            *worker = KnownWorker { ready_at, last_report_at, is_previous: true, ..new };
+            *worker = KnownWorker { ready_at, busy_since, last_report_at, is_previous: true, ..new };
         }
     }
 
@@ -147,9 +157,9 @@ impl Reconciler {
         }
     }
 
-    pub(super) fn request_stop(&mut self, id: &str, now: Instant) {
+    pub(super) fn request_stop(&mut self, id: &str) {
         if let Some(worker) = self.workers.get_mut(id) {
-            worker.kill_at.get_or_insert_with(|| now.plus(self.termination_grace));
+            worker.stop.get_or_insert(StopProgress::Requested);
         }
     }
 
@@ -166,10 +176,12 @@ impl Reconciler {
     }
 
     /// True if the result differs from that of the last call.
-    pub(super) fn on_stopped(&mut self, id: &str, mode: StopMode, done: bool) -> bool {
+    pub(super) fn on_stopped(&mut self, id: &str, mode: StopMode, done: bool, now: Instant) -> bool {
         let Some(worker) = self.workers.get_mut(id) else { return false };
         worker.is_stop_call_running = false;
-        worker.is_terminated |= done;
+        if done && mode == StopMode::Terminate {
+            worker.on_terminated(now.plus(self.termination_grace));
+        }
         worker.last_stop_result.replace((mode, done)) != Some((mode, done))
     }
 
@@ -185,6 +197,8 @@ impl Reconciler {
         now: Instant,
     ) -> Vec<WorkerChange> {
         let (lists, kill_at) = (self.lists_started, now.plus(self.termination_grace));
+        let is_by_platform = self.id_source == WorkerIdSource::Platform;
+        let is_first_list = std::mem::replace(&mut self.is_first_list, false);
         let (mut changes, mut shown) = (Vec::new(), BTreeSet::new());
         for ListedWorker { id, key, state } in found {
             shown.insert(id.clone());
@@ -197,39 +211,43 @@ impl Reconciler {
                 }
                 let is_unknown = known.is_none();
                 // It may have started and exited between two lists.
-                if is_unknown && self.id_source == WorkerIdSource::Platform {
+                if is_unknown && is_by_platform {
                     changes.push(WorkerChange::Discovered { id: id.clone(), key: key.clone() });
                 }
-                let worker = self.workers.entry(id.clone()).or_insert_with(|| KnownWorker::discovered(key, lists, now));
+                let worker =
+                    self.workers.entry(id.clone()).or_insert_with(|| KnownWorker::new(key, Some(lists), false, now));
                 worker.is_removal_due = true;
                 if !std::mem::replace(&mut worker.is_exited, true) {
                     let requested = is_requested || worker.is_stopping();
-                    let end = (!is_unknown).then(|| worker.end(now));
+                    let was_seen = !is_unknown || is_by_platform && !is_first_list;
+                    let end = was_seen.then(|| worker.end(now));
                     changes.push(WorkerChange::Exited { id, key: worker.key.clone(), exit, requested, end });
                 }
                 continue;
             }
-            let is_pending = state == WorkerState::Pending;
+            let (is_pending, mut is_found_ready) = (state == WorkerState::Pending, is_by_platform);
             match known {
-                Some(worker) if !worker.is_exited => worker.is_previous = false,
+                Some(worker) if !worker.is_exited => (worker.is_previous, worker.is_pending) = (false, is_pending),
                 Some(_) | None => {
-                    let (new, change) = if is_pending {
-                        let change = WorkerChange::Pending { id: id.clone(), key: key.clone() };
-                        (KnownWorker::new(key, Some(lists), true, now), change)
+                    is_found_ready |= is_first_list;
+                    let change = if is_pending {
+                        WorkerChange::Pending { id: id.clone(), key: key.clone() }
                     } else {
-                        let change = WorkerChange::Discovered { id: id.clone(), key: key.clone() };
-                        (KnownWorker::discovered(key, lists, now), change)
+                        WorkerChange::Discovered { id: id.clone(), key: key.clone() }
                     };
-                    self.workers.insert(id.clone(), new);
+                    self.workers.insert(id.clone(), KnownWorker::new(key, Some(lists), is_pending, now));
                     changes.push(change);
                 }
             }
-            if (state == WorkerState::Stopping || is_requested)
-                && let Some(worker) = self.workers.get_mut(&id)
-            {
+            let Some(worker) = self.workers.get_mut(&id) else { continue };
+            // A worker of a previous controller reports `ready` again only after a request; a platform knows when a
+            // worker is ready.
+            if is_found_ready && !is_pending {
+                worker.ready_at.get_or_insert(now);
+            }
+            if state == WorkerState::Stopping || is_requested {
                 // The stop took effect whatever the call returned.
-                worker.is_terminated = true;
-                worker.kill_at.get_or_insert(kill_at);
+                worker.on_terminated(kill_at);
             }
         }
         let is_gone = |id: &str, worker: &KnownWorker| {
@@ -346,25 +364,69 @@ mod tests {
         let mut reconciler = reconciler(WorkerIdSource::Controller);
         listed(&mut reconciler, &[there("a")]);
         assert_eq!(due(&mut reconciler, 0), None);
-        reconciler.request_stop("a", at(0));
-        reconciler.request_stop("a", at(50));
+        reconciler.request_stop("a");
+        reconciler.request_stop("a");
         let (ask, force) = (Some(("a".to_owned(), StopMode::Terminate)), Some(("a".to_owned(), StopMode::Kill)));
         assert_eq!(due(&mut reconciler, 0), ask);
-        reconciler.on_stopped("a", StopMode::Terminate, false);
+        reconciler.on_stopped("a", StopMode::Terminate, false, at(0));
         assert_eq!(due(&mut reconciler, 0), None, "after the next list");
         listed(&mut reconciler, &[there("a")]);
-        assert_eq!(due(&mut reconciler, 1), ask);
-        assert_eq!(due(&mut reconciler, 1), None, "it is under way");
-        reconciler.on_stopped("a", StopMode::Terminate, true);
+        assert_eq!(due(&mut reconciler, 0), ask);
+        assert_eq!(due(&mut reconciler, 0), None, "it is under way");
+        reconciler.on_stopped("a", StopMode::Terminate, true, at(0));
         listed(&mut reconciler, &[there("a")]);
         assert_eq!(due(&mut reconciler, 59), None);
         for is_news in [true, false] {
             assert_eq!(due(&mut reconciler, 60), force);
-            assert_eq!(reconciler.on_stopped("a", StopMode::Kill, true), is_news, "it is said once that it is killed");
+            assert_eq!(reconciler.on_stopped("a", StopMode::Kill, true, at(60)), is_news, "it is said once that it is killed");
             listed(&mut reconciler, &[there("a")]);
         }
         let gone = exited("a", "killed", true, AFTER_READY);
         assert_eq!(listed(&mut reconciler, &[ended("a", "killed")]), [gone]);
+    }
+
+    #[test]
+    fn a6_the_grace_begins_when_the_term_has_arrived_and_a_worker_without_one_is_not_killed() {
+        let mut reconciler = reconciler(WorkerIdSource::Controller);
+        listed(&mut reconciler, &[there("a")]);
+        reconciler.request_stop("a");
+        // A daemon that hangs: each call fails long after the grace.
+        for second in [0, 100, 200] {
+            assert_eq!(due(&mut reconciler, second), Some(("a".to_owned(), StopMode::Terminate)));
+            reconciler.on_stopped("a", StopMode::Terminate, false, at(second + 60));
+            listed(&mut reconciler, &[there("a")]);
+        }
+        assert_eq!(due(&mut reconciler, 300), Some(("a".to_owned(), StopMode::Terminate)));
+        reconciler.on_stopped("a", StopMode::Terminate, true, at(340));
+        listed(&mut reconciler, &[there("a")]);
+        assert_eq!(due(&mut reconciler, 399), None, "it has its whole grace");
+        assert_eq!(due(&mut reconciler, 400), Some(("a".to_owned(), StopMode::Kill)));
+    }
+
+    #[test]
+    fn a3_c13_a_worker_that_was_found_is_never_busy_before_it_reports() {
+        let activity = |reconciler: &Reconciler, id: &str| reconciler.worker(id).map(|worker| worker.activity(at(0)));
+        for source in [WorkerIdSource::Controller, WorkerIdSource::Platform] {
+            let mut reconciler = reconciler(source);
+            let pending = ListedWorker { state: WorkerState::Pending, ..there("pending") };
+            listed(&mut reconciler, &[there("adopted"), pending]);
+            assert_eq!(activity(&reconciler, "adopted"), Some(WorkerActivity::Idle));
+            assert_eq!(activity(&reconciler, "pending"), Some(WorkerActivity::Starting));
+            listed(&mut reconciler, &[there("adopted"), there("pending"), there("later")]);
+            // Its start seemed to fail, or the platform started it: only a platform knows when it is ready.
+            let is_ready = source == WorkerIdSource::Platform;
+            let expected = if is_ready { WorkerActivity::Idle } else { WorkerActivity::Starting };
+            assert_eq!(activity(&reconciler, "pending"), Some(expected));
+            assert_eq!(activity(&reconciler, "later"), Some(expected));
+        }
+    }
+
+    #[test]
+    fn a3_a_worker_of_a_platform_that_ends_before_it_was_ready_counts_as_failed() {
+        let mut reconciler = reconciler(WorkerIdSource::Platform);
+        assert_eq!(listed(&mut reconciler, &[]), []);
+        let found = WorkerChange::Discovered { id: "a".to_owned(), key: key() };
+        assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), [found, exited("a", "3", false, NEVER_READY)]);
     }
 
     #[test]
@@ -412,13 +474,13 @@ mod tests {
         assert_eq!((due(&mut reconciler, 0), due(&mut reconciler, 0)), (forget.clone(), None));
         assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), []);
         assert_eq!(due(&mut reconciler, 0), None, "it is under way");
-        assert!(reconciler.on_stopped("a", StopMode::Remove, false));
+        assert!(reconciler.on_stopped("a", StopMode::Remove, false, at(0)));
         assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), []);
         assert_eq!(due(&mut reconciler, 0), forget);
-        assert!(!reconciler.on_stopped("a", StopMode::Remove, false), "that was said");
+        assert!(!reconciler.on_stopped("a", StopMode::Remove, false, at(0)), "that was said");
         assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), []);
         assert_eq!(due(&mut reconciler, 0), forget);
-        reconciler.on_stopped("a", StopMode::Remove, true);
+        reconciler.on_stopped("a", StopMode::Remove, true, at(0));
         assert_eq!(listed(&mut reconciler, &[]), []);
         assert_eq!(due(&mut reconciler, 0), None);
         assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), [gone], "another one of that name");
@@ -431,7 +493,7 @@ mod tests {
         reconciler.on_start_failed("a");
         assert_eq!(listed(&mut reconciler, &[ended("a", "3")]), []);
         assert_eq!(due(&mut reconciler, 0), Some(("a".to_owned(), StopMode::Remove)));
-        reconciler.on_stopped("a", StopMode::Remove, true);
+        reconciler.on_stopped("a", StopMode::Remove, true, at(0));
         assert_eq!(listed(&mut reconciler, &[]), []);
         assert!(reconciler.worker("a").is_none());
     }
@@ -440,7 +502,7 @@ mod tests {
     fn a_starting_worker_is_asked_to_stop_once_it_has_started() {
         let mut reconciler = reconciler(WorkerIdSource::Controller);
         reconciler.on_start_requested(&spec("a"), at(0));
-        reconciler.request_stop("a", at(0));
+        reconciler.request_stop("a");
         assert_eq!(due(&mut reconciler, 0), None);
         assert_eq!(listed(&mut reconciler, &[ended("a", "at once")]), []);
         reconciler.on_started("a");
@@ -455,7 +517,7 @@ mod tests {
             reconciler.on_started(id);
         }
         assert_eq!(listed(&mut reconciler, &[there("a"), there("b")]), []);
-        reconciler.request_stop("a", at(1));
+        reconciler.request_stop("a");
         reconciler.restart();
         reconciler.on_list_started();
         assert_eq!(reconciler.on_listed(vec![there("a")], &BTreeSet::new(), at(9)), []);
