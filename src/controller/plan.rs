@@ -86,6 +86,7 @@ fn group_input(
         not_before: seen
             .restart_backoff_seconds
             .map_or(Instant::ORIGIN, |left| now.plus(status::seconds_to_duration(left))),
+        is_driver_unavailable: pool.driver_error.is_some(),
         is_paused: seen.paused.is_some(),
     })
 }

@@ -37,6 +37,7 @@ impl Controller {
             max_total: self.config.settings.max_total,
             paused: self.overrides.pool_pause().map(|pause| pause_status(pause, now)),
             starts_workers: self.workers.starts_workers(),
+            driver_error: self.workers.driver_error.as_ref().map(|error| error_status(error, now)),
             workers,
             groups,
             external_demands: self.demands.iter().map(|(name, known)| demand_status(name, known)).collect(),

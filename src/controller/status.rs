@@ -22,6 +22,9 @@ pub struct PoolStatus {
     pub paused: Option<PauseStatus>,
     /// False if the pool has no driver: its workers are not counted then.
     pub starts_workers: bool,
+    /// The driver cannot be asked, or refuses to start workers: since when, and why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver_error: Option<ErrorStatus>,
     pub workers: WorkerCounts,
     pub groups: Vec<GroupStatus>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -114,7 +117,7 @@ pub struct WorkerCounts {
     pub starting: u32,
     /// Ready, without a request.
     pub idle: u32,
-    /// With a request, or unknown.
+    /// With a request.
     pub busy: u32,
     /// Asked to stop.
     pub stopping: u32,

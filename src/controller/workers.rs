@@ -7,7 +7,9 @@ use secrecy::ExposeSecret as _;
 use tokio::sync::watch;
 
 use super::dead_letters::WorkerFailures;
-use super::driver::{DriverError, DriverEvent, DriverHandle, KnownWorker, WorkerChange, WorkerExit, WorkerSpec};
+use super::driver::{
+    DriverError, DriverEvent, DriverHandle, KnownWorker, StartError, WorkerChange, WorkerExit, WorkerSpec,
+};
 use super::poison_message::ExitedWorker;
 use super::{ControllerConfig, RecordedError, SharedCounters, scale_limits};
 use crate::domain::group::Key;
@@ -24,7 +26,10 @@ pub(super) struct WorkerSet {
     pool: String,
     driver: Option<DriverHandle>,
     is_listed: bool,
-    list_error: Option<String>,
+    is_list_failing: bool,
+    /// The driver is unavailable: since when, and why.
+    pub(super) driver_error: Option<RecordedError>,
+    refused_starts: RestartBackoff,
     pub(super) restarts: BTreeMap<Key, RestartBackoff>,
     scaler: Scaler,
     variables: BTreeMap<String, String>,
@@ -54,7 +59,9 @@ impl WorkerSet {
         Ok(Self {
             pool: settings.pool.clone(),
             is_listed: driver.is_none(),
-            list_error: None,
+            is_list_failing: false,
+            driver_error: None,
+            refused_starts: restart_backoff(),
             known_keys: BTreeSet::new(),
             driver,
             restarts: BTreeMap::new(),
@@ -72,6 +79,7 @@ impl WorkerSet {
             driver.activate();
             self.is_listed = false;
         }
+        self.on_driver_available();
     }
 
     /// The connection is lost: another controller may hold the pool.
@@ -86,6 +94,7 @@ impl WorkerSet {
             driver.deactivate();
             driver.reconciler.clear();
         }
+        self.on_driver_available();
     }
 
     pub(super) const fn has_listed(&self) -> bool {
@@ -198,13 +207,16 @@ impl WorkerSet {
     pub(super) fn on_driver_event(&mut self, news: DriverEvent, now: Instant) -> Result<Vec<Key>, String> {
         match news {
             DriverEvent::Started(id) => {
+                if !self.is_list_failing {
+                    self.on_driver_available();
+                }
                 if let Some(key) = self.key_of(&id) {
                     self.counters.lock().values.workers_started += 1;
                     let (wanted, why) = self.decisions.get(&key).map_or_else(Default::default, describe);
                     tracing::info!(worker = id, %key, "worker started, {wanted} wanted: {why}");
                 }
             }
-            DriverEvent::StartFailed { id, error: DriverError(why) } => {
+            DriverEvent::StartFailed { id, error: StartError::Worker(why) } if !self.is_list_failing => {
                 if let Some(key) = self.key_of(&id) {
                     tracing::error!(%key, "failed to start a worker: {why}");
                     self.record_failure(
@@ -216,21 +228,52 @@ impl WorkerSet {
                     );
                 }
             }
+            DriverEvent::StartFailed {
+                error: StartError::Worker(why) | StartError::Driver(DriverError(why)), ..
+            } => {
+                // Starts that failed together count once.
+                if now >= self.refused_starts.not_before() {
+                    self.refused_starts.on_worker_ended(WorkerEnd::NeverReady, now);
+                }
+                return self.on_driver_unavailable(format!("cannot start a worker: {why}"), now);
+            }
             DriverEvent::Listed(Ok(changes)) => {
-                if self.list_error.take().is_some() {
-                    tracing::info!(pool = self.pool, "workers can be listed again");
+                if std::mem::take(&mut self.is_list_failing) {
+                    self.on_driver_available();
                 }
                 return Ok(self.on_changes(changes, now));
             }
             DriverEvent::Listed(Err(DriverError(why))) => {
-                let what = format!("cannot list the workers: {why}");
-                if self.list_error.replace(why).is_none() {
-                    tracing::warn!(pool = self.pool, "{what}; they keep running, retrying");
-                    return Err(what);
-                }
+                self.is_list_failing = true;
+                return self.on_driver_unavailable(format!("cannot list the workers: {why}"), now);
+            }
+            DriverEvent::ListSlow(waited) => {
+                self.is_list_failing = true;
+                let why = format!("cannot list the workers: no reply for {} s", waited.as_secs());
+                return self.on_driver_unavailable(why, now);
             }
         }
         Ok(Vec::new())
+    }
+
+    fn on_driver_unavailable(&mut self, message: String, now: Instant) -> Result<Vec<Key>, String> {
+        if let Some(error) = &mut self.driver_error {
+            error.message = message;
+            return Ok(Vec::new());
+        }
+        let text =
+            "[alert operator] the driver is unavailable, so no worker is started; workers keep running, retrying";
+        tracing::error!(alert = "driver-unavailable", pool = self.pool, "{text}: {message}");
+        self.driver_error = Some(RecordedError { at: now, message: message.clone() });
+        Err(message)
+    }
+
+    fn on_driver_available(&mut self) {
+        self.is_list_failing = false;
+        self.refused_starts.reset();
+        if self.driver_error.take().is_some() {
+            tracing::info!(pool = self.pool, "the driver is available again");
+        }
     }
 
     fn key_of(&self, id: &str) -> Option<Key> {
@@ -273,9 +316,7 @@ impl WorkerSet {
         now: Instant,
     ) -> u32 {
         self.counters.lock().values.workers_failed += 1;
-        let seed = || uuid::Uuid::new_v4().as_u64_pair().0;
-        let restarts = self.restarts.entry(key.clone());
-        let restarts = restarts.or_insert_with(|| RestartBackoff::new(CONTROLLER_WORKER_STABLE_AFTER, seed()));
+        let restarts = self.restarts.entry(key.clone()).or_insert_with(restart_backoff);
         let was_failing = restarts.is_failing();
         // How long a worker of a previous controller ran is unknown.
         if let Some(end) = end {
@@ -307,6 +348,7 @@ impl WorkerSet {
         self.restarts.retain(|key, restarts| keys.contains(key) || restarts.consecutive_failures() > 0);
         self.failures.send_modify(|failures| failures.retain(|key, _| keys.contains(key)));
         let (mut workers, limits) = (self.by_key(now), scale_limits(&config.settings));
+        let is_driver_unavailable = self.is_list_failing || now < self.refused_starts.not_before();
         let groups: Vec<GroupInput> = keys
             .into_iter()
             .map(|key| GroupInput {
@@ -316,6 +358,7 @@ impl WorkerSet {
                 load: loads.get(&key).copied().unwrap_or_default(),
                 workers: workers.remove(&key).unwrap_or_default(),
                 not_before: self.restarts.get(&key).map_or(Instant::ORIGIN, RestartBackoff::not_before),
+                is_driver_unavailable,
                 key,
             })
             .collect();
@@ -352,6 +395,10 @@ impl WorkerSet {
             driver.start(WorkerSpec { id, key: key.clone(), variables });
         }
     }
+}
+
+fn restart_backoff() -> RestartBackoff {
+    RestartBackoff::new(CONTROLLER_WORKER_STABLE_AFTER, uuid::Uuid::new_v4().as_u64_pair().0)
 }
 
 fn describe(decision: &ScaleDecision) -> (u32, String) {

@@ -41,6 +41,8 @@ pub const CONTROLLER_GROUPS_MAX: usize = 10_000;
 pub const CONTROLLER_WORKERS_TIMEOUT: Duration = Duration::from_secs(5);
 pub const DRIVER_CALLS_MAX: usize = 16;
 pub const DRIVER_CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// A list that takes longer counts as a driver that does not reply, so that the status shows it within five seconds.
+pub const DRIVER_LIST_SLOW: Duration = Duration::from_secs(3);
 pub const DRIVER_STARTS_QUEUED_MAX: usize = 1024;
 /// Of the exit of a worker, and of each of its last log lines.
 pub const DRIVER_EXIT_REASON_CHARS_MAX: usize = 512;

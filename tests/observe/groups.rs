@@ -31,6 +31,7 @@ fn pool(name: &str, role: Role) -> PoolStatus {
         max_total: None,
         paused: None,
         starts_workers: true,
+        driver_error: None,
         workers: WorkerCounts::default(),
         groups: Vec::new(),
         external_demands: Vec::new(),

@@ -56,6 +56,10 @@ fn render_pool(pool: &PoolStatus) -> String {
     if let Some(paused) = &pool.paused {
         line("", &pause_text(paused));
     }
+    if let Some(error) = &pool.driver_error {
+        let (seconds, why) = (format_seconds(error.seconds_ago), strip_control_chars(&error.message));
+        line("driver", &format!("UNAVAILABLE for {seconds}, no worker is started: {why}"));
+    }
     line("workers", &workers_text(pool));
     for demand in &pool.external_demands {
         line("demand", &demand_text(demand));
@@ -212,6 +216,7 @@ mod tests {
             max_total: None,
             paused: None,
             starts_workers: true,
+            driver_error: None,
             workers: WorkerCounts::default(),
             groups,
             external_demands: Vec::new(),
@@ -259,6 +264,10 @@ mod tests {
             core,
             pool("far", Role::Disconnected, Vec::new()),
             PoolStatus { starts_workers: false, ..pool("second", Role::Standby, Vec::new()) },
+            PoolStatus {
+                driver_error: Some(ErrorStatus { message: "cannot list\nthe workers".to_owned(), seconds_ago: 8.0 }),
+                ..pool("third", Role::Active, Vec::new())
+            },
         ];
         let (version, uptime_seconds) = ("1.2.3".to_owned(), 3_700.0);
         let text = render(&ControllerStatusReply { version, pid: 7, uptime_seconds, pools });

@@ -1,6 +1,7 @@
 //! The contract of drivers. `subprocess` and `exec` start real processes; the others run against stand-ins that follow the
 //! documentation.
 
+mod fault_tests;
 mod kubernetes_tests;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -130,7 +131,7 @@ impl DriverUnderTest {
     fn request_list(&mut self) -> bool {
         let active = self.handle.active.as_mut().expect("it is active");
         active.list_ticks.reset_immediately();
-        active.is_listing
+        active.listing_since.is_some()
     }
 
     async fn list_changes(&mut self) -> Vec<WorkerChange> {
@@ -144,6 +145,7 @@ impl DriverUnderTest {
                     }
                     self.request_list();
                 }
+                DriverEvent::ListSlow(_) => {}
                 DriverEvent::Started(id) | DriverEvent::StartFailed { id, .. } => panic!("{id} was not to be started"),
             }
         }
@@ -162,7 +164,7 @@ impl DriverUnderTest {
         timeout(TEST_TIMEOUT, looking).await.expect("something changes")
     }
 
-    async fn start(&mut self, assignment: WorkerSpec) -> Result<(), DriverError> {
+    async fn start(&mut self, assignment: WorkerSpec) -> Result<(), StartError> {
         let id = assignment.id.clone();
         self.handle.start(assignment);
         loop {
@@ -171,6 +173,7 @@ impl DriverUnderTest {
                 DriverEvent::StartFailed { id: refused, error: why } if refused == id => return Err(why),
                 // It may have looked meanwhile.
                 DriverEvent::Listed(changes) => assert_eq!(self.check_changes(changes), []),
+                DriverEvent::ListSlow(_) => {}
                 DriverEvent::Started(id) | DriverEvent::StartFailed { id, .. } => panic!("{id} was not to be started"),
             }
         }
@@ -583,16 +586,48 @@ mod real {
     #[tokio::test(flavor = "multi_thread")]
     async fn containers_are_a_driver() {
         let place = Fixture::new();
+        let (_docker, settings) = docker(&place);
+        check_conformance(&place, settings).await;
+    }
+
+    fn docker(place: &Fixture) -> (StandIn, PoolConfig) {
         let path = |name: &str| place.path().join(name).display().to_string();
         let (socket, worker) = (path("docker.sock"), path("worker"));
-        let (_docker, _) = StandIn::start("docker", &[&socket, "/bin/sh", &worker]);
-        let containers = DockerDriverConfig {
-            host: format!("unix://{socket}"),
-            image: "worker:1".to_owned(),
-            network: Some("host".to_owned()),
+        let (docker, _) = StandIn::start("docker", &[&socket, "/bin/sh", &worker]);
+        (docker, fault_tests::docker_pool(&format!("unix://{socket}"), "worker:1"))
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn c11_a_container_is_stopped_whatever_its_name_is() {
+        let place = Fixture::new();
+        let (_docker, settings) = docker(&place);
+        let pool = place.test_pool("core", settings).with_long_grace();
+        let mut site = DriverUnderTest::new(&pool);
+        let [renamed, other] = ["lives", "lives"].map(|key| worker_spec(&place, key));
+        for worker in [&renamed, &other] {
+            site.start(worker.clone()).await.expect("it is started");
+            wait_until_up(&place, worker).await;
+        }
+        let socket = place.path().join("docker.sock").display().to_string();
+        let client = bollard::Docker::connect_with_unix(&socket, 60, bollard::API_DEFAULT_VERSION).expect("a client");
+        let client = client.negotiate_version().await.expect("it replies");
+        let options = bollard::query_parameters::ListContainersOptionsBuilder::new().all(true).build();
+        let containers = client.list_containers(Some(options)).await.expect("a list");
+        let of = |worker: &WorkerSpec| {
+            let is_it = |labels: &std::collections::HashMap<String, String>| labels["journeyman.worker"] == worker.id;
+            containers.iter().find(|one| one.labels.as_ref().is_some_and(is_it)).expect("its container")
         };
-        let settings = PoolConfig { driver: PoolDriver::Docker, docker: Some(containers), ..PoolConfig::default() };
-        check_conformance(&place, settings).await;
+        let [first, second] =
+            [&renamed, &other].map(|worker| of(worker).names.as_ref().expect("a name")[0][1..].to_owned());
+        for (from, to) in [(&first, "elsewhere"), (&second, &first)] {
+            let options = bollard::query_parameters::RenameContainerOptionsBuilder::new().name(to).build();
+            client.rename_container(from, options).await.expect("it is renamed");
+        }
+        assert!(site.handle.stop(&renamed.id));
+        site.wait_for_exit(&renamed.id, true).await;
+        assert_eq!(site.list_changes().await, [], "the other one has its name, and runs");
+        assert!(site.handle.stop(&other.id));
+        site.wait_for_exit(&other.id, true).await;
     }
 
     /// The stand-in reads the unit of the example, but for where things are.

@@ -13,7 +13,7 @@ use bollard::{API_DEFAULT_VERSION, Docker};
 use futures_util::StreamExt as _;
 use tokio::sync::OnceCell;
 
-use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
+use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::config::pool::DockerDriverConfig;
 use crate::controller::name_encoding;
 use crate::domain::group::Key;
@@ -48,9 +48,28 @@ impl DockerDriver {
             client?.negotiate_version().await
         };
         let client = self.client.get_or_try_init(connect).await;
-        client.map_err(|error| {
-            DriverError(format!("cannot reach the Docker daemon at {}: {}", self.config.host, error_chain(&error)))
-        })
+        client.map_err(|error| self.error(&error))
+    }
+
+    fn error(&self, error: &Error) -> DriverError {
+        DriverError(format!("the Docker daemon at {}: {}", self.config.host, error_chain(error)))
+    }
+
+    fn start_error(&self, error: &Error) -> StartError {
+        match error {
+            // Bad parameters, no such image, a program that cannot be executed.
+            Error::DockerResponseServerError { status_code: 400 | 404 | 500, .. } => {
+                StartError::Worker(error_chain(error))
+            }
+            _ => StartError::Driver(self.error(error)),
+        }
+    }
+
+    async fn list_containers(&self, labels: &[(&str, &str)]) -> Result<Vec<ContainerSummary>, DriverError> {
+        let labels = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let filters = HashMap::from([("label", labels)]);
+        let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
+        self.client().await?.list_containers(Some(options)).await.map_err(|error| self.error(&error))
     }
 
     fn container_name(&self, id: &str, key: &Key) -> String {
@@ -61,7 +80,7 @@ impl DockerDriver {
     async fn exit_of(&self, client: &Docker, id: &str) -> Result<Option<WorkerExit>, DriverError> {
         let state = match client.inspect_container(id, None).await {
             Err(Error::DockerResponseServerError { status_code: 404, .. }) => return Ok(None),
-            inspected => inspected?.state.unwrap_or_default(),
+            inspected => inspected.map_err(|error| self.error(&error))?.state.unwrap_or_default(),
         };
         let mut how = format!("exit status: {}", state.exit_code.unwrap_or_default());
         if state.oom_killed == Some(true) {
@@ -103,16 +122,14 @@ impl DockerDriver {
 impl Driver for DockerDriver {
     async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
         let client = self.client().await?;
-        let filters = HashMap::from([("label", vec![format!("{POOL}={}", self.pool)])]);
-        let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
         let mut found = Vec::new();
-        for container in client.list_containers(Some(options)).await? {
+        for container in self.list_containers(&[(POOL, &self.pool)]).await? {
             found.extend(self.parse_container(client, container).await?);
         }
         Ok(found)
     }
 
-    async fn start(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
+    async fn start(&self, assignment: WorkerSpec) -> Result<(), StartError> {
         let client = self.client().await?;
         let WorkerSpec { id, key, variables } = assignment;
         let name = self.container_name(&id, &key);
@@ -127,31 +144,37 @@ impl Driver for DockerDriver {
             ..ContainerCreateBody::default()
         };
         let options = CreateContainerOptionsBuilder::new().name(&name).build();
-        client.create_container(Some(options), container).await?;
-        if let Err(error) = client.start_container(&name, None).await {
+        let created = client.create_container(Some(options), container).await;
+        let container = created.map_err(|error| self.start_error(&error))?.id;
+        if let Err(error) = client.start_container(&container, None).await {
             // The next list finds it if this fails.
             self.stop(id, key, StopMode::Remove).await.ok();
-            return Err(error.into());
+            return Err(self.start_error(&error));
         }
         Ok(())
     }
 
-    async fn stop(&self, id: String, key: Key, stop: StopMode) -> Result<(), DriverError> {
-        let (client, name) = (self.client().await?, self.container_name(&id, &key));
+    async fn stop(&self, id: String, _key: Key, stop: StopMode) -> Result<(), DriverError> {
+        let client = self.client().await?;
         let kill = |signal| KillContainerOptionsBuilder::new().signal(signal).build();
-        let stopped = match stop {
-            StopMode::Terminate => client.kill_container(&name, Some(kill("SIGTERM"))).await,
-            StopMode::Kill => client.kill_container(&name, Some(kill("SIGKILL"))).await,
-            StopMode::Remove => {
-                let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
-                client.remove_container(&name, Some(options)).await
+        // By its labels: a name can be changed, and given to another container.
+        for container in self.list_containers(&[(POOL, &self.pool), (WORKER, &id)]).await? {
+            let container = container.id.unwrap_or_default();
+            let stopped = match stop {
+                StopMode::Terminate => client.kill_container(&container, Some(kill("SIGTERM"))).await,
+                StopMode::Kill => client.kill_container(&container, Some(kill("SIGKILL"))).await,
+                StopMode::Remove => {
+                    let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
+                    client.remove_container(&container, Some(options)).await
+                }
+            };
+            match stopped {
+                // Not found, not running, or being removed.
+                Ok(()) | Err(Error::DockerResponseServerError { status_code: 404 | 409, .. }) => {}
+                Err(error) => return Err(self.error(&error)),
             }
-        };
-        match stopped {
-            // Not found, not running, or being removed.
-            Err(Error::DockerResponseServerError { status_code: 404 | 409, .. }) => Ok(()),
-            other => Ok(other?),
         }
+        Ok(())
     }
 }
 
@@ -166,10 +189,4 @@ async fn log_tail(client: &Docker, name: &str) -> String {
         said.push_str(&line.to_string());
     }
     said
-}
-
-impl From<Error> for DriverError {
-    fn from(error: Error) -> Self {
-        Self(error_chain(&error))
-    }
 }

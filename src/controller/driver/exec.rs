@@ -3,8 +3,8 @@
 use serde::Deserialize;
 use serde_json::json;
 
-use super::run_program::run_checked;
-use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
+use super::run_program::{ProgramOutput, run, run_checked};
+use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::domain::group::Key;
 
 pub(super) struct ExecDriver {
@@ -47,14 +47,15 @@ impl ExecDriver {
 impl Driver for ExecDriver {
     async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
         let order = json!({ "action": "list", "pool": self.pool });
-        self.parse_list(&run_checked(&self.program, &json_line(&order)).await?)
+        self.parse_list(&run_checked(&self.program, &json_line(&order), ProgramOutput::last_error).await?)
     }
 
-    async fn start(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
+    async fn start(&self, assignment: WorkerSpec) -> Result<(), StartError> {
         let WorkerSpec { id, key, variables } = assignment;
         let order =
             json!({ "action": "start", "pool": self.pool, "id": id, "key": key.as_str(), "variables": variables });
-        run_checked(&self.program, &json_line(&order)).await.map(drop)
+        let ran = run(&self.program, &json_line(&order)).await?;
+        if ran.status.success() { Ok(()) } else { Err(StartError::Worker(ran.last_error())) }
     }
 
     async fn stop(&self, id: String, key: Key, stop: StopMode) -> Result<(), DriverError> {
@@ -64,7 +65,7 @@ impl Driver for ExecDriver {
             StopMode::Remove => "remove",
         };
         let order = json!({ "action": "stop", "pool": self.pool, "id": id, "key": key.as_str(), "mode": mode });
-        run_checked(&self.program, &json_line(&order)).await.map(drop)
+        run_checked(&self.program, &json_line(&order), ProgramOutput::last_error).await.map(drop)
     }
 }
 

@@ -25,9 +25,10 @@ use crate::config::pool::{PoolConfig, PoolDriver};
 use crate::controller::state_store::StateStore;
 use crate::domain::group::Key;
 use crate::domain::group::restart_backoff::WorkerEnd;
-use crate::host::clock::Clock;
+use crate::domain::time::Instant;
+use crate::host::clock::{Clock, or_pending};
 use crate::limits::{
-    CONTROLLER_RECONCILE_INTERVAL, DRIVER_CALL_TIMEOUT, DRIVER_CALLS_MAX, DRIVER_POLL_INTERVAL,
+    CONTROLLER_RECONCILE_INTERVAL, DRIVER_CALL_TIMEOUT, DRIVER_CALLS_MAX, DRIVER_LIST_SLOW, DRIVER_POLL_INTERVAL,
     DRIVER_STARTS_QUEUED_MAX,
 };
 
@@ -90,11 +91,32 @@ impl From<io::Error> for DriverError {
     }
 }
 
+/// Why a worker was not started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum StartError {
+    /// The driver cannot be asked, or refuses the controller: no worker has failed.
+    Driver(DriverError),
+    /// This worker cannot run.
+    Worker(String),
+}
+
+impl From<DriverError> for StartError {
+    fn from(error: DriverError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+impl From<io::Error> for StartError {
+    fn from(error: io::Error) -> Self {
+        Self::Driver(error.into())
+    }
+}
+
 trait Driver: Send + Sync + 'static {
     fn list(&self) -> impl Future<Output = Result<Vec<ListedWorker>, DriverError>> + Send;
 
     /// The worker may run although this failed.
-    fn start(&self, spec: WorkerSpec) -> impl Future<Output = Result<(), DriverError>> + Send;
+    fn start(&self, spec: WorkerSpec) -> impl Future<Output = Result<(), StartError>> + Send;
 
     /// Succeeds for a worker that does not exist.
     fn stop(&self, id: String, key: Key, mode: StopMode) -> impl Future<Output = Result<(), DriverError>> + Send;
@@ -108,7 +130,7 @@ enum DriverCall {
 
 enum DriverCallResult {
     Listed(Result<Vec<ListedWorker>, DriverError>),
-    Started { id: String, result: Result<(), DriverError> },
+    Started { id: String, result: Result<(), StartError> },
     Stopped { id: String, mode: StopMode, result: Result<(), DriverError> },
 }
 
@@ -138,7 +160,12 @@ impl<D: Driver> AnyDriver for D {
 #[derive(Debug)]
 pub(super) enum DriverEvent {
     Started(String),
-    StartFailed { id: String, error: DriverError },
+    StartFailed {
+        id: String,
+        error: StartError,
+    },
+    /// A list takes so long.
+    ListSlow(Duration),
     Listed(Result<Vec<WorkerChange>, DriverError>),
 }
 
@@ -183,7 +210,11 @@ struct ActiveDriver {
     calls: JoinSet<DriverCallResult>,
     starts: VecDeque<WorkerSpec>,
     list_ticks: Interval,
-    is_listing: bool,
+    /// When the list in progress began.
+    listing_since: Option<Instant>,
+    /// When it is reported as slow, unless that was done.
+    slow_at: Option<Instant>,
+    last_list_duration: Duration,
 }
 
 impl DriverHandle {
@@ -231,8 +262,14 @@ impl DriverHandle {
         self.reconciler.restart();
         let mut list_ticks = interval(self.list_interval);
         list_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        self.active =
-            Some(ActiveDriver { calls: JoinSet::new(), starts: VecDeque::new(), list_ticks, is_listing: false });
+        self.active = Some(ActiveDriver {
+            calls: JoinSet::new(),
+            starts: VecDeque::new(),
+            list_ticks,
+            listing_since: None,
+            slow_at: None,
+            last_list_duration: Duration::ZERO,
+        });
     }
 
     /// The workers are shown as they were last listed.
@@ -262,6 +299,7 @@ impl DriverHandle {
     pub(super) async fn next_event(&mut self) -> DriverEvent {
         loop {
             self.start_calls();
+            let (clock, now) = (self.clock, self.clock.now());
             let Some(active) = &mut self.active else { return std::future::pending().await };
             tokio::select! {
                 biased;
@@ -272,8 +310,16 @@ impl DriverHandle {
                         return event;
                     }
                 }
-                _ = active.list_ticks.tick(), if !active.is_listing => {
-                    active.is_listing = true;
+                () = or_pending(active.slow_at.map(|at| clock.sleep_until(at))) => {
+                    active.slow_at = None;
+                    let since = active.listing_since.unwrap_or(now);
+                    return DriverEvent::ListSlow(clock.now().since(since));
+                }
+                _ = active.list_ticks.tick(), if active.listing_since.is_none() => {
+                    let now = clock.now();
+                    active.listing_since = Some(now);
+                    // Lists that are always slow are reported once.
+                    active.slow_at = Some(now.plus(DRIVER_LIST_SLOW.max(active.last_list_duration * 2)));
                     self.reconciler.on_list_started();
                     active.calls.spawn(Arc::clone(&self.driver).call(DriverCall::List));
                 }
@@ -299,7 +345,9 @@ impl DriverHandle {
         let active = self.active.as_mut()?;
         match result {
             DriverCallResult::Listed(found) => {
-                active.is_listing = false;
+                let since = active.listing_since.take();
+                active.last_list_duration = since.map_or(Duration::ZERO, |at| self.clock.now().since(at));
+                active.slow_at = None;
                 let changes = found.and_then(|found| {
                     let changes = self.reconciler.on_listed(found, &self.store.stop_requests()?, self.clock.now());
                     for id in self.store.stop_requests()?.iter().filter(|id| self.reconciler.worker(id).is_none()) {
@@ -345,10 +393,10 @@ fn pool_dir(name: &str, pool: &PoolConfig) -> PathBuf {
     pool.state_dir.0.join(urlencoding::encode(name).replace('.', "%2E"))
 }
 
-async fn with_timeout<T>(call: impl Future<Output = Result<T, DriverError>>) -> Result<T, DriverError> {
+async fn with_timeout<T, E: From<DriverError>>(call: impl Future<Output = Result<T, E>>) -> Result<T, E> {
     match timeout(DRIVER_CALL_TIMEOUT, call).await {
         Ok(result) => result,
-        Err(_) => Err(DriverError(format!("timed out after {DRIVER_CALL_TIMEOUT:?}"))),
+        Err(_) => Err(DriverError(format!("timed out after {DRIVER_CALL_TIMEOUT:?}")).into()),
     }
 }
 

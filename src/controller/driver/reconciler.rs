@@ -14,7 +14,9 @@ use crate::limits::CONTROLLER_BUSY_TTL;
 enum StopProgress {
     Requested,
     /// The driver has confirmed the TERM, so that the grace runs.
-    Terminated { kill_at: Instant },
+    Terminated {
+        kill_at: Instant,
+    },
 }
 
 pub(in crate::controller) struct KnownWorker {
@@ -378,7 +380,11 @@ mod tests {
         assert_eq!(due(&mut reconciler, 59), None);
         for is_news in [true, false] {
             assert_eq!(due(&mut reconciler, 60), force);
-            assert_eq!(reconciler.on_stopped("a", StopMode::Kill, true, at(60)), is_news, "it is said once that it is killed");
+            assert_eq!(
+                reconciler.on_stopped("a", StopMode::Kill, true, at(60)),
+                is_news,
+                "it is said once that it is killed"
+            );
             listed(&mut reconciler, &[there("a")]);
         }
         let gone = exited("a", "killed", true, AFTER_READY);

@@ -62,15 +62,27 @@ pub(super) async fn run(argv: &[String], input: &[u8]) -> Result<ProgramOutput, 
     Ok(ProgramOutput { status, stdout: out, stderr: err })
 }
 
-pub(super) async fn run_checked(argv: &[String], input: &[u8]) -> Result<String, DriverError> {
+pub(super) async fn run_checked(
+    argv: &[String],
+    input: &[u8],
+    error: fn(&ProgramOutput) -> String,
+) -> Result<String, DriverError> {
     let ran = run(argv, input).await?;
-    if ran.status.success() { Ok(ran.stdout) } else { Err(ran.error()) }
+    if ran.status.success() { Ok(ran.stdout) } else { Err(DriverError(error(&ran))) }
 }
 
 impl ProgramOutput {
-    pub(super) fn error(&self) -> DriverError {
-        let why = self.stderr.lines().next_back().unwrap_or_default();
-        DriverError(if why.is_empty() { self.status.to_string() } else { format!("{why} ({})", self.status) })
+    /// Of a program that says the reason first and advice after it.
+    pub(super) fn first_error(&self) -> String {
+        self.describe(self.stderr.lines().next())
+    }
+
+    pub(super) fn last_error(&self) -> String {
+        self.describe(self.stderr.lines().next_back())
+    }
+
+    fn describe(&self, line: Option<&str>) -> String {
+        line.map_or_else(|| self.status.to_string(), |why| format!("{why} ({})", self.status))
     }
 }
 

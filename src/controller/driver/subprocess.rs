@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
 use super::worker_logs::WorkerLogs;
-use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
+use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::controller::state_store::{StateStore, WorkerPid, WorkerRecord};
 use crate::domain::group::Key;
 use crate::domain::journal::BootId;
@@ -79,15 +79,16 @@ impl SubprocessDriver {
         created.inspect_err(|error| tracing::warn!(worker = id, "no cgroup for this worker: {error}")).ok()
     }
 
-    fn start_worker(&self, spec: WorkerSpec) -> Result<(), DriverError> {
+    fn start_worker(&self, spec: WorkerSpec) -> Result<(), StartError> {
         let WorkerSpec { id, key, variables } = spec;
         let Some((program, arguments)) = self.command.split_first() else {
-            return Err(DriverError("no command is configured".to_owned()));
+            return Err(StartError::Worker("no command is configured".to_owned()));
         };
         // Fail the start with a clear error; the shim could report it only in the log.
         let own = || inherited_variables().find(|(name, _)| *name == "PATH")?.1.into_string().ok();
         let path = variables.get("PATH").cloned().or_else(own);
-        find_program(program, &path.into_iter().map(|path| ("PATH".to_owned(), path)).collect(), Path::new(""))?;
+        find_program(program, &path.into_iter().map(|path| ("PATH".to_owned(), path)).collect(), Path::new(""))
+            .map_err(cannot_run)?;
         let mut children = self.children.lock();
         let cgroup = self.create_cgroup(&id);
         let record = WorkerRecord::new(&id, &key, cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()));
@@ -102,7 +103,7 @@ impl SubprocessDriver {
         (program, arguments): (&String, &[String]),
         record: WorkerRecord,
         variables: BTreeMap<String, String>,
-    ) -> Result<(Child, ChildRegistration), DriverError> {
+    ) -> Result<(Child, ChildRegistration), StartError> {
         let log = self.logs.open(&record.id)?;
         // Recorded before the spawn, so that the next controller kills a worker whose pid was not recorded.
         self.store.put_worker(&record)?;
@@ -117,9 +118,10 @@ impl SubprocessDriver {
         };
         command.args(arguments).env_clear().envs(inherited_variables()).envs(variables);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-        let StartedChild { child, registration } = children::start_child(None, || command.spawn(), Child::id)?;
+        let started = children::start_child(None, || command.spawn(), Child::id);
+        let StartedChild { child, registration } = started.map_err(cannot_run)?;
         let pid = child.id().and_then(|id| i32::try_from(id).ok());
-        let Some(pid) = pid else { return Err(DriverError("exited at once".to_owned())) };
+        let Some(pid) = pid else { return Err(StartError::Worker("exited at once".to_owned())) };
         let recorded = || {
             // The next list reports a worker that has exited already.
             let start_ticks = start_ticks(pid)?.unwrap_or_default();
@@ -165,7 +167,7 @@ impl Driver for SubprocessDriver {
         Ok(self.list_workers()?)
     }
 
-    async fn start(&self, spec: WorkerSpec) -> Result<(), DriverError> {
+    async fn start(&self, spec: WorkerSpec) -> Result<(), StartError> {
         self.start_worker(spec)
     }
 
@@ -177,6 +179,10 @@ impl Driver for SubprocessDriver {
 /// What a program that a driver starts inherits from the environment of the controller.
 pub(super) fn inherited_variables() -> impl Iterator<Item = (&'static str, std::ffi::OsString)> {
     ["PATH", "HOME", "LANG", "USER"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)))
+}
+
+fn cannot_run(error: impl std::fmt::Display) -> StartError {
+    StartError::Worker(error.to_string())
 }
 
 fn is_this_boot(record: &WorkerRecord) -> bool {

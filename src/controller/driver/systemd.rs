@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::run_program::{run, run_checked};
-use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
+use super::run_program::{ProgramOutput, run, run_checked};
+use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::config::pool::SystemdDriverConfig;
 use crate::controller::name_encoding;
 use crate::controller::state_store::{StateStore, WorkerRecord};
@@ -24,6 +24,10 @@ pub(super) struct SystemdDriver {
     folder: PathBuf,
     store: Arc<StateStore>,
 }
+
+/// Exit statuses of systemctl, as of init scripts (LSB).
+const NO_SUCH_UNIT: i32 = 5;
+const UNIT_NOT_LOADED: i32 = 6;
 
 #[derive(Debug, Deserialize)]
 struct ListedUnit {
@@ -54,6 +58,10 @@ impl SystemdDriver {
         self.config.systemctl.iter().map(String::as_str).chain(arguments.iter().copied()).map(str::to_owned).collect()
     }
 
+    async fn call(&self, arguments: &[&str]) -> Result<String, DriverError> {
+        run_checked(&self.systemctl(arguments), b"", ProgramOutput::first_error).await
+    }
+
     /// By the names of their instances.
     fn records(&self) -> io::Result<BTreeMap<String, (WorkerRecord, Key)>> {
         let records = self.store.workers()?.into_iter().filter_map(|record| {
@@ -65,7 +73,7 @@ impl SystemdDriver {
 
     async fn inactive_state(&self, unit: &str) -> WorkerState {
         let ask = ["show", unit, "--property=Job,Result,ExecMainCode,ExecMainStatus"];
-        let shown = run_checked(&self.systemctl(&ask), b"").await.unwrap_or_default();
+        let shown = self.call(&ask).await.unwrap_or_default();
         let said: BTreeMap<&str, &str> = shown.lines().filter_map(|line| line.split_once('=')).collect();
         let of = |name| said.get(name).copied().unwrap_or_default();
         if !["", "0"].contains(&of("Job")) {
@@ -118,8 +126,7 @@ impl Driver for SystemdDriver {
     async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
         let mut records = self.records()?;
         let pattern = self.unit_name("*");
-        let listed = self.systemctl(&["list-units", "--all", "--full", "--no-pager", "--output=json", &pattern]);
-        let said = run_checked(&listed, b"").await?;
+        let said = self.call(&["list-units", "--all", "--full", "--no-pager", "--output=json", &pattern]).await?;
         let units: Vec<ListedUnit> = serde_json::from_str(&said)
             .map_err(|error| DriverError(format!("systemctl did not print a list of units: {error}")))?;
         let mut found = Vec::new();
@@ -143,27 +150,32 @@ impl Driver for SystemdDriver {
         Ok(found)
     }
 
-    async fn start(&self, spec: WorkerSpec) -> Result<(), DriverError> {
+    async fn start(&self, spec: WorkerSpec) -> Result<(), StartError> {
         let WorkerSpec { id, key, variables } = spec;
         let instance = self.instance_name(&id, &key);
         self.store.put_worker(&WorkerRecord::new(&id, &key, None))?;
         let start = async {
             self.write_environment(&instance, &variables)?;
-            run_checked(&self.systemctl(&["start", "--no-block", &self.unit_name(&instance)]), b"").await
+            let ran = run(&self.systemctl(&["start", "--no-block", &self.unit_name(&instance)]), b"").await?;
+            match ran.status.code() {
+                Some(0) => Ok(()),
+                Some(NO_SUCH_UNIT | UNIT_NOT_LOADED) => Err(StartError::Worker(ran.first_error())),
+                Some(_) | None => Err(DriverError(ran.first_error()).into()),
+            }
         };
         let started = start.await;
         if started.is_err() {
             self.remove(&id, &instance)?;
         }
-        started.map(drop)
+        started
     }
 
     async fn stop(&self, id: String, key: Key, stop: StopMode) -> Result<(), DriverError> {
         let instance = self.instance_name(&id, &key);
         let unit = self.unit_name(&instance);
         match stop {
-            StopMode::Terminate => run_checked(&self.systemctl(&["stop", "--no-block", &unit]), b"").await.map(drop),
-            StopMode::Kill => run_checked(&self.systemctl(&["kill", "--signal=SIGKILL", &unit]), b"").await.map(drop),
+            StopMode::Terminate => self.call(&["stop", "--no-block", &unit]).await.map(drop),
+            StopMode::Kill => self.call(&["kill", "--signal=SIGKILL", &unit]).await.map(drop),
             StopMode::Remove => {
                 // Fails for a unit that did not fail.
                 run(&self.systemctl(&["reset-failed", &unit]), b"").await?;

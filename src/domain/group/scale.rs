@@ -1,7 +1,7 @@
 //! How many workers each group has, and which of them are stopped: from its load, within the group's limits and the
 //! pool's `max_total`, quickly up and slowly down.
 //!
-//! A worker that holds a request is never taken for idle, and idle workers are stopped before busy ones. Each
+//! A worker is busy once it reports a request, and idle workers are stopped before busy ones. Each
 //! decision comes with its reasons.
 
 use alloc::boxed::Box;
@@ -40,7 +40,7 @@ pub struct ScaleLimits {
 pub enum WorkerActivity {
     Starting,
     Idle,
-    /// It holds requests, or its state is unknown.
+    /// It reported a request.
     Busy,
     Stopping,
 }
@@ -73,6 +73,8 @@ pub struct GroupInput {
     pub workers: Vec<GroupWorker>,
     /// No start before this time.
     pub not_before: Instant,
+    /// Nothing can be started.
+    pub is_driver_unavailable: bool,
     /// No worker is started or stopped.
     pub is_paused: bool,
 }
@@ -91,6 +93,7 @@ pub enum ScaleReason {
     /// So many were needed within `scale_down_delay`.
     RecentNeed(u32),
     Budget(u32),
+    DriverUnavailable,
     RestartDelay(Instant),
     Starting(u32),
 }
@@ -107,6 +110,7 @@ impl fmt::Display for ScaleReason {
             Self::Max(count) => write!(out, "limited by max = {count}"),
             Self::RecentNeed(count) => write!(out, "{count} were needed within scale_down_delay"),
             Self::Budget(count) => write!(out, "max_total leaves {count}"),
+            Self::DriverUnavailable => out.write_str("the driver is unavailable"),
             Self::RestartDelay(_) => out.write_str("waiting after failed starts"),
             Self::Starting(count) => write!(out, "{count} are already starting"),
         }
@@ -257,7 +261,10 @@ impl DecisionDraft<'_> {
         if wanted > present {
             let starting = count_workers(group, |activity| activity == WorkerActivity::Starting);
             start = (wanted - present).min(*room);
-            if now < group.not_before {
+            if group.is_driver_unavailable {
+                reasons.push(ScaleReason::DriverUnavailable);
+                start = 0;
+            } else if now < group.not_before {
                 reasons.push(ScaleReason::RestartDelay(group.not_before));
                 start = 0;
             } else if starting.saturating_add(start) > MAX_STARTING {
@@ -334,6 +341,7 @@ mod tests {
             load: Load { ready, ..Load::default() },
             workers: workers.collect(),
             not_before: Instant::ORIGIN,
+            is_driver_unavailable: false,
             is_paused: false,
         }
     }
@@ -508,6 +516,10 @@ mod tests {
         let decision = alone(failing.clone());
         assert_eq!((decision.start, decision.reasons.last()), (0, Some(&ScaleReason::RestartDelay(at(200)))));
         failing.not_before = at(0);
+        failing.is_driver_unavailable = true;
+        let decision = alone(failing.clone());
+        assert_eq!((decision.start, decision.reasons.last()), (0, Some(&ScaleReason::DriverUnavailable)));
+        failing.is_driver_unavailable = false;
         let decision = alone(failing);
         assert_eq!((decision.desired, decision.start), (10, MAX_STARTING - 1));
     }

@@ -56,6 +56,9 @@ fn families() -> Vec<Family> {
         group_sum("controller_groups_failing{pool}", "Groups whose workers keep failing.", |group| {
             group.failing.into()
         }),
+        gauge("controller_driver_up{pool}", "1 while the driver lists and starts workers.", |pool| {
+            vec![labeled([&pool.name], flag(pool.driver_error.is_none()))]
+        }),
         gauge("controller_workers{pool,state}", "Workers by state.", |pool| {
             pool.workers.by_state().map(|(state, count)| labeled([&*pool.name, state], count.into())).into()
         }),

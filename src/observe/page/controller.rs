@@ -50,6 +50,9 @@ fn pool_section(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -
         @if let Some(error) = &pool.last_error {
             @if pool.role != Role::Disconnected { p.warn { "last error, " (error_text(error, clock)) } }
         }
+        @if let Some(error) = &pool.driver_error {
+            p.bad { "The driver is unavailable, so no worker is started: " (error_text(error, clock)) }
+        }
         @if let Some(paused) = &pool.paused {
             p.warn { (pause_text(paused, clock)) }
         }

@@ -27,3 +27,34 @@ async fn workers_that_cannot_be_started_raise_an_alert() {
     let last = seen["groups"][0]["last_exit"]["message"].as_str().unwrap_or_default();
     assert_eq!(last, "failed to start: no room (exit status: 1)", "{seen}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c9_a_driver_that_cannot_be_asked_starts_nothing_and_counts_no_worker_as_failed() {
+    let Some(pool) = Pool::new().await else { return };
+    let (away, starts) = (pool.folder.path().join("away"), pool.folder.path().join("starts"));
+    let program = format!(
+        "if [ -e {} ]; then echo no daemon >&2; exit 1; fi; if grep -q start; then echo >>{}; fi",
+        away.display(),
+        starts.display()
+    );
+    std::fs::write(&away, "").expect("it is written");
+    let mut controller = pool.active(&format!("driver = \"exec\"\nexec = [\"/bin/sh\", \"-c\", '{program}']\n")).await;
+    pool.ask("a", "1").await;
+    controller.says("[alert operator] the driver is unavailable").await;
+    let socket = pool.socket();
+    let seen = until(&socket, "its request waits", |seen| seen["groups"][0]["ready"] == 1).await;
+    let why = seen["driver_error"]["message"].as_str().unwrap_or_default();
+    assert_eq!(why, "cannot list the workers: no daemon (exit status: 1)", "{seen}");
+    assert_eq!(
+        (&seen["counters"]["workers_failed"], &seen["groups"][0]["consecutive_failures"]),
+        (&0.into(), &0.into()),
+        "{seen}"
+    );
+    assert!(super::seen::status(&socket, &[]).await.contains("UNAVAILABLE for "), "it is shown");
+    assert!(!starts.exists(), "nothing is started");
+    std::fs::remove_file(&away).expect("it was there");
+    controller.says("the driver is available again").await;
+    controller.says("worker started").await;
+    until(&socket, "it is up", |seen| seen["driver_error"].is_null()).await;
+    assert_eq!(controller.log().matches("driver-unavailable").count(), 1, "one alert: {}", controller.log());
+}

@@ -198,6 +198,39 @@ async fn b13_a_group_has_as_many_workers_as_its_load_needs() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a3_one_request_starts_one_worker() {
+    let Some(pool) = Pool::new().await else { return };
+    let (gate, workers) = pool.waiting_workers();
+    let _controller = pool.active(&format!("max = 4\n{workers}")).await;
+    pool.ask("a", "1").await;
+    let at_work = |seen: &Value| group(seen, "a")["workers"]["busy"] == 1 && group(seen, "a")["ready"] == 0;
+    let seen = pool.sees("it is at work", at_work).await;
+    let since = seen["seconds_in_role"].as_f64().unwrap_or_default();
+    pool.sees("time has passed", |seen| seen["seconds_in_role"].as_f64().is_some_and(|now| now > since + 3.0)).await;
+    std::fs::write(&gate, "").expect("it is written");
+    pool.answered("1").await;
+    let seen = pool.sees("it is idle", |seen| group(seen, "a")["workers"]["idle"] == 1).await;
+    assert_eq!(seen["counters"]["workers_started"], 1, "{seen}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c13_an_adopted_idle_worker_is_idle() {
+    let Some(pool) = Pool::new().await else { return };
+    let echo = pool.echo();
+    let first = pool.active(&echo).await;
+    pool.echoes("a", "1").await;
+    // After `started`, `ready`, and two reports of the request it has said that it is ready again.
+    let has_reported = |seen: &Value| seen["counters"]["activity_reports"].as_u64() >= Some(5);
+    pool.sees("it is idle", |seen| group(seen, "a")["workers"]["idle"] == 1 && has_reported(seen)).await;
+    first.signal(Signal::KILL);
+    first.ends().await;
+    let mut second = pool.active(&echo).await;
+    second.says("adopted running workers").await;
+    let seen = pool.sees("it is adopted", |seen| group(seen, "a")["workers"] != Value::Null).await;
+    assert_includes(&group(&seen, "a")["workers"], &json!({ "idle": 1, "busy": 0, "starting": 0 }));
+}
+
 fn support(name: &str) -> PathBuf {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support").join(name)
 }

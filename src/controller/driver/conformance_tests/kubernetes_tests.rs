@@ -59,7 +59,9 @@ impl ObservedWorkers {
                     self.pending.insert(id, key);
                     return Ok(());
                 }
-                DriverEvent::StartFailed { error: why, .. } => return Err(why),
+                DriverEvent::StartFailed { error: StartError::Driver(why), .. } => return Err(why),
+                DriverEvent::StartFailed { error: StartError::Worker(why), .. } => return Err(DriverError(why)),
+                DriverEvent::ListSlow(_) => {}
                 DriverEvent::Listed(changes) => {
                     changes.expect("it can say").into_iter().for_each(|one| self.apply(one))
                 }

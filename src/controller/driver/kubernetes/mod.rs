@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
-use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
+use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::config::pool::{KubernetesDriverConfig, KubernetesScaling, PoolConfig};
 use crate::config::values::File;
 use crate::domain::group::Key;
@@ -162,16 +162,16 @@ impl Driver for KubernetesDriver {
         }
     }
 
-    async fn start(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
+    async fn start(&self, assignment: WorkerSpec) -> Result<(), StartError> {
         let _one = self.write_lock.lock().await;
         let Self { name, pool, cluster, template, .. } = self;
         let new = GroupManifests { name, pool, cluster, template, assignment: &assignment };
         match (self.api.get(DEPLOYMENTS, &new.deployment_name()).await?, cluster.scaling) {
-            (None, _) => self.create_group(&new).await,
+            (None, _) => Ok(self.create_group(&new).await?),
             (Some(deployment), KubernetesScaling::Controller) => {
-                self.resize(&deployment, replicas(&deployment) + 1).await
+                Ok(self.resize(&deployment, replicas(&deployment) + 1).await?)
             }
-            (Some(_), KubernetesScaling::Keda) => Err(DriverError("the group exists already".to_owned())),
+            (Some(_), KubernetesScaling::Keda) => Err(DriverError("the group exists already".to_owned()).into()),
         }
     }
 
