@@ -13,6 +13,15 @@ pub(super) fn strip_control_chars(text: &str) -> String {
     text.chars().map(|char| if is_unsafe(char) { ' ' } else { char }).collect()
 }
 
+/// With an ellipsis if it is longer.
+pub(super) fn cut(text: &str, chars_max: usize) -> String {
+    if text.chars().count() <= chars_max {
+        text.to_owned()
+    } else {
+        text.chars().take(chars_max - 1).chain(['…']).collect()
+    }
+}
+
 pub(super) fn format_seconds(seconds: f64) -> String {
     crate::worker::snapshot::format_duration(Duration::from_secs_f64(seconds.max(0.0)))
 }

@@ -28,6 +28,8 @@ pub const TOP_KEYS_QUEUED_MAX: usize = 64;
 pub const TOP_KEY_POLL_INTERVAL: Duration = Duration::from_millis(100);
 pub const TOP_LOG_LINES_MAX: usize = 2_000;
 pub const TOP_LOG_LINE_BYTES_MAX: usize = 1_000;
+/// Ended claims in the status.
+pub const RECENT_RESULTS_MAX: usize = 20;
 pub const CONTROL_CONNECTIONS_MAX: usize = 128;
 /// Connections that wait to be accepted.
 pub const CONTROL_BACKLOG: u32 = 128;

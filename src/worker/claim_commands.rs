@@ -84,7 +84,6 @@ impl Engine {
         let scope = context.map(|context| context.scope().clone());
         let detail = ClaimDetail {
             claim: self.claim_status(&view, now),
-            name: text("/metadata/name"),
             group: text("/taskGroupId"),
             source_description: binding.source.describe(),
             handler: binding.handler.describe(),

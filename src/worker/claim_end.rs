@@ -8,6 +8,7 @@ use crate::host::crash_points::crash_point;
 use super::catch_panic::drop_guarded;
 use super::claim_runtime::{ClaimRuntime, Execution};
 use super::engine::Engine;
+use super::history::EndedClaim;
 use super::trace_recorder::FinishedClaim;
 
 impl Engine {
@@ -68,6 +69,17 @@ impl Engine {
                 tracing::warn!(claim.run = %run, trace_id, ?loss, "claim lost; not reported");
             }
             ClaimEnd::NotGranted => tracing::debug!(claim.run = %run, "not granted"),
+        }
+        if let Some(granted_at) = live.granted_at {
+            let name = live.task_name().map(str::to_owned);
+            self.history.keep_result(EndedClaim {
+                run: live.run,
+                name,
+                source: live.source,
+                end,
+                granted_at,
+                ended_at: now,
+            });
         }
         if let Some(job) = live.execution {
             remove_files(job);

@@ -127,6 +127,15 @@ impl ClaimRuntime {
         self.claim = Some(grant.claim);
     }
 
+    /// The task's name in its metadata.
+    pub(super) fn task_name(&self) -> Option<&str> {
+        let definition = match &self.execution {
+            Some(execution) => &execution.context.task().definition,
+            None => &self.definition,
+        };
+        definition.pointer("/metadata/name")?.as_str()
+    }
+
     /// Without a handler nothing ran, which does not count as an attempt.
     pub(super) fn mark_not_started(&self) {
         if let (None, Some(replies)) = (&self.execution, &self.results) {

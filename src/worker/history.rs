@@ -1,27 +1,41 @@
 //! What happened to the worker since its start, for the status.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::domain::claim::ClaimEnd;
-use crate::domain::id::SourceId;
+use crate::domain::id::{Run, SourceId};
 use crate::domain::time::Instant;
 
 use super::counters::{SourceCounts, WorkerCounters};
 use super::recent_outcomes::RecentOutcomes;
 use super::status::Note;
 use super::storage_health::StorageHealth;
+use crate::limits::RECENT_RESULTS_MAX;
 
 #[derive(Debug)]
 pub(super) struct History {
     pub(super) started_at: Instant,
     pub(super) sources: Vec<SourceActivity>,
     pub(super) recent_outcomes: RecentOutcomes,
+    /// The latest last.
+    pub(super) ended_claims: VecDeque<EndedClaim>,
     /// The operator who gave the last command.
     pub(super) note: Option<Note>,
     pub(super) notice: Option<NoticeReceived>,
     /// Why the work directory counts as lost.
     pub(super) work_dir_lost_reason: Option<String>,
     counters: Arc<WorkerCounters>,
+}
+
+#[derive(Debug)]
+pub(super) struct EndedClaim {
+    pub(super) run: Run,
+    pub(super) name: Option<String>,
+    pub(super) source: SourceId,
+    pub(super) end: ClaimEnd,
+    pub(super) granted_at: Instant,
+    pub(super) ended_at: Instant,
 }
 
 /// The calls of one source.
@@ -55,6 +69,7 @@ impl History {
             started_at: now,
             sources: (0..sources).map(|_| SourceActivity::default()).collect(),
             recent_outcomes: RecentOutcomes::default(),
+            ended_claims: VecDeque::new(),
             note: None,
             notice: None,
             work_dir_lost_reason: None,
@@ -77,6 +92,13 @@ impl History {
             notice.last_ended_at = Some(now);
         }
         self.recent_outcomes.count(now, end);
+    }
+
+    pub(super) fn keep_result(&mut self, ended: EndedClaim) {
+        if self.ended_claims.len() == RECENT_RESULTS_MAX {
+            self.ended_claims.pop_front();
+        }
+        self.ended_claims.push_back(ended);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Builds the status of a worker from the rules and the engine.
 
+use crate::domain::claim::{ClaimEnd, LossReason};
 use crate::domain::id::SourceId;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant;
@@ -11,10 +12,10 @@ use super::SourceBinding;
 use super::alerts::duplicate_id_message;
 use super::counters::OutcomeCounts;
 use super::engine::Engine;
-use super::history::SourceActivity;
+use super::history::{EndedClaim, SourceActivity};
 use super::status::{
     BlockedReason, ClaimStatus, HostStatus, LifecycleState, NextAction, Note, NoticeStatus, NoticeWatchStatus,
-    RecoverySummary, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
+    RecentResult, RecoverySummary, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
 
 /// A source that fails for longer gets a hint.
@@ -78,6 +79,7 @@ impl Engine {
             claims,
             cleanup_pending,
             last_hour,
+            recent_results: self.recent_results(now),
             counts: self.control.counts(),
             host: self.host_status(),
             sidecars,
@@ -175,6 +177,7 @@ impl Engine {
         ClaimStatus {
             task: claim.run.task.to_string(),
             run: claim.run.run,
+            name: live.task_name().map(str::to_owned),
             source: self.source_name(claim.source).to_owned(),
             state: claim.state.state_name().to_owned(),
             progress: context.and_then(|context| context.progress()),
@@ -189,6 +192,19 @@ impl Engine {
             memory_bytes: None,
             trace_id: live.trace.map(|trace| trace.trace_id().to_string()),
         }
+    }
+
+    fn recent_results(&self, now: Instant) -> Vec<RecentResult> {
+        let result = |ended: &EndedClaim| RecentResult {
+            task: ended.run.task.to_string(),
+            run: ended.run.run,
+            name: ended.name.clone(),
+            source: self.source_name(ended.source).to_owned(),
+            outcome: outcome_text(ended.end),
+            held_seconds: seconds_between(ended.granted_at, ended.ended_at),
+            seconds_ago: seconds_between(ended.ended_at, now),
+        };
+        self.history.ended_claims.iter().rev().map(result).collect()
     }
 
     fn next_action(&self, claiming: ClaimingState, now: Instant) -> Option<NextAction> {
@@ -275,6 +291,18 @@ impl Engine {
             ClaimingState::Exited => (LifecycleState::Exited, BlockedReason::Exited, "exited".to_owned()),
         };
         ClaimingStatus { state, reason: Some(reason), message: Some(message) }
+    }
+}
+
+fn outcome_text(end: ClaimEnd) -> String {
+    match end {
+        ClaimEnd::Reported(outcome) => outcome.to_string(),
+        ClaimEnd::AlreadyResolved(outcome) => format!("{outcome}, but the queue had another outcome"),
+        ClaimEnd::ReportRejected(outcome) => format!("{outcome}, but the queue rejected the report"),
+        ClaimEnd::Unconfirmed { outcome, .. } => format!("{outcome}, but the queue did not confirm it"),
+        ClaimEnd::Lost(LossReason::Canceled) => "canceled".to_owned(),
+        ClaimEnd::Lost(_) => "claim lost".to_owned(),
+        ClaimEnd::NotGranted => "not granted".to_owned(),
     }
 }
 

@@ -43,6 +43,9 @@ pub struct WorkerStatus {
     pub cleanup_pending: Vec<String>,
     /// Ended claims of the last hour.
     pub last_hour: OutcomeCounts,
+    /// The claims that ended last, the latest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recent_results: Vec<RecentResult>,
     /// Counters since the start.
     pub counts: WorkerCounts,
     /// The host's resources.
@@ -299,6 +302,9 @@ pub struct ClaimStatus {
     pub task: String,
     /// The run, from 0.
     pub run: u32,
+    /// The task's name in its metadata.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// The source's name.
     pub source: String,
     /// The stage of the claim.
@@ -324,15 +330,32 @@ pub struct ClaimStatus {
     pub trace_id: Option<String>,
 }
 
+/// A claim that has ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RecentResult {
+    /// The task.
+    pub task: String,
+    /// The run, from 0.
+    pub run: u32,
+    /// The task's name in its metadata.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The source's name.
+    pub source: String,
+    /// The outcome that was reported, or why none was.
+    pub outcome: String,
+    /// From the grant to the end.
+    pub held_seconds: f64,
+    /// Since the end.
+    pub seconds_ago: f64,
+}
+
 /// The details of a claim. `journeyman claims show -o json` prints them; the keys are stable.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClaimDetail {
     /// The status of the claim.
     #[serde(flatten)]
     pub claim: ClaimStatus,
-    /// The task's name in its metadata.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
     /// The task group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,

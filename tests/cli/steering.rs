@@ -277,3 +277,26 @@ fn a_payload_inherits_no_descriptor_of_the_workers_parent() {
     assert_eq!(host.task(&["wait", &id]).code, 0, "{}", host.task(&["log", &id]).out);
     server.quit();
 }
+
+#[test]
+fn e2_status_and_claims_name_tasks_and_results_that_have_ended() {
+    let (host, mut server) = Host::with_dev(&[]);
+    let failing = host.create(&["--name", "lint of main", "--", "/bin/false"]);
+    assert_eq!(host.task(&["wait", &failing]).code, 1);
+    // After the report was answered.
+    server.logs("reported");
+    host.create(&["--name", "build of main", "--", "/bin/sleep", "600"]);
+    server.logs("claimed");
+    let seen = host.status();
+    let ended = &seen["recent_results"][0];
+    assert_eq!((&ended["task"], &ended["name"]), (&failing.into(), &"lint of main".into()), "{seen}");
+    assert_eq!((&ended["outcome"], &ended["source"]), (&"failed".into(), &"command".into()), "{seen}");
+    assert_eq!(seen["claims"][0]["name"], "build of main", "{seen}");
+    for arguments in [&["status"][..], &["claims", "list"], &["claims", "show", ""]] {
+        let task = seen["claims"][0]["task"].as_str().expect("a task");
+        let arguments: Vec<_> = arguments.iter().map(|word| if word.is_empty() { task } else { word }).collect();
+        let said = host.succeed(&arguments).out;
+        assert!(said.contains("build of main"), "{arguments:?}: {said}");
+    }
+    server.quit();
+}

@@ -11,7 +11,7 @@ use journeyman::observe::worker_http::serve;
 use journeyman::worker::counters::{OutcomeCounts, SourceCounts, WorkerCounts};
 use journeyman::worker::status::{
     ActivityStatus, BlockedReason, ClaimStatus, HostStatus, LifecycleState, NextAction, Note, NoticeStatus,
-    NoticeWatchStatus, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
+    NoticeWatchStatus, RecentResult, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
 use tokio::task::JoinSet;
 
@@ -63,6 +63,15 @@ pub(crate) fn idle() -> WorkerStatusReply {
         claims: Vec::new(),
         cleanup_pending: Vec::new(),
         last_hour: OUTCOMES,
+        recent_results: vec![RecentResult {
+            task: "cZ3SbArXTPSVFNUvaOlin3".to_owned(),
+            run: 1,
+            name: Some(HOSTILE.to_owned()),
+            source: "ci".to_owned(),
+            outcome: "exception (malformed-payload)".to_owned(),
+            held_seconds: 4.0,
+            seconds_ago: 61.0,
+        }],
         counts: WorkerCounts::default(),
         host: HostStatus {
             disk_free: Some(212 << 30),
@@ -90,6 +99,7 @@ fn task(name: &str, source: &str, held: f64, left: f64, progress: Option<&str>) 
     ClaimStatus {
         task: name.to_owned(),
         run: 0,
+        name: Some(format!("build of {name}")),
         source: source.to_owned(),
         state: "running".to_owned(),
         progress: progress.map(str::to_owned),

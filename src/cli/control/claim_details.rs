@@ -14,7 +14,7 @@ pub(super) fn render(detail: &ClaimDetail) -> String {
     let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
     let rows = [
         ("task", Some(format!("{}/{}", claim.task, claim.run))),
-        ("name", detail.name.clone()),
+        ("name", claim.name.clone()),
         ("group", detail.group.clone()),
         ("source", Some(format!("{}, {}", claim.source, detail.source_description))),
         ("received", detail.dequeue_count.map(|count| format!("{count} times"))),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::cli::table::{BOLD, RESET, align_columns, format_seconds, strip_control_chars, table};
+use crate::cli::table::{BOLD, RESET, align_columns, cut, format_seconds, strip_control_chars, table};
 use crate::control::WorkerStatusReply;
 use crate::worker::Note;
 use crate::worker::counters::OutcomeCounts;
@@ -13,6 +13,7 @@ use crate::worker::status::{
 };
 
 const LABEL_WIDTH: usize = 9;
+const NAME_CHARS_MAX: usize = 40;
 const LEASE_SHORT_SECONDS: f64 = 30.0;
 
 pub(super) fn render(status: &WorkerStatusReply) -> String {
@@ -172,10 +173,12 @@ pub(super) fn claim_table(claims: &[ClaimStatus]) -> String {
     if claims.is_empty() {
         return "  none\n".to_owned();
     }
-    let head = ["TASK", "SOURCE", "STATE", "CLAIMED FOR", "LEASE LEFT", "RECLAIMED", "LOG", "MEMORY", "PROGRESS"];
+    let head =
+        ["TASK", "NAME", "SOURCE", "STATE", "CLAIMED FOR", "LEASE LEFT", "RECLAIMED", "LOG", "MEMORY", "PROGRESS"];
     let rows = claims.iter().map(|claim| {
         vec![
             format!("{}/{}", claim.task, claim.run),
+            short_name(claim),
             claim.source.clone(),
             claim.state.clone(),
             format_seconds(claim.held_seconds),
@@ -187,6 +190,10 @@ pub(super) fn claim_table(claims: &[ClaimStatus]) -> String {
         ]
     });
     table(head, rows)
+}
+
+pub(super) fn short_name(claim: &ClaimStatus) -> String {
+    claim.name.as_deref().map_or_else(|| "-".to_owned(), |name| cut(&strip_control_chars(name), NAME_CHARS_MAX))
 }
 
 pub(super) fn is_lease_short(claim: &ClaimStatus) -> bool {

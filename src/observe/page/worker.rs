@@ -8,7 +8,7 @@ use crate::control::WorkerStatusReply;
 use crate::worker::counters::OutcomeCounts;
 use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{
-    BlockedReason, ClaimStatus, HostStatus, LifecycleState, SidecarSummary, SourceStatus, WorkerStatus,
+    BlockedReason, ClaimStatus, HostStatus, LifecycleState, RecentResult, SidecarSummary, SourceStatus, WorkerStatus,
 };
 
 const LEASE_SHORT_SECONDS: f64 = 30.0;
@@ -40,6 +40,9 @@ fn body(status: &WorkerStatusReply, clock: SnapshotClock) -> Markup {
             h2 { "Sidecars" }
             (sidecars(&view.sidecars))
         }
+        h2 { "Recent results" }
+        @if view.recent_results.is_empty() { div.empty { p { "No claim has ended yet." } } }
+        @else { (recent_results(&view.recent_results, clock)) }
         h2 { "Last hour" }
         (last_hour(view.last_hour))
     }
@@ -131,9 +134,12 @@ fn row(task: &ClaimStatus, clock: SnapshotClock) -> Markup {
     let name = format!("{}/{}", task.task, task.run);
     html! {
         tr {
-            td.short data-label="task" {
-                code { (name) } " "
-                button type="button" data-copy=(name) hidden { "copy" }
+            td data-label="task" {
+                (task_name(task.name.as_deref()))
+                span.short {
+                    code { (name) } " "
+                    button type="button" data-copy=(name) hidden { "copy" }
+                }
                 small { (task.source) }
             }
             td.short data-label="lease left" {
@@ -161,6 +167,34 @@ fn row(task: &ClaimStatus, clock: SnapshotClock) -> Markup {
             }
             td.short data-label="log" { (format_bytes(task.log_bytes)) }
             td.short data-label="memory" { @match task.memory_bytes { Some(memory) => { (format_bytes(memory)) }, None => { "–" } } }
+        }
+    }
+}
+
+fn task_name(name: Option<&str>) -> Markup {
+    html! { @if let Some(name) = name { span.name { (name) } } }
+}
+
+fn recent_results(results: &[RecentResult], clock: SnapshotClock) -> Markup {
+    html! {
+        table {
+            thead { tr { th { "task" } th { "outcome" } th { "held for" } th { "ended" } } }
+            tbody {
+                @for result in results {
+                    tr {
+                        td data-label="task" {
+                            (task_name(result.name.as_deref()))
+                            code.short { (result.task) "/" (result.run) }
+                            small { (result.source) }
+                        }
+                        td data-label="outcome" {
+                            span class=(if result.outcome == "completed" { "good" } else { "bad" }) { (result.outcome) }
+                        }
+                        td.short data-label="held for" { (format_seconds(result.held_seconds)) }
+                        td.short data-label="ended" { (clock.ago(result.seconds_ago)) }
+                    }
+                }
+            }
         }
     }
 }

@@ -7,13 +7,17 @@ use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table, TableState};
 
 use super::screen::{ActiveView, LogView, TopScreen, display_name};
-use crate::cli::control::status_text::{ago, host_text, is_lease_short, lease_left, note_text, outcomes_text};
+use crate::cli::control::status_text::{
+    ago, host_text, is_lease_short, lease_left, note_text, outcomes_text, short_name,
+};
 use crate::cli::table::{format_seconds, strip_control_chars};
 use crate::control::WorkerStatusReply;
 use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{ClaimStatus, LifecycleState, SourceStatus, WorkerStatus};
 
 const BAR_CELLS: u8 = 10;
+/// From this width on, every column fits.
+const WIDE: u16 = 100;
 const SOURCES_MAX: usize = 8;
 const HINTS_MAX: usize = 2;
 
@@ -57,7 +61,7 @@ fn draw_worker(frame: &mut Frame<'_>, status: &WorkerStatusReply, screen: &TopSc
         Layout::vertical([height(3), Constraint::Min(4), height(sources + 2), height(3 + hints)]).areas(frame.area());
     frame.render_widget(Paragraph::new(heading(status)), head);
     let mut selected = TableState::default().with_selected(screen.selected());
-    frame.render_stateful_widget(task_table(view), tasks, &mut selected);
+    frame.render_stateful_widget(task_table(view, tasks.width), tasks, &mut selected);
     frame.render_widget(source_table(&view.sources), places);
     frame.render_widget(Paragraph::new(footer(view, screen)), foot);
 }
@@ -84,35 +88,45 @@ fn heading(status: &WorkerStatusReply) -> Text<'static> {
     Text::from(vec![Line::from(title).bold(), Line::from(state), Line::from(host_text(view.host)).dim()])
 }
 
-fn task_table(view: &WorkerStatus) -> Table<'static> {
-    let rows = view.claims.iter().map(task_row);
-    let widths = [
-        Constraint::Length(24),
-        Constraint::Length(10),
-        Constraint::Max(18),
-        Constraint::Length(11),
-        Constraint::Length(9),
-        Constraint::Length(9),
-        Constraint::Fill(1),
+fn task_table(view: &WorkerStatus, width: u16) -> Table<'static> {
+    let mut columns = vec![
+        ("TASK", Constraint::Length(24)),
+        ("NAME", Constraint::Fill(1)),
+        ("LEASE LEFT", Constraint::Length(18)),
+        ("STATE", Constraint::Fill(1)),
     ];
-    let head = Row::new(["TASK", "SOURCE", "LEASE LEFT", "CLAIMED FOR", "LOG", "STATE", "PROGRESS"]).dim();
+    if width >= WIDE {
+        columns.extend([
+            ("SOURCE", Constraint::Length(10)),
+            ("FOR", Constraint::Length(6)),
+            ("LOG", Constraint::Length(9)),
+        ]);
+    }
+    let count = columns.len();
+    let rows = view.claims.iter().map(|task| task_row(task, count));
+    let head = Row::new(columns.iter().map(|(name, _)| *name)).dim();
     let title = if view.claims.is_empty() { " no claims " } else { " claims, shortest lease first " };
-    Table::new(rows, widths)
+    Table::new(rows, columns.into_iter().map(|(_, width)| width))
         .header(head)
         .block(Block::bordered().title(title))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
 }
 
-fn task_row(task: &ClaimStatus) -> Row<'static> {
-    Row::new([
+fn task_row(task: &ClaimStatus, columns: usize) -> Row<'static> {
+    let state = match &task.progress {
+        Some(progress) => format!("{} · {}", task.state, strip_control_chars(progress)),
+        None => task.state.clone(),
+    };
+    let cells = [
         Cell::from(display_name(task)),
-        Cell::from(task.source.clone()),
+        Cell::from(short_name(task)),
         lease(task),
+        Cell::from(state),
+        Cell::from(task.source.clone()),
         Cell::from(format_seconds(task.held_seconds)),
         Cell::from(format_bytes(task.log_bytes)),
-        Cell::from(task.state.clone()),
-        Cell::from(strip_control_chars(task.progress.as_deref().unwrap_or_default())),
-    ])
+    ];
+    Row::new(cells.into_iter().take(columns))
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and the cells of a bar")]

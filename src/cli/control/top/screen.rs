@@ -233,9 +233,10 @@ mod tests {
         ClaimStatus {
             task: task.to_owned(),
             run: 0,
+            name: Some("build linux\u{202e}64".to_owned()),
             source: "ci".to_owned(),
             state: "running".to_owned(),
-            progress: Some(progress.to_owned()),
+            progress: (!progress.is_empty()).then(|| progress.to_owned()),
             held_seconds: 201.0,
             lease_left_seconds: Some(left),
             lease_seconds: Some(1200.0),
@@ -288,6 +289,7 @@ mod tests {
                 worker_shutdown: 1,
                 ..OutcomeCounts::default()
             },
+            recent_results: Vec::new(),
             counts: crate::worker::counters::WorkerCounts::default(),
             host: HostStatus { disk_free: Some(212 << 30), memory_free: Some(9 << 30), ..HostStatus::default() },
             containment: "group".to_owned(),
