@@ -3,6 +3,9 @@
 //! A worker that crashes requeues what it held; a message that caused the crash crashes the next worker too. Quorum
 //! queues count deliveries in a header; classic queues only set `redelivered`. For these the count is kept in a
 //! header of a copy that replaces the message before each further attempt.
+//!
+//! Every request that a lost worker held is redelivered, so the count alone does not tell the cause from its victims.
+//! A request that was redelivered therefore starts alone.
 
 use core::num::NonZeroU32;
 
@@ -13,6 +16,8 @@ pub struct DeliveryHistory {
     /// `x-delivery-count`, or the publisher's forgery of it.
     pub broker_count: Option<u32>,
     pub kind: DeliveryKind,
+    /// Of the message that this one is a copy of, by our own header.
+    pub original: DeliveryKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +48,32 @@ pub enum AttemptAction {
     },
 }
 
+/// Which requests a worker holds while it runs this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    /// Any others.
+    Shared,
+    /// At first only those that started before it.
+    AtFirst,
+    /// No other.
+    Alone,
+}
+
 impl DeliveryHistory {
+    /// Whether it may have ended a worker. A request whose handler asked for another attempt has not.
+    pub const fn is_suspect(self) -> bool {
+        matches!((self.kind, self.original), (DeliveryKind::Redelivered, _) | (_, DeliveryKind::Redelivered))
+    }
+
+    /// With a limit of `max` attempts, the last one is [`Isolation::Alone`]: if its worker dies, no other request was the cause.
+    pub const fn isolation(self, max: Option<NonZeroU32>) -> Isolation {
+        match max {
+            Some(max) if self.is_suspect() && self.attempts().saturating_add(1) >= max.get() => Isolation::Alone,
+            Some(_) if self.is_suspect() => Isolation::AtFirst,
+            Some(_) | None => Isolation::Shared,
+        }
+    }
+
     pub const fn attempts(self) -> u32 {
         let more = match (self.broker_count, self.kind) {
             (_, DeliveryKind::First) => 0,
@@ -87,7 +117,12 @@ mod tests {
     const MAX: Option<NonZeroU32> = NonZeroU32::new(3);
 
     fn seen(noted: u32, counted: Option<u32>, arrival: DeliveryKind) -> DeliveryHistory {
-        DeliveryHistory { header_count: Some(noted).filter(|noted| *noted > 0), broker_count: counted, kind: arrival }
+        DeliveryHistory {
+            header_count: Some(noted).filter(|noted| *noted > 0),
+            broker_count: counted,
+            kind: arrival,
+            original: DeliveryKind::First,
+        }
     }
 
     #[test]
@@ -150,7 +185,7 @@ mod tests {
             AttemptAction::Exhausted { attempts: 3 }
         );
         // A queue that counted this way would be copied for ever.
-        let copy = DeliveryHistory { header_count: Some(0), broker_count: Some(1), kind: DeliveryKind::First };
+        let copy = DeliveryHistory { header_count: Some(0), ..seen(0, Some(1), DeliveryKind::First) };
         assert_eq!(copy.next_action(MAX, Republishing::Accepted), AttemptAction::Try { attempt: 0 });
         assert_eq!(
             seen(0, Some(7), DeliveryKind::First).next_action(None, Republishing::Accepted),
@@ -201,5 +236,75 @@ mod tests {
             seen(u32::MAX, None, DeliveryKind::Redelivered).next_action(None, Republishing::Accepted),
             AttemptAction::Try { attempt: u32::MAX }
         );
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    struct Message {
+        name: usize,
+        history: DeliveryHistory,
+    }
+
+    /// The names of the requests that are given up, where workers take up to `capacity` of `queue`. `kills` of a request says whether
+    /// it ends its worker once it has run beside what the worker takes in its first minute.
+    fn given_up(
+        mut queue: Vec<Message>,
+        capacity: usize,
+        counts: bool,
+        kills: impl Fn(usize) -> Option<bool>,
+    ) -> Vec<usize> {
+        let mut given_up = Vec::new();
+        while !queue.is_empty() {
+            let mut held: Vec<Message> = Vec::new();
+            let mut copies = Vec::new();
+            let mut isolated = false;
+            while held.len() < capacity && !isolated && !queue.is_empty() {
+                let next = queue.remove(0);
+                match (next.history.next_action(MAX, Republishing::Accepted), next.history.isolation(MAX)) {
+                    (AttemptAction::Exhausted { .. }, _) => given_up.push(next.name),
+                    (AttemptAction::Republish { attempt }, _) => copies.push(copy(next, attempt)),
+                    (AttemptAction::Try { .. }, Isolation::Shared) => held.push(next),
+                    (AttemptAction::Try { attempt }, Isolation::Alone) if !held.is_empty() => {
+                        copies.push(copy(next, attempt))
+                    }
+                    (AttemptAction::Try { .. }, Isolation::Alone) => (held, isolated) = (vec![next], true),
+                    // Those that it may run beside started earlier, and more come after its first minute.
+                    (AttemptAction::Try { .. }, Isolation::AtFirst) => {
+                        held.push(next);
+                        isolated = !kills(next.name).unwrap_or(true);
+                    }
+                }
+            }
+            queue.append(&mut copies);
+            if held.iter().any(|one| kills(one.name).is_some()) {
+                for one in &mut held {
+                    one.history.kind = DeliveryKind::Redelivered;
+                    one.history.broker_count = counts.then(|| one.history.broker_count.unwrap_or(0) + 1);
+                }
+                held.append(&mut queue);
+                queue = held;
+            }
+        }
+        given_up
+    }
+
+    fn copy(message: Message, attempt: u32) -> Message {
+        let original = if message.history.is_suspect() { DeliveryKind::Redelivered } else { DeliveryKind::First };
+        let history =
+            DeliveryHistory { header_count: Some(attempt), broker_count: None, kind: DeliveryKind::First, original };
+        Message { history, ..message }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a2_only_requests_that_end_their_worker_are_given_up(
+            poison in proptest::collection::btree_map(0_usize..40, proptest::bool::ANY, 1..4),
+            capacity in 1_usize..10,
+            counts in proptest::bool::ANY,
+        ) {
+            let queue = (0..40).map(|name| Message { name, history: seen(0, None, DeliveryKind::First) }).collect();
+            let mut given_up = given_up(queue, capacity, counts, |name| poison.get(&name).copied());
+            given_up.sort_unstable();
+            proptest::prop_assert_eq!(given_up, poison.into_keys().collect::<Vec<_>>());
+        }
     }
 }

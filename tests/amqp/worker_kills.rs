@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use journeyman::amqp::lapin::BasicProperties;
+use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::host::crash_points::REQUEST_CRASH_POINTS;
 use rustix::process::Signal;
 
@@ -166,4 +167,47 @@ async fn i19_a_worker_that_dies_at_any_step_of_a_request_loses_none_and_answers_
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_on_a_quorum_queue() {
     die_at_each_step(Kind::Quorum, runs().div_ceil(2)).await;
+}
+
+/// Kills its worker over a request that says "poison", sooner than the others are done.
+const POISONED: &str = "#!/bin/sh\nif grep -q poison; then sleep 0.1; kill -9 $PPID; fi\nsleep 0.4\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a2_a_request_that_kills_its_worker_is_given_up_without_those_that_were_held_with_it() {
+    let Some(uri) = shared_uri() else { return };
+    for (kind, delivery_limit) in [(Kind::Quorum, None), (Kind::Quorum, Some(1)), (Kind::Durable, None)] {
+        let client = Client::without_queue(&broker(&uri), &format!("jm-test-{}", uuid::Uuid::new_v4().simple())).await;
+        let quorum = (kind == Kind::Quorum).then(|| ("x-queue-type", AMQPValue::LongString("quorum".into())));
+        let limit = delivery_limit.map(|limit| ("x-delivery-limit", AMQPValue::LongInt(limit)));
+        client.declare_with(kind, &client.queue, quorum.into_iter().chain(limit)).await;
+        let folder = memory_dir();
+        let source = "[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\nmax_attempts = 3\n";
+        let config = config(folder.path(), POISONED, source);
+        let innocents: Vec<String> = (0..30).map(|number| format!("i{number}")).collect();
+        client.request(&["poison"]).await;
+        client.request(&innocents.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        let worker = || {
+            let variables = [
+                ("WORKER_REQUESTS_QUEUE", client.queue.as_str()),
+                ("WORKER_AMQP_URI", &uri),
+                ("JOURNEYMAN__WORKER__CAPACITY", "8"),
+                ("JOURNEYMAN__WORKER__EXIT_WHEN_IDLE", "1s"),
+            ];
+            Process::start(folder.path(), &config, &variables)
+        };
+        let mut deaths = 0;
+        while worker().ends().await.signal() == Some(Signal::KILL.as_raw()) {
+            deaths += 1;
+        }
+        assert_eq!((deaths, client.depth().await), (delivery_limit.map_or(3, |_| 2), (0, 0)), "{kind:?}");
+        if delivery_limit.is_none() {
+            let answer = client.answer("poison").await;
+            assert_eq!(answer.json()["type"], "journeyman:attempts_exhausted");
+        }
+        for innocent in &innocents {
+            let answer = client.answer(innocent).await;
+            assert_eq!(answer.status(), "ok", "{kind:?} {innocent}: {}", answer.json());
+        }
+        client.delete_queue().await;
+    }
 }

@@ -34,7 +34,7 @@ pub(super) struct RequestClaim {
     pub(super) run: Run,
     pub(super) delivered_at: Instant,
     delivery: Delivery,
-    session: Arc<Session>,
+    pub(super) session: Arc<Session>,
     source: Arc<AmqpSourceInner>,
     results: Results,
     /// Locked while the request is being settled.
@@ -248,7 +248,11 @@ impl RequestClaim {
     /// Publishes a copy to the request queue that records the attempts.
     async fn republish(&self, progress: &mut Progress, attempts: u32) -> Result<AckKind, CallError> {
         let held = self.source.clock.now().since(self.delivered_at);
-        let properties = delivery::republish_properties(&self.delivery.properties, attempts, held);
+        let mut properties = delivery::republish_properties(&self.delivery.properties, attempts, held);
+        let is_asked_for = attempts > self.run.run;
+        if !is_asked_for && delivery::attempt_history(&self.delivery).is_suspect() {
+            properties = delivery::mark_redelivered(properties);
+        }
         let queue = self.session.queue.clone();
         match self.session.copy_publisher.publish_copy(queue, properties, &self.delivery.data).await {
             Ok(()) => {
@@ -260,7 +264,7 @@ impl RequestClaim {
             Err(PublishError::Nacked | PublishError::Rejected(_) | PublishError::Unroutable) => {
                 self.source.record_copy_result(Republishing::Refused);
                 // Its handler wants another attempt, and would at once be asked for it again and again.
-                if attempts > self.run.run && !self.is_retry_over(progress) {
+                if is_asked_for && !self.is_retry_over(progress) {
                     return Err(self.retry_error("the request queue is full"));
                 }
                 // Holding the slot longer would keep the worker from emptying the full queue.
@@ -336,6 +340,7 @@ impl Drop for RequestClaim {
             }
         }
         self.session.release_claim();
+        self.source.claim_ended.notify_one();
     }
 }
 

@@ -19,6 +19,8 @@ use crate::task::Request;
 
 /// Attempts before this delivery.
 pub(super) const ATTEMPTS_HEADER: &str = "x-journeyman-attempts";
+/// Set on the copy of a request that was redelivered.
+const REDELIVERED_HEADER: &str = "x-journeyman-redelivered";
 /// The delivery count of a quorum queue.
 const DELIVERY_COUNT_HEADER: &str = "x-delivery-count";
 /// Headers by which the broker would route a copy to other queues too.
@@ -38,7 +40,13 @@ pub(super) fn attempt_history(delivery: &Delivery) -> DeliveryHistory {
     let table = delivery.properties.headers().as_ref().unwrap_or(&empty);
     let count = |name| headers::number(table, name).map(|count| u32::try_from(count).unwrap_or(u32::MAX));
     let arrival = if delivery.redelivered { DeliveryKind::Redelivered } else { DeliveryKind::First };
-    DeliveryHistory { header_count: count(ATTEMPTS_HEADER), broker_count: count(DELIVERY_COUNT_HEADER), kind: arrival }
+    let is_copy = table.inner().get(REDELIVERED_HEADER) == Some(&AMQPValue::Boolean(true));
+    DeliveryHistory {
+        header_count: count(ATTEMPTS_HEADER),
+        broker_count: count(DELIVERY_COUNT_HEADER),
+        kind: arrival,
+        original: if is_copy { DeliveryKind::Redelivered } else { DeliveryKind::First },
+    }
 }
 
 /// The message's `expiration`, counted from when it was received.
@@ -60,12 +68,21 @@ pub(super) fn republish_properties(properties: &BasicProperties, attempts: u32, 
     }
 }
 
+/// Records in a copy that the original was redelivered.
+pub(super) fn mark_redelivered(copy: BasicProperties) -> BasicProperties {
+    let mut headers = copy.headers().clone().unwrap_or_default();
+    headers.insert(REDELIVERED_HEADER.into(), AMQPValue::Boolean(true));
+    copy.with_headers(headers)
+}
+
 /// The properties of a copy that does not expire.
 pub(super) fn copy_properties(properties: &BasicProperties, attempts: u32) -> BasicProperties {
     let original = properties.headers().clone().unwrap_or_default();
     let mut headers = FieldTable::default();
     for (name, value) in original.inner() {
-        if !ROUTING_HEADERS.contains(&name.as_str()) && name.as_str() != DELIVERY_COUNT_HEADER {
+        if !ROUTING_HEADERS.contains(&name.as_str())
+            && ![DELIVERY_COUNT_HEADER, REDELIVERED_HEADER].contains(&name.as_str())
+        {
             headers.insert(name.clone(), value.clone());
         }
     }

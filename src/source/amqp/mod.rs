@@ -8,6 +8,7 @@ mod claim;
 mod config;
 mod counters;
 mod delivery;
+mod isolation;
 mod publisher;
 mod queue_facts;
 mod reply_format;
@@ -21,14 +22,15 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use lapin::Connection;
+use lapin::message::Delivery;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::amqp;
 use crate::domain::consumer_timeout;
-use crate::domain::delivery_attempts::{AttemptAction, Republishing};
+use crate::domain::delivery_attempts::{AttemptAction, Isolation, Republishing};
 use crate::domain::id::PriorityQueue;
 use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
@@ -43,6 +45,7 @@ use claim::{GrantedRequest, RequestClaim, SettlePlan};
 pub use config::{AmqpSourceConfig, OnAttemptsExhausted};
 use counters::AmqpSourceCounters;
 pub use delivery::PayloadForm;
+use isolation::IsolatedRequest;
 use queue_facts::QueueFacts;
 use reply_format::error_reply;
 use session::{PendingDelivery, Session, SessionEnd};
@@ -65,6 +68,8 @@ struct AmqpSourceInner {
     counters: AmqpSourceCounters,
     /// When the request queue refused a copy, as a full queue with `reject-publish` does.
     copy_refused_at: Mutex<Option<Instant>>,
+    isolated: Mutex<IsolatedRequest>,
+    claim_ended: Notify,
     /// Background tasks; aborted with the source.
     tasks: Mutex<JoinSet<()>>,
 }
@@ -84,6 +89,8 @@ impl AmqpSource {
             events,
             counters: AmqpSourceCounters::default(),
             copy_refused_at: Mutex::default(),
+            isolated: Mutex::default(),
+            claim_ended: Notify::new(),
             tasks: Mutex::default(),
         };
         Self { inner: Arc::new(inner), events: tokio::sync::Mutex::new(receiver) }
@@ -123,7 +130,8 @@ impl AmqpSourceInner {
     }
 
     async fn open(self: &Arc<Self>) -> Result<Arc<Session>, CallError> {
-        let prefetch = self.prefetch.load(Ordering::Relaxed);
+        let is_next_suspect = matches!(*self.isolated.lock(), IsolatedRequest::Ended);
+        let prefetch = if is_next_suspect { 1 } else { self.prefetch.load(Ordering::Relaxed) };
         match self.current_session() {
             Some(session) if session.prefetch == prefetch => return Ok(session),
             Some(outdated) => outdated.retire(),
@@ -163,18 +171,34 @@ impl AmqpSourceInner {
     /// Opens a session where the last one has ended. At once, without a failed poll: a source that shares its slots with others would
     /// spend its turn on the failure.
     async fn poll(self: &Arc<Self>, max: u8) -> Result<PollBatch, CallError> {
-        let session = self.open().await?;
-        session.on_poll_started();
         let wait = consumer_timeout::long_poll_wait(self.consumer_timeout(), AMQP_LONG_POLL_WAIT);
-        let polled = timeout(wait, self.wait_for_grants(&session, max)).await;
-        session.on_poll_ended();
-        polled.unwrap_or_else(|_| Ok(PollBatch::default()))
+        let ends_at = Instant::now() + wait;
+        loop {
+            match timeout_at(ends_at, self.next_isolated()).await {
+                Ok(Some(grant)) => return Ok(PollBatch { grants: vec![grant], ..PollBatch::default() }),
+                Ok(None) => {}
+                Err(_) => return Ok(PollBatch::default()),
+            }
+            let session = self.open().await?;
+            session.on_poll_started();
+            let polled = timeout_at(ends_at, self.wait_for_grants(&session, max)).await;
+            session.on_poll_ended();
+            match polled {
+                Ok(Ok(batch)) if batch.grants.is_empty() && self.is_isolating() => {}
+                Ok(answer) => return answer,
+                Err(_) => return Ok(PollBatch::default()),
+            }
+        }
     }
 
     async fn wait_for_grants(self: &Arc<Self>, session: &Arc<Session>, max: u8) -> Result<PollBatch, CallError> {
         loop {
             let must_wait = self.check_lost_sessions().is_err();
-            let deliveries = if must_wait { Vec::new() } else { session.take_pending(usize::from(max)) };
+            let deliveries = if must_wait {
+                Vec::new()
+            } else {
+                session.take_pending(usize::from(max), |delivery| self.isolation(delivery) != Isolation::Shared)
+            };
             if deliveries.is_empty() {
                 match session.end() {
                     Some(SessionEnd::Retired) => return Ok(PollBatch::default()),
@@ -196,13 +220,13 @@ impl AmqpSourceInner {
 
     /// Makes a grant of a delivery, or settles it without a handler.
     fn admit(self: &Arc<Self>, session: &Arc<Session>, pending: PendingDelivery) -> Option<Grant> {
-        let AmqpSourceConfig { payload_form, max_attempts, .. } = &self.config;
         let delivery = &pending.delivery;
+        let isolation = self.isolation(delivery);
         let (bytes, ttl) = (delivery.data.len(), delivery::message_ttl(&delivery.properties));
         if delivery.redelivered {
             self.counters.redelivered.increment();
         }
-        let action = delivery::attempt_history(delivery).next_action(*max_attempts, self.last_copy_result());
+        let action = delivery::attempt_history(delivery).next_action(self.config.max_attempts, self.last_copy_result());
         let is_expired = ttl.is_some_and(|ttl| pending.received_at.elapsed() >= ttl);
         let claim = RequestClaim::new(self, session, pending);
         let plan = if is_expired {
@@ -214,9 +238,13 @@ impl AmqpSourceInner {
             SettlePlan::Reply(error_reply("too_large", &message, None))
         } else {
             match action {
+                AttemptAction::Try { .. } if isolation == Isolation::Shared => {
+                    *self.isolated.lock() = IsolatedRequest::None;
+                    return Some(self.grant(claim));
+                }
                 AttemptAction::Try { .. } => {
-                    let task = delivery::task_definition(claim.delivery(), *payload_form);
-                    return Some(self.grant(claim, task));
+                    self.isolate(claim, isolation);
+                    return None;
                 }
                 AttemptAction::Republish { attempt } => SettlePlan::Republish { attempts: attempt },
                 AttemptAction::Exhausted { attempts } => {
@@ -236,7 +264,16 @@ impl AmqpSourceInner {
         None
     }
 
-    fn grant(&self, claim: Arc<RequestClaim>, task: serde_json::Value) -> Grant {
+    fn isolation(&self, delivery: &Delivery) -> Isolation {
+        let (history, max_attempts) = (delivery::attempt_history(delivery), self.config.max_attempts);
+        match history.next_action(max_attempts, self.last_copy_result()) {
+            AttemptAction::Try { .. } => history.isolation(max_attempts),
+            AttemptAction::Republish { .. } | AttemptAction::Exhausted { .. } => Isolation::Shared,
+        }
+    }
+
+    fn grant(&self, claim: Arc<RequestClaim>) -> Grant {
+        let task = delivery::task_definition(claim.delivery(), self.config.payload_form);
         let (now, consumer_timeout) = (self.clock.now(), self.consumer_timeout());
         let held = now.since(claim.delivered_at);
         let lease = consumer_timeout.map_or(AMQP_LEASE, |timeout| timeout.saturating_sub(held).min(AMQP_LEASE));
@@ -255,7 +292,9 @@ impl AmqpSourceInner {
     /// Settles a request that no handler sees. Bounded by what the broker delivers to one consumer.
     fn settle_in_background(&self, claim: Arc<RequestClaim>, plan: SettlePlan) {
         const OUTCOME: Outcome = Outcome::Exception(ExceptionReason::InternalError);
+        let settling = Arc::clone(&claim.session.settling);
         self.spawn(async move {
+            let _settling = settling;
             loop {
                 match claim.settle(OUTCOME, plan.clone()).await {
                     Ok(()) => return,
@@ -350,6 +389,10 @@ impl Source for AmqpSource {
     }
 
     fn pause(&self) {
+        if let Some(claim) = self.inner.take_waiting() {
+            let plan = claim.return_plan();
+            self.inner.settle_in_background(claim, plan);
+        }
         if let Some(session) = self.inner.current_session() {
             session.retire();
         }
@@ -357,6 +400,7 @@ impl Source for AmqpSource {
 
     /// Waits for acknowledgements that are still on their way: a broken connection would cause a redelivery.
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        self.pause();
         Box::pin(async {
             let sessions = std::mem::take(&mut *self.inner.sessions.lock());
             join_all(sessions.iter().filter(|session| !session.is_lost()).map(|session| session.close())).await;

@@ -62,6 +62,8 @@ pub(super) struct Session {
     state: Mutex<State>,
     /// Claims that exist, settled or not: their payloads may still run.
     held_claims: AtomicUsize,
+    /// Shared by the tasks that settle requests which no handler sees.
+    pub(super) settling: Arc<()>,
     /// A delivery arrived, or the session ended.
     pub(super) arrived: Notify,
     retired: Notify,
@@ -73,6 +75,7 @@ struct State {
     pending: VecDeque<PendingDelivery>,
     unsettled: BTreeSet<Run>,
     end: Option<SessionEnd>,
+    is_consumer_ended: bool,
     is_finished: bool,
     /// `None` during a poll.
     last_poll_at: Option<Instant>,
@@ -110,10 +113,12 @@ impl Session {
                 pending: VecDeque::new(),
                 unsettled: BTreeSet::new(),
                 end: None,
+                is_consumer_ended: false,
                 is_finished: false,
                 last_poll_at: Some(Instant::now()),
             }),
             held_claims: AtomicUsize::new(0),
+            settling: Arc::default(),
             arrived: Notify::new(),
             retired: Notify::new(),
             finished: Notify::new(),
@@ -129,10 +134,18 @@ impl Session {
         self.state.lock().last_poll_at = Some(Instant::now());
     }
 
-    pub(super) fn take_pending(&self, max: usize) -> Vec<PendingDelivery> {
+    /// The deliveries before the first that starts alone, or that one.
+    pub(super) fn take_pending(&self, max: usize, is_isolated: impl Fn(&Delivery) -> bool) -> Vec<PendingDelivery> {
         let mut state = self.state.lock();
-        let count = if state.end.is_some() { 0 } else { state.pending.len().min(max) };
+        let most = if state.end.is_some() { 0 } else { state.pending.len().min(max) };
+        let shared = state.pending.iter().take(most).take_while(|one| !is_isolated(&one.delivery)).count();
+        let count = if shared == 0 { most.min(1) } else { shared };
         state.pending.drain(..count).collect()
+    }
+
+    /// Whether the broker has back what this session received and no handler runs.
+    pub(super) fn has_returned_deliveries(&self) -> bool {
+        self.is_lost() || (self.state.lock().is_consumer_ended && Arc::strong_count(&self.settling) == 1)
     }
 
     pub(super) fn end(&self) -> Option<SessionEnd> {
@@ -231,6 +244,7 @@ impl Session {
         self.receive_deliveries(&mut consumer, events).await?;
         let pending = std::mem::take(&mut self.state.lock().pending);
         pending.into_iter().for_each(requeue);
+        self.state.lock().is_consumer_ended = true;
         self.arrived.notify_one();
         // Without a consumer nothing reports the end of the channel.
         while !self.state.lock().unsettled.is_empty() {
