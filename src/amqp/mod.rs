@@ -18,8 +18,9 @@ use std::time::Duration;
 
 use lapin::options::{BasicConsumeOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
-use lapin::uri::{AMQPScheme, AMQPUri};
+use lapin::uri::{AMQPScheme, AMQPUri, AMQPUserInfo};
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, Consumer, ErrorKind, ExchangeKind};
+use parking_lot::RwLock;
 use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::domain::refusal::{CallError, Refusal};
@@ -30,11 +31,16 @@ pub use lapin;
 pub use short_string::{NameTooLong, to_short_string, to_short_string_or_none};
 pub use utf8_sanitizer::REPLACEMENT_CHAR;
 
+/// Reads the address of a broker again; `None` if it cannot be read.
+pub type RereadUri = Arc<dyn Fn() -> Option<SecretString> + Send + Sync>;
+
 /// How to reach a broker.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct BrokerConfig {
     /// `amqp://user:password@host:port/vhost`, or `amqps://`.
     pub uri: SecretString,
+    /// Called before each connection: its user and password replace those of `uri`. The files of TLS are read then too.
+    pub reread_uri: Option<RereadUri>,
     /// Certificates (PEM) of the CAs that may sign the broker's certificate; the system's CAs otherwise.
     pub ca: Option<PathBuf>,
     /// The client certificate, for TLS.
@@ -44,7 +50,7 @@ pub struct BrokerConfig {
 impl BrokerConfig {
     /// Without TLS files.
     pub fn new(uri: impl Into<SecretString>) -> Self {
-        Self { uri: uri.into(), ca: None, client: None }
+        Self { uri: uri.into(), reread_uri: None, ca: None, client: None }
     }
 }
 
@@ -69,10 +75,23 @@ pub struct Broker {
     /// In seconds, where the address sets none.
     default_heartbeat: u16,
     display_url: String,
-    /// Redacts the password in all logs for as long as a clone of this broker exists.
-    _redaction: Arc<redact::HiddenSecrets>,
-    #[cfg(feature = "amqps")]
-    tls: Option<tls::TlsClient>,
+    settings: BrokerConfig,
+    login: Arc<RwLock<Login>>,
+}
+
+/// User and password, redacted in all logs for as long as a clone of the broker exists.
+struct Login {
+    /// The address that they are from.
+    text: SecretString,
+    user: AMQPUserInfo,
+    _redaction: redact::HiddenSecrets,
+}
+
+impl Login {
+    fn new(text: SecretString, uri: &AMQPUri) -> Self {
+        let user = uri.authority.userinfo.clone();
+        Self { _redaction: redact::hide([user.password.as_str()]), text, user }
+    }
 }
 
 impl std::fmt::Debug for Broker {
@@ -88,26 +107,7 @@ impl Broker {
     ///
     /// [`InvalidBrokerConfig`], without the address.
     pub fn new(settings: &BrokerConfig) -> Result<Self, InvalidBrokerConfig> {
-        // osrdyne's templates end it with a semicolon.
-        let text = settings.uri.expose_secret().trim().trim_end_matches(';');
-        // The second part would be taken for a host name, resolved, and logged.
-        if text.matches('@').count() > 1 {
-            let what = "it has more than one `@`: in a user, a password or a vhost write %40";
-            return Err(InvalidBrokerConfig(format!("invalid AMQP address ({what}, %2F for `/` and %3A for `:`)")));
-        }
-        let mut uri: AMQPUri = text.parse().map_err(|what: String| {
-            // One of these messages quotes the address, and the password in it.
-            let what = if what.starts_with("Invalid URL") { "not a URL" } else { what.as_str() };
-            InvalidBrokerConfig(format!(
-                "invalid AMQP address ({what}); the format is amqp://host:5672/vhost, with user:password@ before the host if needed"
-            ))
-        })?;
-        // Strictly, a trailing slash is a vhost with an empty name; in practice it means the default vhost.
-        if uri.vhost.is_empty() {
-            "/".clone_into(&mut uri.vhost);
-        }
-        to_short_string("the vhost of the AMQP address", &uri.vhost)
-            .map_err(|error| InvalidBrokerConfig(error.to_string()))?;
+        let uri = parse_uri(&settings.uri)?;
         let display_url = format!(
             "{}://{}:{}/{}",
             uri.scheme,
@@ -116,22 +116,15 @@ impl Broker {
             urlencoding::encode(&uri.vhost)
         );
         #[cfg(feature = "amqps")]
-        let tls = match uri.scheme {
-            AMQPScheme::AMQPS => Some(tls::TlsClient::new(&uri.authority.host, settings)?),
-            AMQPScheme::AMQP => None,
-        };
+        if uri.scheme == AMQPScheme::AMQPS {
+            tls::TlsClient::new(&uri.authority.host, settings)?;
+        }
         #[cfg(not(feature = "amqps"))]
         if uri.scheme == AMQPScheme::AMQPS {
             return Err(InvalidBrokerConfig("this build has no TLS for AMQP (feature `amqps`)".to_owned()));
         }
-        Ok(Self {
-            _redaction: Arc::new(redact::hide([uri.authority.userinfo.password.as_str()])),
-            uri,
-            default_heartbeat: AMQP_HEARTBEAT,
-            display_url,
-            #[cfg(feature = "amqps")]
-            tls,
-        })
+        let login = Arc::new(RwLock::new(Login::new(settings.uri.clone(), &uri)));
+        Ok(Self { uri, default_heartbeat: AMQP_HEARTBEAT, display_url, settings: settings.clone(), login })
     }
 
     /// Sets the heartbeat unless the address does. A connection ends after about two heartbeats without traffic.
@@ -159,15 +152,36 @@ impl Broker {
         for (key, value) in [("product", "journeyman"), ("version", env!("CARGO_PKG_VERSION"))] {
             properties = properties.with_client_property(key.into(), value.into());
         }
+        self.reread_login();
         let broker = self.clone();
         let open = async move |uri: AMQPUri, _| {
             let stream = broker.open_stream(&uri).await.map_err(lapin::Error::from)?;
             Ok(AsyncTcpStream::Plain(stream))
         };
         let mut uri = self.uri.clone();
+        uri.authority.userinfo = self.user_info();
         uri.query.heartbeat.get_or_insert(self.default_heartbeat);
         let connecting = Connection::connector(uri, stream::runtime(), open, properties);
         self.bounded("connect", connecting).await
+    }
+
+    fn reread_login(&self) {
+        let Some(text) = self.settings.reread_uri.as_ref().and_then(|reread| reread()) else { return };
+        match parse_uri(&text) {
+            Ok(uri) if uri.authority.userinfo == self.login.read().user => {}
+            Ok(uri) => *self.login.write() = Login::new(text, &uri),
+            Err(error) => tracing::warn!("keeping the login of the broker in use: {error}"),
+        }
+    }
+
+    /// The address that was read last, with user and password.
+    pub(crate) fn uri(&self) -> SecretString {
+        self.login.read().text.clone()
+    }
+
+    /// User and password that were read last.
+    fn user_info(&self) -> AMQPUserInfo {
+        self.login.read().user.clone()
     }
 
     /// Runs a call for at most [`AMQP_CALL_TIMEOUT`]. An error names the operation and the broker.
@@ -186,7 +200,8 @@ impl Broker {
         let stream = tokio::net::TcpStream::connect((uri.authority.host.as_str(), uri.authority.port)).await?;
         stream.set_nodelay(true)?;
         #[cfg(feature = "amqps")]
-        if let Some(tls) = &self.tls {
+        if uri.scheme == AMQPScheme::AMQPS {
+            let tls = tls::TlsClient::new(&uri.authority.host, &self.settings).map_err(std::io::Error::other)?;
             return tls.connect(stream).await;
         }
         Ok(stream::BrokerStream::plain(stream))
@@ -199,6 +214,30 @@ impl Broker {
             message: format!("{operation} at {}: {}", self.display_url, error_text(error)),
         }
     }
+}
+
+fn parse_uri(text: &SecretString) -> Result<AMQPUri, InvalidBrokerConfig> {
+    // osrdyne's templates end it with a semicolon.
+    let text = text.expose_secret().trim().trim_end_matches(';');
+    // The second part would be taken for a host name, resolved, and logged.
+    if text.matches('@').count() > 1 {
+        let what = "it has more than one `@`: in a user, a password or a vhost write %40";
+        return Err(InvalidBrokerConfig(format!("invalid AMQP address ({what}, %2F for `/` and %3A for `:`)")));
+    }
+    let mut uri: AMQPUri = text.parse().map_err(|what: String| {
+        // One of these messages quotes the address, and the password in it.
+        let what = if what.starts_with("Invalid URL") { "not a URL" } else { what.as_str() };
+        InvalidBrokerConfig(format!(
+            "invalid AMQP address ({what}); the format is amqp://host:5672/vhost, with user:password@ before the host if needed"
+        ))
+    })?;
+    // Strictly, a trailing slash is a vhost with an empty name; in practice it means the default vhost.
+    if uri.vhost.is_empty() {
+        "/".clone_into(&mut uri.vhost);
+    }
+    to_short_string("the vhost of the AMQP address", &uri.vhost)
+        .map_err(|error| InvalidBrokerConfig(error.to_string()))?;
+    Ok(uri)
 }
 
 pub fn retry_error(what: String) -> CallError {

@@ -34,11 +34,23 @@ pub(super) fn build_broker(config: &schema::Amqp, environment: &Environment) -> 
     }
     let settings = amqp::BrokerConfig {
         uri: SecretString::from(uri.reveal()),
+        reread_uri: config.uri_file.is_some().then(|| reread_uri(config, environment)),
         ca: config.ca_file.as_ref().map(|file| file.0.clone()),
         client: client
             .map(|(certificate, key)| ClientCertificate { certificate: certificate.0.clone(), key: key.0.clone() }),
     };
     Broker::new(&settings).map_err(|error| Failure::new(Exit::Config, format!("amqp: {error}")))
+}
+
+fn reread_uri(config: &schema::Amqp, environment: &Environment) -> amqp::RereadUri {
+    let (config, environment) = (config.clone(), environment.clone());
+    Arc::new(move || match secrets::amqp_uri(&config, &environment) {
+        Ok(uri) => Some(SecretString::from(uri.reveal())),
+        Err(error) => {
+            tracing::warn!("keeping the login of the broker in use: {error}");
+            None
+        }
+    })
 }
 
 /// Builds the client of the management interface; `None` where it is not configured.

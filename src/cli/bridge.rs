@@ -1,5 +1,6 @@
 //! `journeyman bridge`: a worker with handlers that forward to another queue.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::amqp_setup::{self, RequestHandling};
@@ -7,7 +8,7 @@ use super::config_args::{ConfigArgs, WorkerFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::taskcluster_setup;
 use super::worker;
-use super::worker_setup::{self, WorkerIdentity};
+use super::worker_setup::{self, BuiltWorker, WorkerIdentity};
 use crate::bridge::requests_to_tasks::RequestsToTasks;
 use crate::bridge::tasks_to_requests::TasksToRequests;
 use crate::client::RpcClient;
@@ -26,7 +27,7 @@ pub(super) async fn run(settings: ConfigArgs<WorkerFlags>, environment: &Environ
     Box::pin(worker::run_with(build_worker, settings, environment)).await
 }
 
-fn build_worker(config: &Config, environment: &Environment) -> Result<Worker, Failure> {
+fn build_worker(config: &Config, environment: &Environment) -> Result<BuiltWorker, Failure> {
     if config.bridge.is_empty() {
         return Err(Failure::new(
             Exit::Config,
@@ -40,7 +41,9 @@ fn build_worker(config: &Config, environment: &Environment) -> Result<Worker, Fa
         .iter()
         .map(|(bridge_name, bridge)| source_binding(bridge_name, bridge, config, &name, environment))
         .collect();
-    Ok(Worker::new(worker_setup::worker_config(config), bindings?))
+    let worker = Worker::new(worker_setup::worker_config(config), bindings?);
+    // A bridge reads renewed credentials when the service answers 401.
+    Ok(BuiltWorker { worker, apis: BTreeMap::new() })
 }
 
 fn source_binding(

@@ -99,7 +99,7 @@ fn broker_from_args(arguments: &CallArgs, environment: &Environment) -> Result<B
     };
     let client = arguments.amqp_certificate.clone().zip(arguments.amqp_key.clone());
     let client = client.map(|(certificate, key)| ClientCertificate { certificate, key });
-    let settings = BrokerConfig { uri: uri.reveal().to_owned().into(), ca: arguments.amqp_ca.clone(), client };
+    let settings = BrokerConfig { ca: arguments.amqp_ca.clone(), client, ..BrokerConfig::new(uri.reveal().to_owned()) };
     Broker::new(&settings).map_err(|error| Failure::from_error(Exit::Config, &error))
 }
 

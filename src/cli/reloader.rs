@@ -1,6 +1,6 @@
 //! Reloads the configuration of a running worker or controller: all of it or nothing. Keys that need a restart are reported.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 
 use sd_notify::NotifyState;
@@ -17,6 +17,7 @@ use crate::config::schema::Config;
 use crate::control::worker_api::{ReloadRequest, ReloadSender};
 use crate::host::service_manager::ServiceManager;
 use crate::observe::log;
+use crate::source::taskcluster::Api;
 use crate::worker::{Control, ReloadResult};
 
 /// What a reload changes.
@@ -24,6 +25,10 @@ pub(super) trait ReloadTarget {
     /// Copies the values that take effect without a restart.
     fn copy_reloadable(running: &mut Config, new: &Config);
     async fn apply(&self, running: &Config);
+    /// Reads credentials in files again; returns the names of the sources whose credentials have changed.
+    fn reread_credentials(&self) -> Vec<String> {
+        Vec::new()
+    }
     fn on_start(&self) {}
     fn on_end(&self, _result: &Result<String, String>) {}
 }
@@ -78,8 +83,10 @@ impl<F: FlagSet, T: ReloadTarget> Reloader<F, T> {
             self.target.apply(&self.running).await;
             log::set_filter(&self.running.log);
         }
+        let renewed = self.target.reread_credentials();
         let part = |what: &str, keys: &[String]| (!keys.is_empty()).then(|| format!("{what} {}", keys.join(", ")));
-        let parts = [part("changed:", &applied), part("a restart is needed for", &pending)];
+        let parts =
+            [part("changed:", &applied), part("new credentials:", &renewed), part("a restart is needed for", &pending)];
         let message = match parts.into_iter().flatten().collect::<Vec<_>>() {
             parts if parts.is_empty() => "the configuration has not changed".to_owned(),
             parts => parts.join("; "),
@@ -92,6 +99,7 @@ impl<F: FlagSet, T: ReloadTarget> Reloader<F, T> {
 pub(super) struct WorkerTarget {
     pub(super) control: Control,
     pub(super) service_manager: Option<ServiceManager>,
+    pub(super) apis: BTreeMap<String, Api>,
 }
 
 impl ReloadTarget for WorkerTarget {
@@ -111,6 +119,11 @@ impl ReloadTarget for WorkerTarget {
 
     async fn apply(&self, running: &Config) {
         self.control.reconfigure(worker_setup::worker_config(running)).await;
+    }
+
+    fn reread_credentials(&self) -> Vec<String> {
+        let renewed = self.apis.iter().filter(|(_, api)| api.reread_credentials());
+        renewed.map(|(name, _)| format!("source.{name}")).collect()
     }
 
     fn on_start(&self) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use secrecy::SecretString;
 
 use super::exit::{Exit, Failure};
@@ -31,8 +32,30 @@ pub(super) fn build_credentials(own: &ClientCredentials) -> Result<Credentials, 
 
 fn api_config(source: &TaskclusterSource, environment: &Environment) -> Result<ApiConfig, Failure> {
     let credentials = read_credentials(source, environment)?;
+    let reread_credentials = credentials.clone().map(|latest| reread_credentials(latest, source, environment));
     let allow_hosts = source.allow_hosts.clone();
-    Ok(ApiConfig { allow_hosts, ..ApiConfig::new(source.root_url.as_str(), credentials) })
+    Ok(ApiConfig { allow_hosts, reread_credentials, ..ApiConfig::new(source.root_url.as_str(), credentials) })
+}
+
+/// Compares with what was read last, because worker-runner may have replaced credentials since.
+fn reread_credentials(
+    latest: Credentials,
+    source: &TaskclusterSource,
+    environment: &Environment,
+) -> taskcluster::RereadCredentials {
+    let (source, environment, latest) = (source.clone(), environment.clone(), Mutex::new(latest));
+    Arc::new(move || match read_credentials(&source, &environment) {
+        Ok(read) => {
+            let mut latest = latest.lock();
+            let renewed = read.filter(|read| !read.is_same(&latest))?;
+            *latest = renewed.clone();
+            Some(renewed)
+        }
+        Err(failure) => {
+            tracing::warn!("keeping the credentials in use: {}", failure.message);
+            None
+        }
+    })
 }
 
 /// Of a source that is not polled.

@@ -12,7 +12,7 @@ use super::doctor::host::open_files_warning;
 use super::exit::{Exit, ExitResult, Failure};
 use super::reloader::{Reloader, WorkerTarget};
 use super::signals::ExitSignals;
-use super::worker_setup::WorkerIdentity;
+use super::worker_setup::{BuiltWorker, WorkerIdentity};
 use super::{amqp_setup, systemd_notify, termination_watch, worker_setup};
 use crate::config::Environment;
 use crate::config::schema::Config;
@@ -29,14 +29,12 @@ use crate::observe::worker_http;
 use crate::worker::{Control, ExitReason, Worker};
 
 pub(super) async fn run(settings: ConfigArgs<WorkerFlags>, environment: &Environment) -> ExitResult {
-    let build =
-        |config: &Config, environment: &Environment| Ok(worker_setup::build_worker(config, environment)?.worker);
-    Box::pin(run_with(build, settings, environment)).await
+    Box::pin(run_with(worker_setup::build_worker, settings, environment)).await
 }
 
 /// Also runs `bridge`.
 pub(super) async fn run_with(
-    build: fn(&Config, &Environment) -> Result<Worker, Failure>,
+    build: fn(&Config, &Environment) -> Result<BuiltWorker, Failure>,
     settings: ConfigArgs<WorkerFlags>,
     environment: &Environment,
 ) -> ExitResult {
@@ -47,14 +45,14 @@ pub(super) async fn run_with(
         tracing::warn!("{warning}");
     }
     harden_process();
-    let worker = build(&loaded.config, environment)?;
+    let BuiltWorker { worker, apis } = build(&loaded.config, environment)?;
     close_inherited_fds_on_exec();
     let control = worker.control();
     let manager = environment.get("NOTIFY_SOCKET").and_then(|socket| {
         let connected = ServiceManager::connect(socket);
         connected.inspect_err(|error| tracing::warn!("cannot notify the service manager at {socket}: {error}")).ok()
     });
-    let target = WorkerTarget { control: control.clone(), service_manager: manager.clone() };
+    let target = WorkerTarget { control: control.clone(), service_manager: manager.clone(), apis };
     let (reloader, reloads) = Reloader::new(settings, environment, loaded.config.clone(), target)?;
     let notifications = async {
         match &manager {

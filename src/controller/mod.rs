@@ -29,7 +29,6 @@ use std::io;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use secrecy::SecretString;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -63,7 +62,6 @@ pub struct ControllerConfig {
     pub pool: String,
     pub broker: Broker,
     pub management: Option<Management>,
-    pub uri: SecretString,
     pub names: QueueNames,
     pub settings: PoolConfig,
     pub demands: Vec<DemandSource>,

@@ -54,7 +54,6 @@ impl WorkerSet {
         variables.extend([
             ("WORKER_POOL".to_owned(), settings.pool.clone()),
             ("WORKER_ACTIVITY_EXCHANGE".to_owned(), settings.names.activity_exchange()),
-            ("WORKER_AMQP_URI".to_owned(), settings.uri.expose_secret().to_owned()),
         ]);
         Ok(Self {
             pool: settings.pool.clone(),
@@ -388,6 +387,8 @@ impl WorkerSet {
             let id = uuid::Uuid::new_v4().to_string();
             let mut variables = self.variables.clone();
             variables.extend([
+                // As read last: its password may have been renewed.
+                ("WORKER_AMQP_URI".to_owned(), config.broker.uri().expose_secret().to_owned()),
                 ("WORKER_ID".to_owned(), id.clone()),
                 ("WORKER_KEY".to_owned(), config.names.encoded_key(key)),
                 ("WORKER_REQUESTS_QUEUE".to_owned(), queue.clone()),

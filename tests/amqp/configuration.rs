@@ -2,7 +2,10 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
+use journeyman::amqp;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::controller::{ECHO, Reports, fresh};
@@ -171,4 +174,18 @@ async fn sources_that_share_one_slot_take_turns() {
     for client in &clients {
         client.delete_queue().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b2_a_renewed_password_is_read_at_the_next_connection() {
+    let Some(uri) = shared_uri() else { return };
+    let wrong = uri.replacen('@', "-wrong@", 1);
+    let renewed = uri.clone();
+    let settings = amqp::BrokerConfig {
+        reread_uri: Some(Arc::new(move || Some(renewed.clone().into()))),
+        ..amqp::BrokerConfig::new(wrong)
+    };
+    let broker = amqp::Broker::new(&settings).expect("the address is good");
+    let connection = broker.connect("test").await.expect("the renewed password is accepted");
+    amqp::close(&connection, Duration::from_secs(5)).await;
 }

@@ -195,6 +195,26 @@ fn a_reload_applies_all_of_a_configuration_or_nothing() {
 }
 
 #[test]
+fn b2_a_reload_reads_a_renewed_token() {
+    let host = Host::with_queue();
+    let source = host.source();
+    host.write("token-of-worker", "wrong-and-long-enough");
+    host.write("journeyman.toml", &format!("[worker]\nid = \"w\"\ngroup = \"g\"\nwork_dir = \"work\"\n{source}"));
+    let file = host.join("token-of-worker").display().to_string();
+    let mut command = host.journeyman(&["worker"]);
+    let mut server = Server::start(command.env("JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN_FILE", file));
+    server.logs("Bad mac");
+    host.write("token-of-worker", TOKEN);
+    let reloaded = run(host.journeyman(&["reload"]).env("JOURNEYMAN_SOCKET", host.join("work/control.sock")), "");
+    // A retry after the 401 may have read it before.
+    assert!(reloaded.out == "new credentials: source.ci\n" || reloaded.out.contains("not changed"), "{}", reloaded.out);
+    server.logs("the credentials in the files have changed");
+    host.create_script("true");
+    server.logs("completed");
+    server.quit();
+}
+
+#[test]
 fn a_worker_exits_when_idle_or_at_max_tasks() {
     for (flag, value, code) in [("--max-tasks", "1", 13), ("--exit-when-idle", "10s", 10)] {
         let host = Host::with_queue();

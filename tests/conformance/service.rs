@@ -84,7 +84,7 @@ pub(crate) struct Service {
 /// An unused task queue.
 pub(crate) fn fresh_task_queue() -> String {
     let fresh = uuid::Uuid::new_v4().simple().to_string();
-    format!("jm-test/{}", &fresh[..16])
+    format!("jm-test/t{}", &fresh[..16])
 }
 
 impl Service {

@@ -1,6 +1,8 @@
 //! Calls for users and tools.
 
-use journeyman::source::taskcluster::{Api, Dialect};
+use std::sync::{Arc, Mutex};
+
+use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Dialect, RereadCredentials};
 use serde_json::json;
 
 use crate::gremlin::{Act, Gremlin, answer, answer_with, head, json as say};
@@ -113,4 +115,28 @@ async fn listings_are_paged() {
     let lines: Vec<_> = gremlin.asked().into_iter().map(|asked| asked.line).collect();
     assert_eq!(lines[1], "GET /api/queue/v1/task-queues/prov%2Fwt/claimed?continuationToken=t%26u HTTP/1.1");
     assert_eq!(lines[3], "GET /api/queue/v1/pending/prov%2Fwt HTTP/1.1");
+}
+
+#[tokio::test]
+async fn b2_a_401_makes_the_client_read_renewed_credentials_and_repeat_the_call() {
+    let denied = json!({ "code": "AuthenticationFailed", "message": "Bad mac" });
+    let status = json!({ "status": { "taskId": "T" } });
+    let script = |_: &str| vec![say(401, &denied), say(200, &status), say(401, &denied)];
+    let gremlin = Gremlin::start(script).await;
+    let credentials = |token: &str| Credentials::new("renewed", token.to_owned().into(), None).expect("credentials");
+    let files = Mutex::new(vec![credentials("second")]);
+    let reread_credentials: RereadCredentials = Arc::new(move || files.lock().expect("no panic").pop());
+    let config = settings(&gremlin.url(), Dialect::ClaimWork).api;
+    let api = Api::new(ApiConfig { reread_credentials: Some(reread_credentials), ..config }).expect("good settings");
+
+    let task = run("T", 0).task;
+    api.task_status(&task).await.expect("the second call is accepted");
+    let refused = api.task_status(&task).await.expect_err("the files hold nothing new");
+    assert!(refused.message.contains("Bad mac"), "{refused}");
+    let clients: Vec<_> = gremlin
+        .asked()
+        .iter()
+        .map(|asked| asked.header("authorization").is_some_and(|header| header.contains("renewed")))
+        .collect();
+    assert_eq!(clients, [false, true, true]);
 }

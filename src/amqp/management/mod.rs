@@ -8,7 +8,6 @@ mod queue_counts;
 use std::path::Path;
 use std::time::Duration;
 
-use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 
 use super::{Broker, InvalidBrokerConfig};
@@ -22,8 +21,7 @@ pub struct Management {
     http: reqwest::Client,
     base: String,
     vhost: String,
-    user: String,
-    password: SecretString,
+    broker: Broker,
 }
 
 impl std::fmt::Debug for Management {
@@ -75,13 +73,11 @@ impl Management {
         let http = builder
             .build()
             .map_err(|error| InvalidBrokerConfig(format!("cannot build an HTTP client for {base}: {error}")))?;
-        let login = &broker.uri.authority.userinfo;
         Ok(Self {
             http,
             base: base.trim_end_matches('/').to_owned(),
             vhost: broker.uri.vhost.clone(),
-            user: login.username.clone(),
-            password: SecretString::from(login.password.as_str()),
+            broker: broker.clone(),
         })
     }
 
@@ -117,7 +113,8 @@ impl Management {
 
     async fn send(&self, path: &str, asked: reqwest::RequestBuilder) -> Result<Vec<u8>, ManagementError> {
         let lost = |error: reqwest::Error| self.failure(path, &root_cause(&error.without_url()));
-        let request = asked.basic_auth(&self.user, Some(self.password.expose_secret()));
+        let login = self.broker.user_info();
+        let request = asked.basic_auth(login.username, Some(login.password));
         let mut answer = request.send().await.map_err(lost)?;
         match answer.status() {
             status if status.is_success() => {}

@@ -11,7 +11,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
-use secrecy::SecretString;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -24,7 +23,7 @@ use super::worker::listen_http;
 use super::{amqp_setup, taskcluster_setup, worker_setup};
 use crate::config::pool::{DemandConfig, PoolConfig};
 use crate::config::schema::Source;
-use crate::config::{Config, Environment, secrets};
+use crate::config::{Config, Environment};
 use crate::control::controller_api::{ControllerStatusReply, PoolHandles, command_routes, serve, socket_in};
 use crate::control::worker_api::{ReloadSender, Socket};
 use crate::controller;
@@ -174,7 +173,6 @@ fn pool_config(
     config: &Config,
     environment: &Environment,
 ) -> Result<controller::ControllerConfig, Failure> {
-    let uri = secrets::amqp_uri(&config.amqp, environment)?;
     let names = controller::QueueNames::new(name);
     if !names.are_valid() {
         return Err(Failure::new(
@@ -187,7 +185,6 @@ fn pool_config(
         pool: name.to_owned(),
         management: amqp_setup::build_management(&config.amqp, &broker)?,
         broker,
-        uri: SecretString::from(uri.reveal()),
         names,
         settings: settings.clone(),
         demands: demand_configs(name, config, environment)?,

@@ -64,6 +64,14 @@ impl Credentials {
         Ok(Self { client_id: client_id.to_owned(), access_token, ext, _redaction: Arc::new(redaction) })
     }
 
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let secrets = |of: &Self| {
+            let ext = of.ext.as_ref().map(|ext| ext.expose_secret().to_owned());
+            (of.client_id.clone(), of.access_token.expose_secret().to_owned(), ext)
+        };
+        secrets(self) == secrets(other)
+    }
+
     /// The client id; not a secret.
     #[must_use]
     pub fn client_id(&self) -> &str {

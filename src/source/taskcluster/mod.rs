@@ -17,7 +17,7 @@ mod wire;
 pub use client_calls::{Download, ListPage};
 pub use credentials::{Credentials, InvalidCredentials};
 pub use probe::CredentialCheck;
-pub use transport::{Api, ApiConfig, InvalidConfig, Timeouts};
+pub use transport::{Api, ApiConfig, InvalidConfig, RereadCredentials, Timeouts};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

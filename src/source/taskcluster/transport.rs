@@ -30,6 +30,9 @@ use crate::source::CallError;
 /// Minimum clock difference to blame a rejected signature on.
 const CLOCK_SKEW_TOLERATED_S: u64 = 60;
 
+/// Reads the client's credentials again; `None` if they are those that it read last.
+pub type RereadCredentials = Arc<dyn Fn() -> Option<Credentials> + Send + Sync>;
+
 /// Address and credentials of a deployment.
 #[derive(Clone)]
 pub struct ApiConfig {
@@ -37,6 +40,8 @@ pub struct ApiConfig {
     pub root_url: String,
     /// `None` leaves requests unsigned.
     pub credentials: Option<Credentials>,
+    /// Called when the service answers 401: credentials in files may have been renewed.
+    pub reread_credentials: Option<RereadCredentials>,
     /// Hosts that signed URLs and redirects may have although their addresses are private, besides that of the root
     /// URL. A leading dot matches every subdomain, `*` every host.
     pub allow_hosts: Vec<String>,
@@ -48,7 +53,8 @@ impl ApiConfig {
     /// Allows no private hosts but that of the root URL, with the usual time limits.
     pub fn new(root_url: &str, credentials: Option<Credentials>) -> Self {
         let root_url = root_url.to_owned();
-        Self { root_url, credentials, allow_hosts: Vec::new(), timeouts: Timeouts::default() }
+        let timeouts = Timeouts::default();
+        Self { root_url, credentials, reread_credentials: None, allow_hosts: Vec::new(), timeouts }
     }
 }
 
@@ -96,6 +102,7 @@ struct ClientState {
     queue_url: String,
     address_policy: Arc<AddressPolicy>,
     credentials: Swap<Option<Credentials>>,
+    reread_credentials: Option<RereadCredentials>,
     timeouts: Timeouts,
     /// Local time minus service time at the latest response with a `Date`.
     clock_ahead_s: Mutex<Option<i64>>,
@@ -207,6 +214,7 @@ impl Api {
             root_url,
             address_policy,
             credentials: Swap::new(config.credentials),
+            reread_credentials: config.reread_credentials,
             timeouts: config.timeouts,
             clock_ahead_s: Mutex::default(),
         })))
@@ -221,6 +229,20 @@ impl Api {
     /// Replaces the worker's or user's credentials for all later calls.
     pub fn replace_credentials(&self, credentials: Credentials) {
         self.0.credentials.store(Some(credentials));
+    }
+
+    /// Uses renewed credentials if the files hold some.
+    pub(crate) fn reread_credentials(&self) -> bool {
+        let renewed = self.0.reread_credentials.as_ref().and_then(|reread| reread());
+        let is_renewed = renewed.is_some();
+        if let Some(credentials) = renewed {
+            tracing::info!(
+                client_id = credentials.client_id(),
+                "the credentials in the files have changed; using them"
+            );
+            self.replace_credentials(credentials);
+        }
+        is_renewed
     }
 
     /// Local time minus service time at the latest response with a `Date`.
@@ -254,7 +276,16 @@ impl Api {
 
     /// Returns the head of a 2xx response, or of a 303 response to a transfer; any other response is an error.
     pub(super) async fn send(&self, call: ApiRequest<'_>) -> Result<Response, FailedCall> {
-        let ApiRequest { operation, body, .. } = &call;
+        let result = self.send_once(&call).await;
+        let was_denied = result.as_ref().is_err_and(|failed| failed.status == Some(401));
+        if was_denied && call.credentials.is_none() && self.reread_credentials() {
+            return self.send_once(&call).await;
+        }
+        result
+    }
+
+    async fn send_once(&self, call: &ApiRequest<'_>) -> Result<Response, FailedCall> {
+        let ApiRequest { operation, body, .. } = call;
         let text = format!("{}/api/{}/v1{}", self.0.root_url, call.service, call.path);
         let invalid = |_| call_error(Refusal::Rejected, format!("{operation}: the URL is invalid"));
         let url = Url::parse(&text).map_err(invalid)?;
