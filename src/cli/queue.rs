@@ -61,6 +61,7 @@ pub(super) fn queue_config(config: &schema::Queue, environment: &Environment) ->
     Ok(queue::Config {
         listen: config.listen.0,
         auth: config.auth,
+        allowed_origins: config.allowed_origins.iter().map(|origin| origin.as_str().to_owned()).collect(),
         clients,
         claim_timeout: config.claim_timeout.0,
         ..queue::Config::new(Db::File(config.db.0.clone()), PathBuf::from(artifacts))

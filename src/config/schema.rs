@@ -536,6 +536,8 @@ pub struct Queue {
     pub claim_timeout: Span<CLAIM_TIMEOUT_MIN_MS>,
     /// Whether callers have to sign their calls.
     pub auth: Auth,
+    /// Origins of web pages that may call the queue, such as `https://tc.example.com`.
+    pub allowed_origins: Vec<Url>,
     /// Clients that may call the queue, by client id.
     pub clients: BTreeMap<String, Client>,
 }
@@ -547,6 +549,7 @@ impl Default for Queue {
             listen: built_in("127.0.0.1:7070"),
             claim_timeout: built_in("20m"),
             auth: Auth::Checked,
+            allowed_origins: Vec::new(),
             clients: BTreeMap::new(),
         }
     }

@@ -180,7 +180,7 @@ async fn require_loopback_host(headers: HeaderMap, request: Request, next: Next)
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
-fn is_loopback_host(host: &str) -> bool {
+pub(crate) fn is_loopback_host(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => host.split(':').next().unwrap_or_default(),

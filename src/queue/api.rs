@@ -11,6 +11,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::header::{AsHeaderName, CONTENT_TYPE, HOST};
 use axum::http::request::Parts;
 use axum::http::uri::Authority;
+use axum::middleware;
 use axum::response::Response;
 use axum::routing::{any, get, post};
 use futures_util::StreamExt as _;
@@ -26,7 +27,7 @@ use super::queue_error::{QueueError, QueueErrorCode, route_not_found};
 use super::store::tx::PageRequest;
 use super::task_calls as calls;
 use super::task_state::{ResolvedReason, TaskRecord};
-use super::{artifact_content, azure_storage};
+use super::{artifact_content, azure_storage, origins};
 use crate::limits::{
     QUEUE_BODY_BYTES_MAX, QUEUE_BODY_TIMEOUT, QUEUE_DISCARD_TIMEOUT, QUEUE_PAGE_MAX, QUEUE_SMALL_BODY_BYTES_MAX,
     QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
@@ -105,6 +106,7 @@ where
             let reply = match Call::read(&app, name, params.clone(), request).await {
                 Ok(call) => handler(Arc::clone(&app), call).await,
                 Err(error) => Err(error),
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), origins::check))
             };
             reply.unwrap_or_else(|error| error.into_response(name, &params, app.now()))
         })

@@ -10,6 +10,7 @@ mod auth;
 mod azure_storage;
 mod clock;
 mod field_types;
+mod origins;
 mod queue_error;
 mod response_json;
 mod scopes;
@@ -63,6 +64,8 @@ pub struct Config {
     pub listen: SocketAddr,
     pub auth: Auth,
     pub clients: Vec<RegisteredClient>,
+    /// Origins of web pages that may call the queue, such as `https://tc.example.com`.
+    pub allowed_origins: Vec<String>,
     pub claim_timeout: Duration,
     /// Delay after `takenUntil` before a claim is resolved as `claim-expired`. A late reclaim is accepted until
     /// then.
@@ -84,6 +87,7 @@ impl Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             auth: Auth::Checked,
             clients: Vec::new(),
+            allowed_origins: Vec::new(),
             claim_timeout: QUEUE_CLAIM_TIMEOUT,
             claim_delay: QUEUE_CLAIM_DELAY,
             long_poll: QUEUE_LONG_POLL_WAIT,
@@ -201,7 +205,10 @@ fn check_exposure(config: &Config) -> Result<(), StartError> {
         (Auth::OpenToNetwork, _) => {
             tracing::warn!("authentication is off: every caller that can reach this queue has all scopes");
         }
-        (Auth::Open, None) | (Auth::Checked, _) => {}
+        (Auth::Open, None) => {
+            tracing::warn!("authentication is off: every user and process of this machine has all scopes");
+        }
+        (Auth::Checked, _) => {}
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use journeyman::queue::{Auth, RegisteredClient};
 use serde_json::{Value, json};
 
-use super::client::{Api, slugid};
+use super::client::{Answer, Api, slugid};
 use super::test_queue::{ROOT, TestQueue};
 
 fn narrow(server: &TestQueue, id: &str, token: &str) -> Api {
@@ -179,6 +179,54 @@ async fn an_open_queue_accepts_anonymous_callers() {
     let server = TestQueue::with(|settings| settings.auth = Auth::Open).await;
     let body = server.api.definition("p/w", json!({}));
     server.api.anonymous("PUT", &format!("task/{}", slugid()), Some(&body)).await.expect(200);
+}
+
+async fn with_headers(api: &Api, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+    let request = api.request(method, path, None);
+    api.send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))).await
+}
+
+#[tokio::test]
+async fn d2_an_open_queue_refuses_the_calls_of_web_pages() {
+    const PING: &str = "/api/queue/v1/ping";
+    let allowed = || vec!["https://ui.example".to_owned()];
+    let set = |auth| move |settings: &mut Config| (settings.auth, settings.allowed_origins) = (auth, allowed());
+    let server = TestQueue::with(set(Auth::Open)).await;
+    let api = &server.api;
+    for (name, value) in [
+        ("host", "evil.example:7070"),
+        ("host", "127.0.0.1.evil.example"),
+        ("origin", "https://evil.example"),
+        ("origin", "null"),
+    ] {
+        let answer = with_headers(api, "GET", PING, &[(name, value)]).await;
+        let (code, line) = answer.refusal(403);
+        assert!(code == "InsufficientScopes" && line.contains("authentication is off"), "{name} {value}: {line}");
+    }
+    for headers in [&[("host", "localhost:7070")][..], &[("host", "[::1]")], &[("origin", "https://ui.example")], &[]] {
+        assert_eq!(with_headers(api, "GET", PING, headers).await.status, 200, "{headers:?}");
+    }
+    // Other hosts reach this one by any name, but no page of another site does.
+    let server = TestQueue::with(set(Auth::OpenToNetwork)).await;
+    assert_eq!(with_headers(&server.api, "GET", PING, &[("host", "ci.example")]).await.status, 200);
+    assert_eq!(with_headers(&server.api, "GET", PING, &[("origin", "https://evil.example")]).await.status, 403);
+}
+
+#[tokio::test]
+async fn d8_pages_of_configured_origins_may_call_the_queue() {
+    let server = TestQueue::with(|settings| settings.allowed_origins = vec!["https://ui.example".to_owned()]).await;
+    let api = &server.api;
+    let path = format!("/api/queue/v1/task/{}/status", slugid());
+    let asked = [("origin", "https://ui.example"), ("access-control-request-method", "GET")];
+    let preflight = with_headers(api, "OPTIONS", &path, &asked).await;
+    assert_eq!(preflight.status, 204);
+    assert_eq!(preflight.headers["access-control-allow-origin"], "https://ui.example");
+    assert_eq!(preflight.headers["access-control-allow-headers"], "Authorization, Content-Type");
+    let refused = with_headers(api, "GET", &path, &asked[..1]).await;
+    assert_eq!((refused.status, &refused.headers["vary"]), (403, &"Origin".parse().expect("a header")));
+    assert_eq!(refused.headers["access-control-allow-origin"], "https://ui.example");
+    let other = with_headers(api, "GET", "/api/queue/v1/ping", &[("origin", "https://other.example")]).await;
+    assert_eq!((other.status, other.headers.get("access-control-allow-origin")), (200, None));
 }
 
 #[tokio::test]
