@@ -10,6 +10,8 @@ pub const QUEUE_CERTIFICATE_DRIFT: Duration = Duration::from_secs(5 * 60);
 pub const QUEUE_CERTIFICATE_TTL_MAX: Duration = Duration::from_secs(31 * 24 * 3600);
 /// After its deadline, unless a task says when it expires.
 pub const QUEUE_TASK_RETENTION: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Of a payload. serde_json parses 127 levels, and a claim has four around it.
+pub const QUEUE_NESTING_MAX: usize = 120;
 pub const QUEUE_DEPENDENCIES_MAX: usize = 1_000;
 pub const QUEUE_CLAIM_TIMEOUT: Duration = Duration::from_secs(1200);
 pub const QUEUE_CLAIM_DELAY: Duration = Duration::from_secs(5);

@@ -138,6 +138,8 @@ pub(crate) struct Call {
     pub(crate) root_url: String,
     params: Params,
     query: String,
+        // A reader that stores artifacts by their names would leave its folder.
+        "name" => !is_printable(value) || value.split('/').any(|segment| segment == ".."),
     /// Held as long as the body.
     _share: BodyShare,
 }

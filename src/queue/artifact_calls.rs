@@ -17,10 +17,7 @@ use super::store::StoreError;
 use super::store::artifacts::Artifact;
 use super::store::tx::Tx;
 use super::task_calls::ok;
-use super::task_state::RunState;
-use crate::limits::{
-    QUEUE_CLOCK_DRIFT_MAX, QUEUE_GET_URL_TTL, QUEUE_LATE_ARTIFACTS_WINDOW, QUEUE_LINKS_MAX, QUEUE_PUT_URL_TTL,
-};
+use crate::limits::{QUEUE_CLOCK_DRIFT_MAX, QUEUE_GET_URL_TTL, QUEUE_LINKS_MAX, QUEUE_PUT_URL_TTL};
 
 #[derive(Deserialize)]
 #[serde(tag = "storageType", rename_all = "lowercase", rename_all_fields = "camelCase", deny_unknown_fields)]
@@ -106,9 +103,7 @@ fn store_artifact(
     if artifact.expires > row.task.expires {
         return Err(QueueError::input("the artifact cannot expire after its task").into());
     }
-    let is_late = run.state == RunState::Exception
-        && run.resolved.is_some_and(|end| end.plus(QUEUE_LATE_ARTIFACTS_WINDOW) > tx.now);
-    if run.state != RunState::Running && !is_late {
+    if !run.accepts_artifacts(tx.now) {
         let message = "artifacts are accepted while the run is running and for 25 minutes after an exception";
         return Err(QueueError::conflict(message).into());
     }

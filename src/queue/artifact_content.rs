@@ -7,7 +7,7 @@ use std::io;
 use axum::body::{Body, HttpBody as _};
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::TryStreamExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -89,12 +89,15 @@ pub(crate) async fn handle(State(app): State<App>, request: Request) -> Response
 
 async fn handle_put(app: &QueueState, target: &ContentPath, body: Body) -> Response {
     match timeout(QUEUE_UPLOAD_TIMEOUT, receive(app, target, body)).await {
-        Ok(Ok(())) => StatusCode::OK.into_response(),
+        Ok(Ok(Stored::Yes)) => StatusCode::OK.into_response(),
+        Ok(Ok(Stored::RunResolved)) => {
+            (StatusCode::CONFLICT, "the run is resolved, so its artifacts cannot change\n").into_response()
+        }
         Ok(Err(error)) if error.kind() == io::ErrorKind::FileTooLarge => {
             let message = format!("artifact exceeds the limit of {} bytes\n", app.config.artifact_bytes_max);
             (StatusCode::PAYLOAD_TOO_LARGE, message).into_response()
         }
-        Ok(Err(error)) if error.raw_os_error().is_some() => {
+        Ok(Err(error)) if error.raw_os_error().is_some() || error.kind() == io::ErrorKind::ResourceBusy => {
             tracing::error!(%error, task = target.task, "cannot store artifact");
             (StatusCode::SERVICE_UNAVAILABLE, "cannot store the artifact; retry later\n").into_response()
         }
@@ -102,7 +105,27 @@ async fn handle_put(app: &QueueState, target: &ContentPath, body: Body) -> Respo
     }
 }
 
-async fn receive(app: &QueueState, target: &ContentPath, body: Body) -> io::Result<()> {
+enum Stored {
+    Yes,
+    RunResolved,
+}
+
+/// After the upload, because the run may have been resolved meanwhile. A resolved run gets what it lacks, for a while.
+async fn may_store(app: &QueueState, target: &ContentPath) -> io::Result<bool> {
+    let is_new = !app.config.artifacts.join(target.file()).exists();
+    let path = target.clone();
+    let found = app.store.execute(move |tx| {
+        let row = tx.require_task(&path.task)?;
+        let run = row.task.run(path.run)?;
+        Ok(run.is_running() || (is_new && run.accepts_artifacts(tx.now)))
+    });
+    match found.await {
+        Err(error) if error.code == QueueErrorCode::ResourceNotFound => Ok(false),
+        found => found.map_err(|_| io::ErrorKind::ResourceBusy.into()),
+    }
+}
+
+async fn receive(app: &QueueState, target: &ContentPath, body: Body) -> io::Result<Stored> {
     let bytes_max = app.config.artifact_bytes_max;
     if body.size_hint().lower() > bytes_max {
         return Err(io::ErrorKind::FileTooLarge.into());
@@ -114,7 +137,10 @@ async fn receive(app: &QueueState, target: &ContentPath, body: Body) -> io::Resu
         return Err(io::ErrorKind::FileTooLarge.into());
     }
     incoming.file.flush().await?;
-    incoming.commit(&target.file()).await
+    if !may_store(app, target).await? {
+        return Ok(Stored::RunResolved);
+    }
+    incoming.commit(&target.file()).await.map(|()| Stored::Yes)
 }
 
 async fn handle_get(app: &QueueState, target: &ContentPath, content_type: String) -> Response {
@@ -124,5 +150,11 @@ async fn handle_get(app: &QueueState, target: &ContentPath, content_type: String
     let length = file.metadata().await.map(|metadata| metadata.len().to_string());
     let body = Body::from_stream(ReaderStream::with_capacity(file, QUEUE_READ_BYTES));
     let length = length.ok().map(|length| [(CONTENT_LENGTH, length)]);
-    (length, [(CONTENT_TYPE, content_type)], body).into_response()
+    // A browser must not run what a task has stored as a page of the queue.
+    let headers = [
+        (CONTENT_TYPE, content_type.as_str()),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (CONTENT_SECURITY_POLICY, "default-src 'none'; style-src 'unsafe-inline'; sandbox"),
+    ];
+    (length, headers, body).into_response()
 }

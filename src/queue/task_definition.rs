@@ -11,7 +11,9 @@ use super::clock::UnixMillis;
 use super::field_types::{Identifier, Integer, Printable, SlugId, TaskName, TaskQueueId, body_error};
 use super::queue_error::{QueueError, QueueErrorCode};
 use super::task_state::{Priority, TaskRecord};
-use crate::limits::{QUEUE_CLOCK_DRIFT_MAX, QUEUE_DEADLINE_MAX, QUEUE_DEPENDENCIES_MAX, QUEUE_TASK_RETENTION};
+use crate::limits::{
+    QUEUE_CLOCK_DRIFT_MAX, QUEUE_DEADLINE_MAX, QUEUE_DEPENDENCIES_MAX, QUEUE_NESTING_MAX, QUEUE_TASK_RETENTION,
+};
 
 /// A task definition as sent and, once every default is filled in, as stored.
 #[derive(Debug, Serialize, Deserialize)]
@@ -102,6 +104,11 @@ pub(crate) fn parse_create_task<'a>(task_id: &str, body: &'a [u8]) -> Result<Tas
     if let Some((name, _)) = opaque.into_iter().find(|(_, raw)| raw.is_some_and(|raw| !raw.get().starts_with('{'))) {
         return Err(QueueError::new(QueueErrorCode::InputValidationError, format!("`{name}` must be an object")));
     }
+    if opaque.into_iter().any(|(_, raw)| raw.is_some_and(|raw| nesting(raw.get()) > QUEUE_NESTING_MAX)) {
+        let message =
+            format!("`payload` and `extra` may be nested {QUEUE_NESTING_MAX} deep, so that workers can parse them");
+        return Err(QueueError::new(QueueErrorCode::InputValidationError, message));
+    }
     let queue = task_queue_of(&definition)?;
     let (provisioner, worker_type) = split_task_queue(&queue);
     definition.provisioner_id = Some(Identifier(provisioner.to_owned()));
@@ -112,6 +119,25 @@ pub(crate) fn parse_create_task<'a>(task_id: &str, body: &'a [u8]) -> Result<Tas
     definition.extra =
         Some(definition.extra.map_or_else(|| serde_json::from_str("{}"), Ok).map_err(|error| body_error(&error))?);
     Ok(TaskDraft { task_id: task_id.to_owned(), queue, definition })
+}
+
+/// How deep objects and arrays are nested in a valid JSON text.
+fn nesting(json: &str) -> usize {
+    let (mut depth, mut deepest, mut in_string, mut is_escaped) = (0_usize, 0, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = in_string,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
 }
 
 impl TaskDraft<'_> {
@@ -263,6 +289,22 @@ mod tests {
         for change in [("priority", "normal"), ("spare", "x"), ("deadline", "soon")] {
             let error = finish(&body(|body| body[change.0] = change.1.into())).unwrap_err();
             assert_eq!(error.code, QueueErrorCode::InputValidationError);
+        }
+    }
+
+    #[test]
+    fn d6_payloads_that_a_worker_cannot_parse_are_rejected() {
+        let nested = |depth: usize| {
+            let inner = format!("{}\"]}}\\\"[\"{}", "[".repeat(depth - 1), "]".repeat(depth - 1));
+            body(|_| {}).replace(r#"{"z":1,"a":[1.5]}"#, &format!(r#"{{"x":{inner}}}"#))
+        };
+        let made = finish(&nested(QUEUE_NESTING_MAX)).unwrap();
+        let claim = format!(r#"{{"tasks":[{{"task":{}}}]}}"#, made.json);
+        serde_json::from_str::<Value>(&claim).unwrap();
+        for depth in [QUEUE_NESTING_MAX + 1, 129, 100_000] {
+            let error = finish(&nested(depth)).unwrap_err();
+            assert_eq!(error.code, QueueErrorCode::InputValidationError);
+            assert!(error.message.contains("120 deep"), "{}", error.message);
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::clock::UnixMillis;
-use crate::limits::QUEUE_RUNS_MAX;
+use crate::limits::{QUEUE_LATE_ARTIFACTS_WINDOW, QUEUE_RUNS_MAX};
 use crate::named_enum::named_enum;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,6 +140,16 @@ pub(crate) struct RunRecord {
 }
 
 impl RunRecord {
+    pub(crate) const fn is_running(&self) -> bool {
+        matches!(self.state, RunState::Running)
+    }
+
+    /// While it is running, and for a while after an exception.
+    pub(crate) fn accepts_artifacts(&self, now: UnixMillis) -> bool {
+        let is_late = || self.resolved.is_some_and(|end| end.plus(QUEUE_LATE_ARTIFACTS_WINDOW) > now);
+        self.is_running() || (self.state == RunState::Exception && is_late())
+    }
+
     const fn pending(origin: CreatedReason, now: UnixMillis) -> Self {
         Self {
             state: RunState::Pending,

@@ -192,3 +192,88 @@ async fn e3_a_live_log_leads_to_the_worker_and_then_to_the_stored_log() {
     run.worker.bare_post(&format!("task/{}/runs/0/completed", run.task)).await.expect(200);
     assert_eq!(content(&server.api, &path).await.text, "all of it");
 }
+
+#[tokio::test]
+async fn d4_the_artifact_of_a_resolved_run_cannot_be_replaced() {
+    let server = TestQueue::new().await;
+    let run = running(&server.api).await;
+    let url = run.declare_text("public/x").await;
+    for body in ["begun", "stored"] {
+        assert_eq!(put(&server.api, &url, "text/plain", body.into()).await.status, 200);
+    }
+    let unused = run.declare_text("public/unused").await;
+    run.worker.bare_post(&format!("task/{}/runs/0/completed", run.task)).await.expect(200);
+    for url in [&url, &unused] {
+        assert_eq!(put(&server.api, url, "text/plain", b"forged".to_vec()).await.status, 409);
+    }
+    assert_eq!(content(&server.api, &format!("{}/public%2Fx", run.path)).await.text, "stored");
+    assert_eq!(content(&server.api, &format!("{}/public%2Funused", run.path)).await.refusal(404).0, "ResourceNotFound");
+
+    // After an exception what is missing may still be stored.
+    let run = running(&server.api).await;
+    let (log, late) = (run.declare_text("public/log").await, run.declare_text("public/late").await);
+    assert_eq!(put(&server.api, &log, "text/plain", b"log".to_vec()).await.status, 200);
+    let gone = json!({"reason": "internal-error"});
+    run.worker.post(&format!("task/{}/runs/0/exception", run.task), gone).await.expect(200);
+    assert_eq!(put(&server.api, &log, "text/plain", b"forged".to_vec()).await.status, 409);
+    assert_eq!(put(&server.api, &late, "text/plain", b"late".to_vec()).await.status, 200);
+}
+
+#[tokio::test]
+async fn d6_artifacts_are_served_so_that_browsers_do_not_run_them() {
+    let server = TestQueue::new().await;
+    let run = running(&server.api).await;
+    let page = json!({"storageType": "s3", "contentType": "text/html"});
+    let made = run.declare("public/report.html", page).await.expect(200);
+    let url = made["putUrl"].as_str().expect("a URL");
+    assert_eq!(put(&server.api, url, "text/html", b"<script>alert(1)</script>".to_vec()).await.status, 200);
+    let got = content(&server.api, &format!("{}/public%2Freport.html", run.path)).await;
+    assert_eq!(got.headers["x-content-type-options"], "nosniff");
+    let policy = got.headers["content-security-policy"].to_str().expect("text");
+    assert!(policy.contains("sandbox") && policy.contains("default-src 'none'"), "{policy}");
+}
+
+#[tokio::test]
+async fn d6_names_that_leave_a_folder_are_rejected() {
+    let server = TestQueue::new().await;
+    let run = running(&server.api).await;
+    let text = json!({"storageType": "s3", "contentType": "text/plain"});
+    for name in ["public/../../etc/passwd", "public/../x", "../x"] {
+        assert_eq!(run.declare(name, text.clone()).await.refusal(400).0, "InvalidRequestArguments", "{name}");
+    }
+    for name in ["public/a..b", "public/...", "public/.x"] {
+        run.declare(name, text.clone()).await.expect(200);
+    }
+}
+
+#[tokio::test]
+async fn d8_the_content_of_an_artifact_is_found_without_a_redirect() {
+    let server = TestQueue::new().await;
+    let api = &server.api;
+    let run = running(api).await;
+    let url = run.declare_text("public/x").await;
+    assert_eq!(put(api, &url, "text/plain", b"x of it".to_vec()).await.status, 200);
+    run.declare("public/link", json!({"storageType": "link", "artifact": "public/x"})).await.expect(200);
+    let reference = json!({"storageType": "reference", "contentType": "text/plain", "url": "http://host/y"});
+    run.declare("public/y", reference).await.expect(200);
+    let error = json!({"storageType": "error", "reason": "file-missing-on-worker", "message": "no z"});
+    run.declare("public/z", error).await.expect(200);
+
+    for start in [format!("task/{}/runs/0", run.task), format!("task/{}", run.task)] {
+        let content =
+            async |name: &str| api.get(&format!("{start}/artifact-content/public%2F{name}")).await.expect(200);
+        let found = content("link").await;
+        assert_eq!(found["storageType"], "s3");
+        let url = found["url"].as_str().expect("a URL");
+        assert_eq!(api.send(api.http.get(url)).await.text, "x of it");
+        assert_eq!(content("y").await, json!({"storageType": "reference", "url": "http://host/y"}));
+        let error = json!({"storageType": "error", "reason": "file-missing-on-worker", "message": "no z"});
+        assert_eq!(content("z").await, error);
+        let info = api.get(&format!("{start}/artifact-info/public%2Flink")).await.expect(200);
+        assert_eq!((&info["storageType"], &info["name"]), (&json!("link"), &json!("public/link")));
+        let listed = api.get(&format!("{start}/artifacts")).await.expect(200);
+        assert_eq!(listed["artifacts"].as_array().map(Vec::len), Some(4));
+        let missing = api.get(&format!("{start}/artifact-info/public%2Fnone")).await;
+        assert_eq!(missing.refusal(404).0, "ResourceNotFound");
+    }
+}
