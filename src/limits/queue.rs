@@ -43,6 +43,8 @@ pub const QUEUE_STATEMENTS_MAX: usize = 64;
 /// Expired claims, tasks or artifacts in one commit.
 pub const QUEUE_SWEEP_MAX: u32 = 512;
 pub const QUEUE_EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
+/// The latest tasks of a queue whose runs tell its workers.
+pub const QUEUE_WORKER_TASKS_MAX: u32 = 10_000;
 pub const QUEUE_PAGE_MAX: u32 = 1_000;
 /// At least one task is returned; a worker reads [`JSON_BODY_BYTES_MAX`](super::JSON_BODY_BYTES_MAX).
 pub const QUEUE_REPLY_BYTES_MAX: usize = 12 << 20;

@@ -44,6 +44,11 @@ const CREATE_TASK: &str = "createTask";
 pub(super) fn router(app: App) -> Router {
     let routes = [
         ("/ping", get(call("ping", calls::ping))),
+        ("/__lbheartbeat__", get(call("lbheartbeat", calls::ping))),
+        ("/__heartbeat__", get(call("heartbeat", calls::heartbeat))),
+        ("/__version__", get(call("version", calls::version))),
+        ("/tasks", post(call("tasks", |app, call| calls::tasks(app, call, "get-task", "tasks")))),
+        ("/tasks/status", post(call("statuses", |app, call| calls::tasks(app, call, "status", "statuses")))),
         ("/task/{taskId}", get(call("task", calls::task)).put(call(CREATE_TASK, calls::create_task))),
         ("/task/{taskId}/status", get(call("status", calls::status))),
         (
@@ -70,10 +75,21 @@ pub(super) fn router(app: App) -> Router {
             "/task/{taskId}/runs/{runId}/artifacts/{*name}",
             get(call("getArtifact", artifact_calls::get)).post(call("createArtifact", artifact_calls::create)),
         ),
+        ("/task/{taskId}/artifacts", get(call("listLatestArtifacts", artifact_calls::list))),
         ("/task/{taskId}/artifacts/{*name}", get(call("getLatestArtifact", artifact_calls::get))),
+        ("/task/{taskId}/runs/{runId}/artifact-content/{*name}", get(call("artifact", artifact_calls::content))),
+        ("/task/{taskId}/artifact-content/{*name}", get(call("latestArtifact", artifact_calls::content))),
+        ("/task/{taskId}/runs/{runId}/artifact-info/{*name}", get(call("artifactInfo", artifact_calls::info))),
+        ("/task/{taskId}/artifact-info/{*name}", get(call("latestArtifactInfo", artifact_calls::info))),
         ("/poll-task-url/{provisionerId}/{workerType}", get(call("pollTaskUrls", azure_storage::poll_task_urls))),
         ("/claim-work/{*taskQueueId}", post(call("claimWork", calls::claim_work))),
         ("/pending/{*taskQueueId}", get(call("pendingTasks", calls::pending_tasks))),
+        ("/task-queues", get(call("listTaskQueues", calls::list_task_queues))),
+        ("/task-queues/{taskQueueId}/counts", get(call("taskQueueCounts", calls::task_queue_counts))),
+        (
+            "/provisioners/{provisionerId}/worker-types/{workerType}/workers",
+            get(call("listWorkers", calls::list_workers)),
+        ),
         ("/task-queues/{taskQueueId}/pending", get(call("listPendingTasks", calls::list_pending))),
         ("/task-queues/{taskQueueId}/claimed", get(call("listClaimedTasks", calls::list_claimed))),
         ("/task-group/{taskGroupId}/list", get(call("listTaskGroup", calls::list_task_group))),
@@ -89,6 +105,7 @@ pub(super) fn router(app: App) -> Router {
         .route(&format!("{}{{*path}}", artifact_content::PATH_PREFIX), any(artifact_content::handle))
         .fallback(|| ready(route_not_found()))
         .method_not_allowed_fallback(|| ready(route_not_found()))
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), origins::check))
         .with_state(app)
 }
 
@@ -106,7 +123,6 @@ where
             let reply = match Call::read(&app, name, params.clone(), request).await {
                 Ok(call) => handler(Arc::clone(&app), call).await,
                 Err(error) => Err(error),
-        .layer(middleware::from_fn_with_state(Arc::clone(&app), origins::check))
             };
             reply.unwrap_or_else(|error| error.into_response(name, &params, app.now()))
         })
@@ -122,6 +138,8 @@ fn validate(params: &Params) -> Result<(), QueueError> {
         "runId" => !(value.bytes().all(|byte| byte.is_ascii_digit()) && value.parse::<u32>().is_ok()),
         "taskQueueId" => !is_queue_id(value),
         "provisionerId" | "workerType" => !is_identifier(value),
+        // A reader that stores artifacts by their names would leave its folder.
+        "name" => !is_printable(value) || value.split('/').any(|segment| segment == ".."),
         _ => !is_printable(value),
     };
     match params.iter().find(is_invalid) {
@@ -138,8 +156,6 @@ pub(crate) struct Call {
     pub(crate) root_url: String,
     params: Params,
     query: String,
-        // A reader that stores artifacts by their names would leave its folder.
-        "name" => !is_printable(value) || value.split('/').any(|segment| segment == ".."),
     /// Held as long as the body.
     _share: BodyShare,
 }
@@ -195,7 +211,12 @@ impl Call {
 
     pub(crate) fn run(&self) -> u32 {
         // Valid wherever a route has it.
-        self.param("runId").parse().unwrap_or(u32::MAX)
+        self.named_run().unwrap_or(u32::MAX)
+    }
+
+    /// `None` in the calls that are about the latest run.
+    pub(crate) fn named_run(&self) -> Option<u32> {
+        self.param("runId").parse().ok()
     }
 
     pub(crate) fn task_queue(&self) -> String {

@@ -6,6 +6,7 @@ use axum::response::IntoResponse as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::QueueState;
 use super::api::{App, Call, ReplyResult};
 use super::artifact_content::{self, ContentPath};
 use super::auth::Caller;
@@ -110,23 +111,55 @@ fn store_artifact(
     tx.put_artifact(&path.task, path.run, artifact)
 }
 
+/// Of a run, or of the last one if the call names none.
 pub(crate) async fn list(app: App, call: Call) -> ReplyResult {
-    let (task, run, page) = (call.task_id(), call.run(), call.page()?);
-    call.caller.require_scope(format!("queue:list-artifacts:{task}:{run}"))?;
+    let (task, run, page) = (call.task_id(), call.named_run(), call.page()?);
+    call.caller.require_scope(list_scope(&call))?;
     let page = app
         .store
         .execute(move |tx| {
-            let row = tx.require_task(&task)?;
-            row.task.run(run)?;
+            let run = run_or_last(tx, &task, run)?;
             tx.list_artifacts(&task, run, page)
         })
         .await?;
-    ok(response_json::listing("", "artifacts", &page, info))
+    ok(response_json::listing("", "artifacts", &page, info_json))
 }
 
-fn info(artifact: &Artifact) -> String {
+/// Does not follow links.
+pub(crate) async fn info(app: App, call: Call) -> ReplyResult {
+    let (task, run, name) = (call.task_id(), call.named_run(), call.param("name").to_owned());
+    call.caller.require_scope(list_scope(&call))?;
+    let found = app.store.execute(move |tx| {
+        let run = run_or_last(tx, &task, run)?;
+        require_artifact(tx, &task, run, &name)
+    });
+    ok(info_json(&found.await?))
+}
+
+fn list_scope(call: &Call) -> String {
+    let run = call.named_run().map_or_else(String::new, |run| format!(":{run}"));
+    format!("queue:list-artifacts:{}{run}", call.task_id())
+}
+
+fn info_json(artifact: &Artifact) -> String {
     let Artifact { name, storage, content_type, expires, .. } = artifact;
     json!({"storageType": storage, "name": name, "expires": expires, "contentType": content_type}).to_string()
+}
+
+fn run_or_last(tx: &Tx<'_>, task: &str, run: Option<u32>) -> Result<u32, StoreError> {
+    let task = tx.require_task(task)?.task;
+    let run = run.or_else(|| task.last_run().map(|(run, _)| run)).unwrap_or_default();
+    task.run(run)?;
+    Ok(run)
+}
+
+fn require_artifact(tx: &Tx<'_>, task: &str, run: u32, name: &str) -> Result<Artifact, StoreError> {
+    let found = tx.find_artifact(task, run, name)?;
+    let artifact = found.ok_or_else(|| QueueError::not_found("artifact not found"))?;
+    if artifact.expires < tx.now {
+        return Err(QueueError::new(QueueErrorCode::ResourceExpired, "the artifact has expired").into());
+    }
+    Ok(artifact)
 }
 
 /// The caller needs the scope of each link.
@@ -134,11 +167,7 @@ fn follow_links(tx: &Tx<'_>, caller: &Caller, path: &ContentPath) -> Result<Arti
     let mut name = path.name.clone();
     for _ in 0..QUEUE_LINKS_MAX {
         caller.require_scope(format!("queue:get-artifact:{name}"))?;
-        let found = tx.find_artifact(&path.task, path.run, &name)?;
-        let artifact = found.ok_or_else(|| QueueError::not_found("artifact not found"))?;
-        if artifact.expires < tx.now {
-            return Err(QueueError::new(QueueErrorCode::ResourceExpired, "the artifact has expired").into());
-        }
+        let artifact = require_artifact(tx, &path.task, path.run, &name)?;
         if artifact.storage != "link" {
             return Ok(artifact);
         }
@@ -147,35 +176,46 @@ fn follow_links(tx: &Tx<'_>, caller: &Caller, path: &ContentPath) -> Result<Arti
     Err(QueueError::input(format!("the artifact leads to more than {QUEUE_LINKS_MAX} links")).into())
 }
 
-/// Gets an artifact of a run; of the last one if the call names none.
-pub(crate) async fn get(app: App, call: Call) -> ReplyResult {
-    let run = (!call.param("runId").is_empty()).then(|| call.run());
-    let (task, name, caller) = (call.task_id(), call.param("name").to_owned(), call.caller);
+/// An artifact of a run, or of the last one if the call names none, and the URL of its content.
+async fn find(app: &QueueState, call: Call) -> Result<(Artifact, Option<String>), QueueError> {
+    let (task, run, name, caller) = (call.task_id(), call.named_run(), call.param("name").to_owned(), call.caller);
     caller.require_scope(format!("queue:get-artifact:{name}"))?;
     let found = app.store.execute(move |tx| {
-        let run = match run {
-            Some(run) => run,
-            None => tx.require_task(&task)?.task.last_run().map_or(0, |(run, _)| run),
-        };
+        let run = run_or_last(tx, &task, run)?;
         let mut path = ContentPath { task, run, name };
         let artifact = follow_links(tx, &caller, &path)?;
         path.name.clone_from(&artifact.name);
         Ok((artifact, path))
     });
     let (artifact, path) = found.await?;
+    let url = match artifact.storage.as_str() {
+        "error" => None,
+        "reference" => artifact.details.get("url").and_then(Value::as_str).map(str::to_owned),
+        _ => {
+            let end = app.now().plus(QUEUE_GET_URL_TTL);
+            let target = artifact_content::signed_target(app, "GET", &path, &artifact.content_type, end);
+            Some(format!("{}{target}", call.root_url))
+        }
+    };
+    Ok((artifact, url))
+}
+
+/// Redirects to the content.
+pub(crate) async fn get(app: App, call: Call) -> ReplyResult {
+    let (artifact, url) = find(&app, call).await?;
     let storage = [("x-taskcluster-artifact-storage-type", artifact.storage.clone())];
-    if artifact.storage == "error" {
+    let Some(url) = url else {
         let reply = json_response(StatusCode::FAILED_DEPENDENCY, artifact.details.to_string());
         return Ok((storage, reply).into_response());
-    }
-    let url = match artifact.details.get("url").and_then(Value::as_str) {
-        Some(url) => url.to_owned(),
-        None => {
-            let end = app.now().plus(QUEUE_GET_URL_TTL);
-            let target = artifact_content::signed_target(&app, "GET", &path, &artifact.content_type, end);
-            format!("{}{target}", call.root_url)
-        }
     };
     let body = json!({"storageType": artifact.storage, "url": url}).to_string();
     Ok((storage, [(LOCATION, url)], json_response(StatusCode::SEE_OTHER, body)).into_response())
+}
+
+/// Says where the content is.
+pub(crate) async fn content(app: App, call: Call) -> ReplyResult {
+    let (artifact, url) = find(&app, call).await?;
+    let mut reply = url.map_or(artifact.details, |url| json!({"url": url}));
+    reply["storageType"] = artifact.storage.into();
+    ok(reply.to_string())
 }

@@ -15,10 +15,10 @@ use tokio::time::timeout;
 use tokio_util::io::{ReaderStream, StreamReader};
 
 use super::QueueState;
-use super::api::{App, header_str, query_param};
+use super::api::{App, Params, header_str, query_param};
 use super::artifact_files::{self, IncomingFile};
 use super::clock::UnixMillis;
-use super::queue_error::route_not_found;
+use super::queue_error::{QueueError, QueueErrorCode, route_not_found};
 use crate::limits::{QUEUE_READ_BYTES, QUEUE_UPLOAD_TIMEOUT};
 use crate::source::taskcluster::formats::is_slugid;
 
@@ -99,7 +99,8 @@ async fn handle_put(app: &QueueState, target: &ContentPath, body: Body) -> Respo
         }
         Ok(Err(error)) if error.raw_os_error().is_some() || error.kind() == io::ErrorKind::ResourceBusy => {
             tracing::error!(%error, task = target.task, "cannot store artifact");
-            (StatusCode::SERVICE_UNAVAILABLE, "cannot store the artifact; retry later\n").into_response()
+            (StatusCode::SERVICE_UNAVAILABLE, format!("cannot store the artifact: {error}; retry later\n"))
+                .into_response()
         }
         Ok(Err(_)) | Err(_) => (StatusCode::BAD_REQUEST, "the upload ended early\n").into_response(),
     }
@@ -145,7 +146,11 @@ async fn receive(app: &QueueState, target: &ContentPath, body: Body) -> io::Resu
 
 async fn handle_get(app: &QueueState, target: &ContentPath, content_type: String) -> Response {
     let Ok(file) = tokio::fs::File::open(app.config.artifacts.join(target.file())).await else {
-        return (StatusCode::NOT_FOUND, "no content was uploaded\n").into_response();
+        return QueueError::not_found("no content was uploaded").into_response(
+            "getArtifact",
+            &Params::new(),
+            app.now(),
+        );
     };
     let length = file.metadata().await.map(|metadata| metadata.len().to_string());
     let body = Body::from_stream(ReaderStream::with_capacity(file, QUEUE_READ_BYTES));

@@ -114,5 +114,8 @@ pub(crate) fn json_response(status: StatusCode, body: impl Into<Body>) -> Respon
 }
 
 pub(crate) fn route_not_found() -> Response {
-    json_response(StatusCode::NOT_FOUND, r#"{"error":"Not found"}"#)
+    // `error` is all that Taskcluster says; its clients read the others.
+    let message = "this queue has no such method; `journeyman guide queue` lists those that it has";
+    let body = json!({"code": QueueErrorCode::ResourceNotFound, "message": message, "error": "Not found"});
+    json_response(StatusCode::NOT_FOUND, body.to_string())
 }

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::QueueState;
 use super::api::{App, Call, ReplyResult, invalid_argument};
 use super::clock::UnixMillis;
-use super::field_types::{Identifier, Integer};
+use super::field_types::{Identifier, Integer, SlugId};
 use super::queue_error::{QueueError, QueueErrorCode, json_response};
 use super::response_json;
 use super::store::StoreError;
@@ -33,6 +33,13 @@ impl ClaimRequest {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct TaskIds {
+    #[serde(default)]
+    task_ids: Vec<SlugId>,
+}
+
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReportException {
     reason: ResolvedReason,
@@ -44,6 +51,16 @@ pub(crate) fn ok(body: String) -> ReplyResult {
 
 pub(crate) async fn ping(_: App, _: Call) -> ReplyResult {
     ok(json!({"alive": true}).to_string())
+}
+
+/// Also asks the store.
+pub(crate) async fn heartbeat(app: App, _: Call) -> ReplyResult {
+    app.store.execute(|_| Ok(())).await?;
+    ok("{}".to_owned())
+}
+
+pub(crate) async fn version(_: App, _: Call) -> ReplyResult {
+    ok(json!({"version": env!("CARGO_PKG_VERSION"), "source": "", "commit": "", "build": ""}).to_string())
 }
 
 pub(crate) async fn create_task(app: App, call: Call) -> ReplyResult {
@@ -69,6 +86,21 @@ pub(crate) async fn status(app: App, call: Call) -> ReplyResult {
     call.caller.require_scope(format!("queue:status:{task}"))?;
     let row = app.store.execute(move |tx| tx.require_task(&task)).await?;
     ok(response_json::status_reply(&row.task))
+}
+
+/// The definitions or the statuses of the named tasks that exist.
+pub(crate) async fn tasks(app: App, call: Call, scope: &str, key: &'static str) -> ReplyResult {
+    let (ids, page): (TaskIds, _) = (call.fields()?, call.page()?);
+    let ids: Vec<_> = ids.task_ids.into_iter().map(|id| id.0).collect();
+    call.caller.require_all(ids.iter().map(|id| format!("queue:{scope}:{id}")))?;
+    let page = app.store.execute(move |tx| tx.named_tasks(&ids, page)).await?;
+    ok(response_json::listing("", key, &page, |listed| {
+        let id = &listed.task.task_id;
+        if key == "tasks" {
+            return format!(r#"{{"taskId":"{id}","task":{}}}"#, listed.definition);
+        }
+        format!(r#"{{"taskId":"{id}","status":{}}}"#, response_json::to_json(&response_json::status(&listed.task)))
+    }))
 }
 
 /// Changes a task by `rerunTask` or `cancelTask`.
@@ -188,6 +220,54 @@ pub(crate) async fn pending_tasks(app: App, call: Call) -> ReplyResult {
         "provisionerId": provisioner, "workerType": worker_type, "taskQueueId": queue, "pendingTasks": count,
     });
     ok(reply.to_string())
+}
+
+pub(crate) async fn task_queue_counts(app: App, call: Call) -> ReplyResult {
+    let queue = call.task_queue();
+    let scopes = ["pending-count", "claimed-count"].map(|scope| format!("queue:{scope}:{queue}"));
+    call.caller.require_all(scopes)?;
+    let name = queue.clone();
+    let counts = app.store.execute(move |tx| Ok((tx.count_pending(&name)?, tx.count_claimed(&name)?)));
+    let (pending, claimed) = counts.await?;
+    let (provisioner, worker_type) = task_definition::split_task_queue(&queue);
+    let reply = json!({
+        "provisionerId": provisioner, "workerType": worker_type, "taskQueueId": queue,
+        "pendingTasks": pending, "claimedTasks": claimed,
+    });
+    ok(reply.to_string())
+}
+
+/// Every task queue that a task names.
+pub(crate) async fn list_task_queues(app: App, call: Call) -> ReplyResult {
+    let page = call.page()?;
+    call.caller.require_scope("queue:list-task-queues".to_owned())?;
+    let page = app.store.execute(move |tx| tx.list_task_queues(page)).await?;
+    ok(response_json::listing("", "taskQueues", &page, |queue| {
+        let entry = json!({
+            "taskQueueId": queue.name, "stability": "stable", "description": "",
+            "lastDateActive": queue.last_created, "expires": queue.expires,
+        });
+        entry.to_string()
+    }))
+}
+
+/// The workers that claimed one of the latest tasks of a queue.
+pub(crate) async fn list_workers(app: App, call: Call) -> ReplyResult {
+    let (queue, page) = (call.task_queue(), call.page()?);
+    call.caller.require_scope(format!("queue:list-workers:{queue}"))?;
+    let mut page = app.store.execute(move |tx| tx.list_workers(&queue, page)).await?;
+    if call.query("quarantined").as_deref() == Some("true") {
+        // This queue has no quarantine.
+        page.items.clear();
+    }
+    ok(response_json::listing("", "workers", &page, |seen| {
+        let WorkerIdentity { group, id } = &seen.worker;
+        let entry = json!({
+            "workerGroup": group, "workerId": id, "firstClaim": seen.first_claim,
+            "latestTask": {"taskId": seen.task, "runId": seen.run},
+        });
+        entry.to_string()
+    }))
 }
 
 pub(crate) async fn list_pending(app: App, call: Call) -> ReplyResult {

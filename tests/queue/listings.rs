@@ -89,3 +89,65 @@ async fn d8_a_task_group_is_listed_and_canceled() {
     let unknown = api.get(&format!("task-group/{}/list", slugid())).await;
     assert_eq!(unknown.refusal(404).0, "ResourceNotFound");
 }
+
+#[tokio::test]
+async fn d8_definitions_and_statuses_of_several_tasks_are_read_at_once() {
+    let server = TestQueue::new().await;
+    let api = &server.api;
+    let first = api.create("p/w", named("first")).await;
+    let second = api.create("p/w", named("second")).await;
+    let ids = json!({"taskIds": [second, slugid(), first]});
+    let tasks = api.post("tasks", ids.clone()).await.expect(200);
+    assert_eq!(tasks["tasks"].as_array().map(Vec::len), Some(2), "an unknown task is left out");
+    assert_eq!(tasks["tasks"][0]["task"]["metadata"]["name"], "second");
+    let page = api.post("tasks/status?limit=1", ids.clone()).await.expect(200);
+    assert_eq!(page["statuses"][0]["status"]["taskId"], second.as_str());
+    let token = page["continuationToken"].as_str().expect("there is another page");
+    let path = format!("tasks/status?limit=1&continuationToken={token}");
+    let page = api.post(&path, ids.clone()).await.expect(200);
+    assert_eq!((&page["statuses"][0]["taskId"], page.get("continuationToken")), (&json!(first), None));
+    let scopes = vec![format!("queue:status:{first}")];
+    let narrow = Api { authorized_scopes: Some(scopes), ..api.clone() };
+    assert_eq!(narrow.post("tasks/status", ids).await.refusal(403).0, "InsufficientScopes");
+}
+
+#[tokio::test]
+async fn d8_task_queues_their_counts_and_workers_are_listed() {
+    let server = TestQueue::new().await;
+    let api = &server.api;
+    for queue in ["p/w", "p/w", "p/w", "a/b"] {
+        api.create(queue, json!({})).await;
+    }
+    let early = iso(server.clock.unix_millis());
+    api.claim_work("p/w", "w2", 1).await;
+    server.advance(10).await;
+    api.claim_work("p/w", "w1", 1).await;
+    let last = api.create("p/w", json!({"priority": "highest"})).await;
+    api.claim_work("p/w", "w2", 1).await;
+
+    let counts = api.get("task-queues/p%2Fw/counts").await.expect(200);
+    assert_eq!((&counts["pendingTasks"], &counts["claimedTasks"]), (&json!(1), &json!(3)));
+    assert_eq!((&counts["taskQueueId"], &counts["provisionerId"]), (&json!("p/w"), &json!("p")));
+    let queues = api.get("task-queues").await.expect(200)["taskQueues"].take();
+    assert_eq!((&queues[0]["taskQueueId"], &queues[1]["taskQueueId"]), (&json!("a/b"), &json!("p/w")));
+    assert!(queues[0]["lastDateActive"].is_string() && queues[0]["expires"].is_string(), "{queues}");
+
+    let path = "provisioners/p/worker-types/w/workers";
+    let workers = api.get(path).await.expect(200)["workers"].take();
+    assert_eq!((&workers[0]["workerId"], &workers[1]["workerId"]), (&json!("w1"), &json!("w2")));
+    assert_eq!(workers[1]["firstClaim"], early.as_str());
+    assert_eq!(workers[1]["latestTask"], json!({"taskId": last, "runId": 0}));
+    let page = api.get(&format!("{path}?limit=1")).await.expect(200);
+    assert_eq!((page["workers"].as_array().map(Vec::len), &page["continuationToken"]), (Some(1), &json!("1")));
+    assert_eq!(api.get(&format!("{path}?quarantined=true")).await.expect(200)["workers"], json!([]));
+}
+
+#[tokio::test]
+async fn d8_monitors_need_no_credentials() {
+    let server = TestQueue::new().await;
+    for path in ["ping", "__lbheartbeat__", "__heartbeat__"] {
+        server.api.anonymous("GET", path, None).await.expect(200);
+    }
+    let version = server.api.anonymous("GET", "__version__", None).await.expect(200);
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+}

@@ -99,6 +99,38 @@ def artifact(worker, queue, task):
         expect("the artifact's content, through a signed URL", answer.read(), content)
 
 
+def listings(queue):
+    """What Taskcluster's own clients and pages call first."""
+    group, tasks = taskcluster.slugId(), [taskcluster.slugId(), taskcluster.slugId()]
+    for task in tasks:
+        queue.createTask(task, definition(taskGroupId=group))
+    expect("taskQueueCounts", queue.taskQueueCounts(QUEUE)["pendingTasks"], 2)
+    listed = queue.listTaskGroup(group, query={"limit": "1"})
+    again = queue.listTaskGroup(group, query={"continuationToken": listed["continuationToken"]})
+    found = [entry["status"]["taskId"] for page in (listed, again) for entry in page["tasks"]]
+    expect("listTaskGroup, in pages", found, tasks)
+    expect("statuses", [entry["taskId"] for entry in queue.statuses({"taskIds": tasks})["statuses"]], tasks)
+    expect("tasks", queue.tasks({"taskIds": tasks})["tasks"][1]["task"]["taskGroupId"], group)
+    expect("listTaskQueues", [entry["taskQueueId"] for entry in queue.listTaskQueues()["taskQueues"]], [QUEUE])
+
+    claim = queue.claimWork(QUEUE, GROUP)["tasks"][0]
+    workers = queue.listWorkers(*QUEUE.split("/"))["workers"]
+    expect("listWorkers", workers[0]["latestTask"], {"taskId": tasks[0], "runId": 0})
+    expires = taskcluster.stringDate(datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1))
+    body = {"storageType": "reference", "contentType": "text/plain", "expires": expires, "url": "http://127.0.0.1:9/x"}
+    worker = signed_in(os.environ["TASKCLUSTER_ROOT_URL"], claim["credentials"])
+    worker.createArtifact(tasks[0], 0, "public/x", body)
+    content = {"storageType": "reference", "url": "http://127.0.0.1:9/x"}
+    expect("artifact", queue.artifact(tasks[0], 0, "public/x"), content)
+    expect("latestArtifact", queue.latestArtifact(tasks[0], "public/x"), content)
+    expect("artifactInfo", queue.artifactInfo(tasks[0], 0, "public/x")["storageType"], "reference")
+    expect("latestArtifactInfo", queue.latestArtifactInfo(tasks[0], "public/x")["name"], "public/x")
+    expect("cancelTaskGroup", sorted(queue.cancelTaskGroup(group)["taskIds"]), sorted(tasks))
+    expect("version", "version" in queue.version(), True)
+    expect("heartbeat", (queue.heartbeat(), "alive" in queue.lbheartbeat()), ({}, True))
+    refused("a method that is not there", 404, "ResourceNotFound", queue.listProvisioners)
+
+
 def retries(root, queue):
     task = taskcluster.slugId()
     queue.createTask(task, definition(retries=1))
@@ -135,6 +167,7 @@ def main():
     queue = signed_in(root, credentials)
     expect("ping", queue.ping()["alive"], True)
     todays_dialect(root, queue)
+    listings(queue)
     retries(root, queue)
     temporary(root, credentials)
 

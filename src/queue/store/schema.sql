@@ -31,7 +31,7 @@ CREATE INDEX claim_expiry ON tasks (taken_until) WHERE taken_until IS NOT NULL;
 CREATE INDEX open_tasks ON tasks (open_until) WHERE open_until IS NOT NULL;
 CREATE INDEX task_expiry ON tasks (expires);
 CREATE INDEX task_groups ON tasks (task_group, id);
-CREATE INDEX task_queues ON tasks (queue, id);
+CREATE INDEX task_queues ON tasks (queue, id, created, expires);
 CREATE TABLE definitions (
     id INTEGER PRIMARY KEY REFERENCES tasks ON DELETE CASCADE,
     scopes TEXT NOT NULL,

@@ -1,5 +1,7 @@
 //! One job's view of the store: the tables of tasks. A job runs in a savepoint.
 
+use std::collections::BTreeMap;
+
 use rusqlite::{Connection, Params, Row, ToSql, params, params_from_iter};
 
 use super::super::Config;
@@ -8,7 +10,7 @@ use super::super::queue_error::QueueError;
 use super::super::task_definition::{NewTask, Requires};
 use super::super::task_state::{Priority, RunRecord, RunState, TaskRecord, WorkerIdentity};
 use super::StoreError;
-use crate::limits::{QUEUE_DEADLINE_DELAY, QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX};
+use crate::limits::{QUEUE_DEADLINE_DELAY, QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX, QUEUE_WORKER_TASKS_MAX};
 
 #[derive(Debug)]
 pub(crate) struct TaskRow {
@@ -30,6 +32,33 @@ pub(crate) struct ClaimedRun {
 pub(crate) struct ListedTask {
     pub(crate) task: TaskRecord,
     pub(crate) definition: String,
+}
+
+#[derive(Debug)]
+pub(crate) struct QueueSummary {
+    pub(crate) name: String,
+    pub(crate) last_created: UnixMillis,
+    pub(crate) expires: UnixMillis,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct WorkerSeen {
+    pub(crate) worker: WorkerIdentity,
+    pub(crate) first_claim: UnixMillis,
+    pub(crate) last_claim: UnixMillis,
+    /// Of the last claim.
+    pub(crate) task: String,
+    pub(crate) run: u32,
+}
+
+impl WorkerSeen {
+    fn merge(&mut self, other: &Self) {
+        let first_claim = self.first_claim.min(other.first_claim);
+        if other.last_claim > self.last_claim {
+            self.clone_from(other);
+        }
+        self.first_claim = first_claim;
+    }
 }
 
 #[derive(Debug)]
@@ -288,6 +317,57 @@ impl Tx<'_> {
         let mut count =
             self.conn.prepare_cached("SELECT count(*) FROM tasks WHERE queue = ?1 AND pending_since IS NOT NULL")?;
         Ok(count.query_row([queue], |row| row.get(0))?)
+    }
+
+    pub(crate) fn count_claimed(&self, queue: &str) -> StoreResult<u32> {
+        let mut count =
+            self.conn.prepare_cached("SELECT count(*) FROM tasks WHERE queue = ?1 AND taken_until IS NOT NULL")?;
+        Ok(count.query_row([queue], |row| row.get(0))?)
+    }
+
+    /// By name.
+    pub(crate) fn list_task_queues(&self, page: PageRequest) -> StoreResult<ListPage<QueueSummary>> {
+        let read = |row: &Row<'_>| {
+            let (created, expires) = (UnixMillis(row.get(1)?), UnixMillis(row.get(2)?));
+            Ok(QueueSummary { name: row.get(0)?, last_created: created, expires })
+        };
+        let mut found = self.conn.prepare_cached(
+            "SELECT queue, max(created), max(expires) FROM tasks GROUP BY queue ORDER BY queue LIMIT ?1 OFFSET ?2",
+        )?;
+        let found = found.query_map([page.limit.saturating_add(1), page.offset], read)?;
+        Ok(ListPage::of(found.collect::<Result<_, _>>()?, page))
+    }
+
+    /// By group and id, from the runs of the latest tasks.
+    pub(crate) fn list_workers(&self, queue: &str, page: PageRequest) -> StoreResult<ListPage<WorkerSeen>> {
+        let latest = params![queue, QUEUE_WORKER_TASKS_MAX];
+        let mut workers = BTreeMap::new();
+        for TaskRow { task, .. } in self.tasks("WHERE queue = ?1 ORDER BY id DESC LIMIT ?2", latest)? {
+            for (record, run) in task.runs.into_iter().zip(0_u32..) {
+                let (Some(worker), Some(started)) = (record.worker, record.started) else { continue };
+                let key = (worker.group.clone(), worker.id.clone());
+                let task = task.task_id.clone();
+                let seen = WorkerSeen { worker, first_claim: started, last_claim: started, task, run };
+                workers.entry(key).and_modify(|known: &mut WorkerSeen| known.merge(&seen)).or_insert(seen);
+            }
+        }
+        let (offset, limit) = (page.offset as usize, page.limit as usize);
+        Ok(ListPage::of(workers.into_values().skip(offset).take(limit + 1).collect(), page))
+    }
+
+    /// The tasks that exist, in the given order; at most `QUEUE_REPLY_BYTES_MAX` bytes, but at least one task.
+    pub(crate) fn named_tasks(&self, ids: &[String], page: PageRequest) -> StoreResult<ListPage<ListedTask>> {
+        let (mut items, mut bytes) = (Vec::new(), 0_usize);
+        for (id, at) in ids.iter().zip(0_u32..).skip(page.offset as usize) {
+            let Some(row) = self.find_task(id)? else { continue };
+            let definition = self.definition(row.id)?;
+            bytes = bytes.saturating_add(definition.len());
+            if items.len() >= page.limit as usize || (!items.is_empty() && bytes > QUEUE_REPLY_BYTES_MAX) {
+                return Ok(ListPage { items, next: Some(at) });
+            }
+            items.push(ListedTask { definition, task: row.task });
+        }
+        Ok(ListPage { items, next: None })
     }
 
     /// Next to be claimed first.
