@@ -79,7 +79,7 @@ impl RequestClaim {
             correlation_id: delivery.properties.correlation_id().clone(),
         };
         let limits = ReplyLimits { body_bytes: source.message_bytes_max(), content_type_bytes: AMQP_NAME_BYTES_MAX };
-        session.add_claim(run.clone());
+        session.add_claim(delivery.delivery_tag, run.clone());
         Arc::new(Self {
             run,
             delivered_at: source.clock.now().minus(received_at.elapsed()),
@@ -173,7 +173,6 @@ impl RequestClaim {
         match settled {
             Some(Ok(())) => {
                 let _first = self.settled_as.set(outcome);
-                self.session.mark_settled(&self.run);
                 Ok(())
             }
             Some(Err(error)) => Err(error),
@@ -192,10 +191,8 @@ impl RequestClaim {
             SettlePlan::Requeue => AckKind::Requeue,
             SettlePlan::GiveUp { reason, attempts } => self.give_up(progress, reason, *attempts).await?,
         };
-        let acknowledged = self.session.acknowledge(self.delivery.delivery_tag, ack).await;
-        acknowledged.map_err(|error| self.call_error(Refusal::Gone, &amqp::error_text(&error)))?;
-        if matches!(plan, SettlePlan::Reply(_)) {
-            crash_point("request-acknowledged");
+        if !self.session.settle(self.delivery.delivery_tag, ack) {
+            return Err(self.call_error(Refusal::Gone, &self.session.lost_reason()));
         }
         if matches!(plan, SettlePlan::Republish { .. } | SettlePlan::Requeue) {
             self.source.counters.requeued.increment();
@@ -333,11 +330,8 @@ impl RequestClaim {
 impl Drop for RequestClaim {
     /// Requeues what was not settled, without waiting for the broker.
     fn drop(&mut self) {
-        if self.settled_as.get().is_none() {
-            self.session.mark_settled(&self.run);
-            if self.session.requeue(self.delivery.delivery_tag) {
-                self.source.counters.requeued.increment();
-            }
+        if self.settled_as.get().is_none() && self.session.settle(self.delivery.delivery_tag, AckKind::Requeue) {
+            self.source.counters.requeued.increment();
         }
         self.session.release_claim();
         self.source.claim_ended.notify_one();
