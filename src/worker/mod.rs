@@ -19,6 +19,7 @@ mod host_probe;
 pub mod liveness;
 mod log_artifacts;
 mod recent_outcomes;
+mod request_summary;
 mod restart_recovery;
 mod running_calls;
 mod sidecars;

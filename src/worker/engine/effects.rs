@@ -127,7 +127,7 @@ impl Engine {
         };
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
-        // Requests may be thousands a second: the line about each one's end is enough.
+        // Requests may be thousands a second.
         if connection_scoped {
             tracing::debug!(claim.run = %live.run, source = binding.name, trace_id, "claimed");
         } else {
