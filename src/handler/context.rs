@@ -16,7 +16,7 @@ use crate::host::work_dir;
 use crate::limits::PROGRESS_CHARS_MAX;
 
 use crate::domain::refusal::CallError;
-use crate::task::{Reply, ReplyError, Results};
+use crate::task::{Definition, Reply, ReplyError, Results};
 
 use super::artifact::Artifacts;
 use super::log::TaskLog;
@@ -32,7 +32,7 @@ pub struct TaskInfo {
     /// The name of the source in the configuration.
     pub source: String,
     /// The whole task definition, payload included.
-    pub definition: serde_json::Value,
+    pub definition: Definition,
     /// Variables that the source adds to the environment of payload processes.
     pub env: BTreeMap<String, String>,
 }
@@ -136,7 +136,7 @@ impl Context {
     /// Creates a context without a claim, and what cancels it.
     pub(crate) fn without_claim(
         name: &str,
-        definition: serde_json::Value,
+        definition: Definition,
         workdir: PathBuf,
         log: TaskLog,
         clock: Clock,

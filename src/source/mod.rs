@@ -21,7 +21,7 @@ use crate::domain::time::Instant;
 pub use crate::domain::poll::Capabilities;
 pub use crate::domain::refusal::{CallError, Refusal};
 pub use crate::domain::worker::OpenResult;
-pub use crate::task::{Artifact, ArtifactBody, Results};
+pub use crate::task::{Artifact, ArtifactBody, Definition, Results};
 
 /// The future of a call to a source.
 pub type SourceFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, CallError>> + Send + 'a>>;
@@ -75,7 +75,7 @@ pub struct Grant {
     /// When the lease ends, on the worker's clock: the time at which the request was sent plus the granted length.
     pub expires_at: Instant,
     /// The task definition.
-    pub task: serde_json::Value,
+    pub task: Definition,
     /// Why the payload cannot be read; it is malformed then.
     pub payload_error: Option<String>,
     /// The right to execute the run.

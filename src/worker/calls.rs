@@ -256,7 +256,6 @@ pub(super) async fn prepare(
     payload_error: Option<String>,
     context: Context,
 ) -> CallResult {
-    let payload = context.task().definition.get("payload").unwrap_or(&serde_json::Value::Null);
     let prepared = async {
         if let Some(recorded) = recorded
             && let Err(why) = recorded.stored().await
@@ -266,7 +265,7 @@ pub(super) async fn prepare(
         if let Some(why) = payload_error {
             return Ok(Err(PrepareError::malformed(vec![format!("payload: invalid JSON: {why}")])));
         }
-        catch_panic(handler.prepare(payload, &context)).await
+        catch_panic(handler.prepare_task(&context)).await
     };
     let answer = tokio::select! {
         biased;
@@ -476,7 +475,7 @@ mod tests {
 
     fn context(workdir: &Path) -> Context {
         let run = Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 0 };
-        let task = TaskInfo { run, source: "s".into(), definition: serde_json::Value::Null, env: Default::default() };
+        let task = TaskInfo { run, source: "s".into(), definition: Default::default(), env: Default::default() };
         let log = TaskLog::new(workdir.with_extension("log"), LogLimits::default());
         let (cancel, lease_ends) = (watch::channel(None).1, watch::channel(Instant::ORIGIN).1);
         Context::new(task, workdir.to_owned(), log, cancel, lease_ends, Clock::boot())

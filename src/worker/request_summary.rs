@@ -25,7 +25,11 @@ impl RequestSummary {
             let OutcomeCounts { completed, failed, worker_shutdown: released, lost, .. } = outcomes;
             let exceptions = outcomes.exceptions();
             tracing::info!(
-                completed, failed, exceptions, released, lost,
+                completed,
+                failed,
+                exceptions,
+                released,
+                lost,
                 "requests ended: {completed} completed, {failed} failed, {exceptions} exceptions, {released} released, {lost} lost"
             );
         }

@@ -118,7 +118,7 @@ fn far_side(setup: &Setup) -> (Gate, Running) {
         if request.path.as_deref() == Some("/fail") {
             return Err(ExecuteError::failed("it failed".to_owned()));
         }
-        let result = json!({"echo": request.json, "path": request.path});
+        let result = json!({"echo": request.json::<Value>().ok(), "path": request.path});
         std::fs::write(context.workdir().join("result"), result.to_string()).expect("the file is written");
         context.artifacts().file("public/result.json", "result").expect("a result");
         Ok(())
@@ -215,7 +215,7 @@ async fn a_task_becomes_a_request_and_the_reply_its_outcome() {
             return Err(ExecuteError::failed("it will not".to_owned()));
         }
         context.send_partial_reply(Reply::ok(&b"[\"soon\"]"[..])).await.expect("it is sent");
-        context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
+        context.set_reply(Reply::ok(&*request.body)).expect("it is small");
         Ok(())
     });
     let worker = Running::start(requests(&setup.client), 4, act);
@@ -271,7 +271,7 @@ async fn a_task_of_a_killed_bridge_sends_its_request_again_with_the_same_message
                 permit = gate.acquire() => drop(permit),
                 _ = context.canceled() => {}
             }
-            context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
+            context.set_reply(Reply::ok(&*request.body)).expect("it is small");
             Ok(())
         }
     });

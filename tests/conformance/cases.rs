@@ -77,7 +77,7 @@ async fn a_task_is_claimed_with_its_definition_and_a_lease(bench: Arc<dyn Bench>
     let taken = take_one(&*source).await;
     assert_eq!(taken.grant.run, Run { task: task.clone(), run: 0 });
     assert_eq!(taken.grant.claim.run(), &taken.grant.run);
-    assert_eq!(taken.grant.task["payload"], payload);
+    assert_eq!(taken.grant.task.json()["payload"], payload);
     let lease = taken.grant.expires_at.since(bench.now());
     assert!(lease > Duration::from_secs(5) && lease <= Duration::from_secs(24 * 3600), "{lease:?}");
     assert_eq!(bench.states(&task).await, ["running"]);
@@ -298,7 +298,7 @@ async fn a_claim_whose_reply_was_lost_is_taken_over_by_its_worker_alone(bench: A
     assert_eq!(found.len(), 1);
     let grant = &found[0];
     assert_eq!(grant.run, Run { task: task.clone(), run: 0 });
-    assert_eq!(grant.task["payload"], payload);
+    assert_eq!(grant.task.json()["payload"], payload);
     grant.claim.renew().await.expect("it is granted");
     grant.claim.report(Outcome::Completed).await.expect("it is accepted");
     assert_eq!(bench.states(&task).await, ["completed"]);

@@ -225,9 +225,12 @@ async fn a_claim_with_an_unreadable_payload_is_granted_with_the_reason() {
         let batch = polled(tasks(claim("T", 0))).await.expect("it is answered");
         assert!(batch.messages.is_empty());
         let grant = batch.grants.into_iter().next().expect("a claim");
-        assert_eq!((grant.run.clone(), &grant.task["expires"]), (run("T", 0), &json!("2030-01-01T00:00:00.000Z")));
+        assert_eq!(
+            (grant.run.clone(), &grant.task.json()["expires"]),
+            (run("T", 0), &json!("2030-01-01T00:00:00.000Z"))
+        );
         let why = grant.payload_error.expect("it says why");
-        assert!(grant.task.get("payload").is_none() && !why.contains("CANARY"), "{why}");
+        assert!(grant.task.json().get("payload").is_none() && !why.contains("CANARY"), "{why}");
     }
 }
 
@@ -302,7 +305,7 @@ async fn claims_with_a_lost_response_are_found_on_all_pages_and_taken_over() {
     let (gremlin, found) = recovered(script, Duration::MAX).await;
     let grants = found.expect("it is answered").grants;
     assert_eq!(grants.len(), 1);
-    assert_eq!((&grants[0].run, &grants[0].task["payload"]), (&run("O", 0), &json!("of O")));
+    assert_eq!((&grants[0].run, &grants[0].task.json()["payload"]), (&run("O", 0), &json!("of O")));
     let asked = gremlin.asked();
     let base = "/api/queue/v1/task-queues/prov%2Fwt/claimed?limit=100";
     assert_eq!(asked[0].line, format!("GET {base} HTTP/1.1"));

@@ -273,11 +273,11 @@ impl AmqpSourceInner {
     }
 
     fn grant(&self, claim: Arc<RequestClaim>) -> Grant {
-        let task = delivery::task_definition(claim.delivery(), self.config.payload_form);
         let (now, consumer_timeout) = (self.clock.now(), self.consumer_timeout());
         let held = now.since(claim.delivered_at);
         let lease = consumer_timeout.map_or(AMQP_LEASE, |timeout| timeout.saturating_sub(held).min(AMQP_LEASE));
         let (run, results) = (claim.run.clone(), Some(claim.results()));
+        let task = claim.definition();
         let claim = Arc::new(GrantedRequest(claim));
         Grant { run, expires_at: now.plus(lease), task, payload_error: None, claim, results }
     }

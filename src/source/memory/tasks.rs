@@ -109,7 +109,7 @@ impl TaskTable {
     pub(super) fn grant(&self, run: &Run, source: &MemorySource, expires_at: Instant) -> Option<Grant> {
         let task = self.tasks.get(&run.task)?.definition.clone();
         let claim = Arc::new(MemoryClaim { source: source.clone(), run: run.clone() });
-        Some(Grant { run: run.clone(), expires_at, task, payload_error: None, claim, results: None })
+        Some(Grant { run: run.clone(), expires_at, task: task.into(), payload_error: None, claim, results: None })
     }
 
     pub(super) fn is_running(&self, run: &Run, worker: &Arc<str>) -> bool {

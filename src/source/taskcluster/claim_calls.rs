@@ -249,7 +249,7 @@ impl Service {
         Ok(Grant {
             run: granted.run,
             expires_at: sent_at.plus(granted.lease),
-            task,
+            task: task.into(),
             payload_error: unreadable,
             claim: Arc::new(claim),
             results: None,
