@@ -18,6 +18,7 @@ use crate::domain::id::{PriorityQueue, Run};
 use crate::domain::outcome::Outcome;
 use crate::domain::time::Instant;
 
+pub use crate::domain::claim::RunTerms;
 pub use crate::domain::poll::Capabilities;
 pub use crate::domain::refusal::{CallError, Refusal};
 pub use crate::domain::worker::OpenResult;
@@ -74,6 +75,8 @@ pub struct Grant {
     pub run: Run,
     /// When the lease ends, on the worker's clock: the time at which the request was sent plus the granted length.
     pub expires_at: Instant,
+    /// The task's deadline and retries, by the service.
+    pub terms: RunTerms,
     /// The task definition.
     pub task: Definition,
     /// Why the payload cannot be read; it is malformed then.

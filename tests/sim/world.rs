@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use journeyman::domain::claim::{CancelCommand, ClaimAction, ClaimEvent, UploadStatus};
+use journeyman::domain::claim::{CancelCommand, ClaimAction, ClaimEvent, RunTerms, UploadStatus};
 use journeyman::domain::host_health::ProbeResult;
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run, SourceId, TaskId};
 use journeyman::domain::journal::{self, ClaimRecord, EntryId, JournalRecord};
@@ -1032,8 +1032,12 @@ impl World {
                 self.check_recovered(host, &answer);
                 Event::Recovered { source: SourceId(0), sent_at, answer }
             }
-            Call::Claim { claim, .. } => {
+            Call::Claim { claim, run } => {
                 let answer = answer.map(|answer| answer.expect_length());
+                if answer.is_ok() {
+                    let terms = self.terms(&run);
+                    self.tell(host, Event::Claim(claim, ClaimEvent::Terms(terms)));
+                }
                 self.check_claimed(host, claim, sent_at, answer);
                 Event::Claim(claim, ClaimEvent::Claimed { sent_at, answer })
             }
@@ -1102,7 +1106,8 @@ impl World {
                     let mut track = Track::new(run.clone());
                     track.granted_calm = self.sent_in_calm(host, self.sent_at);
                     self.hosts[host].claims.insert(token, track);
-                    polled.claims.push(GrantedClaim { token, run, length });
+                    let terms = self.terms(&run);
+                    polled.claims.push(GrantedClaim { token, run, length, terms });
                 }
             }
             Answer::Opened | Answer::Partly(_) | Answer::Length(_) | Answer::Done | Answer::Canceled(_) => {
@@ -1110,6 +1115,10 @@ impl World {
             }
         }
         polled
+    }
+
+    fn terms(&self, run: &Run) -> RunTerms {
+        RunTerms { deadline: None, retries_left: Some(self.queue.retries_left(run)) }
     }
 
     /// What was sent in the very moment in which the calm began may have met a fault before.

@@ -18,7 +18,9 @@ use super::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure, V
 use super::refusal::Refusal;
 use super::time::Instant;
 
-pub use event::{CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, UploadStatus};
+pub use event::{
+    CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, RunTerms, UploadStatus,
+};
 
 /// Claim requests without a definite answer. The message stays invisible for minutes; these take half a minute.
 pub const CLAIM_ATTEMPTS_MAX: u32 = 6;
@@ -93,6 +95,7 @@ enum ReclaimSchedule {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClaimState {
     policy: ClaimPolicy,
+    terms: Option<RunTerms>,
     stage: Stage,
     lease: Option<Lease>,
     reclaim: ReclaimSchedule,
@@ -122,6 +125,7 @@ impl ClaimState {
     pub const fn from_grant(policy: ClaimPolicy) -> Self {
         Self {
             policy,
+            terms: None,
             stage: Stage::Requested { retry_at: None },
             lease: None,
             reclaim: ReclaimSchedule::InFlight,
@@ -159,6 +163,15 @@ impl ClaimState {
         !matches!(self.stage, Stage::Requested { .. } | Stage::Preparing)
     }
 
+    pub fn is_last_run(&self) -> bool {
+        self.terms.is_some_and(RunTerms::is_last_run)
+    }
+
+    /// Forgets a release that came before the grant.
+    pub(super) const fn forget_release(&mut self) {
+        self.release = None;
+    }
+
     pub const fn is_closed(&self) -> bool {
         matches!(self.stage, Stage::Closed)
     }
@@ -190,6 +203,7 @@ impl ClaimState {
             return;
         }
         match event {
+            ClaimEvent::Terms(terms) => self.terms = Some(terms),
             ClaimEvent::Claimed { sent_at, answer: Ok(length) } => {
                 self.on_granted(sent_at, length, now, jitter, actions)
             }

@@ -249,6 +249,7 @@ impl Service {
         Ok(Grant {
             run: granted.run,
             expires_at: sent_at.plus(granted.lease),
+            terms: granted.terms,
             task: task.into(),
             payload_error: unreadable,
             claim: Arc::new(claim),
