@@ -46,7 +46,8 @@ pub enum CancelCause {
     Released,
     /// An operator canceled the task on this worker. Reported as `internal-error`.
     Canceled,
-    /// The claim was lost: the task was canceled or resolved elsewhere, or the lease expired. Nothing is reported.
+    /// The claim is over: the task was canceled, its deadline has passed, another worker has it, or the lease expired.
+    /// Nothing is reported.
     ClaimLost,
 }
 
@@ -54,7 +55,7 @@ impl CancelCause {
     /// Describes the cause for the task's log.
     pub(crate) const fn message(self) -> &'static str {
         match self {
-            Self::ClaimLost => "stopped: the task was canceled or its claim was lost",
+            Self::ClaimLost => "stopped: the task was canceled, its deadline has passed, or its claim was lost",
             Self::Shutdown => "stopped: the worker is shutting down",
             Self::Released => "stopped: released by an operator",
             Self::Canceled => "stopped: canceled by an operator",

@@ -18,7 +18,7 @@ use crate::domain::id::{PriorityQueue, Run};
 use crate::domain::outcome::Outcome;
 use crate::domain::time::Instant;
 
-pub use crate::domain::claim::RunTerms;
+pub use crate::domain::claim::{LossReason, RunTerms};
 pub use crate::domain::poll::Capabilities;
 pub use crate::domain::refusal::{CallError, Refusal};
 pub use crate::domain::worker::OpenResult;
@@ -124,9 +124,10 @@ pub trait Claim: Send + Sync {
         false
     }
 
-    /// Whether the run has been resolved elsewhere. Called only if [`Capabilities::reports_cancellation`] is set.
-    fn is_canceled(&self) -> SourceFuture<'_, bool> {
-        Box::pin(std::future::ready(Ok(false)))
+    /// Why the run is no longer this worker's; `None` while it is. Called only if
+    /// [`Capabilities::reports_cancellation`] is set.
+    fn lost_reason(&self) -> SourceFuture<'_, Option<LossReason>> {
+        Box::pin(std::future::ready(Ok(None)))
     }
 }
 

@@ -224,7 +224,7 @@ pub(super) async fn reclaim(token: LocalToken, claim: Arc<dyn Claim>, timeout: D
 }
 
 pub(super) async fn check_status(token: LocalToken, claim: Arc<dyn Claim>) -> CallResult {
-    let answer = call_guarded("status", claim.is_canceled()).await;
+    let answer = call_guarded("status", claim.lost_reason()).await;
     CallResult::of_claim(token, ClaimEvent::StatusChecked(log_refusal("status", answer)))
 }
 
@@ -243,7 +243,11 @@ pub(super) async fn upload_results(uploader: Uploader, claim: LocalToken, execut
 
 fn log_refusal<T>(operation: &str, answer: Result<T, CallError>) -> Result<T, Refusal> {
     answer.map_err(|error| {
-        tracing::warn!(operation, refusal = %error.refusal, "{}", error.message);
+        match error.refusal {
+            // The line about the end of the claim says whether it was lost.
+            Refusal::Gone => tracing::debug!(operation, refusal = %error.refusal, "{}", error.message),
+            _ => tracing::warn!(operation, refusal = %error.refusal, "{}", error.message),
+        }
         error.refusal
     })
 }

@@ -70,7 +70,10 @@ impl Engine {
                 );
             }
             ClaimEnd::Lost(LossReason::Canceled) => {
-                tracing::info!(claim.run = %run, trace_id, "canceled or resolved elsewhere; not reported");
+                tracing::info!(claim.run = %run, trace_id, "canceled; not reported");
+            }
+            ClaimEnd::Lost(LossReason::DeadlineExceeded) => {
+                tracing::info!(claim.run = %run, trace_id, "stopped at the task's deadline; the queue resolves it as deadline-exceeded");
             }
             ClaimEnd::Lost(loss) => {
                 tracing::warn!(claim.run = %run, trace_id, ?loss, "claim lost; not reported");

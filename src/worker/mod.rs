@@ -136,6 +136,7 @@ impl WorkerConfig {
             claim: claim::ClaimPolicy {
                 termination_grace: self.termination_grace,
                 status_poll_interval: self.status_poll_interval,
+                reports_cancellation: true,
             },
             dequeue_alert: DEQUEUE_ALERT,
             max_auth_failures: AUTH_FAILURES_MAX,

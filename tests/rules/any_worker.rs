@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent, RunTerms};
+use journeyman::domain::claim::{ClaimAction, ClaimEvent, LossReason, RunTerms};
 use journeyman::domain::host_health::ProbeResult;
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
 use journeyman::domain::jitter::Jitter;
@@ -325,7 +325,8 @@ impl World {
             }
             Effect::Claim(claim, ClaimAction::CheckStatus) => {
                 let canceled = self.below(4) == 0;
-                Event::Claim(claim, ClaimEvent::StatusChecked(self.answer(canceled)))
+                let loss = canceled.then_some(LossReason::Canceled);
+                Event::Claim(claim, ClaimEvent::StatusChecked(self.answer(loss)))
             }
             Effect::DropMessage(_)
             | Effect::Claim(_, ClaimAction::UpdateLease { .. } | ClaimAction::Close(_))

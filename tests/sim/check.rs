@@ -194,6 +194,8 @@ impl World {
             ClaimEnd::Unconfirmed { .. } => {
                 self.held("I9", unanswered, || format!("never reported, or answered: {track:?}"))
             }
+            // The queue has said that the report did not count.
+            ClaimEnd::Lost(LossReason::Canceled | LossReason::DeadlineExceeded) => {}
             ClaimEnd::Lost(_) => {
                 self.held("I9", track.reports == 0, || format!("reported, and said to be lost: {track:?}"))
             }
@@ -205,6 +207,10 @@ impl World {
             }
             ClaimEnd::Lost(LossReason::Canceled) | ClaimEnd::Unconfirmed { loss: LossReason::Canceled, .. } => {
                 self.held("I5", track.told_canceled, || format!("host {host} gives up without being told: {track:?}"));
+            }
+            ClaimEnd::Lost(LossReason::DeadlineExceeded)
+            | ClaimEnd::Unconfirmed { loss: LossReason::DeadlineExceeded, .. } => {
+                self.held("I5", false, || format!("no task here has a deadline: {track:?}"));
             }
             ClaimEnd::Lost(LossReason::LeaseExpired | LossReason::GrantedTooLate)
             | ClaimEnd::Unconfirmed { loss: LossReason::LeaseExpired | LossReason::GrantedTooLate, .. } => {

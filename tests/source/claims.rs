@@ -6,7 +6,7 @@ use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::host::clock::Clock;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
-use journeyman::source::{CallError, MessageQueue as _, Recovery as _, RecoveryBatch};
+use journeyman::source::{CallError, LossReason, MessageQueue as _, Recovery as _, RecoveryBatch};
 use serde_json::json;
 
 use crate::gremlin::{Act, Asked, Gremlin, answer_with, date, json as say};
@@ -235,17 +235,24 @@ async fn a_claim_with_an_unreadable_payload_is_granted_with_the_reason() {
 }
 
 #[tokio::test]
-async fn a_run_that_this_worker_does_not_run_is_canceled() {
-    let seen = |state: &str, id: &str| json!({ "runId": 0, "state": state, "workerGroup": "wg", "workerId": id });
-    let expected = [(seen("running", "w1"), false), (seen("running", "w2"), true), (seen("exception", "w1"), true)];
-    for (run, canceled) in expected {
+async fn b9_the_status_of_a_run_tells_why_this_worker_has_lost_it() {
+    let seen = |state: &str, id: &str, reason: Option<&str>| json!({ "runId": 0, "state": state, "workerGroup": "wg", "workerId": id, "reasonResolved": reason });
+    let expected = [
+        (seen("running", "w1", None), None),
+        (seen("running", "w2", None), Some(LossReason::Revoked)),
+        (seen("exception", "w1", Some("claim-expired")), Some(LossReason::Revoked)),
+        (seen("exception", "w1", Some("canceled")), Some(LossReason::Canceled)),
+        (seen("exception", "w1", Some("deadline-exceeded")), Some(LossReason::DeadlineExceeded)),
+        (seen("completed", "w1", Some("completed")), Some(LossReason::Revoked)),
+    ];
+    for (run, loss) in expected {
         let status = json!({ "status": { "taskId": "T", "runs": [run] } });
         let (gremlin, claim) = claimed(|_| vec![say(200, &status)]).await;
-        assert_eq!(claim.is_canceled().await.expect("it is answered"), canceled);
+        assert_eq!(claim.lost_reason().await.expect("it is answered"), loss);
         assert_eq!(gremlin.asked()[1].line, "GET /api/queue/v1/task/T/status HTTP/1.1");
     }
     let (_gremlin, claim) = claimed(|_| vec![error(404, "ResourceNotFound")]).await;
-    assert_eq!(discreet(claim.is_canceled().await).refusal, Refusal::Gone);
+    assert_eq!(discreet(claim.lost_reason().await).refusal, Refusal::Gone);
 }
 
 async fn recovered(script: Vec<Act>, newer_than: Duration) -> (Gremlin, Result<RecoveryBatch, CallError>) {

@@ -10,10 +10,12 @@ use crate::domain::time::Instant;
 /// Why a claim ended without a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LossReason {
-    /// The queue says that it is not ours, or no longer exists.
+    /// The queue says that it is not ours, is resolved, or no longer exists.
     Revoked,
-    /// The run was resolved elsewhere.
+    /// The task was canceled.
     Canceled,
+    /// The task's deadline has passed. The queue resolves the run.
+    DeadlineExceeded,
     /// No reclaim succeeded in time.
     LeaseExpired,
     /// The grant arrived too late to be used.
@@ -137,7 +139,7 @@ pub enum ClaimAction {
     Reclaim {
         timeout: Duration,
     },
-    /// Ask whether the run was resolved elsewhere.
+    /// Ask whether, and why, the run is no longer ours.
     CheckStatus,
     /// Tell the handler, and uploads, the new lease.
     UpdateLease {
@@ -189,8 +191,8 @@ pub enum ClaimEvent {
         sent_at: Instant,
         answer: Result<Duration, Refusal>,
     },
-    /// Whether the run was resolved elsewhere.
-    StatusChecked(Result<bool, Refusal>),
+    /// Why the run is no longer this worker's; `None` while it is.
+    StatusChecked(Result<Option<LossReason>, Refusal>),
     /// The source reports that the claim is no longer ours.
     Lost,
     /// The worker stops, at the latest by `deadline`.

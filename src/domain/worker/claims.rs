@@ -91,6 +91,7 @@ impl Worker {
         let tells = self.sources[source.index()].poller.capabilities().reports_cancellation;
         claim::ClaimPolicy {
             status_poll_interval: self.policy.claim.status_poll_interval.filter(|_| tells),
+            reports_cancellation: tells,
             ..self.policy.claim
         }
     }

@@ -111,7 +111,15 @@ impl TaskTable {
         let (task, retries_left) = (task.clone(), Some(*retries_left));
         let claim = Arc::new(MemoryClaim { source: source.clone(), run: run.clone() });
         let terms = RunTerms { deadline: None, retries_left };
-        Some(Grant { run: run.clone(), expires_at, terms, task: task.into(), payload_error: None, claim, results: None })
+        Some(Grant {
+            run: run.clone(),
+            expires_at,
+            terms,
+            task: task.into(),
+            payload_error: None,
+            claim,
+            results: None,
+        })
     }
 
     pub(super) fn is_running(&self, run: &Run, worker: &Arc<str>) -> bool {

@@ -115,6 +115,7 @@ pub(super) struct WireStatus {
 pub(super) struct WireRun {
     pub(super) run_id: u32,
     pub(super) state: String,
+    pub(super) reason_resolved: Option<String>,
     pub(super) worker_group: Option<String>,
     pub(super) worker_id: Option<String>,
 }

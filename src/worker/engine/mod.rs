@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use crate::domain::claim::ClaimEvent;
+use crate::domain::claim::{ClaimEvent, LossReason};
 use crate::domain::id::{ServiceId, SourceId};
 use crate::domain::journal::EntryId;
 use crate::domain::refusal::Refusal;
@@ -280,7 +280,7 @@ impl Engine {
             // A run that is not held here needs no stop.
             SourceEvent::CancelRequested(run) => {
                 if let Some(claim) = self.calls.find(source, &run) {
-                    self.handle_event(Event::Claim(claim, ClaimEvent::StatusChecked(Ok(true))));
+                    self.handle_event(Event::Claim(claim, ClaimEvent::StatusChecked(Ok(Some(LossReason::Canceled)))));
                 }
             }
             SourceEvent::Exhausted { what } if self.sources.len() == 1 => {
