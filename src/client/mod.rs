@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::amqp::{self, Broker, NameTooLong};
 use crate::domain::refusal::{CallError, Refusal};
-use crate::limits::{CALL_BODY_BYTES_MAX, CALLS_MAX};
+use crate::limits::{CALL_BODY_BYTES_MAX, CALLS_MAX, RPC_EXPIRED_REPLY_WAIT};
 use session::Session;
 
 /// A request.
@@ -35,7 +35,7 @@ pub struct RpcRequest {
     pub content_type: Option<String>,
     /// The encoding of the body (`content-encoding`).
     pub content_encoding: Option<String>,
-    /// How long to wait for the last reply, or for the confirm where no reply is awaited.
+    /// How long to wait for the last reply, and a second longer for that to an expired request, or how long for the confirm where no reply is awaited.
     pub timeout: Duration,
     /// How long the request may wait in its queue. Without it: `timeout`, or unlimited where no reply is awaited.
     pub message_ttl: Option<Duration>,
@@ -219,6 +219,8 @@ impl RpcClient {
             let id = session.call_id(call);
             let results = session.register(&id);
             let timeout = call.timeout;
+            // A controller replies to a request that has expired, with the reason.
+            let deadline = deadline + RPC_EXPIRED_REPLY_WAIT;
             let replies = RpcReplies { id, results, session, is_ended: false, deadline, timeout, _permit: permit };
             replies.session.send(&replies.id, call, &self.broker).await?;
             Ok(replies)

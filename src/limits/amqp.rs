@@ -33,6 +33,7 @@ pub const CALLS_MAX: usize = 16_384;
 /// RabbitMQ's own limit before 4.0.
 pub const CALL_BODY_BYTES_MAX: usize = 128 << 20;
 pub const RPC_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+pub const RPC_EXPIRED_REPLY_WAIT: Duration = Duration::from_secs(1);
 /// How much of a request's body is hashed; its length is always hashed.
 pub const IDEMPOTENCY_BODY_BYTES_MAX: usize = 64 << 10;
 pub const BRIDGE_RETRY_MIN: Duration = Duration::from_millis(500);

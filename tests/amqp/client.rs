@@ -340,6 +340,27 @@ async fn the_command_uses_pool_path_and_timeout_and_prints_partial_replies_on_de
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c3_the_command_prints_why_a_request_expired() {
+    let (Some(broker), Some(uri)) = (shared(), shared_uri()) else { return };
+    let dead = format!("{}-dead", uuid::Uuid::new_v4().simple());
+    let text = |text: &str| AMQPValue::LongString(text.into());
+    let dead_letters = [("x-dead-letter-exchange", text("")), ("x-dead-letter-routing-key", text(&dead))];
+    let pool = Pool::new(&broker, amqp::header_table(dead_letters)).await;
+    let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
+    pool.channel.queue_declare(dead.as_str().into(), options, FieldTable::default()).await.expect("a queue");
+    let mut expired = consume(&pool.channel, &dead).await;
+    // As a controller does.
+    let replying = async {
+        let request = within("an expired request", next(&mut expired)).await.expect("a request");
+        pool.reply(&request, b"{\"context\":{\"reason\":\"expired\"}}", "core_error", None).await;
+    };
+    let arguments = ["--exchange", &pool.exchange, "--key", "42", "--timeout", "1s"];
+    let ((code, out, err), ()) = Box::pin(async { tokio::join!(call(&uri, &arguments), replying) }).await;
+    assert_eq!((code, out.as_str()), (1, "{\"context\":{\"reason\":\"expired\"}}\n"), "{err}");
+    assert!(err.contains("core_error"), "{err}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_command_prints_the_reply_and_reports_an_error_status() {
     let (Some(broker), Some(uri)) = (shared(), shared_uri()) else { return };
     for (arguments, status, body, code, printed) in [
