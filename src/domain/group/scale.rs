@@ -19,8 +19,11 @@ use crate::domain::time::Instant;
 
 /// Workers of one group that start at once: more would only compete for the host.
 pub const MAX_STARTING: u32 = 4;
-/// With more groups than workers, a group keeps its worker for this long before the next one gets it.
+/// With more groups than workers, a group keeps its worker for this long, counted from when it was ready, before the
+/// next one gets it.
 pub const ROTATION_INTERVAL: Duration = Duration::from_secs(60);
+/// A turn whose worker is not ready by then is over: its start hangs.
+pub const START_TURN_MAX: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScaleLimits {
@@ -137,8 +140,15 @@ pub struct Scaler {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct BudgetTurn {
-    has_workers: bool,
+    state: TurnState,
     since: Instant,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TurnState {
+    Waiting,
+    Starting,
+    Ready,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -174,9 +184,15 @@ impl Scaler {
         self.recent_needs.retain(|key, _| known.contains(key));
         self.turns.retain(|key, _| known.contains(key));
         for group in groups {
-            let changed = BudgetTurn { has_workers: present_workers(group) > 0, since: now };
+            let ready = |activity| matches!(activity, WorkerActivity::Idle | WorkerActivity::Busy);
+            let state = match present_workers(group) {
+                0 => TurnState::Waiting,
+                _ if count_workers(group, ready) > 0 => TurnState::Ready,
+                _ => TurnState::Starting,
+            };
+            let changed = BudgetTurn { state, since: now };
             let turn = self.turns.entry(group.key.clone()).or_insert(changed);
-            if turn.has_workers != changed.has_workers {
+            if turn.state != state {
                 *turn = changed;
             }
         }
@@ -188,12 +204,13 @@ impl Scaler {
         if draft.group.load.is_idle() {
             return (3, Instant::ORIGIN);
         }
-        match self.turns.get(&draft.group.key) {
-            Some(turn) if !turn.has_workers => (1, turn.since),
-            Some(turn) if now < turn.since.plus(ROTATION_INTERVAL) => (0, turn.since),
-            Some(turn) => (2, turn.since),
-            None => (1, now),
-        }
+        let Some(turn) = self.turns.get(&draft.group.key) else { return (1, now) };
+        let length = match turn.state {
+            TurnState::Waiting => return (1, turn.since),
+            TurnState::Starting => START_TURN_MAX,
+            TurnState::Ready => ROTATION_INTERVAL,
+        };
+        (if now < turn.since.plus(length) { 0 } else { 2 }, turn.since)
     }
 
     fn draft<'a>(&mut self, group: &'a GroupInput, now: Instant) -> DecisionDraft<'a> {
@@ -507,6 +524,40 @@ mod tests {
             turns[has.unwrap_or(0)] += 1;
         }
         assert!(turns.iter().all(|seconds| *seconds >= 150), "{turns:?}");
+    }
+
+    #[test]
+    fn c4_a_turn_begins_when_its_worker_is_ready_and_a_start_that_hangs_ends_one() {
+        let budget = Some(1);
+        let (mut scale, mut worker, mut starts) = (Scaler::default(), None::<(usize, u64)>, 0);
+        // A start takes two turns; the last group's never ends.
+        let is_ready = |key: usize, since: u64, second: u64| key != 2 && second - since >= 120;
+        let mut turns = [0, 0, 0];
+        for second in 0..3_600 {
+            let groups: Vec<GroupInput> = ["a", "b", "c"]
+                .into_iter()
+                .enumerate()
+                .map(|(number, key)| match worker {
+                    Some((has, since)) if has == number && is_ready(has, since, second) => {
+                        turns[number] += 1;
+                        group(key, 9, &[WorkerActivity::Busy])
+                    }
+                    Some((has, _)) if has == number => group(key, 9, &[WorkerActivity::Starting]),
+                    Some(_) | None => group(key, 9, &[]),
+                })
+                .collect();
+            for decision in scale.plan(&groups, budget, at(second)) {
+                let number = groups.iter().position(|group| group.key == decision.key).unwrap();
+                if decision.start == 1 {
+                    (worker, starts) = (Some((number, second)), starts + 1);
+                } else if !decision.drain.is_empty() {
+                    worker = None;
+                }
+            }
+        }
+        // Of an hour, the hanging starts take ten minutes each, the others three.
+        assert!(turns[0] >= 180 && turns[1] >= 180 && turns[2] == 0, "{turns:?}");
+        assert!((9..=13).contains(&starts), "{starts}");
     }
 
     #[test]
