@@ -61,7 +61,12 @@ impl Controller {
         let message = match command {
             PoolCommand::Pause { key, seconds } => {
                 let until = seconds.map(|seconds| expires_at(seconds, now)).transpose()?;
-                let (key, target) = self.target(key.as_deref())?;
+                let (key, target) = match key.as_deref().map(|key| self.parse_key(key)).transpose()? {
+                    // Before its first request, too.
+                    Some(key) => (Some(key.clone()), self.group_name(&key)),
+                    None => self.target(None)?,
+                };
+                self.check_room_for_override()?;
                 self.overrides.pause(key, Pause { until, note: by.into() });
                 let end = if until.is_some() { "for the given time" } else { "until it is resumed" };
                 format!("{target} is paused {end}: no worker is started or stopped")
@@ -114,10 +119,8 @@ impl Controller {
         }
         if min.unwrap_or_default() == 0 {
             self.target(Some(&command.key))?;
-        } else if self.overrides.count() >= CONTROLLER_GROUPS_MAX {
-            let text = format!("there are {CONTROLLER_GROUPS_MAX} pauses and overrides already");
-            return Err(CommandError::Conflict(text));
         } else {
+            self.check_room_for_override()?;
             self.pool.handle(Event::demand(key.clone()), now);
         }
         let scale = ScaleOverride { min, max, until, note: by.into() };
@@ -125,6 +128,13 @@ impl Controller {
         self.overrides.scale(key, scale);
         let seconds = until.since(now).as_secs();
         Ok(format!("{target} has {} to {} workers for {seconds} s", limits.min, limits.max))
+    }
+
+    fn check_room_for_override(&self) -> Result<(), CommandError> {
+        if self.overrides.count() < CONTROLLER_GROUPS_MAX {
+            return Ok(());
+        }
+        Err(CommandError::Conflict(format!("there are {CONTROLLER_GROUPS_MAX} pauses and overrides already")))
     }
 
     fn parse_key(&self, text: &str) -> Result<Key, CommandError> {

@@ -93,3 +93,18 @@ async fn retry_starts_a_failing_group_at_once() {
     };
     until(&socket, "it is counted anew", anew).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c8_a_key_can_be_paused_before_its_first_request() {
+    let Some(pool) = Pool::new().await else { return };
+    let _controller = pool.active(&pool.echo()).await;
+    let socket = pool.socket();
+    let said = succeeds(&socket, &["pause", "--key", "new"]).await;
+    assert!(said.contains("group \"new\" of pool") && said.contains("is paused until it is resumed"), "{said}");
+    pool.ask("new", "1").await;
+    let waits = |seen: &serde_json::Value| seen["groups"][0]["ready"] == 1 && !seen["groups"][0]["paused"].is_null();
+    let seen = until(&socket, "its request waits", waits).await;
+    assert_eq!(seen["counters"]["workers_started"], 0, "{seen}");
+    succeeds(&socket, &["resume", "--key", "new"]).await;
+    while pool.client.answer("1").await.partial {}
+}
