@@ -2,13 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::schema::built_in;
-use super::values::{File, MASK, OptionalSpan, Span};
+use super::values::{File, MASK, OptionalSpan, Span, Url};
 use crate::named_enum::named_enum;
+
+/// Of a quorum queue. A worker that exits costs everything that it held a delivery, so the limit must leave workers room
+/// to find the request that ends them: journeyman's workers decide after [`AMQP_ATTEMPTS_MAX`](crate::limits::AMQP_ATTEMPTS_MAX), others within twenty.
+const DELIVERY_LIMIT: u32 = 20;
 
 /// A pool of worker groups.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -24,11 +29,11 @@ pub struct PoolConfig {
     pub message_ttl: OptionalSpan<1>,
     /// Maximum number of requests in one queue [built-in: no limit].
     pub max_length: Option<u32>,
-    /// Maximum redeliveries of a request whose worker exited. After it the request gets an error reply and moves to the poison queue. With `queue_type = "quorum"` only [built-in: the broker's].
+    /// Maximum redeliveries of a request whose worker exited. After it the request gets an error reply and moves to the poison queue. The broker counts the end of a worker for every request that the worker held. With `queue_type = "quorum"` only [built-in: 20].
     pub delivery_limit: Option<u32>,
     /// How workers are started: as processes of this host, as systemd units, with Docker, Kubernetes or commands of your own. `noop` only logs how many workers are needed.
     pub driver: PoolDriver,
-    /// The worker's command line; with `docker` and `kubernetes` the container's [built-in: the image's]. `subprocess` starts no workers without it. Workers find `WORKER_ID`, `WORKER_KEY`, `WORKER_POOL`, `WORKER_REQUESTS_QUEUE`, `WORKER_ACTIVITY_EXCHANGE` and `WORKER_AMQP_URI` in their environment.
+    /// The worker's command line; with `docker` and `kubernetes` the container's [built-in: the image's]. `subprocess` starts no workers without it. Workers find `WORKER_ID`, `WORKER_KEY`, `WORKER_POOL`, `WORKER_REQUESTS_QUEUE`, `WORKER_ACTIVITY_EXCHANGE` and `WORKER_AMQP_URI` in their environment, and with `subprocess` a directory of their own in `WORKER_DIR`, which is removed after they exit.
     pub command: Vec<String>,
     /// Additional environment variables of the workers, by name.
     pub env: BTreeMap<String, EnvValue>,
@@ -87,6 +92,14 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
+    /// `None` for classic queues.
+    pub(crate) fn delivery_limit(&self) -> Option<u32> {
+        match self.queue_type {
+            QueueType::Classic => None,
+            QueueType::Quorum => Some(self.delivery_limit.unwrap_or(DELIVERY_LIMIT)),
+        }
+    }
+
     pub(crate) fn is_scaled_by_keda(&self) -> bool {
         let scaling = self.kubernetes.as_ref().map(|kubernetes| kubernetes.scaling);
         self.driver == PoolDriver::Kubernetes && scaling == Some(KubernetesScaling::Keda)
@@ -159,12 +172,20 @@ pub struct KubernetesDriverConfig {
     pub scaling: KubernetesScaling,
     /// File with a pod template (JSON) for resources, volumes, a service account and the like.
     pub template: Option<File>,
-    /// Kubeconfig of the cluster. Its credentials and certificates may change while the controller runs [built-in: `KUBECONFIG`, else `~/.kube/config`, else the service account of the controller's pod].
-    pub kubeconfig: Option<File>,
+    /// URL of the cluster's API, used with the service account of the controller's pod; `http://127.0.0.1:8001` is that of `kubectl proxy`.
+    #[serde(default = "api_server")]
+    pub server: Url,
+    /// Set by tests only.
+    #[serde(skip)]
+    pub service_account_dir: Option<PathBuf>,
 }
 
 fn namespace() -> String {
     "default".to_owned()
+}
+
+fn api_server() -> Url {
+    built_in("https://kubernetes.default.svc")
 }
 
 /// What sets the number of pods of a key.

@@ -108,6 +108,22 @@ impl Rules<'_> {
             let message = format!("[{key}] has a `delivery_limit`, which classic queues do not support");
             self.error(key, "delivery_limit", message, "did you mean queue_type = \"quorum\" as well?");
         }
+        let attempts = crate::limits::AMQP_ATTEMPTS_MAX;
+        if pool.queue_type == QueueType::Quorum
+            && let Some(limit) = pool.delivery_limit.filter(|limit| *limit < attempts)
+            && pool.concurrency.get() > 1
+        {
+            let message = format!(
+                "[{key}] has `delivery_limit` = {limit} and `concurrency` = {}: a worker that exits costs each request that it \
+                 holds a delivery, so they reach a low limit together",
+                pool.concurrency
+            );
+            let origin = self.origins.get(&join(key, "delivery_limit")).cloned().unwrap_or(ValueOrigin::Default);
+            let help = format!(
+                "workers find the request that ends them within {attempts} attempts; did you mean at least {attempts}?"
+            );
+            self.problems.push(Problem::warning(message, origin, help));
+        }
         if pool.min > pool.max.get() {
             let message = format!("[{key}] has `min` = {}, which is more than `max` = {}", pool.min, pool.max);
             let name = if self.origins.contains_key(&join(key, "min")) { "min" } else { "max" };

@@ -7,7 +7,7 @@ use super::queue_names::QueueNames;
 use super::topology::message_ttl_ms;
 use super::{Controller, ControllerConfig};
 use crate::amqp::management::{BrokerPolicy, Management, escape_regex};
-use crate::config::pool::{PoolConfig, QueueType};
+use crate::config::pool::PoolConfig;
 use crate::limits::CONTROLLER_POLICIES_TIMEOUT;
 
 const PRIORITY: i64 = 10;
@@ -52,7 +52,7 @@ impl Controller {
 fn queue_policy(names: &QueueNames, pool: &PoolConfig) -> BrokerPolicy {
     let mut definition = Map::new();
     definition.insert("dead-letter-exchange".to_owned(), Value::from(names.dead_letter_exchange()));
-    let limit = pool.delivery_limit.filter(|_| pool.queue_type == QueueType::Quorum);
+    let limit = pool.delivery_limit();
     let numbers = [("message-ttl", message_ttl_ms(pool)), ("max-length", pool.max_length), ("delivery-limit", limit)];
     for (name, value) in numbers {
         definition.extend(value.map(|value| (name.to_owned(), Value::from(value))));
@@ -79,6 +79,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::config::pool::QueueType;
     use crate::config::values::OptionalSpan;
 
     #[test]
@@ -90,8 +91,10 @@ mod tests {
         assert_eq!((policy.pattern.as_str(), policy.apply_to.as_str()), (r"^co\%2Ere\-req\-", "queues"));
         let said: Vec<&str> = policy.definition.keys().map(String::as_str).collect();
         assert_eq!(said, ["dead-letter-exchange", "message-ttl"], "a classic queue has no limit of deliveries");
-        let safe = queue_policy(&names, &PoolConfig { queue_type: QueueType::Quorum, ..pool });
-        assert_eq!(safe.definition["delivery-limit"], 3);
+        let safe = PoolConfig { queue_type: QueueType::Quorum, ..pool };
+        assert_eq!(queue_policy(&names, &safe).definition["delivery-limit"], 3);
+        let silent = PoolConfig { delivery_limit: None, ..safe };
+        assert_eq!(queue_policy(&names, &silent).definition["delivery-limit"], 20, "3.10 has no limit, 4 has this one");
         assert_eq!(exchange_policy(&names).pattern, r"^co\%2Ere\-req\-xchg$");
     }
 }

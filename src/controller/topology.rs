@@ -167,7 +167,7 @@ impl Topology<'_> {
         number("x-max-length", self.settings.max_length);
         let durable = self.settings.queue_type == QueueType::Quorum;
         if durable {
-            number("x-delivery-limit", self.settings.delivery_limit);
+            number("x-delivery-limit", self.settings.delivery_limit());
             arguments.insert("x-queue-type".into(), text("quorum"));
         }
         let options = QueueDeclareOptions { durable, ..QueueDeclareOptions::default() };
