@@ -12,13 +12,14 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::error_replies::{DeadLetterReason, ErrorReplier};
-use super::poison_message::{self, ExitedWorker};
+use super::poison_message::{self, ExitedWorker, PoisonCause};
 use super::queue_names::QueueNames;
 use super::session::{SessionError, consume, stream_ended};
 use super::workers::WorkerFailure;
-use super::{ControllerConfig, SharedCounters};
+use super::{ControllerConfig, RecordedError, SharedCounters};
 use crate::amqp;
 use crate::domain::group::Key;
+use crate::domain::group::restart_backoff::RESTART_DELAY;
 use crate::host::clock::Clock;
 use crate::limits::{CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_WORKER_EXIT_TIMEOUT};
 
@@ -53,7 +54,7 @@ pub(super) async fn reject_requests(
             replier: ErrorReplier::open(connection, config, counters.clone()).await?,
             poison_channel: Mutex::new(amqp::confirm_channel(connection).await?),
             names: config.names.clone(),
-            attempts: config.settings.delivery_limit.map(|limit| u64::from(limit) + 1),
+            attempts: config.settings.delivery_limit().map(|limit| u64::from(limit) + 1),
             failures,
             clock,
             counters,
@@ -79,12 +80,13 @@ impl Rejecter {
                 Some(done) = tasks.join_next() => done.map_err(|error| SessionError { reason: error.to_string() })??,
                 letter = letters.next() => {
                     let letter = letter.ok_or_else(|| stream_ended("dead letters"))??;
-                    tasks.spawn(async move { rejecter.reject_letter(&letter).await });
+                    let reason = DeadLetterReason::from_delivery(&letter);
+                    tasks.spawn(async move { rejecter.reject(&letter, reason).await });
                 }
                 orphan = orphans.recv() => {
                     let RejectedOrphan(delivery, reason) = orphan.ok_or_else(|| stream_ended("rejected orphans"))?;
                     tasks.spawn(async move {
-                        rejecter.replier.reject(&delivery, &reason).await?;
+                        rejecter.reject(&delivery, reason).await?;
                         rejecter.counters.on_orphan_released();
                         Ok(())
                     });
@@ -94,15 +96,16 @@ impl Rejecter {
     }
 
     /// The client of a poison request gets its reply after the broker has the copy.
-    async fn reject_letter(&self, letter: &Delivery) -> Result<(), SessionError> {
-        let reason = DeadLetterReason::from_delivery(letter);
-        if reason.is_poison() {
-            let key = self.names.original_key(letter);
-            let worker = self.last_exited_worker(&key).await;
+    async fn reject(&self, letter: &Delivery, mut reason: DeadLetterReason) -> Result<(), SessionError> {
+        let key = self.names.original_key(letter);
+        // A requeued request that has no reply stays in the inventory.
+        if reason.is_poison() || poison_message::was_requeued(letter) {
+            let (worker, attempts) =
+                if reason.is_poison() { (self.last_exited_worker(&key).await, self.attempts) } else { (None, None) };
             let move_to_poison_queue = async || {
                 let channel = self.poison_channel.lock().await;
-                poison_message::move_to_poison_queue(&channel, &self.names, letter, self.attempts, worker.as_ref())
-                    .await
+                let about = PoisonCause { reason: &reason, attempts, worker: worker.as_ref() };
+                poison_message::move_to_poison_queue(&channel, &self.names, letter, about).await
             };
             while !move_to_poison_queue().await? {
                 let queue = self.names.poison_queue();
@@ -111,11 +114,25 @@ impl Rejecter {
             }
             self.counters.lock().values.poison_requests += 1;
             let worker = worker.map(|worker| worker.id);
-            tracing::warn!(key, worker, "moved a request that kills its workers to the poison queue");
+            tracing::warn!(key, worker, reason = reason.reason, "moved a request to the poison queue");
         } else {
+            if reason.is_expired()
+                && let Some(why) = self.recent_failure(&key)
+            {
+                reason.message = format!("{}; {why}", reason.message);
+            }
             tracing::info!(reason = reason.reason, queue = reason.queue, "answered a dead letter with an error");
         }
         Ok(self.replier.reject(letter, &reason).await?)
+    }
+
+    /// Why workers of the key do not last.
+    fn recent_failure(&self, key: &str) -> Option<String> {
+        let (key, failures) = (self.names.parse_routing_key(key)?, self.failures.as_ref()?.borrow());
+        let RecordedError { at, message } = &failures.get(&key)?.error;
+        let seconds = self.clock.now().since(*at);
+        let text = format!("the last worker of this key failed {} s ago: {message}", seconds.as_secs());
+        (seconds <= RESTART_DELAY.max).then_some(text)
     }
 
     /// Waits for the driver to report the exit, since the dead letter arrives before that.

@@ -13,6 +13,7 @@ use crate::amqp::{self, headers};
 use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_HOPS_MAX};
 
 pub(super) const DIED_IN: &str = "x-first-death-queue";
+const EXPIRED: &str = "expired";
 const QUEUE_FULL: &str = "too many requests wait for this key";
 
 pub(super) struct DeadLetterReason {
@@ -31,7 +32,7 @@ impl DeadLetterReason {
         let said = |name| table.and_then(|table| headers::text(table, name)).map(str::to_owned);
         let reason = said("x-first-death-reason").unwrap_or_else(|| "unknown".to_owned());
         let message = match reason.as_str() {
-            "expired" => "the request expired before a worker took it",
+            EXPIRED => "the request expired before a worker took it",
             "maxlen" => QUEUE_FULL,
             "delivery_limit" => "every worker that took the request exited before it replied",
             "rejected" => "a worker rejected the request",
@@ -50,6 +51,10 @@ impl DeadLetterReason {
 
     pub(super) fn for_loop() -> Self {
         Self::new("no-queue", format!("the request returned to the orphan queue {CONTROLLER_HOPS_MAX} times"))
+    }
+
+    pub(super) fn is_expired(&self) -> bool {
+        self.reason == EXPIRED
     }
 
     pub(super) fn is_poison(&self) -> bool {

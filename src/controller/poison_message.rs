@@ -71,15 +71,21 @@ impl ExitedWorker {
     }
 }
 
+/// Why a request is moved to the poison queue.
+pub(super) struct PoisonCause<'a> {
+    pub(super) reason: &'a DeadLetterReason,
+    pub(super) attempts: Option<u64>,
+    pub(super) worker: Option<&'a ExitedWorker>,
+}
+
 /// False if the poison queue rejects it.
 pub(super) async fn move_to_poison_queue(
     channel: &Channel,
     names: &QueueNames,
     delivery: &Delivery,
-    attempts: Option<u64>,
-    worker: Option<&ExitedWorker>,
+    cause: PoisonCause<'_>,
 ) -> Result<bool, SessionError> {
-    let properties = poison_properties(delivery, names, attempts, worker, jiff::Timestamp::now());
+    let properties = poison_properties(delivery, names, cause, jiff::Timestamp::now());
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
     let queue = names.poison_queue();
     let publishing = channel.basic_publish("".into(), queue.as_str().into(), options, &delivery.data, properties);
@@ -93,11 +99,9 @@ pub(super) async fn move_to_poison_queue(
 fn poison_properties(
     delivery: &Delivery,
     names: &QueueNames,
-    attempts: Option<u64>,
-    worker: Option<&ExitedWorker>,
+    PoisonCause { reason, attempts, worker }: PoisonCause<'_>,
     now: jiff::Timestamp,
 ) -> BasicProperties {
-    let reason = DeadLetterReason::from_delivery(delivery);
     let empty = FieldTable::default();
     let before = delivery.properties.headers().as_ref().unwrap_or(&empty);
     let times = headers::number(before, POISON_COUNT).unwrap_or_default().saturating_add(1);
@@ -129,13 +133,17 @@ fn poison_properties(
     without_user_id(&delivery.properties).with_headers(table).with_delivery_mode(PERSISTENT)
 }
 
+/// An operator has put it back from the poison queue.
+pub(super) fn was_requeued(delivery: &Delivery) -> bool {
+    delivery.properties.headers().as_ref().is_some_and(|table| table.inner().contains_key(POISON_COUNT))
+}
+
 pub(super) fn requeue_properties(copy: &Delivery) -> BasicProperties {
     let empty = FieldTable::default();
     let before = copy.properties.headers().as_ref().unwrap_or(&empty);
     let mut table = without_own_headers(before);
-    if let Some(times) = before.inner().get(POISON_COUNT) {
-        table.insert(POISON_COUNT.into(), times.clone());
-    }
+    // Workers that move a request here do not count.
+    table.insert(POISON_COUNT.into(), integer(headers::number(before, POISON_COUNT).unwrap_or(1)));
     without_user_id(&copy.properties).with_headers(table)
 }
 
@@ -260,7 +268,9 @@ mod tests {
         let log = vec!["one".to_owned(), "two".to_owned()];
         let death = ExitedWorker { id: "w".to_owned(), exit: "signal: 9 (SIGKILL)".to_owned(), log: log.clone() };
         let mut aside = letter();
-        aside.properties = poison_properties(&letter(), &names, Some(3), Some(&death), jiff::Timestamp::UNIX_EPOCH);
+        let reason = DeadLetterReason::from_delivery(&letter());
+        let cause = PoisonCause { reason: &reason, attempts: Some(3), worker: Some(&death) };
+        aside.properties = poison_properties(&letter(), &names, cause, jiff::Timestamp::UNIX_EPOCH);
         let seen = describe(&aside, &names);
         assert_eq!(
             (seen.key.as_deref(), seen.reason.as_str(), seen.attempts),
@@ -278,7 +288,9 @@ mod tests {
         assert_eq!((again.user_id(), again.correlation_id().as_ref().map(ShortString::as_str)), (&None, Some("c")));
         aside.properties = again;
         let mut back = letter();
-        back.properties = poison_properties(&aside, &names, None, None, jiff::Timestamp::UNIX_EPOCH);
+        assert!(was_requeued(&aside) && !was_requeued(&back));
+        let cause = PoisonCause { reason: &reason, attempts: None, worker: None };
+        back.properties = poison_properties(&aside, &names, cause, jiff::Timestamp::UNIX_EPOCH);
         let seen = describe(&back, &names);
         assert_eq!((seen.poison_count, seen.attempts, seen.worker), (2, None, None));
     }
@@ -289,7 +301,9 @@ mod tests {
         let mut table = letter().properties.headers().clone().unwrap();
         table.insert(ATTEMPTS.into(), integer(2));
         let mut aside = copied("core-req-a%2Fb", table);
-        aside.properties = poison_properties(&aside, &names, Some(3), None, jiff::Timestamp::UNIX_EPOCH);
+        let reason = DeadLetterReason::from_delivery(&aside);
+        let cause = PoisonCause { reason: &reason, attempts: Some(3), worker: None };
+        aside.properties = poison_properties(&aside, &names, cause, jiff::Timestamp::UNIX_EPOCH);
         let seen = describe(&aside, &names);
         assert_eq!((seen.key.as_deref(), seen.attempts), (Some("a%2Fb"), Some(5)));
     }

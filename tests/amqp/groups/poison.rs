@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::{Pool, assert_includes, fails, run, succeeds};
-use crate::support::within;
+use crate::support::{Client, within};
 
 impl Pool {
     fn poison(&self) -> String {
@@ -147,4 +147,44 @@ async fn a_controller_killed_during_a_requeue_loses_no_poison_request() {
         }
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c5_a_requeued_request_that_expires_is_in_the_inventory_again() {
+    let Some(pool) = Pool::new().await else { return };
+    let _controller = pool.active("message_ttl = \"200ms\"\n").await;
+    pool.fill("k", &BTreeSet::from(["r".to_owned()])).await;
+    let before = pool.put_aside(1).await.remove(0);
+    assert_eq!(succeeds(&pool.socket(), &["poison", "requeue", "--all"]).await, "1 requeued\n");
+    let reason = async {
+        loop {
+            let seen = pool.put_aside(1).await.remove(0);
+            if seen["id"] != before["id"] {
+                return seen;
+            }
+        }
+    };
+    let seen = within("it is back", reason).await;
+    assert_includes(&seen, &json!({ "key": "k", "reason": "expired", "poison_count": 2 }));
+    pool.until(&format!("{}-deadletter", pool.name), Some((0, 1))).await;
+}
+
+/// Its workers restart four times, with increasing delays.
+#[tokio::test(flavor = "multi_thread")]
+async fn a2_of_the_requests_that_a_worker_held_together_only_the_one_that_kills_it_is_given_up() {
+    let Some(pool) = Pool::new().await else { return };
+    let workers = pool.workers(
+        "#!/bin/sh\nif grep -q /kill; then kill -9 $PPID; fi\nsleep 0.2\nprintf '{\"type\":\"answer\",\"json\":1}\\n' >&3\n",
+    );
+    let capacity = "[pool.env]\nJOURNEYMAN__WORKER__CAPACITY = \"8\"\n".replace("pool", &format!("pool.{}", pool.name));
+    let controller = pool.active(&format!("queue_type = \"quorum\"\nconcurrency = 8\n{workers}{capacity}")).await;
+    assert!(pool.publish("a", Client::properties("poison", "/kill")).await);
+    for number in 0..30 {
+        pool.ask("a", &number.to_string()).await;
+    }
+    for number in 0..30 {
+        let answer = pool.client.answer(&number.to_string()).await;
+        assert_eq!(answer.status(), "ok", "{number}: {:?}\n{}", answer.json(), controller.log());
+    }
+    assert_eq!(pool.client.answer("poison").await.status(), "core_error");
 }

@@ -197,3 +197,23 @@ async fn a_poison_request_that_the_poison_queue_refuses_is_retried_and_answered_
     assert_includes(&seen["counters"], &json!({ "broker_disconnects": 0, "poison_requests": 1 }));
     pool.until(&format!("{}-deadletter", pool.name), Some((0, 1))).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c3_a_request_that_expires_because_workers_do_not_last_is_answered_with_why() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.active("command = [\"/bin/sh\", \"-c\", \"exit 7\"]\n").await;
+    pool.ask("a", "first").await;
+    controller.says("worker exited").await;
+    assert!(pool.publish("a", Client::properties("1", "/echo").with_expiration("500".into())).await);
+    // A message behind another one does not expire.
+    let first = pool.client.get(&format!("{}-req-a", pool.name)).await;
+    assert!(first.is_some_and(|first| first.properties.expiration().is_none()));
+    let body = pool.client.answer("1").await.json();
+    let message = body["message"].as_str().unwrap_or_default();
+    assert!(
+        message.starts_with("the request expired before a worker took it; the last worker of this key failed "),
+        "{body}"
+    );
+    assert!(message.contains(" s ago: exit status: 7; log: "), "{body}");
+    assert_eq!(body["context"]["reason"], "expired");
+}
