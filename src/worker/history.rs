@@ -9,7 +9,6 @@ use crate::domain::time::Instant;
 
 use super::counters::{SourceCounts, WorkerCounters};
 use super::recent_outcomes::RecentOutcomes;
-use super::request_summary::RequestSummary;
 use super::status::Note;
 use super::storage_health::StorageHealth;
 use crate::limits::RECENT_RESULTS_MAX;
@@ -21,7 +20,6 @@ pub(super) struct History {
     pub(super) recent_outcomes: RecentOutcomes,
     /// The latest last.
     pub(super) ended_claims: VecDeque<EndedClaim>,
-    pub(super) requests: RequestSummary,
     /// The operator who gave the last command.
     pub(super) note: Option<Note>,
     pub(super) notice: Option<NoticeReceived>,
@@ -72,7 +70,6 @@ impl History {
             sources: (0..sources).map(|_| SourceActivity::default()).collect(),
             recent_outcomes: RecentOutcomes::default(),
             ended_claims: VecDeque::new(),
-            requests: RequestSummary::default(),
             note: None,
             notice: None,
             work_dir_lost_reason: None,

@@ -61,8 +61,7 @@ impl Timeline {
             ClaimEvent::Ended(_) => &[ClaimPhase::Prepare, ClaimPhase::Run, ClaimPhase::End],
             ClaimEvent::Uploaded(_) => &[ClaimPhase::Upload],
             ClaimEvent::Reported(_) => &[ClaimPhase::Report],
-            ClaimEvent::Terms(_)
-            | ClaimEvent::Reclaimed { .. }
+            ClaimEvent::Reclaimed { .. }
             | ClaimEvent::StatusChecked(_)
             | ClaimEvent::Lost
             | ClaimEvent::Release { .. }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use journeyman::domain::claim::{CancelCommand, ClaimAction, ClaimEvent, LossReason, RunTerms, UploadStatus};
+use journeyman::domain::claim::{CancelCommand, ClaimAction, ClaimEvent, UploadStatus};
 use journeyman::domain::host_health::ProbeResult;
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run, SourceId, TaskId};
 use journeyman::domain::journal::{self, ClaimRecord, EntryId, JournalRecord};
@@ -18,7 +18,7 @@ use journeyman::domain::worker::{
 
 use crate::faults::{ALL, Fault, FaultTotals};
 use crate::host::{CLAIMANT, Host, Received, Stop, Track};
-use crate::queue::{How, Queue, State};
+use crate::queue::{Queue, State};
 use crate::rng::Rng;
 
 const CALL_TIMEOUT: u64 = 30_000;
@@ -52,8 +52,7 @@ pub enum Answer {
     Partly(Vec<(Run, Duration)>),
     Length(Duration),
     Done,
-    /// Why the run is not the host's.
-    Lost(Option<LossReason>),
+    Canceled(bool),
 }
 
 impl Answer {
@@ -865,11 +864,10 @@ impl World {
             Call::Report { run, outcome, .. } => {
                 self.queue.report(host, &run, outcome, self.now).map(|()| Answer::Done).map_err(|()| Refusal::Gone)
             }
-            Call::Check { run, .. } => Ok(Answer::Lost(match self.queue.state(&run) {
-                Some(State::Running { host: owner, .. }) if owner == host => None,
-                Some(State::Done { how: How::Canceled, .. }) => Some(LossReason::Canceled),
-                _ => Some(LossReason::Revoked),
-            })),
+            Call::Check { run, .. } => {
+                let ours = matches!(self.queue.state(&run), Some(State::Running { host: owner, .. }) if owner == host);
+                Ok(Answer::Canceled(!ours))
+            }
         };
         self.watch_expiries(&request, &answer);
         self.send_back(request, answer);
@@ -1034,12 +1032,8 @@ impl World {
                 self.check_recovered(host, &answer);
                 Event::Recovered { source: SourceId(0), sent_at, answer }
             }
-            Call::Claim { claim, run } => {
+            Call::Claim { claim, .. } => {
                 let answer = answer.map(|answer| answer.expect_length());
-                if answer.is_ok() {
-                    let terms = self.terms(&run);
-                    self.tell(host, Event::Claim(claim, ClaimEvent::Terms(terms)));
-                }
                 self.check_claimed(host, claim, sent_at, answer);
                 Event::Claim(claim, ClaimEvent::Claimed { sent_at, answer })
             }
@@ -1066,10 +1060,9 @@ impl World {
                 Event::Claim(claim, ClaimEvent::Reported(answer))
             }
             Call::Check { claim, .. } => {
-                let answer = answer.map(|answer| if let Answer::Lost(loss) = answer { loss } else { None });
+                let answer = answer.map(|answer| matches!(answer, Answer::Canceled(true)));
                 if let Some(track) = self.hosts[host].claims.get_mut(&claim) {
-                    track.told_canceled |= answer == Ok(Some(LossReason::Canceled));
-                    track.told_gone |= answer == Ok(Some(LossReason::Revoked));
+                    track.told_canceled |= answer == Ok(true);
                 }
                 Event::Claim(claim, ClaimEvent::StatusChecked(answer))
             }
@@ -1109,19 +1102,14 @@ impl World {
                     let mut track = Track::new(run.clone());
                     track.granted_calm = self.sent_in_calm(host, self.sent_at);
                     self.hosts[host].claims.insert(token, track);
-                    let terms = self.terms(&run);
-                    polled.claims.push(GrantedClaim { token, run, length, terms });
+                    polled.claims.push(GrantedClaim { token, run, length });
                 }
             }
-            Answer::Opened | Answer::Partly(_) | Answer::Length(_) | Answer::Done | Answer::Lost(_) => {
+            Answer::Opened | Answer::Partly(_) | Answer::Length(_) | Answer::Done | Answer::Canceled(_) => {
                 unreachable!("no polls")
             }
         }
         polled
-    }
-
-    fn terms(&self, run: &Run) -> RunTerms {
-        RunTerms { deadline: None, retries_left: Some(self.queue.retries_left(run)) }
     }
 
     /// What was sent in the very moment in which the calm began may have met a fault before.

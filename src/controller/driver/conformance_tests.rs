@@ -520,6 +520,35 @@ mod real {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn c6_the_directory_of_a_worker_is_its_own_and_is_removed_when_it_has_ended() {
+        let place = Fixture::new();
+        let script = place.path().join("keeps");
+        std::fs::write(
+            &script,
+            "mkdir -p $WORKER_DIR/a/b; chmod 500 $WORKER_DIR/a; echo $WORKER_DIR >\"$SEEN/$WORKER_ID\"; exit 3\n",
+        )
+        .expect("it is written");
+        let pool = place.processes("core", &script.display().to_string());
+        let mut site = DriverUnderTest::new(&pool);
+        let mut workers = [worker_spec(&place, "a"), worker_spec(&place, "a")];
+        for worker in &workers {
+            site.start(worker.clone()).await.expect("it is started");
+            site.wait_for_exit(&worker.id, false).await;
+        }
+        let dirs = workers.each_mut().map(|worker| {
+            let dir = std::fs::read_to_string(place.path().join("seen").join(&worker.id)).expect("it has written");
+            PathBuf::from(dir.trim())
+        });
+        assert!(dirs[0] != dirs[1] && dirs.iter().all(|dir| dir.starts_with(pool.folder())), "{dirs:?}");
+        let removing = async {
+            while dirs.iter().any(|dir| dir.exists()) {
+                assert_eq!(site.list_changes().await, []);
+            }
+        };
+        timeout(TEST_TIMEOUT, removing).await.expect("they are removed");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn the_exit_of_a_worker_without_a_controller_is_reported_once_by_the_next() {
         let place = Fixture::new();
         let worker = place.path().join("worker").display().to_string();

@@ -56,13 +56,11 @@ impl DockerDriver {
     }
 
     fn start_error(&self, error: &Error) -> StartError {
-        match error {
-            // Bad parameters, no such image, a program that cannot be executed.
-            Error::DockerResponseServerError { status_code: 400 | 404 | 500, .. } => {
-                StartError::Worker(error_chain(error))
-            }
-            _ => StartError::Driver(self.error(error)),
+        // Bad parameters, no such image, a program that cannot be executed.
+        if matches!(error, Error::DockerResponseServerError { status_code: 400 | 404 | 500, .. }) {
+            return StartError::Worker(error_chain(error));
         }
+        StartError::Driver(self.error(error))
     }
 
     async fn list_containers(&self, labels: &[(&str, &str)]) -> Result<Vec<ContainerSummary>, DriverError> {
@@ -115,7 +113,7 @@ impl DockerDriver {
             State::STOPPING => WorkerState::Stopping,
             State::RUNNING | State::PAUSED | State::RESTARTING | State::EMPTY => WorkerState::Running,
         };
-        Ok(Some(ListedWorker { id: id.to_owned(), key, state: standing, detail: None }))
+        Ok(Some(ListedWorker { id: id.to_owned(), key, state: standing }))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, LazyLock};
@@ -19,6 +20,7 @@ use crate::host::containment::children::{self, ChildRegistration, StartedChild};
 use crate::host::containment::{Cgroup, KillMethod, WorkerCgroups, command_prefix};
 use crate::host::process::{self, ProcessStat};
 use crate::host::program_path::find_program;
+use crate::host::work_dir::remove_tree;
 
 pub(super) struct SubprocessDriver {
     /// Program and arguments.
@@ -54,6 +56,7 @@ impl SubprocessDriver {
             if record.process.is_none() {
                 // Its start failed, or the controller was killed meanwhile.
                 if remove_cgroup(&record) {
+                    remove_tree(&self.worker_dir(&record.id))?;
                     self.store.remove_worker(&record.id)?;
                 }
                 continue;
@@ -69,9 +72,13 @@ impl SubprocessDriver {
                 }
             };
             self.logs.truncate(&record.id);
-            listed.push(ListedWorker { id: record.id, key, state, detail: None });
+            listed.push(ListedWorker { id: record.id, key, state });
         }
         Ok(listed)
+    }
+
+    fn worker_dir(&self, id: &str) -> PathBuf {
+        self.logs.folder.join(format!("{id}.work"))
     }
 
     fn create_cgroup(&self, id: &str) -> Option<Cgroup> {
@@ -107,6 +114,8 @@ impl SubprocessDriver {
         let log = self.logs.open(&record.id)?;
         // Recorded before the spawn, so that the next controller kills a worker whose pid was not recorded.
         self.store.put_worker(&record)?;
+        let dir = std::path::absolute(self.worker_dir(&record.id))?;
+        std::fs::DirBuilder::new().mode(0o700).create(&dir)?;
         let mut command = match &cgroup {
             Some(cgroup) => {
                 let (shim, arguments) = command_prefix(cgroup)?;
@@ -116,7 +125,7 @@ impl SubprocessDriver {
             }
             None => Command::new(program),
         };
-        command.args(arguments).env_clear().envs(inherited_variables()).envs(variables);
+        command.args(arguments).env_clear().envs(inherited_variables()).envs(variables).env("WORKER_DIR", dir);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         let started = children::start_child(None, || command.spawn(), Child::id);
         let StartedChild { child, registration } = started.map_err(cannot_run)?;
@@ -172,6 +181,13 @@ impl Driver for SubprocessDriver {
     }
 
     async fn stop(&self, id: String, _key: Key, mode: StopMode) -> Result<(), DriverError> {
+        if mode == StopMode::Remove {
+            let dir = self.worker_dir(&id);
+            let removed = tokio::task::spawn_blocking(move || remove_tree(&dir)).await;
+            removed.map_err(io::Error::other)?.map_err(|error| {
+                DriverError(format!("cannot remove its directory {}: {error}", self.worker_dir(&id).display()))
+            })?;
+        }
         Ok(self.stop_worker(&id, mode)?)
     }
 }

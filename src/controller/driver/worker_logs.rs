@@ -9,7 +9,7 @@ use crate::limits::{DRIVER_ENDED_LOGS_MAX, DRIVER_LOG_BYTES_KEPT, DRIVER_LOG_BYT
 const TRUNCATION_MARK: &[u8] = b"[truncated]\n";
 
 pub(super) struct WorkerLogs {
-    folder: PathBuf,
+    pub(super) folder: PathBuf,
 }
 
 impl WorkerLogs {

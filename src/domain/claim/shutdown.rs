@@ -37,7 +37,6 @@ impl ClaimState {
             Stage::Requested { retry_at: None }
             | Stage::Stopping { after: AfterStop::Abandon(_) }
             | Stage::Reporting { retry_at: None, .. }
-            | Stage::Explaining { .. }
             | Stage::Closed => {}
         }
     }
@@ -67,7 +66,6 @@ impl ClaimState {
                 actions.push(ClaimAction::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO });
             }
             Stage::UploadingAfterReport => self.finish_upload(actions),
-            Stage::Explaining { end, .. } => self.close(end, actions),
             Stage::Requested { .. } | Stage::Uploading { .. } | Stage::Reporting { .. } => {
                 self.close(ClaimEnd::Lost(LossReason::ShutdownDeadline), actions);
             }
