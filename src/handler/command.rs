@@ -4,7 +4,7 @@
 //! limits all commands together. A missing program of the first command makes the payload malformed. A missing program of
 //! a later command makes the task fail, because an earlier command may have created it.
 //!
-//! Mounts, caches and features are not supported: such keys violate the schema.
+//! Of what this handler lacks, such as mounts and most features, a payload may say that it does not want it: `false`, `[]`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use crate::config::Environment;
@@ -22,7 +23,7 @@ use crate::redact;
 
 use super::artifact::{ArtifactDeclaration, ArtifactKind, Artifacts, Optionality, expires_after_task};
 use super::environment::{self, Variables};
-use super::log::AddSecretError;
+use super::log::{self, AddSecretError};
 use super::process::{Launch, ProcessEnd, RunLimits, format_seconds};
 use super::program_messages::{ProgramRun, run_command};
 use super::{Context, ExecuteError, ExecuteFailure, PayloadHandler, PrepareError, host_errors};
@@ -56,6 +57,33 @@ pub struct CommandPayload {
     /// Exit statuses with a special meaning.
     #[serde(default)]
     pub on_exit_status: OnExitStatus,
+    /// Features of generic-worker: `backingLog` and `liveLog` change nothing, any other must be false.
+    #[serde(default)]
+    pub features: Map<String, Value>,
+    /// Must be empty: there are no mounts and no caches.
+    #[serde(default)]
+    pub mounts: Vec<Value>,
+    /// Must be empty: commands run as the worker's user, in its groups.
+    #[serde(default)]
+    pub os_groups: Vec<Value>,
+    /// Capabilities of docker-worker: each must be false.
+    #[serde(default)]
+    pub capabilities: Map<String, Value>,
+    /// The names of the log's artifacts, which cannot be changed.
+    #[serde(default)]
+    pub logs: LogNames,
+    /// Not used.
+    pub superseder_url: Option<String>,
+}
+
+/// The names of the log's artifacts.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LogNames {
+    /// `public/logs/live.log`
+    pub live: Option<String>,
+    /// `public/logs/live_backing.log`
+    pub backing: Option<String>,
 }
 
 /// A file or directory to upload.
@@ -74,6 +102,8 @@ pub struct PayloadArtifact {
     pub expires: Option<String>,
     /// Media type of a file; by default guessed from its extension.
     pub content_type: Option<String>,
+    /// How the file may be compressed in transfer; it is stored as it is.
+    pub content_encoding: Option<ContentEncoding>,
     /// Whether the task may succeed if the artifact is missing or the queue rejects it.
     #[serde(default)]
     pub optional: bool,
@@ -89,6 +119,16 @@ pub enum PayloadArtifactType {
     Directory,
 }
 
+/// How a file may be compressed in transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ContentEncoding {
+    /// Not at all.
+    Identity,
+    /// With gzip.
+    Gzip,
+}
+
 /// Exit statuses with a special meaning.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -97,6 +137,9 @@ pub struct OnExitStatus {
     #[serde(default)]
     #[schemars(inner(range(min = 1, max = 255)))]
     pub retry: BTreeSet<i32>,
+    /// Exit statuses that purge the task's caches, of which there are none.
+    #[serde(default)]
+    pub purge_caches: BTreeSet<i32>,
 }
 
 #[derive(Debug)]
@@ -139,7 +182,7 @@ impl PayloadHandler for Command {
     }
 
     async fn prepare(&self, payload: CommandPayload, context: &Context) -> Result<PreparedCommands, PrepareError> {
-        let mut violations = Vec::new();
+        let mut violations = unsupported(&payload);
         let run_time = self.resolve_run_time(payload.max_run_time, &mut violations);
         for (name, value) in &payload.env {
             if let Some(why) = environment::variable_error(name, value) {
@@ -256,6 +299,39 @@ fn start_error(number: usize, error: &io::Error) -> ExecuteError {
         ExecuteError::failed(message)
     } else {
         ExecuteError::new(ExecuteFailure::HostFault, message)
+    }
+}
+
+/// What a payload asks for and this handler lacks.
+fn unsupported(payload: &CommandPayload) -> Vec<String> {
+    let mut lacking = Vec::new();
+    let no_effect = ["liveLog", "backingLog"];
+    for (name, value) in payload.features.iter().filter(|(name, _)| !no_effect.contains(&name.as_str())) {
+        find_wanted(format!("payload/features/{name}"), value, &mut lacking);
+    }
+    for (name, value) in &payload.capabilities {
+        find_wanted(format!("payload/capabilities/{name}"), value, &mut lacking);
+    }
+    let lists = [("mounts", &payload.mounts), ("osGroups", &payload.os_groups)];
+    lacking.extend(lists.into_iter().filter(|(_, list)| !list.is_empty()).map(|(name, _)| format!("payload/{name}")));
+    let LogNames { live, backing } = &payload.logs;
+    for (key, wanted, name) in [("live", live, log::LIVE_NAME), ("backing", backing, log::BACKING_NAME)] {
+        if wanted.as_ref().is_some_and(|wanted| wanted != name) {
+            lacking.push(format!("payload/logs/{key}: another name than {name}"));
+        }
+    }
+    lacking.into_iter().map(|what| format!("{what}: not supported by this worker")).collect()
+}
+
+/// Finds what is neither false nor empty.
+fn find_wanted(path: String, value: &Value, wanted: &mut Vec<String>) {
+    match value {
+        Value::Null | Value::Bool(false) => {}
+        Value::Array(list) if list.is_empty() => {}
+        Value::Object(keys) => {
+            keys.iter().for_each(|(name, value)| find_wanted(format!("{path}/{name}"), value, wanted));
+        }
+        Value::Bool(true) | Value::Number(_) | Value::String(_) | Value::Array(_) => wanted.push(path),
     }
 }
 

@@ -235,3 +235,40 @@ async fn max_run_time_limits_all_commands_together() {
     let sentence = bench.run(&*handler(), payload).await.failed();
     assert_eq!(sentence, "command 1: stopped after maxRunTime, 6 s");
 }
+
+#[tokio::test]
+async fn b15_a_payload_may_decline_what_generic_worker_offers() {
+    let payload = json!({
+        "command": [["/bin/sh", "-c", "echo hello > file"]],
+        "maxRunTime": 60,
+        "features": {"taskclusterProxy": false, "chainOfTrust": false, "liveLog": true, "backingLog": true},
+        "mounts": [],
+        "osGroups": [],
+        "capabilities": {"privileged": false, "devices": {"loopbackVideo": false}},
+        "logs": {"live": "public/logs/live.log", "backing": "public/logs/live_backing.log"},
+        "onExitStatus": {"retry": [], "purgeCaches": []},
+        "supersederUrl": "https://example.com",
+        "artifacts": [{"type": "file", "path": "file", "contentEncoding": "gzip"}],
+    });
+    Bench::new().run(&*handler(), payload).await.completed();
+}
+
+#[tokio::test]
+async fn b15_a_payload_that_asks_for_what_is_lacking_is_malformed_and_the_log_names_it() {
+    let with = |key: &str, value: Value| {
+        let mut payload = sh(&["true"]);
+        payload[key] = value;
+        payload
+    };
+    for (key, value, named) in [
+        ("features", json!({"taskclusterProxy": true}), "payload/features/taskclusterProxy"),
+        ("mounts", json!([{"directory": "a", "cacheName": "b"}]), "payload/mounts"),
+        ("osGroups", json!(["docker"]), "payload/osGroups"),
+        ("capabilities", json!({"devices": {"kvm": true}}), "payload/capabilities/devices/kvm"),
+        ("logs", json!({"live": "public/a.log"}), "payload/logs/live"),
+    ] {
+        let messages = refused(with(key, value)).await;
+        assert!(messages.len() == 1 && messages[0].starts_with(named), "{messages:?}");
+        assert!(messages[0].ends_with("not supported by this worker"), "{messages:?}");
+    }
+}
