@@ -4,15 +4,19 @@ use std::convert::Infallible;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use tokio::net::{UnixListener, UnixSocket};
+use axum::http::StatusCode;
+use axum::serve::Listener;
+use axum::{Json, Router};
+use tokio::net::unix::SocketAddr;
+use tokio::net::{UnixListener, UnixSocket, UnixStream};
+use tokio::task::JoinSet;
 
-use super::short_socket_path;
+use super::{CommandReply, short_socket_path};
 use crate::host::file_lock::FileLock;
+use crate::host::process;
 use crate::http::{self, Limits};
 use crate::limits::{CONTROL_BACKLOG, CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_HEAD_TIMEOUT};
 
@@ -57,7 +61,7 @@ impl Socket {
         };
         // Without the lock, two processes that start together could both find no listener and replace each other's socket.
         let lock = FileLock::acquire(&lock_path(path)).map_err(with_path)?.ok_or_else(in_use)?;
-        if UnixStream::connect(&short_path).is_ok() {
+        if std::os::unix::net::UnixStream::connect(&short_path).is_ok() {
             return Err(in_use());
         }
         let listener = bind(&short_path).map_err(with_path)?;
@@ -72,8 +76,53 @@ impl Socket {
             head_timeout: CONTROL_HEAD_TIMEOUT,
             connection_age_max: None,
         };
+        let listener = OutsideCallers { listener, refused: JoinSet::new() };
         http::serve(listener, router.layer(DefaultBodyLimit::max(CONTROL_BODY_BYTES_MAX)), limits).await
     }
+}
+
+/// Accepts no connection of a process that this one has started: a task that runs as the worker's user must not command it.
+struct OutsideCallers {
+    listener: UnixListener,
+    refused: JoinSet<()>,
+}
+
+impl Listener for OutsideCallers {
+    type Io = UnixStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (UnixStream, SocketAddr) {
+        loop {
+            let (stream, address) = Listener::accept(&mut self.listener).await;
+            if is_outside_caller(&stream) {
+                return (stream, address);
+            }
+            while self.refused.try_join_next().is_some() {}
+            if self.refused.len() < CONTROL_CONNECTIONS_MAX {
+                self.refused.spawn(http::serve_one(stream, Router::new().fallback(refuse), CONTROL_HEAD_TIMEOUT));
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+fn is_outside_caller(stream: &UnixStream) -> bool {
+    let Ok(caller) = stream.peer_cred() else { return false };
+    // A process outside of this process's PID namespace has no id here.
+    let Some(pid) = caller.pid().filter(|pid| *pid > 0) else { return true };
+    // With `hidepid`, processes of other users, such as root, cannot be seen.
+    let is_other_user = caller.uid() != rustix::process::geteuid().as_raw();
+    process::is_descendant(pid).map_or(is_other_user, |descends| !descends)
+}
+
+async fn refuse() -> (StatusCode, Json<CommandReply>) {
+    let message = "refused: the caller was started by the process that it wants to command; run the command outside of tasks \
+                   and hooks";
+    tracing::warn!("a task, hook or sidecar tried to use the control socket");
+    (StatusCode::FORBIDDEN, Json(CommandReply { message: message.to_owned() }))
 }
 
 fn lock_path(path: &Path) -> PathBuf {

@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::limits::PROCESS_ENVIRONMENT_BYTES_MAX;
+use crate::limits::{DESCENT_ATTEMPTS_MAX, DESCENT_DEPTH_MAX, PROCESS_ENVIRONMENT_BYTES_MAX};
 
 /// For state whose changes the kernel does not announce.
 pub(crate) const PROCESS_POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -90,6 +90,29 @@ impl ProcessStat {
     pub(crate) fn signal(&self, signal: Signal) {
         signal_if(self.pid, signal, |pid| Self::read(pid).is_some_and(|now| now.start_ticks == self.start_ticks));
     }
+}
+
+/// Whether a process descends from this one, so that a task, a hook or a sidecar has started it. A descendant whose parents
+/// have ended is a child of this process, if that adopts orphans. `None` is unknown.
+pub(crate) fn is_descendant(pid: i32) -> Option<bool> {
+    let own = std::process::id().cast_signed();
+    if pid == own {
+        return Some(false);
+    }
+    // A parent that ends meanwhile breaks the chain.
+    (0..DESCENT_ATTEMPTS_MAX).find_map(|_| {
+        let mut process = pid;
+        for _ in 0..DESCENT_DEPTH_MAX {
+            process = ProcessStat::read(process)?.parent;
+            if process == own {
+                return Some(true);
+            }
+            if process <= 1 {
+                return Some(false);
+            }
+        }
+        None
+    })
 }
 
 /// The children of this process's first thread, zombies included. The kernel gives orphans to the first living thread of a

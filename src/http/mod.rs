@@ -92,6 +92,16 @@ pub(crate) async fn serve<L: Listener>(listener: L, router: Router, limits: Limi
     std::future::pending().await
 }
 
+/// Serves one connection for at most `time_max`.
+pub(crate) async fn serve_one(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    time_max: Duration,
+) {
+    let limits = Limits { connections_max: 1, head_timeout: time_max, connection_age_max: Some(time_max) };
+    serve_connection(stream, router, limits, Arc::default(), CancellationToken::new()).await;
+}
+
 /// Serves until `stop` is cancelled, then closes the listener and finishes the requests in flight. Beyond
 /// `connections_max`, connections wait in the backlog of the listener, unless an idle one can be evicted.
 pub(crate) async fn serve_until<L: Listener>(mut listener: L, router: Router, limits: Limits, stop: CancellationToken) {

@@ -105,6 +105,9 @@ pub const PROCESS_KILL_MARGIN: Duration = Duration::from_secs(2);
 pub const PROCESS_READ_BYTES: usize = 16 << 10;
 /// How much of a process's environment is searched for the cookie of its claim.
 pub const PROCESS_ENVIRONMENT_BYTES_MAX: u64 = 4 << 20;
+/// Parents of a process that are followed to find out whether it descends from the worker.
+pub const DESCENT_DEPTH_MAX: usize = 1_000;
+pub const DESCENT_ATTEMPTS_MAX: usize = 5;
 pub const UNMOUNT_PASSES_MAX: usize = 4096;
 pub const CGROUPS_NESTED_MAX: usize = 10_000;
 /// After this long, the processes of an unfrozen control group are killed as they are.

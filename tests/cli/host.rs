@@ -103,6 +103,13 @@ impl Host {
         self.json(&["status"])
     }
 
+    /// The control socket of `journeyman dev` in this directory.
+    pub(crate) fn dev_socket(&self) -> String {
+        let entries = std::fs::read_dir(self.path()).expect("the directory is there");
+        let mut paths = entries.map(|entry| entry.expect("an entry").path().join("work/control.sock"));
+        paths.find(|path| path.exists()).expect("a socket").display().to_string()
+    }
+
     /// A `task` command of the client `me`, or for `journeyman dev`.
     pub(crate) fn task(&self, arguments: &[&str]) -> Said {
         let mut command = self.journeyman(&["task"]);

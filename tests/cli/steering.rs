@@ -320,3 +320,27 @@ fn e2_status_and_claims_name_tasks_and_results_that_have_ended() {
     }
     server.quit();
 }
+
+#[test]
+fn d3_a_task_cannot_command_its_own_worker() {
+    let (host, mut server) = Host::with_dev(&[]);
+    let socket = host.dev_socket();
+    let journeyman = env!("CARGO_BIN_EXE_journeyman");
+    let command = |prefix: &str, command: &str| format!("{prefix} {journeyman} {command} --socket {socket}; echo $?");
+    // In its session, in one of its own, without its environment, and as an orphan.
+    let script = [
+        command("", "drain"),
+        command("setsid -w", "pause"),
+        command("env -i", "status"),
+        format!("(setsid sh -c '{journeyman} stop --socket {socket} >orphan 2>&1; echo >done' &)"),
+        "while ! [ -e done ]; do sleep 0.05; done; cat orphan".to_owned(),
+    ];
+    let task = host.create_script(&script.join("\n"));
+    assert_eq!(host.task(&["wait", &task]).code, 0);
+    let log = host.task(&["log", &task]).out;
+    assert_eq!(log.matches("refused: the caller was started by the process").count(), 4, "{log}");
+    server.logs("tried to use the control socket");
+    let seen = host.status();
+    assert_eq!((seen["state"].as_str(), seen["note"].as_object()), (Some("running"), None), "{seen}");
+    server.quit();
+}
