@@ -9,11 +9,11 @@ use super::exit::{Exit, Failure};
 use super::{amqp_setup, taskcluster_setup, termination_watch};
 use crate::config::Environment;
 use crate::config::schema::{
-    COMMAND, CommandHandler, Config, Handler as HandlerConfig, HttpHandler, ProgramHandler, Source,
+    COMMAND, CommandHandler, Config, Handler as HandlerConfig, Hooks, HttpHandler, ProgramHandler, Source,
 };
 use crate::config::values::{WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::handler::log::LogLimits;
-use crate::handler::{self, DynHandler, command, environment, http, program};
+use crate::handler::{self, DynHandler, command, environment, hooks, http, program};
 use crate::host::containment::{ContainmentConfig, ResourceLimits};
 use crate::host::program_path::find_program;
 use crate::host::resources;
@@ -149,14 +149,27 @@ pub(super) fn build_handler(
         None => return Err(Failure::new(Exit::Config, format!("there is no [handler.{name}]"))),
     };
     let termination_grace = config.worker.termination_grace;
-    Ok(match section.clone() {
+    let env_allow = match section {
+        HandlerConfig::Command(section) => &section.env_allow,
+        HandlerConfig::Program(section) => &section.env_allow,
+        HandlerConfig::Http(section) => &section.env_allow,
+    };
+    let Hooks { pre_task, post_task, error, .. } = &config.hooks;
+    find_programs("hooks", env_allow, [pre_task, post_task, error], environment)?;
+    let env = environment::select(env_allow, environment.pairs());
+    let handler: Arc<dyn DynHandler> = match section.clone() {
         HandlerConfig::Command(section) => {
             let redact_env = config.log.redact_env.clone();
             let section = CommandHandler { termination_grace, ..section };
             handler::erase(command::Command::new(section, redact_env, environment))
         }
         HandlerConfig::Program(section) => {
-            find_programs(name, &section.env_allow, [&section.exec, &section.check], environment)?;
+            find_programs(
+                &format!("handler {name}"),
+                &section.env_allow,
+                [&section.exec, &section.check],
+                environment,
+            )?;
             let program = program::Program::new(name, ProgramHandler { termination_grace, ..section }, environment);
             Arc::new(program.map_err(|error| Failure::from_error(Exit::Config, &error))?)
         }
@@ -164,7 +177,8 @@ pub(super) fn build_handler(
             let section = HttpHandler { termination_grace, ..section };
             handler::erase(build_http_handler(name, &section, environment)?)
         }
-    })
+    };
+    Ok(hooks::with_hooks(handler, config.hooks.clone(), env))
 }
 
 pub(super) fn build_http_handler(
@@ -172,7 +186,7 @@ pub(super) fn build_http_handler(
     section: &HttpHandler,
     environment: &Environment,
 ) -> Result<http::Http, Failure> {
-    find_programs(name, &section.env_allow, [&section.exec], environment)?;
+    find_programs(&format!("handler {name}"), &section.env_allow, [&section.exec], environment)?;
     http::Http::new(name, section.clone(), environment).map_err(|error| Failure::from_error(Exit::Config, &error))
 }
 
@@ -186,7 +200,7 @@ fn find_programs<const N: usize>(
     let env = environment::select(env_allow, environment.pairs());
     for program in programs.into_iter().filter_map(|arguments| arguments.first()) {
         find_program(program, &env, Path::new(""))
-            .map_err(|error| Failure::new(Exit::HostUnusable, format!("handler {name}: {error}")))?;
+            .map_err(|error| Failure::new(Exit::HostUnusable, format!("{name}: {error}")))?;
     }
     Ok(())
 }

@@ -86,6 +86,7 @@ pub fn load(
         queue: read_queue(&mut loader).unwrap_or_default(),
         control: loader.section("control"),
         http: loader.section("http"),
+        hooks: loader.section("hooks"),
         log: loader.section("log"),
     };
     config.amqp.assignment = environment.assignment();

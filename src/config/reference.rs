@@ -22,8 +22,10 @@ pub struct KeyReference {
 }
 
 /// The sections in the order of the reference.
-pub(super) const SECTIONS: [&str; 12] =
-    ["worker", "host", "source", "amqp", "bridge", "pool", "demand", "handler", "queue", "control", "http", "log"];
+pub(super) const SECTIONS: [&str; 13] = [
+    "worker", "host", "source", "amqp", "bridge", "pool", "demand", "handler", "hooks", "queue", "control", "http",
+    "log",
+];
 
 /// Every key, in the order of the sections.
 pub fn keys() -> Vec<KeyReference> {

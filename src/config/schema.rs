@@ -44,6 +44,8 @@ pub struct Config {
     pub demand: BTreeMap<String, DemandConfig>,
     /// Handlers that run payloads, by name. `command` exists without a section.
     pub handler: BTreeMap<String, Handler>,
+    /// Programs that run before and after each task.
+    pub hooks: Hooks,
     /// The embedded queue (`journeyman queue` and `journeyman dev`).
     pub queue: Queue,
     /// The control socket.
@@ -522,6 +524,26 @@ fn termination_grace() -> Span {
 pub(super) fn program<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
     let arguments = Vec::<String>::deserialize(from)?;
     if arguments.is_empty() { Err(D::Error::custom("a program and its arguments")) } else { Ok(arguments) }
+}
+
+/// Programs that run before and after each task.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Hooks {
+    /// Program and arguments to run before a payload [built-in: none]. If it fails, the payload does not run, and the task is released as for a fault of this host.
+    pub pre_task: Vec<String>,
+    /// Program and arguments to run after a payload, or after `pre_task` failed, whatever the outcome [built-in: none].
+    pub post_task: Vec<String>,
+    /// Program and arguments to run before `post_task` if a task did not succeed, and for a payload that is rejected [built-in: none].
+    pub error: Vec<String>,
+    /// Maximum run time of a hook.
+    pub timeout: RunTime,
+}
+
+impl Default for Hooks {
+    fn default() -> Self {
+        Self { pre_task: Vec::new(), post_task: Vec::new(), error: Vec::new(), timeout: built_in("1m") }
+    }
 }
 
 /// The embedded queue.

@@ -150,6 +150,14 @@ impl Context {
         Ok((Self::new(task, workdir, log, canceled, expires_at, clock), cancel))
     }
 
+    /// The same task, for what runs after its payload was stopped.
+    pub(super) fn without_cancellation(&self) -> Self {
+        let ContextInner { task, workdir, log, expires_at, clock, .. } = &*self.inner;
+        let never = watch::channel(None).1;
+        Self::new(task.clone(), workdir.clone(), log.clone(), never, expires_at.clone(), *clock)
+            .in_scope(self.scope.clone())
+    }
+
     /// Removes the task directory and the log file, if they exist. Blocks. Removes nothing if the worker has lost its work
     /// directory, because the files at these paths belong to another worker.
     ///

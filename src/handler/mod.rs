@@ -16,6 +16,8 @@ pub mod contract_test;
 pub mod environment;
 mod exit_watcher;
 #[doc(hidden)]
+pub mod hooks;
+#[doc(hidden)]
 pub mod host_errors;
 #[doc(hidden)]
 pub mod http;

@@ -17,6 +17,7 @@ mod examples;
 #[path = "../support/gremlin.rs"]
 #[expect(dead_code, reason = "the suites share it")]
 mod gremlin;
+mod hooks;
 mod logs;
 mod processes;
 mod programs;
