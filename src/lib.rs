@@ -26,6 +26,8 @@ pub mod handler;
 pub mod host;
 #[doc(hidden)]
 pub mod http;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 #[doc(hidden)]
 pub mod limits;
 mod named_enum;

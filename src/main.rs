@@ -2,6 +2,10 @@
 
 use std::process::ExitCode;
 
+/// A request or a task is some hundred small allocations, on several threads. A program that embeds the library chooses its own.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     journeyman::shim();
     let environment = journeyman::config::Environment::from_process();

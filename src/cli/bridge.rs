@@ -79,15 +79,17 @@ fn source_binding(
                 Some(queue) => (String::new(), queue.clone()),
                 None => (format!("{}-req-xchg", amqp.pool), amqp.worker_key.clone().unwrap_or_default()),
             };
-            for name in [&exchange, &routing_key] {
+            let worker_id = amqp_setup::worker_id(config, name);
+            let short_name = |name: &str| {
                 crate::amqp::to_short_string("the name of a queue, exchange or key", name)
-                    .map_err(|error| Failure::from_error(Exit::Config, &error))?;
-            }
+                    .map_err(|error| Failure::from_error(Exit::Config, &error))
+            };
+            short_name(&exchange)?;
+            short_name(&routing_key)?;
+            let reply_queue = short_name(&format!("journeyman-bridge-{worker_id}-{bridge_name}"))?;
             let handler = handler::erase(TasksToRequests {
-                client: RpcClient::new(
-                    amqp_setup::build_broker(&config.amqp, environment)?,
-                    amqp_setup::worker_id(config, name),
-                ),
+                client: RpcClient::new(amqp_setup::build_broker(&config.amqp, environment)?, worker_id)
+                    .with_reply_queue(reply_queue),
                 exchange,
                 routing_key,
                 origin: from.root_url.as_str().to_owned(),

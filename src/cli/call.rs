@@ -125,5 +125,10 @@ fn call_failure(error: RpcError) -> Failure {
         | RpcError::TooLarge { .. }
         | RpcError::NameTooLong(_) => Exit::Failed,
     };
+    if matches!(error, RpcError::TimedOut(_)) {
+        let hint = "has the key a worker that serves this path? `journeyman controller status` shows its group, `journeyman controller \
+                    poison list` what was given up";
+        return Failure::new(exit, format!("{error}; {hint}"));
+    }
     Failure::from_error(exit, &error)
 }

@@ -2,20 +2,22 @@
 //!
 //! One connection carries thousands of concurrent calls. The first call opens it, and the first call after a loss opens a new one; calls
 //! that were pending on the lost connection fail, since their requests may or may not have run. Replies use direct reply-to, so they
-//! last as long as the connection.
+//! last as long as the connection, or a durable queue.
 
+mod reply_queue;
 mod session;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lapin::types::ShortString;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
 
 use crate::amqp::{self, Broker, NameTooLong};
 use crate::domain::refusal::{CallError, Refusal};
-use crate::limits::{CALL_BODY_BYTES_MAX, CALLS_MAX};
+use crate::limits::{CALL_BODY_BYTES_MAX, CALLS_MAX, RPC_EXPIRED_REPLY_WAIT};
 use session::Session;
 
 /// A request.
@@ -33,7 +35,7 @@ pub struct RpcRequest {
     pub content_type: Option<String>,
     /// The encoding of the body (`content-encoding`).
     pub content_encoding: Option<String>,
-    /// How long to wait for the last reply, or for the confirm where no reply is awaited.
+    /// How long to wait for the last reply, and a second longer for that to an expired request, or how long for the confirm where no reply is awaited.
     pub timeout: Duration,
     /// How long the request may wait in its queue. Without it: `timeout`, or unlimited where no reply is awaited.
     pub message_ttl: Option<Duration>,
@@ -159,6 +161,7 @@ pub enum RpcError {
 pub struct RpcClient {
     broker: Broker,
     name: String,
+    reply_queue: Option<ShortString>,
     session: Mutex<Option<Arc<Session>>>,
     call_permits: Arc<Semaphore>,
 }
@@ -167,7 +170,16 @@ impl RpcClient {
     /// A client that connects with its first call, as `name`.
     #[must_use]
     pub fn new(broker: Broker, name: impl Into<String>) -> Self {
-        Self { broker, name: name.into(), session: Mutex::default(), call_permits: Arc::new(Semaphore::new(CALLS_MAX)) }
+        let call_permits = Arc::new(Semaphore::new(CALLS_MAX));
+        Self { broker, name: name.into(), reply_queue: None, session: Mutex::default(), call_permits }
+    }
+
+    /// Receives replies in this durable queue, which it declares. A call whose `message_id` an earlier client of this queue has sent
+    /// is not sent again: it gets the reply to the earlier one.
+    #[must_use]
+    pub fn with_reply_queue(mut self, queue: ShortString) -> Self {
+        self.reply_queue = Some(queue);
+        self
     }
 
     /// Sends a request and waits for the last reply.
@@ -204,9 +216,11 @@ impl RpcClient {
         let deadline = Instant::now() + call.timeout;
         let sending = async {
             let (session, permit) = self.ready_session(call, deadline).await?;
-            let id = uuid::Uuid::new_v4().to_string();
+            let id = session.call_id(call);
             let results = session.register(&id);
             let timeout = call.timeout;
+            // A controller replies to a request that has expired, with the reason.
+            let deadline = deadline + RPC_EXPIRED_REPLY_WAIT;
             let replies = RpcReplies { id, results, session, is_ended: false, deadline, timeout, _permit: permit };
             replies.session.send(&replies.id, call, &self.broker).await?;
             Ok(replies)
@@ -253,7 +267,7 @@ impl RpcClient {
         if let Some(session) = place.as_ref().filter(|session| session.is_open()) {
             return Ok(Arc::clone(session));
         }
-        let opened = Session::open(&self.broker, &self.name).await;
+        let opened = Session::open(&self.broker, &self.name, self.reply_queue.as_ref()).await;
         let opened = opened.map_err(|CallError { refusal, message }| {
             if refusal == Refusal::Denied { RpcError::Denied(message) } else { RpcError::Unreachable(message) }
         })?;
@@ -290,6 +304,9 @@ impl RpcReplies {
             Err(_) => Err(RpcError::TimedOut(self.timeout)),
         };
         self.is_ended = !matches!(&result, Ok(reply) if reply.position == ReplyPosition::Partial);
+        if self.is_ended && result != Err(RpcError::ConnectionLost) {
+            self.session.on_call_ended(&self.id);
+        }
         Some(result)
     }
 }
@@ -297,5 +314,8 @@ impl RpcReplies {
 impl Drop for RpcReplies {
     fn drop(&mut self) {
         self.session.forget(&self.id);
+        if Instant::now() >= self.deadline {
+            self.session.on_call_ended(&self.id);
+        }
     }
 }

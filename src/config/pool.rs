@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::schema::built_in;
-use super::values::{File, MASK, OptionalSpan, Span, Url};
+use super::values::{File, MASK, OptionalSpan, Span};
 use crate::named_enum::named_enum;
 
 /// Of a quorum queue. A worker that exits costs everything that it held a delivery, so the limit must leave workers room
@@ -172,20 +171,12 @@ pub struct KubernetesDriverConfig {
     pub scaling: KubernetesScaling,
     /// File with a pod template (JSON) for resources, volumes, a service account and the like.
     pub template: Option<File>,
-    /// URL of the cluster's API, used with the service account of the controller's pod; `http://127.0.0.1:8001` is that of `kubectl proxy`.
-    #[serde(default = "api_server")]
-    pub server: Url,
-    /// Set by tests only.
-    #[serde(skip)]
-    pub service_account_dir: Option<PathBuf>,
+    /// Kubeconfig of the cluster. Its credentials and certificates may change while the controller runs [built-in: `KUBECONFIG`, else `~/.kube/config`, else the service account of the controller's pod].
+    pub kubeconfig: Option<File>,
 }
 
 fn namespace() -> String {
     "default".to_owned()
-}
-
-fn api_server() -> Url {
-    built_in("https://kubernetes.default.svc")
 }
 
 /// What sets the number of pods of a key.

@@ -50,7 +50,13 @@ impl Controller {
     fn group_status(&self, key: &Key, workers: Vec<GroupWorker>, now: Instant) -> GroupStatus {
         let standing = self.pool.progress(key);
         let until = |at: Instant| seconds(at.since(now));
-        let workers: Vec<WorkerStatus> = workers.into_iter().map(|worker| worker_status(worker, now)).collect();
+        let worker_status = |GroupWorker { id, activity, started_at }| WorkerStatus {
+            detail: self.workers.detail(&id),
+            id: id.into(),
+            state: activity,
+            age_seconds: seconds(now.since(started_at)),
+        };
+        let workers: Vec<WorkerStatus> = workers.into_iter().map(worker_status).collect();
         let wait = standing.and_then(|standing| standing.wait);
         let (restarts, ours) = (self.workers.restarts.get(key), self.workers.starts_workers());
         let decision = self.workers.decisions.get(key);
@@ -98,11 +104,6 @@ fn demand_status(name: &str, known: &DemandState) -> DemandStatus {
         claimed: known.counts.and_then(|counts| counts.claimed),
         error: known.error.clone(),
     }
-}
-
-fn worker_status(worker: GroupWorker, now: Instant) -> WorkerStatus {
-    let GroupWorker { id, activity, started_at } = worker;
-    WorkerStatus { id: id.into(), state: activity, age_seconds: seconds(now.since(started_at)) }
 }
 
 fn pause_status(pause: &Pause, now: Instant) -> PauseStatus {

@@ -259,6 +259,9 @@ pub struct WorkerStatus {
     pub state: WorkerActivity,
     /// Since it was started or adopted.
     pub age_seconds: f64,
+    /// What it waits for, such as an image, or the rollout that replaces it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
 }
 
 named_enum! {

@@ -179,6 +179,11 @@ impl WorkerSet {
         by_key
     }
 
+    /// What a worker waits for.
+    pub(super) fn detail(&self, id: &str) -> Option<String> {
+        self.driver.as_ref()?.reconciler.worker(id)?.detail.clone()
+    }
+
     pub(super) fn drain(&mut self, id: &str) -> bool {
         self.driver.as_mut().is_some_and(|driver| driver.stop(id))
     }
@@ -383,9 +388,8 @@ impl WorkerSet {
         }
         let key = &decision.key;
         let Some(queue) = config.names.request_queue(key) else { return };
-        for _ in 0..decision.start {
-            let id = uuid::Uuid::new_v4().to_string();
-            let mut variables = self.variables.clone();
+        let new_spec = || {
+            let (id, mut variables) = (uuid::Uuid::new_v4().to_string(), self.variables.clone());
             variables.extend([
                 // As read last: its password may have been renewed.
                 ("WORKER_AMQP_URI".to_owned(), config.broker.uri().expose_secret().to_owned()),
@@ -393,7 +397,13 @@ impl WorkerSet {
                 ("WORKER_KEY".to_owned(), config.names.encoded_key(key)),
                 ("WORKER_REQUESTS_QUEUE".to_owned(), queue.clone()),
             ]);
-            driver.start(WorkerSpec { id, key: key.clone(), variables });
+            WorkerSpec { id, key: key.clone(), variables }
+        };
+        for _ in 0..decision.start {
+            driver.start(new_spec());
+        }
+        if driver.reconciler.workers().any(|(_, worker)| worker.key == *key) {
+            driver.update(new_spec());
         }
     }
 }

@@ -4,6 +4,7 @@
 //! call again. `tests/purity` compiles this folder under `#![no_std]`, so that an impure line is a build error. No
 //! machine is held across an await (I11).
 
+pub mod ack_window;
 pub mod activity;
 pub mod backoff;
 pub mod claim;

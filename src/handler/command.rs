@@ -197,7 +197,7 @@ impl PayloadHandler for Command {
         let artifacts = validate_artifacts(payload.artifacts, context, &mut violations);
         let mut env = environment::for_payload(&self.env, payload.env, context);
         if context.results().is_some() {
-            let request = &context.task().definition["extra"]["request"];
+            let request = &context.task().definition.json()["extra"]["request"];
             env.insert(REQUEST_VARIABLE.to_owned(), request.to_string());
         }
         let secrets = env.iter().filter(|(name, _)| redact::is_secret_name(name, &self.redact_env));
@@ -341,7 +341,7 @@ fn validate_artifacts(
     violations: &mut Vec<String>,
 ) -> Vec<ArtifactDeclaration> {
     // The artifacts are declared after the commands have run; this finds duplicate names and too many artifacts before.
-    let (trial, definition) = (Artifacts::new(), &context.task().definition);
+    let (trial, definition) = (Artifacts::new(), context.task().definition.json());
     let mut declarations = Vec::new();
     for (number, artifact) in artifacts.into_iter().enumerate() {
         let declaration = to_declaration(artifact);

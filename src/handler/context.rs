@@ -16,7 +16,7 @@ use crate::host::work_dir;
 use crate::limits::PROGRESS_CHARS_MAX;
 
 use crate::domain::refusal::CallError;
-use crate::task::{Reply, ReplyError, Results};
+use crate::task::{Definition, Reply, ReplyError, Results};
 
 use super::artifact::Artifacts;
 use super::log::TaskLog;
@@ -32,7 +32,7 @@ pub struct TaskInfo {
     /// The name of the source in the configuration.
     pub source: String,
     /// The whole task definition, payload included.
-    pub definition: serde_json::Value,
+    pub definition: Definition,
     /// Variables that the source adds to the environment of payload processes.
     pub env: BTreeMap<String, String>,
 }
@@ -46,7 +46,8 @@ pub enum CancelCause {
     Released,
     /// An operator canceled the task on this worker. Reported as `internal-error`.
     Canceled,
-    /// The claim was lost: the task was canceled or resolved elsewhere, or the lease expired. Nothing is reported.
+    /// The claim is over: the task was canceled, its deadline has passed, another worker has it, or the lease expired.
+    /// Nothing is reported.
     ClaimLost,
 }
 
@@ -54,7 +55,7 @@ impl CancelCause {
     /// Describes the cause for the task's log.
     pub(crate) const fn message(self) -> &'static str {
         match self {
-            Self::ClaimLost => "stopped: the task was canceled or its claim was lost",
+            Self::ClaimLost => "stopped: the task was canceled, its deadline has passed, or its claim was lost",
             Self::Shutdown => "stopped: the worker is shutting down",
             Self::Released => "stopped: released by an operator",
             Self::Canceled => "stopped: canceled by an operator",
@@ -136,7 +137,7 @@ impl Context {
     /// Creates a context without a claim, and what cancels it.
     pub(crate) fn without_claim(
         name: &str,
-        definition: serde_json::Value,
+        definition: Definition,
         workdir: PathBuf,
         log: TaskLog,
         clock: Clock,

@@ -283,7 +283,7 @@ impl TestTask {
         let log = TaskLog::new(folder.join(name).join("log"), LogLimits::default());
         report.log_paths.push(log.path().to_owned());
         let definition = json!({"metadata": {"name": format!("handler test: {name}")}, "payload": payload});
-        let (context, cancel) = Context::without_claim("handler-test", definition, workdir, log, Clock::boot())?;
+        let (context, cancel) = Context::without_claim("handler-test", definition.into(), workdir, log, Clock::boot())?;
         let limits = ReplyLimits {
             body_bytes: usize::try_from(AMQP_MESSAGE_BYTES_MAX).unwrap_or(usize::MAX),
             content_type_bytes: AMQP_NAME_BYTES_MAX,

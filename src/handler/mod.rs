@@ -33,6 +33,7 @@ pub mod program_messages;
 pub mod safe_open;
 pub mod sidecar;
 
+use std::any::{Any, TypeId};
 use std::fmt;
 use std::future::Future;
 use std::io;
@@ -220,6 +221,11 @@ pub trait DynHandler: Send + Sync + 'static {
         context: &'a Context,
     ) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>>;
 
+    /// Prepares the payload of the context's task.
+    fn prepare_task<'a>(&'a self, context: &'a Context) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>> {
+        self.prepare(context.task().definition.payload(), context)
+    }
+
     /// As [`PayloadHandler::sidecar`].
     fn sidecar(&self) -> Option<Sidecar> {
         None
@@ -240,6 +246,14 @@ struct ErasedHandler<H> {
     schema: PayloadSchema,
 }
 
+impl<H: PayloadHandler> ErasedHandler<H> {
+    async fn prepare_typed(&self, payload: H::Payload, context: &Context) -> Result<PreparedPayload, PrepareError> {
+        let prepared = self.handler.prepare(payload, context).await?;
+        let handler = Arc::clone(&self.handler);
+        Ok(Box::new(move |context| Box::pin(async move { handler.execute(prepared, context).await })))
+    }
+}
+
 impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
     fn describe(&self) -> String {
         self.handler.describe()
@@ -258,12 +272,20 @@ impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
             self.schema.validate(payload)?;
             // serde's message may quote the payload, so it is not logged.
             let payload = H::Payload::deserialize(payload).map_err(|error| deserialize_error::<H>(&error))?;
-            let prepared = self.handler.prepare(payload, context).await?;
-            let handler = Arc::clone(&self.handler);
-            let execute: PreparedPayload =
-                Box::new(move |context| Box::pin(async move { handler.execute(prepared, context).await }));
-            Ok(execute)
+            self.prepare_typed(payload, context).await
         })
+    }
+
+    /// A handler of requests gets the request as it came, which keeps its schema by its type.
+    fn prepare_task<'a>(&'a self, context: &'a Context) -> HandlerFuture<'a, Result<PreparedPayload, PrepareError>> {
+        let definition = &context.task().definition;
+        if TypeId::of::<H::Payload>() == TypeId::of::<Request>()
+            && let Some(payload) = (&mut definition.request() as &mut dyn Any).downcast_mut::<Option<H::Payload>>()
+            && let Some(payload) = payload.take()
+        {
+            return Box::pin(self.prepare_typed(payload, context));
+        }
+        self.prepare(definition.payload(), context)
     }
 
     fn sidecar(&self) -> Option<Sidecar> {

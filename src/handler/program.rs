@@ -219,7 +219,7 @@ impl DynHandler for Program {
 
 fn input_document(phase: &str, payload: &Value, context: &Context) -> Value {
     let task = context.task();
-    let mut definition = task.definition.clone();
+    let mut definition = task.definition.json().clone();
     if let Some(keys) = definition.as_object_mut() {
         keys.remove("payload");
     }

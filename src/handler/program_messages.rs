@@ -336,7 +336,7 @@ fn read_reply_file(path: &Path, max_bytes: usize, context: &Context) -> Result<V
 }
 
 fn declare_artifact(mut declaration: ArtifactDeclaration, context: &Context) -> Result<(), String> {
-    let definition = &context.task().definition;
+    let definition = context.task().definition.json();
     if declaration.expires.as_ref().is_some_and(|expires| expires_after_task(expires, definition)) {
         context.log().write_note(&format!("artifact {}: expires with the task, not later", declaration.name));
         declaration.expires = None;

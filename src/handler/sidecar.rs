@@ -142,7 +142,8 @@ impl SidecarContext {
         let recorder = journal.map(|(journal, entry)| ProcessRecorder::new(journal, entry, FirstRecord::Sidecar));
         let scope = self.containment.new_recorded_scope(recorder);
         let log = TaskLog::new(path, LOG_LIMITS);
-        let (context, cancel) = Context::without_claim("service", serde_json::Value::Null, folder, log, self.clock)?;
+        let (context, cancel) =
+            Context::without_claim("service", crate::task::Definition::default(), folder, log, self.clock)?;
         let context = context.in_scope(scope);
         Ok(SidecarProcess { context, cancel, journal: self.journal.clone() })
     }

@@ -33,6 +33,7 @@ pub const CALLS_MAX: usize = 16_384;
 /// RabbitMQ's own limit before 4.0.
 pub const CALL_BODY_BYTES_MAX: usize = 128 << 20;
 pub const RPC_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+pub const RPC_EXPIRED_REPLY_WAIT: Duration = Duration::from_secs(1);
 /// How much of a request's body is hashed; its length is always hashed.
 pub const IDEMPOTENCY_BODY_BYTES_MAX: usize = 64 << 10;
 pub const BRIDGE_RETRY_MIN: Duration = Duration::from_millis(500);
@@ -41,6 +42,8 @@ pub const BRIDGE_POLL_MIN: Duration = Duration::from_millis(100);
 pub const BRIDGE_POLL_MAX: Duration = Duration::from_secs(5);
 /// How long after its deadline a task of a request is kept, for a redelivery.
 pub const BRIDGE_TASK_RETENTION: Duration = Duration::from_secs(24 * 3600);
+/// How long a durable reply queue keeps what no call asks for, and how long it exists without a client.
+pub const REPLY_QUEUE_RETENTION: Duration = Duration::from_secs(24 * 3600);
 pub const BRIDGE_RESULT_BYTES_MAX: usize = 16 << 20;
 pub const AMQP_MANAGEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 pub const AMQP_MANAGEMENT_BYTES_MAX: usize = 1 << 20;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use jiff::SignedDuration;
+
 pub const CONTROLLER_ORPHANS_MAX: u16 = 512;
 /// Forwarded requests of one key that the broker has not confirmed.
 pub const CONTROLLER_FORWARDS_MAX: usize = 32;
@@ -69,3 +71,13 @@ pub const CONTROLLER_COUNTS_INTERVAL: Duration = Duration::from_secs(2);
 pub const CONTROLLER_COUNTS_TTL: Duration = Duration::from_secs(15);
 /// How long a write to the state of a pool waits for another process.
 pub const CONTROLLER_STORE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The API server answers in milliseconds; a driver that cannot be asked is reported within seconds.
+pub const KUBERNETES_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+pub const KUBERNETES_CALL_TIMEOUT: Duration = Duration::from_secs(10);
+pub const KUBERNETES_RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+/// Attempts to change an object that others change as well.
+pub const KUBERNETES_CHANGE_ATTEMPTS_MAX: usize = 5;
+/// A missing image or configuration may come within this time of a pod's creation.
+pub const KUBERNETES_START_GRACE: SignedDuration = SignedDuration::from_secs(30);
+pub const KUBERNETES_WATCH_DEBOUNCE: Duration = Duration::from_millis(200);
+pub const KUBERNETES_WATCH_RETRY: Duration = Duration::from_secs(5);

@@ -175,6 +175,8 @@ pub const HANDLER_THREADS_MAX: usize = 16;
 pub const HANDLERS_DROP_TIMEOUT: Duration = Duration::from_secs(1);
 pub const SOURCES_CLOSE_TIMEOUT: Duration = Duration::from_secs(15);
 pub const HOST_RESOURCES_INTERVAL: Duration = Duration::from_secs(10);
+/// How often the number of requests that ended is logged.
+pub const REQUEST_SUMMARY_INTERVAL: Duration = Duration::from_secs(1);
 pub const PROGRESS_CHARS_MAX: usize = 200;
 pub const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(250);
 pub const RUNNER_LINE_BYTES_MAX: u64 = 1 << 20;

@@ -65,14 +65,15 @@ pub fn set_filter(settings: &Log) {
     }
 }
 
-/// Libraries that log payloads and passwords; no setting enables them.
-const SUPPRESSED_TARGETS: [&str; 2] = ["lapin", "amq_protocol"];
+/// Libraries that log payloads and passwords, or errors that their callers report; no setting enables them.
+const SUPPRESSED_TARGETS: [&str; 3] = ["lapin", "amq_protocol", "kube"];
 
 fn filter(settings: &Log) -> EnvFilter {
     let wanted = |directive: &&str| !SUPPRESSED_TARGETS.iter().any(|name| directive.trim().starts_with(name));
     let directives = settings.level.as_str().split(',').filter(wanted).map(str::to_owned);
     let directives: Vec<_> = directives.chain(SUPPRESSED_TARGETS.map(|name| format!("{name}=off"))).collect();
-    EnvFilter::try_new(directives.join(",")).unwrap_or_else(|_| EnvFilter::new("info,lapin=off,amq_protocol=off"))
+    EnvFilter::try_new(directives.join(","))
+        .unwrap_or_else(|_| EnvFilter::new("info,lapin=off,amq_protocol=off,kube=off"))
 }
 
 static WRITER: Mutex<Option<(WorkerGuard, ErrorCounter)>> = Mutex::new(None);

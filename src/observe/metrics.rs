@@ -70,8 +70,8 @@ fn families() -> Vec<Family> {
         ),
         counter(
             "tasks{source,outcome,reason}",
-            "Ended claims by outcome: completed, failed, exception with its reason, superseded (the queue had an outcome \
-            already), unconfirmed (the report was not answered), lost (ended without a report).",
+            "Ended claims by outcome: completed, failed, exception with its reason, canceled, deadline-exceeded \
+            (stopped at the task's deadline), superseded (the queue had another outcome already), unconfirmed (the report was not answered), lost (ended without a report).",
             |status| status.sources.iter().flat_map(outcomes).collect(),
         ),
         source_count("claims{source}", "Claims granted.", |counts| counts.claims),
@@ -219,7 +219,7 @@ fn families() -> Vec<Family> {
     ]
 }
 
-fn outcomes(source: &SourceStatus) -> [Sample; 10] {
+fn outcomes(source: &SourceStatus) -> [Sample; 12] {
     let ends = source.counts.outcomes;
     [
         ("completed", "", ends.completed),
@@ -229,6 +229,8 @@ fn outcomes(source: &SourceStatus) -> [Sample; 10] {
         ("exception", "resource-unavailable", ends.resource_unavailable),
         ("exception", "internal-error", ends.internal_error),
         ("exception", "intermittent-task", ends.intermittent_task),
+        ("canceled", "", ends.canceled),
+        ("deadline-exceeded", "", ends.deadline_exceeded),
         ("superseded", "", ends.superseded),
         ("unconfirmed", "", ends.unconfirmed),
         ("lost", "", ends.lost),

@@ -297,6 +297,7 @@ fn end_text(end: ClaimEnd) -> String {
     let lost = |loss| match loss {
         LossReason::Revoked => "revoked by the queue",
         LossReason::Canceled => "canceled",
+        LossReason::DeadlineExceeded => "deadline exceeded",
         LossReason::LeaseExpired => "lease expired",
         LossReason::GrantedTooLate => "granted too late",
         LossReason::ShutdownDeadline => "shutdown deadline",

@@ -20,8 +20,8 @@ use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::source::{
-    Artifact, ArtifactBody, CallError, Capabilities, Claim, Grant, Message, MessageQueue, OpenResult, PollBatch,
-    Recovery, RecoveryBatch, Source, SourceFuture,
+    Artifact, ArtifactBody, CallError, Capabilities, Claim, Grant, LossReason, Message, MessageQueue, OpenResult,
+    PollBatch, Recovery, RecoveryBatch, Source, SourceFuture,
 };
 
 /// The priorities of tasks, highest first; each has a queue.
@@ -405,10 +405,15 @@ impl Claim for MemoryClaim {
         Box::pin(async move { self.store_artifact(artifact) })
     }
 
-    fn is_canceled(&self) -> SourceFuture<'_, bool> {
+    fn lost_reason(&self) -> SourceFuture<'_, Option<LossReason>> {
         Box::pin(async {
             let MemorySource { queue, worker } = &self.source;
-            Ok(!queue.expire_leases(queue.now()).is_running(&self.run, worker))
+            let tasks = queue.expire_leases(queue.now());
+            Ok(match tasks.run(&self.run).map(|run| run.state) {
+                _ if tasks.is_running(&self.run, worker) => None,
+                Some(RunState::Resolved(RunEnd::Canceled)) => Some(LossReason::Canceled),
+                Some(_) | None => Some(LossReason::Revoked),
+            })
         })
     }
 }

@@ -18,10 +18,11 @@ use crate::domain::id::{PriorityQueue, Run};
 use crate::domain::outcome::Outcome;
 use crate::domain::time::Instant;
 
+pub use crate::domain::claim::{LossReason, RunTerms};
 pub use crate::domain::poll::Capabilities;
 pub use crate::domain::refusal::{CallError, Refusal};
 pub use crate::domain::worker::OpenResult;
-pub use crate::task::{Artifact, ArtifactBody, Results};
+pub use crate::task::{Artifact, ArtifactBody, Definition, Results};
 
 /// The future of a call to a source.
 pub type SourceFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, CallError>> + Send + 'a>>;
@@ -74,8 +75,10 @@ pub struct Grant {
     pub run: Run,
     /// When the lease ends, on the worker's clock: the time at which the request was sent plus the granted length.
     pub expires_at: Instant,
+    /// The task's deadline and retries, by the service.
+    pub terms: RunTerms,
     /// The task definition.
-    pub task: serde_json::Value,
+    pub task: Definition,
     /// Why the payload cannot be read; it is malformed then.
     pub payload_error: Option<String>,
     /// The right to execute the run.
@@ -121,9 +124,10 @@ pub trait Claim: Send + Sync {
         false
     }
 
-    /// Whether the run has been resolved elsewhere. Called only if [`Capabilities::reports_cancellation`] is set.
-    fn is_canceled(&self) -> SourceFuture<'_, bool> {
-        Box::pin(std::future::ready(Ok(false)))
+    /// Why the run is no longer this worker's; `None` while it is. Called only if
+    /// [`Capabilities::reports_cancellation`] is set.
+    fn lost_reason(&self) -> SourceFuture<'_, Option<LossReason>> {
+        Box::pin(std::future::ready(Ok(None)))
     }
 }
 

@@ -1,9 +1,11 @@
-//! The parts of a task that sources and handlers share: its request, its results and its artifacts.
+//! The parts of a task that sources and handlers share: its definition, its request, its results and its artifacts.
 
 pub mod artifact;
+pub mod definition;
 pub mod request;
 pub mod results;
 
 pub use artifact::{Artifact, ArtifactBody, ArtifactErrorReason};
+pub use definition::{Definition, RequestMessage};
 pub use request::Request;
 pub use results::{PartialReplySink, Reply, ReplyError, ReplyFuture, ReplyLimits, ReplyStatus, Results};

@@ -108,6 +108,10 @@ impl Engine {
                 let why = self.blocked_message();
                 tracing::warn!(claim.run = %run, "releasing a claim granted by a call in flight: {why}");
             }
+            Alert::LastRun { run } => {
+                let why = self.blocked_message();
+                tracing::info!(claim.run = %run, "running a claim that has no retries left, instead of releasing it: {why}");
+            }
             Alert::RecoveredClaim { run } => {
                 tracing::warn!(claim.run = %run, "releasing a claim of a previous process of this worker");
             }

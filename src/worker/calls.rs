@@ -224,7 +224,7 @@ pub(super) async fn reclaim(token: LocalToken, claim: Arc<dyn Claim>, timeout: D
 }
 
 pub(super) async fn check_status(token: LocalToken, claim: Arc<dyn Claim>) -> CallResult {
-    let answer = call_guarded("status", claim.is_canceled()).await;
+    let answer = call_guarded("status", claim.lost_reason()).await;
     CallResult::of_claim(token, ClaimEvent::StatusChecked(log_refusal("status", answer)))
 }
 
@@ -243,7 +243,11 @@ pub(super) async fn upload_results(uploader: Uploader, claim: LocalToken, execut
 
 fn log_refusal<T>(operation: &str, answer: Result<T, CallError>) -> Result<T, Refusal> {
     answer.map_err(|error| {
-        tracing::warn!(operation, refusal = %error.refusal, "{}", error.message);
+        match error.refusal {
+            // The line about the end of the claim says whether it was lost.
+            Refusal::Gone => tracing::debug!(operation, refusal = %error.refusal, "{}", error.message),
+            _ => tracing::warn!(operation, refusal = %error.refusal, "{}", error.message),
+        }
         error.refusal
     })
 }
@@ -256,7 +260,6 @@ pub(super) async fn prepare(
     payload_error: Option<String>,
     context: Context,
 ) -> CallResult {
-    let payload = context.task().definition.get("payload").unwrap_or(&serde_json::Value::Null);
     let prepared = async {
         if let Some(recorded) = recorded
             && let Err(why) = recorded.stored().await
@@ -266,7 +269,7 @@ pub(super) async fn prepare(
         if let Some(why) = payload_error {
             return Ok(Err(PrepareError::malformed(vec![format!("payload: invalid JSON: {why}")])));
         }
-        catch_panic(handler.prepare(payload, &context)).await
+        catch_panic(handler.prepare_task(&context)).await
     };
     let answer = tokio::select! {
         biased;
@@ -476,7 +479,7 @@ mod tests {
 
     fn context(workdir: &Path) -> Context {
         let run = Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 0 };
-        let task = TaskInfo { run, source: "s".into(), definition: serde_json::Value::Null, env: Default::default() };
+        let task = TaskInfo { run, source: "s".into(), definition: Default::default(), env: Default::default() };
         let log = TaskLog::new(workdir.with_extension("log"), LogLimits::default());
         let (cancel, lease_ends) = (watch::channel(None).1, watch::channel(Instant::ORIGIN).1);
         Context::new(task, workdir.to_owned(), log, cancel, lease_ends, Clock::boot())

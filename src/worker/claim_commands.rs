@@ -79,7 +79,7 @@ impl Engine {
         let now = self.now();
         let binding = &self.sources[live.source.index()];
         let context = live.execution.as_ref().map(|execution| &execution.context);
-        let definition = context.map(|context| &context.task().definition);
+        let definition = context.map(|context| context.task().definition.json());
         let text = |path: &str| definition.and_then(|task| task.pointer(path)?.as_str()).map(str::to_owned);
         let scope = context.map(|context| context.scope().clone());
         let detail = ClaimDetail {

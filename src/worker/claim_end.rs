@@ -46,7 +46,14 @@ impl Engine {
         self.counters().add(|counts| counts.log_bytes += log_bytes);
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
+        let connection_scoped = self.is_connection_scoped(live.source);
+        if connection_scoped {
+            self.history.requests.count(end, now);
+        }
         match end {
+            ClaimEnd::Reported(outcome) if connection_scoped => {
+                tracing::debug!(claim.run = %run, trace_id, %outcome, "reported");
+            }
             ClaimEnd::Reported(outcome) => {
                 tracing::info!(claim.run = %run, trace_id, %outcome, "reported");
             }
@@ -63,7 +70,10 @@ impl Engine {
                 );
             }
             ClaimEnd::Lost(LossReason::Canceled) => {
-                tracing::info!(claim.run = %run, trace_id, "canceled or resolved elsewhere; not reported");
+                tracing::info!(claim.run = %run, trace_id, "canceled; not reported");
+            }
+            ClaimEnd::Lost(LossReason::DeadlineExceeded) => {
+                tracing::info!(claim.run = %run, trace_id, "stopped at the task's deadline; the queue resolves it as deadline-exceeded");
             }
             ClaimEnd::Lost(loss) => {
                 tracing::warn!(claim.run = %run, trace_id, ?loss, "claim lost; not reported");

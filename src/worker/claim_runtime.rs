@@ -16,6 +16,7 @@ use crate::domain::trace_context::TraceParent;
 use crate::handler::log::TaskLog;
 use crate::handler::{CancelCause, Cancellation, Context, PreparedPayload, TaskInfo};
 use crate::source::{Claim, Grant, Message, Results};
+use crate::task::Definition;
 
 use super::claim_commands::ClaimCommand;
 use super::timeline::{ClaimPhase, Timeline};
@@ -50,7 +51,7 @@ pub(super) struct ClaimRuntime {
     pub(super) last_command: Option<ClaimCommand>,
     pub(super) trace: Option<TraceParent>,
     pub(super) span_context: Option<SpanContext>,
-    definition: serde_json::Value,
+    definition: Definition,
     pub(super) payload_error: Option<String>,
     results: Option<Results>,
     cancel: watch::Sender<Option<Cancellation>>,
@@ -84,7 +85,7 @@ impl ClaimRuntime {
             last_command: None,
             trace: None,
             span_context: None,
-            definition: serde_json::Value::Null,
+            definition: Definition::default(),
             payload_error: None,
             results: None,
             cancel: watch::Sender::new(None),
@@ -133,7 +134,7 @@ impl ClaimRuntime {
             Some(execution) => &execution.context.task().definition,
             None => &self.definition,
         };
-        definition.pointer("/metadata/name")?.as_str()
+        definition.name()
     }
 
     /// Without a handler nothing ran, which does not count as an attempt.
@@ -173,7 +174,9 @@ impl ClaimRuntime {
         let log = TaskLog::in_work_dir(tasks_dir.join(format!("{name}.log")), config.log, Some(work_dir_lock));
         let definition = std::mem::take(&mut self.definition);
         let mut env = binding.env.clone();
-        if let Some(group) = definition.get("taskGroupId").and_then(serde_json::Value::as_str) {
+        if self.results.is_none()
+            && let Some(group) = definition.json()["taskGroupId"].as_str()
+        {
             env.insert("TASK_GROUP_ID".to_owned(), group.to_owned());
         }
         env.extend(self.trace.map(|trace| ("TRACEPARENT".to_owned(), trace.to_string())));
@@ -236,9 +239,8 @@ struct ClaimTrace {
 }
 
 /// Continues the creator's trace, or starts one. Nothing is recorded if the creator's trace is not sampled.
-fn trace_claim(definition: &serde_json::Value, recording: TraceRecording) -> ClaimTrace {
-    let given = definition.pointer("/extra/traceparent").and_then(serde_json::Value::as_str);
-    let given = given.and_then(TraceParent::parse);
+fn trace_claim(definition: &Definition, recording: TraceRecording) -> ClaimTrace {
+    let given = definition.traceparent().and_then(|text| TraceParent::parse(&text));
     let trace = given.unwrap_or_else(|| {
         let (high, low) = (u128::from(unique_span_id()), u128::from(unique_span_id()));
         TraceParent::new(high << 64 | low, unique_span_id())
@@ -292,7 +294,8 @@ mod tests {
     #[test]
     fn a_task_continues_a_valid_trace_of_its_creator_and_starts_one_otherwise() {
         let given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-        let of = |extra| trace_claim(&serde_json::json!({ "extra": extra }), TraceRecording::Off).handler.to_string();
+        let of =
+            |extra| trace_claim(&serde_json::json!({ "extra": extra }).into(), TraceRecording::Off).handler.to_string();
         assert_eq!(of(serde_json::json!({ "traceparent": given })), given);
         for odd in [serde_json::json!({}), serde_json::json!({ "traceparent": 7 }), serde_json::json!("00-")] {
             let own = of(odd);
@@ -305,7 +308,7 @@ mod tests {
     fn a_handler_receives_the_recorded_span_and_an_unsampled_trace_records_none() {
         let of = |flags: &str, recording| {
             let given = format!("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}");
-            trace_claim(&serde_json::json!({ "extra": { "traceparent": given } }), recording)
+            trace_claim(&serde_json::json!({ "extra": { "traceparent": given } }).into(), recording)
         };
         let ClaimTrace { handler, spans } = of("01", TraceRecording::On);
         let spans = spans.unwrap();
@@ -317,7 +320,7 @@ mod tests {
         let unsampled = of("00", TraceRecording::On);
         assert_eq!(unsampled.spans, None);
         assert_eq!(unsampled.handler.to_string(), "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00");
-        assert_eq!(trace_claim(&serde_json::Value::Null, TraceRecording::On).spans.unwrap().parent, None);
+        assert_eq!(trace_claim(&Definition::default(), TraceRecording::On).spans.unwrap().parent, None);
     }
 
     #[tokio::test]

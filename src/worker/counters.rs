@@ -98,6 +98,10 @@ pub struct OutcomeCounts {
     pub resource_unavailable: u64,
     pub internal_error: u64,
     pub intermittent_task: u64,
+    /// The task was canceled.
+    pub canceled: u64,
+    /// Stopped at the task's deadline.
+    pub deadline_exceeded: u64,
     /// The queue had an outcome already.
     pub superseded: u64,
     /// Given up after a report without an answer.
@@ -118,7 +122,9 @@ impl OutcomeCounts {
                 ExceptionReason::InternalError => &mut self.internal_error,
                 ExceptionReason::IntermittentTask => &mut self.intermittent_task,
             },
-            ClaimEnd::AlreadyResolved(_) | ClaimEnd::Lost(LossReason::Canceled) => &mut self.superseded,
+            ClaimEnd::AlreadyResolved(_) => &mut self.superseded,
+            ClaimEnd::Lost(LossReason::Canceled) => &mut self.canceled,
+            ClaimEnd::Lost(LossReason::DeadlineExceeded) => &mut self.deadline_exceeded,
             ClaimEnd::Unconfirmed { .. } => &mut self.unconfirmed,
             ClaimEnd::ReportRejected(_) | ClaimEnd::Lost(_) => &mut self.lost,
             ClaimEnd::NotGranted => return,
@@ -140,6 +146,8 @@ impl AddAssign for OutcomeCounts {
         self.resource_unavailable += other.resource_unavailable;
         self.internal_error += other.internal_error;
         self.intermittent_task += other.intermittent_task;
+        self.canceled += other.canceled;
+        self.deadline_exceeded += other.deadline_exceeded;
         self.superseded += other.superseded;
         self.unconfirmed += other.unconfirmed;
         self.lost += other.lost;

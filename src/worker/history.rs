@@ -9,6 +9,7 @@ use crate::domain::time::Instant;
 
 use super::counters::{SourceCounts, WorkerCounters};
 use super::recent_outcomes::RecentOutcomes;
+use super::request_summary::RequestSummary;
 use super::status::Note;
 use super::storage_health::StorageHealth;
 use crate::limits::RECENT_RESULTS_MAX;
@@ -20,6 +21,7 @@ pub(super) struct History {
     pub(super) recent_outcomes: RecentOutcomes,
     /// The latest last.
     pub(super) ended_claims: VecDeque<EndedClaim>,
+    pub(super) requests: RequestSummary,
     /// The operator who gave the last command.
     pub(super) note: Option<Note>,
     pub(super) notice: Option<NoticeReceived>,
@@ -70,6 +72,7 @@ impl History {
             sources: (0..sources).map(|_| SourceActivity::default()).collect(),
             recent_outcomes: RecentOutcomes::default(),
             ended_claims: VecDeque::new(),
+            requests: RequestSummary::default(),
             note: None,
             notice: None,
             work_dir_lost_reason: None,

@@ -19,6 +19,7 @@ mod host_probe;
 pub mod liveness;
 mod log_artifacts;
 mod recent_outcomes;
+mod request_summary;
 mod restart_recovery;
 mod running_calls;
 mod sidecars;
@@ -135,6 +136,7 @@ impl WorkerConfig {
             claim: claim::ClaimPolicy {
                 termination_grace: self.termination_grace,
                 status_poll_interval: self.status_poll_interval,
+                reports_cancellation: true,
             },
             dequeue_alert: DEQUEUE_ALERT,
             max_auth_failures: AUTH_FAILURES_MAX,

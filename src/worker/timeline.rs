@@ -61,7 +61,8 @@ impl Timeline {
             ClaimEvent::Ended(_) => &[ClaimPhase::Prepare, ClaimPhase::Run, ClaimPhase::End],
             ClaimEvent::Uploaded(_) => &[ClaimPhase::Upload],
             ClaimEvent::Reported(_) => &[ClaimPhase::Report],
-            ClaimEvent::Reclaimed { .. }
+            ClaimEvent::Terms(_)
+            | ClaimEvent::Reclaimed { .. }
             | ClaimEvent::StatusChecked(_)
             | ClaimEvent::Lost
             | ClaimEvent::Release { .. }

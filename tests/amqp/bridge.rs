@@ -46,8 +46,12 @@ impl Setup {
     }
 
     fn bridge(&self, from: &str, to: &str) -> Process {
+        self.bridge_named(&self.client.queue["jm-test-".len()..], from, to)
+    }
+
+    fn bridge_named(&self, id: &str, from: &str, to: &str) -> Process {
         let bridge = format!("\n[bridge.it]\nfrom = \"{from}\"\nto = \"{to}\"\n");
-        self.start(&format!("[worker]\ncapacity = 8\n\n{}{bridge}", self.sources()))
+        self.start(&format!("[worker]\ncapacity = 8\nid = \"{id}\"\n\n{}{bridge}", self.sources()))
     }
 
     fn start(&self, config: &str) -> Process {
@@ -118,7 +122,7 @@ fn far_side(setup: &Setup) -> (Gate, Running) {
         if request.path.as_deref() == Some("/fail") {
             return Err(ExecuteError::failed("it failed".to_owned()));
         }
-        let result = json!({"echo": request.json, "path": request.path});
+        let result = json!({"echo": request.json::<Value>().ok(), "path": request.path});
         std::fs::write(context.workdir().join("result"), result.to_string()).expect("the file is written");
         context.artifacts().file("public/result.json", "result").expect("a result");
         Ok(())
@@ -215,7 +219,7 @@ async fn a_task_becomes_a_request_and_the_reply_its_outcome() {
             return Err(ExecuteError::failed("it will not".to_owned()));
         }
         context.send_partial_reply(Reply::ok(&b"[\"soon\"]"[..])).await.expect("it is sent");
-        context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
+        context.set_reply(Reply::ok(&*request.body)).expect("it is small");
         Ok(())
     });
     let worker = Running::start(requests(&setup.client), 4, act);
@@ -258,7 +262,7 @@ async fn a_bridge_claims_at_most_its_capacity_of_tasks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_of_a_killed_bridge_sends_its_request_again_with_the_same_message_id() {
+async fn a_task_of_a_killed_bridge_sends_its_request_again_by_another_one_with_the_same_message_id() {
     let Some(setup) = Setup::new(Duration::from_secs(5)).await else { return };
     let (sender, mut asked) = mpsc::channel(8);
     let go = Arc::new(tokio::sync::Semaphore::new(0));
@@ -271,7 +275,7 @@ async fn a_task_of_a_killed_bridge_sends_its_request_again_with_the_same_message
                 permit = gate.acquire() => drop(permit),
                 _ = context.canceled() => {}
             }
-            context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
+            context.set_reply(Reply::ok(&*request.body)).expect("it is small");
             Ok(())
         }
     });
@@ -281,7 +285,7 @@ async fn a_task_of_a_killed_bridge_sends_its_request_again_with_the_same_message
     let first = within("the request", asked.recv()).await.expect("it is asked");
     bridge.signal(Signal::KILL);
     bridge.ends().await;
-    let bridge = setup.bridge("builds", "requests");
+    let bridge = setup.bridge_named("another", "builds", "requests");
     let second = within("the request again", asked.recv()).await.expect("it is asked");
     assert!(first.is_some() && first == second, "{first:?} {second:?}");
     go.add_permits(2);
@@ -289,6 +293,53 @@ async fn a_task_of_a_killed_bridge_sends_its_request_again_with_the_same_message
     assert_eq!(status["state"], "completed");
     let run = u32::try_from(status["runs"].as_array().expect("runs").len() - 1).expect("small");
     assert_eq!(setup.artifact(&task, run, "public/result.json").await, b"{\"x\":1}");
+    setup.finish(bridge, worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c7_tasks_of_a_bridge_that_is_killed_repeatedly_ask_once() {
+    const TASKS: usize = 8;
+    let Some(setup) = Setup::new(LONG).await else { return };
+    let (mut gate, act) = Gate::before(returns_body());
+    let worker = Running::start(requests(&setup.client), 16, act);
+    let mut tasks = Vec::new();
+    for n in 0..TASKS {
+        tasks.push(setup.task(json!({"json": n})).await);
+    }
+    let count_completed = async || {
+        let mut completed = 0;
+        for task in &tasks {
+            completed +=
+                usize::from(setup.tasks.api.task_status(task).await.expect("a status")["state"] == "completed");
+        }
+        completed
+    };
+    let bridge = setup.bridge("builds", "requests");
+    let mut asked = Vec::new();
+    for _ in 0..TASKS {
+        asked.push(gate.enters().await);
+    }
+    until("all are sent", async || bridge.log().matches("request sent").count() == TASKS).await;
+    let restart = async |bridge: Process| {
+        bridge.signal(Signal::KILL);
+        bridge.ends().await;
+        setup.bridge("builds", "requests")
+    };
+    let bridge = restart(bridge).await;
+    setup.says("waiting for the reply").await;
+    let bridge = restart(bridge).await;
+    gate.go.add_permits(TASKS / 2);
+    until("half of them are completed", async || count_completed().await == TASKS / 2).await;
+    bridge.signal(Signal::KILL);
+    bridge.ends().await;
+    // They are answered while there is no bridge.
+    gate.go.add_permits(TASKS / 2);
+    worker.completed(TASKS as u64).await;
+    let bridge = setup.bridge("builds", "requests");
+    until("all are completed", async || count_completed().await == TASKS).await;
+    assert!(gate.entered.try_recv().is_err(), "a request was sent again");
+    asked.sort();
+    assert_eq!(asked, (0..TASKS).map(|n| n.to_string()).collect::<Vec<_>>());
     setup.finish(bridge, worker).await;
 }
 

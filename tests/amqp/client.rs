@@ -231,6 +231,47 @@ async fn pending_calls_fail_with_the_connection_and_the_next_call_reconnects() {
     assert_eq!(answer.expect("an answer").body, b"again");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c7_a_client_finds_what_an_earlier_client_of_its_reply_queue_has_sent() {
+    let Some((pool, _, mut worker)) = Pool::shared().await else { return };
+    let name = format!("{}-replies", pool.exchange);
+    let client = || RpcClient::new(shared().expect("a broker"), "a test").with_reply_queue(name.as_str().into());
+    let call = |id: &str| RpcRequest { message_id: Some(id.to_owned()), ..pool.call(id) };
+    let earlier = client();
+    let (pending, answered) = (call("pending"), call("answered"));
+    let first = within("it is sent", earlier.stream(&pending)).await.expect("it is sent");
+    let second = within("it is sent", earlier.stream(&answered)).await.expect("it is sent");
+    let of_pending = within("a request", next(&mut worker)).await.expect("a request");
+    let of_answered = within("a request", next(&mut worker)).await.expect("a request");
+    drop((first, second, earlier));
+    pool.reply(&of_answered, b"answered", "ok", None).await;
+    let later = client();
+    let mut replies = within("the queue is read", async {
+        loop {
+            match later.stream(&pending).await {
+                Ok(replies) => return replies,
+                // The broker has not noticed yet that the earlier client is gone.
+                Err(RpcError::Unreachable(_) | RpcError::Denied(_)) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    })
+    .await;
+    assert_eq!(within("a reply", later.call(&answered)).await.expect("a reply").body, b"answered");
+    pool.reply(&of_pending, b"pending", "ok", None).await;
+    let reply = within("a reply", replies.next()).await.expect("a reply").expect("a reply");
+    assert_eq!(reply.body, b"pending");
+    // Neither was sent again. A call that has ended is.
+    let (answer, again) = pool.call_and_reply(&later, &mut worker, "a third").await;
+    assert_eq!((answer.expect("a reply").body, again.data), (b"a third".to_vec(), b"a third".to_vec()));
+    let replying = async {
+        let request = next(&mut worker).await.expect("a request");
+        pool.reply(&request, b"once more", "ok", None).await;
+    };
+    let (answer, ()) = within("a reply", Box::pin(async { tokio::join!(later.call(&answered), replying) })).await;
+    assert_eq!(answer.expect("a reply").body, b"once more");
+}
+
 /// The output and exit code of `journeyman call`, with a worker that replies with this status and body.
 async fn call_with_worker(
     pool: &Pool,
@@ -296,6 +337,27 @@ async fn the_command_uses_pool_path_and_timeout_and_prints_partial_replies_on_de
         assert_eq!((code, out.as_str()), (1, ""));
         assert!(err.contains(words), "{err}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c3_the_command_prints_why_a_request_expired() {
+    let (Some(broker), Some(uri)) = (shared(), shared_uri()) else { return };
+    let dead = format!("{}-dead", uuid::Uuid::new_v4().simple());
+    let text = |text: &str| AMQPValue::LongString(text.into());
+    let dead_letters = [("x-dead-letter-exchange", text("")), ("x-dead-letter-routing-key", text(&dead))];
+    let pool = Pool::new(&broker, amqp::header_table(dead_letters)).await;
+    let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
+    pool.channel.queue_declare(dead.as_str().into(), options, FieldTable::default()).await.expect("a queue");
+    let mut expired = consume(&pool.channel, &dead).await;
+    // As a controller does.
+    let replying = async {
+        let request = within("an expired request", next(&mut expired)).await.expect("a request");
+        pool.reply(&request, b"{\"context\":{\"reason\":\"expired\"}}", "core_error", None).await;
+    };
+    let arguments = ["--exchange", &pool.exchange, "--key", "42", "--timeout", "1s"];
+    let ((code, out, err), ()) = Box::pin(async { tokio::join!(call(&uri, &arguments), replying) }).await;
+    assert_eq!((code, out.as_str()), (1, "{\"context\":{\"reason\":\"expired\"}}\n"), "{err}");
+    assert!(err.contains("core_error"), "{err}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

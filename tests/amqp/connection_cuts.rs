@@ -46,7 +46,7 @@ async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
     let counted = Arc::clone(&runs);
     let act = replies(move |request, _| {
         counted.fetch_add(1, Ordering::Relaxed);
-        request.body_bytes()
+        request.body.to_vec()
     });
     // A silent connection ends after two heartbeats, at either end.
     let uri = wire.uri(&crate::support::shared_uri().expect("a broker"));

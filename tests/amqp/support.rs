@@ -463,7 +463,7 @@ impl Gate {
         let gated = handler(move |request, context| {
             let (sender, gate, act) = (sender.clone(), Arc::clone(&gate), Arc::clone(&act));
             async move {
-                sender.send(request.body.clone().unwrap_or_default()).await.expect("the test listens");
+                sender.send(request.text().unwrap_or_default().to_owned()).await.expect("the test listens");
                 tokio::select! {
                     permit = gate.acquire() => permit.expect("the gate stays").forget(),
                     _ = context.canceled() => return Err(ExecuteError::failed("canceled".to_owned())),
@@ -517,13 +517,13 @@ pub(crate) fn failing(times: u32, failure: ExecuteFailure, message: &'static str
 
 /// A handler that replies with the body of its request.
 pub(crate) fn returns_body() -> Act {
-    replies(|request, _| request.body_bytes())
+    replies(|request, _| request.body.to_vec())
 }
 
 pub(crate) fn echo() -> Act {
-    replies(|request, _| match &request.json {
-        Some(json) => serde_json::json!({ "echo": json }).to_string().into_bytes(),
-        None => request.body_bytes(),
+    replies(|request, _| match request.json::<serde_json::Value>() {
+        Ok(json) => serde_json::json!({ "echo": json }).to_string().into_bytes(),
+        Err(_) => request.body.to_vec(),
     })
 }
 

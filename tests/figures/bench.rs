@@ -31,6 +31,10 @@ use std::process::ExitCode;
 use journeyman::source::taskcluster::formats::new_task_id;
 use machine::{Row, load, print};
 
+/// That of the `journeyman` binary, for the workers in this program and for lapin alone.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// The measurements, in the order in which they run.

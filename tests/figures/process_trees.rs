@@ -40,7 +40,7 @@ impl Lab {
             let scope = containment.new_scope();
             let run =
                 Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").ok_or("a task id")?, run: u32::try_from(number)? };
-            let definition = serde_json::Value::Null;
+            let definition = Default::default();
             let task = TaskInfo { run, source: "bench".to_owned(), definition, env: Default::default() };
             let log = TaskLog::new(self.path().join(format!("{number}.log")), LogLimits::default());
             let (cancel, lease) = (cancel.subscribe(), lease.subscribe());

@@ -21,6 +21,8 @@ fn nothing_else(counts: &Value, tasks: usize) -> Outcome<()> {
         "resource-unavailable",
         "internal-error",
         "intermittent-task",
+        "canceled",
+        "deadline-exceeded",
         "superseded",
         "lost",
         "overlaps_possible",

@@ -77,7 +77,8 @@ impl Bench {
                 "expires": "2030-01-01T00:00:00.000Z",
                 "metadata": {"name": "a task"},
                 "payload": {"secret": 1},
-            }),
+            })
+            .into(),
             env: BTreeMap::from([("TASKCLUSTER_ROOT_URL".to_owned(), "http://localhost".to_owned())]),
         };
         let clock = Clock::tokio();

@@ -167,13 +167,13 @@ impl Stage {
     }
 
     async fn ask(&self, path: &str, parts: &Parts) -> (RunResult, Option<Reply>) {
-        let request = Request { path: Some(path.to_owned()), body: Some("{}".to_owned()), ..Request::default() };
+        let request = Request { path: Some(path.to_owned()), body: "{}".into(), ..Request::default() };
         self.forward(&request, parts).await
     }
 
     /// Forwards a request that the service answers with these bytes.
     async fn answered(&self, response: &str, parts: &Parts) -> (RunResult, Option<Reply>) {
-        let request = Request { path: Some("/raw".into()), body: Some(response.into()), ..Request::default() };
+        let request = Request { path: Some("/raw".into()), body: response.to_owned().into(), ..Request::default() };
         self.forward(&request, parts).await
     }
 
@@ -236,8 +236,7 @@ async fn a_request_is_forwarded_with_the_allowed_headers_only() {
         content_type: Some("text/plain".to_owned()),
         content_encoding: Some("gzip".to_owned()),
         seconds_left: Some(20.0),
-        body_base64: Some("/wAB".to_owned()),
-        ..Request::default()
+        body: (&[0xff, 0, 1][..]).into(),
     };
     let mut bench = Bench::new();
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";

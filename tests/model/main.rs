@@ -361,7 +361,11 @@ impl Model for World {
             Action::Lag(worker) => state.workers[worker].lag += 1,
             Action::Receive(worker) => {
                 let mut acts = Vec::new();
-                let policy = claim::ClaimPolicy { termination_grace: Duration::ZERO, status_poll_interval: None };
+                let policy = claim::ClaimPolicy {
+                    termination_grace: Duration::ZERO,
+                    status_poll_interval: None,
+                    reports_cancellation: false,
+                };
                 state.workers[worker].claims += 1;
                 state.workers[worker].machine = Some(ClaimState::requested(policy, &mut acts));
                 acts.into_iter().for_each(|act| state.perform(self, worker, act));

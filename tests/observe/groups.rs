@@ -46,6 +46,7 @@ fn group(key: &str, phase: GroupPhase, workers: &[WorkerActivity]) -> GroupStatu
         id: format!("8a6f3c1e-5b0d-4c1f-9a51-{key:0>8.8}{at:04}"),
         state: *doing,
         age_seconds: 62.0,
+        detail: None,
     };
     GroupStatus {
         key: key.to_owned(),

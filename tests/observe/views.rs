@@ -24,6 +24,8 @@ const OUTCOMES: OutcomeCounts = OutcomeCounts {
     resource_unavailable: 0,
     internal_error: 0,
     intermittent_task: 0,
+    canceled: 0,
+    deadline_exceeded: 0,
     superseded: 0,
     unconfirmed: 0,
     lost: 0,

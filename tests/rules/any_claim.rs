@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use journeyman::domain::claim::{
-    CancelCommand, ClaimAction, ClaimEnd, ClaimEvent, ClaimPolicy, ClaimState, UploadStatus,
+    CancelCommand, ClaimAction, ClaimEnd, ClaimEvent, ClaimPolicy, ClaimState, LossReason, RunTerms, UploadStatus,
 };
 use journeyman::domain::jitter::Jitter;
 use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
@@ -70,7 +70,12 @@ fn steps() -> impl Strategy<Value = Step> {
         3 => refusals().prop_map(|refusal| Step::Happens(ClaimEvent::Reported(Err(refusal)))),
         3 => (0_u64..1300).prop_map(Step::Extended),
         2 => refusals().prop_map(|refusal| Step::Happens(ClaimEvent::Reclaimed { sent_at: Instant::ORIGIN, answer: Err(refusal) })),
-        1 => any::<bool>().prop_map(|canceled| Step::Happens(ClaimEvent::StatusChecked(Ok(canceled)))),
+        1 => prop_oneof![Just(None), Just(Some(LossReason::Canceled)), Just(Some(LossReason::Revoked))]
+            .prop_map(|loss| Step::Happens(ClaimEvent::StatusChecked(Ok(loss)))),
+        1 => (0_u64..2_000).prop_map(|secs| {
+            let deadline = Some(Instant::ORIGIN.plus(Duration::from_secs(secs)));
+            Step::Happens(ClaimEvent::Terms(RunTerms { deadline, retries_left: None }))
+        }),
         1 => refusals().prop_map(|refusal| Step::Happens(ClaimEvent::StatusChecked(Err(refusal)))),
         1 => proptest::option::of(0_u64..300).prop_map(Step::HandBack),
         1 => prop_oneof![Just(CancelCommand::Release), Just(CancelCommand::Cancel)].prop_map(|order| Step::Happens(ClaimEvent::Command(order))),
@@ -142,14 +147,17 @@ impl Judge {
 const WAKES_MAX: usize = 6;
 
 fn lives(length: u64, late: u64, steps: Vec<Step>) {
-    let policy =
-        ClaimPolicy { termination_grace: Duration::from_secs(10), status_poll_interval: Some(Duration::from_secs(7)) };
+    let policy = ClaimPolicy {
+        termination_grace: Duration::from_secs(10),
+        status_poll_interval: Some(Duration::from_secs(7)),
+        reports_cancellation: true,
+    };
     let (mut jitter, mut acts, mut judge) = (Jitter::seeded(length), Vec::new(), Judge::default());
     let mut machine = ClaimState::requested(policy, &mut acts);
     acts.clear();
     let mut now = Instant::ORIGIN;
     let mut happens = |machine: &mut ClaimState, judge: &mut Judge, happening, now| {
-        if let ClaimEvent::Reclaimed { answer: Err(Refusal::Gone), .. } | ClaimEvent::StatusChecked(Ok(true)) =
+        if let ClaimEvent::Reclaimed { answer: Err(Refusal::Gone), .. } | ClaimEvent::StatusChecked(Ok(Some(_))) =
             happening
         {
             judge.lost |= machine.is_granted();
@@ -209,6 +217,7 @@ fn lives(length: u64, late: u64, steps: Vec<Step>) {
         let asks = match machine.state_name() {
             "claiming" => UNANSWERED,
             "stopping" => ClaimEvent::Ended(Err(ExecuteFailure::Internal)),
+            "closing" => ClaimEvent::StatusChecked(Ok(None)),
             "uploading" | "uploading-after-report" => ClaimEvent::Uploaded(UploadStatus::Complete),
             _ => ClaimEvent::Tick,
         };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use journeyman::domain::claim::{ClaimAction, ClaimEvent};
+use journeyman::domain::claim::{ClaimAction, ClaimEvent, LossReason, RunTerms};
 use journeyman::domain::host_health::ProbeResult;
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
 use journeyman::domain::jitter::Jitter;
@@ -234,7 +234,13 @@ impl World {
     fn bring(&mut self, run: Run) -> GrantedClaim {
         let token = self.token();
         self.claims.insert(token);
-        GrantedClaim { token, run, length: self.length() }
+        let terms = self.terms();
+        GrantedClaim { token, run, length: self.length(), terms }
+    }
+
+    fn terms(&mut self) -> RunTerms {
+        let retries_left = [None, Some(0), Some(1), Some(2)][usize::try_from(self.below(4)).expect("small")];
+        RunTerms { deadline: None, retries_left }
     }
 
     /// Half of the workers recover claims of a previous process.
@@ -288,6 +294,8 @@ impl World {
                 Event::Recovered { source, sent_at, answer }
             }
             Effect::Claim(claim, ClaimAction::Request | ClaimAction::TakeOver) => {
+                let terms = self.terms();
+                self.happens(Event::Claim(claim, ClaimEvent::Terms(terms)));
                 Event::Claim(claim, ClaimEvent::Claimed { sent_at, answer: self.answer(length) })
             }
             Effect::Delete(message) => Event::Deleted { message, answer: self.answer(()) },
@@ -317,7 +325,8 @@ impl World {
             }
             Effect::Claim(claim, ClaimAction::CheckStatus) => {
                 let canceled = self.below(4) == 0;
-                Event::Claim(claim, ClaimEvent::StatusChecked(self.answer(canceled)))
+                let loss = canceled.then_some(LossReason::Canceled);
+                Event::Claim(claim, ClaimEvent::StatusChecked(self.answer(loss)))
             }
             Effect::DropMessage(_)
             | Effect::Claim(_, ClaimAction::UpdateLease { .. } | ClaimAction::Close(_))

@@ -105,8 +105,12 @@ fn i01_the_answer_to_a_report_comes_before_the_queue_may_give_the_run_away() {
 #[test]
 fn i01_a_canceled_run_is_not_reported() {
     let mut one = One::executing();
-    assert!(matches!(one.happens(ClaimEvent::StatusChecked(Ok(true)))[..], [ClaimAction::Kill { grace: GRACE, .. }]));
-    assert_eq!(one.happens(FAILED), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Canceled))]);
+    assert!(matches!(
+        one.happens(ClaimEvent::StatusChecked(Ok(Some(LossReason::Canceled))))[..],
+        [ClaimAction::Kill { grace: GRACE, .. }]
+    ));
+    assert_eq!(one.happens(FAILED), [ClaimAction::Upload]);
+    assert_eq!(one.happens(UPLOADED), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Canceled))]);
 }
 
 #[test]

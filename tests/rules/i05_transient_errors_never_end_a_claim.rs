@@ -40,7 +40,7 @@ fn i05_a_refused_look_at_the_run_ends_nothing() {
         assert_eq!(one.happens(ClaimEvent::StatusChecked(Err(refusal))), []);
     }
     let mut one = One::executing();
-    assert_eq!(one.happens(ClaimEvent::StatusChecked(Ok(false))), []);
+    assert_eq!(one.happens(ClaimEvent::StatusChecked(Ok(None))), []);
 }
 
 #[test]
@@ -53,10 +53,10 @@ fn i05_a_run_is_looked_at_as_often_as_asked_for_and_only_while_it_can_be_stopped
     assert_eq!(one.pass_to(at(4), Reclaims::Silent), []);
     assert_eq!(one.pass_to(at(5), Reclaims::Silent), [ClaimAction::CheckStatus]);
     assert_eq!(one.pass_to(at(60), Reclaims::Silent), [], "one look at a time");
-    one.happens(ClaimEvent::StatusChecked(Ok(false)));
+    one.happens(ClaimEvent::StatusChecked(Ok(None)));
     assert_eq!(one.happens(PREPARED), [ClaimAction::Execute]);
     assert_eq!(one.pass_to(at(65), Reclaims::Silent), [ClaimAction::CheckStatus]);
-    one.happens(ClaimEvent::StatusChecked(Ok(false)));
+    one.happens(ClaimEvent::StatusChecked(Ok(None)));
     one.happens(COMPLETED);
     assert_eq!(one.pass_to(at(300), Reclaims::Silent), []);
 }

@@ -1,6 +1,6 @@
 //! I10: a claim is reclaimed until its outcome is acknowledged, not only sent.
 
-use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, SHUTDOWN_UPLOAD_MAX};
+use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason, SHUTDOWN_UPLOAD_MAX};
 
 use crate::support::{FAILED, LEASE, One, RELEASE_CLAIM, REPORTED, RETRY, Reclaims, UPLOADED, at};
 
@@ -67,6 +67,6 @@ fn i10_a_late_answer_to_a_reclaim_moves_nothing_once_the_claim_is_over() {
     assert_eq!(trailing.happens(extended), []);
 
     let mut lost = One::executing();
-    lost.happens(ClaimEvent::StatusChecked(Ok(true)));
+    lost.happens(ClaimEvent::StatusChecked(Ok(Some(LossReason::Canceled))));
     assert_eq!(lost.happens(extended), []);
 }

@@ -7,11 +7,11 @@ use journeyman::domain::claim::{
 };
 use journeyman::domain::id::LocalToken;
 use journeyman::domain::outcome::{ExecuteFailure, Outcome};
-use journeyman::domain::worker::{Effect, Event, ExitReason, OnTerminationNotice, WorkerPolicy};
+use journeyman::domain::worker::{Effect, Event, ExitReason, GrantedClaim, OnTerminationNotice, WorkerPolicy};
 
 use crate::support::{
-    Bench, CLAIMS, DRAIN, FAILED, GRACE, LEASE, MARGIN, MESSAGES, One, PREPARED, RELEASE, REPORTED, RETRY, SHUTDOWN,
-    UPLOADED, acts, at, has, policy, polls, secs,
+    Bench, CLAIMS, DRAIN, FAILED, GRACE, LAST_RUN, LEASE, MARGIN, MESSAGES, One, PREPARED, RELEASE, REPORTED, RETRY,
+    SHUTDOWN, UPLOADED, acts, at, has, policy, polls, secs,
 };
 
 fn goes_at(seconds: u64) -> Event {
@@ -104,6 +104,21 @@ fn i22_what_has_not_started_is_handed_back_at_the_notice_and_never_started() {
     let effects = bench.claimed(second, Ok(LEASE));
     assert_eq!(reported(&effects, second), Some(SHUTDOWN), "{effects:?}");
     assert!(!effects.contains(&Effect::Claim(second, ClaimAction::Prepare)));
+}
+
+#[test]
+fn b7_what_has_not_started_and_has_no_retries_starts_within_the_notice() {
+    let mut bench = Bench::claims(2);
+    let grant = GrantedClaim { terms: LAST_RUN, ..bench.grant("T1") };
+    let first = grant.token;
+    bench.brought(vec![grant]);
+    assert!(!killed(&bench.happens(goes_at(120)), first));
+    assert_eq!(bench.tell(first, PREPARED), [Effect::Claim(first, ClaimAction::Execute)]);
+    let grant = GrantedClaim { terms: LAST_RUN, ..bench.grant("T2") };
+    let second = grant.token;
+    assert!(bench.brought(vec![grant]).contains(&Effect::Claim(second, ClaimAction::Prepare)));
+    let effects = bench.pass(secs(120) - MARGIN);
+    assert!(killed(&effects, first) && killed(&effects, second), "until there is no time left: {effects:?}");
 }
 
 #[test]

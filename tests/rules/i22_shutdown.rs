@@ -3,15 +3,16 @@
 use std::time::Duration;
 
 use journeyman::domain::claim::{
-    ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, POLL_WAIT_MAX, REPORT_RESERVE, SHUTDOWN_UPLOAD_MAX,
+    ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, POLL_WAIT_MAX, REPORT_RESERVE, RunTerms,
+    SHUTDOWN_UPLOAD_MAX,
 };
 use journeyman::domain::outcome::Outcome;
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
+use journeyman::domain::worker::{Alert, Effect, Event, ExitReason, GrantedClaim};
 
 use crate::support::{
-    Bench, COMPLETED, DRAIN, FAILED, GRACE, LEASE, LEFT_TO_EXPIRE, One, PREPARED, RELEASE, RELEASE_CLAIM, REPORTED,
-    RETRY, Reclaims, SHUTDOWN, UPLOADED, acts, at, claims, has, policy, polls, run, secs,
+    Bench, COMPLETED, DRAIN, FAILED, GRACE, LAST_RUN, LEASE, LEFT_TO_EXPIRE, One, PREPARED, RELEASE, RELEASE_CLAIM,
+    REPORTED, RETRY, Reclaims, SHUTDOWN, UPLOADED, acts, at, claims, has, policy, polls, run, secs,
 };
 
 fn notice(secs: u64) -> ClaimEvent {
@@ -233,6 +234,51 @@ fn i22_a_long_poll_under_way_is_waited_for_and_what_it_brings_is_handed_back() {
     };
     let effects = bench.tell(claim, REPORTED);
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Drained)));
+}
+
+#[test]
+fn b7_a_claim_without_retries_runs_although_the_worker_drains() {
+    for (retries_left, runs) in [(Some(0), true), (None, true), (Some(1), false)] {
+        let terms = RunTerms { deadline: None, retries_left };
+        // A long poll grants it.
+        let mut bench = Bench::claims(2);
+        bench.happens(DRAIN);
+        let grant = GrantedClaim { terms, ..bench.grant("T") };
+        let claim = grant.token;
+        let effects = bench.brought(vec![grant]);
+        assert_eq!(
+            effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)),
+            runs,
+            "{retries_left:?}: {effects:?}"
+        );
+        assert_eq!(has!(effects, Effect::Alert(Alert::LastRun { .. })), runs, "{effects:?}");
+        if runs {
+            bench.tell(claim, PREPARED);
+            assert_eq!(bench.completes(claim).last(), Some(&Effect::Exit(ExitReason::Drained)));
+        }
+        // The claim of a message was on its way.
+        let mut bench = Bench::messages(1, 1);
+        let (claim, _) = bench.receive("m1", "T");
+        bench.happens(DRAIN);
+        bench.tell(claim, ClaimEvent::Terms(terms));
+        let effects = bench.tell(claim, ClaimEvent::Claimed { sent_at: bench.now, answer: Ok(LEASE) });
+        assert_eq!(
+            effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)),
+            runs,
+            "{retries_left:?}: {effects:?}"
+        );
+    }
+}
+
+#[test]
+fn b7_a_claim_without_retries_is_released_where_there_is_no_time() {
+    for order in [RELEASE, Event::TerminationNotice { deadline: None }] {
+        let mut bench = Bench::claims(2);
+        bench.happens(order.clone());
+        let grant = GrantedClaim { terms: LAST_RUN, ..bench.grant("T") };
+        let effects = bench.brought(vec![grant]);
+        assert!(acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }), "{order:?}: {effects:?}");
+    }
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn i25_the_memory_of_ended_runs_is_bounded() {
     let mut bench = Bench::claims(1);
     for n in 0..=ENDED_RUNS_MAX {
         let (claim, _) = bench.granted(&format!("T{n}"));
-        bench.tell(claim, ClaimEvent::Reclaimed { sent_at: bench.now, answer: Err(Refusal::Gone) });
+        bench.tell(claim, ClaimEvent::Lost);
         bench.tell(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Internal)));
     }
     bench.polled(0, 0, Err(RETRY));

@@ -10,7 +10,7 @@ use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Effect, Event, GrantedClaim, PollResult, RecoveredClaim, RecoveryResult};
 
 use crate::support::{
-    Bench, CLAIMS, DRAIN, LEASE, MESSAGES, RELEASE, REPORTED, RETRY, SHUTDOWN, acts, has, policy, run, secs,
+    Bench, CLAIMS, DRAIN, LAST_RUN, LEASE, MESSAGES, RELEASE, REPORTED, RETRY, SHUTDOWN, acts, has, policy, run, secs,
 };
 
 /// A previous process may have been killed during a poll.
@@ -32,6 +32,25 @@ fn i28_a_claim_found_at_the_start_is_handed_back() {
     assert_eq!(bench.worker.free_slots(), 0, "it holds no slot: both wait in the poll");
     let effects = bench.tell(claim, REPORTED);
     assert!(matches!(effects[..], [Effect::Claim(_, ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN)))]), "{effects:?}");
+}
+
+#[test]
+fn b7_a_claim_of_a_lost_reply_runs_if_a_release_would_end_its_task() {
+    let mut bench = started();
+    let found = GrantedClaim { terms: LAST_RUN, ..bench.grant("T") };
+    let claim = found.token;
+    let effects = bench.recovered(0, Ok(vec![found]));
+    assert!(effects.contains(&Effect::Alert(Alert::LastRun { run: run("T") })), "{effects:?}");
+    assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
+    // Without a free slot it is handed back after all.
+    let mut bench = started();
+    let found: Vec<_> = ["T1", "T2", "T3"].map(|name| GrantedClaim { terms: LAST_RUN, ..bench.grant(name) }).into();
+    let effects = bench.recovered(0, Ok(found));
+    let count = |wanted: fn(&ClaimAction) -> bool| {
+        effects.iter().filter(|effect| matches!(effect, Effect::Claim(_, act) if wanted(act))).count()
+    };
+    assert_eq!(count(|act| *act == ClaimAction::Prepare), 2, "{effects:?}");
+    assert_eq!(count(|act| matches!(act, ClaimAction::Report { outcome: SHUTDOWN, .. })), 1, "{effects:?}");
 }
 
 #[test]

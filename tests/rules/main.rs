@@ -11,6 +11,7 @@ mod any_claim;
 mod any_poll;
 mod any_worker;
 mod arithmetic;
+mod ends_from_outside;
 mod i00_architecture;
 mod i01_no_outcome_after_the_lease;
 mod i02_no_payload_outlives_its_claim;

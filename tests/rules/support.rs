@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{self, ClaimAction, ClaimEvent, ClaimState};
+use journeyman::domain::claim::{self, ClaimAction, ClaimEvent, ClaimState, RunTerms};
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
 use journeyman::domain::jitter::Jitter;
 use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome};
@@ -26,6 +26,10 @@ pub(crate) const FAILED: ClaimEvent = ClaimEvent::Ended(Err(ExecuteFailure::Fail
 pub(crate) const UPLOADED: ClaimEvent = ClaimEvent::Uploaded(claim::UploadStatus::Complete);
 pub(crate) const REPORTED: ClaimEvent = ClaimEvent::Reported(Ok(()));
 pub(crate) const RELEASE_CLAIM: ClaimEvent = ClaimEvent::Release { deadline: None };
+/// Of a task that is run again if it is released.
+pub(crate) const RETRIED: RunTerms = RunTerms { deadline: None, retries_left: Some(5) };
+/// Of a task that ends if it is released.
+pub(crate) const LAST_RUN: RunTerms = RunTerms { deadline: None, retries_left: Some(0) };
 pub(crate) const DRAIN: Event = Event::Drain { deadline: None };
 pub(crate) const RELEASE: Event = Event::Release { deadline: None };
 pub(crate) const LEFT_TO_EXPIRE: ClaimAction =
@@ -53,7 +57,7 @@ pub(crate) fn run(name: &str) -> Run {
 }
 
 pub(crate) fn claim_policy() -> claim::ClaimPolicy {
-    claim::ClaimPolicy { termination_grace: GRACE, status_poll_interval: None }
+    claim::ClaimPolicy { termination_grace: GRACE, status_poll_interval: None, reports_cancellation: false }
 }
 
 pub(crate) fn policy(capacity: u32) -> WorkerPolicy {
@@ -292,7 +296,7 @@ impl Bench {
     }
 
     pub(crate) fn grant(&mut self, name: &str) -> GrantedClaim {
-        GrantedClaim { token: self.token(), run: run(name), length: LEASE }
+        GrantedClaim { token: self.token(), run: run(name), length: LEASE, terms: RETRIED }
     }
 
     /// A poll receives a message about a run; a claim that follows has the same token.
@@ -314,6 +318,9 @@ impl Bench {
     }
 
     pub(crate) fn claimed(&mut self, claim: LocalToken, answer: Result<Duration, Refusal>) -> Vec<Effect> {
+        if answer.is_ok() {
+            assert_eq!(self.tell(claim, ClaimEvent::Terms(RETRIED)), []);
+        }
         self.tell(claim, ClaimEvent::Claimed { sent_at: self.now, answer })
     }
 

@@ -121,6 +121,9 @@ impl World {
             format!("host {host} starts {run} too late: {track:?}")
         });
         self.held("I25", !track.executed, || format!("host {host} starts {run} again"));
+        self.held("I25", !self.hosts[host].ever_executed.contains(&run), || {
+            format!("host {host} starts {run} in a second process")
+        });
         self.held("I6", !self.hosts[host].executed.contains(&run), || {
             format!("host {host} starts {run} a second time")
         });
@@ -191,6 +194,8 @@ impl World {
             ClaimEnd::Unconfirmed { .. } => {
                 self.held("I9", unanswered, || format!("never reported, or answered: {track:?}"))
             }
+            // The queue has said that the report did not count.
+            ClaimEnd::Lost(LossReason::Canceled | LossReason::DeadlineExceeded) => {}
             ClaimEnd::Lost(_) => {
                 self.held("I9", track.reports == 0, || format!("reported, and said to be lost: {track:?}"))
             }
@@ -202,6 +207,10 @@ impl World {
             }
             ClaimEnd::Lost(LossReason::Canceled) | ClaimEnd::Unconfirmed { loss: LossReason::Canceled, .. } => {
                 self.held("I5", track.told_canceled, || format!("host {host} gives up without being told: {track:?}"));
+            }
+            ClaimEnd::Lost(LossReason::DeadlineExceeded)
+            | ClaimEnd::Unconfirmed { loss: LossReason::DeadlineExceeded, .. } => {
+                self.held("I5", false, || format!("no task here has a deadline: {track:?}"));
             }
             ClaimEnd::Lost(LossReason::LeaseExpired | LossReason::GrantedTooLate)
             | ClaimEnd::Unconfirmed { loss: LossReason::LeaseExpired | LossReason::GrantedTooLate, .. } => {
@@ -238,6 +247,10 @@ impl World {
             }
             Alert::DeleteFailed { .. } => self.hosts[host].delete_alerts += 1,
             Alert::LateGrant { .. } => {}
+            Alert::LastRun { run } => {
+                let retries = self.queue.retries_left(run);
+                self.held("I22", retries == 0, || format!("host {host} runs {run}, which has {retries} retries"));
+            }
             Alert::RecoveredClaim { run } => {
                 let track = self.hosts[host].claims.values_mut().find(|track| track.run == *run);
                 let known = track.map(|track| track.unasked = true);
@@ -353,7 +366,9 @@ impl World {
         let began = self.hosts[host].began;
         for one in brought {
             if let Some(track) = self.hosts[host].claims.get_mut(&one.token) {
-                track.recovered = self.queue.claimed[&track.run] < began;
+                // A last run is run, since a release would end its task.
+                let last = self.queue.retries_left(&track.run) == 0;
+                track.recovered = !last && self.queue.claimed[&track.run] < began;
             }
         }
         self.note_grants(host, brought);

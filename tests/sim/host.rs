@@ -152,6 +152,7 @@ impl Host {
             poll_interval: Duration::from_millis(rng.between(lease_ms / 20, lease_ms / 4)),
             claim: claim::ClaimPolicy {
                 termination_grace: Duration::from_millis(rng.between(0, 20_000)),
+                reports_cancellation: true,
                 status_poll_interval: rng.chance(40).then(|| Duration::from_millis(lease_ms / 5)),
             },
             dequeue_alert: DEQUEUE_ALERT,

@@ -88,6 +88,10 @@ impl Queue {
         self.tasks.values().filter(open).count()
     }
 
+    pub fn retries_left(&self, run: &Run) -> u32 {
+        self.tasks[&run.task].retries
+    }
+
     fn set(&mut self, run: &Run, state: State) {
         self.tasks.get_mut(&run.task).expect("the task exists").runs[run.run as usize] = state;
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use journeyman::domain::claim::{CancelCommand, ClaimAction, ClaimEvent, UploadStatus};
+use journeyman::domain::claim::{CancelCommand, ClaimAction, ClaimEvent, LossReason, RunTerms, UploadStatus};
 use journeyman::domain::host_health::ProbeResult;
 use journeyman::domain::id::{LocalToken, PriorityQueue, Run, SourceId, TaskId};
 use journeyman::domain::journal::{self, ClaimRecord, EntryId, JournalRecord};
@@ -18,7 +18,7 @@ use journeyman::domain::worker::{
 
 use crate::faults::{ALL, Fault, FaultTotals};
 use crate::host::{CLAIMANT, Host, Received, Stop, Track};
-use crate::queue::{Queue, State};
+use crate::queue::{How, Queue, State};
 use crate::rng::Rng;
 
 const CALL_TIMEOUT: u64 = 30_000;
@@ -52,7 +52,8 @@ pub enum Answer {
     Partly(Vec<(Run, Duration)>),
     Length(Duration),
     Done,
-    Canceled(bool),
+    /// Why the run is not the host's.
+    Lost(Option<LossReason>),
 }
 
 impl Answer {
@@ -864,10 +865,11 @@ impl World {
             Call::Report { run, outcome, .. } => {
                 self.queue.report(host, &run, outcome, self.now).map(|()| Answer::Done).map_err(|()| Refusal::Gone)
             }
-            Call::Check { run, .. } => {
-                let ours = matches!(self.queue.state(&run), Some(State::Running { host: owner, .. }) if owner == host);
-                Ok(Answer::Canceled(!ours))
-            }
+            Call::Check { run, .. } => Ok(Answer::Lost(match self.queue.state(&run) {
+                Some(State::Running { host: owner, .. }) if owner == host => None,
+                Some(State::Done { how: How::Canceled, .. }) => Some(LossReason::Canceled),
+                _ => Some(LossReason::Revoked),
+            })),
         };
         self.watch_expiries(&request, &answer);
         self.send_back(request, answer);
@@ -1032,8 +1034,12 @@ impl World {
                 self.check_recovered(host, &answer);
                 Event::Recovered { source: SourceId(0), sent_at, answer }
             }
-            Call::Claim { claim, .. } => {
+            Call::Claim { claim, run } => {
                 let answer = answer.map(|answer| answer.expect_length());
+                if answer.is_ok() {
+                    let terms = self.terms(&run);
+                    self.tell(host, Event::Claim(claim, ClaimEvent::Terms(terms)));
+                }
                 self.check_claimed(host, claim, sent_at, answer);
                 Event::Claim(claim, ClaimEvent::Claimed { sent_at, answer })
             }
@@ -1060,9 +1066,10 @@ impl World {
                 Event::Claim(claim, ClaimEvent::Reported(answer))
             }
             Call::Check { claim, .. } => {
-                let answer = answer.map(|answer| matches!(answer, Answer::Canceled(true)));
+                let answer = answer.map(|answer| if let Answer::Lost(loss) = answer { loss } else { None });
                 if let Some(track) = self.hosts[host].claims.get_mut(&claim) {
-                    track.told_canceled |= answer == Ok(true);
+                    track.told_canceled |= answer == Ok(Some(LossReason::Canceled));
+                    track.told_gone |= answer == Ok(Some(LossReason::Revoked));
                 }
                 Event::Claim(claim, ClaimEvent::StatusChecked(answer))
             }
@@ -1102,14 +1109,19 @@ impl World {
                     let mut track = Track::new(run.clone());
                     track.granted_calm = self.sent_in_calm(host, self.sent_at);
                     self.hosts[host].claims.insert(token, track);
-                    polled.claims.push(GrantedClaim { token, run, length });
+                    let terms = self.terms(&run);
+                    polled.claims.push(GrantedClaim { token, run, length, terms });
                 }
             }
-            Answer::Opened | Answer::Partly(_) | Answer::Length(_) | Answer::Done | Answer::Canceled(_) => {
+            Answer::Opened | Answer::Partly(_) | Answer::Length(_) | Answer::Done | Answer::Lost(_) => {
                 unreachable!("no polls")
             }
         }
         polled
+    }
+
+    fn terms(&self, run: &Run) -> RunTerms {
+        RunTerms { deadline: None, retries_left: Some(self.queue.retries_left(run)) }
     }
 
     /// What was sent in the very moment in which the calm began may have met a fault before.

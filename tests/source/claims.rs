@@ -6,7 +6,7 @@ use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::host::clock::Clock;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
-use journeyman::source::{CallError, MessageQueue as _, Recovery as _, RecoveryBatch};
+use journeyman::source::{CallError, LossReason, MessageQueue as _, Recovery as _, RecoveryBatch};
 use serde_json::json;
 
 use crate::gremlin::{Act, Asked, Gremlin, answer_with, date, json as say};
@@ -225,24 +225,34 @@ async fn a_claim_with_an_unreadable_payload_is_granted_with_the_reason() {
         let batch = polled(tasks(claim("T", 0))).await.expect("it is answered");
         assert!(batch.messages.is_empty());
         let grant = batch.grants.into_iter().next().expect("a claim");
-        assert_eq!((grant.run.clone(), &grant.task["expires"]), (run("T", 0), &json!("2030-01-01T00:00:00.000Z")));
+        assert_eq!(
+            (grant.run.clone(), &grant.task.json()["expires"]),
+            (run("T", 0), &json!("2030-01-01T00:00:00.000Z"))
+        );
         let why = grant.payload_error.expect("it says why");
-        assert!(grant.task.get("payload").is_none() && !why.contains("CANARY"), "{why}");
+        assert!(grant.task.json().get("payload").is_none() && !why.contains("CANARY"), "{why}");
     }
 }
 
 #[tokio::test]
-async fn a_run_that_this_worker_does_not_run_is_canceled() {
-    let seen = |state: &str, id: &str| json!({ "runId": 0, "state": state, "workerGroup": "wg", "workerId": id });
-    let expected = [(seen("running", "w1"), false), (seen("running", "w2"), true), (seen("exception", "w1"), true)];
-    for (run, canceled) in expected {
+async fn b9_the_status_of_a_run_tells_why_this_worker_has_lost_it() {
+    let seen = |state: &str, id: &str, reason: Option<&str>| json!({ "runId": 0, "state": state, "workerGroup": "wg", "workerId": id, "reasonResolved": reason });
+    let expected = [
+        (seen("running", "w1", None), None),
+        (seen("running", "w2", None), Some(LossReason::Revoked)),
+        (seen("exception", "w1", Some("claim-expired")), Some(LossReason::Revoked)),
+        (seen("exception", "w1", Some("canceled")), Some(LossReason::Canceled)),
+        (seen("exception", "w1", Some("deadline-exceeded")), Some(LossReason::DeadlineExceeded)),
+        (seen("completed", "w1", Some("completed")), Some(LossReason::Revoked)),
+    ];
+    for (run, loss) in expected {
         let status = json!({ "status": { "taskId": "T", "runs": [run] } });
         let (gremlin, claim) = claimed(|_| vec![say(200, &status)]).await;
-        assert_eq!(claim.is_canceled().await.expect("it is answered"), canceled);
+        assert_eq!(claim.lost_reason().await.expect("it is answered"), loss);
         assert_eq!(gremlin.asked()[1].line, "GET /api/queue/v1/task/T/status HTTP/1.1");
     }
     let (_gremlin, claim) = claimed(|_| vec![error(404, "ResourceNotFound")]).await;
-    assert_eq!(discreet(claim.is_canceled().await).refusal, Refusal::Gone);
+    assert_eq!(discreet(claim.lost_reason().await).refusal, Refusal::Gone);
 }
 
 async fn recovered(script: Vec<Act>, newer_than: Duration) -> (Gremlin, Result<RecoveryBatch, CallError>) {
@@ -302,7 +312,7 @@ async fn claims_with_a_lost_response_are_found_on_all_pages_and_taken_over() {
     let (gremlin, found) = recovered(script, Duration::MAX).await;
     let grants = found.expect("it is answered").grants;
     assert_eq!(grants.len(), 1);
-    assert_eq!((&grants[0].run, &grants[0].task["payload"]), (&run("O", 0), &json!("of O")));
+    assert_eq!((&grants[0].run, &grants[0].task.json()["payload"]), (&run("O", 0), &json!("of O")));
     let asked = gremlin.asked();
     let base = "/api/queue/v1/task-queues/prov%2Fwt/claimed?limit=100";
     assert_eq!(asked[0].line, format!("GET {base} HTTP/1.1"));

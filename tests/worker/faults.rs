@@ -11,8 +11,8 @@ use journeyman::domain::time::Instant;
 use journeyman::host::clock::Clock;
 use journeyman::source::memory::{Config, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use journeyman::source::{
-    Artifact, CallError, Capabilities, Claim, Grant, Message, MessageQueue, OpenResult, PollBatch, Recovery,
-    RecoveryBatch, Source, SourceFuture,
+    Artifact, CallError, Capabilities, Claim, Grant, LossReason, Message, MessageQueue, OpenResult, PollBatch,
+    Recovery, RecoveryBatch, Source, SourceFuture,
 };
 use journeyman::worker::{ExitReason, Worker, WorkerConfig};
 use parking_lot::Mutex;
@@ -193,8 +193,8 @@ impl Claim for MoodyClaim {
         }
         unless_moody(&self.mood, self.inner.upload(artifact))
     }
-    fn is_canceled(&self) -> SourceFuture<'_, bool> {
-        unless_moody(&self.mood, self.inner.is_canceled())
+    fn lost_reason(&self) -> SourceFuture<'_, Option<LossReason>> {
+        unless_moody(&self.mood, self.inner.lost_reason())
     }
 }
 

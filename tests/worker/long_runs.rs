@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use journeyman::domain::id::TaskId;
 use journeyman::host::clock::Clock;
 use journeyman::source::memory::{Config, MemoryQueue};
 use journeyman::worker::{ExitReason, Worker};
@@ -50,4 +51,22 @@ async fn b1_a_task_claimed_late_in_a_long_poll_runs_where_a_poll_may_outlast_a_c
     };
     let task = runs(worker, ExitReason::Drained, watch).await;
     assert_eq!(queue.states(&task), [COMPLETED], "no run was lost");
+}
+
+#[tokio::test(start_paused = true)]
+async fn b7_a_task_without_retries_that_a_poll_claims_during_a_drain_runs() {
+    let (folder, (queue, clock)) = (tempfile::tempdir().expect("a folder"), memory_queue(STYLES[0]));
+    let (sender, mut told) = mpsc::channel(8);
+    let worker = Worker::new(settings(folder.path(), clock), vec![binding(queue.source("worker"), sender)]);
+    let control = worker.control();
+    let watch = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        control.drain().await;
+        let task = TaskId::parse("last").expect("a task id");
+        queue.create(task.clone(), json!({"retries": 0, "payload": {"do": "complete"}})).expect("created");
+        assert!(matches!(told.recv().await, Some(Told::Started(_))));
+        task
+    };
+    let task = runs(worker, ExitReason::Drained, watch).await;
+    assert_eq!(queue.states(&task), [COMPLETED]);
 }

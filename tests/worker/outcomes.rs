@@ -97,7 +97,52 @@ async fn a_canceled_task_stops_within_a_check_and_nothing_is_reported() {
     let order = runs(worker, ExitReason::Drained, watch).await;
     assert_eq!(order, Some(Told::Canceled(format!("{task}/0"), CancelCause::ClaimLost)));
     assert_eq!(service.states(&task).await, ["canceled"]);
-    assert_eq!((counts.counts().sources.outcomes.superseded, counts.counts().sources.outcomes.lost), (1, 0));
+    let outcomes = counts.counts().sources.outcomes;
+    assert_eq!((outcomes.canceled, outcomes.superseded, outcomes.lost), (1, 0, 0));
+}
+
+#[tokio::test]
+async fn b14_the_log_of_a_canceled_task_is_stored_whether_a_reclaim_or_the_status_poll_saw_the_cancel() {
+    for status_poll_interval in [None, Some(Duration::from_millis(50))] {
+        let service = Service::start(Dialect::ClaimWork, Duration::from_secs(3)).await;
+        let task = service.create("canceled", json!({"do": "wait"})).await;
+        let (worker, mut told) =
+            service.worker("worker", |settings| settings.status_poll_interval = status_poll_interval);
+        let control = worker.control();
+        let counts = control.clone();
+        let watch = async {
+            assert!(matches!(told.recv().await, Some(Told::Started(_))));
+            service.api().cancel_task(&task).await.expect("canceled");
+            assert!(matches!(told.recv().await, Some(Told::Canceled(_, CancelCause::ClaimLost))));
+            control.drain().await;
+        };
+        runs(worker, ExitReason::Drained, watch).await;
+        let log = service.text(&task, 0, "public/logs/live_backing.log").await;
+        assert!(log.contains("the task was canceled"), "{status_poll_interval:?}: {log}");
+        let outcomes = counts.counts().sources.outcomes;
+        assert_eq!((outcomes.canceled, outcomes.superseded, outcomes.lost), (1, 0, 0), "{status_poll_interval:?}");
+    }
+}
+
+#[tokio::test]
+async fn b6_the_payload_of_a_task_ends_at_its_deadline() {
+    let service = Service::start(Dialect::ClaimWork, LONG).await;
+    let task = service.create_until("deadline", json!({"do": "wait"}), jiff::SignedDuration::from_secs(2)).await;
+    let (worker, mut told) = service.worker("worker", |_| {});
+    let control = worker.control();
+    let counts = control.clone();
+    let watch = async {
+        assert!(matches!(told.recv().await, Some(Told::Started(_))));
+        assert!(matches!(told.recv().await, Some(Told::Canceled(_, CancelCause::ClaimLost))));
+        control.drain().await;
+    };
+    runs(worker, ExitReason::Drained, watch).await;
+    service.queue.tick().await;
+    assert_eq!(service.states(&task).await, ["deadline-exceeded"], "the queue resolves it");
+    let log = service.text(&task, 0, "public/logs/live_backing.log").await;
+    assert!(log.contains("the task's deadline has passed"), "{log}");
+    let outcomes = counts.counts().sources.outcomes;
+    assert_eq!((outcomes.deadline_exceeded, outcomes.lost), (1, 0));
 }
 
 #[tokio::test]

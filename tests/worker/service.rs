@@ -47,11 +47,16 @@ impl Service {
     }
 
     pub async fn create(&self, name: &str, payload: Value) -> TaskId {
+        self.create_until(name, payload, SignedDuration::from_hours(1)).await
+    }
+
+    /// With its deadline after this time.
+    pub async fn create_until(&self, name: &str, payload: Value, deadline: SignedDuration) -> TaskId {
         // A slugid whose first eight characters are the name.
         let id = format!("{name:A<8.8}QACAAAAAAAAAAA");
         let task = TaskId::parse(&id).expect("a task id");
         let now = Timestamp::now();
-        let later = now.saturating_add(SignedDuration::from_hours(1)).expect("a time");
+        let later = now.saturating_add(deadline).expect("a time");
         let definition = json!({
             "taskQueueId": TASK_QUEUE, "created": now.to_string(), "deadline": later.to_string(),
             "payload": payload, "metadata": {"name": name, "description": "d", "owner": "o@example.com", "source": "https://example.com"},

@@ -1,5 +1,6 @@
 //! `journeyman controller status`: prints the status of a controller.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use crate::cli::control::{StatusArgs, print_repeatedly};
@@ -167,6 +168,8 @@ fn group_reasons(group: &GroupStatus) -> String {
         why.push(format!("{fails}workers failed in a row: {}{pause}", group.consecutive_failures));
         why.extend(group.last_exit.iter().map(|exit| format!("last failure {}", error_text(exit))));
     }
+    let details = group.worker_list.iter().filter_map(|worker| worker.detail.as_deref()).map(strip_control_chars);
+    why.extend(details.collect::<BTreeSet<_>>());
     if let Some(waits) = &group.waiting_for {
         let left = group.waiting_seconds.map_or_else(String::new, |left| format!(" in {}", format_seconds(left)));
         why.push(format!("{waits}{left}"));

@@ -113,7 +113,7 @@ impl DockerDriver {
             State::STOPPING => WorkerState::Stopping,
             State::RUNNING | State::PAUSED | State::RESTARTING | State::EMPTY => WorkerState::Running,
         };
-        Ok(Some(ListedWorker { id: id.to_owned(), key, state: standing }))
+        Ok(Some(ListedWorker { id: id.to_owned(), key, state: standing, detail: None }))
     }
 }
 

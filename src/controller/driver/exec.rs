@@ -38,7 +38,7 @@ impl ExecDriver {
                 None if stopping => WorkerState::Stopping,
                 None => WorkerState::Running,
             };
-            Ok((pool == self.pool).then_some(ListedWorker { id, key, state: standing }))
+            Ok((pool == self.pool).then_some(ListedWorker { id, key, state: standing, detail: None }))
         });
         read.filter_map(Result::transpose).collect()
     }

@@ -3,6 +3,7 @@
 
 mod docker;
 mod exec;
+#[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod reconciler;
 mod run_program;
@@ -10,7 +11,7 @@ mod subprocess;
 mod systemd;
 mod worker_logs;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::io;
 use std::path::PathBuf;
@@ -34,6 +35,7 @@ use crate::limits::{
 
 use docker::DockerDriver;
 use exec::ExecDriver;
+#[cfg(feature = "kubernetes")]
 use kubernetes::KubernetesDriver;
 pub(super) use reconciler::KnownWorker;
 use reconciler::Reconciler;
@@ -52,6 +54,8 @@ pub(super) struct ListedWorker {
     pub(super) id: String,
     pub(super) key: Key,
     pub(super) state: WorkerState,
+    /// What it waits for.
+    pub(super) detail: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,23 +124,37 @@ trait Driver: Send + Sync + 'static {
 
     /// Succeeds for a worker that does not exist.
     fn stop(&self, id: String, key: Key, mode: StopMode) -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    /// Brings what the platform starts workers of this key from up to date with the configuration.
+    fn update(&self, _spec: WorkerSpec) -> impl Future<Output = Result<(), DriverError>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Waits for a hint that the list has changed. Cancel safe.
+    fn changed(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
 }
 
 enum DriverCall {
     List,
     Start(WorkerSpec),
     Stop(String, Key, StopMode),
+    Update(WorkerSpec),
 }
 
 enum DriverCallResult {
     Listed(Result<Vec<ListedWorker>, DriverError>),
     Started { id: String, result: Result<(), StartError> },
     Stopped { id: String, mode: StopMode, result: Result<(), DriverError> },
+    Updated { spec: WorkerSpec, result: Result<(), DriverError> },
 }
 
 /// A [`Driver`] of any kind.
 trait AnyDriver: Send + Sync {
     fn call(self: Arc<Self>, call: DriverCall) -> BoxFuture<'static, DriverCallResult>;
+
+    fn changed(&self) -> BoxFuture<'_, ()>;
 }
 
 impl<D: Driver> AnyDriver for D {
@@ -152,8 +170,16 @@ impl<D: Driver> AnyDriver for D {
                     let result = with_timeout(self.stop(id.clone(), key, mode)).await;
                     DriverCallResult::Stopped { id, mode, result }
                 }
+                DriverCall::Update(spec) => {
+                    let result = with_timeout(self.update(spec.clone())).await;
+                    DriverCallResult::Updated { spec, result }
+                }
             }
         })
+    }
+
+    fn changed(&self) -> BoxFuture<'_, ()> {
+        Box::pin(Driver::changed(self))
     }
 }
 
@@ -209,6 +235,10 @@ struct ActiveDriver {
     /// Calls in progress; aborted on drop.
     calls: JoinSet<DriverCallResult>,
     starts: VecDeque<WorkerSpec>,
+    updated_keys: BTreeSet<Key>,
+    updates: Vec<WorkerSpec>,
+    /// A failed update is repeated after the next list.
+    is_update_due: bool,
     list_ticks: Interval,
     /// When the list in progress began.
     listing_since: Option<Instant>,
@@ -236,6 +266,14 @@ impl DriverHandle {
                 let config = pool.docker.clone().ok_or_else(no_table)?;
                 Arc::new(DockerDriver::new(config, pool.command.clone(), name.to_owned()))
             }
+            #[cfg(not(feature = "kubernetes"))]
+            PoolDriver::Kubernetes => {
+                let text = "was built without the feature `kubernetes`; build it with it, or choose another `driver`";
+                return Err(io::Error::other(format!(
+                    "[pool.{name}] has the driver `kubernetes`, but this journeyman {text}"
+                )));
+            }
+            #[cfg(feature = "kubernetes")]
             PoolDriver::Kubernetes => {
                 let cluster = pool.kubernetes.clone().ok_or_else(no_table)?;
                 let driver = KubernetesDriver::new(name.to_owned(), pool.clone(), cluster);
@@ -265,6 +303,9 @@ impl DriverHandle {
         self.active = Some(ActiveDriver {
             calls: JoinSet::new(),
             starts: VecDeque::new(),
+            updated_keys: BTreeSet::new(),
+            updates: Vec::new(),
+            is_update_due: false,
             list_ticks,
             listing_since: None,
             slow_at: None,
@@ -286,6 +327,14 @@ impl DriverHandle {
         }
     }
 
+    /// Once for each key of an activation.
+    pub(super) fn update(&mut self, spec: WorkerSpec) {
+        let Some(active) = self.active.as_mut() else { return };
+        if active.updated_keys.insert(spec.key.clone()) {
+            active.updates.push(spec);
+        }
+    }
+
     /// False if the driver is not active, or there is no such worker.
     pub(super) fn stop(&mut self, id: &str) -> bool {
         let is_stopped = self.active.is_some() && self.reconciler.workers().any(|(known, _)| known == id);
@@ -303,6 +352,7 @@ impl DriverHandle {
             let Some(active) = &mut self.active else { return std::future::pending().await };
             tokio::select! {
                 biased;
+                () = self.driver.changed() => active.list_ticks.reset_immediately(),
                 Some(done) = active.calls.join_next() => {
                     // A panic in a driver is a bug: the controller dies with it.
                     let done = done.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
@@ -334,6 +384,10 @@ impl DriverHandle {
                 DriverCall::Stop(id, key, mode)
             } else if let Some(spec) = active.starts.pop_front() {
                 DriverCall::Start(spec)
+            } else if active.is_update_due
+                && let Some(spec) = active.updates.pop()
+            {
+                DriverCall::Update(spec)
             } else {
                 break;
             };
@@ -348,6 +402,7 @@ impl DriverHandle {
                 let since = active.listing_since.take();
                 active.last_list_duration = since.map_or(Duration::ZERO, |at| self.clock.now().since(at));
                 active.slow_at = None;
+                active.is_update_due = found.is_ok();
                 let changes = found.and_then(|found| {
                     let changes = self.reconciler.on_listed(found, &self.store.stop_requests()?, self.clock.now());
                     for id in self.store.stop_requests()?.iter().filter(|id| self.reconciler.worker(id).is_none()) {
@@ -364,6 +419,14 @@ impl DriverHandle {
             DriverCallResult::Started { id, result: Err(error) } => {
                 self.reconciler.on_start_failed(&id);
                 Some(DriverEvent::StartFailed { id, error })
+            }
+            DriverCallResult::Updated { spec, result } => {
+                if let Err(DriverError(why)) = result {
+                    tracing::warn!(key = %spec.key, "cannot update the configuration of the workers, retrying: {why}");
+                    active.updates.push(spec);
+                    active.is_update_due = false;
+                }
+                None
             }
             DriverCallResult::Stopped { id, mode, result } => {
                 let is_new = self.reconciler.on_stopped(&id, mode, result.is_ok(), self.clock.now());

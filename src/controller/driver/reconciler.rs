@@ -25,6 +25,8 @@ pub(in crate::controller) struct KnownWorker {
     pub(in crate::controller) ready_at: Option<Instant>,
     pub(in crate::controller) busy_since: Option<Instant>,
     pub(in crate::controller) last_report_at: Option<Instant>,
+    /// What it waits for, as last listed.
+    pub(in crate::controller) detail: Option<String>,
     /// Of the previous activation, and not listed since.
     is_previous: bool,
     /// The first list that has to show it; `None` while its start call runs.
@@ -48,6 +50,7 @@ impl KnownWorker {
             ready_at: None,
             busy_since: None,
             last_report_at: None,
+            detail: None,
             is_previous: false,
             listed_from,
             is_pending,
@@ -202,7 +205,7 @@ impl Reconciler {
         let is_by_platform = self.id_source == WorkerIdSource::Platform;
         let is_first_list = std::mem::replace(&mut self.is_first_list, false);
         let (mut changes, mut shown) = (Vec::new(), BTreeSet::new());
-        for ListedWorker { id, key, state } in found {
+        for ListedWorker { id, key, state, detail } in found {
             shown.insert(id.clone());
             let is_requested = stop_requests.contains(&id);
             let known = self.workers.get_mut(&id);
@@ -242,6 +245,7 @@ impl Reconciler {
                 }
             }
             let Some(worker) = self.workers.get_mut(&id) else { continue };
+            worker.detail = detail;
             // A worker of a previous controller reports `ready` again only after a request; a platform knows when a
             // worker is ready.
             if is_found_ready && !is_pending {
@@ -298,7 +302,7 @@ mod tests {
     }
 
     fn there(id: &str) -> ListedWorker {
-        ListedWorker { id: id.to_owned(), key: key(), state: WorkerState::Running }
+        ListedWorker { id: id.to_owned(), key: key(), state: WorkerState::Running, detail: None }
     }
 
     fn ended(id: &str, how: &str) -> ListedWorker {

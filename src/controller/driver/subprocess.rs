@@ -72,7 +72,7 @@ impl SubprocessDriver {
                 }
             };
             self.logs.truncate(&record.id);
-            listed.push(ListedWorker { id: record.id, key, state });
+            listed.push(ListedWorker { id: record.id, key, state, detail: None });
         }
         Ok(listed)
     }

@@ -139,13 +139,13 @@ impl Driver for SystemdDriver {
                 "deactivating" => WorkerState::Stopping,
                 _ => WorkerState::Running,
             };
-            found.push(ListedWorker { id: record.id, key, state });
+            found.push(ListedWorker { id: record.id, key, state, detail: None });
         }
         for (instance, (record, key)) in records {
             // systemd unloads a unit that exited with success.
             let log = Some(format!("`journalctl --unit {}`", self.unit_name(&instance)));
             let exit = WorkerExit { reason: "exited with success".to_owned(), log, ..WorkerExit::default() };
-            found.push(ListedWorker { id: record.id, key, state: WorkerState::Exited(exit) });
+            found.push(ListedWorker { id: record.id, key, state: WorkerState::Exited(exit), detail: None });
         }
         Ok(found)
     }

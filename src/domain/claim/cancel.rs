@@ -29,7 +29,7 @@ impl ClaimState {
                 CancelResult::Reporting(command.override_outcome(outcome))
             }
             Stage::Reporting { outcome, .. } => CancelResult::AlreadyReported(outcome),
-            Stage::UploadingAfterReport | Stage::Closed => {
+            Stage::Explaining { .. } | Stage::UploadingAfterReport | Stage::Closed => {
                 let lost = CancelResult::Lost(self.loss.unwrap_or(LossReason::ShutdownDeadline));
                 self.reported_outcome.map_or(lost, CancelResult::AlreadyReported)
             }

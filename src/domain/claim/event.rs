@@ -10,10 +10,12 @@ use crate::domain::time::Instant;
 /// Why a claim ended without a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LossReason {
-    /// The queue says that it is not ours, or no longer exists.
+    /// The queue says that it is not ours, is resolved, or no longer exists.
     Revoked,
-    /// The run was resolved elsewhere.
+    /// The task was canceled.
     Canceled,
+    /// The task's deadline has passed. The queue resolves the run.
+    DeadlineExceeded,
     /// No reclaim succeeded in time.
     LeaseExpired,
     /// The grant arrived too late to be used.
@@ -137,7 +139,7 @@ pub enum ClaimAction {
     Reclaim {
         timeout: Duration,
     },
-    /// Ask whether the run was resolved elsewhere.
+    /// Ask whether, and why, the run is no longer ours.
     CheckStatus,
     /// Tell the handler, and uploads, the new lease.
     UpdateLease {
@@ -154,8 +156,26 @@ impl ClaimAction {
     }
 }
 
+/// What the queue says of a run when it grants it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct RunTerms {
+    /// When the queue resolves the task as `deadline-exceeded`.
+    pub deadline: Option<Instant>,
+    /// How often the task is run again if this run is released; `None` is unknown.
+    pub retries_left: Option<u32>,
+}
+
+impl RunTerms {
+    /// Whether a release may end the task unrun.
+    pub fn is_last_run(self) -> bool {
+        self.retries_left.unwrap_or(0) == 0
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimEvent {
+    /// Precedes [`ClaimEvent::Claimed`] of a grant.
+    Terms(RunTerms),
     /// The claim request was answered; `sent_at` is from before it was sent.
     Claimed {
         sent_at: Instant,
@@ -171,8 +191,8 @@ pub enum ClaimEvent {
         sent_at: Instant,
         answer: Result<Duration, Refusal>,
     },
-    /// Whether the run was resolved elsewhere.
-    StatusChecked(Result<bool, Refusal>),
+    /// Why the run is no longer this worker's; `None` while it is.
+    StatusChecked(Result<Option<LossReason>, Refusal>),
     /// The source reports that the claim is no longer ours.
     Lost,
     /// The worker stops, at the latest by `deadline`.

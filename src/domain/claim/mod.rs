@@ -18,7 +18,9 @@ use super::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure, V
 use super::refusal::Refusal;
 use super::time::Instant;
 
-pub use event::{CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, UploadStatus};
+pub use event::{
+    CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, RunTerms, UploadStatus,
+};
 
 /// Claim requests without a definite answer. The message stays invisible for minutes; these take half a minute.
 pub const CLAIM_ATTEMPTS_MAX: u32 = 6;
@@ -36,6 +38,8 @@ pub const POLL_WAIT_MAX: Duration = Duration::from_secs(25);
 pub const UPLOAD_AFTER_REPORT_MAX: Duration = Duration::from_secs(60);
 /// For log and artifacts before the report, and again after it, once the worker stops without a known deadline.
 pub const SHUTDOWN_UPLOAD_MAX: Duration = Duration::from_secs(15);
+/// For the status of a lost claim, which tells a canceled task from one that another worker has.
+pub const LOSS_CHECK_MAX: Duration = Duration::from_secs(5);
 /// Reserved before a termination deadline for the reports.
 pub const REPORT_RESERVE: Duration = Duration::from_secs(3);
 
@@ -48,16 +52,35 @@ pub struct ClaimPolicy {
     pub termination_grace: Duration,
     /// How often to ask whether the run was resolved elsewhere; `None` is never.
     pub status_poll_interval: Option<Duration>,
+    /// Whether the queue can tell why a claim is lost.
+    pub reports_cancellation: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Stage {
-    Requested { retry_at: Option<Instant> },
+    Requested {
+        retry_at: Option<Instant>,
+    },
     Preparing,
     Executing,
-    Stopping { after: AfterStop },
-    Uploading { outcome: Outcome, deadline: Option<Instant> },
-    Reporting { outcome: Outcome, retry_at: Option<Instant>, upload: UploadStage },
+    Stopping {
+        after: AfterStop,
+    },
+    Uploading {
+        outcome: Outcome,
+        deadline: Option<Instant>,
+    },
+    Reporting {
+        outcome: Outcome,
+        retry_at: Option<Instant>,
+        upload: UploadStage,
+    },
+    /// The payload has ended and the claim is over; a status check tells why.
+    Explaining {
+        end: ClaimEnd,
+        upload: UploadStage,
+    },
+    /// Or after the task was canceled or its deadline has passed.
     UploadingAfterReport,
     Closed,
 }
@@ -89,16 +112,24 @@ enum ReclaimSchedule {
     InFlight,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum StatusSchedule {
+    Never,
+    Due(Instant),
+    InFlight,
+}
+
 /// Equal values behave the same from here on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClaimState {
     policy: ClaimPolicy,
+    terms: Option<RunTerms>,
     stage: Stage,
     lease: Option<Lease>,
     reclaim: ReclaimSchedule,
     reclaim_retry: Backoff,
     retry: Backoff,
-    status_check_at: Option<Instant>,
+    status_check: StatusSchedule,
     loss: Option<LossReason>,
     release: Option<Option<Instant>>,
     command: Option<CancelCommand>,
@@ -122,12 +153,13 @@ impl ClaimState {
     pub const fn from_grant(policy: ClaimPolicy) -> Self {
         Self {
             policy,
+            terms: None,
             stage: Stage::Requested { retry_at: None },
             lease: None,
             reclaim: ReclaimSchedule::InFlight,
             reclaim_retry: Backoff::NEW,
             retry: Backoff::NEW,
-            status_check_at: None,
+            status_check: StatusSchedule::Never,
             loss: None,
             release: None,
             command: None,
@@ -159,8 +191,22 @@ impl ClaimState {
         !matches!(self.stage, Stage::Requested { .. } | Stage::Preparing)
     }
 
+    pub fn is_last_run(&self) -> bool {
+        self.terms.is_some_and(RunTerms::is_last_run)
+    }
+
+    /// Forgets a release that came before the grant.
+    pub(super) const fn forget_release(&mut self) {
+        self.release = None;
+    }
+
     pub const fn is_closed(&self) -> bool {
         matches!(self.stage, Stage::Closed)
+    }
+
+    /// Why the claim is lost.
+    pub const fn loss(&self) -> Option<LossReason> {
+        self.loss
     }
 
     pub const fn lease(&self) -> Option<Lease> {
@@ -179,6 +225,8 @@ impl ClaimState {
             Stage::Stopping { .. } => "stopping",
             Stage::Uploading { .. } => "uploading",
             Stage::Reporting { .. } => "reporting",
+            Stage::Explaining { .. } => "closing",
+            Stage::UploadingAfterReport if self.loss.is_some() => "uploading",
             Stage::UploadingAfterReport => "uploading-after-report",
             Stage::Closed => "closed",
         }
@@ -190,6 +238,7 @@ impl ClaimState {
             return;
         }
         match event {
+            ClaimEvent::Terms(terms) => self.terms = Some(terms),
             ClaimEvent::Claimed { sent_at, answer: Ok(length) } => {
                 self.on_granted(sent_at, length, now, jitter, actions)
             }
@@ -217,11 +266,13 @@ impl ClaimState {
         let stage = match self.stage {
             Stage::Requested { retry_at } | Stage::Reporting { retry_at, .. } => retry_at,
             Stage::Uploading { deadline: hurry_at, .. } => hurry_at,
-            Stage::UploadingAfterReport => self.upload_deadline,
+            Stage::Explaining { .. } | Stage::UploadingAfterReport => self.upload_deadline,
             Stage::Preparing | Stage::Executing | Stage::Stopping { .. } | Stage::Closed => None,
         };
         let given_up = self.release.flatten().filter(|_| !self.is_closed());
-        [stage, self.reclaim_due(), self.expiry_due(), self.status_check_due(), given_up].into_iter().flatten().min()
+        let own =
+            [stage, self.reclaim_due(), self.expiry_due(), self.status_check_due(), given_up, self.deadline_due()];
+        own.into_iter().flatten().min()
     }
 
     fn on_granted(
@@ -260,7 +311,7 @@ impl ClaimState {
             // The log is uploaded, which says why the payload did not run.
             self.start_upload(command.outcome(), actions);
         } else {
-            self.status_check_at = self.policy.status_poll_interval.map(|every| now.plus(every));
+            self.schedule_status_check(now);
             self.stage = Stage::Preparing;
             actions.push(ClaimAction::update_lease(lease));
             actions.push(ClaimAction::Prepare);
@@ -341,11 +392,14 @@ impl ClaimState {
             Stage::Stopping { after: AfterStop::Report(outcome) } => {
                 self.report(outcome, UploadStage::AfterReport, now, actions)
             }
-            Stage::Stopping { after: AfterStop::Abandon(loss) } => self.close(ClaimEnd::Lost(loss), actions),
+            Stage::Stopping { after: AfterStop::Abandon(loss) } => {
+                self.end_lost(ClaimEnd::Lost(loss), UploadStage::AfterReport, now, actions)
+            }
             // Ended already.
             Stage::Requested { .. }
             | Stage::Uploading { .. }
             | Stage::Reporting { .. }
+            | Stage::Explaining { .. }
             | Stage::UploadingAfterReport
             | Stage::Closed => {}
         }
@@ -368,11 +422,15 @@ impl ClaimState {
             Stage::Reporting { outcome, retry_at, upload: UploadStage::InProgress } => {
                 self.stage = Stage::Reporting { outcome, retry_at, upload: UploadStage::Done };
             }
+            Stage::Explaining { end, upload: UploadStage::InProgress } => {
+                self.stage = Stage::Explaining { end, upload: UploadStage::Done };
+            }
             Stage::UploadingAfterReport => self.finish_upload(actions),
             Stage::Requested { .. }
             | Stage::Preparing
             | Stage::Executing
             | Stage::Stopping { .. }
+            | Stage::Explaining { .. }
             | Stage::Reporting { upload: UploadStage::Done | UploadStage::AfterReport, .. }
             | Stage::Closed => {}
         }
@@ -389,11 +447,11 @@ impl ClaimState {
         // I9: the first definite answer is final.
         match answer {
             Ok(()) => self.on_report_accepted(outcome, upload, now, actions),
-            Err(Refusal::Gone) => self.close(ClaimEnd::AlreadyResolved(outcome), actions),
+            Err(Refusal::Gone) => self.explain(ClaimEnd::AlreadyResolved(outcome), upload, now, actions),
             Err(Refusal::Rejected) => self.close(ClaimEnd::ReportRejected(outcome), actions),
             // I1: the claim was lost meanwhile, so the report is not repeated.
             Err(_) if self.loss.is_some() => {
-                self.close(ClaimEnd::Lost(self.loss.unwrap_or(LossReason::Revoked)), actions)
+                self.explain(ClaimEnd::Lost(self.loss.unwrap_or(LossReason::Revoked)), upload, now, actions)
             }
             Err(refusal) => {
                 // A reclaim brings new credentials.
@@ -411,6 +469,9 @@ impl ClaimState {
         }
         if self.expiry_due().is_some_and(|at| now >= at) {
             self.on_lost(LossReason::LeaseExpired, actions);
+        }
+        if self.deadline_due().is_some_and(|at| now >= at) {
+            self.on_lost(LossReason::DeadlineExceeded, actions);
         }
         match self.stage {
             Stage::Requested { retry_at: Some(at) } if now >= at => {
@@ -432,10 +493,14 @@ impl ClaimState {
             Stage::UploadingAfterReport if self.upload_deadline.is_some_and(|at| now >= at) => {
                 self.finish_upload(actions)
             }
+            Stage::Explaining { end, .. } if self.upload_deadline.is_some_and(|at| now >= at) => {
+                self.close(end, actions);
+            }
             Stage::Requested { .. }
             | Stage::Preparing
             | Stage::Executing
             | Stage::Stopping { .. }
+            | Stage::Explaining { .. }
             | Stage::Uploading { .. }
             | Stage::Reporting { .. }
             | Stage::UploadingAfterReport
@@ -447,8 +512,7 @@ impl ClaimState {
             actions.push(ClaimAction::Reclaim { timeout });
         }
         if self.status_check_due().is_some_and(|at| now >= at) {
-            self.status_check_at = None;
-            actions.push(ClaimAction::CheckStatus);
+            self.check_status(actions);
         }
     }
 
@@ -469,6 +533,7 @@ impl ClaimState {
             // A report in flight decides by its answer: the loss may be its own effect.
             Stage::Reporting { retry_at: None, .. }
             | Stage::Requested { .. }
+            | Stage::Explaining { .. }
             | Stage::UploadingAfterReport
             | Stage::Closed => {}
             Stage::Uploading { .. } | Stage::Reporting { .. } => self.close(ClaimEnd::Lost(loss), actions),
@@ -537,7 +602,8 @@ impl ClaimState {
     }
 
     fn finish_upload(&mut self, actions: &mut Vec<ClaimAction>) {
-        let end = self.reported_outcome.map_or(ClaimEnd::Lost(LossReason::ShutdownDeadline), ClaimEnd::Reported);
+        let lost = ClaimEnd::Lost(self.loss.unwrap_or(LossReason::ShutdownDeadline));
+        let end = self.reported_outcome.map_or(lost, ClaimEnd::Reported);
         self.close(end, actions);
     }
 

@@ -3,7 +3,10 @@
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::{AfterStop, ClaimAction, ClaimState, LossReason, ReclaimSchedule, Stage};
+use super::{
+    AfterStop, ClaimAction, ClaimEnd, ClaimState, LOSS_CHECK_MAX, LossReason, ReclaimSchedule, SHUTDOWN_UPLOAD_MAX,
+    Stage, StatusSchedule, UPLOAD_AFTER_REPORT_MAX, UploadStage,
+};
 use crate::domain::jitter::Jitter;
 use crate::domain::lease::{self, Lease};
 use crate::domain::refusal::Refusal;
@@ -42,7 +45,7 @@ impl ClaimState {
                 self.reclaim = ReclaimSchedule::Due(extended.reclaim_at(jitter).max(now));
                 actions.push(ClaimAction::update_lease(extended));
             }
-            Err(Refusal::Gone) => self.on_lost(LossReason::Revoked, actions),
+            Err(Refusal::Gone) => self.on_reclaim_gone(now, actions),
             // I5: only a definite loss or the local deadline ends the run.
             Err(refusal) => self.retry_reclaim(lease, refusal.retry_after(), now, jitter),
         }
@@ -50,19 +53,98 @@ impl ClaimState {
 
     pub(super) fn on_status_checked(
         &mut self,
-        answer: Result<bool, Refusal>,
+        answer: Result<Option<LossReason>, Refusal>,
         now: Instant,
         actions: &mut Vec<ClaimAction>,
     ) {
-        self.status_check_at = match answer {
+        match answer {
             // Status checks are optional; the reclaim will tell.
-            Err(Refusal::Denied | Refusal::Rejected) => None,
+            Err(Refusal::Denied | Refusal::Rejected) => self.status_check = StatusSchedule::Never,
             Ok(_) | Err(Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Gone | Refusal::Stale) => {
-                self.policy.status_poll_interval.map(|every| now.plus(every))
+                self.schedule_status_check(now);
             }
-        };
-        if answer == Ok(true) {
-            self.on_lost(LossReason::Canceled, actions);
+        }
+        let known = answer.ok().flatten();
+        match (self.stage, known) {
+            (Stage::Explaining { upload, .. }, Some(loss @ (LossReason::Canceled | LossReason::DeadlineExceeded))) => {
+                self.loss = Some(loss);
+                // The queue has refused it.
+                self.sent_outcome = None;
+                self.end_lost(ClaimEnd::Lost(loss), upload, now, actions);
+            }
+            (Stage::Explaining { end, upload }, _) => self.end_lost(end, upload, now, actions),
+            (Stage::Stopping { after: AfterStop::Abandon(LossReason::Revoked) }, Some(loss)) => {
+                self.loss = Some(loss);
+                self.stage = Stage::Stopping { after: AfterStop::Abandon(loss) };
+            }
+            (_, Some(loss)) => self.on_lost(loss, actions),
+            (_, None) => {}
+        }
+    }
+
+    pub(super) fn schedule_status_check(&mut self, now: Instant) {
+        let at = self.policy.status_poll_interval.map(|every| now.plus(every));
+        self.status_check = at.map_or(StatusSchedule::Never, StatusSchedule::Due);
+    }
+
+    pub(super) fn check_status(&mut self, actions: &mut Vec<ClaimAction>) {
+        if core::mem::replace(&mut self.status_check, StatusSchedule::InFlight) != StatusSchedule::InFlight {
+            actions.push(ClaimAction::CheckStatus);
+        }
+    }
+
+    /// The claim is over: a payload is killed at once, and the status tells whether the task was canceled.
+    fn on_reclaim_gone(&mut self, now: Instant, actions: &mut Vec<ClaimAction>) {
+        let end = ClaimEnd::Lost(LossReason::Revoked);
+        match self.stage {
+            Stage::Uploading { .. } => self.explain(end, UploadStage::InProgress, now, actions),
+            Stage::Reporting { retry_at: Some(_), upload, .. } => self.explain(end, upload, now, actions),
+            Stage::Preparing | Stage::Executing if self.policy.reports_cancellation => {
+                self.on_lost(LossReason::Revoked, actions);
+                self.check_status(actions);
+            }
+            Stage::Requested { .. }
+            | Stage::Preparing
+            | Stage::Executing
+            | Stage::Stopping { .. }
+            | Stage::Reporting { retry_at: None, .. }
+            | Stage::Explaining { .. }
+            | Stage::UploadingAfterReport
+            | Stage::Closed => self.on_lost(LossReason::Revoked, actions),
+        }
+    }
+
+    pub(super) fn explain(&mut self, end: ClaimEnd, upload: UploadStage, now: Instant, actions: &mut Vec<ClaimAction>) {
+        if !self.policy.reports_cancellation {
+            return self.close(end, actions);
+        }
+        self.loss.get_or_insert(LossReason::Revoked);
+        self.stage = Stage::Explaining { end, upload };
+        self.upload_deadline = Some(now.plus(LOSS_CHECK_MAX));
+        self.check_status(actions);
+    }
+
+    /// The log of a canceled task is stored while its credentials still allow it.
+    pub(super) fn end_lost(
+        &mut self,
+        end: ClaimEnd,
+        upload: UploadStage,
+        now: Instant,
+        actions: &mut Vec<ClaimAction>,
+    ) {
+        let explained = matches!(end, ClaimEnd::Lost(LossReason::Canceled | LossReason::DeadlineExceeded));
+        let credentials_end = self.lease.map_or(now, |lease| lease.granted_until());
+        if end == ClaimEnd::Lost(LossReason::Revoked) && self.status_check == StatusSchedule::InFlight {
+            self.explain(end, upload, now, actions);
+        } else if explained && upload != UploadStage::Done && now < credentials_end {
+            let longest = if self.release.is_some() { SHUTDOWN_UPLOAD_MAX } else { UPLOAD_AFTER_REPORT_MAX };
+            self.upload_deadline = Some(now.plus(longest).min(credentials_end));
+            self.stage = Stage::UploadingAfterReport;
+            if upload == UploadStage::AfterReport {
+                actions.push(ClaimAction::Upload);
+            }
+        } else {
+            self.close(end, actions);
         }
     }
 
@@ -88,9 +170,21 @@ impl ClaimState {
 
     pub(super) fn reclaim_due(&self) -> Option<Instant> {
         match self.reclaim {
-            ReclaimSchedule::Due(at) if self.is_leased() => Some(at),
+            // The queue refuses a reclaim after the task's deadline, but still accepts the report.
+            ReclaimSchedule::Due(at) if self.is_leased() && self.deadline().is_none_or(|deadline| at < deadline) => {
+                Some(at)
+            }
             ReclaimSchedule::Due(_) | ReclaimSchedule::InFlight => None,
         }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.terms.and_then(|terms| terms.deadline)
+    }
+
+    /// The deadline ends a payload. One that has ended before is reported.
+    pub(super) fn deadline_due(&self) -> Option<Instant> {
+        self.deadline().filter(|_| matches!(self.stage, Stage::Preparing | Stage::Executing))
     }
 
     pub(super) fn expiry_due(&self) -> Option<Instant> {
@@ -98,6 +192,9 @@ impl ClaimState {
     }
 
     pub(super) fn status_check_due(&self) -> Option<Instant> {
-        self.status_check_at.filter(|_| matches!(self.stage, Stage::Preparing | Stage::Executing))
+        match self.status_check {
+            StatusSchedule::Due(at) if matches!(self.stage, Stage::Preparing | Stage::Executing) => Some(at),
+            StatusSchedule::Never | StatusSchedule::Due(_) | StatusSchedule::InFlight => None,
+        }
     }
 }

@@ -37,6 +37,7 @@ impl ClaimState {
             Stage::Requested { retry_at: None }
             | Stage::Stopping { after: AfterStop::Abandon(_) }
             | Stage::Reporting { retry_at: None, .. }
+            | Stage::Explaining { .. }
             | Stage::Closed => {}
         }
     }
@@ -66,6 +67,7 @@ impl ClaimState {
                 actions.push(ClaimAction::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO });
             }
             Stage::UploadingAfterReport => self.finish_upload(actions),
+            Stage::Explaining { end, .. } => self.close(end, actions),
             Stage::Requested { .. } | Stage::Uploading { .. } | Stage::Reporting { .. } => {
                 self.close(ClaimEnd::Lost(LossReason::ShutdownDeadline), actions);
             }

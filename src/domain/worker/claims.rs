@@ -3,7 +3,8 @@
 use alloc::vec::Vec;
 
 use super::{
-    Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, PendingCleanup, RecoveredClaim, RunKey, Worker,
+    Alert, ClaimEntry, ClaimTimer, Effect, ExitReason, GrantedClaim, Mode, PendingCleanup, RecoveredClaim, RunKey,
+    Worker,
 };
 use crate::domain::claim::{self, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
 use crate::domain::id::{LocalToken, Run, SourceId};
@@ -43,25 +44,33 @@ impl Worker {
         origin: ClaimOrigin,
         now: Instant,
     ) {
-        let GrantedClaim { token, run, length } = grant;
+        let GrantedClaim { token, run, length, terms } = grant;
+        let last_run = terms.is_last_run() && !matches!(self.mode, Mode::Releasing { .. });
         let (slot, alert) = match origin {
             ClaimOrigin::Poll(Some(slot)) => (Some(slot), None),
             ClaimOrigin::Poll(None) => (None, Some(Alert::UnexpectedGrant { run: run.clone() })),
             ClaimOrigin::PreviousProcess => (None, Some(Alert::RecoveredClaim { run: run.clone() })),
         };
+        let slot = slot.or_else(|| if last_run { self.slots.reserve(1).pop() } else { None });
         let key = self.run_key(source, &run);
         if self.claims_by_run.contains_key(&key) || self.is_ended(&key) {
             self.slots.release(slot);
             self.effects.push_back(Effect::DropMessage(token));
             return;
         }
-        let release = slot.is_none() || !self.accepts_grants(source);
-        let late = || release.then(|| Alert::LateGrant { run: run.clone() });
-        self.effects.extend(alert.or_else(late).map(Effect::Alert));
+        let unwanted = alert.is_some() || !self.accepts_grants(source);
+        let release = slot.is_none() || (unwanted && !last_run);
+        let alert = match alert {
+            _ if unwanted && !release => Some(Alert::LastRun { run: run.clone() }),
+            None if release => Some(Alert::LateGrant { run: run.clone() }),
+            alert => alert,
+        };
+        self.effects.extend(alert.map(Effect::Alert));
         if !release {
             self.conditions.count_granted();
         }
         self.insert_claim(token, source, run, slot, ClaimState::from_grant(self.claim_policy(source)));
+        self.handle_claim_event(token, ClaimEvent::Terms(terms), now);
         if release {
             // Before the grant, so that the payload is never prepared.
             self.handle_claim_event(token, ClaimEvent::Release { deadline: self.release_deadline() }, now);
@@ -82,6 +91,7 @@ impl Worker {
         let tells = self.sources[source.index()].poller.capabilities().reports_cancellation;
         claim::ClaimPolicy {
             status_poll_interval: self.policy.claim.status_poll_interval.filter(|_| tells),
+            reports_cancellation: tells,
             ..self.policy.claim
         }
     }
@@ -154,6 +164,7 @@ impl Worker {
             | ClaimEvent::Release { .. }
             | ClaimEvent::PollStarted
             | ClaimEvent::PollEnded
+            | ClaimEvent::Terms(_)
             | ClaimEvent::Tick => {}
         }
         self.handle_claim_event(claim, event, now);
@@ -165,8 +176,16 @@ impl Worker {
         feed.poller.on_claim_accepted();
         self.conditions.count_granted();
         self.delete_messages_of(claim);
-        if !self.accepts_grants(source) {
-            let run = self.entry(claim).run.clone();
+        if self.accepts_grants(source) {
+            return;
+        }
+        let releasing = matches!(self.mode, Mode::Releasing { .. });
+        let held = self.entry(claim);
+        let run = held.run.clone();
+        if held.state.is_last_run() && !releasing {
+            held.state.forget_release();
+            self.effects.push_back(Effect::Alert(Alert::LastRun { run }));
+        } else {
             self.effects.push_back(Effect::Alert(Alert::LateGrant { run }));
             self.handle_claim_event(claim, ClaimEvent::Release { deadline: self.release_deadline() }, now);
         }

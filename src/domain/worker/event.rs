@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::domain::claim::{ClaimAction, ClaimEvent};
+use crate::domain::claim::{ClaimAction, ClaimEvent, RunTerms};
 use crate::domain::host_health::ProbeResult;
 use crate::domain::id::{LocalToken, PriorityQueue, Run, SourceId};
 use crate::domain::outcome::Outcome;
@@ -33,6 +33,7 @@ pub struct GrantedClaim {
     pub run: Run,
     /// Length of the lease, from when the request was sent.
     pub length: Duration,
+    pub terms: RunTerms,
 }
 
 /// A run that a previous process left unreported.
@@ -225,6 +226,10 @@ pub enum Alert {
     },
     /// A claim was granted by a call in flight when the worker stopped accepting; it is released.
     LateGrant {
+        run: Run,
+    },
+    /// As [`Alert::LateGrant`] or [`Alert::RecoveredClaim`], but it has no retries left, so it runs.
+    LastRun {
         run: Run,
     },
     /// A claim of a previous process was found; it is released.

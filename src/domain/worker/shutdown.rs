@@ -57,7 +57,8 @@ impl Worker {
                 self.release_all(deadline, now);
             } else {
                 self.drain(exit, now);
-                self.release_matching(|state| !state.is_started(), deadline, now);
+                // A release would end the task of a last run, and there is time for it.
+                self.release_matching(|state| !state.is_started() && !state.is_last_run(), deadline, now);
             }
         }
         self.exit = exit;

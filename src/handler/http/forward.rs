@@ -84,7 +84,7 @@ impl HttpInner {
                 insert_header(&mut headers, &name, value);
             }
         }
-        let media = if request.body_base64.is_some() { "application/octet-stream" } else { "application/json" };
+        let media = if request.text().is_some() { "application/json" } else { "application/octet-stream" };
         let run = &context.task().run;
         let seconds_left =
             deadline.map(|deadline| format!("{:.3}", deadline.saturating_duration_since(Instant::now()).as_secs_f64()));
@@ -111,7 +111,7 @@ impl HttpInner {
         request: &AddressedRequest,
         context: &Context,
     ) -> Result<ForwardResult, ExecuteError> {
-        let (headers, body) = (self.request_headers(request, context), request.request.body_bytes());
+        let (headers, body) = (self.request_headers(request, context), request.request.body.clone());
         let started = Instant::now();
         let sending = self.client.post(request.url.clone()).headers(headers).body(body).send();
         let _in_flight = Arc::clone(&self.in_flight);

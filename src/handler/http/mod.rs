@@ -170,9 +170,6 @@ impl PayloadHandler for Http {
             let message = "payload/path: contains `.`, `..`, `\\` or control characters";
             PrepareError::malformed(vec![message.to_owned()])
         })?;
-        if request.body_base64.is_some() && request.body.is_none() && request.decoded_body().is_none() {
-            return Err(PrepareError::malformed(vec!["payload/bodyBase64: not base64".to_owned()]));
-        }
         // A request that waits here has not started, so releasing it does not count as an attempt.
         let up_deadline = Instant::now() + self.inner.config.startup_timeout.0;
         if self.inner.up.borrow().is_none() {

@@ -188,6 +188,7 @@ fn workers(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: 
                         code { (worker.id) } " "
                         span class=(if worker.state == WorkerActivity::Stopping { "warn" } else { "dim" }) { (worker.state.as_str()) }
                         ", up " (clock.time_tag(-worker.age_seconds, &format_seconds(worker.age_seconds)))
+                        @if let Some(detail) = &worker.detail { ", " (detail) }
                         @if acts == CommandButtons::Shown && worker.state != WorkerActivity::Stopping { " " (buttons::worker_buttons(pool, worker)) }
                     }
                 }

@@ -266,6 +266,8 @@ fn last_hour(hour: OutcomeCounts) -> Markup {
         ("failed", hour.failed),
         ("exceptions", hour.exceptions()),
         ("released", hour.worker_shutdown),
+        ("canceled", hour.canceled),
+        ("deadline exceeded", hour.deadline_exceeded),
         ("superseded", hour.superseded),
         ("unconfirmed", hour.unconfirmed),
         ("lost", hour.lost),

@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use lapin::message::Delivery;
 use lapin::types::{AMQPValue, ShortString};
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 
@@ -17,9 +16,10 @@ use crate::domain::time::Instant;
 use crate::host::crash_points::crash_point;
 use crate::limits::{AMQP_LEASE, AMQP_NAME_BYTES_MAX};
 use crate::source::{Artifact, CallError, Claim, SourceFuture};
-use crate::task::{Reply, ReplyLimits, ReplyStatus, Results};
+use crate::task::{Definition, Reply, ReplyLimits, ReplyStatus, Results};
 
 use super::config::OnAttemptsExhausted;
+use super::delivery::ReceivedRequest;
 use super::publisher::PublishError;
 use super::reply_format::{PartialReplySender, error_reply, last_reply_properties};
 use super::session::{AckKind, PendingDelivery, Session};
@@ -33,7 +33,7 @@ const ORIGIN_QUEUE_HEADER: &str = "x-journeyman-queue";
 pub(super) struct RequestClaim {
     pub(super) run: Run,
     pub(super) delivered_at: Instant,
-    delivery: Delivery,
+    message: Arc<ReceivedRequest>,
     pub(super) session: Arc<Session>,
     source: Arc<AmqpSourceInner>,
     results: Results,
@@ -73,17 +73,15 @@ impl RequestClaim {
         let number = DELIVERIES_TOTAL.fetch_add(1, Ordering::Relaxed);
         let attempt = delivery::attempt_history(&delivery).attempts();
         let run = delivery::run_id(&delivery.properties, number, attempt);
-        let partial_replies = PartialReplySender {
-            session: Arc::clone(session),
-            reply_to: delivery.properties.reply_to().clone(),
-            correlation_id: delivery.properties.correlation_id().clone(),
-        };
+        let tag = delivery.delivery_tag;
+        let message = Arc::new(ReceivedRequest::new(delivery, source.config.payload_form));
+        let partial_replies = PartialReplySender { session: Arc::clone(session), message: Arc::clone(&message) };
         let limits = ReplyLimits { body_bytes: source.message_bytes_max(), content_type_bytes: AMQP_NAME_BYTES_MAX };
-        session.add_claim(run.clone());
+        session.add_claim(tag, run.clone());
         Arc::new(Self {
             run,
             delivered_at: source.clock.now().minus(received_at.elapsed()),
-            delivery,
+            message,
             session: Arc::clone(session),
             source: Arc::clone(source),
             results: Results::new(partial_replies, limits),
@@ -92,12 +90,12 @@ impl RequestClaim {
         })
     }
 
-    pub(super) fn results(&self) -> Results {
-        self.results.clone()
+    pub(super) fn definition(&self) -> Definition {
+        Definition::of_request(self.message.clone())
     }
 
-    pub(super) fn delivery(&self) -> &Delivery {
-        &self.delivery
+    pub(super) fn results(&self) -> Results {
+        self.results.clone()
     }
 
     fn plan_for(&self, outcome: Outcome) -> SettlePlan {
@@ -173,7 +171,6 @@ impl RequestClaim {
         match settled {
             Some(Ok(())) => {
                 let _first = self.settled_as.set(outcome);
-                self.session.mark_settled(&self.run);
                 Ok(())
             }
             Some(Err(error)) => Err(error),
@@ -192,10 +189,8 @@ impl RequestClaim {
             SettlePlan::Requeue => AckKind::Requeue,
             SettlePlan::GiveUp { reason, attempts } => self.give_up(progress, reason, *attempts).await?,
         };
-        let acknowledged = self.session.acknowledge(self.delivery.delivery_tag, ack).await;
-        acknowledged.map_err(|error| self.call_error(Refusal::Gone, &amqp::error_text(&error)))?;
-        if matches!(plan, SettlePlan::Reply(_)) {
-            crash_point("request-acknowledged");
+        if !self.session.settle(self.message.delivery.delivery_tag, ack) {
+            return Err(self.call_error(Refusal::Gone, &self.session.lost_reason()));
         }
         if matches!(plan, SettlePlan::Republish { .. } | SettlePlan::Requeue) {
             self.source.counters.requeued.increment();
@@ -204,7 +199,7 @@ impl RequestClaim {
     }
 
     async fn publish_reply(&self, progress: &mut Progress, reply: &Reply) -> Result<(), CallError> {
-        let properties = &self.delivery.properties;
+        let properties = &self.message.delivery.properties;
         let Some(to) = properties.reply_to().as_ref().filter(|to| !to.as_str().is_empty()) else { return Ok(()) };
         let publish = |reply: &Reply| {
             let (publisher, body) = (&self.session.reply_publisher, Arc::clone(&reply.body));
@@ -248,13 +243,13 @@ impl RequestClaim {
     /// Publishes a copy to the request queue that records the attempts.
     async fn republish(&self, progress: &mut Progress, attempts: u32) -> Result<AckKind, CallError> {
         let held = self.source.clock.now().since(self.delivered_at);
-        let mut properties = delivery::republish_properties(&self.delivery.properties, attempts, held);
+        let mut properties = delivery::republish_properties(&self.message.delivery.properties, attempts, held);
         let is_asked_for = attempts > self.run.run;
-        if !is_asked_for && delivery::attempt_history(&self.delivery).is_suspect() {
+        if !is_asked_for && delivery::attempt_history(&self.message.delivery).is_suspect() {
             properties = delivery::mark_redelivered(properties);
         }
         let queue = self.session.queue.clone();
-        match self.session.copy_publisher.publish_copy(queue, properties, &self.delivery.data).await {
+        match self.session.copy_publisher.publish_copy(queue, properties, &self.message.body).await {
             Ok(()) => {
                 self.source.record_copy_result(Republishing::Accepted);
                 crash_point("request-copied");
@@ -303,12 +298,12 @@ impl RequestClaim {
         reason: &str,
         attempts: u32,
     ) -> Result<(), CallError> {
-        let properties = delivery::copy_properties(&self.delivery.properties, attempts);
+        let properties = delivery::copy_properties(&self.message.delivery.properties, attempts);
         let mut headers = properties.headers().clone().unwrap_or_default();
         headers.insert(REASON_HEADER.into(), AMQPValue::LongString(reason.into()));
         headers.insert(ORIGIN_QUEUE_HEADER.into(), AMQPValue::LongString(self.session.queue.as_str().into()));
         let properties = properties.with_headers(headers);
-        let publish = self.session.copy_publisher.publish_alone(queue.clone(), properties, &self.delivery.data);
+        let publish = self.session.copy_publisher.publish_alone(queue.clone(), properties, &self.message.body);
         let why = match publish.await {
             Ok(()) => return Ok(()),
             Err(PublishError::Failed(why)) => return Err(self.retry_error(&why)),
@@ -333,11 +328,9 @@ impl RequestClaim {
 impl Drop for RequestClaim {
     /// Requeues what was not settled, without waiting for the broker.
     fn drop(&mut self) {
-        if self.settled_as.get().is_none() {
-            self.session.mark_settled(&self.run);
-            if self.session.requeue(self.delivery.delivery_tag) {
-                self.source.counters.requeued.increment();
-            }
+        if self.settled_as.get().is_none() && self.session.settle(self.message.delivery.delivery_tag, AckKind::Requeue)
+        {
+            self.source.counters.requeued.increment();
         }
         self.session.release_claim();
         self.source.claim_ended.notify_one();

@@ -1,21 +1,21 @@
 //! A delivery as a task: reads messages, and makes the properties of copies. Pure.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
 use lapin::BasicProperties;
 use lapin::message::Delivery;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::amqp::headers;
 use crate::domain::delivery_attempts::{DeliveryHistory, DeliveryKind};
 use crate::domain::id::{Run, TASK_ID_BYTES_MAX, TaskId};
-use crate::limits::{IDEMPOTENCY_BODY_BYTES_MAX, REQUEST_JSON_BYTES_MAX};
-use crate::task::Request;
+use crate::limits::IDEMPOTENCY_BODY_BYTES_MAX;
+use crate::task::{Request, RequestMessage};
 
 /// Attempts before this delivery.
 pub(super) const ATTEMPTS_HEADER: &str = "x-journeyman-attempts";
@@ -128,8 +128,7 @@ fn fallback_task_id(number: &str) -> TaskId {
 /// The same for every delivery of a request, and different for every other request: a digest of the message id, or of the reply
 /// address with the correlation id; `None` where the request has neither. The body counts too, since a client may restart its
 /// numbering.
-fn idempotency_key(delivery: &Delivery) -> Option<String> {
-    let properties = &delivery.properties;
+fn idempotency_key(properties: &BasicProperties, body: &[u8]) -> Option<String> {
     let [message, reply_to, correlation] =
         [properties.message_id(), properties.reply_to(), properties.correlation_id()]
             .map(|text| text.as_ref().map_or("", ShortString::as_str));
@@ -145,46 +144,71 @@ fn idempotency_key(delivery: &Delivery) -> Option<String> {
         digest.update(part);
     }
     digest.update(properties.timestamp().unwrap_or_default().to_be_bytes());
-    digest.update(delivery.data.len().to_be_bytes());
-    digest.update(&delivery.data[..delivery.data.len().min(IDEMPOTENCY_BODY_BYTES_MAX)]);
+    digest.update(body.len().to_be_bytes());
+    digest.update(&body[..body.len().min(IDEMPOTENCY_BODY_BYTES_MAX)]);
     Some(URL_SAFE_NO_PAD.encode(digest.finalize()))
 }
 
-pub(super) fn task_definition(delivery: &Delivery, form: PayloadForm) -> Value {
-    let properties = &delivery.properties;
-    let empty = FieldTable::default();
-    let table = properties.headers().as_ref().unwrap_or(&empty);
-    let texts: BTreeMap<String, String> =
-        headers::text_entries(table).map(|(name, text)| (name.to_owned(), text.into_owned())).collect();
-    let extra: BTreeMap<&str, &String> =
-        ["traceparent", "tracestate"].into_iter().filter_map(|name| Some((name, texts.get(name)?))).collect();
-    let mut extra = json!(extra);
-    let mut request = Request {
-        path: headers::text(table, headers::PATH).map(ToOwned::to_owned),
-        routing_key: delivery.routing_key.to_string(),
-        correlation_id: properties.correlation_id().as_ref().map(ToString::to_string),
-        content_type: properties.content_type().as_ref().map(ToString::to_string),
-        content_encoding: properties.content_encoding().as_ref().map(ToString::to_string),
-        seconds_left: message_ttl(properties).map(|span| span.as_secs_f64()),
-        idempotency_key: idempotency_key(delivery),
-        headers: texts,
-        ..Request::default()
-    };
-    let payload = match form {
-        PayloadForm::Whole => {
-            request.set_body(&delivery.data, REQUEST_JSON_BYTES_MAX);
-            request.into_value()
+/// A delivery whose body handlers share.
+pub(super) struct ReceivedRequest {
+    /// Without its body.
+    pub(super) delivery: Delivery,
+    pub(super) body: Bytes,
+    form: PayloadForm,
+}
+
+impl ReceivedRequest {
+    pub(super) fn new(mut delivery: Delivery, form: PayloadForm) -> Self {
+        Self { body: std::mem::take(&mut delivery.data).into(), delivery, form }
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        headers::text(self.delivery.properties.headers().as_ref()?, name)
+    }
+
+    fn read(&self) -> Request {
+        let properties = &self.delivery.properties;
+        let text = |text: &Option<ShortString>| text.as_ref().map(|text| text.as_str().to_owned());
+        let headers = properties.headers().iter().flat_map(headers::text_entries);
+        Request {
+            path: self.header(headers::PATH).map(ToOwned::to_owned),
+            routing_key: self.delivery.routing_key.as_str().to_owned(),
+            correlation_id: text(properties.correlation_id()),
+            content_type: text(properties.content_type()),
+            content_encoding: text(properties.content_encoding()),
+            seconds_left: message_ttl(properties).map(|span| span.as_secs_f64()),
+            idempotency_key: idempotency_key(properties, &self.body),
+            headers: headers.map(|(name, text)| (name.to_owned(), text.into_owned())).collect(),
+            body: self.body.clone(),
         }
-        // A body that is not JSON becomes null, which no schema accepts.
-        PayloadForm::Body => {
-            extra["request"] = serde_json::to_value(request).unwrap_or_default();
-            serde_json::from_slice(&delivery.data).unwrap_or_default()
-        }
-    };
-    let mut definition = Map::new();
-    definition.insert("payload".to_owned(), payload);
-    definition.insert("extra".to_owned(), extra);
-    Value::Object(definition)
+    }
+}
+
+impl RequestMessage for ReceivedRequest {
+    fn request(&self) -> Option<Request> {
+        (self.form == PayloadForm::Whole).then(|| self.read())
+    }
+
+    fn definition(&self) -> Value {
+        let request = self.read();
+        let traces = ["traceparent", "tracestate"].into_iter();
+        let mut extra: Value = traces.filter_map(|name| Some((name, request.headers.get(name)?.as_str()))).collect();
+        let payload = match self.form {
+            PayloadForm::Whole => request.into_value(),
+            // A body that is not JSON becomes null, which no schema accepts.
+            PayloadForm::Body => {
+                let mut head = Request { body: Bytes::new(), ..request }.into_value();
+                head.as_object_mut().map(|head| head.remove("body"));
+                extra["request"] = head;
+                serde_json::from_slice(&self.body).unwrap_or_default()
+            }
+        };
+        json!({ "payload": payload, "extra": extra })
+    }
+
+    fn traceparent(&self) -> Option<String> {
+        self.header("traceparent").map(str::to_owned)
+    }
 }
 
 #[cfg(test)]
@@ -218,6 +242,10 @@ mod tests {
         delivery
     }
 
+    fn task_definition(delivery: Delivery, form: PayloadForm) -> Value {
+        ReceivedRequest::new(delivery, form).definition()
+    }
+
     #[test]
     fn recorded_requests_become_tasks() {
         for (text, id) in [
@@ -231,24 +259,26 @@ mod tests {
             ),
         ] {
             let delivery = recorded(text);
-            let definition = task_definition(&delivery, PayloadForm::Whole);
+            let definition = task_definition(recorded(text), PayloadForm::Whole);
             let request: Request = serde_json::from_value(definition["payload"].clone()).unwrap();
             assert_eq!((request.path.as_deref(), request.routing_key.as_str()), (Some("/echo"), "42"));
-            assert_eq!((request.json, request.correlation_id.as_deref()), (Some(json!({"x": 1})), Some(id)));
+            assert_eq!((request.json().ok(), request.correlation_id.as_deref()), (Some(json!({"x": 1})), Some(id)));
             assert_eq!(
                 attempt_history(&delivery).next_action(NonZeroU32::new(3), Republishing::Accepted),
                 AttemptAction::Try { attempt: 0 }
             );
             assert_eq!(run_id(&delivery.properties, 7, 0).to_string(), format!("{id}.7/0"));
-            assert_eq!(task_definition(&delivery, PayloadForm::Body)["payload"], json!({"x": 1}));
+            assert_eq!(task_definition(recorded(text), PayloadForm::Body)["payload"], json!({"x": 1}));
         }
     }
 
     #[test]
     fn a_request_published_by_the_client_brings_its_trace() {
         let delivery = recorded(include_str!("../../../fixtures/amqp/request-as-published-by-client.json"));
-        let definition = task_definition(&delivery, PayloadForm::Whole);
-        assert_eq!(definition["extra"]["traceparent"], json!("<W3C trace context, injected by editoast>"));
+        let request = ReceivedRequest::new(delivery, PayloadForm::Whole);
+        let trace = "<W3C trace context, injected by editoast>";
+        assert_eq!(request.traceparent().as_deref(), Some(trace));
+        assert_eq!(request.definition()["extra"]["traceparent"], json!(trace));
     }
 
     #[test]
@@ -261,7 +291,7 @@ mod tests {
             if again {
                 delivery.properties = republish_properties(&delivery.properties, 1, Duration::ZERO);
             }
-            idempotency_key(&delivery)
+            idempotency_key(&delivery.properties, &delivery.data)
         };
         let first = with("", "there", "1", "{}", false);
         assert!(first.is_some());
@@ -286,21 +316,25 @@ mod tests {
 
     #[test]
     fn content_type_and_encoding_reach_the_handler_in_both_forms() {
-        let body = &[0x1f, 0x8b];
-        let mut delivery = Delivery::mock(1, "".into(), "k".into(), false, body.to_vec());
-        let properties = BasicProperties::default().with_content_type("application/json".into());
-        delivery.properties = properties.with_content_encoding("gzip".into());
-        let whole = task_definition(&delivery, PayloadForm::Whole);
+        let body = [0x1f, 0x8b];
+        let definition = |form| {
+            let mut delivery = Delivery::mock(1, "".into(), "k".into(), false, body.to_vec());
+            let properties = BasicProperties::default().with_content_type("application/json".into());
+            delivery.properties = properties.with_content_encoding("gzip".into());
+            task_definition(delivery, form)
+        };
+        let whole = definition(PayloadForm::Whole);
         let request: Request = serde_json::from_value(whole["payload"].clone()).unwrap();
-        assert_eq!(request.body_bytes(), body);
-        for request in [&whole["payload"], &task_definition(&delivery, PayloadForm::Body)["extra"]["request"]] {
+        assert_eq!(&*request.body, body);
+        for request in [&whole["payload"], &definition(PayloadForm::Body)["extra"]["request"]] {
             assert_eq!(
                 (&request["contentType"], &request["contentEncoding"]),
                 (&json!("application/json"), &json!("gzip"))
             );
         }
         let plain = Delivery::mock(1, "".into(), "k".into(), false, b"1".to_vec());
-        assert!(task_definition(&plain, PayloadForm::Whole)["payload"].get("contentEncoding").is_none());
+        let whole = task_definition(plain, PayloadForm::Whole);
+        assert!(whole["payload"].get("contentEncoding").is_none());
     }
 
     #[test]
@@ -387,12 +421,12 @@ mod tests {
         table.insert(ATTEMPTS_HEADER.into(), AMQPValue::LongString("many".into()));
         table.insert("nested".into(), AMQPValue::FieldTable(FieldTable::default()));
         delivery.properties = BasicProperties::default().with_headers(table).with_expiration("soon".into());
-        let definition = task_definition(&delivery, PayloadForm::Whole);
-        assert_eq!(definition["payload"]["bodyBase64"], json!("/w=="));
-        assert!(definition["payload"]["path"].is_null() && definition["payload"]["secondsLeft"].is_null());
         assert_eq!(
             attempt_history(&delivery).next_action(NonZeroU32::new(3), Republishing::Accepted),
             AttemptAction::Republish { attempt: 1 }
         );
+        let definition = task_definition(delivery, PayloadForm::Whole);
+        assert_eq!(definition["payload"]["bodyBase64"], json!("/w=="));
+        assert!(definition["payload"]["path"].is_null() && definition["payload"]["secondsLeft"].is_null());
     }
 }

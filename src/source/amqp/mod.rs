@@ -40,7 +40,7 @@ use crate::limits::{
     AMQP_QUEUE_FULL_TTL, AMQP_REPLY_RETRY_DELAY,
 };
 
-use super::{CallError, Capabilities, Grant, OpenResult, PollBatch, Source, SourceEvent, SourceFuture};
+use super::{CallError, Capabilities, Grant, OpenResult, PollBatch, RunTerms, Source, SourceEvent, SourceFuture};
 use claim::{GrantedRequest, RequestClaim, SettlePlan};
 pub use config::{AmqpSourceConfig, OnAttemptsExhausted};
 use counters::AmqpSourceCounters;
@@ -273,13 +273,15 @@ impl AmqpSourceInner {
     }
 
     fn grant(&self, claim: Arc<RequestClaim>) -> Grant {
-        let task = delivery::task_definition(claim.delivery(), self.config.payload_form);
         let (now, consumer_timeout) = (self.clock.now(), self.consumer_timeout());
         let held = now.since(claim.delivered_at);
         let lease = consumer_timeout.map_or(AMQP_LEASE, |timeout| timeout.saturating_sub(held).min(AMQP_LEASE));
         let (run, results) = (claim.run.clone(), Some(claim.results()));
+        let task = claim.definition();
         let claim = Arc::new(GrantedRequest(claim));
-        Grant { run, expires_at: now.plus(lease), task, payload_error: None, claim, results }
+        // A release puts the request back into its queue.
+        let terms = RunTerms { deadline: None, retries_left: Some(u32::MAX) };
+        Grant { run, expires_at: now.plus(lease), terms, task, payload_error: None, claim, results }
     }
 
     /// No handler has seen the request, so this is no attempt.

@@ -11,25 +11,26 @@ use crate::domain::refusal::Refusal;
 use crate::source::CallError;
 use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyStatus};
 
+use super::delivery::ReceivedRequest;
 use super::publisher::PublishError;
 use super::session::Session;
 
 pub(super) struct PartialReplySender {
     pub(super) session: Arc<Session>,
-    pub(super) reply_to: Option<ShortString>,
-    pub(super) correlation_id: Option<ShortString>,
+    pub(super) message: Arc<ReceivedRequest>,
 }
 
 impl PartialReplySink for PartialReplySender {
     fn send(&self, reply: Reply) -> ReplyFuture<'_> {
         Box::pin(async move {
             let refused = |refusal, what: &str| CallError { refusal, message: format!("partial reply: {what}") };
-            let Some(to) = self.reply_to.clone() else {
+            let request = &self.message.delivery.properties;
+            let Some(to) = request.reply_to().clone() else {
                 return Err(refused(Refusal::Gone, "the request has no reply_to"));
             };
             let mut headers = status_header(&reply);
             headers.insert(headers::PARTIAL.into(), AMQPValue::Boolean(true));
-            let properties = reply_properties(&reply, self.correlation_id.clone()).with_headers(headers);
+            let properties = reply_properties(&reply, request.correlation_id().clone()).with_headers(headers);
             let publish = self.session.reply_publisher.publish_reply(to, properties, reply.body);
             match amqp::while_open(|| !self.session.is_lost(), publish).await {
                 Some(Ok(())) => Ok(()),

@@ -3,7 +3,7 @@
 //! A delivery can be acknowledged only on the channel that brought it, so a session never changes its channel. Another session replaces
 //! one that has ended.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,9 +15,10 @@ use lapin::types::{DeliveryTag, ShortString};
 use lapin::{Channel, Connection, Consumer};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, interval, sleep, timeout};
+use tokio::time::{Instant, interval, timeout};
 
 use crate::amqp::{self, Broker};
+use crate::domain::ack_window::{Ack, AckWindow};
 use crate::domain::id::Run;
 use crate::host::crash_points::crash_point;
 use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CHANNEL_CHECK_INTERVAL, AMQP_CLOSE_TIMEOUT, AMQP_UNPOLLED_REQUEUE_DELAY};
@@ -33,7 +34,7 @@ pub(super) struct PendingDelivery {
 }
 
 /// How a delivery is settled.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum AckKind {
     Acknowledge,
     Requeue,
@@ -67,13 +68,16 @@ pub(super) struct Session {
     /// A delivery arrived, or the session ended.
     pub(super) arrived: Notify,
     retired: Notify,
+    /// A delivery is to be acknowledged.
+    acks_due: Notify,
     /// [`Self::is_finished`] became true.
     finished: Notify,
 }
 
 struct State {
     pending: VecDeque<PendingDelivery>,
-    unsettled: BTreeSet<Run>,
+    unsettled: BTreeMap<DeliveryTag, Run>,
+    acks: AckWindow,
     end: Option<SessionEnd>,
     is_consumer_ended: bool,
     is_finished: bool,
@@ -111,7 +115,8 @@ impl Session {
             consume_channel,
             state: Mutex::new(State {
                 pending: VecDeque::new(),
-                unsettled: BTreeSet::new(),
+                unsettled: BTreeMap::new(),
+                acks: AckWindow::default(),
                 end: None,
                 is_consumer_ended: false,
                 is_finished: false,
@@ -121,6 +126,7 @@ impl Session {
             settling: Arc::default(),
             arrived: Notify::new(),
             retired: Notify::new(),
+            acks_due: Notify::new(),
             finished: Notify::new(),
         };
         Ok((Arc::new(session), consumer))
@@ -177,13 +183,9 @@ impl Session {
         self.held_claims.fetch_sub(1, Ordering::AcqRel);
     }
 
-    pub(super) fn add_claim(&self, run: Run) {
+    pub(super) fn add_claim(&self, tag: DeliveryTag, run: Run) {
         self.held_claims.fetch_add(1, Ordering::AcqRel);
-        self.state.lock().unsettled.insert(run);
-    }
-
-    pub(super) fn mark_settled(&self, run: &Run) {
-        self.state.lock().unsettled.remove(run);
+        self.state.lock().unsettled.insert(tag, run);
     }
 
     /// Whether the broker blocks publishing, for want of memory or disk.
@@ -198,26 +200,37 @@ impl Session {
         self.arrived.notify_one();
     }
 
-    /// Settles a delivery at the broker.
+    /// Settles a delivery at the broker, without waiting for the frame: where it is lost, the channel has ended, which requeues as well.
+    /// Acknowledgements of one turn of the runtime are sent together. Returns whether the channel was open.
     ///
     /// Uses the channel, since a delivery's own `Acker` sends each frame by way of another task of lapin's.
-    pub(super) async fn acknowledge(&self, tag: DeliveryTag, kind: AckKind) -> lapin::Result<()> {
-        let channel = &self.consume_channel;
+    pub(super) fn settle(&self, tag: DeliveryTag, kind: AckKind) -> bool {
+        let is_open = !self.is_lost();
+        let mut state = self.state.lock();
+        state.unsettled.remove(&tag);
         match kind {
-            AckKind::Acknowledge => channel.basic_ack(tag, BasicAckOptions::default()).await,
-            AckKind::Requeue => channel.basic_reject(tag, BasicRejectOptions { requeue: true }).await,
-            AckKind::DeadLetter => channel.basic_reject(tag, BasicRejectOptions { requeue: false }).await,
+            AckKind::Acknowledge => state.acks.on_finished(tag),
+            AckKind::Requeue | AckKind::DeadLetter => {
+                let options = BasicRejectOptions { requeue: kind == AckKind::Requeue };
+                amqp::poll_once(self.consume_channel.basic_reject(tag, options));
+                state.acks.on_rejected(tag);
+            }
         }
+        drop(state);
+        self.acks_due.notify_one();
+        is_open
     }
 
-    /// Requeues a delivery without waiting for the broker: where the frame is lost, the channel has ended, and that requeues as well.
-    /// Returns whether the channel was open.
-    pub(super) fn requeue(&self, tag: DeliveryTag) -> bool {
-        let open = self.consume_channel.status().connected();
-        if open {
-            amqp::poll_once(self.consume_channel.basic_reject(tag, BasicRejectOptions { requeue: true }));
+    fn send_acks(&self) {
+        let acks = self.state.lock().acks.take();
+        for ack in acks {
+            let (tag, multiple) = match ack {
+                Ack::One(tag) => (tag, false),
+                Ack::UpTo(tag) => (tag, true),
+            };
+            amqp::poll_once(self.consume_channel.basic_ack(tag, BasicAckOptions { multiple }));
+            crash_point("request-acknowledged");
         }
-        open
     }
 
     /// Queues deliveries for polls until the consumer has ended, passes pending ones to `requeue`, and waits until no claim is unsettled.
@@ -246,13 +259,15 @@ impl Session {
         pending.into_iter().for_each(requeue);
         self.state.lock().is_consumer_ended = true;
         self.arrived.notify_one();
-        // Without a consumer nothing reports the end of the channel.
         while !self.state.lock().unsettled.is_empty() {
+            // Without a consumer nothing reports the end of the channel.
+            drop(timeout(AMQP_CHANNEL_CHECK_INTERVAL, self.acks_due.notified()).await);
+            self.send_acks();
             if self.is_lost() {
                 return Err("the channel was closed".to_owned());
             }
-            sleep(AMQP_CHANNEL_CHECK_INTERVAL).await;
         }
+        self.send_acks();
         Ok(())
     }
 
@@ -289,6 +304,7 @@ impl Session {
                         return Ok(());
                     }
                 },
+                () = self.acks_due.notified() => self.send_acks(),
                 () = self.retired.notified() => return self.cancel_consumer(consumer).await,
                 _ = checks.tick() => if self.is_unpolled() {
                     self.retire();
@@ -324,7 +340,7 @@ impl Session {
         };
         self.arrived.notify_one();
         if !unsettled.is_empty() {
-            drop(events.send(SourceEvent::Lost(unsettled.into_iter().collect())).await);
+            drop(events.send(SourceEvent::Lost(unsettled.into_values().collect())).await);
         }
     }
 

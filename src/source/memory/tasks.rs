@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{MemoryClaim, MemorySource, PRIORITIES, RunEnd, RunState};
 use crate::domain::id::{PriorityQueue, Run, TaskId};
 use crate::domain::time::Instant;
-use crate::source::{ArtifactBody, Grant, Message, PollBatch};
+use crate::source::{ArtifactBody, Grant, Message, PollBatch, RunTerms};
 
 #[derive(Default)]
 pub(super) struct TaskTable {
@@ -107,9 +107,19 @@ impl TaskTable {
     }
 
     pub(super) fn grant(&self, run: &Run, source: &MemorySource, expires_at: Instant) -> Option<Grant> {
-        let task = self.tasks.get(&run.task)?.definition.clone();
+        let TaskEntry { definition: task, retries_left, .. } = self.tasks.get(&run.task)?;
+        let (task, retries_left) = (task.clone(), Some(*retries_left));
         let claim = Arc::new(MemoryClaim { source: source.clone(), run: run.clone() });
-        Some(Grant { run: run.clone(), expires_at, task, payload_error: None, claim, results: None })
+        let terms = RunTerms { deadline: None, retries_left };
+        Some(Grant {
+            run: run.clone(),
+            expires_at,
+            terms,
+            task: task.into(),
+            payload_error: None,
+            claim,
+            results: None,
+        })
     }
 
     pub(super) fn is_running(&self, run: &Run, worker: &Arc<str>) -> bool {

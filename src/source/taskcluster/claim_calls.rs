@@ -19,7 +19,7 @@ use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{CLAIMED_PAGE_ENTRIES, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
-use crate::source::{Artifact, CallError, Claim, Grant, Message, PollBatch, RecoveryBatch, SourceFuture};
+use crate::source::{Artifact, CallError, Claim, Grant, LossReason, Message, PollBatch, RecoveryBatch, SourceFuture};
 
 pub(super) struct TaskclusterClaim {
     pub(super) run: Run,
@@ -249,7 +249,8 @@ impl Service {
         Ok(Grant {
             run: granted.run,
             expires_at: sent_at.plus(granted.lease),
-            task,
+            terms: granted.terms,
+            task: task.into(),
             payload_error: unreadable,
             claim: Arc::new(claim),
             results: None,
@@ -283,7 +284,7 @@ impl TaskclusterClaim {
         Ok(())
     }
 
-    async fn is_resolved(&self) -> Result<bool, CallError> {
+    async fn fetch_lost_reason(&self) -> Result<Option<LossReason>, CallError> {
         let run = &self.run;
         let path = format!("/task/{}/status", encode_segment(run.task.as_str()));
         let call = ApiRequest::to_queue(format!("status of {run}"), Method::GET, path);
@@ -293,11 +294,13 @@ impl TaskclusterClaim {
         };
         let group = found.worker_group.as_deref().unwrap_or_default();
         let id = found.worker_id.as_deref().unwrap_or_default();
-        match found.state.as_str() {
-            "running" => Ok(!self.service.worker_identity.matches(group, id)),
-            "completed" | "failed" | "exception" => Ok(true),
+        match (found.state.as_str(), found.reason_resolved.as_deref()) {
+            ("running", _) if self.service.worker_identity.matches(group, id) => Ok(None),
+            ("exception", Some("canceled")) => Ok(Some(LossReason::Canceled)),
+            ("exception", Some("deadline-exceeded")) => Ok(Some(LossReason::DeadlineExceeded)),
+            ("running" | "completed" | "failed" | "exception", _) => Ok(Some(LossReason::Revoked)),
             // This worker holds the grant, so the response is older than the claim.
-            state => Err(retryable(format!("status of {run}: unexpected state {state:?}"))),
+            (state, _) => Err(retryable(format!("status of {run}: unexpected state {state:?}"))),
         }
     }
 }
@@ -319,8 +322,8 @@ impl Claim for TaskclusterClaim {
         Box::pin(self.upload_artifact(artifact))
     }
 
-    fn is_canceled(&self) -> SourceFuture<'_, bool> {
-        Box::pin(self.is_resolved())
+    fn lost_reason(&self) -> SourceFuture<'_, Option<LossReason>> {
+        Box::pin(self.fetch_lost_reason())
     }
 }
 

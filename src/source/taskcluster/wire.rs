@@ -11,7 +11,9 @@ use serde_json::value::RawValue;
 
 use super::credentials::Credentials;
 use crate::domain::id::{Run, TaskId};
+use crate::host::clock::Clock;
 use crate::limits::LEASE_MAX;
+use crate::source::RunTerms;
 
 const DATE_RESOLUTION: Duration = Duration::from_secs(1);
 
@@ -102,6 +104,8 @@ pub(super) struct WireClaims {
 #[serde(rename_all = "camelCase")]
 pub(super) struct WireStatus {
     pub(super) task_id: String,
+    retries_left: Option<u32>,
+    deadline: Option<Timestamp>,
     #[serde(default)]
     pub(super) runs: Vec<WireRun>,
 }
@@ -111,6 +115,7 @@ pub(super) struct WireStatus {
 pub(super) struct WireRun {
     pub(super) run_id: u32,
     pub(super) state: String,
+    pub(super) reason_resolved: Option<String>,
     pub(super) worker_group: Option<String>,
     pub(super) worker_id: Option<String>,
 }
@@ -155,6 +160,7 @@ impl WorkerIdentity {
 pub(super) struct CheckedGrant {
     pub(super) run: Run,
     pub(super) lease: Duration,
+    pub(super) terms: RunTerms,
     pub(super) credentials: Credentials,
     pub(super) task: Option<TaskDefinition>,
 }
@@ -168,7 +174,11 @@ impl WireClaim {
         }
         let lease = lease_length(self.taken_until, date, &self.credentials)
             .ok_or_else(|| format!("{run} was granted with an invalid lease"))?;
-        Ok(CheckedGrant { run, lease, credentials: self.credentials.parse()?, task: self.task })
+        let left = self.status.deadline.map(|deadline| deadline.duration_since(date));
+        // Never before the service's clock has reached it: counted from when the response is read.
+        let deadline = left.map(|left| Clock::boot().now().plus(Duration::try_from(left).unwrap_or_default()));
+        let terms = RunTerms { deadline, retries_left: self.status.retries_left };
+        Ok(CheckedGrant { run, lease, terms, credentials: self.credentials.parse()?, task: self.task })
     }
 }
 

@@ -105,11 +105,13 @@ impl Engine {
             None => {}
             Some(Attachment::Grant { grant, sent_at }) => {
                 crash_point(if live.recovered { "taken-over" } else { "claim-granted" });
+                let terms = grant.terms;
                 // Spans of a recovered claim were the previous process's to record.
                 live.on_granted(*grant, sent_at, if live.recovered { TraceRecording::Off } else { recording }, now);
                 self.control.liveness.count_received();
                 self.control.liveness.set_claims_held(self.calls.claims.len());
                 self.history.count(source, |counts| counts.claims += 1);
+                self.handle_event(Event::Claim(claim, ClaimEvent::Terms(terms)));
             }
             // The most frequent result of a take-over: reported by then, or expired.
             Some(Attachment::ClaimRefused(error)) if live.recovered && error.refusal == Refusal::Gone => {
@@ -174,7 +176,8 @@ impl Engine {
             let token = self.calls.next_token();
             self.history.count(source, |counts| counts.claims += 1);
             self.control.liveness.count_received();
-            let granted = GrantedClaim { token, run: grant.run.clone(), length: grant.expires_at.since(sent_at) };
+            let (run, terms) = (grant.run.clone(), grant.terms);
+            let granted = GrantedClaim { token, run, length: grant.expires_at.since(sent_at), terms };
             let mut live = ClaimRuntime::new(source, grant.run.clone());
             live.on_granted(grant, sent_at, self.trace_recording(), self.now());
             self.calls.claims.insert(token, live);

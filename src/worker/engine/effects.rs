@@ -3,11 +3,13 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use tokio::sync::watch;
+
 use super::super::calls::{self, CallResult};
 use super::super::claim_runtime::{ClaimRuntime, Execution, PolledMessage};
 use super::super::uploads::Uploader;
 use super::Engine;
-use crate::domain::claim::{ClaimAction, ClaimEvent, KillCause, UploadStatus};
+use crate::domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason, UploadStatus};
 use crate::domain::id::{LocalToken, SourceId};
 use crate::domain::journal::{ClaimRecord, EntryId};
 use crate::domain::worker::{Effect, Event};
@@ -16,6 +18,17 @@ use crate::host::containment::ProcessScope;
 use crate::host::crash_points::crash_point;
 use crate::host::journal::{FirstRecord, ProcessRecorder};
 use crate::source;
+
+/// For the log of a task that ends without a report.
+const fn loss_note(loss: LossReason) -> &'static str {
+    match loss {
+        LossReason::Canceled => "the task was canceled",
+        LossReason::DeadlineExceeded => "the task's deadline has passed",
+        LossReason::Revoked | LossReason::LeaseExpired | LossReason::GrantedTooLate | LossReason::ShutdownDeadline => {
+            "the claim was lost"
+        }
+    }
+}
 
 impl Engine {
     pub(super) fn perform(&mut self, effect: Effect) {
@@ -127,7 +140,7 @@ impl Engine {
         };
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
-        // Requests may be thousands a second: the line about each one's end is enough.
+        // Requests may be thousands a second.
         if connection_scoped {
             tracing::debug!(claim.run = %live.run, source = binding.name, trace_id, "claimed");
         } else {
@@ -158,6 +171,12 @@ impl Engine {
             let scope = self.containment.new_scope();
             self.start_execution(claim, scope).context.log().write_note(&command.log_line());
         }
+        let is_stopped = self.calls.claim(claim).is_kill_requested();
+        let view = is_stopped.then(|| self.rules.claims().find(|view| view.claim == claim)).flatten();
+        let loss = view.and_then(|view| view.state.loss());
+        if let (Some(loss), Some(execution)) = (loss, &self.calls.claim(claim).execution) {
+            execution.context.log().write_note(loss_note(loss));
+        }
         let has_results = |job: &Execution| !job.context.artifacts().is_empty() || !job.context.log().is_empty();
         let live = self.calls.claim(claim);
         let Some(execution) = live.execution.clone().filter(has_results) else {
@@ -166,7 +185,9 @@ impl Engine {
             return self.handle_event(Event::Claim(claim, event));
         };
         crash_point("before-upload");
-        let (report_by, source) = (live.report_by(), live.source);
+        // A lost claim is not reported.
+        let report_by = if loss.is_some() { watch::channel(None).1 } else { live.report_by() };
+        let source = live.source;
         let (counters, clock, seed) = (Arc::clone(&self.control.counters), self.config.clock, self.seed ^ claim.0);
         let storage = Arc::clone(&self.history.source(source).storage);
         let source = self.source_name(source).to_owned();

@@ -83,9 +83,9 @@ impl Engine {
     /// A claim that was never prepared is in no record yet, and its poll counts as read.
     pub(super) fn journal_unprepared(&mut self, claim: LocalToken) {
         let live = self.calls.claim(claim);
-        let connection_scoped = self.sources[live.source.index()].source.capabilities().connection_scoped;
-        if live.execution.is_none() && !live.recovered && !connection_scoped {
-            let record = self.journal.claim_record(live.source, live.run.clone());
+        let (source, run) = (live.source, live.run.clone());
+        if live.execution.is_none() && !live.recovered && !self.is_connection_scoped(source) {
+            let record = self.journal.claim_record(source, run);
             self.journal.records.record(JournalRecord::Claimed { entry: EntryId(claim.0), claim: record });
         }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use crate::domain::claim::ClaimEvent;
+use crate::domain::claim::{ClaimEvent, LossReason};
 use crate::domain::id::{ServiceId, SourceId};
 use crate::domain::journal::EntryId;
 use crate::domain::refusal::Refusal;
@@ -176,9 +176,12 @@ impl Engine {
                 self.shut_down(exit).await;
                 return Ok(exit);
             }
-            let deadline = self.rules.next_deadline();
+            let deadline = [self.rules.next_deadline(), self.history.requests.due].into_iter().flatten().min();
             // First, since a series of ready calls must not delay a reclaim.
             if deadline.is_some_and(|at| clock.now() >= at) {
+                if self.history.requests.due == deadline {
+                    self.history.requests.log();
+                }
                 self.handle_event(Event::Tick);
                 continue;
             }
@@ -186,7 +189,7 @@ impl Engine {
                 biased;
                 Some(request) = self.requests.recv() => request(&mut self),
                 Some(result) = self.calls.next_result() => self.on_call_joined(result),
-                () = or_pending(deadline.map(|at| clock.sleep_until(at))) => self.handle_event(Event::Tick),
+                () = or_pending(deadline.map(|at| clock.sleep_until(at))) => {}
                 () = wake.notified() => {
                     for source in 0..self.sources.len() {
                         self.handle_event(Event::Wake(SourceId::from_index(source)));
@@ -198,6 +201,7 @@ impl Engine {
 
     async fn shut_down(&mut self, exit: ExitReason) {
         tracing::info!(exit = exit.as_str(), "the worker exits: {}", self.control.counts());
+        self.history.requests.log();
         self.calls.shut_down().await;
         self.journal.records.flush().await;
         if exit == ExitReason::Aborted {
@@ -276,7 +280,7 @@ impl Engine {
             // A run that is not held here needs no stop.
             SourceEvent::CancelRequested(run) => {
                 if let Some(claim) = self.calls.find(source, &run) {
-                    self.handle_event(Event::Claim(claim, ClaimEvent::StatusChecked(Ok(true))));
+                    self.handle_event(Event::Claim(claim, ClaimEvent::StatusChecked(Ok(Some(LossReason::Canceled)))));
                 }
             }
             SourceEvent::Exhausted { what } if self.sources.len() == 1 => {
@@ -304,6 +308,10 @@ impl Engine {
             return error.refusal;
         }
         self.log_source_refusal(source, error)
+    }
+
+    pub(super) fn is_connection_scoped(&self, source: SourceId) -> bool {
+        self.sources[source.index()].source.capabilities().connection_scoped
     }
 
     fn trace_recording(&self) -> TraceRecording {

@@ -80,14 +80,20 @@ impl ObservedWorkers {
 }
 
 fn kubernetes_pool(place: &Fixture, port: &str, scaling: KubernetesScaling) -> PoolConfig {
-    let (token_file, template) = (place.path().join("token"), place.path().join("template.json"));
-    std::fs::write(&token_file, format!("{TOKEN}\n")).expect("it is written");
+    let (kubeconfig, template) = (place.path().join("kubeconfig"), place.path().join("template.json"));
+    std::fs::write(place.path().join("token"), TOKEN).expect("it is written");
+    let config = serde_json::json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "test",
+        "clusters": [{ "name": "test", "cluster": { "server": format!("http://127.0.0.1:{port}") } }],
+        "users": [{ "name": "test", "user": { "tokenFile": place.path().join("token") } }],
+        "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
+    });
+    std::fs::write(&kubeconfig, config.to_string()).expect("it is written");
     let pod = serde_json::json!({ "spec": { "containers": [{ "resources": { "limits": { "cpu": 1 } } }] } });
     std::fs::write(&template, pod.to_string()).expect("it is written");
     let cluster = KubernetesDriverConfig {
-        server: format!("http://127.0.0.1:{port}").parse().expect("an URL"),
+        kubeconfig: Some(File(kubeconfig)),
         namespace: "here".to_owned(),
-        service_account_dir: Some(place.path().to_owned()),
         image: "worker:1".to_owned(),
         template: Some(File(template)),
         scaling,
@@ -156,9 +162,9 @@ async fn pods_of_a_cluster_are_a_driver() {
     let (end, told) = known.exited.values().next().expect("one");
     assert!(end.reason.contains("exit status: 3") && end.log_tail.contains("goodbye") && !told, "{end:?}");
 
-    // In the end there is no worker and no Deployment.
+    // In the end there is no worker, no Deployment and no Secret.
     let ending = async {
-        while !known.running.is_empty() || !known.pending.is_empty() {
+        while !(list_objects(&port, DEPLOYMENTS).await.is_empty() && list_objects(&port, SECRETS).await.is_empty()) {
             known.stop_all(&mut site);
             for change in site.list_changes().await {
                 known.apply(change);
@@ -166,9 +172,6 @@ async fn pods_of_a_cluster_are_a_driver() {
         }
     };
     assert!(timeout(TEST_TIMEOUT, ending).await.is_ok(), "{known:?}");
-    for (path, kind) in [("apis/apps/v1", "deployments"), ("api/v1", "secrets")] {
-        assert_eq!(list_objects(&port, path, kind).await, Vec::<Value>::new());
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -183,7 +186,7 @@ async fn with_keda_a_group_is_a_deployment_that_it_scales_by_its_queue() {
     group.variables.insert("WORKER_REQUESTS_QUEUE".to_owned(), "core-req-a%20b".to_owned());
     site.start(group.clone()).await.expect("it is made");
     assert_eq!(site.list_changes().await, []);
-    let scaled = list_objects(&port, "apis/keda.sh/v1alpha1", "scaledobjects").await.pop().expect("one");
+    let scaled = list_objects(&port, SCALED_OBJECTS).await.pop().expect("one");
     let trigger = &scaled["spec"]["triggers"][0]["metadata"];
     assert_eq!((&trigger["queueName"], &trigger["value"]), (&"core-req-a%20b".into(), &"2".into()), "{scaled}");
     assert_eq!((&scaled["spec"]["minReplicaCount"], &scaled["spec"]["maxReplicaCount"]), (&1.into(), &5.into()));
@@ -193,18 +196,17 @@ async fn with_keda_a_group_is_a_deployment_that_it_scales_by_its_queue() {
     assert_eq!(site.list_changes().await, [WorkerChange::Discovered { id: group.id.clone(), key: group.key.clone() }]);
     assert!(site.handle.stop(&group.id));
     site.wait_for_exit(&group.id, true).await;
-    for (path, kind) in [
-        ("apis/apps/v1", "deployments"),
-        ("api/v1", "secrets"),
-        ("apis/keda.sh/v1alpha1", "scaledobjects"),
-        ("apis/keda.sh/v1alpha1", "triggerauthentications"),
-    ] {
-        assert_eq!(list_objects(&port, path, kind).await, Vec::<Value>::new());
+    for kind in [DEPLOYMENTS, SECRETS, SCALED_OBJECTS, ("apis/keda.sh/v1alpha1", "triggerauthentications")] {
+        assert_eq!(list_objects(&port, kind).await, Vec::<Value>::new());
     }
 }
 
+const DEPLOYMENTS: (&str, &str) = ("apis/apps/v1", "deployments");
+const SECRETS: (&str, &str) = ("api/v1", "secrets");
+const SCALED_OBJECTS: (&str, &str) = ("apis/keda.sh/v1alpha1", "scaledobjects");
+
 /// What the stand-in has of a kind.
-async fn list_objects(port: &str, path: &str, kind: &str) -> Vec<Value> {
+async fn list_objects(port: &str, (path, kind): (&str, &str)) -> Vec<Value> {
     let label = "labelSelector=app.kubernetes.io/managed-by%3Djourneyman";
     let url = format!("http://127.0.0.1:{port}/{path}/namespaces/here/{kind}?{label}");
     let answer = reqwest::Client::new().get(url).bearer_auth(TOKEN).send().await.expect("it answers");

@@ -1,0 +1,9 @@
+//! The Kubernetes API: the client, its errors, the state of a pod, and a watch for changes.
+
+mod client;
+mod pod;
+mod watch;
+
+pub(crate) use client::{KubernetesClient, KubernetesError, existing};
+pub(crate) use pod::{PodState, pod_state};
+pub(crate) use watch::PodWatch;

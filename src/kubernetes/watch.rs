@@ -1,0 +1,59 @@
+//! Says when pods have changed. A change may be missed while the watch is interrupted, so callers list the pods now and
+//! then all the same.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use futures_util::TryStreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher::{Config, watcher};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::KubernetesClient;
+use crate::limits::{KUBERNETES_WATCH_DEBOUNCE, KUBERNETES_WATCH_RETRY};
+
+pub(crate) struct PodWatch {
+    changed: Arc<Notify>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl PodWatch {
+    /// Watches the pods of a label selector until it is dropped.
+    pub(crate) fn start(client: Arc<KubernetesClient>, selector: String) -> Self {
+        let changed = Arc::new(Notify::new());
+        let task = tokio::spawn(watch(client, selector, Arc::clone(&changed)));
+        Self { changed, _task: AbortOnDropHandle::new(task) }
+    }
+
+    /// Cancel safe.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+}
+
+async fn watch(client: Arc<KubernetesClient>, selector: String, changed: Arc<Notify>) {
+    loop {
+        if let Ok(pods) = client.api::<PartialObjectMeta<Pod>>().await {
+            let mut events = pin!(watcher(pods, Config::default().labels(&selector)));
+            let mut notify_at = None;
+            loop {
+                tokio::select! {
+                    event = events.try_next() => match event {
+                        Ok(Some(_)) => _ = notify_at.get_or_insert_with(|| Instant::now() + KUBERNETES_WATCH_DEBOUNCE),
+                        Ok(None) | Err(_) => break,
+                    },
+                    () = sleep_until(notify_at.unwrap_or_else(Instant::now)), if notify_at.is_some() => {
+                        notify_at = None;
+                        changed.notify_one();
+                    }
+                }
+            }
+        }
+        // An interruption may hide changes, and a list shows why it happened.
+        changed.notify_one();
+        sleep(KUBERNETES_WATCH_RETRY).await;
+    }
+}
