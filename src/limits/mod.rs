@@ -185,6 +185,8 @@ pub const RUNNER_LINES_MAX: usize = 16;
 pub const RUNNER_FILE_BYTES_MAX: u64 = 16 << 20;
 pub const DOCTOR_CHECK_TIMEOUT: Duration = Duration::from_secs(40);
 pub const DOCTOR_STEP_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often an idle worker asks whether it is in quarantine.
+pub const QUARANTINE_CHECK_INTERVAL: Duration = Duration::from_secs(300);
 pub const DOCTOR_CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Descriptors of a worker without tasks: connections, sockets, pipes of threads.
 pub const WORKER_OPEN_FILES: u64 = 128;

@@ -14,6 +14,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use crate::domain::id::{PriorityQueue, Run};
 use crate::domain::outcome::Outcome;
 use crate::domain::time::Instant;
@@ -196,6 +198,11 @@ pub trait Source: Send + Sync + 'static {
     /// start and on changes.
     fn set_capacity(&self, capacity: u32) {
         let _ = capacity;
+    }
+
+    /// Until when the service gives this worker no tasks, as an operator has decided.
+    fn quarantined_until(&self) -> Option<Timestamp> {
+        None
     }
 
     /// How far the host's clock is ahead of the service's at the last answer, in seconds; negative if behind.

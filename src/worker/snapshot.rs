@@ -151,6 +151,7 @@ impl Engine {
             storage_error: activity.storage.error(now),
             counts: activity.counts,
             foreign_claims: view.foreign_claims,
+            quarantined_until: binding.source.quarantined_until().map(|until| until.to_string()),
             clock_skew_seconds: binding.source.clock_skew_seconds(),
             metrics: binding.source.metrics().into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
         };
@@ -376,6 +377,10 @@ fn hints(
                 "{}: this host's clock is {far} s {way} the service's; synchronise it by NTP",
                 source.name
             ));
+        }
+        if let Some(until) = &source.quarantined_until {
+            let name = &source.name;
+            hints.push(format!("{name}: the queue has this worker in quarantine until {until} and gives it no tasks"));
         }
         if source.foreign_claims > 0 {
             hints.push(format!("{}: {}", source.name, duplicate_id_message(source.foreign_claims)));

@@ -269,6 +269,9 @@ pub struct SourceStatus {
     /// Claims under this worker's id that are not its own; another worker may use the id.
     #[serde(default)]
     pub foreign_claims: usize,
+    /// Until when the service gives this worker no tasks (RFC 3339), because an operator has put it into quarantine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quarantined_until: Option<String>,
     /// How far the host's clock is ahead of the service's at the last answer; negative if behind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock_skew_seconds: Option<i64>,

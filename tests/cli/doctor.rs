@@ -98,8 +98,8 @@ fn doctor_distinguishes_a_wrong_token_from_an_unreachable_queue() {
     assert_golden("wrong-port", &host, &doctor(&host, &[], 1));
 }
 
-/// A Taskcluster with this time and these scopes, until the test ends.
-fn stand_in(date: &'static str, scopes: &'static [&'static str]) -> String {
+/// A Taskcluster that answers each path with a status and a body, until the test ends.
+fn service(date: &'static str, answer: impl Fn(&str) -> (u16, serde_json::Value) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let root = format!("http://{}", listener.local_addr().expect("its number"));
     std::thread::spawn(move || {
@@ -109,17 +109,72 @@ fn stand_in(date: &'static str, scopes: &'static [&'static str]) -> String {
             // The check of the connection sends nothing.
             let Some(Ok(first)) = lines.next() else { continue };
             while lines.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
-            let body = match first.split(' ').nth(1).unwrap_or_default() {
-                path if path.ends_with("/scopes/current") => serde_json::json!({ "scopes": scopes }),
-                path if path.contains("/pending/") => serde_json::json!({ "pendingTasks": 5 }),
-                _ => serde_json::json!({ "alive": true }),
-            };
+            let (status, body) = answer(first.split(' ').nth(1).unwrap_or_default());
             let body = body.to_string();
-            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n{date}", body.len());
+            let length = body.len();
+            let head = format!(
+                "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n{date}"
+            );
             drop((&stream).write_all(format!("{head}\r\n{body}").as_bytes()));
         }
     });
     root
+}
+
+/// A Taskcluster with this time and these scopes.
+fn stand_in(date: &'static str, scopes: &'static [&'static str]) -> String {
+    service(date, move |path| match path {
+        path if path.ends_with("/scopes/current") => (200, serde_json::json!({ "scopes": scopes })),
+        path if path.contains("/pending/") => (200, serde_json::json!({ "pendingTasks": 5 })),
+        _ => (200, serde_json::json!({ "alive": true })),
+    })
+}
+
+#[test]
+fn b3_a_queue_of_2019_and_a_client_that_cannot_read_its_scopes_are_healthy() {
+    let root = service("", |path| match path {
+        path if path.ends_with("/scopes/current") => {
+            (403, serde_json::json!({ "code": "InsufficientScopes", "message": "no" }))
+        }
+        path if path.ends_with("/pending/build/linux") => (200, serde_json::json!({ "pendingTasks": 5 })),
+        path if path.contains("/pending/") || path.contains("/workers/") => {
+            (404, serde_json::json!({ "error": "Not found" }))
+        }
+        _ => (200, serde_json::json!({ "alive": true })),
+    });
+    let host = Host::with_root(&root);
+    configure(&host, "");
+    let said = doctor(&host, &[], 0);
+    assert!(line(&said, "ci: scopes").contains("not shown by this service to this client"), "{}", said.out);
+    assert!(line(&said, "ci: task queue").contains("5 pending"), "{}", said.out);
+}
+
+#[test]
+fn b3_a_service_that_fails_is_not_blamed_on_the_client() {
+    let root = service("", |path| match path {
+        path if path.ends_with("/ping") => (200, serde_json::json!({ "alive": true })),
+        _ => (500, serde_json::json!({ "code": "InternalServerError", "message": "Internal Server Error" })),
+    });
+    let host = Host::with_root(&root);
+    configure(&host, "");
+    let said = doctor(&host, &[], 1);
+    assert!(said.out.contains("is its database up?") && !said.out.contains("access token of source"), "{}", said.out);
+}
+
+#[test]
+fn b10_doctor_says_that_the_worker_is_in_quarantine() {
+    let root = service("", |path| match path {
+        path if path.ends_with("/scopes/current") => (200, serde_json::json!({ "scopes": ["*"] })),
+        path if path.ends_with("/provisioners/build/worker-types/linux/workers/g/w") => {
+            (200, serde_json::json!({ "quarantineUntil": "3017-11-21T08:52:20.024Z" }))
+        }
+        path if path.contains("/pending/") => (200, serde_json::json!({ "pendingTasks": 5 })),
+        _ => (200, serde_json::json!({ "alive": true })),
+    });
+    let host = Host::with_root(&root);
+    configure(&host, "");
+    let said = doctor(&host, &[], 1);
+    assert!(line(&said, "ci: quarantine").contains("g/w is in quarantine until 3017-11-21"), "{}", said.out);
 }
 
 #[test]

@@ -44,6 +44,7 @@ pub(crate) fn idle() -> WorkerStatusReply {
         counts: SourceCounts { polls: 17, ..SourceCounts::default() },
         storage_error: None,
         foreign_claims: 0,
+        quarantined_until: None,
         clock_skew_seconds: Some(0),
         metrics: Default::default(),
     };

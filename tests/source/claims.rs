@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use journeyman::domain::id::PriorityQueue;
 use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::host::clock::Clock;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
-use journeyman::source::{CallError, LossReason, MessageQueue as _, Recovery as _, RecoveryBatch};
+use journeyman::source::{CallError, LossReason, MessageQueue as _, Recovery as _, RecoveryBatch, Source as _};
 use serde_json::json;
 
 use crate::gremlin::{Act, Asked, Gremlin, answer_with, date, json as say};
@@ -373,4 +374,30 @@ async fn settings_beyond_protocol_limits_are_rejected_by_name() {
     let mut modern = settings("http://127.0.0.1:1", Dialect::ClaimWork);
     modern.worker_id = long;
     assert!(Taskcluster::new(modern).is_ok());
+}
+
+#[tokio::test]
+async fn b10_a_poll_without_tasks_finds_out_that_the_worker_is_in_quarantine() {
+    let worker = json!({ "quarantineUntil": "3017-11-21T08:52:20.024Z" });
+    let script =
+        |_: &str| vec![say(200, &json!({ "tasks": [] })), say(200, &worker), say(200, &json!({ "tasks": [] }))];
+    let gremlin = Gremlin::start(script).await;
+    let source = source(&gremlin.url(), Dialect::ClaimWork);
+    for _ in 0..2 {
+        source.poll(PriorityQueue(0), 1).await.expect("no tasks");
+    }
+    let until = source.quarantined_until().expect("in quarantine");
+    assert!(until.to_string().starts_with("3017-11-21"), "{until}");
+    assert!(gremlin.asked()[1].line.starts_with("GET /api/queue/v1/provisioners/"), "{}", gremlin.asked()[1].line);
+    assert_eq!(gremlin.asked().len(), 3, "asked again only after minutes");
+}
+
+#[tokio::test]
+async fn b11_without_the_scope_to_read_a_tasks_status_it_is_read_once() {
+    let denied = json!({ "code": "InsufficientScopes", "message": "no" });
+    let (gremlin, claim) = claimed(|_| vec![say(403, &denied)]).await;
+    for _ in 0..3 {
+        assert_eq!(claim.lost_reason().await.expect("unknown counts as no"), None);
+    }
+    assert_eq!(gremlin.asked().len(), 2);
 }

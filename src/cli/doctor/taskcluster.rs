@@ -65,8 +65,10 @@ impl SourceChecks<'_> {
         let api = self.api(Some(credentials))?;
         let queue = self.source.task_queue.to_string();
         let known = api.check_credentials(&queue).await.map_err(|refused| {
-            if refused.refusal == Refusal::Rejected {
-                return self.task_queue_failed(refused);
+            match refused.refusal {
+                Refusal::Rejected => return self.task_queue_failed(refused),
+                Refusal::Retry { .. } | Refusal::Throttled { .. } => return service_failed("credentials", refused),
+                Refusal::Denied | Refusal::Gone | Refusal::Stale => {}
             }
             let fix = format!(
                 "check client id and access token of source.{}, and that the client has not expired",
@@ -82,8 +84,15 @@ impl SourceChecks<'_> {
             Err(refused) if refused.refusal == Refusal::Denied && self.claims_as.is_some() => {
                 Check::ok("task queue", format!("{queue}: no scope to see the number of pending tasks"))
             }
+            Err(refused) if matches!(refused.refusal, Refusal::Retry { .. }) => service_failed("task queue", refused),
             Err(refused) => self.task_queue_failed(refused),
         });
+        if let Some(worker) = self.claims_as
+            && let Ok(Some(until)) = api.quarantined_until(&queue, &worker.group, &worker.id).await
+        {
+            let found = format!("{}/{} is in quarantine until {until}: it gets no tasks", worker.group, worker.id);
+            checks.push(Check::failed("quarantine", found, "an operator of the queue can lift it"));
+        }
         Ok(())
     }
 
@@ -141,10 +150,11 @@ impl SourceChecks<'_> {
         };
         let (worker_id, status) =
             (format!("queue:worker-id:{}/{}", worker.group, worker.id), "queue:status:*".to_owned());
+        let get_worker = format!("queue:get-worker:{queue}/{}/{}", worker.group, worker.id);
         match self.source.dialect {
             Dialect::ClaimWork => (
                 vec![format!("queue:claim-work:{queue}"), worker_id],
-                vec![status, claimed_list, "queue:reclaim-task:*".to_owned()],
+                vec![status, claimed_list, "queue:reclaim-task:*".to_owned(), get_worker],
             ),
             Dialect::Azure => (
                 vec![format!("queue:poll-task-urls:{queue}"), format!("queue:claim-task:{queue}"), worker_id],
@@ -158,7 +168,7 @@ impl SourceChecks<'_> {
         let have = match known {
             CredentialCheck::Scopes(have) => have,
             CredentialCheck::Accepted => {
-                let found = format!("not shown by this service; required: {}", required.join(", "));
+                let found = format!("not shown by this service to this client; required: {}", required.join(", "));
                 return Check::ok("scopes", found);
             }
         };
@@ -180,6 +190,11 @@ impl SourceChecks<'_> {
             }
         }
     }
+}
+
+fn service_failed(check: &'static str, refused: CallError) -> Check {
+    let fix = "the service responds, but it fails: its log says why (is its database up?); nothing is wrong here";
+    Check::failed(check, refused.message, fix)
 }
 
 fn check_clock(date: Option<Timestamp>) -> Check {

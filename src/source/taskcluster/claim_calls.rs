@@ -1,6 +1,7 @@
 //! Claim calls: claim, reclaim, report, and recovery of claims after a lost response.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -50,6 +51,9 @@ impl Taskcluster {
         let reply = self.service.api.call(call).await?;
         let date = reply.date_or_now();
         let claims: WireClaims = reply.json()?;
+        if claims.tasks.is_empty() {
+            self.check_quarantine().await;
+        }
         // Surplus claims up to the limit are kept: dropping them would leave their tasks unclaimable until they
         // expire.
         if claims.tasks.len() > usize::from(POLL_MESSAGES_MAX) {
@@ -83,7 +87,16 @@ impl Taskcluster {
             "workerId": self.service.worker_identity.id,
         }));
         let sent_at = Clock::boot().now();
-        let reply = self.service.api.call(call).await.map_err(claim_task_error)?;
+        let reply = match self.service.api.call(call).await {
+            Ok(reply) => reply,
+            Err(failed) => {
+                // The queue of 2019 answers so while the worker is in quarantine.
+                if failed.status == Some(500) {
+                    self.check_quarantine().await;
+                }
+                return Err(claim_task_error(failed));
+            }
+        };
         let granted = self.service.check_grant(&operation, run, &reply)?;
         self.service.grant(granted, sent_at).map_err(|what| retryable(format!("{operation}: {what}")))
     }
@@ -323,7 +336,24 @@ impl Claim for TaskclusterClaim {
     }
 
     fn lost_reason(&self) -> SourceFuture<'_, Option<LossReason>> {
-        Box::pin(self.fetch_lost_reason())
+        Box::pin(async {
+            if self.service.cannot_read_status.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            match self.fetch_lost_reason().await {
+                Err(error) if error.refusal == Refusal::Denied => {
+                    if !self.service.cannot_read_status.swap(true, Ordering::Relaxed) {
+                        let what = &error.message;
+                        tracing::warn!(
+                            "a canceled task stops at the next reclaim, not within `worker.status_poll_interval`: the worker's \
+                             client lacks the scope queue:status:* ({what})"
+                        );
+                    }
+                    Ok(None)
+                }
+                checked => checked,
+            }
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::error_response::{call_error, classify_status, retryable, transport_error};
-use super::transport::{Api, ApiRequest, TimeoutClass, encode_segment, read_error_response};
+use super::transport::{Api, ApiRequest, ApiResponse, FailedCall, TimeoutClass, encode_segment, read_error_response};
 use crate::domain::id::{Run, TaskId};
 use crate::limits::{ARTIFACT_HOPS_MAX, ARTIFACT_TRANSFER_TIMEOUT_MAX};
 use crate::source::CallError;
@@ -176,14 +176,21 @@ impl Api {
     ///
     /// `Denied` without the scope `queue:pending-count:<task queue>`, which workers do not need.
     pub async fn pending_count(&self, task_queue: &str) -> Result<u64, CallError> {
-        let reply: Value = self.call(pending_tasks_request(task_queue)).await?.json()?;
+        let reply: Value = self.pending_tasks_reply(task_queue).await?.json()?;
         Ok(reply.get("pendingTasks").and_then(Value::as_u64).unwrap_or(0))
     }
-}
 
-pub(super) fn pending_tasks_request(task_queue: &str) -> ApiRequest<'static> {
-    let path = format!("/pending/{}", encode_segment(task_queue));
-    ApiRequest::to_queue(format!("pendingTasks of {task_queue}"), Method::GET, path)
+    pub(super) async fn pending_tasks_reply(&self, task_queue: &str) -> Result<ApiResponse, FailedCall> {
+        let request = |path: &str| {
+            let path = format!("/pending/{path}");
+            ApiRequest::to_queue(format!("pendingTasks of {task_queue}"), Method::GET, path)
+        };
+        match self.call(request(&encode_segment(task_queue).to_string())).await {
+            // The queue of 2019 has provisioner and worker type as two segments.
+            Err(failed) if failed.status == Some(404) => self.call(request(task_queue)).await,
+            reply => reply,
+        }
+    }
 }
 
 fn transfer_request(operation: &str, path: String) -> ApiRequest<'static> {

@@ -17,12 +17,16 @@ mod wire;
 pub use client_calls::{Download, ListPage};
 pub use credentials::{Credentials, InvalidCredentials};
 pub use probe::CredentialCheck;
+use probe::QuarantineCheck;
 pub use transport::{Api, ApiConfig, InvalidConfig, RereadCredentials, Timeouts};
 
+use jiff::Timestamp;
+use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::domain::id::{PriorityQueue, Run};
@@ -81,6 +85,7 @@ pub struct Taskcluster {
     service: Arc<Service>,
     task_queue: String,
     signed_queues: Swap<SignedQueues>,
+    quarantine: Mutex<QuarantineCheck>,
 }
 
 /// What the source shares with its claims.
@@ -89,6 +94,8 @@ struct Service {
     dialect: Dialect,
     worker_identity: WorkerIdentity,
     artifact_storage: ArtifactStorage,
+    /// Without the scope for it.
+    cannot_read_status: AtomicBool,
 }
 
 impl Taskcluster {
@@ -120,9 +127,11 @@ impl Taskcluster {
                 dialect: config.dialect,
                 worker_identity: WorkerIdentity { group: config.worker_group, id: config.worker_id },
                 artifact_storage: config.artifact_storage,
+                cannot_read_status: AtomicBool::new(false),
             }),
             task_queue: config.task_queue,
             signed_queues: Swap::new(SignedQueues::default()),
+            quarantine: Mutex::default(),
         })
     }
 
@@ -170,6 +179,10 @@ impl Source for Taskcluster {
 
     fn clock_skew_seconds(&self) -> Option<i64> {
         self.service.api.clock_ahead()
+    }
+
+    fn quarantined_until(&self) -> Option<Timestamp> {
+        self.quarantine.lock().until
     }
 
     fn capabilities(&self) -> Capabilities {

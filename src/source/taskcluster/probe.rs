@@ -3,9 +3,13 @@
 use jiff::Timestamp;
 use reqwest::Method;
 use serde::Deserialize;
+use tokio::time::timeout;
 
-use super::client_calls::pending_tasks_request;
-use super::transport::{Api, ApiRequest, date_header};
+use super::Taskcluster;
+use super::transport::{Api, ApiRequest, date_header, encode_segment};
+use crate::domain::time::Instant;
+use crate::host::clock::Clock;
+use crate::limits::{DOCTOR_CALL_TIMEOUT, QUARANTINE_CHECK_INTERVAL};
 use crate::source::CallError;
 
 /// What a deployment says about the credentials.
@@ -34,7 +38,7 @@ impl Api {
         Ok(date_header(&response))
     }
 
-    /// currentScopes; without an auth service, a call that checks the signature before scopes.
+    /// currentScopes; without an auth service or the scope for it, what a call says that checks the signature before scopes.
     ///
     /// # Errors
     ///
@@ -44,11 +48,80 @@ impl Api {
         call.service = "auth";
         match self.call(call).await {
             Ok(reply) => Ok(CredentialCheck::Scopes(reply.json::<Scopes>()?.scopes)),
-            Err(failed) if matches!(failed.status, Some(401 | 403)) => Err(failed.error),
-            Err(_) => match self.call(pending_tasks_request(task_queue)).await {
+            Err(failed) if failed.status == Some(401) => Err(failed.error),
+            Err(failed) if failed.status == Some(403) => Ok(CredentialCheck::Accepted),
+            Err(_) => match self.pending_tasks_reply(task_queue).await {
                 Err(failed) if failed.status != Some(403) => Err(failed.error),
                 Ok(_) | Err(_) => Ok(CredentialCheck::Accepted),
             },
+        }
+    }
+
+    /// getWorker: until when the worker is in quarantine.
+    ///
+    /// # Errors
+    ///
+    /// `Gone` if the queue does not know the worker yet, `Denied` without the scope
+    /// `queue:get-worker:<task queue>/<worker group>/<worker id>`.
+    pub async fn quarantined_until(
+        &self,
+        task_queue: &str,
+        worker_group: &str,
+        worker_id: &str,
+    ) -> Result<Option<Timestamp>, CallError> {
+        let (provisioner, worker_type) = task_queue.split_once('/').unwrap_or((task_queue, ""));
+        let path = format!(
+            "/provisioners/{}/worker-types/{}/workers/{}/{}",
+            encode_segment(provisioner),
+            encode_segment(worker_type),
+            encode_segment(worker_group),
+            encode_segment(worker_id)
+        );
+        let call = ApiRequest::to_queue(format!("getWorker {worker_group}/{worker_id}"), Method::GET, path);
+        let reply: WireWorker = self.call(call).await?.json()?;
+        Ok(reply.quarantine_until.filter(|until| *until > Timestamp::now()))
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WireWorker {
+    quarantine_until: Option<Timestamp>,
+}
+
+/// What the source knows of its worker's quarantine.
+#[derive(Default)]
+pub(super) struct QuarantineCheck {
+    checked_at: Option<Instant>,
+    pub(super) until: Option<Timestamp>,
+}
+
+impl Taskcluster {
+    /// Asks now and then why the queue gives no tasks. Without the scope for it, the answer stays unknown.
+    pub(super) async fn check_quarantine(&self) {
+        let now = Clock::boot().now();
+        let before = {
+            let mut known = self.quarantine.lock();
+            if known.checked_at.is_some_and(|at| now.since(at) < QUARANTINE_CHECK_INTERVAL) {
+                return;
+            }
+            known.checked_at = Some(now);
+            known.until
+        };
+        let worker = &self.service.worker_identity;
+        let asked = self.service.api.quarantined_until(&self.task_queue, &worker.group, &worker.id);
+        let until = match timeout(DOCTOR_CALL_TIMEOUT, asked).await {
+            Ok(Ok(until)) => until,
+            Ok(Err(error)) => return tracing::debug!("cannot ask for quarantine: {}", error.message),
+            Err(_) => return,
+        };
+        self.quarantine.lock().until = until;
+        match until {
+            Some(until) if before != Some(until) => {
+                tracing::warn!("the queue has this worker in quarantine until {until} and gives it no tasks");
+            }
+            None if before.is_some() => tracing::info!("this worker is no longer in quarantine"),
+            Some(_) | None => {}
         }
     }
 }

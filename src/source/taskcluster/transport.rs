@@ -336,6 +336,9 @@ impl Api {
         if answered.status == 401 && ahead_s.unsigned_abs() > CLOCK_SKEW_TOLERATED_S {
             write!(error.message, "; this host's clock is off by {} s: synchronize it", ahead_s.unsigned_abs()).ok();
         }
+        if answered.status == 401 && error.message.contains("Bad mac") {
+            error.message.push_str("; the access token is not the one of this client");
+        }
         FailedCall { status: Some(answered.status), error }
     }
 }

@@ -251,6 +251,7 @@ mod tests {
         let source = |name: &str, error| SourceStatus {
             storage_error: None,
             foreign_claims: 0,
+            quarantined_until: None,
             clock_skew_seconds: None,
             metrics: std::collections::BTreeMap::new(),
             name: name.to_owned(),
