@@ -6,6 +6,7 @@
 use super::openmetrics::{self, MetricFamily, MetricKind, Sample, by_label, flag, float, labeled, optional, unlabeled};
 use crate::control::WorkerStatusReply;
 use crate::worker::counters::{SourceCounts, WorkerCounts};
+use crate::worker::durations::{BOUNDS_SECONDS, EndKind, Histogram, TaskPhase};
 use crate::worker::status::{BlockedReason, LifecycleState, SourceStatus, WorkerStatus};
 use crate::worker::trace_recorder::SpanCounts;
 
@@ -73,6 +74,13 @@ fn families() -> Vec<Family> {
             "Ended claims by outcome: completed, failed, exception with its reason, canceled, deadline-exceeded \
             (stopped at the task's deadline), superseded (the queue had another outcome already), unconfirmed (the report was not answered), lost (ended without a report).",
             |status| status.sources.iter().flat_map(outcomes).collect(),
+        ),
+        MetricFamily::new(
+            MetricKind::Histogram,
+            "task_phase_seconds{source,phase,outcome,le}",
+            "Time that ended claims took by phase: queue (pending, by the queue's clock; not with AMQP), start (from the claim to the \
+            start of the payload), run, store (artifacts and log), report; by outcome: completed, failed, exception, lost.",
+            |status: &WorkerStatusReply| status.snapshot.sources.iter().flat_map(durations).collect(),
         ),
         source_count("claims{source}", "Claims granted.", |counts| counts.claims),
         source_count("claims_refused{source}", "Claim requests that the queue rejected or that failed.", |counts| {
@@ -217,6 +225,14 @@ fn families() -> Vec<Family> {
             unlabeled(float(status.host.memory_min))
         }),
     ]
+}
+
+fn durations(source: &SourceStatus) -> Vec<Sample> {
+    let of = |phase: TaskPhase, end: EndKind| {
+        let Histogram { buckets, sum_seconds } = source.durations.of(phase, end);
+        openmetrics::histogram(&[&source.name, phase.as_str(), end.as_str()], &BOUNDS_SECONDS, buckets, *sum_seconds)
+    };
+    TaskPhase::ALL.iter().flat_map(|phase| EndKind::ALL.iter().flat_map(|end| of(*phase, *end))).collect()
 }
 
 fn outcomes(source: &SourceStatus) -> [Sample; 12] {

@@ -11,10 +11,14 @@ pub(super) enum MetricKind {
     Gauge,
     Counter,
     Info,
+    /// The last label is `le`.
+    Histogram,
 }
 
 /// Labels are in the order of the family's name; an empty one is left out.
 pub(super) struct Sample {
+    /// Of a histogram's sample.
+    suffix: &'static str,
     labels: Vec<String>,
     value: f64,
 }
@@ -52,7 +56,7 @@ impl<S> MetricFamily<S> {
 
     fn sample_name(&self) -> String {
         match self.kind {
-            MetricKind::Gauge => self.name(),
+            MetricKind::Gauge | MetricKind::Histogram => self.name(),
             MetricKind::Counter => format!("{}_total", self.name()),
             MetricKind::Info => format!("{}_info", self.name()),
         }
@@ -60,11 +64,30 @@ impl<S> MetricFamily<S> {
 }
 
 pub(super) fn labeled<const N: usize>(labels: [impl ToString; N], value: f64) -> Sample {
-    Sample { labels: labels.iter().map(ToString::to_string).collect(), value }
+    Sample { suffix: "", labels: labels.iter().map(ToString::to_string).collect(), value }
 }
 
 pub(super) fn unlabeled(value: impl Into<f64>) -> Vec<Sample> {
-    vec![Sample { labels: Vec::new(), value: value.into() }]
+    vec![Sample { suffix: "", labels: Vec::new(), value: value.into() }]
+}
+
+/// The samples of a histogram with `buckets` that are not cumulative; the last one has no bound.
+pub(super) fn histogram(labels: &[&str], bounds: &[f64], buckets: &[u64], sum: f64) -> Vec<Sample> {
+    let sample = |suffix, bound: String, value| {
+        let labels = labels.iter().map(ToString::to_string).chain([bound]).collect();
+        Sample { suffix, labels, value }
+    };
+    let bounds = bounds.iter().map(|bound| format!("{bound:?}")).chain(["+Inf".to_owned()]);
+    let mut count = 0;
+    let mut samples: Vec<Sample> = bounds
+        .zip(buckets)
+        .map(|(bound, bucket)| {
+            count += bucket;
+            sample("_bucket", bound, float(count))
+        })
+        .collect();
+    samples.extend([sample("_count", String::new(), float(count)), sample("_sum", String::new(), sum)]);
+    samples
 }
 
 /// Samples with one label.
@@ -96,6 +119,7 @@ pub(super) fn text<S>(status: &S, families: &[MetricFamily<S>]) -> String {
             MetricKind::Gauge => "gauge",
             MetricKind::Counter => "counter",
             MetricKind::Info => "info",
+            MetricKind::Histogram => "histogram",
         };
         _ = writeln!(out, "# HELP {name} {}\n# TYPE {name} {kind}", family.help);
         if let Some(unit) = family.unit() {
@@ -105,7 +129,7 @@ pub(super) fn text<S>(status: &S, families: &[MetricFamily<S>]) -> String {
             let pairs = family.labels.iter().zip(&sample.labels).filter(|(_, value)| !value.is_empty());
             let labels: Vec<String> = pairs.map(|(label, value)| format!("{label}=\"{}\"", escape(value))).collect();
             let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-            _ = writeln!(out, "{}{labels} {:?}", family.sample_name(), sample.value);
+            _ = writeln!(out, "{}{}{labels} {:?}", family.sample_name(), sample.suffix, sample.value);
         }
     }
     out + "# EOF\n"

@@ -29,6 +29,7 @@ pub(super) struct StatusRoutes<S> {
     pub(super) role: &'static str,
     pub(super) snapshot: Arc<SnapshotFn<S>>,
     pub(super) checks: fn(&S) -> Vec<ReadinessCheck>,
+    pub(super) is_started: fn(&S) -> bool,
     pub(super) metrics: fn(&S) -> String,
     pub(super) page: RenderPage<S>,
 }
@@ -48,13 +49,16 @@ impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
         Router::new()
             .route("/", get(Self::page))
             .route("/livez", get(Self::liveness))
+            .route("/startupz", get(Self::startup))
             .route("/readyz", get(Self::readiness))
             .route("/metrics", get(Self::metrics))
             .route("/status.json", get(Self::json))
             .method_not_allowed_fallback(async || {
                 (StatusCode::METHOD_NOT_ALLOWED, "method not allowed: this endpoint is read-only\n")
             })
-            .fallback(async || (StatusCode::NOT_FOUND, "paths: /, /livez, /readyz?verbose, /metrics, /status.json\n"))
+            .fallback(async || {
+                (StatusCode::NOT_FOUND, "paths: /, /livez, /startupz, /readyz?verbose, /metrics, /status.json\n")
+            })
             .with_state(Arc::new(self))
     }
 
@@ -69,6 +73,11 @@ impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
 
     async fn liveness(State(routes): State<Arc<Self>>) -> Result<&'static str, Unavailable> {
         routes.take_snapshot().await.map(|_| "ok\n")
+    }
+
+    async fn startup(State(routes): State<Arc<Self>>) -> Result<&'static str, Unavailable> {
+        let is_started = (routes.is_started)(&routes.take_snapshot().await?);
+        if is_started { Ok("started\n") } else { Err((StatusCode::SERVICE_UNAVAILABLE, "not started\n".to_owned())) }
     }
 
     async fn readiness(State(routes): State<Arc<Self>>, query: Parameters) -> Result<String, Unavailable> {

@@ -16,6 +16,8 @@ pub async fn serve(listener: HttpListener, snapshot: Arc<SnapshotFn<WorkerStatus
         role: "worker",
         snapshot,
         checks: |status| readiness_checks(&status.snapshot),
+        // Not the queue's answer: one that boots with this host would get the worker restarted.
+        is_started: |status| status.snapshot.sidecars.iter().all(|sidecar| sidecar.up || sidecar.restarts > 0),
         metrics: metrics::text,
         page: Box::new(|status, refresh| page::worker::render(status, refresh, jiff::Timestamp::now())),
     };

@@ -79,6 +79,8 @@ pub struct Grant {
     pub expires_at: Instant,
     /// The task's deadline and retries, by the service.
     pub terms: RunTerms,
+    /// How long the run was pending, by the clock of its queue; `None` where the queue does not say.
+    pub queued_for: Option<Duration>,
     /// The task definition.
     pub task: Definition,
     /// Why the payload cannot be read; it is malformed then.

@@ -40,6 +40,10 @@ impl Engine {
         drop_guarded(live.prepared.take());
         let now = self.now();
         self.history.on_claim_ended(live.source, end, now);
+        if let Some(granted_at) = live.granted_at {
+            let durations = &mut self.history.source(live.source).durations;
+            durations.observe(&live.timeline, live.queued_for, granted_at, end, now);
+        }
         self.record_trace(&live, end);
         let run = &live.run;
         let log_bytes = live.execution.as_ref().map_or(0, |job| job.context.log().bytes());

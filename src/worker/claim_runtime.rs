@@ -43,6 +43,7 @@ pub(super) struct ClaimRuntime {
     pub(super) execution: Option<Execution>,
     calls: Vec<AbortHandle>,
     pub(super) granted_at: Option<Instant>,
+    pub(super) queued_for: Option<Duration>,
     pub(super) reclaimed_at: Option<Instant>,
     /// When the request was sent that the lease counts from.
     pub(super) lease_requested_at: Option<Instant>,
@@ -78,6 +79,7 @@ impl ClaimRuntime {
             execution: None,
             calls: Vec::new(),
             granted_at: None,
+            queued_for: None,
             reclaimed_at: None,
             lease_requested_at: None,
             reclaims: 0,
@@ -117,6 +119,7 @@ impl ClaimRuntime {
 
     pub(super) fn on_granted(&mut self, grant: Grant, sent_at: Instant, recording: TraceRecording, now: Instant) {
         self.granted_at = Some(now);
+        self.queued_for = grant.queued_for;
         self.lease_requested_at = Some(sent_at);
         self.timeline.start(ClaimPhase::Claim, now);
         self.timeline.end(&[ClaimPhase::Claim], now);

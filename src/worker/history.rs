@@ -8,6 +8,7 @@ use crate::domain::id::{Run, SourceId};
 use crate::domain::time::Instant;
 
 use super::counters::{SourceCounts, WorkerCounters};
+use super::durations::TaskDurations;
 use super::recent_outcomes::RecentOutcomes;
 use super::request_summary::RequestSummary;
 use super::status::Note;
@@ -49,6 +50,7 @@ pub(super) struct SourceActivity {
     /// Missing scopes of recovery were logged.
     pub(super) recovery_denied: bool,
     pub(super) counts: SourceCounts,
+    pub(super) durations: TaskDurations,
     pub(super) storage: Arc<StorageHealth>,
 }
 

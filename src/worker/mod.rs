@@ -11,6 +11,8 @@ mod claim_end;
 mod claim_runtime;
 #[doc(hidden)]
 pub mod counters;
+#[doc(hidden)]
+pub mod durations;
 mod engine;
 mod handler_runtime;
 mod history;

@@ -150,6 +150,7 @@ impl Engine {
             }),
             storage_error: activity.storage.error(now),
             counts: activity.counts,
+            durations: activity.durations.clone(),
             foreign_claims: view.foreign_claims,
             quarantined_until: binding.source.quarantined_until().map(|until| until.to_string()),
             clock_skew_seconds: binding.source.clock_skew_seconds(),

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::named_enum::named_enum;
 
 use super::counters::{OutcomeCounts, SourceCounts, WorkerCounts};
+use super::durations::TaskDurations;
 use super::trace_recorder::SpanCounts;
 
 /// The status of a worker. `journeyman status -o json` prints it; its keys are stable.
@@ -266,6 +267,9 @@ pub struct SourceStatus {
     /// Counters since the start.
     #[serde(default)]
     pub counts: SourceCounts,
+    /// For the metrics alone.
+    #[serde(skip)]
+    pub durations: TaskDurations,
     /// Claims under this worker's id that are not its own; another worker may use the id.
     #[serde(default)]
     pub foreign_claims: usize,

@@ -84,8 +84,9 @@ async fn a_full_worker_is_ready() {
 async fn a_worker_that_has_exited_is_neither_alive_nor_ready() {
     let server = Server::start(views::idle()).await;
     assert_eq!(get(server.address, "/livez").await.status, 200);
+    assert_eq!(get(server.address, "/startupz").await.status, 200);
     server.show(None);
-    for path in ["/livez", "/readyz", "/metrics", "/", "/status.json"] {
+    for path in ["/livez", "/startupz", "/readyz", "/metrics", "/", "/status.json"] {
         assert_eq!(get(server.address, path).await.status, 503, "{path}");
     }
 }

@@ -54,7 +54,12 @@ fn read(python: &str, text: &str) -> Result<Vec<String>, String> {
 /// The names of every series that the text holds.
 pub(crate) fn names(text: &str) -> BTreeSet<String> {
     let samples = text.lines().filter(|line| !line.starts_with('#'));
-    samples.map(|line| line.split(['{', ' ']).next().unwrap_or_default().to_owned()).collect()
+    let name = |line: &str| line.split(['{', ' ']).next().unwrap_or_default().to_owned();
+    let of_histogram = |name: &str| {
+        let family = ["_bucket", "_count", "_sum"].iter().find_map(|suffix| name.strip_suffix(suffix))?;
+        text.contains(&format!("# TYPE {family} histogram")).then(|| family.to_owned())
+    };
+    samples.map(name).map(|name| of_histogram(&name).unwrap_or(name)).collect()
 }
 
 /// The names of the table that the examples show.
@@ -109,6 +114,19 @@ fn samples_match_the_status() {
         !names(&text).contains("journeyman_lease_remaining_min_seconds"),
         "no lease is held, which is not a lease of no length: {text}"
     );
+}
+
+#[test]
+fn e4_the_times_of_tasks_are_histograms() {
+    let text = text(&views::idle());
+    for end in [
+        "_bucket{source=\"ci\",phase=\"queue\",outcome=\"completed\",le=\"0.01\"} 0.0",
+        "_bucket{source=\"nightly\",phase=\"report\",outcome=\"lost\",le=\"+Inf\"} 0.0",
+        "_count{source=\"ci\",phase=\"run\",outcome=\"failed\"} 0.0",
+        "_sum{source=\"ci\",phase=\"store\",outcome=\"exception\"} 0.0",
+    ] {
+        assert!(text.contains(&format!("journeyman_task_phase_seconds{end}\n")), "{end}");
+    }
 }
 
 #[test]

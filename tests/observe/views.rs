@@ -43,6 +43,7 @@ pub(crate) fn idle() -> WorkerStatusReply {
         error: None,
         counts: SourceCounts { polls: 17, ..SourceCounts::default() },
         storage_error: None,
+        durations: Default::default(),
         foreign_claims: 0,
         quarantined_until: None,
         clock_skew_seconds: Some(0),

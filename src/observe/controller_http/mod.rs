@@ -30,6 +30,7 @@ pub async fn serve(
         role: "controller",
         snapshot,
         checks: |status| status.pools.iter().map(readiness_check).collect(),
+        is_started: |_| true,
         metrics: metrics::text,
         page: Box::new(move |status, refresh| {
             let shown = has_token && refresh == Refresh::Auto;

@@ -281,7 +281,7 @@ impl AmqpSourceInner {
         let claim = Arc::new(GrantedRequest(claim));
         // A release puts the request back into its queue.
         let terms = RunTerms { deadline: None, retries_left: Some(u32::MAX) };
-        Grant { run, expires_at: now.plus(lease), terms, task, payload_error: None, claim, results }
+        Grant { run, expires_at: now.plus(lease), terms, queued_for: None, task, payload_error: None, claim, results }
     }
 
     /// No handler has seen the request, so this is no attempt.

@@ -115,6 +115,7 @@ impl TaskTable {
             run: run.clone(),
             expires_at,
             terms,
+            queued_for: None,
             task: task.into(),
             payload_error: None,
             claim,

@@ -263,6 +263,7 @@ impl Service {
             run: granted.run,
             expires_at: sent_at.plus(granted.lease),
             terms: granted.terms,
+            queued_for: granted.queued_for,
             task: task.into(),
             payload_error: unreadable,
             claim: Arc::new(claim),

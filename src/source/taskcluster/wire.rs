@@ -118,6 +118,16 @@ pub(super) struct WireRun {
     pub(super) reason_resolved: Option<String>,
     pub(super) worker_group: Option<String>,
     pub(super) worker_id: Option<String>,
+    scheduled: Option<String>,
+    started: Option<String>,
+}
+
+impl WireRun {
+    fn queued_for(&self) -> Option<Duration> {
+        let [scheduled, started] =
+            [&self.scheduled, &self.started].map(|time| time.as_ref()?.parse::<Timestamp>().ok());
+        Duration::try_from(started?.duration_since(scheduled?)).ok()
+    }
 }
 
 #[derive(Deserialize)]
@@ -161,6 +171,7 @@ pub(super) struct CheckedGrant {
     pub(super) run: Run,
     pub(super) lease: Duration,
     pub(super) terms: RunTerms,
+    pub(super) queued_for: Option<Duration>,
     pub(super) credentials: Credentials,
     pub(super) task: Option<TaskDefinition>,
 }
@@ -178,7 +189,8 @@ impl WireClaim {
         // Never before the service's clock has reached it: counted from when the response is read.
         let deadline = left.map(|left| Clock::boot().now().plus(Duration::try_from(left).unwrap_or_default()));
         let terms = RunTerms { deadline, retries_left: self.status.retries_left };
-        Ok(CheckedGrant { run, lease, terms, credentials: self.credentials.parse()?, task: self.task })
+        let queued_for = self.status.runs.iter().find(|of| of.run_id == run.run).and_then(WireRun::queued_for);
+        Ok(CheckedGrant { run, lease, terms, queued_for, credentials: self.credentials.parse()?, task: self.task })
     }
 }
 

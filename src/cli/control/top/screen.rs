@@ -250,6 +250,7 @@ mod tests {
     fn status(state: LifecycleState) -> WorkerStatusReply {
         let source = |name: &str, error| SourceStatus {
             storage_error: None,
+            durations: crate::worker::durations::TaskDurations::default(),
             foreign_claims: 0,
             quarantined_until: None,
             clock_skew_seconds: None,
