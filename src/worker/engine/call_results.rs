@@ -51,6 +51,10 @@ impl Engine {
                 self.drop_lost_grants(&granted);
             }
             CallResult::Recovered { source, sent_at, answer } => {
+                for grant in answer.iter().flat_map(|batch| &batch.grants) {
+                    let source = self.source_name(source);
+                    tracing::info!(claim.run = %grant.run, source, "recovered a claim whose reply was lost");
+                }
                 let answer =
                     answer.map_err(|error| self.log_recovery_refusal(source, error)).map(|batch| RecoveryResult {
                         error: batch.error.map(|error| self.log_recovery_refusal(source, error)),
