@@ -150,6 +150,13 @@ impl Poller {
         matches!(self.state, State::Polling { .. } | State::Recovering)
     }
 
+    pub const fn poll_sent_at(&self) -> Option<Instant> {
+        match self.state {
+            State::Polling { sent_at, .. } => Some(sent_at),
+            State::Closed | State::Opening | State::Idle | State::Recovering => None,
+        }
+    }
+
     /// Whether a poll is in flight that the service answers as soon as a task is pending.
     pub const fn is_long_polling(&self) -> bool {
         self.capabilities.long_poll && matches!(self.state, State::Polling { .. })

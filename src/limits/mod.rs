@@ -22,6 +22,8 @@ pub const XML_TAG_BYTES_MAX: usize = 1 << 10;
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The service answers after 20 s; proxies give up after 60 s.
 pub const LONG_POLL_TIMEOUT: Duration = Duration::from_secs(60);
+/// For the service to notice that the connection of a long poll is closed, before its claims are listed.
+pub const CLOSED_POLL_SETTLE: Duration = Duration::from_millis(300);
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The service closes idle connections after 90 s.
 pub const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);

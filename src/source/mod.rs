@@ -169,7 +169,7 @@ pub trait Source: Send + Sync + 'static {
     /// # Cancel safety
     ///
     /// Not cancel safe if [`Capabilities::long_poll`] is set: a claim that the service makes while the future is
-    /// dropped is lost until its lease ends. The runtime never drops it.
+    /// dropped is lost until its lease ends. The runtime never drops it; see [`Source::pause`].
     fn poll(&self, queue: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch>;
 
     /// The calls about messages, if polls return messages.

@@ -251,9 +251,18 @@ struct ClaimingStatus {
 }
 
 impl Engine {
+    /// What a worker without tasks waits for before it exits.
+    pub(super) fn open_poll_message(&self) -> Option<String> {
+        let is_idle = self.rules.claims().next().is_none();
+        let polls = self.rules.sources().iter().filter_map(|source| source.poller.poll_sent_at());
+        let sent_at = polls.min().filter(|_| is_idle && self.rules.is_stopping())?;
+        Some(format!("waiting for the open poll, {}", format_duration(self.now().since(sent_at))))
+    }
+
     fn claiming_status(&self, services: &[SidecarSummary]) -> ClaimingStatus {
         let now = self.now();
         let held = || self.rules.claims().filter(|claim| claim.state.is_granted()).count();
+        let open_poll = self.open_poll_message();
         let (state, reason, message) = match self.rules.claiming() {
             ClaimingState::Polling => {
                 return ClaimingStatus { state: LifecycleState::Running, reason: None, message: None };
@@ -283,11 +292,12 @@ impl Engine {
                 (LifecycleState::Exiting, BlockedReason::Exiting, format!("{why}; the worker exits"))
             }
             ClaimingState::Draining { deadline, .. } => {
-                let message = tasks_remaining(held(), "released in", deadline, now);
+                let message = open_poll.unwrap_or_else(|| tasks_remaining(held(), "released in", deadline, now));
                 (LifecycleState::Draining, BlockedReason::Draining, message)
             }
             ClaimingState::Releasing { deadline } => {
-                let message = tasks_remaining(held(), "the host terminates in", deadline, now);
+                let message =
+                    open_poll.unwrap_or_else(|| tasks_remaining(held(), "the host terminates in", deadline, now));
                 (LifecycleState::Releasing, BlockedReason::Releasing, message)
             }
             ClaimingState::Exited => (LifecycleState::Exited, BlockedReason::Exited, "exited".to_owned()),

@@ -18,9 +18,25 @@ fn i24_each_order_has_its_exit_and_the_stronger_one_wins() {
     assert_eq!(exit_after(vec![]), None);
     assert_eq!(exit_after(vec![DRAIN]), Some(ExitReason::Drained));
     assert_eq!(exit_after(vec![hand_back()]), Some(ExitReason::Released));
-    assert_eq!(exit_after(vec![DRAIN, hand_back()]), Some(ExitReason::Released));
     assert_eq!(exit_after(vec![hand_back(), DRAIN]), Some(ExitReason::Released));
     assert_eq!(exit_after(vec![DRAIN, hand_back(), Event::Abort]), Some(ExitReason::Aborted));
+}
+
+#[test]
+fn b13_a_second_signal_without_tasks_is_still_a_drain() {
+    assert_eq!(exit_after(vec![DRAIN, RELEASE]), Some(ExitReason::Drained));
+    let mut bench = Bench::claims(2);
+    let (claim, _) = bench.granted("T");
+    bench.happens(DRAIN);
+    bench.happens(RELEASE);
+    bench.empty(0);
+    assert_eq!(bench.stops(claim).last(), Some(&Effect::Exit(ExitReason::Released)), "a task was released");
+    // The drain's own limit passes while its last poll is open.
+    let limited = journeyman::domain::worker::WorkerPolicy { drain_deadline: Some(secs(5)), ..policy(1) };
+    let mut bench = Bench::opened_with(limited, &[MESSAGES]);
+    bench.happens(DRAIN);
+    bench.pass(secs(5));
+    assert_eq!(bench.empty(0), [Effect::Exit(ExitReason::Drained)]);
 }
 
 #[test]

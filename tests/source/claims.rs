@@ -1,5 +1,6 @@
 //! Claim calls: what is signed and sent, and how responses are classified.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::domain::id::PriorityQueue;
@@ -9,9 +10,12 @@ use journeyman::host::clock::Clock;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
 use journeyman::source::{CallError, LossReason, MessageQueue as _, Recovery as _, RecoveryBatch, Source as _};
 use serde_json::json;
+use tokio::sync::Notify;
 
 use crate::gremlin::{Act, Asked, Gremlin, answer_with, date, json as say};
-use crate::support::{CANARY, RETRY, claim, claimed, discreet, error, polled, reclaim, run, settings, source};
+use crate::support::{
+    CANARY, RETRY, claim, claimed, discreet, error, only, poll, polled, reclaim, run, settings, source,
+};
 
 fn signer(asked: &Asked) -> hawk::Header {
     let value = asked.header("authorization").expect("the request is signed");
@@ -325,6 +329,53 @@ async fn claims_with_a_lost_response_are_found_on_all_pages_and_taken_over() {
     assert_eq!(asked[2].line, "GET /api/queue/v1/task/O HTTP/1.1");
     assert_eq!(signer(&asked[3]).id.as_deref(), Some("worker/own"));
     assert_eq!(asked.len(), 5);
+}
+
+#[tokio::test]
+async fn b13_an_unwanted_poll_is_closed_and_a_claim_granted_in_that_moment_is_taken_over() {
+    let script = vec![
+        say(200, &json!({ "tasks": [] })),
+        Act::Silence,
+        say(200, &json!({ "tasks": [listed("T", "w1")] })),
+        say(200, &reclaim("T", 0, "adopted")),
+    ];
+    let gremlin = Gremlin::start(|_| script).await;
+    let source = source(&gremlin.url(), Dialect::ClaimWork);
+    source.recover(&[], None).await.expect("the claims can be listed");
+    let closing = async {
+        gremlin.wait_asked(|asked| asked.len() == 2).await;
+        source.pause();
+    };
+    let (batch, ()) = tokio::join!(poll(&source), closing);
+    assert_eq!(only(batch.expect("it is answered")).run, run("T", 0));
+}
+
+#[tokio::test]
+async fn b13_an_unwanted_poll_is_waited_for_where_claims_cannot_be_listed() {
+    let (sent, answered) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (is_sent, may_answer) = (Arc::clone(&sent), Arc::clone(&answered));
+    let gremlin = Gremlin::responding(move |asked| {
+        let (is_sent, may_answer) = (Arc::clone(&is_sent), Arc::clone(&may_answer));
+        let listing = asked.line.contains("/claimed");
+        Box::pin(async move {
+            if listing {
+                return error(403, "InsufficientScopes");
+            }
+            is_sent.notify_one();
+            may_answer.notified().await;
+            say(200, &json!({ "tasks": [claim("T", 0)] }))
+        })
+    })
+    .await;
+    let source = source(&gremlin.url(), Dialect::ClaimWork);
+    assert_eq!(source.recover(&[], None).await.expect_err("it is refused").refusal, Refusal::Denied);
+    let unwanted = async {
+        sent.notified().await;
+        source.pause();
+        answered.notify_one();
+    };
+    let (batch, ()) = tokio::join!(poll(&source), unwanted);
+    assert_eq!(only(batch.expect("it is answered")).run, run("T", 0), "the claim is not lost");
 }
 
 #[tokio::test]

@@ -112,6 +112,9 @@ impl Source for Moody {
         }
         let polled = async move {
             let mut batch = self.inner.poll(lane, max).await?;
+            if *self.mood.borrow() == Mood::LosesReplies {
+                return Err(CallError { refusal: Refusal::Retry { retry_after: None }, message: "cut off".into() });
+            }
             batch.grants = batch.grants.into_iter().map(|grant| self.moody_grant(grant)).collect();
             Ok(batch)
         };
@@ -512,6 +515,39 @@ async fn half_an_hour_of_failed_polls_is_one_alert_and_missing_scopes_are_one_li
     assert_eq!(lines.with("[alert operator]"), 1);
     assert_eq!(lines.with("last error: a portal wants a login"), 1);
     assert_eq!(lines.with("scopes are missing"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn b8_a_recovered_claim_is_logged_as_such() {
+    let (lines, _log) = heard();
+    let mut scene = Scene::new(Mood::Well);
+    let control = scene.worker.control();
+    let watch = async {
+        // Until the clocks can tell this process from a previous one.
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        scene.mood.send_replace(Mood::LosesReplies);
+        create(&scene.queue, "task", json!({"do": "complete"}));
+        assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
+        scene.mood.send_replace(Mood::Well);
+        control.drain().await;
+    };
+    runs(scene.worker, ExitReason::Drained, watch).await;
+    assert_eq!(lines.with_both("recovered a claim whose reply was lost", "task/0"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn b13_the_log_and_the_status_say_that_an_idle_worker_waits_for_its_open_poll() {
+    let (lines, _log) = heard();
+    let scene = Scene::new(Mood::Well);
+    let control = scene.worker.control();
+    let watch = async {
+        tokio::time::sleep(Duration::from_secs(12)).await;
+        control.drain().await;
+        control.status().await.expect("the worker runs").blocked_message
+    };
+    let message = runs(scene.worker, ExitReason::Drained, watch).await;
+    assert_eq!(message.as_deref(), Some("waiting for the open poll, 12s"));
+    assert_eq!(lines.with("no task is left; waiting for the open poll, 12s"), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use journeyman::handler::CancelCause;
 use journeyman::source::taskcluster::Dialect;
-use journeyman::worker::ExitReason;
+use journeyman::worker::{Command, ExitReason, Note};
 use serde_json::json;
 
 use crate::scripted::{Told, runs};
@@ -137,8 +137,7 @@ async fn b6_the_payload_of_a_task_ends_at_its_deadline() {
         control.drain().await;
     };
     runs(worker, ExitReason::Drained, watch).await;
-    service.queue.tick().await;
-    assert_eq!(service.states(&task).await, ["deadline-exceeded"], "the queue resolves it");
+    assert_eq!(service.states(&task).await, ["running"], "nothing is reported: the queue resolves it some time later");
     let log = service.text(&task, 0, "public/logs/live_backing.log").await;
     assert!(log.contains("the task's deadline has passed"), "{log}");
     let outcomes = counts.counts().sources.outcomes;
@@ -193,4 +192,29 @@ fn assert_handed_back(states: &[String], times: usize) {
     assert_eq!(last, "pending", "{states:?}");
     assert!(before.iter().all(|state| state == "worker-shutdown"), "{states:?}");
     assert_eq!(before.len(), times, "{states:?}");
+}
+
+#[tokio::test]
+async fn b12_b13_an_idle_worker_closes_its_poll_when_it_stops_and_claims_nothing_more() {
+    for (command, exit) in [
+        (Command::Drain { within: None }, ExitReason::Drained),
+        (Command::Terminate { deadline: None }, ExitReason::HostTerminating),
+    ] {
+        let service = Service::with_long_poll(Dialect::ClaimWork, LONG, Duration::from_secs(60)).await;
+        let (worker, _told) = service.worker("worker", |_| {});
+        let control = worker.control();
+        let watch = async {
+            while service.queue.long_polls() == 0 {
+                tokio::task::yield_now().await;
+            }
+            control.command(command, Note::of("the test")).await;
+            while service.queue.long_polls() > 0 {
+                tokio::task::yield_now().await;
+            }
+            service.create("later", json!({"do": "complete"})).await
+        };
+        let stopped = tokio::time::timeout(Duration::from_secs(20), runs(worker, exit, watch)).await;
+        let task = stopped.expect("it does not wait for the poll");
+        assert_eq!(service.states(&task).await, ["pending"], "{command:?}: no retry is burned");
+    }
 }

@@ -24,10 +24,14 @@ pub const TASK_QUEUE: &str = "test/worker";
 
 impl Service {
     pub async fn start(dialect: Dialect, claim_timeout: Duration) -> Self {
+        Self::with_long_poll(dialect, claim_timeout, Duration::from_millis(500)).await
+    }
+
+    pub async fn with_long_poll(dialect: Dialect, claim_timeout: Duration, long_poll: Duration) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let mut settings = queue::Config::new(Db::Memory, folder.path().join("artifacts"));
         settings.claim_timeout = claim_timeout;
-        settings.long_poll = Duration::from_millis(500);
+        settings.long_poll = long_poll;
         settings.clients = vec![RegisteredClient {
             client_id: "tester".into(),
             access_token: "secret-token".to_owned().into(),

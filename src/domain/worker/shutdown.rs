@@ -22,7 +22,9 @@ impl Worker {
     }
 
     pub(super) fn release_all(&mut self, deadline: Option<Instant>, now: Instant) {
-        if self.exit < ExitReason::HostTerminating {
+        // A drain that waits for its last poll has nothing to release.
+        let drained = matches!(self.mode, Mode::Draining { .. }) && self.claims.is_empty();
+        if self.exit < ExitReason::HostTerminating && !drained {
             self.exit = ExitReason::Released;
         }
         let deadline = [self.release_deadline(), deadline].into_iter().flatten().min();
@@ -122,9 +124,11 @@ impl Worker {
         if let Mode::Draining { since } = self.mode
             && self.drain_ends_at(since).is_some_and(|at| now >= at)
         {
-            let exit = if self.exit == ExitReason::Drained { ExitReason::Released } else { self.exit };
+            let cause = self.exit;
             self.release_all(None, now);
-            self.exit = exit;
+            if cause != ExitReason::Drained {
+                self.exit = cause;
+            }
         }
     }
 

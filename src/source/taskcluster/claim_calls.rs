@@ -16,10 +16,11 @@ use super::wire::{CheckedGrant, TaskDefinition, WireClaim, WireClaimed, WireClai
 use super::{Dialect, Service, Taskcluster};
 use crate::domain::id::{PriorityQueue, Run, TaskId};
 use crate::domain::outcome::Outcome;
+use crate::domain::poll::CLOCK_SKEW_MAX;
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::limits::{CLAIMED_PAGE_ENTRIES, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
+use crate::limits::{CLAIMED_PAGE_ENTRIES, CLOSED_POLL_SETTLE, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
 use crate::source::{Artifact, CallError, Claim, Grant, LossReason, Message, PollBatch, RecoveryBatch, SourceFuture};
 
 pub(super) struct TaskclusterClaim {
@@ -48,7 +49,13 @@ impl Taskcluster {
         }));
         call.timeout_class = TimeoutClass::LongPoll;
         let sent_at = Clock::boot().now();
-        let reply = self.service.api.call(call).await?;
+        let reply = tokio::select! {
+            biased;
+            reply = self.service.api.call(call) => reply?,
+            () = self.unwanted.notified(), if self.lists_claims.load(Ordering::Relaxed) => {
+                return self.recover_closed_poll(operation, sent_at).await;
+            }
+        };
         let date = reply.date_or_now();
         let claims: WireClaims = reply.json()?;
         if claims.tasks.is_empty() {
@@ -78,6 +85,25 @@ impl Taskcluster {
             }
         }
         Ok(batch)
+    }
+
+    /// The connection of a poll was closed because its claims are not wanted. One that the queue granted in that moment
+    /// is listed and taken over, so that none is lost.
+    async fn recover_closed_poll(&self, operation: String, sent_at: Instant) -> Result<PollBatch, CallError> {
+        tokio::time::sleep(CLOSED_POLL_SETTLE).await;
+        let age = Clock::boot().now().since(sent_at).saturating_add(CLOCK_SKEW_MAX);
+        let RecoveryBatch { grants, error, .. } = self.recover_lost_claims(&[], Some(age)).await?;
+        for grant in &grants {
+            tracing::info!(claim.run = %grant.run, "recovered a claim that the queue granted while its poll was closed");
+        }
+        let unreadable = error.map(|error| Message {
+            queue: PriorityQueue(0),
+            id: "closed poll".into(),
+            receipt: "".into(),
+            dequeue_count: 1,
+            run: Err(format!("{operation}: {error}")),
+        });
+        Ok(PollBatch { messages: unreadable.into_iter().collect(), grants })
     }
 
     pub(super) async fn claim_task(&self, run: &Run) -> Result<Grant, CallError> {
@@ -197,6 +223,7 @@ impl Taskcluster {
                 break;
             }
         }
+        self.lists_claims.store(true, Ordering::Relaxed);
         Ok(unheld)
     }
 

@@ -24,6 +24,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -86,6 +87,10 @@ pub struct Taskcluster {
     task_queue: String,
     signed_queues: Swap<SignedQueues>,
     quarantine: Mutex<QuarantineCheck>,
+    /// Whether a listing of this worker's claims has succeeded.
+    lists_claims: AtomicBool,
+    /// Signalled when no claims are wanted.
+    unwanted: Notify,
 }
 
 /// What the source shares with its claims.
@@ -132,6 +137,8 @@ impl Taskcluster {
             task_queue: config.task_queue,
             signed_queues: Swap::new(SignedQueues::default()),
             quarantine: Mutex::default(),
+            lists_claims: AtomicBool::new(false),
+            unwanted: Notify::new(),
         })
     }
 
@@ -210,6 +217,10 @@ impl Source for Taskcluster {
 
     fn recovery(&self) -> Option<&dyn Recovery> {
         Some(self)
+    }
+
+    fn pause(&self) {
+        self.unwanted.notify_waiters();
     }
 }
 

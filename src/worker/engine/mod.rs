@@ -241,6 +241,9 @@ impl Engine {
         };
         self.history.note = Some(note).filter(|_| command != Command::Resume);
         self.handle_event(event);
+        if let Some(message) = self.open_poll_message() {
+            tracing::info!("no task is left; {message}");
+        }
     }
 
     pub(super) fn reconfigure(&mut self, new: WorkerConfig) {
