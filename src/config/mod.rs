@@ -108,7 +108,8 @@ pub fn load(
         }
     }
     rules::check(&config, &origins, &mut problems);
-    if problems.is_empty() {
+    if problems.iter().all(Problem::is_warning) {
+        let warnings = [warnings, problems].concat();
         Ok(LoadedConfig { config, document, origins, warnings })
     } else {
         refused(&document, problems)

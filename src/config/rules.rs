@@ -67,9 +67,23 @@ impl Rules<'_> {
         if source.client_id.is_some() && source.access_token_file.is_none() {
             self.error(key, "client_id", format!("[{key}] has a `client_id` and no `access_token_file`"), "");
         }
-        if source.dialect == Dialect::Azure {
-            self.azure(config, key, source);
+        match source.dialect {
+            Dialect::Azure => self.azure(config, key, source),
+            Dialect::ClaimWork => self.worker_type(key, source.task_queue.worker_type()),
         }
+    }
+
+    /// Taskcluster's pattern is `^[a-z]([-a-z0-9]{0,36}[a-z0-9])?$`; the embedded queue accepts more.
+    fn worker_type(&mut self, key: &str, text: &str) {
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        if text.bytes().all(plain) && text.starts_with(|first: char| first.is_ascii_lowercase()) && !text.ends_with('-')
+        {
+            return;
+        }
+        let message = format!("[{key}]: a Taskcluster refuses the worker type \"{text}\"");
+        let help = "it has small letters, digits and dashes, begins with a letter and does not end with a dash";
+        let origin = self.origins.get(&join(key, "task_queue")).cloned().unwrap_or(ValueOrigin::Default);
+        self.problems.push(Problem::warning(message, origin, help.to_owned()));
     }
 
     fn azure(&mut self, config: &Config, key: &str, source: &TaskclusterSource) {

@@ -91,6 +91,24 @@ fn a_variable_with_single_underscores_is_a_warning() {
 }
 
 #[test]
+fn b4_a_worker_type_that_a_taskcluster_refuses_is_a_warning() {
+    let source = |queue: &str| {
+        format!(
+            "[source.ci]\nkind = \"taskcluster\"\nroot_url = \"https://tc.example.com\"\ntask_queue = \"{queue}\"\n"
+        )
+    };
+    for (queue, is_accepted) in
+        [("a_B/linux-2", true), ("a/2linux", false), ("a/Linux", false), ("a/l_x", false), ("a/l-", false)]
+    {
+        let said = check(&["-"], &[], &source(queue));
+        assert_eq!(said.code, 0, "{}", said.err);
+        assert_eq!(said.err.contains("a Taskcluster refuses the worker type"), !is_accepted, "{queue}: {}", said.err);
+    }
+    let azure = check(&["-"], &[], &(source("a/2linux") + "dialect = \"azure\"\n"));
+    assert!(!azure.err.contains("refuses"), "{}", azure.err);
+}
+
+#[test]
 fn an_error_in_the_environment_names_the_variable() {
     let environment = [
         ("JOURNEYMAN__WORKER__CAPACITTY", "4"),
