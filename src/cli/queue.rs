@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use super::config_args::{self, ConfigArgs, QueueFlags};
 use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
@@ -20,6 +22,11 @@ pub(super) async fn run(settings: ConfigArgs<QueueFlags>, environment: &Environm
             "the queue has no clients: add [queue.clients.NAME], or set \
              JOURNEYMAN__QUEUE__CLIENTS__ME__ACCESS_TOKEN_FILE to a file with the token of a client `me`",
         ));
+    }
+    // This command starts no other programs, which might not work with many files.
+    let files = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }) {
+        tracing::debug!(%error, "cannot raise the limit of open files");
     }
     let mut signals = ExitSignals::listen()?;
     let running = queue::start(queue_config(config, environment)?).await.map_err(|error| start_failure(&error))?;

@@ -73,11 +73,14 @@ impl Socket {
         let Self { listener, file: _file } = self;
         let limits = Limits {
             connections_max: CONTROL_CONNECTIONS_MAX,
+            connections_per_peer_max: CONTROL_CONNECTIONS_MAX,
             head_timeout: CONTROL_HEAD_TIMEOUT,
             connection_age_max: None,
         };
         let listener = OutsideCallers { listener, refused: JoinSet::new() };
-        http::serve(listener, router.layer(DefaultBodyLimit::max(CONTROL_BODY_BYTES_MAX)), limits).await
+        let router = router.layer(DefaultBodyLimit::max(CONTROL_BODY_BYTES_MAX));
+        // All of them are of this machine.
+        http::serve(listener, router, limits, |_| ()).await
     }
 }
 

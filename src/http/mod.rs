@@ -3,8 +3,10 @@
 
 pub(crate) mod client;
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
+use std::hash::Hash;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
@@ -36,6 +38,8 @@ use crate::limits::{HTTP_CONNECTION_AGE_MAX, HTTP_CONNECTIONS_MAX, HTTP_HEAD_BYT
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) connections_max: usize,
+    /// Of one peer. Beyond it, the peer's oldest idle connection is closed, or else the new one.
+    pub(crate) connections_per_peer_max: usize,
     /// For the head of a request.
     pub(crate) head_timeout: Duration,
     /// `None` if responses may stream for any time; then a connection that has sent a request is never evicted.
@@ -79,16 +83,23 @@ impl HttpListener {
         };
         let limits = Limits {
             connections_max: HTTP_CONNECTIONS_MAX,
+            connections_per_peer_max: HTTP_CONNECTIONS_MAX / 2,
             head_timeout: HTTP_HEAD_TIMEOUT,
             connection_age_max: Some(HTTP_CONNECTION_AGE_MAX),
         };
-        serve(self.listener, router.layer(middleware::map_response(add_headers)), limits).await
+        let router = router.layer(middleware::map_response(add_headers));
+        serve(self.listener, router, limits, SocketAddr::ip).await
     }
 }
 
 /// Serves until dropped.
-pub(crate) async fn serve<L: Listener>(listener: L, router: Router, limits: Limits) -> Infallible {
-    serve_until(listener, router, limits, CancellationToken::new()).await;
+pub(crate) async fn serve<L: Listener, P: Eq + Hash>(
+    listener: L,
+    router: Router,
+    limits: Limits,
+    peer: fn(&L::Addr) -> P,
+) -> Infallible {
+    serve_until(listener, router, limits, peer, CancellationToken::new()).await;
     std::future::pending().await
 }
 
@@ -98,31 +109,54 @@ pub(crate) async fn serve_one(
     router: Router,
     time_max: Duration,
 ) {
-    let limits = Limits { connections_max: 1, head_timeout: time_max, connection_age_max: Some(time_max) };
+    let limits = Limits {
+        connections_max: 1,
+        connections_per_peer_max: 1,
+        head_timeout: time_max,
+        connection_age_max: Some(time_max),
+    };
     serve_connection(stream, router, limits, Arc::default(), CancellationToken::new()).await;
 }
 
 /// Serves until `stop` is cancelled, then closes the listener and finishes the requests in flight. Beyond
 /// `connections_max`, connections wait in the backlog of the listener, unless an idle one can be evicted.
-pub(crate) async fn serve_until<L: Listener>(mut listener: L, router: Router, limits: Limits, stop: CancellationToken) {
+pub(crate) async fn serve_until<L: Listener, P: Eq + Hash>(
+    mut listener: L,
+    router: Router,
+    limits: Limits,
+    peer: fn(&L::Addr) -> P,
+    stop: CancellationToken,
+) {
     let mut tasks = JoinSet::new();
-    let mut connections: VecDeque<Connection> = VecDeque::new();
-    while let Some((stream, _)) = stop.run_until_cancelled(listener.accept()).await {
+    let mut peers: HashMap<P, VecDeque<Connection>> = HashMap::new();
+    while let Some((stream, address)) = stop.run_until_cancelled(listener.accept()).await {
         while tasks.try_join_next().is_some() {}
-        connections.retain(|connection| !connection.task.is_finished());
-        while connections.len() >= limits.connections_max {
-            // Idle connections must not keep a probe waiting.
-            match connections.iter().position(|connection| !connection.is_busy.load(Ordering::Relaxed)) {
-                Some(idle) => drop(connections.remove(idle).map(|connection| connection.task.abort())),
-                None => {
+        let connections = peers.entry(peer(&address)).or_default();
+        if connections.len() >= limits.connections_per_peer_max {
+            let Some(oldest) = take_idle(connections) else {
+                tracing::debug!("connection refused: all that its peer may have are busy");
+                continue;
+            };
+            oldest.abort();
+        }
+        while tasks.len() >= limits.connections_max {
+            // The peer with the most connections gives one up first.
+            let mut all: Vec<_> = peers.values_mut().collect();
+            all.sort_unstable_by_key(|connections| Reverse(connections.len()));
+            match all.into_iter().find_map(take_idle) {
+                Some(ended) if ended.is_finished() => {}
+                idle => {
+                    idle.inspect(AbortHandle::abort);
                     tasks.join_next().await;
-                    connections.retain(|connection| !connection.task.is_finished());
                 }
             }
         }
         let is_busy = Arc::<AtomicBool>::default();
         let task = tasks.spawn(serve_connection(stream, router.clone(), limits, Arc::clone(&is_busy), stop.clone()));
-        connections.push_back(Connection { task, is_busy });
+        peers.entry(peer(&address)).or_default().push_back(Connection { task, is_busy });
+        if peers.len() > limits.connections_max {
+            peers.retain(|_, connections| connections.iter().any(|connection| !connection.task.is_finished()));
+        }
     }
     drop(listener);
     while tasks.join_next().await.is_some() {}
@@ -131,6 +165,13 @@ pub(crate) async fn serve_until<L: Listener>(mut listener: L, router: Router, li
 struct Connection {
     task: AbortHandle,
     is_busy: Arc<AtomicBool>,
+}
+
+/// The oldest connection that has ended or is idle.
+fn take_idle(connections: &mut VecDeque<Connection>) -> Option<AbortHandle> {
+    let is_free = |one: &Connection| one.task.is_finished() || !one.is_busy.load(Ordering::Relaxed);
+    let oldest = connections.iter().position(is_free)?;
+    connections.remove(oldest).map(|connection| connection.task)
 }
 
 async fn serve_connection(
@@ -200,7 +241,45 @@ pub(crate) fn is_loopback_host(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpSocket, TcpStream};
+
     use super::*;
+
+    async fn connect(from: [u8; 4], to: SocketAddr) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((from, 0).into()).unwrap();
+        socket.connect(to).await.unwrap()
+    }
+
+    async fn is_answered(mut stream: TcpStream) -> bool {
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.is_ok_and(|_| text.starts_with("HTTP/1.1 200"))
+    }
+
+    #[tokio::test]
+    async fn d5_idle_connections_of_a_peer_close_none_of_another() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let limits = Limits {
+            connections_max: 8,
+            connections_per_peer_max: 4,
+            head_timeout: Duration::from_secs(60),
+            connection_age_max: None,
+        };
+        let (router, mut server) = (Router::new().route("/", get(async || "ok")), JoinSet::new());
+        server.spawn(async move { serve(listener, router, limits, SocketAddr::ip).await });
+        let honest = connect([127, 0, 0, 2], address).await;
+        let mut idle = Vec::new();
+        for _ in 0..100 {
+            idle.push(connect([127, 0, 0, 1], address).await);
+        }
+        assert!(matches!(idle[90].read(&mut [0]).await, Ok(0) | Err(_)), "a peer may have four");
+        assert!(is_answered(honest).await);
+        assert!(is_answered(connect([127, 0, 0, 1], address).await).await);
+    }
 
     #[test]
     fn only_loopback_names_are_accepted_as_host() {

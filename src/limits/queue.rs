@@ -24,6 +24,8 @@ pub const QUEUE_VISIBILITY_TIMEOUT_MAX: Duration = Duration::from_secs(7 * 24 * 
 pub const QUEUE_LONG_POLL_WAIT: Duration = Duration::from_secs(20);
 pub const QUEUE_LONG_POLLS_MAX: usize = 4_096;
 pub const QUEUE_CONNECTIONS_MAX: usize = 8_192;
+/// Connections that wait to be accepted; beyond it, clients retry after 1, 3, 7 … seconds.
+pub const QUEUE_BACKLOG: u32 = 4_096;
 /// Between requests, and for the head of one.
 pub const QUEUE_CONNECTION_IDLE_MAX: Duration = Duration::from_secs(90);
 pub const QUEUE_SMALL_BODY_BYTES_MAX: u32 = 64 << 10;

@@ -25,7 +25,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::serve::ListenerExt as _;
-use tokio::net::TcpListener;
+use rustix::process::{Resource, getrlimit};
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -41,7 +42,7 @@ use self::store::open::RunningStore;
 use self::store::{Store, StoreStatus};
 use crate::http::{self, Limits};
 use crate::limits::{
-    QUEUE_ARTIFACT_BYTES_MAX, QUEUE_BODIES_BYTES_MAX, QUEUE_CLAIM_DELAY, QUEUE_CLAIM_TIMEOUT,
+    QUEUE_ARTIFACT_BYTES_MAX, QUEUE_BACKLOG, QUEUE_BODIES_BYTES_MAX, QUEUE_CLAIM_DELAY, QUEUE_CLAIM_TIMEOUT,
     QUEUE_CONNECTION_IDLE_MAX, QUEUE_CONNECTIONS_MAX, QUEUE_LONG_POLL_WAIT, QUEUE_LONG_POLLS_MAX, QUEUE_STOP_TIMEOUT,
     QUEUE_VISIBILITY_TIMEOUT,
 };
@@ -167,7 +168,7 @@ pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
     artifact_files::prepare(&config.artifacts).map_err(folder_error)?;
     let keyring = Keyring::new(&config, opened.own_secret.clone());
     let failed = |source| StartError::Listen { address: config.listen, source };
-    let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
+    let listener = listen(config.listen).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let root_url = format!("http://{address}");
     let RunningStore { store, status } = opened.start(Arc::clone(&config), tokio::runtime::Handle::current())?;
@@ -187,15 +188,28 @@ pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
     });
+    let files = getrlimit(Resource::Nofile).current.and_then(|files| files.try_into().ok()).unwrap_or(usize::MAX);
+    // Each of the others may have the file of an artifact open.
+    let connections_max = QUEUE_CONNECTIONS_MAX.min(files / 2);
     let limits = Limits {
-        connections_max: QUEUE_CONNECTIONS_MAX,
+        connections_max,
+        // Behind a proxy, or on one machine, all callers are one peer.
+        connections_per_peer_max: connections_max / 2,
         head_timeout: QUEUE_CONNECTION_IDLE_MAX,
         connection_age_max: None,
     };
     #[expect(clippy::disallowed_methods, reason = "owned by RunningQueue, which aborts and awaits it")]
-    let server = tokio::spawn(http::serve_until(listener, api::router(Arc::new(app)), limits, stop.clone()));
+    let server =
+        tokio::spawn(http::serve_until(listener, api::router(Arc::new(app)), limits, SocketAddr::ip, stop.clone()));
     let stop = stop.drop_guard();
     Ok(RunningQueue { address, root_url, stop, long_poll_permits, store, store_status: status, server })
+}
+
+fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(QUEUE_BACKLOG)
 }
 
 fn check_exposure(config: &Config) -> Result<(), StartError> {
