@@ -41,6 +41,8 @@ pub const QUEUE_JOBS_MAX: usize = 4_096;
 pub const QUEUE_BATCH_MAX: usize = 512;
 /// The size that SQLite's write-ahead log is truncated to.
 pub const QUEUE_JOURNAL_BYTES_KEPT: i64 = 16 << 20;
+/// Of the write-ahead log: what SQLite writes between two checkpoints.
+pub const QUEUE_JOURNAL_BYTES_RESERVED: u64 = 4 << 20;
 pub const QUEUE_STATEMENTS_MAX: usize = 64;
 /// Expired claims, tasks or artifacts in one commit.
 pub const QUEUE_SWEEP_MAX: u32 = 512;

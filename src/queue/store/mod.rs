@@ -99,7 +99,7 @@ impl Store {
     {
         let (reply, answer) = oneshot::channel();
         self.jobs.send(job(work, reply)).await.map_err(|_| internal_error())?;
-        // No reply if the commit failed.
+        // No reply if the thread has ended.
         answer.await.map_err(|_| internal_error())?
     }
 
@@ -141,7 +141,9 @@ where
         }
         let result = writer.in_savepoint(batch, work);
         // The caller may have gone.
-        batch.replies.push(Box::new(move || drop(reply.send(result))));
+        batch
+            .replies
+            .push(Box::new(move |committed| drop(reply.send(result.and_then(|done| committed.map(|()| done))))));
     })
 }
 

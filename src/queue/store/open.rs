@@ -5,7 +5,8 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, ErrorCode};
+use rustix::fs::{FallocateFlags, fallocate};
 use secrecy::SecretString;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
@@ -13,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use super::super::{Config, Db};
 use super::writer::Writer;
 use super::{Store, StoreStatus};
-use crate::limits::{QUEUE_JOBS_MAX, QUEUE_JOURNAL_BYTES_KEPT, QUEUE_STATEMENTS_MAX};
+use crate::limits::{QUEUE_JOBS_MAX, QUEUE_JOURNAL_BYTES_KEPT, QUEUE_JOURNAL_BYTES_RESERVED, QUEUE_STATEMENTS_MAX};
 use crate::source::taskcluster::formats::new_task_id;
 
 #[derive(Debug, thiserror::Error)]
@@ -101,5 +102,31 @@ impl OpenedDatabase {
         };
         std::thread::Builder::new().name("queue-store".to_owned()).spawn(body).map_err(OpenError::Thread)?;
         Ok(RunningStore { store: Store { jobs, pending }, status })
+    if let Db::File(path) = db {
+        reserve_log(path);
+    }
     }
 }
+/// Whether the database is new or one of a queue.
+fn is_ours(conn: &Connection) -> rusqlite::Result<bool> {
+    conn.busy_timeout(Duration::ZERO)?;
+    // Keeps a second queue from using the same file.
+    conn.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+    let number = |query| conn.query_row(query, [], |row| row.get::<_, i64>(0));
+    let application = number("PRAGMA application_id")?;
+    Ok(application == APPLICATION_ID || (application == 0 && number("SELECT count(*) FROM sqlite_schema")? == 0))
+}
+
+/// Gives the write-ahead log the room that it needs between two checkpoints, so that the queue can store outcomes while a
+/// payload has filled the disk.
+fn reserve_log(db: &Path) {
+    let mut path = db.as_os_str().to_owned();
+    path.push("-wal");
+    let reserved = OpenOptions::new().write(true).open(path);
+    let reserved =
+        reserved.and_then(|log| Ok(fallocate(&log, FallocateFlags::empty(), 0, QUEUE_JOURNAL_BYTES_RESERVED)?));
+    if let Err(error) = reserved {
+        tracing::warn!(%error, db = %db.display(), "cannot reserve room for the database; a full disk will stop the queue");
+    }
+}
+

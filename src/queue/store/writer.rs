@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
 use super::super::Config;
-use super::super::queue_error::QueueError;
+use super::super::queue_error::{QueueError, QueueErrorCode};
 use super::open::OpenedDatabase;
 use super::tx::Tx;
 use super::{Job, StoreError, Waiter, internal_error};
@@ -23,10 +23,10 @@ pub(super) struct Writer {
     pending_changed: watch::Sender<u64>,
 }
 
-/// What a batch does once it is committed. If the commit fails, it is dropped, and the callers get an error.
+/// What a batch does once it is committed. If the commit fails, only the replies are sent, which say so.
 #[derive(Default)]
 pub(super) struct Batch {
-    pub(super) replies: Vec<Box<dyn FnOnce() + Send>>,
+    pub(super) replies: Vec<Box<dyn FnOnce(Result<(), QueueError>) + Send>>,
     queues_with_work: Vec<String>,
     files_to_remove: Vec<String>,
     /// Stops the thread.
@@ -70,6 +70,7 @@ impl Writer {
         };
         let rolled_back = if self.conn.is_autocommit() { Ok(()) } else { self.conn.execute_batch("ROLLBACK") };
         tracing::error!(%error, "cannot write to the database; is the disk full?");
+        batch.replies.into_iter().for_each(|reply| reply(Err(write_error(&error, uuid::Uuid::new_v4()))));
         if is_fatal(&error) { Err(error) } else { rolled_back }
     }
 
@@ -128,6 +129,7 @@ impl Writer {
         };
         let incident = uuid::Uuid::new_v4();
         tracing::error!(%error, %incident, "database operation failed");
+        let answer = write_error(&error, incident);
         if is_fatal(&error) {
             batch.fatal.get_or_insert(error);
         }
@@ -176,7 +178,7 @@ impl Writer {
             return Some(waiter);
         }
         // If the receiver is gone, the claims expire, or their worker recovers them.
-        batch.replies.push(Box::new(move || drop(waiter.reply.send(claims))));
+        batch.replies.push(Box::new(move |committed| drop(committed.map(|()| waiter.reply.send(claims)))));
         None
     }
 
@@ -184,11 +186,19 @@ impl Writer {
         if !batch.queues_with_work.is_empty() {
             self.pending_changed.send_modify(|count| *count += 1);
         }
-        batch.replies.into_iter().for_each(|reply| reply());
+        batch.replies.into_iter().for_each(|reply| reply(Ok(())));
         for path in &batch.files_to_remove {
             super::super::artifact_files::remove(&self.config.artifacts, path);
         }
     }
+}
+
+/// Callers may be told that the disk is full, and nothing else.
+fn write_error(error: &rusqlite::Error, incident: uuid::Uuid) -> QueueError {
+    if error.sqlite_error_code() == Some(ErrorCode::DiskFull) {
+        return QueueError::new(QueueErrorCode::InternalServerError, "disk full: the queue cannot write its database");
+    }
+    QueueError::internal(&incident)
 }
 
 /// Corruption and I/O errors stop the queue, because no later result can be trusted. A full disk does not.
