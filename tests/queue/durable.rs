@@ -144,14 +144,127 @@ async fn answered(api: &Api, method: &str, path: &str, body: Option<serde_json::
 }
 
 #[tokio::test]
-async fn a_second_queue_on_the_same_database_fails_to_start() {
+async fn d7_a_second_queue_on_the_same_database_fails_at_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let db = Db::File(folder.path().join("queue.db"));
     let first = TestQueue::with(|settings| settings.db = db.clone()).await;
+    let began = std::time::Instant::now();
     let second = start(Config::new(db, folder.path().join("artifacts"))).await;
     let reported = second.expect_err("the file is in use").to_string();
-    assert!(reported.contains("is another queue using it"), "{reported}");
+    assert!(reported.contains("another process uses database"), "{reported}");
+    // SQLite waits for 5 s, unless it is told not to.
+    assert!(began.elapsed() < std::time::Duration::from_secs(4), "{:?}", began.elapsed());
     first.running.stop().await;
+}
+
+async fn refused(db: &Path) -> String {
+    let before = std::fs::read(db).expect("it is there");
+    let refused = start(Config::new(Db::File(db.to_owned()), db.with_extension("artifacts"))).await;
+    assert!(std::fs::read(db).expect("it is there") == before, "the file was changed");
+    refused.expect_err("it is no database of a queue").to_string()
+}
+
+#[tokio::test]
+async fn d7_a_file_that_is_no_database_of_a_queue_stays_as_it_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let db = folder.path().join("notes.db");
+    let other = rusqlite::Connection::open(&db).expect("a database");
+    other.execute_batch("CREATE TABLE notes (text TEXT); INSERT INTO notes VALUES ('mine')").expect("it is written");
+    drop(other);
+    let reported = refused(&db).await;
+    assert!(reported.contains("not written by a queue") && reported.contains("queue.db"), "{reported}");
+
+    let text = folder.path().join("notes.txt");
+    std::fs::write(&text, "not a database\n".repeat(100)).expect("written");
+    let reported = refused(&text).await;
+    assert!(reported.contains("corrupt, or no SQLite database") && reported.contains("backup"), "{reported}");
+}
+
+#[tokio::test]
+async fn d7_a_corrupt_database_is_named_with_what_to_do() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let db = folder.path().join("queue.db");
+    let server = TestQueue::with(|settings| settings.db = Db::File(db.clone())).await;
+    server.api.create("p/w", json!({})).await;
+    server.running.stop().await;
+    let intact = std::fs::read(&db).expect("the database");
+    // The table of the queue's own secret, and the tables of tasks.
+    for page in [1, 2] {
+        let mut bytes = intact.clone();
+        bytes[page * 4096..(page + 1) * 4096].fill(0x5a);
+        std::fs::write(&db, bytes).expect("written");
+        let settings = Config::new(Db::File(db.clone()), folder.path().join("artifacts"));
+        let reported = match start(settings).await {
+            Ok(running) => {
+                let failed = running.failed();
+                running.tick().await;
+                failed.await.to_string()
+            }
+            Err(error) => error.to_string(),
+        };
+        assert!(reported.contains("corrupt") && reported.contains("restore it from a backup"), "{page}: {reported}");
+    }
+}
+
+const SMALL_DISK: &str = "JOURNEYMAN_TEST_SMALL_DISK";
+
+/// Runs itself again with a file system of its own.
+#[test]
+fn a1_outcomes_are_stored_while_the_disk_is_full() {
+    #[expect(clippy::disallowed_methods, reason = "the one way to tell a child its folder")]
+    if let Ok(folder) = std::env::var(SMALL_DISK) {
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        return runtime.block_on(fill_disk(Path::new(&folder)));
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let root = rustix::process::geteuid().is_root();
+    let namespace: &[&str] = if root { &["--mount"] } else { &["--user", "--map-root-user", "--mount"] };
+    #[expect(clippy::disallowed_methods, reason = "a test may wait for its child")]
+    let unshared = |script: &str| {
+        std::process::Command::new("unshare")
+            .args(namespace)
+            .args(["sh", "-c", &format!("mount -t tmpfs -o size=12m none \"$0\" && {script}")])
+            .arg(folder.path())
+            .args([std::env::current_exe().expect("the test's own program").as_os_str()])
+            .args(["--exact", "durable::a1_outcomes_are_stored_while_the_disk_is_full", "--nocapture"])
+            .env(SMALL_DISK, folder.path())
+            .output()
+            .expect("unshare runs")
+    };
+    let trial = unshared("true");
+    if !trial.status.success() {
+        eprintln!("SKIPPED: no tmpfs can be mounted here: {trial:?}");
+        return;
+    }
+    let ended = unshared("exec \"$@\"");
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+}
+
+async fn fill_disk(folder: &Path) {
+    let server = TestQueue::with(|settings| settings.db = Db::File(folder.join("queue.db"))).await;
+    let api = &server.api;
+    for _ in 0..40 {
+        api.create("p/w", json!({})).await;
+    }
+    let claims = [api.claim_work("p/w", "w1", 32).await, api.claim_work("p/w", "w1", 8).await].concat();
+    let filled = std::fs::write(folder.join("big"), vec![0; 13 << 20]).expect_err("the disk is small");
+    assert_eq!(filled.kind(), std::io::ErrorKind::StorageFull);
+    for claim in &claims {
+        let run = format!("task/{}/runs/0", claim["status"]["taskId"].as_str().expect("an id"));
+        let worker = api.with(&claim["credentials"]);
+        worker.bare_post(&format!("{run}/reclaim")).await.expect(200);
+        worker.bare_post(&format!("{run}/completed")).await.expect(200);
+    }
+    // More than the reserve holds.
+    let large = api.definition("p/w", json!({"payload": {"x": "y".repeat(6 << 20)}}));
+    let path = format!("task/{}", slugid());
+    let (code, line) = api.queue("PUT", &path, Some(&large)).await.refusal(500);
+    assert_eq!(
+        (code.as_str(), line.as_str()),
+        ("InternalServerError", "disk full: the queue cannot write its database")
+    );
+    std::fs::remove_file(folder.join("big")).expect("removed");
+    api.queue("PUT", &path, Some(&large)).await.expect(200);
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -19,8 +20,16 @@ use crate::source::taskcluster::formats::new_task_id;
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("cannot open database {path}; is another queue using it, and is its directory writable?")]
+    #[error("cannot open database {path}; is its directory writable?")]
     File { path: String, source: rusqlite::Error },
+    #[error("another process uses database {path}; stop that queue, or set another file as `queue.db`")]
+    InUse { path: String },
+    #[error(
+        "database {path} was not written by a queue of journeyman, and stays as it is; set another file as `queue.db`"
+    )]
+    Foreign { path: String },
+    #[error("database {path} is corrupt, or no SQLite database; {CORRUPT_HINT}")]
+    Corrupt { path: String, source: rusqlite::Error },
     #[error(
         "database {path} has schema version {found}, but this version of journeyman needs {FORMAT}; use the version that wrote it"
     )]
@@ -30,6 +39,9 @@ pub enum OpenError {
 }
 
 const FORMAT: i64 = 5;
+/// `jrny`, in the header of the file.
+const APPLICATION_ID: i64 = 0x6a72_6e79;
+const CORRUPT_HINT: &str = "restore it from a backup, or move it away to begin with an empty queue";
 
 pub(crate) struct OpenedDatabase {
     pub(super) conn: Connection,
@@ -50,12 +62,21 @@ pub(crate) fn open(db: &Db) -> Result<OpenedDatabase, OpenError> {
         }
         Db::Memory => (":memory:".to_owned(), Connection::open_in_memory()),
     };
-    let failed = |source| OpenError::File { path: path.clone(), source };
+    let failed = |source: rusqlite::Error| {
+        let path = path.clone();
+        match source.sqlite_error_code() {
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => OpenError::InUse { path },
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => OpenError::Corrupt { path, source },
+            _ => OpenError::File { path, source },
+        }
+    };
     let conn = conn.map_err(failed)?;
+    // Before the first change.
+    if !is_ours(&conn).map_err(failed)? {
+        return Err(OpenError::Foreign { path });
+    }
     let prepare = || -> rusqlite::Result<i64> {
         conn.set_prepared_statement_cache_capacity(QUEUE_STATEMENTS_MAX);
-        // Keeps a second queue from using the same file.
-        conn.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
         conn.pragma_update(None, "journal_mode", "WAL")?;
         conn.pragma_update(None, "synchronous", "FULL")?;
         // Works without free file descriptors.
@@ -67,6 +88,7 @@ pub(crate) fn open(db: &Db) -> Result<OpenedDatabase, OpenError> {
             conn.execute_batch(include_str!("schema.sql"))?;
             let own_secret = format!("{}{}", new_task_id(), new_task_id());
             conn.execute("INSERT INTO meta (key, value) VALUES ('secret', ?1)", [own_secret])?;
+            conn.pragma_update(None, "application_id", APPLICATION_ID)?;
             conn.pragma_update(None, "user_version", FORMAT)?;
             format = FORMAT;
         }
@@ -80,33 +102,12 @@ pub(crate) fn open(db: &Db) -> Result<OpenedDatabase, OpenError> {
     let secret: rusqlite::Result<String> =
         conn.query_row("SELECT value FROM meta WHERE key = 'secret'", [], |row| row.get(0));
     let own_secret = secret.map_err(failed)?.into();
-    Ok(OpenedDatabase { conn, own_secret })
-}
-
-pub(crate) struct RunningStore {
-    pub(crate) store: Store,
-    /// If the thread panics, the sender is dropped without a final status.
-    pub(crate) status: watch::Receiver<StoreStatus>,
-}
-
-impl OpenedDatabase {
-    pub(crate) fn start(self, config: Arc<Config>, runtime: Handle) -> Result<RunningStore, OpenError> {
-        let (jobs, requests) = mpsc::channel(QUEUE_JOBS_MAX);
-        let (pending_changed, pending) = watch::channel(0);
-        let (status_sender, status) = watch::channel(StoreStatus::Running);
-        let writer = Writer::new(self, config, pending_changed);
-        let body = move || {
-            let ended = writer.run(requests, &runtime);
-            let failed = |error: rusqlite::Error| StoreStatus::Failed(error.to_string());
-            status_sender.send_replace(ended.map_or_else(failed, |()| StoreStatus::Closed));
-        };
-        std::thread::Builder::new().name("queue-store".to_owned()).spawn(body).map_err(OpenError::Thread)?;
-        Ok(RunningStore { store: Store { jobs, pending }, status })
     if let Db::File(path) = db {
         reserve_log(path);
     }
-    }
+    Ok(OpenedDatabase { conn, own_secret })
 }
+
 /// Whether the database is new or one of a queue.
 fn is_ours(conn: &Connection) -> rusqlite::Result<bool> {
     conn.busy_timeout(Duration::ZERO)?;
@@ -130,3 +131,28 @@ fn reserve_log(db: &Path) {
     }
 }
 
+pub(crate) struct RunningStore {
+    pub(crate) store: Store,
+    /// If the thread panics, the sender is dropped without a final status.
+    pub(crate) status: watch::Receiver<StoreStatus>,
+}
+
+impl OpenedDatabase {
+    pub(crate) fn start(self, config: Arc<Config>, runtime: Handle) -> Result<RunningStore, OpenError> {
+        let (jobs, requests) = mpsc::channel(QUEUE_JOBS_MAX);
+        let (pending_changed, pending) = watch::channel(0);
+        let (status_sender, status) = watch::channel(StoreStatus::Running);
+        let writer = Writer::new(self, config, pending_changed);
+        let body = move || {
+            let ended = writer.run(requests, &runtime);
+            let failed = |error: rusqlite::Error| {
+                let is_corrupt = error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt);
+                let hint = if is_corrupt { format!(": it is corrupt; {CORRUPT_HINT}") } else { String::new() };
+                StoreStatus::Failed(format!("{error}{hint}"))
+            };
+            status_sender.send_replace(ended.map_or_else(failed, |()| StoreStatus::Closed));
+        };
+        std::thread::Builder::new().name("queue-store".to_owned()).spawn(body).map_err(OpenError::Thread)?;
+        Ok(RunningStore { store: Store { jobs, pending }, status })
+    }
+}

@@ -133,7 +133,7 @@ impl Writer {
         if is_fatal(&error) {
             batch.fatal.get_or_insert(error);
         }
-        QueueError::internal(&incident)
+        answer
     }
 
     fn run_statement(&self, statement: &str) -> rusqlite::Result<()> {
