@@ -23,10 +23,13 @@ pub(super) struct Writer {
     pending_changed: watch::Sender<u64>,
 }
 
+/// Is told whether the batch was committed.
+type SendReply = Box<dyn FnOnce(Result<(), QueueError>) + Send>;
+
 /// What a batch does once it is committed. If the commit fails, only the replies are sent, which say so.
 #[derive(Default)]
 pub(super) struct Batch {
-    pub(super) replies: Vec<Box<dyn FnOnce(Result<(), QueueError>) + Send>>,
+    pub(super) replies: Vec<SendReply>,
     queues_with_work: Vec<String>,
     files_to_remove: Vec<String>,
     /// Stops the thread.
