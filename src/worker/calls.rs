@@ -281,6 +281,9 @@ pub(super) async fn prepare(
         Some(Ok(Ok(_))) => Cleanup::Complete,
         Some(_) | None => context.scope().clean_up().await,
     };
+    if cleanup == Cleanup::Complete && !matches!(answer, Some(Ok(Ok(_)))) {
+        remove_all_but_artifacts(context.clone());
+    }
     let Some(answer) = answer.filter(|_| cleanup == Cleanup::Complete) else {
         return CallResult::ended(claim, Err(ExecuteFailure::Internal), cleanup);
     };

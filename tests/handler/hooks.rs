@@ -85,7 +85,7 @@ async fn e5_a_stopped_payload_leaves_its_hooks_the_rest_of_its_grace() {
     let bench = Bench::new();
     let handler = hooked("echo $0 $JOURNEYMAN_OUTCOME", 60);
     let (result, ()) = tokio::join!(bench.run(&*handler, sh("echo ready; exec sleep 600")), async {
-        bench.logged("ready").await;
+        bench.logged("\nready\n").await;
         bench.cancel(Duration::from_secs(20));
     });
     result.failed();

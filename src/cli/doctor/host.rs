@@ -207,3 +207,30 @@ pub(super) async fn check_cloud(host: &Host) -> Vec<Check> {
         }
     }]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::doctor::State;
+    use serde_json::json;
+
+    #[test]
+    fn b5_an_outage_of_the_artifact_storage_that_a_worker_reports_is_a_failed_check() {
+        let source = |storage_error: serde_json::Value| json!({"name": "ci", "description": "", "state": "polling", "failing": false, "storage_error": storage_error});
+        let status = |source| -> WorkerStatusReply {
+            let hour = crate::worker::counters::OutcomeCounts::default();
+            let counts = crate::worker::counters::WorkerCounts::default();
+            let status = json!({
+                "version": "1", "id": "w", "group": "g", "pid": 7, "state": "running", "uptime_seconds": 1.0, "capacity": 1,
+                "slots_polling": 0, "sources": [source], "claims": [], "last_hour": hour, "counts": counts,
+                "host": crate::worker::status::HostStatus::default(), "hints": [],
+            });
+            serde_json::from_value(status).unwrap()
+        };
+        let error = json!({"message": "500: disk full", "seconds_ago": 35.0, "consecutive": 3});
+        let checks = check_running_worker(&status(source(error)), "s");
+        assert_eq!((checks.len(), checks[1].state, &*checks[1].name), (2, State::Failed, "ci: artifact storage"));
+        assert!(checks[1].result.contains("since 35 s: 500: disk full"), "{}", checks[1].result);
+        assert_eq!(check_running_worker(&status(source(json!(null))), "s").len(), 1);
+    }
+}

@@ -5,6 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::fs::{StatVfs, statvfs};
+use tokio::time::Instant;
+
+/// Measuring takes at most one part of the time in so many.
+const MEASURING_SHARE_MAX: u32 = 20;
 
 /// Resolves when a directory takes more than `bytes` of the disk, measured at an interval.
 ///
@@ -12,11 +16,15 @@ use rustix::fs::{StatVfs, statvfs};
 ///
 /// Cancel safe.
 pub(crate) async fn wait_larger_than(dir: PathBuf, bytes: u64, interval: Duration) {
+    let mut wait = interval;
     loop {
-        tokio::time::sleep(interval).await;
+        tokio::time::sleep(wait).await;
+        let started = Instant::now();
         if is_larger_than(dir.clone(), bytes).await {
             return;
         }
+        // A directory of a million files takes seconds.
+        wait = interval.max(started.elapsed() * MEASURING_SHARE_MAX);
     }
 }
 
