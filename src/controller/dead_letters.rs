@@ -1,6 +1,5 @@
 //! Consumes dead letters: answers each with an error, and moves those that killed their workers to the poison queue.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -15,10 +14,9 @@ use super::error_replies::{DeadLetterReason, ErrorReplier};
 use super::poison_message::{self, ExitedWorker, PoisonCause};
 use super::queue_names::QueueNames;
 use super::session::{SessionError, consume, stream_ended};
-use super::workers::WorkerFailure;
+use super::workers::Failures;
 use super::{ControllerConfig, RecordedError, SharedCounters};
 use crate::amqp;
-use crate::domain::group::Key;
 use crate::domain::group::restart_backoff::RESTART_DELAY;
 use crate::host::clock::Clock;
 use crate::limits::{CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_WORKER_EXIT_TIMEOUT};
@@ -38,8 +36,8 @@ struct Rejecter {
     counters: SharedCounters,
 }
 
-/// The last failure of each key; `None` if the controller starts no workers.
-pub(super) type WorkerFailures = Option<watch::Receiver<BTreeMap<Key, WorkerFailure>>>;
+/// `None` if the controller starts no workers.
+pub(super) type WorkerFailures = Option<watch::Receiver<Failures>>;
 
 pub(super) async fn reject_requests(
     config: &ControllerConfig,
@@ -126,10 +124,13 @@ impl Rejecter {
         Ok(self.replier.reject(letter, &reason).await?)
     }
 
-    /// Why workers of the key do not last.
+    /// Why no worker starts, or why workers of the key do not last.
     fn recent_failure(&self, key: &str) -> Option<String> {
         let (key, failures) = (self.names.parse_routing_key(key)?, self.failures.as_ref()?.borrow());
-        let RecordedError { at, message } = &failures.get(&key)?.error;
+        if let Some(error) = &failures.driver {
+            return Some(error.message.clone());
+        }
+        let RecordedError { at, message } = &failures.groups.get(&key)?.error;
         let seconds = self.clock.now().since(*at);
         let text = format!("the last worker of this key failed {} s ago: {message}", seconds.as_secs());
         (seconds <= RESTART_DELAY.max).then_some(text)
@@ -139,10 +140,9 @@ impl Rejecter {
     async fn last_exited_worker(&self, key: &str) -> Option<ExitedWorker> {
         let (key, mut failures) = (self.names.parse_routing_key(key)?, self.failures.clone()?);
         let earliest = self.clock.now().minus(CONTROLLER_RECONCILE_INTERVAL);
-        let is_reported = |failures: &BTreeMap<Key, WorkerFailure>| {
-            failures.get(&key).is_some_and(|failure| failure.error.at > earliest)
-        };
+        let is_reported =
+            |failures: &Failures| failures.groups.get(&key).is_some_and(|failure| failure.error.at > earliest);
         timeout(CONTROLLER_WORKER_EXIT_TIMEOUT, failures.wait_for(is_reported)).await.ok();
-        failures.borrow().get(&key)?.worker.clone()
+        failures.borrow().groups.get(&key)?.worker.clone()
     }
 }

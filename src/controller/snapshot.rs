@@ -37,7 +37,7 @@ impl Controller {
             max_total: self.config.settings.max_total,
             paused: self.overrides.pool_pause().map(|pause| pause_status(pause, now)),
             starts_workers: self.workers.starts_workers(),
-            driver_error: self.workers.driver_error.as_ref().map(|error| error_status(error, now)),
+            driver_error: self.workers.failures.borrow().driver.as_ref().map(|error| error_status(error, now)),
             workers,
             groups,
             external_demands: self.demands.iter().map(|(name, known)| demand_status(name, known)).collect(),
@@ -91,7 +91,7 @@ impl Controller {
             }),
             consecutive_failures: restarts.map_or(0, |row| row.consecutive_failures()),
             failing: restarts.is_some_and(|row| row.is_failing()),
-            last_exit: self.workers.failures.borrow().get(key).map(|failure| error_status(&failure.error, now)),
+            last_exit: self.workers.failures.borrow().groups.get(key).map(|failure| error_status(&failure.error, now)),
         }
     }
 }

@@ -27,8 +27,6 @@ pub(super) struct WorkerSet {
     driver: Option<DriverHandle>,
     is_listed: bool,
     is_list_failing: bool,
-    /// The driver is unavailable: since when, and why.
-    pub(super) driver_error: Option<RecordedError>,
     refused_starts: RestartBackoff,
     pub(super) restarts: BTreeMap<Key, RestartBackoff>,
     scaler: Scaler,
@@ -36,8 +34,15 @@ pub(super) struct WorkerSet {
     /// As stored.
     known_keys: BTreeSet<Key>,
     pub(super) decisions: BTreeMap<Key, ScaleDecision>,
-    pub(super) failures: watch::Sender<BTreeMap<Key, WorkerFailure>>,
+    pub(super) failures: watch::Sender<Failures>,
     counters: SharedCounters,
+}
+
+#[derive(Default)]
+pub(super) struct Failures {
+    pub(super) groups: BTreeMap<Key, WorkerFailure>,
+    /// The driver is unavailable: since when, and why.
+    pub(super) driver: Option<RecordedError>,
 }
 
 /// The last failure of a group.
@@ -59,7 +64,6 @@ impl WorkerSet {
             pool: settings.pool.clone(),
             is_listed: driver.is_none(),
             is_list_failing: false,
-            driver_error: None,
             refused_starts: restart_backoff(),
             known_keys: BTreeSet::new(),
             driver,
@@ -261,21 +265,26 @@ impl WorkerSet {
     }
 
     fn on_driver_unavailable(&mut self, message: String, now: Instant) -> Result<Vec<Key>, String> {
-        if let Some(error) = &mut self.driver_error {
-            error.message = message;
+        let error = RecordedError { at: now, message: message.clone() };
+        let mut is_first = false;
+        self.failures.send_modify(|failures| {
+            is_first = failures.driver.is_none();
+            failures.driver.get_or_insert(error).message.clone_from(&message);
+        });
+        if !is_first {
             return Ok(Vec::new());
         }
         let text =
             "[alert operator] the driver is unavailable, so no worker is started; workers keep running, retrying";
         tracing::error!(alert = "driver-unavailable", pool = self.pool, "{text}: {message}");
-        self.driver_error = Some(RecordedError { at: now, message: message.clone() });
         Err(message)
     }
 
     fn on_driver_available(&mut self) {
         self.is_list_failing = false;
         self.refused_starts.reset();
-        if self.driver_error.take().is_some() {
+        if self.failures.borrow().driver.is_some() {
+            self.failures.send_modify(|failures| failures.driver = None);
             tracing::info!(pool = self.pool, "the driver is available again");
         }
     }
@@ -332,7 +341,7 @@ impl WorkerSet {
         }
         let consecutive_failures = restarts.consecutive_failures();
         let failure = WorkerFailure { error: RecordedError { at: now, message }, worker };
-        self.failures.send_modify(|failures| drop(failures.insert(key.clone(), failure)));
+        self.failures.send_modify(|failures| drop(failures.groups.insert(key.clone(), failure)));
         consecutive_failures
     }
 
@@ -350,7 +359,7 @@ impl WorkerSet {
         let mut keys: BTreeSet<Key> = tracker.groups().map(|(key, _)| key.clone()).collect();
         keys.extend(self.keys().cloned());
         self.restarts.retain(|key, restarts| keys.contains(key) || restarts.consecutive_failures() > 0);
-        self.failures.send_modify(|failures| failures.retain(|key, _| keys.contains(key)));
+        self.failures.send_modify(|failures| failures.groups.retain(|key, _| keys.contains(key)));
         let (mut workers, limits) = (self.by_key(now), scale_limits(&config.settings));
         let is_driver_unavailable = self.is_list_failing || now < self.refused_starts.not_before();
         let groups: Vec<GroupInput> = keys

@@ -2,6 +2,7 @@
 
 use super::Pool;
 use super::seen::until;
+use crate::support::Client;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_without_a_driver_shows_how_many_workers_are_wanted() {
@@ -52,6 +53,12 @@ async fn c9_a_driver_that_cannot_be_asked_starts_nothing_and_counts_no_worker_as
     );
     assert!(super::seen::status(&socket, &[]).await.contains("UNAVAILABLE for "), "it is shown");
     assert!(!starts.exists(), "nothing is started");
+    let queue = format!("{}-req-a", pool.name);
+    assert!(pool.client.get(&queue).await.is_some(), "it holds nothing that would not expire");
+    assert!(pool.publish("a", Client::properties("2", "/echo").with_expiration("100".into())).await);
+    let message = pool.client.answer("2").await.json()["message"].as_str().unwrap_or_default().to_owned();
+    assert_eq!(message, format!("the request expired before a worker took it; {why}"), "c3");
+    pool.ask("a", "3").await;
     std::fs::remove_file(&away).expect("it was there");
     controller.says("the driver is available again").await;
     controller.says("worker started").await;
