@@ -23,6 +23,7 @@ mod services;
 mod steering;
 mod support;
 mod systemd;
+mod tasks;
 mod test_command;
 mod traces;
 mod unwell;

@@ -4,20 +4,21 @@ pub mod create;
 pub mod task_status;
 
 use clap::{Args, Subcommand};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::exit::{Exit, ExitResult, Failure};
 use super::output::{self, Format};
 use super::queue_client::{QueueClient, QueueClientArgs};
-use super::table::strip_control_chars;
+use super::table::{strip_control_chars, table};
 use crate::config::Environment;
 use crate::config::values::{Queue, Span};
 use crate::domain::id::{Run, TaskId};
 use crate::domain::refusal::Refusal;
-use crate::limits::{TASK_LIST_PAGES_MAX, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN};
+use crate::limits::{TASK_LIST_PAGES_MAX, TASK_LOG_POLL, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN};
 use crate::source::CallError;
-use crate::source::taskcluster::ListPage;
-use task_status::{TaskState, TaskStatus};
+use crate::source::taskcluster::{Api, Download, ListPage, TaskSearch};
+use task_status::{FoundTask, TaskState, TaskStatus};
 
 pub const LOG_ARTIFACT: &str = "public/logs/live.log";
 
@@ -41,7 +42,8 @@ enum TaskCommand {
     Log(LogArgs),
     /// Cancel tasks; exit code 0 if all of them are canceled
     Cancel(TaskIdsArgs),
-    /// List the pending and running tasks of a queue
+    /// List the pending and running tasks of a queue, or find tasks in any state
+    #[command(visible_alias = "ls")]
     List(ListArgs),
 }
 
@@ -75,6 +77,9 @@ struct LogArgs {
     /// Wait until the run is resolved and its log is uploaded
     #[arg(long)]
     wait: bool,
+    /// Print the log as it grows, until the run is resolved; a worker of a Taskcluster needs `worker.live_log` for it
+    #[arg(short, long, conflicts_with = "wait")]
+    follow: bool,
 }
 
 #[derive(Debug, Args)]
@@ -82,6 +87,18 @@ struct ListArgs {
     /// Task queue [default: the one of `journeyman dev`]
     #[arg(long, value_name = "PROVISIONER/WORKER-TYPE")]
     queue: Option<Queue>,
+    /// All tasks of an embedded queue, resolved ones too, the newest first
+    #[arg(long)]
+    all: bool,
+    /// As --all, in this state
+    #[arg(long, value_parser = ["unscheduled", "pending", "running", "completed", "failed", "exception"])]
+    state: Option<String>,
+    /// As --all, with this in the name
+    #[arg(long, value_name = "TEXT")]
+    name: Option<String>,
+    /// As --all, created within this time
+    #[arg(long, value_name = "TIME")]
+    since: Option<Span>,
     /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
@@ -187,26 +204,85 @@ async fn print_log(client: &QueueClient, log: &LogArgs) -> ExitResult {
     if log.wait {
         wait_for(client, std::slice::from_ref(&log.task), Span(std::time::Duration::from_secs(24 * 3600))).await?;
     }
-    let status = client.api.task_status(&log.task).await.and_then(|status| TaskStatus::read(&status));
-    let status = status.map_err(|refused| client.call_failure(refused))?;
-    let absent = || Failure::new(Exit::Failed, status.missing_log_reason(log.run));
-    let Some(run) = log.run.or_else(|| status.runs.last().map(|run| run.number)) else {
-        return Err(absent());
-    };
-    let run = Run { task: log.task.clone(), run };
-    let mut download = match client.api.artifact(&run, LOG_ARTIFACT).await {
-        Ok(download) => download,
-        Err(CallError { refusal: Refusal::Gone, .. }) => return Err(absent()),
-        Err(refused) => return Err(client.call_failure(refused)),
-    };
     let mut out = output::UntrustedOutput::to_stdout();
-    while let Some(chunk) = download.next_chunk().await.map_err(|refused| client.call_failure(refused))? {
-        out.print(&chunk)?;
+    let (mut chosen, mut printed) = (log.run, 0);
+    loop {
+        let status = client.api.task_status(&log.task).await.and_then(|status| TaskStatus::read(&status));
+        let status = status.map_err(|refused| client.call_failure(refused))?;
+        chosen = chosen.or_else(|| status.runs.last().map(|run| run.number));
+        let run = chosen.map(|run| Run { task: log.task.clone(), run });
+        // Before the log is read, so that the last reading has all of it.
+        let may_grow = log.follow && status.may_run(chosen);
+        let read = match &run {
+            Some(run) => read_log(&client.api, run, &mut printed, &mut out).await?,
+            None => Err(CallError { refusal: Refusal::Gone, message: String::new() }),
+        };
+        match read {
+            Ok(()) if !may_grow => return Ok(Exit::Success),
+            Err(CallError { refusal: Refusal::Gone, .. }) if !may_grow => {
+                return Err(Failure::new(Exit::Failed, status.missing_log_reason(log.run)));
+            }
+            Err(refused @ CallError { refusal: Refusal::Rejected | Refusal::Denied | Refusal::Stale, .. }) => {
+                return Err(client.call_failure(refused));
+            }
+            Err(refused) if !log.follow => return Err(client.call_failure(refused)),
+            Ok(()) | Err(_) => tokio::time::sleep(TASK_LOG_POLL).await,
+        }
     }
-    Ok(Exit::Success)
+}
+
+/// Prints the log after its first `printed` bytes. The outer error is one of standard output.
+async fn read_log(
+    api: &Api,
+    run: &Run,
+    printed: &mut usize,
+    out: &mut output::UntrustedOutput,
+) -> std::io::Result<Result<(), CallError>> {
+    let mut download = match open_log(api, run).await {
+        Ok(download) => download,
+        Err(refused) => return Ok(Err(refused)),
+    };
+    let mut skipped = 0;
+    loop {
+        match download.next_chunk().await {
+            Ok(None) => return Ok(Ok(())),
+            Ok(Some(chunk)) => {
+                let skip = (*printed - skipped).min(chunk.len());
+                let new = chunk.get(skip..).unwrap_or_default();
+                skipped += skip;
+                *printed += new.len();
+                skipped += new.len();
+                out.print(new)?;
+            }
+            Err(refused) => return Ok(Err(refused)),
+        }
+    }
+}
+
+/// Opens the log of a run, under whichever of the usual names it has.
+pub async fn open_log(api: &Api, run: &Run) -> Result<Download, CallError> {
+    let refused = match api.artifact(run, LOG_ARTIFACT).await {
+        // It may also lead to a worker that has gone.
+        Err(refused) => refused,
+        opened => return opened,
+    };
+    let Ok(ListPage { entries: listed, .. }) = api.artifacts(run, None).await else { return Err(refused) };
+    let names: Vec<&str> = listed.iter().filter_map(|artifact| artifact.get("name")?.as_str()).collect();
+    // Of generic-worker and docker-worker, whose tasks choose the folder, and of scriptworker.
+    for usual in ["live.log", "live_backing.log", "terminal.log", "chain_of_custody.log"] {
+        for name in names.iter().filter(|name| name.rsplit('/').next() == Some(usual)) {
+            if let Ok(download) = api.artifact(run, name).await {
+                return Ok(download);
+            }
+        }
+    }
+    Err(refused)
 }
 
 async fn list_queue(client: &QueueClient, list: ListArgs) -> ExitResult {
+    if list.all || list.state.is_some() || list.name.is_some() || list.since.is_some() {
+        return find_tasks(client, list).await;
+    }
     let queue = client.task_queue(list.queue)?.to_string();
     let claimed = all_pages(client, async |token| client.api.claimed_tasks(&queue, token).await).await?;
     let pending = all_pages(client, async |token| client.api.pending_tasks(&queue, token).await).await?;
@@ -225,6 +301,47 @@ async fn list_queue(client: &QueueClient, list: ListArgs) -> ExitResult {
             }
         }
     }
+    Ok(Exit::Success)
+}
+
+async fn find_tasks(client: &QueueClient, list: ListArgs) -> ExitResult {
+    let since = list.since.and_then(|span| Timestamp::now().checked_sub(span.0).ok());
+    let search = TaskSearch {
+        queue: list.queue.map_or_else(String::new, |queue| queue.to_string()),
+        state: list.state.unwrap_or_default(),
+        name: list.name.unwrap_or_default(),
+        since: since.map_or_else(String::new, |since| since.to_string()),
+        limit: String::new(),
+    };
+    let found = all_pages(client, async |token| {
+        let page = client.api.find_tasks(&search, token).await;
+        page.map_err(|refused| match refused.refusal {
+            Refusal::Gone => CallError {
+                message: "only the queue of journeyman lists resolved tasks; without --all, --state, --name and --since, the \
+                          pending and running tasks of one --queue are listed"
+                    .to_owned(),
+                ..refused
+            },
+            _ => refused,
+        })
+    })
+    .await?;
+    if list.output == Format::Json {
+        output::json(&json!({ "tasks": found }))?;
+        return Ok(Exit::Success);
+    }
+    let tasks: Result<Vec<_>, _> = found.iter().map(FoundTask::read).collect();
+    let tasks = tasks.map_err(|refused| client.call_failure(refused))?;
+    if tasks.is_empty() {
+        output::line("no such tasks")?;
+        return Ok(Exit::Success);
+    }
+    let row = |FoundTask { status, name, created }: &FoundTask| {
+        let created = created.map_or_else(String::new, |at| at.strftime("%Y-%m-%d %H:%M:%SZ").to_string());
+        let cells = [&status.task, &status.summary(), &status.task_queue(), &created, name];
+        cells.map(|cell| strip_control_chars(cell)).to_vec()
+    };
+    output::print(&table(["TASK", "STATE", "QUEUE", "CREATED", "NAME"], tasks.iter().map(row)))?;
     Ok(Exit::Success)
 }
 

@@ -35,11 +35,13 @@ pub struct RunStatus {
     #[serde(rename = "reasonResolved")]
     pub reason: Option<String>,
     worker_group: String,
-    worker_id: Option<String>,
+    pub worker_id: Option<String>,
+    #[serde(rename = "scheduled")]
+    pub scheduled_at: Option<Timestamp>,
     #[serde(rename = "started")]
     pub started_at: Option<Timestamp>,
     #[serde(rename = "resolved")]
-    resolved_at: Option<Timestamp>,
+    pub resolved_at: Option<Timestamp>,
     taken_until: Option<Timestamp>,
 }
 
@@ -57,6 +59,24 @@ pub struct TaskStatus {
     pub raw: Value,
 }
 
+/// An entry of the list of all tasks.
+#[derive(Debug, Clone, Deserialize)]
+pub struct FoundTask {
+    pub status: TaskStatus,
+    #[serde(default)]
+    pub name: String,
+    pub created: Option<Timestamp>,
+}
+
+impl FoundTask {
+    pub fn read(entry: &Value) -> Result<Self, CallError> {
+        Self::deserialize(entry).map_err(|error| CallError {
+            refusal: Refusal::Rejected,
+            message: format!("cannot read the list of tasks of the queue: {error}"),
+        })
+    }
+}
+
 impl TaskStatus {
     /// Missing properties are left out.
     pub fn read(raw: &Value) -> Result<Self, CallError> {
@@ -69,6 +89,18 @@ impl TaskStatus {
 
     pub fn is_resolved(&self) -> bool {
         matches!(self.state, TaskState::Completed | TaskState::Failed | TaskState::Exception)
+    }
+
+    /// Whether this run, or by default one of the task, is not resolved.
+    pub fn may_run(&self, run: Option<u32>) -> bool {
+        match run.and_then(|number| self.runs.iter().find(|run| run.number == number)) {
+            Some(run) => matches!(run.state, TaskState::Pending | TaskState::Running),
+            None => run.is_none() && !self.is_resolved(),
+        }
+    }
+
+    pub fn task_queue(&self) -> String {
+        format!("{}/{}", self.provisioner_id, self.worker_type)
     }
 
     pub fn is_canceled(&self) -> bool {
@@ -96,8 +128,16 @@ impl TaskStatus {
             return format!("{} is {} and has no such run, so there is no log", self.task, self.summary());
         };
         let reason = match found.state {
+            TaskState::Exception if found.reason.as_deref() == Some("canceled") => {
+                if found.started_at.is_none() {
+                    "it never started"
+                } else {
+                    "its worker did not store the log before"
+                }
+            }
             TaskState::Unscheduled | TaskState::Pending | TaskState::Running => {
-                "its log is uploaded at the end. --wait waits for it"
+                "its log is stored at the end. --follow prints it as it grows, where the worker serves live logs; --wait waits for the \
+                 end"
             }
             TaskState::Completed | TaskState::Failed | TaskState::Exception | TaskState::Unknown => {
                 "it was never started, or its log has expired"
@@ -112,7 +152,7 @@ impl TaskStatus {
         let mut out = String::new();
         // Writing to a String cannot fail.
         let state = self.state.as_str();
-        _ = writeln!(out, "{}  {state}  {}/{}", self.task, self.provisioner_id, self.worker_type);
+        _ = writeln!(out, "{}  {state}  {}", self.task, self.task_queue());
         for run in &self.runs {
             _ = writeln!(out, "  run {}  {}", run.number, run.describe());
         }
@@ -128,7 +168,7 @@ impl RunStatus {
             .is_ok_and(|claim| until.duration_since(started) > claim + SignedDuration::from_secs(1))
     }
 
-    fn summary(&self) -> String {
+    pub fn summary(&self) -> String {
         let state = self.state.as_str();
         match self.reason.as_deref().filter(|reason| *reason != state) {
             Some(reason) => format!("{state} ({reason})"),

@@ -23,6 +23,21 @@ pub struct ListPage {
     pub continuation_token: Option<String>,
 }
 
+/// What [`Api::find_tasks`] finds; an empty text matches every task.
+#[derive(Debug, Clone, Default, serde::Serialize)]
+pub struct TaskSearch {
+    /// A task queue.
+    pub queue: String,
+    /// A state, as in a task's status.
+    pub state: String,
+    /// A part of the name.
+    pub name: String,
+    /// RFC 3339.
+    pub since: String,
+    /// Entries of a page; empty for the most that the queue allows.
+    pub limit: String,
+}
+
 /// The content of an artifact, in chunks.
 pub struct Download {
     operation: String,
@@ -81,6 +96,39 @@ impl Api {
         self.call_for_status(call).await
     }
 
+    /// rerunTask: returns the task's status.
+    ///
+    /// # Errors
+    ///
+    /// `Gone` if the task does not exist, or may not run again.
+    pub async fn rerun_task(&self, task: &TaskId) -> Result<Value, CallError> {
+        let call = ApiRequest::to_queue(format!("rerunTask {task}"), Method::POST, task_path(task, "/rerun"));
+        self.call_for_status(call).await
+    }
+
+    /// task: returns the definition.
+    ///
+    /// # Errors
+    ///
+    /// `Gone` if the task does not exist.
+    pub async fn task_definition(&self, task: &TaskId) -> Result<Value, CallError> {
+        let call = ApiRequest::to_queue(format!("definition of {task}"), Method::GET, task_path(task, ""));
+        self.call(call).await?.json()
+    }
+
+    /// One page of the tasks of an embedded queue, the newest first. Taskcluster has no such call.
+    ///
+    /// # Errors
+    ///
+    /// `Gone` if the queue has no such call.
+    pub async fn find_tasks(&self, search: &TaskSearch, token: Option<&str>) -> Result<ListPage, CallError> {
+        let TaskSearch { queue, state, name, since, limit } = search;
+        let query = [("queue", queue), ("state", state), ("name", name), ("since", since), ("limit", limit)];
+        let query = query.iter().filter(|(_, value)| !value.is_empty());
+        let query: Vec<_> = query.map(|(key, value)| format!("{key}={}", urlencoding::encode(value))).collect();
+        self.list_page("list of tasks".to_owned(), format!("/journeyman/tasks?{}", query.join("&")), token).await
+    }
+
     /// listPendingTasks: one page of the pending tasks of a queue.
     ///
     /// # Errors
@@ -130,6 +178,19 @@ impl Api {
         Err(retryable(format!("{operation}: more than {ARTIFACT_HOPS_MAX} redirects")))
     }
 
+    /// The URL of an artifact's content, which may be signed.
+    ///
+    /// # Errors
+    ///
+    /// `Gone` if the artifact does not exist.
+    pub async fn artifact_url(&self, run: &Run, name: &str) -> Result<String, CallError> {
+        let operation = format!("artifact {} of {run}", super::error_response::sanitize(name));
+        let path = task_path(&run.task, &format!("/runs/{}/artifacts/{}", run.run, encode_segment(name)));
+        let response = self.send(transfer_request(&operation, path)).await?;
+        let location = response.headers().get(reqwest::header::LOCATION).and_then(|value| value.to_str().ok());
+        location.map(str::to_owned).ok_or_else(|| retryable(format!("{operation}: the queue returned no URL")))
+    }
+
     /// Signs requests to the queue service, and no others.
     async fn follow_redirect(&self, operation: &str, from: &Response) -> Result<Response, CallError> {
         let url = from
@@ -163,7 +224,7 @@ impl Api {
 
     async fn list_page(&self, operation: String, mut path: String, token: Option<&str>) -> Result<ListPage, CallError> {
         if let Some(token) = token {
-            path.push_str("?continuationToken=");
+            path.push_str(if path.contains('?') { "&continuationToken=" } else { "?continuationToken=" });
             path.push_str(&urlencoding::encode(token));
         }
         let call = ApiRequest::to_queue(operation, Method::GET, path);

@@ -14,7 +14,7 @@ mod probe;
 mod transport;
 mod wire;
 
-pub use client_calls::{Download, ListPage};
+pub use client_calls::{Download, ListPage, TaskSearch};
 pub use credentials::{Credentials, InvalidCredentials};
 pub use probe::CredentialCheck;
 use probe::QuarantineCheck;

@@ -1,0 +1,82 @@
+//! `journeyman task`: lists of tasks and logs.
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::response::IntoResponse as _;
+use axum::routing::get;
+use serde_json::json;
+
+use crate::host::Host;
+use crate::server::serve;
+
+#[test]
+fn e2_tasks_are_found_by_state_queue_name_and_age() {
+    let host = Host::with_queue();
+    let build = host.create(&["--name", "build \u{202e}linux", "--", "/bin/true"]);
+    let lint = host.create(&["--name", "lint", "--", "/bin/true"]);
+    assert_eq!(host.task(&["cancel", &lint]).code, 0);
+    let find = |arguments: &[&str]| {
+        let said = host.task(&[&["list", "-o", "json"], arguments].concat());
+        assert_eq!(said.code, 0, "{}", said.err);
+        let listed: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+        let tasks = listed["tasks"].as_array().expect("tasks");
+        tasks.iter().map(|task| task["status"]["taskId"].as_str().expect("an id").to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(find(&["--all"]), [lint.as_str(), build.as_str()]);
+    assert_eq!(find(&["--state", "exception"]), [lint.as_str()]);
+    assert_eq!(find(&["--state", "pending", "--queue", "build/linux"]), [build.as_str()]);
+    assert_eq!(find(&["--all", "--queue", "build/other"]), [""; 0]);
+    assert_eq!(find(&["--name", "LIN"]), [lint.as_str(), build.as_str()]);
+    assert_eq!(find(&["--since", "1h"]).len(), 2);
+    assert_eq!(find(&["--since", "0s"]), [""; 0]);
+    let table = host.task(&["list", "--all"]).out;
+    assert!(table.contains("build  linux") && table.contains("exception (canceled)"), "{table}");
+    assert!(host.task(&["ls", "--state", "failed"]).out.contains("no such tasks"));
+}
+
+#[test]
+fn b14_the_log_of_a_canceled_task_is_said_to_be_canceled() {
+    let host = Host::with_queue();
+    let id = host.create(&["--", "/bin/true"]);
+    assert_eq!(host.task(&["cancel", &id]).code, 0);
+    let said = host.task(&["log", &id]);
+    assert_eq!(said.code, 1, "{}", said.err);
+    assert!(
+        said.err.contains("is exception (canceled): it never started") && !said.err.contains("expired"),
+        "{}",
+        said.err
+    );
+}
+
+/// A task with one resolved run, whose artifacts are these; those without text are listed and missing.
+fn queue_with(artifacts: &'static [(&'static str, Option<&'static str>)]) -> Host {
+    let status = json!({ "status": { "taskId": "fN1SbArXTPSVFNUvaOlinQ", "provisionerId": "a", "workerType": "b",
+        "state": "completed", "runs": [{ "runId": 0, "state": "completed", "reasonResolved": "completed" }] } });
+    let listed: Vec<_> = artifacts.iter().map(|(name, _)| json!({ "name": name })).collect();
+    let task = "/api/queue/v1/task/fN1SbArXTPSVFNUvaOlinQ";
+    let missing = || (StatusCode::NOT_FOUND, axum::Json(json!({ "code": "ResourceNotFound", "message": "none" })));
+    let artifact = move |name: axum::extract::Path<String>| async move {
+        let found = artifacts.iter().find(|(known, _)| *known == name.0).and_then(|(_, text)| *text);
+        found.map_or_else(|| missing().into_response(), |text| text.into_response())
+    };
+    let router = Router::new()
+        .route(&format!("{task}/status"), get(async move || axum::Json(status)))
+        .route(&format!("{task}/runs/0/artifacts"), get(async move || axum::Json(json!({ "artifacts": listed }))))
+        .route(&format!("{task}/runs/0/artifacts/{{name}}"), get(artifact));
+    Host::with_root(&serve(router))
+}
+
+#[test]
+fn b14_a_log_is_found_under_each_usual_name() {
+    for artifacts in [
+        &[("public/logs/live.log", Some("hello\n"))][..],
+        &[("public/logs/live.log", None), ("public/logs/live_backing.log", Some("hello\n"))],
+        &[("public/logs/chain_of_custody.log", Some("hello\n")), ("public/build.log", Some("another\n"))],
+        &[("public/logs/chain_of_custody.log", Some("another\n")), ("private/logs/live_backing.log", Some("hello\n"))],
+    ] {
+        let said = queue_with(artifacts).task(&["log", "fN1SbArXTPSVFNUvaOlinQ"]);
+        assert_eq!((said.code, said.out.as_str()), (0, "hello\n"), "{artifacts:?}: {}", said.err);
+    }
+    let none = queue_with(&[("public/build.log", Some("another\n"))]).task(&["log", "fN1SbArXTPSVFNUvaOlinQ"]);
+    assert!(none.code == 1 && none.err.contains("has expired"), "{}", none.err);
+}
