@@ -77,6 +77,15 @@ impl HttpListener {
 
     /// Serves until dropped, with headers that keep browsers from caching and embedding the responses.
     pub(crate) async fn serve(self, router: Router) -> Infallible {
+        self.serve_with(router, Some(HTTP_CONNECTION_AGE_MAX)).await
+    }
+
+    /// As [`HttpListener::serve`], for responses that may take any time.
+    pub(crate) async fn serve_streams(self, router: Router) -> Infallible {
+        self.serve_with(router, None).await
+    }
+
+    async fn serve_with(self, router: Router, connection_age_max: Option<Duration>) -> Infallible {
         let router = match self.exposure {
             Exposure::Loopback => router.layer(middleware::from_fn(require_loopback_host)),
             Exposure::Network => router,
@@ -85,7 +94,7 @@ impl HttpListener {
             connections_max: HTTP_CONNECTIONS_MAX,
             connections_per_peer_max: HTTP_CONNECTIONS_MAX / 2,
             head_timeout: HTTP_HEAD_TIMEOUT,
-            connection_age_max: Some(HTTP_CONNECTION_AGE_MAX),
+            connection_age_max,
         };
         let router = router.layer(middleware::map_response(add_headers));
         serve(self.listener, router, limits, SocketAddr::ip).await

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use maud::{Markup, html};
 
 pub use super::CommandButtons;
-use super::{HtmlPage, PageContent, Refresh, SnapshotClock, build_page, format_seconds};
+use super::{HtmlPage, PageContent, Refresh, SnapshotClock, build_page, format_seconds, status_links};
 use crate::control::controller_api::ControllerStatusReply;
 use crate::controller::status::{ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, WorkerActivity};
 use crate::limits::PAGE_GROUPS_MAX;
@@ -23,6 +23,8 @@ pub fn render(status: &ControllerStatusReply, refresh: Refresh, acts: CommandBut
         buttons: acts,
         version: status.version.clone(),
         pid: status.pid,
+        aside: html! {},
+        links: status_links(),
     };
     build_page(parts, refresh, clock)
 }

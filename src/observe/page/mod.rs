@@ -20,6 +20,7 @@ use crate::worker::snapshot::format_duration;
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 const COMMANDS_SCRIPT: &str = include_str!("act.js");
+const TASKS_SCRIPT: &str = include_str!("tasks.js");
 /// Without scripts.
 const RELOAD_SECONDS: u8 = 10;
 
@@ -48,32 +49,52 @@ pub enum CommandButtons {
     Hidden,
     /// They need scripts and the bearer token.
     Shown,
+    /// As forms, which carry the page's own token.
+    Forms,
 }
 
-struct PageContent {
-    title: String,
-    name: Markup,
-    main: Markup,
-    buttons: CommandButtons,
-    version: String,
-    pid: u32,
+impl CommandButtons {
+    const fn script(self) -> Option<&'static str> {
+        match self {
+            Self::Hidden => None,
+            Self::Shown => Some(COMMANDS_SCRIPT),
+            Self::Forms => Some(TASKS_SCRIPT),
+        }
+    }
 }
 
-fn build_page(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> HtmlPage {
+pub(crate) struct PageContent {
+    pub(crate) title: String,
+    pub(crate) name: Markup,
+    pub(crate) main: Markup,
+    /// After `main`, and kept when `main` is refreshed.
+    pub(crate) aside: Markup,
+    pub(crate) buttons: CommandButtons,
+    pub(crate) links: Markup,
+    pub(crate) version: String,
+    pub(crate) pid: u32,
+}
+
+/// The links of a worker's and a controller's page.
+fn status_links() -> Markup {
+    html! {
+        a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
+        a href="/status.json" { "JSON" } " · " a href="/?refresh=no" { "without refresh" }
+    }
+}
+
+pub(crate) fn build_page(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> HtmlPage {
     let hash = |text: &str| STANDARD.encode(Sha256::digest(text));
     let script = match refresh {
         Refresh::Auto => {
-            let act = if parts.buttons == CommandButtons::Shown {
-                format!(" 'sha256-{}'", hash(COMMANDS_SCRIPT))
-            } else {
-                String::new()
-            };
+            let act = parts.buttons.script().map_or_else(String::new, |script| format!(" 'sha256-{}'", hash(script)));
             format!("script-src 'sha256-{}'{act}; connect-src 'self'; ", hash(SCRIPT))
         }
         Refresh::Never => String::new(),
     };
+    let forms = if parts.buttons == CommandButtons::Forms { "'self'" } else { "'none'" };
     let policy = format!(
-        "default-src 'none'; style-src 'sha256-{}'; {script}base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        "default-src 'none'; style-src 'sha256-{}'; {script}base-uri 'none'; form-action {forms}; frame-ancestors 'none'",
         hash(STYLE)
     );
     HtmlPage { html: untrusted_text::clean(&document(parts, refresh, clock).into_string()), policy }
@@ -104,17 +125,14 @@ fn document(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> Marku
                 }
                 main { (parts.main) }
                 // Outside of `main`, so that a refresh does not replace it.
-                @if parts.buttons == CommandButtons::Shown { section #aside {} }
+                @if parts.buttons != CommandButtons::Hidden { section #aside { (parts.aside) } }
                 footer {
-                    p {
-                        a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
-                        a href="/status.json" { "JSON" } " · " a href="/?refresh=no" { "without refresh" }
-                    }
+                    p { (parts.links) }
                     p { "version " (parts.version) " · process " (parts.pid) " · hover over a time for the full date" }
                 }
                 @if refresh == Refresh::Auto {
                     script { (PreEscaped(SCRIPT)) }
-                    @if parts.buttons == CommandButtons::Shown { script { (PreEscaped(COMMANDS_SCRIPT)) } }
+                    @if let Some(script) = parts.buttons.script() { script { (PreEscaped(script)) } }
                 }
             }
         }
@@ -135,26 +153,26 @@ fn token_form() -> Markup {
 
 /// The time of the snapshot, to which its durations are relative.
 #[derive(Clone, Copy)]
-struct SnapshotClock {
-    now: Timestamp,
+pub(crate) struct SnapshotClock {
+    pub(crate) now: Timestamp,
 }
 
 impl SnapshotClock {
-    fn ago(self, seconds: f64) -> Markup {
+    pub(crate) fn ago(self, seconds: f64) -> Markup {
         self.time_tag(-seconds, &format!("{} ago", format_seconds(seconds)))
     }
 
-    fn ahead(self, seconds: f64) -> Markup {
+    pub(crate) fn ahead(self, seconds: f64) -> Markup {
         self.time_tag(seconds, &format_seconds(seconds))
     }
 
-    fn time_tag(self, seconds: f64, text: &str) -> Markup {
+    pub(crate) fn time_tag(self, seconds: f64, text: &str) -> Markup {
         let then = self.absolute(seconds);
         html! { time datetime=(then) title=(then) { (text) } }
     }
 
     /// With the date unless it is today.
-    fn time_of_day(self, seconds: f64) -> String {
+    pub(crate) fn time_of_day(self, seconds: f64) -> String {
         let then = self.absolute(seconds);
         let day = |time: Timestamp| time.strftime("%Y-%m-%d").to_string();
         let same = day(then) == day(self.now);
@@ -168,7 +186,7 @@ impl SnapshotClock {
     }
 }
 
-fn format_seconds(seconds: f64) -> String {
+pub(crate) fn format_seconds(seconds: f64) -> String {
     format_duration(std::time::Duration::from_secs_f64(seconds.clamp(0.0, f64::from(u32::MAX))))
 }
 
@@ -184,7 +202,9 @@ mod tests {
             title: name.to_owned(),
             name: html! {},
             main,
+            aside: html! {},
             buttons: CommandButtons::Shown,
+            links: html! {},
             version: String::new(),
             pid: 1,
         };

@@ -17,11 +17,11 @@
 
   async function refresh() {
     const selected = document.getSelection();
-    const typing = document.activeElement && document.activeElement.closest("main input");
+    const typing = document.activeElement && document.activeElement.closest("main input, main select");
     const busy = typing || (selected && !selected.isCollapsed);
     if (!refreshing || document.hidden || busy) return;
     try {
-      const answer = await fetch(location.pathname, { cache: "no-store", signal: AbortSignal.timeout(5 * interval) });
+      const answer = await fetch(location.pathname + location.search, { cache: "no-store", signal: AbortSignal.timeout(5 * interval) });
       const text = await answer.text();
       if (!answer.ok) throw new Error(text.trim());
       const found = new DOMParser().parseFromString(text, "text/html").querySelector("main");

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use maud::{Markup, html};
 
-use super::{CommandButtons, HtmlPage, PageContent, Refresh, SnapshotClock, build_page, format_seconds};
+use super::{CommandButtons, HtmlPage, PageContent, Refresh, SnapshotClock, build_page, format_seconds, status_links};
 use crate::control::WorkerStatusReply;
 use crate::worker::counters::OutcomeCounts;
 use crate::worker::snapshot::format_bytes;
@@ -22,11 +22,13 @@ pub fn render(status: &WorkerStatusReply, refresh: Refresh, now: Timestamp) -> H
         buttons: CommandButtons::Hidden,
         version: status.version.clone(),
         pid: status.pid,
+        aside: html! {},
+        links: status_links(),
     };
     build_page(parts, refresh, clock)
 }
 
-fn body(status: &WorkerStatusReply, clock: SnapshotClock) -> Markup {
+pub(crate) fn body(status: &WorkerStatusReply, clock: SnapshotClock) -> Markup {
     let view = &status.snapshot;
     html! {
         (headline(view))
