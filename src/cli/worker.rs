@@ -18,6 +18,7 @@ use crate::config::Environment;
 use crate::config::schema::Config;
 use crate::control::worker_api::{ReloadSender, ServedWorker, Socket};
 use crate::control::{WorkerStatusReply, socket_in, worker_api};
+use crate::host::clock::or_pending;
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::host::service_manager::ServiceManager;
 use crate::http::{Exposure, HttpListener};
@@ -26,6 +27,7 @@ use crate::observe::log;
 use crate::observe::status_routes::SnapshotFn;
 use crate::observe::traces::{self, Export};
 use crate::observe::worker_http;
+use crate::worker::live_log::LiveLogs;
 use crate::worker::{Control, ExitReason, Worker};
 
 pub(super) async fn run(settings: ConfigArgs<WorkerFlags>, environment: &Environment) -> ExitResult {
@@ -91,6 +93,7 @@ pub(super) async fn serve(
         Some(export) => worker.with_trace_recorder(export.recorder()),
         None => worker,
     };
+    let (worker, live_logs) = serve_live_logs(worker, config).await?;
     let control = worker.control();
     let watch = termination_watch::watch_notices(config, control.clone())?;
     let http = serve_http(config, &name, &control).await?;
@@ -106,6 +109,7 @@ pub(super) async fn serve(
         never = async { (watch.await, std::future::pending::<Infallible>().await).1 } => match never {},
         never = socket => match never {},
         never = http => match never {},
+        never = live_logs => match never {},
         () = reports => Err(Failure::new(Exit::Internal, "activity reporting stopped")),
     };
     if let Some(export) = export {
@@ -147,6 +151,29 @@ async fn serve_http(
             None => std::future::pending().await,
         }
     })
+}
+
+/// Pending forever if `worker.live_log` is not set.
+async fn serve_live_logs(
+    mut worker: Worker,
+    config: &Config,
+) -> Result<(Worker, impl Future<Output = Infallible> + use<>), Failure> {
+    let mut serving = None;
+    if let Some(listen) = config.worker.live_log {
+        let failed = |error| Failure::new(Exit::HostUnusable, format!("cannot listen for readers of logs: {error}"));
+        // The address of a log is its protection; a proxy may use any name for this host.
+        let listener = HttpListener::listen(listen.0, Exposure::Network).await.map_err(failed)?;
+        let address = listener.address().map_err(failed)?;
+        let url = config
+            .worker
+            .live_log_url
+            .as_ref()
+            .map_or_else(|| format!("http://{address}"), |url| url.as_str().to_owned());
+        let live_logs = LiveLogs::new(&url);
+        worker = worker.with_live_logs(live_logs.clone());
+        serving = Some(listener.serve_streams(live_logs.into_router()));
+    }
+    Ok((worker, or_pending(serving)))
 }
 
 pub(super) async fn listen_http(config: &Config, what: &str) -> Result<Option<HttpListener>, Failure> {

@@ -33,6 +33,18 @@ pub(super) fn check(config: &Config, origins: &BTreeMap<String, ValueOrigin>, pr
         rules.demand(config, &format!("demand.{name}"), demand);
     }
     rules.broker(config);
+    if let Some(listen) = config.worker.live_log
+        && config.worker.live_log_url.is_none()
+        && listen.0.ip().is_unspecified()
+    {
+        let message = format!("readers of logs cannot connect to {}", listen.0);
+        rules.error(
+            "worker",
+            "live_log",
+            message,
+            "set `live_log_url` to the URL that they can connect to, or one address",
+        );
+    }
     if let Some(listen) = config.http.listen
         && !config.http.allow_remote
         && !listen.0.ip().to_canonical().is_loopback()

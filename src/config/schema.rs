@@ -76,6 +76,10 @@ pub struct Worker {
     pub termination_grace: Span,
     /// How often the status of each running task is checked for cancellation. `0s` disables it.
     pub status_poll_interval: OptionalSpan<STATUS_POLL_MIN_MS>,
+    /// Address that serves the logs of running tasks, each under a secret path, which the artifact `public/logs/live.log` leads to until the task ends [built-in: none]. With port 0 the system chooses a port.
+    pub live_log: Option<Listen>,
+    /// How readers reach `live_log`, such as the URL of a proxy in front of it [built-in: `http://` and the address of `live_log`].
+    pub live_log_url: Option<Url>,
     /// Exit after this time without a claim; `0s` is never. Time in which the worker is paused does not count.
     pub exit_when_idle: OptionalSpan,
     /// Exit after this many tasks; 0 is never.
@@ -94,6 +98,8 @@ impl Default for Worker {
             drain_deadline: built_in("1h"),
             termination_grace: termination_grace(),
             status_poll_interval: built_in("10s"),
+            live_log: None,
+            live_log_url: None,
             exit_when_idle: OptionalSpan(None),
             max_tasks: 0,
             max_uptime: OptionalSpan(None),

@@ -2,27 +2,23 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::io;
 use std::time::Duration;
 
-use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
-use tokio::fs::File;
-use tokio::io::AsyncReadExt as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 pub use super::socket::Socket;
 use super::{CommandReply, SPAN_MAX_SECONDS, WorkerCommand, WorkerCommandRequest, WorkerStatusReply};
 use crate::domain::claim::{CancelCommand, CancelResult};
-use crate::handler::log::TaskLog;
 use crate::host::containment::ProcessScope;
-use crate::limits::{CONTROL_FOLLOW_CHECK_INTERVAL, CONTROL_READ_BYTES, CONTROL_TIMEOUT};
+use crate::limits::CONTROL_TIMEOUT;
+use crate::worker::live_log::LogTail;
 use crate::worker::status::{ClaimDetail, LifecycleState, WorkerStatus};
 use crate::worker::{ClaimSnapshot, Command, CommandResult, Control, Note, TaskLookupError};
 
@@ -193,54 +189,6 @@ async fn handle_log(State(worker): State<ServedWorker>, Query(query): Query<Clai
             if status == StatusCode::NOT_FOUND { "; `journeyman task log` reads the logs of ended tasks" } else { "" };
         ApiError(status, format!("{text}{more}"))
     })?;
-    let tail = LogTail { log, file: None, query, control: worker.control };
-    Ok(Body::from_stream(futures_util::stream::try_unfold(tail, LogTail::next)).into_response())
-}
-
-struct LogTail {
-    log: TaskLog,
-    file: Option<File>,
-    query: ClaimQuery,
-    control: Control,
-}
-
-impl LogTail {
-    async fn next(mut self) -> io::Result<Option<(Vec<u8>, Self)>> {
-        loop {
-            // Before reading, so that no growth is missed.
-            let (seen, finished) = (self.log.bytes(), self.log.is_finished());
-            let chunk = self.read().await?;
-            if !chunk.is_empty() {
-                return Ok(Some((chunk, self)));
-            }
-            if finished || !self.query.follow {
-                return Ok(None);
-            }
-            tokio::select! {
-                () = self.log.wait_for_growth(seen) => {}
-                // The log of a lost claim is never finished.
-                () = tokio::time::sleep(CONTROL_FOLLOW_CHECK_INTERVAL) => {
-                    if self.control.log(&self.query.task).await.is_err() {
-                        return Ok(None);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Empty at the end, and while there is no file.
-    async fn read(&mut self) -> io::Result<Vec<u8>> {
-        let file = match &mut self.file {
-            Some(file) => file,
-            none => match File::open(self.log.path()).await {
-                Ok(file) => none.insert(file),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-                Err(error) => return Err(error),
-            },
-        };
-        let mut chunk = vec![0; CONTROL_READ_BYTES];
-        let read = file.read(&mut chunk).await?;
-        chunk.truncate(read);
-        Ok(chunk)
-    }
+    let tail = if query.follow { LogTail::following(log) } else { LogTail::so_far(log) };
+    Ok(tail.into_body().into_response())
 }

@@ -232,6 +232,11 @@ impl TaskLog {
         self.shared.progress.borrow().finished
     }
 
+    /// Ends the waiting of followers, also if the log is never finished.
+    pub(crate) fn end_following(&self) {
+        self.shared.progress.send_modify(|progress| progress.finished = true);
+    }
+
     /// Resolves when the log has more than `bytes` bytes or is finished.
     ///
     /// # Cancel safety

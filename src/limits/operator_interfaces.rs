@@ -5,7 +5,6 @@ use std::time::Duration;
 pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
 pub const CONTROL_BODY_BYTES_MAX: usize = 64 << 10;
 pub const CONTROL_READ_BYTES: usize = 64 << 10;
-pub const CONTROL_FOLLOW_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 pub const CONTROL_ANSWER_BYTES_MAX: usize = 64 << 20;
 pub const SYSTEMD_STATUS_CHARS_MAX: usize = 400;
 pub const SYSTEMD_STATUS_CHECK_INTERVAL: Duration = Duration::from_secs(1);

@@ -33,6 +33,13 @@ pub enum ArtifactBody {
         /// The media type.
         content_type: String,
     },
+    /// Content that is served elsewhere. Another reference, or a link, may replace it.
+    Reference {
+        /// Where it is served.
+        url: String,
+        /// The media type.
+        content_type: String,
+    },
     /// An artifact that could not be created.
     Error {
         /// The reason.

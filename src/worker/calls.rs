@@ -13,12 +13,13 @@ use crate::domain::outcome::{Cleanup, ExecuteFailure, Outcome, PrepareFailure, V
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::domain::worker::{Event, HostResources};
+use crate::handler::log::TaskLog;
 use crate::handler::sidecar::SidecarStatus;
 use crate::handler::{Context, DynHandler, ExecuteError, PrepareError, PreparedPayload};
 use crate::host::resources;
 use crate::limits::{HOST_RESOURCES_INTERVAL, KILL_SLACK, PROCESS_KILL_TIMEOUT};
 use crate::source::{
-    CallError, Claim, Grant, Message, OpenResult, PollBatch, RecoveryBatch, Source, SourceEvent, SourceFuture,
+    Artifact, CallError, Claim, Grant, Message, OpenResult, PollBatch, RecoveryBatch, Source, SourceEvent, SourceFuture,
 };
 
 use super::catch_panic::{Panicked, catch_panic};
@@ -34,6 +35,8 @@ use crate::host::work_dir::WorkDirLock;
 /// What a call returns: the event of the rules, or what the engine makes it from.
 pub(super) enum CallResult {
     Event(Event),
+    /// Nothing follows from it.
+    Done,
     Claim {
         claim: LocalToken,
         event: ClaimEvent,
@@ -226,6 +229,17 @@ pub(super) async fn reclaim(token: LocalToken, claim: Arc<dyn Claim>, timeout: D
 pub(super) async fn check_status(token: LocalToken, claim: Arc<dyn Claim>) -> CallResult {
     let answer = call_guarded("status", claim.lost_reason()).await;
     CallResult::of_claim(token, ClaimEvent::StatusChecked(log_refusal("status", answer)))
+}
+
+/// Publishes where a log is served once there is one.
+pub(super) async fn publish_live_log(claim: Arc<dyn Claim>, log: TaskLog, artifact: Artifact) -> CallResult {
+    log.wait_for_growth(0).await;
+    if !log.is_finished()
+        && let Err(error) = call_guarded("live log", claim.upload(&artifact)).await
+    {
+        tracing::warn!("a task's log cannot be followed through the queue: {}", error.message);
+    }
+    CallResult::Done
 }
 
 pub(super) async fn probe_host(host: HostProbe) -> CallResult {

@@ -46,6 +46,8 @@ impl Engine {
         }
         self.record_trace(&live, end);
         let run = &live.run;
+        // The log of a lost claim is never finished.
+        live.execution.iter().for_each(|job| job.context.log().end_following());
         let log_bytes = live.execution.as_ref().map_or(0, |job| job.context.log().bytes());
         self.counters().add(|counts| counts.log_bytes += log_bytes);
         let trace_id = live.trace.map(|trace| trace.trace_id());

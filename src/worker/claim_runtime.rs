@@ -19,6 +19,7 @@ use crate::source::{Claim, Grant, Message, Results};
 use crate::task::Definition;
 
 use super::claim_commands::ClaimCommand;
+use super::live_log::LiveLog;
 use super::timeline::{ClaimPhase, Timeline};
 use super::trace_recorder::SpanContext;
 use super::{SourceBinding, WorkerConfig};
@@ -41,6 +42,7 @@ pub(super) struct ClaimRuntime {
     pub(super) claim: Option<Arc<dyn Claim>>,
     pub(super) prepared: Option<PreparedPayload>,
     pub(super) execution: Option<Execution>,
+    pub(super) live_log: Option<LiveLog>,
     calls: Vec<AbortHandle>,
     pub(super) granted_at: Option<Instant>,
     pub(super) queued_for: Option<Duration>,
@@ -77,6 +79,7 @@ impl ClaimRuntime {
             claim: None,
             prepared: None,
             execution: None,
+            live_log: None,
             calls: Vec::new(),
             granted_at: None,
             queued_for: None,

@@ -18,6 +18,8 @@ mod handler_runtime;
 mod history;
 mod host_probe;
 #[doc(hidden)]
+pub mod live_log;
+#[doc(hidden)]
 pub mod liveness;
 mod log_artifacts;
 mod recent_outcomes;
@@ -61,6 +63,7 @@ use crate::host::containment::{self, Containment};
 use crate::host::termination_notice::{NoticeOrigin, WatchStatus};
 pub use claim_commands::{ClaimSnapshot, CommandResult};
 use counters::{WorkerCounters, WorkerCounts};
+use live_log::LiveLogs;
 use liveness::Liveness;
 pub use status::{Note, WorkerStatus};
 pub use task_lookup::TaskLookupError;
@@ -104,6 +107,9 @@ pub struct WorkerConfig {
     pub seed: Option<u64>,
     /// Receives every finished claim. Default: none.
     pub recorder: Option<Arc<dyn TraceRecorder>>,
+    /// Serves the logs of running tasks. Default: none.
+    #[doc(hidden)]
+    pub live_logs: Option<LiveLogs>,
     /// The worker's clock.
     pub clock: Clock,
 }
@@ -125,6 +131,7 @@ impl Default for WorkerConfig {
             containment: containment::ContainmentConfig::default(),
             seed: None,
             recorder: None,
+            live_logs: None,
             clock: Clock::boot(),
         }
     }
@@ -254,6 +261,14 @@ impl Worker {
             liveness: Arc::default(),
         };
         Self { config, sources, requests, control }
+    }
+
+    /// Serves the logs of running tasks there.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_live_logs(mut self, live_logs: LiveLogs) -> Self {
+        self.config.live_logs = Some(live_logs);
+        self
     }
 
     /// Sends every finished claim to `recorder`.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::domain::id::{LocalToken, Run, SourceId};
 use crate::limits::HANDLERS_DROP_TIMEOUT;
@@ -40,13 +40,18 @@ impl RunningCalls {
     }
 
     /// A call of a granted claim, aborted at the end of the claim.
-    pub(super) fn spawn_claim_call<F>(&mut self, claim: LocalToken, call: impl FnOnce(std::sync::Arc<dyn Claim>) -> F)
+    pub(super) fn spawn_claim_call<F>(
+        &mut self,
+        claim: LocalToken,
+        call: impl FnOnce(std::sync::Arc<dyn Claim>) -> F,
+    ) -> AbortHandle
     where
         F: Future<Output = CallResult> + Send + 'static,
     {
         let future = call(self.claim(claim).granted());
         let handle = self.results.spawn(future);
-        self.claim(claim).track_call(handle);
+        self.claim(claim).track_call(handle.clone());
+        handle
     }
 
     /// The rules perform actions of open claims only.

@@ -104,7 +104,9 @@ impl Bench for InMemoryBench {
                         return content;
                     }
                     ArtifactBody::Link { target, .. } => name = target,
-                    other @ ArtifactBody::Error { .. } => panic!("{name} is {other:?}"),
+                    other @ (ArtifactBody::Reference { .. } | ArtifactBody::Error { .. }) => {
+                        panic!("{name} is {other:?}")
+                    }
                 }
             }
         })

@@ -84,6 +84,9 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     if !set("worker.status_poll_interval") {
         config.worker.status_poll_interval = OptionalSpan(Some(STATUS_POLL));
     }
+    if !set("worker.live_log") {
+        config.worker.live_log = Some(Listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))));
+    }
     if !set_outside_file("queue.auth") {
         config.queue.auth = Auth::Checked;
     }

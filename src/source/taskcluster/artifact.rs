@@ -106,6 +106,9 @@ impl TaskclusterClaim {
                 let url = format!("{}{}", self.service.api.queue_base_url(), artifact_path(run, target));
                 json!({ "storageType": "reference", "contentType": content_type, "url": url })
             }
+            (ArtifactBody::Reference { url, content_type }, _) => {
+                json!({ "storageType": "reference", "contentType": content_type, "url": url })
+            }
             (ArtifactBody::Error { reason, message }, _) => {
                 json!({ "storageType": "error", "reason": error_reason(*reason), "message": message })
             }

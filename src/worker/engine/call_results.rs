@@ -31,6 +31,7 @@ impl Engine {
     fn on_call_result(&mut self, result: CallResult) {
         match result {
             CallResult::Event(event) => self.handle_event(event),
+            CallResult::Done => {}
             CallResult::Claim { claim, event, attachment } => self.on_claim_call(claim, event, attachment),
             CallResult::Opened { source, sent_at, answer } => {
                 let answer = answer.map_err(|error| self.log_source_refusal(source, error));

@@ -7,6 +7,7 @@ use tokio::sync::watch;
 
 use super::super::calls::{self, CallResult};
 use super::super::claim_runtime::{ClaimRuntime, Execution, PolledMessage};
+use super::super::live_log::LiveLog;
 use super::super::uploads::Uploader;
 use super::Engine;
 use crate::domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason, UploadStatus};
@@ -100,7 +101,9 @@ impl Engine {
                 let clock = self.config.clock;
                 self.calls.spawn_claim_call(claim, |held| calls::reclaim(claim, held, timeout, clock));
             }
-            ClaimAction::CheckStatus => self.calls.spawn_claim_call(claim, |held| calls::check_status(claim, held)),
+            ClaimAction::CheckStatus => {
+                self.calls.spawn_claim_call(claim, |held| calls::check_status(claim, held));
+            }
             ClaimAction::UpdateLease { expires_at, report_by } => live.update_lease(expires_at, report_by),
             ClaimAction::Close(end) => self.close(claim, end),
         }
@@ -159,11 +162,28 @@ impl Engine {
         };
         let call = calls::execute(prepared, claim, execution.context.clone());
         self.calls.spawn_handler(call);
+        self.serve_live_log(claim);
+    }
+
+    /// Requests have no artifacts.
+    fn serve_live_log(&mut self, claim: LocalToken) {
+        let live = self.calls.claim(claim);
+        let (Some(live_logs), Some(execution)) = (&self.config.live_logs, &live.execution) else { return };
+        if self.sources[live.source.index()].source.capabilities().connection_scoped {
+            return;
+        }
+        let log = execution.context.log().clone();
+        let mut live_log = live_logs.serve(log.clone());
+        let artifact = live_log.artifact();
+        let upload = self.calls.spawn_claim_call(claim, |held| calls::publish_live_log(held, log, artifact));
+        live_log.set_publishing(upload);
+        self.calls.claim(claim).live_log = Some(live_log);
     }
 
     fn upload_results(&mut self, claim: LocalToken) {
         self.journal_unprepared(claim);
         let live = self.calls.claim(claim);
+        live.live_log.iter().for_each(LiveLog::stop_publishing);
         if live.execution.is_none()
             && let Some(command) = live.last_command.clone()
         {
