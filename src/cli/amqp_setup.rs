@@ -65,13 +65,6 @@ pub(super) fn worker_id(config: &Config, name: &WorkerIdentity) -> String {
     config.amqp.assignment.worker_id.clone().unwrap_or_else(|| name.id.clone())
 }
 
-/// The exchange for activity reports. `None` without a worker group, because a controller attributes reports by its key.
-pub(super) fn activity_exchange(config: &Config) -> Option<String> {
-    let amqp = &config.amqp;
-    let built_in = || amqp.worker_key.as_ref().map(|_| format!("{}-activity-xchg", amqp.pool));
-    amqp.assignment.activity_exchange.clone().or_else(built_in)
-}
-
 /// Builds the future that reports activity, which never ends.
 ///
 /// # Errors
@@ -82,7 +75,7 @@ pub(super) fn report_activity(
     control: &Control,
     environment: &Environment,
 ) -> Result<impl Future<Output = ()> + use<>, Failure> {
-    let settings = match activity_exchange(config) {
+    let settings = match config.activity_exchange() {
         Some(exchange) => Some(activity::Config {
             broker: build_broker(&config.amqp, environment)?,
             exchange,
@@ -98,13 +91,6 @@ pub(super) fn report_activity(
             None => std::future::pending().await,
         }
     })
-}
-
-/// The queue of an AMQP source.
-pub(super) fn requests_queue(source: &RequestSource, config: &Config) -> String {
-    let amqp = &config.amqp;
-    let named = source.requests_queue.as_ref().or(amqp.assignment.requests_queue.as_ref());
-    named.cloned().unwrap_or_else(|| format!("{}-req-{}", amqp.pool, amqp.worker_key.as_deref().unwrap_or_default()))
 }
 
 /// The handler of a request source, and what the source has to know of it.
@@ -159,7 +145,7 @@ pub(super) fn source_binding(
         management: build_management(amqp, &broker)?,
         max_run_time,
         message_bytes_max: amqp.max_message_size.0,
-        ..AmqpSourceConfig::new(broker, queue_name(&requests_queue(source, config))?, &worker_id)
+        ..AmqpSourceConfig::new(broker, queue_name(&config.requests_queue(source))?, &worker_id)
     };
     let env = BTreeMap::from([
         ("WORKER_ID".to_owned(), worker_id),

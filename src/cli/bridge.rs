@@ -65,7 +65,7 @@ fn source_binding(
             let handler: Arc<dyn DynHandler> = handler::erase(RequestsToTasks {
                 api: taskcluster_setup::build_api(&bridge.to, to, environment)?,
                 task_queue: to.task_queue.clone(),
-                origin: amqp_setup::requests_queue(from, config),
+                origin: config.requests_queue(from),
                 max_run_time,
             });
             let work = RequestHandling { handler, form: amqp::PayloadForm::Whole, max_run_time: Some(max_run_time) };

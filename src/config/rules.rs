@@ -7,6 +7,7 @@ use super::pool::{DemandConfig, PoolConfig, PoolDriver, QueueType};
 use super::problem::{Problem, ValueOrigin, suggest};
 use super::schema::{Bridge, COMMAND, Config, Handler, HttpHandler, Source, TaskclusterSource};
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
+use crate::limits::AMQP_NAME_BYTES_MAX;
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
 
 struct Rules<'a> {
@@ -66,6 +67,21 @@ impl Rules<'_> {
                 if source.requests_queue.is_none() && !is_assigned {
                     let help = "set `requests_queue`, or `amqp.worker_key` (WORKER_KEY), which names the queue";
                     self.error(key, "", format!("[{key}] has no queue"), help);
+                }
+                let queue_key =
+                    if source.requests_queue.is_some() { (key, "requests_queue") } else { ("amqp", "worker_key") };
+                let names = [
+                    (("amqp", "worker_key"), "key", amqp.worker_key.clone()),
+                    (queue_key, "request queue", Some(config.requests_queue(source))),
+                    ((key, "poison_queue"), "poison queue", source.poison_queue.clone()),
+                    (("amqp", "pool"), "activity exchange", config.activity_exchange()),
+                ];
+                let is_long =
+                    |name: &Option<String>| name.as_ref().is_some_and(|name| name.len() > AMQP_NAME_BYTES_MAX);
+                if let Some(((section, key), what, Some(name))) = names.into_iter().find(|(_, _, name)| is_long(name)) {
+                    let message =
+                        format!("the name of the {what} has {} bytes; AMQP allows {AMQP_NAME_BYTES_MAX}", name.len());
+                    self.error(section, key, message, "");
                 }
             }
         }

@@ -335,6 +335,22 @@ pub struct Assignment {
     pub activity_exchange: Option<String>,
 }
 
+impl Config {
+    /// The queue of an AMQP source.
+    pub fn requests_queue(&self, source: &RequestSource) -> String {
+        let amqp = &self.amqp;
+        let named = source.requests_queue.as_ref().or(amqp.assignment.requests_queue.as_ref());
+        let key = amqp.worker_key.as_deref().unwrap_or_default();
+        named.cloned().unwrap_or_else(|| format!("{}-req-{key}", amqp.pool))
+    }
+
+    /// The exchange for activity reports. `None` without a worker group, because a controller attributes reports by its key.
+    pub fn activity_exchange(&self) -> Option<String> {
+        let built_in = || self.amqp.worker_key.as_ref().map(|_| format!("{}-activity-xchg", self.amqp.pool));
+        self.amqp.assignment.activity_exchange.clone().or_else(built_in)
+    }
+}
+
 impl Default for Amqp {
     fn default() -> Self {
         Self {

@@ -24,7 +24,7 @@ pub(super) async fn check_source(
         Ok(connected) => connected,
         Err(check) => return vec![check],
     };
-    let queue = amqp_setup::requests_queue(source, config);
+    let queue = config.requests_queue(source);
     let queue_name = amqp::to_short_string_or_none(&queue).unwrap_or_default();
     let found = match timeout(DOCTOR_CALL_TIMEOUT, amqp::find_queue(&connection, queue_name)).await {
         Ok(Ok(found)) => {

@@ -13,7 +13,6 @@ use futures_util::future::{BoxFuture, join_all};
 use serde::Serialize;
 use tokio::time::timeout;
 
-use super::amqp_setup;
 use super::config_args::{ConfigArgs, NoFlags};
 use super::exit::{Exit, ExitResult};
 use super::file_checks;
@@ -161,7 +160,7 @@ fn is_only_counted(config: &Config, source_name: &str) -> bool {
 async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Check> {
     let config = &loaded.config;
     let worker = WorkerIdentity::from_config(config);
-    let exchange = amqp_setup::activity_exchange(config);
+    let exchange = config.activity_exchange();
     let mut groups: Vec<(&str, BoxFuture<'_, Vec<Check>>)> = Vec::new();
     for (name, source) in &config.source {
         let claims_as = (!is_only_counted(config, name)).then_some(&worker);
