@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::config_args::{self, ConfigArgs, NoFlags};
 use super::exit::{Exit, ExitResult, Failure};
+use super::output::Format;
 use super::task::create::parse_json_arg;
 use super::{output, worker_setup};
 use crate::config::Environment;
@@ -59,6 +60,9 @@ pub(super) struct HandlerTestArgs {
     /// Time limit of a run
     #[arg(long, value_name = "TIME", default_value = "1m")]
     timeout: Span,
+    /// Output format; standard error is not affected
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    output: Format,
     #[command(flatten)]
     settings: ConfigArgs<NoFlags>,
 }
@@ -90,7 +94,7 @@ async fn test_service(test: HandlerTestArgs, name: &str, environment: &Environme
     let config = HttpHandler { termination_grace, ..handler.clone() };
     let service = worker_setup::build_http_handler(name, &config, environment)?;
     let plan = test_plan(test.payload, test.bad_payload, test.timeout)?;
-    print_report(async |folder| contract_test::check_service(&service, &plan, folder).await).await
+    print_report(test.output, async |folder| contract_test::check_service(&service, &plan, folder).await).await
 }
 
 async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitResult {
@@ -106,7 +110,7 @@ async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitR
         output::print_stderr("testing with the payload {}; use --payload and --bad-payload for others");
         plan.payload = Some(json!({}));
     }
-    print_report(async |folder| contract_test::check_program(&program, &plan, folder).await).await
+    print_report(test.output, async |folder| contract_test::check_program(&program, &plan, folder).await).await
 }
 
 fn test_plan(payload: Option<String>, bad_payload: Option<String>, timeout: Span) -> Result<TestPlan, Failure> {
@@ -120,18 +124,17 @@ fn test_plan(payload: Option<String>, bad_payload: Option<String>, timeout: Span
 }
 
 /// Tests in a temporary directory, which stays if a rule fails.
-async fn print_report(test: impl AsyncFnOnce(&Path) -> io::Result<ContractReport>) -> ExitResult {
+async fn print_report(format: Format, test: impl AsyncFnOnce(&Path) -> io::Result<ContractReport>) -> ExitResult {
     let unusable = |error| Failure::new(Exit::HostUnusable, format!("cannot use a temporary directory: {error}"));
     let folder = tempfile::Builder::new().prefix("journeyman-handler-test-").tempdir().map_err(unusable)?;
     let report = test(folder.path()).await.map_err(unusable)?;
-    output::print(&report.to_string())?;
-    if report.passed() {
-        return Ok(Exit::Success);
+    let (passed, logs) = (report.passed(), if report.passed() { &[][..] } else { &report.log_paths });
+    if !passed {
+        drop(folder.keep());
     }
-    drop(folder.keep());
-    output::line("")?;
-    for log in &report.log_paths {
-        output::line(&format!("log: {}", log.display()))?;
-    }
-    Ok(Exit::Failed)
+    output::show(&json!({ "passed": passed, "rules": report.rules, "logs": logs }), format, |_| {
+        let lines = logs.iter().map(|log| format!("\nlog: {}", log.display())).collect::<String>();
+        format!("{report}{lines}{}", if passed { "" } else { "\n" })
+    })?;
+    Ok(if passed { Exit::Success } else { Exit::Failed })
 }

@@ -63,6 +63,11 @@ pub fn line(text: &str) -> io::Result<()> {
     print(&format!("{text}\n"))
 }
 
+/// Prints the answer to a command.
+pub fn message(text: &str, format: Format) -> io::Result<()> {
+    show(&serde_json::json!({ "message": text }), format, |_| format!("{text}\n"))
+}
+
 /// JSON permits the characters that `print` replaces in strings only, as escapes too.
 pub fn json(value: &serde_json::Value) -> io::Result<()> {
     line(&escape_unsafe(&format!("{value:#}")))

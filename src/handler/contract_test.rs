@@ -38,13 +38,15 @@ pub struct TestPlan {
     pub cancel_after: Duration,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct RuleResult {
     pub rule: &'static str,
+    #[serde(flatten)]
     pub outcome: RuleOutcome,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[serde(tag = "outcome", content = "reason", rename_all = "kebab-case")]
 pub enum RuleOutcome {
     Passed,
     Failed(String),

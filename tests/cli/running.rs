@@ -121,6 +121,20 @@ fn handler_test_uses_an_empty_payload_by_default() {
 }
 
 #[test]
+fn e4_handler_test_prints_json() {
+    let host = Host::new();
+    for (program, code) in [("./nowhere", 1), ("true", 0)] {
+        let said = host.run(&["handler", "test", "-o", "json", "--payload", "{}", program]);
+        let report: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+        assert_eq!((said.code, &report["passed"]), (code, &serde_json::json!(code == 0)), "{report}");
+        let rule = &report["rules"][0];
+        assert!(rule["rule"].is_string() && rule["outcome"].is_string(), "{report}");
+        let logs = report["logs"].as_array().expect("a list");
+        assert_eq!(logs.is_empty(), code == 0, "{report}");
+    }
+}
+
+#[test]
 fn failed_starts_have_distinct_exit_codes() {
     let host = Host::new();
     for (arguments, code) in [

@@ -50,6 +50,16 @@ fn a_paused_worker_names_the_operator_and_claims_nothing_until_resumed() {
 }
 
 #[test]
+fn e4_commands_print_json() {
+    let (host, _server) = Host::with_dev(&[]);
+    for command in ["pause", "resume", "drain"] {
+        let said = host.succeed(&[command, "-o", "json"]).out;
+        let answer: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        assert!(answer["message"].as_str().is_some_and(|message| !message.is_empty()), "{command}: {said}");
+    }
+}
+
+#[test]
 fn a_drain_finishes_what_runs_and_waits_for_it() {
     let (host, mut server) = Host::with_dev(&[]);
     // It runs until something is written to the pipe.

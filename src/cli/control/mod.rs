@@ -52,6 +52,9 @@ pub(super) struct CommandArgs {
     /// Reason, shown in the worker's status and log
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     note: String,
+    /// Output format
+    #[arg(long, short, value_enum, default_value_t = Format::Table)]
+    output: Format,
 }
 
 #[derive(Debug, Subcommand)]
@@ -228,7 +231,7 @@ pub(super) async fn run(command: ControlCommand, environment: &Environment) -> E
         ControlCommand::Reload(to) => (WorkerCommand::Reload, to, false),
     };
     let client = to.target.client(environment)?;
-    send_command(&client, command, to.note, environment).await?;
+    send_command(&client, command, to, environment).await?;
     if wait {
         wait_until_gone(async || client.status().await.map(drop)).await?;
     }
@@ -258,12 +261,12 @@ pub(in crate::cli) fn operator_name(environment: &Environment) -> String {
 async fn send_command(
     client: &ControlClient,
     command: WorkerCommand,
-    text: String,
+    CommandArgs { note, output, .. }: CommandArgs,
     environment: &Environment,
 ) -> Result<(), Failure> {
-    let note = Note { by: operator_name(environment), text };
+    let note = Note { by: operator_name(environment), text: note };
     let message = client.send_command(&WorkerCommandRequest { command, note }).await?;
-    Ok(output::line(&message)?)
+    Ok(output::message(&message, output)?)
 }
 
 pub(super) async fn claims(command: ClaimsCommand, environment: &Environment) -> ExitResult {
@@ -299,11 +302,11 @@ async fn end_claim(
 ) -> Result<(), Failure> {
     let client = to.target.client(environment)?;
     if !wait {
-        return send_command(&client, command(task), to.note, environment).await;
+        return send_command(&client, command(task), to, environment).await;
     }
     // By its full name, because a prefix may match another task later.
     let claim = client.claim_details(&task).await?.claim;
     let name = format!("{}/{}", claim.task, claim.run);
-    send_command(&client, command(name.clone()), to.note, environment).await?;
+    send_command(&client, command(name.clone()), to, environment).await?;
     wait_until_gone(async || client.claim_details(&name).await.map(drop)).await
 }

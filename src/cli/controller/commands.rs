@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 
 use crate::cli::control::{SocketArgs, operator_name};
 use crate::cli::exit::{Exit, ExitResult};
-use crate::cli::output;
+use crate::cli::output::{self, Format};
 use crate::config::Environment;
 use crate::config::values::Span;
 use crate::control::controller_api::PoolCommandRequest;
@@ -79,6 +79,9 @@ pub(super) struct PoolCommandArgs {
     /// Reason, shown in the status and the log
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     note: String,
+    /// Output format
+    #[arg(long, short, value_enum, default_value_t = Format::Table)]
+    output: Format,
     #[command(flatten)]
     target: SocketArgs,
 }
@@ -94,9 +97,9 @@ pub(super) async fn run(command: PoolSubcommand, environment: &Environment) -> E
         PoolSubcommand::Drain { worker, to } => (PoolCommand::Drain { worker }, to),
         PoolSubcommand::Retry { key, to } => (PoolCommand::Retry { key }, to),
     };
-    let PoolCommandArgs { pool, note, target: which } = to;
+    let PoolCommandArgs { pool, note, output: format, target: which } = to;
     let note = Note { by: operator_name(environment), text: note };
     let said = which.controller_client(environment)?.send_command(&PoolCommandRequest { pool, command, note }).await?;
-    output::line(&said)?;
+    output::message(&said, format)?;
     Ok(Exit::Success)
 }
