@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
+use serde_json::json;
 
 use super::config_args::{self, ConfigArgs, NoFlags};
 use super::exit::{Exit, ExitResult, Failure};
+use super::output::Format;
 use super::{file_checks, output};
 use crate::config::show::{self, ShowOrigins};
 use crate::config::{Environment, Problems, SCHEMA, reference};
@@ -35,6 +37,9 @@ pub(super) struct CheckArgs {
     /// Do not look at the files and programs that it names: it is for another machine
     #[arg(long)]
     no_files: bool,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    output: Format,
     #[command(flatten)]
     settings: ConfigArgs<NoFlags>,
 }
@@ -86,14 +91,22 @@ pub(super) fn run(command: ConfigCommand, environment: &Environment) -> ExitResu
 }
 
 fn check_config(check: CheckArgs, environment: &Environment) -> ExitResult {
-    let mut loaded = check.settings.with_file(check.file).load(environment)?;
-    if !check.no_files {
-        loaded.warnings.extend(file_checks::check_files(&loaded, environment));
+    let checked = check.settings.with_file(check.file).load_or_problems(environment)?.and_then(|mut loaded| {
+        if !check.no_files {
+            loaded.warnings.extend(file_checks::check_files(&loaded, environment));
+        }
+        let problems = Problems::new(loaded.document.clone(), loaded.warnings.clone());
+        if problems.error_count() > 0 { Err(problems) } else { Ok(loaded) }
+    });
+    if check.output == Format::Json {
+        let (usable, problems) = match &checked {
+            Ok(loaded) => (true, Problems::new(loaded.document.clone(), loaded.warnings.clone())),
+            Err(problems) => (false, problems.clone()),
+        };
+        output::json(&json!({ "usable": usable, "problems": problems.to_json() }))?;
+        return Ok(if usable { Exit::Success } else { Exit::Config });
     }
-    let problems = Problems::new(loaded.document.clone(), loaded.warnings.clone());
-    if problems.error_count() > 0 {
-        return Err(problems.into());
-    }
+    let loaded = checked?;
     config_args::print_warnings(&loaded);
     let name = loaded.document.as_ref().map_or("the built-in configuration", |document| &document.name);
     let count = |count: usize, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });

@@ -202,20 +202,50 @@ impl<F: FlagSet> ConfigArgs<F> {
     ///
     /// [`Exit::Config`] with everything that is wrong.
     pub fn load(&self, environment: &Environment) -> Result<LoadedConfig, Failure> {
+        Ok(self.load_or_problems(environment)??)
+    }
+
+    /// As [`Self::load`], with the problems of a file that can be read.
+    ///
+    /// # Errors
+    ///
+    /// [`Exit::Config`] if the file cannot be read.
+    pub fn load_or_problems(&self, environment: &Environment) -> Result<Result<LoadedConfig, Problems>, Failure> {
         let document = self.document(environment)?;
-        Ok(config::load(document, environment, &self.overrides)?)
+        Ok(config::load(document, environment, &self.overrides))
     }
 
     fn document(&self, environment: &Environment) -> Result<Option<Document>, Failure> {
         let named = self.file.clone().or_else(|| environment.get(FILE_VARIABLE).map(PathBuf::from));
         let found = named.or_else(|| CONFIG_FILES.iter().map(PathBuf::from).find(|path| path.exists()));
         let Some(path) = found else { return Ok(None) };
-        match read(&path) {
-            Ok(text) if path == Path::new("-") => Ok(Some(Document::new(Path::new("standard input"), &text))),
-            Ok(text) => Ok(Some(Document::new(&path, &text))),
-            Err(error) => Err(read_failure(&path, &error)),
+        let text = read(&path).map_err(|error| read_failure(&path, &error))?;
+        if path == Path::new("-") {
+            return Ok(Some(Document::new(Path::new("standard input"), &text)));
         }
+        let folder = path.with_extension("conf.d");
+        let parts = drop_ins(&folder).map_err(|error| read_failure(&folder, &error))?;
+        parts
+            .iter()
+            .try_fold(Document::new(&path, &text), |document, part| match read(part) {
+                Ok(text) => Ok(document.with(part, &text)),
+                Err(error) => Err(read_failure(part, &error)),
+            })
+            .map(Some)
     }
+}
+
+/// The files that complete a configuration, in the order of their names.
+fn drop_ins(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let paths = entries.map(|entry| entry.map(|entry| entry.path())).collect::<std::io::Result<Vec<_>>>()?;
+    let is_toml = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "toml");
+    let mut files: Vec<PathBuf> = paths.into_iter().filter(is_toml).collect();
+    files.sort();
+    Ok(files)
 }
 
 /// Logs the warnings.

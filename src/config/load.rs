@@ -4,6 +4,7 @@
 //! that one run finds every wrong value.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
@@ -48,32 +49,33 @@ impl<'a> Loader<'a> {
         let (key_origins, origins) = (BTreeMap::new(), BTreeMap::new());
         let mut loader = Self { document, tree: Table::new(), key_origins, origins, problems: Vec::new() };
         let Some(document) = document else { return loader };
-        let (table, mut errors) = DeTable::parse_recoverable(&document.text);
-        match toml::from_str(&document.text) {
-            Ok(tree) => loader.tree = tree,
-            // A number that no integer can hold.
-            Err(error) if errors.is_empty() => errors.push(error),
-            Err(_) => {}
+        for (start, text) in document.texts() {
+            let (table, mut errors) = DeTable::parse_recoverable(text);
+            match toml::from_str(text) {
+                Ok(tree) => merge(&mut loader.tree, tree),
+                // A number that no integer can hold.
+                Err(error) if errors.is_empty() => errors.push(error),
+                Err(_) => {}
+            }
+            for error in errors.into_iter().take(CONFIG_PROBLEMS_MAX) {
+                let origin = file_origin(start, error.span().unwrap_or(text.len()..text.len()));
+                loader.push(format!("invalid TOML: {}", error.message()), origin, None);
+            }
+            loader.record_table("", table.get_ref(), start);
         }
-        for error in errors.into_iter().take(CONFIG_PROBLEMS_MAX) {
-            let end = document.text.len();
-            let origin = ValueOrigin::File(error.span().unwrap_or(end..end));
-            loader.push(format!("invalid TOML: {}", error.message()), origin, None);
-        }
-        loader.record_table("", table.get_ref());
         loader
     }
 
-    fn record_table(&mut self, key: &str, table: &DeTable<'_>) {
+    fn record_table(&mut self, key: &str, table: &DeTable<'_>, start: usize) {
         for (name, value) in table {
             let key = join(key, name.get_ref());
-            self.key_origins.insert(key.clone(), ValueOrigin::File(name.span()));
-            self.origins.insert(key.clone(), ValueOrigin::File(value.span()));
+            self.key_origins.insert(key.clone(), file_origin(start, name.span()));
+            self.origins.insert(key.clone(), file_origin(start, value.span()));
             for (index, item) in value.get_ref().as_array().into_iter().flat_map(|items| items.iter().enumerate()) {
-                self.origins.insert(format!("{key}[{index}]"), ValueOrigin::File(item.span()));
+                self.origins.insert(format!("{key}[{index}]"), file_origin(start, item.span()));
             }
             if let DeValue::Table(table) = value.get_ref() {
-                self.record_table(&key, table);
+                self.record_table(&key, table, start);
             }
         }
     }
@@ -308,6 +310,20 @@ impl<'a> Loader<'a> {
         }
         let short: String = text.chars().take(CHARS_MAX).collect();
         if short.len() < text.len() { format!("{short}…") } else { text }
+    }
+}
+
+fn file_origin(start: usize, span: Range<usize>) -> ValueOrigin {
+    ValueOrigin::File(start + span.start..start + span.end)
+}
+
+/// Tables are merged; every other value replaces the earlier one.
+fn merge(into: &mut Table, from: Table) {
+    for (name, value) in from {
+        match (into.get_mut(&name), value) {
+            (Some(Value::Table(into)), Value::Table(from)) => merge(into, from),
+            (_, value) => drop(into.insert(name, value)),
+        }
     }
 }
 

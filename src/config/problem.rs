@@ -54,25 +54,49 @@ impl Problem {
     }
 }
 
-/// A configuration file: its name and its text.
+/// A configuration file and the files that complete it, one after the other.
 #[derive(Debug, Clone)]
 pub struct Document {
-    /// The name in messages.
+    /// The first file's name in messages.
     pub name: Arc<str>,
     pub text: Arc<str>,
+    /// The name of each file, and where its text starts.
+    parts: Vec<(Arc<str>, usize)>,
 }
 
 impl Document {
     pub fn new(path: &Path, text: &str) -> Self {
-        Self { name: path.display().to_string().into(), text: text.into() }
+        let name: Arc<str> = path.display().to_string().into();
+        Self { parts: vec![(Arc::clone(&name), 0)], name, text: text.into() }
     }
 
-    /// Line and column of a byte, both from 1; columns count characters.
+    /// Appends a file whose values take precedence.
+    #[must_use]
+    pub fn with(mut self, path: &Path, text: &str) -> Self {
+        self.parts.push((path.display().to_string().into(), self.text.len()));
+        self.text = [&*self.text, text].concat().into();
+        self
+    }
+
+    /// The start and the text of each file.
+    pub(super) fn texts(&self) -> impl Iterator<Item = (usize, &str)> {
+        let ends = self.parts.iter().skip(1).map(|(_, start)| *start).chain([self.text.len()]);
+        self.parts.iter().zip(ends).map(|((_, start), end)| (*start, &self.text[*start..end]))
+    }
+
+    /// Line and column of a byte in its file, both from 1; columns count characters.
     pub fn position(&self, byte: usize) -> Position {
         let byte = byte.min(self.text.len());
-        let head = self.text.get(..byte).unwrap_or(&self.text);
+        let part = self.parts.partition_point(|(_, start)| *start <= byte).saturating_sub(1);
+        let (name, start) = &self.parts[part];
+        let head = self.text.get(*start..byte).unwrap_or_default();
         let line_start = head.rfind('\n').map_or(0, |at| at + 1);
-        Position { line: head.matches('\n').count() + 1, column: head[line_start..].chars().count() + 1, line_start }
+        Position {
+            file: Arc::clone(name),
+            line: head.matches('\n').count() + 1,
+            column: head[line_start..].chars().count() + 1,
+            line_start: start + line_start,
+        }
     }
 
     fn line_at(&self, start: usize) -> &str {
@@ -81,8 +105,9 @@ impl Document {
 }
 
 /// A place in a document.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Position {
+    pub file: Arc<str>,
     /// Line, from 1.
     pub line: usize,
     /// Column in characters, from 1.
@@ -120,6 +145,31 @@ impl Problems {
         &self.list
     }
 
+    /// An object for each problem, with its place.
+    pub fn to_json(&self) -> Vec<serde_json::Value> {
+        let list = self.list.iter();
+        list.map(|problem| {
+            let place = match (&problem.origin, &self.document) {
+                (ValueOrigin::File(span), Some(document)) => Some(document.position(span.start)),
+                _ => None,
+            };
+            let set_by = match &problem.origin {
+                ValueOrigin::Env(name) | ValueOrigin::Flag(name) => Some(name),
+                ValueOrigin::Default | ValueOrigin::File(_) => None,
+            };
+            serde_json::json!({
+                "severity": if problem.is_warning() { "warning" } else { "error" },
+                "message": problem.message,
+                "help": problem.help,
+                "file": place.as_ref().map(|place| &*place.file),
+                "line": place.as_ref().map(|place| place.line),
+                "column": place.as_ref().map(|place| place.column),
+                "set_by": set_by,
+            })
+        })
+        .collect()
+    }
+
     fn write_one(&self, problem: &Problem, out: &mut String) -> fmt::Result {
         let severity = if problem.is_warning() { "warning" } else { "error" };
         writeln!(out, "{severity}: {}", problem.message)?;
@@ -128,7 +178,7 @@ impl Problems {
             (ValueOrigin::File(span), Some(document)) => {
                 let place = document.position(span.start);
                 margin = place.line.to_string().len() + 1;
-                write_snippet(document, span, place, margin, out)?;
+                write_snippet(document, span, &place, margin, out)?;
             }
             (ValueOrigin::Env(name), _) => writeln!(out, " --> environment variable {name}")?,
             (ValueOrigin::Flag(name), _) => writeln!(out, " --> flag {name}")?,
@@ -147,7 +197,7 @@ const LINE_CHARS_MAX: usize = 120;
 fn write_snippet(
     document: &Document,
     span: &Range<usize>,
-    place: Position,
+    place: &Position,
     margin: usize,
     out: &mut String,
 ) -> fmt::Result {
@@ -157,7 +207,7 @@ fn write_snippet(
     let spanned = document.text.get(span.clone()).unwrap_or("").lines().next().unwrap_or("").chars().count();
     let carets = spanned.min(shown.chars().count().saturating_sub(before)).max(1);
     let arrow = format!("{:>width$}", "-->", width = margin + 2);
-    writeln!(out, "{arrow} {}:{}:{}", document.name, place.line, place.column)?;
+    writeln!(out, "{arrow} {}:{}:{}", place.file, place.line, place.column)?;
     writeln!(out, "{:margin$}|", "")?;
     writeln!(out, "{:<margin$}| {}", place.line, shown.trim_end())?;
     writeln!(out, "{:margin$}| {:before$}{}", "", "", "^".repeat(carets))?;

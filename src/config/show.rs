@@ -77,7 +77,7 @@ fn show_origin(loaded: &LoadedConfig, key: &str) -> String {
 
 fn format_position(document: &Document, byte: usize) -> String {
     let place = document.position(byte);
-    format!("{}:{}:{}", document.name, place.line, place.column)
+    format!("{}:{}:{}", place.file, place.line, place.column)
 }
 
 /// The configuration in effect as JSON, with origins. Secrets are masked.

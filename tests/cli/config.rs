@@ -31,6 +31,63 @@ fn each_bad_file_is_rejected_with_place_and_hint() {
 }
 
 #[test]
+fn e4_files_beside_the_configuration_complete_it_in_the_order_of_their_names() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("it is written");
+    std::fs::create_dir(folder.path().join("worker.conf.d")).expect("a folder");
+    write("worker.toml", "[worker]\ncapacity = 1\nid = \"one\"\n[log]\nlevel = \"info\"");
+    write("worker.conf.d/20-more.toml", "[worker]\ncapacity = 3\n");
+    write("worker.conf.d/10-first.toml", "[worker]\ncapacity = 2\ngroup = \"g\"\n");
+    write("worker.conf.d/ignored.txt", "not TOML");
+    let show = |arguments: &[&str]| run(journeyman(folder.path()).args(["config"]).args(arguments), "");
+    let said = show(&["show", "--origin", "worker.toml"]);
+    for line in [
+        ("capacity = 3", "worker.conf.d/20-more.toml:2:12"),
+        ("group = \"g\"", "worker.conf.d/10-first.toml:3:9"),
+        ("id = \"one\"", "worker.toml:3:6"),
+    ] {
+        assert!(
+            said.out.lines().any(|shown| shown.starts_with(line.0) && shown.contains(line.1)),
+            "{line:?}: {}",
+            said.out
+        );
+    }
+    write("worker.conf.d/20-more.toml", "\n[worker]\ncapcity = 3\n");
+    let said = show(&["check", "worker.toml"]);
+    assert_eq!(said.code, CONFIG_INVALID);
+    assert!(said.err.contains("worker.conf.d/20-more.toml:3:1"), "{}", said.err);
+    let said = show(&["check", "-o", "json", "worker.toml"]);
+    let checked: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+    assert_eq!((said.code, said.err.as_str(), &checked["usable"]), (CONFIG_INVALID, "", &serde_json::json!(false)));
+    let problem = &checked["problems"][0];
+    assert_eq!((problem["line"].as_u64(), problem["severity"].as_str()), (Some(3), Some("error")), "{problem}");
+    assert_eq!(problem["file"], "worker.conf.d/20-more.toml");
+    write("worker.conf.d/20-more.toml", "[worker\n");
+    let said = show(&["check", "worker.toml"]);
+    assert!(said.err.contains("worker.conf.d/20-more.toml:1:"), "{}", said.err);
+}
+
+#[test]
+fn e4_names_that_amqp_has_no_room_for_are_rejected() {
+    let long = "x".repeat(250);
+    let source = "[source.requests]\nkind = \"amqp\"\nhandler = \"command\"\n";
+    for (environment, file, words) in [
+        (vec![("WORKER_KEY", long.as_str())], source.to_owned(), "request queue has 259 bytes"),
+        (vec![], format!("{source}requests_queue = \"{long}123456\"\n"), "request queue has 256 bytes"),
+        (vec![("WORKER_KEY", "1")], format!("{source}poison_queue = \"{long}123456\"\n"), "poison queue has 256 bytes"),
+        (
+            vec![("WORKER_KEY", "1"), ("WORKER_REQUESTS_QUEUE", "q"), ("WORKER_POOL", &long)],
+            source.to_owned(),
+            "activity exchange has 264 bytes",
+        ),
+    ] {
+        let said = check(&["-"], &environment, &file);
+        assert_eq!(said.code, CONFIG_INVALID, "{words}: {}", said.out);
+        assert!(said.err.contains(words), "{words}: {}", said.err);
+    }
+}
+
+#[test]
 fn no_files_skips_the_checks_of_this_host() {
     let said = check(&["--no-files", "not-there.toml"], &[], "");
     assert_eq!((said.code, said.err.as_str()), (0, ""));
