@@ -115,6 +115,7 @@ pub(super) struct EndClaimArgs {
 #[derive(Debug, Subcommand)]
 pub(super) enum ClaimsCommand {
     /// List the worker's claims
+    #[command(visible_alias = "ls")]
     List(ShowArgs),
     /// Show the details of a claim
     Show {

@@ -45,6 +45,7 @@ pub(super) struct PoisonActionArgs {
 #[derive(Debug, Subcommand)]
 pub(super) enum PoisonCommand {
     /// List the poison queue, the oldest request first
+    #[command(visible_alias = "ls")]
     List {
         #[command(flatten)]
         place: PoisonTargetArgs,
