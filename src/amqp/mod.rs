@@ -24,6 +24,7 @@ use parking_lot::RwLock;
 use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::domain::refusal::{CallError, Refusal};
+use crate::http::client::plain_port_hint;
 use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CHANNEL_CHECK_INTERVAL, AMQP_HEARTBEAT};
 use crate::redact;
 
@@ -258,8 +259,14 @@ pub const RESOURCE_LOCKED: u16 = 405;
 
 /// The broker's reply code and text, or lapin's own text.
 pub fn error_text(error: &lapin::Error) -> String {
-    protocol_error(error)
-        .map_or_else(|| error.to_string(), |fault| format!("{} {}", fault.get_id(), fault.get_message()))
+    match protocol_error(error) {
+        Some(fault) => format!("{} {}", fault.get_id(), fault.get_message()),
+        None => {
+            let text = error.to_string();
+            let hint = plain_port_hint(&text);
+            text + hint
+        }
+    }
 }
 
 pub fn reply_code(error: &lapin::Error) -> Option<u16> {

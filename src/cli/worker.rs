@@ -98,8 +98,8 @@ pub(super) async fn serve(
     let watch = termination_watch::watch_notices(config, control.clone())?;
     let http = serve_http(config, &name, &control).await?;
     let WorkerIdentity { group, id } = name;
-    let socket = Socket::listen(&control_socket(config))
-        .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot listen on the control socket: {error}")))?;
+    let socket =
+        Socket::listen(&control_socket(config)).map_err(|error| Failure::from_error(Exit::HostUnusable, &error))?;
     let socket = worker_api::serve(socket, ServedWorker { id, group, control: control.clone(), reloads });
     let reports = amqp_setup::report_activity(config, &control, environment)?;
     let ended = tokio::select! {

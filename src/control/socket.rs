@@ -47,12 +47,19 @@ impl Drop for SocketFile {
 impl Socket {
     /// Listens at `path`, for its owner and group, and replaces a socket that is no longer in use.
     pub fn listen(path: &Path) -> io::Result<Self> {
-        let with_path = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let with_path = |error: io::Error| {
+            let text = format!("cannot listen on the control socket {}: {error}", path.display());
+            io::Error::new(error.kind(), text)
+        };
         let Some(name) = path.file_name() else {
             return Err(with_path(io::Error::new(io::ErrorKind::InvalidInput, "not a file name")));
         };
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-        fs::create_dir_all(folder).map_err(with_path)?;
+        fs::create_dir_all(folder).map_err(|error| {
+            let text =
+                format!("cannot create the directory {}: {error}; is `worker.work_dir` right?", folder.display());
+            io::Error::new(error.kind(), text)
+        })?;
         let folder = File::open(folder).map_err(with_path)?;
         let short_path = short_socket_path(&folder, Path::new(name));
         let in_use = || {

@@ -53,6 +53,12 @@ pub(crate) fn root_cause(error: &dyn Error) -> String {
     last.to_string()
 }
 
+/// What to add to the error of a TLS handshake with a port that does not speak TLS.
+pub(crate) fn plain_port_hint(error: &str) -> &'static str {
+    let is_plain = error.contains("InvalidContentType");
+    if is_plain { "; this port does not speak TLS: is the scheme of the address right?" } else { "" }
+}
+
 /// The error and its causes, outermost first.
 pub(crate) fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();

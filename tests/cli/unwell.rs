@@ -89,3 +89,29 @@ fn a1_a_payload_that_fills_the_disk_of_queue_and_worker_is_reported_at_once() {
     assert_eq!(host.task(&["wait", &next]).code, 0);
     server.quit();
 }
+
+#[test]
+fn e7_errors_name_what_is_wrong() {
+    let host = Host::with_queue();
+    let mut command = host.worker();
+    let worker = Server::start(command.args(["--set", "worker.work_dir=/proc/not-there"])).ends_with(21);
+    assert!(worker.err.contains("cannot create the directory /proc/not-there"), "{}", worker.err);
+    assert!(!worker.err.contains("control socket"), "{}", worker.err);
+
+    let plain = host.root().replace("http:", "https:");
+    let list = host.run(&["task", "list", "--queue", "build/linux", "--root-url", &plain]);
+    assert!(list.err.contains("this port does not speak TLS"), "{}", list.err);
+
+    let status = host.run(&["task", "status", "not-a-task"]);
+    assert!(status.err.contains("a task id is 22 letters"), "{}", status.err);
+}
+
+#[test]
+fn e7_lists_have_the_same_names_everywhere() {
+    let host = Host::with_queue();
+    for command in [["task", "ls"], ["claims", "ls"]] {
+        let help = host.run(&[command[0], command[1], "--help"]);
+        assert_eq!(help.code, 0, "{command:?}: {}", help.err);
+    }
+    assert_eq!(host.run(&["controller", "poison", "ls", "--help"]).code, 0);
+}

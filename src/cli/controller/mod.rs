@@ -159,8 +159,7 @@ async fn serve_control_socket(path: PathBuf, pools: PoolHandles, reloads: Reload
                 tokio::time::sleep(CONTROLLER_STANDBY_INTERVAL).await;
             }
             Err(error) => {
-                let text =
-                    format!("cannot listen on the control socket: {error}; `control.socket` configures another path");
+                let text = format!("{error}; `control.socket` configures another path");
                 return Failure::new(Exit::HostUnusable, text);
             }
         }

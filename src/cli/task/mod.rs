@@ -17,6 +17,7 @@ use crate::domain::id::{Run, TaskId};
 use crate::domain::refusal::Refusal;
 use crate::limits::{TASK_LIST_PAGES_MAX, TASK_LOG_POLL, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN};
 use crate::source::CallError;
+use crate::source::taskcluster::formats::is_slugid;
 use crate::source::taskcluster::{Api, Download, ListPage, TaskSearch};
 use task_status::{FoundTask, TaskState, TaskStatus};
 
@@ -105,7 +106,10 @@ struct ListArgs {
 }
 
 fn parse_task_id(text: &str) -> Result<TaskId, String> {
-    TaskId::parse(text).ok_or_else(|| "a task id is printable ASCII without space and slash".to_owned())
+    let valid = TaskId::parse(text).filter(|_| is_slugid(text));
+    valid.ok_or_else(|| {
+        "a task id is 22 letters, digits, dashes or underscores, such as XJOIQcqPRgykTZR_00-b1w".to_owned()
+    })
 }
 
 pub async fn run(arguments: TaskArgs, environment: &Environment) -> ExitResult {

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::domain::refusal::Refusal;
-use crate::http::client::root_cause;
+use crate::http::client::{plain_port_hint, root_cause};
 use crate::limits::{REFUSAL_TEXT_BYTES_MAX, RETRY_AFTER_MAX};
 use crate::source::CallError;
 
@@ -42,7 +42,8 @@ pub(super) fn transport_error(operation: &str, error: reqwest::Error) -> CallErr
     } else {
         format!("{operation}: the connection failed")
     };
-    retryable(format!("{what}: {}", sanitize(&root_cause(&error))))
+    let cause = root_cause(&error);
+    retryable(format!("{what}: {}{}", sanitize(&cause), plain_port_hint(&cause)))
 }
 
 pub(super) fn classify_service_error(operation: &str, answered: &ErrorResponse) -> CallError {
