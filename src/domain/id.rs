@@ -1,16 +1,17 @@
 //! Validated names of tasks, runs, sources and queues.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
 pub const TASK_ID_BYTES_MAX: usize = 128;
 
-/// Printable ASCII without `/`, so that it can be a directory name and a log field.
+/// Printable ASCII without `/`, so that it can be a directory name and a log field. Clones share it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "Box<str>")]
-pub struct TaskId(Box<str>);
+#[serde(try_from = "Box<str>", into = "Box<str>")]
+pub struct TaskId(Arc<str>);
 
 impl TaskId {
     /// Returns `None` for an empty id, one over [`TASK_ID_BYTES_MAX`], one that starts with a dot, or one with
@@ -31,6 +32,12 @@ impl TryFrom<Box<str>> for TaskId {
 
     fn try_from(text: Box<str>) -> Result<Self, Self::Error> {
         Self::parse(&text).ok_or("invalid task id")
+    }
+}
+
+impl From<TaskId> for Box<str> {
+    fn from(id: TaskId) -> Self {
+        id.as_str().into()
     }
 }
 

@@ -8,18 +8,18 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::domain::id::{Run, TaskId};
+use crate::domain::id::{LocalToken, Run, TaskId};
 use crate::domain::time::Instant;
 use crate::host::clock::{Clock, or_pending};
 use crate::host::containment::ProcessScope;
-use crate::host::work_dir;
+use crate::host::work_dir::{self, WorkDirLock};
 use crate::limits::PROGRESS_CHARS_MAX;
 
 use crate::domain::refusal::CallError;
 use crate::task::{Definition, Reply, ReplyError, Results};
 
 use super::artifact::Artifacts;
-use super::log::TaskLog;
+use super::log::{LogLimits, TaskLog};
 
 /// The lease that a handler sees without a claim.
 const NO_LEASE: std::time::Duration = std::time::Duration::from_secs(20 * 60);
@@ -92,17 +92,51 @@ pub struct Context {
 #[derive(Debug)]
 struct ContextInner {
     task: TaskInfo,
-    workdir: PathBuf,
-    /// The result of creating `workdir`; empty until the first use.
+    /// Set, or named on first use: most requests have no files.
+    files: OnceLock<TaskFiles>,
+    names: Option<FileNames>,
+    /// The result of creating the task directory; empty until the first use.
     workdir_result: OnceLock<io::Result<()>>,
     /// Held while files of the task are removed.
     removal: Mutex<()>,
-    log: TaskLog,
-    artifacts: Artifacts,
+    artifacts: OnceLock<Artifacts>,
     progress: Mutex<Option<String>>,
     cancel: watch::Receiver<Option<Cancellation>>,
     expires_at: watch::Receiver<Instant>,
     clock: Clock,
+}
+
+#[derive(Debug)]
+struct TaskFiles {
+    workdir: PathBuf,
+    log: TaskLog,
+}
+
+/// Names the files of a claim. The names are unique: two services may use equal ids, and the directory of an earlier claim may still
+/// be being removed.
+#[derive(Debug)]
+pub(crate) struct FileNames {
+    pub(crate) claim: LocalToken,
+    pub(crate) work_dir: WorkDirLock,
+    pub(crate) log_limits: LogLimits,
+}
+
+impl FileNames {
+    fn files(&self, run: &Run) -> TaskFiles {
+        let workdir = self.work_dir.tasks_dir().join(format!("{}_{}_{}", run.task, run.run, self.claim.0));
+        let mut log = workdir.clone().into_os_string();
+        log.push(".log");
+        TaskFiles { workdir, log: TaskLog::in_work_dir(log.into(), self.log_limits, Some(self.work_dir.clone())) }
+    }
+}
+
+impl ContextInner {
+    fn files(&self) -> &TaskFiles {
+        self.files.get_or_init(|| {
+            let Some(names) = &self.names else { unreachable!("a context has files or their names") };
+            names.files(&self.task.run)
+        })
+    }
 }
 
 impl Context {
@@ -116,22 +150,44 @@ impl Context {
         expires_at: watch::Receiver<Instant>,
         clock: Clock,
     ) -> Self {
-        Self {
-            inner: Arc::new(ContextInner {
-                task,
-                workdir,
-                workdir_result: OnceLock::new(),
-                removal: Mutex::default(),
-                log,
-                artifacts: Artifacts::new(),
-                progress: Mutex::default(),
-                cancel,
-                expires_at,
-                clock,
-            }),
-            scope: ProcessScope::without_cookie(),
-            results: None,
-        }
+        let files = OnceLock::from(TaskFiles { workdir, log });
+        Self::with_files(task, files, None, ProcessScope::without_cookie(), cancel, expires_at, clock)
+    }
+
+    /// The context of a claim.
+    pub(crate) fn of_claim(
+        task: TaskInfo,
+        names: FileNames,
+        scope: ProcessScope,
+        cancel: watch::Receiver<Option<Cancellation>>,
+        expires_at: watch::Receiver<Instant>,
+        clock: Clock,
+    ) -> Self {
+        Self::with_files(task, OnceLock::new(), Some(names), scope, cancel, expires_at, clock)
+    }
+
+    fn with_files(
+        task: TaskInfo,
+        files: OnceLock<TaskFiles>,
+        names: Option<FileNames>,
+        scope: ProcessScope,
+        cancel: watch::Receiver<Option<Cancellation>>,
+        expires_at: watch::Receiver<Instant>,
+        clock: Clock,
+    ) -> Self {
+        let inner = ContextInner {
+            task,
+            files,
+            names,
+            workdir_result: OnceLock::new(),
+            removal: Mutex::default(),
+            artifacts: OnceLock::new(),
+            progress: Mutex::default(),
+            cancel,
+            expires_at,
+            clock,
+        };
+        Self { inner: Arc::new(inner), scope, results: None }
     }
 
     /// Creates a context without a claim, and what cancels it.
@@ -153,9 +209,9 @@ impl Context {
 
     /// The same task, for what runs after its payload was stopped.
     pub(super) fn without_cancellation(&self) -> Self {
-        let ContextInner { task, workdir, log, expires_at, clock, .. } = &*self.inner;
-        let never = watch::channel(None).1;
-        Self::new(task.clone(), workdir.clone(), log.clone(), never, expires_at.clone(), *clock)
+        let ContextInner { task, expires_at, clock, .. } = &*self.inner;
+        let (workdir, never) = (self.workdir_path().to_owned(), watch::channel(None).1);
+        Self::new(task.clone(), workdir, self.log().clone(), never, expires_at.clone(), *clock)
             .in_scope(self.scope.clone())
     }
 
@@ -184,7 +240,7 @@ impl Context {
 
     fn remove_all_but(&self, keep: &[PathBuf]) -> io::Result<()> {
         let _one_at_a_time = self.inner.removal.lock();
-        let dir = self.inner.workdir.as_path();
+        let dir = self.workdir_path();
         // What is removed early needs no second look at the mount table.
         match self.workdir_result() {
             Some(Ok(())) if !keep.is_empty() => work_dir::remove_all_but(dir, keep),
@@ -248,8 +304,22 @@ impl Context {
     /// The first call creates it. If that fails, the worker releases the task, whatever the handler returns.
     #[must_use]
     pub fn workdir(&self) -> &Path {
-        self.inner.workdir_result.get_or_init(|| work_dir::create_task_dir(&self.inner.workdir));
-        &self.inner.workdir
+        self.inner.workdir_result.get_or_init(|| work_dir::create_task_dir(self.workdir_path()));
+        self.workdir_path()
+    }
+
+    /// The path of the task directory, which may not exist.
+    pub(crate) fn workdir_path(&self) -> &Path {
+        &self.inner.files().workdir
+    }
+
+    /// The log, if it was ever used.
+    pub(crate) fn used_log(&self) -> Option<&TaskLog> {
+        self.inner.files.get().map(|files| &files.log)
+    }
+
+    pub(crate) fn has_artifacts(&self) -> bool {
+        self.inner.artifacts.get().is_some_and(|artifacts| !artifacts.is_empty())
     }
 
     /// Returns the scope that contains the task's processes; by default only their process groups.
@@ -266,13 +336,13 @@ impl Context {
     /// Returns the task's log.
     #[must_use]
     pub fn log(&self) -> &TaskLog {
-        &self.inner.log
+        &self.inner.files().log
     }
 
     /// Returns the task's artifacts. The worker uploads them after the payload has ended.
     #[must_use]
     pub fn artifacts(&self) -> &Artifacts {
-        &self.inner.artifacts
+        self.inner.artifacts.get_or_init(Artifacts::new)
     }
 
     /// Sets the progress text that `journeyman status` shows, cut to [`PROGRESS_CHARS_MAX`] characters.

@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use crate::host::file_lock::FileLock;
 use crate::limits::{FOLDER_REMOVALS_MAX, LEFTOVER_FOLDERS_MAX};
@@ -24,7 +25,7 @@ pub(crate) struct WorkDir {
 /// The identity of the locked file; valid while the [`WorkDir`] lives.
 #[derive(Debug, Clone)]
 pub(crate) struct WorkDirLock {
-    lock_path: PathBuf,
+    lock_path: Arc<Path>,
     device: u64,
     inode: u64,
 }
@@ -32,6 +33,10 @@ pub(crate) struct WorkDirLock {
 impl WorkDirLock {
     pub(crate) fn dir(&self) -> &Path {
         self.lock_path.parent().unwrap_or(&self.lock_path)
+    }
+
+    pub(crate) fn tasks_dir(&self) -> PathBuf {
+        self.dir().join(TASKS_DIR)
     }
 
     /// Unique on this host while the lock is held, and the same for the next worker in this directory. A path is neither: it
@@ -113,7 +118,7 @@ impl WorkDir {
 
     pub(crate) fn work_dir_lock(&self) -> io::Result<WorkDirLock> {
         let metadata = self.lock.file().metadata()?;
-        Ok(WorkDirLock { lock_path: self.path.join(LOCK_FILE), device: metadata.dev(), inode: metadata.ino() })
+        Ok(WorkDirLock { lock_path: self.path.join(LOCK_FILE).into(), device: metadata.dev(), inode: metadata.ino() })
     }
 
     pub(crate) fn path(&self) -> &Path {

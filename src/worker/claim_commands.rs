@@ -97,7 +97,7 @@ impl Engine {
                 .execution
                 .as_ref()
                 .filter(|execution| execution.context.workdir_result().is_some())
-                .map(|execution| execution.folder.clone()),
+                .map(|execution| execution.context.workdir_path().to_owned()),
             phases: live.timeline.phases().iter().map(|lap| phase_status(lap, now)).collect(),
             last_command: live.last_command.as_ref().map(|last| ClaimCommandStatus {
                 command: command_name(last.command).to_owned(),

@@ -3,6 +3,7 @@
 use crate::domain::claim::{ClaimEnd, LossReason};
 use crate::domain::id::LocalToken;
 use crate::domain::journal::{self, EntryId};
+use crate::handler::log::TaskLog;
 use crate::host::crash_points::crash_point;
 
 use super::catch_panic::drop_guarded;
@@ -46,9 +47,10 @@ impl Engine {
         }
         self.record_trace(&live, end);
         let run = &live.run;
+        let log = live.execution.as_ref().and_then(|job| job.context.used_log());
         // The log of a lost claim is never finished.
-        live.execution.iter().for_each(|job| job.context.log().end_following());
-        let log_bytes = live.execution.as_ref().map_or(0, |job| job.context.log().bytes());
+        log.iter().for_each(|log| log.end_following());
+        let log_bytes = log.map_or(0, TaskLog::bytes);
         self.counters().add(|counts| counts.log_bytes += log_bytes);
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
@@ -105,11 +107,12 @@ impl Engine {
 
 /// On a blocking thread: freeing blocks takes time, and this thread renews the leases of all tasks.
 fn remove_files(job: Execution) {
-    if job.context.workdir_result().is_none() && job.context.log().is_empty() {
+    if job.context.workdir_result().is_none() && job.context.used_log().is_none_or(TaskLog::is_empty) {
         return;
     }
     tokio::task::spawn_blocking(move || {
-        let Execution { context, folder } = job;
+        let Execution { context } = job;
+        let folder = context.workdir_path().to_owned();
         if let Err(error) = context.clean_up() {
             tracing::warn!(folder = %folder.display(), %error, "cannot remove a task's files");
         }

@@ -1,7 +1,6 @@
 //! The runtime state of one claim that the rules do not need.
 
 use std::hash::{BuildHasher as _, RandomState};
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -13,7 +12,7 @@ use crate::domain::claim::{self, KillCause};
 use crate::domain::id::{LocalToken, Run, SourceId};
 use crate::domain::time::Instant;
 use crate::domain::trace_context::TraceParent;
-use crate::handler::log::TaskLog;
+use crate::handler::context::FileNames;
 use crate::handler::{CancelCause, Cancellation, Context, PreparedPayload, TaskInfo};
 use crate::source::{Claim, Grant, Message, Results};
 use crate::task::Definition;
@@ -65,8 +64,6 @@ pub(super) struct ClaimRuntime {
 #[derive(Debug, Clone)]
 pub(super) struct Execution {
     pub(super) context: Context,
-    /// Exists if the context says that it was created.
-    pub(super) folder: PathBuf,
 }
 
 impl ClaimRuntime {
@@ -163,22 +160,18 @@ impl ClaimRuntime {
         self.calls.retain(|call| !call.is_finished());
     }
 
-    /// Creates the handler's context without touching the disk. The directory's name is unique: two services may use
-    /// equal ids, and the directory of an earlier claim may still be being removed.
+    /// Creates the handler's context without touching the disk.
     pub(super) fn start_execution(
         &mut self,
         claim: LocalToken,
         binding: &SourceBinding,
         config: &WorkerConfig,
-        tasks_dir: &Path,
-        work_dir_lock: WorkDirLock,
+        work_dir: WorkDirLock,
         scope: ProcessScope,
     ) -> Execution {
         let run = &self.run;
-        let name = format!("{}_{}_{}", run.task, run.run, claim.0);
-        let workdir = tasks_dir.join(&name);
-        let log = TaskLog::in_work_dir(tasks_dir.join(format!("{name}.log")), config.log, Some(work_dir_lock));
         let definition = std::mem::take(&mut self.definition);
+        let names = FileNames { claim, work_dir, log_limits: config.log };
         let mut env = binding.env.clone();
         if self.results.is_none()
             && let Some(group) = definition.json()["taskGroupId"].as_str()
@@ -187,12 +180,10 @@ impl ClaimRuntime {
         }
         env.extend(self.trace.map(|trace| ("TRACEPARENT".to_owned(), trace.to_string())));
         let task = TaskInfo { run: run.clone(), source: binding.name.clone(), definition, env };
-        let folder = workdir.clone();
         let context =
-            Context::new(task, workdir, log, self.cancel.subscribe(), self.expires_at.subscribe(), config.clock)
-                .in_scope(scope)
+            Context::of_claim(task, names, scope, self.cancel.subscribe(), self.expires_at.subscribe(), config.clock)
                 .with_results(self.results.take());
-        let job = Execution { context, folder };
+        let job = Execution { context };
         self.execution = Some(job.clone());
         job
     }

@@ -5,6 +5,8 @@ use crate::domain::id::SourceId;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant;
 use crate::domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources, SourceState};
+use crate::handler::Context;
+use crate::handler::log::TaskLog;
 use crate::host::containment::ProcessScope;
 use crate::host::termination_notice::{WatchHealth, WatchStatus};
 
@@ -190,7 +192,7 @@ impl Engine {
             }),
             lease_left_seconds: claim.state.lease().map(|lease| seconds_between(now, lease.expires_at())),
             reclaimed_seconds_ago: live.reclaimed_at.map(|at| seconds_between(at, now)),
-            log_bytes: context.map_or(0, |context| context.log().bytes()),
+            log_bytes: context.and_then(Context::used_log).map_or(0, TaskLog::bytes),
             memory_bytes: None,
             trace_id: live.trace.map(|trace| trace.trace_id().to_string()),
         }

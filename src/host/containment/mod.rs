@@ -34,7 +34,7 @@ use super::journal::ProcessRecorder;
 use super::process::{self, ProcessStat};
 use crate::limits::{CONTAINMENT_PROBE_TIMEOUT, REAP_INTERVAL, REAP_INTERVAL_PIDS_LIMITED};
 use crate::named_enum::named_enum;
-use process_scope::Backend;
+use process_scope::{Backend, ScopeIdentity};
 use shim_launch::shim_path;
 
 pub(crate) use cgroup::{Cgroup, KillMethod, own_cgroup_path};
@@ -225,12 +225,16 @@ impl Containment {
 
     /// As [`Containment::new_scope`], with the journal entry of its processes.
     pub(crate) fn new_recorded_scope(&self, recorder: Option<ProcessRecorder>) -> ProcessScope {
+        ProcessScope::new(self.clone(), recorder)
+    }
+
+    fn new_scope_identity(&self) -> ScopeIdentity {
         let cookie = uuid::Uuid::new_v4().simple().to_string();
         let mut backend = self.inner.backend.clone();
         if let Backend::Cgroup { group, .. } = &mut backend {
             *group = Cgroup::at(group.path().join(format!("{CLAIM_CGROUP_PREFIX}{cookie}")));
         }
-        ProcessScope::new(cookie, backend, self.inner.limits, recorder)
+        ScopeIdentity { cookie, backend }
     }
 
     /// Reaps exited orphans of payloads for as long as it is polled. Never resolves.

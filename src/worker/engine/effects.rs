@@ -119,9 +119,9 @@ impl Engine {
 
     /// The handler's context, created without touching the disk.
     fn start_execution(&mut self, claim: LocalToken, scope: ProcessScope) -> Execution {
-        let (live, tasks_dir) = (self.calls.claim(claim), self.work_dir.tasks_dir());
+        let live = self.calls.claim(claim);
         let binding = &self.sources[live.source.index()];
-        live.start_execution(claim, binding, &self.config, tasks_dir, self.work_dir_lock.clone(), scope)
+        live.start_execution(claim, binding, &self.config, self.work_dir_lock.clone(), scope)
     }
 
     fn prepare(&mut self, claim: LocalToken) {
@@ -197,7 +197,8 @@ impl Engine {
         if let (Some(loss), Some(execution)) = (loss, &self.calls.claim(claim).execution) {
             execution.context.log().write_note(loss_note(loss));
         }
-        let has_results = |job: &Execution| !job.context.artifacts().is_empty() || !job.context.log().is_empty();
+        let has_results =
+            |job: &Execution| job.context.has_artifacts() || job.context.used_log().is_some_and(|log| !log.is_empty());
         let live = self.calls.claim(claim);
         let Some(execution) = live.execution.clone().filter(has_results) else {
             let event = ClaimEvent::Uploaded(UploadStatus::Complete);

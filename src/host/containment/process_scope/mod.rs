@@ -5,7 +5,7 @@ mod scoped_process;
 use std::cell::LazyCell;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rustix::process::Signal;
@@ -14,7 +14,7 @@ use super::super::journal::ProcessRecorder;
 use super::super::process::{self, PROCESS_POLL_INTERVAL};
 use super::cgroup::{Cgroup, KillMethod};
 use super::proc_scan::ProcScan;
-use super::{ResourceLimits, children};
+use super::{Containment, children};
 use crate::domain::journal::ProcessRecord;
 use crate::domain::outcome::Cleanup;
 use crate::limits::{PROCESS_KILL_TIMEOUT, PROCESSES_LISTED_MAX};
@@ -42,12 +42,18 @@ pub struct ProcessScope {
 
 #[derive(Debug)]
 struct ScopeInner {
-    /// The value of [`COOKIE_VARIABLE`](super::COOKIE_VARIABLE) in the environment of its processes.
-    cookie: String,
-    backend: Backend,
-    limits: ResourceLimits,
+    containment: Containment,
+    /// Made on first use: most requests have no process.
+    identity: OnceLock<ScopeIdentity>,
     state: Mutex<ScopeState>,
     recorder: Option<ProcessRecorder>,
+}
+
+#[derive(Debug)]
+pub(super) struct ScopeIdentity {
+    /// The value of [`COOKIE_VARIABLE`](super::COOKIE_VARIABLE) in the environment of its processes.
+    pub(super) cookie: String,
+    pub(super) backend: Backend,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -76,13 +82,13 @@ impl Drop for ScopeInner {
     fn drop(&mut self) {
         if self.state.get_mut().used {
             self.kill();
-            children::mark_claim_ended(&self.cookie);
-            if let Backend::Cgroup { group, .. } = &self.backend {
-                let orphans = || children::find_orphans(&self.cookie, Some(Signal::KILL));
+            children::mark_claim_ended(self.cookie());
+            if let Backend::Cgroup { group, .. } = self.backend() {
+                let orphans = || children::find_orphans(self.cookie(), Some(Signal::KILL));
                 let is_empty = !children::has_orphans() || orphans().is_ok_and(|orphans| orphans.is_empty());
                 // A group that is not empty yet is removed by the worker's next start.
                 if group.remove().is_ok() && is_empty {
-                    children::forget_claim(&self.cookie);
+                    children::forget_claim(self.cookie());
                 }
             }
         }
@@ -90,12 +96,24 @@ impl Drop for ScopeInner {
 }
 
 impl ScopeInner {
+    fn identity(&self) -> &ScopeIdentity {
+        self.identity.get_or_init(|| self.containment.new_scope_identity())
+    }
+
+    fn cookie(&self) -> &str {
+        &self.identity().cookie
+    }
+
+    fn backend(&self) -> &Backend {
+        &self.identity().backend
+    }
+
     fn kill(&self) {
-        match &self.backend {
+        match self.backend() {
             Backend::ProcessGroup => {}
             Backend::Subreaper => {
                 // A failed scan is repeated and logged by `wait_cleaned_up`.
-                drop(children::find_orphans(&self.cookie, Some(Signal::KILL)));
+                drop(children::find_orphans(self.cookie(), Some(Signal::KILL)));
             }
             Backend::Cgroup { group, method } => {
                 if !group.is_empty() {
@@ -107,26 +125,24 @@ impl ScopeInner {
 }
 
 impl ProcessScope {
-    pub(super) fn new(
-        cookie: String,
-        backend: Backend,
-        limits: ResourceLimits,
-        recorder: Option<ProcessRecorder>,
-    ) -> Self {
-        Self { inner: Arc::new(ScopeInner { cookie, backend, limits, state: Mutex::default(), recorder }) }
+    pub(super) fn new(containment: Containment, recorder: Option<ProcessRecorder>) -> Self {
+        let (identity, state) = (OnceLock::new(), Mutex::default());
+        Self { inner: Arc::new(ScopeInner { containment, identity, state, recorder }) }
     }
 
     /// The process group that each payload process leads, without a cookie. Processes that leave it are not found.
     pub fn without_cookie() -> Self {
-        Self::new(String::new(), Backend::ProcessGroup, ResourceLimits::default(), None)
+        let identity = ScopeIdentity { cookie: String::new(), backend: Backend::ProcessGroup };
+        let (containment, state) = (Containment::disabled(), Mutex::default());
+        Self { inner: Arc::new(ScopeInner { containment, identity: identity.into(), state, recorder: None }) }
     }
 
     /// Its processes, as far as they can be found. Reads `/proc` or the control group; blocks.
     pub fn processes(&self) -> Vec<i32> {
-        match &self.inner.backend {
+        match self.inner.backend() {
             Backend::ProcessGroup => Vec::new(),
             Backend::Subreaper => {
-                ProcScan::read().map(|scan| scan.processes_of(&self.inner.cookie)).unwrap_or_default()
+                ProcScan::read().map(|scan| scan.processes_of(self.inner.cookie())).unwrap_or_default()
             }
             Backend::Cgroup { group, .. } => group.processes(),
         }
@@ -138,7 +154,7 @@ impl ProcessScope {
             let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
             format!("{pid} {:?}", String::from_utf8_lossy(&name).trim_end())
         };
-        let orphans = children::find_orphans(&self.inner.cookie, None).unwrap_or_default();
+        let orphans = children::find_orphans(self.inner.cookie(), None).unwrap_or_default();
         let mut all = self.processes();
         all.extend(orphans.ambiguous.iter().filter(|pid| !all.contains(pid)).collect::<Vec<_>>());
         let all: Vec<String> = all.into_iter().take(PROCESSES_LISTED_MAX).map(describe).collect();
@@ -149,10 +165,10 @@ impl ProcessScope {
     /// control groups; blocks.
     pub fn memory_bytes_of(scopes: &[Option<Self>]) -> Vec<Option<u64>> {
         let scan: LazyCell<Option<ProcScan>> = LazyCell::new(|| ProcScan::read().ok());
-        let memory_bytes = |scope: &Self| match &scope.inner.backend {
+        let memory_bytes = |scope: &Self| match &scope.inner.identity.get()?.backend {
             Backend::ProcessGroup => None,
             Backend::Subreaper => {
-                let processes = scan.as_ref()?.processes_of(&scope.inner.cookie);
+                let processes = scan.as_ref()?.processes_of(scope.inner.cookie());
                 (!processes.is_empty()).then(|| processes.into_iter().filter_map(process::resident_memory).sum())
             }
             Backend::Cgroup { group, .. } => group.memory_bytes(),
@@ -164,11 +180,11 @@ impl ProcessScope {
     /// worker's next start finds it by the work directory.
     pub fn record(&self) -> ProcessRecord {
         let cgroup = self.cgroup().and_then(Path::to_str).map(Into::into);
-        ProcessRecord { cookie: self.inner.cookie.as_str().into(), cgroup, leaders: Vec::new() }
+        ProcessRecord { cookie: self.inner.cookie().into(), cgroup, leaders: Vec::new() }
     }
 
     pub fn cgroup(&self) -> Option<&Path> {
-        match &self.inner.backend {
+        match self.inner.backend() {
             Backend::ProcessGroup | Backend::Subreaper => None,
             Backend::Cgroup { group, .. } => Some(group.path()),
         }
@@ -187,12 +203,12 @@ impl ProcessScope {
     }
 
     pub(crate) fn cookie(&self) -> Option<&str> {
-        Some(self.inner.cookie.as_str()).filter(|cookie| !cookie.is_empty())
+        Some(self.inner.cookie()).filter(|cookie| !cookie.is_empty())
     }
 
     /// Of the task's directory, in bytes.
     pub(crate) fn disk_limit(&self) -> Option<u64> {
-        self.inner.limits.disk
+        self.inner.containment.limits().disk
     }
 
     /// Creates the control group for the first process.
@@ -202,13 +218,13 @@ impl ProcessScope {
     /// The control group cannot be created, or its limits cannot be set.
     pub(crate) fn admit_process(&self) -> io::Result<ScopedProcess> {
         let mut state = self.inner.state.lock();
-        if let Backend::Cgroup { group, .. } = &self.inner.backend
+        if let Backend::Cgroup { group, .. } = self.inner.backend()
             && !state.used
         {
             // As `Other`, because another kind or an error number could be blamed on the task.
             group.create().map_err(io::Error::other)?;
             state.used = true;
-            group.set_limits(&self.inner.limits).map_err(io::Error::other)?;
+            group.set_limits(&self.inner.containment.limits()).map_err(io::Error::other)?;
         }
         state.used = true;
         state.running_count += 1;
@@ -226,7 +242,7 @@ impl ProcessScope {
             return Cleanup::Complete;
         }
         self.inner.kill();
-        children::mark_claim_ended(&self.inner.cookie);
+        children::mark_claim_ended(self.inner.cookie());
         match tokio::time::timeout(PROCESS_KILL_TIMEOUT, self.wait_cleaned_up()).await {
             Ok(()) => Cleanup::Complete,
             Err(_) => Cleanup::Incomplete,
@@ -239,7 +255,7 @@ impl ProcessScope {
     ///
     /// Cancel safe.
     pub async fn wait_cleaned_up(&self) {
-        match &self.inner.backend {
+        match self.inner.backend() {
             Backend::ProcessGroup => {}
             Backend::Subreaper => self.kill_orphans().await,
             Backend::Cgroup { group, method } => loop {
@@ -252,17 +268,17 @@ impl ProcessScope {
                 tokio::time::sleep(PROCESS_POLL_INTERVAL).await;
             },
         }
-        children::forget_claim(&self.inner.cookie);
+        children::forget_claim(self.inner.cookie());
         *self.inner.state.lock() = ScopeState::default();
     }
 
     /// Kills orphans until none is left that belongs, or may belong, to this scope. Behind a control group, which was seen empty,
     /// unreadable children do not count, and escaped processes are logged.
     async fn kill_orphans(&self) {
-        let in_cgroup = matches!(self.inner.backend, Backend::Cgroup { .. });
+        let in_cgroup = matches!(self.inner.backend(), Backend::Cgroup { .. });
         let mut logged = false;
         while !in_cgroup || children::has_orphans() {
-            let scan = match children::find_orphans(&self.inner.cookie, Some(Signal::KILL)) {
+            let scan = match children::find_orphans(self.inner.cookie(), Some(Signal::KILL)) {
                 Ok(scan) => scan,
                 Err(error) if in_cgroup => return tracing::debug!(%error, "cannot list the children of this process"),
                 Err(error) => {

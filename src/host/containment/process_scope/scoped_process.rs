@@ -45,7 +45,7 @@ impl ScopedProcess {
     }
 
     pub(crate) fn launch_method(&self, program: &Path, argv0: &str) -> io::Result<LaunchMethod> {
-        Ok(match &self.inner().backend {
+        Ok(match self.inner().backend() {
             Backend::ProcessGroup | Backend::Subreaper => LaunchMethod::Direct,
             Backend::Cgroup { group, .. } => LaunchMethod::ViaShim {
                 shim: shim_launch::shim_path()?,
@@ -56,19 +56,19 @@ impl ScopedProcess {
 
     /// The claim's cookie, if orphans of the claim can be found.
     pub(crate) fn orphan_cookie(&self) -> Option<&str> {
-        let adopts = !matches!(self.inner().backend, Backend::ProcessGroup);
-        adopts.then_some(self.inner().cookie.as_str())
+        let adopts = !matches!(self.inner().backend(), Backend::ProcessGroup);
+        adopts.then_some(self.inner().cookie())
     }
 
     pub(crate) fn on_started(&self, process: i32) {
         // A control group is recorded instead.
         if let (Backend::ProcessGroup | Backend::Subreaper, Some(recorder)) =
-            (&self.inner().backend, &self.inner().recorder)
+            (self.inner().backend(), &self.inner().recorder)
             && let Some(stat) = process::ProcessStat::read(process)
         {
             recorder.record_leader(Leader { pid: process, start_ticks: stat.start_ticks });
         }
-        if let Backend::Subreaper = self.inner().backend {
+        if let Backend::Subreaper = self.inner().backend() {
             // The exec shim does it in a control group.
             drop(std::fs::write(format!("/proc/{process}/oom_score_adj"), exec_shim::OOM_SCORE));
         }
@@ -81,7 +81,7 @@ impl ScopedProcess {
 
     /// Whether the scope contains every process of the process group, so that `/proc` need not be searched for it.
     pub(crate) fn contains_process_group(&self) -> bool {
-        matches!(self.inner().backend, Backend::Cgroup { .. }) && self.is_last()
+        matches!(self.inner().backend(), Backend::Cgroup { .. }) && self.is_last()
     }
 
     /// Sends TERM to the processes outside the process group.
@@ -90,10 +90,10 @@ impl ScopedProcess {
             return;
         }
         let outside = |process| process::ProcessStat::read(process).is_some_and(|stat| stat.group != group);
-        match &self.inner().backend {
+        match self.inner().backend() {
             Backend::ProcessGroup => {}
             Backend::Subreaper => {
-                drop(children::find_orphans(&self.inner().cookie, Some(Signal::TERM)));
+                drop(children::find_orphans(self.inner().cookie(), Some(Signal::TERM)));
             }
             Backend::Cgroup { group, .. } => group.signal(Signal::TERM, outside),
         }
@@ -101,7 +101,7 @@ impl ScopedProcess {
 
     /// Resolves when all processes have exited. Cancel safe.
     pub(crate) async fn wait_exited(&self) {
-        match &self.inner().backend {
+        match self.inner().backend() {
             Backend::Cgroup { group, .. } if self.is_last() => group.wait_empty().await,
             Backend::Subreaper if self.is_last() => self.wait_orphans_exited(None).await,
             Backend::ProcessGroup | Backend::Subreaper | Backend::Cgroup { .. } => {}
@@ -121,7 +121,7 @@ impl ScopedProcess {
             return Vec::new();
         }
         let killed = async {
-            match &self.inner().backend {
+            match self.inner().backend() {
                 Backend::ProcessGroup => {}
                 Backend::Subreaper => self.wait_orphans_exited(Some(Signal::KILL)).await,
                 Backend::Cgroup { group, method } => group.kill_until_empty(*method).await,
@@ -130,10 +130,10 @@ impl ScopedProcess {
         if tokio::time::timeout(PROCESS_KILL_TIMEOUT, killed).await.is_ok() {
             return Vec::new();
         }
-        match &self.inner().backend {
+        match self.inner().backend() {
             Backend::ProcessGroup => Vec::new(),
             Backend::Subreaper => {
-                children::find_orphans(&self.inner().cookie, None).map(|orphans| orphans.owned).unwrap_or_default()
+                children::find_orphans(self.inner().cookie(), None).map(|orphans| orphans.owned).unwrap_or_default()
             }
             Backend::Cgroup { group, .. } => group.processes(),
         }
@@ -141,7 +141,7 @@ impl ScopedProcess {
 
     /// Sends `signal` to the orphans of the claim until all have exited.
     async fn wait_orphans_exited(&self, signal: Option<Signal>) {
-        while let Ok(orphans) = children::find_orphans(&self.inner().cookie, signal) {
+        while let Ok(orphans) = children::find_orphans(self.inner().cookie(), signal) {
             if orphans.owned.is_empty() && !orphans.changed_during_scan {
                 return;
             }
@@ -157,8 +157,8 @@ impl ScopedProcess {
 
     /// The limit that a process exceeded since the last call.
     pub(crate) fn take_exceeded_limit(&self) -> Option<LimitExceeded> {
-        let Backend::Cgroup { group, .. } = &self.inner().backend else { return None };
-        let limits = &self.inner().limits;
+        let Backend::Cgroup { group, .. } = self.inner().backend() else { return None };
+        let limits = self.inner().containment.limits();
         let mut state = self.inner().state.lock();
         let more = |file, event, seen: &mut u64| {
             let count = group.event_count(file, event);
