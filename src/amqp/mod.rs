@@ -25,7 +25,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::domain::refusal::{CallError, Refusal};
 use crate::http::client::plain_port_hint;
-use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CHANNEL_CHECK_INTERVAL, AMQP_HEARTBEAT};
+use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_HEARTBEAT};
 use crate::redact;
 
 pub use lapin;
@@ -307,18 +307,6 @@ pub(crate) async fn find_exchange(connection: &Connection, name: ShortString) ->
     channel.exchange_declare(name, ExchangeKind::Direct, options, FieldTable::default()).await
 }
 
-/// Runs `work` until the connection or channel is lost: lapin leaves some calls unanswered that are made while a connection ends.
-pub(crate) async fn while_open<T>(is_open: impl Fn() -> bool, work: impl Future<Output = T>) -> Option<T> {
-    let mut work = std::pin::pin!(work);
-    loop {
-        match tokio::time::timeout(AMQP_CHANNEL_CHECK_INTERVAL, work.as_mut()).await {
-            Ok(ended) => return Some(ended),
-            Err(_) if is_open() => {}
-            Err(_) => return None,
-        }
-    }
-}
-
 /// Starts a consumer. Closes the channel if it is dropped meanwhile: lapin would keep the consumer, which takes messages in vain.
 pub(crate) async fn consume(
     channel: &Channel,
@@ -425,13 +413,5 @@ mod tests {
         let uri = format!("amqp://me:secret@host/{}", "v".repeat(256));
         let error = Broker::new(&BrokerConfig::new(uri)).unwrap_err().to_string();
         assert_eq!(error, "the vhost of the AMQP address has 256 bytes, and AMQP has room for 255");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_call_without_an_answer_ends_soon_after_its_connection() {
-        let (checks, started) = (std::cell::Cell::new(0), tokio::time::Instant::now());
-        let is_open = || checks.replace(checks.get() + 1) < 100;
-        assert_eq!(while_open(is_open, std::future::pending::<()>()).await, None);
-        assert_eq!(started.elapsed(), 101 * AMQP_CHANNEL_CHECK_INTERVAL);
     }
 }

@@ -247,7 +247,7 @@ pub(super) async fn probe_host(host: HostProbe) -> CallResult {
 }
 
 pub(super) async fn upload_results(uploader: Uploader, claim: LocalToken, execution: Execution) -> CallResult {
-    let status = catch_panic(uploader.upload_all(execution)).await.unwrap_or_else(|Panicked(text)| {
+    let status = catch_panic(Box::pin(uploader.upload_all(execution))).await.unwrap_or_else(|Panicked(text)| {
         tracing::error!(panic = text, "uploading a task's log and artifacts panicked");
         UploadStatus::UploadFailed
     });
@@ -338,7 +338,8 @@ fn prepare_result(
 pub(super) async fn wait_for_cleanup(claim: LocalToken, run: Run, enclosure: ProcessScope) -> CallResult {
     let looked = enclosure.clone();
     // Neither a host without free threads nor an unreadable process delays the wait.
-    let describing = catch_panic(async move { tokio::task::spawn_blocking(move || looked.describe_processes()).await });
+    let describing =
+        catch_panic(Box::pin(async move { tokio::task::spawn_blocking(move || looked.describe_processes()).await }));
     let saying = async {
         if let Ok(Ok(Ok(left))) = tokio::time::timeout(PROCESS_KILL_TIMEOUT, describing).await {
             tracing::warn!(claim.run = %run, group = ?enclosure.cgroup(), "remaining processes: {left}");

@@ -8,10 +8,10 @@ use std::pin::Pin;
 pub(super) struct Panicked(pub(super) String);
 
 /// After a panic the future is only dropped.
-pub(super) async fn catch_panic<F: Future>(future: F) -> Result<F::Output, Panicked> {
-    let mut future = GuardedDrop(Some(Box::pin(future)));
+pub(super) async fn catch_panic<F: Future + Unpin>(future: F) -> Result<F::Output, Panicked> {
+    let mut future = GuardedDrop(Some(future));
     poll_fn(|context| match &mut future.0 {
-        Some(future) => match catch_unwind(AssertUnwindSafe(|| Pin::as_mut(future).poll(context))) {
+        Some(future) => match catch_unwind(AssertUnwindSafe(|| Pin::new(future).poll(context))) {
             Ok(poll) => poll.map(Ok),
             Err(panic) => std::task::Poll::Ready(Err(Panicked(panic_message(panic.as_ref())))),
         },
@@ -54,16 +54,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_a_value_and_that_of_a_drop_is_nothing() {
-        let both = catch_panic(async {
+        let both = catch_panic(Box::pin(async {
             let _bomb = Bomb;
             std::future::ready(()).await;
-        });
+        }));
         // The drop at the end of the block is part of the future's last poll.
         assert_eq!(both.await.unwrap_err().0, "dropped");
-        let pending = catch_panic(async {
+        let pending = catch_panic(Box::pin(async {
             let _bomb = Bomb;
             std::future::pending::<()>().await;
-        });
+        }));
         assert!(tokio::time::timeout(std::time::Duration::ZERO, pending).await.is_err());
         drop_guarded(Bomb);
     }

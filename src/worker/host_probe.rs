@@ -48,13 +48,13 @@ pub(super) async fn blocking_probe<T: Send + 'static>(
 ) -> Option<T> {
     let permit = Arc::clone(in_flight).try_acquire_owned().ok()?;
     // A host without a free thread panics.
-    let probing = catch_panic(async move {
+    let probing = catch_panic(Box::pin(async move {
         tokio::task::spawn_blocking(move || {
             let _permit = permit;
             probe()
         })
         .await
-    });
+    }));
     tokio::time::timeout(timeout, probing).await.ok()?.ok()?.ok()
 }
 

@@ -6,7 +6,6 @@ use std::sync::{Arc, OnceLock};
 use lapin::types::{AMQPValue, ShortString};
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 
-use crate::amqp;
 use crate::domain::consumer_timeout;
 use crate::domain::delivery_attempts::Republishing;
 use crate::domain::id::Run;
@@ -166,8 +165,11 @@ impl RequestClaim {
         plan: SettlePlan,
     ) -> Result<(), CallError> {
         // Once the channel is lost, the broker has redelivered the request, and a reply would be a second one.
-        let is_open = || !self.session.is_lost();
-        let settled = if is_open() { amqp::while_open(is_open, self.perform(&mut progress, plan)).await } else { None };
+        let settled = if self.session.is_lost() {
+            None
+        } else {
+            self.session.while_open(self.perform(&mut progress, plan)).await
+        };
         match settled {
             Some(Ok(())) => {
                 let _first = self.settled_as.set(outcome);
@@ -185,9 +187,9 @@ impl RequestClaim {
                 crash_point("request-confirmed");
                 AckKind::Acknowledge
             }
-            SettlePlan::Republish { attempts } => self.republish(progress, *attempts).await?,
+            SettlePlan::Republish { attempts } => Box::pin(self.republish(progress, *attempts)).await?,
             SettlePlan::Requeue => AckKind::Requeue,
-            SettlePlan::GiveUp { reason, attempts } => self.give_up(progress, reason, *attempts).await?,
+            SettlePlan::GiveUp { reason, attempts } => Box::pin(self.give_up(progress, reason, *attempts)).await?,
         };
         if !self.session.settle(self.message.delivery.delivery_tag, ack) {
             return Err(self.call_error(Refusal::Gone, &self.session.lost_reason()));
@@ -211,7 +213,7 @@ impl RequestClaim {
         if let Err(PublishError::Rejected(why)) = &published {
             tracing::warn!(claim.run = %self.run, error = why, "the broker refused a reply; replacing it by an error reply");
             let message = format!("the broker refused the reply: {why}");
-            published = publish(&error_reply("reply_refused", &message, None)).await;
+            published = Box::pin(publish(&error_reply("reply_refused", &message, None))).await;
         }
         match published {
             Ok(()) => counters.replies.increment(),

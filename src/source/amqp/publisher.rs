@@ -37,13 +37,13 @@ impl From<lapin::Error> for PublishError {
 
 pub(super) struct Publisher {
     connection: Arc<Connection>,
-    channel: Mutex<Channel>,
+    channel: Mutex<Arc<Channel>>,
 }
 
 impl Publisher {
     pub(super) async fn open(connection: Arc<Connection>) -> lapin::Result<Self> {
         let channel = amqp::confirm_channel(&connection).await?;
-        Ok(Self { connection, channel: Mutex::new(channel) })
+        Ok(Self { connection, channel: Mutex::new(Arc::new(channel)) })
     }
 
     /// Publishes a reply. lapin attaches a return to whichever confirm comes next, so of concurrent replies the number of returns is known,
@@ -85,12 +85,12 @@ impl Publisher {
         await_confirm(channel.basic_publish("".into(), queue, MANDATORY, body, properties).await?).await
     }
 
-    async fn open_channel(&self) -> lapin::Result<Channel> {
+    async fn open_channel(&self) -> lapin::Result<Arc<Channel>> {
         let mut channel = self.channel.lock().await;
         if !channel.status().connected() {
-            *channel = amqp::confirm_channel(&self.connection).await?;
+            *channel = Arc::new(Box::pin(amqp::confirm_channel(&self.connection)).await?);
         }
-        Ok(channel.clone())
+        Ok(Arc::clone(&channel))
     }
 }
 

@@ -32,7 +32,7 @@ impl PartialReplySink for PartialReplySender {
             headers.insert(headers::PARTIAL.into(), AMQPValue::Boolean(true));
             let properties = reply_properties(&reply, request.correlation_id().clone()).with_headers(headers);
             let publish = self.session.reply_publisher.publish_reply(to, properties, reply.body);
-            match amqp::while_open(|| !self.session.is_lost(), publish).await {
+            match self.session.while_open(publish).await {
                 Some(Ok(())) => Ok(()),
                 Some(Err(PublishError::Unroutable)) => Err(refused(Refusal::Gone, "the reply queue does not exist")),
                 Some(Err(error)) => Err(refused(Refusal::Retry { retry_after: None }, &error.to_string())),

@@ -16,6 +16,7 @@ use lapin::{Channel, Connection, Consumer};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, interval, timeout};
+use tokio_util::sync::CancellationToken;
 
 use crate::amqp::{self, Broker};
 use crate::domain::ack_window::{Ack, AckWindow};
@@ -72,6 +73,8 @@ pub(super) struct Session {
     acks_due: Notify,
     /// [`Self::is_finished`] became true.
     finished: Notify,
+    /// Cancelled once the channel is closed.
+    lost: CancellationToken,
 }
 
 struct State {
@@ -128,6 +131,7 @@ impl Session {
             retired: Notify::new(),
             acks_due: Notify::new(),
             finished: Notify::new(),
+            lost: CancellationToken::new(),
         };
         Ok((Arc::new(session), consumer))
     }
@@ -166,6 +170,11 @@ impl Session {
     /// Whether the channel is closed, also where that was not reported yet.
     pub(super) fn is_lost(&self) -> bool {
         !self.connection.status().connected() || !self.consume_channel.status().connected()
+    }
+
+    /// Runs `work` until the channel is closed: lapin leaves some calls unanswered that are made while a connection ends.
+    pub(super) async fn while_open<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        self.lost.run_until_cancelled(work).await
     }
 
     pub(super) fn lost_reason(&self) -> String {
@@ -306,9 +315,14 @@ impl Session {
                 },
                 () = self.acks_due.notified() => self.send_acks(),
                 () = self.retired.notified() => return self.cancel_consumer(consumer).await,
-                _ = checks.tick() => if self.is_unpolled() {
-                    self.retire();
-                },
+                _ = checks.tick() => {
+                    if self.is_lost() {
+                        return Err("the channel was closed".to_owned());
+                    }
+                    if self.is_unpolled() {
+                        self.retire();
+                    }
+                }
             }
         }
     }
@@ -331,6 +345,7 @@ impl Session {
 
     /// Every claim is lost; the broker requeues pending deliveries itself.
     async fn on_channel_lost(&self, why: &str, events: &mpsc::Sender<SourceEvent>) {
+        self.lost.cancel();
         let reason = format!("the connection to {} was lost: {why}", self.broker.display_url());
         let unsettled = {
             let mut state = self.state.lock();
