@@ -25,7 +25,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::domain::refusal::{CallError, Refusal};
 use crate::http::client::plain_port_hint;
-use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_HEARTBEAT};
+use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_HEARTBEAT, AMQP_SMALL_FRAME_BYTES};
 use crate::redact;
 
 pub use lapin;
@@ -131,6 +131,14 @@ impl Broker {
     /// Sets the heartbeat unless the address does. A connection ends after about two heartbeats without traffic.
     pub const fn with_default_heartbeat(mut self, seconds: u16) -> Self {
         self.default_heartbeat = seconds;
+        self
+    }
+
+    /// For a connection that receives nothing large: lapin allocates 64 of the largest frames. Applies unless the address sets it.
+    pub(crate) const fn with_small_frames(mut self) -> Self {
+        if self.uri.query.frame_max.is_none() {
+            self.uri.query.frame_max = Some(AMQP_SMALL_FRAME_BYTES);
+        }
         self
     }
 
