@@ -405,6 +405,13 @@ mod tests {
     }
 
     #[test]
+    fn c2_a_connection_of_small_messages_has_small_frames_unless_its_address_says_otherwise() {
+        let frame_max = |uri| read(uri).with_small_frames().uri.query.frame_max;
+        assert_eq!(frame_max("amqp://host"), Some(AMQP_SMALL_FRAME_BYTES));
+        assert_eq!(frame_max("amqp://host?frame_max=65536"), Some(65_536));
+    }
+
+    #[test]
     fn an_invalid_address_is_reported_without_the_password() {
         for invalid in [
             "",

@@ -298,3 +298,62 @@ fn deserialize_error<H: PayloadHandler>(error: &serde_json::Error) -> PrepareErr
     tracing::debug!(payload_type, error_category = ?error.classify(), "payload matches its schema but cannot be deserialized");
     PrepareError::malformed(vec![format!("payload: matches the schema but cannot be read as {payload_type}")])
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::handler::log::{LogLimits, TaskLog};
+    use crate::host::clock::Clock;
+    use crate::task::{Definition, RequestMessage};
+
+    struct Message(Request);
+
+    impl RequestMessage for Message {
+        fn request(&self) -> Option<Request> {
+            Some(self.0.clone())
+        }
+
+        fn definition(&self) -> serde_json::Value {
+            unreachable!("the handler did not ask for JSON")
+        }
+
+        fn traceparent(&self) -> Option<String> {
+            None
+        }
+    }
+
+    struct Keep(Mutex<Option<Request>>);
+
+    impl PayloadHandler for Keep {
+        type Payload = Request;
+        type Prepared = ();
+
+        async fn prepare(&self, request: Request, _: &Context) -> Result<(), PrepareError> {
+            *self.0.lock().unwrap() = Some(request);
+            Ok(())
+        }
+
+        async fn execute(&self, (): (), _: &Context) -> Result<(), ExecuteError> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn c1_a_handler_of_requests_shares_the_body_and_no_json_is_written() {
+        let request = Request { body: b"{}".to_vec().into(), ..Request::default() };
+        let definition = Definition::of_request(Arc::new(Message(request.clone())));
+        let folder = tempfile::tempdir().unwrap();
+        let (workdir, log) =
+            (folder.path().join("task"), TaskLog::new(folder.path().join("log"), LogLimits::default()));
+        let (context, _cancel) = Context::without_claim("t", definition, workdir, log, Clock::boot()).unwrap();
+        let handler = ErasedHandler {
+            handler: Arc::new(Keep(Mutex::default())),
+            schema: PayloadSchema::new(schemars::schema_for!(Request).into()),
+        };
+        assert!(handler.prepare_task(&context).await.is_ok());
+        let kept = handler.handler.0.lock().unwrap().take().unwrap();
+        assert_eq!(kept.body.as_ptr(), request.body.as_ptr());
+    }
+}

@@ -16,7 +16,7 @@ pub(super) struct RequestSummary {
 impl RequestSummary {
     pub(super) fn count(&mut self, end: ClaimEnd, now: Instant) {
         self.outcomes.count(end);
-        self.due.get_or_insert(now.plus(REQUEST_SUMMARY_INTERVAL));
+        self.due.get_or_insert_with(|| now.plus(REQUEST_SUMMARY_INTERVAL));
     }
 
     pub(super) fn log(&mut self) {
@@ -33,5 +33,22 @@ impl RequestSummary {
                 "requests ended: {completed} completed, {failed} failed, {exceptions} exceptions, {released} released, {lost} lost"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::outcome::Outcome;
+
+    #[test]
+    fn c1_requests_that_ended_are_logged_a_second_after_the_first_of_them() {
+        let at = |millis| Instant::at(std::time::Duration::from_millis(millis));
+        let mut summary = RequestSummary::default();
+        summary.count(ClaimEnd::Reported(Outcome::Completed), at(0));
+        summary.count(ClaimEnd::Reported(Outcome::Failed), at(900));
+        assert_eq!((summary.due, summary.outcomes.completed, summary.outcomes.failed), (Some(at(1000)), 1, 1));
+        summary.log();
+        assert_eq!((summary.due, summary.outcomes), (None, OutcomeCounts::default()));
     }
 }

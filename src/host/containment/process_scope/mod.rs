@@ -324,6 +324,15 @@ mod tests {
     use super::*;
 
     #[tokio::test]
+    async fn c1_a_scope_without_a_process_gets_no_cookie() {
+        let scope = Containment::disabled().new_scope();
+        assert_eq!(ProcessScope::memory_bytes_of(&[Some(scope.clone())]), [None]);
+        assert_eq!(scope.clean_up().await, Cleanup::Complete);
+        assert!(scope.inner.identity.get().is_none());
+        assert_eq!(scope.cookie().map(str::len), Some(32));
+    }
+
+    #[tokio::test]
     async fn an_unused_scope_is_clean() {
         assert_eq!(ProcessScope::without_cookie().clean_up().await, Cleanup::Complete);
     }
