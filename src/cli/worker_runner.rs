@@ -62,7 +62,7 @@ async fn run_worker(arguments: &WorkerRunnerArgs, environment: &Environment, lin
     replace_credentials(&built.apis, &credentials)?;
     let messages = handle_messages(lines, built.apis, built.worker.control());
     let background = async { (messages.await, std::future::pending().await).1 };
-    worker::serve(built.worker, &config, environment, ExitSignals::listen()?, None, background).await
+    Box::pin(worker::serve(built.worker, &config, environment, ExitSignals::listen()?, None, background)).await
 }
 
 /// Waits for `welcome`, before which no error report may be sent.
