@@ -90,7 +90,7 @@ impl AmqpSourceInner {
         let mut isolated = self.isolated.lock();
         match std::mem::take(&mut *isolated) {
             IsolatedRequest::Waiting { claim, .. } => Some(claim),
-            other => {
+            other @ (IsolatedRequest::None | IsolatedRequest::Running { .. } | IsolatedRequest::Ended) => {
                 *isolated = other;
                 None
             }

@@ -155,7 +155,12 @@ impl Session {
 
     /// Whether the broker has back what this session received and no handler runs.
     pub(super) fn has_returned_deliveries(&self) -> bool {
-        self.is_lost() || (self.state.lock().is_consumer_ended && Arc::strong_count(&self.settling) == 1)
+        let is_settled = self.state.lock().is_consumer_ended && Arc::strong_count(&self.settling) == 1;
+        if is_settled {
+            // Before a request starts that may kill this worker.
+            self.send_acks();
+        }
+        self.is_lost() || is_settled
     }
 
     pub(super) fn end(&self) -> Option<SessionEnd> {
