@@ -160,7 +160,7 @@ async fn serve(dev: DevSession, signals: ExitSignals, environment: &Environment)
             never = page::serve(listener, page) => match never {},
         }
     };
-    let ended = worker::serve(worker, &dev.config, environment, signals, None, background).await;
+    let ended = Box::pin(worker::serve(worker, &dev.config, environment, signals, None, background)).await;
     dev.queue.stop().await;
     ended
 }

@@ -326,7 +326,11 @@ async fn find_tasks(client: &QueueClient, list: ListArgs) -> ExitResult {
                     .to_owned(),
                 ..refused
             },
-            _ => refused,
+            Refusal::Retry { .. }
+            | Refusal::Throttled { .. }
+            | Refusal::Rejected
+            | Refusal::Denied
+            | Refusal::Stale => refused,
         })
     })
     .await?;
