@@ -157,6 +157,7 @@ pub struct RunningQueue {
 /// # Errors
 ///
 /// The database, the artifact directory or the address cannot be used.
+#[expect(clippy::unused_async, reason = "it needs the runtime in which it is awaited")]
 pub async fn start(mut config: Config) -> Result<RunningQueue, StartError> {
     check_exposure(&config)?;
     // A worker counts its lease from the time of the request, so a poll may take only a small part of it.

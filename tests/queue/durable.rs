@@ -148,7 +148,7 @@ async fn d7_a_second_queue_on_the_same_database_fails_at_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let db = Db::File(folder.path().join("queue.db"));
     let first = TestQueue::with(|settings| settings.db = db.clone()).await;
-    let began = std::time::Instant::now();
+    let began = tokio::time::Instant::now();
     let second = start(Config::new(db, folder.path().join("artifacts"))).await;
     let reported = second.expect_err("the file is in use").to_string();
     assert!(reported.contains("another process uses database"), "{reported}");
