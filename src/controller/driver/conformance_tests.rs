@@ -2,7 +2,10 @@
 //! documentation.
 
 mod fault_tests;
+#[cfg(feature = "kubernetes")]
 mod kubernetes_tests;
+#[cfg(feature = "kubernetes")]
+mod real_kubernetes_tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

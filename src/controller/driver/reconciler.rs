@@ -269,7 +269,8 @@ impl Reconciler {
             changes.push(if worker.is_pending {
                 WorkerChange::PendingResolved { id }
             } else {
-                let requested = worker.is_stopping() || stop_requests.contains(&id);
+                // A pod that fails stays: one that is gone was deleted.
+                let requested = worker.is_stopping() || stop_requests.contains(&id) || is_by_platform;
                 let exit = WorkerExit { reason: "no longer listed".to_owned(), ..WorkerExit::default() };
                 let end = Some(worker.end(now));
                 WorkerChange::Exited { id, key: worker.key, exit, requested, end }

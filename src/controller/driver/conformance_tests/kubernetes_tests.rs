@@ -13,36 +13,42 @@ const TOKEN: &str = "the-token";
 
 /// Everybody, as the changes say.
 #[derive(Debug, Default)]
-struct ObservedWorkers {
-    running: BTreeMap<String, Key>,
-    pending: BTreeMap<String, Key>,
+pub(super) struct ObservedWorkers {
+    pub(super) running: BTreeMap<String, Key>,
+    pub(super) pending: BTreeMap<String, Key>,
     stop_requested: BTreeSet<String>,
-    exited: BTreeMap<String, (WorkerExit, bool)>,
+    pub(super) exited: BTreeMap<String, (WorkerExit, bool)>,
 }
 
 impl ObservedWorkers {
-    fn apply(&mut self, change: WorkerChange) {
+    pub(super) fn apply(&mut self, change: WorkerChange) {
         match change {
             WorkerChange::Discovered { id, key } => drop(self.running.insert(id, key)),
             WorkerChange::Pending { id, key } => drop(self.pending.insert(id, key)),
             WorkerChange::PendingResolved { id } => assert!(self.pending.remove(&id).is_some(), "{id} was promised"),
             WorkerChange::Exited { id, exit: end, requested: told, .. } => {
-                assert!(self.running.remove(&id).is_some(), "{id} was there: {end:?}");
+                let known = self.running.remove(&id).or_else(|| self.pending.remove(&id));
+                assert!(known.is_some(), "{id} was there: {end:?}");
                 self.exited.insert(id, (end, told));
             }
         }
+    }
+
+    pub(super) fn apply_all(&mut self, changes: Vec<WorkerChange>) {
+        changes.into_iter().for_each(|change| self.apply(change));
     }
 
     fn keys(&self) -> BTreeSet<&str> {
         self.running.values().map(Key::as_str).collect()
     }
 
-    async fn wait_for(&mut self, site: &mut DriverUnderTest, what: &str, like: impl Fn(&Self) -> bool) {
+    pub(super) async fn wait_for(&mut self, site: &mut DriverUnderTest, what: &str, like: impl Fn(&Self) -> bool) {
         let looking = async {
             while !like(self) {
-                for change in site.list_changes().await {
-                    self.apply(change);
-                }
+                self.apply_all(site.list_changes().await);
+                let is_ready =
+                    |id: &String| site.handle.reconciler.worker(id).is_some_and(|one| one.ready_at.is_some());
+                self.running.extend(self.pending.extract_if(.., |id, _| is_ready(id)));
             }
         };
         let seen = timeout(TEST_TIMEOUT, looking).await;
@@ -50,7 +56,11 @@ impl ObservedWorkers {
     }
 
     /// Has one started, and answers with why not.
-    async fn start(&mut self, site: &mut DriverUnderTest, assignment: WorkerSpec) -> Result<(), DriverError> {
+    pub(super) async fn start(
+        &mut self,
+        site: &mut DriverUnderTest,
+        assignment: WorkerSpec,
+    ) -> Result<(), DriverError> {
         let (id, key) = (assignment.id.clone(), assignment.key.clone());
         site.handle.start(assignment);
         loop {
@@ -70,7 +80,7 @@ impl ObservedWorkers {
     }
 
     /// Tells everybody to go who was not told yet.
-    fn stop_all(&mut self, site: &mut DriverUnderTest) {
+    pub(super) fn stop_all(&mut self, site: &mut DriverUnderTest) {
         for id in self.running.keys().chain(self.pending.keys()) {
             if self.stop_requested.insert(id.clone()) {
                 assert!(site.handle.stop(id));
@@ -171,7 +181,13 @@ async fn pods_of_a_cluster_are_a_driver() {
             }
         }
     };
-    assert!(timeout(TEST_TIMEOUT, ending).await.is_ok(), "{known:?}");
+    let is_over = timeout(TEST_TIMEOUT, ending).await.is_ok();
+    assert!(
+        is_over,
+        "{:?} {:?}",
+        list_objects(&port, DEPLOYMENTS).await,
+        list_objects(&port, ("api/v1", "pods")).await
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -212,4 +228,267 @@ async fn list_objects(port: &str, (path, kind): (&str, &str)) -> Vec<Value> {
     let answer = reqwest::Client::new().get(url).bearer_auth(TOKEN).send().await.expect("it answers");
     let list: Value = serde_json::from_slice(&answer.bytes().await.expect("all of it")).expect("JSON");
     list["items"].as_array().cloned().expect("a list")
+}
+
+struct Cluster {
+    place: Fixture,
+    port: String,
+    settings: PoolConfig,
+    _stand_in: StandIn,
+}
+
+impl Cluster {
+    fn start(scaling: KubernetesScaling) -> Self {
+        let place = Fixture::new();
+        let worker = place.path().join("worker").display().to_string();
+        let (stand_in, port) = StandIn::start("kubernetes", &[TOKEN, "/bin/sh", &worker]);
+        let settings = kubernetes_pool(&place, &port, scaling);
+        Self { place, port, settings, _stand_in: stand_in }
+    }
+
+    fn pool_of_image(&self, image: &str) -> TestPool {
+        let mut settings = self.settings.clone();
+        settings.kubernetes.as_mut().expect("a cluster").image = image.to_owned();
+        self.place.test_pool("core", settings)
+    }
+
+    /// The next call of this verb on this resource: `lose` loses its answer, `conflict` changes the object before, a number
+    /// is its status.
+    async fn fail(&self, verb: &str, resource: &str, how: impl Into<Value>) {
+        let faults = serde_json::json!([{ "verb": verb, "resource": resource, "do": how.into() }]);
+        let url = format!("http://127.0.0.1:{}/faults", self.port);
+        let call = reqwest::Client::new().post(url).bearer_auth(TOKEN).body(faults.to_string());
+        call.send().await.and_then(reqwest::Response::error_for_status).expect("it is told");
+    }
+
+    /// The verbs that were used on each resource of a group.
+    async fn calls(&self) -> BTreeSet<(String, String, String)> {
+        let url = format!("http://127.0.0.1:{}/calls", self.port);
+        let answer = reqwest::Client::new().get(url).bearer_auth(TOKEN).send().await.expect("it answers");
+        serde_json::from_slice(&answer.bytes().await.expect("all of it")).expect("JSON")
+    }
+}
+
+fn is_up(key: &str) -> impl Fn(&ObservedWorkers) -> bool {
+    move |known| known.pending.is_empty() && known.running.values().filter(|one| one.as_str() == key).count() == 1
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a3_a_pod_that_cannot_run_counts_as_failed_with_its_reason_and_is_removed() {
+    let cluster = Cluster::start(KubernetesScaling::Controller);
+    let (mut site, mut known) = (DriverUnderTest::new(&cluster.pool_of_image("missing")), ObservedWorkers::default());
+    known.start(&mut site, worker_spec(&cluster.place, "lives")).await.expect("it is started");
+    known.wait_for(&mut site, "it fails", |known| !known.exited.is_empty()).await;
+    let (exit, requested) = known.exited.values().next().expect("one");
+    assert_eq!((exit.reason.as_str(), *requested), ("ImagePullBackOff: no such image", false));
+    let removing = async {
+        while !list_objects(&cluster.port, ("api/v1", "pods")).await.is_empty() {
+            site.list_changes().await;
+        }
+    };
+    timeout(TEST_TIMEOUT, removing).await.expect("the controller decides when the next one is started");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a4_the_chosen_pod_gets_a_term_and_its_grace_and_no_other_pod_is_stopped() {
+    let cluster = Cluster::start(KubernetesScaling::Controller);
+    let core = cluster.pool_of_image("worker:1").with_long_grace();
+    let (mut site, mut known) = (DriverUnderTest::new(&core), ObservedWorkers::default());
+    known.start(&mut site, worker_spec(&cluster.place, "lives")).await.expect("it is started");
+    known.wait_for(&mut site, "it is up", is_up("lives")).await;
+    let oldest = known.running.keys().next().expect("one").clone();
+    for _ in 0..2 {
+        known.start(&mut site, worker_spec(&cluster.place, "lives")).await.expect("it is started");
+    }
+    known.wait_for(&mut site, "they are up", |known| known.running.len() == 3 && known.pending.is_empty()).await;
+    for id in known.running.keys() {
+        wait_until_up(&cluster.place, &WorkerSpec { id: id.clone(), key: key("lives"), variables: BTreeMap::new() })
+            .await;
+    }
+    assert!(site.handle.stop(&oldest));
+    known.wait_for(&mut site, "it goes", |known| !known.exited.is_empty()).await;
+    let gone: Vec<_> = known.exited.iter().map(|(id, (_, requested))| (id.as_str(), *requested)).collect();
+    assert_eq!(gone, [(oldest.as_str(), true)], "it obeys its TERM within a grace that is longer than this test");
+    for _ in 0..5 {
+        assert_eq!(site.list_changes().await, [], "the others stay, and none is added");
+    }
+    let pod = list_objects(&cluster.port, ("api/v1", "pods")).await.pop().expect("one");
+    assert_eq!(pod["spec"]["terminationGracePeriodSeconds"], TEST_TIMEOUT.as_secs(), "a6: as the driver's own");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a5_a_lost_answer_or_a_conflict_costs_no_pod_and_makes_none_too_many() {
+    let cluster = Cluster::start(KubernetesScaling::Controller);
+    let core = cluster.pool_of_image("worker:1");
+    let (mut site, mut known) = (DriverUnderTest::new(&core), ObservedWorkers::default());
+    let faults: [(&str, &str, Value); 7] = [
+        ("create", "deployments", "lose".into()),
+        ("create", "deployments", 503.into()),
+        ("patch", "secrets", "lose".into()),
+        ("patch", "secrets", 500.into()),
+        ("update", "deployments", "lose".into()),
+        ("update", "deployments", "conflict".into()),
+        ("update", "deployments", 503.into()),
+    ];
+    for (number, (verb, resource, how)) in faults.into_iter().enumerate() {
+        let text = format!("lives{number}");
+        cluster.fail(verb, resource, how.clone()).await;
+        while let Err(why) = known.start(&mut site, worker_spec(&cluster.place, &text)).await {
+            assert!(why.0.contains("Secret"), "everything else is repeated at once: {why:?}");
+        }
+        known.wait_for(&mut site, &format!("{verb} {resource} {how}"), is_up(&text)).await;
+        assert_eq!(site.list_changes().await, []);
+    }
+    // The stop of a pod as well.
+    let id = known.running.keys().next().expect("one").clone();
+    cluster.fail("update", "deployments", "lose").await;
+    cluster.fail("delete", "pods", "lose").await;
+    assert!(site.handle.stop(&id));
+    known.wait_for(&mut site, "it goes", |known| known.exited.contains_key(&id)).await;
+    for _ in 0..5 {
+        known.wait_for(&mut site, "nothing replaces it", |known| known.pending.is_empty()).await;
+    }
+    assert_eq!(known.running.len(), 6, "{known:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a5_a_new_image_or_password_reaches_existing_deployments_and_the_status_says_so() {
+    let cluster = Cluster::start(KubernetesScaling::Controller);
+    let core = cluster.pool_of_image("worker:1");
+    let (mut site, mut known) = (DriverUnderTest::new(&core), ObservedWorkers::default());
+    let mut spec = worker_spec(&cluster.place, "lives");
+    known.start(&mut site, spec.clone()).await.expect("it is started");
+    known.wait_for(&mut site, "it is up", is_up("lives")).await;
+
+    // The same configuration changes nothing.
+    let pods = async || list_objects(&cluster.port, ("api/v1", "pods")).await;
+    let before = pods().await;
+    let mut site = site.restart(&core).await;
+    site.handle.update(spec.clone());
+    for _ in 0..3 {
+        known.apply_all(site.list_changes().await);
+    }
+    assert_eq!(pods().await[0]["metadata"]["name"], before[0]["metadata"]["name"]);
+
+    // An image that cannot be pulled keeps the old pod, and the reason is in the status.
+    let mut site = site.restart(&cluster.pool_of_image("missing")).await;
+    site.handle.update(spec.clone());
+    let old = known.running.keys().next().expect("one").clone();
+    let said = async {
+        loop {
+            known.apply_all(site.list_changes().await);
+            let detail = site.handle.reconciler.worker(&old).and_then(|worker| worker.detail.clone());
+            if detail.is_some_and(|text| text.contains("rollout: 1 of 2") && text.contains("ImagePullBackOff: no such"))
+            {
+                break;
+            }
+        }
+    };
+    timeout(TEST_TIMEOUT, said).await.expect("the rollout is shown");
+    assert_eq!((known.running.len(), known.exited.len()), (1, 0), "{known:?}");
+
+    // A good image and a new password replace it.
+    let mut site = site.restart(&cluster.pool_of_image("worker:2")).await;
+    spec.variables.insert("WORKER_KEY".to_owned(), "lives with a new password".to_owned());
+    site.handle.update(spec.clone());
+    known.wait_for(&mut site, "it is replaced", |known| known.exited.contains_key(&old)).await;
+    known.wait_for(&mut site, "the new one is up", is_up("lives")).await;
+    assert!(known.exited.values().all(|(_, requested)| *requested), "no worker has failed: {known:?}");
+    let new = WorkerSpec {
+        id: known.running.keys().next().expect("one").clone(),
+        key: key("lives with a new password"),
+        variables: BTreeMap::new(),
+    };
+    wait_until_up(&cluster.place, &new).await;
+    assert_eq!(pods().await[0]["spec"]["containers"][0]["image"], "worker:2");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c9_an_api_server_that_refuses_fails_no_worker_and_is_left_alone_for_as_long_as_it_asks() {
+    let cluster = Cluster::start(KubernetesScaling::Controller);
+    let mut site = DriverUnderTest::new(&cluster.pool_of_image("worker:1"));
+    for (status, is_driver) in [(401, true), (403, true), (503, true), (422, false)] {
+        let verb = if is_driver { "get" } else { "create" };
+        cluster.fail(verb, "deployments", status).await;
+        site.handle.start(worker_spec(&cluster.place, "lives"));
+        let error = loop {
+            match site.next_event().await {
+                DriverEvent::StartFailed { error, .. } => break error,
+                DriverEvent::Listed(_) | DriverEvent::ListSlow(_) => {}
+                DriverEvent::Started(id) => panic!("{id} was refused with {status}"),
+            }
+        };
+        assert_eq!(matches!(error, StartError::Driver(_)), is_driver, "{status}: {error:?}");
+    }
+    cluster.fail("list", "pods", 429).await;
+    let mut errors = Vec::new();
+    while errors.len() < 2 {
+        site.request_list();
+        match site.next_event().await {
+            DriverEvent::Listed(Err(DriverError(why))) => errors.push(why),
+            DriverEvent::Listed(Ok(_)) | DriverEvent::ListSlow(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(errors[0].contains("429") && errors[1].contains("asked to wait"), "{errors:?}");
+}
+
+/// The verbs of the Role in examples/.
+pub(super) const ROLE: &str = include_str!("../../../../examples/kubernetes/controller-role.yaml");
+
+fn role_verbs() -> BTreeSet<(String, String, String)> {
+    let list = |text: &str| serde_json::from_str::<Vec<String>>(text).expect("a list as in JSON");
+    let (mut groups, mut resources, mut all) = (Vec::new(), Vec::new(), BTreeSet::new());
+    for line in ROLE.lines().map(|line| line.trim_start_matches([' ', '-'])) {
+        match line.split_once(": ") {
+            Some(("apiGroups", text)) => groups = list(text),
+            Some(("resources", text)) => resources = list(text),
+            Some(("verbs", text)) => {
+                let verbs = list(text);
+                all.extend(
+                    resources
+                        .iter()
+                        .flat_map(|of| verbs.iter().map(|verb| (verb.clone(), groups[0].clone(), of.clone()))),
+                );
+            }
+            Some(_) | None => {}
+        }
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c14_the_role_holds_exactly_what_the_driver_calls() {
+    let mut calls = BTreeSet::new();
+    for scaling in [KubernetesScaling::Controller, KubernetesScaling::Keda] {
+        let cluster = Cluster::start(scaling);
+        let core = cluster.pool_of_image("worker:1");
+        let (mut site, mut known) = (DriverUnderTest::new(&core), ObservedWorkers::default());
+        let spec = worker_spec(&cluster.place, "lives");
+        if scaling == KubernetesScaling::Keda {
+            site.start(spec.clone()).await.expect("it is made");
+            assert!(site.handle.stop(&spec.id));
+        } else {
+            known.start(&mut site, spec).await.expect("it is started");
+            known.wait_for(&mut site, "it is up", is_up("lives")).await;
+            known.start(&mut site, worker_spec(&cluster.place, "dies")).await.expect("it is started");
+            known.wait_for(&mut site, "it fails", |known| !known.exited.is_empty()).await;
+        }
+        let ending = async {
+            while !list_objects(&cluster.port, DEPLOYMENTS).await.is_empty() {
+                let changes = site.list_changes().await;
+                if scaling == KubernetesScaling::Controller {
+                    known.apply_all(changes);
+                    known.stop_all(&mut site);
+                }
+            }
+        };
+        timeout(TEST_TIMEOUT, ending).await.expect("all are gone");
+        calls.extend(cluster.calls().await.into_iter().map(|(verb, group, resource)| {
+            let group =
+                group.trim_start_matches("apis/").trim_start_matches("api").rsplit_once('/').unwrap_or_default().0;
+            (verb, group.to_owned(), resource)
+        }));
+    }
+    assert_eq!(calls, role_verbs());
 }

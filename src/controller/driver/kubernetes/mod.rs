@@ -37,7 +37,7 @@ pub(super) struct KubernetesDriver {
     template: Value,
     client: Arc<KubernetesClient>,
     /// One list, start or stop at a time: each sees the Deployments and pods as the others leave them.
-    listed_pods: Mutex<BTreeSet<String>>,
+    listed_pods: Mutex<Option<BTreeSet<String>>>,
     watch: OnceLock<PodWatch>,
 }
 
@@ -75,12 +75,16 @@ impl KubernetesDriver {
         let mut listed = self.listed_pods.lock().await;
         let (api, params) = (self.client.api::<Pod>().await?, ListParams::default().labels(&self.selector()));
         let (now, mut found, mut live) = (Timestamp::now(), Vec::new(), BTreeMap::<String, Vec<LivePod>>::new());
-        let mut occupied = BTreeSet::new();
+        let (mut occupied, mut shown) = (BTreeSet::new(), BTreeSet::new());
+        let was_listed = |name: &str| listed.as_ref().is_some_and(|listed| listed.contains(name));
         for pod in self.client.check("list the pods of pool", &self.name, api.list(&params)).await?.items {
             let Some(key) = key_of(&pod, &self.name) else { continue };
             let group = pod.labels().get(GROUP).cloned().unwrap_or_default();
             occupied.insert(group.clone());
+            let name = pod.name_any();
             let state = match pod_state(&pod, CONTAINER, now) {
+                // The cluster replaced a stopping pod, and thought better of it.
+                PodState::Terminating if listed.is_some() && !was_listed(&name) => continue,
                 PodState::Terminating => WorkerState::Stopping,
                 PodState::Ended(reason) => WorkerState::Exited(self.exit_of(&api, &pod, reason, false).await),
                 state @ (PodState::Ready | PodState::Waiting(_) | PodState::CannotRun(_)) => {
@@ -88,9 +92,9 @@ impl KubernetesDriver {
                     continue;
                 }
             };
-            found.push(ListedWorker { id: pod.name_any(), key, state, detail: None });
+            shown.insert(name.clone());
+            found.push(ListedWorker { id: name, key, state, detail: None });
         }
-        let mut shown = BTreeSet::new();
         for deployment in self.deployments().await? {
             let (Some(key), name) = (key_of(&deployment, &self.name), deployment.name_any()) else { continue };
             let (replicas, mut pods) = (replicas(&deployment), live.remove(&name).unwrap_or_default());
@@ -98,9 +102,9 @@ impl KubernetesDriver {
                 self.sweep(&deployment).await?;
                 continue;
             }
-            pods.sort_by_cached_key(|pod| pod.rank(&listed));
-            let known = pods.iter().filter(|pod| listed.contains(&pod.pod.name_any())).count();
-            // More pods than replicas come from a rollout, or are about to be deleted.
+            pods.sort_by_cached_key(|pod| (!was_listed(&pod.pod.name_any()), pod.rank()));
+            let known = pods.iter().filter(|pod| was_listed(&pod.pod.name_any())).count();
+            // More pods than replicas come from a rollout, or are about to be deleted. What was listed stays listed.
             let surplus = pods.split_off(known.max(replicas).min(pods.len()));
             for number in pods.len()..replicas {
                 let (id, detail) = (format!("{name}{PENDING_MARK}{number}"), replica_failure(&deployment));
@@ -109,7 +113,10 @@ impl KubernetesDriver {
             let rollout = rollout(&deployment, &pods, &surplus);
             for LivePod { pod, key, state } in pods {
                 let id = pod.name_any();
-                shown.insert(id.clone());
+                // It has ended for the controller, also while the cluster removes it.
+                if !matches!(state, PodState::CannotRun(_)) {
+                    shown.insert(id.clone());
+                }
                 let (state, detail) = match state {
                     PodState::CannotRun(reason) => {
                         (WorkerState::Exited(self.exit_of(&api, &pod, reason, true).await), None)
@@ -120,7 +127,7 @@ impl KubernetesDriver {
                 found.push(ListedWorker { id, key, state, detail: detail.or_else(|| rollout.clone()) });
             }
         }
-        *listed = shown;
+        *listed = Some(shown);
         Ok(found)
     }
 
@@ -240,8 +247,15 @@ impl KubernetesDriver {
     }
 
     async fn delete_pod(&self, id: &str, grace_seconds: u32) -> Result<(), KubernetesError> {
-        let (api, params) = (self.client.api::<Pod>().await?, DeleteParams::default().grace_period(grace_seconds));
-        existing(self.client.check("delete pod", id, api.delete(id, &params)).await).map(drop)
+        let params = DeleteParams::default().grace_period(grace_seconds);
+        let delete = async || {
+            let api = self.client.api::<Pod>().await?;
+            existing(self.client.check("delete pod", id, api.delete(id, &params)).await).map(drop)
+        };
+        match delete().await {
+            Err(KubernetesError::Retry(_)) => delete().await,
+            other => other,
+        }
     }
 
     /// Deletes the pod before the number of replicas is reduced: the cluster would choose another one.
@@ -272,11 +286,10 @@ struct LivePod {
 }
 
 impl LivePod {
-    /// Pods that were listed stay listed; then ready pods come first, and older ones.
-    fn rank(&self, listed: &BTreeSet<String>) -> (bool, bool, Option<Timestamp>, String) {
-        let name = self.pod.name_any();
+    /// Ready pods come first, and older ones.
+    fn rank(&self) -> (bool, Option<Timestamp>, String) {
         let created = self.pod.metadata.creation_timestamp.as_ref().map(|created| created.0);
-        (!listed.contains(&name), self.state != PodState::Ready, created, name)
+        (self.state != PodState::Ready, created, self.pod.name_any())
     }
 }
 
