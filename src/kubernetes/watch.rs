@@ -9,23 +9,25 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{Config, watcher};
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
-use tokio_util::task::AbortOnDropHandle;
 
 use super::KubernetesClient;
 use crate::limits::{KUBERNETES_WATCH_DEBOUNCE, KUBERNETES_WATCH_RETRY};
 
 pub(crate) struct PodWatch {
     changed: Arc<Notify>,
-    _task: AbortOnDropHandle<()>,
+    /// Aborted on drop.
+    _task: JoinSet<()>,
 }
 
 impl PodWatch {
     /// Watches the pods of a label selector until it is dropped.
     pub(crate) fn start(client: Arc<KubernetesClient>, selector: String) -> Self {
         let changed = Arc::new(Notify::new());
-        let task = tokio::spawn(watch(client, selector, Arc::clone(&changed)));
-        Self { changed, _task: AbortOnDropHandle::new(task) }
+        let mut task = JoinSet::new();
+        task.spawn(watch(client, selector, Arc::clone(&changed)));
+        Self { changed, _task: task }
     }
 
     /// Cancel safe.

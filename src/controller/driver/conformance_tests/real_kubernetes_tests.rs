@@ -66,7 +66,7 @@ struct RealCluster {
     namespace: String,
     kubeconfig: PathBuf,
     terminated: Arc<Mutex<BTreeSet<String>>>,
-    _kubelet: tokio_util::task::AbortOnDropHandle<()>,
+    _kubelet: JoinSet<()>,
 }
 
 impl RealCluster {
@@ -103,9 +103,9 @@ impl RealCluster {
             client.request_text(request.expect("a request")).await.expect("it is created");
         }
         let (pods, terminated) = (Api::namespaced(client.clone(), &namespace), Arc::default());
-        let task = tokio::spawn(kubelet(pods, Arc::clone(&terminated)));
-        let kubelet = tokio_util::task::AbortOnDropHandle::new(task);
-        Some(Self { client, namespace, kubeconfig: path, terminated, _kubelet: kubelet })
+        let mut node = JoinSet::new();
+        node.spawn(kubelet(pods, Arc::clone(&terminated)));
+        Some(Self { client, namespace, kubeconfig: path, terminated, _kubelet: node })
     }
 
     fn pool(&self, place: &Fixture, image: &str) -> TestPool {

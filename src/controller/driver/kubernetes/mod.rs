@@ -350,9 +350,9 @@ impl Driver for KubernetesDriver {
     }
 
     async fn stop(&self, id: String, key: Key, mode: StopMode) -> Result<(), DriverError> {
-        Ok(match (mode, self.config.scaling) {
+        match (mode, self.config.scaling) {
             (StopMode::Terminate | StopMode::Remove, KubernetesScaling::Controller) => {
-                self.remove_pod(&id, &key).await?
+                self.remove_pod(&id, &key).await?;
             }
             (StopMode::Kill, KubernetesScaling::Controller) if id.contains(PENDING_MARK) => {}
             // Zero would forget the pod while it may run.
@@ -361,7 +361,8 @@ impl Driver for KubernetesDriver {
                 let _one = self.listed_pods.lock().await;
                 self.delete_deployment(&deployment_name(&self.name, &key), None).await?;
             }
-        })
+        }
+        Ok(())
     }
 
     async fn update(&self, spec: WorkerSpec) -> Result<(), DriverError> {
