@@ -471,8 +471,8 @@ mod tests {
             WorkerChange::PendingResolved { id: "d~0".to_owned() },
         ];
         assert_eq!(listed(&mut reconciler, &[there("pod")]), then);
-        let gone = exited("pod", "no longer listed", false, AFTER_READY);
-        assert_eq!(listed(&mut reconciler, &[]), [gone]);
+        let gone = exited("pod", "no longer listed", true, AFTER_READY);
+        assert_eq!(listed(&mut reconciler, &[]), [gone], "it was deleted");
     }
 
     #[test]
