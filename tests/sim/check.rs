@@ -177,7 +177,9 @@ impl World {
         let Some(lease) = track.lease else { return };
         self.held("I10", !track.answered, || format!("host {host} extends after the report was answered: {track:?}"));
         let room = lease.expires_at().since(now) + LATE >= timeout * 2 * lease::RECLAIM_ATTEMPTS_MIN;
-        let on_time = track.leased_at.is_some() && !track.suspended && track.told_first;
+        // A claim that was granted late in a long poll is reclaimed before anything is started.
+        let granted_late = !track.executed && now >= lease.expires_at();
+        let on_time = track.leased_at.is_some() && !track.suspended && track.told_first && !granted_late;
         self.held("I4", room || !on_time, || format!("host {host} extends too late for three attempts: {track:?}"));
         self.hosts[host].claims.get_mut(&claim).expect("a claim").told_first = false;
     }
