@@ -32,6 +32,7 @@ use std::ffi::OsString;
 use std::future::Future;
 use std::path::PathBuf;
 
+use clap::error::ContextKind;
 use clap::{CommandFactory as _, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 
@@ -114,7 +115,7 @@ enum CliCommand {
 
 /// Runs the command line.
 pub fn run(arguments: Vec<OsString>, environment: &Environment) -> Exit {
-    let cli = match Cli::try_parse_from(arguments) {
+    let cli = match parse(arguments) {
         Ok(cli) => cli,
         Err(error) => return print_usage_error(&error),
     };
@@ -127,6 +128,18 @@ pub fn run(arguments: Vec<OsString>, environment: &Environment) -> Exit {
             failure.exit
         }
     }
+}
+
+/// `--json` means `-o json` where it is not an argument of its own.
+fn parse(mut arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from(&arguments).or_else(|error| {
+        let unknown = error.get(ContextKind::InvalidArg).map(ToString::to_string);
+        match arguments.iter_mut().find(|argument| *argument == "--json") {
+            Some(json) if unknown.as_deref() == Some("--json") => *json = "--output=json".into(),
+            Some(_) | None => return Err(error),
+        }
+        Cli::try_parse_from(arguments)
+    })
 }
 
 /// Prints help, version or a usage error.

@@ -107,11 +107,20 @@ fn e7_errors_name_what_is_wrong() {
 }
 
 #[test]
-fn e7_lists_have_the_same_names_everywhere() {
+fn e7_lists_and_json_have_the_same_names_everywhere() {
     let host = Host::with_queue();
     for command in [["task", "ls"], ["claims", "ls"]] {
         let help = host.run(&[command[0], command[1], "--help"]);
         assert_eq!(help.code, 0, "{command:?}: {}", help.err);
     }
     assert_eq!(host.run(&["controller", "poison", "ls", "--help"]).code, 0);
+    let mut server = Server::start(&mut host.worker());
+    server.logs("source: ");
+    let socket = host.join("work/control.sock").display().to_string();
+    for spelling in ["-ojson", "--output=json", "--json"] {
+        let status = host.run(&["status", "--socket", &socket, spelling]);
+        assert!(status.out.starts_with('{'), "{spelling}: {}{}", status.out, status.err);
+    }
+    assert_eq!(host.run(&["guide", "--json"]).code, 2);
+    server.quit();
 }
