@@ -169,10 +169,18 @@ async fn a_poison_request_is_moved_although_the_poison_queue_was_deleted() {
     let Some(pool) = Pool::new().await else { return };
     let mut controller = pool.active(&pool.killed_workers()).await;
     let poison = format!("{}-poison", pool.name);
-    let channel = &pool.client.channel;
-    channel.queue_delete(poison.as_str().into(), QueueDeleteOptions::default()).await.expect("it is deleted");
     pool.ask("a", "1").await;
-    controller.says(" was deleted").await;
+    // The controller declares it again every few seconds, and the workers may take longer to exit.
+    let deleting = async {
+        loop {
+            let delete = pool.client.channel.queue_delete(poison.as_str().into(), QueueDeleteOptions::default());
+            delete.await.expect("it is deleted");
+        }
+    };
+    tokio::select! {
+        () = controller.says(" was deleted") => {}
+        () = deleting => {}
+    }
     pool.until(&poison, Some((1, 0))).await;
     assert_eq!(pool.rejected("1").await, "delivery_limit");
 }
