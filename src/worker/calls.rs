@@ -257,10 +257,11 @@ pub(super) async fn upload_results(uploader: Uploader, claim: LocalToken, execut
 
 fn log_refusal<T>(operation: &str, answer: Result<T, CallError>) -> Result<T, Refusal> {
     answer.map_err(|error| {
-        match error.refusal {
+        if error.refusal == Refusal::Gone {
             // The line about the end of the claim says whether it was lost.
-            Refusal::Gone => tracing::debug!(operation, refusal = %error.refusal, "{}", error.message),
-            _ => tracing::warn!(operation, refusal = %error.refusal, "{}", error.message),
+            tracing::debug!(operation, refusal = %error.refusal, "{}", error.message);
+        } else {
+            tracing::warn!(operation, refusal = %error.refusal, "{}", error.message);
         }
         error.refusal
     })
