@@ -107,7 +107,9 @@ impl Source for Moody {
         if *self.mood.borrow() == Mood::LosesReplies {
             return Box::pin(async move {
                 drop(self.inner.poll(lane, max).await);
-                std::future::pending().await
+                // The connection breaks at last.
+                drop(self.mood.clone().wait_for(|mood| *mood != Mood::LosesReplies).await);
+                Err(CallError { refusal: Refusal::Retry { retry_after: None }, message: "cut off".into() })
             });
         }
         let polled = async move {

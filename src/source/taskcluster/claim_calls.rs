@@ -1,5 +1,6 @@
 //! Claim calls: claim, reclaim, report, and recovery of claims after a lost response.
 
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -92,7 +93,8 @@ impl Taskcluster {
     async fn recover_closed_poll(&self, operation: String, sent_at: Instant) -> Result<PollBatch, CallError> {
         tokio::time::sleep(CLOSED_POLL_SETTLE).await;
         let age = Clock::boot().now().since(sent_at).saturating_add(CLOCK_SKEW_MAX);
-        let RecoveryBatch { grants, error, .. } = self.recover_lost_claims(&[], Some(age)).await?;
+        let held: Vec<Run> = self.service.held.lock().keys().cloned().collect();
+        let RecoveryBatch { grants, error, .. } = self.recover_lost_claims(&held, Some(age)).await?;
         for grant in &grants {
             tracing::info!(claim.run = %grant.run, "recovered a claim that the queue granted while its poll was closed");
         }
@@ -280,6 +282,7 @@ impl Service {
 
     fn grant(self: &Arc<Self>, granted: CheckedGrant, sent_at: Instant) -> Result<Grant, String> {
         let TaskDefinition { task, unreadable } = granted.task.ok_or("a claim without a task definition")?;
+        *self.held.lock().entry(granted.run.clone()).or_default() += 1;
         let claim = TaskclusterClaim {
             run: granted.run.clone(),
             service: Arc::clone(self),
@@ -342,6 +345,17 @@ impl TaskclusterClaim {
             ("running" | "completed" | "failed" | "exception", _) => Ok(Some(LossReason::Revoked)),
             // This worker holds the grant, so the response is older than the claim.
             (state, _) => Err(retryable(format!("status of {run}: unexpected state {state:?}"))),
+        }
+    }
+}
+
+impl Drop for TaskclusterClaim {
+    fn drop(&mut self) {
+        if let Entry::Occupied(mut held) = self.service.held.lock().entry(self.run.clone()) {
+            *held.get_mut() -= 1;
+            if *held.get() == 0 {
+                held.remove();
+            }
         }
     }
 }

@@ -26,6 +26,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -101,6 +102,8 @@ struct Service {
     artifact_storage: ArtifactStorage,
     /// Without the scope for it.
     cannot_read_status: AtomicBool,
+    /// Runs of the claims that exist, and how many each has.
+    held: Mutex<BTreeMap<Run, usize>>,
 }
 
 impl Taskcluster {
@@ -133,6 +136,7 @@ impl Taskcluster {
                 worker_identity: WorkerIdentity { group: config.worker_group, id: config.worker_id },
                 artifact_storage: config.artifact_storage,
                 cannot_read_status: AtomicBool::new(false),
+                held: Mutex::default(),
             }),
             task_queue: config.task_queue,
             signed_queues: Swap::new(SignedQueues::default()),
