@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::real::StandIn;
 use super::*;
 use crate::config::pool::{KubernetesDriverConfig, KubernetesScaling};
+use crate::http::client::client_builder;
 
 const TOKEN: &str = "the-token";
 
@@ -225,7 +226,8 @@ const SCALED_OBJECTS: (&str, &str) = ("apis/keda.sh/v1alpha1", "scaledobjects");
 async fn list_objects(port: &str, (path, kind): (&str, &str)) -> Vec<Value> {
     let label = "labelSelector=app.kubernetes.io/managed-by%3Djourneyman";
     let url = format!("http://127.0.0.1:{port}/{path}/namespaces/here/{kind}?{label}");
-    let answer = reqwest::Client::new().get(url).bearer_auth(TOKEN).send().await.expect("it answers");
+    let answer =
+        client_builder().build().expect("a client").get(url).bearer_auth(TOKEN).send().await.expect("it answers");
     let list: Value = serde_json::from_slice(&answer.bytes().await.expect("all of it")).expect("JSON");
     list["items"].as_array().cloned().expect("a list")
 }
@@ -257,14 +259,15 @@ impl Cluster {
     async fn fail(&self, verb: &str, resource: &str, how: impl Into<Value>) {
         let faults = serde_json::json!([{ "verb": verb, "resource": resource, "do": how.into() }]);
         let url = format!("http://127.0.0.1:{}/faults", self.port);
-        let call = reqwest::Client::new().post(url).bearer_auth(TOKEN).body(faults.to_string());
+        let call = client_builder().build().expect("a client").post(url).bearer_auth(TOKEN).body(faults.to_string());
         call.send().await.and_then(reqwest::Response::error_for_status).expect("it is told");
     }
 
     /// The verbs that were used on each resource of a group.
     async fn calls(&self) -> BTreeSet<(String, String, String)> {
         let url = format!("http://127.0.0.1:{}/calls", self.port);
-        let answer = reqwest::Client::new().get(url).bearer_auth(TOKEN).send().await.expect("it answers");
+        let answer =
+            client_builder().build().expect("a client").get(url).bearer_auth(TOKEN).send().await.expect("it answers");
         serde_json::from_slice(&answer.bytes().await.expect("all of it")).expect("JSON")
     }
 }
