@@ -98,6 +98,8 @@ pub const TASK_LIST_PAGES_MAX: usize = 10;
 pub const TASK_WAIT_POLL_MIN: Duration = Duration::from_millis(50);
 /// Between two readings of a log that grows.
 pub const TASK_LOG_POLL: Duration = Duration::from_millis(500);
+/// The log of a running task is read until it gives nothing new for so long.
+pub const TASK_LOG_STALL: Duration = Duration::from_secs(1);
 pub const TASK_WAIT_POLL_MAX: Duration = Duration::from_secs(2);
 /// How long output is read after a payload's end, while a background process holds it open.
 pub const PROCESS_OUTPUT_DRAIN: Duration = Duration::from_secs(1);

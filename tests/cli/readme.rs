@@ -127,7 +127,8 @@ fn every_command_in_the_pages_parses() {
     let invocations = invocations();
     assert!(invocations.len() >= 8, "only {} commands were found", invocations.len());
     for words in invocations {
-        if let Err(error) = Cli::try_parse_from(&words) {
+        let arguments = words.iter().map(|word| if word == "TASK" { "XJOIQcqPRgykTZR_00-b1w" } else { word });
+        if let Err(error) = Cli::try_parse_from(arguments) {
             panic!("a page says `{}`:\n{error}", words.join(" "));
         }
     }

@@ -299,16 +299,15 @@ async fn a_termination_file_without_a_time_means_at_once_and_is_logged() {
 
 /// The worker's long poll is open at the notice; a task that it claims afterwards is not started.
 #[tokio::test]
-async fn a_claim_of_the_open_poll_after_the_notice_is_released() {
+async fn b12_no_task_that_is_created_after_the_notice_is_claimed() {
     let host = FileSetup::start(Duration::from_secs(20), "").await;
     let (running, mut worker) = host.execute(ENDLESS).await;
     let deadline = host.terminate_in(20);
     worker.wait_for_log("this host terminates").await;
     let late = host.setup.create(ENDLESS).await;
     worker.exits_with(12).await;
-    for task in [&running, &late] {
-        host.setup.assert_released(task, deadline).await;
-    }
+    host.setup.assert_released(&running, deadline).await;
+    assert_eq!(host.setup.runs(&late).await[0].state, "pending");
     assert_eq!(worker.log.matches("\"claimed\"").count(), 1, "{}", worker.log);
 }
 

@@ -15,7 +15,7 @@ use crate::config::Environment;
 use crate::config::values::{Queue, Span};
 use crate::domain::id::{Run, TaskId};
 use crate::domain::refusal::Refusal;
-use crate::limits::{TASK_LIST_PAGES_MAX, TASK_LOG_POLL, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN};
+use crate::limits::{TASK_LIST_PAGES_MAX, TASK_LOG_POLL, TASK_LOG_STALL, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN};
 use crate::source::CallError;
 use crate::source::taskcluster::formats::is_slugid;
 use crate::source::taskcluster::{Api, Download, ListPage, TaskSearch};
@@ -218,7 +218,11 @@ async fn print_log(client: &QueueClient, log: &LogArgs) -> ExitResult {
         // Before the log is read, so that the last reading has all of it.
         let may_grow = log.follow && status.may_run(chosen);
         let read = match &run {
-            Some(run) => read_log(&client.api, run, &mut printed, &mut out).await?,
+            Some(run) => {
+                // Without --follow, what the log of a running task has so far.
+                let stalls_after = (!log.follow && status.may_run(chosen)).then_some(TASK_LOG_STALL);
+                read_log(&client.api, run, stalls_after, &mut printed, &mut out).await?
+            }
             None => Err(CallError { refusal: Refusal::Gone, message: String::new() }),
         };
         match read {
@@ -239,6 +243,7 @@ async fn print_log(client: &QueueClient, log: &LogArgs) -> ExitResult {
 async fn read_log(
     api: &Api,
     run: &Run,
+    stalls_after: Option<std::time::Duration>,
     printed: &mut usize,
     out: &mut output::UntrustedOutput,
 ) -> std::io::Result<Result<(), CallError>> {
@@ -248,7 +253,11 @@ async fn read_log(
     };
     let mut skipped = 0;
     loop {
-        match download.next_chunk().await {
+        let chunk = match stalls_after {
+            None => download.next_chunk().await,
+            Some(limit) => tokio::time::timeout(limit, download.next_chunk()).await.unwrap_or(Ok(None)),
+        };
+        match chunk {
             Ok(None) => return Ok(Ok(())),
             Ok(Some(chunk)) => {
                 let skip = (*printed - skipped).min(chunk.len());
