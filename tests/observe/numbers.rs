@@ -14,7 +14,7 @@ import sys
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read
 for family in read(sys.stdin.read()):
     assert family.documentation.strip(), family.name
-    assert family.type in ("gauge", "counter", "info"), (family.name, family.type)
+    assert family.type in ("gauge", "counter", "histogram", "info"), (family.name, family.type)
     for sample in family.samples:
         labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
         print(f"{sample.name}{{{labels}}} {sample.value}")
