@@ -3,7 +3,7 @@
 //! A first character at the end of a line is not redacted: nearly every line ends with a character that may begin a match,
 //! and would be held back until the next line. That character reveals six bits.
 
-use super::patterns::StreamEnd;
+use super::filter::StreamEnd;
 use super::secret_set::PREFIX_BYTES;
 
 /// The longest line end between two characters: `\r\n`, or an empty line.

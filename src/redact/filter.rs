@@ -5,8 +5,17 @@
 
 use super::REPLACEMENT;
 use super::base64_lines::MatchExtent;
-use super::patterns::{self, LOOKBEHIND_BYTES, MatchTail, PatternMatch, StreamEnd};
+use super::patterns::{self, MatchTail, PatternMatch};
 use super::secret_set::SecretSet;
+
+/// How many bytes before a position are needed to match there.
+const LOOKBEHIND_BYTES: usize = 8;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StreamEnd {
+    Yes,
+    No,
+}
 
 #[derive(Debug, Default)]
 pub struct RedactFilter {
@@ -18,7 +27,7 @@ pub struct RedactFilter {
     position: usize,
     emitted: usize,
     tail: Option<MatchTail>,
-    /// How far the match of the last pattern was followed.
+    /// Where the match of the last pattern ends, as far as it is known.
     tail_to: usize,
     /// Whether the last byte that was emitted was covered.
     in_redaction: bool,
@@ -55,22 +64,26 @@ impl RedactFilter {
     }
 
     fn run(&mut self, sets: &[&SecretSet], last: StreamEnd, out: &mut Vec<u8>) {
-        self.follow_tail();
+        self.follow_tail(last);
         while self.position < self.bytes.len() {
             let at = self.position;
+            if self.tail.as_ref().is_some_and(|tail| at >= self.tail_to - tail.uncovered) {
+                break;
+            }
             let secret = sets.iter().map(|set| set.match_at(&self.bytes, at, last)).max();
             let secret = secret.unwrap_or(MatchExtent::NoMatch);
-            let in_pattern = self.tail.is_some() || at < self.tail_to;
-            let pattern = if in_pattern { PatternMatch::NoMatch } else { patterns::match_at(&self.bytes, at, last) };
+            let pattern =
+                if at < self.tail_to { PatternMatch::NoMatch } else { patterns::match_at(&self.bytes, at, last) };
             if secret == MatchExtent::Undecided || matches!(pattern, PatternMatch::Undecided) {
                 break;
             }
             if let MatchExtent::Whole(bytes) = secret {
                 self.cover(at, at + bytes);
             }
-            if let PatternMatch::Found { from, tail } = pattern {
-                (self.tail, self.tail_to) = (Some(tail), at + from);
-                self.follow_tail();
+            if let PatternMatch::Found { from, to, tail } = pattern {
+                self.cover(at + from, at + to - tail.uncovered);
+                (self.tail, self.tail_to) = (Some(tail), at + to);
+                self.follow_tail(last);
             }
             self.position += 1;
         }
@@ -81,16 +94,12 @@ impl RedactFilter {
         self.covered.get_mut(from..to).into_iter().for_each(|covered| covered.fill(true));
     }
 
-    fn follow_tail(&mut self) {
-        let Some(tail) = &mut self.tail else { return };
-        let rest = self.bytes.get(self.tail_to..).unwrap_or_default();
-        let end = tail.covered_bytes(rest);
-        let to = self.tail_to + end.unwrap_or(rest.len());
-        self.cover(self.tail_to, to);
-        self.tail_to = to;
-        if end.is_some() {
-            self.tail = None;
-        }
+    fn follow_tail(&mut self, last: StreamEnd) {
+        let Some(mut tail) = self.tail.take() else { return };
+        let from = self.tail_to - tail.uncovered;
+        self.tail_to += tail.follow(self.bytes.get(self.tail_to..).unwrap_or_default());
+        self.cover(from, self.tail_to - tail.uncovered);
+        self.tail = Some(tail).filter(|tail| tail.is_open && last == StreamEnd::No);
     }
 
     fn emit(&mut self, end: usize, out: &mut Vec<u8>) {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::base64_lines::{self, MatchExtent};
 use super::encodings::{self, EncodedSecret, LineBreaks};
-use super::patterns::StreamEnd;
+use super::filter::StreamEnd;
 
 /// How many characters of an encoding are looked up.
 pub(super) const PREFIX_BYTES: usize = 4;
