@@ -62,9 +62,6 @@ impl FileChecks<'_> {
     fn credentials(&mut self, key: &str, source: &TaskclusterSource) {
         self.secret(&format!("{key}.access_token_file"), source.access_token_file.as_ref(), "an access token");
         self.secret(&format!("{key}.certificate_file"), source.certificate_file.as_ref(), "a certificate");
-        if source.uses_descriptor() {
-            return;
-        }
         let Ok(Some(credentials)) = source.read_credentials(self.environment) else { return };
         if let Err(failure) = build_credentials(&credentials) {
             self.unusable(&format!("{key}.client_id"), format!("[{key}] cannot sign: {}", failure.message), "");
@@ -88,8 +85,8 @@ impl FileChecks<'_> {
                 Some(path) => path,
                 None => return,
             },
-            // Only the process that inherits the descriptor or the variable has it.
-            Some(SecretFile::Descriptor(_) | SecretFile::Variable(_)) | None => return,
+            // Only the worker's environment has it.
+            Some(SecretFile::Variable(_)) | None => return,
         };
         match secrets::read_file(&path, holds) {
             Ok(_) if secrets::is_world_readable(&path) => self.world_readable(key, &path, holds),

@@ -1,12 +1,10 @@
-//! Reads secrets from files, inherited descriptors, systemd's credentials and environment variables. Errors never contain a secret, and buffers are wiped.
+//! Reads secrets from files, systemd's credentials and environment variables. Errors never contain a secret, and buffers are wiped.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use parking_lot::Mutex;
 use secrecy::zeroize::Zeroizing;
 
 use super::Environment;
@@ -34,12 +32,6 @@ pub struct ClientCredentials {
 }
 
 impl TaskclusterSource {
-    /// Whether one of its secrets can only be read by the process that inherits it.
-    pub fn uses_descriptor(&self) -> bool {
-        let files = [&self.access_token_file, &self.certificate_file];
-        files.into_iter().flatten().any(|file| matches!(file, SecretFile::Descriptor(_)))
-    }
-
     /// Reads the credentials; `None` if no client is named.
     ///
     /// # Errors
@@ -83,7 +75,6 @@ impl SecretFile {
         let error = |fault: &str| SecretError { what, place: self.to_string(), fault: fault.to_owned() };
         match self {
             Self::File(path) => read_file(path, what),
-            Self::Descriptor(number) => read_descriptor(*number, what),
             Self::Systemd(name) => match systemd_credential_path(name, environment) {
                 Some(path) => read_file(&path, what),
                 None => Err(error(
@@ -107,40 +98,6 @@ pub fn systemd_credential_path(name: &str, environment: &Environment) -> Option<
     environment.get("CREDENTIALS_DIRECTORY").map(|folder| Path::new(folder).join(name))
 }
 
-/// Secrets of descriptors, which are read once and then closed, so that no payload inherits them. A reload reads them here.
-static DESCRIPTORS: Mutex<BTreeMap<i32, Secret>> = Mutex::new(BTreeMap::new());
-
-/// Reads an inherited descriptor and closes it.
-fn read_descriptor(number: i32, what: &'static str) -> Result<Secret, SecretError> {
-    let mut held = DESCRIPTORS.lock();
-    if let Some(secret) = held.get(&number) {
-        return Ok(secret.clone());
-    }
-    let place = format!("fd:{number}");
-    let unreadable = |error: std::io::Error| SecretError { what, place: place.clone(), fault: error.to_string() };
-    if !is_inherited(number) {
-        return Err(unreadable(std::io::Error::other("this process did not inherit it")));
-    }
-    let file = File::open(format!("/proc/self/fd/{number}")).map_err(unreadable)?;
-    let text = read_all(file).map_err(unreadable)?;
-    let secret = parse_secret(&text, what, &place)?;
-    // Inherited, so nothing else in this process owns it.
-    if let Err(error) = nix::unistd::close(number) {
-        return Err(unreadable(error.into()));
-    }
-    held.insert(number, secret.clone());
-    Ok(secret)
-}
-
-/// Whether a descriptor was inherited: those that the process opens itself are closed on exec.
-fn is_inherited(number: i32) -> bool {
-    const CLOSE_ON_EXEC: u32 = 0o2_000_000;
-    let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
-    let flags = about.lines().find_map(|line| line.strip_prefix("flags:"));
-    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
-    flags.is_some_and(|flags| flags & CLOSE_ON_EXEC == 0)
-}
-
 /// Reads a file that holds one secret and nothing else. White space around it is not part of it.
 ///
 /// # Errors
@@ -153,26 +110,16 @@ pub fn read_file(path: &Path, what: &'static str) -> Result<Secret, SecretError>
     if is_world_readable(path) {
         tracing::warn!(path = place, "every user of this host can read this secret; chmod 600 restricts it");
     }
-    let text = read_all(file).map_err(unreadable)?;
-    parse_secret(&text, what, &place)
-}
-
-/// At most one byte more than a secret may have.
-fn read_all(file: File) -> std::io::Result<Zeroizing<String>> {
     // Not grown while it is filled: that would leave copies behind.
-    let max = SECRET_BYTES_MAX + 1;
-    let mut text = Zeroizing::new(String::with_capacity(usize::try_from(max).unwrap_or_default() + 1));
-    file.take(max).read_to_string(&mut text)?;
-    Ok(text)
-}
-
-fn parse_secret(text: &str, what: &'static str, place: &str) -> Result<Secret, SecretError> {
+    let bytes_max = SECRET_BYTES_MAX + 1;
+    let mut text = Zeroizing::new(String::with_capacity(usize::try_from(bytes_max).unwrap_or_default() + 1));
+    file.take(bytes_max).read_to_string(&mut text).map_err(unreadable)?;
     let fault = if text.len() as u64 > SECRET_BYTES_MAX {
         "it is far too large"
     } else if text.trim().is_empty() {
         "it is empty"
     } else {
-        return Ok(Secret::new(text));
+        return Ok(Secret::new(&text));
     };
-    Err(SecretError { what, place: place.to_owned(), fault: fault.to_owned() })
+    Err(SecretError { what, place, fault: fault.to_owned() })
 }

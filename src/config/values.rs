@@ -101,7 +101,7 @@ text_value! {
     [] ServiceAddress, "web address or unix:PATH", "http://127.0.0.1:8080";
     [] Listen, "address and port", "127.0.0.1:7070";
     [] File, "path", "/path/to/it";
-    [] SecretFile, "path, fd:N, systemd:NAME or env:NAME", "/path/to/it";
+    [] SecretFile, "path, systemd:NAME or env:NAME", "/path/to/it";
     [] Filter, "level or directives", "info";
 }
 
@@ -389,12 +389,11 @@ impl Text for File {
     }
 }
 
-/// Where a secret is read from: a file, `fd:N` (an inherited descriptor), `systemd:NAME` (a credential of the unit) or `env:NAME`
-/// (an environment variable). The configuration never holds the secret itself, because its files are copied and committed.
+/// Where a secret is read from: a file, `systemd:NAME` (a credential of the unit) or `env:NAME` (an environment variable). The
+/// configuration never holds the secret itself, because its files are copied and committed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SecretFile {
     File(PathBuf),
-    Descriptor(i32),
     /// A file of `$CREDENTIALS_DIRECTORY`, as `LoadCredential=` puts it there.
     Systemd(String),
     Variable(String),
@@ -402,10 +401,6 @@ pub enum SecretFile {
 
 impl Text for SecretFile {
     fn read(text: &str) -> Result<Self, String> {
-        if let Some(number) = text.strip_prefix("fd:") {
-            let number = number.parse().ok().filter(|number| *number > 2);
-            return number.map(Self::Descriptor).ok_or_else(|| "fd: and a number from 3, such as \"fd:3\"".to_owned());
-        }
         if let Some(name) = text.strip_prefix("systemd:") {
             let plain = !name.is_empty() && !name.contains(['/', '\0']) && !matches!(name, "." | "..");
             let expected = "systemd: and the name of a credential, such as \"systemd:access-token\"";
@@ -420,7 +415,6 @@ impl Text for SecretFile {
     fn write(&self) -> String {
         match self {
             Self::File(path) => path.display().to_string(),
-            Self::Descriptor(number) => format!("fd:{number}"),
             Self::Systemd(name) => format!("systemd:{name}"),
             Self::Variable(name) => format!("env:{name}"),
         }
@@ -552,12 +546,12 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_a_file_a_descriptor_a_credential_or_a_variable() {
+    fn a_secret_is_a_file_a_credential_or_a_variable() {
         let read = |text: &str| SecretFile::read(text).map(|file| file.write());
-        for text in ["/etc/token", "token", "fd:3", "systemd:access-token", "env:TOKEN", "./fd:x"] {
+        for text in ["/etc/token", "token", "systemd:access-token", "env:TOKEN", "./env:x"] {
             assert_eq!(read(text).as_deref(), Ok(text));
         }
-        for text in ["", "fd:", "fd:2", "fd:-1", "fd:x", "systemd:", "systemd:../x", "systemd:.."] {
+        for text in ["", "systemd:", "systemd:../x", "systemd:.."] {
             assert!(read(text).is_err(), "{text}");
         }
     }

@@ -16,9 +16,8 @@ struct SecretOrigin {
     environment: &'static [(&'static str, &'static str)],
 }
 
-const ORIGINS: [SecretOrigin; 4] = [
-    SecretOrigin { token_file: "token", dialect: "azure", environment: &[] },
-    SecretOrigin { token_file: "fd:3", dialect: "claim-work", environment: &[] },
+const ORIGINS: [SecretOrigin; 3] = [
+    SecretOrigin { token_file: "token", dialect: "claim-work", environment: &[] },
     SecretOrigin {
         token_file: "env:QUEUE_CREDENTIAL",
         dialect: "azure",
@@ -41,16 +40,8 @@ fn configure(host: &Host, token_file: &str, dialect: &str) {
     host.write("token", TOKEN);
 }
 
-/// A here-document is a pipe, and the shell is replaced, so that signals arrive.
 fn with_secret(host: &Host, origin: &SecretOrigin, arguments: &[&str]) -> Command {
     let mut command = host.journeyman(arguments);
-    if origin.token_file == "fd:3" {
-        let mut shell = Command::new("sh");
-        shell.args(["-c", &format!("exec \"$@\" 3<<END\n{TOKEN}\nEND\n"), "sh"]).arg(command.get_program());
-        shell.args(arguments).env_clear().current_dir(host.path());
-        shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        command = shell;
-    }
     command.envs(origin.environment.iter().copied());
     command
 }
@@ -156,11 +147,9 @@ fn variables_of_a_pool_are_never_shown() {
 }
 
 #[test]
-fn a_missing_descriptor_or_credential_is_an_error_with_a_hint() {
+fn a_missing_credential_is_an_error_with_a_hint() {
     let host = Host::with_queue();
-    for (token_file, hint) in [("fd:9", "did not inherit it"), ("systemd:tc", "is LoadCredential= in the unit")] {
-        configure(&host, token_file, "azure");
-        let said = host.run(&["worker"]);
-        assert!(said.code == 30 && said.err.contains(hint), "{} {}", said.code, said.err);
-    }
+    configure(&host, "systemd:tc", "azure");
+    let said = host.run(&["worker"]);
+    assert!(said.code == 30 && said.err.contains("is LoadCredential= in the unit"), "{} {}", said.code, said.err);
 }

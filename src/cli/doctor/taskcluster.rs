@@ -127,10 +127,8 @@ impl SourceChecks<'_> {
             let fix = format!("set source.{}.client_id", self.name);
             return Err(Check::warning("credentials", "none configured: requests are not signed", fix));
         };
-        // A descriptor belongs to the worker's process.
-        let is_readable = !self.source.uses_descriptor();
-        let read = || taskcluster_setup::read_credentials(self.source, self.environment).ok().flatten();
-        is_readable.then(read).flatten().map(|credentials| (client, credentials)).ok_or_else(|| {
+        let credentials = taskcluster_setup::read_credentials(self.source, self.environment).ok().flatten();
+        credentials.map(|credentials| (client, credentials)).ok_or_else(|| {
             let fix =
                 "for `systemd:NAME` set CREDENTIALS_DIRECTORY to the directory of the file, such as /etc/journeyman";
             Check::warning("credentials", format!("cannot read the credentials of {client} from this process"), fix)

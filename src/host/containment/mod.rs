@@ -288,8 +288,7 @@ pub fn harden_process() {
     }
 }
 
-/// Keeps inherited descriptors from payloads, because they may lead to secrets. To be called after inherited descriptors were
-/// used: they are recognised by the flag that this sets.
+/// Keeps inherited descriptors from payloads, because they may lead to secrets.
 pub fn close_inherited_fds_on_exec() {
     close_fds::set_fds_cloexec(3, &[]);
 }
