@@ -238,11 +238,6 @@ impl RunningQueue {
         &self.root_url
     }
 
-    /// A counter that grows each time a run becomes pending.
-    pub fn pending(&self) -> watch::Receiver<u64> {
-        self.store.pending()
-    }
-
     /// The number of long polls in flight.
     pub fn long_polls(&self) -> usize {
         QUEUE_LONG_POLLS_MAX - self.long_poll_permits.available_permits()

@@ -205,15 +205,6 @@ async fn a_met_dependency_stays_met_after_it_has_expired() {
 }
 
 #[tokio::test]
-async fn pending_notifies_when_a_task_is_created() {
-    let server = TestQueue::new().await;
-    let mut news = server.running.pending();
-    news.mark_unchanged();
-    server.api.create("p/w", json!({})).await;
-    news.changed().await.unwrap();
-}
-
-#[tokio::test]
 async fn listings_are_paged() {
     let server = TestQueue::new().await;
     for _ in 0..5 {

@@ -149,16 +149,12 @@ async fn serve(dev: DevSession, signals: ExitSignals, environment: &Environment)
     harden_process();
     let worker = worker_setup::build_worker(&dev.config, environment)?.worker;
     close_inherited_fds_on_exec();
-    let control = worker.control();
-    let (listener, page, address) = dev.listen_for_page(control.clone()).await?;
+    let (listener, page, address) = dev.listen_for_page(worker.control()).await?;
     let background = async {
         if let Err(error) = dev.print_banner(&address) {
             return error.into();
         }
-        tokio::select! {
-            failure = dev.wake_on_pending(control) => failure,
-            never = page::serve(listener, page) => match never {},
-        }
+        match page::serve(listener, page).await {}
     };
     let ended = Box::pin(worker::serve(worker, &dev.config, environment, signals, None, background)).await;
     dev.queue.stop().await;
@@ -245,15 +241,6 @@ impl DevSession {
             state.task_queues.join(", "),
             state.task_queues.iter().skip(1).map(to_program).collect::<String>(),
         ))
-    }
-
-    /// Wakes the worker when tasks become pending.
-    async fn wake_on_pending(&self, control: Control) -> Failure {
-        let mut pending = self.queue.pending();
-        while pending.changed().await.is_ok() {
-            control.wake();
-        }
-        Failure::new(Exit::Internal, "the queue stopped unexpectedly")
     }
 }
 

@@ -10,7 +10,7 @@ pub(crate) mod open;
 pub(crate) mod tx;
 mod writer;
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 pub use self::open::OpenError;
@@ -72,7 +72,6 @@ impl Waiter {
 #[derive(Debug, Clone)]
 pub(crate) struct Store {
     jobs: mpsc::Sender<Job>,
-    pending: watch::Receiver<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,11 +121,6 @@ impl Store {
     pub(crate) async fn tick(&self) {
         // Every batch does.
         self.execute(|_| Ok(())).await.ok();
-    }
-
-    /// A counter that grows each time a run becomes pending.
-    pub(crate) fn pending(&self) -> watch::Receiver<u64> {
-        self.pending.clone()
     }
 }
 

@@ -140,9 +140,8 @@ pub(crate) struct RunningStore {
 impl OpenedDatabase {
     pub(crate) fn start(self, config: Arc<Config>, runtime: Handle) -> Result<RunningStore, OpenError> {
         let (jobs, requests) = mpsc::channel(QUEUE_JOBS_MAX);
-        let (pending_changed, pending) = watch::channel(0);
         let (status_sender, status) = watch::channel(StoreStatus::Running);
-        let writer = Writer::new(self, config, pending_changed);
+        let writer = Writer::new(self, config);
         let body = move || {
             let ended = writer.run(requests, &runtime);
             let failed = |error: rusqlite::Error| {
@@ -153,6 +152,6 @@ impl OpenedDatabase {
             status_sender.send_replace(ended.map_or_else(failed, |()| StoreStatus::Closed));
         };
         std::thread::Builder::new().name("queue-store".to_owned()).spawn(body).map_err(OpenError::Thread)?;
-        Ok(RunningStore { store: Store { jobs, pending }, status })
+        Ok(RunningStore { store: Store { jobs }, status })
     }
 }

@@ -40,7 +40,7 @@ fn create_in(tx: &mut Tx<'_>, task: &str) -> Result<(), StoreError> {
 }
 
 fn writer(clock: &QueueClock) -> Writer {
-    Writer::new(open(&Db::Memory).unwrap(), config(clock.clone()), watch::channel(0).0)
+    Writer::new(open(&Db::Memory).unwrap(), config(clock.clone()))
 }
 
 type Reply<T> = oneshot::Receiver<Result<T, QueueError>>;

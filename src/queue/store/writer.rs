@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rusqlite::{Connection, ErrorCode};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use super::super::Config;
 use super::super::queue_error::{QueueError, QueueErrorCode};
@@ -20,7 +20,6 @@ pub(super) struct Writer {
     conn: Connection,
     config: Arc<Config>,
     waiters: HashMap<String, VecDeque<Waiter>>,
-    pending_changed: watch::Sender<u64>,
 }
 
 /// Is told whether the batch was committed.
@@ -37,8 +36,8 @@ pub(super) struct Batch {
 }
 
 impl Writer {
-    pub(super) fn new(opened: OpenedDatabase, config: Arc<Config>, pending_changed: watch::Sender<u64>) -> Self {
-        Self { conn: opened.conn, config, waiters: HashMap::new(), pending_changed }
+    pub(super) fn new(opened: OpenedDatabase, config: Arc<Config>) -> Self {
+        Self { conn: opened.conn, config, waiters: HashMap::new() }
     }
 
     /// Runs until the last handle is dropped.
@@ -186,9 +185,6 @@ impl Writer {
     }
 
     fn finish(&self, batch: Batch) {
-        if !batch.queues_with_work.is_empty() {
-            self.pending_changed.send_modify(|count| *count += 1);
-        }
         batch.replies.into_iter().for_each(|reply| reply(Ok(())));
         for path in &batch.files_to_remove {
             super::super::artifact_files::remove(&self.config.artifacts, path);

@@ -89,7 +89,6 @@ pub(super) async fn run(
     let ended = tokio::select! {
         gone = &mut worker => gone.map(|_| Exit::Failed),
         shown = demo.watch(&control) => shown,
-        failure = dev.wake_on_pending(control.clone()) => Err(failure),
     };
     control.drain().await;
     let ended = match ended {
