@@ -7,7 +7,7 @@ use super::auth::Keyring;
 use super::clock::UnixMillis;
 use super::store::tx::{ClaimedRun, ListPage, ListedTask, TaskRow};
 use super::task_definition::split_task_queue;
-use super::task_state::{RunRecord, TaskRecord};
+use super::task_state::{RunRecord, TaskRecord, WorkerIdentity};
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -74,22 +74,18 @@ pub(crate) fn listing<T>(fields: &str, key: &str, page: &ListPage<T>, entry: imp
     format!(r#"{{{fields}"{key}":[{}]{next}}}"#, entries.join(","))
 }
 
-pub(crate) fn claimed_entry(listed: &ListedTask) -> String {
-    run_entry(listed, |run| {
-        let (group, id) = run.worker.as_ref().map_or(("", ""), |worker| (&worker.group, &worker.id));
-        let claimed = run.started.unwrap_or_default().iso();
-        format!(r#""workerGroup":"{group}","workerId":"{id}","claimed":"{claimed}""#)
-    })
-}
-
-pub(crate) fn pending_entry(listed: &ListedTask) -> String {
-    run_entry(listed, |run| format!(r#""inserted":"{}""#, run.scheduled.iso()))
-}
-
-fn run_entry(listed: &ListedTask, fields: impl FnOnce(&RunRecord) -> String) -> String {
+/// Of a pending run, or of a claimed one.
+pub(crate) fn run_entry(listed: &ListedTask) -> String {
     let ListedTask { task, definition } = listed;
     let Some((run, record)) = task.last_run() else { return "null".to_owned() };
-    format!(r#"{{"taskId":"{}","runId":{run},{},"task":{definition}}}"#, task.task_id, fields(record))
+    let fields = match &record.worker {
+        None => format!(r#""inserted":"{}""#, record.scheduled.iso()),
+        Some(WorkerIdentity { group, id }) => {
+            let claimed = record.started.unwrap_or_default().iso();
+            format!(r#""workerGroup":"{group}","workerId":"{id}","claimed":"{claimed}""#)
+        }
+    };
+    format!(r#"{{"taskId":"{}","runId":{run},{fields},"task":{definition}}}"#, task.task_id)
 }
 
 pub(crate) fn task_entry(listed: &ListedTask) -> String {

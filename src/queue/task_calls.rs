@@ -64,9 +64,9 @@ pub(crate) async fn version(_: App, _: Call) -> ReplyResult {
 }
 
 pub(crate) async fn create_task(app: App, call: Call) -> ReplyResult {
-    let draft = task_definition::parse_create_task(&call.task_id(), &call.body)?;
-    draft.authorize(&call.caller)?;
-    let new_task = draft.complete(app.now())?;
+    let new_task = task_definition::parse_create_task(&call.task_id(), &call.body)?;
+    new_task.authorize(&call.caller)?;
+    new_task.check(app.now())?;
     let task = app.store.execute(move |tx| tx.create_task(new_task)).await?;
     ok(response_json::status_reply(&task))
 }
@@ -274,14 +274,14 @@ pub(crate) async fn list_pending(app: App, call: Call) -> ReplyResult {
     let (queue, page) = (call.task_queue(), call.page()?);
     call.caller.require_scope(format!("queue:pending-list:{queue}"))?;
     let page = app.store.execute(move |tx| tx.list_pending(&queue, page)).await?;
-    ok(response_json::listing("", "tasks", &page, response_json::pending_entry))
+    ok(response_json::listing("", "tasks", &page, response_json::run_entry))
 }
 
 pub(crate) async fn list_claimed(app: App, call: Call) -> ReplyResult {
     let (queue, page) = (call.task_queue(), call.page()?);
     call.caller.require_scope(format!("queue:claimed-list:{queue}"))?;
     let page = app.store.execute(move |tx| tx.list_claimed(&queue, page)).await?;
-    ok(response_json::listing("", "tasks", &page, response_json::claimed_entry))
+    ok(response_json::listing("", "tasks", &page, response_json::run_entry))
 }
 
 /// An extension of this project: finds tasks by queue, state, part of the name and time of creation, newest first.

@@ -81,23 +81,17 @@ const fn default_retries() -> Integer<0, 49> {
 }
 
 #[derive(Debug)]
-pub(crate) struct TaskDraft<'a> {
-    task_id: String,
-    queue: String,
-    definition: Definition<'a>,
-}
-
-#[derive(Debug)]
 pub(crate) struct NewTask {
     pub(crate) task: TaskRecord,
     /// The definition as JSON text.
     pub(crate) json: String,
     pub(crate) scopes: Vec<String>,
+    routes: Vec<Printable>,
     pub(crate) dependencies: Vec<String>,
     pub(crate) requires: Requires,
 }
 
-pub(crate) fn parse_create_task<'a>(task_id: &str, body: &'a [u8]) -> Result<TaskDraft<'a>, QueueError> {
+pub(crate) fn parse_create_task(task_id: &str, body: &[u8]) -> Result<NewTask, QueueError> {
     let mut definition: Definition<'_> = serde_json::from_slice(body).map_err(|error| body_error(&error))?;
     // Payload and extra are of any size and content; only their type is checked.
     let opaque = [("payload", Some(definition.payload)), ("extra", definition.extra)];
@@ -114,11 +108,34 @@ pub(crate) fn parse_create_task<'a>(task_id: &str, body: &'a [u8]) -> Result<Tas
     definition.provisioner_id = Some(Identifier(provisioner.to_owned()));
     definition.worker_type = Some(Identifier(worker_type.to_owned()));
     definition.task_queue_id = Some(TaskQueueId(queue.clone()));
-    definition.task_group_id.get_or_insert_with(|| SlugId(task_id.to_owned()));
-    definition.expires.get_or_insert_with(|| definition.deadline.plus(QUEUE_TASK_RETENTION));
+    let group = definition.task_group_id.get_or_insert_with(|| SlugId(task_id.to_owned())).0.clone();
+    let expires = *definition.expires.get_or_insert_with(|| definition.deadline.plus(QUEUE_TASK_RETENTION));
     definition.extra =
         Some(definition.extra.map_or_else(|| serde_json::from_str("{}"), Ok).map_err(|error| body_error(&error))?);
-    Ok(TaskDraft { task_id: task_id.to_owned(), queue, definition })
+    let json = serde_json::to_string(&definition).map_err(|error| body_error(&error))?;
+    let task = TaskRecord {
+        task_id: task_id.to_owned(),
+        queue,
+        scheduler: definition.scheduler_id.0,
+        project: definition.project_id.0,
+        group,
+        priority: definition.priority,
+        deadline: definition.deadline,
+        expires,
+        name: definition.metadata.name.0,
+        created: definition.created,
+        retries: definition.retries.0,
+        retries_left: definition.retries.0,
+        runs: Vec::new(),
+    };
+    Ok(NewTask {
+        task,
+        json,
+        scopes: definition.scopes.into_iter().map(|scope| scope.0).collect(),
+        routes: definition.routes,
+        dependencies: definition.dependencies.into_iter().map(|task| task.0).collect(),
+        requires: definition.requires,
+    })
 }
 
 /// How deep objects and arrays are nested in a valid JSON text.
@@ -140,79 +157,41 @@ fn nesting(json: &str) -> usize {
     deepest
 }
 
-impl TaskDraft<'_> {
+impl NewTask {
     pub(crate) fn authorize(&self, caller: &Caller) -> Result<(), QueueError> {
-        let Definition { scopes, routes, project_id, scheduler_id, priority, .. } = &self.definition;
-        let scopes = scopes.iter().map(|scope| scope.0.clone());
-        let routes = routes.iter().map(|route| format!("queue:route:{}", route.0));
-        let project = format!("queue:create-task:project:{}", project_id.0);
-        let scheduler = format!("queue:scheduler-id:{}", scheduler_id.0);
-        caller.require_all(scopes.chain(routes).chain([project, scheduler]))?;
+        let TaskRecord { queue, project, scheduler, priority, .. } = &self.task;
+        let routes = self.routes.iter().map(|route| format!("queue:route:{}", route.0));
+        let required = [format!("queue:create-task:project:{project}"), format!("queue:scheduler-id:{scheduler}")];
+        caller.require_all(self.scopes.iter().cloned().chain(routes).chain(required))?;
         let levels = Priority::ALL.into_iter().filter(|level| level >= priority);
-        let sufficient = levels.map(|level| format!("queue:create-task:{}:{}", level.as_str(), self.queue));
+        let sufficient = levels.map(|level| format!("queue:create-task:{}:{queue}", level.as_str()));
         caller.require_any(&sufficient.collect::<Vec<_>>())
     }
 
-    /// Checks the draft against the clock and the limits.
-    pub(crate) fn complete(self, now: UnixMillis) -> Result<NewTask, QueueError> {
-        let Self { task_id, queue, definition } = self;
-        let deadline = definition.deadline;
-        let expires = definition.expires.unwrap_or(deadline);
-        check_times(definition.created, deadline, expires, now)?;
-        if definition.scopes.iter().any(|scope| scope.0.ends_with("**")) {
-            return Err(QueueError::input("scopes must not end with `**`"));
-        }
-        if definition.dependencies.len() > QUEUE_DEPENDENCIES_MAX {
-            return Err(QueueError::input(format!("at most {QUEUE_DEPENDENCIES_MAX} dependencies are supported")));
-        }
-        let json = serde_json::to_string(&definition).map_err(|error| body_error(&error))?;
-        let task = TaskRecord {
-            group: definition.task_group_id.map_or_else(|| task_id.clone(), |group| group.0),
-            task_id,
-            queue,
-            scheduler: definition.scheduler_id.0,
-            project: definition.project_id.0,
-            priority: definition.priority,
-            deadline,
-            expires,
-            name: definition.metadata.name.0,
-            created: definition.created,
-            retries: definition.retries.0,
-            retries_left: definition.retries.0,
-            runs: Vec::new(),
+    /// Checks the task against the clock and the limits.
+    pub(crate) fn check(&self, now: UnixMillis) -> Result<(), QueueError> {
+        let TaskRecord { created, deadline, expires, .. } = self.task;
+        let problem = if created < now.minus(QUEUE_CLOCK_DRIFT_MAX) {
+            "`created` cannot be in the past (max 15min drift)"
+        } else if created > now.plus(QUEUE_CLOCK_DRIFT_MAX) {
+            "`created` cannot be in the future (max 15min drift)"
+        } else if created > deadline {
+            "`deadline` cannot be before `created`"
+        } else if deadline < now {
+            "`deadline` cannot be in the past"
+        } else if now.until(deadline) > QUEUE_DEADLINE_MAX.saturating_add(QUEUE_CLOCK_DRIFT_MAX) {
+            "`deadline` cannot be more than 5 days into the future"
+        } else if deadline > expires {
+            "`expires` cannot be before `deadline`"
+        } else if self.scopes.iter().any(|scope| scope.ends_with("**")) {
+            "scopes must not end with `**`"
+        } else if self.dependencies.len() > QUEUE_DEPENDENCIES_MAX {
+            "it has too many dependencies"
+        } else {
+            return Ok(());
         };
-        Ok(NewTask {
-            task,
-            json,
-            scopes: definition.scopes.into_iter().map(|scope| scope.0).collect(),
-            dependencies: definition.dependencies.into_iter().map(|task| task.0).collect(),
-            requires: definition.requires,
-        })
+        Err(QueueError::input(problem))
     }
-}
-
-fn check_times(
-    created: UnixMillis,
-    deadline: UnixMillis,
-    expires: UnixMillis,
-    now: UnixMillis,
-) -> Result<(), QueueError> {
-    let problem = if created < now.minus(QUEUE_CLOCK_DRIFT_MAX) {
-        "`created` cannot be in the past (max 15min drift)"
-    } else if created > now.plus(QUEUE_CLOCK_DRIFT_MAX) {
-        "`created` cannot be in the future (max 15min drift)"
-    } else if created > deadline {
-        "`deadline` cannot be before `created`"
-    } else if deadline < now {
-        "`deadline` cannot be in the past"
-    } else if now.until(deadline) > QUEUE_DEADLINE_MAX.saturating_add(QUEUE_CLOCK_DRIFT_MAX) {
-        "`deadline` cannot be more than 5 days into the future"
-    } else if deadline > expires {
-        "`expires` cannot be before `deadline`"
-    } else {
-        return Ok(());
-    };
-    Err(QueueError::input(problem))
 }
 
 /// Splits `provisionerId/workerType`.
@@ -253,7 +232,8 @@ mod tests {
 
     fn finish(body: &str) -> Result<NewTask, QueueError> {
         let now = UnixMillis::parse("2026-11-21T10:20:45Z").unwrap();
-        parse_create_task(TASK, body.as_bytes())?.complete(now)
+        let task = parse_create_task(TASK, body.as_bytes())?;
+        task.check(now).map(|()| task)
     }
 
     #[test]

@@ -35,7 +35,7 @@ fn create_in(tx: &mut Tx<'_>, task: &str) -> Result<(), StoreError> {
         "taskQueueId": "p/w", "created": "2026-11-21T10:20:44.549Z", "deadline": "2026-11-21T11:20:44.549Z",
         "payload": {}, "metadata": {"name": "n", "description": "d", "owner": "o", "source": "s"},
     });
-    let made = task_definition::parse_create_task(task, body.to_string().as_bytes())?.complete(UnixMillis(NOW))?;
+    let made = task_definition::parse_create_task(task, body.to_string().as_bytes())?;
     tx.create_task(made).map(drop)
 }
 
