@@ -9,7 +9,6 @@ mod external_demand;
 mod forwarding;
 mod held_orphans;
 mod name_encoding;
-pub mod plan;
 pub mod poison_message;
 pub mod poison_queue;
 mod policies;

@@ -5,7 +5,6 @@ mod drivers;
 mod example;
 mod known;
 mod orders;
-mod plan;
 mod poison;
 mod policies;
 mod refused;

@@ -1,7 +1,6 @@
 //! `journeyman controller`: runs the controller, or sends a command to a running one.
 
 mod commands;
-mod plan;
 mod poison;
 mod reloadable_keys;
 mod status;
@@ -52,10 +51,6 @@ enum ControllerCommand {
     Status(StatusArgs),
     #[command(flatten)]
     Order(commands::PoolSubcommand),
-    /// Show what this configuration would start and stop, without doing it
-    ///
-    /// Groups and workers are those of the running controller; the limits are those of this configuration.
-    Plan(plan::PlanArgs),
     /// Requests that killed their workers
     #[command(subcommand)]
     Poison(poison::PoisonCommand),
@@ -65,7 +60,6 @@ pub(super) async fn run(arguments: ControllerArgs, environment: &Environment) ->
     match arguments.command {
         Some(ControllerCommand::Status(arguments)) => status::run(arguments, environment).await,
         Some(ControllerCommand::Order(command)) => commands::run(command, environment).await,
-        Some(ControllerCommand::Plan(arguments)) => Box::pin(plan::run(arguments, environment)).await,
         Some(ControllerCommand::Poison(command)) => poison::run(command, environment).await,
         None => Box::pin(run_controller(arguments.settings, environment)).await,
     }
