@@ -8,7 +8,6 @@ mod error_replies;
 mod external_demand;
 mod forwarding;
 mod held_orphans;
-mod name_encoding;
 pub mod poison_message;
 pub mod poison_queue;
 mod policies;

@@ -3,7 +3,6 @@
 use lapin::message::Delivery;
 
 use super::error_replies::DIED_IN;
-use super::name_encoding;
 use crate::amqp::{REPLACEMENT_CHAR, headers};
 use crate::domain::group::Key;
 use crate::limits::AMQP_NAME_BYTES_MAX;
@@ -103,17 +102,14 @@ impl QueueNames {
 }
 
 fn escaped(text: &str) -> String {
-    name_encoding::QUEUE_NAME.encode(text)
+    let escape = |byte: u8| if byte.is_ascii_alphanumeric() { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(escape).collect()
 }
 
+/// Plain text stands for itself.
 fn unescaped(text: &str) -> Option<String> {
-    match name_encoding::QUEUE_NAME.decode(text) {
-        Some(bytes) => {
-            let read = String::from_utf8(bytes).ok()?;
-            Some(if escaped(&read) == text { read } else { text.to_owned() })
-        }
-        None => Some(text.to_owned()),
-    }
+    let read = urlencoding::decode(text).ok()?;
+    Some(if escaped(&read) == text { read.into_owned() } else { text.to_owned() })
 }
 
 #[cfg(test)]

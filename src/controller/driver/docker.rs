@@ -13,9 +13,9 @@ use bollard::{API_DEFAULT_VERSION, Docker};
 use futures_util::StreamExt as _;
 use tokio::sync::OnceCell;
 
+use super::object_name::object_name;
 use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::config::pool::DockerDriverConfig;
-use crate::controller::name_encoding;
 use crate::domain::group::Key;
 use crate::http::client::error_chain;
 use crate::limits::{CONTAINER_NAME_BYTES_MAX, DRIVER_CALL_TIMEOUT, DRIVER_LOG_TAIL_BYTES_MAX};
@@ -72,7 +72,7 @@ impl DockerDriver {
 
     fn container_name(&self, id: &str, key: &Key) -> String {
         let digits: String = id.chars().filter(char::is_ascii_alphanumeric).take(ID_DIGITS).collect();
-        name_encoding::object_name(&[&self.pool, key.as_str(), &digits], CONTAINER_NAME_BYTES_MAX)
+        object_name(&[&self.pool, key.as_str(), &digits], CONTAINER_NAME_BYTES_MAX)
     }
 
     async fn exit_of(&self, client: &Docker, id: &str) -> Result<Option<WorkerExit>, DriverError> {

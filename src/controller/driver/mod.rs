@@ -5,6 +5,7 @@ mod docker;
 mod exec;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
+mod object_name;
 mod reconciler;
 mod run_program;
 mod subprocess;

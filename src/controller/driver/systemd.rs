@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
+use super::object_name::object_name;
 use super::run_program::{ProgramOutput, run, run_checked};
 use super::{Driver, DriverError, ListedWorker, StartError, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::config::pool::SystemdDriverConfig;
-use crate::controller::name_encoding;
 use crate::controller::state_store::{StateStore, WorkerRecord};
 use crate::domain::group::Key;
 use crate::limits::UNIT_NAME_BYTES_MAX;
@@ -47,7 +47,7 @@ impl SystemdDriver {
 
     fn instance_name(&self, id: &str, key: &Key) -> String {
         let room = UNIT_NAME_BYTES_MAX.saturating_sub(self.config.unit.len() + "@.service".len());
-        name_encoding::object_name(&[&self.pool, key.as_str(), id], room)
+        object_name(&[&self.pool, key.as_str(), id], room)
     }
 
     fn unit_name(&self, instance: &str) -> String {

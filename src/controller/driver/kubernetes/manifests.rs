@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::config::pool::{KubernetesDriverConfig, PoolConfig};
 use crate::controller::driver::WorkerSpec;
-use crate::controller::name_encoding;
+use crate::controller::driver::object_name::object_name;
 use crate::domain::group::Key;
 use crate::limits::{DEPLOYMENT_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
 
@@ -39,11 +39,11 @@ fn resource(group: &str, version: &str, kind: &str, plural: &str) -> ApiResource
 }
 
 pub(super) fn deployment_name(pool: &str, key: &Key) -> String {
-    name_encoding::object_name(&[pool, key.as_str()], DEPLOYMENT_NAME_BYTES_MAX)
+    object_name(&[pool, key.as_str()], DEPLOYMENT_NAME_BYTES_MAX)
 }
 
 pub(super) fn pool_label(pool: &str) -> String {
-    name_encoding::object_name(&[pool], OBJECT_NAME_BYTES_MAX)
+    object_name(&[pool], OBJECT_NAME_BYTES_MAX)
 }
 
 pub(super) fn key_of(object: &impl kube::ResourceExt, pool: &str) -> Option<Key> {
