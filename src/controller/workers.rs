@@ -298,8 +298,7 @@ impl WorkerSet {
         let mut keys = Vec::new();
         for change in changes {
             match change {
-                WorkerChange::Pending { key, .. } | WorkerChange::Discovered { key, .. } => keys.push(key),
-                WorkerChange::PendingResolved { .. } => {}
+                WorkerChange::Discovered { key, .. } => keys.push(key),
                 WorkerChange::Exited { id, key, exit, requested: true, .. } => {
                     tracing::info!(worker = id, %key, "worker stopped: {}", exit.reason);
                 }

@@ -199,18 +199,10 @@ pub(super) enum DriverEvent {
 /// A difference to the previous list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum WorkerChange {
-    /// Not started under this activation.
+    /// Not started under this activation, or named by its platform.
     Discovered {
         id: String,
         key: Key,
-    },
-    /// Starting, perhaps under a placeholder id.
-    Pending {
-        id: String,
-        key: Key,
-    },
-    PendingResolved {
-        id: String,
     },
     Exited {
         id: String,

@@ -235,13 +235,8 @@ impl Reconciler {
                 Some(worker) if !worker.is_exited => (worker.is_previous, worker.is_pending) = (false, is_pending),
                 Some(_) | None => {
                     is_found_ready |= is_first_list;
-                    let change = if is_pending {
-                        WorkerChange::Pending { id: id.clone(), key: key.clone() }
-                    } else {
-                        WorkerChange::Discovered { id: id.clone(), key: key.clone() }
-                    };
+                    changes.push(WorkerChange::Discovered { id: id.clone(), key: key.clone() });
                     self.workers.insert(id.clone(), KnownWorker::new(key, Some(lists), is_pending, now));
-                    changes.push(change);
                 }
             }
             let Some(worker) = self.workers.get_mut(&id) else { continue };
@@ -262,19 +257,16 @@ impl Reconciler {
         let gone: Vec<String> =
             self.workers.iter().filter(|(id, worker)| is_gone(id, worker)).map(|(id, _)| id.clone()).collect();
         for id in gone {
-            let Some(worker) = self.workers.remove(&id).filter(|worker| !worker.is_exited && !worker.is_previous)
-            else {
+            let Some(worker) = self.workers.remove(&id) else { continue };
+            // A pending worker is listed under another id once it runs.
+            if worker.is_exited || worker.is_previous || worker.is_pending {
                 continue;
-            };
-            changes.push(if worker.is_pending {
-                WorkerChange::PendingResolved { id }
-            } else {
-                // A pod that fails stays: one that is gone was deleted.
-                let requested = worker.is_stopping() || stop_requests.contains(&id) || is_by_platform;
-                let exit = WorkerExit { reason: "no longer listed".to_owned(), ..WorkerExit::default() };
-                let end = Some(worker.end(now));
-                WorkerChange::Exited { id, key: worker.key, exit, requested, end }
-            });
+            }
+            // A pod that fails stays: one that is gone was deleted.
+            let requested = worker.is_stopping() || stop_requests.contains(&id) || is_by_platform;
+            let exit = WorkerExit { reason: "no longer listed".to_owned(), ..WorkerExit::default() };
+            let end = Some(worker.end(now));
+            changes.push(WorkerChange::Exited { id, key: worker.key, exit, requested, end });
         }
         changes
     }
@@ -460,17 +452,11 @@ mod tests {
         let promised = |id: &str| ListedWorker { state: WorkerState::Pending, ..there(id) };
         reconciler.on_start_requested(&spec("a"), at(0));
         reconciler.on_started("a");
-        let first = [
-            WorkerChange::Pending { id: "d~0".to_owned(), key: key() },
-            WorkerChange::PendingResolved { id: "a".to_owned() },
-        ];
-        assert_eq!(listed(&mut reconciler, &[promised("d~0")]), first);
+        let found = |id: &str| WorkerChange::Discovered { id: id.to_owned(), key: key() };
+        assert_eq!(listed(&mut reconciler, &[promised("d~0")]), [found("d~0")]);
         assert_eq!(listed(&mut reconciler, &[promised("d~0")]), []);
-        let then = [
-            WorkerChange::Discovered { id: "pod".to_owned(), key: key() },
-            WorkerChange::PendingResolved { id: "d~0".to_owned() },
-        ];
-        assert_eq!(listed(&mut reconciler, &[there("pod")]), then);
+        assert_eq!(listed(&mut reconciler, &[there("pod")]), [found("pod")]);
+        assert_eq!(reconciler.workers().count(), 1, "a promise that was kept is not an exit");
         let gone = exited("pod", "no longer listed", true, AFTER_READY);
         assert_eq!(listed(&mut reconciler, &[]), [gone], "it was deleted");
     }

@@ -22,11 +22,9 @@ pub(super) struct ObservedWorkers {
 }
 
 impl ObservedWorkers {
-    pub(super) fn apply(&mut self, change: WorkerChange) {
+    fn apply(&mut self, change: WorkerChange) {
         match change {
-            WorkerChange::Discovered { id, key } => drop(self.running.insert(id, key)),
-            WorkerChange::Pending { id, key } => drop(self.pending.insert(id, key)),
-            WorkerChange::PendingResolved { id } => assert!(self.pending.remove(&id).is_some(), "{id} was promised"),
+            WorkerChange::Discovered { id, key } => drop(self.pending.insert(id, key)),
             WorkerChange::Exited { id, exit: end, requested: told, .. } => {
                 let known = self.running.remove(&id).or_else(|| self.pending.remove(&id));
                 assert!(known.is_some(), "{id} was there: {end:?}");
@@ -35,8 +33,12 @@ impl ObservedWorkers {
         }
     }
 
-    pub(super) fn apply_all(&mut self, changes: Vec<WorkerChange>) {
-        changes.into_iter().for_each(|change| self.apply(change));
+    /// Lists, and takes what has changed over.
+    pub(super) async fn refresh(&mut self, site: &mut DriverUnderTest) {
+        site.list_changes().await.into_iter().for_each(|change| self.apply(change));
+        let worker = |id: &String| site.handle.reconciler.worker(id);
+        self.pending.retain(|id, _| worker(id).is_some());
+        self.running.extend(self.pending.extract_if(.., |id, _| worker(id).is_some_and(|one| one.ready_at.is_some())));
     }
 
     fn keys(&self) -> BTreeSet<&str> {
@@ -46,10 +48,7 @@ impl ObservedWorkers {
     pub(super) async fn wait_for(&mut self, site: &mut DriverUnderTest, what: &str, like: impl Fn(&Self) -> bool) {
         let looking = async {
             while !like(self) {
-                self.apply_all(site.list_changes().await);
-                let is_ready =
-                    |id: &String| site.handle.reconciler.worker(id).is_some_and(|one| one.ready_at.is_some());
-                self.running.extend(self.pending.extract_if(.., |id, _| is_ready(id)));
+                self.refresh(site).await;
             }
         };
         let seen = timeout(TEST_TIMEOUT, looking).await;
@@ -177,9 +176,7 @@ async fn pods_of_a_cluster_are_a_driver() {
     let ending = async {
         while !(list_objects(&port, DEPLOYMENTS).await.is_empty() && list_objects(&port, SECRETS).await.is_empty()) {
             known.stop_all(&mut site);
-            for change in site.list_changes().await {
-                known.apply(change);
-            }
+            known.refresh(&mut site).await;
         }
     };
     let is_over = timeout(TEST_TIMEOUT, ending).await.is_ok();
@@ -369,7 +366,7 @@ async fn a5_a_new_image_or_password_reaches_existing_deployments_and_the_status_
     let mut site = site.restart(&core).await;
     site.handle.update(spec.clone());
     for _ in 0..3 {
-        known.apply_all(site.list_changes().await);
+        known.refresh(&mut site).await;
     }
     assert_eq!(pods().await[0]["metadata"]["name"], before[0]["metadata"]["name"]);
 
@@ -379,7 +376,7 @@ async fn a5_a_new_image_or_password_reaches_existing_deployments_and_the_status_
     let old = known.running.keys().next().expect("one").clone();
     let said = async {
         loop {
-            known.apply_all(site.list_changes().await);
+            known.refresh(&mut site).await;
             let detail = site.handle.reconciler.worker(&old).and_then(|worker| worker.detail.clone());
             if detail.is_some_and(|text| text.contains("rollout: 1 of 2") && text.contains("ImagePullBackOff: no such"))
             {
@@ -479,10 +476,11 @@ async fn c14_the_role_holds_exactly_what_the_driver_calls() {
         }
         let ending = async {
             while !list_objects(&cluster.port, DEPLOYMENTS).await.is_empty() {
-                let changes = site.list_changes().await;
                 if scaling == KubernetesScaling::Controller {
-                    known.apply_all(changes);
+                    known.refresh(&mut site).await;
                     known.stop_all(&mut site);
+                } else {
+                    site.list_changes().await;
                 }
             }
         };

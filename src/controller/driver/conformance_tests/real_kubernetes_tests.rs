@@ -171,7 +171,7 @@ async fn a3_a4_a5_pods_of_a_real_cluster_are_a_driver() {
         let path = "/apis/apps/v1/namespaces/NAMESPACE/deployments";
         while cluster.count(path).await + cluster.count("/api/v1/namespaces/NAMESPACE/secrets").await > 0 {
             known.stop_all(&mut site);
-            known.apply_all(site.list_changes().await);
+            known.refresh(&mut site).await;
         }
     };
     assert!(timeout(TEST_TIMEOUT, ending).await.is_ok(), "{known:?}");
