@@ -18,22 +18,9 @@ pub(crate) enum PodState {
     Ended(String),
 }
 
-/// Reasons for which a container waits until an image or a configuration changes. The kubelet tries again all the same.
-const CONTAINER_ERRORS: [&str; 13] = [
-    "CreateContainerConfigError",
-    "CreateContainerError",
-    "ErrImageNeverPull",
-    "ErrImagePull",
-    "ImageInspectError",
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "PostStartHookError",
-    "PreCreateHookError",
-    "PreStartHookError",
-    "RegistryUnavailable",
-    "RunContainerError",
-    "StartError",
-];
+/// Reasons of a container that starts. With any other it waits until an image or a configuration changes, although the kubelet
+/// tries again.
+const STARTING: [&str; 2] = ["PodInitializing", "ContainerCreating"];
 
 /// Judges a pod by the container of this name, and by the containers that start before it.
 pub(crate) fn pod_state(pod: &Pod, container: &str, now: Timestamp) -> PodState {
@@ -48,7 +35,7 @@ pub(crate) fn pod_state(pod: &Pod, container: &str, now: Timestamp) -> PodState 
     let before = statuses(&status.init_container_statuses);
     let waiting = before.chain(own).find_map(|one| {
         let waiting = one.state.as_ref()?.waiting.as_ref()?;
-        let reason = waiting.reason.as_deref().filter(|reason| *reason != "PodInitializing")?;
+        let reason = waiting.reason.as_deref().filter(|reason| !STARTING.contains(reason))?;
         Some((one, reason, waiting.message.as_deref().unwrap_or_default()))
     });
     match waiting {
@@ -60,7 +47,7 @@ pub(crate) fn pod_state(pod: &Pod, container: &str, now: Timestamp) -> PodState 
             let why = short(&joined(reason, message));
             let created = pod.metadata.creation_timestamp.as_ref().map_or(now, |created| created.0);
             let is_old = now.duration_since(created) >= KUBERNETES_START_GRACE;
-            if is_old && CONTAINER_ERRORS.contains(&reason) { PodState::CannotRun(why) } else { PodState::Waiting(why) }
+            if is_old { PodState::CannotRun(why) } else { PodState::Waiting(why) }
         }
         None => {
             let condition =
