@@ -1,7 +1,7 @@
 //! Tasks as requests: sends a request to an AMQP worker group for each task, and resolves the task by the reply.
 //!
-//! The message id derives from the task id, so that a worker recognizes a repeated request. Replies arrive on the connection that sent
-//! the request; when it is lost, the request is sent again.
+//! The message id derives from the task id, so that a worker recognizes a repeated request. So does the queue of the reply, which
+//! notes that the request was sent: a bridge that claims the task later waits for the reply there.
 
 use std::time::Duration;
 
@@ -78,10 +78,11 @@ impl TasksToRequests {
     async fn request_until_reply(&self, mut call: RpcRequest, context: &Context) -> Result<(), ExecuteError> {
         let until = Instant::now() + self.max_run_time;
         let mut retry = RetryTimer::new(RETRY_POLICY);
+        let reply_queue = format!("journeyman-bridge-{}", context.task().run.task).as_str().into();
         loop {
             call.timeout = until.saturating_duration_since(Instant::now());
             context.set_progress("waiting for the reply");
-            match self.client.call(&call).await {
+            match self.client.call_once(&call, &reply_queue).await {
                 Ok(reply) => return store_reply(&reply, context).await,
                 Err(RpcError::TimedOut(_)) => {
                     return Err(ExecuteError::failed(format!("no reply within {:?}", self.max_run_time)));

@@ -86,10 +86,8 @@ fn source_binding(
             };
             short_name(&exchange)?;
             short_name(&routing_key)?;
-            let reply_queue = short_name(&format!("journeyman-bridge-{worker_id}-{bridge_name}"))?;
             let handler = handler::erase(TasksToRequests {
-                client: RpcClient::new(amqp_setup::build_broker(&config.amqp, environment)?, worker_id)
-                    .with_reply_queue(reply_queue),
+                client: RpcClient::new(amqp_setup::build_broker(&config.amqp, environment)?, worker_id),
                 exchange,
                 routing_key,
                 origin: from.root_url.as_str().to_owned(),

@@ -2,7 +2,7 @@
 //!
 //! One connection carries thousands of concurrent calls. The first call opens it, and the first call after a loss opens a new one; calls
 //! that were pending on the lost connection fail, since their requests may or may not have run. Replies use direct reply-to, so they
-//! last as long as the connection, or a durable queue.
+//! last as long as the connection, or a durable queue for each call.
 
 mod reply_queue;
 mod session;
@@ -156,12 +156,17 @@ pub enum RpcError {
     Unreachable(String),
 }
 
+impl From<CallError> for RpcError {
+    fn from(CallError { refusal, message }: CallError) -> Self {
+        if refusal == Refusal::Denied { Self::Denied(message) } else { Self::Unreachable(message) }
+    }
+}
+
 /// A client for the requests of worker groups.
 #[derive(Debug)]
 pub struct RpcClient {
     broker: Broker,
     name: String,
-    reply_queue: Option<ShortString>,
     session: Mutex<Option<Arc<Session>>>,
     call_permits: Arc<Semaphore>,
 }
@@ -171,15 +176,7 @@ impl RpcClient {
     #[must_use]
     pub fn new(broker: Broker, name: impl Into<String>) -> Self {
         let call_permits = Arc::new(Semaphore::new(CALLS_MAX));
-        Self { broker, name: name.into(), reply_queue: None, session: Mutex::default(), call_permits }
-    }
-
-    /// Receives replies in this durable queue, which it declares. A call whose `message_id` an earlier client of this queue has sent
-    /// is not sent again: it gets the reply to the earlier one.
-    #[must_use]
-    pub fn with_reply_queue(mut self, queue: ShortString) -> Self {
-        self.reply_queue = Some(queue);
-        self
+        Self { broker, name: name.into(), session: Mutex::default(), call_permits }
     }
 
     /// Sends a request and waits for the last reply.
@@ -203,6 +200,23 @@ impl RpcClient {
         }
     }
 
+    /// Sends a request and waits for the last reply in a durable queue, which it declares, and deletes when the call has ended. A
+    /// request that an earlier call with this queue has sent is not sent again: the call waits for the reply to the earlier one.
+    ///
+    /// # Errors
+    ///
+    /// As [`RpcClient::call`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: the next call with this queue waits for the reply.
+    pub async fn call_once(&self, call: &RpcRequest, reply_queue: &ShortString) -> Result<RpcReply, RpcError> {
+        let deadline = Instant::now() + call.timeout;
+        let opening = timeout_at(deadline, self.ready_session(call, deadline)).await;
+        let (session, _permit) = opening.unwrap_or(Err(RpcError::TimedOut(call.timeout)))?;
+        reply_queue::call(&session, reply_queue, call, deadline, &self.broker).await
+    }
+
     /// Sends a request, and returns its replies, partial ones too. More than [`CALLS_MAX`] concurrent calls wait.
     ///
     /// # Errors
@@ -216,7 +230,7 @@ impl RpcClient {
         let deadline = Instant::now() + call.timeout;
         let sending = async {
             let (session, permit) = self.ready_session(call, deadline).await?;
-            let id = session.call_id(call);
+            let id = uuid::Uuid::new_v4().to_string();
             let results = session.register(&id);
             let timeout = call.timeout;
             // A controller replies to a request that has expired, with the reason.
@@ -267,10 +281,7 @@ impl RpcClient {
         if let Some(session) = place.as_ref().filter(|session| session.is_open()) {
             return Ok(Arc::clone(session));
         }
-        let opened = Session::open(&self.broker, &self.name, self.reply_queue.as_ref()).await;
-        let opened = opened.map_err(|CallError { refusal, message }| {
-            if refusal == Refusal::Denied { RpcError::Denied(message) } else { RpcError::Unreachable(message) }
-        })?;
+        let opened = Session::open(&self.broker, &self.name).await?;
         Ok(Arc::clone(place.insert(Arc::new(opened))))
     }
 }
@@ -304,9 +315,6 @@ impl RpcReplies {
             Err(_) => Err(RpcError::TimedOut(self.timeout)),
         };
         self.is_ended = !matches!(&result, Ok(reply) if reply.position == ReplyPosition::Partial);
-        if self.is_ended && result != Err(RpcError::ConnectionLost) {
-            self.session.on_call_ended(&self.id);
-        }
         Some(result)
     }
 }
@@ -314,8 +322,5 @@ impl RpcReplies {
 impl Drop for RpcReplies {
     fn drop(&mut self) {
         self.session.forget(&self.id);
-        if Instant::now() >= self.deadline {
-            self.session.on_call_ended(&self.id);
-        }
     }
 }

@@ -8,14 +8,13 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use lapin::message::{BasicReturnMessage, Delivery};
 use lapin::options::{BasicConsumeOptions, BasicPublishOptions};
-use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer, PublisherConfirm};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::reply_queue::ReplyQueue;
 use super::{ReplyPosition, RpcError, RpcReply, RpcRequest};
 use crate::amqp::{self, Broker, headers};
 use crate::domain::refusal::CallError;
@@ -26,10 +25,10 @@ const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";
 const PERSISTENT: u8 = 2;
 
 /// The pending calls, by correlation id.
-pub(super) type PendingCalls = Mutex<HashMap<String, mpsc::Sender<Result<RpcReply, RpcError>>>>;
+type PendingCalls = Mutex<HashMap<String, mpsc::Sender<Result<RpcReply, RpcError>>>>;
 
 /// Delivers a reply or an error, unless the call has ended.
-pub(super) fn deliver(calls: &PendingCalls, id: &str, result: Result<RpcReply, RpcError>) {
+fn deliver(calls: &PendingCalls, id: &str, result: Result<RpcReply, RpcError>) {
     let mut calls = calls.lock();
     if calls.get(id).is_some_and(|call| call.try_send(result).is_err()) {
         // Dropping the sender: the caller still reads what is in the channel, and then its end.
@@ -39,11 +38,10 @@ pub(super) fn deliver(calls: &PendingCalls, id: &str, result: Result<RpcReply, R
 
 /// A connection, open or lost.
 pub(super) struct Session {
-    connection: Connection,
+    pub(super) connection: Connection,
     channel: Channel,
     calls: Arc<PendingCalls>,
     confirms: mpsc::Sender<UnconfirmedRequest>,
-    reply_queue: Option<Arc<ReplyQueue>>,
     /// When each exchange was last known to exist.
     exchanges_seen: Mutex<HashMap<String, Instant>>,
     _dispatcher: JoinSet<()>,
@@ -59,59 +57,30 @@ impl std::fmt::Debug for Session {
 type UnconfirmedRequest = (String, PublisherConfirm);
 
 impl Session {
-    pub(super) async fn open(
-        broker: &Broker,
-        name: &str,
-        reply_queue: Option<&ShortString>,
-    ) -> Result<Self, CallError> {
+    pub(super) async fn open(broker: &Broker, name: &str) -> Result<Self, CallError> {
         let connection = broker.connect(name).await?;
         let opening = async {
             let channel = amqp::confirm_channel(&connection).await?;
-            if let Some(name) = reply_queue {
-                let (queue, consumer) = ReplyQueue::open(&channel, name).await?;
-                return Ok((channel, consumer, Some(Arc::new(queue))));
-            }
             let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
             let consumer = amqp::consume(&channel, DIRECT_REPLY_TO.into(), "".into(), options).await?;
-            lapin::Result::Ok((channel, consumer, None))
+            Ok((channel, consumer))
         };
-        let operation = reply_queue.map_or_else(|| "open a channel".to_owned(), |name| format!("consume from {name}"));
-        let (channel, consumer, reply_queue) = broker.bounded(&operation, opening).await?;
+        let (channel, consumer) = broker.bounded("open a channel", opening).await?;
         let calls: Arc<PendingCalls> = Arc::default();
         let (confirms, sent) = mpsc::channel(CALLS_MAX);
         let mut dispatcher = JoinSet::new();
-        dispatcher.spawn(dispatch(consumer, sent, Arc::clone(&calls), reply_queue.clone()));
-        if let Some(queue) = &reply_queue {
-            broker.bounded(&format!("read {}", queue.name), queue.read()).await?;
-        }
-        let exchanges_seen = Mutex::default();
-        Ok(Self { connection, channel, calls, confirms, reply_queue, exchanges_seen, _dispatcher: dispatcher })
+        dispatcher.spawn(dispatch(consumer, sent, Arc::clone(&calls)));
+        Ok(Self { connection, channel, calls, confirms, exchanges_seen: Mutex::default(), _dispatcher: dispatcher })
     }
 
     pub(super) fn is_open(&self) -> bool {
         self.channel.status().connected() && self.connection.status().connected()
     }
 
-    /// The id of a call: in a durable reply queue that of its message, by which a later client finds the reply.
-    pub(super) fn call_id(&self, call: &RpcRequest) -> String {
-        let kept = call.message_id.clone().filter(|_| self.reply_queue.is_some());
-        kept.unwrap_or_else(|| uuid::Uuid::new_v4().to_string())
-    }
-
-    /// The call has its reply, or will get none.
-    pub(super) fn on_call_ended(&self, id: &str) {
-        if let Some(queue) = &self.reply_queue {
-            queue.on_call_ended(id);
-        }
-    }
-
     /// Registers a call; its results arrive until [`Self::forget`].
     pub(super) fn register(&self, id: &str) -> mpsc::Receiver<Result<RpcReply, RpcError>> {
         let (sender, results) = mpsc::channel(REPLIES_QUEUED_MAX);
         self.calls.lock().insert(id.to_owned(), sender);
-        if let Some(reply) = self.reply_queue.as_ref().and_then(|queue| queue.reply(id)) {
-            deliver(&self.calls, id, Ok(reply));
-        }
         results
     }
 
@@ -121,21 +90,11 @@ impl Session {
 
     /// Publishes the request of a registered call.
     pub(super) async fn send(&self, id: &str, call: &RpcRequest, broker: &Broker) -> Result<(), RpcError> {
-        if self.reply_queue.as_ref().is_some_and(|queue| queue.is_sent(id)) {
-            return Ok(());
-        }
         self.check_exchange(&call.exchange, broker).await?;
         let properties = request_properties(call, call.message_ttl.or(Some(call.timeout)))?;
-        let reply_to = self.reply_queue.as_ref().map_or_else(|| DIRECT_REPLY_TO.into(), |queue| queue.name.clone());
-        let properties = properties.with_correlation_id(id.into()).with_reply_to(reply_to);
+        let properties = properties.with_correlation_id(id.into()).with_reply_to(DIRECT_REPLY_TO.into());
         let confirm = publish(&self.channel, call, properties).await?;
-        let note = match &self.reply_queue {
-            Some(queue) => Some(queue.publish_note(id).await.map_err(|_| RpcError::ConnectionLost)?),
-            None => None,
-        };
-        for confirm in std::iter::once(confirm).chain(note) {
-            self.confirms.send((id.to_owned(), confirm)).await.map_err(|_| RpcError::ConnectionLost)?;
-        }
+        self.confirms.send((id.to_owned(), confirm)).await.map_err(|_| RpcError::ConnectionLost)?;
         tracing::debug!(message.id = id, "request sent");
         Ok(())
     }
@@ -147,17 +106,12 @@ impl Session {
         let channel = amqp::confirm_channel(&self.connection).await.map_err(|_| RpcError::ConnectionLost)?;
         // It outlives its client and a restart of the broker.
         let properties = request_properties(call, call.message_ttl)?.with_delivery_mode(PERSISTENT);
-        let confirm = publish(&channel, call, properties).await?;
-        match confirm.await.map_err(|_| RpcError::ConnectionLost)? {
-            Confirmation::Ack(None) => Ok(()),
-            Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned)) => Err(unroutable(&returned)),
-            Confirmation::Nack(None) | Confirmation::NotRequested => Err(RpcError::Nacked),
-        }
+        publish_confirmed(&channel, call, properties).await
     }
 
     /// Checks that the exchange exists, at most once in [`EXCHANGE_CACHE_TTL`], on another channel: publishing to a missing exchange closes
     /// the channel, and with it the replies of all calls.
-    async fn check_exchange(&self, exchange: &str, broker: &Broker) -> Result<(), RpcError> {
+    pub(super) async fn check_exchange(&self, exchange: &str, broker: &Broker) -> Result<(), RpcError> {
         let seen = || self.exchanges_seen.lock();
         let is_fresh = || seen().get(exchange).is_some_and(|seen| seen.elapsed() < EXCHANGE_CACHE_TTL);
         if exchange.is_empty() || is_fresh() {
@@ -171,8 +125,7 @@ impl Session {
             }
             Err(error) => Err(match amqp::reply_code(&error) {
                 Some(amqp::NOT_FOUND) => RpcError::ExchangeNotFound(exchange.to_owned()),
-                Some(amqp::ACCESS_REFUSED) => RpcError::Denied(broker.call_error("check the exchange", &error).message),
-                _ => RpcError::Unreachable(broker.call_error("check the exchange", &error).message),
+                _ => broker.call_error("check the exchange", &error).into(),
             }),
         }
     }
@@ -213,21 +166,27 @@ async fn publish(
     channel.basic_publish(exchange, key, options, &call.body, properties).await.map_err(|_| RpcError::ConnectionLost)
 }
 
+/// On a channel with no other publish of a request in flight.
+pub(super) async fn publish_confirmed(
+    channel: &Channel,
+    call: &RpcRequest,
+    properties: BasicProperties,
+) -> Result<(), RpcError> {
+    let confirm = publish(channel, call, properties).await?;
+    match confirm.await.map_err(|_| RpcError::ConnectionLost)? {
+        Confirmation::Ack(None) => Ok(()),
+        Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned)) => Err(unroutable(&returned)),
+        Confirmation::Nack(None) | Confirmation::NotRequested => Err(RpcError::Nacked),
+    }
+}
+
 /// Runs until the connection is lost or the session is dropped.
-async fn dispatch(
-    mut consumer: Consumer,
-    mut sent: mpsc::Receiver<UnconfirmedRequest>,
-    calls: Arc<PendingCalls>,
-    reply_queue: Option<Arc<ReplyQueue>>,
-) {
+async fn dispatch(mut consumer: Consumer, mut sent: mpsc::Receiver<UnconfirmedRequest>, calls: Arc<PendingCalls>) {
     let mut confirms = FuturesUnordered::new();
     loop {
         tokio::select! {
             delivery = consumer.next() => match delivery {
-                Some(Ok(delivery)) => match &reply_queue {
-                    Some(queue) => queue.on_delivery(&calls, delivery),
-                    None => on_delivery(&calls, delivery),
-                },
+                Some(Ok(delivery)) => on_delivery(&calls, delivery),
                 Some(Err(_)) | None => break,
             },
             Some((id, confirm)) = sent.recv() => {

@@ -102,7 +102,8 @@ impl QueueNames {
 }
 
 fn escaped(text: &str) -> String {
-    let escape = |byte: u8| if byte.is_ascii_alphanumeric() { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    let escape =
+        |byte: u8| if byte.is_ascii_alphanumeric() { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(escape).collect()
 }
 

@@ -44,7 +44,7 @@ pub const BRIDGE_POLL_MIN: Duration = Duration::from_millis(100);
 pub const BRIDGE_POLL_MAX: Duration = Duration::from_secs(5);
 /// How long after its deadline a task of a request is kept, for a redelivery.
 pub const BRIDGE_TASK_RETENTION: Duration = Duration::from_secs(24 * 3600);
-/// How long a durable reply queue keeps what no call asks for, and how long it exists without a client.
+/// How long a durable reply queue exists without a client.
 pub const REPLY_QUEUE_RETENTION: Duration = Duration::from_secs(24 * 3600);
 pub const BRIDGE_RESULT_BYTES_MAX: usize = 16 << 20;
 pub const AMQP_MANAGEMENT_TIMEOUT: Duration = Duration::from_secs(20);

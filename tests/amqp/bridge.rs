@@ -11,11 +11,10 @@ use journeyman::task::Reply;
 use journeyman::worker::WorkerConfig;
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
 
 use crate::process::{self, Process};
 use crate::support::{
-    Client, Gate, Kind, Running, broker, handler, queue as requests, returns_body, shared_uri, until, within,
+    Client, Gate, Kind, Running, broker, handler, queue as requests, returns_body, shared_uri, until,
 };
 use crate::task_queue::{TOKEN, TaskQueue, api_config};
 
@@ -262,37 +261,24 @@ async fn a_bridge_claims_at_most_its_capacity_of_tasks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_of_a_killed_bridge_sends_its_request_again_by_another_one_with_the_same_message_id() {
+async fn a_task_of_a_killed_bridge_is_completed_by_another_one_and_asks_once() {
     let Some(setup) = Setup::new(Duration::from_secs(5)).await else { return };
-    let (sender, mut asked) = mpsc::channel(8);
-    let go = Arc::new(tokio::sync::Semaphore::new(0));
-    let gate = Arc::clone(&go);
-    let act = handler(move |request, context| {
-        let (sender, gate) = (sender.clone(), Arc::clone(&gate));
-        async move {
-            drop(sender.send(request.idempotency_key.clone()).await);
-            tokio::select! {
-                permit = gate.acquire() => drop(permit),
-                _ = context.canceled() => {}
-            }
-            context.set_reply(Reply::ok(&*request.body)).expect("it is small");
-            Ok(())
-        }
-    });
+    let (mut gate, act) = Gate::before(returns_body());
     let worker = Running::start(requests(&setup.client), 4, act);
     let bridge = setup.bridge("builds", "requests");
     let task = setup.task(json!({"json": {"x": 1}})).await;
-    let first = within("the request", asked.recv()).await.expect("it is asked");
+    gate.enters().await;
+    until("it is sent", async || bridge.log().contains("request sent")).await;
     bridge.signal(Signal::KILL);
     bridge.ends().await;
     let bridge = setup.bridge_named("another", "builds", "requests");
-    let second = within("the request again", asked.recv()).await.expect("it is asked");
-    assert!(first.is_some() && first == second, "{first:?} {second:?}");
-    go.add_permits(2);
+    setup.says("waiting for the reply").await;
+    gate.go.add_permits(1);
     let status = setup.resolved(&task).await;
     assert_eq!(status["state"], "completed");
     let run = u32::try_from(status["runs"].as_array().expect("runs").len() - 1).expect("small");
     assert_eq!(setup.artifact(&task, run, "public/result.json").await, b"{\"x\":1}");
+    assert!(gate.entered.try_recv().is_err(), "the request was sent again");
     setup.finish(bridge, worker).await;
 }
 

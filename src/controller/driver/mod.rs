@@ -200,10 +200,7 @@ pub(super) enum DriverEvent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum WorkerChange {
     /// Not started under this activation, or named by its platform.
-    Discovered {
-        id: String,
-        key: Key,
-    },
+    Discovered { id: String, key: Key },
     Exited {
         id: String,
         key: Key,
