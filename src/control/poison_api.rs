@@ -1,9 +1,8 @@
-//! Requests about the poison queue, by the control socket or HTTP.
+//! Requests about the poison queue.
 
 use std::collections::BTreeMap;
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -26,17 +25,6 @@ pub struct PoisonActionRequest {
     pub by: String,
 }
 
-impl PoisonActionRequest {
-    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        serde_json::from_slice(body).map_err(|error| {
-            let text = format!(
-                "not a poison request: `selection` is \"all\" or {{\"ids\": [ID, …]}}, `action` is \"requeue\" or \"discard\": {error}"
-            );
-            ApiError(StatusCode::BAD_REQUEST, text)
-        })
-    }
-}
-
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PoolQuery {
@@ -56,9 +44,8 @@ pub(super) async fn handle_list(
 
 pub(super) async fn handle_action(
     State(pools): State<PoolHandles>,
-    body: Bytes,
+    Json(PoisonActionRequest { pool, selection, action, by }): Json<PoisonActionRequest>,
 ) -> Result<Json<PoisonOutcome>, ApiError> {
-    let PoisonActionRequest { pool, selection, action, by } = PoisonActionRequest::parse(&body)?;
     let handle = pools.select_one(pool.as_deref())?;
     let poison = handle.poison.clone();
     // Otherwise a request that is copied and not acknowledged would run twice.

@@ -1,13 +1,10 @@
 //! Controllers as they may look, and the page that shows them.
 
-use std::sync::Arc;
-
 use journeyman::control::controller_api::ControllerStatusReply;
 use journeyman::controller::status::{
     BrokerStatus, CounterValues, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, WorkerActivity, WorkerCounts,
     WorkerStatus,
 };
-use journeyman::observe::controller_http::commands::BearerToken;
 use journeyman::observe::controller_http::serve;
 
 use crate::answers::get;
@@ -144,15 +141,7 @@ pub(crate) fn standby() -> ControllerStatusReply {
 
 impl Server<ControllerStatusReply> {
     async fn controller(status: ControllerStatusReply) -> Self {
-        Self::with_commands(status, None, crate::orders::accepting(Arc::default())).await
-    }
-
-    pub(crate) async fn with_commands(
-        status: ControllerStatusReply,
-        token: Option<BearerToken>,
-        commands: axum::Router,
-    ) -> Self {
-        Self::serving(Some(status), |listener, snapshot| serve(listener, snapshot, token, commands)).await
+        Self::serving(Some(status), serve).await
     }
 }
 

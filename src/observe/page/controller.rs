@@ -1,29 +1,25 @@
 //! HTML page of a controller.
 
-mod buttons;
-
 use core::cmp::Reverse;
 
 use jiff::Timestamp;
 use maud::{Markup, html};
 
-pub use super::CommandButtons;
 use super::{HtmlPage, PageContent, Refresh, SnapshotClock, build_page, format_seconds, status_links};
 use crate::control::controller_api::ControllerStatusReply;
 use crate::controller::status::{ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, WorkerActivity};
 use crate::limits::PAGE_GROUPS_MAX;
 
-pub fn render(status: &ControllerStatusReply, refresh: Refresh, acts: CommandButtons, now: Timestamp) -> HtmlPage {
+pub fn render(status: &ControllerStatusReply, refresh: Refresh, now: Timestamp) -> HtmlPage {
     let (pools, clock) = (&status.pools, SnapshotClock { now });
     let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
     let parts = PageContent {
         title: format!("{} · {}", title(pools), names.join(", ")),
         name: html! { "controller, up " (clock.time_tag(-status.uptime_seconds, &format_seconds(status.uptime_seconds))) },
-        main: html! { @for pool in pools { section { (pool_section(pool, acts, clock)) } } },
-        buttons: acts,
+        main: html! { @for pool in pools { section { (pool_section(pool, clock)) } } },
         version: status.version.clone(),
         pid: status.pid,
-        aside: html! {},
+        aside: None,
         links: status_links(),
     };
     build_page(parts, refresh, clock)
@@ -40,13 +36,10 @@ fn title(pools: &[PoolStatus]) -> String {
     format!("{} workers", pools.iter().map(|pool| pool.workers.total()).sum::<u32>())
 }
 
-fn pool_section(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
-    // A standby accepts no command.
-    let acts = if pool.role == Role::Standby { CommandButtons::Hidden } else { acts };
+fn pool_section(pool: &PoolStatus, clock: SnapshotClock) -> Markup {
     html! {
         h2.pool {
-            "Pool " code { (pool.name) } " " small.at { (pool.broker.address) } " "
-            @if acts == CommandButtons::Shown { (buttons::pool_buttons(pool)) }
+            "Pool " code { (pool.name) } " " small.at { (pool.broker.address) }
         }
         (headline(pool, clock))
         @if let Some(error) = &pool.last_error {
@@ -60,7 +53,7 @@ fn pool_section(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -
         }
         (facts(pool))
         h3 { "Groups" }
-        @if pool.groups.is_empty() { (no_groups(pool)) } @else { (groups(pool, acts, clock)) }
+        @if pool.groups.is_empty() { (no_groups(pool)) } @else { (groups(pool, clock)) }
     }
 }
 
@@ -143,20 +136,20 @@ fn no_groups(pool: &PoolStatus) -> Markup {
 }
 
 // Failing groups first, then those with work.
-fn groups(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
+fn groups(pool: &PoolStatus, clock: SnapshotClock) -> Markup {
     let mut groups: Vec<&GroupStatus> = pool.groups.iter().collect();
     groups.sort_by_key(|group| (!group.failing, group.consecutive_failures == 0, Reverse(group.ready)));
     let more = groups.len().saturating_sub(PAGE_GROUPS_MAX);
     html! {
         table {
             thead { tr { th { "key" } th { "phase" } th { "waiting" } th { "workers" } th { "wanted" } th { "waiting for" } } }
-            tbody { @for group in groups.into_iter().take(PAGE_GROUPS_MAX) { (row(pool, group, acts, clock)) } }
+            tbody { @for group in groups.into_iter().take(PAGE_GROUPS_MAX) { (row(pool, group, clock)) } }
         }
         @if more > 0 { p.dim { "and " (more) " more; " a href="/status.json" { "JSON" } " has all" } }
     }
 }
 
-fn row(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
+fn row(pool: &PoolStatus, group: &GroupStatus, clock: SnapshotClock) -> Markup {
     html! {
         tr {
             td data-label="key" { @if group.key.is_empty() { span.dim { "the empty key" } } @else { code { (group.key) } } }
@@ -166,21 +159,18 @@ fn row(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: Snap
             }
             td.short data-label="waiting" { @match group.ready { Some(ready) => { (ready) }, None => { "–" } } }
             td data-label="workers" {
-                @if !pool.starts_workers { "–" } @else if group.worker_list.is_empty() { "none" } @else { (workers(pool, group, acts, clock)) }
+                @if !pool.starts_workers { "–" } @else if group.worker_list.is_empty() { "none" } @else { (workers(pool, group, clock)) }
             }
             td data-label="wanted" {
                 @match group.wanted { Some(wanted) => { (wanted) }, None => { "–" } }
                 small { (group.reasons.join(", ")) }
             }
-            td data-label="waiting for" {
-                (blockers(pool, group, clock))
-                @if acts == CommandButtons::Shown { (buttons::group_buttons(pool, group)) }
-            }
+            td data-label="waiting for" { (blockers(pool, group, clock)) }
         }
     }
 }
 
-fn workers(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
+fn workers(pool: &PoolStatus, group: &GroupStatus, clock: SnapshotClock) -> Markup {
     html! {
         details data-name=(format!("{} {}", pool.name, group.key)) {
             summary { (group.workers) }
@@ -191,7 +181,6 @@ fn workers(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: 
                         span class=(if worker.state == WorkerActivity::Stopping { "warn" } else { "dim" }) { (worker.state.as_str()) }
                         ", up " (clock.time_tag(-worker.age_seconds, &format_seconds(worker.age_seconds)))
                         @if let Some(detail) = &worker.detail { ", " (detail) }
-                        @if acts == CommandButtons::Shown && worker.state != WorkerActivity::Stopping { " " (buttons::worker_buttons(pool, worker)) }
                     }
                 }
             }

@@ -19,7 +19,6 @@ use crate::worker::snapshot::format_duration;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
-const COMMANDS_SCRIPT: &str = include_str!("act.js");
 const TASKS_SCRIPT: &str = include_str!("tasks.js");
 /// Without scripts.
 const RELOAD_SECONDS: u8 = 10;
@@ -44,32 +43,12 @@ impl IntoResponse for HtmlPage {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CommandButtons {
-    Hidden,
-    /// They need scripts and the bearer token.
-    Shown,
-    /// As forms, which carry the page's own token.
-    Forms,
-}
-
-impl CommandButtons {
-    const fn script(self) -> Option<&'static str> {
-        match self {
-            Self::Hidden => None,
-            Self::Shown => Some(COMMANDS_SCRIPT),
-            Self::Forms => Some(TASKS_SCRIPT),
-        }
-    }
-}
-
 pub(crate) struct PageContent {
     pub(crate) title: String,
     pub(crate) name: Markup,
     pub(crate) main: Markup,
-    /// After `main`, and kept when `main` is refreshed.
-    pub(crate) aside: Markup,
-    pub(crate) buttons: CommandButtons,
+    /// Of a page about tasks, which has forms and a script of its own: after `main`, and kept when `main` is refreshed.
+    pub(crate) aside: Option<Markup>,
     pub(crate) links: Markup,
     pub(crate) version: String,
     pub(crate) pid: u32,
@@ -84,17 +63,15 @@ fn status_links() -> Markup {
 }
 
 pub(crate) fn build_page(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> HtmlPage {
-    let hash = |text: &str| STANDARD.encode(Sha256::digest(text));
+    let hash = |text: &str| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text)));
+    let (tasks_script, forms) =
+        if parts.aside.is_some() { (hash(TASKS_SCRIPT), "'self'") } else { (String::new(), "'none'") };
     let script = match refresh {
-        Refresh::Auto => {
-            let act = parts.buttons.script().map_or_else(String::new, |script| format!(" 'sha256-{}'", hash(script)));
-            format!("script-src 'sha256-{}'{act}; connect-src 'self'; ", hash(SCRIPT))
-        }
+        Refresh::Auto => format!("script-src {} {tasks_script}; connect-src 'self'; ", hash(SCRIPT)),
         Refresh::Never => String::new(),
     };
-    let forms = if parts.buttons == CommandButtons::Forms { "'self'" } else { "'none'" };
     let policy = format!(
-        "default-src 'none'; style-src 'sha256-{}'; {script}base-uri 'none'; form-action {forms}; frame-ancestors 'none'",
+        "default-src 'none'; style-src {}; {script}base-uri 'none'; form-action {forms}; frame-ancestors 'none'",
         hash(STYLE)
     );
     HtmlPage { html: untrusted_text::clean(&document(parts, refresh, clock).into_string()), policy }
@@ -121,32 +98,19 @@ fn document(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> Marku
                         span #state { "as of " (clock.time_of_day(0.0)) }
                         button #stop type="button" hidden { "pause refresh" }
                     }
-                    @if parts.buttons == CommandButtons::Shown { (token_form()) }
                 }
                 main { (parts.main) }
                 // Outside of `main`, so that a refresh does not replace it.
-                @if parts.buttons != CommandButtons::Hidden { section #aside { (parts.aside) } }
+                @if let Some(aside) = &parts.aside { section #aside { (aside) } }
                 footer {
                     p { (parts.links) }
                     p { "version " (parts.version) " · process " (parts.pid) " · hover over a time for the full date" }
                 }
                 @if refresh == Refresh::Auto {
                     script { (PreEscaped(SCRIPT)) }
-                    @if let Some(script) = parts.buttons.script() { script { (PreEscaped(script)) } }
+                    @if parts.aside.is_some() { script { (PreEscaped(TASKS_SCRIPT)) } }
                 }
             }
-        }
-    }
-}
-
-/// The token is never part of a URL.
-fn token_form() -> Markup {
-    html! {
-        div #commands {
-            output #message {}
-            input #token type="password" autocomplete="off" placeholder="token of http.token_file" aria-label="token" hidden;
-            button #use type="button" hidden { "use token" }
-            button #ask type="button" hidden { "enable commands" }
         }
     }
 }

@@ -8,7 +8,7 @@ use super::{Filter, TaskDetail, TaskList};
 use crate::cli::task::task_status::{FoundTask, RunStatus, TaskState, TaskStatus};
 use crate::control::WorkerStatusReply;
 use crate::observe::page::{
-    self, CommandButtons, HtmlPage, PageContent, Refresh, SnapshotClock, build_page, format_seconds,
+    self, HtmlPage, PageContent, Refresh, SnapshotClock, build_page, format_seconds,
 };
 
 fn page(title: String, main: Markup, aside: Markup) -> HtmlPage {
@@ -16,8 +16,7 @@ fn page(title: String, main: Markup, aside: Markup) -> HtmlPage {
         title,
         name: html! { nav { a href="/" { "Tasks" } a href="/worker" { "Worker" } } },
         main,
-        aside,
-        buttons: CommandButtons::Forms,
+        aside: Some(aside),
         links: html! { "this page is served to this machine only" },
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),

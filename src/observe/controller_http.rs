@@ -1,44 +1,28 @@
-//! The HTTP routes of a controller: health, metrics, the status page, and commands with a token.
+//! The HTTP routes of a controller: health, metrics and the status page. All of them are read-only.
 
-pub mod commands;
 mod metrics;
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::Router;
-
 use super::page;
-use super::page::Refresh;
-use super::page::controller::CommandButtons;
 use super::status_routes::{ReadinessCheck, SnapshotFn, StatusRoutes};
 use crate::control::controller_api::ControllerStatusReply;
 use crate::controller::status::PoolStatus;
 use crate::http::HttpListener;
-use commands::{BearerToken, require_token};
 pub use metrics::markdown;
 
-/// Serves until dropped. `commands` need the token.
-pub async fn serve(
-    listener: HttpListener,
-    snapshot: Arc<SnapshotFn<ControllerStatusReply>>,
-    token: Option<BearerToken>,
-    commands: Router,
-) -> Infallible {
-    let has_token = token.is_some();
+/// Serves until dropped.
+pub async fn serve(listener: HttpListener, snapshot: Arc<SnapshotFn<ControllerStatusReply>>) -> Infallible {
     let routes = StatusRoutes {
         role: "controller",
         snapshot,
         checks: |status| status.pools.iter().map(readiness_check).collect(),
         is_started: |_| true,
         metrics: metrics::text,
-        page: Box::new(move |status, refresh| {
-            let shown = has_token && refresh == Refresh::Auto;
-            let buttons = if shown { CommandButtons::Shown } else { CommandButtons::Hidden };
-            page::controller::render(status, refresh, buttons, jiff::Timestamp::now())
-        }),
+        page: |status, refresh| page::controller::render(status, refresh, jiff::Timestamp::now()),
     };
-    listener.serve(routes.into_router().merge(require_token(commands, token))).await
+    listener.serve(routes.into_router()).await
 }
 
 fn readiness_check(pool: &PoolStatus) -> ReadinessCheck {
@@ -53,7 +37,7 @@ mod tests {
 
     #[test]
     fn the_guide_has_every_metric() {
-        let guide = include_str!("../../guide/controller.md");
+        let guide = include_str!("../guide/controller.md");
         assert!(guide.contains(&markdown()), "in src/guide/controller.md should be:\n{}", markdown());
     }
 }
