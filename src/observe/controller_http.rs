@@ -20,7 +20,7 @@ pub async fn serve(listener: HttpListener, snapshot: Arc<SnapshotFn<ControllerSt
         checks: |status| status.pools.iter().map(readiness_check).collect(),
         is_started: |_| true,
         metrics: metrics::text,
-        page: |status, refresh| page::controller::render(status, refresh, jiff::Timestamp::now()),
+        page: |status| page::controller::render(status, jiff::Timestamp::now()),
     };
     listener.serve(routes.into_router()).await
 }

@@ -1,12 +1,11 @@
 //! The read-only routes that workers and controllers share: health, metrics, the status page and its JSON.
 
-use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
@@ -16,7 +15,7 @@ use serde::Serialize;
 use tokio::time::timeout;
 
 use super::openmetrics;
-use super::page::{HtmlPage, Refresh};
+use super::page::HtmlPage;
 use crate::limits::HTTP_SNAPSHOT_TIMEOUT;
 
 /// Takes a snapshot; `None` once the worker or controller has exited.
@@ -29,7 +28,7 @@ pub(super) struct StatusRoutes<S> {
     pub(super) checks: fn(&S) -> Vec<ReadinessCheck>,
     pub(super) is_started: fn(&S) -> bool,
     pub(super) metrics: fn(&S) -> String,
-    pub(super) page: fn(&S, Refresh) -> HtmlPage,
+    pub(super) page: fn(&S) -> HtmlPage,
 }
 
 pub(super) struct ReadinessCheck {
@@ -39,8 +38,6 @@ pub(super) struct ReadinessCheck {
 }
 
 type Unavailable = (StatusCode, String);
-
-type Parameters = Query<HashMap<String, String>>;
 
 impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
     pub(super) fn into_router(self) -> Router {
@@ -55,7 +52,7 @@ impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
                 (StatusCode::METHOD_NOT_ALLOWED, "method not allowed: this endpoint is read-only\n")
             })
             .fallback(async || {
-                (StatusCode::NOT_FOUND, "paths: /, /livez, /startupz, /readyz?verbose, /metrics, /status.json\n")
+                (StatusCode::NOT_FOUND, "paths: /, /livez, /startupz, /readyz, /metrics, /status.json\n")
             })
             .with_state(Arc::new(self))
     }
@@ -78,11 +75,11 @@ impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
         if is_started { Ok("started\n") } else { Err((StatusCode::SERVICE_UNAVAILABLE, "not started\n".to_owned())) }
     }
 
-    async fn readiness(State(routes): State<Arc<Self>>, query: Parameters) -> Result<String, Unavailable> {
+    async fn readiness(State(routes): State<Arc<Self>>) -> Result<String, Unavailable> {
         let checks = (routes.checks)(&routes.take_snapshot().await?);
         let ready = checks.iter().all(|check| check.problem.is_none());
         let mut text = String::new();
-        for check in checks.iter().filter(|_| query.contains_key("verbose") || !ready) {
+        for check in &checks {
             // Writing to a String cannot fail.
             _ = match (&check.problem, &check.note) {
                 (Some(problem), _) => writeln!(text, "[-] {}: {problem}", check.name),
@@ -102,10 +99,7 @@ impl<S: Serialize + Send + Sync + 'static> StatusRoutes<S> {
         routes.take_snapshot().await.map(Json)
     }
 
-    async fn page(State(routes): State<Arc<Self>>, query: Parameters) -> Result<HtmlPage, Unavailable> {
-        let status = routes.take_snapshot().await?;
-        let refresh =
-            if query.get("refresh").is_some_and(|refresh| refresh == "no") { Refresh::Never } else { Refresh::Auto };
-        Ok((routes.page)(&status, refresh))
+    async fn page(State(routes): State<Arc<Self>>) -> Result<HtmlPage, Unavailable> {
+        routes.take_snapshot().await.map(|status| (routes.page)(&status))
     }
 }

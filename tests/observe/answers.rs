@@ -40,8 +40,7 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> Answer {
 async fn readiness_lists_the_failing_checks() {
     let server = Server::start(views::running()).await;
     let ready = get(server.address, "/readyz").await;
-    assert_eq!((ready.status, ready.body.as_str()), (200, "ready\n"));
-    let ready = get(server.address, "/readyz?verbose").await;
+    assert_eq!(ready.status, 200);
     assert_eq!(
         ready.body,
         "[+] sources: 2 of 2 answer\n[+] not paused\n[+] not shutting down\n[+] host healthy\n[+] sidecars\n[+] disk\n[+] memory\n[+] slots: 1 free\nready\n"
@@ -59,7 +58,7 @@ async fn readiness_lists_the_failing_checks() {
 
     let mut silent = views::troubled();
     server.show(Some(silent.clone()));
-    let one_down = get(server.address, "/readyz?verbose").await;
+    let one_down = get(server.address, "/readyz").await;
     assert_eq!(one_down.status, 503, "one is in trouble, the other was never asked: {}", one_down.body);
     assert!(one_down.body.contains("[-] sources: 0 of 2 answer; ci: poll: 502"), "{}", one_down.body);
     assert_eq!(one_down.body.lines().count(), 9, "one line a check: {}", one_down.body);
@@ -75,7 +74,7 @@ async fn a_full_worker_is_ready() {
     full.snapshot.blocked_reason = Some(journeyman::worker::status::BlockedReason::Full);
     full.snapshot.blocked_message = Some("every slot is taken".into());
     let server = Server::start(full).await;
-    let ready = get(server.address, "/readyz?verbose=1").await;
+    let ready = get(server.address, "/readyz").await;
     assert_eq!(ready.status, 200);
     assert!(ready.body.contains("[+] slots: every slot is taken"), "{}", ready.body);
 }
@@ -151,17 +150,13 @@ async fn the_endpoint_is_read_only_and_served_under_loopback_names_only() {
 #[tokio::test]
 async fn pages_load_nothing_from_other_origins_and_cannot_be_framed() {
     let server = Server::start(views::idle()).await;
-    let (page, still) = (get(server.address, "/").await, get(server.address, "/?refresh=no").await);
-    for answer in [&page, &still] {
-        for part in ["default-src 'none'", "frame-ancestors 'none'", "x-content-type-options: nosniff", "no-store"] {
-            assert!(answer.head.contains(part), "{part}: {}", answer.head);
-        }
-        assert!(!answer.head.contains("unsafe-inline"), "{}", answer.head);
-        assert!(!answer.body.contains("http://") && !answer.body.contains("https://"), "nothing leads elsewhere");
+    let page = get(server.address, "/").await;
+    for part in ["default-src 'none'", "frame-ancestors 'none'", "x-content-type-options: nosniff", "no-store"] {
+        assert!(page.head.contains(part), "{part}: {}", page.head);
     }
+    assert!(!page.head.contains("unsafe-inline"), "{}", page.head);
+    assert!(!page.body.contains("http://") && !page.body.contains("https://"), "nothing leads elsewhere");
     assert!(page.body.contains("<script>") && page.body.contains("<noscript><meta http-equiv=\"refresh\""));
-    assert!(!still.body.contains("<script>") && !still.body.contains("http-equiv"), "it stands still");
-    assert!(!still.head.contains("script-src"), "{}", still.head);
 }
 
 #[tokio::test]

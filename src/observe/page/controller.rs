@@ -5,12 +5,12 @@ use core::cmp::Reverse;
 use jiff::Timestamp;
 use maud::{Markup, html};
 
-use super::{HtmlPage, PageContent, Refresh, SnapshotClock, build_page, format_seconds, status_links};
+use super::{HtmlPage, PageContent, SnapshotClock, build_page, format_seconds, status_links};
 use crate::control::controller_api::ControllerStatusReply;
 use crate::controller::status::{ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, WorkerActivity};
 use crate::limits::PAGE_GROUPS_MAX;
 
-pub fn render(status: &ControllerStatusReply, refresh: Refresh, now: Timestamp) -> HtmlPage {
+pub fn render(status: &ControllerStatusReply, now: Timestamp) -> HtmlPage {
     let (pools, clock) = (&status.pools, SnapshotClock { now });
     let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
     let parts = PageContent {
@@ -22,7 +22,7 @@ pub fn render(status: &ControllerStatusReply, refresh: Refresh, now: Timestamp) 
         aside: None,
         links: status_links(),
     };
-    build_page(parts, refresh, clock)
+    build_page(parts, clock)
 }
 
 fn title(pools: &[PoolStatus]) -> String {

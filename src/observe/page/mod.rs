@@ -23,13 +23,6 @@ const TASKS_SCRIPT: &str = include_str!("tasks.js");
 /// Without scripts.
 const RELOAD_SECONDS: u8 = 10;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refresh {
-    /// Every two seconds; every ten without scripts.
-    Auto,
-    Never,
-}
-
 #[derive(Debug, Clone)]
 pub struct HtmlPage {
     pub html: String,
@@ -57,27 +50,24 @@ pub(crate) struct PageContent {
 /// The links of a worker's and a controller's page.
 fn status_links() -> Markup {
     html! {
-        a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
-        a href="/status.json" { "JSON" } " · " a href="/?refresh=no" { "without refresh" }
+        a href="/metrics" { "metrics" } " · " a href="/readyz" { "readiness" } " · " a href="/status.json" { "JSON" }
     }
 }
 
-pub(crate) fn build_page(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> HtmlPage {
+pub(crate) fn build_page(parts: PageContent, clock: SnapshotClock) -> HtmlPage {
     let hash = |text: &str| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text)));
     let (tasks_script, forms) =
         if parts.aside.is_some() { (hash(TASKS_SCRIPT), "'self'") } else { (String::new(), "'none'") };
-    let script = match refresh {
-        Refresh::Auto => format!("script-src {} {tasks_script}; connect-src 'self'; ", hash(SCRIPT)),
-        Refresh::Never => String::new(),
-    };
     let policy = format!(
-        "default-src 'none'; style-src {}; {script}base-uri 'none'; form-action {forms}; frame-ancestors 'none'",
-        hash(STYLE)
+        "default-src 'none'; style-src {}; script-src {} {tasks_script}; connect-src 'self'; base-uri 'none'; \
+         form-action {forms}; frame-ancestors 'none'",
+        hash(STYLE),
+        hash(SCRIPT)
     );
-    HtmlPage { html: untrusted_text::clean(&document(parts, refresh, clock).into_string()), policy }
+    HtmlPage { html: untrusted_text::clean(&document(parts, clock).into_string()), policy }
 }
 
-fn document(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> Markup {
+fn document(parts: PageContent, clock: SnapshotClock) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -85,9 +75,7 @@ fn document(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> Marku
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 title { (parts.title) }
-                @if refresh == Refresh::Auto {
-                    noscript { meta http-equiv="refresh" content=(RELOAD_SECONDS); }
-                }
+                noscript { meta http-equiv="refresh" content=(RELOAD_SECONDS); }
                 style { (PreEscaped(STYLE)) }
             }
             body {
@@ -106,10 +94,8 @@ fn document(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> Marku
                     p { (parts.links) }
                     p { "version " (parts.version) " · process " (parts.pid) " · hover over a time for the full date" }
                 }
-                @if refresh == Refresh::Auto {
-                    script { (PreEscaped(SCRIPT)) }
-                    @if parts.aside.is_some() { script { (PreEscaped(TASKS_SCRIPT)) } }
-                }
+                script { (PreEscaped(SCRIPT)) }
+                @if parts.aside.is_some() { script { (PreEscaped(TASKS_SCRIPT)) } }
             }
         }
     }
@@ -166,14 +152,13 @@ mod tests {
             title: name.to_owned(),
             name: html! {},
             main,
-            aside: html! {},
-            buttons: CommandButtons::Shown,
+            aside: Some(html! {}),
             links: html! {},
             version: String::new(),
             pid: 1,
         };
-        let page = build_page(parts, Refresh::Auto, SnapshotClock { now: Timestamp::UNIX_EPOCH });
+        let page = build_page(parts, SnapshotClock { now: Timestamp::UNIX_EPOCH });
         assert!(page.html.contains("<p>a b c d</p>"), "{}", page.html);
-        assert!(page.html.contains(COMMANDS_SCRIPT) && page.html.contains(STYLE), "the hashes hold");
+        assert!(page.html.contains(TASKS_SCRIPT) && page.html.contains(STYLE), "the hashes hold");
     }
 }

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use maud::{Markup, html};
 
-use super::{HtmlPage, PageContent, Refresh, SnapshotClock, build_page, format_seconds, status_links};
+use super::{HtmlPage, PageContent, SnapshotClock, build_page, format_seconds, status_links};
 use crate::control::WorkerStatusReply;
 use crate::worker::counters::OutcomeCounts;
 use crate::worker::snapshot::format_bytes;
@@ -13,7 +13,7 @@ use crate::worker::status::{
 
 const LEASE_SHORT_SECONDS: f64 = 30.0;
 
-pub fn render(status: &WorkerStatusReply, refresh: Refresh, now: Timestamp) -> HtmlPage {
+pub fn render(status: &WorkerStatusReply, now: Timestamp) -> HtmlPage {
     let (view, clock) = (&status.snapshot, SnapshotClock { now });
     let parts = PageContent {
         title: format!("{} {}/{} · {}", view.state.as_str(), view.claims.len(), view.capacity, status.id),
@@ -24,7 +24,7 @@ pub fn render(status: &WorkerStatusReply, refresh: Refresh, now: Timestamp) -> H
         aside: None,
         links: status_links(),
     };
-    build_page(parts, refresh, clock)
+    build_page(parts, clock)
 }
 
 pub(crate) fn body(status: &WorkerStatusReply, clock: SnapshotClock) -> Markup {

@@ -7,9 +7,7 @@ use serde_json::Value;
 use super::{Filter, TaskDetail, TaskList};
 use crate::cli::task::task_status::{FoundTask, RunStatus, TaskState, TaskStatus};
 use crate::control::WorkerStatusReply;
-use crate::observe::page::{
-    self, HtmlPage, PageContent, Refresh, SnapshotClock, build_page, format_seconds,
-};
+use crate::observe::page::{self, HtmlPage, PageContent, SnapshotClock, build_page, format_seconds};
 
 fn page(title: String, main: Markup, aside: Markup) -> HtmlPage {
     let parts = PageContent {
@@ -21,7 +19,7 @@ fn page(title: String, main: Markup, aside: Markup) -> HtmlPage {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
     };
-    build_page(parts, Refresh::Auto, clock())
+    build_page(parts, clock())
 }
 
 fn clock() -> SnapshotClock {
