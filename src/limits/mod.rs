@@ -146,8 +146,7 @@ pub const PROGRAM_REASONS_MAX: usize = 20;
 /// How long a worker that aborts may take before the process exits anyway.
 pub const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const DEMO_TASKS_TIMEOUT: Duration = Duration::from_secs(120);
-pub const DEMO_REDRAW_INTERVAL: Duration = Duration::from_millis(150);
-pub const DEMO_LOG_BYTES_MAX: usize = 4 << 20;
+pub const DEMO_POLL_INTERVAL: Duration = Duration::from_millis(150);
 /// The metadata service is on the host itself.
 pub const METADATA_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 pub const METADATA_TIMEOUT: Duration = Duration::from_secs(2);

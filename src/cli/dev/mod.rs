@@ -106,7 +106,7 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
         log::start(&config.log, environment);
         let dev = DevSession::start(&arguments, config, temp_dir.path(), environment).await?;
         let failed = dev.queue.failed();
-        return Box::pin(run_unless_failed(failed, demo::run(dev, temp_dir.path(), signals, environment))).await;
+        return Box::pin(run_unless_failed(failed, demo::run(dev, signals, environment))).await;
     };
     if !set("log.format") {
         config.log.format = LogFormat::Human;

@@ -21,7 +21,7 @@ use crate::source::taskcluster::formats::is_slugid;
 use crate::source::taskcluster::{Api, Download, ListPage, TaskSearch};
 use task_status::{FoundTask, TaskState, TaskStatus};
 
-pub const LOG_ARTIFACT: &str = "public/logs/live.log";
+const LOG_ARTIFACT: &str = "public/logs/live.log";
 
 #[derive(Debug, Args)]
 pub struct TaskArgs {

@@ -1,9 +1,8 @@
 //! Parses the task status of a queue and formats it for users.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
-use jiff::{SignedDuration, SpanRound, Timestamp, Unit};
+use jiff::{SpanRound, Timestamp, Unit};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -107,15 +106,6 @@ impl TaskStatus {
         self.runs.last().and_then(|run| run.reason.as_deref()) == Some("canceled")
     }
 
-    /// The state and, while running, the rest of the lease.
-    pub fn short_summary(&self, now: Timestamp) -> String {
-        let claimed = self.runs.last().filter(|run| run.state == TaskState::Running).and_then(|run| run.taken_until);
-        match claimed {
-            Some(until) => format!("running, claim expires in {} s", until.duration_since(now).as_secs().max(0)),
-            None => self.summary(),
-        }
-    }
-
     /// The state and a reason that differs from it.
     pub fn summary(&self) -> String {
         self.runs.last().map_or_else(|| self.state.as_str().to_owned(), RunStatus::summary)
@@ -161,13 +151,6 @@ impl TaskStatus {
 }
 
 impl RunStatus {
-    /// Whether the lease was extended beyond one claim of this length.
-    pub fn was_extended(&self, claim: Duration) -> bool {
-        let (Some(started), Some(until)) = (self.started_at, self.taken_until) else { return false };
-        SignedDuration::try_from(claim)
-            .is_ok_and(|claim| until.duration_since(started) > claim + SignedDuration::from_secs(1))
-    }
-
     pub fn summary(&self) -> String {
         let state = self.state.as_str();
         match self.reason.as_deref().filter(|reason| *reason != state) {
