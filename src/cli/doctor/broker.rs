@@ -1,6 +1,4 @@
-//! Checks the connection to a broker, the request queue of a source, and the exchange for activity reports.
-
-use tokio::time::timeout;
+//! Checks the connection to a broker and the request queue of a source.
 
 use super::Check;
 use crate::amqp;
@@ -9,9 +7,7 @@ use crate::cli::amqp_setup;
 use crate::config::Environment;
 use crate::config::schema::{Config, RequestSource};
 use crate::domain::refusal::Refusal;
-use crate::limits::{AMQP_CLOSE_TIMEOUT, DOCTOR_CALL_TIMEOUT};
-
-const ALARM: &str = "does the broker have a resource alarm?";
+use crate::limits::AMQP_CLOSE_TIMEOUT;
 
 pub(super) async fn check_source(
     name: &str,
@@ -26,20 +22,19 @@ pub(super) async fn check_source(
     };
     let queue = config.requests_queue(source);
     let queue_name = amqp::to_short_string_or_none(&queue).unwrap_or_default();
-    let found = match timeout(DOCTOR_CALL_TIMEOUT, amqp::find_queue(&connection, queue_name)).await {
-        Ok(Ok(found)) => {
+    let found = match amqp::find_queue(&connection, queue_name).await {
+        Ok(found) => {
             let counts = format!("{} waiting, {} consumers", found.message_count(), found.consumer_count());
             Check::ok(part, format!("{queue}: {counts}"))
         }
-        Ok(Err(error)) if amqp::reply_code(&error) == Some(amqp::NOT_FOUND) => {
+        Err(error) if amqp::reply_code(&error) == Some(amqp::NOT_FOUND) => {
             let fix = "the controller declares it with the first request for its key; the worker waits for it";
             Check::warning(part, format!("queue {queue} does not exist"), fix)
         }
-        Ok(Err(error)) => {
+        Err(error) => {
             let found = format!("{queue}: {}", amqp::error_text(&error));
             Check::failed(part, found, "does this user have read permission?")
         }
-        Err(_) => Check::failed(part, format!("{queue}: no response"), ALARM),
     };
     amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
     vec![check, found]
@@ -74,27 +69,4 @@ async fn connect(part: String, config: &Config, environment: &Environment) -> Re
             Err(Check::failed(part, refused.message, fix))
         }
     }
-}
-
-/// Tasks run without the exchange, so that its failures are warnings.
-pub(super) async fn check_activity(exchange: &str, config: &Config, environment: &Environment) -> Vec<Check> {
-    let part = "activity";
-    let connection = match connect(part.to_owned(), config, environment).await {
-        Ok((connection, _)) => connection,
-        Err(check) => {
-            let fix = "no activity is reported without the broker; tasks still run";
-            return vec![Check::warning(part, check.result, fix)];
-        }
-    };
-    let name = amqp::to_short_string_or_none(exchange).unwrap_or_default();
-    let check = match timeout(DOCTOR_CALL_TIMEOUT, amqp::find_exchange(&connection, name)).await {
-        Ok(Ok(())) => Check::ok(part, format!("reported to {exchange}")),
-        Ok(Err(error)) => {
-            let fix = "the controller declares it; no activity is reported until then, tasks still run";
-            Check::warning(part, format!("cannot report to {exchange}: {}", amqp::error_text(&error)), fix)
-        }
-        Err(_) => Check::warning(part, format!("{exchange}: no response"), ALARM),
-    };
-    amqp::close(&connection, AMQP_CLOSE_TIMEOUT).await;
-    vec![check]
 }

@@ -10,7 +10,6 @@ use tokio::time::timeout;
 use super::Check;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::termination_watch;
-use crate::config::pool::PoolConfig;
 use crate::config::schema::{Config, Host};
 use crate::control::WorkerStatusReply;
 use crate::control::client::{ControlClient, Error};
@@ -20,10 +19,14 @@ use crate::host::termination_notice::{self, MetadataProvider};
 use crate::limits::{DOCTOR_CALL_TIMEOUT, TASK_OPEN_FILES, WORKER_OPEN_FILES, WORKER_OPEN_FILES_MIN};
 use crate::worker::snapshot::format_bytes;
 
-pub(super) fn check_host(config: &Config) -> Vec<Check> {
-    let mut checks = check_work_dir(config);
-    checks.extend([check_memory(config), check_open_files(config), check_cgroups(&config.host)]);
-    checks
+/// On a thread of its own, because a file system may hang.
+pub(super) async fn check_host(config: Config) -> Vec<Check> {
+    let checks = tokio::task::spawn_blocking(move || {
+        let mut checks = check_work_dir(&config);
+        checks.extend([check_memory(&config), check_open_files(&config), check_cgroups(&config.host)]);
+        checks
+    });
+    checks.await.unwrap_or_else(|error| vec![Check::failed("host", format!("check failed: {error}"), "")])
 }
 
 fn check_work_dir(config: &Config) -> Vec<Check> {
@@ -67,22 +70,6 @@ fn check_minimum(resource: &str, free: u64, minimum: u64) -> Check {
 fn nearest_existing(wanted: &Path) -> &Path {
     let existing = wanted.ancestors().filter(|dir| !dir.as_os_str().is_empty()).find(|dir| dir.exists());
     existing.unwrap_or_else(|| Path::new("."))
-}
-
-/// For pools with the process driver.
-pub(super) fn check_pool_dirs(config: &Config) -> Vec<Check> {
-    let started = config.pool.iter().filter(|(_, pool)| !pool.command.is_empty());
-    let check = |(name, pool): (&String, &PoolConfig)| {
-        let (part, dir) = (format!("{name}: state directory"), &pool.state_dir.0);
-        match probe_writable(nearest_existing(dir)) {
-            Ok(()) => Check::ok(part, format!("{} is writable", dir.display())),
-            Err(error) => {
-                let fix = format!("make the user of the controller its owner, or change pool.{name}.state_dir");
-                Check::failed(part, format!("{} is not writable: {error}", dir.display()), fix)
-            }
-        }
-    };
-    started.map(check).collect()
 }
 
 /// Creates and removes an empty file.

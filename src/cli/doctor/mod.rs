@@ -160,7 +160,6 @@ fn is_only_counted(config: &Config, source_name: &str) -> bool {
 async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Check> {
     let config = &loaded.config;
     let worker = WorkerIdentity::from_config(config);
-    let exchange = config.activity_exchange();
     let mut groups: Vec<(&str, BoxFuture<'_, Vec<Check>>)> = Vec::new();
     for (name, source) in &config.source {
         let claims_as = (!is_only_counted(config, name)).then_some(&worker);
@@ -174,16 +173,12 @@ async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Che
             },
         ));
     }
-    if let Some(exchange) = &exchange {
-        groups.push(("activity", Box::pin(broker::check_activity(exchange, config, environment))));
-    }
     if !config.pool.is_empty() {
         groups.push(("pools", Box::pin(broker::check_pools_broker(config, environment))));
-        groups.push(("pools", Box::pin(run_blocking(config, host::check_pool_dirs))));
     }
     if !is_controller_config(config) {
         groups.push(("cloud", Box::pin(host::check_cloud(&config.host))));
-        groups.push(("host", Box::pin(run_blocking(config, host::check_host))));
+        groups.push(("host", Box::pin(host::check_host(config.clone()))));
         groups.push(("control socket", Box::pin(host::check_control_socket(control_socket(config)))));
     }
     let with_timeout = groups.into_iter().map(async |(name, checks)| {
@@ -193,13 +188,6 @@ async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Che
         timeout(DOCTOR_CHECK_TIMEOUT, checks).await.unwrap_or_else(late)
     });
     join_all(with_timeout).await.concat()
-}
-
-/// For checks that may block on a file system.
-async fn run_blocking(config: &Config, check: fn(&Config) -> Vec<Check>) -> Vec<Check> {
-    let config = config.clone();
-    let checks = tokio::task::spawn_blocking(move || check(&config)).await;
-    checks.unwrap_or_else(|error| vec![Check::failed("host", format!("check failed: {error}"), "")])
 }
 
 #[cfg(test)]

@@ -1,8 +1,6 @@
 //! Checks a Taskcluster source step by step; a failed step ends the rest.
 
 use jiff::{SignedDuration, Timestamp};
-use tokio::net::TcpStream;
-use tokio::time::timeout;
 
 use super::Check;
 use crate::cli::taskcluster_setup;
@@ -48,7 +46,6 @@ impl SourceChecks<'_> {
     ///
     /// A check without which the next ones make no sense.
     async fn run(&self, checks: &mut Vec<Check>) -> Result<(), Check> {
-        checks.push(self.check_connection().await?);
         // Without credentials, so that wrong ones do not fail this step.
         let unsigned = self.api(None)?;
         let date = unsigned.ping().await.map_err(|refused| {
@@ -56,7 +53,12 @@ impl SourceChecks<'_> {
                 let fix = "check the certificate, the CA certificates of this host (ca-certificates) and its clock";
                 return Check::failed("tls", refused.message, fix);
             }
-            let fix = format!("`curl -i {}/api/queue/v1/ping` shows the response", unsigned.root_url());
+            let fix = format!(
+                "check source.{}.root_url, and that this host resolves and reaches it; `curl -i {}/api/queue/v1/ping` shows the \
+                 response",
+                self.name,
+                unsigned.root_url()
+            );
             Check::failed("queue", refused.message, fix)
         })?;
         checks.push(Check::ok("queue", format!("{} responds", unsigned.root_url())));
@@ -94,25 +96,6 @@ impl SourceChecks<'_> {
             checks.push(Check::failed("quarantine", found, "an operator of the queue can lift it"));
         }
         Ok(())
-    }
-
-    async fn check_connection(&self) -> Result<Check, Check> {
-        let url = self.source.root_url.parts();
-        let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
-        let port = url.port_or_known_default().unwrap_or_default();
-        let error = match timeout(DOCTOR_STEP_TIMEOUT, TcpStream::connect((host, port))).await {
-            Ok(Ok(_)) => {
-                return Ok(Check::ok("connection", format!("{host} accepts connections on port {port}")));
-            }
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no response within {} s", DOCTOR_STEP_TIMEOUT.as_secs()),
-        };
-        let fix = format!(
-            "check source.{}.root_url, that this host resolves it (`getent hosts {host}`), that the service is running, and \
-             that no firewall blocks the port",
-            self.name
-        );
-        Err(Check::failed("connection", format!("{host} port {port}: {error}"), fix))
     }
 
     fn api(&self, credentials: Option<Credentials>) -> Result<Api, Check> {
