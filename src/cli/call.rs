@@ -1,16 +1,15 @@
 //! `journeyman call`: sends a request to a worker group over AMQP, and prints the replies.
 
 use std::io::Read as _;
-use std::path::PathBuf;
 
-use clap::{Args, ValueHint};
+use clap::Args;
 
+use super::config_args::{ConfigArgs, NoFlags};
 use super::exit::{Exit, ExitResult, Failure};
-use super::output;
-use crate::amqp::{Broker, BrokerConfig, ClientCertificate};
+use super::{amqp_setup, output};
 use crate::client::{ReplyPosition, RpcClient, RpcError, RpcRequest};
-use crate::config::values::{Secret, Span};
-use crate::config::{Environment, secrets};
+use crate::config::Environment;
+use crate::config::values::Span;
 use crate::limits::{CALL_BODY_BYTES_MAX, RPC_TIMEOUT_DEFAULT};
 
 /// `journeyman call`
@@ -38,22 +37,12 @@ pub(super) struct CallArgs {
     /// does not expire]
     #[arg(long, value_name = "TIME")]
     timeout: Option<Span>,
-    /// File with the broker's address, user and password [env: JOURNEYMAN_AMQP_URI or WORKER_AMQP_URI holds the address
-    /// itself] [default: RabbitMQ on this machine, as guest]
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    amqp_uri_file: Option<PathBuf>,
-    /// File with the CA certificates (PEM) for the broker [default: those of the system]
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    amqp_ca: Option<PathBuf>,
-    /// File with the client certificate (PEM) and its intermediates
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "amqp_key")]
-    amqp_certificate: Option<PathBuf>,
-    /// File with the private key (PEM) of the client certificate
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "amqp_certificate")]
-    amqp_key: Option<PathBuf>,
     /// Body of the request, JSON for most workers; `-` reads it from standard input
     #[arg(value_name = "BODY", default_value = "null")]
     body: String,
+    /// For `[amqp]`: the broker's address, user and password, and its certificates.
+    #[command(flatten)]
+    settings: ConfigArgs<NoFlags>,
 }
 
 /// Runs the command.
@@ -62,7 +51,8 @@ pub(super) struct CallArgs {
 ///
 /// [`Exit::Unreachable`], [`Exit::Denied`] or [`Exit::Config`] about the broker, [`Exit::Failed`] without a reply, or with an error reply.
 pub(super) async fn run(arguments: CallArgs, environment: &Environment) -> ExitResult {
-    let broker = broker_from_args(&arguments, environment)?;
+    let config = arguments.settings.load(&environment.without_controller_variables())?.config;
+    let broker = amqp_setup::build_broker(&config.amqp, environment)?;
     let CallArgs { pool, exchange, key, path, timeout, .. } = arguments;
     let exchange = exchange.unwrap_or_else(|| format!("{}-req-xchg", pool.unwrap_or_default()));
     let call =
@@ -90,17 +80,6 @@ pub(super) async fn run(arguments: CallArgs, environment: &Environment) -> ExitR
         }
     }
     Ok(Exit::Success)
-}
-
-fn broker_from_args(arguments: &CallArgs, environment: &Environment) -> Result<Broker, Failure> {
-    let uri = match &arguments.amqp_uri_file {
-        Some(path) => secrets::read_file(path, "the address of a broker")?,
-        None => Secret::new(environment.amqp_uri().unwrap_or(secrets::AMQP_URI_DEFAULT)),
-    };
-    let client = arguments.amqp_certificate.clone().zip(arguments.amqp_key.clone());
-    let client = client.map(|(certificate, key)| ClientCertificate { certificate, key });
-    let settings = BrokerConfig { ca: arguments.amqp_ca.clone(), client, ..BrokerConfig::new(uri.reveal().to_owned()) };
-    Broker::new(&settings).map_err(|error| Failure::from_error(Exit::Config, &error))
 }
 
 fn read_body(argument: String) -> Result<Vec<u8>, Failure> {

@@ -51,7 +51,7 @@ impl TaskclusterSource {
 }
 
 /// A RabbitMQ on this machine with its default user.
-pub const AMQP_URI_DEFAULT: &str = "amqp://guest:guest@127.0.0.1:5672/%2f";
+const AMQP_URI_DEFAULT: &str = "amqp://guest:guest@127.0.0.1:5672/%2f";
 
 /// Reads the URI of the AMQP broker.
 ///

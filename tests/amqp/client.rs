@@ -405,13 +405,14 @@ async fn the_command_uses_client_certificates_and_verifies_the_broker() {
     }
     let own = tokio::task::block_in_place(|| Broker::start(""));
     let pool = Pool::new(&broker(&own.uri()), FieldTable::default()).await;
-    let file = |name: &str| own.tls().join(name).display().to_string();
-    let (ca, certificate, key) = (file("ca.pem"), file("client.pem"), file("client.key"));
-    let all = ["--amqp-ca", &ca, "--amqp-certificate", &certificate, "--amqp-key", &key];
+    let set = |key: &str, name: &str| format!("amqp.{key}={}", own.tls().join(name).display());
+    let (ca, certificate) = (set("ca_file", "ca.pem"), set("certificate_file", "client.pem"));
+    let key = set("key_file", "client.key");
+    let all = ["--set", &ca, "--set", &certificate, "--set", &key];
     let output = call_with_worker(&pool, &own.tls_uri(), &all, "ok", b"{\"echo\":1}").await;
     assert_eq!(output, (0, "{\"echo\":1}\n".to_owned(), String::new()));
     // No CA for the broker, no client certificate, and half of a client certificate.
-    for (arguments, code) in [(&all[2..], 32), (&all[..2], 32), (&all[..4], 2)] {
+    for (arguments, code) in [(&all[2..], 32), (&all[..2], 32), (&all[..4], 30)] {
         let (ended, out, err) = call_with_worker(&pool, &own.tls_uri(), arguments, "ok", b"1").await;
         assert_eq!((ended, out.as_str()), (code, ""), "{arguments:?}: {err}");
     }
