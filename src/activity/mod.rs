@@ -69,8 +69,7 @@ struct ReportChannel {
 
 async fn connect(settings: &Config) -> Result<ReportChannel, String> {
     let name = format!("{} (activity)", settings.worker_id);
-    let connection =
-        settings.broker.clone().with_small_frames().connect(&name).await.map_err(|refused| refused.message)?;
+    let connection = settings.broker.clone().connect(&name).await.map_err(|refused| refused.message)?;
     let channel = settings.broker.bounded("open a channel", amqp::confirm_channel(&connection)).await;
     Ok(ReportChannel { channel: channel.map_err(|refused| refused.message)?, connection })
 }

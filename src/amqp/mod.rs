@@ -25,7 +25,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::domain::refusal::{CallError, Refusal};
 use crate::http::client::plain_port_hint;
-use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_HEARTBEAT, AMQP_SMALL_FRAME_BYTES};
+use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_FRAME_BYTES_MAX, AMQP_HEARTBEAT};
 use crate::redact;
 
 pub use lapin;
@@ -134,14 +134,6 @@ impl Broker {
         self
     }
 
-    /// For a connection that receives nothing large: lapin allocates 64 of the largest frames. Applies unless the address sets it.
-    pub(crate) const fn with_small_frames(mut self) -> Self {
-        if self.uri.query.frame_max.is_none() {
-            self.uri.query.frame_max = Some(AMQP_SMALL_FRAME_BYTES);
-        }
-        self
-    }
-
     /// The address without user and password.
     pub fn display_url(&self) -> &str {
         &self.display_url
@@ -170,6 +162,7 @@ impl Broker {
         let mut uri = self.uri.clone();
         uri.authority.userinfo = self.user_info();
         uri.query.heartbeat.get_or_insert(self.default_heartbeat);
+        uri.query.frame_max.get_or_insert(AMQP_FRAME_BYTES_MAX);
         let connecting = Connection::connector(uri, stream::runtime(), open, properties);
         self.bounded("connect", connecting).await
     }
@@ -402,13 +395,6 @@ mod tests {
         assert_eq!(redact::text(line), "login with [redacted] or [redacted]");
         drop(kept);
         assert_eq!(redact::text(line), line);
-    }
-
-    #[test]
-    fn c2_a_connection_of_small_messages_has_small_frames_unless_its_address_says_otherwise() {
-        let frame_max = |uri| read(uri).with_small_frames().uri.query.frame_max;
-        assert_eq!(frame_max("amqp://host"), Some(AMQP_SMALL_FRAME_BYTES));
-        assert_eq!(frame_max("amqp://host?frame_max=65536"), Some(65_536));
     }
 
     #[test]
