@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use lapin::types::{AMQPValue, ShortString};
-use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
+use tokio::sync::Mutex;
 
 use crate::domain::consumer_timeout;
 use crate::domain::delivery_attempts::Republishing;
@@ -37,7 +37,7 @@ pub(super) struct RequestClaim {
     source: Arc<AmqpSourceInner>,
     results: Results,
     /// Locked while the request is being settled.
-    progress: Arc<Mutex<Progress>>,
+    progress: Mutex<Progress>,
     settled_as: OnceLock<Outcome>,
 }
 
@@ -84,7 +84,7 @@ impl RequestClaim {
             session: Arc::clone(session),
             source: Arc::clone(source),
             results: Results::new(partial_replies, limits),
-            progress: Arc::default(),
+            progress: Mutex::default(),
             settled_as: OnceLock::new(),
         })
     }
@@ -145,25 +145,14 @@ impl RequestClaim {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: the settlement continues, and the next call waits for it.
-    pub(super) async fn settle(self: &Arc<Self>, outcome: Outcome, plan: SettlePlan) -> Result<(), CallError> {
-        let progress = Arc::clone(&self.progress).lock_owned().await;
+    /// Not cancel safe: a reply may be published, and its request not acknowledged.
+    pub(super) async fn settle(self: Arc<Self>, outcome: Outcome, plan: SettlePlan) -> Result<(), CallError> {
+        let mut progress = self.progress.lock().await;
         match self.settled_as.get() {
             Some(earlier) if *earlier == outcome => return Ok(()),
             Some(earlier) => return Err(self.call_error(Refusal::Gone, &format!("it was settled as {earlier}"))),
             None => {}
         }
-        let (claim, (sender, settled)) = (Arc::clone(self), oneshot::channel());
-        self.source.spawn(async move { drop(sender.send(claim.settle_to_end(progress, outcome, plan).await)) });
-        settled.await.unwrap_or_else(|_| Err(self.retry_error("it was interrupted")))
-    }
-
-    async fn settle_to_end(
-        &self,
-        mut progress: OwnedMutexGuard<Progress>,
-        outcome: Outcome,
-        plan: SettlePlan,
-    ) -> Result<(), CallError> {
         // Once the channel is lost, the broker has redelivered the request, and a reply would be a second one.
         let settled = if self.session.is_lost() {
             None
@@ -340,20 +329,32 @@ impl Drop for RequestClaim {
 }
 
 /// A request that a handler runs.
-pub(super) struct GrantedRequest(pub(super) Arc<RequestClaim>);
+pub(super) struct GrantedRequest {
+    claim: Arc<RequestClaim>,
+    /// What a report has begun and the next one continues.
+    settlement: Mutex<Option<Settlement>>,
+}
+
+type Settlement = (Outcome, SourceFuture<'static, ()>);
+
+impl GrantedRequest {
+    pub(super) fn new(claim: Arc<RequestClaim>) -> Self {
+        Self { claim, settlement: Mutex::default() }
+    }
+}
 
 impl Claim for GrantedRequest {
     fn run(&self) -> &Run {
-        &self.0.run
+        &self.claim.run
     }
 
     fn is_lost(&self) -> bool {
-        self.0.session.is_lost()
+        self.claim.session.is_lost()
     }
 
     fn renew(&self) -> SourceFuture<'_, Instant> {
         Box::pin(async {
-            let claim = &self.0;
+            let claim = &self.claim;
             let gone =
                 |what: &str| CallError { refusal: Refusal::Gone, message: format!("reclaim {}: {what}", claim.run) };
             if claim.settled_as.get().is_some() {
@@ -369,7 +370,19 @@ impl Claim for GrantedRequest {
     }
 
     fn report(&self, outcome: Outcome) -> SourceFuture<'_, ()> {
-        Box::pin(async move { self.0.settle(outcome, self.0.plan_for(outcome)).await })
+        Box::pin(async move {
+            let mut settlement = self.settlement.lock().await;
+            loop {
+                let (earlier, settling) = settlement.get_or_insert_with(|| {
+                    (outcome, Box::pin(Arc::clone(&self.claim).settle(outcome, self.claim.plan_for(outcome))))
+                });
+                let (settled, answer) = (*earlier, settling.await);
+                *settlement = None;
+                if settled == outcome {
+                    return answer;
+                }
+            }
+        })
     }
 
     fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()> {

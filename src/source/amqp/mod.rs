@@ -278,7 +278,7 @@ impl AmqpSourceInner {
         let lease = consumer_timeout.map_or(AMQP_LEASE, |timeout| timeout.saturating_sub(held).min(AMQP_LEASE));
         let (run, results) = (claim.run.clone(), Some(claim.results()));
         let task = claim.definition();
-        let claim = Arc::new(GrantedRequest(claim));
+        let claim = Arc::new(GrantedRequest::new(claim));
         // A release puts the request back into its queue.
         let terms = RunTerms { deadline: None, retries_left: Some(u32::MAX) };
         Grant { run, expires_at: now.plus(lease), terms, queued_for: None, task, payload_error: None, claim, results }
@@ -298,7 +298,7 @@ impl AmqpSourceInner {
         self.spawn(async move {
             let _settling = settling;
             loop {
-                match claim.settle(OUTCOME, plan.clone()).await {
+                match Arc::clone(&claim).settle(OUTCOME, plan.clone()).await {
                     Ok(()) => return,
                     // Requeued, it would be delivered again at once.
                     Err(CallError { refusal: Refusal::Retry { .. }, .. }) => sleep(AMQP_REPLY_RETRY_DELAY).await,
