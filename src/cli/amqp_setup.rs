@@ -152,5 +152,10 @@ pub(super) fn source_binding(
         ("WORKER_KEY".to_owned(), key),
         ("WORKER_POOL".to_owned(), amqp.pool.clone()),
     ]);
-    Ok(SourceBinding { name: source_name.to_owned(), source: Arc::new(AmqpSource::new(settings)), handler, env })
+    Ok(SourceBinding {
+        name: source_name.to_owned(),
+        source: Arc::new(AmqpSource::new(settings)),
+        handler,
+        env: Arc::new(env),
+    })
 }

@@ -91,5 +91,5 @@ pub(super) fn source_binding(
     let source = Taskcluster::new(settings)
         .map_err(|error| Failure::new(Exit::Config, format!("source.{source_name}.{error}")))?;
     let api = source.api().clone();
-    Ok((SourceBinding { name: source_name.to_owned(), source: Arc::new(source), handler, env }, api))
+    Ok((SourceBinding { name: source_name.to_owned(), source: Arc::new(source), handler, env: Arc::new(env) }, api))
 }

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use crate::domain::id::{LocalToken, Run, TaskId};
 use crate::domain::time::Instant;
+use crate::domain::trace_context::TraceParent;
 use crate::host::clock::{Clock, or_pending};
 use crate::host::containment::ProcessScope;
 use crate::host::work_dir::{self, WorkDirLock};
@@ -34,7 +35,9 @@ pub struct TaskInfo {
     /// The whole task definition, payload included.
     pub definition: Definition,
     /// Variables that the source adds to the environment of payload processes.
-    pub env: BTreeMap<String, String>,
+    pub env: Arc<BTreeMap<String, String>>,
+    /// The trace that the payload continues, in `TRACEPARENT`.
+    pub trace: Option<TraceParent>,
 }
 
 /// Why a payload has to end early. Of several causes the greatest applies.
@@ -200,7 +203,7 @@ impl Context {
     ) -> io::Result<(Self, watch::Sender<Option<Cancellation>>)> {
         let task = TaskId::parse(name).ok_or_else(|| io::Error::other("invalid task id"))?;
         let run = Run { task, run: 0 };
-        let task = TaskInfo { run, source: name.to_owned(), definition, env: BTreeMap::new() };
+        let task = TaskInfo { run, source: name.to_owned(), definition, env: Arc::default(), trace: None };
         let (cancel, canceled) = watch::channel(None);
         // Without a claim there is no lease, so the sender is dropped.
         let (_, expires_at) = watch::channel(clock.now().plus(NO_LEASE));

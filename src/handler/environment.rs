@@ -40,7 +40,8 @@ pub fn for_payload(allowed: &Variables, payload: Variables, context: &Context) -
     variables.extend(payload);
     variables.insert("TASK_ID".to_owned(), task.run.task.to_string());
     variables.insert("RUN_ID".to_owned(), task.run.run.to_string());
-    variables.extend(task.env.clone());
+    variables.extend((*task.env).clone());
+    variables.extend(task.trace.map(|trace| ("TRACEPARENT".to_owned(), trace.to_string())));
     variables.insert("TASK_WORKDIR".to_owned(), context.workdir().to_string_lossy().into_owned());
     variables
 }

@@ -498,7 +498,8 @@ mod tests {
 
     fn context(workdir: &Path) -> Context {
         let run = Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 0 };
-        let task = TaskInfo { run, source: "s".into(), definition: Default::default(), env: Default::default() };
+        let (definition, env) = (Default::default(), Default::default());
+        let task = TaskInfo { run, source: "s".into(), definition, env, trace: None };
         let log = TaskLog::new(workdir.with_extension("log"), LogLimits::default());
         let (cancel, lease_ends) = (watch::channel(None).1, watch::channel(Instant::ORIGIN).1);
         Context::new(task, workdir.to_owned(), log, cancel, lease_ends, Clock::boot())

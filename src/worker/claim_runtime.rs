@@ -58,7 +58,9 @@ pub(super) struct ClaimRuntime {
     results: Option<Results>,
     cancel: watch::Sender<Option<Cancellation>>,
     expires_at: watch::Sender<Instant>,
-    report_by: watch::Sender<Option<Instant>>,
+    report_by: Option<Instant>,
+    /// For uploads that have started.
+    report_by_changes: Option<watch::Sender<Option<Instant>>>,
 }
 
 #[derive(Debug, Clone)]
@@ -92,7 +94,8 @@ impl ClaimRuntime {
             results: None,
             cancel: watch::Sender::new(None),
             expires_at: watch::Sender::new(Instant::ORIGIN),
-            report_by: watch::Sender::new(None),
+            report_by: None,
+            report_by_changes: None,
         }
     }
 
@@ -172,14 +175,14 @@ impl ClaimRuntime {
         let run = &self.run;
         let definition = std::mem::take(&mut self.definition);
         let names = FileNames { claim, work_dir, log_limits: config.log };
-        let mut env = binding.env.clone();
+        let mut env = Arc::clone(&binding.env);
         if self.results.is_none()
             && let Some(group) = definition.json()["taskGroupId"].as_str()
         {
-            env.insert("TASK_GROUP_ID".to_owned(), group.to_owned());
+            Arc::make_mut(&mut env).insert("TASK_GROUP_ID".to_owned(), group.to_owned());
         }
-        env.extend(self.trace.map(|trace| ("TRACEPARENT".to_owned(), trace.to_string())));
-        let task = TaskInfo { run: run.clone(), source: binding.name.clone(), definition, env };
+        let (source, trace) = (binding.name.clone(), self.trace);
+        let task = TaskInfo { run: run.clone(), source, definition, env, trace };
         let context =
             Context::of_claim(task, names, scope, self.cancel.subscribe(), self.expires_at.subscribe(), config.clock)
                 .with_results(self.results.take());
@@ -210,14 +213,17 @@ impl ClaimRuntime {
         self.cancel.borrow().is_some()
     }
 
-    pub(super) fn update_lease(&self, lease_ends: Instant, report_by: Instant) {
+    pub(super) fn update_lease(&mut self, lease_ends: Instant, report_by: Instant) {
         self.expires_at.send_replace(lease_ends);
-        self.report_by.send_replace(Some(report_by));
+        self.report_by = Some(report_by);
+        if let Some(changes) = &self.report_by_changes {
+            changes.send_replace(self.report_by);
+        }
     }
 
     /// When its outcome is reported whatever is still to be stored; `None` is not known.
-    pub(super) fn report_by(&self) -> watch::Receiver<Option<Instant>> {
-        self.report_by.subscribe()
+    pub(super) fn report_by(&mut self) -> watch::Receiver<Option<Instant>> {
+        self.report_by_changes.get_or_insert_with(|| watch::Sender::new(self.report_by)).subscribe()
     }
 }
 

@@ -166,7 +166,7 @@ pub struct SourceBinding {
     /// The handler that runs its payloads.
     pub handler: Arc<dyn DynHandler>,
     /// Environment variables of its payloads, such as `TASKCLUSTER_ROOT_URL`.
-    pub env: BTreeMap<String, String>,
+    pub env: Arc<BTreeMap<String, String>>,
 }
 
 /// A worker that has not been started.

@@ -375,12 +375,8 @@ impl Running {
             termination_grace: Duration::from_secs(1),
             ..WorkerConfig::default()
         });
-        let feed = SourceBinding {
-            name: "requests".to_owned(),
-            source,
-            handler: erase(Scripted(act)),
-            env: std::collections::BTreeMap::new(),
-        };
+        let feed =
+            SourceBinding { name: "requests".to_owned(), source, handler: erase(Scripted(act)), env: Arc::default() };
         let worker = Worker::new(settings, vec![feed]);
         let control = worker.control();
         Self { control, worker: tokio::spawn(worker.run()), _folder: folder }

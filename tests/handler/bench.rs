@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::domain::id::{Run, TaskId};
@@ -79,7 +80,8 @@ impl Bench {
                 "payload": {"secret": 1},
             })
             .into(),
-            env: BTreeMap::from([("TASKCLUSTER_ROOT_URL".to_owned(), "http://localhost".to_owned())]),
+            env: Arc::new(BTreeMap::from([("TASKCLUSTER_ROOT_URL".to_owned(), "http://localhost".to_owned())])),
+            trace: None,
         };
         let clock = Clock::tokio();
         let (cancel, canceled) = watch::channel(None);

@@ -10,6 +10,7 @@ use journeyman::config::Environment;
 use journeyman::config::schema::HttpHandler;
 use journeyman::config::values::Span;
 use journeyman::domain::refusal::Refusal;
+use journeyman::domain::trace_context::TraceParent;
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::http::Http;
 use journeyman::handler::sidecar::{ServiceAvailability, SidecarContext, SidecarHandle};
@@ -241,7 +242,7 @@ async fn a_request_is_forwarded_with_the_allowed_headers_only() {
     let mut bench = Bench::new();
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let mut task = bench.context.task().clone();
-    task.env.insert("TRACEPARENT".to_owned(), trace.to_owned());
+    task.trace = TraceParent::parse(trace);
     bench = bench.of(task);
     within("the task", bench.run(&*stage.handler, serde_json::to_value(&request).unwrap())).await.completed();
     let seen = stage.sees().await;

@@ -1,6 +1,5 @@
 //! A handler that does what a task's payload says, and tells the test what happens.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,7 +93,7 @@ pub struct Scripted(pub mpsc::Sender<Told>);
 /// The tasks of this source, executed as they say.
 pub fn binding(source: impl Source, told: mpsc::Sender<Told>) -> SourceBinding {
     let handler = handler::erase(Scripted(told));
-    SourceBinding { name: "memory".into(), source: Arc::new(source), handler, env: BTreeMap::new() }
+    SourceBinding { name: "memory".into(), source: Arc::new(source), handler, env: Arc::default() }
 }
 
 /// Without a limit on drains.

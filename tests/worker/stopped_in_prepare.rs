@@ -1,6 +1,5 @@
 //! A worker that is stopped while a handler prepares.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -38,7 +37,7 @@ async fn a_payload_that_is_rejected_while_the_worker_is_released_is_released() {
             name: "memory".into(),
             source: Arc::new(queue.source("worker")),
             handler: handler::erase(ReleasesAndRejects(Arc::clone(&control))),
-            env: BTreeMap::new(),
+            env: Arc::default(),
         };
         let worker = Worker::new(settings(folder.path(), clock), vec![source]);
         assert!(control.set(worker.control()).is_ok());

@@ -25,7 +25,7 @@ use super::{AddressedRequest, HttpInner};
 use crate::domain::refusal::Refusal;
 use crate::handler::artifact::{self, ArtifactDeclaration, ArtifactKind};
 use crate::handler::process::format_seconds;
-use crate::handler::{Context, ExecuteError, ExecuteFailure};
+use crate::handler::{Context, ExecuteError, ExecuteFailure, TaskInfo};
 use crate::http::client::{BodyError, read_body};
 use crate::limits::{
     SERVICE_ANSWER_BYTES_MAX, SERVICE_HEADERS_MAX, SERVICE_RETRY_AFTER_DEFAULT, SERVICE_RETRY_AFTER_MAX,
@@ -85,7 +85,8 @@ impl HttpInner {
             }
         }
         let media = if request.text().is_some() { "application/json" } else { "application/octet-stream" };
-        let run = &context.task().run;
+        let TaskInfo { run, trace, .. } = context.task();
+        let trace = trace.map(|trace| trace.to_string());
         let seconds_left =
             deadline.map(|deadline| format!("{:.3}", deadline.saturating_duration_since(Instant::now()).as_secs_f64()));
         let known = [
@@ -98,7 +99,7 @@ impl HttpInner {
             ("idempotency-key", request.idempotency_key.as_deref()),
             ("x-rpc-path", request.path.as_deref()),
             ("x-seconds-left", seconds_left.as_deref()),
-            ("traceparent", context.task().env.get("TRACEPARENT").map(String::as_str)),
+            ("traceparent", trace.as_deref()),
         ];
         for (name, value) in known {
             insert_header(&mut headers, name, value.unwrap_or_default());
