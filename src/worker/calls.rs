@@ -351,6 +351,18 @@ pub(super) async fn wait_for_cleanup(claim: LocalToken, run: Run, enclosure: Pro
     CallResult::Event(Event::CleanupDone { claim })
 }
 
+/// Prepares and executes on one thread of the handlers, without asking the rules in between.
+pub(super) async fn start(
+    handler: Arc<dyn DynHandler>,
+    claim: LocalToken,
+    payload_error: Option<String>,
+    context: Context,
+) -> CallResult {
+    let answer = prepare(handler, None, claim, payload_error, context.clone()).await;
+    let CallResult::Claim { attachment: Some(Attachment::Prepared(prepared)), .. } = answer else { return answer };
+    execute(prepared, claim, context).await
+}
+
 /// A handler that has not returned [`KILL_SLACK`] after its deadline is dropped, which kills its processes.
 pub(super) async fn execute(prepared: PreparedPayload, claim: LocalToken, context: Context) -> CallResult {
     let ended = tokio::select! {

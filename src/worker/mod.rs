@@ -146,6 +146,7 @@ impl WorkerConfig {
                 termination_grace: self.termination_grace,
                 status_poll_interval: self.status_poll_interval,
                 reports_cancellation: true,
+                starts_in_one_step: false,
             },
             dequeue_alert: DEQUEUE_ALERT,
             max_auth_failures: AUTH_FAILURES_MAX,

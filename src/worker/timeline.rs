@@ -42,7 +42,7 @@ impl Timeline {
         let phase = match action {
             ClaimAction::Request | ClaimAction::TakeOver => ClaimPhase::Claim,
             ClaimAction::Prepare => ClaimPhase::Prepare,
-            ClaimAction::Execute => ClaimPhase::Run,
+            ClaimAction::Execute | ClaimAction::Start => ClaimPhase::Run,
             ClaimAction::Kill { .. } => ClaimPhase::End,
             ClaimAction::Upload => ClaimPhase::Upload,
             ClaimAction::Report { .. } => ClaimPhase::Report,
@@ -57,7 +57,8 @@ impl Timeline {
     pub(super) fn on_event(&mut self, event: &ClaimEvent, now: Instant) {
         let phases: &[ClaimPhase] = match event {
             ClaimEvent::Claimed { .. } => &[ClaimPhase::Claim],
-            ClaimEvent::Prepared(_) => &[ClaimPhase::Prepare],
+            ClaimEvent::Prepared(Ok(())) => &[ClaimPhase::Prepare],
+            ClaimEvent::Prepared(Err(_)) => &[ClaimPhase::Prepare, ClaimPhase::Run],
             ClaimEvent::Ended(_) => &[ClaimPhase::Prepare, ClaimPhase::Run, ClaimPhase::End],
             ClaimEvent::Uploaded(_) => &[ClaimPhase::Upload],
             ClaimEvent::Reported(_) => &[ClaimPhase::Report],

@@ -185,7 +185,7 @@ impl State {
             ClaimAction::Report { .. } => return self.send(worker, Call::Report),
             ClaimAction::CheckStatus | ClaimAction::UpdateLease { .. } => return,
             ClaimAction::Prepare => Payload::Preparing,
-            ClaimAction::Execute => Payload::Alive,
+            ClaimAction::Execute | ClaimAction::Start => Payload::Alive,
             ClaimAction::Kill { .. } => match payload {
                 Payload::Alive => Payload::Dying { at: dead_at },
                 Payload::Preparing => Payload::Dropping,
@@ -365,6 +365,7 @@ impl Model for World {
                     termination_grace: Duration::ZERO,
                     status_poll_interval: None,
                     reports_cancellation: false,
+                    starts_in_one_step: false,
                 };
                 state.workers[worker].claims += 1;
                 state.workers[worker].machine = Some(ClaimState::requested(policy, &mut acts));

@@ -100,7 +100,7 @@ impl Judge {
         assert_eq!(self.closed, None, "nothing follows a close: {act:?}");
         let usable = machine.lease().is_some_and(|lease| now < lease.expires_at());
         match act {
-            ClaimAction::Execute => {
+            ClaimAction::Execute | ClaimAction::Start => {
                 assert!(usable, "I3: started after its lease was given up");
                 assert!(!self.executed, "I6: started twice");
                 assert!(!self.killed && !self.lost && !self.unprepared, "started although it was not to be");
@@ -146,11 +146,12 @@ impl Judge {
 /// The longest row of wakes at one instant that is not a loop.
 const WAKES_MAX: usize = 6;
 
-fn lives(length: u64, late: u64, steps: Vec<Step>) {
+fn lives(length: u64, late: u64, starts_in_one_step: bool, steps: Vec<Step>) {
     let policy = ClaimPolicy {
         termination_grace: Duration::from_secs(10),
         status_poll_interval: Some(Duration::from_secs(7)),
         reports_cancellation: true,
+        starts_in_one_step,
     };
     let (mut jitter, mut acts, mut judge) = (Jitter::seeded(length), Vec::new(), Judge::default());
     let mut machine = ClaimState::requested(policy, &mut acts);
@@ -169,6 +170,7 @@ fn lives(length: u64, late: u64, steps: Vec<Step>) {
         }
         if let ClaimEvent::Prepared(Err(_)) = happening {
             judge.unprepared |= machine.state_name() == "preparing";
+            judge.executed &= !(starts_in_one_step && machine.state_name() == "running");
         }
         machine.handle(happening, now, &mut jitter, &mut acts);
         let any = !acts.is_empty();
@@ -244,8 +246,9 @@ proptest! {
     fn a_claim_keeps_the_rules_whatever_happens_and_comes_to_its_end(
         length in prop_oneof![Just(0_u64), 1_u64..30, 30_u64..1300],
         late in 0_u64..40,
+        starts_in_one_step in any::<bool>(),
         steps in proptest::collection::vec(steps(), 0..60),
     ) {
-        lives(length, late, steps);
+        lives(length, late, starts_in_one_step, steps);
     }
 }

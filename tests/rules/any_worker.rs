@@ -129,7 +129,7 @@ impl World {
                 self.slotless.insert(run.clone());
                 return;
             }
-            Effect::Claim(token, ClaimAction::Execute) => {
+            Effect::Claim(token, ClaimAction::Execute | ClaimAction::Start) => {
                 let run = self.worker.claims().find(|view| view.claim == *token).map(|view| view.run.clone());
                 assert!(self.executed.insert(run.expect("a held claim")), "I25: executed twice");
             }
@@ -139,6 +139,7 @@ impl World {
                 let lives = |call: &Call| {
                     call.effect == Effect::Claim(claim, ClaimAction::Prepare)
                         || call.effect == Effect::Claim(claim, ClaimAction::Execute)
+                        || call.effect == Effect::Claim(claim, ClaimAction::Start)
                 };
                 for call in self.calls.iter_mut().filter(|call| lives(call)) {
                     call.effect = effect.clone();
@@ -308,7 +309,7 @@ impl World {
                 };
                 Event::Claim(claim, ClaimEvent::Prepared(answer))
             }
-            Effect::Claim(claim, ClaimAction::Execute | ClaimAction::Kill { .. }) => {
+            Effect::Claim(claim, ClaimAction::Execute | ClaimAction::Start | ClaimAction::Kill { .. }) => {
                 let unfit = !self.calm && self.below(20) == 0;
                 Event::Claim(claim, ClaimEvent::Ended(if unfit { Err(ExecuteFailure::HostFault) } else { Ok(()) }))
             }

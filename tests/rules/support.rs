@@ -57,7 +57,12 @@ pub(crate) fn run(name: &str) -> Run {
 }
 
 pub(crate) fn claim_policy() -> claim::ClaimPolicy {
-    claim::ClaimPolicy { termination_grace: GRACE, status_poll_interval: None, reports_cancellation: false }
+    claim::ClaimPolicy {
+        termination_grace: GRACE,
+        status_poll_interval: None,
+        reports_cancellation: false,
+        starts_in_one_step: false,
+    }
 }
 
 pub(crate) fn policy(capacity: u32) -> WorkerPolicy {

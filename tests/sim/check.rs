@@ -42,7 +42,7 @@ impl World {
                 let track = &self.hosts[host].claims[claim];
                 self.held("I28", !track.recovered, || format!("prepared what a previous process held: {track:?}"));
             }
-            Effect::Claim(claim, ClaimAction::Execute) => self.check_execute(host, *claim),
+            Effect::Claim(claim, ClaimAction::Execute | ClaimAction::Start) => self.check_execute(host, *claim),
             Effect::Claim(claim, ClaimAction::Report { outcome, .. }) => self.check_report(host, *claim, *outcome),
             Effect::Claim(claim, ClaimAction::Reclaim { timeout }) => self.check_reclaim(host, *claim, *timeout),
             Effect::Claim(claim, ClaimAction::Kill { cause: KillCause::ClaimLost(_), .. }) => {

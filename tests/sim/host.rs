@@ -153,6 +153,7 @@ impl Host {
             claim: claim::ClaimPolicy {
                 termination_grace: Duration::from_millis(rng.between(0, 20_000)),
                 reports_cancellation: true,
+                starts_in_one_step: false,
                 status_poll_interval: rng.chance(40).then(|| Duration::from_millis(lease_ms / 5)),
             },
             dequeue_alert: DEQUEUE_ALERT,

@@ -618,7 +618,7 @@ impl World {
                 self.hosts[host].note(JournalRecord::Claimed { entry: EntryId(claim.0), claim: held });
                 self.prepare(host, claim);
             }
-            Effect::Claim(claim, ClaimAction::Execute) => self.execute(host, claim),
+            Effect::Claim(claim, ClaimAction::Execute | ClaimAction::Start) => self.execute(host, claim),
             Effect::Claim(claim, ClaimAction::Kill { grace, .. }) => self.kill(host, claim, grace),
             Effect::Claim(claim, ClaimAction::Upload) => self.settle(host, claim),
             Effect::Claim(claim, ClaimAction::Report { outcome, timeout }) => {

@@ -125,6 +125,8 @@ pub enum ClaimAction {
     TakeOver,
     Prepare,
     Execute,
+    /// Prepare, and execute what was prepared. Answered by [`ClaimEvent::Ended`], or by a failed [`ClaimEvent::Prepared`].
+    Start,
     /// Send SIGTERM, and SIGKILL after `grace`. Answered by [`ClaimEvent::Ended`] when all processes are gone.
     Kill {
         cause: KillCause,

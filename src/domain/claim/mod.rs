@@ -54,6 +54,8 @@ pub struct ClaimPolicy {
     pub status_poll_interval: Option<Duration>,
     /// Whether the queue can tell why a claim is lost.
     pub reports_cancellation: bool,
+    /// Whether the payload is prepared and executed in one step, for claims that may be thousands a second.
+    pub starts_in_one_step: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -312,9 +314,14 @@ impl ClaimState {
             self.start_upload(command.outcome(), actions);
         } else {
             self.schedule_status_check(now);
-            self.stage = Stage::Preparing;
             actions.push(ClaimAction::update_lease(lease));
-            actions.push(ClaimAction::Prepare);
+            let (stage, action) = if self.policy.starts_in_one_step {
+                (Stage::Executing, ClaimAction::Start)
+            } else {
+                (Stage::Preparing, ClaimAction::Prepare)
+            };
+            self.stage = stage;
+            actions.push(action);
         }
     }
 
@@ -365,17 +372,18 @@ impl ClaimState {
     }
 
     fn on_prepared(&mut self, answer: Result<(), PrepareFailure>, now: Instant, actions: &mut Vec<ClaimAction>) {
-        if self.stage != Stage::Preparing {
-            return;
-        }
-        match answer {
-            Ok(()) if self.is_usable(now) => {
+        match (self.stage, answer) {
+            (Stage::Preparing, Ok(())) if self.is_usable(now) => {
                 self.stage = Stage::Executing;
                 actions.push(ClaimAction::Execute);
             }
             // I3: expired before the start; there is nothing to kill.
-            Ok(()) => self.close(ClaimEnd::Lost(LossReason::LeaseExpired), actions),
-            Err(unprepared) => self.start_upload(unprepared.outcome(), actions),
+            (Stage::Preparing, Ok(())) => self.close(ClaimEnd::Lost(LossReason::LeaseExpired), actions),
+            (Stage::Preparing, Err(unprepared)) => self.start_upload(unprepared.outcome(), actions),
+            (Stage::Executing, Err(unprepared)) if self.policy.starts_in_one_step => {
+                self.start_upload(unprepared.outcome(), actions)
+            }
+            (_, _) => {}
         }
     }
 

@@ -9,6 +9,7 @@ use super::{
 use crate::domain::claim::{self, ClaimAction, ClaimEnd, ClaimEvent, ClaimState};
 use crate::domain::id::{LocalToken, Run, SourceId};
 use crate::domain::outcome::{ExecuteFailure, PrepareFailure};
+use crate::domain::poll::Capabilities;
 use crate::domain::refusal::Refusal;
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::slots::Slot;
@@ -88,10 +89,12 @@ impl Worker {
     }
 
     pub(super) fn claim_policy(&self, source: SourceId) -> claim::ClaimPolicy {
-        let tells = self.sources[source.index()].poller.capabilities().reports_cancellation;
+        let Capabilities { reports_cancellation, connection_scoped, .. } =
+            self.sources[source.index()].poller.capabilities();
         claim::ClaimPolicy {
-            status_poll_interval: self.policy.claim.status_poll_interval.filter(|_| tells),
-            reports_cancellation: tells,
+            status_poll_interval: self.policy.claim.status_poll_interval.filter(|_| reports_cancellation),
+            reports_cancellation,
+            starts_in_one_step: connection_scoped,
             ..self.policy.claim
         }
     }
@@ -259,7 +262,7 @@ impl Worker {
 
     pub(super) fn perform(&mut self, claim: LocalToken, actions: Vec<ClaimAction>, now: Instant) {
         for action in actions {
-            if action == ClaimAction::Execute {
+            if matches!(action, ClaimAction::Execute | ClaimAction::Start) {
                 self.entry(claim).started_at = Some(now);
             }
             if matches!(action, ClaimAction::Kill { .. }) {

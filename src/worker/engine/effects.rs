@@ -17,7 +17,7 @@ use crate::domain::worker::{Effect, Event};
 use crate::host::clock::Clock;
 use crate::host::containment::ProcessScope;
 use crate::host::crash_points::crash_point;
-use crate::host::journal::{FirstRecord, ProcessRecorder};
+use crate::host::journal::FirstRecord;
 use crate::source;
 
 /// For the log of a task that ends without a report.
@@ -83,6 +83,7 @@ impl Engine {
             }
             ClaimAction::Prepare => self.prepare(claim),
             ClaimAction::Execute => self.execute(claim),
+            ClaimAction::Start => self.start_request(claim),
             ClaimAction::Kill { cause, grace } => {
                 if cause == KillCause::Shutdown {
                     crash_point("releasing");
@@ -128,31 +129,30 @@ impl Engine {
         let live = self.calls.claim(claim);
         let (entry, binding) = (EntryId(claim.0), &self.sources[live.source.index()]);
         let record = self.journal.claim_record(live.source, live.run.clone());
-        let records = &self.journal.records;
-        let new_scope =
-            |first| self.containment.new_recorded_scope(Some(ProcessRecorder::new(records.clone(), entry, first)));
-        // I27: a payload that is not journaled would survive this worker unnoticed. A connection-scoped claim leaves at
-        // most processes; any other is reported by the next process, whatever was done of it.
-        let connection_scoped = binding.source.capabilities().connection_scoped;
-        let (scope, recorded) = if connection_scoped {
-            (new_scope(FirstRecord::Claim { run: record.run, claimant: record.claimant }), None)
-        } else {
-            let scope = new_scope(FirstRecord::Nothing);
-            let record = ClaimRecord { processes: Some(scope.record()), ..record };
-            (scope, Some(records.record_claim(entry, record)))
-        };
+        // I27: a payload that is not journaled would survive this worker unnoticed, and the claim is reported by the next process.
+        let scope = self.containment.new_recorded_scope(Some(self.journal.recorder(entry, FirstRecord::Nothing)));
+        let record = ClaimRecord { processes: Some(scope.record()), ..record };
+        let recorded = self.journal.records.record_claim(entry, record);
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
-        // Requests may be thousands a second.
-        if connection_scoped {
-            tracing::debug!(claim.run = %live.run, source = binding.name, trace_id, "claimed");
-        } else {
-            tracing::info!(claim.run = %live.run, source = binding.name, trace_id, "claimed");
-        }
+        tracing::info!(claim.run = %live.run, source = binding.name, trace_id, "claimed");
         let (handler, payload_error) = (Arc::clone(&binding.handler), live.payload_error.take());
         let execution = self.start_execution(claim, scope);
-        let prepare = calls::prepare(handler, recorded, claim, payload_error, execution.context);
+        let prepare = calls::prepare(handler, Some(recorded), claim, payload_error, execution.context);
         self.calls.spawn_handler(prepare);
+    }
+
+    /// A connection-scoped claim leaves at most processes, which are journaled before the first of them starts (I27).
+    fn start_request(&mut self, claim: LocalToken) {
+        let live = self.calls.claim(claim);
+        let binding = &self.sources[live.source.index()];
+        let ClaimRecord { run, claimant, .. } = self.journal.claim_record(live.source, live.run.clone());
+        let recorder = self.journal.recorder(EntryId(claim.0), FirstRecord::Claim { run, claimant });
+        let scope = self.containment.new_recorded_scope(Some(recorder));
+        tracing::debug!(claim.run = %live.run, source = binding.name, "claimed");
+        let (handler, payload_error) = (Arc::clone(&binding.handler), live.payload_error.take());
+        let execution = self.start_execution(claim, scope);
+        self.calls.spawn_handler(calls::start(handler, claim, payload_error, execution.context));
     }
 
     fn execute(&mut self, claim: LocalToken) {
@@ -165,13 +165,9 @@ impl Engine {
         self.serve_live_log(claim);
     }
 
-    /// Requests have no artifacts.
     fn serve_live_log(&mut self, claim: LocalToken) {
         let live = self.calls.claim(claim);
         let (Some(live_logs), Some(execution)) = (&self.config.live_logs, &live.execution) else { return };
-        if self.sources[live.source.index()].source.capabilities().connection_scoped {
-            return;
-        }
         let log = execution.context.log().clone();
         let mut live_log = live_logs.serve(log.clone());
         let artifact = live_log.artifact();

@@ -8,7 +8,7 @@ use crate::domain::journal::{ClaimRecord, EntryId, JournalRecord};
 use crate::domain::outcome::Outcome;
 use crate::domain::poll::UnreadPoll;
 use crate::domain::worker::{Event, RecoveredClaim};
-use crate::host::journal::{Journal, PendingRecord};
+use crate::host::journal::{FirstRecord, Journal, PendingRecord, ProcessRecorder};
 use crate::host::worker_id_lock::WorkerIdLock;
 
 use super::super::status::RecoverySummary;
@@ -32,6 +32,10 @@ pub(in crate::worker) struct ClaimJournal {
 impl ClaimJournal {
     pub(super) fn claim_record(&self, source: SourceId, run: crate::domain::id::Run) -> ClaimRecord {
         ClaimRecord { run, claimant: self.claimants[source.index()].clone(), processes: None }
+    }
+
+    pub(super) fn recorder(&self, entry: EntryId, first: FirstRecord) -> ProcessRecorder {
+        ProcessRecorder::new(self.records.clone(), entry, first)
     }
 }
 
