@@ -112,7 +112,7 @@ impl Lab {
             Row {
                 figure: format!("… CPU a request, {queue_type}, prefetch {prefetch}"),
                 reached: format!("{:.0} µs, {:+.0} µs", worker.cpu_us, worker.cpu_us - lapin.cpu_us),
-                aim: "≤ +40 µs",
+                aim: "≤ +25 µs",
                 limit: format!("{:.0} µs by lapin alone", lapin.cpu_us),
             },
         ])
