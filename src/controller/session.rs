@@ -352,7 +352,7 @@ impl Controller {
         let (now, first) = (self.clock.now(), self.session.counts.is_empty());
         for (key, unacknowledged) in result.iter().flatten() {
             // Unknown queues on the first count were declared by another controller. Later they may be stale.
-            if *unacknowledged > 0 || (first && self.pool.progress(key).is_none()) {
+            if *unacknowledged > 0 || (first && self.pool.tracker().desired(key).is_none()) {
                 self.pool.handle(Event::demand(key.clone()), now);
             }
         }

@@ -48,7 +48,7 @@ impl Controller {
     }
 
     fn group_status(&self, key: &Key, workers: Vec<GroupWorker>, now: Instant) -> GroupStatus {
-        let standing = self.pool.progress(key);
+        let desired = self.pool.tracker().desired(key);
         let until = |at: Instant| seconds(at.since(now));
         let worker_status = |GroupWorker { id, activity, started_at }| WorkerStatus {
             detail: self.workers.detail(&id),
@@ -57,18 +57,16 @@ impl Controller {
             age_seconds: seconds(now.since(started_at)),
         };
         let workers: Vec<WorkerStatus> = workers.into_iter().map(worker_status).collect();
-        let wait = standing.and_then(|standing| standing.wait);
         let (restarts, ours) = (self.workers.restarts.get(key), self.workers.starts_workers());
         let decision = self.workers.decisions.get(key);
         GroupStatus {
             key: key.as_str().to_owned(),
-            phase: match standing.and_then(|standing| standing.phase) {
+            phase: match desired.map(|desired| desired.phase) {
                 Some(group::GroupPhase::Active) => GroupPhase::Active,
                 Some(group::GroupPhase::Unbound) => GroupPhase::Unbound,
                 None => GroupPhase::Deleting,
             },
-            next_phase_seconds: standing.and_then(|standing| standing.until).map(until),
-            is_settled: standing.is_none_or(|standing| standing.is_settled),
+            next_phase_seconds: desired.map(|desired| until(desired.until)),
             ready: self.session.depths.get(key).map(|depth| depth.ready),
             unacknowledged: self
                 .session
@@ -79,8 +77,7 @@ impl Controller {
             worker_list: workers,
             wanted: decision.map(|decision| decision.desired),
             reasons: decision.iter().flat_map(|decision| &decision.reasons).map(ToString::to_string).collect(),
-            waiting_for: wait.map(|wait| wait.to_string()),
-            waiting_seconds: wait.and_then(|wait| wait.until()).map(until),
+            waiting_for: self.pool.wait_of(key).map(|wait| wait.to_string()),
             restart_backoff_seconds: restarts.map(|row| row.not_before()).filter(|at| *at > now).map(until),
             paused: self.overrides.pause_of(key).map(|pause| pause_status(pause, now)),
             scale_override: self.overrides.scale_of(key).map(|numbers| ScaleStatus {

@@ -78,7 +78,7 @@ impl PoolStatus {
     }
 
     pub fn settled_groups(&self) -> usize {
-        self.groups.iter().filter(|group| group.is_settled).count()
+        self.groups.iter().filter(|group| group.waiting_for.is_none()).count()
     }
 }
 
@@ -164,8 +164,6 @@ pub struct GroupStatus {
     /// Time to the next phase if no demand comes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_phase_seconds: Option<f64>,
-    /// Whether the queue is as the phase requires.
-    pub is_settled: bool,
     /// Requests ready in the queue; absent until it is inspected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<u32>,
@@ -181,11 +179,9 @@ pub struct GroupStatus {
     /// Each bound that changed `wanted`, in order.
     #[serde(default)]
     pub reasons: Vec<String>,
-    /// What the next queue operation waits for; absent if settled.
+    /// What the queue waits for; absent if it is as the phase requires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub waiting_seconds: Option<f64>,
     /// Time until the next start after failures; absent if none is delayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart_backoff_seconds: Option<f64>,

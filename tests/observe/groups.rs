@@ -49,7 +49,6 @@ fn group(key: &str, phase: GroupPhase, workers: &[WorkerActivity]) -> GroupStatu
         key: key.to_owned(),
         phase,
         next_phase_seconds: (phase != GroupPhase::Deleting).then_some(571.0),
-        is_settled: phase != GroupPhase::Deleting,
         ready: Some(0),
         unacknowledged: None,
         workers: workers.iter().copied().collect(),
@@ -57,7 +56,6 @@ fn group(key: &str, phase: GroupPhase, workers: &[WorkerActivity]) -> GroupStatu
         wanted: Some(u32::try_from(workers.len()).unwrap()),
         reasons: vec!["the load needs 0".to_owned(), "raised to min = 1".to_owned()],
         waiting_for: None,
-        waiting_seconds: None,
         restart_backoff_seconds: None,
         paused: None,
         scale_override: None,
@@ -115,7 +113,6 @@ pub(crate) fn failing() -> ControllerStatusReply {
     (slow.consecutive_failures, slow.restart_backoff_seconds) = (1, None);
     slow.last_exit = Some(ErrorStatus { message: "signal: 9 (SIGKILL); log: a.log".to_owned(), seconds_ago: 75.0 });
     slow.waiting_for = Some("its queue is made again".to_owned());
-    slow.waiting_seconds = Some(12.0);
     core.groups = vec![slow, group("well", GroupPhase::Active, &[WorkerActivity::Idle]), fails];
     core.workers = WorkerCounts { starting: 1, idle: 1, busy: 0, stopping: 0 };
     core.counters = CounterValues {

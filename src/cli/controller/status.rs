@@ -170,10 +170,7 @@ fn group_reasons(group: &GroupStatus) -> String {
     }
     let details = group.worker_list.iter().filter_map(|worker| worker.detail.as_deref()).map(strip_control_chars);
     why.extend(details.collect::<BTreeSet<_>>());
-    if let Some(waits) = &group.waiting_for {
-        let left = group.waiting_seconds.map_or_else(String::new, |left| format!(" in {}", format_seconds(left)));
-        why.push(format!("{waits}{left}"));
-    }
+    why.extend(group.waiting_for.clone());
     why.join("; ")
 }
 
@@ -187,7 +184,6 @@ mod tests {
             key: key.to_owned(),
             phase,
             next_phase_seconds: None,
-            is_settled: phase != GroupPhase::Deleting,
             ready: None,
             unacknowledged: None,
             workers: WorkerCounts::default(),
@@ -195,7 +191,6 @@ mod tests {
             wanted: Some(0),
             reasons: Vec::new(),
             waiting_for: None,
-            waiting_seconds: None,
             restart_backoff_seconds: None,
             paused: None,
             scale_override: None,

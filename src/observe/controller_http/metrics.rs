@@ -72,7 +72,7 @@ fn families() -> Vec<Family> {
             vec![labeled([&pool.name], float(pool.orphans_held))]
         }),
         group_sum("controller_groups_unsettled{pool}", "Groups whose queue waits for an operation.", |group| {
-            u32::from(!group.is_settled)
+            u32::from(group.waiting_for.is_some())
         }),
         counter(
             "controller_orphans_forwarded{pool}",

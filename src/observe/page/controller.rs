@@ -214,7 +214,7 @@ fn blockers(pool: &PoolStatus, group: &GroupStatus, clock: SnapshotClock) -> Mar
             @if let Some(end) = &group.last_exit { small { "last failure " (error_text(end, clock)) } }
         }
         @if let Some(waits) = &group.waiting_for {
-            p { (waits) @if let Some(left) = group.waiting_seconds { " in " (clock.ahead(left)) } }
+            p { (waits) }
         }
     }
 }

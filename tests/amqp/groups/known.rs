@@ -159,7 +159,9 @@ async fn b12_a_killed_broker_loses_no_durable_request_and_keeps_its_workers() {
         broker
     });
     let broker = broker.await.expect("it starts again");
-    let back = |seen: &Value| seen["role"] == "active" && group(seen, "a")["is_settled"] == true;
+    let back = |seen: &Value| {
+        seen["role"] == "active" && group(seen, "a")["key"] == "a" && group(seen, "a")["waiting_for"].is_null()
+    };
     pool.sees("it has the pool again", back).await;
     assert_eq!(pool.workers_there(), before, "its worker was left alone");
     let client = Client::without_queue(&crate::support::broker(&pool.uri), "answers").await;

@@ -48,7 +48,7 @@ async fn scale_creates_a_group_and_overrides_its_limits() {
     let warm = |seen: &serde_json::Value| {
         seen["groups"][0]["wanted"] == 2
             && seen["counters"]["workers_started"] == 2
-            && seen["groups"][0]["is_settled"] == true
+            && seen["groups"][0]["waiting_for"].is_null()
     };
     let seen = until(&socket, "two are there", warm).await;
     assert_eq!(seen["groups"][0]["scale_override"]["min"], 2, "{seen}");

@@ -39,7 +39,7 @@ async fn status_explains_the_workers_of_a_group() {
     let forwarded =
         |seen: &Value| (&seen["orphans_held"], &seen["counters"]["orphans_forwarded"]) == (&0.into(), &1.into());
     let there = |seen: &Value| {
-        up(&seen["groups"][0]) && is_told(seen) && seen["groups"][0]["is_settled"] == true && forwarded(seen)
+        up(&seen["groups"][0]) && is_told(seen) && seen["groups"][0]["waiting_for"].is_null() && forwarded(seen)
     };
     let seen = until(&socket, "the worker is seen", there).await;
     assert_eq!((&seen["role"], &seen["broker"]["connected"]), (&"active".into(), &true.into()), "{seen}");

@@ -5,12 +5,12 @@
 //! deleted only if it was unbound for the whole stop delay, no worker of the group is left, and the broker reported
 //! it empty and without consumers; one that holds requests makes its group active again (I31).
 
-mod progress;
+mod wait;
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use core::time::Duration;
 
-pub use progress::{GroupProgress, QueueWait};
+pub use wait::QueueWait;
 
 use super::tracker::{self, Tracker};
 use super::{GroupPhase, Key};
@@ -174,16 +174,6 @@ impl GroupQueue {
 
     fn invalidate_inspection(&mut self) {
         self.inspection = (self.in_flight == Some(QueueStep::Inspect)).then_some(InspectionState::Stale);
-    }
-
-    const fn is_settled(&self) -> bool {
-        self.in_flight.is_none()
-            && matches!(
-                (self.target, self.binding),
-                (Some(GroupPhase::Active), BindingState::Bound)
-                    | (Some(GroupPhase::Unbound), BindingState::Unbound { .. } | BindingState::Absent)
-                    | (None, BindingState::Absent)
-            )
     }
 }
 
@@ -416,7 +406,7 @@ mod tests {
         assert_eq!((steps(&mut pool), pool.is_bound(&key())), (vec![QueueStep::Bind], false));
         pool.handle(answered(QueueStep::Bind, StepResult::Done), at(1));
         assert!(pool.is_bound(&key()));
-        assert_eq!((pool.next_deadline(), pool.progress(&key()).unwrap().is_settled), (Some(at(10)), true));
+        assert_eq!((pool.next_deadline(), pool.wait_of(&key())), (Some(at(10)), None));
         pool.handle(Event::Tick, at(10));
         assert_eq!((steps(&mut pool), pool.is_bound(&key())), (vec![QueueStep::Unbind], false));
         pool.handle(answered(QueueStep::Unbind, StepResult::Done), at(12));
@@ -428,7 +418,7 @@ mod tests {
         pool.handle(answered(QueueStep::Inspect, StepResult::Contents { ready: 0, consumers: 0 }), at(17));
         assert_eq!(steps(&mut pool), [QueueStep::Delete]);
         pool.handle(answered(QueueStep::Delete, StepResult::Done), at(17));
-        assert_eq!((pool.next_deadline(), pool.progress(&key())), (None, None));
+        assert_eq!((pool.next_deadline(), pool.keys().count()), (None, 0));
     }
 
     #[test]
