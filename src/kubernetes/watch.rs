@@ -10,10 +10,10 @@ use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{Config, watcher};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::sleep;
 
 use super::KubernetesClient;
-use crate::limits::{KUBERNETES_WATCH_DEBOUNCE, KUBERNETES_WATCH_RETRY};
+use crate::limits::KUBERNETES_WATCH_RETRY;
 
 pub(crate) struct PodWatch {
     changed: Arc<Notify>,
@@ -40,18 +40,9 @@ async fn watch(client: Arc<KubernetesClient>, selector: String, changed: Arc<Not
     loop {
         if let Ok(pods) = client.api::<PartialObjectMeta<Pod>>().await {
             let mut events = pin!(watcher(pods, Config::default().labels(&selector)));
-            let mut notify_at = None;
-            loop {
-                tokio::select! {
-                    event = events.try_next() => match event {
-                        Ok(Some(_)) => _ = notify_at.get_or_insert_with(|| Instant::now() + KUBERNETES_WATCH_DEBOUNCE),
-                        Ok(None) | Err(_) => break,
-                    },
-                    () = sleep_until(notify_at.unwrap_or_else(Instant::now)), if notify_at.is_some() => {
-                        notify_at = None;
-                        changed.notify_one();
-                    }
-                }
+            // Changes during a list cause one more.
+            while let Ok(Some(_)) = events.try_next().await {
+                changed.notify_one();
             }
         }
         // An interruption may hide changes, and a list shows why it happened.

@@ -78,5 +78,4 @@ pub const KUBERNETES_RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 pub const KUBERNETES_CHANGE_ATTEMPTS_MAX: usize = 5;
 /// A missing image or configuration may come within this time of a pod's creation.
 pub const KUBERNETES_START_GRACE: SignedDuration = SignedDuration::from_secs(30);
-pub const KUBERNETES_WATCH_DEBOUNCE: Duration = Duration::from_millis(200);
 pub const KUBERNETES_WATCH_RETRY: Duration = Duration::from_secs(5);
