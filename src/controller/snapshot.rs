@@ -30,7 +30,6 @@ impl Controller {
             seconds_in_role: seconds(now.since(self.role_since)),
             broker: BrokerStatus {
                 address: self.config.broker.display_url().to_owned(),
-                connected: self.role != Role::Disconnected,
                 error: lost,
                 consecutive_failures: self.backoff.tries(),
             },

@@ -97,7 +97,6 @@ impl Role {
 pub struct BrokerStatus {
     /// Without user and password.
     pub address: String,
-    pub connected: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// Failed connection attempts in a row.

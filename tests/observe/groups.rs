@@ -21,7 +21,6 @@ fn pool(name: &str, role: Role) -> PoolStatus {
         seconds_in_role: 3_062.0,
         broker: BrokerStatus {
             address: "amqp://mq.example.com:5672/%2f".to_owned(),
-            connected: role != Role::Disconnected,
             error: None,
             consecutive_failures: 0,
         },

@@ -207,7 +207,6 @@ mod tests {
             seconds_in_role: 62.0,
             broker: BrokerStatus {
                 address: "amqp://mq:5672/%2f".to_owned(),
-                connected: role != Role::Disconnected,
                 error: (role == Role::Disconnected).then(|| "connection\nrefused".to_owned()),
                 consecutive_failures: 4,
             },

@@ -115,7 +115,7 @@ fn facts(pool: &PoolStatus) -> Markup {
                 small class=(steps_failed) { (counts.queue_operation_failures) " queue operations failed" }
             } }
             div { dt { "broker" } dd {
-                @if pool.broker.connected { "connected" } @else { span.bad { "not connected" } }
+                @if pool.role != Role::Disconnected { "connected" } @else { span.bad { "not connected" } }
                 small { (counts.broker_disconnects) " disconnects" }
             } }
         }
