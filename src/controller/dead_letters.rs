@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use futures_util::StreamExt as _;
 use lapin::message::Delivery;
+use lapin::options::BasicAckOptions;
 use lapin::{Channel, Connection};
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::error_replies::{DeadLetterReason, ErrorReplier};
+use super::error_replies::{DeadLetterReason, publish_error};
 use super::poison_message::{self, ExitedWorker, PoisonCause};
 use super::queue_names::QueueNames;
 use super::session::{SessionError, consume, stream_ended};
@@ -25,7 +26,7 @@ use crate::limits::{CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_RECONCILE_INTERVAL, 
 pub(super) struct RejectedOrphan(pub(super) Delivery, pub(super) DeadLetterReason);
 
 struct Rejecter {
-    replier: ErrorReplier,
+    reply_channel: Channel,
     /// lapin may attribute a return to another publish of the channel, so one publish at a time.
     poison_channel: Mutex<Channel>,
     names: QueueNames,
@@ -49,7 +50,7 @@ pub(super) async fn reject_requests(
 ) -> SessionError {
     let run = async {
         let rejecter = Rejecter {
-            replier: ErrorReplier::open(connection, config, counters.clone()).await?,
+            reply_channel: amqp::confirm_channel(connection).await?,
             poison_channel: Mutex::new(amqp::confirm_channel(connection).await?),
             names: config.names.clone(),
             attempts: config.settings.delivery_limit().map(|limit| u64::from(limit) + 1),
@@ -121,7 +122,9 @@ impl Rejecter {
             }
             tracing::info!(reason = reason.reason, queue = reason.queue, "answered a dead letter with an error");
         }
-        Ok(self.replier.reject(letter, &reason).await?)
+        publish_error(&self.reply_channel, &self.names, letter, &reason).await?;
+        self.counters.lock().values.dead_letters += 1;
+        Ok(letter.acker.ack(BasicAckOptions::default()).await.map(drop)?)
     }
 
     /// Why no worker starts, or why workers of the key do not last.

@@ -1,15 +1,13 @@
 //! Error replies that the controller publishes instead of a worker.
 
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicPublishOptions};
+use lapin::options::BasicPublishOptions;
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{BasicProperties, Channel, Confirmation, Connection};
+use lapin::{BasicProperties, Channel, Confirmation};
 use tokio::time::timeout;
 
-use super::ControllerConfig;
-use super::SharedCounters;
 use super::queue_names::QueueNames;
-use crate::amqp::{self, headers};
+use crate::amqp::headers;
 use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_HOPS_MAX};
 
 pub(super) const DIED_IN: &str = "x-first-death-queue";
@@ -62,55 +60,39 @@ impl DeadLetterReason {
     }
 }
 
-pub(super) struct ErrorReplier {
-    channel: Channel,
-    names: QueueNames,
-    counters: SharedCounters,
+/// Publishes the error to a client that waits for a reply. A reply that its queue rejects or does not confirm is given up.
+pub(super) async fn publish_error(
+    channel: &Channel,
+    names: &QueueNames,
+    delivery: &Delivery,
+    reason: &DeadLetterReason,
+) -> lapin::Result<()> {
+    let Some(reply_to) = delivery.properties.reply_to().clone() else { return Ok(()) };
+    let (body, properties) = render(names, delivery, reason);
+    let confirm = channel.basic_publish("".into(), reply_to, BasicPublishOptions::default(), &body, properties).await?;
+    match timeout(AMQP_CALL_TIMEOUT, confirm).await {
+        Ok(Ok(Confirmation::Ack(_) | Confirmation::NotRequested)) => {}
+        Ok(Ok(Confirmation::Nack(_))) => tracing::warn!("gave up an error reply: its queue rejects it"),
+        Ok(Err(error)) => return Err(error),
+        Err(_) => tracing::warn!("gave up an error reply: not confirmed within {AMQP_CALL_TIMEOUT:?}"),
+    }
+    Ok(())
 }
 
-impl ErrorReplier {
-    pub(super) async fn open(
-        connection: &Connection,
-        config: &ControllerConfig,
-        counters: SharedCounters,
-    ) -> lapin::Result<Self> {
-        let channel = amqp::confirm_channel(connection).await?;
-        Ok(Self { channel, names: config.names.clone(), counters })
+fn render(names: &QueueNames, delivery: &Delivery, reason: &DeadLetterReason) -> (Vec<u8>, BasicProperties) {
+    let body = serde_json::json!({
+        "type": format!("journeyman:dead_letter:{}", reason.reason),
+        "message": reason.message,
+        "context": { "reason": reason.reason, "queue": reason.queue, "key": names.original_key(delivery) },
+        "cause": null,
+    });
+    let mut table = FieldTable::default();
+    // One client exits at a status that it does not know.
+    table.insert("x-status".into(), AMQPValue::ByteArray(b"core_error".to_vec().into()));
+    table.insert("x-dead-letter-reason".into(), AMQPValue::LongString(reason.reason.as_str().into()));
+    let mut properties = BasicProperties::default().with_headers(table).with_content_type("application/json".into());
+    if let Some(id) = delivery.properties.correlation_id().clone() {
+        properties = properties.with_correlation_id(id);
     }
-
-    /// Replies with an error, then acknowledges the request. A reply that its queue rejects or does not confirm is given up.
-    pub(super) async fn reject(&self, delivery: &Delivery, reason: &DeadLetterReason) -> lapin::Result<()> {
-        if let Some(reply_to) = delivery.properties.reply_to().clone() {
-            let (body, properties) = self.render(delivery, reason);
-            let options = BasicPublishOptions::default();
-            let confirm = self.channel.basic_publish("".into(), reply_to, options, &body, properties).await?;
-            match timeout(AMQP_CALL_TIMEOUT, confirm).await {
-                Ok(Ok(Confirmation::Ack(_) | Confirmation::NotRequested)) => {}
-                Ok(Ok(Confirmation::Nack(_))) => tracing::warn!("gave up an error reply: its queue rejects it"),
-                Ok(Err(error)) => return Err(error),
-                Err(_) => tracing::warn!("gave up an error reply: not confirmed within {AMQP_CALL_TIMEOUT:?}"),
-            }
-        }
-        self.counters.lock().values.dead_letters += 1;
-        delivery.acker.ack(BasicAckOptions::default()).await.map(drop)
-    }
-
-    fn render(&self, delivery: &Delivery, reason: &DeadLetterReason) -> (Vec<u8>, BasicProperties) {
-        let body = serde_json::json!({
-            "type": format!("journeyman:dead_letter:{}", reason.reason),
-            "message": reason.message,
-            "context": { "reason": reason.reason, "queue": reason.queue, "key": self.names.original_key(delivery) },
-            "cause": null,
-        });
-        let mut table = FieldTable::default();
-        // One client exits at a status that it does not know.
-        table.insert("x-status".into(), AMQPValue::ByteArray(b"core_error".to_vec().into()));
-        table.insert("x-dead-letter-reason".into(), AMQPValue::LongString(reason.reason.as_str().into()));
-        let mut properties =
-            BasicProperties::default().with_headers(table).with_content_type("application/json".into());
-        if let Some(id) = delivery.properties.correlation_id().clone() {
-            properties = properties.with_correlation_id(id);
-        }
-        (body.to_string().into_bytes(), properties)
-    }
+    (body.to_string().into_bytes(), properties)
 }
