@@ -489,6 +489,19 @@ impl<'de> Deserialize<'de> for Secret {
     }
 }
 
+/// Merges `upper` into `lower`, objects key by key.
+pub(crate) fn merge_json(lower: &mut serde_json::Value, upper: serde_json::Value) {
+    use serde_json::Value;
+    match (lower, upper) {
+        (Value::Object(lower), Value::Object(upper)) => {
+            for (key, value) in upper {
+                merge_json(lower.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (lower, upper) => *lower = upper,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

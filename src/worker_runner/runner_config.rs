@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::protocol::certificate;
 use crate::config::secrets::ClientCredentials;
-use crate::config::values::Secret;
+use crate::config::values::{Secret, merge_json};
 
 pub const SOURCE_NAME: &str = "taskcluster";
 
@@ -75,10 +75,10 @@ impl RunnerConfig {
         ];
         let worker: Map<String, Value> =
             worker.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
-        merge(&mut config, json!({"worker": worker}));
+        merge_json(&mut config, json!({"worker": worker}));
         match &self.journeyman {
             Value::Null => {}
-            Value::Object(_) => merge(&mut config, self.journeyman.clone()),
+            Value::Object(_) => merge_json(&mut config, self.journeyman.clone()),
             Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
                 return Err(RunnerConfigError::NotAnObject);
             }
@@ -91,20 +91,8 @@ impl RunnerConfig {
                 "task_queue": format!("{}/{}", self.provisioner_id, self.worker_type),
             }},
         });
-        merge(&mut config, identity);
+        merge_json(&mut config, identity);
         Ok(toml::to_string_pretty(&config)?)
-    }
-}
-
-/// Merges `more` into `base`, objects key by key.
-fn merge(base: &mut Value, more: Value) {
-    match (base, more) {
-        (Value::Object(base), Value::Object(more)) => {
-            for (key, value) in more {
-                merge(base.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (base, more) => *base = more,
     }
 }
 

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::config::pool::{KubernetesDriverConfig, PoolConfig};
+use crate::config::values::merge_json;
 use crate::controller::driver::WorkerSpec;
 use crate::controller::driver::object_name::object_name;
 use crate::domain::group::Key;
@@ -112,14 +113,14 @@ impl GroupManifests {
         let mut whole = template.clone();
         // Other fields of the template's first container stay.
         let mut first = whole.pointer_mut("/spec/containers/0").map(Value::take).unwrap_or_default();
-        merge(&mut first, container);
+        merge_json(&mut first, container);
         let others = whole.pointer("/spec/containers").and_then(Value::as_array).cloned().unwrap_or_default();
         let containers: Vec<Value> = [first].into_iter().chain(others.into_iter().skip(1)).collect();
         let pod = json!({
             "metadata": { "labels": self.labels(), "annotations": self.annotations() },
             "spec": { "terminationGracePeriodSeconds": super::grace_seconds(pool), "containers": containers },
         });
-        merge(&mut whole, pod);
+        merge_json(&mut whole, pod);
         whole
     }
 
@@ -187,15 +188,4 @@ impl GroupManifests {
 fn object(of: &Value) -> DynamicObject {
     // Each part of it is made above.
     serde_json::from_value(of.clone()).unwrap_or_else(|_| DynamicObject::new("", &deployments()))
-}
-
-fn merge(lower: &mut Value, upper: Value) {
-    match (lower, upper) {
-        (Value::Object(lower), Value::Object(upper)) => {
-            for (name, value) in upper {
-                merge(lower.entry(name).or_insert(Value::Null), value);
-            }
-        }
-        (lower, upper) => *lower = upper,
-    }
 }
