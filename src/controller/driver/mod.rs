@@ -271,7 +271,7 @@ impl DriverHandle {
             }
             PoolDriver::Systemd => {
                 let config = pool.systemd.clone().ok_or_else(no_table)?;
-                Arc::new(SystemdDriver::new(config, name.to_owned(), folder, Arc::clone(&store)))
+                Arc::new(SystemdDriver { config, pool: name.to_owned(), folder, store: Arc::clone(&store) })
             }
         };
         let is_by_pods = pool.driver == PoolDriver::Kubernetes && !pool.is_scaled_by_keda();

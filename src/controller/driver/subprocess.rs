@@ -44,7 +44,7 @@ impl SubprocessDriver {
                 "no cgroups, so processes that leave a worker's process group may outlive it: {why}"
             ),
         }
-        Self { command, store, logs: WorkerLogs::new(folder), cgroups: cgroups.ok(), children: Mutex::default() }
+        Self { command, store, logs: WorkerLogs { folder }, cgroups: cgroups.ok(), children: Mutex::default() }
     }
 
     fn list_workers(&self) -> io::Result<Vec<ListedWorker>> {

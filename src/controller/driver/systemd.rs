@@ -19,10 +19,10 @@ use crate::domain::group::Key;
 use crate::limits::UNIT_NAME_BYTES_MAX;
 
 pub(super) struct SystemdDriver {
-    config: SystemdDriverConfig,
-    pool: String,
-    folder: PathBuf,
-    store: Arc<StateStore>,
+    pub(super) config: SystemdDriverConfig,
+    pub(super) pool: String,
+    pub(super) folder: PathBuf,
+    pub(super) store: Arc<StateStore>,
 }
 
 /// Exit statuses of systemctl, as of init scripts (LSB).
@@ -36,15 +36,6 @@ struct ListedUnit {
 }
 
 impl SystemdDriver {
-    pub(super) const fn new(
-        config: SystemdDriverConfig,
-        pool: String,
-        folder: PathBuf,
-        store: Arc<StateStore>,
-    ) -> Self {
-        Self { config, pool, folder, store }
-    }
-
     fn instance_name(&self, id: &str, key: &Key) -> String {
         let room = UNIT_NAME_BYTES_MAX.saturating_sub(self.config.unit.len() + "@.service".len());
         object_name(&[&self.pool, key.as_str(), id], room)

@@ -13,10 +13,6 @@ pub(super) struct WorkerLogs {
 }
 
 impl WorkerLogs {
-    pub(super) const fn new(folder: PathBuf) -> Self {
-        Self { folder }
-    }
-
     pub(super) fn file_name(id: &str) -> String {
         format!("{id}.log")
     }
@@ -83,7 +79,7 @@ mod tests {
     #[test]
     fn a_log_that_is_too_long_keeps_its_end_and_whoever_writes_goes_on_after_it() {
         let folder = tempfile::tempdir().unwrap();
-        let logs = WorkerLogs::new(folder.path().to_owned());
+        let logs = WorkerLogs { folder: folder.path().to_owned() };
         let mut writer = logs.open("a").unwrap();
         let line = [b"x".repeat(1023), b"\n".to_vec()].concat();
         for _ in 0..DRIVER_LOG_BYTES_MAX / 1024 {
@@ -106,7 +102,7 @@ mod tests {
     #[test]
     fn of_workers_that_have_ended_so_many_logs_are_kept_the_latest() {
         let folder = tempfile::tempdir().unwrap();
-        let logs = WorkerLogs::new(folder.path().to_owned());
+        let logs = WorkerLogs { folder: folder.path().to_owned() };
         let begin = |id: &str, second: usize| {
             let file = logs.open(id).unwrap();
             let at = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(second as u64);

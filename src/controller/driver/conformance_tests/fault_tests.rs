@@ -116,7 +116,8 @@ async fn c10_the_first_line_of_systemctl_is_the_reason() {
             systemctl: vec!["/bin/sh".to_owned(), "-c".to_owned(), script, "systemctl".to_owned()],
         };
         let store = Arc::new(StateStore::open(place.path()).expect("the state"));
-        let driver = SystemdDriver::new(config, "core".to_owned(), place.path().to_owned(), store);
+        let (pool, folder) = ("core".to_owned(), place.path().to_owned());
+        let driver = SystemdDriver { config, pool, folder, store };
         let reason = format!("Failed to start it: Access denied (exit status: {status})");
         let expected = if is_driver { StartError::Driver(DriverError(reason)) } else { StartError::Worker(reason) };
         assert_eq!(driver.start(worker_spec(&place, "lives")).await, Err(expected));
