@@ -116,8 +116,6 @@ pub const DESCENT_DEPTH_MAX: usize = 1_000;
 pub const DESCENT_ATTEMPTS_MAX: usize = 5;
 pub const UNMOUNT_PASSES_MAX: usize = 4096;
 pub const CGROUPS_NESTED_MAX: usize = 10_000;
-/// After this long, the processes of an unfrozen control group are killed as they are.
-pub const CGROUP_FREEZE_TIMEOUT: Duration = Duration::from_secs(1);
 pub const CONTAINMENT_PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Consecutive scans for a claim's orphans when one exits during a scan.
 pub const ORPHAN_SCANS_MAX: usize = 20;

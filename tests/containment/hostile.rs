@@ -10,13 +10,13 @@ use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind, Optionali
 use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::log::LogLimits;
 use journeyman::handler::process::RunLimits;
-use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, Requirement, ResourceLimits};
+use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, ResourceLimits};
 use tokio::task::JoinSet;
 
 use crate::bench::Bench;
 use crate::payload_scan::{PayloadScan, zombies};
 use crate::scopes::start_with;
-use crate::{LEVELS, Report, at};
+use crate::{LEVELS, Report, at, required};
 
 /// Default number of runs in total.
 const RUNS: usize = 400;
@@ -333,7 +333,7 @@ pub(crate) async fn run(filter: &str) -> Report {
 fn at_with_disk(level: ContainmentLevel) -> Result<Containment, String> {
     at(level, "probe")?;
     let limits = ResourceLimits { disk: Some(DISK), ..ResourceLimits::default() };
-    let wanted = ContainmentConfig { requirement: Requirement::AtMost(level), limits };
+    let wanted = ContainmentConfig { requirement: required(level), limits };
     let name = format!("hostile-{}-{}", level.as_str(), std::process::id());
     Containment::probe(&name, wanted).map_err(|error| error.to_string())
 }

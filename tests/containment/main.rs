@@ -26,7 +26,7 @@ use std::process::ExitCode;
 
 use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, Requirement};
 
-const LEVELS: [ContainmentLevel; 3] = ContainmentLevel::ALL;
+const LEVELS: [ContainmentLevel; 2] = ContainmentLevel::ALL;
 
 #[derive(Debug, Default)]
 struct Report {
@@ -52,10 +52,17 @@ impl Report {
     }
 }
 
+fn required(level: ContainmentLevel) -> Requirement {
+    match level {
+        ContainmentLevel::ProcessGroup => Requirement::Group,
+        ContainmentLevel::CgroupKill => Requirement::Auto,
+    }
+}
+
 /// Containment at a level, or why the host lacks it.
 fn at(level: ContainmentLevel, name: &str) -> Result<Containment, String> {
     let name = format!("{name}-{}-{}", level.as_str(), std::process::id());
-    let wanted = ContainmentConfig { requirement: Requirement::AtMost(level), ..ContainmentConfig::default() };
+    let wanted = ContainmentConfig { requirement: required(level), ..ContainmentConfig::default() };
     let containment = Containment::probe(&name, wanted).map_err(|error| error.to_string())?;
     if containment.level() == level {
         Ok(containment)

@@ -7,14 +7,14 @@ use std::time::Duration;
 use journeyman::domain::journal::ProcessRecord;
 use journeyman::handler::process::RunLimits;
 use journeyman::host::containment::{
-    Containment, ContainmentConfig, ContainmentLevel, Requirement, kill_recorded_processes,
+    Containment, ContainmentConfig, ContainmentLevel, kill_recorded_processes,
 };
 
 use crate::bench::Bench;
 use crate::hostile::LEAVE;
 use crate::payload_scan::PayloadScan;
 use crate::scopes::start;
-use crate::{LEVELS, Report, at};
+use crate::{LEVELS, Report, at, required};
 
 /// Starts a payload that outlives it, prints its name, and waits to be killed.
 pub(crate) async fn victim(level: &str, name: &str) -> Report {
@@ -47,7 +47,7 @@ fn mark(name: &str) -> String {
 
 fn wanted(level: &str) -> ContainmentConfig {
     let level = LEVELS.into_iter().find(|known| known.as_str() == level).expect("a level");
-    ContainmentConfig { requirement: Requirement::AtMost(level), ..ContainmentConfig::default() }
+    ContainmentConfig { requirement: required(level), ..ContainmentConfig::default() }
 }
 
 pub(crate) fn run(filter: &str) -> Report {

@@ -17,7 +17,7 @@ use crate::controller::state_store::{StateStore, WorkerPid, WorkerRecord};
 use crate::domain::group::Key;
 use crate::domain::journal::BootId;
 use crate::host::containment::children::{self, ChildRegistration, StartedChild};
-use crate::host::containment::{Cgroup, KillMethod, WorkerCgroups, command_prefix};
+use crate::host::containment::{Cgroup, WorkerCgroups, command_prefix};
 use crate::host::process::{self, ProcessStat};
 use crate::host::program_path::find_program;
 use crate::host::work_dir::remove_tree;
@@ -230,7 +230,7 @@ fn kill_remaining(record: &WorkerRecord) -> io::Result<()> {
 
 fn kill_cgroup(record: &WorkerRecord) {
     if let Some(path) = &record.cgroup {
-        Cgroup::at(path.clone()).kill(KillMethod::Kill);
+        Cgroup::at(path.clone()).kill();
     }
 }
 

@@ -12,20 +12,14 @@ use tokio::io::unix::AsyncFd;
 use super::super::mounts;
 use super::super::process::{self, PROCESS_POLL_INTERVAL};
 use super::{CLAIM_CGROUP_PREFIX, ResourceLimits};
-use crate::limits::{CGROUP_FREEZE_TIMEOUT, CGROUP_KILL_EACH_DELAY, CGROUP_KILL_INTERVAL, CGROUPS_NESTED_MAX};
+use crate::limits::{CGROUP_KILL_EACH_DELAY, CGROUP_KILL_INTERVAL, CGROUPS_NESTED_MAX};
 
 /// Lists the processes of a group; a process that writes to it moves into the group.
 const PROCS_FILE: &str = "cgroup.procs";
-/// Since Linux 5.14.
-const KILL_FILE: &str = "cgroup.kill";
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum KillMethod {
-    /// `cgroup.kill`: atomic, even against a fork bomb.
-    Kill,
-    /// `cgroup.freeze`, then SIGKILL to each process. Linux before 5.14.
-    FreezeAndSignal,
-}
+/// Says whether the group has processes, and announces a change.
+const EVENTS_FILE: &str = "cgroup.events";
+/// Kills all processes at once, even a fork bomb. Since Linux 5.14.
+pub(super) const KILL_FILE: &str = "cgroup.kill";
 
 /// The control group of this process, as a path in the mounted cgroup2 file system.
 pub(crate) fn own_cgroup_path() -> Result<PathBuf, String> {
@@ -145,27 +139,19 @@ impl Cgroup {
     }
 
     /// Sends SIGKILL to every process in the group and its descendants, without waiting.
-    pub(crate) fn kill(&self, method: KillMethod) {
-        if let Err(error) = self.try_kill(method)
+    pub(crate) fn kill(&self) {
+        if let Err(error) = self.try_kill()
             && error.kind() != io::ErrorKind::NotFound
         {
             tracing::error!(%error, "cannot kill a control group");
         }
     }
 
-    fn try_kill(&self, method: KillMethod) -> io::Result<()> {
-        match method {
-            KillMethod::Kill => {
-                self.write(KILL_FILE, "1")?;
-                // The kernel skips a process whose first thread has exited while others run.
-                self.signal(Signal::KILL, |_| true);
-                Ok(())
-            }
-            // The group stays frozen until it is empty, so that no process forks between two reads.
-            KillMethod::FreezeAndSignal => {
-                self.write("cgroup.freeze", "1").map(|()| self.signal(Signal::KILL, |_| true))
-            }
-        }
+    fn try_kill(&self) -> io::Result<()> {
+        self.write(KILL_FILE, "1")?;
+        // The kernel skips a process whose first thread has exited while others run.
+        self.signal(Signal::KILL, |_| true);
+        Ok(())
     }
 
     pub(super) fn signal(&self, signal: Signal, wanted: impl Fn(i32) -> bool) {
@@ -216,52 +202,36 @@ impl Cgroup {
 
     /// Whether the group and its descendants have no process. A missing group is empty.
     pub(super) fn is_empty(&self) -> bool {
-        match self.read("cgroup.events") {
-            Ok(events) => event_value(&events, "populated") == Some(0),
+        match self.read(EVENTS_FILE) {
+            Ok(events) => is_unpopulated(&events),
             Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+
+    /// Resolves when the group is empty, killing again at intervals because the first kill may have failed. Cancel safe.
+    pub(super) async fn kill_until_empty(&self) {
+        let mut delay = CGROUP_KILL_EACH_DELAY;
+        while tokio::time::timeout(delay, self.wait_empty()).await.is_err() {
+            delay = CGROUP_KILL_INTERVAL;
+            if let Err(error) = self.try_kill() {
+                tracing::debug!(%error, "cannot kill a control group, retrying");
+            }
         }
     }
 
     /// Resolves when the group and its descendants have no process. Cancel safe.
     pub(super) async fn wait_empty(&self) {
-        self.wait_for_event(|events| event_value(events, "populated") == Some(0)).await;
-    }
-
-    /// Resolves when the group is empty, killing again at intervals because the first kill may have failed. Cancel safe.
-    pub(super) async fn kill_until_empty(&self, method: KillMethod) {
-        if method == KillMethod::FreezeAndSignal && !self.is_empty() {
-            let frozen = self.wait_for_event(|events| {
-                event_value(events, "frozen") == Some(1) || event_value(events, "populated") == Some(0)
-            });
-            // Processes that cannot be frozen in time are killed unfrozen.
-            drop(tokio::time::timeout(CGROUP_FREEZE_TIMEOUT, frozen).await);
-            self.signal(Signal::KILL, |_| true);
-        }
-        let mut delay = CGROUP_KILL_EACH_DELAY;
-        while tokio::time::timeout(delay, self.wait_empty()).await.is_err() {
-            delay = CGROUP_KILL_INTERVAL;
-            if let Err(error) = self.try_kill(method) {
-                tracing::debug!(%error, "cannot kill a control group, retrying");
-            }
-        }
-        if method == KillMethod::FreezeAndSignal && self.has_file("cgroup.freeze") {
-            drop(self.write("cgroup.freeze", "0"));
-        }
-    }
-
-    async fn wait_for_event(&self, condition: impl Fn(&str) -> bool) {
-        let Ok(file) = File::open(self.file_path("cgroup.events")) else { return };
-        // An error method that the group was removed.
-        if read_from_start(&file).map_or(true, |events| condition(&events)) {
+        if self.is_empty() {
             return;
         }
-        let Ok(watched) = watch_events_file(file) else {
-            while self.read("cgroup.events").is_ok_and(|events| !condition(&events)) {
+        let Ok(watched) = File::open(self.file_path(EVENTS_FILE)).and_then(watch_events_file) else {
+            while !self.is_empty() {
                 tokio::time::sleep(PROCESS_POLL_INTERVAL).await;
             }
             return;
         };
-        while read_from_start(watched.get_ref()).is_ok_and(|events| !condition(&events)) {
+        // An error means that the group was removed.
+        while read_from_start(watched.get_ref()).is_ok_and(|events| !is_unpopulated(&events)) {
             match watched.ready(Interest::PRIORITY).await {
                 Ok(mut ready) => ready.clear_ready(),
                 Err(_) => tokio::time::sleep(PROCESS_POLL_INTERVAL).await,
@@ -295,6 +265,10 @@ fn read_from_start(file: &File) -> io::Result<String> {
     let mut buffer = [0; 256];
     let taken = file.read_at(&mut buffer, 0)?;
     Ok(String::from_utf8_lossy(buffer.get(..taken).unwrap_or_default()).into_owned())
+}
+
+fn is_unpopulated(events: &str) -> bool {
+    event_value(events, "populated") == Some(0)
 }
 
 /// Reads a file of `key number` lines.
@@ -363,7 +337,7 @@ mod tests {
         group.write("cgroup.events", "populated 1\nfrozen 0\n").unwrap();
         // Writing to a directory fails.
         std::fs::create_dir(group.file_path("cgroup.kill")).unwrap();
-        group.kill(KillMethod::Kill);
+        group.kill();
         let host = async {
             tokio::time::sleep(CGROUP_KILL_INTERVAL * 3 / 2).await;
             std::fs::remove_dir(group.file_path("cgroup.kill")).unwrap();
@@ -372,7 +346,7 @@ mod tests {
             }
             group.write("cgroup.events", "populated 0\nfrozen 0\n").unwrap();
         };
-        let both = async { tokio::join!(group.kill_until_empty(KillMethod::Kill), host) };
+        let both = async { tokio::join!(group.kill_until_empty(), host) };
         tokio::time::timeout(CGROUP_KILL_INTERVAL * 4, both).await.unwrap();
         assert_eq!(group.read("cgroup.kill").unwrap(), "1");
     }

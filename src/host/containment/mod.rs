@@ -1,9 +1,9 @@
 //! Contains the processes of each payload, and kills them all: nothing outlives its claim.
 //!
-//! There are three levels; a probe at the start finds the best that works: a control group that the kernel kills as a whole, a
-//! control group that is frozen and signalled, and a process group. At each level this process adopts orphans as their subreaper:
-//! processes that left the process group, or that moved themselves to another control group, which a payload that runs as the
-//! worker's user can do. Each claim has its own [`ProcessScope`].
+//! There are two levels; a probe at the start finds whether the first works: a control group that the kernel kills as a whole, and
+//! a process group. At both this process adopts orphans as their subreaper: processes that left the process group, or that moved
+//! themselves to another control group, which a payload that runs as the worker's user can do. Each claim has its own
+//! [`ProcessScope`].
 //!
 //! This is not a security boundary. A payload of the worker's user can have other programs start processes for it, or kill the
 //! worker. Preventing that takes another user, or a container.
@@ -34,10 +34,11 @@ use super::journal::ProcessRecorder;
 use super::process::{self, ProcessStat};
 use crate::limits::{CONTAINMENT_PROBE_TIMEOUT, REAP_INTERVAL, REAP_INTERVAL_PIDS_LIMITED};
 use crate::named_enum::named_enum;
+use cgroup::KILL_FILE;
 use process_scope::{Backend, ScopeIdentity};
 use shim_launch::shim_path;
 
-pub(crate) use cgroup::{Cgroup, KillMethod, own_cgroup_path};
+pub(crate) use cgroup::{Cgroup, own_cgroup_path};
 pub(crate) use dir_size::{is_larger_than, wait_larger_than};
 pub(crate) use exec_shim::ShimError;
 pub use kill_recorded::kill_recorded_processes;
@@ -57,9 +58,7 @@ named_enum! {
     pub enum ContainmentLevel {
         /// A process group. Processes that leave it are found if this process adopts them.
         ProcessGroup = "process-group",
-        /// A control group, frozen and then signalled. Linux before 5.14.
-        CgroupFreeze = "cgroup-freeze",
-        /// A control group, killed as a whole.
+        /// A control group, killed as a whole. Since Linux 5.14.
         CgroupKill = "cgroup-kill",
     }
 }
@@ -75,9 +74,6 @@ pub enum Requirement {
     Cgroup,
     /// A process group for each task.
     Group,
-    /// This level or a lower one, for tests.
-    #[serde(skip)]
-    AtMost(ContainmentLevel),
 }
 
 /// Limits for all processes of a claim together.
@@ -116,7 +112,7 @@ struct ContainmentInner {
 impl Drop for ContainmentInner {
     fn drop(&mut self) {
         // Succeeds only if it has no groups.
-        if let Backend::Cgroup { group, .. } = &self.backend {
+        if let Backend::Cgroup(group) = &self.backend {
             drop(group.remove());
         }
     }
@@ -134,11 +130,11 @@ impl Containment {
     /// cannot be killed. The text says what to do.
     pub fn probe(name: &str, config: ContainmentConfig) -> io::Result<Self> {
         let mut shortcomings = Vec::new();
-        let found = find_cgroups(name, config, &mut shortcomings)?;
+        let found = find_cgroups(name, config.requirement)?;
         let adopts_orphans = become_subreaper();
         let without_cgroups = ResourceLimits { disk: config.limits.disk, ..ResourceLimits::default() };
         let (backend, limits) = match found {
-            Ok(FoundCgroups { own, parent, method }) => {
+            Ok((own, parent)) => {
                 let delegated = delegate_controllers(&own, &parent, config.limits);
                 let limits = delegated.map_or_else(
                     |error| {
@@ -147,7 +143,7 @@ impl Containment {
                     },
                     |()| config.limits,
                 );
-                (Backend::Cgroup { group: parent, method }, limits)
+                (Backend::Cgroup(parent), limits)
             }
             Err(error) => {
                 shortcomings.push(format!("no control groups: {error}"));
@@ -160,7 +156,7 @@ impl Containment {
                 }
             }
         };
-        let has_cgroups = matches!(backend, Backend::Cgroup { .. });
+        let has_cgroups = matches!(backend, Backend::Cgroup(_));
         if config.requirement == Requirement::Cgroup && (!has_cgroups || limits != config.limits) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, cgroup_required_message(&shortcomings)));
         }
@@ -189,8 +185,7 @@ impl Containment {
     pub fn level(&self) -> ContainmentLevel {
         match &self.inner.backend {
             Backend::ProcessGroup | Backend::Subreaper => ContainmentLevel::ProcessGroup,
-            Backend::Cgroup { method: KillMethod::FreezeAndSignal, .. } => ContainmentLevel::CgroupFreeze,
-            Backend::Cgroup { method: KillMethod::Kill, .. } => ContainmentLevel::CgroupKill,
+            Backend::Cgroup(_) => ContainmentLevel::CgroupKill,
         }
     }
 
@@ -231,7 +226,7 @@ impl Containment {
     fn new_scope_identity(&self) -> ScopeIdentity {
         let cookie = uuid::Uuid::new_v4().simple().to_string();
         let mut backend = self.inner.backend.clone();
-        if let Backend::Cgroup { group, .. } = &mut backend {
+        if let Backend::Cgroup(group) = &mut backend {
             *group = Cgroup::at(group.path().join(format!("{CLAIM_CGROUP_PREFIX}{cookie}")));
         }
         ScopeIdentity { cookie, backend }
@@ -303,29 +298,12 @@ fn become_subreaper() -> bool {
     result.inspect_err(|error| tracing::warn!(%error, "this process cannot adopt orphans of payloads")).is_ok()
 }
 
-struct FoundCgroups {
-    /// The worker's own group, which can delegate controllers.
-    own: Cgroup,
-    parent: Cgroup,
-    method: KillMethod,
-}
-
-/// Finds a working kill method after it has killed the processes in groups of the previous worker process. The inner error says why
-/// control groups cannot be used.
-fn find_cgroups(
-    name: &str,
-    config: ContainmentConfig,
-    shortcomings: &mut Vec<String>,
-) -> io::Result<Result<FoundCgroups, String>> {
-    let methods = match config.requirement {
-        Requirement::Group | Requirement::AtMost(ContainmentLevel::ProcessGroup) => {
-            return Ok(Err("the configuration asks for process groups".to_owned()));
-        }
-        Requirement::AtMost(ContainmentLevel::CgroupFreeze) => &[KillMethod::FreezeAndSignal][..],
-        Requirement::AtMost(ContainmentLevel::CgroupKill) | Requirement::Auto | Requirement::Cgroup => {
-            &[KillMethod::Kill, KillMethod::FreezeAndSignal]
-        }
-    };
+/// The worker's own group, which can delegate controllers, and the parent of the claims' groups, after it has killed the processes
+/// in groups of the previous worker process. The inner error says why control groups cannot be used.
+fn find_cgroups(name: &str, requirement: Requirement) -> io::Result<Result<(Cgroup, Cgroup), String>> {
+    if requirement == Requirement::Group {
+        return Ok(Err("the configuration asks for process groups".to_owned()));
+    }
     if !shim_launch::is_shim_called() {
         return Ok(Err("this program does not call journeyman::shim() first in main".to_owned()));
     }
@@ -338,15 +316,12 @@ fn find_cgroups(
         kill_and_remove(&Cgroup::at(path)).map_err(|error| survivors_error(&error.to_string()))?;
     }
     let probe = Cgroup::at(parent.path().join("probe"));
-    for method in methods {
-        match try_kill_method(&probe, *method) {
-            Ok(()) => return Ok(Ok(FoundCgroups { own, parent, method: *method })),
-            Err(error) => shortcomings.push(error),
-        }
+    if let Err(error) = try_kill(&probe) {
+        drop(probe.remove());
+        drop(parent.remove());
+        return Ok(Err(error));
     }
-    drop(probe.remove());
-    drop(parent.remove());
-    Ok(Err("no kill method worked on a test control group".to_owned()))
+    Ok(Ok((own, parent)))
 }
 
 /// This process's own group, and a parent of further groups in it.
@@ -358,15 +333,11 @@ fn create_parent_cgroup(prefix: &str, name: &str) -> Result<(Cgroup, Cgroup), St
 }
 
 /// Starts the shim in a group, kills it, and waits for its end.
-fn try_kill_method(probe: &Cgroup, method: KillMethod) -> Result<(), String> {
+fn try_kill(probe: &Cgroup) -> Result<(), String> {
     let shim = shim_path().map_err(|error| error.to_string())?;
     probe.create().map_err(|error| error.to_string())?;
-    let file = match method {
-        KillMethod::Kill => "cgroup.kill",
-        KillMethod::FreezeAndSignal => "cgroup.freeze",
-    };
-    if !probe.has_file(file) {
-        return Err(format!("the kernel has no {file}"));
+    if !probe.has_file(KILL_FILE) {
+        return Err(format!("the kernel has no {KILL_FILE}; it has it from Linux 5.14 on"));
     }
     #[expect(clippy::disallowed_methods, reason = "only at the start, and for milliseconds")]
     let mut command = std::process::Command::new(shim);
@@ -381,7 +352,7 @@ fn try_kill_method(probe: &Cgroup, method: KillMethod) -> Result<(), String> {
     });
     let entered = probe.processes().contains(&pid);
     if entered {
-        probe.kill(method);
+        probe.kill();
     } else {
         drop(child.kill());
     }
@@ -392,7 +363,7 @@ fn try_kill_method(probe: &Cgroup, method: KillMethod) -> Result<(), String> {
         return Err("a process could not enter a test control group".to_owned());
     }
     if !process::poll_blocking(CONTAINMENT_PROBE_TIMEOUT, || probe.is_empty()) {
-        return Err(format!("a process survived {file}"));
+        return Err(format!("a process survived {KILL_FILE}"));
     }
     probe.remove().map_err(|error| error.to_string())
 }
@@ -413,7 +384,7 @@ fn kill_and_remove(group: &Cgroup) -> io::Result<()> {
         let outside =
             all.iter().filter(|stat| tree.contains(&stat.pid) && !inside.contains(&stat.pid) && stat.pid != own);
         outside.for_each(|stat| stat.signal(Signal::KILL));
-        group.kill(if group.has_file("cgroup.kill") { KillMethod::Kill } else { KillMethod::FreezeAndSignal });
+        group.kill();
         if !process::poll_blocking(CONTAINMENT_PROBE_TIMEOUT, || group.is_empty()) {
             let text = format!("cannot kill processes in {}: {:?}", group.path().display(), group.processes());
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));

@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 
-use super::cgroup::{Cgroup, KillMethod};
+use super::cgroup::Cgroup;
 use super::exec_shim::EXEC;
 use super::shim_launch::shim_path;
-use super::{create_parent_cgroup, try_kill_method};
+use super::{create_parent_cgroup, try_kill};
 
 /// The parent of the groups of a pool's workers.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl WorkerCgroups {
         let groups = Self { parent };
         // Another controller may probe for the same pool.
         let trial = Cgroup::at(groups.parent.path().join(format!("probe-{}", uuid::Uuid::new_v4().simple())));
-        let tried = try_kill_method(&trial, KillMethod::Kill);
+        let tried = try_kill(&trial);
         if tried.is_err() {
             drop(trial.remove());
         }

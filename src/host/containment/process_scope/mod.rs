@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use super::super::journal::ProcessRecorder;
 use super::super::process::{self, PROCESS_POLL_INTERVAL};
-use super::cgroup::{Cgroup, KillMethod};
+use super::cgroup::Cgroup;
 use super::proc_scan::ProcScan;
 use super::{Containment, children};
 use crate::domain::journal::ProcessRecord;
@@ -64,7 +64,7 @@ pub(super) enum Backend {
     /// Orphans of the payload are adopted by this process.
     Subreaper,
     /// A control group; orphans that left it are adopted.
-    Cgroup { group: Cgroup, method: KillMethod },
+    Cgroup(Cgroup),
 }
 
 #[derive(Debug, Default)]
@@ -83,7 +83,7 @@ impl Drop for ScopeInner {
         if self.state.get_mut().used {
             self.kill();
             children::mark_claim_ended(self.cookie());
-            if let Backend::Cgroup { group, .. } = self.backend() {
+            if let Backend::Cgroup(group) = self.backend() {
                 let orphans = || children::find_orphans(self.cookie(), Some(Signal::KILL));
                 let is_empty = !children::has_orphans() || orphans().is_ok_and(|orphans| orphans.is_empty());
                 // A group that is not empty yet is removed by the worker's next start.
@@ -115,9 +115,9 @@ impl ScopeInner {
                 // A failed scan is repeated and logged by `wait_cleaned_up`.
                 drop(children::find_orphans(self.cookie(), Some(Signal::KILL)));
             }
-            Backend::Cgroup { group, method } => {
+            Backend::Cgroup(group) => {
                 if !group.is_empty() {
-                    group.kill(*method);
+                    group.kill();
                 }
             }
         }
@@ -144,7 +144,7 @@ impl ProcessScope {
             Backend::Subreaper => {
                 ProcScan::read().map(|scan| scan.processes_of(self.inner.cookie())).unwrap_or_default()
             }
-            Backend::Cgroup { group, .. } => group.processes(),
+            Backend::Cgroup(group) => group.processes(),
         }
     }
 
@@ -171,7 +171,7 @@ impl ProcessScope {
                 let processes = scan.as_ref()?.processes_of(scope.inner.cookie());
                 (!processes.is_empty()).then(|| processes.into_iter().filter_map(process::resident_memory).sum())
             }
-            Backend::Cgroup { group, .. } => group.memory_bytes(),
+            Backend::Cgroup(group) => group.memory_bytes(),
         };
         scopes.iter().map(|scope| memory_bytes(scope.as_ref()?)).collect()
     }
@@ -186,7 +186,7 @@ impl ProcessScope {
     pub fn cgroup(&self) -> Option<&Path> {
         match self.inner.backend() {
             Backend::ProcessGroup | Backend::Subreaper => None,
-            Backend::Cgroup { group, .. } => Some(group.path()),
+            Backend::Cgroup(group) => Some(group.path()),
         }
     }
 
@@ -218,7 +218,7 @@ impl ProcessScope {
     /// The control group cannot be created, or its limits cannot be set.
     pub(crate) fn admit_process(&self) -> io::Result<ScopedProcess> {
         let mut state = self.inner.state.lock();
-        if let Backend::Cgroup { group, .. } = self.inner.backend()
+        if let Backend::Cgroup(group) = self.inner.backend()
             && !state.used
         {
             // As `Other`, because another kind or an error number could be blamed on the task.
@@ -258,8 +258,8 @@ impl ProcessScope {
         match self.inner.backend() {
             Backend::ProcessGroup => {}
             Backend::Subreaper => self.kill_orphans().await,
-            Backend::Cgroup { group, method } => loop {
-                group.kill_until_empty(*method).await;
+            Backend::Cgroup(group) => loop {
+                group.kill_until_empty().await;
                 self.kill_orphans().await;
                 match group.remove() {
                     Ok(()) => break,
@@ -275,7 +275,7 @@ impl ProcessScope {
     /// Kills orphans until none is left that belongs, or may belong, to this scope. Behind a control group, which was seen empty,
     /// unreadable children do not count, and escaped processes are logged.
     async fn kill_orphans(&self) {
-        let in_cgroup = matches!(self.inner.backend(), Backend::Cgroup { .. });
+        let in_cgroup = matches!(self.inner.backend(), Backend::Cgroup(_));
         let mut logged = false;
         while !in_cgroup || children::has_orphans() {
             let scan = match children::find_orphans(self.inner.cookie(), Some(Signal::KILL)) {

@@ -47,7 +47,7 @@ impl ScopedProcess {
     pub(crate) fn launch_method(&self, program: &Path, argv0: &str) -> io::Result<LaunchMethod> {
         Ok(match self.inner().backend() {
             Backend::ProcessGroup | Backend::Subreaper => LaunchMethod::Direct,
-            Backend::Cgroup { group, .. } => LaunchMethod::ViaShim {
+            Backend::Cgroup(group) => LaunchMethod::ViaShim {
                 shim: shim_launch::shim_path()?,
                 arguments: vec![exec_shim::PAYLOAD.into(), group.procs_path().into(), program.into(), argv0.into()],
             },
@@ -81,7 +81,7 @@ impl ScopedProcess {
 
     /// Whether the scope contains every process of the process group, so that `/proc` need not be searched for it.
     pub(crate) fn contains_process_group(&self) -> bool {
-        matches!(self.inner().backend(), Backend::Cgroup { .. }) && self.is_last()
+        matches!(self.inner().backend(), Backend::Cgroup(_)) && self.is_last()
     }
 
     /// Sends TERM to the processes outside the process group.
@@ -95,16 +95,16 @@ impl ScopedProcess {
             Backend::Subreaper => {
                 drop(children::find_orphans(self.inner().cookie(), Some(Signal::TERM)));
             }
-            Backend::Cgroup { group, .. } => group.signal(Signal::TERM, outside),
+            Backend::Cgroup(group) => group.signal(Signal::TERM, outside),
         }
     }
 
     /// Resolves when all processes have exited. Cancel safe.
     pub(crate) async fn wait_exited(&self) {
         match self.inner().backend() {
-            Backend::Cgroup { group, .. } if self.is_last() => group.wait_empty().await,
+            Backend::Cgroup(group) if self.is_last() => group.wait_empty().await,
             Backend::Subreaper if self.is_last() => self.wait_orphans_exited(None).await,
-            Backend::ProcessGroup | Backend::Subreaper | Backend::Cgroup { .. } => {}
+            Backend::ProcessGroup | Backend::Subreaper | Backend::Cgroup(_) => {}
         }
     }
 
@@ -124,7 +124,7 @@ impl ScopedProcess {
             match self.inner().backend() {
                 Backend::ProcessGroup => {}
                 Backend::Subreaper => self.wait_orphans_exited(Some(Signal::KILL)).await,
-                Backend::Cgroup { group, method } => group.kill_until_empty(*method).await,
+                Backend::Cgroup(group) => group.kill_until_empty().await,
             }
         };
         if tokio::time::timeout(PROCESS_KILL_TIMEOUT, killed).await.is_ok() {
@@ -135,7 +135,7 @@ impl ScopedProcess {
             Backend::Subreaper => {
                 children::find_orphans(self.inner().cookie(), None).map(|orphans| orphans.owned).unwrap_or_default()
             }
-            Backend::Cgroup { group, .. } => group.processes(),
+            Backend::Cgroup(group) => group.processes(),
         }
     }
 
@@ -157,7 +157,7 @@ impl ScopedProcess {
 
     /// The limit that a process exceeded since the last call.
     pub(crate) fn take_exceeded_limit(&self) -> Option<LimitExceeded> {
-        let Backend::Cgroup { group, .. } = self.inner().backend() else { return None };
+        let Backend::Cgroup(group) = self.inner().backend() else { return None };
         let limits = self.inner().containment.limits();
         let mut state = self.inner().state.lock();
         let more = |file, event, seen: &mut u64| {
