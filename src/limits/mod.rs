@@ -152,9 +152,8 @@ pub const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
 pub const METADATA_BODY_BYTES_MAX: usize = 256 << 10;
 /// AWS recommends 5 s.
 pub const NOTICE_POLL_INTERVAL_AWS: Duration = Duration::from_secs(5);
-/// Azure recommends 1 s; Google's service holds the call, as a rule.
+/// Azure recommends 1 s.
 pub const NOTICE_POLL_INTERVAL: Duration = Duration::from_secs(1);
-pub const NOTICE_LONG_POLL_WAIT: Duration = Duration::from_secs(30);
 /// The longest that EC2 allows.
 pub const NOTICE_TOKEN_TTL: Duration = Duration::from_secs(6 * 60 * 60);
 pub const NOTICE_FILE_BYTES_MAX: u64 = 256;

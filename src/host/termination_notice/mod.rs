@@ -110,7 +110,7 @@ impl NoticeWatch {
     ///
     /// The endpoint is not an `http://` address.
     pub fn new(config: NoticeConfig) -> Result<Self, String> {
-        let client = MetadataClient::new(config.endpoint.as_deref(), config.clock)?;
+        let client = MetadataClient::new(config.endpoint.as_deref())?;
         Ok(Self { config, client, statuses: watch::Sender::default() })
     }
 
