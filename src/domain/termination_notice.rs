@@ -57,8 +57,6 @@ pub enum NoticeReading {
 pub enum NoticeEvent {
     /// A new notice, or an earlier deadline.
     Terminating(Termination),
-    /// The notice was withdrawn. The worker still exits: what was released is gone.
-    Withdrawn,
     /// The service does not answer, so that notices may be missed.
     WatchFailing,
     WatchRecovered,
@@ -86,7 +84,6 @@ pub struct NoticeTracker {
     /// The earliest deadline.
     earliest: Option<Instant>,
     soon_reported: bool,
-    last_reading: Option<NoticeReading>,
 }
 
 impl NoticeTracker {
@@ -98,7 +95,6 @@ impl NoticeTracker {
             backoff: Backoff::NEW,
             earliest: None,
             soon_reported: false,
-            last_reading: None,
         }
     }
 
@@ -125,7 +121,6 @@ impl NoticeTracker {
     }
 
     fn event_for(&mut self, reading: NoticeReading, now: Instant) -> Option<NoticeEvent> {
-        let before = self.last_reading.replace(reading);
         match reading {
             NoticeReading::Terminating(Termination::At(at)) => {
                 let at = at.max(now.plus(NOTICE_MIN));
@@ -137,9 +132,8 @@ impl NoticeTracker {
             }
             NoticeReading::Terminating(Termination::Soon) => (!core::mem::replace(&mut self.soon_reported, true))
                 .then_some(NoticeEvent::Terminating(Termination::Soon)),
-            NoticeReading::Nothing => {
-                matches!(before, Some(NoticeReading::Terminating(_))).then_some(NoticeEvent::Withdrawn)
-            }
+            // A notice that is withdrawn changes nothing: what was released is gone.
+            NoticeReading::Nothing => None,
         }
     }
 }

@@ -42,11 +42,10 @@ fn an_earlier_time_is_reported_and_a_later_one_is_not() {
 }
 
 #[test]
-fn a_withdrawn_notice_is_reported_once_and_its_return_is_not() {
+fn a_notice_that_is_withdrawn_and_returns_is_not_reported_again() {
     let mut tracker = NoticeTracker::new(FIVE, 1);
     tracker.on_reading(terminating(120), at(0), at(0));
-    assert_eq!(tracker.on_reading(NOTHING, at(5), at(5)), Some(NoticeEvent::Withdrawn));
-    assert_eq!(tracker.on_reading(NOTHING, at(10), at(10)), None);
+    assert_eq!(tracker.on_reading(NOTHING, at(5), at(5)), None);
     assert_eq!(tracker.on_reading(terminating(120), at(15), at(15)), None);
 }
 

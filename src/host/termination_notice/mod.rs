@@ -196,9 +196,6 @@ impl NoticeWatch {
                 Some(NoticeEvent::Terminating(termination)) => {
                     let Ok(()) = notices.send(Notice { origin, termination }).await else { return };
                 }
-                Some(NoticeEvent::Withdrawn) => {
-                    tracing::warn!(provider, "termination notice withdrawn; the worker still shuts down");
-                }
                 Some(NoticeEvent::WatchFailing) => {
                     let error = reading.err().unwrap_or_default();
                     tracing::warn!(provider, "termination watch failing, a notice may be missed: {error}");
