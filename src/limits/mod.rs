@@ -114,7 +114,7 @@ pub const PROCESS_ENVIRONMENT_BYTES_MAX: u64 = 4 << 20;
 /// Parents of a process that are followed to find out whether it descends from the worker.
 pub const DESCENT_DEPTH_MAX: usize = 1_000;
 pub const DESCENT_ATTEMPTS_MAX: usize = 5;
-pub const UNMOUNT_PASSES_MAX: usize = 4096;
+pub const TASK_MOUNTS_MAX: usize = 4096;
 pub const CGROUPS_NESTED_MAX: usize = 10_000;
 pub const CONTAINMENT_PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Consecutive scans for a claim's orphans when one exits during a scan.
