@@ -11,9 +11,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::limits::{
-    ARTIFACT_CONTENT_TYPE_BYTES_MAX, ARTIFACT_NAME_BYTES_MAX, ARTIFACTS_IN_MEMORY_BYTES_MAX, ARTIFACTS_MAX,
-};
+use crate::limits::{ARTIFACT_CONTENT_TYPE_BYTES_MAX, ARTIFACT_NAME_BYTES_MAX, ARTIFACTS_MAX};
 
 use super::{artifact_collector::ArtifactCollector, log};
 
@@ -31,13 +29,6 @@ pub enum ArtifactKind {
     Directory {
         /// The path below the task directory.
         path: PathBuf,
-    },
-    /// Bytes in memory.
-    Inline {
-        /// The content.
-        bytes: Vec<u8>,
-        /// Its media type.
-        content_type: String,
     },
 }
 
@@ -91,7 +82,6 @@ pub struct Artifacts {
 struct DeclarationList {
     list: Vec<ArtifactDeclaration>,
     names: HashSet<String>,
-    inline_bytes: usize,
 }
 
 impl Artifacts {
@@ -132,16 +122,6 @@ impl Artifacts {
         if declared.list.len() >= ARTIFACTS_MAX {
             return invalid(format!("limit reached: more than {ARTIFACTS_MAX} are declared"));
         }
-        if let ArtifactKind::Inline { bytes, .. } = &declaration.kind {
-            let sum = declared.inline_bytes + bytes.len();
-            if sum > ARTIFACTS_IN_MEMORY_BYTES_MAX {
-                let name = declaration.name;
-                return invalid(format!(
-                    "{name:?}: all in memory exceed {ARTIFACTS_IN_MEMORY_BYTES_MAX} bytes; declare a file instead"
-                ));
-            }
-            declared.inline_bytes = sum;
-        }
         let folder = matches!(declaration.kind, ArtifactKind::Directory { .. });
         if !folder && !declared.names.insert(declaration.name.clone()) {
             return invalid(format!("name {:?} is declared twice", declaration.name));
@@ -159,10 +139,9 @@ impl Artifacts {
     /// The files and directories declared so far, below the task directory.
     pub(super) fn paths(&self) -> Vec<PathBuf> {
         let path = |declaration: &ArtifactDeclaration| match &declaration.kind {
-            ArtifactKind::File { path, .. } | ArtifactKind::Directory { path } => Some(path.clone()),
-            ArtifactKind::Inline { .. } => None,
+            ArtifactKind::File { path, .. } | ArtifactKind::Directory { path } => path.clone(),
         };
-        self.declared.lock().list.iter().filter_map(path).collect()
+        self.declared.lock().list.iter().map(path).collect()
     }
 
     /// Iterates over the artifacts declared so far and opens one file at a time. Call it and the iterator on a blocking
@@ -170,7 +149,7 @@ impl Artifacts {
     ///
     /// # Errors
     ///
-    /// If a file or directory is declared and `workdir` cannot be opened.
+    /// If an artifact is declared and `workdir` cannot be opened.
     pub fn collect(&self, workdir: &Path) -> io::Result<ArtifactCollector> {
         let list = self.declared.lock().list.clone();
         ArtifactCollector::new(list, workdir)
@@ -184,17 +163,11 @@ fn invalid<T>(what: String) -> Result<T, DeclarationError> {
 /// Checks a declaration without its file.
 fn validate(declaration: &ArtifactDeclaration) -> Result<(), DeclarationError> {
     validate_name(&declaration.name)?;
-    let content_type = match &declaration.kind {
-        ArtifactKind::File { path, content_type } => {
-            validate_path(path)?;
-            content_type.as_ref()
-        }
-        ArtifactKind::Directory { path } => {
-            validate_path(path)?;
-            None
-        }
-        ArtifactKind::Inline { content_type, .. } => Some(content_type),
+    let (path, content_type) = match &declaration.kind {
+        ArtifactKind::File { path, content_type } => (path, content_type.as_ref()),
+        ArtifactKind::Directory { path } => (path, None),
     };
+    validate_path(path)?;
     if let Some(content_type) = content_type.filter(|content_type| !is_valid_content_type(content_type)) {
         let start: String = content_type.chars().take(ARTIFACT_CONTENT_TYPE_BYTES_MAX).collect();
         return invalid(format!(

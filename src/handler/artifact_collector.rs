@@ -8,7 +8,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -56,6 +55,16 @@ struct PendingPath {
     optionality: Optionality,
 }
 
+impl From<ArtifactDeclaration> for PendingPath {
+    fn from(ArtifactDeclaration { name, kind, expires, optionality }: ArtifactDeclaration) -> Self {
+        let (path, kind, content_type) = match kind {
+            ArtifactKind::File { path, content_type } => (path, PathKind::File, content_type),
+            ArtifactKind::Directory { path } => (path, PathKind::Directory, None),
+        };
+        Self { name, path, kind, depth: 0, content_type, expires, optionality }
+    }
+}
+
 /// What a path must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PathKind {
@@ -69,36 +78,11 @@ type PathError = (ArtifactErrorReason, String);
 
 impl ArtifactCollector {
     pub(super) fn new(list: Vec<ArtifactDeclaration>, workdir: &Path) -> io::Result<Self> {
-        let on_disk = |declaration: &ArtifactDeclaration| {
-            matches!(declaration.kind, ArtifactKind::File { .. } | ArtifactKind::Directory { .. })
-        };
-        let root = list.iter().any(on_disk).then(|| safe_open::open_root(workdir)).transpose()?;
+        let root = (!list.is_empty()).then(|| safe_open::open_root(workdir)).transpose()?;
         // A declared file takes precedence over a file of the same name in a declared directory.
-        let is_named = |declaration: &&ArtifactDeclaration| !matches!(declaration.kind, ArtifactKind::Directory { .. });
-        let used_names = list.iter().filter(is_named).map(|declaration| declaration.name.clone()).collect();
+        let is_file = |declaration: &&ArtifactDeclaration| matches!(declaration.kind, ArtifactKind::File { .. });
+        let used_names = list.iter().filter(is_file).map(|declaration| declaration.name.clone()).collect();
         Ok(Self { declared: list.into_iter(), root, pending_paths: Vec::new(), used_names })
-    }
-
-    fn collect_declaration(&mut self, declaration: ArtifactDeclaration) -> Option<CollectedArtifact> {
-        let ArtifactDeclaration { name, kind, expires, optionality } = declaration;
-        let (path, kind, content_type) = match kind {
-            ArtifactKind::File { path, content_type } => (path, PathKind::File, content_type),
-            ArtifactKind::Directory { path } => (path, PathKind::Directory, None),
-            ArtifactKind::Inline { bytes, content_type } => {
-                return Some(match memory_file(&bytes) {
-                    Ok(file) => {
-                        let body = ArtifactBody::File { file: Arc::new(file), bytes: bytes.len() as u64, content_type };
-                        CollectedArtifact::Found(Artifact { name, expires, body }, optionality)
-                    }
-                    Err(error) => {
-                        let message = format!("artifact {name}: {error}");
-                        missing_artifact(name, expires, optionality, ArtifactErrorReason::Unreadable, message)
-                    }
-                });
-            }
-        };
-        self.pending_paths.push(PendingPath { name, path, kind, depth: 0, content_type, expires, optionality });
-        None
     }
 
     fn collect_path(&mut self, entry: PendingPath) -> Option<CollectedArtifact> {
@@ -193,13 +177,8 @@ impl Iterator for ArtifactCollector {
 
     fn next(&mut self) -> Option<CollectedArtifact> {
         loop {
-            let item = match self.pending_paths.pop() {
-                Some(entry) => self.collect_path(entry),
-                None => {
-                    let declaration = self.declared.next()?;
-                    self.collect_declaration(declaration)
-                }
-            };
+            let entry = self.pending_paths.pop().or_else(|| self.declared.next().map(PendingPath::from))?;
+            let item = self.collect_path(entry);
             if item.is_some() {
                 return item;
             }
@@ -215,25 +194,9 @@ fn unreadable(error: &io::Error) -> PathError {
     (ArtifactErrorReason::Unreadable, error.to_string())
 }
 
-fn memory_file(bytes: &[u8]) -> io::Result<File> {
-    let file = File::from(rustix::fs::memfd_create("artifact", rustix::fs::MemfdFlags::CLOEXEC)?);
-    file.write_all_at(bytes, 0)?;
-    Ok(file)
-}
-
 fn missing_path(entry: PendingPath, (reason, message): PathError) -> CollectedArtifact {
     let PendingPath { name, path, expires, optionality, .. } = entry;
     let message = format!("artifact {name}: {}: {message}", path.display());
-    missing_artifact(name, expires, optionality, reason, message)
-}
-
-fn missing_artifact(
-    name: String,
-    expires: Option<String>,
-    optionality: Optionality,
-    reason: ArtifactErrorReason,
-    message: String,
-) -> CollectedArtifact {
     if optionality == Optionality::Optional {
         return CollectedArtifact::Skipped { message };
     }

@@ -268,8 +268,9 @@ impl MessageReader<'_> {
                 return context.set_reply(reply).map_err(|error| error.to_string());
             }
             ProgramMessage::Result { name, value } => {
-                let bytes = value.to_string().into_bytes();
-                (name, ArtifactKind::Inline { bytes, content_type: "application/json".to_owned() }, None, false)
+                let path = PathBuf::from(format!("result-{}.json", self.line_count));
+                std::fs::write(context.workdir().join(&path), value.to_string()).map_err(|error| error.to_string())?;
+                (name, ArtifactKind::File { path, content_type: Some("application/json".to_owned()) }, None, false)
             }
             ProgramMessage::Step { name } => {
                 context.log().write_note(&format!("step: {name}"));

@@ -74,8 +74,6 @@ pub const ARTIFACT_BYTES_MAX: u64 = 5 << 30;
 pub const ARTIFACT_CONTENT_TYPE_BYTES_MAX: usize = 255;
 pub const ARTIFACT_NAME_BYTES_MAX: usize = 1024;
 pub const ARTIFACT_DEPTH_MAX: usize = 32;
-/// All artifacts of a task in memory together.
-pub const ARTIFACTS_IN_MEMORY_BYTES_MAX: usize = 1 << 20;
 /// The message of an `error` artifact; the queue accepts 4096.
 pub const ARTIFACT_MESSAGE_BYTES_MAX: usize = 4096;
 /// Schema violations listed in a task's log.
