@@ -117,9 +117,8 @@ pub const CGROUPS_NESTED_MAX: usize = 10_000;
 pub const CONTAINMENT_PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Consecutive scans for a claim's orphans when one exits during a scan.
 pub const ORPHAN_SCANS_MAX: usize = 20;
-pub const REAP_INTERVAL: Duration = Duration::from_millis(100);
-/// Where the task has a process limit, because zombies count.
-pub const REAP_INTERVAL_PIDS_LIMITED: Duration = Duration::from_millis(20);
+/// Zombies count towards the process limit of a task.
+pub const REAP_INTERVAL: Duration = Duration::from_millis(20);
 /// How long the exec shim may take to execute the payload; usually milliseconds.
 pub const PROCESS_START_TIMEOUT: Duration = Duration::from_secs(30);
 /// The end of the exec shim's output that is kept.

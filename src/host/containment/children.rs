@@ -8,7 +8,7 @@
 //!
 //! Children belong to a process, so all workers in it share one registry.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::LazyLock;
 
@@ -38,8 +38,6 @@ struct RegistryState {
     claims: BTreeMap<String, ClaimActivity>,
     /// Started children without a registration that are not reaped, with their start ticks.
     abandoned: BTreeMap<i32, u64>,
-    /// Ambiguous processes that were logged.
-    reported_ambiguous: BTreeSet<i32>,
 }
 
 /// A claim that has started processes and was not seen empty since.
@@ -266,13 +264,6 @@ fn unregistered_children() -> io::Result<Vec<i32>> {
 /// Whether there may be orphans; reads one file.
 pub(super) fn has_orphans() -> bool {
     unregistered_children().map_or(true, |orphans| !orphans.is_empty())
-}
-
-/// The processes that were not passed before.
-pub(super) fn newly_ambiguous(pids: &[i32]) -> Vec<i32> {
-    let mut state = registry_state();
-    state.reported_ambiguous.retain(|pid| ProcessStat::read(*pid).is_some());
-    pids.iter().copied().filter(|pid| state.reported_ambiguous.insert(*pid)).collect()
 }
 
 /// Reaps orphans that have exited. Children that this process started are reaped by their owners.

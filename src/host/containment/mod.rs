@@ -32,7 +32,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::journal::ProcessRecorder;
 use super::process::{self, ProcessStat};
-use crate::limits::{CONTAINMENT_PROBE_TIMEOUT, REAP_INTERVAL, REAP_INTERVAL_PIDS_LIMITED};
+use crate::limits::{CONTAINMENT_PROBE_TIMEOUT, REAP_INTERVAL};
 use crate::named_enum::named_enum;
 use cgroup::KILL_FILE;
 use process_scope::{Backend, ScopeIdentity};
@@ -243,8 +243,6 @@ impl Containment {
         if !reaper || !shim_launch::is_shim_called() {
             return std::future::pending().await;
         }
-        let limited = self.inner.limits.processes.is_some();
-        let interval = if limited { REAP_INTERVAL_PIDS_LIMITED } else { REAP_INTERVAL };
         let Ok(mut child_exited) = signal(SignalKind::child()) else { return std::future::pending().await };
         loop {
             if children::has_orphans()
@@ -253,7 +251,7 @@ impl Containment {
                 tracing::debug!(%error, "cannot list the children of this process");
             }
             // Many short payloads send many signals.
-            tokio::time::sleep(interval).await;
+            tokio::time::sleep(REAP_INTERVAL).await;
             child_exited.recv().await;
         }
     }

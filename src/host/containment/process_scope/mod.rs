@@ -18,7 +18,6 @@ use super::{Containment, children};
 use crate::domain::journal::ProcessRecord;
 use crate::domain::outcome::Cleanup;
 use crate::limits::{PROCESS_KILL_TIMEOUT, PROCESSES_LISTED_MAX};
-use children::OrphanScan;
 pub(crate) use scoped_process::{LaunchMethod, ScopedProcess};
 
 /// A limit that a payload exceeded.
@@ -288,8 +287,13 @@ impl ProcessScope {
                 }
             };
             let found = !scan.owned.is_empty() || !scan.ambiguous.is_empty();
-            if in_cgroup {
-                log_escaped(&scan, &mut logged);
+            // Once a scope: a fork bomb is another process at each scan.
+            if in_cgroup && found && !std::mem::replace(&mut logged, true) {
+                tracing::warn!(
+                    killed = ?scan.owned, ambiguous = ?scan.ambiguous,
+                    "processes have left the control group of their task; slots of tasks that may own an ambiguous one stay \
+                     busy, and it is killed when the last such task ends"
+                );
             }
             if scan.is_empty() || (in_cgroup && !found) {
                 return;
@@ -304,20 +308,6 @@ impl ProcessScope {
     }
 }
 
-/// Logs ambiguous processes once each, and killed ones once a scope: a fork bomb is another process at each scan.
-fn log_escaped(scan: &OrphanScan, logged: &mut bool) {
-    let processes = children::newly_ambiguous(&scan.ambiguous);
-    if !processes.is_empty() {
-        tracing::warn!(
-            ?processes,
-            "orphaned processes of unknown claim found; slots of the claims that may own them stay busy, and the processes are \
-             killed when the last such claim ends"
-        );
-    }
-    if !scan.owned.is_empty() && !std::mem::replace(logged, true) {
-        tracing::warn!(processes = ?scan.owned, "killing processes of a task that left its control group");
-    }
-}
 
 #[cfg(test)]
 mod tests {
