@@ -1,7 +1,7 @@
 //! `journeyman handler`: prints the schema of a handler's payloads and tests programs against the handler contract.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::json;
@@ -12,9 +12,9 @@ use super::output::Format;
 use super::task::create::parse_json_arg;
 use super::{output, worker_setup};
 use crate::config::Environment;
-use crate::config::schema::{COMMAND, Handler, HttpHandler, ProgramHandler};
+use crate::config::schema::{COMMAND, ProgramHandler};
 use crate::config::values::{File, Span};
-use crate::handler::contract_test::{self, ContractReport, TestPlan};
+use crate::handler::contract_test::{self, TestPlan};
 use crate::handler::program::Program;
 
 /// Inspect and test handlers.
@@ -22,7 +22,7 @@ use crate::handler::program::Program;
 pub(super) enum HandlerCommand {
     /// Print the JSON Schema of a handler's payloads
     Schema(HandlerSchemaArgs),
-    /// Test a program or a service against the handler contract; exits 0 if every rule passes
+    /// Test a program against the handler contract; exits 0 if every rule passes
     Test(HandlerTestArgs),
 }
 
@@ -40,11 +40,8 @@ pub(super) struct HandlerSchemaArgs {
 #[derive(Debug, Args)]
 pub(super) struct HandlerTestArgs {
     /// The program and its arguments
-    #[arg(value_name = "PROGRAM", required_unless_present = "service", trailing_var_arg = true, value_hint = ValueHint::CommandWithArguments)]
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, value_hint = ValueHint::CommandWithArguments)]
     exec: Vec<String>,
-    /// Test the service of a handler of kind `http` in the configuration instead of a program
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["exec", "schema", "check"])]
-    service: Option<String>,
     /// A payload that it completes: JSON, `@FILE`, or `-` for standard input [default: `{}`, without --bad-payload]
     #[arg(long, value_name = "JSON")]
     payload: Option<String>,
@@ -63,8 +60,6 @@ pub(super) struct HandlerTestArgs {
     /// Output format; standard error is not affected
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
-    #[command(flatten)]
-    settings: ConfigArgs<NoFlags>,
 }
 
 pub(super) async fn run(command: HandlerCommand, environment: &Environment) -> ExitResult {
@@ -76,25 +71,8 @@ pub(super) async fn run(command: HandlerCommand, environment: &Environment) -> E
             output::json(&handler.schema())?;
             Ok(Exit::Success)
         }
-        HandlerCommand::Test(test) => match test.service.clone() {
-            Some(name) => test_service(test, &name, environment).await,
-            None => test_program(test, environment).await,
-        },
+        HandlerCommand::Test(test) => test_program(test, environment).await,
     }
-}
-
-async fn test_service(test: HandlerTestArgs, name: &str, environment: &Environment) -> ExitResult {
-    let loaded = test.settings.load(environment)?;
-    config_args::print_warnings(&loaded);
-    let Some(Handler::Http(handler)) = loaded.config.handler.get(name) else {
-        let message = format!("no [handler.{name}] of kind `http` in the configuration");
-        return Err(Failure::new(Exit::Config, message));
-    };
-    let termination_grace = loaded.config.worker.termination_grace;
-    let config = HttpHandler { termination_grace, ..handler.clone() };
-    let service = worker_setup::build_http_handler(name, &config, environment)?;
-    let plan = test_plan(test.payload, test.bad_payload, test.timeout)?;
-    print_report(test.output, async |folder| contract_test::check_service(&service, &plan, folder).await).await
 }
 
 async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitResult {
@@ -105,29 +83,25 @@ async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitR
     };
     let program =
         Program::new("test", config, environment).map_err(|error| Failure::from_error(Exit::Config, &error))?;
-    let mut plan = test_plan(test.payload, test.bad_payload, test.timeout)?;
+    let parse = |text: Option<String>, what| text.map(|text| parse_json_arg(&text, what)).transpose();
+    let mut plan = TestPlan {
+        payload: parse(test.payload, "payload")?,
+        bad_payload: parse(test.bad_payload, "bad payload")?,
+        timeout: test.timeout.0,
+        cancel_after: contract_test::CANCEL_AFTER,
+    };
     if plan.payload.is_none() && plan.bad_payload.is_none() {
         output::print_stderr("testing with the payload {}; use --payload and --bad-payload for others");
         plan.payload = Some(json!({}));
     }
-    print_report(test.output, async |folder| contract_test::check_program(&program, &plan, folder).await).await
-}
-
-fn test_plan(payload: Option<String>, bad_payload: Option<String>, timeout: Span) -> Result<TestPlan, Failure> {
-    let parse = |text: Option<String>, what| text.map(|text| parse_json_arg(&text, what)).transpose();
-    Ok(TestPlan {
-        payload: parse(payload, "payload")?,
-        bad_payload: parse(bad_payload, "bad payload")?,
-        timeout: timeout.0,
-        cancel_after: contract_test::CANCEL_AFTER,
-    })
+    print_report(test.output, &program, &plan).await
 }
 
 /// Tests in a temporary directory, which stays if a rule fails.
-async fn print_report(format: Format, test: impl AsyncFnOnce(&Path) -> io::Result<ContractReport>) -> ExitResult {
-    let unusable = |error| Failure::new(Exit::HostUnusable, format!("cannot use a temporary directory: {error}"));
+async fn print_report(format: Format, program: &Program, plan: &TestPlan) -> ExitResult {
+    let unusable = |error: io::Error| Failure::new(Exit::HostUnusable, format!("cannot use a temporary directory: {error}"));
     let folder = tempfile::Builder::new().prefix("journeyman-handler-test-").tempdir().map_err(unusable)?;
-    let report = test(folder.path()).await.map_err(unusable)?;
+    let report = contract_test::check_program(program, plan, folder.path()).await.map_err(unusable)?;
     let (passed, logs) = (report.passed(), if report.passed() { &[][..] } else { &report.log_paths });
     if !passed {
         drop(folder.keep());

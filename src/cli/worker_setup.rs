@@ -174,20 +174,12 @@ pub(super) fn build_handler(
             Arc::new(program.map_err(|error| Failure::from_error(Exit::Config, &error))?)
         }
         HandlerConfig::Http(section) => {
-            let section = HttpHandler { termination_grace, ..section };
-            handler::erase(build_http_handler(name, &section, environment)?)
+            find_programs(&format!("handler {name}"), &section.env_allow, [&section.exec], environment)?;
+            let service = http::Http::new(name, HttpHandler { termination_grace, ..section }, environment);
+            handler::erase(service.map_err(|error| Failure::from_error(Exit::Config, &error))?)
         }
     };
     Ok(hooks::with_hooks(handler, config.hooks.clone(), env))
-}
-
-pub(super) fn build_http_handler(
-    name: &str,
-    section: &HttpHandler,
-    environment: &Environment,
-) -> Result<http::Http, Failure> {
-    find_programs(&format!("handler {name}"), &section.env_allow, [&section.exec], environment)?;
-    http::Http::new(name, section.clone(), environment).map_err(|error| Failure::from_error(Exit::Config, &error))
 }
 
 /// At the start, so that a missing program costs no task.

@@ -1,4 +1,4 @@
-//! Tests a program or a service against the handler contract, for `journeyman handler test`.
+//! Tests a program against the handler contract, for `journeyman handler test`.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -8,23 +8,17 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::host::clock::Clock;
-use crate::host::containment::Containment;
-use crate::limits::{AMQP_MESSAGE_BYTES_MAX, AMQP_NAME_BYTES_MAX, PROCESS_KILL_TIMEOUT};
+use crate::limits::{AMQP_MESSAGE_BYTES_MAX, AMQP_NAME_BYTES_MAX};
 use crate::task::{PartialReplySink, Reply, ReplyFuture, ReplyLimits, Results};
 
 use super::artifact_collector::CollectedArtifact;
-use super::http::Http;
 use super::log::{LogLimits, TaskLog};
 use super::process::{EndCause, RunLimits, format_seconds};
 use super::program::Program;
-use super::sidecar::{ServiceAvailability, SidecarContext, SidecarStatus};
-use super::{Cancellation, Context, DynHandler, PayloadHandler as _, PrepareError, PrepareFailure, erase};
-
-const TERMINATION_RULE: &str = "exits within its termination grace after SIGTERM";
+use super::{Cancellation, Context, DynHandler as _, PrepareError, PrepareFailure};
 
 /// How long a program runs before the cancellation test sends SIGTERM.
 pub const CANCEL_AFTER: Duration = Duration::from_millis(500);
@@ -118,7 +112,8 @@ pub async fn check_program(program: &Program, plan: &TestPlan, folder: &Path) ->
     report.add(ACCEPTS, RuleOutcome::failed_if(accepted.as_ref().err()));
     if accepted.is_ok() && check_completion(program, plan, payload, &task, &mut report).await? {
         let task = TestTask::new(folder, "cancel", payload, &mut report)?;
-        report.add(TERMINATION_RULE, check_cancellation(program, plan, payload, &task).await);
+        let outcome = check_cancellation(program, plan, payload, &task).await;
+        report.add("exits within its termination grace after SIGTERM", outcome);
     }
     Ok(report)
 }
@@ -198,70 +193,12 @@ async fn check_cancellation(program: &Program, plan: &TestPlan, payload: &Value,
             "it ended earlier; use a payload that takes longer than {}",
             format_seconds(plan.cancel_after)
         )),
-        Ok(end) if end.was_killed => killed_after(grace),
+        Ok(end) if end.was_killed => RuleOutcome::Failed(format!(
+            "killed {} after SIGTERM; exit on SIGTERM, and forward it to child processes",
+            format_seconds(grace)
+        )),
         Ok(_) => RuleOutcome::Passed,
     }
-}
-
-fn killed_after(grace: Duration) -> RuleOutcome {
-    RuleOutcome::Failed(format!(
-        "killed {} after SIGTERM; exit on SIGTERM, and forward it to child processes",
-        format_seconds(grace)
-    ))
-}
-
-/// Runs a service against the contract in the empty directory `folder`, which the caller removes.
-pub async fn check_service(service: &Http, plan: &TestPlan, folder: &Path) -> io::Result<ContractReport> {
-    let mut report = ContractReport::default();
-    let (context, mut handle) = SidecarContext::channel(folder.join("service"), Clock::boot(), Containment::disabled());
-    let mut sidecar = JoinSet::new();
-    sidecar.extend(service.sidecar().map(|sidecar| (sidecar.run)(context)));
-    let up = handle.status.wait_for(|status| status.availability == ServiceAvailability::Up);
-    let up = timeout(plan.timeout, up).await.is_ok_and(|status| status.is_ok());
-    let SidecarStatus { message, log_path, .. } = handle.status.borrow().clone();
-    report.log_paths.extend(log_path);
-    report.add("starts and becomes healthy", RuleOutcome::failed_if((!up).then_some(message)));
-    if up {
-        let outcome = match &plan.payload {
-            None => RuleOutcome::needs("the service answers with 2xx"),
-            Some(payload) => {
-                let task = TestTask::new(folder, "payload", payload, &mut report)?;
-                RuleOutcome::failed_if(forward(service, plan, payload, &task).await.err())
-            }
-        };
-        report.add("answers a good payload with 2xx", outcome);
-        let outcome = match &plan.bad_payload {
-            None => RuleOutcome::needs("the service answers with an error"),
-            Some(payload) => {
-                let task = TestTask::new(folder, "bad-payload", payload, &mut report)?;
-                let accepted = forward(service, plan, payload, &task).await.is_ok();
-                RuleOutcome::failed_if(accepted.then_some("the service answered with 2xx"))
-            }
-        };
-        report.add("answers a bad payload with an error", outcome);
-    }
-    handle.stop.send_replace(true);
-    let grace = service.termination_grace();
-    let stopped_at = tokio::time::Instant::now();
-    let end = timeout(grace.unwrap_or_default().saturating_add(PROCESS_KILL_TIMEOUT * 4), sidecar.join_next()).await;
-    let outcome = match (grace, end) {
-        (None, _) => RuleOutcome::NotTested("the worker does not start this service".to_owned()),
-        (Some(_), Err(_)) => RuleOutcome::Failed("it survived SIGKILL".to_owned()),
-        (Some(grace), Ok(_)) if stopped_at.elapsed() >= grace => killed_after(grace),
-        (Some(_), Ok(_)) => RuleOutcome::Passed,
-    };
-    report.add(TERMINATION_RULE, outcome);
-    Ok(report)
-}
-
-async fn forward(service: &Http, plan: &TestPlan, payload: &Value, task: &TestTask) -> Result<(), String> {
-    let forward = async {
-        let handler = erase(service.clone());
-        let prepared = handler.prepare(payload, &task.context).await.map_err(|error| error.to_string())?;
-        prepared(&task.context).await.map_err(|error| error.to_string())
-    };
-    let timed_out = |_| Err(format!("timed out after {}", format_seconds(plan.timeout)));
-    timeout(plan.timeout, forward).await.unwrap_or_else(timed_out)
 }
 
 struct DiscardReplies;

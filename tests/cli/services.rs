@@ -334,13 +334,3 @@ fn the_next_worker_kills_the_service_of_a_killed_worker() {
         second.drain();
     }
 }
-
-#[test]
-fn handler_test_tests_a_service() {
-    let scene = Scene::odd("");
-    let payloads = ["--payload", r#"{"path": "/echo", "json": 1}"#, "--bad-payload", r#"{"path": "/../echo"}"#];
-    let said = scene.host.succeed(&[["handler", "test", "--service", "echo"], payloads].concat());
-    let all = "pass     starts and becomes healthy\npass     answers a good payload with 2xx\npass     answers a bad payload with an error\n\
-               pass     exits within its termination grace after SIGTERM\n";
-    assert_eq!(said.out, all, "{}", said.err);
-}

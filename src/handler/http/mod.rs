@@ -73,13 +73,6 @@ impl Http {
         let name = name.to_owned();
         Ok(Self { inner: Arc::new(HttpInner { name, config, env, client, base, up, unreachable, in_flight }) })
     }
-
-    /// `None` if the worker does not start the service.
-    #[must_use]
-    pub fn termination_grace(&self) -> Option<Duration> {
-        let HttpHandler { exec, termination_grace, .. } = &self.inner.config;
-        (!exec.is_empty()).then_some(termination_grace.0)
-    }
 }
 
 impl HttpInner {
