@@ -99,7 +99,8 @@ async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitR
 
 /// Tests in a temporary directory, which stays if a rule fails.
 async fn print_report(format: Format, program: &Program, plan: &TestPlan) -> ExitResult {
-    let unusable = |error: io::Error| Failure::new(Exit::HostUnusable, format!("cannot use a temporary directory: {error}"));
+    let unusable =
+        |error: io::Error| Failure::new(Exit::HostUnusable, format!("cannot use a temporary directory: {error}"));
     let folder = tempfile::Builder::new().prefix("journeyman-handler-test-").tempdir().map_err(unusable)?;
     let report = contract_test::check_program(program, plan, folder.path()).await.map_err(unusable)?;
     let (passed, logs) = (report.passed(), if report.passed() { &[][..] } else { &report.log_paths });

@@ -151,8 +151,7 @@ pub const METADATA_BODY_BYTES_MAX: usize = 256 << 10;
 pub const NOTICE_POLL_INTERVAL_AWS: Duration = Duration::from_secs(5);
 /// Azure recommends 1 s.
 pub const NOTICE_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// The longest that EC2 allows.
-pub const NOTICE_TOKEN_TTL: Duration = Duration::from_secs(6 * 60 * 60);
+pub const NOTICE_TOKEN_TTL: Duration = Duration::from_secs(60);
 pub const NOTICE_FILE_BYTES_MAX: u64 = 256;
 pub const NOTICE_MARGIN: Duration = Duration::from_secs(15);
 pub const POLL_INTERVAL_MIN: Duration = Duration::from_millis(50);

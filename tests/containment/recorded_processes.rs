@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use journeyman::domain::journal::ProcessRecord;
 use journeyman::handler::process::RunLimits;
-use journeyman::host::containment::{
-    Containment, ContainmentConfig, ContainmentLevel, kill_recorded_processes,
-};
+use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, kill_recorded_processes};
 
 use crate::bench::Bench;
 use crate::hostile::LEAVE;

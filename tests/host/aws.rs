@@ -25,11 +25,6 @@ async fn an_interruption_is_reported_once_with_its_time() {
     service.wait_for_requests(ACTION, 5).await;
     watched.assert_no_more_notices();
     assert!(service.requests()[0].starts_with("PUT /latest/api/token "));
-    assert_eq!(
-        service.requests().iter().filter(|line| line.starts_with("PUT")).count(),
-        1,
-        "a token is used while it lives"
-    );
 }
 
 #[tokio::test]
@@ -50,20 +45,6 @@ async fn the_remaining_time_is_measured_on_the_clock_of_the_service() {
         service.change(|state| state.instance_action = action(word, time));
         assert_about(Watched::cloud(EC2, service.url()).next_in_seconds().await, 120.0);
     }
-}
-
-#[tokio::test]
-async fn a_rejected_token_is_replaced() {
-    let service = Metadata::start(Service::Ec2).await;
-    let mut watched = Watched::cloud(EC2, service.url());
-    service.wait_for_requests(ACTION, 1).await;
-    let time = service.in_seconds(120);
-    service.change(|state| {
-        state.tokens.clear();
-        state.instance_action = action("terminate", time);
-    });
-    assert_about(watched.next_in_seconds().await, 120.0);
-    assert_eq!(service.requests().iter().filter(|line| line.starts_with("PUT")).count(), 2);
 }
 
 #[tokio::test]

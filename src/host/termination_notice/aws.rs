@@ -1,4 +1,4 @@
-//! EC2's instance metadata service, version 2: every request needs a token.
+//! EC2's instance metadata service, version 2: every request needs a token, and gets its own.
 
 use jiff::Timestamp;
 use reqwest::Method;
@@ -25,29 +25,24 @@ pub(super) async fn responds(client: &MetadataClient) -> bool {
 }
 
 pub(super) struct Reader<'a> {
-    client: &'a MetadataClient,
-    /// Replaced when the service rejects it, as it does when it has expired.
-    token: Option<HeaderValue>,
-}
-
-impl<'a> Reader<'a> {
-    pub(super) const fn new(client: &'a MetadataClient) -> Self {
-        Self { client, token: None }
-    }
+    pub(super) client: &'a MetadataClient,
 }
 
 impl NoticeReader for Reader<'_> {
     async fn read(&mut self, sent_at: Instant) -> Result<NoticeReading, String> {
-        if let Some(token) = self.token.take()
-            && let Some(reading) = fetch_action(self.client, &token, sent_at).await?
-        {
-            self.token = Some(token);
-            return Ok(reading);
-        }
         let token = fetch_token(self.client).await?;
-        let reading = fetch_action(self.client, &token, sent_at).await?;
-        self.token = Some(token);
-        reading.ok_or_else(|| "the service rejects the token that it issued".to_owned())
+        let path = "/latest/meta-data/spot/instance-action";
+        let reply = self.client.send(Method::GET, path, (TOKEN, token), METADATA_TIMEOUT).await?;
+        if reply.status == 404 {
+            return Ok(NoticeReading::Nothing);
+        }
+        let InstanceAction { action, time } = reply.json()?;
+        let time: Option<Timestamp> = time.and_then(|text| text.parse().ok());
+        Ok(NoticeReading::Terminating(match time {
+            // EC2 announces a hibernation when it begins, so its time does not count.
+            Some(time) if action != "hibernate" => Termination::At(reply.to_local_clock(time, sent_at)),
+            Some(_) | None => Termination::Soon,
+        }))
     }
 }
 
@@ -60,26 +55,4 @@ async fn fetch_token(client: &MetadataClient) -> Result<HeaderValue, String> {
     }
     value.set_sensitive(true);
     Ok(value)
-}
-
-/// `None` if the token is not accepted.
-async fn fetch_action(
-    client: &MetadataClient,
-    token: &HeaderValue,
-    sent_at: Instant,
-) -> Result<Option<NoticeReading>, String> {
-    let path = "/latest/meta-data/spot/instance-action";
-    let reply = client.send(Method::GET, path, (TOKEN, token.clone()), METADATA_TIMEOUT).await?;
-    match reply.status {
-        401 => return Ok(None),
-        404 => return Ok(Some(NoticeReading::Nothing)),
-        _ => {}
-    }
-    let InstanceAction { action, time } = reply.json()?;
-    let time: Option<Timestamp> = time.and_then(|text| text.parse().ok());
-    Ok(Some(NoticeReading::Terminating(match time {
-        // EC2 announces a hibernation when it begins, so its time does not count.
-        Some(time) if action != "hibernate" => Termination::At(reply.to_local_clock(time, sent_at)),
-        Some(_) | None => Termination::Soon,
-    })))
 }

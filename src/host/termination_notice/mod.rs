@@ -137,7 +137,7 @@ impl NoticeWatch {
         let provider = if auto { self.find_provider().await } else { self.config.cloud.origin() };
         let (client, Some(origin)) = (&self.client, provider) else { return };
         match origin {
-            NoticeOrigin::Aws => self.poll(origin, aws::Reader::new(client), notices).await,
+            NoticeOrigin::Aws => self.poll(origin, aws::Reader { client }, notices).await,
             NoticeOrigin::Azure => self.poll(origin, azure::Reader::new(client), notices).await,
             NoticeOrigin::Gcp => {
                 tokio::join!(

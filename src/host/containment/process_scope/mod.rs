@@ -308,7 +308,6 @@ impl ProcessScope {
     }
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
