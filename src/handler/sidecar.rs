@@ -92,17 +92,6 @@ impl SidecarContext {
         self.clock
     }
 
-    /// Returns a directory for the sidecar, creating it if it is missing.
-    ///
-    /// # Errors
-    ///
-    /// If the directory cannot be created.
-    pub fn folder(&self, name: &str) -> io::Result<PathBuf> {
-        let folder = self.folder.join(name);
-        work_dir::create_task_dir(&folder)?;
-        Ok(folder)
-    }
-
     /// Returns the path of the log of a process. The log of the previous process has the suffix `.previous`.
     #[must_use]
     pub fn log_path(&self, name: &str) -> PathBuf {
@@ -125,14 +114,15 @@ impl SidecarContext {
         drop(stop.wait_for(|stop| *stop).await);
     }
 
-    /// Prepares a process of the sidecar: a process scope and a log. If this worker is killed, the next one finds the process by
+    /// Prepares a process of the sidecar: a directory, a process scope and a log. If this worker is killed, the next one finds the process by
     /// the journal.
     ///
     /// # Errors
     ///
     /// If the directory cannot be created.
     pub fn prepare_process(&self, name: &str) -> io::Result<SidecarProcess> {
-        let folder = self.folder(name)?;
+        let folder = self.folder.join(name);
+        work_dir::create_task_dir(&folder)?;
         let path = self.log_path(name);
         let mut previous = path.clone().into_os_string();
         previous.push(".previous");

@@ -47,9 +47,6 @@ const STATUS_HEADER: &str = "x-status";
 
 /// Headers by which workers and controllers annotate requests.
 const RESERVED_HEADER_PREFIX: &str = "x-journeyman-";
-/// Headers that the worker sets.
-const RESERVED_HEADERS: [&str; 6] =
-    ["x-task-id", "x-run-id", "x-correlation-id", "x-rpc-path", "x-worker-key", "x-seconds-left"];
 
 impl HttpInner {
     /// `None` if the path would leave the base URL.
@@ -102,6 +99,8 @@ impl HttpInner {
             ("traceparent", trace.as_deref()),
         ];
         for (name, value) in known {
+            // The client cannot set them.
+            headers.remove(name);
             insert_header(&mut headers, name, value.unwrap_or_default());
         }
         headers
@@ -254,9 +253,7 @@ impl HttpInner {
 }
 
 fn is_forwarded_header(name: &str) -> bool {
-    !RESERVED_HEADERS.contains(&name)
-        && !name.starts_with(RESERVED_HEADER_PREFIX)
-        && (name.starts_with("x-") || name == "tracestate")
+    !name.starts_with(RESERVED_HEADER_PREFIX) && (name.starts_with("x-") || name == "tracestate")
 }
 
 fn retry_after(response: &Response) -> Duration {
