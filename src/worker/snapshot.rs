@@ -60,7 +60,6 @@ impl Engine {
         let cleanup_pending: Vec<String> = self.rules.cleanup_pending().map(ToString::to_string).collect();
         let ClaimingStatus { state, reason, message } = self.claiming_status(&sidecars);
         let mut hints = hints(claiming, &sources, last_hour, &sidecars);
-        hints.extend(watches.iter().filter_map(NoticeWatchStatus::hint));
         hints.extend(pending_cleanup_hint(&cleanup_pending));
         hints.extend(self.containment().unenforced_limits_hint());
         let status = WorkerStatus {

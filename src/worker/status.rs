@@ -199,17 +199,6 @@ pub struct NoticeWatchStatus {
     pub seconds: f64,
 }
 
-impl NoticeWatchStatus {
-    pub(super) fn hint(&self) -> Option<String> {
-        let (provider, error) = (&self.provider, self.error.as_ref()?);
-        let what = match provider.as_str() {
-            "file" => "cannot read the file of `host.termination_file`".to_owned(),
-            _ => format!("the metadata service of {provider} does not answer"),
-        };
-        Some(format!("{what}, so a termination notice may be missed: {error}"))
-    }
-}
-
 /// An operator's name and reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Note {
