@@ -45,15 +45,11 @@ fn has_exited(child: Pid) -> bool {
     }
 }
 
-/// The processes of the group that still run after `wait`. Call it after the leader was reaped.
-pub(super) async fn survivors(group: Pid, wait: Duration) -> Vec<i32> {
-    if rustix::process::test_kill_process_group(group) == Err(Errno::SRCH) {
-        return Vec::new();
-    }
-    match tokio::time::timeout(wait, wait_until_empty(group)).await {
-        Ok(()) => Vec::new(),
-        Err(_) => running_members(group).unwrap_or_default(),
-    }
+/// Whether no process of the group runs after `wait` at most. Call it after the leader was reaped.
+pub(super) async fn has_ended(group: Pid, wait: Duration) -> bool {
+    rustix::process::test_kill_process_group(group) == Err(Errno::SRCH)
+        || tokio::time::timeout(wait, wait_until_empty(group)).await.is_ok()
+        || running_members(group).map_or(true, |members| members.is_empty())
 }
 
 /// Resolves when no process of the group runs. Pending forever without `/proc`.

@@ -87,7 +87,7 @@ pub enum ProcessStatus {
     Code(i32),
     /// This signal ended it.
     Signal(i32),
-    /// It survived SIGKILL.
+    /// It, or a process that it started, survived SIGKILL.
     Stuck,
 }
 
@@ -128,8 +128,6 @@ pub struct ProcessEnd {
     pub was_killed: bool,
     /// Notes for the task's log.
     pub notes: Vec<String>,
-    /// Processes that survived SIGKILL.
-    pub survivors: Vec<i32>,
     /// The limit that it reached.
     pub limit_exceeded: Option<LimitExceeded>,
 }
@@ -151,9 +149,8 @@ impl ProcessEnd {
         time_limit: &str,
         on_exit: impl FnOnce(i32, String) -> Result<(), ExecuteError>,
     ) -> Result<(), ExecuteError> {
-        if !self.survivors.is_empty() || self.status == ProcessStatus::Stuck {
-            let message = format!("{subject}: processes survived SIGKILL: {:?}", self.survivors);
-            return Err(ExecuteError::internal(message));
+        if self.status == ProcessStatus::Stuck {
+            return Err(ExecuteError::internal(format!("{subject}: processes survived SIGKILL")));
         }
         let failed = |why: &str| Err(ExecuteError::failed(format!("{subject}: {why}")));
         match (self.cause, self.status) {
@@ -324,7 +321,7 @@ impl RunningProcess {
         // A signal to the group misses a leader that has left the group and whose first thread has exited.
         self.child.start_kill().ok();
         let dead = timeout(PROCESS_KILL_TIMEOUT, self.exit_watcher.exited());
-        let status = match pump.pump_while(dead).await {
+        let mut status = match pump.pump_while(dead).await {
             Ok(()) => {
                 let status = self.child.wait().await?;
                 self.group.reaped = true;
@@ -332,18 +329,20 @@ impl RunningProcess {
             }
             Err(_) => ProcessStatus::Stuck,
         };
-        let survivors = pump.pump_while(survivors(self.group.leader, &self.entry)).await;
+        if !pump.pump_while(have_ended(self.group.leader, &self.entry)).await {
+            status = ProcessStatus::Stuck;
+        }
         if timeout(PROCESS_OUTPUT_DRAIN, pump.drain()).await.is_err() {
             notes.push(
                 "a process outside the payload's group holds the output open; the worker stops reading it".to_owned(),
             );
         }
-        if !survivors.is_empty() {
-            notes.push(format!("processes survived SIGKILL: {survivors:?}"));
+        if status == ProcessStatus::Stuck {
+            notes.push("processes survived SIGKILL".to_owned());
         }
         let limit_exceeded = limit_exceeded(cause, &self.entry, context).await;
         notes.extend(limit_exceeded.map(|limit| limit.to_string()));
-        Ok(ProcessEnd { status, cause, was_killed, notes, survivors, limit_exceeded })
+        Ok(ProcessEnd { status, cause, was_killed, notes, limit_exceeded })
     }
 }
 
@@ -418,14 +417,10 @@ fn build_command(
     Ok((command, shim))
 }
 
-async fn survivors(group: Pid, entry: &ScopedProcess) -> Vec<i32> {
-    let mut survivors = entry.survivors().await;
-    if !entry.contains_process_group() {
-        survivors.extend(exit_watcher::survivors(group, PROCESS_KILL_TIMEOUT).await);
-    }
-    survivors.sort_unstable();
-    survivors.dedup();
-    survivors
+async fn have_ended(group: Pid, entry: &ScopedProcess) -> bool {
+    let scope_ended = entry.end().await;
+    let group_ended = entry.contains_process_group() || exit_watcher::has_ended(group, PROCESS_KILL_TIMEOUT).await;
+    scope_ended && group_ended
 }
 
 async fn limit_exceeded(cause: EndCause, entry: &ScopedProcess, context: &Context) -> Option<LimitExceeded> {

@@ -8,7 +8,7 @@ use journeyman::domain::outcome::Cleanup;
 use journeyman::domain::time::Instant;
 use journeyman::handler::environment::Variables;
 use journeyman::handler::log::{LogLimits, TaskLog};
-use journeyman::handler::process::{Launch, RunLimits, RunningProcess};
+use journeyman::handler::process::{Launch, ProcessStatus, RunLimits, RunningProcess};
 use journeyman::handler::{CancelCause, Cancellation, Context, TaskInfo};
 use journeyman::host::clock::Clock;
 use journeyman::host::containment::{Containment, ContainmentConfig};
@@ -75,7 +75,7 @@ impl Lab {
         cancel.send_replace(Some(cancellation));
         while let Some(ended) = running.join_next().await {
             let (end, cleanup) = ended?;
-            if cleanup != Cleanup::Complete || !end?.survivors.is_empty() {
+            if cleanup != Cleanup::Complete || end?.status == ProcessStatus::Stuck {
                 return Err("a process tree is not gone".into());
             }
         }

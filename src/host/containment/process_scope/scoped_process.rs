@@ -5,9 +5,11 @@ use std::io;
 use std::path::Path;
 
 use rustix::process::Signal;
+use tokio::time::timeout;
 
 use super::super::super::process::{self, PROCESS_POLL_INTERVAL};
-use super::super::{children, exec_shim, shim_launch};
+use super::super::children::{self, OrphanScan};
+use super::super::{exec_shim, shim_launch};
 use super::{Backend, LimitExceeded, ProcessScope, ScopeInner};
 use crate::domain::journal::Leader;
 use crate::limits::PROCESS_KILL_TIMEOUT;
@@ -115,27 +117,19 @@ impl ScopedProcess {
         }
     }
 
-    /// The processes that survive SIGKILL for [`PROCESS_KILL_TIMEOUT`].
-    pub(crate) async fn survivors(&self) -> Vec<i32> {
-        if !self.is_last() {
-            return Vec::new();
-        }
-        let killed = async {
-            match self.inner().backend() {
-                Backend::ProcessGroup => {}
-                Backend::Subreaper => self.wait_orphans_exited(Some(Signal::KILL)).await,
-                Backend::Cgroup(group) => group.kill_until_empty().await,
-            }
-        };
-        if tokio::time::timeout(PROCESS_KILL_TIMEOUT, killed).await.is_ok() {
-            return Vec::new();
-        }
+    /// Kills all processes, unless another process of the scope is to be waited for. Returns whether they have ended within
+    /// [`PROCESS_KILL_TIMEOUT`].
+    pub(crate) async fn end(&self) -> bool {
         match self.inner().backend() {
-            Backend::ProcessGroup => Vec::new(),
-            Backend::Subreaper => {
-                children::find_orphans(self.inner().cookie(), None).map(|orphans| orphans.owned).unwrap_or_default()
+            Backend::Cgroup(group) if self.is_last() => {
+                timeout(PROCESS_KILL_TIMEOUT, group.kill_until_empty()).await.is_ok()
             }
-            Backend::Cgroup(group) => group.processes(),
+            Backend::Subreaper if self.is_last() => {
+                let ended = timeout(PROCESS_KILL_TIMEOUT, self.wait_orphans_exited(Some(Signal::KILL))).await;
+                let is_empty = |orphans: OrphanScan| orphans.owned.is_empty();
+                ended.is_ok() || children::find_orphans(self.inner().cookie(), None).map_or(true, is_empty)
+            }
+            Backend::ProcessGroup | Backend::Subreaper | Backend::Cgroup(_) => true,
         }
     }
 
