@@ -178,7 +178,9 @@ fn families() -> Vec<Family> {
         gauge(
             "termination_watch_up{provider}",
             "1 if the metadata service answers or the file can be read, else 0; absent where notices are not watched.",
-            |status| status.watches.iter().map(|watch| labeled([&watch.provider], flag(watch.up))).collect(),
+            |status| {
+                status.watches.iter().map(|watch| labeled([&watch.provider], flag(watch.error.is_none()))).collect()
+            },
         ),
         gauge(
             "termination_reaction_seconds",

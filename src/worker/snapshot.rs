@@ -8,7 +8,6 @@ use crate::domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReaso
 use crate::handler::Context;
 use crate::handler::log::TaskLog;
 use crate::host::containment::ProcessScope;
-use crate::host::termination_notice::{WatchHealth, WatchStatus};
 
 use super::SourceBinding;
 use super::alerts::duplicate_id_message;
@@ -16,8 +15,8 @@ use super::counters::OutcomeCounts;
 use super::engine::Engine;
 use super::history::{EndedClaim, SourceActivity};
 use super::status::{
-    BlockedReason, ClaimStatus, HostStatus, LifecycleState, NextAction, Note, NoticeStatus, NoticeWatchStatus,
-    RecentResult, RecoverySummary, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
+    BlockedReason, ClaimStatus, HostStatus, LifecycleState, NextAction, Note, NoticeStatus, RecentResult,
+    RecoverySummary, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
 
 /// A source that fails for longer gets a hint.
@@ -56,7 +55,6 @@ impl Engine {
         let next = self.next_action(claiming, now);
         let last_hour = self.history.recent_outcomes.sum(now);
         let sidecars = self.sidecars.summaries();
-        let watches = self.notice_watches(now);
         let cleanup_pending: Vec<String> = self.rules.cleanup_pending().map(ToString::to_string).collect();
         let ClaimingStatus { state, reason, message } = self.claiming_status(&sidecars);
         let mut hints = hints(claiming, &sources, last_hour, &sidecars);
@@ -90,7 +88,7 @@ impl Engine {
                 seconds_ago: seconds_between(notice.at, now),
                 last_claim_ended_after_seconds: notice.last_ended_at.map(|end| seconds_between(notice.at, end)),
             }),
-            watches,
+            watches: self.control.watch_statuses.get().map(|watches| watches.borrow().clone()).unwrap_or_default(),
             recovered: Some(self.journal.recovery).filter(|recovery| *recovery != RecoverySummary::default()),
             spans: self.config.recorder.as_ref().map(|recorder| recorder.span_counts()),
             next,
@@ -102,19 +100,6 @@ impl Engine {
     /// Empty while claiming.
     pub(super) fn blocked_message(&self) -> String {
         self.claiming_status(&self.sidecars.summaries()).message.unwrap_or_default()
-    }
-
-    fn notice_watches(&self, now: Instant) -> Vec<NoticeWatchStatus> {
-        let Some(watches) = self.control.watch_statuses.get() else { return Vec::new() };
-        let status = |WatchStatus { origin, health, since }: &WatchStatus| {
-            let (up, error) = match health {
-                WatchHealth::Unknown => (false, None),
-                WatchHealth::Healthy => (true, None),
-                WatchHealth::Failing(error) => (false, Some(error.clone())),
-            };
-            NoticeWatchStatus { provider: origin.as_str().to_owned(), up, error, seconds: seconds_between(*since, now) }
-        };
-        watches.borrow().iter().map(status).collect()
     }
 
     /// The operator who gave the current command, or the worker's own reason.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::host::termination_notice::WatchStatus;
 use crate::named_enum::named_enum;
 
 use super::counters::{OutcomeCounts, SourceCounts, WorkerCounts};
@@ -59,7 +60,7 @@ pub struct WorkerStatus {
     pub notice: Option<NoticeStatus>,
     /// The watches for termination notices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub watches: Vec<NoticeWatchStatus>,
+    pub watches: Vec<WatchStatus>,
     /// What was recovered from a previous process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovered: Option<RecoverySummary>,
@@ -183,20 +184,6 @@ pub struct NoticeStatus {
     pub seconds_ago: f64,
     /// From then to the end of the last claim; absent if none has ended since.
     pub last_claim_ended_after_seconds: Option<f64>,
-}
-
-/// A watch for termination notices.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct NoticeWatchStatus {
-    /// `aws`, `gcp`, `azure` or `file`.
-    pub provider: String,
-    /// Whether the last request was answered.
-    pub up: bool,
-    /// Why a notice may be missed; absent while the watch works.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
-    /// Since it is up, failing, or started.
-    pub seconds: f64,
 }
 
 /// An operator's name and reason.

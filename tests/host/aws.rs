@@ -1,11 +1,11 @@
 //! EC2.
 
 use journeyman::domain::termination_notice::Termination;
-use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin, WatchHealth};
+use journeyman::host::termination_notice::{MetadataProvider, NO_ANSWER_YET, Notice, NoticeOrigin};
 
 use crate::gremlin::Act;
 use crate::metadata_service::{Cloud as Service, Metadata, faults, server_error};
-use crate::notice_watch::{Watched, assert_about};
+use crate::notice_watch::{Watched, assert_about, is_failing};
 
 const EC2: MetadataProvider = MetadataProvider::Aws;
 const ACTION: &str = "spot/instance-action";
@@ -52,7 +52,7 @@ async fn a_service_that_rejects_its_own_tokens_is_not_polled_in_a_loop() {
     let service = Metadata::start(Service::Ec2).await;
     service.change(|state| state.accept_tokens = false);
     let mut watched = Watched::cloud(EC2, service.url());
-    watched.wait_for_status(|status| matches!(status.health, WatchHealth::Failing(_))).await;
+    watched.wait_for_status(is_failing).await;
     assert!(service.requests().len() <= 8, "two requests a poll: {:?}", service.requests());
     watched.assert_no_more_notices();
 }
@@ -76,8 +76,8 @@ async fn a_watch_is_not_healthy_before_the_first_answer() {
     let service = Metadata::start(Service::Ec2).await;
     service.change(|state| state.faults.push_back(Act::Silence));
     let mut watched = Watched::cloud(EC2, service.url());
-    watched.wait_for_status(|status| status.health == WatchHealth::Unknown).await;
-    watched.wait_for_status(|status| status.health == WatchHealth::Healthy).await;
+    watched.wait_for_status(|status| status.error.as_deref() == Some(NO_ANSWER_YET)).await;
+    watched.wait_for_status(|status| status.error.is_none()).await;
     watched.assert_no_more_notices();
 }
 
@@ -85,13 +85,13 @@ async fn a_watch_is_not_healthy_before_the_first_answer() {
 async fn a_watch_is_failing_while_the_service_does_not_answer() {
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());
-    let seen = watched.wait_for_status(|status| status.health == WatchHealth::Healthy).await;
-    assert_eq!(seen.origin, NoticeOrigin::Aws);
+    let seen = watched.wait_for_status(|status| status.error.is_none()).await;
+    assert_eq!(seen.provider, "aws");
     service.wait_for_requests(ACTION, 2).await;
     service.change(|state| state.faults.extend(vec![server_error(); 10_000]));
-    let seen = watched.wait_for_status(|status| matches!(status.health, WatchHealth::Failing(_))).await;
-    assert!(matches!(seen.health, WatchHealth::Failing(trouble) if trouble.contains("500")));
+    let seen = watched.wait_for_status(is_failing).await;
+    assert!(seen.error.is_some_and(|error| error.contains("500")));
     service.change(|state| state.faults.clear());
-    watched.wait_for_status(|status| status.health == WatchHealth::Healthy).await;
+    watched.wait_for_status(|status| status.error.is_none()).await;
     watched.assert_no_more_notices();
 }

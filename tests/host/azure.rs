@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use journeyman::domain::termination_notice::Termination;
-use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin, WatchHealth};
+use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeOrigin};
 use serde_json::{Value, json};
 
 use crate::metadata_service::{Cloud as Service, Metadata, faults};
-use crate::notice_watch::{Watched, assert_about};
+use crate::notice_watch::{Watched, assert_about, is_failing};
 
 const AZURE: MetadataProvider = MetadataProvider::Azure;
 const LISTS: &str = "scheduledevents";
@@ -96,9 +96,9 @@ async fn a_vm_without_a_name_receives_no_notice_and_its_watch_fails() {
     let service = Metadata::start(Service::Azure).await;
     service.change(|state| state.vm = "");
     let mut watched = Watched::cloud(AZURE, service.url());
-    watched.wait_for_status(|status| matches!(status.health, WatchHealth::Failing(_))).await;
+    watched.wait_for_status(is_failing).await;
     service.change(|state| state.vm = "vmss_7");
-    watched.wait_for_status(|status| status.health == WatchHealth::Healthy).await;
+    watched.wait_for_status(|status| status.error.is_none()).await;
     watched.assert_no_more_notices();
 }
 

@@ -2,9 +2,9 @@
 
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::termination_notice::Termination;
-use journeyman::host::termination_notice::{Notice, NoticeOrigin, WatchHealth};
+use journeyman::host::termination_notice::{Notice, NoticeOrigin};
 
-use crate::notice_watch::{Watched, assert_about};
+use crate::notice_watch::{Watched, assert_about, is_failing};
 use crate::termination::replace;
 
 const SOON: Notice = Notice { origin: NoticeOrigin::File, termination: Termination::Soon };
@@ -37,9 +37,9 @@ async fn a_directory_at_the_files_path_is_no_notice_and_a_later_file_is() {
     let path = folder.path().join("terminate-at");
     std::fs::create_dir(&path).expect("it can be made");
     let mut watched = Watched::file(path.clone());
-    // The status shows that a notice could be missed, and since when.
-    let seen = watched.wait_for_status(|status| matches!(status.health, WatchHealth::Failing(_))).await;
-    assert!(matches!(seen.health, WatchHealth::Failing(why) if why.contains("not a regular file")));
+    // The status shows that a notice could be missed.
+    let seen = watched.wait_for_status(is_failing).await;
+    assert!(seen.error.is_some_and(|error| error.contains("not a regular file")));
     watched.assert_no_more_notices();
     std::fs::remove_dir(&path).expect("it can be removed");
     std::fs::write(&path, "").expect("it can be written");

@@ -7,7 +7,7 @@ use journeyman::domain::backoff;
 use journeyman::domain::termination_notice::{PollSchedule, Termination};
 use journeyman::host::clock::Clock;
 use journeyman::host::termination_notice::{
-    MetadataProvider, Notice, NoticeConfig, NoticeOrigin, NoticeWatch, WatchStatus,
+    MetadataProvider, NO_ANSWER_YET, Notice, NoticeConfig, NoticeOrigin, NoticeWatch, WatchStatus,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -67,6 +67,10 @@ impl Watched {
             panic!("unexpected notice: {notice:?}");
         }
     }
+}
+
+pub fn is_failing(status: &WatchStatus) -> bool {
+    status.error.as_ref().is_some_and(|error| error != NO_ANSWER_YET)
 }
 
 /// Allows for clock rounding and a loaded machine.

@@ -5,13 +5,14 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use journeyman::control::WorkerStatusReply;
+use journeyman::host::termination_notice::WatchStatus;
 use journeyman::http::{Exposure, HttpListener};
 use journeyman::observe::status_routes::SnapshotFn;
 use journeyman::observe::worker_http::serve;
 use journeyman::worker::counters::{OutcomeCounts, SourceCounts, WorkerCounts};
 use journeyman::worker::status::{
     ActivityStatus, BlockedReason, ClaimStatus, HostStatus, LifecycleState, NextAction, Note, NoticeStatus,
-    NoticeWatchStatus, RecentResult, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
+    RecentResult, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
 use tokio::task::JoinSet;
 
@@ -51,7 +52,7 @@ pub(crate) fn idle() -> WorkerStatusReply {
     };
     let view = WorkerStatus {
         sidecars: Vec::new(),
-        watches: vec![NoticeWatchStatus { provider: "aws".to_owned(), up: true, error: None, seconds: 5.0 }],
+        watches: vec![WatchStatus { provider: "aws".to_owned(), error: None }],
         activity: None,
         state: LifecycleState::Running,
         blocked_message: None,

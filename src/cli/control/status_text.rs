@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 
 use crate::cli::table::{BOLD, RESET, align_columns, cut, format_seconds, strip_control_chars, table};
 use crate::control::WorkerStatusReply;
+use crate::host::termination_notice::WatchStatus;
 use crate::worker::Note;
 use crate::worker::counters::OutcomeCounts;
 use crate::worker::snapshot::format_bytes;
 use crate::worker::status::{
-    ActivityStatus, ClaimStatus, HostStatus, LifecycleState, NoticeWatchStatus, SidecarSummary, SourceStatus,
-    WorkerStatus,
+    ActivityStatus, ClaimStatus, HostStatus, LifecycleState, SidecarSummary, SourceStatus, WorkerStatus,
 };
 
 const LABEL_WIDTH: usize = 9;
@@ -125,12 +125,10 @@ fn clock_text(sources: &[SourceStatus]) -> String {
     }
 }
 
-fn notice_watch_text(watch: &NoticeWatchStatus) -> String {
-    let (provider, since) = (&watch.provider, format_seconds(watch.seconds));
+fn notice_watch_text(watch: &WatchStatus) -> String {
     match &watch.error {
-        None if watch.up => format!("{provider}: connected"),
-        None => format!("{provider}: no response yet"),
-        Some(trouble) => format!("{provider}: UNREACHABLE for {since}: {}", strip_control_chars(trouble)),
+        None => format!("{}: connected", watch.provider),
+        Some(error) => format!("{}: UNREACHABLE: {}", watch.provider, strip_control_chars(error)),
     }
 }
 
@@ -226,12 +224,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unreachable_metadata_service_is_shown_with_duration_and_error() {
-        let mut watch = NoticeWatchStatus { provider: "aws".to_owned(), up: false, error: None, seconds: 75.0 };
-        assert_eq!(notice_watch_text(&watch), "aws: no response yet");
-        watch.up = true;
+    fn an_unreachable_metadata_service_is_shown_with_its_error() {
+        let mut watch = WatchStatus { provider: "aws".to_owned(), error: None };
         assert_eq!(notice_watch_text(&watch), "aws: connected");
-        (watch.up, watch.error) = (false, Some("500 for\nspot/instance-action".to_owned()));
-        assert_eq!(notice_watch_text(&watch), "aws: UNREACHABLE for 1m15s: 500 for spot/instance-action");
+        watch.error = Some("500 for\nspot/instance-action".to_owned());
+        assert_eq!(notice_watch_text(&watch), "aws: UNREACHABLE: 500 for spot/instance-action");
     }
 }

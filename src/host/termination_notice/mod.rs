@@ -26,6 +26,8 @@ pub use crate::domain::termination_notice::NoticeOrigin;
 /// Before each search for a metadata service; the network of a freshly started host may not be up at first.
 const SEARCH_DELAYS: [Duration; 4] =
     [Duration::ZERO, Duration::from_secs(2), Duration::from_secs(8), Duration::from_secs(30)];
+/// The error of a watch until the first answer.
+pub const NO_ANSWER_YET: &str = "no answer yet";
 /// How many notices may wait to be handled.
 pub const NOTICES_MAX: usize = 16;
 
@@ -76,20 +78,14 @@ pub struct Notice {
     pub termination: Termination,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A watch for termination notices.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WatchStatus {
-    pub origin: NoticeOrigin,
-    pub health: WatchHealth,
-    pub since: Instant,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WatchHealth {
-    /// There was no answer yet.
-    Unknown,
-    Healthy,
-    /// Notices may be missed, with the reason.
-    Failing(String),
+    /// `aws`, `gcp`, `azure` or `file`.
+    pub provider: String,
+    /// Why a notice may be missed; absent while the watch works.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// Reads whether the host terminates, from one origin.
@@ -182,13 +178,18 @@ impl NoticeWatch {
         let schedule = self.config.schedule.unwrap_or_else(|| PollSchedule::with_interval(interval));
         let mut tracker = NoticeTracker::new(schedule, uuid::Uuid::new_v4().as_u64_pair().0);
         tracing::info!(provider, "watching for termination notices");
-        self.set_health(origin, WatchHealth::Unknown);
+        self.set_status(origin, Some(NO_ANSWER_YET.to_owned()));
+        let mut answered = false;
         loop {
             clock.sleep_until(tracker.next_at()).await;
             let sent_at = clock.now();
             let reading = reader.read(sent_at).await;
             match &reading {
-                Ok(_) => self.record_answer(origin),
+                Ok(_) if answered => {}
+                Ok(_) => {
+                    answered = true;
+                    self.set_status(origin, None);
+                }
                 Err(error) => tracing::debug!(provider, "request for termination notices failed: {error}"),
             }
             match tracker.on_reading(reading.as_ref().ok().copied(), sent_at, clock.now()) {
@@ -199,29 +200,22 @@ impl NoticeWatch {
                 Some(NoticeEvent::WatchFailing) => {
                     let error = reading.err().unwrap_or_default();
                     tracing::warn!(provider, "termination watch failing, a notice may be missed: {error}");
-                    self.set_health(origin, WatchHealth::Failing(error));
+                    self.set_status(origin, Some(error));
                 }
                 Some(NoticeEvent::WatchRecovered) => {
                     tracing::info!(provider, "termination watch recovered");
-                    self.set_health(origin, WatchHealth::Healthy);
+                    self.set_status(origin, None);
                 }
             }
         }
     }
 
-    fn set_health(&self, origin: NoticeOrigin, health: WatchHealth) {
-        let status = WatchStatus { origin, health, since: self.config.clock.now() };
+    fn set_status(&self, origin: NoticeOrigin, error: Option<String>) {
+        let status = WatchStatus { provider: origin.as_str().to_owned(), error };
         self.statuses.send_modify(|statuses| {
-            statuses.retain(|status| status.origin != origin);
+            statuses.retain(|other| other.provider != status.provider);
             statuses.push(status);
         });
-    }
-
-    fn record_answer(&self, origin: NoticeOrigin) {
-        let is_unknown = |status: &WatchStatus| status.origin == origin && status.health == WatchHealth::Unknown;
-        if self.statuses.borrow().iter().any(is_unknown) {
-            self.set_health(origin, WatchHealth::Healthy);
-        }
     }
 }
 
