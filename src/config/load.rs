@@ -221,9 +221,8 @@ impl<'a> Loader<'a> {
             let full_key = path.iter().fold(key.to_owned(), |key, part| {
                 if is_index(part) { format!("{key}[{part}]") } else { join(&key, part) }
             });
-            let is_text = matches!(self.origins.get(&full_key), Some(ValueOrigin::Env(_) | ValueOrigin::Flag(_)));
             let wrong = value_at(&mut value, &path)?;
-            if is_text && retype(wrong, message) {
+            if self.is_text(&full_key) && retype(wrong, message) {
                 continue;
             }
             if let Some(name) = message.strip_prefix("missing field ").and_then(first_quoted) {
@@ -258,13 +257,23 @@ impl<'a> Loader<'a> {
     fn not_a_choice(&mut self, key: &str, value: &Value, choices: &[&str]) {
         let expected = choices.iter().map(|choice| format!("\"{choice}\"")).collect::<Vec<_>>().join(" or ");
         let near = value.as_str().and_then(|text| suggest(text, choices.iter().copied()));
-        let message = format!("`{key}` cannot be {}: expected {expected}", self.show(key, value));
-        self.push_at(key, message, near.map(|near| format!("did you mean \"{near}\"?")));
+        self.invalid_with_help(key, value, &expected, near.map(|near| format!("did you mean \"{near}\"?")));
     }
 
     pub(super) fn invalid(&mut self, key: &str, value: &Value, expected: &str) {
-        let message = format!("`{}` cannot be {}: expected {expected}", key, self.show(key, value));
-        self.push_at(key, message, None);
+        self.invalid_with_help(key, value, expected, None);
+    }
+
+    fn invalid_with_help(&mut self, key: &str, value: &Value, expected: &str, help: Option<String>) {
+        let message = format!("`{key}` cannot be {}: expected {expected}", self.show(key, value));
+        let is_quoted = self.is_text(key) && value.as_str().is_some_and(|text| text.starts_with(['"', '\'']));
+        let help = if is_quoted { Some("write the value without the quotes".to_owned()) } else { help };
+        self.push_at(key, message, help);
+    }
+
+    /// Whether a variable or a flag has set the value.
+    fn is_text(&self, key: &str) -> bool {
+        matches!(self.origins.get(key), Some(ValueOrigin::Env(_) | ValueOrigin::Flag(_)))
     }
 
     fn missing(&mut self, key: &str, name: &str) {

@@ -88,6 +88,13 @@ impl Rules<'_> {
     }
 
     fn taskcluster(&mut self, config: &Config, key: &str, source: &TaskclusterSource) {
+        let earlier = config.source.iter().take_while(|(name, _)| join("source", name) != key);
+        let is_same =
+            |other: &TaskclusterSource| other.root_url == source.root_url && other.task_queue == source.task_queue;
+        if let Some((name, _)) = earlier.into_iter().find(|(_, other)| other.as_taskcluster().is_some_and(is_same)) {
+            let message = format!("[{key}] and [source.{name}] claim from the same task queue with the same worker id");
+            self.error(key, "task_queue", message, "the queue cannot tell them apart: remove one of them");
+        }
         let has_secret = source.access_token_file.is_some() || source.certificate_file.is_some();
         if source.client_id.is_none() && has_secret {
             self.error(key, "", format!("[{key}] has credentials and no `client_id`"), "");
