@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody as _, to_bytes};
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{AsHeaderName, CONTENT_TYPE, HOST};
 use axum::http::request::Parts;
@@ -112,14 +113,15 @@ pub(super) fn router(app: App) -> Router {
 fn call<F, R>(
     name: &'static str,
     handler: F,
-) -> impl Fn(State<App>, Path<Params>, Request) -> ResponseFuture + Clone + Send + Sync + 'static
+) -> impl Fn(State<App>, Result<Path<Params>, PathRejection>, Request) -> ResponseFuture + Clone + Send + Sync + 'static
 where
     F: Fn(App, Call) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = ReplyResult> + Send,
 {
-    move |State(app), Path(params), request| {
+    move |State(app), path, request| {
         let handler = handler.clone();
         Box::pin(async move {
+            let Ok(Path(params)) = path else { return route_not_found() };
             let reply = match Call::read(&app, name, params.clone(), request).await {
                 Ok(call) => handler(Arc::clone(&app), call).await,
                 Err(error) => Err(error),

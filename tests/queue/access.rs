@@ -251,6 +251,7 @@ async fn invalid_url_parameters_are_rejected() {
     for path in ["task/nope/status", "task/..%2f..%2fetc/status", "pending/only-one-part"] {
         assert_eq!(server.api.get(path).await.refusal(400).0, "InvalidRequestArguments", "{path}");
     }
+    assert_eq!(server.api.get("task/%ff").await.refusal(404).0, "ResourceNotFound");
     let answer = server.api.anonymous("GET", "nosuch", None).await;
     assert_eq!(answer.refusal(404).0, "ResourceNotFound");
     let nowhere = server.api.send(server.api.request("GET", "/", None)).await;
