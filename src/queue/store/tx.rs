@@ -41,24 +41,13 @@ pub(crate) struct QueueSummary {
     pub(crate) expires: UnixMillis,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct WorkerSeen {
     pub(crate) worker: WorkerIdentity,
     pub(crate) first_claim: UnixMillis,
-    pub(crate) last_claim: UnixMillis,
-    /// Of the last claim.
+    /// The newest task of those that it claimed.
     pub(crate) task: String,
-    pub(crate) run: u32,
-}
-
-impl WorkerSeen {
-    fn merge(&mut self, other: &Self) {
-        let first_claim = self.first_claim.min(other.first_claim);
-        if other.last_claim > self.last_claim {
-            self.clone_from(other);
-        }
-        self.first_claim = first_claim;
-    }
+    pub(crate) run: usize,
 }
 
 #[derive(Debug)]
@@ -343,31 +332,23 @@ impl Tx<'_> {
         let latest = params![queue, QUEUE_WORKER_TASKS_MAX];
         let mut workers = BTreeMap::new();
         for TaskRow { task, .. } in self.tasks("WHERE queue = ?1 ORDER BY id DESC LIMIT ?2", latest)? {
-            for (record, run) in task.runs.into_iter().zip(0_u32..) {
+            for (run, record) in task.runs.into_iter().enumerate().rev() {
                 let (Some(worker), Some(started)) = (record.worker, record.started) else { continue };
                 let key = (worker.group.clone(), worker.id.clone());
-                let task = task.task_id.clone();
-                let seen = WorkerSeen { worker, first_claim: started, last_claim: started, task, run };
-                workers.entry(key).and_modify(|known: &mut WorkerSeen| known.merge(&seen)).or_insert(seen);
+                let seen = || WorkerSeen { worker, first_claim: started, task: task.task_id.clone(), run };
+                let known = workers.entry(key).or_insert_with(seen);
+                known.first_claim = known.first_claim.min(started);
             }
         }
         let (offset, limit) = (page.offset as usize, page.limit as usize);
         Ok(ListPage::of(workers.into_values().skip(offset).take(limit + 1).collect(), page))
     }
 
-    /// The tasks that exist, in the given order; at most `QUEUE_REPLY_BYTES_MAX` bytes, but at least one task.
+    /// The tasks that exist, in the given order.
     pub(crate) fn named_tasks(&self, ids: &[String], page: PageRequest) -> StoreResult<ListPage<ListedTask>> {
-        let (mut items, mut bytes) = (Vec::new(), 0_usize);
-        for (id, at) in ids.iter().zip(0_u32..).skip(page.offset as usize) {
-            let Some(row) = self.find_task(id)? else { continue };
-            let definition = self.definition(row.id)?;
-            bytes = bytes.saturating_add(definition.len());
-            if items.len() >= page.limit as usize || (!items.is_empty() && bytes > QUEUE_REPLY_BYTES_MAX) {
-                return Ok(ListPage { items, next: Some(at) });
-            }
-            items.push(ListedTask { definition, task: row.task });
-        }
-        Ok(ListPage { items, next: None })
+        let ids = serde_json::to_string(ids).map_err(StoreError::json)?;
+        let condition = "task_id IN (SELECT value FROM json_each(?3)) ORDER BY instr(?3, task_id)";
+        self.list_tasks(condition, &[&ids], page)
     }
 
     /// Next to be claimed first.
