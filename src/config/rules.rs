@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::load::join;
 use super::pool::{DemandConfig, PoolConfig, PoolDriver, QueueType};
 use super::problem::{Problem, ValueOrigin, suggest};
-use super::schema::{Bridge, COMMAND, Config, Handler, HttpHandler, Source, TaskclusterSource};
+use super::schema::{Bridge, COMMAND, Config, Source, TaskclusterSource};
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
 use crate::limits::AMQP_NAME_BYTES_MAX;
 use crate::source::taskcluster::{ArtifactStorage, Dialect};
@@ -23,9 +23,6 @@ pub(super) fn check(config: &Config, origins: &BTreeMap<String, ValueOrigin>, pr
     }
     for (name, bridge) in &config.bridge {
         rules.bridge(config, name, bridge);
-    }
-    for (name, handler) in &config.handler {
-        rules.handler(&format!("handler.{name}"), handler);
     }
     for (name, pool) in &config.pool {
         rules.pool(&format!("pool.{name}"), pool);
@@ -157,22 +154,6 @@ impl Rules<'_> {
             let message = format!("[{key}] has a `delivery_limit`, which classic queues do not support");
             self.error(key, "delivery_limit", message, "did you mean queue_type = \"quorum\" as well?");
         }
-        let attempts = crate::limits::AMQP_ATTEMPTS_MAX;
-        if pool.queue_type == QueueType::Quorum
-            && let Some(limit) = pool.delivery_limit.filter(|limit| *limit < attempts)
-            && pool.concurrency.get() > 1
-        {
-            let message = format!(
-                "[{key}] has `delivery_limit` = {limit} and `concurrency` = {}: a worker that exits costs each request that it \
-                 holds a delivery, so they reach a low limit together",
-                pool.concurrency
-            );
-            let origin = self.origins.get(&join(key, "delivery_limit")).cloned().unwrap_or(ValueOrigin::Default);
-            let help = format!(
-                "workers find the request that ends them within {attempts} attempts; did you mean at least {attempts}?"
-            );
-            self.problems.push(Problem::warning(message, origin, help));
-        }
         if pool.min > pool.max.get() {
             let message = format!("[{key}] has `min` = {}, which is more than `max` = {}", pool.min, pool.max);
             let name = if self.origins.contains_key(&join(key, "min")) { "min" } else { "max" };
@@ -228,21 +209,6 @@ impl Rules<'_> {
             let message =
                 format!("[{key}] connects two sources of the same kind; one must be `taskcluster`, the other `amqp`");
             self.error(&key, "to", message, "");
-        }
-        let is_taken =
-            config.bridge.iter().any(|(other, earlier)| other.as_str() < name && earlier.from == bridge.from);
-        if is_taken {
-            let message = format!("another bridge claims from [source.{}] already", bridge.from);
-            self.error(&key, "from", message, "");
-        }
-    }
-
-    fn handler(&mut self, key: &str, handler: &Handler) {
-        if let Handler::Http(HttpHandler { health: Some(health), .. }) = handler
-            && !health.starts_with('/')
-        {
-            let message = format!("[{key}] has a `health` that does not start with `/`");
-            self.error(key, "health", message, "such as \"/health\"");
         }
     }
 

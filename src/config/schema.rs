@@ -504,22 +504,6 @@ pub struct HttpHandler {
     pub termination_grace: Span,
 }
 
-impl HttpHandler {
-    /// A handler of this service with the built-in values.
-    pub fn new(url: ServiceAddress) -> Self {
-        Self {
-            exec: Vec::new(),
-            url,
-            health: None,
-            health_interval: health_interval(),
-            startup_timeout: startup_timeout(),
-            env_allow: env_allow(),
-            max_run_time: max_run_time(),
-            termination_grace: termination_grace(),
-        }
-    }
-}
-
 fn health_interval() -> Span<SERVICE_PROBE_INTERVAL_MIN_MS> {
     built_in("5s")
 }

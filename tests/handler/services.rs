@@ -132,7 +132,7 @@ fn settings(url: &str) -> HttpHandler {
         health_interval: Span(Duration::from_millis(100)),
         startup_timeout: Span(BOUND),
         max_run_time: Span(BOUND),
-        ..HttpHandler::new(url.parse().unwrap())
+        ..serde_json::from_value(json!({ "url": url })).unwrap()
     }
 }
 
