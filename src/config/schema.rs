@@ -184,6 +184,8 @@ pub struct Http {
     pub listen: Option<Listen>,
     /// Allow a `listen` address that other hosts can reach. Anyone who can connect sees task names and sources, but no secrets.
     pub allow_remote: bool,
+    /// File with the bearer token for commands to a controller [built-in: no commands over HTTP].
+    pub token_file: Option<SecretFile>,
 }
 
 /// A queue that the worker claims from.

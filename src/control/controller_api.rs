@@ -1,8 +1,9 @@
-//! Control socket of the controller: status, commands and the poison queue.
+//! Control socket of the controller: status, commands and the poison queue. The HTTP server uses the same [`PoolHandles`].
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
+use axum::body::Bytes;
 use axum::extract::{FromRef, State};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
@@ -41,15 +42,23 @@ pub struct PoolCommandRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     pub command: PoolCommand,
+    #[serde(default = "unknown_author")]
     pub note: Note,
 }
 
-/// `journeyman reload` sends the request that a worker gets.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum ControllerRequest {
-    Pool(PoolCommandRequest),
-    Worker(WorkerCommandRequest),
+fn unknown_author() -> Note {
+    Note::of("unknown")
+}
+
+impl PoolCommandRequest {
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        serde_json::from_slice(body).map_err(|error| {
+            let text = format!(
+                "not a command; a controller accepts pause, resume, scale, drain (a worker) and retry: {error}"
+            );
+            ApiError(StatusCode::BAD_REQUEST, text)
+        })
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -115,7 +124,8 @@ impl PoolHandles {
 #[derive(Clone)]
 struct AppState {
     pools: PoolHandles,
-    reloads: ReloadSender,
+    /// `None` for commands over HTTP.
+    reloads: Option<ReloadSender>,
 }
 
 impl FromRef<AppState> for PoolHandles {
@@ -124,11 +134,20 @@ impl FromRef<AppState> for PoolHandles {
     }
 }
 
-/// Serves until dropped, then removes the socket.
-pub async fn serve(socket: Socket, pools: PoolHandles, reloads: ReloadSender) -> Infallible {
-    let router = Router::new()
+/// The commands that are also served over HTTP.
+pub fn command_routes(pools: PoolHandles) -> Router {
+    shared_routes().with_state(AppState { pools, reloads: None })
+}
+
+fn shared_routes() -> Router<AppState> {
+    Router::new()
         .route("/v1/commands", post(handle_command))
         .route("/v1/poison", get(poison_api::handle_list).post(poison_api::handle_action))
+}
+
+/// Serves until dropped, then removes the socket.
+pub async fn serve(socket: Socket, pools: PoolHandles, reloads: ReloadSender) -> Infallible {
+    let router = shared_routes()
         .route("/v1/controller", get(handle_status))
         .fallback(async || {
             ApiError(
@@ -136,7 +155,7 @@ pub async fn serve(socket: Socket, pools: PoolHandles, reloads: ReloadSender) ->
                 "this is the control socket of a controller; use `journeyman controller status`".to_owned(),
             )
         })
-        .with_state(AppState { pools, reloads });
+        .with_state(AppState { pools, reloads: Some(reloads) });
     socket.serve(router).await
 }
 
@@ -156,16 +175,14 @@ async fn handle_status(
 
 async fn handle_command(
     State(AppState { reloads, pools }): State<AppState>,
-    Json(request): Json<ControllerRequest>,
+    body: Bytes,
 ) -> Result<Json<CommandReply>, ApiError> {
-    match request {
-        ControllerRequest::Pool(request) => pools.apply(request).await.map(Json),
-        ControllerRequest::Worker(request) if request.command == WorkerCommand::Reload => {
-            request_reload(Some(&reloads)).await
-        }
-        ControllerRequest::Worker(_) => {
-            let text = "not a command for a controller; `journeyman controller --help` lists them";
-            Err(ApiError(StatusCode::BAD_REQUEST, text.to_owned()))
-        }
+    let is_reload = || {
+        serde_json::from_slice::<WorkerCommandRequest>(&body)
+            .is_ok_and(|request| request.command == WorkerCommand::Reload)
+    };
+    if reloads.is_some() && is_reload() {
+        return request_reload(reloads.as_ref()).await;
     }
+    Ok(Json(pools.apply(PoolCommandRequest::parse(&body)?).await?))
 }

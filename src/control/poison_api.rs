@@ -1,8 +1,9 @@
-//! Requests about the poison queue.
+//! Requests about the poison queue, by the control socket or HTTP.
 
 use std::collections::BTreeMap;
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,17 @@ pub struct PoisonActionRequest {
     pub by: String,
 }
 
+impl PoisonActionRequest {
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        serde_json::from_slice(body).map_err(|error| {
+            let text = format!(
+                "not a poison request: `selection` is \"all\" or {{\"ids\": [ID, …]}}, `action` is \"requeue\" or \"discard\": {error}"
+            );
+            ApiError(StatusCode::BAD_REQUEST, text)
+        })
+    }
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PoolQuery {
@@ -44,8 +56,9 @@ pub(super) async fn handle_list(
 
 pub(super) async fn handle_action(
     State(pools): State<PoolHandles>,
-    Json(PoisonActionRequest { pool, selection, action, by }): Json<PoisonActionRequest>,
+    body: Bytes,
 ) -> Result<Json<PoisonOutcome>, ApiError> {
+    let PoisonActionRequest { pool, selection, action, by } = PoisonActionRequest::parse(&body)?;
     let handle = pools.select_one(pool.as_deref())?;
     let poison = handle.poison.clone();
     // Otherwise a request that is copied and not acknowledged would run twice.

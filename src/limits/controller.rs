@@ -59,6 +59,7 @@ pub const DRIVER_OUTPUT_BYTES_MAX: usize = 64 << 20;
 pub const DEMAND_INTERVAL: Duration = Duration::from_secs(5);
 /// Claimed tasks counted in a remote queue; more need no more workers than a host has.
 pub const DEMAND_CLAIMED_MAX: usize = 1_000;
+pub const TOKEN_BYTES_MIN: usize = 16;
 pub const COMMAND_DURATION_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 pub const CONTROLLER_WORKER_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const CONTROLLER_LOG_TAIL_LINES_MAX: usize = 20;

@@ -21,6 +21,8 @@ use crate::limits::HTTP_SNAPSHOT_TIMEOUT;
 /// Takes a snapshot; `None` once the worker or controller has exited.
 pub type SnapshotFn<S> = dyn Fn() -> Pin<Box<dyn Future<Output = Option<S>> + Send>> + Send + Sync;
 
+type RenderPage<S> = Box<dyn Fn(&S) -> HtmlPage + Send + Sync>;
+
 pub(super) struct StatusRoutes<S> {
     /// "worker" or "controller".
     pub(super) role: &'static str,
@@ -28,7 +30,7 @@ pub(super) struct StatusRoutes<S> {
     pub(super) checks: fn(&S) -> Vec<ReadinessCheck>,
     pub(super) is_started: fn(&S) -> bool,
     pub(super) metrics: fn(&S) -> String,
-    pub(super) page: fn(&S) -> HtmlPage,
+    pub(super) page: RenderPage<S>,
 }
 
 pub(super) struct ReadinessCheck {

@@ -19,7 +19,7 @@ pub async fn serve(listener: HttpListener, snapshot: Arc<SnapshotFn<WorkerStatus
         // Not the queue's answer: one that boots with this host would get the worker restarted.
         is_started: |status| status.snapshot.sidecars.iter().all(|sidecar| sidecar.up || sidecar.restarts > 0),
         metrics: metrics::text,
-        page: |status| page::worker::render(status, jiff::Timestamp::now()),
+        page: Box::new(|status| page::worker::render(status, jiff::Timestamp::now())),
     };
     listener.serve(routes.into_router()).await
 }

@@ -1,10 +1,13 @@
 //! Controllers as they may look, and the page that shows them.
 
+use std::sync::Arc;
+
 use journeyman::control::controller_api::ControllerStatusReply;
 use journeyman::controller::status::{
     BrokerStatus, CounterValues, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, WorkerActivity, WorkerCounts,
     WorkerStatus,
 };
+use journeyman::observe::controller_http::commands::BearerToken;
 use journeyman::observe::controller_http::serve;
 
 use crate::answers::get;
@@ -137,7 +140,15 @@ pub(crate) fn standby() -> ControllerStatusReply {
 
 impl Server<ControllerStatusReply> {
     async fn controller(status: ControllerStatusReply) -> Self {
-        Self::serving(Some(status), serve).await
+        Self::with_commands(status, None, crate::orders::accepting(Arc::default())).await
+    }
+
+    pub(crate) async fn with_commands(
+        status: ControllerStatusReply,
+        token: Option<BearerToken>,
+        commands: axum::Router,
+    ) -> Self {
+        Self::serving(Some(status), |listener, snapshot| serve(listener, snapshot, token, commands)).await
     }
 }
 

@@ -12,6 +12,7 @@ mod browser;
 mod examples;
 mod groups;
 mod numbers;
+mod orders;
 #[path = "../cli/server.rs"]
 #[expect(dead_code, reason = "shared with the tests of the command line")]
 mod server;

@@ -23,13 +23,14 @@ use super::{amqp_setup, taskcluster_setup, worker_setup};
 use crate::config::pool::{DemandConfig, PoolConfig};
 use crate::config::schema::Source;
 use crate::config::{Config, Environment};
-use crate::control::controller_api::{ControllerStatusReply, PoolHandles, serve, socket_in};
+use crate::control::controller_api::{ControllerStatusReply, PoolHandles, command_routes, serve, socket_in};
 use crate::control::worker_api::{ReloadSender, Socket};
 use crate::controller;
 use crate::domain::group::{KEY_BYTES_MAX, Key};
 use crate::host::clock::Clock;
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
-use crate::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL};
+use crate::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL, TOKEN_BYTES_MIN};
+use crate::observe::controller_http::commands::BearerToken;
 use crate::observe::status_routes::SnapshotFn;
 use crate::observe::{self, log};
 use reloadable_keys::PoolsTarget;
@@ -76,6 +77,7 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
     let settings = settings.collect::<Result<Vec<_>, Failure>>()?;
     close_inherited_fds_on_exec();
     let mut signals = ExitSignals::listen()?;
+    let token = http_token(&config, environment)?;
     let listener = listen_http(&config, "health, metrics and state").await?;
     let stop = CancellationToken::new();
     let (mut pools, mut handles) = (JoinSet::new(), Vec::new());
@@ -88,7 +90,8 @@ async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Envir
     let handles = PoolHandles::new(handles, Clock::boot());
     let http = async {
         let Some(listener) = listener else { return std::future::pending().await };
-        observe::controller_http::serve(listener, snapshot_provider(&handles)).await
+        let (snapshot, commands) = (snapshot_provider(&handles), command_routes(handles.clone()));
+        observe::controller_http::serve(listener, snapshot, token, commands).await
     };
     let control_socket = serve_control_socket(socket, handles.clone(), reloads);
     tokio::select! {
@@ -118,6 +121,15 @@ fn snapshot_provider(pools: &PoolHandles) -> Arc<SnapshotFn<ControllerStatusRepl
         let pools = pools.clone();
         Box::pin(async move { pools.snapshot().await })
     })
+}
+
+fn http_token(config: &Config, environment: &Environment) -> Result<Option<BearerToken>, Failure> {
+    let token = config.http.token_file.as_ref().map(|file| file.load("a token", environment)).transpose()?;
+    if token.as_ref().is_some_and(|token| token.reveal().len() < TOKEN_BYTES_MIN) {
+        let text = format!("the token of `http.token_file` is shorter than {TOKEN_BYTES_MIN} bytes");
+        return Err(Failure::new(Exit::Config, text));
+    }
+    Ok(token.map(|token| BearerToken::new(token.reveal())))
 }
 
 /// `None` if no pool is configured.

@@ -1,25 +1,29 @@
 //! HTML page of a controller.
 
+mod buttons;
+
 use core::cmp::Reverse;
 
 use jiff::Timestamp;
 use maud::{Markup, html};
 
+pub use super::CommandButtons;
 use super::{HtmlPage, PageContent, SnapshotClock, build_page, format_seconds, status_links};
 use crate::control::controller_api::ControllerStatusReply;
 use crate::controller::status::{ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, WorkerActivity};
 use crate::limits::PAGE_GROUPS_MAX;
 
-pub fn render(status: &ControllerStatusReply, now: Timestamp) -> HtmlPage {
+pub fn render(status: &ControllerStatusReply, acts: CommandButtons, now: Timestamp) -> HtmlPage {
     let (pools, clock) = (&status.pools, SnapshotClock { now });
     let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
     let parts = PageContent {
         title: format!("{} · {}", title(pools), names.join(", ")),
         name: html! { "controller, up " (clock.time_tag(-status.uptime_seconds, &format_seconds(status.uptime_seconds))) },
-        main: html! { @for pool in pools { section { (pool_section(pool, clock)) } } },
+        main: html! { @for pool in pools { section { (pool_section(pool, acts, clock)) } } },
+        buttons: acts,
         version: status.version.clone(),
         pid: status.pid,
-        aside: None,
+        aside: html! {},
         links: status_links(),
     };
     build_page(parts, clock)
@@ -36,10 +40,13 @@ fn title(pools: &[PoolStatus]) -> String {
     format!("{} workers", pools.iter().map(|pool| pool.workers.total()).sum::<u32>())
 }
 
-fn pool_section(pool: &PoolStatus, clock: SnapshotClock) -> Markup {
+fn pool_section(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
+    // A standby accepts no command.
+    let acts = if pool.role == Role::Standby { CommandButtons::Hidden } else { acts };
     html! {
         h2.pool {
-            "Pool " code { (pool.name) } " " small.at { (pool.broker.address) }
+            "Pool " code { (pool.name) } " " small.at { (pool.broker.address) } " "
+            @if acts == CommandButtons::Shown { (buttons::pool_buttons(pool)) }
         }
         (headline(pool, clock))
         @if let Some(error) = &pool.last_error {
@@ -53,7 +60,7 @@ fn pool_section(pool: &PoolStatus, clock: SnapshotClock) -> Markup {
         }
         (facts(pool))
         h3 { "Groups" }
-        @if pool.groups.is_empty() { (no_groups(pool)) } @else { (groups(pool, clock)) }
+        @if pool.groups.is_empty() { (no_groups(pool)) } @else { (groups(pool, acts, clock)) }
     }
 }
 
@@ -136,20 +143,20 @@ fn no_groups(pool: &PoolStatus) -> Markup {
 }
 
 // Failing groups first, then those with work.
-fn groups(pool: &PoolStatus, clock: SnapshotClock) -> Markup {
+fn groups(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
     let mut groups: Vec<&GroupStatus> = pool.groups.iter().collect();
     groups.sort_by_key(|group| (!group.failing, group.consecutive_failures == 0, Reverse(group.ready)));
     let more = groups.len().saturating_sub(PAGE_GROUPS_MAX);
     html! {
         table {
             thead { tr { th { "key" } th { "phase" } th { "waiting" } th { "workers" } th { "wanted" } th { "waiting for" } } }
-            tbody { @for group in groups.into_iter().take(PAGE_GROUPS_MAX) { (row(pool, group, clock)) } }
+            tbody { @for group in groups.into_iter().take(PAGE_GROUPS_MAX) { (row(pool, group, acts, clock)) } }
         }
         @if more > 0 { p.dim { "and " (more) " more; " a href="/status.json" { "JSON" } " has all" } }
     }
 }
 
-fn row(pool: &PoolStatus, group: &GroupStatus, clock: SnapshotClock) -> Markup {
+fn row(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
     html! {
         tr {
             td data-label="key" { @if group.key.is_empty() { span.dim { "the empty key" } } @else { code { (group.key) } } }
@@ -159,18 +166,21 @@ fn row(pool: &PoolStatus, group: &GroupStatus, clock: SnapshotClock) -> Markup {
             }
             td.short data-label="waiting" { @match group.ready { Some(ready) => { (ready) }, None => { "–" } } }
             td data-label="workers" {
-                @if !pool.starts_workers { "–" } @else if group.worker_list.is_empty() { "none" } @else { (workers(pool, group, clock)) }
+                @if !pool.starts_workers { "–" } @else if group.worker_list.is_empty() { "none" } @else { (workers(pool, group, acts, clock)) }
             }
             td data-label="wanted" {
                 @match group.wanted { Some(wanted) => { (wanted) }, None => { "–" } }
                 small { (group.reasons.join(", ")) }
             }
-            td data-label="waiting for" { (blockers(pool, group, clock)) }
+            td data-label="waiting for" {
+                (blockers(pool, group, clock))
+                @if acts == CommandButtons::Shown { (buttons::group_buttons(pool, group)) }
+            }
         }
     }
 }
 
-fn workers(pool: &PoolStatus, group: &GroupStatus, clock: SnapshotClock) -> Markup {
+fn workers(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
     html! {
         details data-name=(format!("{} {}", pool.name, group.key)) {
             summary { (group.workers) }
@@ -181,6 +191,7 @@ fn workers(pool: &PoolStatus, group: &GroupStatus, clock: SnapshotClock) -> Mark
                         span class=(if worker.state == WorkerActivity::Stopping { "warn" } else { "dim" }) { (worker.state.as_str()) }
                         ", up " (clock.time_tag(-worker.age_seconds, &format_seconds(worker.age_seconds)))
                         @if let Some(detail) = &worker.detail { ", " (detail) }
+                        @if acts == CommandButtons::Shown && worker.state != WorkerActivity::Stopping { " " (buttons::worker_buttons(pool, worker)) }
                     }
                 }
             }

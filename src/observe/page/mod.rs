@@ -19,6 +19,7 @@ use crate::worker::snapshot::format_duration;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
+const COMMANDS_SCRIPT: &str = include_str!("act.js");
 const TASKS_SCRIPT: &str = include_str!("tasks.js");
 /// Without scripts.
 const RELOAD_SECONDS: u8 = 10;
@@ -36,12 +37,32 @@ impl IntoResponse for HtmlPage {
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CommandButtons {
+    Hidden,
+    /// They need scripts and the bearer token.
+    Shown,
+    /// As forms, which carry the page's own token.
+    Forms,
+}
+
+impl CommandButtons {
+    const fn script(self) -> Option<&'static str> {
+        match self {
+            Self::Hidden => None,
+            Self::Shown => Some(COMMANDS_SCRIPT),
+            Self::Forms => Some(TASKS_SCRIPT),
+        }
+    }
+}
+
 pub(crate) struct PageContent {
     pub(crate) title: String,
     pub(crate) name: Markup,
     pub(crate) main: Markup,
-    /// Of a page about tasks, which has forms and a script of its own: after `main`, and kept when `main` is refreshed.
-    pub(crate) aside: Option<Markup>,
+    /// After `main`, and kept when `main` is refreshed.
+    pub(crate) aside: Markup,
+    pub(crate) buttons: CommandButtons,
     pub(crate) links: Markup,
     pub(crate) version: String,
     pub(crate) pid: u32,
@@ -56,10 +77,10 @@ fn status_links() -> Markup {
 
 pub(crate) fn build_page(parts: PageContent, clock: SnapshotClock) -> HtmlPage {
     let hash = |text: &str| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text)));
-    let (tasks_script, forms) =
-        if parts.aside.is_some() { (hash(TASKS_SCRIPT), "'self'") } else { (String::new(), "'none'") };
+    let buttons_script = parts.buttons.script().map_or_else(String::new, hash);
+    let forms = if parts.buttons == CommandButtons::Forms { "'self'" } else { "'none'" };
     let policy = format!(
-        "default-src 'none'; style-src {}; script-src {} {tasks_script}; connect-src 'self'; base-uri 'none'; \
+        "default-src 'none'; style-src {}; script-src {} {buttons_script}; connect-src 'self'; base-uri 'none'; \
          form-action {forms}; frame-ancestors 'none'",
         hash(STYLE),
         hash(SCRIPT)
@@ -86,17 +107,30 @@ fn document(parts: PageContent, clock: SnapshotClock) -> Markup {
                         span #state { "as of " (clock.time_of_day(0.0)) }
                         button #stop type="button" hidden { "pause refresh" }
                     }
+                    @if parts.buttons == CommandButtons::Shown { (token_form()) }
                 }
                 main { (parts.main) }
                 // Outside of `main`, so that a refresh does not replace it.
-                @if let Some(aside) = &parts.aside { section #aside { (aside) } }
+                @if parts.buttons != CommandButtons::Hidden { section #aside { (parts.aside) } }
                 footer {
                     p { (parts.links) }
                     p { "version " (parts.version) " · process " (parts.pid) " · hover over a time for the full date" }
                 }
                 script { (PreEscaped(SCRIPT)) }
-                @if parts.aside.is_some() { script { (PreEscaped(TASKS_SCRIPT)) } }
+                @if let Some(script) = parts.buttons.script() { script { (PreEscaped(script)) } }
             }
+        }
+    }
+}
+
+/// The token is never part of a URL.
+fn token_form() -> Markup {
+    html! {
+        div #commands {
+            output #message {}
+            input #token type="password" autocomplete="off" placeholder="token of http.token_file" aria-label="token" hidden;
+            button #use type="button" hidden { "use token" }
+            button #ask type="button" hidden { "enable commands" }
         }
     }
 }
@@ -152,13 +186,14 @@ mod tests {
             title: name.to_owned(),
             name: html! {},
             main,
-            aside: Some(html! {}),
+            aside: html! {},
+            buttons: CommandButtons::Shown,
             links: html! {},
             version: String::new(),
             pid: 1,
         };
         let page = build_page(parts, SnapshotClock { now: Timestamp::UNIX_EPOCH });
         assert!(page.html.contains("<p>a b c d</p>"), "{}", page.html);
-        assert!(page.html.contains(TASKS_SCRIPT) && page.html.contains(STYLE), "the hashes hold");
+        assert!(page.html.contains(COMMANDS_SCRIPT) && page.html.contains(STYLE), "the hashes hold");
     }
 }

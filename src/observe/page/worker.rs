@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use maud::{Markup, html};
 
-use super::{HtmlPage, PageContent, SnapshotClock, build_page, format_seconds, status_links};
+use super::{CommandButtons, HtmlPage, PageContent, SnapshotClock, build_page, format_seconds, status_links};
 use crate::control::WorkerStatusReply;
 use crate::worker::counters::OutcomeCounts;
 use crate::worker::snapshot::format_bytes;
@@ -19,9 +19,10 @@ pub fn render(status: &WorkerStatusReply, now: Timestamp) -> HtmlPage {
         title: format!("{} {}/{} · {}", view.state.as_str(), view.claims.len(), view.capacity, status.id),
         name: html! { code { (status.id) } " in " code { (status.group) } },
         main: body(status, clock),
+        buttons: CommandButtons::Hidden,
         version: status.version.clone(),
         pid: status.pid,
-        aside: None,
+        aside: html! {},
         links: status_links(),
     };
     build_page(parts, clock)

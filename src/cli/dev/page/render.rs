@@ -7,14 +7,15 @@ use serde_json::Value;
 use super::{Filter, TaskDetail, TaskList};
 use crate::cli::task::task_status::{FoundTask, RunStatus, TaskState, TaskStatus};
 use crate::control::WorkerStatusReply;
-use crate::observe::page::{self, HtmlPage, PageContent, SnapshotClock, build_page, format_seconds};
+use crate::observe::page::{self, CommandButtons, HtmlPage, PageContent, SnapshotClock, build_page, format_seconds};
 
 fn page(title: String, main: Markup, aside: Markup) -> HtmlPage {
     let parts = PageContent {
         title,
         name: html! { nav { a href="/" { "Tasks" } a href="/worker" { "Worker" } } },
         main,
-        aside: Some(aside),
+        aside,
+        buttons: CommandButtons::Forms,
         links: html! { "this page is served to this machine only" },
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),

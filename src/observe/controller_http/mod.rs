@@ -1,28 +1,42 @@
-//! The HTTP routes of a controller: health, metrics and the status page. All of them are read-only.
+//! The HTTP routes of a controller: health, metrics, the status page, and commands with a token.
 
+pub mod commands;
 mod metrics;
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use axum::Router;
+
 use super::page;
+use super::page::controller::CommandButtons;
 use super::status_routes::{ReadinessCheck, SnapshotFn, StatusRoutes};
 use crate::control::controller_api::ControllerStatusReply;
 use crate::controller::status::PoolStatus;
 use crate::http::HttpListener;
+use commands::{BearerToken, require_token};
 pub use metrics::markdown;
 
-/// Serves until dropped.
-pub async fn serve(listener: HttpListener, snapshot: Arc<SnapshotFn<ControllerStatusReply>>) -> Infallible {
+/// Serves until dropped. `commands` need the token.
+pub async fn serve(
+    listener: HttpListener,
+    snapshot: Arc<SnapshotFn<ControllerStatusReply>>,
+    token: Option<BearerToken>,
+    commands: Router,
+) -> Infallible {
+    let has_token = token.is_some();
     let routes = StatusRoutes {
         role: "controller",
         snapshot,
         checks: |status| status.pools.iter().map(readiness_check).collect(),
         is_started: |_| true,
         metrics: metrics::text,
-        page: |status| page::controller::render(status, jiff::Timestamp::now()),
+        page: Box::new(move |status| {
+            let buttons = if has_token { CommandButtons::Shown } else { CommandButtons::Hidden };
+            page::controller::render(status, buttons, jiff::Timestamp::now())
+        }),
     };
-    listener.serve(routes.into_router()).await
+    listener.serve(routes.into_router().merge(require_token(commands, token))).await
 }
 
 fn readiness_check(pool: &PoolStatus) -> ReadinessCheck {
@@ -37,7 +51,7 @@ mod tests {
 
     #[test]
     fn the_guide_has_every_metric() {
-        let guide = include_str!("../guide/controller.md");
+        let guide = include_str!("../../guide/controller.md");
         assert!(guide.contains(&markdown()), "in src/guide/controller.md should be:\n{}", markdown());
     }
 }

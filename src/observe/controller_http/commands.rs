@@ -1,0 +1,91 @@
+//! Commands to a controller over HTTP, for clients with the bearer token.
+
+use std::hint::black_box;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
+use sha2::{Digest as _, Sha256};
+
+use crate::control::worker_api::ApiError;
+use crate::limits::CONTROL_BODY_BYTES_MAX;
+
+/// The hash of the token of `http.token_file`.
+#[derive(Clone, Copy)]
+pub struct BearerToken([u8; 32]);
+
+impl std::fmt::Debug for BearerToken {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("BearerToken")
+    }
+}
+
+impl BearerToken {
+    pub fn new(text: &str) -> Self {
+        Self(Sha256::digest(text).into())
+    }
+
+    /// In constant time.
+    fn matches(&self, token: &str) -> bool {
+        let other: [u8; 32] = Sha256::digest(token).into();
+        self.0.iter().zip(other).fold(0, |bits, (own, other)| black_box(bits | (own ^ other))) == 0
+    }
+}
+
+/// Requires the token for every route of `commands`; without a token, rejects every command.
+pub(super) fn require_token(commands: Router, token: Option<BearerToken>) -> Router {
+    commands
+        .route_layer(middleware::from_fn_with_state(token, authenticate))
+        .layer(DefaultBodyLimit::max(CONTROL_BODY_BYTES_MAX))
+}
+
+async fn authenticate(
+    State(token): State<Option<BearerToken>>,
+    method: Method,
+    headers: HeaderMap,
+    request: Request,
+    next: Next,
+) -> Response {
+    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    // The form of another site cannot have this type.
+    let is_json =
+        text(CONTENT_TYPE).split(';').next().is_some_and(|media| media.trim().eq_ignore_ascii_case("application/json"));
+    if method == Method::POST && !is_json {
+        let message = "expected `Content-Type: application/json`".to_owned();
+        return ApiError(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).into_response();
+    }
+    let Some(token) = token else {
+        let message =
+            "commands over HTTP are disabled: `http.token_file` is not set; use `journeyman controller` on its host";
+        return ApiError(StatusCode::FORBIDDEN, message.to_owned()).into_response();
+    };
+    let bearer = text(AUTHORIZATION).split_once(' ').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+    let message = match bearer {
+        Some((_, given)) if token.matches(given.trim()) => return next.run(request).await,
+        Some(_) => {
+            tracing::warn!("rejected a command with a wrong bearer token");
+            "wrong token: expected that of `http.token_file`"
+        }
+        None => "token required: `Authorization: Bearer TOKEN` with that of `http.token_file`",
+    };
+    let error = ApiError(StatusCode::UNAUTHORIZED, message.to_owned());
+    ([(WWW_AUTHENTICATE, "Bearer realm=\"commands\"")], error).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_matches_itself_only_and_is_not_printed() {
+        let token = BearerToken::new("t0ken-of-tests");
+        assert!(token.matches("t0ken-of-tests"));
+        for other in ["", "t0ken-of-test", "t0ken-of-testsX"] {
+            assert!(!token.matches(other), "{other}");
+        }
+        assert_eq!(format!("{token:?}"), "BearerToken");
+    }
+}

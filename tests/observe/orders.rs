@@ -1,0 +1,223 @@
+//! Commands to a controller over HTTP: the token, and the buttons of the page.
+
+use std::sync::{Arc, Mutex};
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Html;
+use axum::routing::{get as get_route, post as post_route};
+use axum::{Json, Router};
+use journeyman::control::controller_api::{ControllerStatusReply, PoolCommandRequest};
+use journeyman::control::poison_api::PoisonActionRequest;
+use journeyman::control::worker_api::ApiError;
+use journeyman::observe::controller_http::commands::BearerToken;
+use journeyman::observe::page::controller::{CommandButtons, render};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use crate::answers::{Answer, exchange, get};
+use crate::browser::{Scripts, chromium, dom};
+use crate::groups::{busy, failing};
+use crate::views::Server;
+
+const TOKEN: &str = "a-token-of-tests-0123456789";
+
+type ControllerServer = Server<ControllerStatusReply>;
+type Received = Arc<Mutex<Vec<Value>>>;
+
+/// Accepts every command, and records it.
+pub(super) fn accepting(received: Received) -> Router {
+    let command = async |State(received): State<Received>, body: Bytes| {
+        let request = PoolCommandRequest::parse(&body)?;
+        received.lock().unwrap().push(serde_json::to_value(request).unwrap());
+        Ok::<_, ApiError>(Json(json!({ "message": "group \"17\" of pool core is paused" })))
+    };
+    let action = async |State(received): State<Received>, body: Bytes| {
+        let request = PoisonActionRequest::parse(&body)?;
+        received.lock().unwrap().push(serde_json::to_value(request).unwrap());
+        let failed = json!({ "0123456789ab": "no such request" });
+        Ok::<_, ApiError>(Json(json!({ "succeeded": ["5f0c2b7d91aa"], "failed": failed, "not_scanned": 0 })))
+    };
+    Router::new()
+        .route("/v1/commands", post_route(command))
+        .route("/v1/poison", get_route(async || Json(json!({ "core": put_aside() }))).post(action))
+        .with_state(received)
+}
+
+/// An inventory as it may be.
+fn put_aside() -> Value {
+    json!({ "not_scanned": 3, "requests": [
+        {
+            "id": "5f0c2b7d91aa", "key": "infra=42", "reason": "delivery_limit", "attempts": 4, "poison_count": 2, "body_bytes": 1204,
+            "poisoned_at": "2026-11-22T09:14:03Z", "worker": "8a6f3c1e-5b0d-4c1f-9a51-000000170000", "worker_exit": "signal: 9 (SIGKILL)",
+            "worker_log": ["loading <b>infra</b> 42", "terminate called after throwing an instance of 'std::bad_alloc'"],
+            "properties": { "correlation_id": "1" }, "headers": { "x-rpc-path": "/echo" },
+        },
+        {
+            "id": "0123456789ab", "reason": "unknown", "poison_count": 1, "body_bytes": 0, "worker_log": [], "properties": {}, "headers": {},
+        },
+    ] })
+}
+
+/// A controller that accepts commands, and what it received.
+async fn obedient() -> (ControllerServer, Received) {
+    let received = Received::default();
+    let commands = accepting(Arc::clone(&received));
+    (Server::with_commands(busy(), Some(BearerToken::new(TOKEN)), commands).await, received)
+}
+
+async fn post(server: &ControllerServer, more: &str, body: &str) -> Answer {
+    asked(server, "POST /v1/commands", more, body).await
+}
+
+async fn asked(server: &ControllerServer, what: &str, more: &str, body: &str) -> Answer {
+    let length = body.len();
+    let head = format!("{what} HTTP/1.1\r\nHost: {}\r\nContent-Length: {length}\r\n{more}", server.address);
+    exchange(server.address, &format!("{head}Connection: close\r\n\r\n{body}")).await
+}
+
+const JSON: &str = "Content-Type: application/json\r\n";
+
+#[tokio::test]
+async fn a_command_over_http_needs_the_token_and_reaches_the_controller() {
+    let (server, told) = obedient().await;
+    let order =
+        json!({ "pool": "core", "command": { "pause": { "key": "17", "seconds": 60.0 } }, "note": { "by": "ana" } });
+    let refused = post(&server, JSON, &order.to_string()).await;
+    assert_eq!(refused.status, 401, "{}", refused.body);
+    assert!(
+        refused.head.contains("www-authenticate: bearer") && refused.body.contains("http.token_file"),
+        "{}",
+        refused.body
+    );
+    let other = post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}x\r\n"), &order.to_string()).await;
+    assert_eq!(other.status, 401, "{}", other.body);
+    let form = post(&server, &format!("Authorization: Bearer {TOKEN}\r\n"), &order.to_string()).await;
+    assert_eq!(form.status, 415, "{}", form.body);
+    assert_eq!(told.lock().unwrap().len(), 0, "nothing was sent");
+
+    let obeyed = post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}\r\n"), &order.to_string()).await;
+    assert_eq!((obeyed.status, &*obeyed.body), (200, "{\"message\":\"group \\\"17\\\" of pool core is paused\"}"));
+    assert_eq!(*told.lock().unwrap(), [order]);
+    let odd =
+        post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}\r\n"), "{\"command\":{\"explode\":{}}}").await;
+    assert_eq!(odd.status, 400);
+    assert!(odd.body.contains("a controller accepts") && odd.body.contains("explode"), "{}", odd.body);
+    let large = post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}\r\n"), &"x".repeat(100_000)).await;
+    assert_eq!(large.status, 413, "{}", large.body);
+}
+
+#[tokio::test]
+async fn poisoned_requests_are_listed_and_settled_over_http_with_the_token() {
+    let (server, told) = obedient().await;
+    let token = format!("{JSON}Authorization: Bearer {TOKEN}\r\n");
+    let drop = json!({ "pool": "core", "selection": { "ids": ["5f0c2b7d91aa"] }, "action": "discard", "by": "ana" });
+    for what in ["GET /v1/poison", "POST /v1/poison"] {
+        assert_eq!(asked(&server, what, JSON, &drop.to_string()).await.status, 401, "{what}");
+    }
+    assert_eq!(told.lock().unwrap().len(), 0, "nothing was sent");
+    let seen: Value =
+        serde_json::from_str(&asked(&server, "GET /v1/poison?pool=core", &token, "").await.body).expect("JSON");
+    assert_eq!(seen, json!({ "core": put_aside() }));
+    let settled = asked(&server, "POST /v1/poison", &token, &drop.to_string()).await;
+    assert!(settled.status == 200 && settled.body.contains("5f0c2b7d91aa"), "{}", settled.body);
+    assert_eq!(*told.lock().unwrap(), [drop]);
+    let odd = asked(&server, "POST /v1/poison", &token, "{\"action\":\"eat\"}").await;
+    assert!(odd.status == 400 && odd.body.contains("requeue") && odd.body.contains("eat"), "{}", odd.body);
+    let other = asked(&server, "DELETE /v1/poison", &token, "").await;
+    assert!(other.status == 405 && other.head.contains("allow: get,head,post"), "{}", other.head);
+}
+
+#[tokio::test]
+async fn the_page_has_commands_only_if_a_token_is_configured() {
+    let (server, _) = obedient().await;
+    let page = get(server.address, "/").await.body;
+    assert!(page.contains("send commands") && page.contains("data-command"), "{page}");
+    assert!(!page.contains(TOKEN) && !page.contains("<form"), "{page}");
+    let without = render(&busy(), CommandButtons::Hidden, jiff::Timestamp::now()).html;
+    assert!(!without.contains("send commands") && !without.contains("data-command"), "{without}");
+}
+
+/// What a person would do: show the token, order three things, and give a wrong one.
+const HANDS: &str = r##"
+const click = (selector) => document.querySelector(selector).click();
+const wait = () => new Promise((done) => setTimeout(done, 300));
+(async () => {
+  window.confirm = () => true;
+  const shown = (selector) => getComputedStyle(document.querySelector(selector)).display !== "none";
+  document.body.dataset.before = shown(".act");
+  click("#ask");
+  document.getElementById("token").value = "a-token-of-tests-0123456789";
+  click("#use");
+  document.body.dataset.after = shown(".act");
+  click("button[data-command*='retry']");
+  await wait();
+  const box = document.querySelector(".numbers");
+  box.querySelector("input[name=min]").value = "2";
+  box.querySelector("input[name=minutes]").value = "5";
+  box.querySelector("button").click();
+  await wait();
+  click("button[data-command*='drain']");
+  await wait();
+  click("button[data-poison]");
+  await wait();
+  document.body.dataset.aside = document.querySelectorAll("#aside tbody tr").length;
+  click("#aside button[data-settle*='ids'][data-settle*='requeue']");
+  await wait();
+  document.body.dataset.done = "yes";
+})();
+"##;
+
+type Requests = Arc<Mutex<Vec<(String, Value)>>>;
+
+/// Serves a page without its policy, accepts its requests, and records them with their authorization.
+async fn hands(page: String) -> (std::net::SocketAddr, Requests) {
+    async fn accept(State(requests): State<Requests>, headers: HeaderMap, Json(body): Json<Value>) -> Json<Value> {
+        let authorization = headers.get("authorization").and_then(|value| value.to_str().ok()).unwrap_or_default();
+        requests.lock().unwrap().push((authorization.to_ascii_lowercase(), body));
+        Json(json!({ "message": "it is <b>obeyed</b>", "succeeded": ["5f0c2b7d91aa"], "failed": {}, "not_scanned": 0 }))
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("it has one");
+    let requests = Requests::default();
+    let router = Router::new()
+        .route("/", get_route(async move || Html(page)))
+        .route("/v1/commands", post_route(accept))
+        .route("/v1/poison", get_route(async || Json(json!({ "core": put_aside() }))).post(accept))
+        .with_state(Arc::clone(&requests));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    (address, requests)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_buttons_of_the_page_send_commands_with_the_token() {
+    let Some(chromium) = chromium() else { return };
+    let page = render(&failing(), CommandButtons::Shown, jiff::Timestamp::now()).html;
+    let page = page.replace("</body>", &format!("<script>{HANDS}</script></body>"));
+    let (address, told) = hands(page).await;
+    let seen = dom(&chromium, Scripts::On, &format!("http://{address}/"), 5_000).await;
+    assert!(seen.contains("data-before=\"false\"") && seen.contains("data-after=\"true\""), "{seen}");
+    assert!(seen.contains("data-done=\"yes\"") && seen.contains("1 requeued</output>"), "{seen}");
+    assert!(seen.contains("data-aside=\"2\"") && seen.contains("loading &lt;b&gt;infra&lt;/b&gt; 42"), "{seen}");
+    assert!(!seen.replace(HANDS, "").contains(TOKEN), "it is in no document but that of the hands: {seen}");
+    let mut told = told.lock().unwrap().clone();
+    let (shown, settled) = told.pop().expect("it was told something");
+    assert_eq!(shown, format!("bearer {TOKEN}"));
+    let meant =
+        json!({ "pool": "core", "selection": { "ids": ["5f0c2b7d91aa"] }, "action": "requeue", "by": "the page" });
+    assert_eq!(settled, meant);
+    assert!(serde_json::from_value::<PoisonActionRequest>(settled).is_ok());
+    let orders: Vec<&Value> = told.iter().map(|(_, told)| &told["command"]).collect();
+    assert_eq!(orders.len(), 3, "{told:?}");
+    assert!(orders[0]["retry"]["key"].is_string(), "{told:?}");
+    let scale = &orders[1]["scale"];
+    assert_eq!((&scale["min"], &scale["max"], &scale["seconds"]), (&2.into(), &Value::Null, &300.into()), "{told:?}");
+    assert!(orders[2]["drain"]["worker"].as_str().is_some_and(|worker| worker.starts_with("8a6f3c1e")), "{told:?}");
+    for (shown, told) in &told {
+        assert_eq!(shown, &format!("bearer {TOKEN}"));
+        assert_eq!((&told["pool"], &told["note"]["by"]), (&"core".into(), &"the page".into()));
+        let ordered = serde_json::from_value::<PoolCommandRequest>(told.clone());
+        assert!(ordered.is_ok(), "{told}: {ordered:?}");
+    }
+}
