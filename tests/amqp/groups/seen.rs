@@ -128,7 +128,7 @@ async fn only_the_active_controller_is_ready() {
     let mut first = pool.active(http).await;
     let of_first = listening(&mut first).await;
     let ready = get(&of_first, "/readyz").await;
-    assert!(ready.starts_with("HTTP/1.1 200") && ready.ends_with("\r\nready\n"), "{ready}");
+    assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");
     pool.ask("a", "1").await;
     let socket = pool.socket();
     until(&socket, "it is forwarded", |seen| seen["counters"]["orphans_forwarded"] == 1).await;
