@@ -12,7 +12,7 @@ use axum::http::request::Parts;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use hawk::mac::Mac;
-use hawk::{Header, Key, PayloadHasher, RequestBuilder, SHA256};
+use hawk::{Bewit, Header, Key, PayloadHasher, RequestBuilder, SHA256};
 use schemars::JsonSchema;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
@@ -211,17 +211,17 @@ impl Keyring {
 
     /// Authenticates by the head alone. A request without a signature is anonymous, which is not an error.
     pub(crate) fn authenticate(&self, request: &Parts, now: UnixMillis) -> Result<AuthenticatedRequest, QueueError> {
-        let unsigned = |client, scope: &str| {
-            let caller = Caller { client, scopes: Arc::new([scope.to_owned()]) };
-            Ok(AuthenticatedRequest { caller, payload_hash: None })
-        };
+        let unhashed = |caller| AuthenticatedRequest { caller, payload_hash: None };
         if matches!(self.auth, Auth::Open | Auth::OpenToNetwork) {
-            return unsigned(Some("open".into()), "*");
+            return Ok(unhashed(Caller { client: Some("open".into()), scopes: Arc::new(["*".to_owned()]) }));
         }
-        match request.headers.get(AUTHORIZATION) {
+        let query = request.uri.query().unwrap_or_default();
+        let bewit = query.split('&').find_map(|pair| pair.strip_prefix("bewit="));
+        match (request.headers.get(AUTHORIZATION), bewit) {
             // An unreadable header is an invalid signature, not a missing one.
-            Some(header) => self.authenticate_header(request, header.to_str().unwrap_or_default(), now),
-            None => unsigned(None, PUBLIC_SCOPE),
+            (Some(header), _) => self.authenticate_header(request, header.to_str().unwrap_or_default(), now),
+            (None, Some(bewit)) => self.authenticate_bewit(request, bewit, now).map(unhashed),
+            (None, None) => Ok(unhashed(Caller { client: None, scopes: Arc::new([PUBLIC_SCOPE.to_owned()]) })),
         }
     }
 
@@ -233,7 +233,7 @@ impl Keyring {
     ) -> Result<AuthenticatedRequest, QueueError> {
         let header: Header = header
             .strip_prefix("Hawk ")
-            .filter(|rest| rest.split_once("ts=\"").is_some_and(|(_, timestamp)| is_bounded(timestamp)))
+            .filter(|rest| has_bounded_timestamp(rest.split_once("ts=\"").map(|(_, rest)| rest)))
             .and_then(|rest| rest.parse().ok())
             .ok_or_else(|| auth_error("Unauthorized: Bad header format"))?;
         let id = header.id.clone().ok_or_else(|| auth_error("Unauthorized: Missing attributes"))?;
@@ -251,6 +251,22 @@ impl Keyring {
         let is_recent = sent.until(now).max(now.until(sent)) <= QUEUE_CLOCK_DRIFT_MAX;
         check(is_recent, "Unauthorized: Stale timestamp")?;
         Ok(AuthenticatedRequest { caller, payload_hash: header.hash })
+    }
+
+    fn authenticate_bewit(&self, request: &Parts, text: &str, now: UnixMillis) -> Result<Caller, QueueError> {
+        let plain = URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).unwrap_or_default();
+        let plain = String::from_utf8_lossy(&plain);
+        let bewit: Bewit<'_> = has_bounded_timestamp(plain.split_once('\\').map(|(_, rest)| rest))
+            .then(|| text.parse().ok())
+            .flatten()
+            .ok_or_else(|| auth_error("Unauthorized: Invalid bewit encoding"))?;
+        let (key, caller) = self.resolve_credentials(bewit.id(), bewit.ext(), now)?;
+        let bare = without_bewit(target(request));
+        let valid = requested_address(request).is_some_and(|(host, port)| {
+            RequestBuilder::new("GET", &host, port, &bare).request().validate_bewit(&bewit, &key)
+        });
+        check(request.method == "GET" && valid, "Unauthorized: Bad mac")?;
+        Ok(caller)
     }
 
     fn client(&self, id: &str) -> Result<&RegisteredClient, QueueError> {
@@ -337,8 +353,14 @@ pub(crate) fn check_payload_hash(media_type: &str, body: &[u8], sent: Vec<u8>) -
 }
 
 /// Bounds the timestamp: the hawk crate panics when it adds a larger one to the epoch.
-fn is_bounded(timestamp: &str) -> bool {
-    timestamp.bytes().take_while(u8::is_ascii_digit).count() <= 11
+fn has_bounded_timestamp(text: Option<&str>) -> bool {
+    text.is_some_and(|text| text.bytes().take_while(u8::is_ascii_digit).count() <= 11)
+}
+
+fn without_bewit(target: &str) -> String {
+    let Some((path, query)) = target.split_once('?') else { return target.to_owned() };
+    let rest: Vec<_> = query.split('&').filter(|pair| !pair.starts_with("bewit=")).collect();
+    if rest.is_empty() { path.to_owned() } else { format!("{path}?{}", rest.join("&")) }
 }
 
 /// Path and query as sent.
