@@ -5,7 +5,7 @@
 //! its reply.
 
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -269,7 +269,10 @@ impl MessageReader<'_> {
             }
             ProgramMessage::Result { name, value } => {
                 let path = PathBuf::from(format!("result-{}.json", self.line_count));
-                std::fs::write(context.workdir().join(&path), value.to_string()).map_err(|error| error.to_string())?;
+                // Follows no link: the program writes to this directory too.
+                let file = File::create_new(context.workdir().join(&path));
+                let written = file.and_then(|mut file| file.write_all(value.to_string().as_bytes()));
+                written.map_err(|error| format!("result {name:?}: {}: {error}", path.display()))?;
                 (name, ArtifactKind::File { path, content_type: Some("application/json".to_owned()) }, None, false)
             }
             ProgramMessage::Step { name } => {

@@ -119,6 +119,21 @@ async fn lines_on_descriptor_3_become_artifacts_and_log_lines() {
 }
 
 #[tokio::test]
+async fn a_result_is_not_written_through_a_link_of_the_program() {
+    let bench = Bench::new();
+    run(
+        &bench,
+        r#"for number in 0 1 2; do ln -s ../outside "result-$number.json"; done
+        echo '{"type":"result","value":1}' >&3"#,
+    )
+    .await
+    .completed();
+    assert!(!bench.workdir().with_file_name("outside").exists());
+    assert!(artifacts(&bench).is_empty());
+    assert!(bench.log().contains("File exists"), "{}", bench.log());
+}
+
+#[tokio::test]
 async fn secrets_named_by_a_program_are_redacted_in_its_output() {
     let bench = Bench::new();
     run(
