@@ -28,7 +28,7 @@ pub struct PoolConfig {
     pub message_ttl: OptionalSpan<1>,
     /// Maximum number of requests in one queue [built-in: no limit].
     pub max_length: Option<u32>,
-    /// Maximum redeliveries of a request whose worker exited. After it the request gets an error reply and moves to the poison queue. The broker counts the end of a worker for every request that the worker held: with a `concurrency` above 1 and a limit below 5, such requests reach the limit together. With `queue_type = "quorum"` only [built-in: 20].
+    /// Maximum redeliveries of a request whose worker exited. After it the request gets an error reply and moves to the poison queue. The broker counts the end of a worker for every request that the worker held: with a `concurrency` above 1 and a limit of 0, such requests reach the limit together. With `queue_type = "quorum"` only [built-in: 20].
     pub delivery_limit: Option<u32>,
     /// How workers are started: as processes of this host, as systemd units, with Docker, Kubernetes or commands of your own. `noop` only logs how many workers are needed.
     pub driver: PoolDriver,
