@@ -149,8 +149,9 @@ pub const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
 pub const METADATA_BODY_BYTES_MAX: usize = 256 << 10;
 /// AWS recommends 5 s.
 pub const NOTICE_POLL_INTERVAL_AWS: Duration = Duration::from_secs(5);
-/// Azure recommends 1 s.
+/// Azure recommends 1 s; Google's service holds the call, as a rule.
 pub const NOTICE_POLL_INTERVAL: Duration = Duration::from_secs(1);
+pub const NOTICE_LONG_POLL_WAIT: Duration = Duration::from_secs(30);
 pub const NOTICE_TOKEN_TTL: Duration = Duration::from_secs(60);
 pub const NOTICE_FILE_BYTES_MAX: u64 = 256;
 pub const NOTICE_MARGIN: Duration = Duration::from_secs(15);

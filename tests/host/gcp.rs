@@ -7,17 +7,22 @@ use crate::metadata_service::{Cloud as Service, Metadata, RESET, faults};
 use crate::notice_watch::{Watched, assert_about};
 
 const GOOGLE: MetadataProvider = MetadataProvider::Gcp;
-const READS: &str = "instance/preempted";
+const WAITS: &str = "preempted?wait_for_change=true";
 
 #[tokio::test]
 async fn a_preemption_gives_thirty_seconds() {
     let service = Metadata::start(Service::Google).await;
     let mut watched = Watched::cloud(GOOGLE, service.url());
-    service.wait_for_requests(READS, 2).await;
+    service.wait_for_requests(WAITS, 1).await;
     service.change(|state| state.preempted = "TRUE");
     assert_about(watched.next_in_seconds().await, 30.0);
-    service.wait_for_requests(READS, 2).await;
+    service.wait_for_requests(WAITS, 1).await;
     watched.assert_no_more_notices();
+    assert!(
+        service.requests().iter().all(|line| !line.contains("wait") || line.contains("last_etag=")),
+        "{:?}",
+        service.requests()
+    );
 }
 
 #[tokio::test]
@@ -33,7 +38,7 @@ async fn a_preemption_while_the_connection_broke_is_not_missed() {
     let service = Metadata::start(Service::Google).await;
     service.change(|state| state.faults.extend(vec![RESET; 4]));
     let mut watched = Watched::cloud(GOOGLE, service.url());
-    service.wait_for_requests(READS, 6).await;
+    service.wait_for_requests(WAITS, 1).await;
     service.change(|state| {
         state.preempted = "TRUE";
         state.faults.extend(vec![RESET; 2]);
@@ -46,8 +51,10 @@ async fn a_preemption_while_the_connection_broke_is_not_missed() {
 async fn terminating_maintenance_gives_a_minute_and_a_migration_is_ignored() {
     let service = Metadata::start(Service::Google).await;
     let mut watched = Watched::cloud(GOOGLE, service.url());
+    let waits = "maintenance-event?wait_for_change=true";
+    service.wait_for_requests(waits, 1).await;
     service.change(|state| state.maintenance = "MIGRATE_ON_HOST_MAINTENANCE");
-    service.wait_for_requests("maintenance-event", 2).await;
+    service.wait_for_requests(waits, 1).await;
     watched.assert_no_more_notices();
     service.change(|state| state.maintenance = "TERMINATE_ON_HOST_MAINTENANCE");
     assert_about(watched.next_in_seconds().await, 60.0);
@@ -73,7 +80,7 @@ async fn no_fault_of_the_service_is_a_notice_or_stops_the_watch() {
     service.change(|state| state.faults.extend(faults()));
     let mut watched = Watched::cloud(GOOGLE, service.url());
     service.wait_for_requests("instance/", faults().len()).await;
-    service.wait_for_requests(READS, 2).await;
+    service.wait_for_requests(WAITS, 1).await;
     watched.assert_no_more_notices();
     service.change(|state| state.preempted = "TRUE");
     assert_about(watched.next_in_seconds().await, 30.0);

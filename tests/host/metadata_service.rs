@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::watch;
 
 use crate::gremlin::{self, Act, Asked, Gremlin, answer_with, head};
 
@@ -84,6 +85,7 @@ impl Default for State {
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
+    changes: watch::Sender<u64>,
 }
 
 /// Stops when dropped.
@@ -103,7 +105,7 @@ impl Metadata {
                 match (fault, cloud) {
                     (Some(fault), _) => fault,
                     (None, Cloud::Ec2) => ec2(&shared, &request),
-                    (None, Cloud::Google) => google(&shared, &request),
+                    (None, Cloud::Google) => google(&shared, &request).await,
                     (None, Cloud::Azure) => azure(&shared, &request).await,
                 }
             })
@@ -117,6 +119,7 @@ impl Metadata {
 
     pub fn change(&self, how: impl FnOnce(&mut State)) {
         how(&mut self.shared.state());
+        self.shared.changes.send_modify(|changes| *changes += 1);
     }
 
     /// A later time on its clock.
@@ -195,19 +198,37 @@ fn ec2(shared: &Shared, request: &Asked) -> Act {
     }
 }
 
-fn google(shared: &Shared, request: &Asked) -> Act {
+/// Returns values with ETags; a long poll waits while the value has the given ETag.
+async fn google(shared: &Shared, request: &Asked) -> Act {
     if request.header("metadata-flavor") != Some("Google") {
         return shared.reply(403, &[], "Missing Metadata-Flavor:Google header.");
     }
-    let flavor = shared.state().flavor;
-    let value = match path(request) {
-        "/computeMetadata/v1/instance/preempted" => shared.state().preempted,
-        "/computeMetadata/v1/instance/maintenance-event" => shared.state().maintenance,
-        "/computeMetadata/v1/instance/id" => "1234567890",
-        _ => return shared.reply(404, &[], ""),
+    let value = || {
+        let state = shared.state();
+        match path(request) {
+            "/computeMetadata/v1/instance/preempted" => Some(state.preempted),
+            "/computeMetadata/v1/instance/maintenance-event" => Some(state.maintenance),
+            "/computeMetadata/v1/instance/id" => Some("1234567890"),
+            _ => None,
+        }
     };
-    let headers = flavor.map(|flavor| ("Metadata-Flavor", flavor));
-    shared.reply(200, headers.as_slice(), value)
+    let etag = |value: &str| format!("etag/{value}");
+    let Some(first) = value() else { return shared.reply(404, &[], "") };
+    if query(request, "wait_for_change") == Some("true") {
+        let named =
+            query(request, "last_etag").map(|text| urlencoding::decode(text).expect("it is encoded").into_owned());
+        let known = named.unwrap_or_else(|| etag(first));
+        let longest = query(request, "timeout_sec").and_then(|text| text.parse().ok()).unwrap_or(u64::MAX >> 20);
+        let mut changes = shared.changes.subscribe();
+        let changed = changes.wait_for(|_| value().is_some_and(|value| etag(value) != known));
+        // Without a change it returns the current value.
+        drop(tokio::time::timeout(Duration::from_secs(longest), changed).await);
+    }
+    let (now, flavor) = (value().unwrap_or(first), shared.state().flavor);
+    let mut headers = vec![("etag", etag(now))];
+    headers.extend(flavor.map(|flavor| ("Metadata-Flavor", flavor.to_owned())));
+    let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    shared.reply(200, &headers, now)
 }
 
 /// The name of the VM at once, the first list of events after a delay.

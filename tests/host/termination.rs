@@ -200,7 +200,7 @@ async fn a_worker_on_google_releases_in_time() {
     // The provider is detected.
     let host = format!("metadata_endpoint = \"{}\"\non_termination_notice = \"release\"", service.url());
     releases_in_time("gcp", &host, async |_| {
-        service.wait_until_requested("instance/preempted", 2).await;
+        service.wait_until_requested("preempted?wait_for_change", 1).await;
         service.change(|state| state.preempted = "TRUE");
         service.in_seconds(30)
     })

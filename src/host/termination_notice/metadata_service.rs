@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use url::Url;
 
 use crate::domain::time::Instant;
+use crate::host::clock::Clock;
 use crate::http::client::{BodyError, client_builder, error_chain, read_body};
 use crate::limits::{METADATA_BODY_BYTES_MAX, METADATA_CONNECT_TIMEOUT, POOL_IDLE_TIMEOUT};
 
@@ -19,6 +20,7 @@ const ENDPOINT: &str = "http://169.254.169.254";
 pub(super) struct MetadataClient {
     http: Client,
     base: String,
+    pub(super) clock: Clock,
 }
 
 /// A reply of any status.
@@ -58,7 +60,7 @@ impl MetadataReply {
 }
 
 impl MetadataClient {
-    pub(super) fn new(endpoint: Option<&str>) -> Result<Self, String> {
+    pub(super) fn new(endpoint: Option<&str>, clock: Clock) -> Result<Self, String> {
         let base = endpoint.unwrap_or(ENDPOINT).trim_end_matches('/').to_owned();
         let plain = Url::parse(&base).is_ok_and(|url| url.scheme() == "http" && url.has_host());
         if !plain {
@@ -72,7 +74,7 @@ impl MetadataClient {
             .pool_idle_timeout(POOL_IDLE_TIMEOUT)
             .build()
             .map_err(|error| format!("cannot build an HTTP client: {error}"))?;
-        Ok(Self { http, base })
+        Ok(Self { http, base, clock })
     }
 
     /// `path` includes the query. Cancel safe: the requests change nothing.

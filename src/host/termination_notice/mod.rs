@@ -106,7 +106,7 @@ impl NoticeWatch {
     ///
     /// The endpoint is not an `http://` address.
     pub fn new(config: NoticeConfig) -> Result<Self, String> {
-        let client = MetadataClient::new(config.endpoint.as_deref())?;
+        let client = MetadataClient::new(config.endpoint.as_deref(), config.clock)?;
         Ok(Self { config, client, statuses: watch::Sender::default() })
     }
 
