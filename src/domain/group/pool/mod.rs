@@ -359,10 +359,10 @@ impl Pool {
 mod tests {
     use super::*;
 
-    const POLICY: tracker::TrackerPolicy =
+    pub(super) const POLICY: tracker::TrackerPolicy =
         tracker::TrackerPolicy { unbind_delay: Duration::from_secs(10), stop_delay: Duration::from_secs(5) };
 
-    fn at(seconds: u64) -> Instant {
+    pub(super) fn at(seconds: u64) -> Instant {
         Instant::at(Duration::from_secs(seconds))
     }
 

@@ -52,15 +52,9 @@ mod tests {
     use alloc::string::ToString as _;
     use core::time::Duration;
 
-    use super::super::{Event, GroupPhase, Instant, StepResult, tracker};
+    use super::super::tests::{POLICY, at};
+    use super::super::{Event, GroupPhase, StepResult};
     use super::*;
-
-    const POLICY: tracker::TrackerPolicy =
-        tracker::TrackerPolicy { unbind_delay: Duration::from_secs(10), stop_delay: Duration::from_secs(5) };
-
-    fn at(seconds: u64) -> Instant {
-        Instant::at(Duration::from_secs(seconds))
-    }
 
     #[test]
     fn the_wait_shows_what_the_queue_of_a_group_lacks() {
