@@ -555,7 +555,9 @@ mod tests {
         let workdir = base.path().join("task").join("work");
         assert_eq!(ended(Uses::Never, &context(&workdir)).await, Ok(()));
         assert!(!base.path().join("task").exists());
-        assert_eq!(ended(Uses::InExecute, &context(&workdir)).await, Ok(()));
-        assert!(workdir.is_dir());
+        // It is removed again as soon as the payload has ended.
+        let used = context(&workdir);
+        assert_eq!(ended(Uses::InExecute, &used).await, Ok(()));
+        assert!(matches!(used.workdir_result(), Some(Ok(()))));
     }
 }
