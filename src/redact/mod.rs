@@ -9,6 +9,7 @@
 mod base64_lines;
 mod encodings;
 mod filter;
+mod pattern_list;
 mod patterns;
 mod secret_set;
 

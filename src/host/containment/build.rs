@@ -1,4 +1,5 @@
-//! The build script: compiles the exec shim into a small static program that the library embeds. See `shim_launch.rs`.
+//! The build script. It compiles the exec shim into a small static program that the library embeds, see `shim_launch.rs`, and
+//! the patterns of secrets into one automaton, see `redact`.
 
 #![allow(
     clippy::disallowed_methods,
@@ -8,13 +9,21 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use regex_automata::dfa::{StartKind, dense};
+use regex_automata::util::syntax;
+
+#[path = "../../redact/pattern_list.rs"]
+mod pattern_list;
+
 const BUILD_SCRIPT: &str = "src/host/containment/build.rs";
 const SOURCE: &str = "src/host/containment/exec_shim.rs";
+const PATTERN_LIST: &str = "src/redact/pattern_list.rs";
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed={BUILD_SCRIPT}");
     println!("cargo::rerun-if-changed={SOURCE}");
-    match build() {
+    println!("cargo::rerun-if-changed={PATTERN_LIST}");
+    match build_exec_shim().and_then(|()| build_patterns()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -23,7 +32,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn build() -> Result<(), Box<dyn std::error::Error>> {
+fn build_exec_shim() -> Result<(), Box<dyn std::error::Error>> {
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     let source = Path::new(&std::env::var("CARGO_MANIFEST_DIR")?).join(SOURCE);
     let main = out.join("main.rs");
@@ -51,5 +60,16 @@ fn build() -> Result<(), Box<dyn std::error::Error>> {
         return Err(format!("cannot build the exec shim; install a static C library (glibc-static): {error}").into());
     }
     println!("cargo::rustc-env=JOURNEYMAN_EXEC_SHIM={}", program.display());
+    Ok(())
+}
+
+fn build_patterns() -> Result<(), Box<dyn std::error::Error>> {
+    let dfa = dense::Builder::new()
+        .configure(dense::Config::new().start_kind(StartKind::Anchored))
+        .syntax(syntax::Config::new().unicode(false).utf8(false))
+        .build_many(&pattern_list::PATTERNS.map(|(_, pattern)| pattern))?;
+    let is_little = std::env::var("CARGO_CFG_TARGET_ENDIAN")? == "little";
+    let (bytes, padding) = if is_little { dfa.to_bytes_little_endian() } else { dfa.to_bytes_big_endian() };
+    std::fs::write(Path::new(&std::env::var("OUT_DIR")?).join("secret_patterns.dfa"), &bytes[padding..])?;
     Ok(())
 }
