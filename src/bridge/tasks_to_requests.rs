@@ -91,7 +91,9 @@ impl TasksToRequests {
                     return Err(ExecuteError::failed(error.to_string()));
                 }
                 Err(error) => {
-                    context.log().write_note(&format!("sending the request again later: {error}"));
+                    context
+                        .log()
+                        .write_note(&format!("{error}; trying again, a request that was sent is not sent twice"));
                     context.set_progress(&format!("retrying: {error}"));
                     tokio::select! {
                         () = retry.wait(None) => {}
