@@ -23,7 +23,6 @@ use crate::source::{
 };
 
 use super::catch_panic::{Panicked, catch_panic};
-use super::claim_runtime::Execution;
 use super::host_probe::{HostProbe, blocking_probe};
 use super::uploads::Uploader;
 use crate::host::clock::Clock;
@@ -246,8 +245,8 @@ pub(super) async fn probe_host(host: HostProbe) -> CallResult {
     CallResult::Event(Event::HostProbed(host.run().await))
 }
 
-pub(super) async fn upload_results(uploader: Uploader, claim: LocalToken, execution: Execution) -> CallResult {
-    let status = catch_panic(Box::pin(uploader.upload_all(execution))).await.unwrap_or_else(|Panicked(text)| {
+pub(super) async fn upload_results(uploader: Uploader, claim: LocalToken, context: Context) -> CallResult {
+    let status = catch_panic(Box::pin(uploader.upload_all(context))).await.unwrap_or_else(|Panicked(text)| {
         tracing::error!(panic = text, "uploading a task's log and artifacts panicked");
         UploadStatus::UploadFailed
     });

@@ -67,9 +67,9 @@ impl Engine {
     pub(super) fn task_log(&self, name: &str) -> Result<TaskLog, TaskLookupError> {
         let claim = self.resolve_claim(name)?;
         // A claim that is being requested has no log yet.
-        let execution = self.calls.claims[&claim].execution.as_ref();
-        execution
-            .map(|execution| execution.context.log().clone())
+        let context = self.calls.claims[&claim].context.as_ref();
+        context
+            .map(|context| context.log().clone())
             .ok_or_else(|| TaskLookupError::NotFound { name: name.to_owned(), held: Vec::new() })
     }
 
@@ -78,7 +78,7 @@ impl Engine {
         let (view, live) = (self.rules.claim(claim), &self.calls.claims[&claim]);
         let now = self.now();
         let binding = &self.sources[live.source.index()];
-        let context = live.execution.as_ref().map(|execution| &execution.context);
+        let context = live.context.as_ref();
         let definition = context.map(|context| context.task().definition.json());
         let text = |path: &str| definition.and_then(|task| task.pointer(path)?.as_str()).map(str::to_owned);
         let scope = context.map(|context| context.scope().clone());
@@ -94,10 +94,10 @@ impl Engine {
             cgroup: scope.as_ref().and_then(|scope| scope.cgroup().map(Into::into)),
             processes: Vec::new(),
             work_dir: live
-                .execution
+                .context
                 .as_ref()
-                .filter(|execution| execution.context.workdir_result().is_some())
-                .map(|execution| execution.context.workdir_path().to_owned()),
+                .filter(|context| context.workdir_result().is_some())
+                .map(|context| context.workdir_path().to_owned()),
             phases: live.timeline.phases().iter().map(|lap| phase_status(lap, now)).collect(),
             last_command: live.last_command.as_ref().map(|last| ClaimCommandStatus {
                 command: command_name(last.command).to_owned(),
@@ -129,8 +129,8 @@ impl Engine {
         if !matches!(result, CancelResult::AlreadyReported(_) | CancelResult::Lost(_)) {
             let last_command = ClaimCommand { command, note, at: self.now() };
             let live = self.calls.claim(claim);
-            if let Some(execution) = &live.execution {
-                execution.context.log().write_note(&last_command.log_line());
+            if let Some(context) = &live.context {
+                context.log().write_note(&last_command.log_line());
             }
             live.last_command = Some(last_command);
         }

@@ -3,11 +3,12 @@
 use crate::domain::claim::{ClaimEnd, LossReason};
 use crate::domain::id::LocalToken;
 use crate::domain::journal::{self, EntryId};
+use crate::handler::Context;
 use crate::handler::log::TaskLog;
 use crate::host::crash_points::crash_point;
 
 use super::catch_panic::drop_guarded;
-use super::claim_runtime::{ClaimRuntime, Execution};
+use super::claim_runtime::ClaimRuntime;
 use super::engine::Engine;
 use super::history::EndedClaim;
 use super::trace_recorder::FinishedClaim;
@@ -47,7 +48,7 @@ impl Engine {
         }
         self.record_trace(&live, end);
         let run = &live.run;
-        let log = live.execution.as_ref().and_then(|job| job.context.used_log());
+        let log = live.context.as_ref().and_then(Context::used_log);
         // The log of a lost claim is never finished.
         log.iter().for_each(|log| log.end_following());
         let log_bytes = log.map_or(0, TaskLog::bytes);
@@ -99,19 +100,18 @@ impl Engine {
                 ended_at: now,
             });
         }
-        if let Some(job) = live.execution {
-            remove_files(job);
+        if let Some(context) = live.context {
+            remove_files(context);
         }
     }
 }
 
 /// On a blocking thread: freeing blocks takes time, and this thread renews the leases of all tasks.
-fn remove_files(job: Execution) {
-    if job.context.workdir_result().is_none() && job.context.used_log().is_none_or(TaskLog::is_empty) {
+fn remove_files(context: Context) {
+    if context.workdir_result().is_none() && context.used_log().is_none_or(TaskLog::is_empty) {
         return;
     }
     tokio::task::spawn_blocking(move || {
-        let Execution { context } = job;
         let folder = context.workdir_path().to_owned();
         if let Err(error) = context.clean_up() {
             tracing::warn!(folder = %folder.display(), %error, "cannot remove a task's files");

@@ -40,7 +40,7 @@ pub(super) struct ClaimRuntime {
     pub(super) dequeue_count: Option<u32>,
     pub(super) claim: Option<Arc<dyn Claim>>,
     pub(super) prepared: Option<PreparedPayload>,
-    pub(super) execution: Option<Execution>,
+    pub(super) context: Option<Context>,
     pub(super) live_log: Option<LiveLog>,
     calls: Vec<AbortHandle>,
     pub(super) granted_at: Option<Instant>,
@@ -63,11 +63,6 @@ pub(super) struct ClaimRuntime {
     report_by_changes: Option<watch::Sender<Option<Instant>>>,
 }
 
-#[derive(Debug, Clone)]
-pub(super) struct Execution {
-    pub(super) context: Context,
-}
-
 impl ClaimRuntime {
     pub(super) fn new(source: SourceId, run: Run) -> Self {
         Self {
@@ -77,7 +72,7 @@ impl ClaimRuntime {
             dequeue_count: None,
             claim: None,
             prepared: None,
-            execution: None,
+            context: None,
             live_log: None,
             calls: Vec::new(),
             granted_at: None,
@@ -136,8 +131,8 @@ impl ClaimRuntime {
 
     /// The task's name in its metadata.
     pub(super) fn task_name(&self) -> Option<&str> {
-        let definition = match &self.execution {
-            Some(execution) => &execution.context.task().definition,
+        let definition = match &self.context {
+            Some(context) => &context.task().definition,
             None => &self.definition,
         };
         definition.name()
@@ -145,7 +140,7 @@ impl ClaimRuntime {
 
     /// Without a handler nothing ran, which does not count as an attempt.
     pub(super) fn mark_not_started(&self) {
-        if let (None, Some(replies)) = (&self.execution, &self.results) {
+        if let (None, Some(replies)) = (&self.context, &self.results) {
             replies.mark_not_started();
         }
     }
@@ -171,7 +166,7 @@ impl ClaimRuntime {
         config: &WorkerConfig,
         work_dir: WorkDirLock,
         scope: ProcessScope,
-    ) -> Execution {
+    ) -> Context {
         let run = &self.run;
         let definition = std::mem::take(&mut self.definition);
         let names = FileNames { claim, work_dir, log_limits: config.log };
@@ -186,9 +181,8 @@ impl ClaimRuntime {
         let context =
             Context::of_claim(task, names, scope, self.cancel.subscribe(), self.expires_at.subscribe(), config.clock)
                 .with_results(self.results.take());
-        let job = Execution { context };
-        self.execution = Some(job.clone());
-        job
+        self.context = Some(context.clone());
+        context
     }
 
     /// Passes the stop on to the handler. The earliest deadline and the greatest cause apply.

@@ -149,8 +149,8 @@ impl Engine {
         let granted = self.rules.claims().filter(|claim| claim.state.is_granted());
         let mut claims: Vec<(ClaimStatus, Option<ProcessScope>)> = granted
             .map(|claim| {
-                let execution = self.calls.claims[&claim.claim].execution.as_ref();
-                (self.claim_status(&claim, now), execution.map(|execution| execution.context.scope().clone()))
+                let context = self.calls.claims[&claim.claim].context.as_ref();
+                (self.claim_status(&claim, now), context.map(|context| context.scope().clone()))
             })
             .collect();
         claims.sort_by(|(one, _), (other, _)| {
@@ -161,7 +161,7 @@ impl Engine {
 
     pub(super) fn claim_status(&self, claim: &ClaimView<'_>, now: Instant) -> ClaimStatus {
         let live = &self.calls.claims[&claim.claim];
-        let context = live.execution.as_ref().map(|execution| &execution.context);
+        let context = live.context.as_ref();
         ClaimStatus {
             task: claim.run.task.to_string(),
             run: claim.run.run,

@@ -19,7 +19,6 @@ use crate::host::clock::{Clock, or_pending};
 use crate::limits::{UPLOAD_RETRY_MAX, UPLOADS_CONCURRENT_MAX};
 use crate::source::{Artifact, ArtifactBody, CallError, Claim};
 
-use super::claim_runtime::Execution;
 use super::counters::WorkerCounters;
 use super::log_artifacts;
 use super::storage_health::StorageHealth;
@@ -40,13 +39,13 @@ pub(super) struct Uploader {
 
 impl Uploader {
     /// Uploads the artifacts, then the log, which says how that went.
-    pub(super) async fn upload_all(self, job: Execution) -> UploadStatus {
+    pub(super) async fn upload_all(self, context: Context) -> UploadStatus {
         let retry_until = self.clock.now().plus(UPLOAD_RETRY_MAX);
-        let settled = if job.context.artifacts().is_empty() {
+        let settled = if context.artifacts().is_empty() {
             UploadStatus::Complete
         } else {
-            let status = self.upload_artifacts(&job, retry_until).await;
-            let context = job.context.clone();
+            let status = self.upload_artifacts(&context, retry_until).await;
+            let context = context.clone();
             // On failure the end of the claim tries again, and logs it.
             drop(spawn_blocking(move || context.remove_folder()).await);
             status
@@ -55,17 +54,17 @@ impl Uploader {
         match settled {
             UploadStatus::Complete => {}
             UploadStatus::ArtifactMissing => {
-                job.context.log().write_note("without all of its artifacts the task is not completed")
+                context.log().write_note("without all of its artifacts the task is not completed")
             }
             UploadStatus::UploadFailed => {
-                job.context.log().write_note("its artifacts could not all be stored, so the task is not completed");
+                context.log().write_note("its artifacts could not all be stored, so the task is not completed");
             }
         }
         tokio::select! {
             biased;
-            () = self.upload_log(&job.context, retry_until) => {}
+            () = self.upload_log(&context, retry_until) => {}
             () = self.report_due() => {
-                tracing::warn!(claim.run = %job.context.task().run, "the task is reported without its log: its lease ends soon");
+                tracing::warn!(claim.run = %context.task().run, "the task is reported without its log: its lease ends soon");
             }
         }
         settled
@@ -84,13 +83,13 @@ impl Uploader {
         }
     }
 
-    async fn upload_artifacts(&self, job: &Execution, retry_until: Instant) -> UploadStatus {
-        let context = job.context.clone();
-        let opened = spawn_blocking(move || context.artifacts().collect(context.workdir())).await;
+    async fn upload_artifacts(&self, context: &Context, retry_until: Instant) -> UploadStatus {
+        let opened = context.clone();
+        let opened = spawn_blocking(move || opened.artifacts().collect(opened.workdir())).await;
         let mut items = match opened {
             Ok(Ok(items)) => items,
             Ok(Err(error)) => {
-                job.context.log().write_note(&format!("the task's folder cannot be opened for its artifacts: {error}"));
+                context.log().write_note(&format!("the task's folder cannot be opened for its artifacts: {error}"));
                 return UploadStatus::UploadFailed;
             }
             Err(_) => return UploadStatus::UploadFailed,
@@ -104,12 +103,12 @@ impl Uploader {
                 Err(_) => return UploadStatus::UploadFailed,
             };
             items = rest;
-            let artifact = self.artifact_to_upload(item, job.context.log(), &mut worst);
+            let artifact = self.artifact_to_upload(item, context.log(), &mut worst);
             if let Some((artifact, need)) = artifact {
                 while uploads.len() >= UPLOADS_CONCURRENT_MAX {
                     worst = worst.max(joined(uploads.join_next().await));
                 }
-                let (store, context) = (self.clone(), job.context.clone());
+                let (store, context) = (self.clone(), context.clone());
                 uploads.spawn(async move {
                     let log = context.log();
                     match redact_if_log(artifact, log).await {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::super::calls::{self, CallResult};
-use super::super::claim_runtime::{ClaimRuntime, Execution, PolledMessage};
+use super::super::claim_runtime::{ClaimRuntime, PolledMessage};
 use super::super::live_log::LiveLog;
 use super::super::uploads::Uploader;
 use super::Engine;
@@ -14,6 +14,7 @@ use crate::domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason, Uploa
 use crate::domain::id::{LocalToken, SourceId};
 use crate::domain::journal::{ClaimRecord, EntryId};
 use crate::domain::worker::{Effect, Event};
+use crate::handler::Context;
 use crate::host::clock::Clock;
 use crate::host::containment::ProcessScope;
 use crate::host::crash_points::crash_point;
@@ -95,7 +96,7 @@ impl Engine {
                 live.mark_not_started();
                 self.journal_outcome(claim, outcome);
                 crash_point("before-report");
-                let context = self.calls.claim(claim).execution.as_ref().map(|execution| execution.context.clone());
+                let context = self.calls.claim(claim).context.clone();
                 self.calls.spawn_claim_call(claim, |held| calls::report(claim, held, outcome, timeout, context));
             }
             ClaimAction::Reclaim { timeout } => {
@@ -119,7 +120,7 @@ impl Engine {
     }
 
     /// The handler's context, created without touching the disk.
-    fn start_execution(&mut self, claim: LocalToken, scope: ProcessScope) -> Execution {
+    fn start_execution(&mut self, claim: LocalToken, scope: ProcessScope) -> Context {
         let live = self.calls.claim(claim);
         let binding = &self.sources[live.source.index()];
         live.start_execution(claim, binding, &self.config, self.work_dir_lock.clone(), scope)
@@ -137,8 +138,8 @@ impl Engine {
         let trace_id = trace_id.as_ref().map(tracing::field::display);
         tracing::info!(claim.run = %live.run, source = binding.name, trace_id, "claimed");
         let (handler, payload_error) = (Arc::clone(&binding.handler), live.payload_error.take());
-        let execution = self.start_execution(claim, scope);
-        let prepare = calls::prepare(handler, Some(recorded), claim, payload_error, execution.context);
+        let context = self.start_execution(claim, scope);
+        let prepare = calls::prepare(handler, Some(recorded), claim, payload_error, context);
         self.calls.spawn_handler(prepare);
     }
 
@@ -151,24 +152,24 @@ impl Engine {
         let scope = self.containment.new_recorded_scope(Some(recorder));
         tracing::debug!(claim.run = %live.run, source = binding.name, "claimed");
         let (handler, payload_error) = (Arc::clone(&binding.handler), live.payload_error.take());
-        let execution = self.start_execution(claim, scope);
-        self.calls.spawn_handler(calls::start(handler, claim, payload_error, execution.context));
+        let context = self.start_execution(claim, scope);
+        self.calls.spawn_handler(calls::start(handler, claim, payload_error, context));
     }
 
     fn execute(&mut self, claim: LocalToken) {
         let live = self.calls.claim(claim);
-        let (Some(prepared), Some(execution)) = (live.prepared.take(), &live.execution) else {
+        let (Some(prepared), Some(context)) = (live.prepared.take(), &live.context) else {
             unreachable!("{claim:?} is executed without having been prepared")
         };
-        let call = calls::execute(prepared, claim, execution.context.clone());
+        let call = calls::execute(prepared, claim, context.clone());
         self.calls.spawn_handler(call);
         self.serve_live_log(claim);
     }
 
     fn serve_live_log(&mut self, claim: LocalToken) {
         let live = self.calls.claim(claim);
-        let (Some(live_logs), Some(execution)) = (&self.config.live_logs, &live.execution) else { return };
-        let log = execution.context.log().clone();
+        let (Some(live_logs), Some(context)) = (&self.config.live_logs, &live.context) else { return };
+        let log = context.log().clone();
         let mut live_log = live_logs.serve(log.clone());
         let artifact = live_log.artifact();
         let upload = self.calls.spawn_claim_call(claim, |held| calls::publish_live_log(held, log, artifact));
@@ -180,23 +181,23 @@ impl Engine {
         self.journal_unprepared(claim);
         let live = self.calls.claim(claim);
         live.live_log.iter().for_each(LiveLog::stop_publishing);
-        if live.execution.is_none()
+        if live.context.is_none()
             && let Some(command) = live.last_command.clone()
         {
             // Stopped before it was prepared: the log says why.
             let scope = self.containment.new_scope();
-            self.start_execution(claim, scope).context.log().write_note(&command.log_line());
+            self.start_execution(claim, scope).log().write_note(&command.log_line());
         }
         let is_stopped = self.calls.claim(claim).is_kill_requested();
         let view = is_stopped.then(|| self.rules.claims().find(|view| view.claim == claim)).flatten();
         let loss = view.and_then(|view| view.state.loss());
-        if let (Some(loss), Some(execution)) = (loss, &self.calls.claim(claim).execution) {
-            execution.context.log().write_note(loss_note(loss));
+        if let (Some(loss), Some(context)) = (loss, &self.calls.claim(claim).context) {
+            context.log().write_note(loss_note(loss));
         }
         let has_results =
-            |job: &Execution| job.context.has_artifacts() || job.context.used_log().is_some_and(|log| !log.is_empty());
+            |context: &Context| context.has_artifacts() || context.used_log().is_some_and(|log| !log.is_empty());
         let live = self.calls.claim(claim);
-        let Some(execution) = live.execution.clone().filter(has_results) else {
+        let Some(context) = live.context.clone().filter(has_results) else {
             let event = ClaimEvent::Uploaded(UploadStatus::Complete);
             live.timeline.on_event(&event, self.config.clock.now());
             return self.handle_event(Event::Claim(claim, event));
@@ -210,7 +211,7 @@ impl Engine {
         let source = self.source_name(source).to_owned();
         self.calls.spawn_claim_call(claim, |held| {
             let uploader = Uploader { claim: held, counters, seed, storage, source, report_by, clock };
-            calls::upload_results(uploader, claim, execution)
+            calls::upload_results(uploader, claim, context)
         });
     }
 }
