@@ -89,7 +89,7 @@ mod tests {
     use crate::worker::{Worker, WorkerConfig};
 
     fn view() -> WorkerStatus {
-        let text = r#"{"state":"running","uptime_seconds":1.0,"capacity":4,"slots_polling":4,"sources":[],"claims":[],
+        let text = r#"{"state":"running","uptime_seconds":1.0,"capacity":4,"sources":[],"claims":[],
             "last_hour":{},
             "counts":COUNTS,"host":{"disk_free":null,"disk_min":0,"memory_free":null,"memory_min":0},"hints":[]}"#;
         let counts =

@@ -178,11 +178,6 @@ impl Journal {
         self.apply(record.clone()).then_some(record)
     }
 
-    /// Claims that are not closed.
-    pub fn open_count(&self) -> usize {
-        self.open_claims.len()
-    }
-
     /// The smallest list of records that restores this state.
     pub fn compacted(&self) -> Vec<JournalRecord> {
         let mut records = Vec::new();

@@ -59,7 +59,6 @@ fn families() -> Vec<Family> {
             },
         ),
         gauge("capacity", "Maximum number of concurrent tasks.", |status| unlabeled(status.capacity)),
-        gauge("slots_polling", "Free slots that are waiting in a poll.", |status| unlabeled(status.slots_polling)),
         gauge("tasks_running{source}", "Claims held now.", |status| {
             let held = |source: &SourceStatus| status.claims.iter().filter(|task| task.source == source.name).count();
             status.sources.iter().map(|source| labeled([&source.name], float(held(source) as u64))).collect()

@@ -15,8 +15,8 @@ use super::counters::OutcomeCounts;
 use super::engine::Engine;
 use super::history::{EndedClaim, SourceActivity};
 use super::status::{
-    BlockedReason, ClaimStatus, HostStatus, LifecycleState, NextAction, Note, NoticeStatus, RecentResult,
-    RecoverySummary, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
+    BlockedReason, ClaimStatus, HostStatus, LifecycleState, Note, NoticeStatus, RecentResult, RecoverySummary,
+    SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
 
 /// A source that fails for longer gets a hint.
@@ -68,12 +68,6 @@ impl Engine {
             note: self.current_note(state),
             uptime_seconds: seconds_between(self.history.started_at, now),
             capacity: self.rules.capacity(),
-            slots_polling: self
-                .rules
-                .sources()
-                .iter()
-                .map(|source| u32::try_from(source.reserved_slots.len()).unwrap_or(u32::MAX))
-                .sum(),
             sources,
             claims,
             cleanup_pending,
@@ -195,7 +189,7 @@ impl Engine {
         self.history.ended_claims.iter().rev().map(result).collect()
     }
 
-    fn next_action(&self, claiming: ClaimingState, now: Instant) -> Option<NextAction> {
+    fn next_action(&self, claiming: ClaimingState, now: Instant) -> Option<String> {
         let reclaims = self.rules.claims().filter_map(|claim| {
             let at = claim.state.next_reclaim()?;
             Some((at, format!("reclaim {}", claim.run)))
@@ -204,23 +198,8 @@ impl Engine {
             let at = source.next_poll_at(now).filter(|_| claiming == ClaimingState::Polling)?;
             Some((at, format!("poll {}", binding.name)))
         });
-        let own = match claiming {
-            ClaimingState::Blocked(ClaimingBlocked::Paused { until: Some(at) }) => Some((at, "resume".to_owned())),
-            ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { until: Some(at) }) => {
-                Some((at, "probe the host".to_owned()))
-            }
-            ClaimingState::Draining { deadline: Some(at), .. } => Some((at, "release the remaining claims".to_owned())),
-            ClaimingState::Releasing { deadline: Some(at) } => Some((at, "the host terminates".to_owned())),
-            ClaimingState::Polling
-            | ClaimingState::AtCapacity
-            | ClaimingState::Blocked(_)
-            | ClaimingState::Exiting(_)
-            | ClaimingState::Draining { deadline: None, .. }
-            | ClaimingState::Releasing { deadline: None }
-            | ClaimingState::Exited => None,
-        };
-        let (at, what) = reclaims.chain(polls).chain(own).min_by_key(|(at, _)| *at)?;
-        Some(NextAction { action: what, in_seconds: seconds_between(now, at) })
+        let (at, what) = reclaims.chain(polls).min_by_key(|(at, _)| *at)?;
+        Some(format!("{what} in {}", format_duration(at.since(now))))
     }
 
     pub(super) fn source_name(&self, source: SourceId) -> &str {
@@ -275,18 +254,18 @@ impl Engine {
                 } else {
                     "reached `worker.max_tasks` or `worker.max_uptime`"
                 };
-                (LifecycleState::Exiting, BlockedReason::Exiting, format!("{why}; the worker exits"))
+                (LifecycleState::Exiting, BlockedReason::Stopping, format!("{why}; the worker exits"))
             }
             ClaimingState::Draining { deadline, .. } => {
                 let message = open_poll.unwrap_or_else(|| tasks_remaining(held(), "released in", deadline, now));
-                (LifecycleState::Draining, BlockedReason::Draining, message)
+                (LifecycleState::Draining, BlockedReason::Stopping, message)
             }
             ClaimingState::Releasing { deadline } => {
                 let message =
                     open_poll.unwrap_or_else(|| tasks_remaining(held(), "the host terminates in", deadline, now));
-                (LifecycleState::Releasing, BlockedReason::Releasing, message)
+                (LifecycleState::Releasing, BlockedReason::Stopping, message)
             }
-            ClaimingState::Exited => (LifecycleState::Exited, BlockedReason::Exited, "exited".to_owned()),
+            ClaimingState::Exited => (LifecycleState::Exited, BlockedReason::Stopping, "exited".to_owned()),
         };
         ClaimingStatus { state, reason: Some(reason), message: Some(message) }
     }

@@ -34,8 +34,6 @@ pub struct WorkerStatus {
     pub uptime_seconds: f64,
     /// Tasks that run at once.
     pub capacity: u32,
-    /// Slots reserved by polls.
-    pub slots_polling: u32,
     /// The sources, in the order of the configuration.
     pub sources: Vec<SourceStatus>,
     /// The held claims, the shortest lease first.
@@ -73,9 +71,9 @@ pub struct WorkerStatus {
     /// The activity reports to a controller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activity: Option<ActivityStatus>,
-    /// What happens next without a command.
+    /// The next call, and when.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<NextAction>,
+    pub next: Option<String>,
     /// Conditions to look into.
     pub hints: Vec<String>,
 }
@@ -159,14 +157,8 @@ named_enum! {
         HostUnhealthy = "host-unhealthy",
         /// The sidecars of all sources are down.
         SidecarDown = "sidecar-down",
-        /// About to exit by itself.
-        Exiting = "exiting",
-        /// Finishing its claims.
-        Draining = "draining",
-        /// Releasing its claims.
-        Releasing = "releasing",
-        /// Exited.
-        Exited = "exited",
+        /// About to exit: see the state.
+        Stopping = "stopping",
     }
 }
 
@@ -403,13 +395,4 @@ pub struct HostStatus {
     pub memory_free: Option<u64>,
     /// The minimum in bytes.
     pub memory_min: u64,
-}
-
-/// Something that happens without a command.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct NextAction {
-    /// What happens.
-    pub action: String,
-    /// When.
-    pub in_seconds: f64,
 }

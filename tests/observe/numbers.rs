@@ -88,7 +88,7 @@ fn samples_match_the_status() {
         r#"journeyman_worker_info{worker_id="ip-10-0-3-7-i-0abc",worker_group="eu-central-1",containment="cgroup-kill"} 1.0"#,
         r#"journeyman_state{state="draining"} 1.0"#,
         r#"journeyman_state{state="running"} 0.0"#,
-        r#"journeyman_claiming_blocked{reason="draining"} 1.0"#,
+        r#"journeyman_claiming_blocked{reason="stopping"} 1.0"#,
         r#"journeyman_tasks_running{source="ci"} 2.0"#,
         r#"journeyman_tasks_total{source="ci",outcome="completed"} 112.0"#,
         r#"journeyman_tasks_total{source="ci",outcome="exception",reason="malformed-payload"} 2.0"#,

@@ -11,8 +11,8 @@ use journeyman::observe::status_routes::SnapshotFn;
 use journeyman::observe::worker_http::serve;
 use journeyman::worker::counters::{OutcomeCounts, SourceCounts, WorkerCounts};
 use journeyman::worker::status::{
-    ActivityStatus, BlockedReason, ClaimStatus, HostStatus, LifecycleState, NextAction, Note, NoticeStatus,
-    RecentResult, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
+    ActivityStatus, BlockedReason, ClaimStatus, HostStatus, LifecycleState, Note, NoticeStatus, RecentResult,
+    SidecarSummary, SourceError, SourceStatus, WorkerStatus,
 };
 use tokio::task::JoinSet;
 
@@ -60,7 +60,6 @@ pub(crate) fn idle() -> WorkerStatusReply {
         note: None,
         uptime_seconds: 11_520.5,
         capacity: 4,
-        slots_polling: 4,
         sources: vec![
             source("ci", "prov/linux-large at tc.example.com, claim-work"),
             source("nightly", "prov/nightly at tc.example.com, azure"),
@@ -127,8 +126,7 @@ pub(crate) fn running() -> WorkerStatusReply {
         task("aX9SbArXTPSVFNUvaOlin1", "ci", 201.0, 999.0, Some(HOSTILE)),
         task("bY2SbArXTPSVFNUvaOlin2", "nightly", 4.0, 1196.0, None),
     ];
-    view.slots_polling = 1;
-    view.next = Some(NextAction { action: "reclaim fN1SbArXTPSVFNUvaOlinQ/0".into(), in_seconds: 3.0 });
+    view.next = Some("reclaim fN1SbArXTPSVFNUvaOlinQ/0 in 3s".into());
     view.sources[0].last_received_seconds_ago = Some(201.0);
     let sources = SourceCounts { polls: 900, claims: 123, reclaims: 31, outcomes: OUTCOMES, ..SourceCounts::default() };
     view.sources[0].counts = sources;
@@ -153,7 +151,7 @@ pub(crate) fn paused() -> WorkerStatusReply {
 pub(crate) fn draining() -> WorkerStatusReply {
     let mut status = running();
     status.snapshot.state = LifecycleState::Draining;
-    status.snapshot.blocked_reason = Some(BlockedReason::Draining);
+    status.snapshot.blocked_reason = Some(BlockedReason::Stopping);
     status.snapshot.blocked_message = Some("draining; what still runs is handed back in 56m02s".into());
     status.snapshot.note = Some(Note::of("a notice"));
     status.snapshot.notice = Some(NoticeStatus { seconds_ago: 12.0, last_claim_ended_after_seconds: Some(3.5) });

@@ -57,7 +57,7 @@ pub(super) fn render(status: &WorkerStatusReply) -> String {
         push_line(&mut out, "recovered", &recovered.to_string());
     }
     if let Some(next) = &view.next {
-        push_line(&mut out, "next", &format!("{} in {}", next.action, format_seconds(next.in_seconds)));
+        push_line(&mut out, "next", next);
     }
     for hint in &view.hints {
         push_line(&mut out, "hint", &strip_control_chars(hint));

@@ -209,7 +209,7 @@ mod tests {
             let counts = crate::worker::counters::WorkerCounts::default();
             let status = json!({
                 "version": "1", "id": "w", "group": "g", "pid": 7, "state": "running", "uptime_seconds": 1.0, "capacity": 1,
-                "slots_polling": 0, "sources": [source], "claims": [], "last_hour": hour, "counts": counts,
+                "sources": [source], "claims": [], "last_hour": hour, "counts": counts,
                 "host": crate::worker::status::HostStatus::default(), "hints": [],
             });
             serde_json::from_value(status).unwrap()

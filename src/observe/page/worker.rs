@@ -90,7 +90,7 @@ fn facts(view: &WorkerStatus, clock: SnapshotClock) -> Markup {
             div { dt { "memory free" } dd { (free(memory_free)) small { "at least " (format_bytes(memory_least)) } } }
             div { dt { "containment" } dd { (view.containment) } }
             @if let Some(next) = &view.next {
-                div { dt { "next" } dd { (next.action) " in " (clock.ahead(next.in_seconds)) } }
+                div { dt { "next" } dd { (next) } }
             }
             @if let Some(recovered) = view.recovered {
                 div { dt { "recovered from the previous process" } dd { (recovered) } }

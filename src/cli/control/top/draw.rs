@@ -21,33 +21,15 @@ const WIDE: u16 = 100;
 const SOURCES_MAX: usize = 8;
 const HINTS_MAX: usize = 2;
 
-const KEYS: &str = "q quit   p pause or resume   d drain   l log   j/k select   b release   c cancel   ? help";
-const HELP: &str = " \
- q         quit; the worker keeps running
- p         pause or resume (asks first)
- d         drain (asks first)
- l, Enter  log of the selected task
- b         release the selected task (asks first)
- c         cancel the selected task (asks first)
- j, k      select a task, or scroll the log
- G         jump to the end of the log
- ?         this help
-
- press any key to close";
-
+const KEYS: &str = "q quit   p pause or resume   d drain   l log   j/k select   b release   c cancel";
 pub(super) fn draw(frame: &mut Frame<'_>, screen: &TopScreen) {
     let Some(status) = &screen.status else { return };
     match &screen.active_view {
         ActiveView::Log(log) => draw_log(frame, log),
-        view @ (ActiveView::Worker | ActiveView::Help | ActiveView::Question(_)) => {
+        ActiveView::Worker => draw_worker(frame, status, screen),
+        ActiveView::Question(question) => {
             draw_worker(frame, status, screen);
-            match view {
-                ActiveView::Help => popup(frame, "keys", HELP),
-                ActiveView::Question(question) => {
-                    popup(frame, "?", &format!(" {}\n\n y yes   any other key no", question.text))
-                }
-                ActiveView::Worker | ActiveView::Log(_) => {}
-            }
+            popup(frame, &format!(" {}\n\n y yes   any other key no", question.text));
         }
     }
 }
@@ -170,9 +152,7 @@ fn footer(view: &WorkerStatus, screen: &TopScreen) -> Text<'static> {
     lines.push(match (&screen.error, &screen.message, &view.next) {
         (Some(error), _, _) => Line::from(format!("showing the last known state: {error}")).red(),
         (None, Some(message), _) => Line::from(message.clone()).bold(),
-        (None, None, Some(next)) => {
-            Line::from(format!("next  {} in {}", strip_control_chars(&next.action), format_seconds(next.in_seconds)))
-        }
+        (None, None, Some(next)) => Line::from(format!("next  {}", strip_control_chars(next))),
         (None, None, None) => Line::from(""),
     });
     lines.push(Line::from(KEYS).dim());
@@ -190,7 +170,7 @@ fn draw_log(frame: &mut Frame<'_>, log: &LogView) {
     frame.render_widget(Paragraph::new("q back   j/k move   G end").dim(), foot);
 }
 
-fn popup(frame: &mut Frame<'_>, title: &str, text: &str) {
+fn popup(frame: &mut Frame<'_>, text: &str) {
     let area = frame.area();
     let wide = text.lines().map(|line| line.chars().count()).max().unwrap_or(0) + 3;
     let high = text.lines().count() + 2;
@@ -198,5 +178,5 @@ fn popup(frame: &mut Frame<'_>, title: &str, text: &str) {
     let (width, height) = (fits(wide, area.width), fits(high, area.height));
     let place = Rect { x: (area.width - width) / 2, y: (area.height - height) / 2, width, height };
     frame.render_widget(Clear, place);
-    frame.render_widget(Paragraph::new(text).block(Block::bordered().title(format!(" {title} "))), place);
+    frame.render_widget(Paragraph::new(text).block(Block::bordered().title(" ? ")), place);
 }

@@ -24,7 +24,6 @@ pub(super) enum KeyAction {
 pub(super) enum ActiveView {
     #[default]
     Worker,
-    Help,
     Question(Question),
     Log(LogView),
 }
@@ -99,7 +98,6 @@ impl TopScreen {
         }
         self.message = None;
         match std::mem::take(&mut self.active_view) {
-            ActiveView::Help => None,
             ActiveView::Question(question) => {
                 matches!(key.code, KeyCode::Char('y' | 'Y')).then_some(KeyAction::Send(question.command))
             }
@@ -128,7 +126,6 @@ impl TopScreen {
     fn worker_key(&mut self, code: KeyCode) -> Option<KeyAction> {
         match code {
             KeyCode::Char('q') => return Some(KeyAction::Quit),
-            KeyCode::Char('?' | 'h') => self.active_view = ActiveView::Help,
             KeyCode::Char('j') | KeyCode::Down => self.move_selection(1),
             KeyCode::Char('k') | KeyCode::Up => self.move_selection(-1),
             KeyCode::Char('p') => self.ask_pause(),
@@ -227,7 +224,7 @@ mod tests {
     use super::super::draw::draw;
     use super::*;
     use crate::worker::counters::OutcomeCounts;
-    use crate::worker::status::{HostStatus, NextAction, Note, SourceError, SourceStatus, WorkerStatus};
+    use crate::worker::status::{HostStatus, Note, SourceError, SourceStatus, WorkerStatus};
 
     fn task(task: &str, left: f64, progress: &str) -> ClaimStatus {
         ClaimStatus {
@@ -278,7 +275,6 @@ mod tests {
             note: (state == LifecycleState::Paused).then(|| Note { by: "ana".to_owned(), text: "kernel".to_owned() }),
             uptime_seconds: 11_520.0,
             capacity: 4,
-            slots_polling: 1,
             sources: vec![source("ci", false), source("nightly", true)],
             claims: vec![
                 task("fN1SbArXTPSVFNUvaOlinQ", 21.0, "compile\x1b[31m 63 %"),
@@ -300,7 +296,7 @@ mod tests {
             cleanup_pending: Vec::new(),
             recovered: None,
             spans: None,
-            next: Some(NextAction { action: "reclaim fN1SbArXTPSVFNUvaOlinQ/0".to_owned(), in_seconds: 3.0 }),
+            next: Some("reclaim fN1SbArXTPSVFNUvaOlinQ/0 in 3s".to_owned()),
             hints: vec!["nightly has been failing for 8s".to_owned()],
         };
         WorkerStatusReply {
@@ -346,11 +342,9 @@ mod tests {
 
     #[test]
     fn every_view_matches_its_golden_file() {
-        let mut running = screen(LifecycleState::Running);
+        let running = screen(LifecycleState::Running);
         golden("running", &rendered(&running, 120, 24));
         golden("narrow", &rendered(&running, 80, 20));
-        press(&mut running, KeyCode::Char('?'));
-        golden("help", &rendered(&running, 120, 24));
         let mut paused = screen(LifecycleState::Paused);
         paused.set_error("the worker did not answer");
         golden("paused", &rendered(&paused, 120, 24));
