@@ -80,7 +80,6 @@ pub struct Poller {
     state: State,
     not_before: Instant,
     claim_backoff_until: Instant,
-    woken: bool,
     priority_queues: u16,
     next_queue: u16,
     usable_until: Option<Instant>,
@@ -105,7 +104,6 @@ impl Poller {
             state: State::Closed,
             not_before: Instant::ORIGIN,
             claim_backoff_until: Instant::ORIGIN,
-            woken: false,
             priority_queues: 0,
             next_queue: 0,
             usable_until: None,
@@ -191,9 +189,6 @@ impl Poller {
     }
 
     pub fn on_poll_sent(&mut self, queue: PriorityQueue, now: Instant) {
-        if queue.0 == 0 {
-            self.woken = false;
-        }
         if self.capabilities.supports_recovery {
             self.unread_poll.get_or_insert(UnreadPoll::Sent(now));
         }
@@ -234,9 +229,6 @@ impl Poller {
                 self.not_before = now;
                 if self.next_queue >= self.priority_queues {
                     self.next_queue = 0;
-                    if self.woken {
-                        return;
-                    }
                     // Measured from when the poll was sent: a poll that was held open has slept already, and a
                     // quarantined worker, which is answered at once, does not spin.
                     let from = if self.capabilities.long_poll { sent_at } else { now };
@@ -382,14 +374,6 @@ impl Poller {
             self.state = State::Closed;
         } else {
             self.usable_until = Some(Instant::ORIGIN);
-        }
-    }
-
-    /// A task may have become pending: end the sleep.
-    pub fn wake(&mut self, now: Instant) {
-        self.woken = true;
-        if self.state == State::Idle && self.poll_backoff.tries() == 0 && self.claim_denied_backoff.tries() == 0 {
-            self.not_before = self.not_before.min(now);
         }
     }
 }

@@ -48,7 +48,6 @@ pub(super) enum CallResult {
     },
     Polled {
         source: SourceId,
-        queue: PriorityQueue,
         sent_at: Instant,
         answer: Result<PollBatch, CallError>,
     },
@@ -149,7 +148,7 @@ pub(super) async fn poll(
         noted.stored().await.ok();
     }
     let sent_at = clock.now();
-    CallResult::Polled { source: id, queue, sent_at, answer: call_guarded("poll", source.poll(queue, max)).await }
+    CallResult::Polled { source: id, sent_at, answer: call_guarded("poll", source.poll(queue, max)).await }
 }
 
 pub(super) async fn recover(

@@ -45,7 +45,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::domain::claim;
 use crate::domain::time::Instant;
@@ -182,7 +182,6 @@ pub struct Worker {
 #[derive(Debug, Clone)]
 pub struct Control {
     requests: mpsc::Sender<ControlRequest>,
-    wake: Arc<Notify>,
     counters: Arc<WorkerCounters>,
     containment: Arc<OnceLock<Containment>>,
     watch_statuses: Arc<OnceLock<watch::Receiver<Vec<WatchStatus>>>>,
@@ -255,7 +254,6 @@ impl Worker {
         let (sender, requests) = mpsc::channel(CONTROL_REQUESTS_MAX);
         let control = Control {
             requests: sender,
-            wake: Arc::default(),
             counters: Arc::default(),
             containment: Arc::default(),
             watch_statuses: Arc::default(),
@@ -436,11 +434,6 @@ impl Control {
         // The receiver may be gone.
         self.send(move |engine| drop(sender.send(ask(engine)))).await;
         answer.await.ok()
-    }
-
-    /// Polls now instead of after the poll interval.
-    pub fn wake(&self) {
-        self.wake.notify_one();
     }
 
     /// How payloads are contained; `None` before the start.

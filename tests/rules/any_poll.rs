@@ -7,10 +7,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use journeyman::domain::claim::ClaimAction;
-use journeyman::domain::id::SourceId;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Effect, Event, PollResult, ReceivedMessage};
+use journeyman::domain::worker::{Effect, PollResult, ReceivedMessage};
 
 use crate::support::{Bench, secs};
 
@@ -29,8 +28,6 @@ enum Said {
 #[derive(Debug, Clone, Copy)]
 struct Step {
     said: Said,
-    /// Whether something became pending while the poll was out.
-    woken: bool,
     /// How long the answer took.
     took: Duration,
 }
@@ -57,11 +54,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(gone, unreadable)| Said::Messages { gone, unreadable }),
         1 => refusal.prop_map(Said::Refused),
     ];
-    let step = (said, proptest::bool::weighted(0.05), 0_u64..3_000).prop_map(|(said, woken, took)| Step {
-        said,
-        woken,
-        took: Duration::from_millis(took),
-    });
+    let step = (said, 0_u64..3_000).prop_map(|(said, took)| Step { said, took: Duration::from_millis(took) });
     proptest::collection::vec(step, 1..80)
 }
 
@@ -74,11 +67,9 @@ fn next_lane(history: &[Poll], lanes: u16) -> u16 {
 /// How long after the last answer it is asked, at least and at most.
 fn pause(history: &[Poll], lanes: u16) -> Option<[Duration; 2]> {
     let last = history.last()?;
-    let round = history.len().saturating_sub(usize::from(lanes));
-    let woken = history[round..].iter().any(|poll| poll.step.woken);
     Some(match last.step.said {
         Said::Messages { .. } => [Duration::ZERO; 2],
-        Said::Empty if next_lane(history, lanes) > 0 || woken => [Duration::ZERO; 2],
+        Said::Empty if next_lane(history, lanes) > 0 => [Duration::ZERO; 2],
         Said::Empty => [secs(1) * 4 / 5, secs(1)],
         Said::Refused(Refusal::Stale) => [Duration::ZERO, secs(30)],
         Said::Refused(_) => [Duration::from_millis(250), secs(120)],
@@ -147,9 +138,6 @@ fn lives(lanes: u16, steps: Vec<Step>) {
             );
         }
         bench.now = bench.now.plus(step.took);
-        if step.woken {
-            assert_eq!(bench.happens(Event::Wake(SourceId(0))), []);
-        }
         let answer = match step.said {
             Said::Empty => Ok(PollResult::default()),
             Said::Messages { gone, unreadable } => {
@@ -158,7 +146,7 @@ fn lives(lanes: u16, steps: Vec<Step>) {
             Said::Refused(refusal) => Err(refusal),
         };
         history.push(Poll { lane, sent, answered: bench.now, step });
-        let effects = bench.polled(0, lane, answer);
+        let effects = bench.polled(0, answer);
         lane = until_asked(&mut bench, lanes, effects);
     }
     assert!(history.iter().all(|poll| poll.lane < lanes && poll.answered >= poll.sent));

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use journeyman::domain::claim::{ClaimAction, ClaimEvent, LossReason, RunTerms};
 use journeyman::domain::host_health::ProbeResult;
-use journeyman::domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
+use journeyman::domain::id::{LocalToken, Run, ServiceId, SourceId, TaskId};
 use journeyman::domain::jitter::Jitter;
 use journeyman::domain::outcome::{ExceptionReason, ExecuteFailure, Outcome, PrepareFailure};
 use journeyman::domain::poll::Capabilities;
@@ -275,11 +275,11 @@ impl World {
                 let lanes = OpenResult { priority_queues: 2, usable_for: (self.below(2) == 0).then_some(length) };
                 Event::Opened { source, sent_at, answer: self.answer(lanes) }
             }
-            Effect::Poll { source, queue: PriorityQueue(lane), max } => {
+            Effect::Poll { source, max, .. } => {
                 self.polling.remove(&source);
                 let polled = self.poll_result(source == SourceId(1), u64::from(max));
                 let answer = if polled == PollResult::default() { self.answer(polled) } else { Ok(polled) };
-                Event::Polled { source, queue: PriorityQueue(lane), sent_at, answer }
+                Event::Polled { source, sent_at, answer }
             }
             Effect::Recover { source, known_runs: held, .. } => {
                 let asked = if self.calm { 0 } else { self.below(3) };
@@ -349,13 +349,12 @@ impl World {
 
     fn order(&mut self) {
         let deadline = (self.below(2) == 0).then(|| self.now.plus(Duration::from_secs(self.dice.bits() % 60)));
-        let order = self.below(4);
+        let order = self.below(3);
         self.hurried |= matches!(order, 1 | 2) && deadline.is_some();
         let event = match order {
             0 => DRAIN,
             1 => Event::Release { deadline },
-            2 => Event::TerminationNotice { deadline },
-            _ => Event::Wake(SourceId(0)),
+            _ => Event::TerminationNotice { deadline },
         };
         self.happens(event);
     }

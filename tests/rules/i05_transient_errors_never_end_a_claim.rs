@@ -85,17 +85,17 @@ fn i05_polls_that_fail_without_end_are_told_of_and_tried_on() {
     let mut bench = Bench::messages(1, 1);
     let (mut all, mut effects) = (Vec::new(), Vec::new());
     for _ in 0..250 {
-        effects.extend(bench.polled(0, 0, Err(RETRY)));
+        effects.extend(bench.polled(0, Err(RETRY)));
         all.extend(said(&effects));
         effects = bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
     }
     assert_eq!(all, [10, 100, 200]);
     assert!(bench.now > at(3600), "calmly: {:?}", bench.now);
     assert!(!bench.worker.is_stopping());
-    bench.empty(0);
+    bench.empty();
     bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
     let again = (0..10).flat_map(|_| {
-        let effects = bench.polled(0, 0, Err(RETRY));
+        let effects = bench.polled(0, Err(RETRY));
         bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
         said(&effects)
     });

@@ -108,7 +108,7 @@ fn i06_a_run_that_one_source_holds_is_not_claimed_through_another() {
     let twin = bench.grant("T");
     let token = twin.token;
     let polled = PollResult { messages: Vec::new(), claims: vec![twin] };
-    let effects = bench.polled(1, 0, Ok(polled));
+    let effects = bench.polled(1, Ok(polled));
     assert!(effects.contains(&Effect::DropMessage(token)), "{effects:?}");
     let held: Vec<_> = bench.worker.claims().map(|view| (view.claim, view.run.clone())).collect();
     assert_eq!(held, [(claim, run("T"))]);
@@ -132,7 +132,7 @@ fn i06_a_run_of_another_deployment_is_another_run_whatever_its_name() {
     let same_id = bench.grant("T");
     let theirs = same_id.token;
     let polled = |claims| Ok(PollResult { messages: Vec::new(), claims });
-    let effects = bench.polled(1, 0, polled(vec![same_id]));
+    let effects = bench.polled(1, polled(vec![same_id]));
     assert!(effects.contains(&Effect::Claim(theirs, ClaimAction::Prepare)), "{effects:?}");
     // Nor is it taken for one that has ended here.
     bench.completes(ours);
@@ -142,7 +142,7 @@ fn i06_a_run_of_another_deployment_is_another_run_whatever_its_name() {
     bench.claimed(second, Ok(LEASE));
     let ended = bench.grant("U");
     let token = ended.token;
-    assert!(bench.polled(1, 0, polled(vec![ended])).contains(&Effect::Claim(token, ClaimAction::Prepare)));
+    assert!(bench.polled(1, polled(vec![ended])).contains(&Effect::Claim(token, ClaimAction::Prepare)));
 }
 
 #[test]
@@ -152,8 +152,8 @@ fn i06_a_recovery_is_told_of_the_runs_of_its_own_deployment() {
     bench.completes(ours);
     bench.preparing("m2", "Held");
     let grant = bench.grant("Theirs");
-    bench.polled(1, 0, Ok(PollResult { messages: Vec::new(), claims: vec![grant] }));
-    bench.polled(1, 0, Err(RETRY));
+    bench.polled(1, Ok(PollResult { messages: Vec::new(), claims: vec![grant] }));
+    bench.polled(1, Err(RETRY));
     let effects = bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
     assert!(
         has!(effects, Effect::Recover { source: SourceId(1), known_runs, .. } if *known_runs == [run("Theirs")]),

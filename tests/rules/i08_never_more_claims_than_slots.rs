@@ -81,7 +81,7 @@ fn i08_a_poll_that_fails_or_is_empty_gives_its_slots_back() {
     {
         let mut bench = Bench::messages(3, 1);
         assert_eq!(bench.worker.free_slots(), 0);
-        let effects = bench.polled(0, 0, answer.clone());
+        let effects = bench.polled(0, answer.clone());
         assert_eq!(bench.worker.free_slots(), 3, "{answer:?}: {effects:?}");
     }
 }
@@ -98,7 +98,7 @@ fn i08_two_sources_share_the_slots_and_take_turns() {
     let mut source = 0;
     for _ in 0..6 {
         bench.now = bench.now.plus(secs(20));
-        for effect in bench.polled(source, 0, Ok(PollResult::default())) {
+        for effect in bench.polled(source, Ok(PollResult::default())) {
             if let Effect::Poll { source: SourceId(next), .. } = effect {
                 asked.push(next);
                 source = next;

@@ -83,7 +83,7 @@ fn i12_a_bad_request_counts_for_its_own_source_alone() {
     let seen = bench.seen("m1", "T1");
     let other = seen.token;
     let polled = journeyman::domain::worker::PollResult { messages: vec![seen], claims: Vec::new() };
-    bench.polled(1, 0, Ok(polled));
+    bench.polled(1, Ok(polled));
     let effects = bench.claimed(other, Err(Refusal::Rejected));
     assert_eq!(deletes(&effects), 0, "{effects:?}");
     assert!(bench.worker.is_stopping());

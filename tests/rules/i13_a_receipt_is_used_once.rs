@@ -52,7 +52,7 @@ fn i13_messages_of_two_sources_that_share_a_name_are_two_messages() {
     let mine = bench.preparing("1", "T0");
     bench.deleted(mine, Err(RETRY));
     let other = bench.seen("1", "T1");
-    let effects = bench.polled(1, 0, Ok(PollResult { messages: vec![other], claims: Vec::new() }));
+    let effects = bench.polled(1, Ok(PollResult { messages: vec![other], claims: Vec::new() }));
     assert!(!effects.contains(&Effect::DropMessage(mine)), "{effects:?}");
     assert_eq!(deleted(&bench.pass(secs(1))), [mine]);
 }

@@ -37,7 +37,7 @@ fn i15_messages_of_two_sources_that_share_a_name_raise_one_alert_each() {
     for source in 0..2 {
         let mut seen = bench.seen("1", &format!("T{source}"));
         seen.dequeue_count = 11;
-        let effects = bench.polled(source, 0, Ok(PollResult { messages: vec![seen], claims: Vec::new() }));
+        let effects = bench.polled(source, Ok(PollResult { messages: vec![seen], claims: Vec::new() }));
         assert_eq!(alerts(&effects), 1, "source {source}");
     }
 }

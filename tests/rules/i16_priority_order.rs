@@ -15,9 +15,9 @@ fn i16_after_trouble_the_worker_waits_and_asks_from_the_top() {
     for refusal in [RETRY, Refusal::Throttled { retry_after: None }, Refusal::Gone, Refusal::Rejected, Refusal::Denied]
     {
         let mut bench = Bench::messages(4, 3);
-        bench.empty(0);
+        bench.empty();
         // Accepted before, so that a rejection is not taken for a wrong configuration.
-        assert_eq!(lane(&bench.polled(0, 1, Err(refusal))), None, "{refusal:?}");
+        assert_eq!(lane(&bench.polled(0, Err(refusal))), None, "{refusal:?}");
         let first = bench.pass(secs(5));
         assert!(bench.worker.is_stopping() || lane(&first) == Some(0), "{refusal:?}: {first:?}");
     }
@@ -32,10 +32,10 @@ fn i16_lanes_passed_over_for_want_of_a_slot_are_asked_from_the_top_later() {
     bench.recovered(1, Ok(Vec::new()));
     // Source 0 says "empty" on lane 0; the only slot goes to source 1, which has waited longer, for ten minutes.
     bench.now = at(1);
-    let effects = bench.empty(0);
+    let effects = bench.empty();
     assert!(matches!(effects[..], [Effect::Poll { source: SourceId(1), .. }]), "{effects:?}");
     bench.now = at(600);
-    let effects = bench.polled(1, 0, Ok(Default::default()));
+    let effects = bench.polled(1, Ok(Default::default()));
     let asked = effects.iter().find(|effect| matches!(effect, Effect::Poll { source: SourceId(0), .. }));
     assert!(matches!(asked, Some(Effect::Poll { queue: PriorityQueue(0), .. })), "{effects:?}");
 }
@@ -47,27 +47,13 @@ fn i16_one_poll_at_a_time_for_a_source() {
 }
 
 #[test]
-fn i16_a_wake_up_ends_the_sleep_but_not_the_wait_after_trouble() {
-    let wake = Event::Wake(SourceId(0));
-    let mut bench = Bench::messages(1, 1);
-    assert_eq!(lane(&bench.empty(0)), None);
-    assert_eq!(lane(&bench.happens(wake.clone())), Some(0));
-    for refusal in [RETRY, Refusal::Throttled { retry_after: None }, Refusal::Denied] {
-        let mut bench = Bench::messages(1, 1);
-        bench.polled(0, 0, Err(refusal));
-        assert_eq!(bench.happens(wake.clone()), [], "{refusal:?}");
-    }
-}
-
-#[test]
 fn i16_a_held_poll_has_slept_already() {
     let mut bench = Bench::claims(1);
     bench.now = bench.now.plus(secs(20));
-    let event =
-        Event::Polled { source: SourceId(0), queue: PriorityQueue(0), sent_at: at(0), answer: Ok(Default::default()) };
+    let event = Event::Polled { source: SourceId(0), sent_at: at(0), answer: Ok(Default::default()) };
     assert_eq!(polls(&bench.happens(event)), 1);
     // One that is answered at once, as a quarantined worker's is, does not spin.
-    assert_eq!(polls(&bench.empty(0)), 0);
+    assert_eq!(polls(&bench.empty()), 0);
     assert_eq!(polls(&bench.pass(secs(1))), 1);
 }
 
@@ -78,7 +64,7 @@ fn i16_urls_are_fetched_anew_before_they_end() {
     let answer = Ok(OpenResult { priority_queues: 1, usable_for: Some(secs(60)) });
     bench.happens(Event::Opened { source: SourceId(0), sent_at: at(0), answer });
     bench.now = at(60);
-    assert_eq!(bench.empty(0), []);
+    assert_eq!(bench.empty(), []);
     assert_eq!(bench.pass(secs(1)), [Effect::Open(SourceId(0))]);
 }
 
@@ -95,7 +81,7 @@ fn i16_urls_that_never_last_are_not_fetched_in_a_busy_loop() {
             effects = bench.happens(Event::Opened { source: SourceId(0), sent_at: bench.now, answer });
         } else if polls(&effects) > 0 {
             asked += 1;
-            effects = bench.empty(0);
+            effects = bench.empty();
         } else {
             effects = bench.pass(secs(1));
         }
@@ -106,7 +92,7 @@ fn i16_urls_that_never_last_are_not_fetched_in_a_busy_loop() {
 #[test]
 fn i16_urls_that_are_refused_again_and_again_are_not_fetched_in_a_busy_loop() {
     let mut bench = Bench::messages(1, 1);
-    let mut effects = bench.polled(0, 0, Err(Refusal::Stale));
+    let mut effects = bench.polled(0, Err(Refusal::Stale));
     assert_eq!(effects, [Effect::Open(SourceId(0))], "the first time is routine");
     let mut opens = 1;
     while bench.now < at(60) {
@@ -115,7 +101,7 @@ fn i16_urls_that_are_refused_again_and_again_are_not_fetched_in_a_busy_loop() {
             opens += 1;
             effects = bench.opened(0, 1);
         } else if polls(&effects) > 0 {
-            effects = bench.polled(0, 0, Err(Refusal::Stale));
+            effects = bench.polled(0, Err(Refusal::Stale));
         } else {
             effects = bench.pass(secs(1));
         }
@@ -163,7 +149,7 @@ fn i16_urls_refused_during_a_poll_are_fetched_anew_after_it() {
     let claim = bench.preparing("m1", "T");
     let effects = bench.deleted(claim, Err(Refusal::Stale));
     assert!(!effects.contains(&Effect::Open(SourceId(0))), "a poll is under way: {effects:?}");
-    let mut effects = bench.empty(0);
+    let mut effects = bench.empty();
     effects.extend(bench.pass(secs(1)));
     assert!(effects.contains(&Effect::Open(SourceId(0))), "{effects:?}");
 }

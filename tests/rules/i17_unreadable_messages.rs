@@ -68,7 +68,7 @@ fn i17_what_could_not_be_read_is_looked_for_though_the_rest_of_the_answer_could(
     bad.run = None;
     let grant = bench.grant("T");
     let claim = grant.token;
-    let effects = bench.polled(0, 0, Ok(PollResult { messages: vec![bad], claims: vec![grant] }));
+    let effects = bench.polled(0, Ok(PollResult { messages: vec![bad], claims: vec![grant] }));
     assert!(effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
     assert!(has!(effects, Effect::Recover { .. }), "{effects:?}");
 }

@@ -40,7 +40,7 @@ fn i22_a_running_payload_goes_on_until_the_margin_before_the_host_goes() {
     let effects = bench.tell(claim, FAILED);
     assert_eq!(reported(&effects, claim), Some(SHUTDOWN));
     bench.tell(claim, REPORTED);
-    bench.empty(0);
+    bench.empty();
     let effects = bench.tell(claim, UPLOADED);
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
 }
@@ -49,7 +49,7 @@ fn i22_a_running_payload_goes_on_until_the_margin_before_the_host_goes() {
 fn i22_a_payload_that_finishes_within_the_notice_keeps_its_outcome_and_the_worker_goes_early() {
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
-    bench.empty(0);
+    bench.empty();
     bench.happens(goes_at(120));
     bench.pass(secs(60));
     let effects = bench.completes(claim);
@@ -83,7 +83,7 @@ fn i22_running_payloads_are_released_at_once_if_the_notice_is_short_or_has_no_ti
         let claim = bench.executing("m1", "T");
         let kill = ClaimAction::Kill { cause: KillCause::Shutdown, grace };
         assert_eq!(bench.happens(notice), [Effect::Claim(claim, kill)]);
-        bench.empty(0);
+        bench.empty();
         assert_eq!(bench.stops(claim).last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
     }
 }
@@ -140,7 +140,7 @@ fn i22_what_has_not_started_waits_for_the_long_poll_that_would_take_it_again() {
     bench.happens(goes_at(120));
     let effects = bench.tell(claim, ClaimEvent::Ended(Err(ExecuteFailure::Internal)));
     assert_eq!(reported(&effects, claim), None, "it would come straight back: {effects:?}");
-    let effects = bench.empty(0);
+    let effects = bench.empty();
     assert_eq!(reported(&effects, claim), Some(SHUTDOWN), "{effects:?}");
 }
 

@@ -189,7 +189,6 @@ fn i22_nothing_is_polled_or_claimed_after_the_order() {
         let mut effects = bench.happens(order.clone());
         let seen = bench.seen("m2", "T2");
         effects.extend(bench.hit(vec![seen]));
-        effects.extend(bench.happens(Event::Wake(journeyman::domain::id::SourceId(0))));
         effects.extend(bench.pass(secs(60)));
         assert_eq!((claims(&effects), polls(&effects)), (0, 0), "{order:?}: {effects:?}");
         assert!(bench.worker.claims().any(|view| view.claim == claim));
@@ -378,7 +377,7 @@ fn i22_a_drain_with_an_end_of_its_own_counts_from_when_it_was_said_and_may_give_
         &[crate::support::MESSAGES],
     );
     let claim = bench.executing("m1", "T1");
-    bench.empty(0);
+    bench.empty();
     bench.happens(DRAIN);
     bench.pass(secs(200));
     let deadline = bench.now.plus(secs(600));

@@ -8,7 +8,7 @@ use crate::support::{Bench, CLAIMS, DRAIN, MESSAGES, RELEASE, at, has, policy, s
 fn exit_after(events: Vec<Event>) -> Option<ExitReason> {
     let mut bench = Bench::messages(1, 1);
     let mut effects: Vec<Effect> = events.into_iter().flat_map(|event| bench.happens(event)).collect();
-    effects.extend(bench.empty(0));
+    effects.extend(bench.empty());
     effects.into_iter().find_map(|effect| if let Effect::Exit(exit) = effect { Some(exit) } else { None })
 }
 
@@ -29,14 +29,14 @@ fn b13_a_second_signal_without_tasks_is_still_a_drain() {
     let (claim, _) = bench.granted("T");
     bench.happens(DRAIN);
     bench.happens(RELEASE);
-    bench.empty(0);
+    bench.empty();
     assert_eq!(bench.stops(claim).last(), Some(&Effect::Exit(ExitReason::Released)), "a task was released");
     // The drain's own limit passes while its last poll is open.
     let limited = journeyman::domain::worker::WorkerPolicy { drain_deadline: Some(secs(5)), ..policy(1) };
     let mut bench = Bench::opened_with(limited, &[MESSAGES]);
     bench.happens(DRAIN);
     bench.pass(secs(5));
-    assert_eq!(bench.empty(0), [Effect::Exit(ExitReason::Drained)]);
+    assert_eq!(bench.empty(), [Effect::Exit(ExitReason::Drained)]);
 }
 
 #[test]
@@ -148,12 +148,12 @@ fn i24_requests_that_are_wrong_from_the_start_end_the_worker_and_later_ones_do_n
     assert_eq!(bench.happens(rejected), [Effect::Exit(ExitReason::Misconfigured)]);
 
     let mut bench = Bench::claims(1);
-    assert_eq!(bench.polled(0, 0, Err(Refusal::Rejected)), [Effect::Exit(ExitReason::Misconfigured)]);
+    assert_eq!(bench.polled(0, Err(Refusal::Rejected)), [Effect::Exit(ExitReason::Misconfigured)]);
 
     let mut bench = Bench::claims(1);
-    bench.empty(0);
+    bench.empty();
     bench.pass(secs(1));
-    bench.polled(0, 0, Err(Refusal::Rejected));
+    bench.polled(0, Err(Refusal::Rejected));
     assert!(!bench.worker.is_stopping(), "one was accepted before");
 }
 
@@ -165,10 +165,10 @@ fn i24_a_drain_that_takes_too_long_keeps_its_cause() {
     bench.opened(0, 1);
     bench.opened(1, 1);
     let claim = bench.executing("m1", "T");
-    bench.polled(1, 0, Err(Refusal::Rejected));
+    bench.polled(1, Err(Refusal::Rejected));
     assert!(bench.worker.is_stopping());
     bench.pass(secs(5));
-    bench.empty(0);
+    bench.empty();
     let effects = bench.stops(claim);
     assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Misconfigured)));
 }
@@ -182,7 +182,7 @@ fn i24_urls_that_were_given_start_the_count_of_refusals_anew() {
     for answer in [false, false, true, false] {
         if answer {
             bench.opened(0, 1);
-            bench.polled(0, 0, Err(Refusal::Stale));
+            bench.polled(0, Err(Refusal::Stale));
             continue;
         }
         let effects = bench.happens(Event::Opened { source, sent_at: bench.now, answer: Err(Refusal::Denied) });

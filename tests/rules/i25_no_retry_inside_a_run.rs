@@ -29,7 +29,7 @@ fn i25_a_run_that_ended_here_is_not_taken_up_again_by_a_poll_or_a_recovery() {
     let token = again.token;
     assert!(bench.brought(vec![again]).contains(&Effect::DropMessage(token)));
 
-    let effects = bench.polled(0, 0, Err(RETRY));
+    let effects = bench.polled(0, Err(RETRY));
     assert_eq!(effects, []);
     let recover = bench.pass(secs(2));
     let asked = recover
@@ -56,7 +56,7 @@ fn i25_the_memory_of_ended_runs_is_bounded() {
         bench.tell(claim, ClaimEvent::Lost);
         bench.tell(claim, ClaimEvent::Ended(Err(journeyman::domain::outcome::ExecuteFailure::Internal)));
     }
-    bench.polled(0, 0, Err(RETRY));
+    bench.polled(0, Err(RETRY));
     let recover = bench.pass(secs(2));
     let asked = recover
         .iter()

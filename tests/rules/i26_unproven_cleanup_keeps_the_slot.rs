@@ -21,7 +21,7 @@ fn i26_a_slot_is_not_used_while_something_may_be_in_its_place() {
     let mut bench = Bench::messages(2, 1);
     let claim = bench.executing("m1", "T");
     bench.happens(DRAIN);
-    bench.empty(0);
+    bench.empty();
     assert_eq!(bench.worker.free_slots(), 1);
     let effects = ends_occupied(&mut bench, claim);
     let alert = Effect::Alert(Alert::CleanupPending { run: run("T") });

@@ -76,10 +76,10 @@ fn i28_a_claim_whose_reply_was_lost_in_this_life_is_started() {
     bench.recovered(0, Ok(Vec::new()));
     // Until the clocks can tell the lives apart.
     for _ in 0..=CLOCK_SKEW_MAX.as_secs() {
-        bench.polled(0, 0, Ok(PollResult { messages: Vec::new(), claims: Vec::new() }));
+        bench.polled(0, Ok(PollResult { messages: Vec::new(), claims: Vec::new() }));
         bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
     }
-    bench.polled(0, 0, Err(RETRY));
+    bench.polled(0, Err(RETRY));
     assert!(has!(bench.pass(secs(2)), Effect::Recover { .. }));
     let found = bench.grant("T");
     let claim = found.token;
@@ -90,7 +90,7 @@ fn i28_a_claim_whose_reply_was_lost_in_this_life_is_started() {
 fn i28_a_claim_whose_reply_was_lost_too_soon_for_the_clocks_to_tell_is_handed_back() {
     let mut bench = started();
     bench.recovered(0, Ok(Vec::new()));
-    bench.polled(0, 0, Err(RETRY));
+    bench.polled(0, Err(RETRY));
     assert!(has!(bench.pass(secs(2)), Effect::Recover { .. }));
     let (claim, effects) = bench.recovers("T");
     assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
@@ -108,7 +108,7 @@ fn i28_while_the_start_could_not_be_looked_at_everything_found_later_is_an_earli
         let recovering = has!(effects, Effect::Recover { .. });
         effects = if recovering { bench.recovered(0, Err(RETRY)) } else { bench.pass(secs(1)) };
     }
-    bench.polled(0, 0, Err(RETRY));
+    bench.polled(0, Err(RETRY));
     bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
     let (claim, effects) = bench.recovers("T");
     assert!(!effects.contains(&Effect::Claim(claim, ClaimAction::Prepare)), "{effects:?}");
@@ -166,14 +166,14 @@ fn i28_only_claims_newer_than_the_oldest_unread_poll_are_taken() {
     bench.recovered(0, Ok(Vec::new()));
     // An answered poll, whatever the answer, loses no claim.
     for refusal in [Refusal::Throttled { retry_after: None }, Refusal::Denied] {
-        bench.polled(0, 0, Err(refusal));
+        bench.polled(0, Err(refusal));
         let effects = bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
         assert_eq!(newer_than(&effects), None, "{refusal:?}");
     }
     let mut oldest = bench.now;
     for (lost, recovered) in [(1, Err(Refusal::Denied)), (2, Ok(Vec::new())), (3, Ok(Vec::new()))] {
         bench.now = bench.now.plus(secs(10));
-        bench.polled(0, 0, Err(RETRY));
+        bench.polled(0, Err(RETRY));
         let effects = bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
         let age = newer_than(&effects).expect("it recovers").expect("a poll was lost");
         // The bench notices polls up to a second late.
@@ -202,7 +202,7 @@ fn i28_claims_of_a_namesake_are_told_of_once_and_again_when_they_become_more() {
         let effects = bench.happens(Event::Recovered { source: SourceId(0), sent_at: bench.now, answer });
         assert_eq!(told(&effects), expected, "{others}");
         assert_eq!(bench.worker.sources().first().map(|source| source.foreign_claims), Some(others));
-        bench.polled(0, 0, Err(RETRY));
+        bench.polled(0, Err(RETRY));
         bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
     }
 }

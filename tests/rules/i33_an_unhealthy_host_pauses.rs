@@ -120,7 +120,7 @@ fn i33_a_healthy_probe_restores_the_full_capacity() {
     let mut bench = Bench::claims(4);
     let (claim, _) = bench.granted("Sick");
     prepared_on_a_sick_host(&mut bench, claim);
-    bench.polled(0, 0, Ok(PollResult::default()));
+    bench.polled(0, Ok(PollResult::default()));
     bench.tell(claim, REPORTED);
     bench.pass_until(|effect| *effect == Effect::ProbeHost);
     let effects = bench.happens(Event::HostProbed(ProbeResult::Healthy));
@@ -150,7 +150,7 @@ fn i33_what_is_handed_back_waits_for_the_poll_that_would_bring_it_straight_back(
     let effects = prepared_on_a_sick_host(&mut bench, claim);
     assert!(!acts!(effects, ClaimAction::Report { .. }), "{effects:?}");
     bench.now = bench.now.plus(Duration::from_secs(2));
-    let effects = bench.polled(0, 0, Ok(PollResult::default()));
+    let effects = bench.polled(0, Ok(PollResult::default()));
     assert!(acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }), "{effects:?}");
     assert_eq!(polls(&effects), 0);
 }

@@ -252,7 +252,7 @@ fn i34_what_a_paused_worker_hands_back_waits_for_the_poll_that_would_bring_it_ba
             !paused,
             "one that asks on has nothing to wait for: {effects:?}"
         );
-        let effects = bench.empty(0);
+        let effects = bench.empty();
         assert_eq!(acts!(effects, ClaimAction::Report { outcome: SHUTDOWN, .. }), paused, "{effects:?}");
     }
 }

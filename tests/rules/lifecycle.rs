@@ -33,7 +33,7 @@ fn i24_an_idle_worker_leaves_when_its_poll_is_back_and_not_before() {
     let effects = bench.pass(secs(90));
     assert_eq!(exits(&effects), None, "its poll is under way");
     assert_eq!(bench.worker.claiming(), ClaimingState::Exiting(ExitReason::Idle));
-    assert_eq!(exits(&bench.empty(0)), Some(ExitReason::Idle));
+    assert_eq!(exits(&bench.empty()), Some(ExitReason::Idle));
 }
 
 #[test]
@@ -58,18 +58,18 @@ fn i24_an_idle_worker_of_several_sources_leaves_when_all_polls_are_back() {
         bench.recovered(source, Ok(Vec::new()));
     }
     bench.pass(secs(1));
-    let shared = bench.polled(0, 0, Ok(PollResult::default()));
+    let shared = bench.polled(0, Ok(PollResult::default()));
     assert_eq!(polls(&shared), 2, "{shared:?}");
     bench.pass(secs(61));
-    let effects = bench.polled(0, 0, Ok(PollResult::default()));
+    let effects = bench.polled(0, Ok(PollResult::default()));
     assert_eq!((polls(&effects), exits(&effects)), (0, None), "no poll is started, the other one is out: {effects:?}");
-    assert_eq!(exits(&bench.polled(1, 0, Ok(PollResult::default()))), Some(ExitReason::Idle));
+    assert_eq!(exits(&bench.polled(1, Ok(PollResult::default()))), Some(ExitReason::Idle));
 }
 
 #[test]
 fn i24_a_worker_whose_credentials_are_refused_is_not_idle() {
     let mut bench = staying(1, IDLE);
-    let mut effects = bench.polled(0, 0, Err(Refusal::Denied));
+    let mut effects = bench.polled(0, Err(Refusal::Denied));
     for _ in 0..100 {
         if let Some(exit) = exits(&effects) {
             return assert_eq!(
@@ -80,7 +80,7 @@ fn i24_a_worker_whose_credentials_are_refused_is_not_idle() {
         }
         effects = bench.pass_until(|effect| matches!(effect, Effect::Poll { .. } | Effect::Exit(_)));
         if polls(&effects) > 0 {
-            effects.extend(bench.polled(0, 0, Err(Refusal::Denied)));
+            effects.extend(bench.polled(0, Err(Refusal::Denied)));
         }
     }
     panic!("it never gives up");
@@ -94,14 +94,14 @@ fn i24_a_worker_that_was_refused_one_claim_is_idle_when_a_poll_brings_nothing_si
     let again = |effect: &Effect| matches!(effect, Effect::Poll { .. } | Effect::Exit(_));
     assert_eq!(exits(&bench.pass_until(again)), None);
     // Another worker has taken it.
-    let mut effects = bench.empty(0);
+    let mut effects = bench.empty();
     for _ in 0..100 {
         if let Some(exit) = exits(&effects) {
             return assert_eq!(exit, ExitReason::Idle);
         }
         effects = bench.pass_until(again);
         if polls(&effects) > 0 {
-            effects.extend(bench.empty(0));
+            effects.extend(bench.empty());
         }
     }
     panic!("it stays for ever");
@@ -175,14 +175,14 @@ fn a_claim_that_was_asked_for_before_a_pause_is_run_as_what_was_held_is_and_no_o
 fn i24_a_paused_worker_is_not_idle() {
     let mut bench = staying(1, IDLE);
     bench.happens(Event::Pause { until: None });
-    bench.empty(0);
+    bench.empty();
     let effects = bench.pass(secs(600));
     assert_eq!((polls(&effects), exits(&effects)), (0, None));
     assert_eq!(bench.worker.claiming(), ClaimingState::Blocked(ClaimingBlocked::Paused { until: None }));
     assert_eq!(polls(&bench.happens(Event::Resume)), 1);
     assert_eq!(exits(&bench.pass(secs(59))), None);
     bench.pass(secs(2));
-    assert_eq!(exits(&bench.empty(0)), Some(ExitReason::Idle));
+    assert_eq!(exits(&bench.empty()), Some(ExitReason::Idle));
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn i24_a_pause_with_an_end_ends_by_itself_and_what_is_held_goes_on_meanwhile() {
     let mut bench = Bench::messages(2, 1);
     let claim = bench.executing("m1", "T1");
     bench.happens(Event::Pause { until: Some(at(100)) });
-    bench.empty(0);
+    bench.empty();
     let effects = bench.pass(secs(99));
     assert_eq!(polls(&effects), 0, "{effects:?}");
     assert!(acts!(bench.completes(claim), ClaimAction::Close(_)));
@@ -213,13 +213,13 @@ fn i08_never_more_claims_than_max_tasks_are_asked_for_and_the_last_ones_are_fini
     let first = bench.executing("m1", "T1");
     let second = bench.executing("m2", "T2");
     bench.completes(first);
-    let effects = bench.empty(0);
+    let effects = bench.empty();
     assert_eq!(exits(&effects), None);
     let asked = bench.pass(secs(1));
     assert!(has!(asked, Effect::Poll { max: 1, .. }), "{asked:?}");
     bench.completes(second);
     let third = bench.executing("m3", "T3");
-    bench.empty(0);
+    bench.empty();
     assert_eq!(bench.worker.claiming(), ClaimingState::Exiting(ExitReason::LimitReached));
     let effects = bench.pass(secs(60));
     assert_eq!((polls(&effects), exits(&effects)), (0, None), "the last task takes as long as it takes");

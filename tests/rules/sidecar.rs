@@ -254,7 +254,7 @@ fn what_cannot_be_forwarded_is_handed_back_once_no_poll_would_bring_it_back() {
         effects.iter().find_map(outcome)
     };
     assert_eq!(reported(&effects), None, "it would come straight back: {effects:?}");
-    let effects = bench.empty(0);
+    let effects = bench.empty();
     assert_eq!(reported(&effects), Some(Outcome::Exception(ExceptionReason::WorkerShutdown)), "{effects:?}");
     assert_eq!(polls(&effects), 0);
     let alerts =

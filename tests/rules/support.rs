@@ -274,21 +274,20 @@ impl Bench {
         self.happens(Event::Opened { source: SourceId(source), sent_at: self.now, answer })
     }
 
-    pub(crate) fn polled(&mut self, source: u16, lane: u16, answer: Result<PollResult, Refusal>) -> Vec<Effect> {
-        let (source, lane) = (SourceId(source), PriorityQueue(lane));
-        self.happens(Event::Polled { source, queue: lane, sent_at: self.now, answer })
+    pub(crate) fn polled(&mut self, source: u16, answer: Result<PollResult, Refusal>) -> Vec<Effect> {
+        self.happens(Event::Polled { source: SourceId(source), sent_at: self.now, answer })
     }
 
-    pub(crate) fn empty(&mut self, lane: u16) -> Vec<Effect> {
-        self.polled(0, lane, Ok(PollResult::default()))
+    pub(crate) fn empty(&mut self) -> Vec<Effect> {
+        self.polled(0, Ok(PollResult::default()))
     }
 
     pub(crate) fn hit(&mut self, messages: Vec<ReceivedMessage>) -> Vec<Effect> {
-        self.polled(0, 0, Ok(PollResult { messages, claims: Vec::new() }))
+        self.polled(0, Ok(PollResult { messages, claims: Vec::new() }))
     }
 
     pub(crate) fn brought(&mut self, claims: Vec<GrantedClaim>) -> Vec<Effect> {
-        self.polled(0, 0, Ok(PollResult { messages: Vec::new(), claims }))
+        self.polled(0, Ok(PollResult { messages: Vec::new(), claims }))
     }
 
     pub(crate) fn recovered(&mut self, source: u16, answer: Result<Vec<GrantedClaim>, Refusal>) -> Vec<Effect> {

@@ -1027,7 +1027,7 @@ impl World {
                 let answer = answer.map(|answer| self.poll_result(host, answer));
                 self.sent_poll = false;
                 self.check_polled(host, lane, &answer);
-                Event::Polled { source: SourceId(0), queue: lane, sent_at, answer }
+                Event::Polled { source: SourceId(0), sent_at, answer }
             }
             Call::Recover { .. } => {
                 let answer = answer.map(|answer| self.found(host, answer));

@@ -62,7 +62,6 @@ pub enum Event {
     },
     Polled {
         source: SourceId,
-        queue: PriorityQueue,
         sent_at: Instant,
         answer: Result<PollResult, Refusal>,
     },
@@ -85,8 +84,6 @@ pub enum Event {
     CleanupDone {
         claim: LocalToken,
     },
-    /// A task may have become pending.
-    Wake(SourceId),
     /// Stop polling until then, or until [`Event::Resume`]; claims continue.
     Pause {
         until: Option<Instant>,

@@ -308,7 +308,7 @@ impl Worker {
                 self.sources[source.index()].poller.set_unread_poll_of_previous_process(ago, now);
             }
             Event::Opened { source, sent_at, answer } => self.on_opened(source, sent_at, answer, now),
-            Event::Polled { source, queue: _, sent_at, answer } => self.on_polled(source, sent_at, answer, now),
+            Event::Polled { source, sent_at, answer } => self.on_polled(source, sent_at, answer, now),
             Event::Recovered { source, sent_at, answer } => self.on_recovered(source, sent_at, answer, now),
             Event::Deleted { message, answer } => self.on_deleted(message, answer, now),
             Event::Claim(claim, event) => self.on_claim_event(claim, event, now),
@@ -316,7 +316,6 @@ impl Worker {
             Event::CleanupDone { claim } => {
                 self.slots.release(self.cleanup_pending.remove(&claim).and_then(|pending| pending.slot));
             }
-            Event::Wake(source) => self.sources[source.index()].poller.wake(now),
             Event::Pause { until } => self.pause(until),
             Event::Resume => self.resume(),
             Event::ServiceAvailabilityChanged { source, availability: serving } => {

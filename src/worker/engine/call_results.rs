@@ -37,7 +37,7 @@ impl Engine {
                 let answer = answer.map_err(|error| self.log_source_refusal(source, error));
                 self.handle_event(Event::Opened { source, sent_at, answer });
             }
-            CallResult::Polled { source, queue, sent_at, answer } => {
+            CallResult::Polled { source, sent_at, answer } => {
                 self.history.count(source, |counts| match answer {
                     Ok(_) => counts.polls += 1,
                     Err(_) => counts.polls_failed += 1,
@@ -48,7 +48,7 @@ impl Engine {
                 };
                 let granted: Vec<LocalToken> =
                     answer.iter().flat_map(|result| &result.claims).map(|claim| claim.token).collect();
-                self.handle_event(Event::Polled { source, queue, sent_at, answer });
+                self.handle_event(Event::Polled { source, sent_at, answer });
                 self.drop_lost_grants(&granted);
             }
             CallResult::Recovered { source, sent_at, answer } => {

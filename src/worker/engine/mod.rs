@@ -166,7 +166,7 @@ impl Engine {
         self.handle_event(Event::ResourcesMeasured(self.resources));
         self.spawn_measurement();
         self.handle_event(Event::Tick);
-        let (wake, clock) = (Arc::clone(&self.control.wake), self.config.clock);
+        let clock = self.config.clock;
         loop {
             while let Some(effect) = self.rules.next_effect() {
                 self.perform(effect);
@@ -190,11 +190,6 @@ impl Engine {
                 Some(request) = self.requests.recv() => request(&mut self),
                 Some(result) = self.calls.next_result() => self.on_call_joined(result),
                 () = or_pending(deadline.map(|at| clock.sleep_until(at))) => {}
-                () = wake.notified() => {
-                    for source in 0..self.sources.len() {
-                        self.handle_event(Event::Wake(SourceId::from_index(source)));
-                    }
-                }
             }
         }
     }
