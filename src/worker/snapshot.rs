@@ -56,7 +56,7 @@ impl Engine {
         let last_hour = self.history.recent_outcomes.sum(now);
         let sidecars = self.sidecars.summaries();
         let cleanup_pending: Vec<String> = self.rules.cleanup_pending().map(ToString::to_string).collect();
-        let ClaimingStatus { state, reason, message } = self.claiming_status(&sidecars);
+        let (state, reason, message) = self.claiming_status(&sidecars);
         let mut hints = hints(claiming, &sources, last_hour, &sidecars);
         hints.extend(pending_cleanup_hint(&cleanup_pending));
         hints.extend(self.containment().unenforced_limits_hint());
@@ -93,7 +93,7 @@ impl Engine {
 
     /// Empty while claiming.
     pub(super) fn blocked_message(&self) -> String {
-        self.claiming_status(&self.sidecars.summaries()).message.unwrap_or_default()
+        self.claiming_status(&self.sidecars.summaries()).2.unwrap_or_default()
     }
 
     /// The operator who gave the current command, or the worker's own reason.
@@ -207,14 +207,6 @@ impl Engine {
     }
 }
 
-/// Whether the worker claims, and if not, why.
-#[derive(Debug)]
-struct ClaimingStatus {
-    state: LifecycleState,
-    reason: Option<BlockedReason>,
-    message: Option<String>,
-}
-
 impl Engine {
     /// What a worker without tasks waits for before it exits.
     pub(super) fn open_poll_message(&self) -> Option<String> {
@@ -224,14 +216,13 @@ impl Engine {
         Some(format!("waiting for the open poll, {}", format_duration(self.now().since(sent_at))))
     }
 
-    fn claiming_status(&self, services: &[SidecarSummary]) -> ClaimingStatus {
+    /// The state, and why the worker does not claim, in a word and a sentence.
+    fn claiming_status(&self, services: &[SidecarSummary]) -> (LifecycleState, Option<BlockedReason>, Option<String>) {
         let now = self.now();
         let held = || self.rules.claims().filter(|claim| claim.state.is_granted()).count();
         let open_poll = self.open_poll_message();
         let (state, reason, message) = match self.rules.claiming() {
-            ClaimingState::Polling => {
-                return ClaimingStatus { state: LifecycleState::Running, reason: None, message: None };
-            }
+            ClaimingState::Polling => return (LifecycleState::Running, None, None),
             ClaimingState::AtCapacity => {
                 let message = match self.rules.cleanup_pending().count() {
                     0 => "every slot is taken".to_owned(),
@@ -267,7 +258,7 @@ impl Engine {
             }
             ClaimingState::Exited => (LifecycleState::Exited, BlockedReason::Stopping, "exited".to_owned()),
         };
-        ClaimingStatus { state, reason: Some(reason), message: Some(message) }
+        (state, Some(reason), Some(message))
     }
 }
 
