@@ -15,6 +15,7 @@ use crate::host::clock::{Clock, or_pending};
 use crate::host::containment::ProcessScope;
 use crate::host::work_dir::{self, WorkDirLock};
 use crate::limits::PROGRESS_CHARS_MAX;
+use crate::redact;
 
 use crate::domain::refusal::CallError;
 use crate::task::{Definition, Reply, ReplyError, Results};
@@ -350,7 +351,10 @@ impl Context {
 
     /// Sets the progress text that `journeyman status` shows, cut to [`PROGRESS_CHARS_MAX`] characters.
     pub fn set_progress(&self, text: &str) {
-        let text: String = text.chars().filter(|char| !char.is_control()).take(PROGRESS_CHARS_MAX).collect();
+        let secrets = self.used_log().and_then(TaskLog::task_secrets);
+        let text = redact::bytes(text.as_bytes(), secrets.as_deref());
+        let text: String =
+            String::from_utf8_lossy(&text).chars().filter(|char| !char.is_control()).take(PROGRESS_CHARS_MAX).collect();
         *self.inner.progress.lock() = Some(text);
     }
 

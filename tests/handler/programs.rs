@@ -119,6 +119,19 @@ async fn lines_on_descriptor_3_become_artifacts_and_log_lines() {
 }
 
 #[tokio::test]
+async fn the_shown_progress_is_redacted_as_the_log_is() {
+    let bench = Bench::new();
+    run(
+        &bench,
+        r#"echo '{"type":"redact","text":"MYSECRETVALUE"}' >&3
+        echo '{"type":"progress","done":1,"text":"MYSECRETVALUE and https://u:pw1234@host/"}' >&3"#,
+    )
+    .await
+    .completed();
+    assert_eq!(bench.context.progress().as_deref(), Some("1: [redacted] and https://[redacted]@host/"));
+}
+
+#[tokio::test]
 async fn a_result_is_not_written_through_a_link_of_the_program() {
     let bench = Bench::new();
     run(
