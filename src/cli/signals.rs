@@ -3,6 +3,7 @@
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::exit::{Exit, Failure};
+use crate::host::clock::or_pending;
 use crate::worker::{Command, Control, Note};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +44,7 @@ pub(super) struct ExitSignals {
     term: Signal,
     int: Signal,
     quit: Signal,
+    hangup: Option<Signal>,
 }
 
 impl ExitSignals {
@@ -56,7 +58,13 @@ impl ExitSignals {
             term: subscribe(SignalKind::terminate())?,
             int: subscribe(SignalKind::interrupt())?,
             quit: subscribe(SignalKind::quit())?,
+            hangup: None,
         })
+    }
+
+    /// Takes the end of the terminal for a QUIT.
+    pub(super) fn with_hangup(self) -> Result<Self, Failure> {
+        Ok(Self { hangup: Some(subscribe(SignalKind::hangup())?), ..self })
     }
 
     /// Waits for the next signal and returns its name.
@@ -69,6 +77,7 @@ impl ExitSignals {
             _ = self.term.recv() => "SIGTERM",
             _ = self.int.recv() => "SIGINT",
             _ = self.quit.recv() => QUIT,
+            _ = or_pending(self.hangup.as_mut().map(Signal::recv)) => QUIT,
         }
     }
 

@@ -1,11 +1,12 @@
 //! `journeyman dev`: the demo, early signals, a second instance, and rejected flags.
 
+use std::io::Read as _;
 use std::net::TcpListener;
 
 use rustix::process::Signal;
 
 use crate::host::Host;
-use crate::server::{Server, dev, left};
+use crate::server::{Server, dev, fifo, left};
 
 fn assert_demo_passes(dialect: &str) {
     let host = Host::new();
@@ -42,6 +43,20 @@ fn an_early_signal_leaves_nothing_behind() {
             assert!(!host.join(".local/state/journeyman/dev.json").exists());
         }
     }
+}
+
+#[test]
+fn e1_the_end_of_its_terminal_ends_the_tasks_of_dev() {
+    let (host, dev) = Host::with_dev(&[]);
+    let alive = fifo(host.join("alive"));
+    let script = format!("exec 9>{}; sleep 600", alive.display());
+    assert_eq!(host.task(&["create", "--", "/bin/sh", "-c", &script]).code, 0);
+    let mut alive = std::fs::File::open(alive).expect("the task opens it too");
+    dev.signal(Signal::HUP);
+    dev.ends();
+    // At its end every process of the task is gone.
+    alive.read_to_end(&mut Vec::new()).expect("it is readable");
+    assert_eq!(left(host.path()), ["alive"]);
 }
 
 #[test]

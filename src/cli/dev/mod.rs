@@ -94,7 +94,7 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
         config.queue.listen = Listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
     }
     // Before the temporary directory: a signal from here on must not prevent its removal.
-    let signals = ExitSignals::listen()?;
+    let signals = ExitSignals::listen()?.with_hangup()?;
     // Not for the demo, which must not conflict with a `dev` that keeps running.
     let state_file = (!arguments.demo).then(|| DevStateFile::lock(&state_dir(environment))).transpose()?;
     let temp_dir = create_temp_dir()?;
