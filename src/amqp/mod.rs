@@ -25,7 +25,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::domain::refusal::{CallError, Refusal};
 use crate::http::client::plain_port_hint;
-use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_FRAME_BYTES_MAX, AMQP_HEARTBEAT};
+use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_HEARTBEAT};
 use crate::redact;
 
 pub use lapin;
@@ -162,7 +162,6 @@ impl Broker {
         let mut uri = self.uri.clone();
         uri.authority.userinfo = self.user_info();
         uri.query.heartbeat.get_or_insert(self.default_heartbeat);
-        uri.query.frame_max.get_or_insert(AMQP_FRAME_BYTES_MAX);
         let connecting = Connection::connector(uri, stream::runtime(), open, properties);
         self.bounded("connect", connecting).await
     }

@@ -23,9 +23,6 @@ pub const AMQP_NAME_BYTES_MAX: usize = 255;
 pub const AMQP_ATTEMPTS_MAX: u32 = 5;
 /// How long a redelivered request runs before the worker takes others: long enough for most requests that end their worker.
 pub const AMQP_ISOLATION_AT_FIRST: Duration = Duration::from_secs(60);
-/// The largest frame, unless the broker's address sets `frame_max`: lapin allocates 64 of them for each connection. A message's
-/// headers must fit into one.
-pub const AMQP_FRAME_BYTES_MAX: u32 = 32 << 10;
 pub const AMQP_CHANNEL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 pub const AMQP_REPLY_RETRY_MAX: Duration = Duration::from_secs(60);
 pub const AMQP_QUEUE_FULL_TTL: Duration = Duration::from_secs(60);
