@@ -97,6 +97,10 @@ async fn handle_put(app: &QueueState, target: &ContentPath, body: Body) -> Respo
             let message = format!("artifact exceeds the limit of {} bytes\n", app.config.artifact_bytes_max);
             (StatusCode::PAYLOAD_TOO_LARGE, message).into_response()
         }
+        Ok(Err(error)) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+            tracing::error!(%error, task = target.task, "cannot store artifact");
+            (StatusCode::INSUFFICIENT_STORAGE, "disk full: the queue cannot store the artifact\n").into_response()
+        }
         Ok(Err(error)) if error.raw_os_error().is_some() || error.kind() == io::ErrorKind::ResourceBusy => {
             tracing::error!(%error, task = target.task, "cannot store artifact");
             (StatusCode::SERVICE_UNAVAILABLE, format!("cannot store the artifact: {error}; retry later\n"))
@@ -131,17 +135,25 @@ async fn receive(app: &QueueState, target: &ContentPath, body: Body) -> io::Resu
     if body.size_hint().lower() > bytes_max {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
-    let mut incoming = IncomingFile::create(&app.config.artifacts)?;
-    let content = StreamReader::new(body.into_data_stream().map_err(io::Error::other));
-    let length = tokio::io::copy(&mut content.take(bytes_max + 1), &mut incoming.file).await?;
-    if length > bytes_max {
-        return Err(io::ErrorKind::FileTooLarge.into());
+    let mut content = StreamReader::new(body.into_data_stream().map_err(io::Error::other)).take(bytes_max + 1);
+    let stored = async {
+        let mut incoming = IncomingFile::create(&app.config.artifacts)?;
+        let length = tokio::io::copy(&mut content, &mut incoming.file).await?;
+        if length > bytes_max {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        incoming.file.flush().await?;
+        if !may_store(app, target).await? {
+            return Ok(Stored::RunResolved);
+        }
+        incoming.commit(&target.file()).await.map(|()| Stored::Yes)
     }
-    incoming.file.flush().await?;
-    if !may_store(app, target).await? {
-        return Ok(Stored::RunResolved);
+    .await;
+    if stored.is_err() {
+        // A client reads the answer once all of its content is sent.
+        tokio::io::copy(&mut content, &mut tokio::io::sink()).await.ok();
     }
-    incoming.commit(&target.file()).await.map(|()| Stored::Yes)
+    stored
 }
 
 async fn handle_get(app: &QueueState, target: &ContentPath, content_type: String) -> Response {

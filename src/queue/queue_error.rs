@@ -25,6 +25,7 @@ pub(crate) enum QueueErrorCode {
     ResourceExpired,
     InputTooLarge,
     InternalServerError,
+    InsufficientStorage,
     ServiceUnavailable,
 }
 
@@ -41,6 +42,7 @@ impl QueueErrorCode {
             Self::ResourceExpired => StatusCode::GONE,
             Self::InputTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::InternalServerError => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::InsufficientStorage => StatusCode::INSUFFICIENT_STORAGE,
             Self::ServiceUnavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
     }

@@ -9,7 +9,7 @@ use journeyman::queue::{Config, Db, QueueClock, start};
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use super::client::{Api, slugid};
+use super::client::{Api, iso, slugid};
 use super::test_queue::{TestQueue, root_api, root_client};
 
 const DB: &str = "JOURNEYMAN_TEST_QUEUE_DB";
@@ -241,7 +241,11 @@ fn a1_outcomes_are_stored_while_the_disk_is_full() {
 }
 
 async fn fill_disk(folder: &Path) {
-    let server = TestQueue::with(|settings| settings.db = Db::File(folder.join("queue.db"))).await;
+    let server = TestQueue::with(|settings| {
+        settings.db = Db::File(folder.join("queue.db"));
+        settings.artifacts = folder.join("artifacts");
+    })
+    .await;
     let api = &server.api;
     for _ in 0..40 {
         api.create("p/w", json!({})).await;
@@ -252,19 +256,33 @@ async fn fill_disk(folder: &Path) {
     for claim in &claims {
         let run = format!("task/{}/runs/0", claim["status"]["taskId"].as_str().expect("an id"));
         let worker = api.with(&claim["credentials"]);
+        if std::ptr::eq(claim, &claims[0]) {
+            refuse_artifact(&worker, &run).await;
+        }
         worker.bare_post(&format!("{run}/reclaim")).await.expect(200);
         worker.bare_post(&format!("{run}/completed")).await.expect(200);
     }
     // More than the reserve holds.
     let large = api.definition("p/w", json!({"payload": {"x": "y".repeat(6 << 20)}}));
     let path = format!("task/{}", slugid());
-    let (code, line) = api.queue("PUT", &path, Some(&large)).await.refusal(500);
+    let (code, line) = api.queue("PUT", &path, Some(&large)).await.refusal(507);
     assert_eq!(
         (code.as_str(), line.as_str()),
-        ("InternalServerError", "disk full: the queue cannot write its database")
+        ("InsufficientStorage", "disk full: the queue cannot write its database")
     );
     std::fs::remove_file(folder.join("big")).expect("removed");
     api.queue("PUT", &path, Some(&large)).await.expect(200);
+}
+
+/// The client reads the reason, although its request is long.
+async fn refuse_artifact(worker: &Api, run: &str) {
+    let name =
+        json!({"storageType": "s3", "contentType": "text/plain", "expires": iso(worker.clock.unix_millis() + 600_000)});
+    let made = worker.post(&format!("{run}/artifacts/public%2Fx"), name).await.expect(200);
+    let url = made["putUrl"].as_str().expect("a URL");
+    let request = worker.http.put(url).header("content-type", "text/plain").body(vec![0; 32 << 20]);
+    let refused = worker.send(request).await;
+    assert_eq!((refused.status, refused.text.as_str()), (507, "disk full: the queue cannot store the artifact\n"));
 }
 
 #[tokio::test]

@@ -195,7 +195,7 @@ impl Writer {
 /// Callers may be told that the disk is full, and nothing else.
 fn write_error(error: &rusqlite::Error, incident: uuid::Uuid) -> QueueError {
     if error.sqlite_error_code() == Some(ErrorCode::DiskFull) {
-        return QueueError::new(QueueErrorCode::InternalServerError, "disk full: the queue cannot write its database");
+        return QueueError::new(QueueErrorCode::InsufficientStorage, "disk full: the queue cannot write its database");
     }
     QueueError::internal(&incident)
 }
