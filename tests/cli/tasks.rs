@@ -81,7 +81,7 @@ fn b14_a_log_is_found_under_each_usual_name() {
         assert_eq!((said.code, said.out.as_str()), (0, "hello\n"), "{artifacts:?}: {}", said.err);
     }
     let none = queue_with(&[("public/build.log", Some("another\n"))]).task(&["log", "fN1SbArXTPSVFNUvaOlinQ"]);
-    assert!(none.code == 1 && none.err.contains("has expired"), "{}", none.err);
+    assert!(none.code == 1 && none.err.contains("completed: no log is stored"), "{}", none.err);
 }
 
 #[test]

@@ -118,24 +118,16 @@ impl TaskStatus {
             return format!("{} is {} and has no such run, so there is no log", self.task, self.summary());
         };
         let reason = match found.state {
-            TaskState::Exception if found.reason.as_deref() == Some("canceled") => {
-                if found.started_at.is_none() {
-                    "it never started"
-                } else {
-                    "its worker did not store the log before"
-                }
-            }
+            TaskState::Exception if found.started_at.is_none() => "it never started",
+            TaskState::Exception if found.reason.as_deref() == Some("canceled") => "its log is not stored, or not yet",
             TaskState::Unscheduled | TaskState::Pending | TaskState::Running => {
                 "its log is stored at the end. --follow prints it as it grows, where the worker serves live logs; --wait waits for the \
                  end"
             }
-            TaskState::Completed | TaskState::Failed | TaskState::Exception | TaskState::Unknown => {
-                "it was never started, or its log has expired"
-            }
+            TaskState::Completed | TaskState::Failed | TaskState::Exception | TaskState::Unknown => "no log is stored",
         };
         let previous = found.number.checked_sub(1).map(|run| format!("; `--run {run}` shows the previous run"));
-        let earlier = previous.unwrap_or_default();
-        format!("{}/{} is {}: {reason}{earlier}", self.task, found.number, found.summary())
+        format!("{}/{} is {}: {reason}{}", self.task, found.number, found.summary(), previous.unwrap_or_default())
     }
 
     pub fn describe(&self) -> String {
@@ -193,6 +185,15 @@ mod tests {
         assert!(last.contains("abc/1") && last.contains("--wait") && last.contains("--run 0"), "{last}");
         assert!(status.missing_log_reason(Some(0)).contains("exception (claim-expired)"));
         assert!(status.missing_log_reason(Some(7)).contains("no such run"));
+    }
+
+    #[test]
+    fn a1_the_log_of_a_run_that_was_canceled_may_still_be_stored() {
+        let raw = serde_json::json!({ "taskId": "abc", "state": "exception", "runs": [
+            { "runId": 0, "state": "exception", "started": "2026-11-21T10:20:44.5Z", "reasonResolved": "canceled" },
+        ]});
+        let reason = TaskStatus::read(&raw).unwrap().missing_log_reason(None);
+        assert!(reason.contains("exception (canceled)") && reason.ends_with("or not yet"), "{reason}");
     }
 
     #[test]
