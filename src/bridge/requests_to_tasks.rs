@@ -186,7 +186,7 @@ async fn retry<T, F: Future<Output = Result<T, CallError>>>(
                 tracing::warn!(claim.run = %run, "retrying a request whose queue denies access: {}", error.message);
                 None
             }
-            Refusal::Stale => None,
+            Refusal::Full | Refusal::Stale => None,
             Refusal::Gone | Refusal::Rejected => return Err(error),
         };
         context.set_progress(&format!("retrying: {}", error.message));

@@ -95,7 +95,7 @@ impl QueueClient {
 
     pub fn call_failure(&self, refused: CallError) -> Failure {
         let exit = match refused.refusal {
-            Refusal::Retry { .. } | Refusal::Throttled { .. } => Exit::Unreachable,
+            Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Full => Exit::Unreachable,
             Refusal::Denied | Refusal::Stale => Exit::Denied,
             Refusal::Gone | Refusal::Rejected => Exit::Failed,
         };

@@ -272,7 +272,7 @@ impl Poller {
                 Duration::ZERO
             }
             Refusal::Denied => denied.wait(DENIED_RETRY, None, jitter),
-            Refusal::Retry { .. } | Refusal::Stale | Refusal::Gone | Refusal::Rejected => {
+            Refusal::Retry { .. } | Refusal::Full | Refusal::Stale | Refusal::Gone | Refusal::Rejected => {
                 self.poll_backoff.wait(POLL_RETRY, refusal.retry_after(), jitter)
             }
         };
@@ -287,7 +287,7 @@ impl Poller {
         let wait = match refusal {
             Refusal::Denied => Duration::ZERO,
             Refusal::Throttled { retry_after } => self.recovery_backoff.wait(DENIED_RETRY, retry_after, jitter),
-            Refusal::Retry { .. } | Refusal::Gone | Refusal::Rejected | Refusal::Stale => {
+            Refusal::Retry { .. } | Refusal::Full | Refusal::Gone | Refusal::Rejected | Refusal::Stale => {
                 self.recovery_backoff.wait(POLL_RETRY, refusal.retry_after(), jitter)
             }
         };

@@ -15,6 +15,8 @@ pub enum Refusal {
         /// How long the service asked us to wait.
         retry_after: Option<Duration>,
     },
+    /// The disk of the storage is full (507): as [`Refusal::Retry`], for a shorter time.
+    Full,
     /// Definite (404, 409): the claim or task is not ours, or no longer exists.
     Gone,
     /// Definite (400 and the like): the request is wrong and never succeeds.
@@ -30,7 +32,7 @@ impl Refusal {
     pub const fn retry_after(self) -> Option<Duration> {
         match self {
             Self::Retry { retry_after } | Self::Throttled { retry_after } => retry_after,
-            Self::Gone | Self::Rejected | Self::Denied | Self::Stale => None,
+            Self::Full | Self::Gone | Self::Rejected | Self::Denied | Self::Stale => None,
         }
     }
 }
@@ -62,6 +64,7 @@ impl core::fmt::Display for Refusal {
             Self::Retry { retry_after: Some(after) } => write!(out, "retry in {} s", after.as_secs()),
             Self::Throttled { retry_after: None } => out.write_str("throttled; retry"),
             Self::Throttled { retry_after: Some(after) } => write!(out, "throttled; retry in {} s", after.as_secs()),
+            Self::Full => out.write_str("disk full; retry"),
             Self::Gone => out.write_str("not our claim"),
             Self::Rejected => out.write_str("rejected; not retried"),
             Self::Denied => out.write_str("credentials rejected"),

@@ -87,6 +87,8 @@ pub const CONFIG_DEPTH_MAX: usize = 16;
 pub const UPLOADS_CONCURRENT_MAX: usize = 8;
 /// How long uploads of a task without a definite answer are retried; the lease is extended meanwhile.
 pub const UPLOAD_RETRY_MAX: Duration = Duration::from_secs(10 * 60);
+/// How long uploads are retried while the storage's disk is full: until other tasks have ended and their files are gone.
+pub const UPLOAD_FULL_RETRY_MAX: Duration = Duration::from_secs(60);
 /// How often an outage of the artifact storage is logged while it lasts.
 pub const STORAGE_WARNING_INTERVAL: Duration = Duration::from_secs(60);
 /// How long after a payload's termination grace its handler is dropped.

@@ -13,10 +13,10 @@ use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::handler::Context;
 use crate::handler::artifact::Optionality;
-use crate::handler::artifact_collector::{ArtifactCollector, CollectedArtifact};
+use crate::handler::artifact_collector::CollectedArtifact;
 use crate::handler::log::{self, FinishedLog, TaskLog};
 use crate::host::clock::{Clock, or_pending};
-use crate::limits::{UPLOAD_RETRY_MAX, UPLOADS_CONCURRENT_MAX};
+use crate::limits::{UPLOAD_FULL_RETRY_MAX, UPLOAD_RETRY_MAX, UPLOADS_CONCURRENT_MAX};
 use crate::source::{Artifact, ArtifactBody, CallError, Claim};
 
 use super::counters::WorkerCounters;
@@ -86,18 +86,17 @@ impl Uploader {
     async fn upload_artifacts(&self, context: &Context, retry_until: Instant) -> UploadStatus {
         let opened = context.clone();
         let opened = spawn_blocking(move || opened.artifacts().collect(opened.workdir())).await;
-        let mut items = match opened {
-            Ok(Ok(items)) => items,
-            Ok(Err(error)) => {
+        let mut items = match opened.map_err(std::io::Error::other).flatten() {
+            Ok(items) => items,
+            Err(error) => {
                 context.log().write_note(&format!("the task's folder cannot be opened for its artifacts: {error}"));
                 return UploadStatus::UploadFailed;
             }
-            Err(_) => return UploadStatus::UploadFailed,
         };
         let mut worst = UploadStatus::Complete;
         let mut uploads = JoinSet::new();
         loop {
-            let (rest, item) = match spawn_blocking(move || next_item(items)).await {
+            let (rest, item) = match spawn_blocking(move || items.next().map(|item| (items, item))).await {
                 Ok(Some((rest, item))) => (rest, item),
                 Ok(None) => break,
                 Err(_) => return UploadStatus::UploadFailed,
@@ -147,7 +146,7 @@ impl Uploader {
         }
     }
 
-    async fn upload(&self, artifact: &Artifact, context: &Context, retry_until: Instant) -> UploadStatus {
+    async fn upload(&self, artifact: &Artifact, context: &Context, mut retry_until: Instant) -> UploadStatus {
         let (mut backoff, mut jitter) = (Backoff::NEW, Jitter::seeded(self.seed));
         let (log, mut retried) = (context.log(), false);
         loop {
@@ -165,6 +164,9 @@ impl Uploader {
                 return self.fail(UploadStatus::ArtifactMissing, log, &sentence);
             }
             retried = true;
+            if refusal == Refusal::Full {
+                retry_until = retry_until.min(self.clock.now().plus(UPLOAD_FULL_RETRY_MAX));
+            }
             self.storage.on_failure(&self.source, &message, self.clock.now());
             context.set_progress(&format!("not stored yet, retrying: {message}"));
             if self.clock.now() >= retry_until {
@@ -204,6 +206,9 @@ impl Uploader {
                 ArtifactBody::Link { target: log::BACKING_NAME.to_owned(), content_type: log::CONTENT_TYPE.to_owned() };
             let live = Artifact { name: log::LIVE_NAME.to_owned(), expires: None, body: link };
             self.upload(&live, context, retry_until).await;
+        } else if let ArtifactBody::File { file, .. } = backing.body {
+            // The queue may need the space to store the outcome.
+            file.set_len(0).ok();
         }
     }
 }
@@ -232,11 +237,6 @@ async fn redact_if_log(artifact: Artifact, log: &TaskLog) -> Result<Artifact, St
         }
         Err(error) => Err(format!("artifact {} could not be stored without the secrets in it: {error}", artifact.name)),
     }
-}
-
-fn next_item(mut items: ArtifactCollector) -> Option<(ArtifactCollector, CollectedArtifact)> {
-    let item = items.next()?;
-    Some((items, item))
 }
 
 fn joined(upload: Option<Result<UploadStatus, tokio::task::JoinError>>) -> UploadStatus {

@@ -60,17 +60,16 @@ fn a_low_limit_of_open_files_is_reported_at_start() {
     }
 }
 
-#[test]
-fn a1_a_payload_that_fills_the_disk_of_queue_and_worker_is_reported_at_once() {
+/// `journeyman dev` with 24 MB for its queue and its worker; `None` where no tmpfs can be mounted.
+fn dev_on_small_disk(host: &Host) -> Option<Server> {
     let root = rustix::process::geteuid().is_root();
     let namespace: &[&str] = if root { &["--mount"] } else { &["--user", "--map-root-user", "--mount"] };
     let mount = "mount -t tmpfs -o size=24m none \"$TMPDIR\"";
     let trial = Command::new("unshare").args(namespace).args(["sh", "-c", mount]).env("TMPDIR", "/tmp").output();
     if !trial.as_ref().is_ok_and(|trial| trial.status.success()) {
         eprintln!("SKIPPED: no tmpfs can be mounted here: {trial:?}");
-        return;
+        return None;
     }
-    let host = Host::new();
     std::fs::create_dir(host.join("small")).expect("created");
     let mut dev = Command::new("unshare");
     dev.args(namespace).args(["sh", "-c", &format!("{mount} && exec \"$@\""), "sh"]);
@@ -80,6 +79,13 @@ fn a1_a_payload_that_fills_the_disk_of_queue_and_worker_is_reported_at_once() {
     dev.env("TMPDIR", host.join("small")).env("NO_COLOR", "1").env("JOURNEYMAN__HOST__MIN_FREE_DISK", "1KiB");
     let mut server = Server::start(&mut dev);
     server.prints("Ctrl-C");
+    Some(server)
+}
+
+#[test]
+fn a1_a_payload_that_fills_the_disk_of_queue_and_worker_is_reported_at_once() {
+    let host = Host::new();
+    let Some(server) = dev_on_small_disk(&host) else { return };
     let hog = host.create_script("echo started; dd if=/dev/zero of=big bs=1M count=100");
     let said = host.task(&["wait", &hog]);
     assert!(said.out.contains("failed"), "{said:?}");
@@ -87,6 +93,16 @@ fn a1_a_payload_that_fills_the_disk_of_queue_and_worker_is_reported_at_once() {
     assert!(log.contains("started") && log.contains("bytes of `host.task_disk`"), "{log}");
     let next = host.create(&["--", "/bin/true"]);
     assert_eq!(host.task(&["wait", &next]).code, 0);
+    server.quit();
+}
+
+#[test]
+fn a1_the_worker_says_that_the_disk_is_too_full_to_store_a_log() {
+    let host = Host::new();
+    let Some(mut server) = dev_on_small_disk(&host) else { return };
+    host.create_script("yes | head -c 25000000");
+    let line = server.logs("cannot store artifacts");
+    assert!(line.contains("storage responded with 507: disk full"), "{line}");
     server.quit();
 }
 

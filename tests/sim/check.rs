@@ -415,6 +415,7 @@ impl World {
                 | Refusal::Denied
                 | Refusal::Retry { .. }
                 | Refusal::Throttled { .. }
+                | Refusal::Full
                 | Refusal::Stale,
             ) => {}
         }
@@ -444,7 +445,7 @@ impl World {
                 state.definite.insert(track.run.clone());
                 track.told_gone = true;
             }
-            Err(Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Stale) => {}
+            Err(Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Full | Refusal::Stale) => {}
         }
     }
 

@@ -92,6 +92,19 @@ async fn storage_errors_are_classified() {
 }
 
 #[tokio::test]
+async fn a1_a_full_disk_is_told_apart_with_its_reason() {
+    let reason = "disk full: the queue cannot store the artifact";
+    let full = answer(507, "text/plain; charset=utf-8", format!("{reason}\n"));
+    let created = say(507, &json!({ "code": "InsufficientStorage", "message": reason }));
+    let (_gremlin, claim) = claimed(|url| vec![s3(url, "x"), full, created]).await;
+    for _ in 0..2 {
+        let refused = discreet(claim.upload(&artifact(file(b"x"))).await);
+        assert_eq!(refused.refusal, Refusal::Full);
+        assert!(refused.message.contains("507") && refused.message.contains(reason), "{refused}");
+    }
+}
+
+#[tokio::test]
 async fn an_upload_url_of_a_metadata_service_is_rejected() {
     let bad = say(200, &json!({ "putUrl": "http://169.254.169.254/latest", "contentType": "text/plain" }));
     let (_gremlin, claim) = claimed(|_| vec![bad]).await;

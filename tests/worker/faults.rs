@@ -35,6 +35,8 @@ pub enum Mood {
     FailsAndForbids,
     /// No artifact and no log is taken; everything else is well.
     StoresNothing,
+    /// As `StoresNothing`, because the disk is full.
+    Full,
     /// As `StoresNothing`, and no lease is extended.
     OnlyReports,
     /// No artifact and no log is taken, and that is definite.
@@ -72,6 +74,7 @@ fn unless_moody<'a, T: Send + 'a>(mood: &watch::Receiver<Mood>, answer: SourceFu
             Mood::Well
             | Mood::Quarantines
             | Mood::StoresNothing
+            | Mood::Full
             | Mood::RefusesFiles
             | Mood::DeletesNothing
             | Mood::OnlyReports
@@ -192,6 +195,9 @@ impl Claim for MoodyClaim {
     fn upload<'a>(&'a self, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
         if matches!(*self.mood.borrow(), Mood::StoresNothing | Mood::OnlyReports) {
             return Box::pin(async { Err(no_room()) });
+        }
+        if *self.mood.borrow() == Mood::Full {
+            return Box::pin(async { Err(CallError { refusal: Refusal::Full, message: "507: disk full".into() }) });
         }
         if *self.mood.borrow() == Mood::RefusesFiles {
             return Box::pin(async { Err(CallError { refusal: Refusal::Rejected, message: "too late".into() }) });
@@ -382,6 +388,28 @@ async fn a1_only_artifacts_and_the_log_stay_on_disk_while_they_wait_to_be_stored
     let run = Run { task, run: 0 };
     for name in ["public/file", "public/folder/a", "public/logs/live_backing.log"] {
         assert!(scene.queue.artifact(&run, name).is_some(), "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a1_a_full_disk_is_waited_for_a_minute_and_an_outage_for_ten() {
+    let unavailable = Outcome::Exception(ExceptionReason::ResourceUnavailable);
+    for (mood, what, state, seconds) in [
+        (Mood::Full, "say", COMPLETED, 60..120),
+        (Mood::Full, "leave", RunState::Resolved(RunEnd::Reported(unavailable)), 60..180),
+        (Mood::StoresNothing, "say", COMPLETED, 600..660),
+    ] {
+        let mut scene = Scene::new(mood);
+        let task = scene.create_that(json!({"do": what}));
+        let (control, began) = (scene.worker.control(), tokio::time::Instant::now());
+        let watch = async {
+            assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
+            control.drain().await;
+        };
+        runs(scene.worker, ExitReason::Drained, watch).await;
+        assert_eq!(scene.queue.states(&task), [state], "{mood:?} {what}");
+        let took = began.elapsed().as_secs();
+        assert!(seconds.contains(&took), "{mood:?} {what}: {took} s");
     }
 }
 

@@ -70,7 +70,7 @@ impl SourceChecks<'_> {
             match refused.refusal {
                 Refusal::Rejected => return self.task_queue_failed(refused),
                 Refusal::Retry { .. } | Refusal::Throttled { .. } => return service_failed("credentials", refused),
-                Refusal::Denied | Refusal::Gone | Refusal::Stale => {}
+                Refusal::Full | Refusal::Denied | Refusal::Gone | Refusal::Stale => {}
             }
             let fix = format!(
                 "check client id and access token of source.{}, and that the client has not expired",

@@ -328,18 +328,13 @@ async fn find_tasks(client: &QueueClient, list: ListArgs) -> ExitResult {
     };
     let found = all_pages(client, async |token| {
         let page = client.api.find_tasks(&search, token).await;
-        page.map_err(|refused| match refused.refusal {
-            Refusal::Gone => CallError {
-                message: "only the queue of journeyman lists resolved tasks; without --all, --state, --name and --since, the \
-                          pending and running tasks of one --queue are listed"
-                    .to_owned(),
-                ..refused
-            },
-            Refusal::Retry { .. }
-            | Refusal::Throttled { .. }
-            | Refusal::Rejected
-            | Refusal::Denied
-            | Refusal::Stale => refused,
+        page.map_err(|mut refused| {
+            if refused.refusal == Refusal::Gone {
+                "only the queue of journeyman lists resolved tasks; without --all, --state, --name and --since, the \
+                 pending and running tasks of one --queue are listed"
+                    .clone_into(&mut refused.message);
+            }
+            refused
         })
     })
     .await?;

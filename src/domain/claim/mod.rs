@@ -344,7 +344,7 @@ impl ClaimState {
             (CLAIM_ATTEMPTS_MAX, CLAIM_RETRY, ClaimEnd::NotGranted)
         };
         let passing = match refusal {
-            Refusal::Retry { .. } | Refusal::Stale => true,
+            Refusal::Retry { .. } | Refusal::Full | Refusal::Stale => true,
             Refusal::Throttled { .. } => self.is_recovered() || self.lease.is_some(),
             Refusal::Gone | Refusal::Rejected | Refusal::Denied => false,
         };

@@ -60,9 +60,7 @@ impl ClaimState {
         match answer {
             // Status checks are optional; the reclaim will tell.
             Err(Refusal::Denied | Refusal::Rejected) => self.status_check = StatusSchedule::Never,
-            Ok(_) | Err(Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Gone | Refusal::Stale) => {
-                self.schedule_status_check(now);
-            }
+            Ok(_) | Err(_) => self.schedule_status_check(now),
         }
         let known = answer.ok().flatten();
         match (self.stage, known) {

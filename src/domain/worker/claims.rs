@@ -212,7 +212,7 @@ impl Worker {
                 feed.poller.on_claim_refused(refusal, now, &mut self.jitter);
                 self.effects.push_back(Effect::Alert(Alert::Throttled { source }));
             }
-            Refusal::Retry { .. } | Refusal::Stale => {
+            Refusal::Retry { .. } | Refusal::Full | Refusal::Stale => {
                 let before = feed.poller.consecutive_claim_failures();
                 feed.poller.on_claim_refused(refusal, now, &mut self.jitter);
                 let consecutive = feed.poller.consecutive_claim_failures();

@@ -130,7 +130,7 @@ impl Worker {
             Refusal::Rejected if !feed.has_accepted_claim && !feed.has_polled => {
                 self.drain(ExitReason::Misconfigured, now)
             }
-            Refusal::Retry { .. } | Refusal::Gone | Refusal::Rejected | Refusal::Stale => {
+            Refusal::Retry { .. } | Refusal::Full | Refusal::Gone | Refusal::Rejected | Refusal::Stale => {
                 let consecutive = feed.poller.consecutive_failures();
                 self.alert_repeated_failures(source, consecutive);
             }

@@ -4,6 +4,7 @@
 //! do not interfere and nothing large is held in memory. Upload URLs are signed; a Hawk header would break them.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
@@ -19,8 +20,8 @@ use tokio_util::io::ReaderStream;
 
 use super::claim_calls::TaskclusterClaim;
 use super::credentials::Credentials;
-use super::error_response::{call_error, classify_status, retryable, sanitize, transport_error};
-use super::transport::{ApiRequest, encode_segment, read_error_response};
+use super::error_response::{call_error, classify_status, retryable, sanitize, summary_line, transport_error};
+use super::transport::{ApiRequest, ApiResponse, FailedCall, encode_segment, read_error_response};
 use super::wire::WireCredentials;
 use super::{ArtifactStorage, Dialect};
 use crate::domain::id::Run;
@@ -116,14 +117,14 @@ impl TaskclusterClaim {
         self.create_artifact(&upload, body).await.map(drop)
     }
 
-    async fn create_artifact(
-        &self,
-        upload: &Upload,
-        mut body: Value,
-    ) -> Result<super::transport::ApiResponse, CallError> {
+    async fn create_artifact(&self, upload: &Upload, mut body: Value) -> Result<ApiResponse, CallError> {
         body["expires"] = upload.expires.as_str().into();
         let call = ApiRequest::to_queue(upload.operation.clone(), Method::POST, upload.path.clone());
-        Ok(self.service.api.call(call.body(body).signed_by(&upload.credentials)).await?)
+        let answer = self.service.api.call(call.body(body).signed_by(&upload.credentials)).await;
+        answer.map_err(|FailedCall { status, error }| match status {
+            Some(507) => call_error(Refusal::Full, error.message),
+            _ => error,
+        })
     }
 
     async fn store_s3(&self, upload: &Upload, content: FileContent<'_>) -> Result<(), CallError> {
@@ -131,8 +132,7 @@ impl TaskclusterClaim {
         let answer: WireS3 = self.create_artifact(upload, body).await?.json()?;
         let content_type = answer.content_type.unwrap_or_else(|| content.content_type.to_owned());
         let headers = HashMap::from([("content-type".to_owned(), content_type)]);
-        self.put_content(upload, content, &answer.put_url, &headers).await?;
-        Ok(())
+        self.put_content(upload, content, &answer.put_url, &headers).await.map(drop)
     }
 
     async fn store_object(&self, upload: &Upload, content: FileContent<'_>) -> Result<(), CallError> {
@@ -165,14 +165,16 @@ impl TaskclusterClaim {
         let finish = json!({
             "projectId": project_id,
             "uploadId": upload_id,
-            "hashes": hashes.into_json(),
+            "hashes": {
+                "sha256": hex::encode(hashes.sha256.finalize()),
+                "sha512": hex::encode(hashes.sha512.finalize()),
+            },
         });
         self.service.api.call(call(Method::POST, "finish-upload", finish)).await?;
         let call = ApiRequest::to_queue(operation.clone(), Method::PUT, upload.path.clone())
             .body(json!({ "uploadId": upload_id }))
             .signed_by(&upload.credentials);
-        self.service.api.call(call).await?;
-        Ok(())
+        Ok(self.service.api.call(call).await.map(drop)?)
     }
 
     async fn put_content(
@@ -182,20 +184,16 @@ impl TaskclusterClaim {
         url: &str,
         headers: &HashMap<String, String>,
     ) -> Result<Hashes, CallError> {
-        let operation = &upload.operation;
-        let url = self
-            .service
-            .api
-            .address_policy()
-            .parse_url(url)
-            .map_err(|what| retryable(format!("{operation}: the upload URL {what}")))?;
+        let (api, operation) = (&self.service.api, &upload.operation);
+        let url = api.address_policy().parse_url(url);
+        let url = url.map_err(|what| retryable(format!("{operation}: the upload URL {what}")))?;
         let mut headers = HeaderMap::try_from(headers).map_err(|_| {
             let what = format!("{operation}: invalid upload header; is the content type valid?");
             call_error(Refusal::Rejected, what)
         })?;
         headers.insert(CONTENT_LENGTH, HeaderValue::from(content.bytes));
-        let request = self.service.api.http().put(url).headers(headers);
-        let timeout = transfer_timeout(content.bytes, self.service.api.timeouts().call);
+        let request = api.http().put(url).headers(headers);
+        let timeout = transfer_timeout(content.bytes, api.timeouts().call);
         let request = request.timeout(timeout);
         let (writer, reader) = tokio::io::duplex(ARTIFACT_CHUNK_BYTES);
         let stream = ReaderStream::with_capacity(reader, ARTIFACT_CHUNK_BYTES);
@@ -212,9 +210,15 @@ impl TaskclusterClaim {
             // Storage services also return 400 and 403 for slow or late uploads; a fresh URL may help.
             let refusal = match status {
                 405 | 408 | 411 | 413 | 415 | 429 => classify_status(status, answered.retry_after),
+                507 => Refusal::Full,
                 _ => Refusal::Retry { retry_after: answered.retry_after },
             };
-            return Err(call_error(refusal, format!("{operation}: storage responded with {status}")));
+            let mut what = format!("{operation}: storage responded with {status}");
+            // XML, the form of an object storage's errors, may repeat what was signed.
+            if answered.content_type.starts_with("text/plain") {
+                write!(what, ": {}", summary_line(&String::from_utf8_lossy(&answered.body))).ok();
+            }
+            return Err(call_error(refusal, what));
         }
         sent_hashes.ok_or_else(|| retryable(format!("{operation}: storage responded before the upload was complete")))
     }
@@ -251,12 +255,6 @@ fn transfer_timeout(bytes: u64, call: Duration) -> Duration {
 struct Hashes {
     sha256: Sha256,
     sha512: Sha512,
-}
-
-impl Hashes {
-    fn into_json(self) -> Value {
-        json!({ "sha256": hex::encode(self.sha256.finalize()), "sha512": hex::encode(self.sha512.finalize()) })
-    }
 }
 
 /// Fails if the file cannot be read; `None` if the connection was closed early, for which the response has the reason.

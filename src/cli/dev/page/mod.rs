@@ -74,7 +74,7 @@ impl From<CallError> for PageError {
         let status = match refused.refusal {
             Refusal::Gone => StatusCode::NOT_FOUND,
             Refusal::Rejected => StatusCode::BAD_REQUEST,
-            Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Denied | Refusal::Stale => {
+            Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Full | Refusal::Denied | Refusal::Stale => {
                 StatusCode::BAD_GATEWAY
             }
         };
