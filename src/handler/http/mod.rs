@@ -83,11 +83,14 @@ impl HttpInner {
         }
     }
 
-    /// Waits until the service is up again after it came up for the time `after`; `None` on timeout.
-    async fn wait_until_up(&self, after: Option<u64>, until: Instant) -> Option<u64> {
+    /// Waits until the service is up again after it came up for the time `after`; an error message on timeout.
+    async fn wait_until_up(&self, after: Option<u64>, until: Instant) -> Result<Option<u64>, String> {
         let mut up = self.up.subscribe();
-        let up = tokio::time::timeout_at(until, up.wait_for(|up| *up > after)).await;
-        *up.ok()?.ok()?
+        if let Ok(Ok(up)) = tokio::time::timeout_at(until, up.wait_for(|up| *up > after)).await {
+            return Ok(*up);
+        }
+        let seconds = self.config.startup_timeout.0.as_secs_f64();
+        Err(format!("the service {} was not available within {seconds} s", self.name))
     }
 
     /// Retries while no connection to the service can be made.
@@ -96,10 +99,8 @@ impl HttpInner {
         let up_deadline = Instant::now() + self.config.startup_timeout.0;
         let mut epoch = None;
         loop {
-            epoch = self.wait_until_up(epoch, up_deadline).await;
-            if epoch.is_none() {
-                return Err(ExecuteError::new(ExecuteFailure::ServiceDown, self.unavailable_message()));
-            }
+            let waiting = self.wait_until_up(epoch, up_deadline).await;
+            epoch = waiting.map_err(|message| ExecuteError::new(ExecuteFailure::ServiceDown, message))?;
             if request.is_expired() {
                 let message = format!("the request expired before the service {name} could take it");
                 return Err(ExecuteError::failed(message));
@@ -127,11 +128,6 @@ impl HttpInner {
                 }
             }
         }
-    }
-
-    fn unavailable_message(&self) -> String {
-        let seconds = self.config.startup_timeout.0.as_secs_f64();
-        format!("the service {} was not available within {seconds} s", self.name)
     }
 }
 
@@ -168,10 +164,9 @@ impl PayloadHandler for Http {
         if self.inner.up.borrow().is_none() {
             context.set_progress("waiting for the service");
         }
-        match self.inner.wait_until_up(None, up_deadline).await {
-            Some(_) => Ok(AddressedRequest { url, request, deadline }),
-            None => Err(PrepareError::new(PrepareFailure::ServiceDown, self.inner.unavailable_message())),
-        }
+        let waiting = self.inner.wait_until_up(None, up_deadline).await;
+        waiting.map_err(|message| PrepareError::new(PrepareFailure::ServiceDown, message))?;
+        Ok(AddressedRequest { url, request, deadline })
     }
 
     async fn execute(&self, request: AddressedRequest, context: &Context) -> Result<(), ExecuteError> {

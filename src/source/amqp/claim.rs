@@ -330,18 +330,12 @@ impl Drop for RequestClaim {
 
 /// A request that a handler runs.
 pub(super) struct GrantedRequest {
-    claim: Arc<RequestClaim>,
+    pub(super) claim: Arc<RequestClaim>,
     /// What a report has begun and the next one continues.
-    settlement: Mutex<Option<Settlement>>,
+    pub(super) settlement: Mutex<Option<Settlement>>,
 }
 
 type Settlement = (Outcome, SourceFuture<'static, ()>);
-
-impl GrantedRequest {
-    pub(super) fn new(claim: Arc<RequestClaim>) -> Self {
-        Self { claim, settlement: Mutex::default() }
-    }
-}
 
 impl Claim for GrantedRequest {
     fn run(&self) -> &Run {

@@ -23,8 +23,8 @@ pub(super) const ATTEMPTS_HEADER: &str = "x-journeyman-attempts";
 const REDELIVERED_HEADER: &str = "x-journeyman-redelivered";
 /// The delivery count of a quorum queue.
 const DELIVERY_COUNT_HEADER: &str = "x-delivery-count";
-/// Headers by which the broker would route a copy to other queues too.
-const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
+/// Headers that a copy does not keep. By the first two the broker would route it to other queues too.
+const DROPPED_HEADERS: [&str; 4] = ["CC", "BCC", DELIVERY_COUNT_HEADER, REDELIVERED_HEADER];
 
 /// What a handler gets of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,9 +80,7 @@ pub(super) fn copy_properties(properties: &BasicProperties, attempts: u32) -> Ba
     let original = properties.headers().clone().unwrap_or_default();
     let mut headers = FieldTable::default();
     for (name, value) in original.inner() {
-        if !ROUTING_HEADERS.contains(&name.as_str())
-            && ![DELIVERY_COUNT_HEADER, REDELIVERED_HEADER].contains(&name.as_str())
-        {
+        if !DROPPED_HEADERS.contains(&name.as_str()) {
             headers.insert(name.clone(), value.clone());
         }
     }

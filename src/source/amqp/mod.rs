@@ -278,7 +278,7 @@ impl AmqpSourceInner {
         let lease = consumer_timeout.map_or(AMQP_LEASE, |timeout| timeout.saturating_sub(held).min(AMQP_LEASE));
         let (run, results) = (claim.run.clone(), Some(claim.results()));
         let task = claim.definition();
-        let claim = Arc::new(GrantedRequest::new(claim));
+        let claim = Arc::new(GrantedRequest { claim, settlement: Default::default() });
         // A release puts the request back into its queue.
         let terms = RunTerms { deadline: None, retries_left: Some(u32::MAX) };
         Grant { run, expires_at: now.plus(lease), terms, queued_for: None, task, payload_error: None, claim, results }

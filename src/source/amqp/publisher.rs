@@ -69,9 +69,8 @@ impl Publisher {
         properties: BasicProperties,
         body: &[u8],
     ) -> Result<(), PublishError> {
-        let confirm =
-            self.open_channel().await?.basic_publish("".into(), queue, NOT_MANDATORY, body, properties).await?;
-        await_confirm(confirm).await
+        let channel = self.open_channel().await?;
+        await_confirm(channel.basic_publish("".into(), queue, NOT_MANDATORY, body, properties).await?).await
     }
 
     /// Publishes on a channel of its own, so that a return is that of this message.
