@@ -5,7 +5,7 @@
 //! header of a copy that replaces the message before each further attempt.
 //!
 //! Every request that a lost worker held is redelivered, so the count alone does not tell the cause from its victims.
-//! A request that was redelivered therefore starts alone.
+//! A request that was redelivered therefore starts alone. So does one whose service closed the connection.
 
 use core::num::NonZeroU32;
 
@@ -16,7 +16,7 @@ pub struct DeliveryHistory {
     /// `x-delivery-count`, or the publisher's forgery of it.
     pub broker_count: Option<u32>,
     pub kind: DeliveryKind,
-    /// Of the message that this one is a copy of, by our own header.
+    /// Of the message that this one is a copy of, by our own header. A request whose service ended counts as redelivered.
     pub original: DeliveryKind,
 }
 
@@ -60,7 +60,7 @@ pub enum Isolation {
 }
 
 impl DeliveryHistory {
-    /// Whether it may have ended a worker. A request whose handler asked for another attempt has not.
+    /// Whether it may have ended a worker or its service. A request whose handler asked for another attempt has not.
     pub const fn is_suspect(self) -> bool {
         matches!((self.kind, self.original), (DeliveryKind::Redelivered, _) | (_, DeliveryKind::Redelivered))
     }

@@ -85,6 +85,7 @@ struct ResultsInner {
     partial: Box<dyn PartialReplySink>,
     limits: ReplyLimits,
     not_started: AtomicBool,
+    suspect: AtomicBool,
 }
 
 impl std::fmt::Debug for Results {
@@ -124,6 +125,7 @@ impl Results {
                 partial: Box::new(partial),
                 limits,
                 not_started: AtomicBool::new(false),
+                suspect: AtomicBool::new(false),
             }),
         }
     }
@@ -170,6 +172,16 @@ impl Results {
     /// Whether [`Results::mark_not_started`] was called.
     pub fn is_not_started(&self) -> bool {
         self.inner.not_started.load(Ordering::Relaxed)
+    }
+
+    /// The service closed the connection, perhaps because of this request; its next attempt starts alone.
+    pub fn mark_suspect(&self) {
+        self.inner.suspect.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`Results::mark_suspect`] was called.
+    pub fn is_suspect(&self) -> bool {
+        self.inner.suspect.load(Ordering::Relaxed)
     }
 
     /// Why there is no successful reply.

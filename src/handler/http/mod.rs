@@ -117,6 +117,9 @@ impl HttpInner {
                     // The retry waits until the service is healthy again.
                     if error.reason == ExecuteFailure::Intermittent {
                         self.unreachable.notify_one();
+                        if let Some(results) = context.results() {
+                            results.mark_suspect();
+                        }
                     }
                     return Err(error);
                 }

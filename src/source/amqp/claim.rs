@@ -236,7 +236,8 @@ impl RequestClaim {
         let held = self.source.clock.now().since(self.delivered_at);
         let mut properties = delivery::republish_properties(&self.message.delivery.properties, attempts, held);
         let is_asked_for = attempts > self.run.run;
-        if !is_asked_for && delivery::attempt_history(&self.message.delivery).is_suspect() {
+        let was_suspect = delivery::attempt_history(&self.message.delivery).is_suspect();
+        if self.results.is_suspect() || (!is_asked_for && was_suspect) {
             properties = delivery::mark_redelivered(properties);
         }
         let queue = self.session.queue.clone();

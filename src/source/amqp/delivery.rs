@@ -19,7 +19,7 @@ use crate::task::{Request, RequestMessage};
 
 /// Attempts before this delivery.
 pub(super) const ATTEMPTS_HEADER: &str = "x-journeyman-attempts";
-/// Set on the copy of a request that was redelivered.
+/// Set on the copy of a request that was redelivered, or whose service closed the connection.
 const REDELIVERED_HEADER: &str = "x-journeyman-redelivered";
 /// The delivery count of a quorum queue.
 const DELIVERY_COUNT_HEADER: &str = "x-delivery-count";
@@ -68,7 +68,7 @@ pub(super) fn republish_properties(properties: &BasicProperties, attempts: u32, 
     }
 }
 
-/// Records in a copy that the original was redelivered.
+/// Records in a copy that the original may have ended its worker or its service.
 pub(super) fn mark_redelivered(copy: BasicProperties) -> BasicProperties {
     let mut headers = copy.headers().clone().unwrap_or_default();
     headers.insert(REDELIVERED_HEADER.into(), AMQPValue::Boolean(true));

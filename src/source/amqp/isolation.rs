@@ -1,4 +1,5 @@
-//! Starts redelivered requests one at a time, with nothing else in the worker's hands that a lost connection would redeliver too.
+//! Starts requests one at a time that may have ended a worker or its service, with nothing else in the worker's hands that would be
+//! tried again too.
 
 use std::sync::{Arc, Weak};
 
@@ -10,7 +11,7 @@ use crate::domain::delivery_attempts::Isolation;
 use crate::limits::{AMQP_CHANNEL_CHECK_INTERVAL, AMQP_ISOLATION_AT_FIRST};
 use crate::source::Grant;
 
-/// The redelivered request that this worker has taken, one at most.
+/// The request to start alone that this worker has taken, one at most.
 #[derive(Default)]
 pub(super) enum IsolatedRequest {
     #[default]
@@ -26,7 +27,7 @@ pub(super) enum IsolatedRequest {
 impl AmqpSourceInner {
     /// Stops consuming; the request starts with a later [`Self::next_isolated`].
     pub(super) fn isolate(&self, claim: Arc<RequestClaim>, isolation: Isolation) {
-        tracing::info!(claim.run = %claim.run, "a request was delivered to {} workers before: it starts alone", claim.run.run);
+        tracing::info!(claim.run = %claim.run, "a request was tried {} times before: it starts alone", claim.run.run);
         claim.session.retire();
         *self.isolated.lock() = IsolatedRequest::Waiting { claim, isolation };
     }
